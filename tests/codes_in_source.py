@@ -1,7 +1,8 @@
-"""Every code that an error or a finding of the source can have, read from the source itself: what the page of failures must list.
+"""Every code that an error or a finding of the source can have, read from the source itself: what the page of failures
+must list.
 
-A code is the argument `code` of PlacementError or Finding. Where that is a parameter of a function, or a field of a class, whoever gives that
-parameter gives the code, and is looked for in turn.
+A code is the argument `code` of PlacementError or Finding. Where that is a parameter of a function, or a field of a
+class, whoever gives that parameter gives the code, and is looked for in turn.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ _CODE = re.compile(r"[a-z]+(_[a-z0-9]+)+")
 
 @dataclass(frozen=True)
 class Giver:
-    """A function or class that takes a code: its `position` among the arguments and its keyword. `module`: the only file that can call it, if so."""
+    """A function or class that takes a code: its `position` among the arguments and its keyword. `module`: the only
+    file that can call it, if so.
+    """
 
     name: str
     position: int
@@ -86,7 +89,9 @@ def _look_for(giver: Giver, module: str, tree: ast.Module, found: Found) -> Iter
 
 
 def _one(part: ast.expr, module: str, around: tuple[ast.AST, ...], found: Found) -> Iterator[Giver]:
-    """A constant is a code; a name may be a parameter; an attribute of self a field; any other attribute hands on a code that has been given."""
+    """A constant is a code; a name may be a parameter; an attribute of self a field; any other attribute hands on a
+    code that has been given.
+    """
     if isinstance(part, ast.Constant):
         if isinstance(part.value, str) and _CODE.fullmatch(part.value):
             found.codes.add(part.value)

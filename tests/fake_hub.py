@@ -1,4 +1,6 @@
-"""A hub on loopback that answers what huggingface_hub asks: descriptions, listings, files by range. It counts the bytes of weights that left."""
+"""A hub on loopback that answers what huggingface_hub asks: descriptions, listings, files by range. It counts the bytes
+of weights that left.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ class FakeFile:
 
 @dataclass
 class FakeHub:
-    """`gguf`: of each repository. `gated`: repositories whose files nobody may have. `breaks`: answers of weights that end in the middle."""
+    """`gguf`: of each repository. `gated`: repositories whose files nobody may have. `breaks`: answers of weights that
+    end in the middle.
+    """
 
     repositories: dict[str, dict[str, FakeFile]]
     gguf: dict[str, dict[str, Any]] = field(default_factory=dict)

@@ -13,7 +13,9 @@ from homenode.host.topology.nodes import tells_place
 
 @dataclass(frozen=True)
 class Shape:
-    """One NUMA node. `l3`: cores that share a last-level cache, 0 where the kernel does not tell. `capacities`: of its cores, in turn."""
+    """One NUMA node. `l3`: cores that share a last-level cache, 0 where the kernel does not tell. `capacities`: of its
+    cores, in turn.
+    """
 
     id: int
     cores: int
@@ -39,7 +41,8 @@ def host_of(
     isolated: Sequence[int] = (),
     numa_balancing: bool = False,
 ) -> Host:
-    """`near`: nodes by device, none for an unknown place. `siblings_apart`: threads of a core are numbered as x86 does it, a whole round apart.
+    """`near`: nodes by device, none for an unknown place. `siblings_apart`: threads of a core are numbered as x86 does
+    it, a whole round apart.
 
     Distances are 10 on a node, 12 within a socket, 20 beyond, unless given by (lower id, higher id).
     """

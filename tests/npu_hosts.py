@@ -16,7 +16,9 @@ _NAMES = {"A2": "910B2", "A3": "Ascend910", "310P": "310P3", "950": "Ascend950PR
 
 @dataclass(frozen=True)
 class Chip:
-    """One row of the map. `affinity`: the CPU list of its row in the topology matrix; empty: the matrix has no such column or row."""
+    """One row of the map. `affinity`: the CPU list of its row in the topology matrix; empty: the matrix has no such
+    column or row.
+    """
 
     npu: int
     chip: int
@@ -49,7 +51,9 @@ def npu_host(
     offline: str = "",
     commands: Mapping[str, str | CommandResult] | None = None,
 ) -> Host:
-    """The host that `read_host` makes of these texts. `nodes`: CPU list by node id. `commands` stand in for what would be written here."""
+    """The host that `read_host` makes of these texts. `nodes`: CPU list by node id. `commands` stand in for what would
+    be written here.
+    """
     texts = {
         "npu-smi info -m": map_text(style, chips),
         "npu-smi info": process_text(style, chips),
@@ -62,10 +66,15 @@ def npu_host(
 
 
 def kernel_files(nodes: Mapping[int, str], allowed: str | None, more_online: str, offline: str) -> dict[str, str]:
-    """The files of /proc and /sys that placement needs; every CPU is a core of its own. The last two name CPUs that are in no node's list."""
+    """The files of /proc and /sys that placement needs; every CPU is a core of its own. The last two name CPUs that are
+    in no node's list.
+    """
     online = sorted(cpu for text in (*nodes.values(), more_online) for cpu in parse_cpu_list(text))
     files = {
-        "/proc/self/status": f"Name:\tpython3\nCpus_allowed_list:\t{allowed or format_cpu_list(online)}\nMems_allowed_list:\t{format_cpu_list(nodes)}\n",
+        "/proc/self/status": (
+            f"Name:\tpython3\nCpus_allowed_list:\t{allowed or format_cpu_list(online)}\n"
+            f"Mems_allowed_list:\t{format_cpu_list(nodes)}\n"
+        ),
         "/sys/devices/system/cpu/online": format_cpu_list(online) + "\n",
         "/sys/devices/system/cpu/possible": format_cpu_list([*online, *parse_cpu_list(offline)]) + "\n",
     }
@@ -89,7 +98,8 @@ def map_text(style: str, chips: Sequence[Chip]) -> str:
     rows = [head]
     for at, chip in enumerate(chips):
         known = {
-            "NPU ID": chip.npu, "Slot ID": chip.npu + 1, "Chip ID": chip.chip, "Chip Logic ID": chip.logic, "Chip Phy-ID": chip.logic,
+            "NPU ID": chip.npu, "Slot ID": chip.npu + 1, "Chip ID": chip.chip, "Chip Logic ID": chip.logic,
+            "Chip Phy-ID": chip.logic,
             "Chip Name": _NAMES[style],
         }  # fmt: skip
         rows.append([str(known[name]) for name in head])

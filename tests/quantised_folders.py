@@ -1,4 +1,5 @@
-"""Makers of folders whose matrices are quantised as GPTQ, AWQ, llm-compressor and makers of 8-bit floats store them: bit by bit, by the formats' definitions.
+"""Makers of folders whose matrices are quantised as GPTQ, AWQ, llm-compressor and makers of 8-bit floats store them:
+bit by bit, by the formats' definitions.
 
 Every matrix comes with the float32 values it stands for.
 """
@@ -42,7 +43,8 @@ class Form:
         if self.method == "gptq":
             form = {"checkpoint_format": self.version} if self.version else {}
             return {
-                "quant_method": "gptq", "bits": self.bits, "group_size": self.group, "sym": self.symmetric, "desc_act": self.shuffled, "damp_percent": 0.1,
+                "quant_method": "gptq", "bits": self.bits, "group_size": self.group, "sym": self.symmetric,
+                "desc_act": self.shuffled, "damp_percent": 0.1,
             } | form  # fmt: skip
         if self.method == "awq":
             return {"quant_method": "awq", "bits": 4, "group_size": self.group, "zero_point": True, "version": "gemm"}
@@ -57,12 +59,14 @@ class Form:
                 "kv_cache_scheme": None,
             }
         weights = {
-            "num_bits": self.bits, "type": "float" if "fp4" in self.version else "int", "symmetric": self.symmetric, "strategy": "channel" if self.group < 0 else "group",
+            "num_bits": self.bits, "type": "float" if "fp4" in self.version else "int", "symmetric": self.symmetric,
+            "strategy": "channel" if self.group < 0 else "group",
             "group_size": None if self.group < 0 else self.group, "block_structure": None, "actorder": None,
         }  # fmt: skip
         group = {"targets": ["Linear"], "weights": weights, "input_activations": None}
         return {
-            "quant_method": "compressed-tensors", "format": self.version, "ignore": ["lm_head"], "config_groups": {"group_0": group},
+            "quant_method": "compressed-tensors", "format": self.version, "ignore": ["lm_head"],
+            "config_groups": {"group_0": group},
             "kv_cache_scheme": None, "quantization_status": "compressed",
         }  # fmt: skip
 
@@ -126,7 +130,9 @@ def quantised(form: Form, name: str, values: Array, seed: int = 0) -> tuple[Stor
 
 
 def words(codes: Array, bits: int) -> Array:
-    """Codes [n, codes] as 32-bit words [n, words], the first code in the lowest bits, the last word filled up with zeros."""
+    """Codes [n, codes] as 32-bit words [n, words], the first code in the lowest bits, the last word filled up with
+    zeros.
+    """
     lines = []
     for row in codes:
         whole = sum(int(code) << (bits * i) for i, code in enumerate(row))
@@ -242,7 +248,9 @@ def is_quantised(name: str) -> bool:
 
 
 def write_quantised(folder: Path, form: Form, architecture: str = "llama", **changes: Any) -> dict[str, Array]:
-    """A folder of a random toy model with these matrices; returns the values they stand for, by name, and those of all other tensors."""
+    """A folder of a random toy model with these matrices; returns the values they stand for, by name, and those of all
+    other tensors.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     config = toy_config(architecture, **changes)
     tensors: Stored = {}

@@ -7,10 +7,14 @@ from collections.abc import Callable
 from typing import Any
 
 Schema = Any
-KEYS = ["name", "Ort", "größe", "名前", "x-y", "a b", 'say "x"', "n", "type", "enum", "items", "properties", "$ref", "a/b~c", "e\\f", "🦊"]  # fmt: skip
-PATTERNS = ["^[a-f]{2,4}$", "^[A-Z]{2}-[0-9]{1,3}$", "^(red|green|blue)$", "^v[0-9]{1,2}\\.[0-9]$", "^[a-z]{1,6}@[a-z]{2,5}\\.org$", "^\\+?[0-9]{3,5}$", "^[äöüß]{1,3}$", "^(ab|cd){1,3}x?$", "[0-9]", "^x", "y$", "^\\d+$", "^$"]  # fmt: skip
+KEYS = ["name", "Ort", "größe", "名前", "x-y", "a b", 'say "x"', "n", "type", "enum", "items", "properties", "$ref",
+    "a/b~c", "e\\f", "🦊"]  # fmt: skip
+PATTERNS = ["^[a-f]{2,4}$", "^[A-Z]{2}-[0-9]{1,3}$", "^(red|green|blue)$", "^v[0-9]{1,2}\\.[0-9]$",
+    "^[a-z]{1,6}@[a-z]{2,5}\\.org$", "^\\+?[0-9]{3,5}$", "^[äöüß]{1,3}$", "^(ab|cd){1,3}x?$", "[0-9]", "^x", "y$",
+    "^\\d+$", "^$"]  # fmt: skip
 FORMATS = ["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"]
-VALUES: list[Any] = ["low", "größer", "", 'a"b', "日本", "back\\slash", "\n\t", 0, -7, 2.5, 1e-3, 10**6, 10**15, True, False, None, [], [1, "a"], {"k": 1}, {}, {"a": {"b": [None]}}]  # fmt: skip
+VALUES: list[Any] = ["low", "größer", "", 'a"b', "日本", "back\\slash", "\n\t", 0, -7, 2.5, 1e-3, 10**6, 10**15, True,
+    False, None, [], [1, "a"], {"k": 1}, {}, {"a": {"b": [None]}}]  # fmt: skip
 DEFINITIONS = ["point", "size", "tree"]
 
 
@@ -36,7 +40,8 @@ class SchemaMaker:
         """One with something that is not kept, is contradictory, or goes deep, somewhere within an object."""
         rng = self._rng
         part = rng.choice(_HARD)(self)
-        around = rng.choice([lambda p: p, lambda p: {"type": "array", "items": p, "minItems": 1, "maxItems": 2}, lambda p: {"anyOf": [p, {"type": "null"}]}])  # fmt: skip
+        around = rng.choice([lambda p: p, lambda p: {"type": "array", "items": p, "minItems": 1, "maxItems": 2},
+            lambda p: {"anyOf": [p, {"type": "null"}]}])  # fmt: skip
         schema = _closed(order=_closed(zeppelin=around(part)))
         return {
             **schema,
@@ -44,7 +49,8 @@ class SchemaMaker:
         }
 
     def _part(self, depth: int) -> Schema:
-        deep = [self._object, self._array, self._tuple, self._any_of, self._one_of, self._all_of, self._reference, self._patterned]  # fmt: skip
+        deep = [self._object, self._array, self._tuple, self._any_of, self._one_of, self._all_of, self._reference,
+            self._patterned]  # fmt: skip
         return self._rng.choice(deep)(depth - 1) if depth > 0 and self._rng.random() < 0.55 else self._simple()
 
     def _simple(self) -> Schema:
@@ -131,7 +137,8 @@ class SchemaMaker:
 
     def _one_of(self, depth: int) -> Schema:
         tags = self._rng.sample(["a", "b", 1, 2, None, True, "ß"], self._rng.randint(2, 4))
-        return {"oneOf": [{"const": tag} if self._rng.random() < 0.6 else _closed(tag={"const": tag}, n=self._part(depth)) for tag in tags]}  # fmt: skip
+        return {"oneOf": [{"const": tag} if self._rng.random() < 0.6
+            else _closed(tag={"const": tag}, n=self._part(depth)) for tag in tags]}  # fmt: skip
 
     def _all_of(self, depth: int) -> Schema:
         rng = self._rng
@@ -161,7 +168,8 @@ class SchemaMaker:
         return schema if self._rng.random() < 0.5 else {**schema, "else": self._simple()}
 
     def _remote(self) -> Schema:
-        return {"$ref": self._rng.choice(["https://example.org/a.json", "other.json#/$defs/a", "#/$defs/nobody", "#nobody", "urn:x:y"])}  # fmt: skip
+        return {"$ref": self._rng.choice(["https://example.org/a.json", "other.json#/$defs/a", "#/$defs/nobody",
+            "#nobody", "urn:x:y"])}  # fmt: skip
 
     def _overlapping(self) -> Schema:
         patterns = {"^a": self._simple(), self._rng.choice(["b$", "^ab", "a"]): self._simple()}
@@ -191,7 +199,8 @@ class SchemaMaker:
     def _deep(self) -> Schema:
         part, levels = self._simple(), self._rng.choice([20, 60, 200])
         wrap: Callable[[Schema], Schema] = self._rng.choice(
-            [lambda p: _closed(a=p), lambda p: {"type": "array", "items": p, "minItems": 1, "maxItems": 1}, lambda p: {"anyOf": [p]}]
+            [lambda p: _closed(a=p), lambda p: {"type": "array", "items": p, "minItems": 1, "maxItems": 1},
+                lambda p: {"anyOf": [p]}]
         )  # fmt: skip
         for _ in range(levels):
             part = wrap(part)
@@ -200,7 +209,8 @@ class SchemaMaker:
     def _unkept(self) -> Schema:
         word, value = self._rng.choice(
             [
-                ("uniqueItems", True), ("contains", {"const": 1}), ("minContains", 2), ("propertyNames", {"maxLength": 2}),
+                ("uniqueItems", True), ("contains", {"const": 1}), ("minContains", 2),
+                ("propertyNames", {"maxLength": 2}),
                 ("dependentRequired", {"a": ["b"]}), ("dependentSchemas", {"a": {}}), ("unevaluatedProperties", False),
                 ("unevaluatedItems", False), ("$dynamicRef", "#x"), ("dependencies", {"a": ["b"]}),
             ]

@@ -29,5 +29,7 @@ def recorded_host(name: str) -> Host:
 
 @cache
 def opinions() -> dict[str, dict[str, Any]]:
-    """By host: `cpus`, `cores`, `sockets`, `l3`, `nodes`, `node_cpus`, `distances`. Sets of CPUs are lists, several with bars between."""
+    """By host: `cpus`, `cores`, `sockets`, `l3`, `nodes`, `node_cpus`, `distances`. Sets of CPUs are lists, several
+    with bars between.
+    """
     return dict(json.loads((HOSTS / "expected.json").read_text(encoding="utf-8")))

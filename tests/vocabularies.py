@@ -65,7 +65,8 @@ def write_folder(folder: Path, special: Special = (), added: Sequence[str] | Non
     names = [name for name, _ in special]
     listed = [
         {
-            "id": 256 + names.index(name), "content": name, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
+            "id": 256 + names.index(name), "content": name, "single_word": False, "lstrip": False, "rstrip": False,
+            "normalized": False,
             "special": dict(special)[name] == CONTROL,
         }
         for name in (names if added is None else added)
@@ -76,7 +77,8 @@ def write_folder(folder: Path, special: Special = (), added: Sequence[str] | Non
         "post_processor": files.pop("post_processor", None),
         "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
         "model": {
-            "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None, "end_of_word_suffix": None,
+            "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
             "fuse_unk": False, "byte_fallback": False, "ignore_merges": False, "merges": [],
             "vocab": {name: i for i, name in enumerate([*LETTERS, *files.pop("vocabulary", names)])},
         },

@@ -1,10 +1,12 @@
-"""Measure homenode under every --numa policy on a machine with several NUMA nodes, and gather all of it in one JSON file to send back.
+"""Measure homenode under every --numa policy on a machine with several NUMA nodes, and gather all of it in one JSON
+file to send back.
 
     python tools/measure_numa.py --model MODEL --out numa.json [--policies shard,mirror,local] [--rounds 3] [--batch 1,8] [...]
 
-It records the machine without anything private, measures its nodes, asks for the layout and the prediction of each policy, and then lets the
-policies take turns, several rounds over, so that what changes with time (clock rates, other programs) changes for all of them. The file is
-written anew after every run: what is there when it is interrupted is kept. On a machine with one node it runs too, and says that every policy is local.
+It records the machine without anything private, measures its nodes, asks for the layout and the prediction of each
+policy, and then lets the policies take turns, several rounds over, so that what changes with time (clock rates, other
+programs) changes for all of them. The file is written anew after every run: what is there when it is interrupted is
+kept. On a machine with one node it runs too, and says that every policy is local.
 """
 
 from __future__ import annotations
@@ -92,13 +94,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def turns(policies: Sequence[str], rounds: int) -> list[tuple[int, str]]:
-    """Which policy runs when: every round has each once, and begins with another one, so that none is always the first after a pause."""
+    """Which policy runs when: every round has each once, and begins with another one, so that none is always the first
+    after a pause.
+    """
     order = [list(policies[at % len(policies) :]) + list(policies[: at % len(policies)]) for at in range(rounds)]
     return [(number, policy) for number, names in enumerate(order) for policy in names]
 
 
 def prepare(record: Record, folder: Path) -> None:
-    """The machine, its nodes, and what is planned and predicted for each policy. What cannot be had is told in its place."""
+    """The machine, its nodes, and what is planned and predicted for each policy. What cannot be had is told in its
+    place.
+    """
     recording, nodes = folder / "host.json", folder / "nodes.json"
     said = _call(record.wishes, ["host", "record", str(recording)])
     record.host = _kept(recording, said)

@@ -1,5 +1,6 @@
-"""The tables in docs/models.md of what people run, and whether it loads; `tools.models_table` writes them. The lists are
-in docs/model-lists.json, a model each line: its name, its class in a folder, and `general.architecture` in GGUF files.
+"""The tables in docs/models.md of what people run, and whether it loads; `tools.models_table` writes them. The lists
+are in docs/model-lists.json, a model each line: its name, its class in a folder, and `general.architecture` in GGUF
+files.
 """
 
 from __future__ import annotations
@@ -59,4 +60,7 @@ def _lines(title: str, models: list[ListedModel]) -> Iterator[str]:
 
     for (class_name, gguf), alike in groupby(sorted(models, key=kind), key=kind):
         same = list(alike)
-        yield f"| {', '.join(model.name for model in same)} | {class_name} | {gguf} | {'yes' if same[0].loads else 'no'} |"
+        yield (
+            f"| {', '.join(model.name for model in same)} | {class_name} | {gguf} | "
+            f"{'yes' if same[0].loads else 'no'} |"
+        )

@@ -148,7 +148,9 @@ NOTES: Mapping[str, str] = {
     "minimax_m3": "an indexer chooses blocks of tokens for each KV head",
     "minicpm": "MiniCPM 1, 2, 4 and 4.1, attending to the whole context",
     "muse_glimmer": "layers with a window have a rope, the others have none; attention with a gate",
-    "phi3": "longrope: the factors for long contexts where `--max-model-len` is above the original length, else the others",
+    "phi3": (
+        "longrope: the factors for long contexts where `--max-model-len` is above the original length, else the others"
+    ),
     "phimoe": "experts are weighted by sparsemixer in GGUF files, too",
     "qwen2_moe": "shared expert with its gate, layers with an MLP instead",
     "qwen3_moe": "layers with an MLP instead",
@@ -186,7 +188,10 @@ LIMITS: Mapping[str, tuple[str, ...]] = {
 def table() -> str:
     """The table as Markdown."""
     lines = [
-        "| Hugging Face class | GGUF `general.architecture` | sizes that people run: GiB in Q4_K_M, in Q8_0 | notes | compared | not supported |",
+        (
+            "| Hugging Face class | GGUF `general.architecture` | sizes that people run: GiB in Q4_K_M, in Q8_0 | "
+            "notes | compared | not supported |"
+        ),
         "|---|---|---|---|---|---|",
     ]
     for architecture in sorted(ARCHITECTURES.values(), key=lambda each: each.name):

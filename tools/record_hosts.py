@@ -2,9 +2,10 @@
 
     python tools/record_hosts.py CAPTURES tests/hosts [--lstopo lstopo-no-graphics]
 
-CAPTURES is a folder of archives: tests/hwloc/linux/*.tar.bz2 and tests/hwloc/x86+linux/*.tar.bz2 of hwloc, tests/ts/lscpu/dumps/*.tar.gz of
-util-linux. Written are one recording for each line of the table below, and expected.json: CPUs, cores, sockets, L3 caches, nodes and distances as
-lstopo reads them from the same tree, which is the independent opinion that the tests hold the reader to.
+CAPTURES is a folder of archives: tests/hwloc/linux/*.tar.bz2 and tests/hwloc/x86+linux/*.tar.bz2 of hwloc,
+tests/ts/lscpu/dumps/*.tar.gz of util-linux. Written are one recording for each line of the table below, and
+expected.json: CPUs, cores, sockets, L3 caches, nodes and distances as lstopo reads them from the same tree, which is
+the independent opinion that the tests hold the reader to.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ HWLOC, HWLOC_GIT, UTIL_LINUX = "hwloc 2.9.0", "hwloc, git 3b37b024 (August 2026)
 
 @dataclass(frozen=True, slots=True)
 class Capture:
-    """`name`: of the recording. `archive`: of the capture, without its ending. `why`: what this machine has that others have not."""
+    """`name`: of the recording. `archive`: of the capture, without its ending. `why`: what this machine has that others
+    have not.
+    """
 
     name: str
     archive: str
@@ -42,44 +45,79 @@ class Capture:
 
 
 CAPTURES = (
-    Capture("altered-24cpu-overlapping-nodes", "fakeheterocpunuma", "x86_64", HWLOC, "two-socket Xeon, altered for hwloc's tests", "nodes that share CPUs, one node without any, asymmetric distances"),
-    Capture("altered-40cpu-pci-nodes", "fakepcilocalities", "x86_64", HWLOC_GIT, "four-socket Xeon, altered for hwloc's tests", "thirty PCI functions over nodes 0 to 3"),
-    Capture("altered-6cpu-memory-tiers", "fakeheteromemtiers", "x86_64", HWLOC, "small machine, altered for hwloc's tests", "sparse ids, four nodes of memory without CPUs"),
-    Capture("altered-8cpu-memory-initiators", "fakememinitiators-1np2c+1npp+gi", "x86_64", HWLOC, "Xeon Gold 6230, altered for hwloc's tests", "nodes without memory and nodes without CPUs, ten distances"),
-    Capture("arm-128cpu-clusters", "128arm-2pa2n8cluster4co", "aarch64", HWLOC, "two-socket Arm server", "clusters of four cores, package ids 36 and 8442, distances 10 to 33"),
+    Capture("altered-24cpu-overlapping-nodes", "fakeheterocpunuma", "x86_64", HWLOC,
+        "two-socket Xeon, altered for hwloc's tests",
+        "nodes that share CPUs, one node without any, asymmetric distances"),
+    Capture("altered-40cpu-pci-nodes", "fakepcilocalities", "x86_64", HWLOC_GIT,
+        "four-socket Xeon, altered for hwloc's tests", "thirty PCI functions over nodes 0 to 3"),
+    Capture("altered-6cpu-memory-tiers", "fakeheteromemtiers", "x86_64", HWLOC,
+        "small machine, altered for hwloc's tests", "sparse ids, four nodes of memory without CPUs"),
+    Capture("altered-8cpu-memory-initiators", "fakememinitiators-1np2c+1npp+gi", "x86_64", HWLOC,
+        "Xeon Gold 6230, altered for hwloc's tests", "nodes without memory and nodes without CPUs, ten distances"),
+    Capture("arm-128cpu-clusters", "128arm-2pa2n8cluster4co", "aarch64", HWLOC, "two-socket Arm server",
+        "clusters of four cores, package ids 36 and 8442, distances 10 to 33"),
     Capture("arm-2cpu-board", "2arm-2c", "armv7l", HWLOC, "Arm board", "no NUMA folder"),
-    Capture("arm-dgx-spark", "nvidia-dgx-gb10", "aarch64", HWLOC_GIT, "NVIDIA DGX Spark (GB10)", "cores of five speeds in two clusters"),
-    Capture("core-hybrid-20cpu", "20em64t-hybrid-1p6c2t+2ca4co1t", "x86_64", HWLOC_GIT, "Intel Core with two kinds of cores", "six cores with SMT, eight in clusters of four without"),
-    Capture("core-hybrid-5cpu", "5intel64-hybrid-lakefield", "x86_64", HWLOC, "Intel Core (Lakefield)", "five cores, of whose two kinds this kernel says nothing"),
-    Capture("epyc-96cpu-8node", "x86_64-epyc_7451", "x86_64", UTIL_LINUX, "two EPYC 7451", "sixteen L3s on eight nodes; neither memory nor distances are told"),
-    Capture("ia64-128cpu-17node", "128ia64-17n4s2c", "ia64", HWLOC, "Itanium Altix", "a node without CPUs; hexadecimal masks only"),
-    Capture("ia64-256cpu-64node", "256ia64-64n2s2c", "ia64", HWLOC, "Itanium Altix", "64 nodes at five distances; hexadecimal masks only"),
-    Capture("ia64-8cpu-2node", "8ia64-2n2s2c", "ia64", HWLOC, "Itanium server", "an early kernel: empty cache masks, socket ids such as 196867"),
-    Capture("opteron-16cpu-offline", "16amd64-8n2c-cpusets", "x86_64", HWLOC, "eight Opterons", "a node with one of its two CPUs offline"),
-    Capture("opteron-32cpu-8node", "32amd64-4s2n4c-cgroup2", "x86_64", HWLOC, "four Opterons", "two nodes and two L3s a socket"),
-    Capture("opteron-48cpu-sparse-nodes", "48amd64-4d2n6c-sparse", "x86_64", HWLOC, "four Opterons", "node ids 0, 1, 2, 33, 34, 45, 72 and 73"),
-    Capture("opteron-64cpu-modules", "64amd64-4s2n4ca2co", "x86_64", HWLOC, "four Opteron 6276", "pairs of half-cores that the kernel calls siblings"),
-    Capture("power-256cpu-sparse-nodes", "256ppc-8n8s4t", "ppc64", HWLOC, "POWER7 server", "SMT4, node ids 0, 1, 4, 5, 8, 9, 12 and 13, no socket ids"),
-    Capture("power7-16cpu", "ppc64-POWER7", "ppc64", UTIL_LINUX, "POWER7 partition", "a node of which only the CPU mask is told"),
-    Capture("power7-64cpu-cpuless-node", "ppc64-POWER7-64cpu", "ppc64", UTIL_LINUX, "POWER7 server", "SMT4, a node without CPUs"),
-    Capture("power9-6gpu-sparse-nodes", "nvidiagpunumanodes", "ppc64le", HWLOC, "POWER9 AC922 with six V100", "the GPUs' memory is nodes 250 to 255; gaps between the CPU numbers"),
+    Capture("arm-dgx-spark", "nvidia-dgx-gb10", "aarch64", HWLOC_GIT, "NVIDIA DGX Spark (GB10)",
+        "cores of five speeds in two clusters"),
+    Capture("core-hybrid-20cpu", "20em64t-hybrid-1p6c2t+2ca4co1t", "x86_64", HWLOC_GIT,
+        "Intel Core with two kinds of cores", "six cores with SMT, eight in clusters of four without"),
+    Capture("core-hybrid-5cpu", "5intel64-hybrid-lakefield", "x86_64", HWLOC, "Intel Core (Lakefield)",
+        "five cores, of whose two kinds this kernel says nothing"),
+    Capture("epyc-96cpu-8node", "x86_64-epyc_7451", "x86_64", UTIL_LINUX, "two EPYC 7451",
+        "sixteen L3s on eight nodes; neither memory nor distances are told"),
+    Capture("ia64-128cpu-17node", "128ia64-17n4s2c", "ia64", HWLOC, "Itanium Altix",
+        "a node without CPUs; hexadecimal masks only"),
+    Capture("ia64-256cpu-64node", "256ia64-64n2s2c", "ia64", HWLOC, "Itanium Altix",
+        "64 nodes at five distances; hexadecimal masks only"),
+    Capture("ia64-8cpu-2node", "8ia64-2n2s2c", "ia64", HWLOC, "Itanium server",
+        "an early kernel: empty cache masks, socket ids such as 196867"),
+    Capture("opteron-16cpu-offline", "16amd64-8n2c-cpusets", "x86_64", HWLOC, "eight Opterons",
+        "a node with one of its two CPUs offline"),
+    Capture("opteron-32cpu-8node", "32amd64-4s2n4c-cgroup2", "x86_64", HWLOC, "four Opterons",
+        "two nodes and two L3s a socket"),
+    Capture("opteron-48cpu-sparse-nodes", "48amd64-4d2n6c-sparse", "x86_64", HWLOC, "four Opterons",
+        "node ids 0, 1, 2, 33, 34, 45, 72 and 73"),
+    Capture("opteron-64cpu-modules", "64amd64-4s2n4ca2co", "x86_64", HWLOC, "four Opteron 6276",
+        "pairs of half-cores that the kernel calls siblings"),
+    Capture("power-256cpu-sparse-nodes", "256ppc-8n8s4t", "ppc64", HWLOC, "POWER7 server",
+        "SMT4, node ids 0, 1, 4, 5, 8, 9, 12 and 13, no socket ids"),
+    Capture("power7-16cpu", "ppc64-POWER7", "ppc64", UTIL_LINUX, "POWER7 partition",
+        "a node of which only the CPU mask is told"),
+    Capture("power7-64cpu-cpuless-node", "ppc64-POWER7-64cpu", "ppc64", UTIL_LINUX, "POWER7 server",
+        "SMT4, a node without CPUs"),
+    Capture("power9-6gpu-sparse-nodes", "nvidiagpunumanodes", "ppc64le", HWLOC, "POWER9 AC922 with six V100",
+        "the GPUs' memory is nodes 250 to 255; gaps between the CPU numbers"),
     Capture("ps3-2cpu", "2ps3-2t", "ppc64", HWLOC, "PlayStation 3", "two threads of one core, hardly any files"),
-    Capture("qemu-64cpu-dies", "fakecpuid1f-64intel64-2p4d2n2c2t", "x86_64", HWLOC, "qemu guest", "dies and sixteen nodes, SMT"),
+    Capture("qemu-64cpu-dies", "fakecpuid1f-64intel64-2p4d2n2c2t", "x86_64", HWLOC, "qemu guest",
+        "dies and sixteen nodes, SMT"),
     Capture("riscv-2cpu", "rv64-linux", "riscv64", UTIL_LINUX, "RISC-V machine", "no NUMA folder"),
     Capture("s390-20cpu-books", "20s390-2g6s4c", "s390x", HWLOC, "IBM Z", "books, no socket ids"),
-    Capture("s390-8cpu-drawers", "s390-lpar-drawer", "s390x", UTIL_LINUX, "IBM Z partition", "drawers; the node lists more CPUs than are there"),
-    Capture("vmware-16cpu-4node", "vmware_fpe", "x86_64", UTIL_LINUX, "VMware guest", "four nodes as the hypervisor makes them up"),
-    Capture("xeon-16cpu-offline", "16em64t-4s2c2t-offlines", "x86_64", HWLOC, "four Xeons with SMT", "four CPUs offline, so that some cores have one thread"),
-    Capture("xeon-32cpu-vector-engines", "32intel64-2p8co2t+8ve", "x86_64", HWLOC, "two Xeon Silver 4108 with eight NEC Vector Engines", "accelerators of another maker, all on one node"),
-    Capture("xeon-32cpu-xeon-phi", "32em64t-2n8c+1mic", "x86_64", HWLOC, "two Xeon E5-2680 with a Xeon Phi", "137 PCI functions on both nodes and on none"),
-    Capture("xeon-40cpu-pci", "40intel64-2g2n4c+pci", "x86_64", HWLOC, "four Xeon E7-4870", "PCI functions on node 2 and on none"),
-    Capture("xeon-40cpu-pci-conflicts", "40intel64-4n10c+pci-conflicts", "x86_64", HWLOC, "four Xeon E7-4870", "PCI functions whose local CPUs are wrong"),
-    Capture("xeon-64cpu-gap-in-nodes", "x86_64-64cpu", "x86_64", UTIL_LINUX, "four Xeon X7550", "node ids 0, 2 and 3: one socket lies on no node of its own"),
-    Capture("xeon-8cpu-buggy-firmware", "8em64t-2s2ca2c-buggynuma", "x86_64", HWLOC, "two Xeons", "eight nodes, each with all CPUs, all at distance 10"),
-    Capture("xeon-96cpu-16socket", "96em64t-4n4d3ca2co", "x86_64", HWLOC, "sixteen Xeons", "four sockets on each of four nodes"),
-    Capture("xeon-memory-caches", "memorysidecaches", "x86_64", HWLOC_GIT, "two Xeons with memory-side caches", "two nodes a socket, distances 10, 11 and 21"),
-    Capture("xeon-offline-first-node", "offline-cpu0-node0", "x86_64", HWLOC, "two Xeons", "CPU 0 and node 0 are offline: only node 1 is left"),
-    Capture("xeon-phi-64cpu-hbm", "64intel64-fakeKNL-SNC4-hybrid", "x86_64", HWLOC, "Xeon Phi (Knights Landing)", "nodes 4 to 7 are fast memory without CPUs, SMT4"),
+    Capture("s390-8cpu-drawers", "s390-lpar-drawer", "s390x", UTIL_LINUX, "IBM Z partition",
+        "drawers; the node lists more CPUs than are there"),
+    Capture("vmware-16cpu-4node", "vmware_fpe", "x86_64", UTIL_LINUX, "VMware guest",
+        "four nodes as the hypervisor makes them up"),
+    Capture("xeon-16cpu-offline", "16em64t-4s2c2t-offlines", "x86_64", HWLOC, "four Xeons with SMT",
+        "four CPUs offline, so that some cores have one thread"),
+    Capture("xeon-32cpu-vector-engines", "32intel64-2p8co2t+8ve", "x86_64", HWLOC,
+        "two Xeon Silver 4108 with eight NEC Vector Engines", "accelerators of another maker, all on one node"),
+    Capture("xeon-32cpu-xeon-phi", "32em64t-2n8c+1mic", "x86_64", HWLOC, "two Xeon E5-2680 with a Xeon Phi",
+        "137 PCI functions on both nodes and on none"),
+    Capture("xeon-40cpu-pci", "40intel64-2g2n4c+pci", "x86_64", HWLOC, "four Xeon E7-4870",
+        "PCI functions on node 2 and on none"),
+    Capture("xeon-40cpu-pci-conflicts", "40intel64-4n10c+pci-conflicts", "x86_64", HWLOC, "four Xeon E7-4870",
+        "PCI functions whose local CPUs are wrong"),
+    Capture("xeon-64cpu-gap-in-nodes", "x86_64-64cpu", "x86_64", UTIL_LINUX, "four Xeon X7550",
+        "node ids 0, 2 and 3: one socket lies on no node of its own"),
+    Capture("xeon-8cpu-buggy-firmware", "8em64t-2s2ca2c-buggynuma", "x86_64", HWLOC, "two Xeons",
+        "eight nodes, each with all CPUs, all at distance 10"),
+    Capture("xeon-96cpu-16socket", "96em64t-4n4d3ca2co", "x86_64", HWLOC, "sixteen Xeons",
+        "four sockets on each of four nodes"),
+    Capture("xeon-memory-caches", "memorysidecaches", "x86_64", HWLOC_GIT, "two Xeons with memory-side caches",
+        "two nodes a socket, distances 10, 11 and 21"),
+    Capture("xeon-offline-first-node", "offline-cpu0-node0", "x86_64", HWLOC, "two Xeons",
+        "CPU 0 and node 0 are offline: only node 1 is left"),
+    Capture("xeon-phi-64cpu-hbm", "64intel64-fakeKNL-SNC4-hybrid", "x86_64", HWLOC, "Xeon Phi (Knights Landing)",
+        "nodes 4 to 7 are fast memory without CPUs, SMT4"),
 )  # fmt: skip
 
 
@@ -254,7 +292,8 @@ def table_rows(expected: Mapping[str, Mapping[str, object]]) -> list[str]:
         count = len(nodes) if isinstance(nodes, dict) else 0
         cpus = len(parse_cpu_list(str(facts["cpus"])))
         rows.append(
-            f"| {capture.name} | {capture.about} ({capture.machine}) | {cpus} | {count} | {capture.why} | {capture.origin}, {capture.archive} |"
+            f"| {capture.name} | {capture.about} ({capture.machine}) | {cpus} | {count} | {capture.why} | "
+            f"{capture.origin}, {capture.archive} |"
         )
     return rows
 

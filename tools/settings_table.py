@@ -1,4 +1,6 @@
-"""Write docs/settings.md from the declared settings: `python -m tools.settings_table` (a test holds the page up to date)."""
+"""Write docs/settings.md from the declared settings: `python -m tools.settings_table` (a test holds the page up to
+date).
+"""
 
 from __future__ import annotations
 

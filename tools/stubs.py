@@ -30,7 +30,9 @@ class NotHereError(Exception):
 
 
 def native_stub() -> str:
-    """Types of the compiled core. NotHereError where it is not compiled, or other versions would write something else."""
+    """Types of the compiled core. NotHereError where it is not compiled, or other versions would write
+    something else.
+    """
     if sys.version_info[:2] != PYTHON:
         raise NotHereError(f"Python {PYTHON[0]}.{PYTHON[1]} writes it")
     try:
@@ -47,7 +49,10 @@ def native_stub() -> str:
 
     generator = StubGen(_native)
     generator.put(_native)
-    head = '"""The compiled core (csrc/bind). ValueError for wrong arguments, OSError when the machine refuses.\n\nWritten by `make stubs`; not to be edited.\n"""\n\n'
+    head = (
+        '"""The compiled core (csrc/bind). ValueError for wrong arguments, OSError when the machine refuses.\n\n'
+        'Written by `make stubs`; not to be edited.\n"""\n\n'
+    )
     # The shapes of arrays are checked when a function is called; `np` is no method of any class.
     types = _ARRAY.sub(r"\1", generator.get())
     types = re.sub(r"^import numpy$", "import numpy as np", types, flags=re.MULTILINE)
@@ -63,7 +68,10 @@ def sampling_header() -> str:
     lines = [
         "// Written by `make stubs` from src/homenode/sampling.py; not to be edited.",
         "//",
-        "// X(type, name, least, most): the settings that each row of a SamplingInput has, in the order in which they are",
+        (
+            "// X(type, name, least, most): the settings that each row of a SamplingInput has, in the order in "
+            "which they are"
+        ),
         "// applied, and their ranges, bounds included.",
         "#pragma once",
         "",

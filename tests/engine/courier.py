@@ -1,4 +1,5 @@
-"""Two engines in one process, and a courier between them that copies keys and values from one's KV memory to the other's, as agents would.
+"""Two engines in one process, and a courier between them that copies keys and values from one's KV memory to the
+other's, as agents would.
 
 It is called from the loops of both engines. Its KV memory is the NumPy backend's; sizes of blocks may differ.
 """
@@ -106,7 +107,9 @@ class _Way:
 
 
 class Courier:
-    """Both engines and what goes on between them. `delay`: blocks are taken when the request runs; `loses` a ticket after that many pages."""
+    """Both engines and what goes on between them. `delay`: blocks are taken when the request runs; `loses` a ticket
+    after that many pages.
+    """
 
     def __init__(
         self,

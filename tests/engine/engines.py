@@ -21,7 +21,9 @@ PATIENCE_S = 60.0
 
 
 def config_for(path: Path, **settings: Any) -> EngineConfig:
-    """A config for the model at `path`, two threads unless told otherwise. Skips the test where it is torch's and that is not installed."""
+    """A config for the model at `path`, two threads unless told otherwise. Skips the test where it is torch's and that
+    is not installed.
+    """
     if settings.get("backend") == "torch":
         pytest.importorskip("torch", reason="needs torch, which the extra `torch` installs")
     config = EngineConfig.of(None, {"disable_log_stats": True, **settings})

@@ -21,7 +21,8 @@ _READY = re.compile(rb"ready (http://\S+)")
 
 
 class LiveServer:
-    """A running server of `model`, else of the built-in one, or of the stories model where there is none yet. Clients call any of them `live`.
+    """A running server of `model`, else of the built-in one, or of the stories model where there is none yet. Clients
+    call any of them `live`.
 
     `before`: words of a command that starts it.
     """
@@ -30,8 +31,10 @@ class LiveServer:
         self.chat = model is None and BUILTIN.is_file()
         target = [] if self.chat else [str(model or STORIES)]
         self.process = subprocess.Popen(
-            [*before, sys.executable, "-m", "homenode.cli.main", "serve", *target, "--port", "0", "--served-model-name", "live", *flags],
-            cwd=ROOT, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+            [*before, sys.executable, "-m", "homenode.cli.main", "serve", *target, "--port", "0", "--served-model-name",
+                "live", *flags],
+            cwd=ROOT, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
         )  # fmt: skip
         self.log: list[bytes] = []
         self._ready = threading.Event()
@@ -53,7 +56,9 @@ class LiveServer:
         return found[1].decode() if found else ""
 
     def children(self, kind: str) -> dict[str, int]:
-        """Process ids by the name they were given, of those whose name begins with `kind`, in the order of their names."""
+        """Process ids by the name they were given, of those whose name begins with `kind`, in the order of
+        their names.
+        """
         found = {}
         for task in Path(f"/proc/{self.process.pid}/task").iterdir():
             for pid in (task / "children").read_text().split():

@@ -1,6 +1,8 @@
-"""The engine's process, killed in the middle of loading as often as told: `python -m tests.engine.mortal_engine FD PARENT [NAME]`.
+"""The engine's process, killed in the middle of loading as often as told: `python -m tests.engine.mortal_engine FD
+PARENT [NAME]`.
 
-The folder of its model may have a file `dies-N` with a number in it: so often engine N is killed when half of what it reads is there.
+The folder of its model may have a file `dies-N` with a number in it: so often engine N is killed when half of what it
+reads is there.
 """
 
 from __future__ import annotations

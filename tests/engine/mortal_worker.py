@@ -1,8 +1,9 @@
-"""A worker of a real model that ends or stands still at a moment it is told: `python -m tests.engine.mortal_worker FD PARENT NAME`.
+"""A worker of a real model that ends or stands still at a moment it is told: `python -m tests.engine.mortal_worker FD
+PARENT NAME`.
 
-The folder that the variable MARKS names has a file for each such moment, WHEN-WORKER-SIGNAL, with how often it is to be met, by the worker and by those
-that replace it; it is removed when the moment has come as often, and one that is called `done-` and so on, with the time of the monotonic clock, takes its
-place.
+The folder that the variable MARKS names has a file for each such moment, WHEN-WORKER-SIGNAL, with how often it is to be
+met, by the worker and by those that replace it; it is removed when the moment has come as often, and one that is called
+`done-` and so on, with the time of the monotonic clock, takes its place.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""The engine's process with the scripted executor in place of a model: `python -m tests.engine.scripted_process FD PARENT [NAME]`.
+"""The engine's process with the scripted executor in place of a model: `python -m tests.engine.scripted_process FD
+PARENT [NAME]`.
 
-The path of its model is a folder. While there is a file `broken` in it no engine starts. Engine N is killed while it loads as often as the number in
-the file `dies-N` says. Each puts its number, from 1, into the memory for experts, where there is one: engine N's at N.
+The path of its model is a folder. While there is a file `broken` in it no engine starts. Engine N is killed while it
+loads as often as the number in the file `dies-N` says. Each puts its number, from 1, into the memory for experts, where
+there is one: engine N's at N.
 """
 
 from __future__ import annotations
@@ -51,7 +53,8 @@ def build(assignment: EngineAssignment, progress: Callable[[int, int], None], ex
     progress(100, 100)
     executor = TimedExecutor(LIMITS)
     ready = EngineReady(
-        "scripted", LIMITS.max_model_len, LIMITS.vocab_size, LIMITS.num_blocks, LIMITS.block_size, config.scheduler.max_num_batched_tokens,
+        "scripted", LIMITS.max_model_len, LIMITS.vocab_size, LIMITS.num_blocks, LIMITS.block_size,
+        config.scheduler.max_num_batched_tokens,
         config.scheduler.max_num_seqs, True,
     )  # fmt: skip
     return Engine(

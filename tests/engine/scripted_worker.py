@@ -1,4 +1,5 @@
-"""A worker that computes nothing: `python -m tests.engine.scripted_worker FD PARENT NAME`. Rows go through its channels all the same.
+"""A worker that computes nothing: `python -m tests.engine.scripted_worker FD PARENT NAME`. Rows go through its channels
+all the same.
 
 The model of its config is a folder; what lies in it says how the worker behaves: see `ScriptedWorker`.
 """
@@ -32,8 +33,10 @@ def token_of(seq: int, position: int) -> int:
 
 
 class ScriptedWorker:
-    """Files in the folder of the model: `broken-N`: worker N cannot load. `dies-N`, `stops-N`, `fails-N`, `slow-N`: with the next step of worker N it is killed,
-    stands still, fails with ValueError, or takes 50 ms; the first three are removed when they have come true."""
+    """Files in the folder of the model: `broken-N`: worker N cannot load. `dies-N`, `stops-N`, `fails-N`, `slow-N`:
+    with the next step of worker N it is killed, stands still, fails with ValueError, or takes 50 ms; the first three
+    are removed when they have come true.
+    """
 
     def __init__(self, join: Join) -> None:
         self._join, self._folder = join, Path(str(join.config.model.path))

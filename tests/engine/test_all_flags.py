@@ -28,7 +28,8 @@ from homenode.server.proxy.config import ProxyConfig
 SIMULATE = "simulate --from 2s/2n/8c --model builtin --workload closed:clients=1,in=8,out=2,n=1 --json"
 SENDER = "serve --check-config --pd-role sender"
 
-# The line after `homenode`, where OWN is the number of the process that runs the tests; the first flag of the case is the one that would be dropped.
+# The line after `homenode`, where OWN is the number of the process that runs the tests; the first flag of the case is
+# the one that would be dropped.
 CASES: dict[str, dict[str, str]] = {
     "serve": {
         "--show-config": "serve --show-config --check-config",
@@ -149,7 +150,8 @@ _PARALLEL = "--data-parallel-size --tensor-parallel-size --pipeline-parallel-siz
 
 # Looked at whatever else is given.
 ALWAYS: dict[str, str] = {
-    "serve": f"{_HTTP} {_WEIGHTS} {_SCHEDULER} {_PARALLEL} --runner --served-model-name --api-server-count --generation-config "
+    "serve": f"{_HTTP} {_WEIGHTS} {_SCHEDULER} {_PARALLEL} --runner --served-model-name --api-server-count "
+    f"--generation-config "
     "--max-sequences-per-request --max-stored-responses --stored-responses-size --stored-response-age "
     "--tool-call-parser --reasoning-parser --reasoning-format --strict-requests "
     "--thoughts-secret --sse-keep-alive --health-timeout --seed --backend --numa "
@@ -167,7 +169,8 @@ ALWAYS: dict[str, str] = {
     "generate": f"{_WEIGHTS} --prompt --max-tokens --temperature --seed --stop --ignore-eos --chat --threads --numa "
     "--links "
     "--threads-per-core --json",
-    "chat": f"{_WEIGHTS} --system --max-tokens --temperature --seed --stop --threads --numa --threads-per-core --tokenizer "
+    "chat": f"{_WEIGHTS} --system --max-tokens --temperature --seed --stop --threads --numa --threads-per-core "
+    f"--tokenizer "
     "--chat-template --chat-template-timeout --links",
     "render": "--messages --tools --template --chat-template-kwargs --json",
     "parse": "--text --tools --template --format --reasoning-parser --chat-template-kwargs",

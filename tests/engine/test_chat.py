@@ -1,4 +1,6 @@
-"""`homenode chat` on a terminal, where words are wrapped and keys do what they say, and in a pipe, where answers are alone."""
+"""`homenode chat` on a terminal, where words are wrapped and keys do what they say, and in a pipe, where answers are
+alone.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +76,9 @@ class Terminal:
         os.write(self._master, text.encode())
 
     def interrupt(self, pattern: str) -> str:
-        """Ctrl-C, and what comes up to the pattern. Again after a second: CPython's `input` may miss one that comes while it handles a key."""
+        """Ctrl-C, and what comes up to the pattern. Again after a second: CPython's `input` may miss one that comes
+        while it handles a key.
+        """
         deadline, next_one = time.monotonic() + _PATIENCE_S, 0.0
         while re.search(pattern, _ESCAPES.sub("", self._text)) is None:
             now = time.monotonic()

@@ -222,7 +222,10 @@ async def test_an_idle_engine_uses_no_processor_and_wakes_fast(toy: Path) -> Non
             waits.append(time.monotonic() - begin)
             beats.append(await client.heartbeat(PATIENCE_S))
         print(
-            f"\nidle: {spent:.3f} CPU s in 1 s; submit to last output of one token: median {1e6 * sorted(waits)[25]:.0f} us;",
+            (
+                f"\nidle: {spent:.3f} CPU s in 1 s; submit to last output of one token: median "
+                f"{1e6 * sorted(waits)[25]:.0f} us;"
+            ),
             end=" ",
         )
         print(f"heartbeat: median {1e6 * sorted(beats)[25]:.0f} us")

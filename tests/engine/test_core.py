@@ -359,7 +359,9 @@ def test_the_executor_gives_results_in_order_and_ends() -> None:
 
 
 def test_wake_latency_of_an_idle_loop() -> None:
-    """From handing in a request to its first step beginning to compute. The bound is generous for busy machines; the figure is printed."""
+    """From handing in a request to its first step beginning to compute. The bound is generous for busy machines; the
+    figure is printed.
+    """
     with running() as front:
         waits = []
         for number in range(1, 101):

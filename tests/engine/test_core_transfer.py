@@ -1,4 +1,6 @@
-"""The loop and its transfer agent: figures reach the front whenever they change, and tickets that are given up reach the agent."""
+"""The loop and its transfer agent: figures reach the front whenever they change, and tickets that are given up reach
+the agent.
+"""
 
 from __future__ import annotations
 

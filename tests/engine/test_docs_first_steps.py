@@ -1,4 +1,6 @@
-"""The commands of the page of first steps, run as they stand; only the port is the one of a server that was started for it."""
+"""The commands of the page of first steps, run as they stand; only the port is the one of a server that was started for
+it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Experts chosen by a real model are counted alike by every backend and under every split, and counting survives the loss of a worker."""
+"""Experts chosen by a real model are counted alike by every backend and under every split, and counting survives the
+loss of a worker.
+"""
 
 from __future__ import annotations
 

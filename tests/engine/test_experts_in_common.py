@@ -1,4 +1,6 @@
-"""Engines that keep the experts of a mixture once for all of them: the text of one engine, whatever becomes of any; and the memory of one copy."""
+"""Engines that keep the experts of a mixture once for all of them: the text of one engine, whatever becomes of any; and
+the memory of one copy.
+"""
 
 from __future__ import annotations
 

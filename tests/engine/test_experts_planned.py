@@ -1,4 +1,6 @@
-"""Engines that keep experts once for all of them, before they are there: what fits, what is refused or told, what plans and simulations show."""
+"""Engines that keep experts once for all of them, before they are there: what fits, what is refused or told, what plans
+and simulations show.
+"""
 
 from __future__ import annotations
 
@@ -62,9 +64,9 @@ def test_a_model_that_fits_only_once_is_accepted(tmp_path: Path, ranks: int) -> 
         assert isinstance(refusal, CapacityError)
         if ranks == 1:
             assert (
-                f"take {format_bytes(weights['rest'] + weights['experts'] // 2)} beside {format_bytes(weights['experts'] // 2)}"
-                in refusal.message
-            )
+                f"take {format_bytes(weights['rest'] + weights['experts'] // 2)} beside "
+                f"{format_bytes(weights['experts'] // 2)}"
+            ) in refusal.message
     large = fitting[0].config
     large = replace(large, kv=replace(large.kv, kv_cache_memory=64 * mib))
     [refusal] = check_config(replace(fitting[0], config=large))

@@ -1,4 +1,6 @@
-"""Each file call and each allocation fails in turn, while a model is loaded and while requests run: a named error, nothing left behind, no wrong result."""
+"""Each file call and each allocation fails in turn, while a model is loaded and while requests run: a named error,
+nothing left behind, no wrong result.
+"""
 
 from __future__ import annotations
 

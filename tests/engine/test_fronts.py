@@ -1,4 +1,6 @@
-"""An engine among several fronts: each gets what it asked for, none waits for another, and what a lost one left is cleared away."""
+"""An engine among several fronts: each gets what it asked for, none waits for another, and what a lost one left is
+cleared away.
+"""
 
 from __future__ import annotations
 

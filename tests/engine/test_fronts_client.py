@@ -1,4 +1,6 @@
-"""A front's view of engines that another process started, without any of them: what it tells, and what it makes of what it is told."""
+"""A front's view of engines that another process started, without any of them: what it tells, and what it makes of what
+it is told.
+"""
 
 from __future__ import annotations
 

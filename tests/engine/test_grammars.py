@@ -72,7 +72,9 @@ def fits(spec: GrammarSpec, text: str) -> bool:
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: type(spec).__name__)
-@pytest.mark.parametrize("params", [HOT, msgspec.structs.replace(HOT, temperature=0.0), msgspec.structs.replace(HOT, top_k=3, top_p=0.5, frequency_penalty=1.5, logprobs=2)], ids=["hot", "greedy", "narrow"])  # fmt: skip
+@pytest.mark.parametrize("params", [HOT, msgspec.structs.replace(HOT, temperature=0.0),
+    msgspec.structs.replace(HOT, top_k=3, top_p=0.5, frequency_penalty=1.5, logprobs=2)],
+    ids=["hot", "greedy", "narrow"])  # fmt: skip
 def test_answers_fit(llm: LLM, spec: GrammarSpec, params: SamplingParams) -> None:
     for answer in llm.generate(["Once upon a time", "Lily"], msgspec.structs.replace(params, n=3), output=spec):
         assert answer.finish_reason == "stop" and fits(spec, answer.text), answer.text

@@ -1,4 +1,6 @@
-"""Whatever worker ends or stands still, in whatever it was doing: every request in flight ends with the text it would have had, and the engine goes on."""
+"""Whatever worker ends or stands still, in whatever it was doing: every request in flight ends with the text it would
+have had, and the engine goes on.
+"""
 
 from __future__ import annotations
 
@@ -146,7 +148,9 @@ def test_killed_in_a_step(split: str, moment: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("moment", ["first", "loading", "laying"])
 @pytest.mark.parametrize("split", BUT_SLOWLY)
 def test_killed_while_another_loss_is_made_good(split: str, moment: str, tmp_path: Path) -> None:
-    """In the first step afterwards, or as the one that replaces another: while it loads, and when it gets its channels."""
+    """In the first step afterwards, or as the one that replaces another: while it loads, and when it gets
+    its channels.
+    """
     with engine_for(split) as engine:
         clients = Clients(engine)
         mark(tmp_path, "decode", 0)

@@ -1,4 +1,6 @@
-"""A model whose layers keep a state beside keys and values, in whole engines: the same bits whatever happens around a request."""
+"""A model whose layers keep a state beside keys and values, in whole engines: the same bits whatever happens around a
+request.
+"""
 
 from __future__ import annotations
 

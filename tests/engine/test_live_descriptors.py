@@ -1,4 +1,6 @@
-"""Every process of a service may open as many files and sockets as the system allows it, whatever the usual limit is."""
+"""Every process of a service may open as many files and sockets as the system allows it, whatever the usual
+limit is.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`homenode serve --enable-expert-parallel` with two engines behind several fronts: one copy of the experts, which outlives whoever read them."""
+"""`homenode serve --enable-expert-parallel` with two engines behind several fronts: one copy of the experts, which
+outlives whoever read them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A sender, a receiver and proxies as users start them, under load: killed, restarted, and asked for more than their buffers hold."""
+"""A sender, a receiver and proxies as users start them, under load: killed, restarted, and asked for more than their
+buffers hold.
+"""
 
 from __future__ import annotations
 
@@ -137,7 +139,9 @@ def free_ports(count: int) -> list[str]:
 
 
 def test_a_receiver_killed_under_load_comes_back_on_its_ports(expected: list[list[int]]) -> None:
-    """Those who were asked before wait for it, and what the sender still says to the one that was is not taken for news."""
+    """Those who were asked before wait for it, and what the sender still says to the one that was is not taken for
+    news.
+    """
     http, alloc, init = free_ports(3)
     flags = ("--port", http, "--pd-peer-alloc-port", alloc, "--pd-peer-init-port", init)
     with Pair("pull-eager", "tcp", receiver=flags) as pair:
@@ -157,7 +161,9 @@ def test_a_receiver_killed_under_load_comes_back_on_its_ports(expected: list[lis
 
 
 def test_two_proxies_and_one_that_is_killed_and_started_again(expected: list[list[int]]) -> None:
-    """Neither takes the other's tickets for its own, nor one that is new those of the one before; what is orphaned is let go."""
+    """Neither takes the other's tickets for its own, nor one that is new those of the one before; what is orphaned is
+    let go.
+    """
     ttl = ("--pd-pull-pending-ttl", "5")
     with Pair("pull-eager", both=ttl) as pair:
         first, second = Proxy(pair), Proxy(pair)
@@ -191,7 +197,8 @@ def test_memory_over_the_limit_is_an_error_at_the_start(role: str) -> None:
     command = [sys.executable, "-m", "homenode.cli.main", "serve", "--port", "0", "--threads", "1", "--pd-role", role]
     ended = subprocess.run(
         ["bash", "-c", 'ulimit -f 64; exec "$@"', "-", *command],
-        cwd=ROOT, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, capture_output=True, text=True, timeout=PATIENCE_S,
+        cwd=ROOT, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, capture_output=True, text=True,
+        timeout=PATIENCE_S,
     )  # fmt: skip
     assert ended.returncode not in (0, -signal.SIGXFSZ) and "memfd" in ended.stderr, ended.stderr
     assert "Traceback" not in ended.stderr and "ready" not in ended.stderr

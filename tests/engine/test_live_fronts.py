@@ -1,4 +1,6 @@
-"""`homenode serve` with several processes that answer HTTP: one service, whichever of them is asked and whatever becomes of it."""
+"""`homenode serve` with several processes that answer HTTP: one service, whichever of them is asked and whatever
+becomes of it.
+"""
 
 from __future__ import annotations
 

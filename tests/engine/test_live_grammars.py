@@ -1,5 +1,5 @@
-"""Bound answers wherever they are computed: by several engines of which one is killed, behind several fronts, by a sender and
-a receiver of KV, and through the proxy. The tokens are those of one engine alone.
+"""Bound answers wherever they are computed: by several engines of which one is killed, behind several fronts, by a
+sender and a receiver of KV, and through the proxy. The tokens are those of one engine alone.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""What docs/kv-transfer-faults.md promises of real engines: prompts larger than a buffer, a reader that goes, clocks that jump, ends in the midst of it."""
+"""What docs/kv-transfer-faults.md promises of real engines: prompts larger than a buffer, a reader that goes, clocks
+that jump, ends in the midst of it.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +78,9 @@ def test_a_prompt_larger_than_the_buffer_is_refused_at_once(expected: list[list[
 
 
 def test_pages_that_two_receivers_share_outlive_one_of_them(expected: list[list[int]]) -> None:
-    """The same prompt is lent to two. One is killed; what else the sender computes then takes none of the pages the other is to read."""
+    """The same prompt is lent to two. One is killed; what else the sender computes then takes none of the pages the
+    other is to read.
+    """
     with Pair("pull-delay", sender=("--kv-cache-memory", str(12 * block_bytes()))) as pair:
         other = Live("--pd-role", "receiver", *MODES["pull-delay"])
         try:
@@ -101,7 +105,8 @@ def test_pages_that_two_receivers_share_outlive_one_of_them(expected: list[list[
             assert other.close() == 0
 
 
-# Replaces what the C library says of the wall clock, for every language in the process; each call finds itself in another year.
+# Replaces what the C library says of the wall clock, for every language in the process; each call finds itself in
+# another year.
 _JUMPING = r"""
 #define _GNU_SOURCE
 #include <dlfcn.h>

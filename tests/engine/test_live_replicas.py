@@ -1,4 +1,6 @@
-"""`homenode serve --data-parallel-size 2` with the native engine and one front: the golden text of a real model, whatever happens to either engine."""
+"""`homenode serve --data-parallel-size 2` with the native engine and one front: the golden text of a real model,
+whatever happens to either engine.
+"""
 
 from __future__ import annotations
 
@@ -94,7 +96,9 @@ def health(server: LiveServer) -> list[dict[str, Any]]:
 
 
 def until(server: LiveServer, holds: Callable[[list[dict[str, Any]]], bool]) -> None:
-    """Asks until the health of the engines is so. Waits for the end of the server, which should not come, between two looks."""
+    """Asks until the health of the engines is so. Waits for the end of the server, which should not come, between two
+    looks.
+    """
     for _ in range(2000):
         with contextlib.suppress(AssertionError):  # while the whole machine is held up no engine answers in time
             if holds(health(server)):
@@ -140,7 +144,9 @@ def streamed(http: httpx.Client, entry: dict[str, Any]) -> list[int]:
 
 
 def test_kills_under_load_cost_no_token() -> None:
-    """Both engines are killed, one after the other, under streams: each is golden to its end, and soon there are two engines again."""
+    """Both engines are killed, one after the other, under streams: each is golden to its end, and soon there are two
+    engines again.
+    """
     entries = golden()
     chosen = entries * 20
     with (

@@ -1,4 +1,6 @@
-"""The whole of it: `homenode serve` with the native engine, asked by the official client, by lm-eval and by schemathesis."""
+"""The whole of it: `homenode serve` with the native engine, asked by the official client, by lm-eval and by
+schemathesis.
+"""
 
 from __future__ import annotations
 
@@ -203,14 +205,20 @@ def test_lm_eval_generates_and_scores(client: openai.OpenAI, live_server: LiveSe
         for opening in OPENINGS
     ]
     write_task(
-        tmp_path, "says", docs, output_type="generate_until", doc_to_text="{{prompt}}", doc_to_target="{{said}}", target_delimiter="",
-        generation_kwargs={"until": ["<never>"], "max_gen_toks": 12, "temperature": 0}, metric_list=[{"metric": "exact_match"}],
+        tmp_path, "says", docs, output_type="generate_until", doc_to_text="{{prompt}}", doc_to_target="{{said}}",
+        target_delimiter="",
+        generation_kwargs={"until": ["<never>"], "max_gen_toks": 12, "temperature": 0},
+        metric_list=[{"metric": "exact_match"}],
     )  # fmt: skip
     write_task(
-        tmp_path, "prefers", docs, output_type="multiple_choice", doc_to_text="{{prompt}}", doc_to_choice="{{[said, noise]}}",
+        tmp_path, "prefers", docs, output_type="multiple_choice", doc_to_text="{{prompt}}",
+        doc_to_choice="{{[said, noise]}}",
         doc_to_target=0, target_delimiter="", metric_list=[{"metric": "acc"}],
     )  # fmt: skip
-    arguments = f"model=live,base_url={live_server.url}/v1/completions,tokenizer_backend=remote,max_length=512,num_concurrent=2,max_retries=1"
+    arguments = (
+        f"model=live,base_url={live_server.url}/v1/completions,tokenizer_backend=remote,max_length=512,"
+        f"num_concurrent=2,max_retries=1"
+    )
     command = [sys.executable, "-c", EVALUATE, arguments, str(tmp_path)]
     environment = {**os.environ, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
     result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
@@ -221,7 +229,9 @@ def test_lm_eval_generates_and_scores(client: openai.OpenAI, live_server: LiveSe
 
 
 def test_schemathesis_breaks_nothing(live_server: LiveServer) -> None:
-    """Texts longer than the context are refused, which a schema cannot say: whether valid data is accepted is checked elsewhere."""
+    """Texts longer than the context are refused, which a schema cannot say: whether valid data is accepted is checked
+    elsewhere.
+    """
     pytest.importorskip("schemathesis")
     program = "from schemathesis.cli import schemathesis; schemathesis()"
     options = [

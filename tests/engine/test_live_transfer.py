@@ -1,4 +1,6 @@
-"""Prefill and decode apart, with real engines: the same tokens as one engine's, in every mode; and what happens when things go wrong."""
+"""Prefill and decode apart, with real engines: the same tokens as one engine's, in every mode; and what happens when
+things go wrong.
+"""
 
 from __future__ import annotations
 

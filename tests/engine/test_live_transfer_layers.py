@@ -1,5 +1,6 @@
-"""Prefill and decode apart give the tokens of one engine for models with layers of several kinds: with a state, with keys and values of unlike
-shapes, or with keys of indexers."""
+"""Prefill and decode apart give the tokens of one engine for models with layers of several kinds: with a state, with
+keys and values of unlike shapes, or with keys of indexers.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Prefill and decode apart give the tokens of one engine, whatever the shapes of the two engines: a matrix of shapes and modes."""
+"""Prefill and decode apart give the tokens of one engine, whatever the shapes of the two engines: a matrix of shapes
+and modes.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ MEMORY = ("--kv-cache-memory", "16MiB")
 
 @dataclass(frozen=True)
 class Shape:
-    """Flags of both engines, which change what is computed, and of each, which do not. `mixture`: the model has experts."""
+    """Flags of both engines, which change what is computed, and of each, which do not. `mixture`: the model has
+    experts.
+    """
 
     both: tuple[str, ...] = ()
     sender: tuple[str, ...] = ()

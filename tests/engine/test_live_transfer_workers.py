@@ -1,4 +1,6 @@
-"""Prefill and decode apart, where engines have several workers: ranks and stages, as many on one side as the other or not, and workers that are killed."""
+"""Prefill and decode apart, where engines have several workers: ranks and stages, as many on one side as the other or
+not, and workers that are killed.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +75,9 @@ def kill_a_worker(live: Live, number: int) -> None:
 
 
 def test_what_was_lent_outlives_the_worker_that_computed_it(expected: list[list[int]]) -> None:
-    """Its pages are where they were, whoever has its place: they are read and found to be what was promised, and new ones are computed."""
+    """Its pages are where they were, whoever has its place: they are read and found to be what was promised, and new
+    ones are computed.
+    """
     with Pair("pull-delay", sender=workers(2), receiver=ONE) as pair:
         tickets = [pair.ticket() for _ in PROMPTS[:6]]
         for prompt, ticket in zip(PROMPTS, tickets, strict=False):
@@ -156,7 +160,9 @@ def test_a_request_that_reads_in_place_goes_on(expected: list[list[int]], victim
     ("channel", "mode"), [("shm", "push"), ("tcp", "push"), ("shm", "pull-eager"), ("shm", "pull-delay")]
 )
 def test_workers_killed_on_both_sides_under_load(expected: list[list[int]], channel: str, mode: str) -> None:
-    """Whatever a request was in the middle of: its tokens are those of one worker in the end, and nothing stays pinned."""
+    """Whatever a request was in the middle of: its tokens are those of one worker in the end, and nothing
+    stays pinned.
+    """
     chunks = ("--max-num-batched-tokens", "64", "--max-num-seqs", "8")
     with Pair(mode, channel, sender=(*workers(2), *chunks), receiver=(*workers(1, 2), *chunks)) as pair:
 

@@ -1,4 +1,6 @@
-"""`homenode serve --pipeline-parallel-size 2` as a user starts it: names, metrics, health while a worker is replaced, and nothing left behind."""
+"""`homenode serve --pipeline-parallel-size 2` as a user starts it: names, metrics, health while a worker is replaced,
+and nothing left behind.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A request for which the model computes a NaN ends with an error, and those beside it say what they would have said without it."""
+"""A request for which the model computes a NaN ends with an error, and those beside it say what they would have said
+without it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""--numa where nobody says how an engine is placed: auto on a host with several nodes, decided once; nothing new anywhere else."""
+"""--numa where nobody says how an engine is placed: auto on a host with several nodes, decided once; nothing new
+anywhere else.
+"""
 
 from __future__ import annotations
 

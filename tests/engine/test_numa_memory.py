@@ -86,7 +86,9 @@ def test_pages_elsewhere_are_a_finding_and_under_strict_a_refusal(host: Host) ->
 
 
 class Placed(Syscalls):
-    """A backend with one range planned for node 1, of which some pages lie on node 0; and the kernel that moves them, as many as fit."""
+    """A backend with one range planned for node 1, of which some pages lie on node 0; and the kernel that moves them,
+    as many as fit.
+    """
 
     def __init__(self, away: int, room: int) -> None:
         super().__init__()

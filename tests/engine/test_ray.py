@@ -1,4 +1,6 @@
-"""Workers on the hosts of a Ray cluster: several simulated ones on this machine. The golden text under every split, and when a host is lost."""
+"""Workers on the hosts of a Ray cluster: several simulated ones on this machine. The golden text under every split, and
+when a host is lost.
+"""
 
 from __future__ import annotations
 

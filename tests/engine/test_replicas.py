@@ -1,4 +1,6 @@
-"""Several engine processes behind one client: nothing they give differs from what one gives, whatever becomes of them meanwhile."""
+"""Several engine processes behind one client: nothing they give differs from what one gives, whatever becomes of them
+meanwhile.
+"""
 
 from __future__ import annotations
 

@@ -16,7 +16,8 @@ from homenode.model.spec import ModelSpec, RopeSpec
 
 GIB = 2**30
 STORIES = ModelSpec(
-    architecture="llama", hidden_size=64, intermediate_size=172, num_layers=5, num_heads=8, num_kv_heads=4, head_dim=8, vocab_size=512,
+    architecture="llama", hidden_size=64, intermediate_size=172, num_layers=5, num_heads=8, num_kv_heads=4, head_dim=8,
+    vocab_size=512,
     max_position=512, rms_norm_eps=1e-5, rope=RopeSpec(), tie_word_embeddings=True,
 )  # fmt: skip
 LARGE = dataclasses.replace(

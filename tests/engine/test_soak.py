@@ -1,4 +1,5 @@
-"""A server under more clients than its KV memory holds: nobody gets an error, nobody is stuck, and every answer is the one it would get alone.
+"""A server under more clients than its KV memory holds: nobody gets an error, nobody is stuck, and every answer is the
+one it would get alone.
 
 HOMENODE_SOAK_S is how long the clients ask, in seconds.
 """

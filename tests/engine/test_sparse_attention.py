@@ -27,7 +27,8 @@ from tests.model.transformers_models import make_model, quiet_and_on_one_thread
 
 pytestmark = pytest.mark.torch
 
-# 20 tokens are chosen, or 2 blocks of 16: of some prompts all, of others few, and some get there while they are answered.
+# 20 tokens are chosen, or 2 blocks of 16: of some prompts all, of others few, and some get there while they are
+# answered.
 LENGTHS = (1, 10, 20, 21, 31, 33, 64, 100)
 PROMPTS = [[3 + (11 * n + 7 * k) % 60 for k in range(length)] for n, length in enumerate(LENGTHS)]
 PARAMS = greedy(24, logprobs=0)

@@ -1,4 +1,6 @@
-"""Whatever moment of a start a signal comes at: the server ends as it should, and leaves no process and no file behind."""
+"""Whatever moment of a start a signal comes at: the server ends as it should, and leaves no process and no
+file behind.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Connections between hosts: who may come, what may be said, and that nobody waits in vain. Threads of one process stand for hosts."""
+"""Connections between hosts: who may come, what may be said, and that nobody waits in vain. Threads of one process
+stand for hosts.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Ranks of one stage on several hosts: the bits of one group, who may come, and that nobody waits in vain. Words for hosts make hosts of one machine."""
+"""Ranks of one stage on several hosts: the bits of one group, who may come, and that nobody waits in vain. Words for
+hosts make hosts of one machine.
+"""
 
 from __future__ import annotations
 

@@ -62,7 +62,9 @@ def test_a_way_to_attend_that_a_workers_device_has_not_is_refused() -> None:
 
 @pytest.mark.skipif(len(Allowance.of_process().physical_cpus) < 2, reason="needs a core for everything but computing")
 def test_the_threads_of_a_torch_worker_are_where_it_computes() -> None:
-    """The loop has moved to the CPU without compute threads before the worker is started, and the worker has not inherited that."""
+    """The loop has moved to the CPU without compute threads before the worker is started, and the worker has not
+    inherited that.
+    """
     server = LiveServer("--stage-devices", "torch:cpu", "--threads", "1")
     try:
         (engine,) = server.engines()

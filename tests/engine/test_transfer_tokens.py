@@ -1,4 +1,6 @@
-"""One engine computes prompts, another one the answers: the tokens are those of a single engine, however the KV came over."""
+"""One engine computes prompts, another one the answers: the tokens are those of a single engine, however the KV came
+over.
+"""
 
 from __future__ import annotations
 
@@ -112,7 +114,9 @@ def test_the_pair_answers_as_one(
 def test_with_little_memory_on_both_sides(
     delay: bool, model: Path, prompts: list[list[int]], params: list[SamplingParams], alone: list[list[int]]
 ) -> None:
-    """Nine blocks of 32 for prompts of up to five: offers are refused, running requests preempted, and what was handed over computed again."""
+    """Nine blocks of 32 for prompts of up to five: offers are refused, running requests preempted, and what was handed
+    over computed again.
+    """
     little = {"kv_cache_memory": str(9 * _BLOCK_BYTES), "max_num_seqs": 8}
     with pair(model, sender=little, receiver=little, delay=delay) as courier:
         for _ in range(2):

@@ -1,4 +1,6 @@
-"""homenode where its native core was not compiled: the placement toolkit works, and what computes says what is missing."""
+"""homenode where its native core was not compiled: the placement toolkit works, and what computes says what
+is missing.
+"""
 
 from __future__ import annotations
 

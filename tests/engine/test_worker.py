@@ -310,7 +310,9 @@ def test_sampling_parameters_out_of_range_are_named(changes: dict[str, Any], wor
 
 
 def random_steps(rng: random.Random, count: int) -> list[Step]:
-    """A history of sequences of several kinds that come, decode together for a while, and go; blocks are given when they are needed."""
+    """A history of sequences of several kinds that come, decode together for a while, and go; blocks are given when
+    they are needed.
+    """
     kinds = (
         GREEDY,
         SamplingParams(temperature=1, seed=3),

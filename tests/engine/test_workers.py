@@ -1,4 +1,6 @@
-"""Engines of several workers on real weights: the golden text under every split, with little memory, and whatever becomes of a worker."""
+"""Engines of several workers on real weights: the golden text under every split, with little memory, and whatever
+becomes of a worker.
+"""
 
 from __future__ import annotations
 

@@ -18,9 +18,11 @@ _PATIENCE_S = 280
 
 
 class Attempt(NamedTuple):
-    """`number`: of the call that was to fail (0: none), and with `all_after` all that followed it; `calls`: how many there were; `failed`: the name of the
-    one that did. `outcome`: `same` result as without a failure, `other` result, a `named` error of homenode, or an `unnamed` one. `left`: what the
-    process had before and has afterwards, where that differs."""
+    """`number`: of the call that was to fail (0: none), and with `all_after` all that followed it; `calls`: how many
+    there were; `failed`: the name of the one that did. `outcome`: `same` result as without a failure, `other` result, a
+    `named` error of homenode, or an `unnamed` one. `left`: what the process had before and has afterwards, where that
+    differs.
+    """
 
     number: int
     all_after: bool
@@ -43,7 +45,9 @@ def build(folder: Path) -> Path | str:
 
 
 def attempts(library: Path, task: str, kind: str, model: Path, most: int) -> list[Attempt]:
-    """Those of a child process, at most `most` with a failure and one without. AssertionError when it does not come to its end."""
+    """Those of a child process, at most `most` with a failure and one without. AssertionError when it does not come to
+    its end.
+    """
     command = [sys.executable, "-m", "tests.failing.child", task, kind, str(model), str(most)]
     variables = {"LD_PRELOAD": str(library), "FAILING_CALLS": str(library), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(

@@ -1,7 +1,9 @@
-"""The child process in which calls fail (`calls.cpp` is preloaded there): does the same thing again and again, one further call failing each time.
+"""The child process in which calls fail (`calls.cpp` is preloaded there): does the same thing again and again, one
+further call failing each time.
 
-Started as `python -m tests.failing.child TASK KIND MODEL MOST`, with FAILING_CALLS naming the compiled `calls.cpp`. At most MOST of the calls fail, at
-even distances, and in the end none. Every attempt is printed as a line of JSON, an `Attempt`.
+Started as `python -m tests.failing.child TASK KIND MODEL MOST`, with FAILING_CALLS naming the compiled `calls.cpp`. At
+most MOST of the calls fail, at even distances, and in the end none. Every attempt is printed as a line of JSON, an
+`Attempt`.
 """
 
 from __future__ import annotations
@@ -31,8 +33,9 @@ PATIENCE_S = 60.0
 GREEDY = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True, logprobs=2)
 PROMPTS = ([1, 5, 9], [1, 7, 7, 8])
 CODES = (errno.EIO, errno.EMFILE, errno.ENOMEM, errno.ENOSPC, errno.EACCES)
-# Pieces of memory from so many bytes on. The library of the native core's bindings ends the process when it gets no memory for the few words of an
-# object, of which loading makes some and a request none. What is smaller than 513 bytes Python takes out of pieces that it has.
+# Pieces of memory from so many bytes on. The library of the native core's bindings ends the process when it gets no
+# memory for the few words of an object, of which loading makes some and a request none. What is smaller than 513 bytes
+# Python takes out of pieces that it has.
 SMALLEST = {("load", "core"): 256, ("request", "core"): 1, ("load", "large"): 32 << 10, ("request", "large"): 513}
 
 
@@ -48,7 +51,9 @@ class FailingCalls:
         self._folder = str(folder).encode()
 
     def begin(self, number: int, all_after: bool) -> None:
-        """From now on count the calls; the one of this number fails (0: none), and with `all_after` all that follow it."""
+        """From now on count the calls; the one of this number fails (0: none), and with `all_after` all
+        that follow it.
+        """
         code = CODES[number % len(CODES)] if self._kind == "files" else errno.ENOMEM
         self._library.fail_call(
             KINDS.index(self._kind),
@@ -79,7 +84,9 @@ def remove_packed(folder: Path) -> None:
 
 
 def request(llm: LLM, wanted: list[list[int]]) -> Any:
-    """Two requests of which one waits until the other is done. Raises HomenodeError when one has failed, AssertionError when both have."""
+    """Two requests of which one waits until the other is done. Raises HomenodeError when one has failed, AssertionError
+    when both have.
+    """
     sink: SimpleQueue[Output] = SimpleQueue()
     first = next(llm._ids)
     next(llm._ids)
@@ -150,7 +157,9 @@ def attempts(
     some_for_good: bool = True,
     prepare: Callable[[], None] = lambda: None,
 ) -> None:
-    """Print them all. With `some_for_good` every other failure is one of all calls from then on. `prepare` is done before each and never fails."""
+    """Print them all. With `some_for_good` every other failure is one of all calls from then on. `prepare` is done
+    before each and never fails.
+    """
     wanted = task()
     prepare()
     calls = attempt(failing, task, wanted, 0, all_after=False).calls

@@ -52,7 +52,10 @@ def test_the_quick_lab_passes() -> None:
 
 
 def test_output_errors_exit_code_and_files_come_back() -> None:
-    words = "echo said; echo told >&2; echo left >/run/lab/left; cat /sys/devices/system/node/node1/cpulist; echo $COLOUR; exit 7"
+    words = (
+        "echo said; echo told >&2; echo left >/run/lab/left; cat /sys/devices/system/node/node1/cpulist; echo "
+        "$COLOUR; exit 7"
+    )
     outcome = GUEST.run(["sh", "-c", words], {"COLOUR": "deep 'blue'"}, LONG_S)
     assert (outcome.code, outcome.out, outcome.err, outcome.timed_out) == (
         7,
@@ -66,7 +69,10 @@ def test_output_errors_exit_code_and_files_come_back() -> None:
 def test_what_a_guest_writes_stays_in_it(tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     kept.write_text("ours")
-    words = f"echo theirs >{kept} && cat {kept} && rm -r {tmp_path} && mkdir {tmp_path} && touch {tmp_path}/more && ls {tmp_path}"
+    words = (
+        f"echo theirs >{kept} && cat {kept} && rm -r {tmp_path} && mkdir {tmp_path} && touch {tmp_path}/more && "
+        f"ls {tmp_path}"
+    )
     outcome = GUEST.run(["sh", "-c", words], {}, LONG_S)
     assert (outcome.code, outcome.out) == (0, "theirs\nmore\n"), outcome.trouble
     assert (kept.read_text(), [file.name for file in tmp_path.iterdir()]) == ("ours", ["kept"])

@@ -1,4 +1,6 @@
-"""Programs to bind: a Python child that starts and renames threads, moves itself and maps memory on command, and says when it is done."""
+"""Programs to bind: a Python child that starts and renames threads, moves itself and maps memory on command, and says
+when it is done.
+"""
 
 from __future__ import annotations
 
@@ -150,7 +152,9 @@ def child(*before: str) -> Iterator[Child]:
 
 @contextlib.contextmanager
 def cpuset(cpus: str, nodes: str) -> Iterator[Path]:
-    """The file that takes a process into a cgroup, version 1 or 2, with these CPUs and memory nodes; the group is gone afterwards."""
+    """The file that takes a process into a cgroup, version 1 or 2, with these CPUs and memory nodes; the group is gone
+    afterwards.
+    """
     root = Path("/sys/fs/cgroup")
     with contextlib.ExitStack() as undone:
         if os.access(root / "cpuset" / "cpuset.cpus", os.W_OK):

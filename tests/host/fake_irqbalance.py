@@ -18,8 +18,9 @@ _BAN = b"settings ban irqs "
 
 @dataclass
 class FakeIrqbalance:
-    """`buffer`: bytes of a command that it reads (500 before 1.9.5, then 16384). `reply`: what it says to `setup` instead of its settings;
-    `mute`: it takes connections and says nothing. `obeys`: the user it takes commands of."""
+    """`buffer`: bytes of a command that it reads (500 before 1.9.5, then 16384). `reply`: what it says to `setup`
+    instead of its settings; `mute`: it takes connections and says nothing. `obeys`: the user it takes commands of.
+    """
 
     buffer: int = 500
     banned: list[int] = field(default_factory=list)

@@ -93,7 +93,8 @@ def test_a_thread_born_by_an_unbound_one_between_two_passes_is_caught(state: Sta
     with child() as running:
         running.thread("first")
         born: list[int] = []
-        # The main thread's mask is set first. It then starts a thread that moves itself away, as one born before would have been.
+        # The main thread's mask is set first. It then starts a thread that moves itself away, as one born before would
+        # have been.
 
         def happens() -> None:
             born.append(running.thread("second"))

@@ -125,7 +125,10 @@ def test_process_1_of_a_container_is_refused_as_well() -> None:
     apart = ["unshare", "--fork", "--pid", "--mount-proc", "--map-root-user", "--user"]
     if shutil.which("unshare") is None or subprocess.run([*apart, "true"], capture_output=True).returncode:
         pytest.skip("no namespaces of one's own here")
-    script = '"$0" -m homenode.cli.main bind --pid 1 --cpus "$1"; echo "ended with $?"; grep Cpus_allowed_list /proc/1/status'
+    script = (
+        '"$0" -m homenode.cli.main bind --pid 1 --cpus "$1"; echo "ended with $?"; grep Cpus_allowed_list '
+        "/proc/1/status"
+    )
     done = subprocess.run(
         [*apart, "sh", "-c", script, sys.executable, str(ONE)],
         capture_output=True,

@@ -108,8 +108,10 @@ def test_claims_of_another_boot_are_void(state: State) -> None:
 
 def test_a_program_that_was_executed_keeps_its_launchers_claim(state: State) -> None:
     code = (
-        "import os, sys; from pathlib import Path\nfrom homenode.host.binding.claims import claim\nfrom homenode.host.binding.state import State\n"
-        "from homenode.host.placement.demand import Claim\nclaim(State(Path(sys.argv[1])), Claim(os.getpid(), (0,)))\nos.execvp('cat', ['cat', '-'])"
+        "import os, sys; from pathlib import Path\nfrom homenode.host.binding.claims import claim\nfrom "
+        "homenode.host.binding.state import State\n"
+        "from homenode.host.placement.demand import Claim\nclaim(State(Path(sys.argv[1])), Claim(os.getpid(), "
+        "(0,)))\nos.execvp('cat', ['cat', '-'])"
     )
     with subprocess.Popen(
         [sys.executable, "-c", code, state.folder], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=ENVIRONMENT
@@ -169,9 +171,18 @@ def test_plans_wait_for_each_other_only_so_long(state: State) -> None:
         '{"format": "homenode-claims/1", "boot": "BOOT"}',
         '{"format": "homenode-claims/1", "boot": "BOOT", "claims": 7}',
         '{"format": "homenode-claims/1", "boot": "BOOT", "claims": [{"pid": 1}]}',
-        '{"format": "homenode-claims/1", "boot": "BOOT", "claims": [{"pid": 1e400, "start": 1, "cpus": "0", "devices": [], "name": ""}]}',
-        '{"format": "homenode-claims/1", "boot": "BOOT", "claims": [{"pid": 1, "start": 1, "cpus": "0-99999999", "devices": [], "name": ""}]}',
-        '{"format": "homenode-claims/1", "boot": "BOOT", "claims": [{"pid": 1, "start": 1, "cpus": 5, "devices": [], "name": ""}]}',
+        (
+            '{"format": "homenode-claims/1", "boot": "BOOT", "claims": [{"pid": 1e400, "start": 1, "cpus": "0", '
+            '"devices": [], "name": ""}]}'
+        ),
+        (
+            '{"format": "homenode-claims/1", "boot": "BOOT", "claims": [{"pid": 1, "start": 1, "cpus": '
+            '"0-99999999", "devices": [], "name": ""}]}'
+        ),
+        (
+            '{"format": "homenode-claims/1", "boot": "BOOT", "claims": [{"pid": 1, "start": 1, "cpus": 5, '
+            '"devices": [], "name": ""}]}'
+        ),
     ],
 )
 def test_a_damaged_table_is_put_aside_and_said(state: State, content: str) -> None:

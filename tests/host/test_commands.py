@@ -22,7 +22,9 @@ _MASK = ("grep", "Cpus_allowed_list", "/proc/self/status")
 
 @pytest.fixture(autouse=True)
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> State:
-    """A state folder of the test's own, and none of the variables that a launcher or a batch system may have set around the tests."""
+    """A state folder of the test's own, and none of the variables that a launcher or a batch system may have set around
+    the tests.
+    """
     monkeypatch.setenv("HOMENODE_STATE_DIR", str(tmp_path / "state"))
     for name in (
         "LOCAL_RANK",

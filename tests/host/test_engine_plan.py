@@ -89,7 +89,10 @@ def test_a_compute_thread_that_is_pinned_nowhere_is_missed(block: tuple[int, int
 
 
 def test_plans_of_engines_that_have_ended_are_swept_and_not_believed(state: State) -> None:
-    program = "from pathlib import Path; import sys; from tests.host.test_engine_plan import *; record_plan(State(Path(sys.argv[1])), plan(0, 0))"
+    program = (
+        "from pathlib import Path; import sys; from tests.host.test_engine_plan import *; "
+        "record_plan(State(Path(sys.argv[1])), plan(0, 0))"
+    )
     subprocess.run(
         [sys.executable, "-c", program, str(state.folder)],
         check=True,

@@ -1,4 +1,6 @@
-"""Workers that a program starts itself are bound as they say who they are. The engine is a fake, its processes and masks are real."""
+"""Workers that a program starts itself are bound as they say who they are. The engine is a fake, its processes and
+masks are real.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,9 @@ ONE, OTHER = CPUS[0], CPUS[-1]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
 DEADLINE_S = 20.0
 
-# Starts one child for each word, waits for a line, then lets every child take its word as its title: by writing over its arguments as
-# setproctitle does, and by PR_SET_NAME (prctl(2)), which keeps 15 characters. Ends when its input does. `VAR=value` is environment instead.
+# Starts one child for each word, waits for a line, then lets every child take its word as its title: by writing over
+# its arguments as setproctitle does, and by PR_SET_NAME (prctl(2)), which keeps 15 characters. Ends when its input
+# does. `VAR=value` is environment instead.
 ENGINE = """
 import ctypes, os, subprocess, sys
 CHILD = '''
@@ -175,7 +178,8 @@ def test_a_refused_worker_is_said_once_and_the_others_are_bound() -> None:
         assert _mask(pids[1]) == {CPUS[1 % len(CPUS)]}
 
 
-# A program with one worker, which starts a thread with each name that it reads; a name behind "=" is given to the latest thread instead.
+# A program with one worker, which starts a thread with each name that it reads; a name behind "=" is given to the
+# latest thread instead.
 NAMING = """
 import os, subprocess, sys
 CHILD = '''
@@ -252,7 +256,10 @@ def test_a_thread_is_looked_at_twice_as_it_is_born_before_it_is_named() -> None:
 
 
 def test_descendants_are_found_kept_as_orphans_and_dropped_when_they_end() -> None:
-    code = "import subprocess, sys; child = subprocess.Popen(['sh', '-c', 'sleep 60 & echo $!; read line; exit 0'], stdin=0); child.wait(); sys.stdin.read()"
+    code = (
+        "import subprocess, sys; child = subprocess.Popen(['sh', '-c', 'sleep 60 & echo $!; read line; exit 0'], "
+        "stdin=0); child.wait(); sys.stdin.read()"
+    )
     with subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as root:

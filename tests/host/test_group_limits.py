@@ -20,7 +20,9 @@ print(seen.cpus, seen.cpuset, seen.mask_origin, seen.cpu_quota, seen.usable_thre
 
 
 def own_folder(controller: str) -> Path:
-    """Where a group for `controller` may be made: below this process's own group, version 1 or 2. Skips where there is none."""
+    """Where a group for `controller` may be made: below this process's own group, version 1 or 2. Skips where there is
+    none.
+    """
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, names, path = line.split(":", 2)
         if controller in names.split(","):
@@ -70,7 +72,10 @@ def test_an_affinity_inside_a_cpuset() -> None:
     if len(cpus) < 2:
         pytest.skip("needs two CPUs")
     with group("cpuset", {"cpuset.mems": "0", "cpuset.cpus": f"{cpus[0]},{cpus[1]}"}) as folder:
-        code = f"{sys.executable} -c 'import os,sys; os.sched_setaffinity(0,[{cpus[0]}]); os.execv(sys.argv[1],sys.argv[1:])'"
+        code = (
+            f"{sys.executable} -c 'import os,sys; os.sched_setaffinity(0,[{cpus[0]}]); os.execv(sys.argv[1],"
+            f"sys.argv[1:])'"
+        )
         seen, cpuset, origin, *_ = seen_inside(folder, code)
     assert (seen, cpuset, origin) == (f"({cpus[0]},)", f"({cpus[0]},{cpus[1]})", "inherited")
 

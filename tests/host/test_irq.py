@@ -291,7 +291,9 @@ def test_restoring_gives_back_exactly_what_was(
 
 @dataclass(frozen=True)
 class Written(Interrupts):
-    """Interrupts of a folder, some of which refuse: errno by number. A write replaces the file, as the kernel's does."""
+    """Interrupts of a folder, some of which refuse: errno by number. A write replaces the file, as the
+    kernel's does.
+    """
 
     refuse: dict[int, int] = field(default_factory=dict)
 
@@ -310,7 +312,8 @@ def folder(tmp_path: Path) -> Path:
         (tmp_path / f"proc/irq/{irq}/smp_affinity_list").write_text("0-1")
         (tmp_path / f"sys/bus/pci/devices/0000:c1:00.0/msi_irqs/{irq}").mkdir(parents=True)
         lines.append(
-            f"{irq:>4}:{0:>11}{0:>11}   ITS-MSI {irq} Edge      {'sq_send_trigger_irq' if irq == 40 else 'cq_update_irq'}"
+            f"{irq:>4}:{0:>11}{0:>11}   ITS-MSI {irq} Edge      "
+            f"{'sq_send_trigger_irq' if irq == 40 else 'cq_update_irq'}"
         )
     (tmp_path / "proc/interrupts").write_text("\n".join(lines))
     (tmp_path / "sys/devices/system/cpu").mkdir(parents=True)

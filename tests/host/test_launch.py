@@ -29,7 +29,8 @@ CGROUPS = Path("/sys/fs/cgroup")
 CPUSET_V1 = CGROUPS / "cpuset"
 needs_two = pytest.mark.skipif(len(CPUS) < 2, reason="needs two allowed CPUs")
 
-# A launcher: CPUs, memory nodes and "strict" or "loose" as words, then the program. Refusals end as the command line's do.
+# A launcher: CPUs, memory nodes and "strict" or "loose" as words, then the program. Refusals end as the command line's
+# do.
 LAUNCHER = """
 import sys
 from homenode.cpuset import parse_cpu_list
@@ -173,7 +174,9 @@ def test_an_inherited_mask_is_not_widened_partly_either() -> None:
 
 @contextmanager
 def _cpusets() -> Iterator[tuple[Path, str]]:
-    """A hierarchy whose groups can have a cpuset of their own, version 1 or 2, and the file that takes processes into a group."""
+    """A hierarchy whose groups can have a cpuset of their own, version 1 or 2, and the file that takes processes into a
+    group.
+    """
     if os.access(CPUSET_V1 / "cpuset.cpus", os.W_OK):
         yield CPUSET_V1, "tasks"
         return
@@ -316,7 +319,8 @@ def test_refused_cpus_are_said_and_strict_ends_there(code: int, said: str) -> No
         bind_self(Target((0, 1)), kernel=RefusingKernel(code), strict=True)
 
 
-# Forbids the system calls whose numbers it is given, as a container's seccomp profile does (seccomp(2), EPERM), then executes the rest.
+# Forbids the system calls whose numbers it is given, as a container's seccomp profile does (seccomp(2), EPERM), then
+# executes the rest.
 FORBIDDER = """
 import ctypes, os, struct, sys
 numbers = [int(number) for number in sys.argv[1].split(",")]

@@ -1,4 +1,6 @@
-"""What the living system tells: of the test itself, and of a child with another mask, other variables and more threads."""
+"""What the living system tells: of the test itself, and of a child with another mask, other variables and
+more threads.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Pages moved in bounded batches, and those that must not be touched left alone. Many nodes are simulated, ranges are real where they can be."""
+"""Pages moved in bounded batches, and those that must not be touched left alone. Many nodes are simulated, ranges are
+real where they can be.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ DEFAULT = Policy("default")
 
 
 class SimulatedNodes(Syscalls):
-    """A process's pages by address on a machine of many nodes. `stuck`: errno by address; `room`: pages that still fit, by node."""
+    """A process's pages by address on a machine of many nodes. `stuck`: errno by address; `room`: pages that still fit,
+    by node.
+    """
 
     def __init__(
         self, pages: dict[int, int], stuck: dict[int, int] | None = None, room: dict[int, int] | None = None

@@ -149,7 +149,10 @@ def test_a_lock_is_got_when_its_holder_leaves(tmp_path: Path) -> None:
 
 
 def test_the_lock_of_a_killed_holder_is_free(tmp_path: Path) -> None:
-    code = f"import time; from pathlib import Path; from homenode.host.binding.state import State\nwith State(Path({str(tmp_path)!r})).locked('claims'):\n    print('held', flush=True); time.sleep(60)"
+    code = (
+        f"import time; from pathlib import Path; from homenode.host.binding.state import State\nwith "
+        f"State(Path({str(tmp_path)!r})).locked('claims'):\n    print('held', flush=True); time.sleep(60)"
+    )
     with subprocess.Popen(
         [sys.executable, "-c", code],
         stdout=subprocess.PIPE,

@@ -73,7 +73,8 @@ def test_memory_policy_is_what_numa_maps_says() -> None:
     out = _python(
         "from homenode.host.binding.syscalls import *\n"
         f"kernel = Syscalls(); kernel.set_mempolicy(MPOL_BIND, [{node}]); print(kernel.get_mempolicy())\n"
-        "print({line.split()[1] for line in open('/proc/self/numa_maps') if '[stack]' not in line and 'vdso' not in line})"
+        "print({line.split()[1] for line in open('/proc/self/numa_maps') if '[stack]' not in line and 'vdso' "
+        "not in line})"
     )
     policy, shown = out.splitlines()
     assert policy == f"({MPOL_BIND}, ({node},))"
@@ -101,7 +102,8 @@ def test_nodes_that_are_not_there_are_dropped_silently_or_refused() -> None:
     node = _allowed_nodes()[0]
     absent = max(int(folder.name[4:]) for folder in Path("/sys/devices/system/node").glob("node[0-9]*")) + 1
     out = _python(
-        f"from homenode.host.binding.syscalls import *\nkernel = Syscalls(); kernel.set_mempolicy(MPOL_BIND, [{node}, {absent}])\n"
+        f"from homenode.host.binding.syscalls import *\nkernel = Syscalls(); kernel.set_mempolicy(MPOL_BIND, "
+        f"[{node}, {absent}])\n"
         "print(kernel.get_mempolicy()[1])\n"
         f"try: kernel.set_mempolicy(MPOL_BIND, [{absent}])\n"
         "except OSError as error: print(error.errno, error.strerror)"

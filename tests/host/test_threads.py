@@ -96,7 +96,10 @@ def test_another_process_with_the_same_number_is_another_process() -> None:
 
 
 def test_descendants_are_children_and_their_children() -> None:
-    code = "import subprocess, sys; p = subprocess.Popen([sys.executable, '-S', '-c', 'input()']); print(p.pid, flush=True); p.wait()"
+    code = (
+        "import subprocess, sys; p = subprocess.Popen([sys.executable, '-S', '-c', 'input()']); print(p.pid, "
+        "flush=True); p.wait()"
+    )
     process = subprocess.Popen(
         [sys.executable, "-S", "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )

@@ -21,7 +21,10 @@ DEADLINE_S = 0.3  # for tools that hang at once
 FAIR_S = 1.5  # for tools that answer one question, on a busy machine, and hang on the next
 PATIENCE_S = 5.0  # on a busy machine; a tool that was waited for would take a minute
 NODES = (Node(0, (0, 1), 1 << 30, {}),)
-MAP = "NPU ID  Chip ID  Chip Logic ID  Chip Name\n0       0        0              Ascend 910B3\n1       0        1              Ascend 910B3"
+MAP = (
+    "NPU ID  Chip ID  Chip Logic ID  Chip Name\n0       0        0              Ascend 910B3\n1       0        1  "
+    "            Ascend 910B3"
+)
 TOPO = "NPU0 NPU1 CPU Affinity\nNPU0 X HCCS 0-1\nNPU1 HCCS X 0-1"
 
 Tool = Callable[[str, str], None]

@@ -1,4 +1,6 @@
-"""What stays behind when `run` becomes a program: driver threads are bound as they come, interrupts are given back at the end."""
+"""What stays behind when `run` becomes a program: driver threads are bound as they come, interrupts are given back at
+the end.
+"""
 
 from __future__ import annotations
 

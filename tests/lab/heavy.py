@@ -1,4 +1,6 @@
-"""A model of ten MiB with random weights, so that per cent of its memory mean something; made in a second where the tests run."""
+"""A model of ten MiB with random weights, so that per cent of its memory mean something; made in a second where the
+tests run.
+"""
 
 from __future__ import annotations
 
@@ -46,8 +48,9 @@ MATRIX_BYTES = sum(rows * columns // _BLOCK * _BLOCK_BYTES for rows, columns in 
 
 
 def make_heavy(path: Path) -> Path:
-    """The model as a GGUF file of Q4_0 matrices, the format that emulated processors compute fastest: random codes, and scales of one
-    size."""
+    """The model as a GGUF file of Q4_0 matrices, the format that emulated processors compute fastest: random codes, and
+    scales of one size.
+    """
     import gguf
 
     rng = np.random.default_rng(7)

@@ -1,4 +1,6 @@
-"""The machine as the kernel's own files show it, read here without the readers under test; and the command line under test."""
+"""The machine as the kernel's own files show it, read here without the readers under test; and the command line under
+test.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,8 @@ def read_nodes() -> dict[int, Node]:
 NODES = read_nodes()
 _OWNERS = Counter(cpu for node in NODES.values() for cpu in node.cpus)
 _ENOUGH = 256 << 20  # bytes of a node; blocks of 64 MiB are moved to and fro
-# Nodes with memory and with CPUs of their own; emulated nodes (numa=fake) all list the same CPUs, and no process is on one of them only.
+# Nodes with memory and with CPUs of their own; emulated nodes (numa=fake) all list the same CPUs, and no process is on
+# one of them only.
 WHOLE = [
     node
     for node in NODES.values()
@@ -64,8 +67,8 @@ several_nodes = pytest.mark.skipif(
     len(WHOLE) < 2,
     reason=f"needs two NUMA nodes with 256 MiB and CPUs of their own, here are {len(WHOLE)}: see tests/lab/README.md",
 )
-# Such tests send a device's interrupts elsewhere, or turn on a controller of the root control group. They put everything back; still they are
-# for machines that nobody else works on.
+# Such tests send a device's interrupts elsewhere, or turn on a controller of the root control group. They put
+# everything back; still they are for machines that nobody else works on.
 own_machine = pytest.mark.skipif(
     "HOMENODE_LAB" not in os.environ, reason="changes the machine; set HOMENODE_LAB=1 where nobody else works"
 )
@@ -124,7 +127,9 @@ def policies(numa_maps: str) -> set[str]:
 
 @contextlib.contextmanager
 def cpuset(cpus: Sequence[int], nodes: Sequence[int]) -> Iterator[tuple[str, ...]]:
-    """A control group (version 2) that permits these CPUs and memory nodes: the command that starts another inside it."""
+    """A control group (version 2) that permits these CPUs and memory nodes: the command that starts another
+    inside it.
+    """
     control = CGROUPS / "cgroup.subtree_control"
     if not control.exists():
         pytest.skip("no control groups of version 2 are mounted at /sys/fs/cgroup")

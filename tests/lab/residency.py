@@ -1,7 +1,8 @@
 """Where the memory of a process lies, read here from what the kernel says and without the readers under test.
 
-Two witnesses: /proc/PID/numa_maps counts the pages of every range by node (numa(7)); move_pages(2), asked without moving anything, names the node
-of each page. A range whose parts are to lie on different nodes can be judged by the second only, unless each part has a policy of its own.
+Two witnesses: /proc/PID/numa_maps counts the pages of every range by node (numa(7)); move_pages(2), asked without
+moving anything, names the node of each page. A range whose parts are to lie on different nodes can be judged by the
+second only, unless each part has a policy of its own.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ Block = tuple[int, int]  # the address of its first byte, and how many bytes
 
 @dataclass(frozen=True)
 class MappedRange:
-    """A line of numa_maps. `pages`: those present, by node, each of `page_bytes`; `file`: what it maps, empty for memory without a file."""
+    """A line of numa_maps. `pages`: those present, by node, each of `page_bytes`; `file`: what it maps, empty for
+    memory without a file.
+    """
 
     start: int
     policy: str
@@ -45,8 +48,9 @@ class MappedRange:
 
 @dataclass(frozen=True)
 class PlacedMemory:
-    """What numa_maps counts in ranges with a policy of their own, as an engine gives them to its weights and KV memory: bytes by
-    (nodes planned, node where they are)."""
+    """What numa_maps counts in ranges with a policy of their own, as an engine gives them to its weights and KV memory:
+    bytes by (nodes planned, node where they are).
+    """
 
     found: Mapping[tuple[tuple[int, ...], int], int]
 
@@ -65,7 +69,9 @@ class PlacedMemory:
 
 @dataclass(frozen=True)
 class Residency:
-    """Of memory that a plan gave homes: bytes by (planned node, node where they are). `absent`: bytes that nobody has touched yet."""
+    """Of memory that a plan gave homes: bytes by (planned node, node where they are). `absent`: bytes that nobody has
+    touched yet.
+    """
 
     found: Mapping[tuple[int, int], int]
     absent: int = 0

@@ -1,4 +1,6 @@
-"""Our own engine on one node of several: its weights and its KV memory lie there, and no more is taken than the node has."""
+"""Our own engine on one node of several: its weights and its KV memory lie there, and no more is taken than the node
+has.
+"""
 
 from __future__ import annotations
 

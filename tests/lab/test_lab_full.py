@@ -1,4 +1,5 @@
-"""A node that is full, with page cache or with memory of others: what is refused, what is made room for, and what is told of pages that lie elsewhere.
+"""A node that is full, with page cache or with memory of others: what is refused, what is made room for, and what is
+told of pages that lie elsewhere.
 
 Engines are in this process, where one is enough: interpreters start slowly on emulated processors.
 """
@@ -72,7 +73,9 @@ def bytes_of(node: int, names: str) -> int:
 
 @contextlib.contextmanager
 def filled(node: int, left: int) -> Iterator[None]:
-    """Another program holds memory of a node until about `left` bytes are free, less than the kernel usually keeps for itself."""
+    """Another program holds memory of a node until about `left` bytes are free, less than the kernel usually keeps for
+    itself.
+    """
     if free(node) > 2 << 30:
         pytest.skip(f"node {node} has {free(node) >> 20} MiB free; filling it would take long")
     before = _KEPT.read_text()
@@ -94,7 +97,9 @@ def filled(node: int, left: int) -> Iterator[None]:
 
 
 def fill_with_page_cache(node: int, left: int) -> None:
-    """Read files on a CPU of the node until at most `left` bytes of it are free. The kernel keeps what it has read there, until it needs the room."""
+    """Read files on a CPU of the node until at most `left` bytes of it are free. The kernel keeps what it has read
+    there, until it needs the room.
+    """
     before, tries = os.sched_getaffinity(0), 4 * (free(node) // MIB)
     os.sched_setaffinity(0, NODES[node].cpus)
     try:
@@ -186,7 +191,9 @@ def engines_anywhere() -> list[str]:
 
 
 def check_refusal(told: str, policy: str, full: int) -> None:
-    """Weights, or KV memory where what the kernel can drop of the page cache leaves room for weights just so: node, wanted and free."""
+    """Weights, or KV memory where what the kernel can drop of the page cache leaves room for weights just so: node,
+    wanted and free.
+    """
     if "left beside its weights" in told:
         assert re.search(rf"--kv-cache-memory 64MiB is more than .*NUMA node {full} has \S+ left", told), told
         return

@@ -1,7 +1,9 @@
-"""The golden text on machines of several nodes: the same tokens wherever threads and pages are, and every page where the policy puts it.
+"""The golden text on machines of several nodes: the same tokens wherever threads and pages are, and every page where
+the policy puts it.
 
-The built-in model's tokens were computed by the NumPy backend, those of the stories model by another implementation. Under every policy each page
-is counted in numa_maps; a model whose matrices take ten MiB tells how much memory there is of it in all.
+The built-in model's tokens were computed by the NumPy backend, those of the stories model by another implementation.
+Under every policy each page is counted in numa_maps; a model whose matrices take ten MiB tells how much memory there is
+of it in all.
 """
 
 from __future__ import annotations
@@ -67,7 +69,9 @@ def heavy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_weights_take_as_many_copies_as_the_policy_says_and_two_per_cent(
     heavy: Path, policy: str, copies: int, pages: str
 ) -> None:
-    """With huge pages wherever the kernel has some, and with none. Beyond the two per cent: a page for each run of rows and node."""
+    """With huge pages wherever the kernel has some, and with none. Beyond the two per cent: a page for each run of rows
+    and node.
+    """
     if pages == "small" and os.environ.get("HOMENODE_LAB_MACHINE", "2x2") != "2x2":
         pytest.skip("small pages on one machine of each processor")
     with (

@@ -1,4 +1,6 @@
-"""The golden text at every level of instructions that this processor has, which does not depend on its nodes: for one machine of each processor."""
+"""The golden text at every level of instructions that this processor has, which does not depend on its nodes: for one
+machine of each processor.
+"""
 
 from __future__ import annotations
 

@@ -17,7 +17,8 @@ pytestmark = several_nodes
 SIZE = 16 << 20
 DEADLINE_S = 60.0
 
-# Starts a process for each rank, which takes memory at once; prints the number and the address of each. Ends when its input does.
+# Starts a process for each rank, which takes memory at once; prints the number and the address of each. Ends when its
+# input does.
 ENGINE = f"""
 import os, subprocess, sys
 RANK = '''

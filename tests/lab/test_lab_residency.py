@@ -1,4 +1,6 @@
-"""The proof itself: memory placed on purpose is found where it was placed, by both witnesses, and what is moved away is missed, to the page."""
+"""The proof itself: memory placed on purpose is found where it was placed, by both witnesses, and what is moved away is
+missed, to the page.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""`homenode serve --numa P` on machines of several nodes: the same tokens under every policy, and every page where the policy puts it.
+"""`homenode serve --numa P` on machines of several nodes: the same tokens under every policy, and every page where the
+policy puts it.
 
-The test counts pages itself, in numa_maps of the engines, and sees the metric fall and `homenode verify` fail once it has moved some away. Servers
-take long to start on emulated processors, so much is asked of each.
+The test counts pages itself, in numa_maps of the engines, and sees the metric fall and `homenode verify` fail once it
+has moved some away. Servers take long to start on emulated processors, so much is asked of each.
 """
 
 from __future__ import annotations

@@ -33,30 +33,45 @@ _NAMES = ("architectures", "model_type", "transformers_version", "id2label", "la
 _LAYERS = 8  # lists of so many values are cut to the model's number of layers
 ADDED: dict[str, list[Any]] = {
     "is_causal": [False], "use_bidirectional_attention": [True], "is_decoder": [True], "add_cross_attention": [True],
-    "attn_logit_softcapping": [1.0], "final_logit_softcapping": [2.0], "query_pre_attn_scalar": [7], "attention_multiplier": [0.5],
-    "embedding_multiplier": [3.0], "residual_multiplier": [0.5], "logit_scale": [0.5], "logits_scaling": [2.0], "clip_qkv": [0.1], "alibi": [True],
-    "use_sliding_window": [True, False], "sliding_window": [5], "sliding_window_pattern": [2, 3], "_sliding_window_pattern": [2],
+    "attn_logit_softcapping": [1.0], "final_logit_softcapping": [2.0], "query_pre_attn_scalar": [7],
+    "attention_multiplier": [0.5],
+    "embedding_multiplier": [3.0], "residual_multiplier": [0.5], "logit_scale": [0.5], "logits_scaling": [2.0],
+    "clip_qkv": [0.1], "alibi": [True],
+    "use_sliding_window": [True, False], "sliding_window": [5], "sliding_window_pattern": [2, 3],
+    "_sliding_window_pattern": [2],
     "max_window_layers": [0, 1, 2], "layer_types": [["sliding_attention"] * _LAYERS, ["full_attention"] * _LAYERS],
     "attention_chunk_size": [8], "no_rope_layers": [[0] * _LAYERS], "attn_temperature_tuning": [True],
-    "rope_theta": [777.0], "rope_local_base_freq": [55.0], "partial_rotary_factor": [0.5], "original_max_position_embeddings": [16, 64],
-    "rope_scaling": [{"rope_type": "linear", "factor": 2.0}, {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}, {}],
-    "rope_parameters": [{"rope_type": "default", "rope_theta": 500.0}, {"rope_type": "proportional", "rope_theta": 500.0, "factor": 2.0}],
-    "hidden_act": ["gelu", "swish", "silu", "relu"], "hidden_activation": ["gelu", "silu"], "attention_bias": [True], "mlp_bias": [True], "qkv_bias": [False],
-    "norm_eps": [0.3], "layer_norm_eps": [0.3], "head_dim": [8], "num_key_value_heads": [1, 4], "tie_word_embeddings": [True], "qk_norm": [True],
-    "norm_topk_prob": [True, False], "num_local_experts": [2], "num_experts": [2], "decoder_sparse_step": [2], "mlp_only_layers": [[0]],
-    "routed_scaling_factor": [3.0], "scoring_func": ["sigmoid"], "first_k_dense_replace": [1], "num_nextn_predict_layers": [1],
-    "pretraining_tp": [2], "torch_dtype": ["float16"], "attention_dropout": [0.5], "router_jitter_noise": [0.5], "initializer_range": [0.5],
+    "rope_theta": [777.0], "rope_local_base_freq": [55.0], "partial_rotary_factor": [0.5],
+    "original_max_position_embeddings": [16, 64],
+    "rope_scaling": [{"rope_type": "linear", "factor": 2.0},
+        {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}, {}],
+    "rope_parameters": [{"rope_type": "default", "rope_theta": 500.0},
+        {"rope_type": "proportional", "rope_theta": 500.0, "factor": 2.0}],
+    "hidden_act": ["gelu", "swish", "silu", "relu"], "hidden_activation": ["gelu", "silu"], "attention_bias": [True],
+    "mlp_bias": [True], "qkv_bias": [False],
+    "norm_eps": [0.3], "layer_norm_eps": [0.3], "head_dim": [8], "num_key_value_heads": [1, 4],
+    "tie_word_embeddings": [True], "qk_norm": [True],
+    "norm_topk_prob": [True, False], "num_local_experts": [2], "num_experts": [2], "decoder_sparse_step": [2],
+    "mlp_only_layers": [[0]],
+    "routed_scaling_factor": [3.0], "scoring_func": ["sigmoid"], "first_k_dense_replace": [1],
+    "num_nextn_predict_layers": [1],
+    "pretraining_tp": [2], "torch_dtype": ["float16"], "attention_dropout": [0.5], "router_jitter_noise": [0.5],
+    "initializer_range": [0.5],
 }  # fmt: skip
 ADDED_TO_ROPE: dict[str, Any] = {
-    "truncate": False, "mscale": 0.7, "mscale_all_dim": 0.3, "attention_factor": 1.7, "attn_factor": 3.0, "beta_fast": 8.0, "beta_slow": 2.0, "factor": 3.0,
-    "low_freq_factor": 2.0, "high_freq_factor": 9.0, "original_max_position_embeddings": 32, "partial_rotary_factor": 0.5, "rope_type": "linear",
-    "type": "linear", "finetuned": True, "extrapolation_factor": 0.5, "mrope_section": [2, 2, 4], "short_factor": [1.0] * 4, "long_factor": [1.5] * 4,
+    "truncate": False, "mscale": 0.7, "mscale_all_dim": 0.3, "attention_factor": 1.7, "attn_factor": 3.0,
+    "beta_fast": 8.0, "beta_slow": 2.0, "factor": 3.0,
+    "low_freq_factor": 2.0, "high_freq_factor": 9.0, "original_max_position_embeddings": 32,
+    "partial_rotary_factor": 0.5, "rope_type": "linear",
+    "type": "linear", "finetuned": True, "extrapolation_factor": 0.5, "mrope_section": [2, 2, 4],
+    "short_factor": [1.0] * 4, "long_factor": [1.5] * 4,
     "alpha": 2.0, "short_mscale": 1.3,
 }  # fmt: skip
 # Refused although transformers leaves them alone: other engines follow them, tensors would be left unread, or no model
 # has such a value.
 REFUSED_ANYWAY = frozenset(
-    ("attention_bias", "mlp_bias", "use_bidirectional_attention", "partial_rotary_factor", "attn_logit_softcapping", "layer_types", "intermediate_size",
+    ("attention_bias", "mlp_bias", "use_bidirectional_attention", "partial_rotary_factor", "attn_logit_softcapping",
+        "layer_types", "intermediate_size",
      "rms_norm_eps", "factor", "beta_fast", "beta_slow", "swiglu_limit", "use_expert_bias", "rotary_dim")
 )  # fmt: skip
 # Of which transformers is no measure: it divides weights of Mamba 2 that it has loaded, and has limits of steps in
@@ -149,7 +164,10 @@ def judged(key: str, wanted: FloatArray | None, found: FloatArray | UserError, b
         return None
     if wanted is None or not differ(found, wanted):
         return None
-    return f"read as {'before' if not differ(found, before) else 'something else'}, transformers {'reads it' if differ(wanted, before) else 'leaves it alone'}"
+    return (
+        f"read as {'before' if not differ(found, before) else 'something else'}, transformers "
+        f"{'reads it' if differ(wanted, before) else 'leaves it alone'}"
+    )
 
 
 def check_fields(kind: str, changes: Mapping[str, Any], folder: Path, only: frozenset[str] | None = None) -> None:

@@ -34,7 +34,9 @@ def reference() -> Backend:
 
 @pytest.fixture(params=["reference", "native", "torch"])
 def backend(request: pytest.FixtureRequest) -> Backend:
-    """The NumPy oracle, the native core on two unpinned threads, torch on the CPU (skipped where they are not there)."""
+    """The NumPy oracle, the native core on two unpinned threads, torch on the CPU (skipped where they are
+    not there).
+    """
     return make_backend(request.param, rounding=True)
 
 
@@ -46,7 +48,9 @@ def exact_backend(request: pytest.FixtureRequest) -> Backend:
 
 @pytest.fixture
 def rounding_backend() -> Backend:
-    """The native core at a level that rounds what BF16 matrices are multiplied with to bfloat16 (skipped where there is none)."""
+    """The native core at a level that rounds what BF16 matrices are multiplied with to bfloat16 (skipped where there is
+    none).
+    """
     backend = make_backend("native", rounding=True)
     if not rounds_activations(backend):
         pytest.skip("this machine has no dot products of bfloat16 pairs")

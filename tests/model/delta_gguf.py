@@ -1,5 +1,5 @@
-"""Toy models with gated delta nets as GGUF files, in the way that the reference converter writes them: norms of the trunk
-with one added, decays as they are used, value heads in turn for each key head, q and its gate together.
+"""Toy models with gated delta nets as GGUF files, in the way that the reference converter writes them: norms of the
+trunk with one added, decays as they are used, value heads in turn for each key head, q and its gate together.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ def write_delta_gguf(
     dtype: str | None = None,
 ) -> Path:
     """The model that transformers has, all of it F32. `fused`: as older converters left q, k, v and z of Qwen3-Next, in
-    one matrix; `predicts`: behind the layers is a block that predicts further tokens; `keys`: further ones; `dtype`: that the matrices of linear_attn are stored as, where their columns fill blocks.
+    one matrix; `predicts`: behind the layers is a block that predicts further tokens; `keys`: further ones; `dtype`:
+    that the matrices of linear_attn are stored as, where their columns fill blocks.
     """
     import gguf
 

@@ -1,4 +1,6 @@
-"""Runs a loaded model by hand: steps of any mix of prompts and next tokens over a paged cache whose blocks lie in disorder."""
+"""Runs a loaded model by hand: steps of any mix of prompts and next tokens over a paged cache whose blocks lie in
+disorder.
+"""
 
 from __future__ import annotations
 
@@ -40,8 +42,9 @@ class Sequence:
 
 
 class Driver:
-    """Compiles `model` on `backend`, or takes a `program` whose logits the backend scores, and runs steps. Blocks are handed out in a shuffled but
-    fixed order."""
+    """Compiles `model` on `backend`, or takes a `program` whose logits the backend scores, and runs steps. Blocks are
+    handed out in a shuffled but fixed order.
+    """
 
     def __init__(
         self,
@@ -70,7 +73,8 @@ class Driver:
     def step(self, work: list[tuple[Sequence, int]], every_row: bool = False) -> FloatArray:
         """Compute the next `count` tokens of each sequence.
 
-        Returns natural log-probabilities, float32 [rows, vocabulary]: of what follows each sequence's last token, or every token of the step.
+        Returns natural log-probabilities, float32 [rows, vocabulary]: of what follows each sequence's last token, or
+        every token of the step.
         """
         logits = self._run(work, every_row)
         return self._logprobs(logits, sum(count for _, count in work) if every_row else len(work))
@@ -120,7 +124,9 @@ class Driver:
         return out
 
     def prefill(self, tokens: list[int], chunk: int = 512) -> tuple[Sequence, FloatArray]:
-        """A new sequence with all of `tokens` in the cache, computed `chunk` at a time, and the log-probabilities after each of them."""
+        """A new sequence with all of `tokens` in the cache, computed `chunk` at a time, and the log-probabilities after
+        each of them.
+        """
         sequence = Sequence(list(tokens))
         parts = []
         while sequence.computed < len(tokens):

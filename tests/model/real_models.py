@@ -1,5 +1,5 @@
-"""What transformers makes of the real models that `make real-models` fetches, their weights decoded to float32: the perplexity
-over benchmarks/perplexity.txt, and greedy texts. Needs accelerate beside transformers:
+"""What transformers makes of the real models that `make real-models` fetches, their weights decoded to float32: the
+perplexity over benchmarks/perplexity.txt, and greedy texts. Needs accelerate beside transformers:
 
     python -m tests.model.real_models      # writes tests/model/real_models.json
 """

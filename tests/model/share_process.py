@@ -1,4 +1,6 @@
-"""A process that loads a model with experts in common with others, stopping where it is told, and says what came of it."""
+"""A process that loads a model with experts in common with others, stopping where it is told, and says what
+came of it.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ DEADLINE_S = 100.0
 
 @dataclass(frozen=True)
 class Seat:
-    """`stops`: before which tensor it says "stopped" and waits to be told to go on (True) or to fail (False); None: nowhere."""
+    """`stops`: before which tensor it says "stopped" and waits to be told to go on (True) or to fail (False); None:
+    nowhere.
+    """
 
     memory: str  # a path of the memfd
     member: int
@@ -33,7 +37,9 @@ class Seat:
 
 
 def sit(seat: Seat, checkpoint: Checkpoint, said: Connection, settings: dict[str, Any]) -> None:
-    """Load, generate, tell: ("stopped",), ("loaded", tokens, statistics, bytes read) or ("failed", name of the error, text)."""
+    """Load, generate, tell: ("stopped",), ("loaded", tokens, statistics, bytes read) or ("failed", name of the error,
+    text).
+    """
     read: list[tuple[int, int]] = []
 
     def progress(done: int, total: int) -> None:

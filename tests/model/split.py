@@ -24,7 +24,9 @@ BLOCKS, BLOCK_SIZE = 64, 32
 
 
 class SplitProgram:
-    """`Program` of a whole model, made of the programs of its parts. All ranks of a stage must come to the same bits."""
+    """`Program` of a whole model, made of the programs of its parts. All ranks of a stage must come to the
+    same bits.
+    """
 
     def __init__(self, stages: Sequence[Sequence[Program]]) -> None:
         self._stages = stages

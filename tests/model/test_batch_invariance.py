@@ -1,4 +1,6 @@
-"""A row's value depends on its own sequence only: bit for bit the same alone, in chunks, in company, and in other blocks of the cache."""
+"""A row's value depends on its own sequence only: bit for bit the same alone, in chunks, in company, and in other
+blocks of the cache.
+"""
 
 from __future__ import annotations
 
@@ -85,7 +87,8 @@ def test_long_contexts(backend: Backend, tmp_path: Path, window: int | None) -> 
 @pytest.mark.parametrize(
     ("change", "value"),
     [
-        ("ids", [80, 1, 2]), ("ids", [-1, 1, 2]), ("positions", [0, 1, 3]), ("query_start", [0, 2]), ("context_len", [9]),
+        ("ids", [80, 1, 2]), ("ids", [-1, 1, 2]), ("positions", [0, 1, 3]), ("query_start", [0, 2]),
+        ("context_len", [9]),
         ("sample_rows", [3]), ("sample_rows", [-1]), ("block_table", [[64]]), ("block_table", [[-1]]),
     ],
 )  # fmt: skip

@@ -17,10 +17,13 @@ from tests.model.transformers_models import CASES, OF_FIELDS
 pytestmark = pytest.mark.torch
 
 FAMILIES = (
-    "llama", "llama-rope-yarn", "llama-rope-llama3", "llama-rope-linear", "llama-rope-dynamic", "mistral-window", "mixtral-window", "qwen2-windows",
-    "qwen2-moe-mixed", "qwen3", "qwen3-windows", "qwen3-moe-mixed", "qwen3-moe-window", "gemma2", "gemma3-text", "phi3", "phi3-part-of-head",
+    "llama", "llama-rope-yarn", "llama-rope-llama3", "llama-rope-linear", "llama-rope-dynamic", "mistral-window",
+    "mixtral-window", "qwen2-windows",
+    "qwen2-moe-mixed", "qwen3", "qwen3-windows", "qwen3-moe-mixed", "qwen3-moe-window", "gemma2", "gemma3-text", "phi3",
+    "phi3-part-of-head",
 )  # fmt: skip
-QUICK = ("is_causal", "tie_word_embeddings", "rms_norm_eps", "rope_scaling", "layer_types", "attention_bias", "rope_theta", "factor", "truncate",
+QUICK = ("is_causal", "tie_word_embeddings", "rms_norm_eps", "rope_scaling", "layer_types", "attention_bias",
+    "rope_theta", "factor", "truncate",
          "final_logit_softcapping", "attn_logit_softcapping", "hidden_act", "num_key_value_heads")  # fmt: skip
 
 

@@ -30,8 +30,10 @@ from tests.model.variants import changed_folder, check_cuts_company_and_copies
 pytestmark = pytest.mark.torch
 
 HEADS: dict[str, Any] = {
-    "head_dim": 32, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
-    "num_hidden_layers": 4, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
+    "head_dim": 32, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "num_hidden_layers": 4, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6,
+        "partial_rotary_factor": 0.25},
 }  # fmt: skip
 EXPERTS = {
     "num_experts": 8,

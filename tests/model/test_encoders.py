@@ -157,9 +157,12 @@ def test_a_reranker_as_a_gguf_file(activation: str, tmp_path: Path, reference: B
     keys = CASES["modernbert" if more else "bert"].gguf_keys | {"pooling_type": 4}
     keys |= {"classifier.pooling_type": 1} if more else {"attention.layer_norm_epsilon": 1e-5}
     case = replace(CASES[name], gguf_name="modern-bert" if more else "bert", gguf_keys=keys)
-    heads = {"head.dense.weight": "cls.weight", "head.norm.weight": "cls.norm.weight", "classifier.weight": "cls.output.weight",
-             "classifier.bias": "cls.output.bias", "classifier.dense.weight": "cls.weight", "classifier.dense.bias": "cls.bias",
-             "classifier.out_proj.weight": "cls.output.weight", "classifier.out_proj.bias": "cls.output.bias"}  # fmt: skip
+    heads = {"head.dense.weight": "cls.weight", "head.norm.weight": "cls.norm.weight",
+        "classifier.weight": "cls.output.weight",
+             "classifier.bias": "cls.output.bias", "classifier.dense.weight": "cls.weight",
+             "classifier.dense.bias": "cls.bias",
+             "classifier.out_proj.weight": "cls.output.weight",
+             "classifier.out_proj.bias": "cls.output.bias"}  # fmt: skip
     case = replace(case, gguf_tensors={ours: state[key] for key, ours in heads.items() if key in state})
 
     def store(tensor: str, values: FloatArray) -> tuple[FloatArray, str]:
@@ -288,7 +291,8 @@ def test_what_changes_the_result_is_refused_by_name(name: str, field: str, value
 EMBEDDING_GEMMA = Case(
     "embedding_gemma",
     {
-        "head_dim": 16, "num_hidden_layers": 3, "sliding_window": 8, "use_bidirectional_attention": True, "tie_word_embeddings": True,
+        "head_dim": 16, "num_hidden_layers": 3, "sliding_window": 8, "use_bidirectional_attention": True,
+        "tie_word_embeddings": True,
         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "pad_token_id": 0,
     },
 )  # fmt: skip

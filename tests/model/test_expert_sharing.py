@@ -46,8 +46,8 @@ from tests.shared_memory import experts_memory
 TIMEOUT_S = 60.0
 
 
-# 4, 6, 9 and 12 experts, with a shared expert, with a layer without experts, with biases; what is shared is found by its
-# name, so that further families say little more.
+# 4, 6, 9 and 12 experts, with a shared expert, with a layer without experts, with biases; what is shared is found by
+# its name, so that further families say little more.
 KINDS = ("mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "deepseek_v3")
 
 

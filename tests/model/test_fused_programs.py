@@ -1,4 +1,6 @@
-"""What a program computes on the way into and out of other operations: the same bits as one by one, with few barriers."""
+"""What a program computes on the way into and out of other operations: the same bits as one by one, with
+few barriers.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ from tests.native.steps import Part, limits, same_bits, step_of
 
 LIMITS = StepLimits(64, 12, 64, 8)
 
-# Few tokens of one and of several sequences, a prompt, steps of decoding for few and for many sequences, and all of it at once.
+# Few tokens of one and of several sequences, a prompt, steps of decoding for few and for many sequences, and all of it
+# at once.
 STEPS = (
     [Part(0, 5, [1]), Part(0, 1, [2])],
     [Part(0, 50, [3, 4])],
@@ -128,7 +131,9 @@ Forward = Callable[[Ops], Tensor]
 
 
 def gated(backend: NativeBackend, weights: list[Any], biases: list[Any], reuse: bool) -> Forward:
-    """silu(gate) * up of a constant, through `down` or not; with `reuse` something else reads the gate, so that it has to be made."""
+    """silu(gate) * up of a constant, through `down` or not; with `reuse` something else reads the gate, so that it has
+    to be made.
+    """
     x = backend.constant(np.random.default_rng(5).standard_normal((20, 64)).astype(np.float32))
     gate, up, down = weights
 
@@ -183,7 +188,9 @@ def test_a_gate_that_is_the_result(tmp_path: Path) -> None:
 
 
 def test_norms_that_others_read_are_made() -> None:
-    """A norm with two readers is computed once, as rows; one whose weight is a head wide goes through memory before a product."""
+    """A norm with two readers is computed once, as rows; one whose weight is a head wide goes through memory before a
+    product.
+    """
     outs = []
     for fuse in (False, True):
         backend = NativeBackend([-1, -1])
@@ -217,7 +224,8 @@ def test_phases_are_timed_by_name(tmp_path: Path) -> None:
     run_steps(program)
     times = {p.name: p for p in program.phase_times()}
     assert set(times) == {
-        "embedding", "angles", "qkv rows", "qkv", "kv", "attention", "o rows", "o", "gate_up rows", "gate_up", "down", "lm_head"
+        "embedding", "angles", "qkv rows", "qkv", "kv", "attention", "o rows", "o", "gate_up rows", "gate_up", "down",
+        "lm_head"
     }  # fmt: skip
     assert times["qkv"].runs == 2 * len(STEPS) and times["lm_head"].runs == len(STEPS)
     assert times["qkv rows"].runs == 2 * sum(sum(p.count for p in parts) > 8 for parts in STEPS)

@@ -29,8 +29,10 @@ pytestmark = pytest.mark.torch
 LAYERS = "ssfssf"
 SHARES = [0.95, 0.6, 0.0, 0.3, 0.0, 0.0]
 SHAPE: dict[str, Any] = {
-    "num_hidden_layers": 6, "layer_types": kinds(LAYERS), "head_dim": 16, "sliding_window": 6, "tie_word_embeddings": True, "rms_norm_eps": 1e-6,
-    "num_kv_shared_layers": 2, "activation_sparsity_pattern": SHARES, "laurel_rank": 8, "hidden_size_per_layer_input": 8,
+    "num_hidden_layers": 6, "layer_types": kinds(LAYERS), "head_dim": 16, "sliding_window": 6,
+    "tie_word_embeddings": True, "rms_norm_eps": 1e-6,
+    "num_kv_shared_layers": 2, "activation_sparsity_pattern": SHARES, "laurel_rank": 8,
+    "hidden_size_per_layer_input": 8,
     "vocab_size_per_layer_input": 160, "final_logit_softcapping": 6.0, "pad_token_id": 0,
 }  # fmt: skip
 KEYS: dict[str, Any] = {
@@ -46,7 +48,8 @@ KEYS: dict[str, Any] = {
     "activation_sparsity_scale": [NormalDist().inv_cdf(share) if share else -math.inf for share in SHARES],
 }
 CASE = Case("gemma3n_text", SHAPE, KEYS, gguf_name="gemma3n")
-# Two streams, layers of unlike lengths, tokens past the table of what layers take in, and corrections that are not scaled.
+# Two streams, layers of unlike lengths, tokens past the table of what layers take in, and corrections that are not
+# scaled.
 OTHER = Case(
     "gemma3n_text",
     SHAPE

@@ -52,7 +52,8 @@ def arrays(letters: str) -> dict[str, Any]:
 
 
 SHAPE: dict[str, Any] = {
-    "head_dim": 16, "global_head_dim": 32, "sliding_window": 6, "tie_word_embeddings": True, "final_logit_softcapping": 6.0, "rms_norm_eps": 1e-6,
+    "head_dim": 16, "global_head_dim": 32, "sliding_window": 6, "tie_word_embeddings": True,
+    "final_logit_softcapping": 6.0, "rms_norm_eps": 1e-6,
 }  # fmt: skip
 ROPE = {"rope_freqs.weight": [1.0] * 4 + [1e30] * 12}
 SMALL = Case(

@@ -17,8 +17,10 @@ from tests.model.parity import Case, check_folder, check_stacked_gguf
 pytestmark = pytest.mark.torch
 
 SHAPE: dict[str, Any] = {
-    "head_dim": 32, "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "n_shared_experts": 1, "first_k_dense_replace": 1,
-    "attention_bias": True, "num_mtp_layers": 0, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.5},
+    "head_dim": 32, "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+    "attention_bias": True, "num_mtp_layers": 0,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.5},
 }  # fmt: skip
 KEYS = {
     "expert_count": 8,

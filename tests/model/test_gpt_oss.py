@@ -24,11 +24,13 @@ from tests.model.transformers_models import make_model
 pytestmark = pytest.mark.torch
 
 YARN: dict[str, Any] = {
-    "rope_type": "yarn", "rope_theta": 150000.0, "factor": 4.0, "original_max_position_embeddings": 32, "beta_fast": 32.0,
+    "rope_type": "yarn", "rope_theta": 150000.0, "factor": 4.0, "original_max_position_embeddings": 32,
+    "beta_fast": 32.0,
     "beta_slow": 1.0, "truncate": False,
 }  # fmt: skip
 SHAPE: dict[str, Any] = {
-    "head_dim": 32, "num_hidden_layers": 4, "intermediate_size": 64, "sliding_window": 8, "num_local_experts": 4, "num_experts_per_tok": 2,
+    "head_dim": 32, "num_hidden_layers": 4, "intermediate_size": 64, "sliding_window": 8, "num_local_experts": 4,
+    "num_experts_per_tok": 2,
 }  # fmt: skip
 KEYS = {
     "attention.sliding_window": 8,

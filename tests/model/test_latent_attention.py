@@ -25,19 +25,25 @@ from tests.model.transformers_models import make_model, prompts
 pytestmark = pytest.mark.torch
 
 SHAPE: dict[str, Any] = {
-    "num_key_value_heads": 4, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 24, "kv_lora_rank": 32, "q_lora_rank": 24, "head_dim": 8,
-    "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "n_shared_experts": 2, "rms_norm_eps": 1e-6,
+    "num_key_value_heads": 4, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 24, "kv_lora_rank": 32,
+    "q_lora_rank": 24, "head_dim": 8,
+    "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "n_shared_experts": 2,
+    "rms_norm_eps": 1e-6,
 }  # fmt: skip
 YARN = {
-    "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32, "beta_fast": 32.0, "beta_slow": 1.0,
+    "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32, "beta_fast": 32.0,
+    "beta_slow": 1.0,
 }  # fmt: skip
 KEYS: dict[str, Any] = {
-    "attention.head_count_kv": 1, "attention.key_length": 40, "attention.value_length": 32, "attention.key_length_mla": 24,
-    "attention.value_length_mla": 24, "attention.q_lora_rank": 24, "attention.kv_lora_rank": 32, "rope.dimension_count": 8, "expert_count": 8,
+    "attention.head_count_kv": 1, "attention.key_length": 40, "attention.value_length": 32,
+    "attention.key_length_mla": 24,
+    "attention.value_length_mla": 24, "attention.q_lora_rank": 24, "attention.kv_lora_rank": 32,
+    "rope.dimension_count": 8, "expert_count": 8,
     "expert_used_count": 3, "expert_feed_forward_length": 32, "expert_shared_count": 2, "leading_dense_block_count": 1,
 }  # fmt: skip
 YARN_KEYS = {
-    "rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 32, "rope.scaling.yarn_log_multiplier": 0.1,
+    "rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 32,
+    "rope.scaling.yarn_log_multiplier": 0.1,
 }  # fmt: skip
 GROUPS = {"n_group": 4, "topk_group": 2}
 GROUP_KEYS = {"expert_group_count": 4, "expert_group_used_count": 2}
@@ -56,7 +62,8 @@ V2_LITE = Case(
 )
 V3 = Case(
     "deepseek_v3",
-    SHAPE | GROUPS | {"first_k_dense_replace": 1, "routed_scaling_factor": 2.5, "num_mtp_layers": 0, "rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}},
+    SHAPE | GROUPS | {"first_k_dense_replace": 1, "routed_scaling_factor": 2.5, "num_mtp_layers": 0,
+        "rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}},
     KEYS | GROUP_KEYS | YARN_KEYS | {"expert_gating_func": 2, "expert_weights_norm": True, "expert_weights_scale": 2.5},
     gguf_name="deepseek2",
 )  # fmt: skip
@@ -91,7 +98,8 @@ YOUTU = Case(
 MISTRAL_4 = Case(
     "mistral4",
     {key: value for key, value in SHAPE.items() if key != "head_dim"}
-    | {"rope_parameters": YARN | {"original_max_position_embeddings": 8, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.4}}
+    | {"rope_parameters": YARN | {"original_max_position_embeddings": 8, "mscale": 1.0, "mscale_all_dim": 1.0,
+        "llama_4_scaling_beta": 0.4}}
     | {"routed_scaling_factor": 1.0, "n_group": 1, "topk_group": 1},
     KEYS | YARN_KEYS | {"rope.scaling.original_context_length": 8, "expert_weights_norm": True}
     | {"attention.temperature_scale": 0.4, "attention.temperature_length": 8, "leading_dense_block_count": 0},

@@ -34,10 +34,12 @@ pytestmark = pytest.mark.torch
 
 # Every length is whole blocks of 32.
 LENGTHS = {
-    "kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 32, "v_head_dim": 32, "head_dim": 32, "moe_intermediate_size": 64,
+    "kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 32, "v_head_dim": 32, "head_dim": 32,
+    "moe_intermediate_size": 64,
 }  # fmt: skip
 KEYS = {
-    "attention.key_length": 96, "attention.value_length": 64, "attention.key_length_mla": 64, "attention.value_length_mla": 32,
+    "attention.key_length": 96, "attention.value_length": 64, "attention.key_length_mla": 64,
+    "attention.value_length_mla": 32,
     "attention.kv_lora_rank": 64, "rope.dimension_count": 32, "expert_feed_forward_length": 64,
 }  # fmt: skip
 CASES = {"V2 lite": V2_LITE, "V3": V3, "GLM-4.7-Flash": GLM, "V3.2": V32, "GLM-5": GLM_5}

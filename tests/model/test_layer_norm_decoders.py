@@ -27,7 +27,8 @@ ALIKE = {"num_key_value_heads": 4}
 PARTS = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}}
 FALCON = {"num_hidden_layers": 2, "ffn_hidden_size": 96, "pad_token_id": 0}
 LONGROPE = {
-    "rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0 + i / 4 for i in range(8)], "long_factor": [9.0] * 8,
+    "rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0 + i / 4 for i in range(8)],
+    "long_factor": [9.0] * 8,
     "short_mscale": 1.2, "long_mscale": 1.2, "original_max_position_embeddings": 256,
 }  # fmt: skip
 CASES = {
@@ -45,29 +46,38 @@ CASES = {
     "falcon 40b": Case("falcon", FALCON | {"new_decoder_architecture": True, "num_kv_heads": 2}, EPS),
     "gpt2": Case("gpt2", {"n_inner": 96}, EPS | {"attention.head_count_kv": 4}),
     "gpt_bigcode": Case("gpt_bigcode", {"n_inner": 96}, EPS | {"attention.head_count_kv": 1}, gguf_name="starcoder"),
-    "gpt_bigcode of many keys": Case("gpt_bigcode", {"multi_query": False, "scale_attn_weights": False, "activation_function": "gelu"}),
-    "bloom": Case("bloom", {"num_attention_heads": 4}, EPS | {"attention.head_count_kv": 4, "feed_forward_length": 256}),
+    "gpt_bigcode of many keys": Case("gpt_bigcode",
+        {"multi_query": False, "scale_attn_weights": False, "activation_function": "gelu"}),
+    "bloom": Case("bloom", {"num_attention_heads": 4},
+        EPS | {"attention.head_count_kv": 4, "feed_forward_length": 256}),
     "bloom of three heads": Case("bloom", {"num_attention_heads": 3, "hidden_size": 48, "num_hidden_layers": 2}),
     "mpt": Case(
         "mpt",
-        {"attn_config": {"clip_qkv": 0.8}, "max_seq_len": 256, "hidden_size": 72, "num_attention_heads": 6, "tie_word_embeddings": True},
+        {"attn_config": {"clip_qkv": 0.8}, "max_seq_len": 256, "hidden_size": 72, "num_attention_heads": 6,
+            "tie_word_embeddings": True},
         EPS
         | {
-            "attention.head_count_kv": 6, "feed_forward_length": 288, "attention.key_length": 12, "attention.value_length": 12,
+            "attention.head_count_kv": 6, "feed_forward_length": 288, "attention.key_length": 12,
+            "attention.value_length": 12,
             "attention.max_alibi_bias": 8.0, "attention.clamp_kqv": 0.8, "rope.dimension_count": 12,
         },
     ),
     "nemotron": Case("nemotron", {"partial_rotary_factor": 0.5, "mlp_bias": True}, EPS | {"rope.dimension_count": 8}),
     "jais2": Case("jais2", {"attention_bias": False}, EPS),
-    "cohere": Case("cohere", {"logit_scale": 0.25, "tie_word_embeddings": True}, EPS | {"logit_scale": 0.25, "rope.freq_base": 500000.0}, gguf_name="command-r"),
-    "cohere plus": Case("cohere", {"use_qk_norm": True, "attention_bias": True}, EPS | {"logit_scale": 0.0625, "rope.freq_base": 500000.0}, gguf_name="command-r"),
+    "cohere": Case("cohere", {"logit_scale": 0.25, "tie_word_embeddings": True},
+        EPS | {"logit_scale": 0.25, "rope.freq_base": 500000.0}, gguf_name="command-r"),
+    "cohere plus": Case("cohere", {"use_qk_norm": True, "attention_bias": True},
+        EPS | {"logit_scale": 0.0625, "rope.freq_base": 500000.0}, gguf_name="command-r"),
     "cohere2": Case(
-        "cohere2", {"sliding_window": 9, "num_hidden_layers": 4, "logit_scale": 0.25}, EPS | {"attention.sliding_window": 9, "logit_scale": 0.25}
+        "cohere2", {"sliding_window": 9, "num_hidden_layers": 4, "logit_scale": 0.25},
+        EPS | {"attention.sliding_window": 9, "logit_scale": 0.25}
     ),
-    "stablelm": Case("stablelm", {"use_qkv_bias": True}, EPS | {"rope.dimension_count": 4, "use_parallel_residual": False}),
+    "stablelm": Case("stablelm", {"use_qkv_bias": True},
+        EPS | {"rope.dimension_count": 4, "use_parallel_residual": False}),
     "stablelm parallel": Case("stablelm", {"use_parallel_residual": True} | PARTS),
     "phimoe": Case(
-        "phimoe", {"num_local_experts": 4, "num_experts_per_tok": 2, "attention_bias": True, "lm_head_bias": True}, {"expert_count": 4, "rope.freq_base": 1e6}
+        "phimoe", {"num_local_experts": 4, "num_experts_per_tok": 2, "attention_bias": True, "lm_head_bias": True},
+        {"expert_count": 4, "rope.freq_base": 1e6}
     ),
     "phimoe long": Case("phimoe", {"num_local_experts": 3, "rope_parameters": LONGROPE, "router_jitter_noise": 0.3}),
 }  # fmt: skip

@@ -87,7 +87,9 @@ def test_dtype(checkpoint: ArrayCheckpoint, backend: Backend, dtype: str, kept: 
 
 @pytest.mark.parametrize(("quantize", "bound"), [("q8_0", 0.05), ("q4_0", 0.4)])
 def test_quantised_models_stay_near(checkpoint: ArrayCheckpoint, backend: Backend, quantize: str, bound: float) -> None:
-    """Mean difference of log-probabilities as a share of their standard deviation: measured 0.03 and 0.29. Random matrices lose most."""
+    """Mean difference of log-probabilities as a share of their standard deviation: measured 0.03 and 0.29. Random
+    matrices lose most.
+    """
     needs_format(backend, quantize.upper())
     exact, model = load_model(checkpoint, backend), load_model(checkpoint, backend, quantize=quantize)
     wanted, found = (Driver(m, backend, kv_dtype="f32").prefill(PROMPT)[1] for m in (exact, model))
@@ -117,7 +119,8 @@ def test_a_setting_for_float_matrices_says_which_it_does_nothing_to(
         if name != first:
             checkpoint.add(name, bytes(rows * columns // 32 * 34), BY_NAME["Q8_0"], (rows, columns))
     assert told() == (
-        f"{flag} changes nothing: it is for float matrices, and all {len(matrices)} are quantised in the file (Q4_0, Q8_0)"
+        f"{flag} changes nothing: it is for float matrices, and all {len(matrices)} are quantised in the file "
+        f"(Q4_0, Q8_0)"
     )
     assert not any(flag in note for note in plan_model(checkpoint, reference).notes)
 

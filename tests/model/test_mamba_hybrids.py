@@ -1,5 +1,5 @@
-"""Models with short convolutions or the recurrence of Mamba 2 beside transformers: LFM2, Granite 4, Nemotron-H, Falcon-H1,
-Mamba 2 and Bamba.
+"""Models with short convolutions or the recurrence of Mamba 2 beside transformers: LFM2, Granite 4, Nemotron-H,
+Falcon-H1, Mamba 2 and Bamba.
 """
 
 from __future__ import annotations
@@ -34,17 +34,22 @@ _L, _F, _C = "linear_attention", "full_attention", "conv"
 _CONVOLUTIONS: dict[str, Any] = {"num_hidden_layers": 4, "layer_types": [_C, _C, _F, _C]}
 _MAMBA: dict[str, Any] = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_expand": 2}
 _GRANITE: dict[str, Any] = _MAMBA | {
-    "num_hidden_layers": 4, "layer_types": [_L, _L, _F, _L], "shared_intermediate_size": 80, "embedding_multiplier": 12.0,
+    "num_hidden_layers": 4, "layer_types": [_L, _L, _F, _L], "shared_intermediate_size": 80,
+    "embedding_multiplier": 12.0,
     "residual_multiplier": 0.22, "attention_multiplier": 0.03125, "logits_scaling": 8.0,
 }  # fmt: skip
 _NEMOTRON: dict[str, Any] = {
-    "num_hidden_layers": None, "head_dim": 32, "ssm_state_size": 16, "mamba_num_heads": 8, "mamba_head_dim": 16, "n_groups": 2,
-    "layers_block_type": [_L, "moe", _F, "mlp", _L, "moe"], "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32,
+    "num_hidden_layers": None, "head_dim": 32, "ssm_state_size": 16, "mamba_num_heads": 8, "mamba_head_dim": 16,
+    "n_groups": 2,
+    "layers_block_type": [_L, "moe", _F, "mlp", _L, "moe"], "n_routed_experts": 8, "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
     "moe_shared_expert_intermediate_size": 48, "routed_scaling_factor": 2.5,
 }  # fmt: skip
 _FALCON: dict[str, Any] = {
-    "num_hidden_layers": 2, "mamba_d_ssm": 96, "mamba_n_heads": 6, "mamba_d_head": 16, "mamba_n_groups": 2, "mamba_d_state": 16, "mamba_rms_norm": True,
-    "mamba_norm_before_gate": False, "embedding_multiplier": 5.6, "lm_head_multiplier": 0.5, "attention_in_multiplier": 0.9,
+    "num_hidden_layers": 2, "mamba_d_ssm": 96, "mamba_n_heads": 6, "mamba_d_head": 16, "mamba_n_groups": 2,
+    "mamba_d_state": 16, "mamba_rms_norm": True,
+    "mamba_norm_before_gate": False, "embedding_multiplier": 5.6, "lm_head_multiplier": 0.5,
+    "attention_in_multiplier": 0.9,
     "attention_out_multiplier": 0.7, "key_multiplier": 0.6, "ssm_in_multiplier": 1.2, "ssm_out_multiplier": 0.8,
     "ssm_multipliers": [0.9, 0.7, 1.3, 0.8, 1.1], "mlp_multipliers": [0.8, 1.4], "head_dim": 16,
 }  # fmt: skip

@@ -72,10 +72,12 @@ def test_a_gguf_file_of_the_elder_ones_has_the_tokens_of_granite(tmp_path: Path,
 
 
 LATENT: dict[str, Any] = {
-    "num_key_value_heads": 4, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "kv_lora_rank": 32, "q_lora_rank": 24, "rms_norm_eps": 1e-6,
+    "num_key_value_heads": 4, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "kv_lora_rank": 32, "q_lora_rank": 24,
+    "rms_norm_eps": 1e-6,
 }  # fmt: skip
 LATENT_KEYS = {
-    "attention.head_count_kv": 4, "attention.key_length": 24, "attention.value_length": 16, "attention.q_lora_rank": 24, "attention.kv_lora_rank": 32, "rope.dimension_count": 8,
+    "attention.head_count_kv": 4, "attention.key_length": 24, "attention.value_length": 16, "attention.q_lora_rank": 24,
+    "attention.kv_lora_rank": 32, "rope.dimension_count": 8,
 }  # fmt: skip
 OF_THE_MODEL = {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256}
 MINICPM3 = Case("minicpm3", LATENT | OF_THE_MODEL, LATENT_KEYS)

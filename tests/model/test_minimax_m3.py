@@ -1,4 +1,6 @@
-"""MiniMax M3 beside transformers: blocks of tokens that an indexer chooses, clamped gates, an expert for every token."""
+"""MiniMax M3 beside transformers: blocks of tokens that an indexer chooses, clamped gates, an expert for
+every token.
+"""
 
 from __future__ import annotations
 
@@ -25,15 +27,21 @@ pytestmark = pytest.mark.torch
 CASE = Case(
     "minimax_m3_vl_text",
     {
-        "head_dim": 32, "intermediate_size": 32, "dense_intermediate_size": 96, "shared_intermediate_size": 32, "num_local_experts": 8,
-        "num_experts_per_tok": 3, "rotary_dim": 16, "rope_parameters": {"rope_type": "default", "rope_theta": 5e6, "partial_rotary_factor": 0.5},
-        "mlp_layer_types": ["dense", "sparse", "sparse"], "layer_types": ["full_attention", "minimax_m3_sparse", "minimax_m3_sparse"],
+        "head_dim": 32, "intermediate_size": 32, "dense_intermediate_size": 96, "shared_intermediate_size": 32,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 3, "rotary_dim": 16,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 5e6, "partial_rotary_factor": 0.5},
+        "mlp_layer_types": ["dense", "sparse", "sparse"],
+        "layer_types": ["full_attention", "minimax_m3_sparse", "minimax_m3_sparse"],
         "index_n_heads": 2, "index_head_dim": 24, "index_block_size": 16, "index_topk_blocks": 2,
     },
     {
-        "expert_count": 8, "expert_used_count": 3, "expert_feed_forward_length": 32, "feed_forward_length": 96, "expert_gating_func": 2,
-        "expert_shared_count": 1, "expert_weights_scale": 2.0, "expert_weights_norm": True, "rope.dimension_count": 16, "leading_dense_block_count": 1,
-        "attention.indexer.head_count": 2, "attention.indexer.key_length": 24, "attention.indexer.top_k": 2, "attention.indexer.block_size": 16,
+        "expert_count": 8, "expert_used_count": 3, "expert_feed_forward_length": 32, "feed_forward_length": 96,
+        "expert_gating_func": 2,
+        "expert_shared_count": 1, "expert_weights_scale": 2.0, "expert_weights_norm": True, "rope.dimension_count": 16,
+        "leading_dense_block_count": 1,
+        "attention.indexer.head_count": 2, "attention.indexer.key_length": 24, "attention.indexer.top_k": 2,
+        "attention.indexer.block_size": 16,
         "attention.indexer.local_blocks": 1,
     },
     gguf_name="minimax-m3",
@@ -59,8 +67,10 @@ def test_published_folders_have_other_names_and_figures_in_a_table(tmp_path: Pat
         "moe_layer_freq": [0, 1, 1],
         "use_gemma_norm": True,
         "sparse_attention_config": {
-            "use_sparse_attention": True, "sparse_num_index_heads": 2, "sparse_index_dim": 24, "sparse_block_size": 16, "sparse_topk_blocks": 2,
-            "sparse_local_block": 1, "sparse_init_block": 0, "sparse_score_type": "max", "sparse_attention_freq": [0, 1, 1],
+            "use_sparse_attention": True, "sparse_num_index_heads": 2, "sparse_index_dim": 24, "sparse_block_size": 16,
+            "sparse_topk_blocks": 2,
+            "sparse_local_block": 1, "sparse_init_block": 0, "sparse_score_type": "max",
+            "sparse_attention_freq": [0, 1, 1],
             "sparse_disable_index_value": [0, 1, 1],
         },
     }  # fmt: skip

@@ -20,11 +20,13 @@ from tests.model.transformers_models import SIZES, make_model
 pytestmark = pytest.mark.torch
 
 TEXT: dict[str, Any] = SIZES | {
-    "head_dim": 16, "num_hidden_layers": 5, "sliding_window": 9, "qk_scale_factor": 2.5, "output_multiplier": 0.4, "final_logit_softcapping": 2.0,
+    "head_dim": 16, "num_hidden_layers": 5, "sliding_window": 9, "qk_scale_factor": 2.5, "output_multiplier": 0.4,
+    "final_logit_softcapping": 2.0,
     "post_norm_eps": 1e-3, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}, "pad_token_id": 0,
 }  # fmt: skip
 VISION = {
-    "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "patch_size": 4, "pos_emb_height": 2, "pos_emb_width": 2,
+    "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "patch_size": 4,
+    "pos_emb_height": 2, "pos_emb_width": 2,
 }  # fmt: skip
 
 
@@ -50,7 +52,8 @@ def test_a_folder_has_the_tokens_of_transformers(changes: dict[str, Any], tmp_pa
 
 
 GGUF_KEYS: dict[str, Any] = {
-    "block_count": 5, "attention.sliding_window": 9, "attention.sliding_window_pattern": [False, True, True, True, False], "logit_scale": 0.4,
+    "block_count": 5, "attention.sliding_window": 9,
+    "attention.sliding_window_pattern": [False, True, True, True, False], "logit_scale": 0.4,
     "final_logit_softcapping": 2.0,
 }  # fmt: skip
 NORMS = {

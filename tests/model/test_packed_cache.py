@@ -1,4 +1,6 @@
-"""The packed cache file: a second load gives the same bits, and whatever is wrong with the file the model loads all the same."""
+"""The packed cache file: a second load gives the same bits, and whatever is wrong with the file the model loads all the
+same.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What a worker loads of a checkpoint is what a whole model has there: rows, columns, heads, experts, of every kind of storage."""
+"""What a worker loads of a checkpoint is what a whole model has there: rows, columns, heads, experts, of every kind of
+storage.
+"""
 
 from __future__ import annotations
 

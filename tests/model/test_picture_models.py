@@ -41,8 +41,10 @@ def whole(kind: str, text: dict[str, Any], vision: dict[str, Any], **more: Any) 
 
 CASES = {
     "llava": whole("llava", SIZES | {"model_type": "llama"}, TOWER | {"model_type": "clip_vision_model"}),
-    "llava-mistral": whole("llava", SIZES | {"model_type": "mistral", "head_dim": 16}, TOWER | {"model_type": "pixtral"}),
-    "internvl": whole("internvl", SIZES | {"model_type": "qwen3", "head_dim": 16}, TOWER | {"image_size": [28, 28], "patch_size": [14, 14]}),
+    "llava-mistral": whole("llava", SIZES | {"model_type": "mistral", "head_dim": 16},
+        TOWER | {"model_type": "pixtral"}),
+    "internvl": whole("internvl", SIZES | {"model_type": "qwen3", "head_dim": 16},
+        TOWER | {"image_size": [28, 28], "patch_size": [14, 14]}),
     "idefics3": whole("idefics3", SIZES | {"model_type": "llama"}, TOWER),
     "smolvlm": whole("smolvlm", SIZES | {"model_type": "llama"}, TOWER),
 }  # fmt: skip

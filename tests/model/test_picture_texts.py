@@ -36,26 +36,31 @@ def of(kind: str, text: dict[str, Any], eyes: dict[str, Any] = EYES, **more: Any
 
 CASES = {
     "qwen2_vl": of(
-        "qwen2_vl", {"rope_parameters": MROPE}, {"depth": 1, "embed_dim": 32, "hidden_size": 64, "num_heads": 2, "patch_size": 4}
+        "qwen2_vl", {"rope_parameters": MROPE},
+        {"depth": 1, "embed_dim": 32, "hidden_size": 64, "num_heads": 2, "patch_size": 4}
     ),
     "qwen2_5_vl": of("qwen2_5_vl", {"rope_parameters": MROPE}),
     "qwen3_vl": of("qwen3_vl", {"head_dim": 32, "rope_parameters": MROPE}, EYES | {"deepstack_visual_indexes": [0]}),
     "qwen3_vl_moe": of(
         "qwen3_vl_moe",
-        {"head_dim": 32, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "rope_parameters": MROPE},
+        {"head_dim": 32, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 48,
+            "rope_parameters": MROPE},
         EYES | {"deepstack_visual_indexes": [0]},
     ),
     "glm4v_moe": of(
         "glm4v_moe",
         {
-            "n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_shared_experts": 1, "first_k_dense_replace": 1,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5, "mrope_section": [2, 1, 1]},
+            "n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_shared_experts": 1,
+            "first_k_dense_replace": 1,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5,
+                "mrope_section": [2, 1, 1]},
         },
     ),
     "mistral3": of(
         "mistral3",
         {"model_type": "mistral", "head_dim": 32, "sliding_window": None},
-        {"model_type": "pixtral", "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "head_dim": 16},
+        {"model_type": "pixtral", "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1,
+            "num_attention_heads": 2, "head_dim": 16},
     ),
 }  # fmt: skip
 

@@ -1,4 +1,6 @@
-"""Models from folders quantised by others: the same answers as from the float32 values that the codes and scales stand for."""
+"""Models from folders quantised by others: the same answers as from the float32 values that the codes and scales stand
+for.
+"""
 
 from __future__ import annotations
 
@@ -104,7 +106,8 @@ def test_ranks_of_matrices_quantised_in_one(tmp_path: Path, name: str) -> None:
         ("8-bit floats", {"quantize": "q8_0"}, "Q8_0", "FP8 -> Q8_0: quantised at load (--quantize q8_0)"),
         ("8-bit floats", {"dtype": "bfloat16"}, "BF16", "FP8 -> BF16: converted at load (--dtype bfloat16)"),
         ("8-bit floats", {"quantize": "q4_0"}, "Q4_0", "FP8 -> Q4_0: quantised at load (--quantize q4_0)"),
-        ("gptq, columns in any order", {"dtype": "float32"}, "F32", "GPTQ 4-bit -> F32: converted at load (--dtype float32)"),
+        ("gptq, columns in any order", {"dtype": "float32"}, "F32",
+            "GPTQ 4-bit -> F32: converted at load (--dtype float32)"),
         ("gptq, columns in any order", {}, "Q8_0", "GPTQ 4-bit -> Q8_0: no block format holds these codes: converted"),
     ],
 )  # fmt: skip

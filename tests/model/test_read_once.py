@@ -1,4 +1,6 @@
-"""Mirrored weights come from one read of the file: what the kernel counts as read by this process, with three homes and with one."""
+"""Mirrored weights come from one read of the file: what the kernel counts as read by this process, with three homes and
+with one.
+"""
 
 from __future__ import annotations
 

@@ -18,8 +18,10 @@ def settings(rows: int = 1, **changes: Any) -> SamplingArrays:
     """Plain sampling for every row, with `changes`; `bias` and `seen` give row 0 lists of pairs and of triples."""
     bias, seen = changes.pop("bias", []), changes.pop("seen", [])
     lists: dict[str, Any] = {
-        "bias_start": np.array([0] + [len(bias)] * rows, np.int32), "bias_token": np.array([b[0] for b in bias], np.int32),
-        "bias_value": np.array([b[1] for b in bias], np.float32), "seen_start": np.array([0] + [len(seen)] * rows, np.int32),
+        "bias_start": np.array([0] + [len(bias)] * rows, np.int32),
+        "bias_token": np.array([b[0] for b in bias], np.int32),
+        "bias_value": np.array([b[1] for b in bias], np.float32),
+        "seen_start": np.array([0] + [len(seen)] * rows, np.int32),
         "seen_token": np.array([s[0] for s in seen], np.int32), "seen_count": np.array([s[1] for s in seen], np.int32),
     }  # fmt: skip
     return SamplingArrays.of(rows, **{"seed": 1, **changes, **lists})
@@ -58,7 +60,8 @@ def test_temperature_sharpens() -> None:
     ("settings", "expected"),
     [
         ((0, 1.0, 0.0), [1, 3, 2, 0]), ((2, 1.0, 0.0), [1, 3]), ((9, 1.0, 0.0), [1, 3, 2, 0]), ((0, 0.69, 0.0), [1, 3]),
-        ((0, 0.71, 0.0), [1, 3, 2]), ((0, 0.0, 0.0), [1]), ((0, 1.0, 0.6), [1, 3]), ((0, 1.0, 1.0), [1]), ((3, 0.5, 0.0), [1, 3]),
+        ((0, 0.71, 0.0), [1, 3, 2]), ((0, 0.0, 0.0), [1]), ((0, 1.0, 0.6), [1, 3]), ((0, 1.0, 1.0), [1]),
+        ((3, 0.5, 0.0), [1, 3]),
         ((2, 0.56, 0.0), [1]),
     ],
 )  # fmt: skip

@@ -142,11 +142,15 @@ JINA = {
     "type_vocab_size": 2, "layer_norm_eps": 1e-12, "pad_token_id": 0,
 }  # fmt: skip
 NOMIC = {
-    "architectures": ["NomicBertModel"], "model_type": "nomic_bert", "n_embd": HIDDEN, "n_inner": INNER, "n_layer": LAYERS,
-    "n_head": HEADS, "vocab_size": WORDS, "n_positions": 2048, "layer_norm_epsilon": 1e-12, "activation_function": "gelu",
-    "moe_every_n_layers": 2, "num_experts": EXPERTS, "moe_top_k": 2, "moe_normalize_expert_weights": False, "num_shared_experts": 0,
+    "architectures": ["NomicBertModel"], "model_type": "nomic_bert", "n_embd": HIDDEN, "n_inner": INNER,
+    "n_layer": LAYERS,
+    "n_head": HEADS, "vocab_size": WORDS, "n_positions": 2048, "layer_norm_epsilon": 1e-12,
+    "activation_function": "gelu",
+    "moe_every_n_layers": 2, "num_experts": EXPERTS, "moe_top_k": 2, "moe_normalize_expert_weights": False,
+    "num_shared_experts": 0,
     "expert_choice_router": False, "ffn_div": 1, "qkv_proj_bias": True, "mlp_fc1_bias": True, "mlp_fc2_bias": True,
-    "rotary_emb_base": 10000, "rotary_emb_fraction": 1.0, "use_rms_norm": None, "type_vocab_size": 1, "prenorm": False, "causal": False,
+    "rotary_emb_base": 10000, "rotary_emb_fraction": 1.0, "use_rms_norm": None, "type_vocab_size": 1, "prenorm": False,
+    "causal": False,
 }  # fmt: skip
 CODE = {"auto_map": {"AutoModel": "jinaai/jina-bert-v2-qk-post-norm--modeling_bert.JinaBertModel"}}
 MODELS: dict[str, tuple[dict[str, Any], Callable[[Weights, list[int]], FloatArray]]] = {
@@ -177,7 +181,8 @@ def test_a_folder_has_the_rows_of_its_makers_class(name: str, tmp_path: Path, ba
 
 GGUF_NAMES = {
     "attention.self.query": "attn_q", "attention.self.key": "attn_k", "attention.self.value": "attn_v",
-    "attention.output.dense": "attn_output", "attention.output.LayerNorm": "attn_output_norm", "mlp.gated_layers": "ffn_up",
+    "attention.output.dense": "attn_output", "attention.output.LayerNorm": "attn_output_norm",
+    "mlp.gated_layers": "ffn_up",
     "mlp.wo": "ffn_down", "mlp.layernorm": "layer_output_norm", "attention.self.layer_norm_q": "attn_q_norm",
     "attention.self.layer_norm_k": "attn_k_norm", "layer_norm_1": "attn_norm_2", "layer_norm_2": "layer_output_norm",
     "mlp.down_layer": "ffn_down", "attn.Wqkv": "attn_qkv", "attn.out_proj": "attn_output", "norm1": "attn_output_norm",

@@ -49,7 +49,8 @@ def transformers_rope(spec: Any) -> tuple[Any, float]:
     given = {
         "rope_type": rope.kind, "rope_theta": rope.theta, "factor": rope.factor,
         "original_max_position_embeddings": rope.original_max_position or spec.max_position,
-        "low_freq_factor": rope.low_freq_factor, "high_freq_factor": rope.high_freq_factor, "attention_factor": rope.attention_factor,
+        "low_freq_factor": rope.low_freq_factor, "high_freq_factor": rope.high_freq_factor,
+        "attention_factor": rope.attention_factor,
         "beta_fast": rope.beta_fast, "beta_slow": rope.beta_slow,
     }  # fmt: skip
     if rope.rotary_dim:
@@ -89,7 +90,9 @@ def test_llama3_blends_between_kept_and_slowed() -> None:
 
 
 def test_gguf_divisors_stand_for_the_llama3_scaling() -> None:
-    """Converters write the divisors and leave the kind at its default; a file that names both must not be scaled twice."""
+    """Converters write the divisors and leave the kind at its default; a file that names both must not be
+    scaled twice.
+    """
     spec = toy_spec(head_dim=128, max_position=131072, rope=LLAMA3)
     scaled = rope_of(spec).inverse_frequencies
     factors = tuple((rope_of(replace(spec, rope=RopeSpec(theta=500000.0))).inverse_frequencies / scaled).tolist())
@@ -119,7 +122,8 @@ def test_longrope_is_that_of_transformers() -> None:
     from transformers import Phi3Config
 
     given = {
-        "rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": 0.25, "original_max_position_embeddings": 4096, "factor": 4.0,
+        "rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": 0.25,
+        "original_max_position_embeddings": 4096, "factor": 4.0,
         "short_factor": list(LONGROPE.short_factors), "long_factor": list(LONGROPE.long_factors),
     }  # fmt: skip
     config = Phi3Config(

@@ -147,6 +147,8 @@ MIXTURES = (
     "granitemoehybrid",
     "nemotron_h",
 )
+
+
 def name(how: PartitionSpec) -> str:
     whole = f"-experts-{how.placement if isinstance(how.placement, str) else 'counted'}" if how.experts_whole else ""
     return f"stages{how.stages}-ranks{how.ranks}{whole}"
@@ -263,9 +265,7 @@ def test_what_ranks_cannot_divide_answers_in_stages_as_whole(tmp_path: Path, sta
 
 
 @pytest.mark.parametrize(("architecture", "how"), cuts(MIXTURES, EXPERT_SPLITS, MORE_EXPERT_SPLITS))
-def test_experts_divided_as_wholes(
-    answered: Callable[[str], Answered], architecture: str, how: PartitionSpec
-) -> None:
+def test_experts_divided_as_wholes(answered: Callable[[str], Answered], architecture: str, how: PartitionSpec) -> None:
     whole = answered(architecture)
     check_parts(whole.checkpoint, how, whole.sequences)
 
@@ -283,7 +283,9 @@ def test_experts_placed_by_how_often_they_are_used(tmp_path: Path) -> None:
 @pytest.mark.parametrize("architecture", ["llama", "qwen3", "qwen2_moe"])
 @pytest.mark.parametrize("kept", ["Q8_0", "F16"])
 def test_gguf_files(tmp_path: Path, architecture: str, how: PartitionSpec, kept: str) -> None:
-    """Of llama's the heads of q and k are interleaved. Blocks of 32 end with the heads of 32; of the 96 inner columns every rank has a block or two."""
+    """Of llama's the heads of q and k are interleaved. Blocks of 32 end with the heads of 32; of the 96 inner columns
+    every rank has a block or two.
+    """
     sizes = {"moe_intermediate_size": 96, "shared_expert_intermediate_size": 96} if architecture == "qwen2_moe" else {}
     path = make_gguf(tmp_path / "model.gguf", architecture, matrix_type=kept, head_dim=32, **sizes)
     check_same(open_checkpoint(path), how)
@@ -291,7 +293,9 @@ def test_gguf_files(tmp_path: Path, architecture: str, how: PartitionSpec, kept:
 
 @pytest.mark.parametrize("how", [PartitionSpec(ranks=2), PartitionSpec(stages=2, ranks=2)], ids=name)
 def test_blocks_of_256_and_formats_that_python_decodes(tmp_path: Path, how: PartitionSpec) -> None:
-    """Every matrix of a layer in another format, heads interleaved; each of two ranks has half of the columns, which are whole blocks."""
+    """Every matrix of a layer in another format, heads interleaved; each of two ranks has half of the columns, which
+    are whole blocks.
+    """
     check_same(mixed_formats(tmp_path / "weights"), how)
 
 

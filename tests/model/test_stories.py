@@ -60,7 +60,9 @@ def test_folder_and_gguf_are_one_model(backend: Backend) -> None:
 
 
 def test_a_mixture_of_equal_experts_tells_the_same_stories(backend: Backend) -> None:
-    """Alone, together in any order of arrival, and in chunks. Every layer adds up two of four experts that are the dense model's MLP."""
+    """Alone, together in any order of arrival, and in chunks. Every layer adds up two of four experts that are the
+    dense model's MLP.
+    """
     entries = golden()
     model = load_model(open_checkpoint(STORIES_MIXTURE), backend)
     assert model.spec.moe is not None and len(model.parameters.layers[0]["expert_down"]) == 4
@@ -82,9 +84,11 @@ def test_a_mixture_of_equal_experts_tells_the_same_stories(backend: Backend) -> 
 def test_narrow_keys_and_values(
     backend: Backend, kv_dtype: str, bound: float, agreeing: float, equal: tuple[int, ...]
 ) -> None:
-    """Mean loss of log-probability on the golden texts, how often their next token stays the likeliest, and how many of their first do.
+    """Mean loss of log-probability on the golden texts, how often their next token stays the likeliest, and how many of
+    their first do.
 
-    Measured: bf16 0.0003 and 796 of 800, int8 0.004 and 790 of 800; at the others the two likeliest were close already (by 0.12 or less).
+    Measured: bf16 0.0003 and 796 of 800, int8 0.004 and 790 of 800; at the others the two likeliest were close already
+    (by 0.12 or less).
     """
     model = load(backend, ".")
     losses, same = [], []
@@ -104,7 +108,9 @@ def test_narrow_keys_and_values(
 
 @pytest.mark.parametrize(("quantize", "bound"), [("q8_0", 0.005), ("q4_0", 0.2)])
 def test_quantised_at_load(backend: Backend, quantize: str, bound: float) -> None:
-    """Mean loss of log-probability on the golden texts. Measured: 0.002 with 8 bits; 0.10 with 4, which a model this small feels."""
+    """Mean loss of log-probability on the golden texts. Measured: 0.002 with 8 bits; 0.10 with 4, which a model this
+    small feels.
+    """
     if "Q8_0" not in backend.weight_types():
         pytest.skip("this backend keeps no matrix quantised")
     model = load(backend, ".", quantize=quantize)

@@ -1,6 +1,8 @@
-"""Each architecture against transformers at toy size: the same log-probabilities within a stated share of their spread, the same greedy tokens.
+"""Each architecture against transformers at toy size: the same log-probabilities within a stated share of their spread,
+the same greedy tokens.
 
-Differences are measured on log-probabilities (logits up to a constant) and divided by the spread, the largest minus the smallest of them.
+Differences are measured on log-probabilities (logits up to a constant) and divided by the spread, the largest minus the
+smallest of them.
 """
 
 from __future__ import annotations
@@ -82,14 +84,17 @@ def continued(theirs: Any, least_lead: float = 0) -> list[list[int]]:
 def usual_error(name: str, ours: FloatArray, theirs: FloatArray) -> float:
     """The same where something is rounded. Of a mixture: of the less wrong half of the rows.
 
-    A rounded logit of a router can choose another expert, and then that row and some after it differ by what two experts of random weights do.
+    A rounded logit of a router can choose another expert, and then that row and some after it differ by what two
+    experts of random weights do.
     """
     errors = np.abs(ours - theirs).max(axis=1) / (theirs.max() - theirs.min())
     return float(np.median(errors) if "moe" in name or "mixtral" in name else errors.max())
 
 
 def usual_mean(name: str, differences: FloatArray) -> float:
-    """The mean magnitude; of a mixture that of the best row: a prompt's other rows come after one that chose another expert."""
+    """The mean magnitude; of a mixture that of the best row: a prompt's other rows come after one that chose another
+    expert.
+    """
     rows = np.abs(differences).mean(axis=1)
     return float(rows.min() if "moe" in name or "mixtral" in name else rows.mean())
 
@@ -140,7 +145,9 @@ def test_bfloat16_greedy_tokens(
 
 
 def test_bfloat16_activations(name: str, bfloat16_model: tuple[Path, Any], rounding_backend: Backend) -> None:
-    """Where a level rounds what BF16 matrices are multiplied with: near the float32 result, and the same bits in chunks and in company."""
+    """Where a level rounds what BF16 matrices are multiplied with: near the float32 result, and the same bits in chunks
+    and in company.
+    """
     folder, theirs = bfloat16_model
     model = load_model(open_checkpoint(folder), rounding_backend)
     for prompt in prompts():
@@ -154,7 +161,9 @@ def test_bfloat16_activations(name: str, bfloat16_model: tuple[Path, Any], round
 
 
 def test_bfloat16_computation(name: str, bfloat16_model: tuple[Path, Any], backend: Backend) -> None:
-    """Against transformers computing in bfloat16: no further off than it is from its own float32 result, and ours is the nearer to that."""
+    """Against transformers computing in bfloat16: no further off than it is from its own float32 result, and ours is
+    the nearer to that.
+    """
     folder, exact = bfloat16_model
     model = load_model(open_checkpoint(folder), backend)
     rounding = load(folder, "bfloat16")

@@ -51,24 +51,33 @@ class Mix:
 WIDE = {"hidden_size": 256, "intermediate_size": 256, "moe_intermediate_size": 256}
 LATENTS = {"kv_lora_rank": 256, "q_lora_rank": 256, "qk_nope_head_dim": 32, "qk_rope_head_dim": 32, "v_head_dim": 64}
 LATENT_KEYS = {
-    "attention.key_length": 288, "attention.value_length": 256, "attention.key_length_mla": 64, "attention.value_length_mla": 64,
-    "attention.q_lora_rank": 256, "attention.kv_lora_rank": 256, "rope.dimension_count": 32, "expert_feed_forward_length": 256,
+    "attention.key_length": 288, "attention.value_length": 256, "attention.key_length_mla": 64,
+    "attention.value_length_mla": 64,
+    "attention.q_lora_rank": 256, "attention.kv_lora_rank": 256, "rope.dimension_count": 32,
+    "expert_feed_forward_length": 256,
 }  # fmt: skip
 MIXES = {
     "gpt-oss-20b UD-Q4_K_XL": Mix(
-        replace(GPT_OSS, changes={**GPT_OSS.changes, **WIDE}, gguf_keys={**GPT_OSS.gguf_keys, "expert_feed_forward_length": 256}),
+        replace(GPT_OSS, changes={**GPT_OSS.changes, **WIDE},
+            gguf_keys={**GPT_OSS.gguf_keys, "expert_feed_forward_length": 256}),
         {
-            r"blk\.0\.ffn_down_exps\.weight": "Q8_0", r".*_exps\.weight": "MXFP4", r".*attn_q\.weight": "F16", r".*attn_k\.weight": "Q5_0",
-            r".*attn_v\.weight": "Q8_0", r".*attn_output\.weight": "Q5_1", r"token_embd\.weight": "Q5_1", r"output\.weight": "Q8_0",
+            r"blk\.0\.ffn_down_exps\.weight": "Q8_0", r".*_exps\.weight": "MXFP4", r".*attn_q\.weight": "F16",
+            r".*attn_k\.weight": "Q5_0",
+            r".*attn_v\.weight": "Q8_0", r".*attn_output\.weight": "Q5_1", r"token_embd\.weight": "Q5_1",
+            r"output\.weight": "Q8_0",
         },
     ),
     "DeepSeek-R1 UD-IQ3_XXS": Mix(
         replace(V3, changes={**V3.changes, **WIDE, **LATENTS}, gguf_keys={**V3.gguf_keys, **LATENT_KEYS}),
         {
-            r"blk\.1\.ffn_down_exps\.weight": "IQ4_XS", r".*ffn_down_exps\.weight": "Q3_K", r"blk\.2\.ffn_gate_exps\.weight": "IQ3_S",
-            r".*ffn_(gate|up)_exps\.weight": "IQ3_XXS", r".*attn_[kv]_b\.weight": "Q8_0", r".*attn_kv_a_mqa\.weight": "Q6_K",
-            r".*attn_(q_a|q_b|output)\.weight": "Q5_K", r".*ffn_down_shexp\.weight": "Q6_K", r".*ffn_(gate|up)_shexp\.weight": "Q5_K",
-            r"blk\.0\.ffn_down\.weight": "Q6_K", r".*ffn_(gate|up)\.weight": "Q4_K", r"token_embd\.weight": "Q4_K", r"output\.weight": "Q6_K",
+            r"blk\.1\.ffn_down_exps\.weight": "IQ4_XS", r".*ffn_down_exps\.weight": "Q3_K",
+            r"blk\.2\.ffn_gate_exps\.weight": "IQ3_S",
+            r".*ffn_(gate|up)_exps\.weight": "IQ3_XXS", r".*attn_[kv]_b\.weight": "Q8_0",
+            r".*attn_kv_a_mqa\.weight": "Q6_K",
+            r".*attn_(q_a|q_b|output)\.weight": "Q5_K", r".*ffn_down_shexp\.weight": "Q6_K",
+            r".*ffn_(gate|up)_shexp\.weight": "Q5_K",
+            r"blk\.0\.ffn_down\.weight": "Q6_K", r".*ffn_(gate|up)\.weight": "Q4_K", r"token_embd\.weight": "Q4_K",
+            r"output\.weight": "Q6_K",
         },
     ),
 }  # fmt: skip

@@ -1,4 +1,6 @@
-"""Every storage format comes out of a file with the values it stands for; those without a kernel are converted, saying so."""
+"""Every storage format comes out of a file with the values it stands for; those without a kernel are converted, saying
+so.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +28,17 @@ HALF = struct.pack("<e", 0.01)
 BF16_ACTIVATIONS = 3e-3  # activations of one matrix rounded to 8 significant bits; measured up to 1.2e-3
 # Where a block keeps its scales, and sane values for them: all other bytes of a block may be anything.
 SCALES = {
-    "F16": {}, "BF16": {}, "F32": {}, "F64": {}, "I8": {}, "I16": {}, "I32": {}, "F8_E4M3": {}, "F8_E5M2": {}, "F8_E8M0": {},
-    "Q1_0": {0: HALF}, "Q4_0": {0: HALF}, "Q4_1": {0: HALF * 2}, "Q5_0": {0: HALF}, "Q5_1": {0: HALF * 2}, "Q8_0": {0: HALF}, "Q8_1": {0: HALF * 2},
+    "F16": {}, "BF16": {}, "F32": {}, "F64": {}, "I8": {}, "I16": {}, "I32": {}, "F8_E4M3": {}, "F8_E5M2": {},
+    "F8_E8M0": {},
+    "Q1_0": {0: HALF}, "Q4_0": {0: HALF}, "Q4_1": {0: HALF * 2}, "Q5_0": {0: HALF}, "Q5_1": {0: HALF * 2},
+    "Q8_0": {0: HALF}, "Q8_1": {0: HALF * 2},
     "Q2_K": {80: HALF * 2}, "Q3_K": {108: HALF}, "Q4_K": {0: HALF * 2}, "Q5_K": {0: HALF * 2}, "Q6_K": {208: HALF},
-    "Q8_K": {0: struct.pack("<f", 0.01)}, "IQ2_XXS": {0: HALF}, "IQ2_XS": {0: HALF}, "IQ2_S": {0: HALF}, "IQ3_XXS": {0: HALF},
-    "IQ3_S": {0: HALF}, "IQ1_S": {0: HALF}, "IQ1_M": {49: b"\x0f", 51: b"\x0f", 53: b"\x4f", 55: b"\x2f"}, "IQ4_NL": {0: HALF},
-    "IQ4_XS": {0: HALF}, "TQ1_0": {52: HALF}, "TQ2_0": {64: HALF}, "MXFP4": {0: bytes([122])}, "NVFP4": {0: bytes([40, 41, 42, 43])},
+    "Q8_K": {0: struct.pack("<f", 0.01)}, "IQ2_XXS": {0: HALF}, "IQ2_XS": {0: HALF}, "IQ2_S": {0: HALF},
+    "IQ3_XXS": {0: HALF},
+    "IQ3_S": {0: HALF}, "IQ1_S": {0: HALF}, "IQ1_M": {49: b"\x0f", 51: b"\x0f", 53: b"\x4f", 55: b"\x2f"},
+    "IQ4_NL": {0: HALF},
+    "IQ4_XS": {0: HALF}, "TQ1_0": {52: HALF}, "TQ2_0": {64: HALF}, "MXFP4": {0: bytes([122])},
+    "NVFP4": {0: bytes([40, 41, 42, 43])},
 }  # fmt: skip
 
 
@@ -103,7 +110,9 @@ def test_a_scale_beside_a_matrix(tmp_path: Path, backend: Backend, name: str) ->
 
 @pytest.mark.parametrize("name", list(SCALES))
 def test_every_format(tmp_path: Path, backend: Backend, name: str) -> None:
-    """Against the same model with the decoded values in float32. Kernels may round activations (to eight bits for blocks), and conversions round."""
+    """Against the same model with the decoded values in float32. Kernels may round activations (to eight bits for
+    blocks), and conversions round.
+    """
     stored = random_rows(BY_NAME[name], 64, 256)
     decoded = decode_rows(stored, BY_NAME[name], (64, 256))
     assert np.isfinite(decoded).all() and decoded.std() > 0
@@ -157,7 +166,8 @@ def test_conversions_are_said(tmp_path: Path, source: str, kernels: tuple[str, .
 def test_gguf_files_hold_the_folder_s_model(
     tmp_path: Path, backend: Backend, architecture: str, matrix_type: str
 ) -> None:
-    """Interleaved heads are put back in order: the GGUF file of a model answers like its folder, up to the rounding of its format.
+    """Interleaved heads are put back in order: the GGUF file of a model answers like its folder, up to the rounding of
+    its format.
 
     Those that norm or scale what a layer adds make more of a rounding: their own tests compare files of F32.
     """
@@ -169,7 +179,8 @@ def test_gguf_files_hold_the_folder_s_model(
         rows.append(Driver(model, backend, kv_dtype="f32").prefill(PROMPT)[1])
     bounds = {"F32": 0.0, "F16": 2e-3, "BF16": 1e-2, "Q8_0": 3e-2, "Q5_0": 0.12, "Q5_1": 0.12}
     errors = np.abs(rows[0] - rows[1]).max(axis=1)
-    # A rounded router's input may choose another expert: of a mixture only the usual row is near, within twice the bound.
+    # A rounded router's input may choose another expert: of a mixture only the usual row is near, within twice the
+    # bound.
     moe = model.spec.moe is not None and matrix_type not in ("F32", "F16")
     error = np.median(errors) / 2 if moe else errors.max()
     assert error <= bounds.get(matrix_type, 0.25) * np.ptp(rows[0])

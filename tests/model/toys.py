@@ -91,7 +91,8 @@ MIXTURES |= {
 }
 _BIASED = ("qwen2", "qwen2_moe", "gpt_oss", "glm4_moe", "seed_oss", "glm", "glm4")
 _GEMMA: dict[str, Any] = {
-    "embedding_scale": 1.5, "attention_scale": 0.3, "sliding_window": 6, "sliding_layers": (True, False), "tie_word_embeddings": True,
+    "embedding_scale": 1.5, "attention_scale": 0.3, "sliding_window": 6, "sliding_layers": (True, False),
+    "tie_word_embeddings": True,
 }  # fmt: skip
 GEMMAS = {
     "vaultgemma": _GEMMA | {"attention_softcap": 2.0, "logits_softcap": 9.0},
@@ -135,15 +136,20 @@ MIXERS: dict[str, ScanSpec | ConvolutionSpec] = {
 }
 UNLIKE: dict[str, dict[str, Any]] = {  # heads of two kinds, and a table that stays in its file
     "gemma4": {
-        "layer_kv": (LayerKv(2, 16, 16), LayerKv(1, 32, 32), LayerKv(2, 16, 16)), "num_layers": 3, "head_dim": 32, "sliding_window": 6,
-        "sliding_layers": (True, False, True), "local_rope": RopeSpec(theta=100.0, rotary_dim=16), "tie_word_embeddings": True, "logits_softcap": 9.0,
-        "dimensions": {"per_layer": 8, "all_per_layer": 24, "per_layer_vocabulary": 80}, "layer_intermediate": (96, 96, 192),
+        "layer_kv": (LayerKv(2, 16, 16), LayerKv(1, 32, 32), LayerKv(2, 16, 16)), "num_layers": 3, "head_dim": 32,
+        "sliding_window": 6,
+        "sliding_layers": (True, False, True), "local_rope": RopeSpec(theta=100.0, rotary_dim=16),
+        "tie_word_embeddings": True, "logits_softcap": 9.0,
+        "dimensions": {"per_layer": 8, "all_per_layer": 24, "per_layer_vocabulary": 80},
+        "layer_intermediate": (96, 96, 192),
     },
     "gemma3n": {
         "num_layers": 3, **_WINDOWED, "local_rope": RopeSpec(theta=100.0),
-        "logits_softcap": 9.0, "attention_scale": 1.0, "embedding_scale": 8.0, "tie_word_embeddings": True, "streams": 4,
+        "logits_softcap": 9.0, "attention_scale": 1.0, "embedding_scale": 8.0, "tie_word_embeddings": True,
+        "streams": 4,
         "dimensions": {
-            "per_layer": 8, "all_per_layer": 24, "per_layer_vocabulary": 80, "streams": 4, "stream_pairs": 16, "laurel": 12,
+            "per_layer": 8, "all_per_layer": 24, "per_layer_vocabulary": 80, "streams": 4, "stream_pairs": 16,
+            "laurel": 12,
         },
     },
 }  # fmt: skip
@@ -183,7 +189,8 @@ OWN: dict[str, object] = {
 def toy_spec(architecture: str = "llama", **changes: object) -> ModelSpec:
     """A model of two layers whose widths are all different, so that no two matrices can be mistaken for each other."""
     spec = ModelSpec(
-        architecture=architecture, hidden_size=64, intermediate_size=96, num_layers=2, num_heads=6, num_kv_heads=2, head_dim=16,
+        architecture=architecture, hidden_size=64, intermediate_size=96, num_layers=2, num_heads=6, num_kv_heads=2,
+        head_dim=16,
         vocab_size=80, max_position=256, rms_norm_eps=1e-5, rope=RopeSpec(), tie_word_embeddings=False,
         attention_bias=architecture in _BIASED, output_bias=architecture == "gpt_oss", moe=MIXTURES.get(architecture),
     )  # fmt: skip

@@ -13,8 +13,10 @@ import numpy as np
 from homenode.compute.ops import FloatArray
 
 SIZES: dict[str, Any] = {
-    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "vocab_size": 160, "max_position_embeddings": 256, "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": 2,
+    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 160, "max_position_embeddings": 256, "tie_word_embeddings": False, "bos_token_id": 1,
+    "eos_token_id": 2,
 }  # fmt: skip
 LLAMA3 = {
     "rope_type": "llama3",
@@ -27,7 +29,8 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
 QWEN_EXPERTS = {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
 WINDOWS = {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 2}
 LONGROPE = {
-    "rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": 0.5, "short_factor": [1.0, 1.2, 1.5, 2.0], "long_factor": [9.0] * 4,
+    "rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": 0.5, "short_factor": [1.0, 1.2, 1.5, 2.0],
+    "long_factor": [9.0] * 4,
     "attention_factor": 1.2,
 }  # fmt: skip
 GEMMA = {
@@ -45,7 +48,8 @@ TWO_ROPES = {
     "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
 }
 PICTURES: dict[str, Any] = {  # no picture is ever given
-    "vision_config": {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28, "patch_size": 14},
+    "vision_config": {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "image_size": 28, "patch_size": 14},
     "mm_tokens_per_image": 1, "image_token_index": 2, "boi_token_index": 1, "eoi_token_index": 0,
 }  # fmt: skip
 # name -> (model type, changes to the configuration). Every prompt below is longer than the sliding windows.

@@ -24,8 +24,8 @@ def changed_folder(folder: Path, changes: Mapping[str, Any], into: Path) -> Path
 
 
 def check_cuts_company_and_copies(folder: Path, backend: Backend) -> None:
-    """A model whose layers keep a state gives the same bits however a prompt is cut, whoever shares the step, and when it
-    goes on with a copy of the state.
+    """A model whose layers keep a state gives the same bits however a prompt is cut, whoever shares the step, and when
+    it goes on with a copy of the state.
     """
     model = load_model(open_checkpoint(folder), backend)
     prompt, other = prompts((50, 21))

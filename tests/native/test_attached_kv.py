@@ -1,4 +1,6 @@
-"""Attention over blocks of another process's KV memory, read in place: the bits of one's own blocks, and never written."""
+"""Attention over blocks of another process's KV memory, read in place: the bits of one's own blocks, and
+never written.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ CASES = [
 def foreign_memories(
     backend: NativeBackend, cached: Cached, table: list[int]
 ) -> list[tuple[NativeKvMemory, list[int]]]:
-    """The blocks of `table` again: in the cache's own file, in a cache of other size and in a pool, each mapped as another process does."""
+    """The blocks of `table` again: in the cache's own file, in a cache of other size and in a pool, each mapped as
+    another process does.
+    """
     own = backend.kv_memory(cached.cache)
     other = backend.kv_memory(backend.kv_cache(cached.case.geometry, BLOCKS + 3, shared=True))
     pool = backend.kv_pool(cached.case.geometry, len(table))

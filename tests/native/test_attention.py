@@ -124,8 +124,9 @@ def stored(case: Case, x: FloatArray) -> FloatArray:
 
 
 def check(case: Case, found: FloatArray, wanted: FloatArray, level: str) -> None:
-    """float32 and bf16 differ from float64 by the order of sums. With int8, queries and weights are rounded too, to 15 bits, and with bf16 at
-    the level that multiplies pairs of bfloat16, to those."""
+    """float32 and bf16 differ from float64 by the order of sums. With int8, queries and weights are rounded too, to 15
+    bits, and with bf16 at the level that multiplies pairs of bfloat16, to those.
+    """
     if case.dtype == "bf16" and level == "avx512bf16":
         error = found - wanted
         assert np.abs(error).max() < 3e-2 and np.sqrt(np.mean(error**2)) < 2e-3  # measured: 1.2e-2 and 1.1e-3
@@ -238,7 +239,9 @@ def test_what_comes_behind_is_seen_with_the_same_bits_in_any_batch(level: str, c
 
 @pytest.mark.parametrize("case", [c for c in CASES if c.length > 40], ids=str)
 def test_chunks_batches_and_threads_change_no_bit(level: str, case: Case) -> None:
-    """Whole, in random chunks among another sequence's tokens, and token by token at the end; on one, two and three threads."""
+    """Whole, in random chunks among another sequence's tokens, and token by token at the end; on one, two and three
+    threads.
+    """
     inputs = case.inputs()
     blocks = shuffled_blocks(case)
     other_blocks = [b for b in range(BLOCKS) if b not in blocks][: len(blocks)]
@@ -370,7 +373,9 @@ def test_what_is_not_finite_is_not_hidden_by_int8(backend: NativeBackend, which:
 
 
 def test_error_of_each_storage_against_float32(backend: NativeBackend, capsys: pytest.CaptureFixture[str]) -> None:
-    """docs/models.md quotes what this prints: the relative error (root of the mean square) of attention over normal keys and values."""
+    """docs/models.md quotes what this prints: the relative error (root of the mean square) of attention over normal
+    keys and values.
+    """
     exact = Case(14, 2, 64, 600)
     inputs, blocks = exact.inputs(), shuffled_blocks(exact)
     wanted = oracle(exact, inputs)
@@ -404,7 +409,9 @@ def test_a_cap_bounds_scores_as_the_reference_does(backend: NativeBackend, dtype
 
 @pytest.mark.parametrize("group", [1, 7, 40])
 def test_rows_that_nobody_reads_change_no_other(group: int) -> None:
-    """A product of selected rows has attention compute those alone: the same bits, whichever they are, and keys and values of all are written."""
+    """A product of selected rows has attention compute those alone: the same bits, whichever they are, and keys and
+    values of all are written.
+    """
     backend = NativeBackend([-1, -1, -1])
     case = Case(2 * group, 2, 16, 700, "bf16")
     width = case.heads * case.head_dim

@@ -1,4 +1,6 @@
-"""`bench attention`: every kind of KV memory is measured, the figures agree with each other, bad plans are refused before anything is measured."""
+"""`bench attention`: every kind of KV memory is measured, the figures agree with each other, bad plans are refused
+before anything is measured.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`bench kernels`: every format can be measured, the figures agree with each other, bad plans are refused before anything is measured."""
+"""`bench kernels`: every format can be measured, the figures agree with each other, bad plans are refused before
+anything is measured.
+"""
 
 from __future__ import annotations
 

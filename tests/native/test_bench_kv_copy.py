@@ -1,4 +1,6 @@
-"""The comparison of KV copies with memcpy: its blocks are of the sizes asked for, and its figures are those of real copies."""
+"""The comparison of KV copies with memcpy: its blocks are of the sizes asked for, and its figures are those of real
+copies.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`homenode bench nodes` on this machine: figures that can be kept, read again, and lie where a machine's figures can lie."""
+"""`homenode bench nodes` on this machine: figures that can be kept, read again, and lie where a machine's figures can
+lie.
+"""
 
 from __future__ import annotations
 

@@ -23,8 +23,8 @@ BLOCKS, SIZE = 40, 32
 
 @dataclass(frozen=True)
 class Chosen:
-    """`group` query heads for each of `kv_heads`; of blocks of `block` tokens `count` are chosen, the last `local` in any
-    case.
+    """`group` query heads for each of `kv_heads`; of blocks of `block` tokens `count` are chosen, the last `local` in
+    any case.
     """
 
     kv_heads: int

@@ -1,7 +1,9 @@
-"""The kernels of AVX-VNNI, AVX-512 and AMX on any x86-64 processor with AVX2, under AddressSanitizer and UBSan: `make levels`.
+"""The kernels of AVX-VNNI, AVX-512 and AMX on any x86-64 processor with AVX2, under AddressSanitizer and UBSan: `make
+levels`.
 
-Plain functions stand in for their intrinsics (csrc/kernels/emulated), so what is proved is what these kernels say, not what the compiler made of it
-for the processors they are for: there test_level_table.py and test_sanitizers.py run them as they are.
+Plain functions stand in for their intrinsics (csrc/kernels/emulated), so what is proved is what these kernels say, not
+what the compiler made of it for the processors they are for: there test_level_table.py and test_sanitizers.py run them
+as they are.
 """
 
 from __future__ import annotations
@@ -62,7 +64,9 @@ def test_every_kernel_at_every_emulated_level(program: Path) -> None:
 
 @pytest.mark.parametrize(("name", "rounds"), CHECKS)
 def test_checks_at_emulated_levels(program: Path, name: str, rounds: int) -> None:
-    """A row alone is the row of a batch, several threads compute what one does; and nothing is read that is not there."""
+    """A row alone is the row of a batch, several threads compute what one does; and nothing is read that is
+    not there.
+    """
     rounds = max(1, rounds * EXAMPLES // 80)
     environment = {**os.environ, "ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=1"}
     done = subprocess.run(

@@ -1,4 +1,6 @@
-"""Products and copies head by head, against single products of the same columns; rotation of neighbours, against that of halves."""
+"""Products and copies head by head, against single products of the same columns; rotation of neighbours, against that
+of halves.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Weights and KV memory over several homes: the same bits however they are spread, copies where they were asked for, and the kernel's word for it."""
+"""Weights and KV memory over several homes: the same bits however they are spread, copies where they were asked for,
+and the kernel's word for it.
+"""
 
 from __future__ import annotations
 

@@ -24,8 +24,8 @@ BLOCKS, SIZE = 40, 32
 
 @dataclass(frozen=True)
 class Latents:
-    """Query heads of `width` elements over one head of keys, whose first `columns` are values. `chosen`: how many tokens
-    an indexer of `index_heads` heads of `index_width` chooses; 0: there is none.
+    """Query heads of `width` elements over one head of keys, whose first `columns` are values. `chosen`: how many
+    tokens an indexer of `index_heads` heads of `index_width` chooses; 0: there is none.
     """
 
     heads: int

@@ -1,4 +1,6 @@
-"""KV memory that others can be given: copies, digests and pieces against its layout, byte by byte; epochs; tables that do not fit."""
+"""KV memory that others can be given: copies, digests and pieces against its layout, byte by byte; epochs; tables that
+do not fit.
+"""
 
 from __future__ import annotations
 

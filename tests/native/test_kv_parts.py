@@ -1,4 +1,6 @@
-"""KV memory of several workers in one file: the same pages and digests whatever the degrees, copies of a head, a share that outlives its worker."""
+"""KV memory of several workers in one file: the same pages and digests whatever the degrees, copies of a head, a share
+that outlives its worker.
+"""
 
 from __future__ import annotations
 

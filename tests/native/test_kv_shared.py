@@ -1,4 +1,6 @@
-"""KV memory and other processes: layouts and files that could fail a reader are refused, sealed ones hold, a child finds the same."""
+"""KV memory and other processes: layouts and files that could fail a reader are refused, sealed ones hold, a child
+finds the same.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Pages of KV memory over a socket, as the agents' connections use them: between frames, in shares of any size, with partly filled pages."""
+"""Pages of KV memory over a socket, as the agents' connections use them: between frames, in shares of any size, with
+partly filled pages.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Pages announced over a lane between two agents of the native core: taken at once, or as a frame's would be, and whatever another process writes there."""
+"""Pages announced over a lane between two agents of the native core: taken at once, or as a frame's would be, and
+whatever another process writes there.
+"""
 
 from __future__ import annotations
 
@@ -119,7 +121,9 @@ def test_one_after_another_before_any_books_are_kept(sides: tuple[Side, Side], t
 
 
 def prepared(sides: tuple[Side, Side], count: int, first: int) -> None:
-    """Both machines have said what they will answer about so many hand-overs, whose page `first` is next: of what was announced before something may be left."""
+    """Both machines have said what they will answer about so many hand-overs, whose page `first` is next: of what was
+    announced before something may be left.
+    """
     sender, receiver = (side.agent._performer._at_once for side in sides)
 
     def ready(found: dict[Any, Any]) -> bool:

@@ -1,7 +1,8 @@
-"""Every kernel at every level against the scalar level: levels of this processor, AMX with emulated tiles, and Arm's through an emulator. Levels of
-x86-64 that this processor lacks: test_emulated_levels.py.
+"""Every kernel at every level against the scalar level: levels of this processor, AMX with emulated tiles, and Arm's
+through an emulator. Levels of x86-64 that this processor lacks: test_emulated_levels.py.
 
-`csrc/tests/levels.cpp` does the comparing, over random shapes; here the cells of the table are counted, and it is printed (`pytest -s`).
+`csrc/tests/levels.cpp` does the comparing, over random shapes; here the cells of the table are counted, and it is
+printed (`pytest -s`).
 """
 
 from __future__ import annotations

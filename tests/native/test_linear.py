@@ -1,4 +1,6 @@
-"""Matrix products against float64, every format at every level; the same bits whatever the batch, the threads and the level."""
+"""Matrix products against float64, every format at every level; the same bits whatever the batch, the threads and the
+level.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def multiply(
 
 
 def arithmetic(format: str, level: str) -> str:
-    """What levels must have in common to give the same bits: all levels do, but for BF16 where activations are rounded and summed in pairs or tiles."""
+    """What levels must have in common to give the same bits: all levels do, but for BF16 where activations are rounded
+    and summed in pairs or tiles.
+    """
     return level if format == "BF16" and level in ("avx512bf16", "amx", "i8mm") else "common"
 
 
@@ -50,7 +54,8 @@ def bfloat16(x: FloatArray) -> FloatArray:
 
 
 def as_multiplied(x: FloatArray, format: str, level: str) -> FloatArray:
-    """The activations a kernel really multiplies: exact or bfloat16 for float formats, else eight bits with a scale for each 32 columns.
+    """The activations a kernel really multiplies: exact or bfloat16 for float formats, else eight bits with a scale for
+    each 32 columns.
 
     The scale is the least whole number of eighths of a power of two that holds the largest of them.
     """
@@ -82,7 +87,8 @@ def test_products(backend: NativeBackend, level: str, tmp_path: Path, format: st
         weight = make(backend, tmp_path / "w", format, rows, columns)
         w, x = unpacked(weight).astype(np.float64), random(7, columns)
         seen = as_multiplied(x, format, level).astype(np.float64)
-        # No more than a rounding for each column, relative to the sum of magnitudes; a forgotten column or minimum is far more.
+        # No more than a rounding for each column, relative to the sum of magnitudes; a forgotten column or minimum is
+        # far more.
         bound = (columns + 4) * 2.0**-24 * (np.abs(seen) @ np.abs(w.T)) + 1e-30
         assert (np.abs(multiply(backend, x, weight) - seen @ w.T) <= bound).all(), (rows, columns)
 
@@ -101,7 +107,9 @@ def test_a_row_has_the_same_bits_alone_in_any_batch_and_at_any_place(level: str,
 
 @pytest.mark.parametrize("format", ["Q8_0", "Q4_0", "Q4_K", "Q5_1", "Q6_K", "Q2_K"])
 def test_error_of_encoded_activations(backend: NativeBackend, tmp_path: Path, format: str) -> None:
-    """Normally distributed activations with weights taken as they are: 5.8e-3 of the products, root mean square (5.4e-3 with scales not rounded)."""
+    """Normally distributed activations with weights taken as they are: 5.8e-3 of the products, root mean square (5.4e-3
+    with scales not rounded).
+    """
     weight, x = make(backend, tmp_path / "w", format, 96, 4864), random(64, 4864)
     wanted = x.astype(np.float64) @ unpacked(weight).astype(np.float64).T
     found = np.sqrt(((multiply(backend, x, weight) - wanted) ** 2).mean() / (wanted**2).mean())
@@ -110,7 +118,9 @@ def test_error_of_encoded_activations(backend: NativeBackend, tmp_path: Path, fo
 
 
 def test_error_of_rounded_activations(backend: NativeBackend, level: str, tmp_path: Path) -> None:
-    """BF16 matrices at the levels that round activations: the root mean square error is 1.7e-3 of the products', 2^-9 at most of a product."""
+    """BF16 matrices at the levels that round activations: the root mean square error is 1.7e-3 of the products', 2^-9
+    at most of a product.
+    """
     if not rounds_activations("BF16", level):
         pytest.skip("this level multiplies float32")
     weight, x = make(backend, tmp_path / "w", "BF16", 96, 4864), random(64, 4864)
@@ -122,8 +132,8 @@ def test_error_of_rounded_activations(backend: NativeBackend, level: str, tmp_pa
 
 
 def test_fine_products_have_the_error_of_sixteen_bits(backend: NativeBackend, level: str, tmp_path: Path) -> None:
-    """BF16 matrices where activations are rounded, and what that leaves of them besides: 1e-5 of the products, root mean
-    square. Elsewhere the two precisions are one.
+    """BF16 matrices where activations are rounded, and what that leaves of them besides: 1e-5 of the products, root
+    mean square. Elsewhere the two precisions are one.
     """
     weight, x = make(backend, tmp_path / "w", "BF16", 96, 4864), random(64, 4864)
     found, usual = multiply(backend, x, weight, "fine"), multiply(backend, x, weight)

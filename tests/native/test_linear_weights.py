@@ -1,4 +1,6 @@
-"""Packed weights say what the file says: every format against the gguf package, conversions, permuted rows, damaged requests."""
+"""Packed weights say what the file says: every format against the gguf package, conversions, permuted rows, damaged
+requests.
+"""
 
 from __future__ import annotations
 

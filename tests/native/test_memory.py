@@ -1,4 +1,6 @@
-"""Where weights and KV memory lie: matrices share huge pages, the kernel is asked what came of it, and small pages compute the same."""
+"""Where weights and KV memory lie: matrices share huge pages, the kernel is asked what came of it, and small pages
+compute the same.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Mixtures of experts at every level: against NumPy over random shapes and formats, bit for bit alone and in company, and what is refused."""
+"""Mixtures of experts at every level: against NumPy over random shapes and formats, bit for bit alone and in company,
+and what is refused.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ from homenode.compute.reference.ops import EagerOps
 from tests.native.steps import Part, evaluate, limits, same_bits, step_of
 from tests.native.weights import FORMATS, load, stored
 
-# Relative to the root mean square of what the experts add. Block formats multiply with activations rounded to 8 bits, twice in a row.
+# Relative to the root mean square of what the experts add. Block formats multiply with activations rounded to 8 bits,
+# twice in a row.
 BOUNDS = {"F32": 2e-6, "F16": 2e-6, "BF16": 6e-3}
 CODED_BOUND = 3e-2
 

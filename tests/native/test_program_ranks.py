@@ -1,4 +1,6 @@
-"""Programs of ranks and stages: a program with sums is bit for bit the programs between the sums, with NumPy's sum in the middle."""
+"""Programs of ranks and stages: a program with sums is bit for bit the programs between the sums, with NumPy's sum in
+the middle.
+"""
 
 from __future__ import annotations
 
@@ -169,7 +171,9 @@ def test_programs_with_sums_compute_what_numpy_does(size: int) -> None:
 
 
 def test_without_a_group_nothing_changes() -> None:
-    """A sum over one rank is no operation: the program is the one without it, and what could be folded together still is."""
+    """A sum over one rank is no operation: the program is the one without it, and what could be folded together still
+    is.
+    """
     worker = Rank(0, 2)
     table = worker.weight(VOCABULARY, WIDTH, 1)
 

@@ -1,4 +1,6 @@
-"""Heads of one engine's KV go to as many ranks as another has, processes of their own that map the same memory, and back."""
+"""Heads of one engine's KV go to as many ranks as another has, processes of their own that map the same memory, and
+back.
+"""
 
 from __future__ import annotations
 

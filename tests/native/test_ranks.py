@@ -1,4 +1,6 @@
-"""Sums and gathers of ranks through shared memory, as threads and as processes, and what happens when one does not come."""
+"""Sums and gathers of ranks through shared memory, as threads and as processes, and what happens when one does not
+come.
+"""
 
 from __future__ import annotations
 

@@ -129,8 +129,10 @@ def test_large_vocabularies_draw_what_the_reference_draws(backend: NativeBackend
     values = random_logits(60, 5000, seed=8)
     rng = np.random.default_rng(5)
     given = {
-        "temperature": rng.uniform(0.3, 1.5, 60), "top_k": rng.choice([0, 1, 5, 50, 700, 9999], 60), "top_p": rng.choice([1, 0.95, 0.5], 60),
-        "min_p": rng.choice([0, 0.1], 60), "top_n_sigma": rng.choice([0, -1, 1, 3], 60), "seed": rng.integers(0, 2**63, 60), "counter": rng.integers(0, 1000, 60),
+        "temperature": rng.uniform(0.3, 1.5, 60), "top_k": rng.choice([0, 1, 5, 50, 700, 9999], 60),
+        "top_p": rng.choice([1, 0.95, 0.5], 60),
+        "min_p": rng.choice([0, 0.1], 60), "top_n_sigma": rng.choice([0, -1, 1, 3], 60),
+        "seed": rng.integers(0, 2**63, 60), "counter": rng.integers(0, 1000, 60),
     }  # fmt: skip
     found = sample(backend, values, **given).tokens
     wanted = reference.sample_rows(values, settings(60, **given), -1).tokens
@@ -139,14 +141,18 @@ def test_large_vocabularies_draw_what_the_reference_draws(backend: NativeBackend
 
 @pytest.mark.parametrize("spread", [0.3, 4.0])
 def test_a_whole_vocabulary_draws_what_the_reference_draws(backend: NativeBackend, spread: float) -> None:
-    """Of flat distributions, where nearly every token survives, and of steep ones, with forbidden tokens and many equals among them."""
+    """Of flat distributions, where nearly every token survives, and of steep ones, with forbidden tokens and many
+    equals among them.
+    """
     values = random_logits(24, 151_936, seed=9, spread=spread)
     values[8:16] = np.round(values[8:16], 1)
     values[16:, ::3] = -np.inf
     rng = np.random.default_rng(6)
     given = {
-        "temperature": rng.uniform(0.5, 1.5, 24), "top_k": np.tile([0, 1, 40, 3000, 0, 0], 4), "top_p": np.tile([1, 1, 0.95, 1, 0.9, 1], 4),
-        "min_p": np.tile([0, 0, 0, 0.1, 0, 0.2], 4), "top_n_sigma": np.tile([0, 2.5, 0, 0, 1, 0, 0.5, 0], 3), "seed": rng.integers(0, 2**63, 24), "counter": rng.integers(0, 1000, 24),
+        "temperature": rng.uniform(0.5, 1.5, 24), "top_k": np.tile([0, 1, 40, 3000, 0, 0], 4),
+        "top_p": np.tile([1, 1, 0.95, 1, 0.9, 1], 4),
+        "min_p": np.tile([0, 0, 0, 0.1, 0, 0.2], 4), "top_n_sigma": np.tile([0, 2.5, 0, 0, 1, 0, 0.5, 0], 3),
+        "seed": rng.integers(0, 2**63, 24), "counter": rng.integers(0, 1000, 24),
     }  # fmt: skip
     found = sample(backend, values, **given).tokens
     wanted = reference.sample_rows(values, settings(24, **given), -1).tokens
@@ -328,7 +334,8 @@ def test_nothing_is_drawn_from_a_row_with_everything_forbidden(backend: NativeBa
 
 def test_wrong_settings_are_refused(backend: NativeBackend) -> None:
     wrong: list[dict[str, Any]] = [
-        {"temperature": -1}, {"temperature": np.nan}, {"top_p": -0.5}, {"min_p": 2}, {"top_n_sigma": np.nan}, {"top_k": -1}, {"repetition_penalty": 0},
+        {"temperature": -1}, {"temperature": np.nan}, {"top_p": -0.5}, {"min_p": 2}, {"top_n_sigma": np.nan},
+        {"top_k": -1}, {"repetition_penalty": 0},
         {"bias": [{50: 1.0}]}, {"bias": [{-1: 1.0}]}, {"seen": [{50: 1}]},
     ]  # fmt: skip
     for given in wrong:
@@ -359,9 +366,12 @@ def test_masked_rows_draw_what_the_reference_draws(backend: NativeBackend, vocab
     counts = rng.choice([0, 1, 2, 7, vocabulary // 2, vocabulary - 1], rows)
     allowed = [None if i % 7 == 0 else set(rng.permutation(vocabulary)[:n].tolist()) for i, n in enumerate(counts)]
     given = {
-        "temperature": rng.choice([0, 0.7, 1.5], rows), "top_k": rng.choice([0, 1, 5, 700], rows), "top_p": rng.choice([1, 0.9, 0.3], rows),
-        "min_p": rng.choice([0, 0.1], rows), "top_n_sigma": rng.choice([0, 1.5], rows), "seed": rng.integers(0, 2**63, rows), "counter": rng.integers(0, 1000, rows),
-        "bias": [{0: 3.0, vocabulary - 1: -2.0}] * rows, "seen": [{1: 2, 2: 0}] * rows, "frequency_penalty": rng.choice([0, 0.5], rows),
+        "temperature": rng.choice([0, 0.7, 1.5], rows), "top_k": rng.choice([0, 1, 5, 700], rows),
+        "top_p": rng.choice([1, 0.9, 0.3], rows),
+        "min_p": rng.choice([0, 0.1], rows), "top_n_sigma": rng.choice([0, 1.5], rows),
+        "seed": rng.integers(0, 2**63, rows), "counter": rng.integers(0, 1000, rows),
+        "bias": [{0: 3.0, vocabulary - 1: -2.0}] * rows, "seen": [{1: 2, 2: 0}] * rows,
+        "frequency_penalty": rng.choice([0, 0.5], rows),
     }  # fmt: skip
     how = masks_of(allowed, vocabulary)
     found = sample(backend, values, num_logprobs=3, **given, **how)

@@ -1,6 +1,8 @@
-"""The whole extension module under AddressSanitizer and UndefinedBehaviorSanitizer: its own tests, loading, and golden texts, in processes of their own.
+"""The whole extension module under AddressSanitizer and UndefinedBehaviorSanitizer: its own tests, loading, and golden
+texts, in processes of their own.
 
-The program of `test_sanitizers.py` runs kernels at all levels; here it is the bindings, the handles that Python holds, and what they keep alive.
+The program of `test_sanitizers.py` runs kernels at all levels; here it is the bindings, the handles that Python holds,
+and what they keep alive.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ class Sanitized(importlib.abc.MetaPathFinder):
 sys.meta_path.insert(0, Sanitized())
 """
 SUITES = {
-    "handles": ["test_elements.py", "test_program.py", "test_moe.py", "test_homes.py", "test_memory.py", "test_thread_pool.py"],
+    "handles": ["test_elements.py", "test_program.py", "test_moe.py", "test_homes.py", "test_memory.py",
+        "test_thread_pool.py"],
     "weights": ["test_linear_weights.py", "test_shared_weights.py", "test_packed_checksum.py"],
     "kv": ["test_kv_memory.py", "test_kv_parts.py", "test_kv_shared.py", "test_kv_stream.py", "test_attached_kv.py"],
     "others": ["test_sampling.py", "test_ring.py", "test_lane_messages.py"],
@@ -45,7 +48,8 @@ def sanitized_module(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip(reason)
     if importlib.util.find_spec("nanobind") is None:
         pytest.skip("nanobind is not installed; `make test` installs it")
-    # Of the levels the scalar one: the kernels of all of them are checked without Python, and take the compiler most of its time.
+    # Of the levels the scalar one: the kernels of all of them are checked without Python, and take the compiler most of
+    # its time.
     return built_folder(
         "sanitize-module",
         f"-DHOMENODE_SANITIZE={SANITIZERS}",
@@ -62,12 +66,15 @@ def library_of_compiler(name: str) -> str:
 
 
 def variables(folder: Path, findings: Path) -> dict[str, str]:
-    """The environment in which every Python process uses that module. `findings`: what the names of their reports begin with."""
+    """The environment in which every Python process uses that module. `findings`: what the names of their reports begin
+    with.
+    """
     site = folder / "site"
     site.mkdir(exist_ok=True)
     (site / "sitecustomize.py").write_text(REDIRECT.format(module=str(next(folder.glob("_native*.so")))))
     paths = [str(site), *filter(None, [os.environ.get("PYTHONPATH")])]
-    # Exceptions are looked for when the sanitizer starts, so the library that throws them is there by then. Python itself frees not all at its end.
+    # Exceptions are looked for when the sanitizer starts, so the library that throws them is there by then. Python
+    # itself frees not all at its end.
     return {
         "LD_PRELOAD": f"{library_of_compiler('libasan.so')} {library_of_compiler('libstdc++.so')}",
         "PYTHONPATH": os.pathsep.join(paths),

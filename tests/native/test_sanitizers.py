@@ -1,4 +1,6 @@
-"""The native core under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer, as a program of its own: csrc/tests."""
+"""The native core under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer, as a program of its own:
+csrc/tests.
+"""
 
 from __future__ import annotations
 

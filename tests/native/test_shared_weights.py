@@ -1,4 +1,6 @@
-"""Matrices in memory that several processes map: the bits of ordinary ones, for every format, any number of threads, every level; and refusals."""
+"""Matrices in memory that several processes map: the bits of ordinary ones, for every format, any number of threads,
+every level; and refusals.
+"""
 
 from __future__ import annotations
 
@@ -103,7 +105,9 @@ def test_float32_rows_and_packed_files_go_there_too(tmp_path: Path) -> None:
 
 
 def test_what_a_matrix_leaves_is_taken_away_before_another_comes_there(tmp_path: Path) -> None:
-    """Rows are packed to where zeros are: over what a process that was killed has left, the last rows' neighbours would be its own."""
+    """Rows are packed to where zeros are: over what a process that was killed has left, the last rows' neighbours would
+    be its own.
+    """
     backend = NativeBackend([-1], spin_us=20)
     plain = load(backend, tmp_path / "w", stored("Q4_0", 33, 256))
     with experts_memory(SIZE) as fd:
@@ -216,7 +220,9 @@ def test_own_ranges_count_as_weights_and_others_do_not() -> None:
 
 
 def test_what_is_shared_lies_on_huge_pages_where_the_kernel_gives_them() -> None:
-    """On this machine or another: what the kernel has said is what is told, and what is told of small pages names the setting."""
+    """On this machine or another: what the kernel has said is what is told, and what is told of small pages names the
+    setting.
+    """
     backend, size = NativeBackend([-1] * 2, spin_us=20), 96 << 20
     with experts_memory(size) as fd:
         memory = backend.shared_weights(fd, size)

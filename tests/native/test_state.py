@@ -1,5 +1,5 @@
-"""Operations with state memory beside NumPy, at every level: any cut of a sequence, any company in a step and any number
-of threads give the same bits.
+"""Operations with state memory beside NumPy, at every level: any cut of a sequence, any company in a step and any
+number of threads give the same bits.
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ def columns_of(shape: Shape) -> tuple[int, int]:
 
 
 class Machine:
-    """A convolution, then the delta rule or the recurrence of Mamba 2, on one backend: rows of a step in, their outputs out."""
+    """A convolution, then the delta rule or the recurrence of Mamba 2, on one backend: rows of a step in, their outputs
+    out.
+    """
 
     def __init__(self, backend: Any, shape: Shape) -> None:
         keys, values, key_width, value_width, taps, how = shape

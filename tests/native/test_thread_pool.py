@@ -74,7 +74,9 @@ def test_threads_that_share_cpus_watch_for_a_short_time_only() -> None:
 
 
 def test_threads_whose_cpu_others_want_notice_it() -> None:
-    """Two threads, each on a CPU of its own or on the only one, and on each of them two more threads that never rest."""
+    """Two threads, each on a CPU of its own or on the only one, and on each of them two more threads that
+    never rest.
+    """
     cpus = sorted(os.sched_getaffinity(0))
     backend = NativeBackend([cpus[0], cpus[-1]], spin_us=1000)
     assert backend.statistics()["lost_cpu_shares"] == [0.0, 0.0]

@@ -23,7 +23,9 @@ def inputs(shape: LayerKv, seed: int) -> list[FloatArray]:
 
 
 def run(backend: NativeBackend | ReferenceBackend, parts: list[Part], cache: object | None = None) -> FloatArray:
-    """All layers' attention beside each other, then what a reader finds in layer 0 and in layer 1 that stores nothing."""
+    """All layers' attention beside each other, then what a reader finds in layer 0 and in layer 1 that
+    stores nothing.
+    """
     cache = backend.kv_cache(GEOMETRY, BLOCKS) if cache is None else cache
     found = []
     for part in parts:

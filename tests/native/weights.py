@@ -17,7 +17,8 @@ from homenode.dtypes import BY_NAME
 FLOATS = ("F32", "F16", "BF16")
 ENCODED = (*FLOATS, "Q8_0", "Q4_0")  # formats the core can write
 SCALES = {  # where a stored block has 16-bit floats
-    "Q8_0": (0,), "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "IQ4_NL": (0,), "IQ4_XS": (0,), "MXFP4": (),
+    "Q8_0": (0,), "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "IQ4_NL": (0,), "IQ4_XS": (0,),
+    "MXFP4": (),
     "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,),
 }  # fmt: skip
 FORMATS = (*FLOATS, *SCALES)
@@ -39,7 +40,9 @@ def packed_floats(
 
 @dataclass(frozen=True)
 class Stored:
-    """A matrix as a file has it: uint8 [rows, bytes of a row], and float32 [rows, columns] as the gguf package decodes it."""
+    """A matrix as a file has it: uint8 [rows, bytes of a row], and float32 [rows, columns] as the gguf package decodes
+    it.
+    """
 
     format: str
     bytes: Bytes

@@ -1,4 +1,6 @@
-"""The wheels that `make wheels` left in dist/, each in a clean environment of every Python at hand, without a compiler. Without wheels they skip."""
+"""The wheels that `make wheels` left in dist/, each in a clean environment of every Python at hand, without a compiler.
+Without wheels they skip.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""A scheduler whose agent is played by the test: it writes into KV blocks, reads from them, and is as slow and as careless as an agent may be.
+"""A scheduler whose agent is played by the test: it writes into KV blocks, reads from them, and is as slow and as
+careless as an agent may be.
 
-As long as it has not said that nothing more comes it writes rubbish wherever it is allowed to, and as long as it has not returned a block it
-reads what is in it. A scheduler that computes from KV before it has arrived, or that gives away a block too early, is found out by the scripted
-worker, which reads back all that it uses, or by the readers.
+As long as it has not said that nothing more comes it writes rubbish wherever it is allowed to, and as long as it has
+not returned a block it reads what is in it. A scheduler that computes from KV before it has arrived, or that gives away
+a block too early, is found out by the scripted worker, which reads back all that it uses, or by the readers.
 """
 
 from __future__ import annotations
@@ -267,7 +268,9 @@ class HandoverBench(Bench):
     # Ends
 
     def settle(self, most: int = 20_000) -> None:
-        """Run until everything is answered; the agent does all it has to, in any order, and nobody asks for anything more."""
+        """Run until everything is answered; the agent does all it has to, in any order, and nobody asks for anything
+        more.
+        """
         if not self.executor.serving:
             self.restore()
         for _ in range(most):
@@ -315,4 +318,6 @@ class HandoverBench(Bench):
         self.forget(ticket)
 
     def _check_order(self, step: Step, inside: set[int]) -> None:
-        """Those whose blocks are there may go before one that waits for some, and the first may wait for blocks in another engine's hands."""
+        """Those whose blocks are there may go before one that waits for some, and the first may wait for blocks in
+        another engine's hands.
+        """

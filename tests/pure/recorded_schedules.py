@@ -1,7 +1,8 @@
 """Histories of a scheduler with one stage, boiled down to checksums: what it sent and told, every few moves.
 
-The moves of a history follow from its seed alone, so that whatever differs is the scheduler's doing. `python -m tests.pure.recorded_schedules`
-records them anew: only after a change that is meant to change the steps of an engine with one stage.
+The moves of a history follow from its seed alone, so that whatever differs is the scheduler's doing. `python -m
+tests.pure.recorded_schedules` records them anew: only after a change that is meant to change the steps of an engine
+with one stage.
 """
 
 from __future__ import annotations

@@ -78,7 +78,9 @@ def expected(request: Request, limits: WorkerLimits) -> tuple[list[int], str, in
 
 
 class Bench:
-    """Drives a scheduler step by step. Any broken invariant raises AssertionError or InternalError at the move that broke it."""
+    """Drives a scheduler step by step. Any broken invariant raises AssertionError or InternalError at the move that
+    broke it.
+    """
 
     def __init__(
         self,
@@ -331,8 +333,9 @@ class Bench:
             assert self.outputs[number][0].prompt_logprobs == [None, *scores[1:]]
 
     def _check_fairness(self, step: Step, before: list[Sequence], handles: dict[int, int], decoding: int) -> None:
-        """Decodes are never left out for prefills or beyond the even share of a micro-batch, the first always advances, nobody overtakes in the
-        queue."""
+        """Decodes are never left out for prefills or beyond the even share of a micro-batch, the first always advances,
+        nobody overtakes in the queue.
+        """
         assert len(self._running()) <= self.config.max_num_seqs
         inside = {item.seq for item in step.items}
         decodes = sum(handle in inside for handle in handles.values())

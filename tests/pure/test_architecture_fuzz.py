@@ -37,15 +37,23 @@ from tests.memory import memory_headroom
 HEADROOM = 2**29
 # What configurations call the figures of a small model, whichever architecture reads them.
 FIGURES: dict[str, Any] = {
-    "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
-    "vocab_size": 64, "max_position_embeddings": 256, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "tie_word_embeddings": False,
-    "num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
-    "shared_expert_intermediate_size": 32, "n_shared_experts": 1, "n_group": 2, "topk_group": 1, "routed_scaling_factor": 1.5, "first_k_dense_replace": 1,
-    "q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16, "sliding_window": 8,
+    "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16,
+    "vocab_size": 64, "max_position_embeddings": 256, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+    "num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32, "n_shared_experts": 1, "n_group": 2, "topk_group": 1,
+    "routed_scaling_factor": 1.5, "first_k_dense_replace": 1,
+    "q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16,
+    "sliding_window": 8,
     "embedding_multiplier": 12.0, "residual_multiplier": 0.25, "attention_multiplier": 0.0625, "logits_scaling": 8.0,
-    "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_ssm": 64, "mamba_d_state": 16, "mamba_num_heads": 4, "mamba_head_dim": 16, "ssm_state_size": 16,
-    "n_groups": 2, "moe_shared_expert_intermediate_size": 32, "conv_L_cache": 3, "num_dense_layers": 1, "num_heads": 4, "state_size": 16,
-    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16, "linear_conv_kernel_dim": 4,
+    "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_ssm": 64, "mamba_d_state": 16, "mamba_num_heads": 4,
+    "mamba_head_dim": 16, "ssm_state_size": 16,
+    "n_groups": 2, "moe_shared_expert_intermediate_size": 32, "conv_L_cache": 3, "num_dense_layers": 1, "num_heads": 4,
+    "state_size": 16,
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
+    "linear_conv_kernel_dim": 4,
 }  # fmt: skip
 # What single architectures want in place of that; None: nothing.
 OWN: dict[str, dict[str, Any]] = {
@@ -54,16 +62,20 @@ OWN: dict[str, dict[str, Any]] = {
     "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 2},
     "nemotron_h": {"hybrid_override_pattern": "M*-E"},
     "gemma4": {
-        "rope_theta": None, "layer_types": ["sliding_attention", "full_attention"] * 2, "num_kv_shared_layers": 1, "global_head_dim": 32,
-        "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 64, "enable_moe_block": True, "top_k_experts": 2,
+        "rope_theta": None, "layer_types": ["sliding_attention", "full_attention"] * 2, "num_kv_shared_layers": 1,
+        "global_head_dim": 32,
+        "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 64, "enable_moe_block": True,
+        "top_k_experts": 2,
     },
     "gemma3n": {
-        "rope_theta": None, "layer_types": ["sliding_attention", "full_attention"] * 2, "num_kv_shared_layers": 1, "hidden_size_per_layer_input": 8,
+        "rope_theta": None, "layer_types": ["sliding_attention", "full_attention"] * 2, "num_kv_shared_layers": 1,
+        "hidden_size_per_layer_input": 8,
         "vocab_size_per_layer_input": 64, "laurel_rank": 8, "activation_sparsity_pattern": [0.5, 0.95, 0.0, 0.0],
     },
     "llama4": {"num_experts_per_tok": 1},
     "minimax_m3": {
-        "layer_types": ["full_attention"] + ["minimax_m3_sparse"] * 3, "moe_layer_freq": [0, 1, 1, 1], "index_n_heads": 2, "index_head_dim": 16,
+        "layer_types": ["full_attention"] + ["minimax_m3_sparse"] * 3, "moe_layer_freq": [0, 1, 1, 1],
+        "index_n_heads": 2, "index_head_dim": 16,
         "index_block_size": 16, "dense_intermediate_size": 64, "shared_intermediate_size": 32,
     },
 }  # fmt: skip
@@ -71,7 +83,8 @@ ODD = st.one_of(
     st.none(), st.booleans(), st.integers(-(2**70), 2**70), st.sampled_from([-1, 0, 1, 2, 3, 5, 7, 31, 2**31, 2**63]),
     st.floats(), st.sampled_from([-1.0, 0.0, 1e-300, 1e300, 0.5, 2.5]), st.text(max_size=6),
     st.lists(st.one_of(st.integers(-2, 5), st.booleans(), st.text(max_size=3), st.none()), max_size=5),
-    st.dictionaries(st.sampled_from(["rope_type", "factor", "full_attention", "rope_theta"]), st.one_of(st.integers(-1, 9), st.text(max_size=3)), max_size=3),
+    st.dictionaries(st.sampled_from(["rope_type", "factor", "full_attention", "rope_theta"]),
+        st.one_of(st.integers(-1, 9), st.text(max_size=3)), max_size=3),
 )  # fmt: skip
 FUZZ = settings(
     max_examples=int(os.environ.get("HOMENODE_FUZZ_EXAMPLES", "25")),
@@ -144,8 +157,10 @@ def test_tensors_that_are_missing_or_of_another_shape(name: str, tmp_path: Path)
 
 
 KEYS: dict[str, Any] = {
-    "embedding_length": 32, "feed_forward_length": 64, "block_count": 4, "attention.head_count": 4, "attention.head_count_kv": 2, "attention.key_length": 16,
-    "attention.value_length": 16, "context_length": 256, "attention.layer_norm_rms_epsilon": 1e-6, "rope.freq_base": 1e4, "expert_count": 4,
+    "embedding_length": 32, "feed_forward_length": 64, "block_count": 4, "attention.head_count": 4,
+    "attention.head_count_kv": 2, "attention.key_length": 16,
+    "attention.value_length": 16, "context_length": 256, "attention.layer_norm_rms_epsilon": 1e-6,
+    "rope.freq_base": 1e4, "expert_count": 4,
     "expert_used_count": 2, "expert_feed_forward_length": 32, "expert_shared_feed_forward_length": 32,
 }  # fmt: skip
 DELTA = {
@@ -157,7 +172,8 @@ DELTA = {
     "rope.dimension_count": 8,
 }
 LATENT = {
-    "attention.head_count_kv": 1, "attention.key_length": 24, "attention.value_length": 16, "attention.key_length_mla": 24, "attention.value_length_mla": 16,
+    "attention.head_count_kv": 1, "attention.key_length": 24, "attention.value_length": 16,
+    "attention.key_length_mla": 24, "attention.value_length_mla": 16,
     "attention.kv_lora_rank": 16, "attention.q_lora_rank": 24, "rope.dimension_count": 8,
 }  # fmt: skip
 INDEXER = {"attention.indexer.head_count": 2, "attention.indexer.key_length": 16, "attention.indexer.top_k": 8}
@@ -170,25 +186,31 @@ OWN_KEYS: dict[str, dict[str, Any]] = {
     **{key: {"shortconv.l_cache": 3, "attention.head_count_kv": [0, 2] * 2} for key in ("lfm2", "lfm2_moe")},
     "llama4": {"expert_used_count": 1},
     "gemma4": {
-        "attention.sliding_window": 8, "attention.sliding_window_pattern": [True] * 4, "attention.key_length_swa": 16, "attention.value_length_swa": 16,
+        "attention.sliding_window": 8, "attention.sliding_window_pattern": [True] * 4, "attention.key_length_swa": 16,
+        "attention.value_length_swa": 16,
         "attention.shared_kv_layers": 1, "embedding_length_per_layer_input": 8,
     },
     "gemma3n": {
-        "attention.sliding_window": 8, "attention.sliding_window_pattern": [True, False] * 2, "attention.shared_kv_layers": 1,
+        "attention.sliding_window": 8, "attention.sliding_window_pattern": [True, False] * 2,
+        "attention.shared_kv_layers": 1,
         "embedding_length_per_layer_input": 8, "activation_sparsity_scale": [1.5, 0.5, -math.inf, -math.inf],
     },
-    "apertus": {"xielu.alpha_p": [0.5] * 4, "xielu.alpha_n": [-0.5] * 4, "xielu.beta": [0.5] * 4, "xielu.eps": [-1e-6] * 4},
+    "apertus": {"xielu.alpha_p": [0.5] * 4, "xielu.alpha_n": [-0.5] * 4, "xielu.beta": [0.5] * 4,
+        "xielu.eps": [-1e-6] * 4},
     "muse_glimmer": {"logit_scale": 0.5},
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3", "mistral4", "youtu"), LATENT),
     **dict.fromkeys(("deepseek_v32", "glm_moe_dsa"), LATENT | INDEXER),
-    "minimax_m3": INDEXER | {"expert_gating_func": 2, "attention.indexer.block_size": 16, "attention.indexer.local_blocks": 1},
+    "minimax_m3": INDEXER | {"expert_gating_func": 2, "attention.indexer.block_size": 16,
+        "attention.indexer.local_blocks": 1},
     **dict.fromkeys(("qwen3_next", "qwen3_5", "qwen3_5_moe"), DELTA),
     "mpt": {"attention.max_alibi_bias": 8.0},
 }  # fmt: skip
 
 
 def gguf_spec(architecture: Architecture, keys: dict[str, Any], folder: Path) -> ModelSpec:
-    """The figures of a file with these keys and the tensors that tell figures. Gemma 4 has divisors of its rope, too."""
+    """The figures of a file with these keys and the tensors that tell figures. Gemma 4 has divisors of its
+    rope, too.
+    """
     (file := folder / "m.gguf").write_bytes(np.ones(8, np.float32).tobytes())
     entry = lambda name, *shape: TensorEntry(name, BY_NAME["F32"], shape, file, 0, 4 * math.prod(shape))  # noqa: E731
     tensors = {EMBEDDING: entry(EMBEDDING, 64, 32)}

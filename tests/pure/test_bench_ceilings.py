@@ -159,7 +159,8 @@ def test_phases_are_the_work_of_their_matrices_and_sum_up_to_the_step() -> None:
     work = WorkCounter(WeightLayout((EMBEDDING, HEAD, *layers), 0), spec(tied=False), KV)
     phases = work.decode_phases(batch=3, context=9)
     assert {name: phase.bytes for name, phase in phases.items()} == {
-        "embedding": 3 * 68, "lm_head": 128_000, "qkv": 12_003, "o": 4003, "gate_up": 8009, "down": 4006, "linear": 4007,
+        "embedding": 3 * 68, "lm_head": 128_000, "qkv": 12_003, "o": 4003, "gate_up": 8009, "down": 4006,
+        "linear": 4007,
         "attention": 3 * 2 * 10 * 128,
     }  # fmt: skip
     assert phases["qkv"].operations == Operations(int8=3 * 3 * 2 * 64 * 64)
@@ -252,7 +253,9 @@ def test_some_steady_runs_are_enough_when_tries_run_out() -> None:
 
 
 def test_a_result_holds_each_run_against_the_ceilings_around_it() -> None:
-    """Runs of 10 tokens that read 40 GB: they could take 1, 0.8 and 1 s; the fastest step of all took 0.1 s for one token."""
+    """Runs of 10 tokens that read 40 GB: they could take 1, 0.8 and 1 s; the fastest step of all took 0.1 s for one
+    token.
+    """
     slow, fast = Ceilings(40e9, 1e12, 1e12, 1e12, 1e12), Ceilings(50e9, 1e12, 1e12, 1e12, 1e12)
     first = MachineReading(SHARED, slow)
     runs = Runs((Run(2.0, slow), Run(1.0, fast), Run(4.0, slow)), ("why",), True, first, first)

@@ -1,4 +1,6 @@
-"""Measuring nodes: which pairs, with which threads and which memory; what is kept can be read again and speeds up plans."""
+"""Measuring nodes: which pairs, with which threads and which memory; what is kept can be read again and speeds up
+plans.
+"""
 
 from __future__ import annotations
 

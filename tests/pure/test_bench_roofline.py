@@ -14,8 +14,10 @@ from homenode.bench.compute.roofline import Scale, draw_roofline, roofs_of
 _SVG = "{http://www.w3.org/2000/svg}"
 
 Q8_0 = KernelResult(
-    format="Q8_0", columns=1024, rows=4096, tokens=1, seconds=1e-4, gb_s=44.6, gops=84.0, cpu_gops=90.0, intensity=1.88, path="int8", ceiling_gops=94.0,
-    fraction=0.89, limit="read", ceilings={"read_gb_s": 50.0, "int8_gops": 2000.0, "bf16_gops": 1000.0, "f32_gops": 500.0}, discarded=(), steady=True,
+    format="Q8_0", columns=1024, rows=4096, tokens=1, seconds=1e-4, gb_s=44.6, gops=84.0, cpu_gops=90.0, intensity=1.88,
+    path="int8", ceiling_gops=94.0,
+    fraction=0.89, limit="read", ceilings={"read_gb_s": 50.0, "int8_gops": 2000.0, "bf16_gops": 1000.0,
+        "f32_gops": 500.0}, discarded=(), steady=True,
 )  # fmt: skip
 MANY = dataclasses.replace(Q8_0, tokens=512, gops=1500.0, intensity=964.0, limit="multiply", fraction=0.75)
 BF16 = dataclasses.replace(Q8_0, format="BF16", path="bf16", gops=50.0, intensity=1.0)

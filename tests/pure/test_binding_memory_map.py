@@ -1,4 +1,6 @@
-"""maps and numa_maps, as machines with one and with many nodes write them: kinds of ranges, policies, where pages are."""
+"""maps and numa_maps, as machines with one and with many nodes write them: kinds of ranges, policies, where
+pages are.
+"""
 
 from __future__ import annotations
 

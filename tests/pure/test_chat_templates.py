@@ -104,7 +104,10 @@ def test_every_template_renders_a_plain_turn(file: Any, renderer: TemplateRender
 
 
 def test_extensions(renderer: TemplateRenderer) -> None:
-    source = "{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}{% generation %}{{ m | tojson }}{% endgeneration %}{% endfor %}"
+    source = (
+        "{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}{% generation %}{{ m | tojson }}{% "
+        "endgeneration %}{% endfor %}"
+    )
     messages = [{"role": "user", "content": "<é>"}, {"role": "user", "content": "never"}]
     assert ChatTemplate(source, {}, renderer).render(messages) == json.dumps(messages[0], ensure_ascii=False)
     assert len(ChatTemplate("{{ strftime_now('%Y') }}", {}, renderer).render([])) == 4

@@ -1,4 +1,6 @@
-"""Decoding stored numbers in Python: against the gguf package for its types, against plain arithmetic for the others."""
+"""Decoding stored numbers in Python: against the gguf package for its types, against plain arithmetic for
+the others.
+"""
 
 from __future__ import annotations
 

@@ -24,8 +24,10 @@ def folder(tmp_path: Path) -> Path:
 def test_the_figures_of_a_folder(folder: Path) -> None:
     checkpoint = open_checkpoint(folder)
     assert checkpoint.spec == ModelSpec(
-        architecture="llama", hidden_size=64, intermediate_size=96, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=16, vocab_size=128,
-        max_position=256, rms_norm_eps=1e-5, rope=RopeSpec(), tie_word_embeddings=False, bos_token_id=1, eos_token_ids=(2,),
+        architecture="llama", hidden_size=64, intermediate_size=96, num_layers=2, num_heads=4, num_kv_heads=2,
+        head_dim=16, vocab_size=128,
+        max_position=256, rms_norm_eps=1e-5, rope=RopeSpec(), tie_word_embeddings=False, bos_token_id=1,
+        eos_token_ids=(2,),
     )  # fmt: skip
     assert checkpoint.path == folder and checkpoint.metadata["config.json"] == json.loads(
         (folder / "config.json").read_text()
@@ -98,31 +100,41 @@ YARN = {"factor": 4.0, "original_max_position_embeddings": 256}
 ROPES: dict[str, tuple[dict[str, Any], RopeSpec, int]] = {
     "plain": ({"rope_theta": 5e5}, RopeSpec(theta=5e5), 256),
     "null scaling": ({"rope_scaling": None, "rope_theta": 1000000}, RopeSpec(theta=1e6), 256),
-    "newer spelling": ({"rope_theta": "absent", "rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}, RopeSpec(theta=5e5), 256),
-    "linear, older spelling": ({"rope_scaling": {"type": "linear", "factor": 2}}, RopeSpec(kind="linear", factor=2.0), 256),
-    "dynamic": ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, RopeSpec(kind="dynamic", factor=2.0, original_max_position=256), 256),
+    "newer spelling": ({"rope_theta": "absent", "rope_parameters": {"rope_type": "default", "rope_theta": 5e5}},
+        RopeSpec(theta=5e5), 256),
+    "linear, older spelling": ({"rope_scaling": {"type": "linear", "factor": 2}}, RopeSpec(kind="linear", factor=2.0),
+        256),
+    "dynamic": ({"rope_scaling": {"type": "dynamic", "factor": 2.0}},
+        RopeSpec(kind="dynamic", factor=2.0, original_max_position=256), 256),
     "llama3": ({"rope_scaling": LLAMA3}, RopeSpec(kind="llama3", factor=8.0, original_max_position=128), 256),
     "llama3, newer spelling": (
-        {"rope_parameters": LLAMA3 | {"rope_theta": 5e5}}, RopeSpec(theta=5e5, kind="llama3", factor=8.0, original_max_position=128), 256,
+        {"rope_parameters": LLAMA3 | {"rope_theta": 5e5}},
+        RopeSpec(theta=5e5, kind="llama3", factor=8.0, original_max_position=128), 256,
     ),
-    "yarn extends": ({"rope_scaling": {"type": "yarn"} | YARN}, RopeSpec(kind="yarn", factor=4.0, original_max_position=256), 1024),
+    "yarn extends": ({"rope_scaling": {"type": "yarn"} | YARN},
+        RopeSpec(kind="yarn", factor=4.0, original_max_position=256), 1024),
     "yarn without a factor": (
-        {"rope_scaling": {"rope_type": "yarn", "original_max_position_embeddings": 64}}, RopeSpec(kind="yarn", factor=4.0, original_max_position=64), 256,
+        {"rope_scaling": {"rope_type": "yarn", "original_max_position_embeddings": 64}},
+        RopeSpec(kind="yarn", factor=4.0, original_max_position=64), 256,
     ),
     "yarn with everything": (
         {"rope_scaling": {"rope_type": "yarn", "attention_factor": 1.5, "beta_fast": 16, "beta_slow": 2} | YARN},
-        RopeSpec(kind="yarn", factor=4.0, original_max_position=256, attention_factor=1.5, beta_fast=16.0, beta_slow=2.0), 1024,
+        RopeSpec(kind="yarn", factor=4.0, original_max_position=256, attention_factor=1.5, beta_fast=16.0,
+            beta_slow=2.0), 1024,
     ),
     "yarn with mscales": (
         {"rope_scaling": {"rope_type": "yarn", "mscale": 2.0, "mscale_all_dim": 1.0} | YARN},
-        RopeSpec(kind="yarn", factor=4.0, original_max_position=256, attention_factor=(0.2 * math.log(4) + 1) / (0.1 * math.log(4) + 1)), 1024,
+        RopeSpec(kind="yarn", factor=4.0, original_max_position=256,
+            attention_factor=(0.2 * math.log(4) + 1) / (0.1 * math.log(4) + 1)), 1024,
     ),
     "both spellings": (
-        {"rope_scaling": {"type": "linear", "factor": 2}, "rope_parameters": {"rope_type": "default", "rope_theta": 5e5}},
+        {"rope_scaling": {"type": "linear", "factor": 2},
+            "rope_parameters": {"rope_type": "default", "rope_theta": 5e5}},
         RopeSpec(kind="linear", factor=2.0), 256,
     ),
     "original length beside the table, which wins": (
-        {"rope_scaling": {"type": "yarn"} | YARN, "original_max_position_embeddings": 128}, RopeSpec(kind="yarn", factor=4.0, original_max_position=128), 512,
+        {"rope_scaling": {"type": "yarn"} | YARN, "original_max_position_embeddings": 128},
+        RopeSpec(kind="yarn", factor=4.0, original_max_position=128), 512,
     ),
 }  # fmt: skip
 

@@ -95,7 +95,9 @@ def test_norms_of_gemmas_are_stored_less_one(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("front", ["language_model.model.", "model.language_model."])
 def test_the_text_of_a_model_that_sees_pictures(tmp_path: Path, front: str) -> None:
-    """Its configuration holds what differs from the class's own figures; what is said of the whole counts for the text."""
+    """Its configuration holds what differs from the class's own figures; what is said of the whole counts
+    for the text.
+    """
     config = toy_config("gemma3", head_dim=256, num_attention_heads=8, num_key_value_heads=4)
     tensors = {front + name.removeprefix("model."): values for name, values in toy_tensors(config).items()}
     pictures = {
@@ -206,7 +208,8 @@ def test_gemmas_of_other_kinds_are_refused(folder: Path) -> None:
 
 def test_missing_keys_of_mixtures_mean_what_transformers_takes_them_to_mean(folder: Path) -> None:
     absent = dict.fromkeys(
-        ("num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size", "norm_topk_prob",
+        ("num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size",
+            "shared_expert_intermediate_size", "norm_topk_prob",
          "mlp_only_layers", "sliding_window"), "absent",
     )  # fmt: skip
     assert spec_of(folder, "mixtral", **absent).moe == MoeSpec(8, 2, 96, True)
@@ -237,7 +240,8 @@ def test_windows_of_mixtures(folder: Path) -> None:
 
 
 IMPOSSIBLE_MIXTURES: dict[str, tuple[dict[str, Any], str]] = {
-    "more experts of a token than there are": ({"num_experts_per_tok": 7}, "experts of a token: seen 7, wanted at most the 6 there are"),
+    "more experts of a token than there are": ({"num_experts_per_tok": 7},
+        "experts of a token: seen 7, wanted at most the 6 there are"),
     "no experts of a token": ({"num_experts_per_tok": 0}, "num_experts_per_tok: seen 0"),
     "experts of text": ({"num_experts": "6"}, "num_experts: seen '6'"),
     "too many experts": ({"num_experts": 5000}, "num_experts: seen 5000"),

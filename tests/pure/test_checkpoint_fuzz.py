@@ -1,6 +1,7 @@
 """Headers of both formats under fuzzing, with a ceiling on memory: whatever the bytes, only named errors come out.
 
-What still opens is then used: figures are checked for sense and every tensor is decoded, so an offset that slipped through is found.
+What still opens is then used: figures are checked for sense and every tensor is decoded, so an offset that slipped
+through is found.
 """
 
 from __future__ import annotations
@@ -88,7 +89,8 @@ def seeds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     model = make_folder(folder / "hf", **TINY)
     gguf = make_gguf(folder / "m.gguf", matrix_type="Q8_0", **TINY)
     kinds = gguf_bytes(
-        [("a", ARRAY, (ARRAY, [(U8, [1]), (STRING, ["x"])])), ("b", BOOL, True), ("general.alignment", U32, 64), ("c", ARRAY, (F32, [1.0] * 9))],
+        [("a", ARRAY, (ARRAY, [(U8, [1]), (STRING, ["x"])])), ("b", BOOL, True), ("general.alignment", U32, 64),
+            ("c", ARRAY, (F32, [1.0] * 9))],
         [("t", [32, 2], 8, 0), ("u", [4], 99, 128)], bytes(200), alignment=64,
     )  # fmt: skip
     small = safetensors_bytes(
@@ -103,7 +105,9 @@ def seeds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 
 
 def use(entries: dict[str, TensorEntry]) -> None:
-    """Decode every tensor; a type nobody knows is the only excuse. A header that was taken must hold: no tensor may end early or overlap."""
+    """Decode every tensor; a type nobody knows is the only excuse. A header that was taken must hold: no tensor may end
+    early or overlap.
+    """
     ends: dict[Path, int] = {}
     for entry in sorted(entries.values(), key=lambda e: (e.offset, e.nbytes)):
         assert ends.get(entry.file, 0) <= entry.offset and entry.offset + entry.nbytes <= entry.file.stat().st_size, (
@@ -212,13 +216,17 @@ def test_random_bytes_behind_a_gguf_header(
 
 JSON = st.recursive(
     st.one_of(
-        st.none(), st.booleans(), st.integers(), st.sampled_from([*TELLING, -1, 10**400]), st.floats(), st.text(max_size=8),
-        st.sampled_from(["F32", "BF16", "yarn", "llama3", "linear", "sliding_attention", "..", "/", "model.safetensors"]),
+        st.none(), st.booleans(), st.integers(), st.sampled_from([*TELLING, -1, 10**400]), st.floats(),
+        st.text(max_size=8),
+        st.sampled_from(["F32", "BF16", "yarn", "llama3", "linear", "sliding_attention", "..", "/",
+            "model.safetensors"]),
     ),
     lambda inner: st.one_of(
         st.lists(inner, max_size=4),
         st.dictionaries(
-            st.one_of(st.text(max_size=6), st.sampled_from(["rope_type", "type", "factor", "rope_theta", "dtype", "shape", "data_offsets"])), inner, max_size=4
+            st.one_of(st.text(max_size=6),
+                st.sampled_from(["rope_type", "type", "factor", "rope_theta", "dtype", "shape", "data_offsets"])),
+                inner, max_size=4
         ),
     ),
     max_leaves=12,
@@ -301,7 +309,9 @@ PREFIXES = ("", "./", "../hf/", "a/../", "/", ".././hf/../hf/")
     whole=st.one_of(st.none(), st.none(), JSON),
 )
 def test_indexes_of_any_json(moved: dict[str, str], added: dict[str, Any], whole: Any, model: Path) -> None:
-    """The valid index with shards spelt in ways that may leave the folder, with entries of any JSON, or replaced by any JSON."""
+    """The valid index with shards spelt in ways that may leave the folder, with entries of any JSON, or replaced by any
+    JSON.
+    """
     (model / "generation_config.json").unlink(missing_ok=True)
     (model / "config.json").write_text(json.dumps(toy_config(**TINY)))
     index = model / "model.safetensors.index.json"
@@ -316,19 +326,24 @@ def test_indexes_of_any_json(moved: dict[str, str], added: dict[str, Any], whole
 
 
 VALUES = st.one_of(
-    st.tuples(st.just(U32), st.integers(0, 2**32 - 1)), st.tuples(st.just(U64), st.sampled_from(TELLING)), st.tuples(st.just(F32), st.floats(width=32)),
+    st.tuples(st.just(U32), st.integers(0, 2**32 - 1)), st.tuples(st.just(U64), st.sampled_from(TELLING)),
+    st.tuples(st.just(F32), st.floats(width=32)),
     st.tuples(st.just(STRING), st.text(max_size=8)), st.tuples(st.just(BOOL), st.booleans()),
     st.tuples(st.just(ARRAY), st.lists(st.integers(0, 2**32 - 1), max_size=4).map(lambda v: (U32, v))),
     st.tuples(st.just(ARRAY), st.lists(st.text(max_size=3), max_size=4).map(lambda v: (STRING, v))),
-    st.tuples(st.just(ARRAY), st.sampled_from([(ARRAY, [(U32, [1])]), (ARRAY, [(STRING, ["x"])] * 2), (F32, [3.0]), (U32, [3])])),
+    st.tuples(st.just(ARRAY), st.sampled_from([(ARRAY, [(U32, [1])]), (ARRAY, [(STRING, ["x"])] * 2), (F32, [3.0]),
+        (U32, [3])])),
 )  # fmt: skip
 FIGURES = (
-    "embedding_length", "attention.head_count", "attention.head_count_kv", "block_count", "context_length", "feed_forward_length",
-    "attention.layer_norm_rms_epsilon", "rope.freq_base", "rope.dimension_count", "rope.scaling.type", "rope.scaling.factor",
+    "embedding_length", "attention.head_count", "attention.head_count_kv", "block_count", "context_length",
+    "feed_forward_length",
+    "attention.layer_norm_rms_epsilon", "rope.freq_base", "rope.dimension_count", "rope.scaling.type",
+    "rope.scaling.factor",
     "attention.key_length", "attention.value_length", "attention.sliding_window", "attention.scale", "expert_count",
 )  # fmt: skip
 VALID: dict[str, tuple[int, Any]] = {
-    "general.architecture": (STRING, "llama"), "llama.embedding_length": (U32, 4), "llama.attention.head_count": (U32, 2),
+    "general.architecture": (STRING, "llama"), "llama.embedding_length": (U32, 4),
+    "llama.attention.head_count": (U32, 2),
     "llama.block_count": (U32, 1), "llama.context_length": (U32, 16), "llama.feed_forward_length": (U32, 8),
     "llama.attention.layer_norm_rms_epsilon": (F32, 1e-5),
 }  # fmt: skip
@@ -359,7 +374,9 @@ def test_gguf_metadata_of_any_kind(
 
 
 def test_the_ceiling_holds() -> None:
-    """The fuzzing above would notice: an allocation beyond the headroom raises MemoryError, which nobody turns into an error of ours."""
+    """The fuzzing above would notice: an allocation beyond the headroom raises MemoryError, which nobody turns into an
+    error of ours.
+    """
     with pytest.raises(MemoryError), memory_headroom(HEADROOM):
         bytes(2 * HEADROOM)
 

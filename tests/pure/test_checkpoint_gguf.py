@@ -39,7 +39,8 @@ from tests.memory import memory_headroom
 from tests.paths import DATA, STORIES, needs_data
 
 KINDS: dict[str, tuple[int, Any]] = {
-    "u8": (U8, 255), "i8": (I8, -128), "u16": (U16, 65535), "i16": (I16, -32768), "u32": (U32, 2**32 - 1), "i32": (I32, -(2**31)),
+    "u8": (U8, 255), "i8": (I8, -128), "u16": (U16, 65535), "i16": (I16, -32768), "u32": (U32, 2**32 - 1),
+    "i32": (I32, -(2**31)),
     "f32": (F32, 0.5), "yes": (BOOL, True), "no": (BOOL, False), "text": (STRING, "naïve ✓"), "u64": (U64, 2**64 - 1),
     "i64": (I64, -(2**63)), "f64": (F64, math.pi), "empty": (STRING, ""),
 }  # fmt: skip
@@ -142,23 +143,29 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "100000 tensors in 24 bytes": (gguf_bytes(counts=(100_000, 0)), "100000 tensors"),
     "2**64 - 1 pairs": (gguf_bytes(counts=(0, 2**64 - 1)), "number of key-value pairs"),
     "60000 pairs in 24 bytes": (gguf_bytes(counts=(0, 60_000)), "60000 key-value pairs"),
-    "a key of 2**60 bytes": (gguf_bytes(counts=(0, 1), alignment=1) + struct.pack("<Q", 2**60) + bytes(64), "length of a metadata key"),
+    "a key of 2**60 bytes": (gguf_bytes(counts=(0, 1), alignment=1) + struct.pack("<Q", 2**60) + bytes(64),
+        "length of a metadata key"),
     "an empty key": (gguf_bytes([("", U8, 1)]), "length of a metadata key"),
     "a key that is no UTF-8": (gguf_bytes([(b"\xff\xfe", U8, 1)]), "wanted UTF-8"),
     "a key with a line break": (gguf_bytes([("a\nb", U8, 1)]), "printable"),
     "a key twice": (gguf_bytes([("a", U8, 1), ("a", U8, 1)]), "key a: seen it twice"),
     "an unknown kind": (gguf_bytes([("a", 13, b"")]), "kind 13"),
-    "a string beyond the file": (gguf_bytes([("a", U64, 2**62)]).replace(struct.pack("<I", U64), struct.pack("<I", STRING)), "truncated"),
+    "a string beyond the file": (gguf_bytes([("a", U64, 2**62)]).replace(struct.pack("<I", U64),
+        struct.pack("<I", STRING)), "truncated"),
     "a truth value of 2": (gguf_bytes([("a", BOOL, b"\2")]), "truth value of 2"),
     "an array of 2**62 numbers": (gguf_bytes([("a", ARRAY, array(F64, 2**62))]), "array elements"),
-    "an array of a million numbers in 40 bytes": (gguf_bytes([("a", ARRAY, array(F64, 10**6, bytes(40)))]), "array elements"),
-    "an array of a million strings in 40 bytes": (gguf_bytes([("a", ARRAY, array(STRING, 10**6, bytes(40)))]), "array elements"),
-    "an array with a string beyond the file": (gguf_bytes([("a", ARRAY, array(STRING, 1, struct.pack("<Q", 2**40)))]), "truncated"),
+    "an array of a million numbers in 40 bytes": (gguf_bytes([("a", ARRAY, array(F64, 10**6, bytes(40)))]),
+        "array elements"),
+    "an array of a million strings in 40 bytes": (gguf_bytes([("a", ARRAY, array(STRING, 10**6, bytes(40)))]),
+        "array elements"),
+    "an array with a string beyond the file": (gguf_bytes([("a", ARRAY, array(STRING, 1, struct.pack("<Q", 2**40)))]),
+        "truncated"),
     "an array of an unknown kind": (gguf_bytes([("a", ARRAY, array(77, 1, bytes(8)))]), "kind 77"),
     "arrays nested too deeply": (gguf_bytes([("a", ARRAY, deep(50))]), "nested 9 deep"),
     "a hundred thousand nested arrays": (gguf_bytes([("a", ARRAY, deep(100_000))]), "nested 9 deep"),
     "five dimensions": (gguf_bytes([], [("t", [1] * 5, *F)], bytes(4)), "dimensions of tensor t"),
-    "2**32 - 1 dimensions": (gguf_bytes(counts=(1, 0), alignment=1) + gguf_string("t") + b"\xff" * 64, "dimensions of tensor t"),
+    "2**32 - 1 dimensions": (gguf_bytes(counts=(1, 0), alignment=1) + gguf_string("t") + b"\xff" * 64,
+        "dimensions of tensor t"),
     "a size of zero": (gguf_bytes([], [("t", [0, 4], *F)], bytes(4)), "sizes of tensor t"),
     "sizes whose product overflows": (gguf_bytes([], [("t", [2**40, 2**40], *F)], bytes(4)), "sizes of tensor t"),
     "a product of 2**64": (gguf_bytes([], [("t", [2**32, 2**32], *F)], bytes(4)), "sizes of tensor t"),
@@ -218,7 +225,8 @@ def test_every_truncation_is_refused(tmp_path: Path) -> None:
 
 
 VOCABULARIES = {  # tokens, merges, last token
-    "falcon": (65024, 64784, "Ġvictoria"), "gpt-2": (50257, 50000, "<|endoftext|>"), "gpt-neox": (50432, 50009, "[PAD50431]"),
+    "falcon": (65024, 64784, "Ġvictoria"), "gpt-2": (50257, 50000, "<|endoftext|>"),
+    "gpt-neox": (50432, 50009, "[PAD50431]"),
     "mpt": (50432, 50009, "[PAD50431]"), "phi-3": (32064, 0, "[PAD32063]"), "starcoder": (49152, 48872, "sdb"),
 }  # fmt: skip
 

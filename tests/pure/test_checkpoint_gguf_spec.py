@@ -105,11 +105,16 @@ def test_sizes_of_experts_that_older_files_leave_out(tmp_path: Path, monkeypatch
 
 def test_names() -> None:
     for stored, name in {
-        "token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight", "output.weight": "lm_head.weight",
-        "blk.0.attn_norm.weight": "model.layers.0.input_layernorm.weight", "blk.12.ffn_norm.weight": "model.layers.12.post_attention_layernorm.weight",
-        "blk.3.attn_q.bias": "model.layers.3.self_attn.q_proj.bias", "blk.3.attn_k_norm.weight": "model.layers.3.self_attn.k_norm.weight",
-        "blk.3.attn_output.weight": "model.layers.3.self_attn.o_proj.weight", "blk.9.ffn_down.weight": "model.layers.9.mlp.down_proj.weight",
-        "blk.03.attn_q.weight": "blk.03.attn_q.weight", "blk.3.new_part.weight": "blk.3.new_part.weight", "v.patch": "v.patch",
+        "token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight",
+        "output.weight": "lm_head.weight",
+        "blk.0.attn_norm.weight": "model.layers.0.input_layernorm.weight",
+        "blk.12.ffn_norm.weight": "model.layers.12.post_attention_layernorm.weight",
+        "blk.3.attn_q.bias": "model.layers.3.self_attn.q_proj.bias",
+        "blk.3.attn_k_norm.weight": "model.layers.3.self_attn.k_norm.weight",
+        "blk.3.attn_output.weight": "model.layers.3.self_attn.o_proj.weight",
+        "blk.9.ffn_down.weight": "model.layers.9.mlp.down_proj.weight",
+        "blk.03.attn_q.weight": "blk.03.attn_q.weight", "blk.3.new_part.weight": "blk.3.new_part.weight",
+        "v.patch": "v.patch",
     }.items():  # fmt: skip
         assert names_of("qwen3").hugging_face_name(stored) == name
 
@@ -142,7 +147,8 @@ def test_longrope(tmp_path: Path) -> None:
     keys = {"phi3.rope.scaling.original_context_length": 64, "phi3.rope.scaling.attn_factor": 1.5}
     spec = spec_of(tmp_path, "phi3", extra=factors, keys=keys)
     assert spec.rope == RopeSpec(
-        kind="longrope", original_max_position=64, attention_factor=1.5, short_factors=(1.0,) * 8, long_factors=(3.0,) * 8
+        kind="longrope", original_max_position=64, attention_factor=1.5, short_factors=(1.0,) * 8,
+        long_factors=(3.0,) * 8
     )  # fmt: skip
     with pytest.raises(CheckpointError, match="rope frequency factors: seen 4 of them, wanted 8"):
         spec_of(tmp_path, "phi3", extra=factors | {"rope_factors_long.weight": np.ones(4, np.float32)}, keys=keys)
@@ -207,7 +213,8 @@ ROPES: dict[str, tuple[dict[str, Any], RopeSpec, int]] = {
     ),
     "yarn with a factor of its own": (
         {S + "type": "yarn", S + "factor": 4.0, S + "attn_factor": 0.5},
-        RopeSpec(kind="yarn", factor=4.0, original_max_position=256, attention_factor=0.5 * (0.1 * math.log(4) + 1)), 1024,
+        RopeSpec(kind="yarn", factor=4.0, original_max_position=256, attention_factor=0.5 * (0.1 * math.log(4) + 1)),
+        1024,
     ),
 }  # fmt: skip
 
@@ -278,18 +285,24 @@ def test_a_llama_with_a_window_is_a_mistral(tmp_path: Path) -> None:
 
 MIXTURE: list[tuple[str, int, Any]] = [("llama.expert_count", U32, 8), ("llama.expert_used_count", U32, 2)]
 UNSUPPORTED: dict[str, tuple[list[tuple[str, int, Any]], str]] = {
-    "another architecture": ([("general.architecture", STRING, "llama9")], "'llama9' is not supported; homenode runs GGUF files of .*llama"),
-    "several residual streams": ([("general.architecture", STRING, "deepseek4")], r"'deepseek4' is not supported; .*\(hyper-connections\)"),
+    "another architecture": ([("general.architecture", STRING, "llama9")],
+        "'llama9' is not supported; homenode runs GGUF files of .*llama"),
+    "several residual streams": ([("general.architecture", STRING, "deepseek4")],
+        r"'deepseek4' is not supported; .*\(hyper-connections\)"),
     "no architecture": ([("general.architecture", STRING, "")], "architecture '' is not supported"),
-    "experts of a dense kind": ([("general.architecture", STRING, "qwen3"), ("qwen3.expert_count", U32, 8)], "mixtures of experts"),
+    "experts of a dense kind": ([("general.architecture", STRING, "qwen3"), ("qwen3.expert_count", U32, 8)],
+        "mixtures of experts"),
     "experts chosen by sigmoid": ([*MIXTURE, ("llama.expert_gating_func", U32, 2)], "expert_gating_func 2"),
     "experts in groups": ([*MIXTURE, ("llama.expert_group_count", U32, 4)], "expert_group_count 4"),
     "experts with a scale": ([*MIXTURE, ("llama.expert_weights_scale", F32, 2.5)], "expert_weights_scale 2.5"),
-    "unequal heads": ([("llama.attention.key_length", U32, 2), ("llama.attention.value_length", U32, 4)], "keys of 2 and values of 4"),
+    "unequal heads": ([("llama.attention.key_length", U32, 2), ("llama.attention.value_length", U32, 4)],
+        "keys of 2 and values of 4"),
     "another scale": ([("llama.attention.scale", F32, 0.01)], r"attention\.scale 0\.01"),
-    "rope over half a head": ([("llama.attention.key_length", U32, 4), ("llama.rope.dimension_count", U32, 2)], "rope over 2 of 4"),
+    "rope over half a head": ([("llama.attention.key_length", U32, 4), ("llama.rope.dimension_count", U32, 2)],
+        "rope over 2 of 4"),
     "another rope": ([("llama.rope.scaling.type", STRING, "longrope")], "rope scaling 'longrope'"),
-    "yarn with another mix": ([("llama.rope.scaling.type", STRING, "yarn"), ("llama.rope.scaling.yarn_ext_factor", F32, 0.5)], "yarn_ext_factor"),
+    "yarn with another mix": ([("llama.rope.scaling.type", STRING, "yarn"),
+        ("llama.rope.scaling.yarn_ext_factor", F32, 0.5)], "yarn_ext_factor"),
 }  # fmt: skip
 
 
@@ -316,10 +329,13 @@ INVALID: dict[str, tuple[list[tuple[str, int, Any]], str]] = {
     "a hidden size other than the embedding": ([("llama.embedding_length", U32, 8)], r"seen \[8, 4\], wanted \[8, 8\]"),
     "theta NaN": ([("llama.rope.freq_base", F32, math.nan)], "rope.freq_base: seen nan"),
     "epsilon NaN": ([("llama.attention.layer_norm_rms_epsilon", F32, math.nan)], "seen nan"),
-    "more tokens than rows": ([("tokenizer.ggml.tokens", 9, (STRING, ["x"] * 9))], "seen 9 tokens, wanted at most the 8 rows"),
-    "tokens of a number": ([("tokenizer.ggml.tokens", U32, 9)], "tokenizer.ggml.tokens: seen 9, wanted an array of strings"),
+    "more tokens than rows": ([("tokenizer.ggml.tokens", 9, (STRING, ["x"] * 9))],
+        "seen 9 tokens, wanted at most the 8 rows"),
+    "tokens of a number": ([("tokenizer.ggml.tokens", U32, 9)],
+        "tokenizer.ggml.tokens: seen 9, wanted an array of strings"),
     "tokens of arrays": (
-        [("tokenizer.ggml.tokens", 9, (9, [(U32, [1])])), ("tokenizer.ggml.token_type", 9, (5, [3]))], "seen a list of 1 value, wanted an array",
+        [("tokenizer.ggml.tokens", 9, (9, [(U32, [1])])), ("tokenizer.ggml.token_type", 9, (5, [3]))],
+        "seen a list of 1 value, wanted an array",
     ),
     "end id of text": ([("tokenizer.ggml.eos_token_id", STRING, "2")], "eos_token_id: seen '2'"),
 }  # fmt: skip

@@ -89,11 +89,16 @@ HOSTILE = {
     "space before the brace": (raw(" {}"), "first byte"),
     "broken JSON": (raw('{"a":'), "no valid JSON"),
     "bytes that are no UTF-8": (raw(b'{"\xff":1}'), "no valid JSON"),
-    "duplicate names": (raw('{"t":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},"t":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}'), "duplicate key"),
-    "duplicate keys in an entry": (raw('{"t":{"dtype":"U8","dtype":"U8","shape":[0],"data_offsets":[0,0]}}'), "duplicate key"),
+    "duplicate names": (raw(
+        '{"t":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},"t":{"dtype":"U8","shape":[0],"data_offsets":[0,'
+        '0]}}'
+    ), "duplicate key"),
+    "duplicate keys in an entry": (raw('{"t":{"dtype":"U8","dtype":"U8","shape":[0],"data_offsets":[0,0]}}'),
+        "duplicate key"),
     "deep nesting": (raw('{"a":' + "[" * 100_000 + "]" * 100_000 + "}"), "nested too deeply"),
     "NaN": (raw('{"t":{"dtype":"U8","shape":[NaN],"data_offsets":[0,0]}}'), "NaN"),
-    "a number of 10000 digits": (raw('{"t":{"dtype":"U8","shape":[' + "9" * 10_000 + '],"data_offsets":[0,0]}}'), "no valid JSON"),
+    "a number of 10000 digits": (raw('{"t":{"dtype":"U8","shape":[' + "9" * 10_000 + '],"data_offsets":[0,0]}}'),
+        "no valid JSON"),
     "metadata of numbers": (raw({"__metadata__": {"a": 1}}), "__metadata__"),
     "metadata that is a list": (raw({"__metadata__": []}), "__metadata__"),
     "an entry that is a number": (raw({"t": 3}), "tensor t"),
@@ -115,7 +120,8 @@ HOSTILE = {
     "bytes nobody owns": (one() + b"more", "data"),
     "a hole": (raw({"t": {"dtype": "U8", "shape": [4], "data_offsets": [4, 8]}}, bytes(8)), "a hole before it"),
     "an overlap": (
-        raw({"a": {"dtype": "U8", "shape": [6], "data_offsets": [0, 6]}, "b": {"dtype": "U8", "shape": [4], "data_offsets": [4, 8]}}, bytes(8)),
+        raw({"a": {"dtype": "U8", "shape": [6], "data_offsets": [0, 6]},
+            "b": {"dtype": "U8", "shape": [4], "data_offsets": [4, 8]}}, bytes(8)),
         "an overlap",
     ),
 }  # fmt: skip

@@ -20,7 +20,9 @@ LARGE = "shape:layers=126,hidden=16384,heads=128,kv_heads=8,intermediate=53248,v
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A model that runs, one of a foreign architecture, two GGUF files that hold nothing, and what a fetch that ended early leaves."""
+    """A model that runs, one of a foreign architecture, two GGUF files that hold nothing, and what a fetch that ended
+    early leaves.
+    """
     root = tmp_path / "hub"
     made = {file.name: file.read_bytes() for file in make_folder(tmp_path / "made").iterdir()}
     foreign = {**made, "config.json": json.dumps({"architectures": ["Foona"], "model_type": "foona"}).encode()}

@@ -50,7 +50,10 @@ def test_flags_with_several_values_take_all_that_follow() -> None:
         "1",
         "2",
     ]
-    wanted = "serve --numa-bind-nodes 0 --numa-bind-nodes 0 --numa-bind-nodes 1 --numa-bind-cpus 0-3 --numa-bind-cpus +4-7 --numa-bind-cpus all model"
+    wanted = (
+        "serve --numa-bind-nodes 0 --numa-bind-nodes 0 --numa-bind-nodes 1 --numa-bind-cpus 0-3 --numa-bind-cpus "
+        "+4-7 --numa-bind-cpus all model"
+    )
     assert spread(given) == [*wanted.split(), "--", "--numa-bind-nodes", "1", "2"]
     assert spread(["--numa-bind-nodes"]) == ["--numa-bind-nodes"], (
         "a flag without a value is left for the parser to refuse"
@@ -173,11 +176,13 @@ def test_the_toolkit_needs_neither_numpy_nor_the_native_core_nor_the_engine() ->
     """In a fresh interpreter in which importing any of them fails."""
     code = (
         "import sys\n"
-        "for name in ('numpy', 'homenode._native', 'homenode.engine', 'homenode.model', 'homenode.compute', 'homenode.server'):\n"
+        "for name in ('numpy', 'homenode._native', 'homenode.engine', 'homenode.model', 'homenode.compute', "
+        "'homenode.server'):\n"
         "    sys.modules[name] = None\n"
         "from click.testing import CliRunner\n"
         "from homenode.cli.main import cli\n"
-        "for line in (['host', '--json'], ['plan', '--json'], ['doctor', '--json'], ['run', '--dry-run', '--', 'true'], ['host']):\n"
+        "for line in (['host', '--json'], ['plan', '--json'], ['doctor', '--json'], ['run', '--dry-run', '--',"
+        " 'true'], ['host']):\n"
         "    result = CliRunner().invoke(cli, line)\n"
         "    assert result.exit_code in (0, 1), (line, result.output, result.exception)\n"
     )

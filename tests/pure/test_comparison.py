@@ -1,4 +1,6 @@
-"""The comparison with other engines reads what they print, counts only pairs of one placement, and its page says what its records say."""
+"""The comparison with other engines reads what they print, counts only pairs of one placement, and its page says what
+its records say.
+"""
 
 from __future__ import annotations
 
@@ -261,7 +263,8 @@ def test_the_record_survives_its_file_and_forgets_what_is_measured_anew(tmp_path
     again = Comparison.load(tmp_path / "new" / "record.json")
     assert again == found
     again.skipped = [
-        "llama.cpp, qwen2.5-0.5b Q8_0: no file", "llama.cpp, qwen2.5-0.5b Q4_0: no file", "qwen2.5-0.5b Q8_0, llama.cpp, default: it fell silent"
+        "llama.cpp, qwen2.5-0.5b Q8_0: no file", "llama.cpp, qwen2.5-0.5b Q4_0: no file",
+        "qwen2.5-0.5b Q8_0, llama.cpp, default: it fell silent"
     ]  # fmt: skip
     again.forget([pair(0, 1).combination])
     assert [p.combination.format for p in again.pairs] == ["BF16"]
@@ -280,7 +283,8 @@ def test_all_versions_that_pairs_were_measured_with_are_named() -> None:
 def test_the_text_says_first_where_we_are_behind() -> None:
     text = comparison_text(record(pair(100, 80), pair(90, 80, variant="huge pages")))
     assert text.startswith(
-        "Behind, that is slower than the other side:\n\n- qwen2.5-0.5b, Q8_0, CPUs on one cache, against llama.cpp, default: "
+        "Behind, that is slower than the other side:\n\n- qwen2.5-0.5b, Q8_0, CPUs on one cache, against "
+        "llama.cpp, default: "
         "decode, batch 1 (0.62x)"
     )
     assert "| **Q8_0** | homenode, tok/s | **95** | **95** |" in text

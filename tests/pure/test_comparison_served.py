@@ -1,4 +1,6 @@
-"""Loads on servers: what streams tell, what figures are made of them, how servers are started and ended, and the table."""
+"""Loads on servers: what streams tell, what figures are made of them, how servers are started and ended,
+and the table.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The pages about placement say what the toolkit does: every code, every strategy, every flag, and every example as it is printed here."""
+"""The pages about placement say what the toolkit does: every code, every strategy, every flag, and every example as it
+is printed here.
+"""
 
 from __future__ import annotations
 
@@ -111,7 +113,8 @@ def test_codes_are_found_where_a_parameter_or_a_field_hands_them_on(tmp_path: Pa
         "Finding('info', 'made_' + 'up', 'x')\n"
     )
     (tmp_path / "two.py").write_text(
-        "def f(problems, seen):\n    problems.add('by_method', 'x')\n    seen.add('not_one')\n    _told('x', word='of_another')\n"
+        "def f(problems, seen):\n    problems.add('by_method', 'x')\n    seen.add('not_one')\n    _told('x', "
+        "word='of_another')\n"
     )
     found = codes_in(tmp_path)
     assert found.codes == {"of_field", "by_default", "by_keyword", "by_method"}
@@ -154,7 +157,9 @@ def test_every_page_is_in_the_list_of_pages() -> None:
 
 
 def examples() -> Iterator[tuple[str, list[tuple[str, list[str]]], str]]:
-    """Page, commands that read a made-up host with the lines they are said to print, and the drawing that follows them."""
+    """Page, commands that read a made-up host with the lines they are said to print, and the drawing that
+    follows them.
+    """
     for page in pages():
         blocks = [*_BLOCK.findall(text_of(page)), ("", "")]
         for (language, block), (next_language, next_block) in pairwise(blocks):
@@ -182,7 +187,9 @@ def test_examples_print_what_the_page_says(line: str, output: list[str], monkeyp
 
 @pytest.mark.parametrize(("commands", "drawing"), [(commands, drawing) for _, commands, drawing in EXAMPLES if drawing])
 def test_drawings_show_the_plans_above_them(commands: list[tuple[str, list[str]]], drawing: str) -> None:
-    """Each list of CPUs in a drawing is that of a node, of a pool or a role or a process, of the part of one on a node, or a line of such a list."""
+    """Each list of CPUs in a drawing is that of a node, of a pool or a role or a process, of the part of one on a node,
+    or a line of such a list.
+    """
     known: set[str] = set()
     for line, _ in commands:
         plan = json.loads(run(line.replace("--explain", "--json")).stdout)

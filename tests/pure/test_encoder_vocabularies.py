@@ -170,7 +170,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Any:
     lines = [" ".join(text.split()) for text in texts_of_all_scripts("train")]
     (folder / "text").write_text("\n".join(line for line in lines if line), encoding="utf-8")
     sentencepiece.SentencePieceTrainer.train(
-        input=str(folder / "text"), model_prefix=str(folder / "m"), vocab_size=2500, model_type="unigram", num_threads=1, character_coverage=0.98,
+        input=str(folder / "text"), model_prefix=str(folder / "m"), vocab_size=2500, model_type="unigram",
+        num_threads=1, character_coverage=0.98,
         hard_vocab_limit=False, minloglevel=2,
     )  # fmt: skip
     return sentencepiece.SentencePieceProcessor(model_file=str(folder / "m.model"))

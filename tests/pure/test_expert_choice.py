@@ -1,4 +1,6 @@
-"""Which experts a router's logits choose, and their weights: the reference by hand and by a slow search, and torch beside it."""
+"""Which experts a router's logits choose, and their weights: the reference by hand and by a slow search, and torch
+beside it.
+"""
 
 from __future__ import annotations
 

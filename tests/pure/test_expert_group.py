@@ -1,4 +1,6 @@
-"""Who keeps which experts of several engines, what each then has to take memory for, and where it is said that they cannot."""
+"""Who keeps which experts of several engines, what each then has to take memory for, and where it is said that they
+cannot.
+"""
 
 from __future__ import annotations
 

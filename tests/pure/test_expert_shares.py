@@ -1,4 +1,6 @@
-"""Experts that engines keep in common: who owns which, where they lie, what the memory says of itself, and how long others are waited for."""
+"""Experts that engines keep in common: who owns which, where they lie, what the memory says of itself, and how long
+others are waited for.
+"""
 
 from __future__ import annotations
 

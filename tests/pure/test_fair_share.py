@@ -99,7 +99,9 @@ def test_nobody_waits_for_ever() -> None:
 
 @pytest.mark.parametrize("lookahead", [0, 1])
 def test_a_flood_of_one_key_leaves_the_other_alone(lookahead: int) -> None:
-    """32 clients with prompts of 256 tokens and answers of 48, and one with prompts of 384, at every phase of a step."""
+    """32 clients with prompts of 256 tokens and answers of 48, and one with prompts of 384, at every phase
+    of a step.
+    """
     bench = bench_of(lookahead=lookahead)
     alone, among = [], []
     for _ in range(8):

@@ -31,7 +31,8 @@ PLANTS = {
 }
 
 
-# An editable installation finds the package through a finder of its own, ahead of the path; only the standard finders are kept.
+# An editable installation finds the package through a finder of its own, ahead of the path; only the standard finders
+# are kept.
 _LINT = """
 import sys
 sys.meta_path[:] = [finder for finder in sys.meta_path if isinstance(finder, type)]

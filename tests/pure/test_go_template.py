@@ -97,7 +97,8 @@ def test_what_is_refused(source: str, words: str) -> None:
 
 
 _PIECES = [
-    "{{", "{{-", "}}", " -}}", "if", "else", "end", "range", "with", " ", ".Messages", ".Prompt", "$", "$x", ":=", "=", ",",
+    "{{", "{{-", "}}", " -}}", "if", "else", "end", "range", "with", " ", ".Messages", ".Prompt", "$", "$x", ":=", "=",
+    ",",
     "eq", "index", "slice", "printf", '"%s"', "1", "-1", "(", ")", "|", "text", "/* */", "`", '"',
 ]  # fmt: skip
 

@@ -75,7 +75,9 @@ def hub(tmp_path: Path) -> Iterator[FakeHub]:
 
 
 def _ggufs(content: bytes) -> dict[str, FakeFile]:
-    """Three quantisations of a model, one of which no disk has room for, one in two parts, and a part that sees pictures."""
+    """Three quantisations of a model, one of which no disk has room for, one in two parts, and a part that sees
+    pictures.
+    """
     whole = {
         "m-Q4_0.gguf": FakeFile(content),
         "m-BF16.gguf": FakeFile(content, 1 << 60),

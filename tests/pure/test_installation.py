@@ -25,10 +25,12 @@ Requires-Dist: matplotlib (>=3.8) ; (python_version > "3") and extra == 'bench'
 """
 ORIGINS = {
     "an index": (None, "homenode", False),
-    "a wheel file": ({"url": "file:///tmp/a%20b/homenode-0.1.0-cp312-abi3-manylinux_2_28_x86_64.whl", "archive_info": {}}, "/tmp/a b/homenode-0.1.0-cp312-abi3-manylinux_2_28_x86_64.whl", False),
+    "a wheel file": ({"url": "file:///tmp/a%20b/homenode-0.1.0-cp312-abi3-manylinux_2_28_x86_64.whl",
+        "archive_info": {}}, "/tmp/a b/homenode-0.1.0-cp312-abi3-manylinux_2_28_x86_64.whl", False),
     "a folder": ({"url": "file:///src/homenode", "dir_info": {}}, "/src/homenode", False),
     "a clone, editable": ({"url": "file:///src/homenode", "dir_info": {"editable": True}}, "/src/homenode", True),
-    "a repository": ({"url": "https://example.org/homenode.git", "vcs_info": {"vcs": "git", "commit_id": "0" * 40}}, "git+https://example.org/homenode.git", False),
+    "a repository": ({"url": "https://example.org/homenode.git", "vcs_info": {"vcs": "git", "commit_id": "0" * 40}},
+        "git+https://example.org/homenode.git", False),
     "a file that is broken": ("not JSON", "homenode", False),
 }  # fmt: skip
 

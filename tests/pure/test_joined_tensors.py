@@ -1,4 +1,6 @@
-"""Tensors that hold several matrices, and blocks that are no layers: in GGUF files of any architecture, and in folders."""
+"""Tensors that hold several matrices, and blocks that are no layers: in GGUF files of any architecture, and
+in folders.
+"""
 
 from __future__ import annotations
 
@@ -117,7 +119,8 @@ def test_a_layer_that_the_configuration_does_not_count(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "vision_tower.a.weight", "model.visual.a.weight", "vision_model.a.weight", "mm_projector.a.weight", "model.embed_vision.a.weight",
+        "vision_tower.a.weight", "model.visual.a.weight", "vision_model.a.weight", "mm_projector.a.weight",
+        "model.embed_vision.a.weight",
         "model.audio_tower.a.weight", "multi_modal_projector.a.weight", "mtp.fc.weight",
     ],
 )  # fmt: skip

@@ -1,4 +1,6 @@
-"""The file of --api-key-file: what is taken, and every way in which it can be wrong, without a secret in any message."""
+"""The file of --api-key-file: what is taken, and every way in which it can be wrong, without a secret in
+any message.
+"""
 
 from __future__ import annotations
 

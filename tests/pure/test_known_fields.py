@@ -106,30 +106,44 @@ def test_no_field_is_in_two_tables(architecture: str) -> None:
 
 # The fields of configurations as the makers of some models published them.
 _COMMON = (
-    "architectures attention_dropout bos_token_id eos_token_id hidden_act hidden_size initializer_range intermediate_size max_position_embeddings "
-    "model_type num_attention_heads num_hidden_layers num_key_value_heads rms_norm_eps rope_theta tie_word_embeddings torch_dtype "
+    "architectures attention_dropout bos_token_id eos_token_id hidden_act hidden_size initializer_range "
+    "intermediate_size max_position_embeddings "
+    "model_type num_attention_heads num_hidden_layers num_key_value_heads rms_norm_eps rope_theta "
+    "tie_word_embeddings torch_dtype "
     "transformers_version use_cache vocab_size"
 )
 PUBLISHED = {
-    "llama": "attention_bias mlp_bias pretraining_tp rope_scaling head_dim pad_token_id _name_or_path quantization_config",
+    "llama": (
+        "attention_bias mlp_bias pretraining_tp rope_scaling head_dim pad_token_id _name_or_path "
+        "quantization_config"
+    ),
     "mistral": "sliding_window head_dim",
     "mixtral": "sliding_window num_experts_per_tok num_local_experts output_router_logits router_aux_loss_coef",
     "qwen2": "max_window_layers sliding_window use_sliding_window rope_scaling layer_types",
     "qwen3": "attention_bias head_dim max_window_layers rope_scaling sliding_window use_sliding_window",
     "qwen2_moe": (
-        "decoder_sparse_step max_window_layers moe_intermediate_size norm_topk_prob num_experts num_experts_per_tok output_router_logits "
+        "decoder_sparse_step max_window_layers moe_intermediate_size norm_topk_prob num_experts "
+        "num_experts_per_tok output_router_logits "
         "router_aux_loss_coef shared_expert_intermediate_size sliding_window use_sliding_window"
     ),
     "qwen3_moe": (
-        "attention_bias decoder_sparse_step head_dim max_window_layers mlp_only_layers moe_intermediate_size norm_topk_prob num_experts "
+        "attention_bias decoder_sparse_step head_dim max_window_layers mlp_only_layers moe_intermediate_size "
+        "norm_topk_prob num_experts "
         "num_experts_per_tok output_router_logits rope_scaling router_aux_loss_coef sliding_window use_sliding_window"
     ),
-    "phi3": "attention_bias auto_map embd_pdrop original_max_position_embeddings pad_token_id partial_rotary_factor resid_pdrop rope_scaling sliding_window",
+    "phi3": (
+        "attention_bias auto_map embd_pdrop original_max_position_embeddings pad_token_id partial_rotary_factor "
+        "resid_pdrop rope_scaling sliding_window"
+    ),
     "gemma2": (
-        "attention_bias attn_logit_softcapping cache_implementation final_logit_softcapping head_dim hidden_activation pad_token_id query_pre_attn_scalar "
+        "attention_bias attn_logit_softcapping cache_implementation final_logit_softcapping head_dim "
+        "hidden_activation pad_token_id query_pre_attn_scalar "
         "sliding_window"
     ),
-    "granite": "attention_bias attention_multiplier embedding_multiplier logits_scaling mlp_bias pad_token_id residual_multiplier rope_scaling",
+    "granite": (
+        "attention_bias attention_multiplier embedding_multiplier logits_scaling mlp_bias pad_token_id "
+        "residual_multiplier rope_scaling"
+    ),
     "olmo2": "attention_bias pad_token_id rope_scaling",
     "gemma3": (
         "attention_bias attn_logit_softcapping cache_implementation final_logit_softcapping head_dim hidden_activation pad_token_id query_pre_attn_scalar "
@@ -157,14 +171,20 @@ def test_unknown_fields_are_told(tmp_path: Path) -> None:
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "attention to what comes later": ("llama", {"is_causal": False}, "is_causal"),
-    "attention to what comes later, of a Gemma": ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+    "attention to what comes later, of a Gemma": ("gemma2", {"use_bidirectional_attention": True},
+        "use_bidirectional_attention"),
     "a part of a head": ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
-    "a part of a head, in the table": ("qwen3", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.25}}, "partial_rotary_factor"),
-    "layers of two kinds": ("mistral", {"sliding_window": 7, "layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
+    "a part of a head, in the table": ("qwen3",
+        {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.25}}, "partial_rotary_factor"),
+    "layers of two kinds": ("mistral", {"sliding_window": 7, "layer_types": ["full_attention", "sliding_attention"]},
+        "layer_types"),
     "windows of a class without": ("llama", {"layer_types": ["sliding_attention"] * 2}, "layer_types"),
     "capped scores": ("gemma3", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
-    "two ropes told in two ways": ("gemma3", {"rope_scaling": {"rope_type": "linear", "factor": 8.0}, "rope_parameters": {"full_attention": {}}}, "rope_scaling beside"),
-    "one rope where there are two": ("gemma3", {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}, "for each kind of layer"),
+    "two ropes told in two ways": ("gemma3",
+        {"rope_scaling": {"rope_type": "linear", "factor": 8.0}, "rope_parameters": {"full_attention": {}}},
+        "rope_scaling beside"),
+    "one rope where there are two": ("gemma3", {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}},
+        "for each kind of layer"),
 }  # fmt: skip
 
 

@@ -1,4 +1,6 @@
-"""Every key of a GGUF file's architecture: read, refused by name when its value changes the result, without effect, or told as unknown."""
+"""Every key of a GGUF file's architecture: read, refused by name when its value changes the result, without effect, or
+told as unknown.
+"""
 
 from __future__ import annotations
 
@@ -30,17 +32,23 @@ YARN: dict[str, Any] = {
 # Another value than the toy's, and what has to be there for it to count.
 OTHER: dict[str, tuple[Any, dict[str, Any]]] = {
     "context_length": (128, {}), "attention.layer_norm_rms_epsilon": (0.1, {}), "rope.freq_base": (777.0, {}),
-    "rope.scaling.type": ("yarn", {"rope.scaling.factor": 2.0}), "rope.scaling.factor": (2.0, {"rope.scaling.type": "linear"}),
-    "rope.scale_linear": (2.0, {}), "rope.scaling.original_context_length": (32, YARN), "rope.scaling.attn_factor": (1.5, YARN),
-    "rope.scaling.yarn_attn_factor": (1.5, YARN), "rope.scaling.yarn_ext_factor": (0.5, YARN), "rope.scaling.yarn_log_multiplier": (0.5, YARN),
-    "rope.scaling.yarn_beta_fast": (16.0, YARN), "rope.scaling.yarn_beta_slow": (2.0, YARN), "attention.sliding_window": (16, {}),
+    "rope.scaling.type": ("yarn", {"rope.scaling.factor": 2.0}),
+    "rope.scaling.factor": (2.0, {"rope.scaling.type": "linear"}),
+    "rope.scale_linear": (2.0, {}), "rope.scaling.original_context_length": (32, YARN),
+    "rope.scaling.attn_factor": (1.5, YARN),
+    "rope.scaling.yarn_attn_factor": (1.5, YARN), "rope.scaling.yarn_ext_factor": (0.5, YARN),
+    "rope.scaling.yarn_log_multiplier": (0.5, YARN),
+    "rope.scaling.yarn_beta_fast": (16.0, YARN), "rope.scaling.yarn_beta_slow": (2.0, YARN),
+    "attention.sliding_window": (16, {}),
     "attention.scale": (0.5, {}), "pooling_type": (1, {}),
 }  # fmt: skip
 OF_MIXTURES: dict[str, Any] = {
-    "expert_gating_func": 2, "expert_group_count": 2, "expert_group_used_count": 2, "expert_weights_scale": 2.5, "expert_used_count": 1,
+    "expert_gating_func": 2, "expert_group_count": 2, "expert_group_used_count": 2, "expert_weights_scale": 2.5,
+    "expert_used_count": 1,
 }  # fmt: skip
 ACTIVE: dict[str, Any] = {
-    key: False if neutral == (True,) else True if neutral == (False,) else 3 if key.endswith(("count", "layers", "length", "rank", "size")) else 0.5
+    key: False if neutral == (True,) else True if neutral == (False,) else 3
+    if key.endswith(("count", "layers", "length", "rank", "size")) else 0.5
     for key, neutral in NEUTRAL.items()
 }  # fmt: skip
 
@@ -145,7 +153,8 @@ def test_a_window_in_layers_that_a_file_does_not_name(architecture: str, tmp_pat
 @pytest.mark.parametrize(
     ("architecture", "pattern", "taken"),
     [
-        ("gemma2", 2, True), ("gemma2", 6, False), ("gemma3", 6, True), ("gemma3", 2, False), ("gemma2", [True, False], True),
+        ("gemma2", 2, True), ("gemma2", 6, False), ("gemma3", 6, True), ("gemma3", 2, False),
+        ("gemma2", [True, False], True),
         ("gemma2", [False, True], False), ("gemma2", [True], False),
     ],
 )  # fmt: skip

@@ -1,4 +1,6 @@
-"""Where each worker's heads and layers lie in the file of the engine, and in a neighbour's, whatever the degrees. By arithmetic alone."""
+"""Where each worker's heads and layers lie in the file of the engine, and in a neighbour's, whatever the degrees. By
+arithmetic alone.
+"""
 
 from __future__ import annotations
 

@@ -88,7 +88,9 @@ def test_switched_off_it_finds_and_publishes_nothing() -> None:
 
 @needs_data
 def test_an_unlimited_cache_meets_the_known_hit_rate_of_a_real_trace() -> None:
-    """The trace names each 512-token block by its content, so a block of one token stands for it. Stated for this trace: 36.6 %."""
+    """The trace names each 512-token block by its content, so a block of one token stands for it. Stated for this
+    trace: 36.6 %.
+    """
     lines = (DATA / "traces" / "mooncake" / "conversation_trace.jsonl").read_text().splitlines()
     prompts: list[list[int]] = [json.loads(line)["hash_ids"] for line in lines]
     total = sum(map(len, prompts))
@@ -115,7 +117,8 @@ def test_identities_are_hashes_and_for_the_rest_one_of_another_kind() -> None:
     assert known[:4] == digests[:4] and len(known) == 5 and known[4] != digests[4]
     assert chain.identities(tokens, 3) != chain.identities(tokens, 2)
     assert chain.identities(tokens, 0) == []
-    # A part never passes for a whole, nor one part for another: everything before it counts, how long it is, the salt and the seed.
+    # A part never passes for a whole, nor one part for another: everything before it counts, how long it is, the salt
+    # and the seed.
     parts = {chain.identities(tokens, n)[-1] for n in range(1, 20)}
     assert len(parts) == 19
     others = [HashChain(b"k", 4, "salt"), HashChain(b"other", 4, ""), HashChain(b"k", 8, "")]

@@ -1,7 +1,9 @@
-"""Whole engines but for their models: schedulers with the strict scripted worker, and the transfer machines between them, in simulated time.
+"""Whole engines but for their models: schedulers with the strict scripted worker, and the transfer machines between
+them, in simulated time.
 
-What is lost, late, broken, frozen, killed or corrupted on the way, every request gets the tokens that it gets alone in the world, and nothing is
-left in the end. The faults are those of transfer/test_machines_played.py; only the engines are real here.
+What is lost, late, broken, frozen, killed or corrupted on the way, every request gets the tokens that it gets alone in
+the world, and nothing is left in the end. The faults are those of transfer/test_machines_played.py; only the engines
+are real here.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""Random lives of a scheduler whose KV goes to other engines and comes from them. The invariants are in kv_transfer_bench and schedule_bench.
+"""Random lives of a scheduler whose KV goes to other engines and comes from them. The invariants are in
+kv_transfer_bench and schedule_bench.
 
-They are: no request computes from KV that has not arrived (everything else is rubbish, and the worker reads back what it uses); no block is
-written to by anybody while it is lent, or used while an agent may write to it; no block is lost; every request ends, with the right tokens.
+They are: no request computes from KV that has not arrived (everything else is rubbish, and the worker reads back what
+it uses); no block is written to by anybody while it is lent, or used while an agent may write to it; no block is lost;
+every request ends, with the right tokens.
 """
 
 from __future__ import annotations

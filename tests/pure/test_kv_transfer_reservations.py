@@ -63,7 +63,9 @@ def test_an_offer_leaves_room_for_who_waited_before() -> None:
 
 
 def test_reservations_without_a_request_give_way_to_the_first_that_runs() -> None:
-    """Six blocks wait for a request that does not come; the only one that runs would stand still until the agent forgets them."""
+    """Six blocks wait for a request that does not come; the only one that runs would stand still until the agent
+    forgets them.
+    """
     bench = bench_of(num_blocks=10)
     ticket = bench.offer(PROMPT)
     bench.arrive(ticket, 8)

@@ -1,4 +1,6 @@
-"""A sender's scheduler: nothing is computed before there is room, everything is told of once, and nothing lent is touched."""
+"""A sender's scheduler: nothing is computed before there is room, everything is told of once, and nothing lent is
+touched.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ def test_all_but_the_last_position_is_computed_and_told_of_chunk_by_chunk() -> N
 
 @pytest.mark.parametrize("length", [2, 5, 6, 13, 14])
 def test_a_state_goes_behind_keys_and_values(length: int) -> None:
-    """Also where all keys and values are in the cache, and a state after them: a step has to come out with the state."""
+    """Also where all keys and values are in the cache, and a state after them: a step has to come out with
+    the state.
+    """
     config = SchedulerConfig(max_num_batched_tokens=32, max_num_seqs=8)
     bench = HandoverBench(config, limits=limits_of(state_slots=8, state_pages=2))
     for turn in range(2):
@@ -203,7 +207,9 @@ def test_of_a_single_token_nothing_is_handed_over() -> None:
 
 @pytest.mark.parametrize("lookahead", [0, 1])
 def test_a_lost_step_ends_its_request_but_not_its_loan(lookahead: int) -> None:
-    """What was told of before is still right, and read until it is returned; the lost step's own pages were not told of."""
+    """What was told of before is still right, and read until it is returned; the lost step's own pages were not told
+    of.
+    """
 
     def fault(step: Step) -> Exception | None:
         return RuntimeError("worker lost") if step.number == 1 else None

@@ -1,4 +1,6 @@
-"""The lab without its machines: qemu's words for a topology, the RAM disk, results, and what is said where something is missing."""
+"""The lab without its machines: qemu's words for a topology, the RAM disk, results, and what is said where something is
+missing.
+"""
 
 from __future__ import annotations
 

@@ -14,9 +14,12 @@ from homenode.model.spec import TensorEntry
 
 FILE = Path("model.gguf")
 KEYS: dict[str, Any] = {
-    "block_count": 2, "vocab_size": 64, "context_length": 128, "embedding_length": 32, "feed_forward_length": 48, "attention.head_count": 2,
-    "attention.head_count_kv": 1, "attention.layer_norm_rms_epsilon": 1e-6, "attention.kv_lora_rank": 24, "attention.key_length": 32,
-    "attention.value_length": 24, "attention.key_length_mla": 20, "attention.value_length_mla": 12, "rope.dimension_count": 8,
+    "block_count": 2, "vocab_size": 64, "context_length": 128, "embedding_length": 32, "feed_forward_length": 48,
+    "attention.head_count": 2,
+    "attention.head_count_kv": 1, "attention.layer_norm_rms_epsilon": 1e-6, "attention.kv_lora_rank": 24,
+    "attention.key_length": 32,
+    "attention.value_length": 24, "attention.key_length_mla": 20, "attention.value_length_mla": 12,
+    "rope.dimension_count": 8,
     "expert_count": 8, "expert_used_count": 2,
 }  # fmt: skip
 FLASH = {"block_count": 47, "vocab_size": 154880}  # GLM-4.7-Flash

@@ -1,4 +1,6 @@
-"""From a model's name to a path, without a network: local paths, a cache in the Hub's layout, and a Hub that is a function here."""
+"""From a model's name to a path, without a network: local paths, a cache in the Hub's layout, and a Hub that is a
+function here.
+"""
 
 from __future__ import annotations
 
@@ -122,7 +124,8 @@ GGUFS = {
 
 @pytest.mark.parametrize(
     ("pick", "file"),
-    [("Q4_K_M", "m-Q4_K_M.gguf"), ("q8_0", "m-Q8_0.gguf"), ("F16", "big/m-F16-00001-of-00002.gguf"), ("m-IQ4_XS.gguf", "m-IQ4_XS.gguf"),
+    [("Q4_K_M", "m-Q4_K_M.gguf"), ("q8_0", "m-Q8_0.gguf"), ("F16", "big/m-F16-00001-of-00002.gguf"),
+        ("m-IQ4_XS.gguf", "m-IQ4_XS.gguf"),
      ("big/m-F16-00001-of-00002.gguf", "big/m-F16-00001-of-00002.gguf")],
 )  # fmt: skip
 def test_gguf_files_of_a_repository(pick: str, file: str, tmp_path: Path) -> None:
@@ -187,7 +190,8 @@ def test_what_is_asked_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert {k: options[k] for k in ("revision", "token", "local_files_only", "cache_dir")} == {
         "revision": "main", "token": "secret", "local_files_only": False, "cache_dir": tmp_path / "c",
     }  # fmt: skip
-    wanted = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "model.safetensors",
+    wanted = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja",
+        "model.safetensors",
               "model.safetensors.index.json", "model-00001-of-00002.safetensors", "merges.txt")  # fmt: skip
     unwanted = (
         "pytorch_model.bin",

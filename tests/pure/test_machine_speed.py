@@ -1,4 +1,6 @@
-"""How fast nodes are taken to be: from a measurement, or from distances; and that a wrong measurement is refused by name."""
+"""How fast nodes are taken to be: from a measurement, or from distances; and that a wrong measurement is refused by
+name.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""tools/measure_numa.py: policies take turns, failures are told in their place, nothing private is kept, and what was measured is never lost."""
+"""tools/measure_numa.py: policies take turns, failures are told in their place, nothing private is kept, and what was
+measured is never lost.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ import pytest
 from homenode.host.placement.weight_cost import POLICIES as PREDICTED
 from tools.measure_numa import POLICIES, main, summary, table, turns
 
-# Stands for homenode: writes down how it was called, and answers as each command does. Mirror does not fit, and local is the slowest.
+# Stands for homenode: writes down how it was called, and answers as each command does. Mirror does not fit, and local
+# is the slowest.
 FAKE = """
 import json, pathlib, sys
 words = sys.argv[1:]

@@ -21,7 +21,9 @@ from homenode.host.binding.syscalls import (
 
 
 class FakeKernel(Syscalls):
-    """Keeps one policy. `refuse`: errno by mode; `usable`: nodes with memory that the cpuset allows, the others are dropped as Linux does."""
+    """Keeps one policy. `refuse`: errno by mode; `usable`: nodes with memory that the cpuset allows, the others are
+    dropped as Linux does.
+    """
 
     def __init__(
         self,

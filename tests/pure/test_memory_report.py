@@ -1,4 +1,6 @@
-"""What --verbose tells of weights on nodes: each policy by its name, each node with what is planned and what is there."""
+"""What --verbose tells of weights on nodes: each policy by its name, each node with what is planned and
+what is there.
+"""
 
 from __future__ import annotations
 

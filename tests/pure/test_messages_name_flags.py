@@ -20,8 +20,10 @@ _FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*[a-z0-9](?![\w-])")
 # Flags of other programs, which the same message names; a word of the flag itself where the sentence is put together of
 # parts.
 OTHERS = {
-    "--cap-add": ("docker", "container", "cap-add"), "--cpuset-mems": ("docker",), "--cpuset-cpus": ("docker", "cpuset"), "--memory": ("docker",),
-    "--pid": ("docker", "container", "bind", "verify"), "--bind-to": ("mpirun",), "--cpu-bind": ("srun",), "--banirq": ("banirq",),
+    "--cap-add": ("docker", "container", "cap-add"), "--cpuset-mems": ("docker",),
+    "--cpuset-cpus": ("docker", "cpuset"), "--memory": ("docker",),
+    "--pid": ("docker", "container", "bind", "verify"), "--bind-to": ("mpirun",), "--cpu-bind": ("srun",),
+    "--banirq": ("banirq",),
     "--membind": ("numactl",), "--physcpubind": ("numactl",),
 }  # fmt: skip
 # Files whose strings are flags of other programs to read or to call, not messages.

@@ -1,4 +1,6 @@
-"""Which files of a model's folder are read: regular ones, and of links those that lead to where a model's text may lie."""
+"""Which files of a model's folder are read: regular ones, and of links those that lead to where a model's
+text may lie.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What stands where a model was meant to be is called by its name: pointers and pages, embedding models, other architectures, quantised folders."""
+"""What stands where a model was meant to be is called by its name: pointers and pages, embedding models, other
+architectures, quantised folders.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,10 @@ STAND_INS = {
     "zip archive": b"PK\x03\x04\x00\x00\x08\x08" + bytes(100),
 }
 FILES = (
-    "config.json", "generation_config.json", "tokenizer_config.json", "special_tokens_map.json", "model.safetensors", "model.safetensors.index.json",
-    "model-00001-of-00002.safetensors", "tokenizer.json", "chat_template.jinja", "modules.json", "hf_quant_config.json", "only.gguf",
+    "config.json", "generation_config.json", "tokenizer_config.json", "special_tokens_map.json", "model.safetensors",
+    "model.safetensors.index.json",
+    "model-00001-of-00002.safetensors", "tokenizer.json", "chat_template.jinja", "modules.json", "hf_quant_config.json",
+    "only.gguf",
 )  # fmt: skip
 
 
@@ -83,13 +87,17 @@ GPTQ, AWQ = FORMS["gptq with zero points"], FORMS["awq"]
 AWQ_FILE = {"zero_point": True, "q_group_size": 32, "w_bit": 4, "version": "GEMM"}
 FLOAT8, FLOAT4 = FORMS["8-bit floats by ModelOpt"], FORMS["4-bit floats by ModelOpt"]
 BESIDE: dict[str, tuple[str, Form, dict[str, Any]]] = {
-    "AutoGPTQ": ("quantize_config.json", GPTQ, {"bits": 4, "group_size": 32, "desc_act": False, "sym": False, "damp_percent": 0.01}),
+    "AutoGPTQ": ("quantize_config.json", GPTQ,
+        {"bits": 4, "group_size": 32, "desc_act": False, "sym": False, "damp_percent": 0.01}),
     "GPTQModel": ("quantize_config.json", FORMS["gptq"], FORMS["gptq"].config),
     "AutoAWQ": ("quant_config.json", AWQ, AWQ_FILE),
     "AutoAWQ of TheBloke": ("quantize_config.json", AWQ, AWQ_FILE | {"modules_to_not_convert": None}),
-    "AWQ named in capitals": ("quantize_config.json", AWQ, {"quant_method": "AWQ", "bits": 4, "group_size": 32, "zero_point": True}),
-    "ModelOpt": ("hf_quant_config.json", FLOAT8, {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8", "exclude_modules": ["lm_head"]}}),
-    "ModelOpt, 4 bits": ("hf_quant_config.json", FLOAT4, {"producer": {}, "quantization": {"quant_algo": "NVFP4", "group_size": 16}}),
+    "AWQ named in capitals": ("quantize_config.json", AWQ,
+        {"quant_method": "AWQ", "bits": 4, "group_size": 32, "zero_point": True}),
+    "ModelOpt": ("hf_quant_config.json", FLOAT8,
+        {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8", "exclude_modules": ["lm_head"]}}),
+    "ModelOpt, 4 bits": ("hf_quant_config.json", FLOAT4,
+        {"producer": {}, "quantization": {"quant_algo": "NVFP4", "group_size": 16}}),
 }  # fmt: skip
 
 
@@ -141,7 +149,8 @@ def test_quantised_weights_without_a_description_are_called_that(tmp_path: Path,
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"quantization": {"group_size": 64, "bits": 4}, "quantization_config": {"group_size": 64, "bits": 4}}, "quantised by MLX"),
+        ({"quantization": {"group_size": 64, "bits": 4}, "quantization_config": {"group_size": 64, "bits": 4}},
+            "quantised by MLX"),
         ({"quantization_config": {"bits": 4, "group_size": 32}}, "'unnamed'"),
         ({"quantization_config": {"quant_method": "gptq", "bits": 4, "is_marlin_format": True}}, "'marlin'"),
     ],

@@ -1,4 +1,5 @@
-"""Names and imports of the package: a class name is used once, banned words have better ones, and imports form no cycle.
+"""Names and imports of the package: a class name is used once, banned words have better ones, and imports form no
+cycle.
 
 The lists of banned names that are still in use may only shrink: a test also fails for one that is gone.
 """
@@ -129,7 +130,9 @@ Performer Promises Reception Tally TransferFigures Turns _Books
 
 
 class Module(NamedTuple):
-    """What a module defines and imports. `imports`: `from a import b` gives a.b, which may be a module or a name in a."""
+    """What a module defines and imports. `imports`: `from a import b` gives a.b, which may be a module or a
+    name in a.
+    """
 
     classes: list[str]
     imports: set[str]
@@ -213,7 +216,9 @@ def module_arrows(sources: Mapping[str, Module]) -> set[Arrow]:
 
 
 def folder_of(module: str, folders: Collection[str], depth: int) -> str:
-    """The folder of a module, at most `depth` below the package. Modules beside the folders of the package stand for themselves."""
+    """The folder of a module, at most `depth` below the package. Modules beside the folders of the package stand for
+    themselves.
+    """
     folder = module if module in folders else module.rpartition(".")[0]
     return ".".join(folder.split(".")[: depth + 1]) if folder != "homenode" else module
 
@@ -312,7 +317,8 @@ def test_a_banned_word_is_found_in_a_name(name: str, whole: Mapping[str, str], b
 )
 def test_a_cycle_is_found_however_it_is_closed(line: str) -> None:
     sources = {
-        "homenode.a": "", "homenode.b": "", "homenode.a.one": "from homenode.b.two import Other", "homenode.b.two": line,
+        "homenode.a": "", "homenode.b": "", "homenode.a.one": "from homenode.b.two import Other",
+        "homenode.b.two": line,
     }  # fmt: skip
     planted = {name: read_module(text) for name, text in sources.items()}
     arrows = module_arrows(planted)

@@ -135,7 +135,9 @@ def test_shares_add_up_are_in_proportion_and_within_their_sizes(data: st.DataObj
 
 
 def check_teams(on: Host, teams: tuple[NodeTeam, ...]) -> None:
-    """What holds of every host: no CPU twice, all allowed, each on its team's node, memory from a node that has some."""
+    """What holds of every host: no CPU twice, all allowed, each on its team's node, memory from a node that
+    has some.
+    """
     cpus = [cpu for team in teams for cpu in team.cpus]
     assert len(set(cpus)) == len(cpus) > 0
     assert set(cpus) <= set(on.allowance.cpus)

@@ -82,7 +82,9 @@ def test_of_experts_the_chosen_ones_count(model: SimpleNamespace) -> None:
 
 
 def test_of_a_part_what_is_there_counts(model: SimpleNamespace) -> None:
-    """Its layers, heads and inner columns; the first of several stages reads rows of a table that the last one multiplies with."""
+    """Its layers, heads and inner columns; the first of several stages reads rows of a table that the last one
+    multiplies with.
+    """
     spec = spec_of()
     parts = plan_parts(spec, {"intermediate": Alignment(), "query": Alignment()}, PartitionSpec(stages=2, ranks=2))
     first, last = (

@@ -1,4 +1,6 @@
-"""The cost model against what others have published about placement: directions, sizes, and that no simpler model does as well."""
+"""The cost model against what others have published about placement: directions, sizes, and that no simpler model does
+as well.
+"""
 
 from __future__ import annotations
 

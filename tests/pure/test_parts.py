@@ -1,4 +1,6 @@
-"""Cutting models into parts: every element is somewhere, once or as often as said; blocks stay whole, shares are fair; the impossible is refused by name."""
+"""Cutting models into parts: every element is somewhere, once or as often as said; blocks stay whole, shares are fair;
+the impossible is refused by name.
+"""
 
 from __future__ import annotations
 
@@ -43,8 +45,10 @@ def specs(draw: st.DrawFn) -> ModelSpec:
         shared = draw(st.integers(1, 4)) * 8 if architecture == "qwen2_moe" else 0
         moe = MoeSpec(draw(st.integers(1, 7)), 1, draw(st.integers(1, 5)) * 8, True, shared, tuple(sorted(dense)))
     return ModelSpec(
-        architecture, 16, draw(st.integers(1, 9)) * 8, layers, kv_heads * draw(st.integers(1, 4)), kv_heads, draw(st.sampled_from([4, 8])),
-        draw(st.integers(1, 70)), 64, 1e-5, RopeSpec(), tie_word_embeddings=has_output and draw(st.booleans()), attention_bias=draw(st.booleans()),
+        architecture, 16, draw(st.integers(1, 9)) * 8, layers, kv_heads * draw(st.integers(1, 4)), kv_heads,
+        draw(st.sampled_from([4, 8])),
+        draw(st.integers(1, 70)), 64, 1e-5, RopeSpec(), tie_word_embeddings=has_output and draw(st.booleans()),
+        attention_bias=draw(st.booleans()),
         moe=moe, own=None if architecture == "gemma4" else OWN.get(architecture), dimensions={"positions": 64},
     )  # fmt: skip
 
@@ -139,7 +143,9 @@ def test_shares_are_fair(count: int, ranks: int, needed: int, wanted: int) -> No
 
 
 def test_shares_have_the_values_of_the_whole_where_they_can() -> None:
-    """Blocks that are made at load are cut as stored ones where there are enough of them; otherwise cutting them is better than not starting."""
+    """Blocks that are made at load are cut as stored ones where there are enough of them; otherwise cutting them is
+    better than not starting.
+    """
     assert divide(96, 3, Alignment(1, 32)) == (IndexRange(0, 32), IndexRange(32, 32), IndexRange(64, 32))
     assert divide(172, 2, Alignment(1, 32)) == (IndexRange(0, 96), IndexRange(96, 76))
     assert divide(172, 7, Alignment(1, 32)) == divide(172, 7)

@@ -1,4 +1,6 @@
-"""The documented selection by device type, its gate and its log lines, and the recorded cases of the acceptance check."""
+"""The documented selection by device type, its gate and its log lines, and the recorded cases of the
+acceptance check.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What is found in a plan, each finding brought about by a plan and a host that deserve it, and left out where they do not."""
+"""What is found in a plan, each finding brought about by a plan and a host that deserve it, and left out where they do
+not.
+"""
 
 from __future__ import annotations
 

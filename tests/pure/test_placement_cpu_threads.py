@@ -110,7 +110,8 @@ def test_more_ranks_than_nodes_split_the_nodes_by_cores() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cores", "ranks", "given"), [([4, 4], 1, [1, 0]), ([4, 4], 2, [1, 1]), ([4, 4], 4, [2, 2]), ([12, 4], 4, [3, 1]), ([1, 1, 6], 5, [1, 1, 3])]
+    ("cores", "ranks", "given"), [([4, 4], 1, [1, 0]), ([4, 4], 2, [1, 1]), ([4, 4], 4, [2, 2]), ([12, 4], 4, [3, 1]),
+        ([1, 1, 6], 5, [1, 1, 3])]
 )  # fmt: skip
 def test_ranks_go_where_the_cores_are(cores: list[int], ranks: int, given: list[int]) -> None:
     assert ranks_on_nodes(cores, ranks) == given
@@ -291,7 +292,10 @@ def test_automatic_pools_are_disjoint_allowed_and_never_empty(data: st.DataObjec
     total = 4 * nodes * smt
     allowed = data.draw(st.sets(st.integers(0, total - 1), min_size=1))
     machine = host(
-        f"{nodes}n/{4 * nodes}c/smt{smt} memoryless={data.draw(st.integers(0, nodes - 1))} allowed={format_cpu_list(allowed)}",
+        (
+            f"{nodes}n/{4 * nodes}c/smt{smt} memoryless={data.draw(st.integers(0, nodes - 1))} "
+            f"allowed={format_cpu_list(allowed)}"
+        ),
         machine=data.draw(st.sampled_from(["x86_64", "aarch64", "ppc64le"])),
     )
     workers = data.draw(st.integers(1, 8))

@@ -1,4 +1,6 @@
-"""What `fair` promises on any host: many-socket, sparse, uneven, with offline CPUs, masks through cores, hidden and unlocated devices."""
+"""What `fair` promises on any host: many-socket, sparse, uneven, with offline CPUs, masks through cores, hidden and
+unlocated devices.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,8 @@ def hosts(draw: st.DrawFn) -> Host:
 
 @st.composite
 def roomy_hosts(draw: st.DrawFn) -> Host:
-    """Every device has a place, a node or the same pair of nodes as its neighbours, with five CPUs for each device there, and all CPUs are allowed.
+    """Every device has a place, a node or the same pair of nodes as its neighbours, with five CPUs for each device
+    there, and all CPUs are allowed.
 
     What the documented rule is made for, and where shares can be promised.
     """
@@ -128,7 +131,8 @@ def test_pools_are_disjoint_whole_cores_inside_the_allowance(host: Host, reserve
 @quick
 @given(hosts(), st.tuples(st.integers(0, 2), st.integers(0, 2)), st.data())
 def test_processes_that_see_different_devices_agree(host: Host, reserves: tuple[int, int], data: st.DataObject) -> None:
-    # A device without any allowed CPU of its own takes part only where it is asked for; of such devices nothing is promised.
+    # A device without any allowed CPU of its own takes part only where it is asked for; of such devices nothing is
+    # promised.
     nodes = set(allowed_cores(host))
     placeable = [device for device, own in near_of(host).items() if not own or nodes.intersection(own)]
     assume(placeable)
@@ -162,8 +166,10 @@ def test_every_device_has_its_share_of_its_own_nodes(host: Host) -> None:
 @quick
 @given(roomy_hosts())
 def test_no_device_is_worse_than_under_the_documented_rule(host: Host) -> None:
-    """In local CPUs: no fewer than the documented pool holds, unless that takes more than the device's equal share of its nodes, and then no
-    fewer than the share. The worst-off device is no worse off, but for the core that cannot be cut in two."""
+    """In local CPUs: no fewer than the documented pool holds, unless that takes more than the device's equal share of
+    its nodes, and then no fewer than the share. The worst-off device is no worse off, but for the core that cannot be
+    cut in two.
+    """
     documented = topo_affinity.plan(host, Demand(before_start=True))
     ours = planned(host, Demand())
     mine = {device: local_count(host, device, pool) for device, pool in ours.pools.items()}

@@ -1,4 +1,6 @@
-"""`fair` by example: where memory comes from, which role is on which core, what is kept back and what others hold already."""
+"""`fair` by example: where memory comes from, which role is on which core, what is kept back and what others hold
+already.
+"""
 
 from __future__ import annotations
 

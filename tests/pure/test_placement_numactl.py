@@ -44,7 +44,8 @@ def test_what_a_cpu_list_means(text: str, cpus: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", " ", ",", "2,", ",2", "5-2", "2-", "-2", "2--3", "2-3:2", "2-9/2", "2 3", "all,2", "!", "+", "+!2", "!!2", "!all", "!+0-6", "+7", "+0-7", "1.5",
+    ["", " ", ",", "2,", ",2", "5-2", "2-", "-2", "2--3", "2-3:2", "2-9/2", "2 3", "all,2", "!", "+", "+!2", "!!2",
+        "!all", "!+0-6", "+7", "+0-7", "1.5",
      "0x", "0xg", "010", "same", "none", "٢", "9" * 40, "2," * 30_000],
 )  # fmt: skip
 def test_what_is_no_cpu_list(text: str) -> None:
@@ -116,9 +117,11 @@ def test_what_a_node_list_means(text: str, nodes: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize(
     ("text", "code"),
-    [("2", "no_such_node"), ("0-5", "no_such_node"), ("9", "nodes_not_allowed"), ("8-9", "nodes_not_allowed"), ("", "bad_node_list"),
+    [("2", "no_such_node"), ("0-5", "no_such_node"), ("9", "nodes_not_allowed"), ("8-9", "nodes_not_allowed"),
+        ("", "bad_node_list"),
      ("1-0", "bad_node_list"), ("same", "bad_node_list"), ("!all", "bad_node_list"), ("netdev:eth0", "bad_node_list"),
-     ("file:/a,b", "bad_node_list"), ("ip:10.0.0.1", "bad_node_list"), ("block:sda", "bad_node_list"), ("disk:sda", "bad_node_list"),
+     ("file:/a,b", "bad_node_list"), ("ip:10.0.0.1", "bad_node_list"), ("block:sda", "bad_node_list"),
+     ("disk:sda", "bad_node_list"),
      ("pci:zz", "bad_node_list"), ("pci:0000:01:00.0", "bad_node_list")],
 )  # fmt: skip
 def test_what_is_no_node_list(text: str, code: str) -> None:

@@ -80,7 +80,8 @@ def test_our_own_engine() -> None:
 
 @pytest.mark.parametrize(
     "sizes",
-    [{"devices": 3, "tensor_parallel_size": 4}, {"devices": 4097}, {"devices": -1}, {"data_parallel_size": 0}, {"tensor_parallel_size": 5000},
+    [{"devices": 3, "tensor_parallel_size": 4}, {"devices": 4097}, {"devices": -1}, {"data_parallel_size": 0},
+        {"tensor_parallel_size": 5000},
      {"data_parallel_size": 4000, "tensor_parallel_size": 4000}, {"api_server_count": 0}],
 )  # fmt: skip
 def test_sizes_that_cannot_be(sizes: dict[str, int]) -> None:

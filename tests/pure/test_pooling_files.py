@@ -1,4 +1,6 @@
-"""What the files of a model say of vectors: modules.json and its folders, base models, and the pooling types of GGUF."""
+"""What the files of a model say of vectors: modules.json and its folders, base models, and the pooling
+types of GGUF.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +90,8 @@ def test_a_matrix_behind_pooling(tmp_path: Path) -> None:
         (("Transformer", "Dense"), {}, "'Dense'"),
         (("Transformer", "Pooling", "Normalize", "Dense"), {}, "'Dense'"),
         (("Transformer", "Pooling"), {"modes": {"pooling_mode_max_tokens": True}}, "pooling_mode_max_tokens"),
-        (("Transformer", "Pooling"), {"modes": {MODES["mean"]: True, MODES["cls"]: True}}, "mean_tokens and pooling_mode_cls"),
+        (("Transformer", "Pooling"), {"modes": {MODES["mean"]: True, MODES["cls"]: True}},
+            "mean_tokens and pooling_mode_cls"),
         (("Transformer", "Pooling"), {"modes": {"include_prompt": False}}, "include_prompt"),
         (("Transformer", "Pooling", "Dense"), {"dense": {"activation_function": "torch.nn.SELU"}}, "'SELU'"),
     ],

@@ -43,7 +43,10 @@ CUTS = {
     "qwen35": (ANY_CASE + r"|[^\r\n{L}{N}]?[{L}{M}]+|[{N}]| ?[^\s{L}{M}{N}]+[\r\n]*" + SPACES,),
     "seed-coder": (ANY_CASE + r"|[^\r\n{L}{N}]?[{L}]+|[{N}]| ?[^\s{L}{N}\r\n]+" + SPACES,),
     "bailingmoe": (
-        r"'(?:[sSdDmMtT]|[lL][lL]|[vV][eE]|[rR][eE])|[^\r\n{L}{N}]?[{L}]+|[{N}]| ?[^\s{L}{N}]+[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",
+        (
+            r"'(?:[sSdDmMtT]|[lL][lL]|[vV][eE]|[rR][eE])|[^\r\n{L}{N}]?[{L}]+|[{N}]| ?[^\s{L}{N}]+[\r\n]*|\s*[\r\n"
+            r"]|\s+(?!\S)|\s+"
+        ),
     ),
     "minicpm5": ("[{N}]{1,3}", LLAMA3.replace("{1,3}", "+")),
     "bloom": (r" ?[^(\s|.,!?…。，、।۔،)]+",),
@@ -80,7 +83,10 @@ CUTS = {
     "ufakzeka": (r"[^\r\n{L}{N}]?[{L}]+|[{N}]| ?[^\s{L}{N}]+[\r\n]*" + SPACES,),
     "laguna": (r"[^\n]+|[\n]+", LLAMA3.replace("{1,3}", "")),
     "exaone-moe": (
-        ANY_CASE + r"|[^\r\n{L}{N}]?(?:[{L}][{M}]*(?: [{L}][{M}]*)*)+|[{N}]| ?[^\s{L}{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+",
+        ANY_CASE + (
+            r"|[^\r\n{L}{N}]?(?:[{L}][{M}]*(?: [{L}][{M}]*)*)+|[{N}]| ?[^\s{L}{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|"
+            r"\s+"
+        ),
     ),
     "tiny_aya": (
         rf"[{{Nd}}]{{1,3}}(?=(?:[{{Nd}}]{{3}})*(?<=[{{Nd}}])(?!{IN_WORD}))",
@@ -99,10 +105,14 @@ CUTS = {
     "deepseek-coder": (r"[\r\n]", r"\s?[{L}]+", r"\s?[{P}]+", EAST_ASIAN, "[{N}]"),
 }  # fmt: skip
 SAME = {
-    "gpt-2": "mpt olmo jais phi-2 trillion gigachat modern-bert granite-docling exaone4 a.x-4.0 mellum jina-es jina-de jina-v2-es jina-v2-de "
+    "gpt-2": "mpt olmo jais phi-2 trillion gigachat modern-bert granite-docling exaone4 a.x-4.0 mellum jina-es jina-de "
+    "jina-v2-es jina-v2-de "
     "jina-v1-en jina-v2-code roberta-bpe",
     "starcoder": "refact command-r smollm codeshell exaone minerva-7b smaug-coder mellum2",
-    "llama-bpe": "llama3 llama-v3 llama4-text falcon3 falcon-h1 pixtral pixtral-bpe midm-2.0 lfm2 jina-v5-nano dbrx smaug-bpe chatglm-bpe glm4 glm5",
+    "llama-bpe": (
+        "llama3 llama-v3 llama4-text falcon3 falcon-h1 pixtral pixtral-bpe midm-2.0 lfm2 jina-v5-nano dbrx "
+        "smaug-bpe chatglm-bpe glm4 glm5"
+    ),
     "qwen2": "deepseek-r1-qwen stablelm2 megrez hunyuan kormo solar-open grok-2 f2llmv2",
     "bailingmoe": "bailingmoe2 llada-moe",
     "bloom": "poro-chat gpt3-finnish",
@@ -112,7 +122,10 @@ SAME = {
     "deepseek-v3": "deepseek3-v3 hunyuan-dense joyai-llm hy_v4",
 }
 # The names that say more than the cut, as the reference reader has it; all others say neither.
-BOS_AND_WHOLE_WORDS = "llama-bpe llama3 llama-v3 llama4-text falcon3 falcon-h1 pixtral pixtral-bpe midm-2.0 lfm2 jina-v5-nano tekken gemma4 granite-embed-multi-311m"
+BOS_AND_WHOLE_WORDS = (
+    "llama-bpe llama3 llama-v3 llama4-text falcon3 falcon-h1 pixtral pixtral-bpe midm-2.0 lfm2 jina-v5-nano "
+    "tekken gemma4 granite-embed-multi-311m"
+)
 WHOLE_WORDS = "glm4 glm5 minicpm5 granite-embed-multi-97m youtu"
 BOS = "chameleon"
 BOS_AND_EOS = "jina-v1-en jina-v2-code roberta-bpe"

@@ -142,17 +142,24 @@ BROKEN: dict[str, tuple[str, Change, str]] = {
     "codes as floats": ("gptq", retyped("qweight", "F32"), "q_proj.qweight: seen F32, wanted I32 or U32"),
     "groups that are not there": ("gptq", filled("g_idx", 2), "q_proj.g_idx: seen 2 to 2, wanted 0 to 1"),
     "groups of fewer columns": ("gptq", reshaped("g_idx", 32), r"q_proj.g_idx: seen \[32\], wanted \[64\]"),
-    "a matrix twice": ("gptq", lambda tensors: tensors.update({f"{FIRST}.weight": ("F32", (1,), bytes(4))}), "q_proj.weight: seen more than one"),
+    "a matrix twice": ("gptq", lambda tensors: tensors.update({f"{FIRST}.weight": ("F32", (1,), bytes(4))}),
+        "q_proj.weight: seen more than one"),
     "another shape written": ("packed", filled("weight_shape", 63), "weight_shape: seen 63 and 63, wanted 64 rows"),
     "a huge shape written": ("packed", filled("weight_shape", 2**62), "weight_shape: seen"),
     "no shape written": ("packed", without("weight_shape"), "weight_shape: seen none"),
-    "scales of no block": ("packed", reshaped("weight_scale", 64, 3), r"seen \[64, 3\], wanted one for each row, one for each 1 x 32 of 64 x 64"),
+    "scales of no block": ("packed", reshaped("weight_scale", 64, 3),
+        r"seen \[64, 3\], wanted one for each row, one for each 1 x 32 of 64 x 64"),
     "floats without scales": ("8-bit floats", without("weight_scale_inv"), "weight_scale: seen none"),
-    "4-bit floats without a scale of all": ("4-bit floats", without("weight_global_scale"), "weight_global_scale: seen none"),
-    "4-bit floats with several scales of all": ("4-bit floats", reshaped("weight_global_scale", 2), r"seen \[2\], wanted one number"),
-    "4-bit floats with other groups": ("4-bit floats, powers of two", reshaped("weight_scale", 64, 4), r"seen \[64, 4\], wanted \[64, 2\]"),
-    "4-bit floats with wide scales": ("4-bit floats by ModelOpt", retyped("weight_scale", "I8"), "seen I8, wanted F8_E4M3 or F8_E8M0 or U8"),
-    "floats with other blocks": ("8-bit floats", reshaped("weight_scale_inv", 3, 1), r"seen \[3, 1\], wanted .*one for each 48 x 64"),
+    "4-bit floats without a scale of all": ("4-bit floats", without("weight_global_scale"),
+        "weight_global_scale: seen none"),
+    "4-bit floats with several scales of all": ("4-bit floats", reshaped("weight_global_scale", 2),
+        r"seen \[2\], wanted one number"),
+    "4-bit floats with other groups": ("4-bit floats, powers of two", reshaped("weight_scale", 64, 4),
+        r"seen \[64, 4\], wanted \[64, 2\]"),
+    "4-bit floats with wide scales": ("4-bit floats by ModelOpt", retyped("weight_scale", "I8"),
+        "seen I8, wanted F8_E4M3 or F8_E8M0 or U8"),
+    "floats with other blocks": ("8-bit floats", reshaped("weight_scale_inv", 3, 1),
+        r"seen \[3, 1\], wanted .*one for each 48 x 64"),
 }  # fmt: skip
 
 
@@ -279,7 +286,9 @@ def reshape(draw: st.DrawFn, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 @st.composite
 def changed_folders(draw: st.DrawFn) -> tuple[dict[str, Any], Stored]:
-    """A matrix of any form, of which some is not as it should be: what config.json says, or tensors' shapes, types and values."""
+    """A matrix of any form, of which some is not as it should be: what config.json says, or tensors' shapes, types and
+    values.
+    """
     form = FORMS[draw(st.sampled_from(sorted(FORMS)))]
     tensors, _ = quantised(form, FIRST, np.random.default_rng(2).standard_normal((64, 64)).astype(np.float32))
     config = json.loads(json.dumps(form.config))

@@ -56,7 +56,9 @@ def test_titles(title: str, hint: RankHint) -> None:
     ],
 )
 def test_titles_that_tell_nothing(title: str) -> None:
-    """`VLLM::Worker_TP` is what is left of a title in a thread's name of 15 characters: the rank is gone, so it must not count as one."""
+    """`VLLM::Worker_TP` is what is left of a title in a thread's name of 15 characters: the rank is gone, so it must
+    not count as one.
+    """
     assert worker_rank_of(title, {}) is None
 
 

@@ -1,4 +1,6 @@
-"""Which engine gets a request: balance, known prefixes, nobody left out, nothing for an engine that takes nothing, and books that come out even."""
+"""Which engine gets a request: balance, known prefixes, nobody left out, nothing for an engine that takes nothing, and
+books that come out even.
+"""
 
 from __future__ import annotations
 

@@ -13,8 +13,10 @@ from homenode.transfer.figures import TransferFigures
 
 def figures(number: int) -> EngineStats:
     return EngineStats(
-        num_running=number, num_waiting=1, kv_usage=number / 10, prefix_queries=10 * number, prefix_hits=number, preemptions=1,
-        prompt_tokens=100, generation_tokens=7, steps=3, step_tokens=9, rejected={"draining": 1, f"r{number}": 2}, compute={"of": number},
+        num_running=number, num_waiting=1, kv_usage=number / 10, prefix_queries=10 * number, prefix_hits=number,
+        preemptions=1,
+        prompt_tokens=100, generation_tokens=7, steps=3, step_tokens=9, rejected={"draining": 1, f"r{number}": 2},
+        compute={"of": number},
     )  # fmt: skip
 
 
@@ -38,7 +40,8 @@ def ready(blocks: int, *notes: str, length: int = 512) -> EngineReady:
     pages = {"present": 10, "huge": blocks}
     return EngineReady(
         "m", length, 100, blocks, 32, 512, 128, True,
-        details={"weight_bytes": 1000, "kv_bytes": blocks, "load_seconds": blocks / 10, "notes": list(notes), "kv_dtype": "f32",
+        details={"weight_bytes": 1000, "kv_bytes": blocks, "load_seconds": blocks / 10, "notes": list(notes),
+            "kv_dtype": "f32",
                  "compute": {"threads": 3, "level": "amx", "weight_pages": pages, "kv_pages": None}},
     )  # fmt: skip
 

@@ -172,7 +172,9 @@ def test_short_lives_shrink_to_the_shortest_that_fails(rng: random.Random, looka
 @pytest.mark.parametrize("faults", [False, True])
 @pytest.mark.parametrize("seed", range(30))
 def test_memory_that_comes_and_goes_changes_no_token(seed: int, faults: bool, lookahead: int) -> None:
-    """The machine has memory now and then, what is unused goes back, and workers are lost. Everybody gets an answer, the right one or 503."""
+    """The machine has memory now and then, what is unused goes back, and workers are lost. Everybody gets an answer,
+    the right one or 503.
+    """
     rng = random.Random(seed)
     blocks, length = rng.choice([(16, 64), (24, 90), (60, 50)])
     limits = limits_of(num_blocks=blocks, max_model_len=length, chunk_blocks=rng.choice([1, 2, 5]))
@@ -265,7 +267,8 @@ def test_a_planted_early_publication_is_found(monkeypatch: pytest.MonkeyPatch) -
         return True
 
     monkeypatch.setattr(KvAllocator, "admit", admit)
-    # Scoring cuts the first prompt to eight rows a step, so the second one meets its unfinished blocks in the same step.
+    # Scoring cuts the first prompt to eight rows a step, so the second one meets its unfinished blocks in the same
+    # step.
     bench = Bench(SchedulerConfig(max_num_batched_tokens=32, max_num_seqs=4), limits=limits_of(max_sampled_rows=8))
     bench.submit(_STEMS[0][:40], max_tokens=3, prompt_logprobs=0)
     bench.submit(_STEMS[0][:40], max_tokens=3)

@@ -1,4 +1,6 @@
-"""An engine with one stage sends the steps, and tells the outputs, that it did before there were engines with several."""
+"""An engine with one stage sends the steps, and tells the outputs, that it did before there were engines
+with several.
+"""
 
 from __future__ import annotations
 

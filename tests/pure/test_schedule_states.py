@@ -1,5 +1,6 @@
-"""States that are not keys and values in the scheduler: slots, snapshots, and who goes on from which. The scripted worker finds out whoever goes on
-from another state than that of its own tokens."""
+"""States that are not keys and values in the scheduler: slots, snapshots, and who goes on from which. The scripted
+worker finds out whoever goes on from another state than that of its own tokens.
+"""
 
 from __future__ import annotations
 
@@ -44,8 +45,9 @@ def test_an_equal_prompt_goes_on_at_the_last_block_end_before_its_last_token(len
 
 @pytest.mark.parametrize("shared", range(1, 25))
 def test_a_hit_needs_keys_and_a_state_at_one_place(shared: int) -> None:
-    """The first prompt leaves a state at 20 and spare ones at 4, 8 and 16. The next one that begins alike goes on from the last of these, and leaves
-    one where it parted."""
+    """The first prompt leaves a state at 20 and spare ones at 4, 8 and 16. The next one that begins alike goes on from
+    the last of these, and leaves one where it parted.
+    """
     bench = _bench()
     _ask(bench, _PROMPT[:24], tokens=1)
     other = [*_PROMPT[:shared], *[40 - t for t in _PROMPT[shared:30]]]

@@ -240,7 +240,10 @@ def test_a_sequence_that_outgrows_the_memory_ends_with_length_and_a_warning() ->
     bench.run()
     assert len(bench.tokens(0)) == 14
     assert _warnings(bench) == [
-        "request 0 ended at 24 tokens because the 6 KV blocks hold no more, below --max-model-len 64; raise --kv-cache-memory"
+        (
+            "request 0 ended at 24 tokens because the 6 KV blocks hold no more, below --max-model-len 64; raise "
+            "--kv-cache-memory"
+        )
     ]
 
 

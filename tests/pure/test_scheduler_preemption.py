@@ -151,7 +151,9 @@ def _ahead(bench: Bench, steps: int) -> None:
 
 
 def test_nobody_is_preempted_for_blocks_that_are_on_their_way_back() -> None:
-    """Three times three blocks are full, and the next position of each needs a fourth; one leaves with a step in flight."""
+    """Three times three blocks are full, and the next position of each needs a fourth; one leaves with a step in
+    flight.
+    """
     bench = Bench(_CONFIG, limits=limits_of(num_blocks=9), lookahead=1)
     for n in range(3):
         bench.submit([n + 1] * 7, max_tokens=10, ignore_eos=True)
@@ -197,7 +199,9 @@ def test_whole_prompts_only_does_not_lock_out_one_that_grew_beyond_a_step() -> N
 
 
 def test_a_block_on_its_way_back_serves_one_only() -> None:
-    """Four sequences: one takes the last free block, one waits for the block of the fourth, which leaves, the third gives way."""
+    """Four sequences: one takes the last free block, one waits for the block of the fourth, which leaves, the third
+    gives way.
+    """
     bench = Bench(_CONFIG, limits=limits_of(num_blocks=11), lookahead=1)
     for n in range(3):
         bench.submit([n + 1] * 7, max_tokens=12, ignore_eos=True)

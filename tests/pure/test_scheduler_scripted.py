@@ -1,4 +1,6 @@
-"""The scripted worker must be strict, or the tests that lean on it prove nothing: every breach of the step protocol, planted."""
+"""The scripted worker must be strict, or the tests that lean on it prove nothing: every breach of the step protocol,
+planted.
+"""
 
 from __future__ import annotations
 

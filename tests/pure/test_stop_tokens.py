@@ -35,37 +35,52 @@ HARMONY = (
     "{% for m in messages %}<|start|>{{ m.role }}<|message|>{{ m.content }}"
     "{{ '<|return|>' if loop.last and not add_generation_prompt else '<|end|>' }}{% endfor %}"
 )
-LLAMA2 = "{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]{% else %} {{ m.content }} </s>{% endif %}{% endfor %}"
+LLAMA2 = (
+    "{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]{% else %} {{ m.content }} </s>"
+    "{% endif %}{% endfor %}"
+)
 # Special tokens from 256 on, keys and template -> the names that end an answer, those under keys not among them.
 GGUF: dict[str, tuple[list[tuple[str, int]], dict[str, Any], set[str]]] = {
     "ChatML, control": ([TEXT_END, ("<|im_end|>", CONTROL)], {"eos_token_id": 256}, {"<|endoftext|>", "<|im_end|>"}),
     "ChatML, user-defined": ([TEXT_END, ("<|im_end|>", USER_DEFINED)], {}, {"<|endoftext|>", "<|im_end|>"}),
     "ChatML, normal": ([TEXT_END, ("<|im_end|>", NORMAL)], {}, {"<|endoftext|>", "<|im_end|>"}),
-    "Llama 3": ([("<|eot_id|>", CONTROL), ("<|eom_id|>", CONTROL)], {"eos_token_id": 256}, {"<|eot_id|>", "<|eom_id|>"}),
+    "Llama 3": ([("<|eot_id|>", CONTROL), ("<|eom_id|>", CONTROL)], {"eos_token_id": 256},
+        {"<|eot_id|>", "<|eom_id|>"}),
     "Gemma": ([("<eos>", CONTROL), ("<end_of_turn>", USER_DEFINED)], {"eos_token_id": 256}, {"<end_of_turn>"}),
-    "Phi-3 without a template": ([TEXT_END, ("<|end|>", USER_DEFINED)], {"eos_token_id": 256}, {"<|endoftext|>", "<|end|>"}),
-    "Phi-3 with its template": ([TEXT_END, ("<|end|>", USER_DEFINED)], {"chat_template": PHI3}, {"<|endoftext|>", "<|end|>"}),
-    "an eot key, and <|end|> for something else": ([("<fin>", CONTROL), ("<|end|>", CONTROL)], {"eot_token_id": 256}, set()),
+    "Phi-3 without a template": ([TEXT_END, ("<|end|>", USER_DEFINED)], {"eos_token_id": 256},
+        {"<|endoftext|>", "<|end|>"}),
+    "Phi-3 with its template": ([TEXT_END, ("<|end|>", USER_DEFINED)], {"chat_template": PHI3},
+        {"<|endoftext|>", "<|end|>"}),
+    "an eot key, and <|end|> for something else": ([("<fin>", CONTROL), ("<|end|>", CONTROL)], {"eot_token_id": 256},
+        set()),
     "a template, and <|end|> for something else": (
         [("<|im_end|>", CONTROL), ("<|end|>", CONTROL)], {"chat_template": CHATML}, {"<|im_end|>"},
     ),
     "messages that close, without a template": (
-        [("<|return|>", CONTROL), ("<|call|>", CONTROL), ("<|end|>", CONTROL)], {"eos_token_id": 256}, {"<|return|>", "<|call|>"},
+        [("<|return|>", CONTROL), ("<|call|>", CONTROL), ("<|end|>", CONTROL)], {"eos_token_id": 256},
+        {"<|return|>", "<|call|>"},
     ),
     "messages that close, with a template": (
-        [("<|return|>", CONTROL), ("<|call|>", CONTROL), ("<|end|>", CONTROL)], {"chat_template": HARMONY}, {"<|return|>", "<|call|>"},
+        [("<|return|>", CONTROL), ("<|call|>", CONTROL), ("<|end|>", CONTROL)], {"chat_template": HARMONY},
+        {"<|return|>", "<|call|>"},
     ),
     "messages that close, the other pair": (
-        [("<|flush|>", CONTROL), ("<|calls|>", CONTROL), ("<|end|>", CONTROL)], {"chat_template": PHI3}, {"<|flush|>", "<|calls|>"},
+        [("<|flush|>", CONTROL), ("<|calls|>", CONTROL), ("<|end|>", CONTROL)], {"chat_template": PHI3},
+        {"<|flush|>", "<|calls|>"},
     ),
-    "a template's own name": ([("<fin>", CONTROL)], {"chat_template": CHATML.replace("<|im_end|>", "<fin>")}, {"<fin>"}),
-    "a template's own name, user-defined": ([("<fin>", USER_DEFINED)], {"chat_template": CHATML.replace("<|im_end|>", "<fin>")}, {"<fin>"}),
-    "a template's own name, normal": ([("<fin>", NORMAL)], {"chat_template": CHATML.replace("<|im_end|>", "<fin>")}, {"<fin>"}),
-    "a template that ends a turn with plain text": ([TEXT_END], {"chat_template": "{% for m in messages %}{{ m.content }}\n\n{% endfor %}"}, {"<|endoftext|>"}),
+    "a template's own name": ([("<fin>", CONTROL)], {"chat_template": CHATML.replace("<|im_end|>", "<fin>")},
+        {"<fin>"}),
+    "a template's own name, user-defined": ([("<fin>", USER_DEFINED)],
+        {"chat_template": CHATML.replace("<|im_end|>", "<fin>")}, {"<fin>"}),
+    "a template's own name, normal": ([("<fin>", NORMAL)], {"chat_template": CHATML.replace("<|im_end|>", "<fin>")},
+        {"<fin>"}),
+    "a template that ends a turn with plain text": ([TEXT_END],
+        {"chat_template": "{% for m in messages %}{{ m.content }}\n\n{% endfor %}"}, {"<|endoftext|>"}),
     "a template that refuses": ([TEXT_END], {"chat_template": "{{ raise_exception('no') }}"}, {"<|endoftext|>"}),
     "nothing": ([("<s>", CONTROL)], {}, set()),
     "an id outside the vocabulary": ([("<|im_end|>", CONTROL)], {"eos_token_id": 99999}, {"<|im_end|>"}),
-    "the largest id there is": ([("<|im_end|>", CONTROL)], {"eos_token_id": 2**32 - 1, "eot_token_id": 2**32 - 1}, {"<|im_end|>"}),
+    "the largest id there is": ([("<|im_end|>", CONTROL)], {"eos_token_id": 2**32 - 1, "eot_token_id": 2**32 - 1},
+        {"<|im_end|>"}),
 }  # fmt: skip
 
 
@@ -94,11 +109,13 @@ FOLDERS: dict[str, tuple[dict[str, Any], set[str]]] = {
     ),
     "the template": ({"chat_template_jinja": CHATML}, {"<|im_end|>"}),
     "the template beside another eos": (
-        {"chat_template_jinja": LLAMA2, "tokenizer_config_json": {"eos_token": "<|endoftext|>"}}, {"<|endoftext|>", "</s>"},
+        {"chat_template_jinja": LLAMA2, "tokenizer_config_json": {"eos_token": "<|endoftext|>"}},
+        {"<|endoftext|>", "</s>"},
     ),
     "names that nobody mentions": ({}, set()),
     "a name that is no text": ({"tokenizer_config_json": {"eos_token": "\ud800"}}, set()),
-    "a template that writes what is no text": ({"chat_template_json": {"chat_template": CHATML.replace("im_end", "\ud800")}}, set()),
+    "a template that writes what is no text": ({"chat_template_json": {"chat_template": CHATML.replace("im_end",
+        "\ud800")}}, set()),
     "a name outside the vocabulary": ({"tokenizer_config_json": {"eos_token": "<|gone|>"}}, set()),
 }  # fmt: skip
 

@@ -41,7 +41,8 @@ def folder(path: Path, flag: bool, writes_bos: bool) -> Tokenizer:
     config = {"bos_token": "<|bos|>", "eos_token": "<|im_end|>"}
     files = {"post_processor": post_processor()} if flag else {}
     return load_tokenizer(
-        write_folder(path / "m", SPECIAL, tokenizer_config_json=config, chat_template_jinja=template_of(writes_bos), **files)
+        write_folder(path / "m", SPECIAL, tokenizer_config_json=config, chat_template_jinja=template_of(writes_bos),
+            **files)
     )  # fmt: skip
 
 

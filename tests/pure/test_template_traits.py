@@ -26,11 +26,17 @@ TEMPLATES = {
     "the first part": (PREFIX + "{{ m.content[0]['text'] }}" + SUFFIX, PARTS),
     "parts by another name": (PREFIX + "{% set all = m.content %}{% for c in all if c.type == 'text' %}{{ c.text }}{% endfor %}" + SUFFIX, PARTS),
     "parts by a macro": (
-        "{% macro show(c) %}{% for p in c %}{% if p.type == 'text' %}{{ p.text }}{% endif %}{% endfor %}{% endmacro %}" + PREFIX + "{{ show(m.content) }}" + SUFFIX,
+        (
+            "{% macro show(c) %}{% for p in c %}{% if p.type == 'text' %}{{ p.text }}{% endif %}{% endfor %}{% "
+            "endmacro %}"
+        ) + PREFIX + "{{ show(m.content) }}" + SUFFIX,
         PARTS,
     ),
     "parts, or an error": (PREFIX + "{% if m.content is string %}{{ raise_exception('parts!') }}{% endif %}{{ m.content[0].text }}" + SUFFIX, PARTS),
-    "both": (PREFIX + "{% if m.content is string %}{{ m.content }}{% else %}{% for c in m.content %}{{ c.text }}{% endfor %}{% endif %}" + SUFFIX, BOTH),
+    "both": (PREFIX + (
+        "{% if m.content is string %}{{ m.content }}{% else %}{% for c in m.content %}{{ c.text }}{% endfor %}{% "
+        "endif %}"
+    ) + SUFFIX, BOTH),
 }  # fmt: skip
 
 
@@ -76,7 +82,8 @@ def test_a_tokenizer_gives_its_template_the_form_that_this_one_shows(case: str) 
 
 def test_each_role_may_want_a_form_of_its_own() -> None:
     source = (
-        "{% for m in messages %}{% if m.role == 'user' %}{{ m.content[0].text }}{% else %}{{ m.content + '' }}{% endif %}"
+        "{% for m in messages %}{% if m.role == 'user' %}{{ m.content[0].text }}{% else %}{{ m.content + '' "
+        "}}{% endif %}"
         "</s>{% endfor %}"
     )
     render, template = render_by(source)

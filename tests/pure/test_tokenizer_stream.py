@@ -79,7 +79,8 @@ def test_a_stream_is_the_whole_however_it_is_cut(
     others = [token for token in range(tokenizer.vocab_size) if not first <= token < first + 256]
     ids = data.draw(
         st.lists(
-            st.one_of(st.sampled_from([first + byte for byte in _EDGES]), st.integers(first, first + 255), st.sampled_from(others)),
+            st.one_of(st.sampled_from([first + byte for byte in _EDGES]), st.integers(first, first + 255),
+                st.sampled_from(others)),
             max_size=14,
         )
     )  # fmt: skip

@@ -157,7 +157,8 @@ def test_a_vocabulary_with_too_many_splits_is_refused(monkeypatch: pytest.Monkey
 
 
 TEXT_TOKENS = [
-    "<pad>", "<eos>", "<bos>", "<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "\n", "\n\n", "\n\n\n\n", "a", "b", "▁", "▁a", "ab", "é", "éa",
+    "<pad>", "<eos>", "<bos>", "<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "\n", "\n\n", "\n\n\n\n", "a", "b",
+    "▁", "▁a", "ab", "é", "éa",
     "<turn|>", "aa", "aaa",
 ]  # fmt: skip
 

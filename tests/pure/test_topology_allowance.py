@@ -225,7 +225,10 @@ def test_free_memory_takes_no_part_in_comparisons() -> None:
 def test_limits_of_the_calling_process_are_the_kernels() -> None:
     """A child that runs on one CPU is allowed that one."""
     cpu = max(os.sched_getaffinity(0))
-    code = "import os, sys; os.sched_setaffinity(0, {int(sys.argv[1])}); from homenode.host.topology.allowance import Allowance as A\n"
+    code = (
+        "import os, sys; os.sched_setaffinity(0, {int(sys.argv[1])}); from homenode.host.topology.allowance "
+        "import Allowance as A\n"
+    )
     code += "seen = A.of_process(); print(seen.cpus, seen.physical_cpus, seen.mask_origin)"
     done = subprocess.run([sys.executable, "-c", code, str(cpu)], capture_output=True, text=True, timeout=60)
     origin = "none" if len(parse_cpu_list(Path("/sys/devices/system/cpu/online").read_text())) == 1 else "inherited"

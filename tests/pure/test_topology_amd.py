@@ -15,7 +15,10 @@ CPU_NODE = "cpu_cores_count 32\nsimd_count 0\nlocation_id 0\ndomain 0\ndrm_rende
 
 
 def gpu_node(location: int, domain: int = 0, unique: int = 0) -> str:
-    return f"cpu_cores_count 0\nsimd_count 304\nlocation_id {location}\ndomain {domain}\ndrm_render_minor 128\nunique_id {unique}"
+    return (
+        f"cpu_cores_count 0\nsimd_count 304\nlocation_id {location}\ndomain {domain}\ndrm_render_minor 128\n"
+        f"unique_id {unique}"
+    )
 
 
 def device(address: str, node: int | None, cpus: tuple[int, ...], kind: int = 0x038000) -> PciDevice:

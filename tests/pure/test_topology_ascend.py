@@ -100,7 +100,10 @@ def codes(found: Accelerators) -> list[str]:
 
 
 def processes(rows: str, heading: str = "NPU     Chip") -> str:
-    return f"| {heading}      | Process id    | Process name             | Process memory(MB)      |\n+=====+=====+\n{rows}\n"
+    return (
+        f"| {heading}      | Process id    | Process name             | Process memory(MB)      |\n+=====+=====+\n"
+        f"{rows}\n"
+    )
 
 
 def test_no_tool_is_no_npu_and_nothing_to_say() -> None:
@@ -129,8 +132,14 @@ def test_a2_map_addresses_processes_and_affinity() -> None:
 
 
 def test_a3_chips_by_card_and_physical_number() -> None:
-    rows = "| 4       1                 | 500           | python                   | 3 |\n| 5       0                 | 501           | x | 3 |"
-    topo = "	   Phy-ID8   Phy-ID9   Phy-ID10   Phy-ID11\nPhy-ID8    X   SIO  HCCS_SW  HCCS_SW\nPhy-ID9    SIO   X   HCCS_SW  HCCS_SW\n"
+    rows = (
+        "| 4       1                 | 500           | python                   | 3 |\n| 5       0                "
+        " | 501           | x | 3 |"
+    )
+    topo = (
+        "	   Phy-ID8   Phy-ID9   Phy-ID10   Phy-ID11\nPhy-ID8    X   SIO  HCCS_SW  HCCS_SW\nPhy-ID9    SIO   X   "
+        "HCCS_SW  HCCS_SW\n"
+    )
     found = read(A3_MAP, processes(rows), topo)
     assert found.device_type == "A3"
     assert [(chip.id, chip.card, chip.chip, chip.physical) for chip in found.chips] == [
@@ -163,7 +172,10 @@ def test_310p_ids_are_npu_ids_and_two_chips_share_a_row_and_an_address() -> None
 | 32768   310P3             | OK              | NA           51                0     / 0             |
 | 1       3                 | 0000:02:00.0    | 0            1520 / 43693                            |
 """ + processes("| 32768   1                 | 4242          | main                     | 90                      |")
-    topo = "           NPU32      NPU32768      CPU Affinity\nNPU32      X          PHB           0-7\nNPU32768   PHB        X             8-15\n"
+    topo = (
+        "           NPU32      NPU32768      CPU Affinity\nNPU32      X          PHB           0-7\nNPU32768   "
+        "PHB        X             8-15\n"
+    )
     found = read(DUO_MAP, info, topo)
     assert (found.device_type, found.errors) == ("310P", ())
     assert [(chip.id, chip.card, chip.chip, chip.node, chip.address) for chip in found.chips] == [
@@ -354,7 +366,8 @@ def test_two_unlike_rows_for_one_npu() -> None:
 @pytest.mark.parametrize(
     ("name", "column", "family"),
     [
-        ("Ascend 910B3", "", "A2"), ("910B4-1", "", "A2"), ("Ascend910", "0", "A3"), ("Ascend910_9392", "", "A3"), ("Ascend 910C", "", "A3"),
+        ("Ascend 910B3", "", "A2"), ("910B4-1", "", "A2"), ("Ascend910", "0", "A3"), ("Ascend910_9392", "", "A3"),
+        ("Ascend 910C", "", "A3"),
         ("310P3", "", "310P"), ("Ascend 310P1", "", "310P"), ("Ascend950DT", "", "950"), ("Ascend910_9589", "", "950"),
         ("Ascend 310", "", None), ("Ascend910", "", None), ("Ascend 910A", "", None), ("", "", None),
     ],

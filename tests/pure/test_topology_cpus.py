@@ -195,7 +195,9 @@ def test_the_fastest_core_counts_1024_whatever_the_firmware_says() -> None:
 
 
 def hybrid(**figures: tuple[str, str]) -> dict[str, str]:
-    """CPUs 0-1 share a large core, 2-3 are small ones; a figure for the large and for the small ones, by file (`__` for a slash)."""
+    """CPUs 0-1 share a large core, 2-3 are small ones; a figure for the large and for the small ones, by file (`__` for
+    a slash).
+    """
     files = {"online": "0-3", "/sys/devices/cpu_core/cpus": "0-1", "/sys/devices/cpu_atom/cpus": "2-3"}
     files |= {"cpu0/topology/core_cpus_list": "0-1", "cpu1/topology/core_cpus_list": "0-1"}
     for name, (large, small) in figures.items():

@@ -64,7 +64,10 @@ def test_only_numbered_lines_count() -> None:
 
 
 def test_counters_of_other_widths_are_counted_as_words() -> None:
-    text = "  CPU0 CPU1\n 5: 1 2 GICv3 12 Level ttyS0\n 6: 12345678901 12345678902  GICv3 13 Level ttyS1\n 7: 1 GICv3 14 Level ttyS2"
+    text = (
+        "  CPU0 CPU1\n 5: 1 2 GICv3 12 Level ttyS0\n 6: 12345678901 12345678902  GICv3 13 Level ttyS1\n 7: 1 "
+        "GICv3 14 Level ttyS2"
+    )
     assert [(entry.irq, entry.chip, entry.actions) for entry in parse_interrupts(text)] == [
         (5, "GICv3", ("ttyS0",)),
         (6, "GICv3", ("ttyS1",)),

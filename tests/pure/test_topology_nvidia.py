@@ -31,7 +31,8 @@ TOPO = (
     "\t\x1b[4mGPU0\tGPU1\tNIC0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m\n"
     "GPU0\t X \tNV18\tPIX\t0-3,16-19\t0\t\tN/A\n"
     "GPU1\tNV18\t X \tSYS\t4-7,20-23\t1\t\tN/A\n"
-    "NIC0\tPIX\tSYS\t X \t\t\t\n\nLegend:\n\n  X    = Self\n  PIX  = Connection traversing at most a single PCIe bridge\n\nNIC Legend:\n\n  NIC0: mlx5_0\n"
+    "NIC0\tPIX\tSYS\t X \t\t\t\n\nLegend:\n\n  X    = Self\n  PIX  = Connection traversing at most a single "
+    "PCIe bridge\n\nNIC Legend:\n\n  NIC0: mlx5_0\n"
 )
 NODES = (
     Node(0, (*range(4), *range(16, 20)), 1 << 30, {}),
@@ -105,7 +106,10 @@ def test_node_of_the_cpus_when_nobody_names_one() -> None:
 
 
 def test_memory_of_the_gpu_as_a_node() -> None:
-    topo = "\tGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\nGPU0\t X \tNV18\t0-3\t0\t\t2\nGPU1\tNV18\t X \t4-7\t1\t\t10\n"
+    topo = (
+        "\tGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\nGPU0\t X \tNV18\t0-3\t0\t\t2\nGPU1\tNV18\t X "
+        "\t4-7\t1\t\t10\n"
+    )
     assert [(chip.node, chip.memory_node) for chip in read({QUERY: LIST, "nvidia-smi topo -m": topo}).chips] == [
         (0, 2),
         (1, 10),
@@ -123,17 +127,25 @@ def test_several_nodes_in_one_cell_are_settled_by_sysfs() -> None:
     ("text", "expected"),
     [
         # aligned with spaces, by a terminal
-        ("        GPU0    GPU1    CPU Affinity    NUMA Affinity   GPU NUMA ID\nGPU0     X      PHB     0-11    0               N/A\nGPU1    PHB      X\n",
+        ((
+            "        GPU0    GPU1    CPU Affinity    NUMA Affinity   GPU NUMA ID\nGPU0     X      PHB     0-11    "
+            "0               N/A\nGPU1    PHB      X\n"
+        ),
          {0: ((*range(12),), (0,), None), 1: ((), (), None)}),
         # an older driver: two columns, no node on this board
-        ("        GPU0    CPU Affinity    NUMA Affinity\nGPU0     X      0-11            N/A\n", {0: ((*range(12),), (), None)}),
+        ("        GPU0    CPU Affinity    NUMA Affinity\nGPU0     X      0-11            N/A\n",
+            {0: ((*range(12),), (), None)}),
         # older still
         ("\tGPU0\tCPU Affinity\nGPU0\t X \t0-1,4\n", {0: ((0, 1, 4), (), None)}),
         # in a container
         ("\tGPU0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\nGPU0\t X \t\t\t\tN/A\n", {0: ((), (), None)}),
-        ("        GPU0    CPU Affinity    NUMA Affinity   GPU NUMA ID\nGPU0     X                                      N/A\n", {0: ((), (), None)}),
+        ((
+            "        GPU0    CPU Affinity    NUMA Affinity   GPU NUMA ID\nGPU0     X                              "
+            "        N/A\n"
+        ), {0: ((), (), None)}),
         # pasted without the tab it begins with
-        ("GPU0\tGPU1\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\nGPU0\t X \tSYS\t8\t3\t\tN/A\n", {0: ((8,), (3,), None)}),
+        ("GPU0\tGPU1\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\nGPU0\t X \tSYS\t8\t3\t\tN/A\n",
+            {0: ((8,), (3,), None)}),
         ("nothing of the sort", {}),
     ],
 )  # fmt: skip
@@ -142,9 +154,9 @@ def test_topology_tables(text: str, expected: dict[int, tuple[object, ...]]) -> 
 
 
 def test_rows_of_the_list_that_cannot_be_read_are_noted() -> None:
-    text = (
-        LIST
-        + "2, [Unknown Error], 00000000:1C:00.0, Odd, with, commas\n1, GPU-x, 00000000:1D:00.0, again\nwarning: infoROM is corrupted\n"
+    text = LIST + (
+        "2, [Unknown Error], 00000000:1C:00.0, Odd, with, commas\n1, GPU-x, 00000000:1D:00.0, again\nwarning: "
+        "infoROM is corrupted\n"
     )
     found = read({QUERY: text})
     assert [(chip.id, chip.uuid[:5]) for chip in found.chips] == [(0, "GPU-1"), (1, "GPU-2"), (2, "")]
@@ -192,7 +204,9 @@ def test_a_tool_that_hangs_or_fails_leaves_the_devices(answer: CommandResult) ->
 
 
 class Nvml(SimpleNamespace):
-    """A stand-in for the module pynvml: two GPUs, the second with memory that is a node and with a CPU beyond the count of CPUs."""
+    """A stand-in for the module pynvml: two GPUs, the second with memory that is a node and with a CPU beyond the count
+    of CPUs.
+    """
 
     def __init__(self) -> None:
         super().__init__(closed=0, asked=[])

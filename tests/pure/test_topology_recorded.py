@@ -72,7 +72,8 @@ def test_there_are_many_hosts() -> None:
 def test_hwloc_reads_the_same(name: str) -> None:
     opinion, reading = opinions()[name], readings(recorded_host(name))
     differing = {fact for fact in opinion if reading[fact] != opinion[fact]}
-    # hwloc leaves out what it was not told (sockets of a PlayStation, distances of a single node), where we fill in the plain case.
+    # hwloc leaves out what it was not told (sockets of a PlayStation, distances of a single node), where we fill in the
+    # plain case.
     differing -= {fact for fact in ("sockets", "distances") if not opinion[fact]}
     assert differing == {fact for host, fact in OTHER_OPINIONS if host == name}
 

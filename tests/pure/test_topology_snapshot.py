@@ -1,4 +1,6 @@
-"""Recorded hosts: what is written reads as the live machine did, nothing private is in it, and bad files get a clear error."""
+"""Recorded hosts: what is written reads as the live machine did, nothing private is in it, and bad files get a clear
+error.
+"""
 
 from __future__ import annotations
 
@@ -68,14 +70,20 @@ def private_machine() -> RecordedSource:
     return RecordedSource(
         "x86_64",
         {
-            "/proc/self/status": "Name:\tsecret-program\nUid:\t1234\nCpus_allowed_list:\t0-1\nMems_allowed_list:\t0\nCapEff:\t0000000000000400",
+            "/proc/self/status": (
+                "Name:\tsecret-program\nUid:\t1234\nCpus_allowed_list:\t0-1\nMems_allowed_list:\t0\n"
+                "CapEff:\t0000000000000400"
+            ),
             "/proc/self/cgroup": f"4:memory:{group}\n3:cpuset:{group}\n0::{group}",
             f"/sys/fs/cgroup{group}/cpu.max": "150000 100000",
             f"/sys/fs/cgroup/memory{group}/memory.limit_in_bytes": "1073741824",
             f"/sys/fs/cgroup/memory{group}/memory.usage_in_bytes": "77777",
             f"/sys/fs/cgroup/cpuset{group}/cpuset.cpus": "0-1",
             "/proc/meminfo": "MemTotal: 4096 kB\nMemAvailable: 1234 kB\nMemFree: 1111 kB",
-            "/proc/interrupts": "     CPU0  CPU1\n 31:  555  666  PCI-MSIX-0000:01:00.0  0-edge  enx02fe34a1b2c3-rx-0\nNMI: 5 6  Non-maskable interrupts",
+            "/proc/interrupts": (
+                "     CPU0  CPU1\n 31:  555  666  PCI-MSIX-0000:01:00.0  0-edge  enx02fe34a1b2c3-rx-0\nNMI: 5 6  "
+                "Non-maskable interrupts"
+            ),
             "/proc/sys/kernel/hostname": "alices-box",
             "/sys/devices/system/cpu/online": "0-1",
             "/sys/bus/pci/devices/0000:01:00.0/vendor": "0x10de",

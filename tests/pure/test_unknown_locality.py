@@ -162,7 +162,9 @@ def test_two_places_are_one_and_a_finding(host: Callable[[], Host], node: int, t
 @settings(max_examples=150, deadline=None, derandomize=True, database=None)
 @given(st.lists(st.integers(1, 12), min_size=2, max_size=5), st.data())
 def test_what_a_list_of_cpus_tells(sizes: list[int], data: st.DataObject) -> None:
-    """All CPUs tell nothing, whatever the nodes' sizes; those of some of the nodes do, also where a cpuset cuts them."""
+    """All CPUs tell nothing, whatever the nodes' sizes; those of some of the nodes do, also where a cpuset
+    cuts them.
+    """
     nodes, at = [], 0
     for number, size in enumerate(sizes):
         nodes.append(Node(number, tuple(range(at, at + size)), None, {}))

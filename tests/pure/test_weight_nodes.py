@@ -299,7 +299,9 @@ def test_a_layout_is_not_made_of_what_is_not_settled() -> None:
 
 
 def test_a_pattern_may_match_matrices_that_other_parts_of_the_model_have() -> None:
-    """Each worker is told the patterns for all: one that matches nothing anywhere is a mistake, one for another stage is not."""
+    """Each worker is told the patterns for all: one that matches nothing anywhere is a mistake, one for another stage
+    is not.
+    """
     part = replace(MODEL, matrices=MODEL.matrices[:2], other_parts=OtherParts(("lm_head.weight",)))
     teams = [NodeTeam(0, 0, (0, 1), GIB), NodeTeam(1, 1, (2, 3), GIB)]
     homes = plan_weight_nodes(part, teams, "shard", ["lm_head*"])

@@ -1,4 +1,6 @@
-"""What `make wheels` decides before it compiles anything: targets, Pythons, headers for another processor, checksums, progress."""
+"""What `make wheels` decides before it compiles anything: targets, Pythons, headers for another processor, checksums,
+progress.
+"""
 
 from __future__ import annotations
 

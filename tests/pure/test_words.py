@@ -128,7 +128,8 @@ def test_block_sizes_agree_with_the_gguf_package() -> None:
     gguf = pytest.importorskip("gguf")
     for number, dtype in BY_GGUF_ID.items():
         if dtype.name == "Q8_1":
-            continue  # the package still lists its first form, with float32 scales; files would hold the later one with halves
+            # the package still lists its first form, with float32 scales; files would hold the later one with halves
+            continue
         assert gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(number)] == (dtype.block, dtype.bytes), dtype.name
 
 

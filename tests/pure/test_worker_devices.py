@@ -1,4 +1,6 @@
-"""The device of a worker is an accelerator in some plans and the number of a CPU worker in others: nobody takes one for the other."""
+"""The device of a worker is an accelerator in some plans and the number of a CPU worker in others: nobody takes one for
+the other.
+"""
 
 from __future__ import annotations
 

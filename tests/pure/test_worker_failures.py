@@ -1,4 +1,6 @@
-"""When workers count as lost, and who is to blame for what others waited for: told by the clock alone, without a process."""
+"""When workers count as lost, and who is to blame for what others waited for: told by the clock alone, without a
+process.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A scripted engine and a byte-level tokenizer: the server sees the same interfaces as in earnest, and every answer is known."""
+"""A scripted engine and a byte-level tokenizer: the server sees the same interfaces as in earnest, and every answer is
+known.
+"""
 
 from __future__ import annotations
 
@@ -169,7 +171,9 @@ def prompt_scores(request: Request) -> list[TokenLogprob | None]:
 
 
 class ScriptedClient:
-    """Fulfils `homenode.server.interfaces.client.EngineClient`. Every request answers by `script`; `hold_after` tokens it waits for `release()`."""
+    """Fulfils `homenode.server.interfaces.client.EngineClient`. Every request answers by `script`; `hold_after` tokens
+    it waits for `release()`.
+    """
 
     def __init__(self, script: Callable[[Request], list[Output]] = scripted, *, hold_after: int | None = None) -> None:
         self.ready = EngineReady("/models/story-teller", MAX_MODEL_LEN, VOCAB, 100, 32, 2048, 128, chunked_prefill=True)

@@ -141,7 +141,8 @@ def test_a_history_of_tools_and_thoughts() -> None:
         {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
         {"role": "assistant", "content": [
             {"type": "thinking", "thinking": "hm", "signature": "c2ln"}, {"type": "redacted_thinking", "data": "AA"},
-            {"type": "text", "text": "Looking."}, {"type": "tool_use", "id": "t1", "name": "look", "input": {"place": "x"}},
+            {"type": "text", "text": "Looking."},
+            {"type": "tool_use", "id": "t1", "name": "look", "input": {"place": "x"}},
             {"type": "tool_use", "id": "t2", "name": "look", "input": {}},
         ]},
         {"role": "user", "content": [
@@ -203,7 +204,8 @@ def test_tools_of_other_servers_are_left_out() -> None:
 def test_what_is_known_is_not_named_as_ignored() -> None:
     answer = ask(
         Writer("x", THINKS), [{"role": "user", "content": [{"type": "text", "text": "a", "cache_control": None}]}],
-        path="/v1/messages?beta=true", metadata={"user_id": "u"}, thinking={"type": "adaptive", "display": "summarized"},
+        path="/v1/messages?beta=true", metadata={"user_id": "u"},
+        thinking={"type": "adaptive", "display": "summarized"},
         output_config={"effort": "max"}, service_tier="auto", cache_control={"type": "ephemeral"}, top_k=3, seed=1,
         context_management={"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
     )  # fmt: skip
@@ -244,15 +246,19 @@ def test_tokens_are_counted() -> None:
         ({"max_tokens": None}, 400, "invalid_request_error", "max_tokens"),
         ({"max_tokens": 0}, 400, "invalid_request_error", "max_tokens"),
         ({"messages": []}, 400, "invalid_request_error", "messages"),
-        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, 400, "invalid_request_error", "content[0].text"),
-        ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, 400, "invalid_request_error", "tool_use_id"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, 400, "invalid_request_error",
+            "content[0].text"),
+        ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, 400, "invalid_request_error",
+            "tool_use_id"),
         ({"messages": [{"role": "robot", "content": "x"}]}, 400, "invalid_request_error", "role"),
         ({"model": "nobody"}, 404, "not_found_error", "nobody"),
         ({"tools": [{"name": "f"}]}, 400, "invalid_request_error", "tools[0].input_schema"),
         ({"tools": [TOOL, {**TOOL, "description": "x"}]}, 400, "invalid_request_error", "two unlike tools"),
-        ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "g"}}, 400, "invalid_request_error", "tool_choice.name"),
+        ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "g"}}, 400, "invalid_request_error",
+            "tool_choice.name"),
         ({"tool_choice": {"type": "any"}}, 400, "invalid_request_error", "tool_choice"),
-        ({"messages": [{"role": "user", "content": "x" * 70000}]}, 400, "invalid_request_error", "prompt is too long: 70"),
+        ({"messages": [{"role": "user", "content": "x" * 70000}]}, 400, "invalid_request_error",
+            "prompt is too long: 70"),
     ],
 )  # fmt: skip
 def test_errors_have_their_shape(fields: dict[str, Any], status: int, kind: str, words: str) -> None:

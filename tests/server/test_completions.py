@@ -55,8 +55,10 @@ def test_every_form_of_prompt(server: Running, prompt: Any, ids: list[list[int]]
 
 def test_parameters_reach_the_engine(server: Running) -> None:
     sent = {
-        "max_tokens": 7, "min_tokens": 3, "temperature": 0.5, "top_p": 0.9, "top_k": 5, "top_n_sigma": 1.5, "min_p": 0.1, "presence_penalty": 1.0,
-        "frequency_penalty": -1.0, "repetition_penalty": 1.1, "seed": -5, "stop_token_ids": [9], "ignore_eos": True, "logprobs": 2,
+        "max_tokens": 7, "min_tokens": 3, "temperature": 0.5, "top_p": 0.9, "top_k": 5, "top_n_sigma": 1.5,
+        "min_p": 0.1, "presence_penalty": 1.0,
+        "frequency_penalty": -1.0, "repetition_penalty": 1.1, "seed": -5, "stop_token_ids": [9], "ignore_eos": True,
+        "logprobs": 2,
     }  # fmt: skip
     assert server.complete(**sent, logit_bias={"65": -100}, priority=3, cache_salt="mine", echo=True).status_code == 200
     request = server.client.requests[-1]
@@ -80,7 +82,10 @@ def test_the_models_own_sampling_defaults_fill_what_is_left_open(start: Start) -
 
 
 def test_nulls_mean_the_defaults(server: Running) -> None:
-    names = "max_tokens temperature top_p n stop stream logprobs echo seed logit_bias user suffix best_of stream_options model"
+    names = (
+        "max_tokens temperature top_p n stop stream logprobs echo seed logit_bias user suffix best_of "
+        "stream_options model"
+    )
     answer = server.complete(**dict.fromkeys(names.split()))
     assert answer.status_code == 200 and answer.json()["choices"][0]["text"] == STORY[:16]
     params = server.client.requests[-1].params

@@ -74,8 +74,8 @@ def letters() -> Tokenizer:
 
 
 def answered(request: Request) -> list[Output]:
-    """64 tokens at a time, with their scores and those of the prompt where they are asked for; to a request with a seed all
-    tokens at once, and no scores.
+    """64 tokens at a time, with their scores and those of the prompt where they are asked for; to a request with a seed
+    all tokens at once, and no scores.
     """
     wanted, asked = request.params.max_tokens, request.params.prompt_logprobs is not None
     scores = [None, *[SCORE] * (len(request.prompt_ids) - 1)] if asked else None

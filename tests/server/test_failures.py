@@ -1,4 +1,6 @@
-"""Whatever is wrong with a request, the answer is an OpenAI error body with the right status, and the next request works."""
+"""Whatever is wrong with a request, the answer is an OpenAI error body with the right status, and the next request
+works.
+"""
 
 from __future__ import annotations
 
@@ -239,7 +241,9 @@ def test_prompts_that_are_too_much_together(start: Start) -> None:
 
 
 class CountingTokenizer(ByteTokenizer):
-    """Counts the tokens that were made of texts. `foretells`: whether it tells beforehand how many there are at least."""
+    """Counts the tokens that were made of texts. `foretells`: whether it tells beforehand how many there
+    are at least.
+    """
 
     def __init__(self, foretells: bool) -> None:
         super().__init__()
@@ -391,7 +395,8 @@ def test_request_ids(server: Running) -> None:
 )
 @given(body=st.binary(max_size=60) | st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(["prompt", "messages", "role", "content", "n", "stop", "x"]), inner, max_size=4),
+    lambda inner: st.lists(inner, max_size=4)
+    | st.dictionaries(st.sampled_from(["prompt", "messages", "role", "content", "n", "stop", "x"]), inner, max_size=4),
     max_leaves=12,
 ).map(lambda value: json.dumps(value).encode()))  # fmt: skip
 def test_noise_never_breaks_the_server(server: Running, body: bytes) -> None:

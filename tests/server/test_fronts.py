@@ -392,7 +392,10 @@ def test_the_folder_of_a_coordinator_that_was_killed_is_removed_by_the_next(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     living = MetricsFolder()
-    script = "from homenode.server.fronts.folder import MetricsFolder\nimport os\nprint(MetricsFolder().path, flush=True)\nos.abort()"
+    script = (
+        "from homenode.server.fronts.folder import MetricsFolder\nimport os\nprint(MetricsFolder().path, "
+        "flush=True)\nos.abort()"
+    )
     killed = subprocess.run(
         [sys.executable, "-c", script], env={**os.environ, "TMPDIR": str(tmp_path)}, capture_output=True, text=True
     )

@@ -1,4 +1,6 @@
-"""Prefill and decode apart, as HTTP sees it: the document, requests with tickets, tickets given up, and the counters."""
+"""Prefill and decode apart, as HTTP sees it: the document, requests with tickets, tickets given up, and the
+counters.
+"""
 
 from __future__ import annotations
 

@@ -30,7 +30,10 @@ def send_raw(url: str, body: dict[str, Any]) -> socket.socket:
     host, port = url.removeprefix("http://").split(":")
     connection = socket.create_connection((host, int(port)), timeout=20)
     data = json.dumps(body).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: "
+        f"{len(data)}\r\n\r\n"
+    )
     connection.sendall(head.encode() + data)
     return connection
 
@@ -106,13 +109,16 @@ def test_health_tells_of_a_worker_that_is_being_replaced(start: Start) -> None:
 
 def test_metrics(start: Start) -> None:
     client = ScriptedClient()
-    client.statistics = EngineStats(num_running=2, num_waiting=1, kv_usage=0.25, prefix_queries=10, prefix_hits=4, preemptions=3,
+    client.statistics = EngineStats(num_running=2, num_waiting=1, kv_usage=0.25, prefix_queries=10, prefix_hits=4,
+        preemptions=3,
                                    prompt_tokens=50, generation_tokens=70, rejected={"queue_full": 5})  # fmt: skip
     server = start(client)
     assert server.complete(max_tokens=5).status_code == server.complete(prompt="end", n=2).status_code == 200
     expected = {
-        "num_requests_running": 2, "num_requests_waiting": 1, "kv_cache_usage_perc": 0.25, "prefix_cache_queries_total": 10,
-        "prefix_cache_hits_total": 4, "num_preemptions_total": 3, "prompt_tokens_total": 50, "generation_tokens_total": 70,
+        "num_requests_running": 2, "num_requests_waiting": 1, "kv_cache_usage_perc": 0.25,
+        "prefix_cache_queries_total": 10,
+        "prefix_cache_hits_total": 4, "num_preemptions_total": 3, "prompt_tokens_total": 50,
+        "generation_tokens_total": 70,
         "request_success_total": 3, "time_to_first_token_seconds_count": 3, "inter_token_latency_seconds_count": 14,
         "e2e_request_latency_seconds_count": 3, "admission_rejections_total": 5,
     }  # fmt: skip
@@ -246,7 +252,8 @@ class Process:
 def held(request: pytest.FixtureRequest) -> Iterator[Process]:
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.server.held_server", str(getattr(request, "param", 30))],
-        cwd=ROOT, env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        cwd=ROOT, env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     running = Process(process)
     yield running

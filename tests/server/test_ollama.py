@@ -111,8 +111,10 @@ def test_a_template_of_the_request() -> None:
 def test_options_reach_the_sampler() -> None:
     writer = Writer("Once upon a time")
     options = {
-        "temperature": 0.5, "top_k": 4.0, "top_p": 0.9, "min_p": 0.1, "repeat_penalty": 1.2, "seed": 7, "stop": ["upon"],
-        "num_predict": 50, "num_ctx": 4096, "presence_penalty": 0.5, "typical_p": 0.9, "mirostat": 2, "mirostat_tau": 4, "tfs_z": 1,
+        "temperature": 0.5, "top_k": 4.0, "top_p": 0.9, "min_p": 0.1, "repeat_penalty": 1.2, "seed": 7,
+        "stop": ["upon"],
+        "num_predict": 50, "num_ctx": 4096, "presence_penalty": 0.5, "typical_p": 0.9, "mirostat": 2, "mirostat_tau": 4,
+        "tfs_z": 1,
     }  # fmt: skip
     answer = ask(writer, options=options, stream=False, keep_alive=-1)
     params = writer.requests[-1].params

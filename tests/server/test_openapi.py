@@ -84,7 +84,8 @@ def test_schemathesis_finds_nothing_where_kv_is_handed_over(start: Start, docume
     client = client_of(document, script=brief)
     client.ready = msgspec.structs.replace(client.ready, max_model_len=32768)
     server = start(client)
-    # With what excludes what for KV as well, the schemas of requests are more than schemathesis can draw from at random.
+    # With what excludes what for KV as well, the schemas of requests are more than schemathesis can draw from at
+    # random.
     for paths, phases in (("kv_transfer", "coverage,fuzzing"), ("completions", "coverage")):
         result = fuzz(server.url, "--include-path-regex", paths, phases=phases)
         assert result.returncode == 0, result.stdout[-8000:] + result.stderr[-2000:]

@@ -1,4 +1,6 @@
-"""Vectors and scores over HTTP: /v1/embeddings, /v1/score, /v1/rerank, /pooling and /api/embed, on a scripted engine."""
+"""Vectors and scores over HTTP: /v1/embeddings, /v1/score, /v1/rerank, /pooling and /api/embed, on a
+scripted engine.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Schemas by chance, asked of a live server: every finished answer fits, none hangs, and refusals name the place.
 
-A few of them run with the tests; 1,000 that are kept and 500 that are hard take an hour or two and are slow. The model is
-that of $HOMENODE_SCHEMAS_MODEL where that is set.
+A few of them run with the tests; 1,000 that are kept and 500 that are hard take an hour or two and are slow. The model
+is that of $HOMENODE_SCHEMAS_MODEL where that is set.
 """
 
 from __future__ import annotations

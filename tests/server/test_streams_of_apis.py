@@ -1,4 +1,6 @@
-"""The joined deltas of a stream are the answer that is not streamed, whatever the model wrote and wherever it was cut."""
+"""The joined deltas of a stream are the answer that is not streamed, whatever the model wrote and wherever
+it was cut.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ from tests.server.written_answers import CALL, CALLS, LOOK, THINKS, Writer
 
 _PIECES = [
     b"<think>", b"</think>", b"\n", b" ", b"words ", "🦊".encode(), "שלום".encode(), "猫".encode(), b"\xf0\x9f", b"\xff",
-    CALL.encode(), b"<tool_call>", b"</tool_call>", b'{"name": "look", "arguments": {"place": "x', b'"}}', b'{"', b"\\u00",
+    CALL.encode(), b"<tool_call>", b"</tool_call>", b'{"name": "look", "arguments": {"place": "x', b'"}}', b'{"',
+    b"\\u00",
 ]  # fmt: skip
 answers = st.lists(st.sampled_from(_PIECES), max_size=9).map(b"".join)
 sizes = st.lists(st.integers(1, 9), min_size=1, max_size=12)

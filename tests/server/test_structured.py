@@ -1,4 +1,6 @@
-"""The fields of structured output: each becomes a grammar of the request, and what is wrong is a 400 that names the place."""
+"""The fields of structured output: each becomes a grammar of the request, and what is wrong is a 400 that names the
+place.
+"""
 
 from __future__ import annotations
 
@@ -39,9 +41,12 @@ NOTHING: list[dict[str, Any]] = [{}, {"response_format": {"type": "text"}}, {"re
 WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"response_format": {"type": "poem"}}, "response_format", "poem"),
     ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "schema"),
-    ({"response_format": {"type": "json_schema", "json_schema": {"name": "f"}}}, "response_format.json_schema", "schema"),
-    ({"response_format": {"type": "json_schema", "json_schema": {"schema": 5}}}, "response_format.json_schema.schema", ""),
-    ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"properties": {"a": {"not": {}}}}}}}, "response_format.json_schema.schema", ".properties.a.not"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"name": "f"}}}, "response_format.json_schema",
+        "schema"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"schema": 5}}}, "response_format.json_schema.schema",
+        ""),
+    ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"properties": {"a": {"not": {}}}}}}},
+        "response_format.json_schema.schema", ".properties.a.not"),
     ({"structured_outputs": {}}, "structured_outputs", "regex"),
     ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs.choice", "structured_outputs.regex"),
     ({"structured_outputs": {"regex": "([a-z"}}, "structured_outputs.regex", "unclosed"),

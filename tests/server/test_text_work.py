@@ -113,7 +113,9 @@ class WitnessTokenizer(ByteTokenizer):
     ids=["one", "a few", "longer together", "many"],
 )
 def test_the_texts_of_a_request_count_together(prompt: str | list[str], is_short: bool, start: Start) -> None:
-    """Short ones are encoded on the event loop, all others on threads of their own; each of these is short by itself."""
+    """Short ones are encoded on the event loop, all others on threads of their own; each of these is short
+    by itself.
+    """
     tokenizer = WitnessTokenizer()
     server = start(tokenizer=tokenizer)
     loop: list[int] = []

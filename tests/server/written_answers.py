@@ -19,7 +19,8 @@ from homenode.server.http.config import ServerConfig
 from tests.server.fakes import EOS, ByteTokenizer, ScriptedClient, score
 
 THINKS = "{{ '<think>' if enable_thinking }}"  # signs of thoughts, and a switch for them
-CALLS = "{% if tools %}<tool_call>{{ tools }}{{ message.tool_calls }}</tool_call>{% endif %}"  # signs of the Hermes form of calls
+# signs of the Hermes form of calls
+CALLS = "{% if tools %}<tool_call>{{ tools }}{{ message.tool_calls }}</tool_call>{% endif %}"
 # What shows messages of all roles, and thoughts among them.
 SHOWS = (
     "{% for message in messages %}<{{ message.role }}>{{ message.reasoning_content }}"
@@ -60,8 +61,8 @@ class SignedTokenizer(ByteTokenizer):
 
 
 class Writer:
-    """What answers requests: every one of them with `text`, as far as its limit allows. `chunk`: bytes of each output, or
-    of those that come one after another, the last size again and again.
+    """What answers requests: every one of them with `text`, as far as its limit allows. `chunk`: bytes of each output,
+    or of those that come one after another, the last size again and again.
     """
 
     def __init__(self, text: str | bytes, source: str = "", chunk: int | Sequence[int] = 1, **settings: Any) -> None:

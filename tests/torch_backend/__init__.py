@@ -1,1 +1,3 @@
-"""The torch backend on the CPU: what only it has, and what it does differently on accelerators as far as that can be seen here."""
+"""The torch backend on the CPU: what only it has, and what it does differently on accelerators as far as that can be
+seen here.
+"""

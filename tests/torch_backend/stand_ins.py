@@ -1,4 +1,6 @@
-"""Stand-ins for flash-attn and flashinfer: their documented calls, evaluated plainly in float32 by another way than ours."""
+"""Stand-ins for flash-attn and flashinfer: their documented calls, evaluated plainly in float32 by another way than
+ours.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,9 @@ import torch
 
 
 def plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, window: int, softcap: float) -> torch.Tensor:
-    """q [n, heads, d], the last n of the keys' positions; k and v [m, kv_heads, d]; window: keys to the left that are seen, -1 all."""
+    """q [n, heads, d], the last n of the keys' positions; k and v [m, kv_heads, d]; window: keys to the left that are
+    seen, -1 all.
+    """
     group = q.shape[1] // k.shape[1]
     k, v = (side.float().repeat_interleave(group, dim=1) for side in (k, v))
     scores = torch.einsum("nhd,mhd->hnm", q.float(), k) * scale
@@ -23,9 +27,11 @@ def plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, windo
 
 
 def flash_attn_varlen_func(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens_q: torch.Tensor, cu_seqlens_k: torch.Tensor, max_seqlen_q: int,
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens_q: torch.Tensor, cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int,
     max_seqlen_k: int, dropout_p: float = 0.0, softmax_scale: float | None = None, causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0, alibi_slopes: None = None, deterministic: bool = False,
+    window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0, alibi_slopes: None = None,
+    deterministic: bool = False,
     return_attn_probs: bool = False, block_table: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """flash-attn 2.6 and later."""
@@ -55,8 +61,10 @@ class BatchPrefillWithPagedKVCacheWrapper:
         assert float_workspace_buffer.dtype == torch.uint8 and kv_layout == "NHD"
 
     def plan(
-        self, qo_indptr: torch.Tensor, paged_kv_indptr: torch.Tensor, paged_kv_indices: torch.Tensor, paged_kv_last_page_len: torch.Tensor,
-        num_qo_heads: int, num_kv_heads: int, head_dim_qk: int, page_size: int, *, causal: bool = False, sm_scale: float | None = None,
+        self, qo_indptr: torch.Tensor, paged_kv_indptr: torch.Tensor, paged_kv_indices: torch.Tensor,
+        paged_kv_last_page_len: torch.Tensor,
+        num_qo_heads: int, num_kv_heads: int, head_dim_qk: int, page_size: int, *, causal: bool = False,
+        sm_scale: float | None = None,
         window_left: int = -1, logits_soft_cap: float | None = None, q_data_type: Any = None, kv_data_type: Any = None,
     ) -> None:  # fmt: skip
         assert causal and q_data_type == kv_data_type == torch.bfloat16

@@ -19,7 +19,9 @@ def geometry(dtype: str, block_size: int = BLOCK) -> KvGeometry:
 
 
 def step(counts: Sequence[int], contexts: Sequence[int], seed: int = 0) -> StepArrays:
-    """`counts[i]` new tokens of sequences that then have `contexts[i]`; each has blocks of its own in disorder, the rest of its row is nonsense."""
+    """`counts[i]` new tokens of sequences that then have `contexts[i]`; each has blocks of its own in disorder, the
+    rest of its row is nonsense.
+    """
     random = np.random.default_rng(seed)
     free = np.random.default_rng(99).permutation(BLOCKS)
     table = np.full((len(counts), WIDEST), -7, np.int32)

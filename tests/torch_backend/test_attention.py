@@ -1,4 +1,6 @@
-"""Every way to attend against the NumPy backend: chunks, decoding and both at once, windows, caps, and what keys are kept as."""
+"""Every way to attend against the NumPy backend: chunks, decoding and both at once, windows, caps, and what keys are
+kept as.
+"""
 
 from __future__ import annotations
 

@@ -19,7 +19,8 @@ from homenode.errors import UnsupportedError, UserError
 from homenode.installation import extra_command
 
 WORDS = {
-    "cpu": "cpu", "torch:cpu": "torch:cpu", "cuda:0": "torch:cuda:0", "cuda": "torch:cuda:0", "torch:cuda:12": "torch:cuda:12",
+    "cpu": "cpu", "torch:cpu": "torch:cpu", "cuda:0": "torch:cuda:0", "cuda": "torch:cuda:0",
+    "torch:cuda:12": "torch:cuda:12",
     "npu:3": "torch:npu:3", " xpu:1 ": "torch:xpu:1",
 }  # fmt: skip
 
@@ -67,11 +68,15 @@ def test_without_torch_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> No
 def test_judging_devices_imports_no_torch() -> None:
     """Not even to look for accelerators on a machine without any; and importing the backend wakes no card."""
     judged = (
-        "import sys; from homenode.compute.devices import *; parse_device('cuda:3'); device_problems(['cpu', 'torch:cpu']);"
+        "import sys; from homenode.compute.devices import *; parse_device('cuda:3'); device_problems(['cpu', "
+        "'torch:cpu']);"
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", judged], check=True, timeout=60)
-    imported = "import homenode.compute.torch, torch; assert not torch.cuda.is_initialized(); assert torch.get_default_dtype() == torch.float32"
+    imported = (
+        "import homenode.compute.torch, torch; assert not torch.cuda.is_initialized(); assert "
+        "torch.get_default_dtype() == torch.float32"
+    )
     subprocess.run([sys.executable, "-c", imported], check=True, timeout=120)
 
 

@@ -1,4 +1,6 @@
-"""Captured decode steps, with a recorder that computes again where a card would replay: what is fed, filled up and cut off."""
+"""Captured decode steps, with a recorder that computes again where a card would replay: what is fed, filled up and cut
+off.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ BOUND = 2e-6
 
 
 class ComputesAgain:
-    """`Capture` without a card: what was recorded is the function itself, whose result is written where the first one was."""
+    """`Capture` without a card: what was recorded is the function itself, whose result is written where the first one
+    was.
+    """
 
     def __init__(self) -> None:
         self.replays = 0

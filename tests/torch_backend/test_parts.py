@@ -31,10 +31,7 @@ from tests.model.test_split import (
 from tests.paths import STORIES, STORIES_MIXTURE, needs_data
 
 BOUND = 2e-5  # other orders of float32 sums, as a share of the spread
-
-
-# One of each way in which parts of a model differ; the others are divided by the reference in test_split.
-QUICK = {"llama", "gemma4", "qwen3_next", "mixtral", "llama4", "cohere", "falcon", "nemotron_h", "falcon_h1"}
+SPLITS = [PartitionSpec(ranks=3), PartitionSpec(stages=2, ranks=2, layers=(1, 2))]
 
 
 def on_torch() -> Backend:

@@ -1,4 +1,5 @@
-"""Asks the model questions in wordings it never saw in training, answers greedily, and counts what is right for each kind.
+"""Asks the model questions in wordings it never saw in training, answers greedily, and counts what is right for each
+kind.
 
 python -m tools.builtin_model.evaluate src/homenode/builtin --per-kind 10 --show-wrong
 """

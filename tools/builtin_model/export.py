@@ -41,11 +41,15 @@ def export(run: Path, out: Path) -> None:
 
 
 def _config(tokenizer: Tokenizer) -> dict[str, Any]:
-    """The model's config with the keys that every reader knows: rope_theta as a number of its own, the type as torch_dtype."""
+    """The model's config with the keys that every reader knows: rope_theta as a number of its own, the type as
+    torch_dtype.
+    """
     values = config(token_id(tokenizer, END_OF_TEXT), token_id(tokenizer, END)).to_dict()
     names = (
-        "attention_bias", "bos_token_id", "eos_token_id", "hidden_act", "hidden_size", "initializer_range", "intermediate_size", "max_position_embeddings",
-        "mlp_bias", "model_type", "num_attention_heads", "num_hidden_layers", "num_key_value_heads", "pad_token_id", "rms_norm_eps", "tie_word_embeddings", "vocab_size",
+        "attention_bias", "bos_token_id", "eos_token_id", "hidden_act", "hidden_size", "initializer_range",
+        "intermediate_size", "max_position_embeddings",
+        "mlp_bias", "model_type", "num_attention_heads", "num_hidden_layers", "num_key_value_heads", "pad_token_id",
+        "rms_norm_eps", "tie_word_embeddings", "vocab_size",
     )  # fmt: skip
     chosen = {name: values[name] for name in names}
     chosen |= {

@@ -9,8 +9,8 @@ CONTEXT = 512
 
 
 def config(end_of_text: int, end: int) -> LlamaConfig:
-    """A Llama of 2.9 million parameters. Every row is a multiple of 256 long, so every quantised type can hold every matrix.
-    The rotary base is the default of all versions of transformers, 10000.
+    """A Llama of 2.9 million parameters. Every row is a multiple of 256 long, so every quantised type can hold every
+    matrix. The rotary base is the default of all versions of transformers, 10000.
     """
     return LlamaConfig(
         vocab_size=VOCABULARY,

@@ -21,7 +21,8 @@ CHAT_TEMPLATE = (
     "{%- endfor -%}\n"
     "{%- if add_generation_prompt -%}{{- '<|assistant|>\\n' -}}{%- endif -%}\n"
 )
-# Letters keep the space before them; numbers stand alone, up to three digits, so that 12 is the same token wherever it is written.
+# Letters keep the space before them; numbers stand alone, up to three digits, so that 12 is the same token wherever it
+# is written.
 _PIECES = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
 

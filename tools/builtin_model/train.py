@@ -2,8 +2,8 @@
 
     python -m tools.builtin_model.train --minutes 50 --out run/
 
-The learning rate follows the clock, so a slower machine sees fewer tokens and still ends cool. `run/state.pt` is written every few
-minutes; the same command goes on from there.
+The learning rate follows the clock, so a slower machine sees fewer tokens and still ends cool. `run/state.pt` is
+written every few minutes; the same command goes on from there.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 
 
 def batches(encoder: Encoder, seed: int, rows: int, length: int) -> Iterator[Batch]:
-    """Ids and weights [rows, length + 1]. Each row is filled with whole conversations, so a row reads like one long chat."""
+    """Ids and weights [rows, length + 1]. Each row is filled with whole conversations, so a row reads like one long
+    chat.
+    """
     source = Source(seed)
     pool: list[tuple[list[int], list[float]]] = []
     while True:
@@ -39,7 +41,9 @@ def batches(encoder: Encoder, seed: int, rows: int, length: int) -> Iterator[Bat
             pool += [encoder.encode(source.conversation()) for _ in range(64 - len(pool))]
             if (
                 row % 5 == 0
-            ):  # A prompt to be completed stands at the very start, with no chat before it, and so must some of the texts.
+                # A prompt to be completed stands at the very start, with no chat before it, and so must some of the
+                # texts.
+            ):
                 pool.insert(0, encoder.encode(source.plain()))
             at = 0
             while at <= length and (fitting := _longest(pool, at, length + 1)) is not None:
@@ -52,7 +56,9 @@ def batches(encoder: Encoder, seed: int, rows: int, length: int) -> Iterator[Bat
 
 
 def _longest(pool: list[tuple[list[int], list[float]]], used: int, length: int) -> int | None:
-    """The oldest conversation for an empty row (cut if it must be), later the longest one that still fits; None when none does."""
+    """The oldest conversation for an empty row (cut if it must be), later the longest one that still fits; None when
+    none does.
+    """
     if used == 0:
         return 0
     sizes = [(len(ids), -place) for place, (ids, _) in enumerate(pool) if used + len(ids) <= length]
@@ -78,7 +84,9 @@ class Loss:
 
 
 class Optimizers:
-    """Muon for the matrices inside the layers, AdamW for the embedding and the norms. Muon learns more from each token, and tokens are what a CPU lacks."""
+    """Muon for the matrices inside the layers, AdamW for the embedding and the norms. Muon learns more from each token,
+    and tokens are what a CPU lacks.
+    """
 
     def __init__(self, model: LlamaForCausalLM) -> None:
         matrices = [weight for weight in model.model.layers.parameters() if weight.dim() == 2]
@@ -105,7 +113,9 @@ class Optimizers:
 
 
 def rate_at(done: float, step: int, peak: float) -> float:
-    """Warm-up over 100 steps, constant for the first half of the time (`done`, 0 to 1), then straight down to 2 % of `peak`."""
+    """Warm-up over 100 steps, constant for the first half of the time (`done`, 0 to 1), then straight down to 2 % of
+    `peak`.
+    """
     return peak * min(1.0, (step + 1) / 100) * (0.02 + 0.98 * min(1.0, 2 * max(0.0, 1 - done)))
 
 
@@ -169,7 +179,10 @@ class Run:
             if rank == 0 and self.step % 50 == 0:
                 speed = self.tokens / self.seconds
                 print(
-                    f"step {self.step} loss {mean:.3f} {self.tokens / 1e6:.2f}M tokens {speed:.0f}/s {self.seconds / 60:.1f} min",
+                    (
+                        f"step {self.step} loss {mean:.3f} {self.tokens / 1e6:.2f}M tokens {speed:.0f}/s "
+                        f"{self.seconds / 60:.1f} min"
+                    ),
                     flush=True,
                 )
             if rank == 0 and self.seconds - saved > save_every * 60:
@@ -179,7 +192,9 @@ class Run:
             self.save()
 
     def _average(self, loss: float, seconds: float) -> tuple[float, float]:
-        """Averages the gradients over the workers, and with them the loss and the clock, so that all take the same step and stop together."""
+        """Averages the gradients over the workers, and with them the loss and the clock, so that all take the same step
+        and stop together.
+        """
         gradients = [weight.grad for weight in self.model.parameters() if weight.grad is not None]
         flat = torch.cat([*(gradient.flatten() for gradient in gradients), torch.tensor([loss, seconds])])
         torch.distributed.all_reduce(flat)

@@ -1,5 +1,6 @@
-"""The initial RAM disk of the guests: a cpio archive (the kernel's Documentation/driver-api/early-userspace/buffer-format.rst) written here,
-so that neither cpio nor root is needed."""
+"""The initial RAM disk of the guests: a cpio archive (the kernel's
+Documentation/driver-api/early-userspace/buffer-format.rst) written here, so that neither cpio nor root is needed.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +13,11 @@ from pathlib import Path
 
 from tools.lab.folder import LabError
 
-# What a guest needs beyond the kernel image; names built into it are simply not in the package. nvme stands in for devices whose
-# interrupts the kernel keeps for itself.
+# What a guest needs beyond the kernel image; names built into it are simply not in the package. nvme stands in for
+# devices whose interrupts the kernel keeps for itself.
 MODULES = (
-    "virtio virtio_ring virtio_pci_legacy_dev virtio_pci_modern_dev virtio_pci netfs fscache 9pnet 9pnet_virtio 9p overlay "
+    "virtio virtio_ring virtio_pci_legacy_dev virtio_pci_modern_dev virtio_pci netfs fscache 9pnet "
+    "9pnet_virtio 9p overlay "
     "failover net_failover virtio_net nvme-keyring nvme-auth nvme-core nvme"
 ).split()
 
@@ -49,7 +51,9 @@ class Cpio:
 
 
 def initramfs(busybox: bytes, init: str, modules: Iterable[tuple[str, bytes]]) -> bytes:
-    """The compressed archive: `busybox` (a static program), the `init` script, and kernel modules as (name, content) in the order of loading."""
+    """The compressed archive: `busybox` (a static program), the `init` script, and kernel modules as (name, content) in
+    the order of loading.
+    """
     archive = Cpio()
     for folder in ("bin", "dev", "modules"):
         archive.folder(folder)
@@ -65,7 +69,9 @@ def initramfs(busybox: bytes, init: str, modules: Iterable[tuple[str, bytes]]) -
 
 
 def modules_in_order(folder: Path, wanted: Iterable[str] = MODULES) -> Iterator[tuple[str, bytes]]:
-    """Modules below `folder` and those they depend on, each after its own; unpacked, as busybox loads no compressed ones."""
+    """Modules below `folder` and those they depend on, each after its own; unpacked, as busybox loads no compressed
+    ones.
+    """
     files = {_plain(file.name.split(".ko")[0]): file for file in folder.rglob("*.ko*")}
     done: set[str] = set()
 

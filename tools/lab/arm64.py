@@ -1,6 +1,8 @@
-"""What an arm64 guest runs: Debian's Python, the Python packages that homenode and its tests need, and the core compiled for Arm here.
+"""What an arm64 guest runs: Debian's Python, the Python packages that homenode and its tests need, and the core
+compiled for Arm here.
 
-The core is compiled with a cross compiler from csrc/ of the tree, so the kernels under test are the tree's. Nothing of arm64 is run to make it.
+The core is compiled with a cross compiler from csrc/ of the tree, so the kernels under test are the tree's. Nothing of
+arm64 is run to make it.
 """
 
 from __future__ import annotations

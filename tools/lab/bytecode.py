@@ -1,4 +1,6 @@
-"""Bytecode of what guests import, made on the host: an emulated processor takes twenty times as long to compile it, and each guest would anew."""
+"""Bytecode of what guests import, made on the host: an emulated processor takes twenty times as long to compile it, and
+each guest would anew.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ _FOLDERS = ("src", "tests", "tools")
 
 
 def make_bytecode(options: Sequence[str]) -> None:
-    """Of the package, and of the tests as pytest rewrites them when it is given these options. Without it guests are slower, and no less right."""
+    """Of the package, and of the tests as pytest rewrites them when it is given these options. Without it guests are
+    slower, and no less right.
+    """
     env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH"))))
     env["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"

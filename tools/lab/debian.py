@@ -1,6 +1,8 @@
-"""Debian's packages, downloaded and unpacked without installing them: guest kernels, and the root folder of arm64 guests.
+"""Debian's packages, downloaded and unpacked without installing them: guest kernels, and the root folder of arm64
+guests.
 
-arm64 packages come through an apt of its own folder: the host's list of architectures and its state are left as they are. No root is needed.
+arm64 packages come through an apt of its own folder: the host's list of architectures and its state are left as they
+are. No root is needed.
 """
 
 from __future__ import annotations
@@ -51,7 +53,8 @@ class Packages:
     def __init__(self, arch: str, folder: Path) -> None:
         if shutil.which("apt-get") is None:
             raise LabError(
-                "the lab takes its kernels from Debian's packages, and there is no apt-get here: prepare it on Debian, and copy the folder"
+                "the lab takes its kernels from Debian's packages, and there is no apt-get here: prepare it "
+                "on Debian, and copy the folder"
             )
         self._arch = arch
         self._folder = folder
@@ -68,7 +71,9 @@ class Packages:
         raise LabError(f"apt knows no kernel for {self._arch}; run `apt-get update` as root and try again")
 
     def root(self, folder: Path) -> None:
-        """The packages of an arm64 guest with all they need, unpacked into `folder`; what their own scripts would link is linked here."""
+        """The packages of an arm64 guest with all they need, unpacked into `folder`; what their own scripts would link
+        is linked here.
+        """
         archives = self._folder / "apt" / "cache" / "archives"
         run(
             [
@@ -93,7 +98,9 @@ class Packages:
         shutil.rmtree(archives)
 
     def headers(self, python: str, folder: Path) -> Path:
-        """The C headers of the guest's Python (`3.11`), below `folder`; the folder that is to be given to a compiler."""
+        """The C headers of the guest's Python (`3.11`), below `folder`; the folder that is to be given to a
+        compiler.
+        """
         for package in self._download([f"libpython{python}-dev"]):
             run(["dpkg-deb", "-x", package, folder])
         return folder / "usr" / "include"
@@ -118,7 +125,9 @@ class Packages:
         return done.stdout
 
     def _apart(self) -> list[str]:
-        """Options of an apt for another architecture, from the addresses that the host's own apt uses; its lists are fetched."""
+        """Options of an apt for another architecture, from the addresses that the host's own apt uses; its lists are
+        fetched.
+        """
         state = self._folder / "apt"
         for folder in ("lists/partial", "cache/archives/partial"):
             (state / folder).mkdir(parents=True, exist_ok=True)
@@ -173,7 +182,8 @@ def unpack_kernel(package: Path, folder: Path) -> None:
             "*/net/net_failover.ko*",
         ]
         wanted += ["*/nvme/host/nvme*.ko*", "*/nvme/common/*"]
-        # tar ends with an error when a pattern matches nothing: a module may be built in. The image is looked for below.
+        # tar ends with an error when a pattern matches nothing: a module may be built in. The image is looked for
+        # below.
         subprocess.run(
             ["tar", "-x", "-C", folder, "--wildcards", *wanted],
             stdin=archive.stdout,

@@ -1,4 +1,6 @@
-"""Where the lab keeps what it downloads, builds and saves. Everything in it can be deleted; `python -m tools.lab.prepare` makes it again."""
+"""Where the lab keeps what it downloads, builds and saves. Everything in it can be deleted; `python -m
+tools.lab.prepare` makes it again.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Run one command in a guest: start it, or go on from a saved machine, and bring back what the command wrote. Guests end with this process."""
+"""Run one command in a guest: start it, or go on from a saved machine, and bring back what the command wrote. Guests
+end with this process.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ _ARM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """`code`: of the command, None when the guest ended or was ended without one. Files that the command left in /run/lab are in `files`.
+    """`code`: of the command, None when the guest ended or was ended without one. Files that the command left in
+    /run/lab are in `files`.
 
     `cpu_seconds`: that the emulator used, about what all of it takes on a host with a core to spare.
     """
@@ -177,7 +180,9 @@ def _write_command(out: Path, words: Sequence[str], environment: Mapping[str, st
 def _wait(
     process: subprocess.Popen[bytes], out: Path, seconds: float, watch: Callable[[str], None] | None
 ) -> tuple[bool, float]:
-    """Until the guest powers off: whether it had to be ended instead, and the CPU seconds it had used when last looked at."""
+    """Until the guest powers off: whether it had to be ended instead, and the CPU seconds it had used when last looked
+    at.
+    """
     deadline, used, done_at = time.monotonic() + seconds, 0.0, None
     while time.monotonic() < deadline:
         used = _cpu_seconds(process.pid) or used

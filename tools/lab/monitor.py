@@ -1,4 +1,6 @@
-"""qemu's monitor (QMP, docs/interop/qmp-spec.txt of qemu) and the guest's console, both over socket pairs and with deadlines."""
+"""qemu's monitor (QMP, docs/interop/qmp-spec.txt of qemu) and the guest's console, both over socket pairs and with
+deadlines.
+"""
 
 from __future__ import annotations
 

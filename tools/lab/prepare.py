@@ -1,8 +1,10 @@
-"""Make everything that guests need: kernels, initial RAM disks, and for arm64 a root folder with Python and the compiled core.
+"""Make everything that guests need: kernels, initial RAM disks, and for arm64 a root folder with Python and the
+compiled core.
 
     python -m tools.lab.prepare [--arm64] [--folder .lab]
 
-Needs Python and Debian's tools only; what is there already is kept. Nothing is installed: where a program is missing, it is said which.
+Needs Python and Debian's tools only; what is there already is kept. Nothing is installed: where a program is missing,
+it is said which.
 """
 
 from __future__ import annotations
@@ -37,7 +39,10 @@ def lacking(*archs: str) -> str:
     if not (packages := missing(*archs)):
         return ""
     other = "; without the Arm machines: --arch x86_64" if "aarch64" in archs else ""
-    return f"not installed: {', '.join(packages)}. As root: apt-get install --no-install-recommends {' '.join(packages)}{other}"
+    return (
+        f"not installed: {', '.join(packages)}. As root: apt-get install --no-install-recommends "
+        f"{' '.join(packages)}{other}"
+    )
 
 
 def prepare(folder: LabFolder, arm64: bool) -> None:

@@ -1,8 +1,9 @@
 """The command that starts a guest. Pure.
 
-Why these options: software emulation (TCG) runs wherever qemu does, and one thread of it, as with several qemu 7.2 crashed some kernels while
-they patched their own code. Time comes from the HPET: a time-stamp counter measured on a busy host made clocks run forty times too fast, in every
-guest that went on from that machine. The kernel is told to leave out what costs seconds under emulation and concerns no test.
+Why these options: software emulation (TCG) runs wherever qemu does, and one thread of it, as with several qemu 7.2
+crashed some kernels while they patched their own code. Time comes from the HPET: a time-stamp counter measured on a
+busy host made clocks run forty times too fast, in every guest that went on from that machine. The kernel is told to
+leave out what costs seconds under emulation and concerns no test.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from pathlib import Path
 from tools.lab.topologies import Topology, machine_words
 
 _KERNEL_WORDS = (
-    "quiet panic=-1 mitigations=off nokaslr audit=0 random.trust_cpu=1 tsc=unstable clocksource=hpet no_timer_check numa_balancing=disable cryptomgr.notests "
+    "quiet panic=-1 mitigations=off nokaslr audit=0 random.trust_cpu=1 tsc=unstable clocksource=hpet "
+    "no_timer_check numa_balancing=disable cryptomgr.notests "
     "initcall_blacklist=jent_mod_init,init_encrypted,load_system_certificate_list,crypto_kdf108_init"
 )
 _MACHINES = {
@@ -44,7 +46,9 @@ def command(
     monitor: int,
     saved: Path | None,
 ) -> list[str]:
-    """Words of the command. `console` and `monitor` are open sockets that qemu inherits; with `saved` the guest goes on from that file."""
+    """Words of the command. `console` and `monitor` are open sockets that qemu inherits; with `saved` the guest goes on
+    from that file.
+    """
     words = [
         "setpriv",
         "--pdeathsig",
@@ -68,7 +72,9 @@ def command(
 
 
 def identity(topology: Topology, arch: str, tags: tuple[str, ...], versions: Mapping[str, object]) -> str:
-    """A name for what a saved machine depends on: the same machine, kernel, RAM disk and qemu. Paths of the host are none of it."""
+    """A name for what a saved machine depends on: the same machine, kernel, RAM disk and qemu. Paths of the host are
+    none of it.
+    """
     shares = tuple(Share(tag, Path("/"), tag != "out") for tag in tags)
     words = command(topology, arch, Path("kernel"), Path("archive"), shares, 0, 0, None)
     return hashlib.sha256(repr((words, sorted(versions.items()))).encode()).hexdigest()[:16]

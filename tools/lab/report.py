@@ -15,7 +15,9 @@ from tools.lab.topologies import TOPOLOGIES
 
 
 class Lanes:
-    """A line for each machine, on standard error. In a terminal it moves; elsewhere a line is printed when a machine has ended."""
+    """A line for each machine, on standard error. In a terminal it moves; elsewhere a line is printed when a machine
+    has ended.
+    """
 
     def __init__(self) -> None:
         self._console = Console(stderr=True)
@@ -49,7 +51,10 @@ class Lanes:
         colour = "red" if result.count("failed") else "green"
         line = f"[{colour}]{result.job.name:16}[/] {result.count('passed'):3} passed {result.count('failed'):2} failed"
         self._console.print(
-            f"{line} {result.count('skipped'):2} skipped {result.seconds:4.0f} s ({result.cpu_seconds:.0f} of CPU){told}",
+            (
+                f"{line} {result.count('skipped'):2} skipped {result.seconds:4.0f} s ({result.cpu_seconds:.0f} of "
+                f"CPU){told}"
+            ),
             highlight=False,
         )
 

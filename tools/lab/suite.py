@@ -11,7 +11,8 @@ from tools.lab.folder import LabError, LabFolder
 from tools.lab.guest import Guest, Outcome
 from tools.lab.topologies import TOPOLOGIES
 
-GUEST_S = 3600.0  # of one machine, on a host that is busy with other things; alone on two cores the longest takes three minutes
+# of one machine, on a host that is busy with other things; alone on two cores the longest takes three minutes
+GUEST_S = 3600.0
 _RESULTS = "results.xml"
 _WORDS = (" PASSED", " FAILED", " ERROR", " SKIPPED")  # after the name of each test that has ended
 _ENVIRONMENT = {
@@ -53,8 +54,9 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class JobResult:
-    """`seconds`: of the whole machine, from its start until it was off; `cpu_seconds`: of them those that the host gave it. `retried`: the first
-    guest had died without a word."""
+    """`seconds`: of the whole machine, from its start until it was off; `cpu_seconds`: of them those that the host gave
+    it. `retried`: the first guest had died without a word.
+    """
 
     job: Job
     checks: tuple[Check, ...]
@@ -83,7 +85,9 @@ QUICK = (Job("2x2", "x86_64", ("host", "residency", "policies")),)
 
 
 def run_job(job: Job, folder: LabFolder, watch: Callable[[int], None] | None = None) -> JobResult:
-    """Boot, test, power off. `watch` is told how many tests have ended. A guest that dies without an exit status is started once more."""
+    """Boot, test, power off. `watch` is told how many tests have ended. A guest that dies without an exit status is
+    started once more.
+    """
     guest = Guest(TOPOLOGIES[job.topology], job.arch, folder)
     python = sys.executable if job.arch == "x86_64" else "python3"
     words = [
@@ -113,7 +117,9 @@ def ended(output: str) -> int:
 
 
 def checks_of(outcome: Outcome) -> tuple[Check, ...]:
-    """The tests in a guest's results; one failed check stands for results that are missing or that do not explain the exit code."""
+    """The tests in a guest's results; one failed check stands for results that are missing or that do not explain the
+    exit code.
+    """
     if _RESULTS not in outcome.files:
         return (Check("the tests run to their end", "failed", outcome.seconds, outcome.trouble),)
     checks = parse_results(outcome.files[_RESULTS])

@@ -17,7 +17,9 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """A machine. `distances` between two nodes hold both ways, 20 where none is given; `devices`: a node and what is attached to it."""
+    """A machine. `distances` between two nodes hold both ways, 20 where none is given; `devices`: a node and what is
+    attached to it.
+    """
 
     name: str
     about: str
@@ -48,7 +50,8 @@ TOPOLOGIES = {
     one.name: one
     for one in (
         Topology("2x2", "two nodes, two CPUs each", (Node(2, 768),) * 2, 2, devices=_CARD),
-        Topology("4nodes", "four nodes, distances 16 to 28", (Node(2, 640),) * 4, 4, distances=_RING, devices=((2, "network"),)),
+        Topology("4nodes", "four nodes, distances 16 to 28", (Node(2, 640),) * 4, 4, distances=_RING,
+            devices=((2, "network"),)),
         Topology("8x2", "eight nodes", (Node(2, 512),) * 8, 8, devices=_CARD),
         Topology("smt", "two nodes, two threads a core", (Node(4, 768),) * 2, 2, threads_per_core=2, devices=_CARD),
         Topology("2s4n", "two sockets of two nodes each", (Node(2, 640),) * 4, 2, distances=_FAR, devices=_CARD),
@@ -57,14 +60,20 @@ TOPOLOGIES = {
             "cpuless", "the third node has memory only", (Node(2, 768), Node(2, 768), Node(0, 512)), 2,
             distances={(0, 1): 21, (0, 2): 17, (1, 2): 28}, devices=_CARD,
         ),
-        Topology("managed", "a disk whose interrupts the kernel keeps", (Node(2, 768),) * 2, 2, devices=((1, "network"), (1, "nvme"))),
+        Topology("managed", "a disk whose interrupts the kernel keeps", (Node(2, 768),) * 2, 2,
+            devices=((1, "network"), (1, "nvme"))),
     )
 }  # fmt: skip
 
 
 def machine_words(topology: Topology, arch: str) -> list[str]:
-    """Options of qemu for the nodes and what is attached to them; devices on nodes need ACPI, which the Arm machine starts without."""
-    shape = f"{topology.cpus},sockets={topology.sockets},cores={topology.cpus // topology.sockets // topology.threads_per_core}"
+    """Options of qemu for the nodes and what is attached to them; devices on nodes need ACPI, which the Arm machine
+    starts without.
+    """
+    shape = (
+        f"{topology.cpus},sockets={topology.sockets},"
+        f"cores={topology.cpus // topology.sockets // topology.threads_per_core}"
+    )
     words = ["-m", f"{topology.mib}M", "-smp", f"{shape},threads={topology.threads_per_core}"]
     first = 0
     for number, node in enumerate(topology.nodes):

@@ -4,7 +4,8 @@
     python -m tools.wheels --machine x86_64      wheels for one kind of processor
     python -m tools.wheels --python /opt/py/bin/python3.12    with these interpreters
 
-Exit codes: 0 all were made, 1 one could not be made or is not what it is to be, 130 interrupted. docs/releasing.md says what to do with them.
+Exit codes: 0 all were made, 1 one could not be made or is not what it is to be, 130 interrupted. docs/releasing.md says
+what to do with them.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
 
 
 class Teller:
-    """Says on standard output which of the steps is at work, and how far it is; each line with the minutes since the beginning."""
+    """Says on standard output which of the steps is at work, and how far it is; each line with the minutes since the
+    beginning.
+    """
 
     def __init__(self, steps: int) -> None:
         self._begin, self._step, self._steps = time.monotonic(), 0, steps

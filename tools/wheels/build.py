@@ -1,6 +1,8 @@
-"""Builds one wheel: the native core by g++ or Zig, the rest by the project's own build backend, the tag by auditwheel, which looks what the core needs.
+"""Builds one wheel: the native core by g++ or Zig, the rest by the project's own build backend, the tag by auditwheel,
+which looks what the core needs.
 
-All wheels of a machine share one build folder, so that its kernels are compiled once: only what touches Python is compiled for each.
+All wheels of a machine share one build folder, so that its kernels are compiled once: only what touches Python is
+compiled for each.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ sys.exit(main())
 
 @dataclass(frozen=True)
 class Workshop:
-    """Where things are: the sources, the folder for what is built on the way, the folder for what is delivered, and the Zig compiler."""
+    """Where things are: the sources, the folder for what is built on the way, the folder for what is delivered, and the
+    Zig compiler.
+    """
 
     root: Path
     build: Path
@@ -41,7 +45,9 @@ class Workshop:
 
     @property
     def environment(self) -> dict[str, str]:
-        """That of this process, with the tools beside this Python first; packages made of the same commit are the same to the byte."""
+        """That of this process, with the tools beside this Python first; packages made of the same commit are the same
+        to the byte.
+        """
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
         return {
             **{name: value for name, value in os.environ.items() if name not in ("CC", "CXX", "CXXFLAGS", "CFLAGS")},
@@ -80,7 +86,9 @@ class Workshop:
 
 
 def build_wheel(shop: Workshop, machine: MachineTarget, target: PythonTarget, python: Python) -> Path:
-    """Build the wheel for these Pythons on this machine, and check it. WheelError where it cannot be built or is not what it is to be."""
+    """Build the wheel for these Pythons on this machine, and check it. WheelError where it cannot be built or is not
+    what it is to be.
+    """
     backend, build = shop.backend(python), shop.folder(machine)
     toolchain = shop.build / f"{machine.name}.cmake"
     gcc = compilers.find_gcc(machine)
@@ -117,7 +125,8 @@ def build_wheel(shop: Workshop, machine: MachineTarget, target: PythonTarget, py
     }
     for old in bare.glob("*.whl"):
         old.unlink()
-    # The backend empties a build folder that it used from another environment, kernels and all; each Python has its own.
+    # The backend empties a build folder that it used from another environment, kernels and all; each Python has its
+    # own.
     (build / ".skbuild-info.json").unlink(missing_ok=True)
     run(command, shop.build / f"{machine.name}-{target.tag}.log", shop.tell, environment, shop.root)
     (wheel,) = bare.glob("*.whl")
@@ -133,7 +142,9 @@ def build_source(shop: Workshop, python: Python) -> Path:
 
 
 def _tagged(shop: Workshop, machine: MachineTarget, target: PythonTarget, wheel: Path) -> Path:
-    """The wheel under the name that says which systems it is for, once it was looked through: by us, and by auditwheel."""
+    """The wheel under the name that says which systems it is for, once it was looked through: by us, and by
+    auditwheel.
+    """
     module = f"homenode/{target.module(machine)}"
     with zipfile.ZipFile(wheel) as archive:
         if module not in archive.namelist():
@@ -171,6 +182,8 @@ def _tagged(shop: Workshop, machine: MachineTarget, target: PythonTarget, wheel:
 
 
 def _commit_time(root: Path) -> str:
-    """When the last commit was made, in seconds since 1970; of sources without a repository, the beginning of what archives can hold."""
+    """When the last commit was made, in seconds since 1970; of sources without a repository, the beginning of what
+    archives can hold.
+    """
     asked = subprocess.run(["git", "log", "-1", "--format=%ct"], cwd=root, capture_output=True, text=True)
     return asked.stdout.strip() if asked.returncode == 0 and asked.stdout.strip() else "315532800"

@@ -1,4 +1,6 @@
-"""The checks of the kernels, linked with the very objects that are in a wheel, on this machine or through an emulator of its processor."""
+"""The checks of the kernels, linked with the very objects that are in a wheel, on this machine or through an emulator
+of its processor.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,10 @@ def how_to_run(machine: MachineTarget) -> Sequence[str] | str:
         return ()
     emulator, libraries = shutil.which(f"qemu-{machine.name}"), Path(_LIBRARIES.format(machine=machine.name))
     if emulator is None or not libraries.is_dir():
-        return f"no emulator of {machine.name} here, or no C library for it (Debian: qemu-user, libc6-arm64-cross): its kernels are not checked"
+        return (
+            f"no emulator of {machine.name} here, or no C library for it (Debian: qemu-user, libc6-arm64-cross): "
+            f"its kernels are not checked"
+        )
     return (emulator, "-cpu", "max", "-L", str(libraries))
 
 

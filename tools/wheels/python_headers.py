@@ -1,8 +1,9 @@
 """The headers of a Python for another machine than the one it runs on.
 
-They are the same files but one: pyconfig.h says how the interpreter was configured. Between Debian's Python for x86-64 and the one for aarch64 that
-differs in the names of DIFFERENCES and in nothing else, none of which changes what an extension is compiled to. Sizes and alignments are the same
-on both, which the target's own compiler is asked before anything is built with these headers.
+They are the same files but one: pyconfig.h says how the interpreter was configured. Between Debian's Python for x86-64
+and the one for aarch64 that differs in the names of DIFFERENCES and in nothing else, none of which changes what an
+extension is compiled to. Sizes and alignments are the same on both, which the target's own compiler is asked before
+anything is built with these headers.
 """
 
 from __future__ import annotations
@@ -25,9 +26,12 @@ DIFFERENCES: Mapping[str, Mapping[str, str | None]] = {
 }
 # What the sizes and alignments in pyconfig.h are of.
 TYPES = {
-    "INT": "int", "SHORT": "short", "LONG": "long", "LONG_LONG": "long long", "FLOAT": "float", "DOUBLE": "double", "LONG_DOUBLE": "long double",
-    "VOID_P": "void*", "SIZE_T": "size_t", "WCHAR_T": "wchar_t", "TIME_T": "time_t", "OFF_T": "off_t", "FPOS_T": "fpos_t", "PID_T": "pid_t",
-    "UINTPTR_T": "uintptr_t", "PTHREAD_T": "pthread_t", "PTHREAD_KEY_T": "pthread_key_t", "_BOOL": "bool", "MAX_ALIGN_T": "max_align_t",
+    "INT": "int", "SHORT": "short", "LONG": "long", "LONG_LONG": "long long", "FLOAT": "float", "DOUBLE": "double",
+    "LONG_DOUBLE": "long double",
+    "VOID_P": "void*", "SIZE_T": "size_t", "WCHAR_T": "wchar_t", "TIME_T": "time_t", "OFF_T": "off_t",
+    "FPOS_T": "fpos_t", "PID_T": "pid_t",
+    "UINTPTR_T": "uintptr_t", "PTHREAD_T": "pthread_t", "PTHREAD_KEY_T": "pthread_key_t", "_BOOL": "bool",
+    "MAX_ALIGN_T": "max_align_t",
 }  # fmt: skip
 _INCLUDES = "cstddef cstdint cstdio ctime pthread.h sys/types.h"
 _DEFINED = re.compile(
@@ -59,8 +63,9 @@ def assertions(config: str) -> str:
 
 
 def write_headers(python: Python, machine: MachineTarget, folder: Path, compiler: Sequence[str]) -> Path:
-    """Copy the headers of `python` into `folder`, with the pyconfig.h of `machine`, and have `compiler`, which compiles for it, confirm them.
-    WheelError where it does not. Returns the folder with Python.h."""
+    """Copy the headers of `python` into `folder`, with the pyconfig.h of `machine`, and have `compiler`, which compiles
+    for it, confirm them. WheelError where it does not. Returns the folder with Python.h.
+    """
     include = folder / "include"
     shutil.rmtree(include, ignore_errors=True)
     shutil.copytree(python.headers, include)
@@ -73,6 +78,7 @@ def write_headers(python: Python, machine: MachineTarget, folder: Path, compiler
     )
     if asked.returncode:
         raise WheelError(
-            f"{python.config} is not true of {machine.name}: {asked.stderr.strip()[-600:]}; take a Python whose headers are"
+            f"{python.config} is not true of {machine.name}: {asked.stderr.strip()[-600:]}; take a Python "
+            f"whose headers are"
         )
     return include

@@ -33,7 +33,9 @@ class Python:
 
 
 def read_python(path: str | Path) -> Python | None:
-    """What this interpreter says of itself; None where it does not run, is not CPython, or has no headers or no venv."""
+    """What this interpreter says of itself; None where it does not run, is not CPython, or has no headers
+    or no venv.
+    """
     try:
         asked = subprocess.run([path, "-I", "-c", _ASK], capture_output=True, text=True, timeout=20)
         version, headers, config, complete = json.loads(asked.stdout)
@@ -44,8 +46,9 @@ def read_python(path: str | Path) -> Python | None:
 
 
 def find_pythons(named: Iterable[str | Path]) -> Sequence[Python]:
-    """The interpreters that somebody named (WheelError for one that cannot build), or else all that are found: this one, those on the path and
-    those of pyenv."""
+    """The interpreters that somebody named (WheelError for one that cannot build), or else all that are found: this
+    one, those on the path and those of pyenv.
+    """
     found = []
     for path in named:
         python = read_python(path)
@@ -64,7 +67,8 @@ def choose(target: PythonTarget, pythons: Sequence[Python]) -> Python:
     if not able:
         seen = ", ".join(".".join(map(str, python.version)) for python in pythons) or "none"
         raise WheelError(
-            f"no Python here can build the wheel for {target.words}: install one, with its headers (python3-dev) and venv, or name it with "
+            f"no Python here can build the wheel for {target.words}: install one, with its headers "
+            f"(python3-dev) and venv, or name it with "
             f"--python; seen: {seen}"
         )
     return min(able, key=lambda python: python.version)

@@ -30,8 +30,9 @@ def run(
     folder: Path,
     deadline_s: float = 3600.0,
 ) -> None:
-    """Run the command in `folder`, its output into `log`; `tell` gets a line every 15 seconds while files are being compiled. WheelError, with the
-    end of the output, where it fails or is not done in `deadline_s` seconds."""
+    """Run the command in `folder`, its output into `log`; `tell` gets a line every 15 seconds while files are being
+    compiled. WheelError, with the end of the output, where it fails or is not done in `deadline_s` seconds.
+    """
     begin = told = time.monotonic()
     first: tuple[int, float] | None = None
     last: deque[str] = deque(maxlen=_LINES)

@@ -1,4 +1,6 @@
-"""What a release consists of: the machines and the Pythons that wheels are made for, and what a wheel of each must be. Pure."""
+"""What a release consists of: the machines and the Pythons that wheels are made for, and what a wheel of each must be.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ class WheelError(Exception):
 
 @dataclass(frozen=True)
 class MachineTarget:
-    """A processor architecture. `elf`: its number in the head of a library. `levels`: the instruction set levels of its kernels."""
+    """A processor architecture. `elf`: its number in the head of a library. `levels`: the instruction set levels of its
+    kernels.
+    """
 
     name: str
     elf: int
@@ -64,7 +68,9 @@ def platform_tag(machine: MachineTarget, glibc: tuple[int, int]) -> str:
 
 
 def faults(machine: MachineTarget, module: bytes, size: int) -> Sequence[str]:
-    """What is wrong with a wheel of `size` bytes whose native core is `module`: each a sentence; none, if nothing is."""
+    """What is wrong with a wheel of `size` bytes whose native core is `module`: each a sentence; none, if
+    nothing is.
+    """
     found = []
     if module[:4] != b"\x7fELF" or int.from_bytes(module[18:20], "little") != machine.elf:
         found.append(f"its native core is not for {machine.name}")

@@ -1,4 +1,6 @@
-"""A sending and a receiving engine without models: real machines, agents, sockets and memory; toy schedulers that take blocks in order."""
+"""A sending and a receiving engine without models: real machines, agents, sockets and memory; toy schedulers that take
+blocks in order.
+"""
 
 from __future__ import annotations
 

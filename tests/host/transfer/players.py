@@ -66,7 +66,9 @@ class Outcome:
 
 @dataclass
 class Player(Engine):
-    """Computes what is wanted, takes what is offered, claims what arrived. Blocks that are free are overwritten at once, as if used again."""
+    """Computes what is wanted, takes what is offered, claims what arrived. Blocks that are free are overwritten at
+    once, as if used again.
+    """
 
     outcomes: dict[str, Outcome] = field(default_factory=dict)
     expected: dict[str, list[bytes]] = field(default_factory=dict)  # at the sender
@@ -217,7 +219,9 @@ class Interrupted:
 
 
 class _InSteps(list[Send | Tell]):
-    """Performed one after another the first time, with a step after each; compared with what the machine says the second time."""
+    """Performed one after another the first time, with a step after each; compared with what the machine says the
+    second time.
+    """
 
     def __init__(self, actions: Iterable[Send | Tell], step: Callable[[], None]) -> None:
         super().__init__(actions)

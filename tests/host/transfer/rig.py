@@ -1,4 +1,6 @@
-"""An agent with a machine that does what a test says, over real sockets and real shared memory (in Python: no native core needed)."""
+"""An agent with a machine that does what a test says, over real sockets and real shared memory (in Python: no native
+core needed).
+"""
 
 from __future__ import annotations
 

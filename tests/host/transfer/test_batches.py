@@ -1,4 +1,6 @@
-"""Hand-overs to several receivers, processes of their own, asked for together: each goes to its own, whatever becomes of another."""
+"""Hand-overs to several receivers, processes of their own, asked for together: each goes to its own, whatever becomes
+of another.
+"""
 
 from __future__ import annotations
 

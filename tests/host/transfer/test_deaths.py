@@ -1,4 +1,6 @@
-"""Peers that are killed, stopped or restarted at any moment: noticed in milliseconds on one host, and what they left is dealt with."""
+"""Peers that are killed, stopped or restarted at any moment: noticed in milliseconds on one host, and what they left is
+dealt with.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A process that has no descriptors left: who connects then is turned away or waits, and KV transfer goes on as soon as there are some again."""
+"""A process that has no descriptors left: who connects then is turned away or waits, and KV transfer goes on as soon as
+there are some again.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A receiver in a process of its own that says Done before it answers the offer, and of hand-overs that were never offered."""
+"""A receiver in a process of its own that says Done before it answers the offer, and of hand-overs that were never
+offered.
+"""
 
 from __future__ import annotations
 
@@ -92,7 +94,9 @@ def document(address: str, channel: str) -> bytes:
 @pytest.mark.parametrize("has", ["all", "none", "killed"])
 @pytest.mark.parametrize("channel", ["shm", "tcp"])
 def test_a_done_before_the_answer_to_the_offer_is_remembered_in_bounded_memory(channel: str, has: str) -> None:
-    """It counts when the answer comes: who has all pages is done with, whoever wants some has called it off, and whoever dies leaves nothing."""
+    """It counts when the answer comes: who has all pages is done with, whoever wants some has called it off, and
+    whoever dies leaves nothing.
+    """
     limits = Limits(remembered=REMEMBERED)
     with (
         running_engine("sender", channel=channel, blocks=256, limits=limits) as sender,

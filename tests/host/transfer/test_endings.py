@@ -1,4 +1,6 @@
-"""How an agent ends: closed in the middle of things, or broken by a failure of its own; the scheduler is never left waiting."""
+"""How an agent ends: closed in the middle of things, or broken by a failure of its own; the scheduler is never left
+waiting.
+"""
 
 from __future__ import annotations
 

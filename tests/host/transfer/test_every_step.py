@@ -1,4 +1,6 @@
-"""One side of a hand-over dies, freezes or fails after each of its steps, in a process of its own; the other ends it in time, and nothing is wrong."""
+"""One side of a hand-over dies, freezes or fails after each of its steps, in a process of its own; the other ends it in
+time, and nothing is wrong.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,9 @@ def stands_still(child: Child) -> bool:
 
 
 def come_to_rest(child: Child, here: Player) -> None:
-    """It comes to its step or its end. A receiver whose sender has given up, as it may on a busy machine, need never have heard of its ticket."""
+    """It comes to its step or its end. A receiver whose sender has given up, as it may on a busy machine, need never
+    have heard of its ticket.
+    """
     ended = here.outcomes[child.part.ticket] if here.role == "sender" else None
 
     def rests() -> bool:

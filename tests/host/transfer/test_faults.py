@@ -1,4 +1,6 @@
-"""Bytes that change, frames that are lost or come twice, clocks that differ, one peer that stands still: between real agents."""
+"""Bytes that change, frames that are lost or come twice, clocks that differ, one peer that stands still: between real
+agents.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Engines that keep different heads, as ranks of different degrees of parallelism do: refused by name before any KV is handed over."""
+"""Engines that keep different heads, as ranks of different degrees of parallelism do: refused by name before any KV is
+handed over.
+"""
 
 from __future__ import annotations
 

@@ -302,7 +302,9 @@ def test_a_frame_for_a_former_process_is_answered_gone() -> None:
 
 @pytest.mark.parametrize("channel", ["shm", "tcp"])
 def test_signals_come_with_the_connection_they_came_over(channel: str) -> None:
-    """A forged Done can be told from a true one: it has another number, and on one host another process cannot take on an incarnation."""
+    """A forged Done can be told from a true one: it has another number, and on one host another process cannot take on
+    an incarnation.
+    """
     with (
         running("sender", channel) as side,
         RawPeer(side.address("done"), "receiver", channel=channel) as one,

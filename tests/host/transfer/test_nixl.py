@@ -81,7 +81,9 @@ def test_a_killed_receiver_frees_the_senders_pages(mode: str) -> None:
 
 
 def test_a_frozen_receiver_that_was_never_reached_ends_in_time_and_is_not_written_twice() -> None:
-    """Push: the first write needs the receiver's process to set up the connection, so it hangs while that is stopped."""
+    """Push: the first write needs the receiver's process to set up the connection, so it hangs while that
+    is stopped.
+    """
     limits = Limits(heartbeat=0.1, silence=0.5, reply=3.0, drained=0.5)
     with (
         running_engine("sender", channel="nixl", mode="push", limits=limits) as sender,

@@ -1,4 +1,6 @@
-"""Pages that several receivers read, each in a process of its own: whatever becomes of one of them, the others' pages stay as they are."""
+"""Pages that several receivers read, each in a process of its own: whatever becomes of one of them, the others' pages
+stay as they are.
+"""
 
 from __future__ import annotations
 

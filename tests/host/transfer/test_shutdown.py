@@ -1,4 +1,6 @@
-"""An engine is told to end while hand-overs run, to one peer that answers and to one that stands still: it ends in time, and leases do the rest."""
+"""An engine is told to end while hand-overs run, to one peer that answers and to one that stands still: it ends in
+time, and leases do the rest.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""An agent that was stopped for a while, or whose lock was: what is said meanwhile, or a moment later, is heard before anything else is done."""
+"""An agent that was stopped for a while, or whose lock was: what is said meanwhile, or a moment later, is heard before
+anything else is done.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Grammars of messages: what they accept is read as calls whose arguments fit, and what they do not accept is no call."""
+"""Grammars of messages: what they accept is read as calls whose arguments fit, and what they do not accept
+is no call.
+"""
 
 from __future__ import annotations
 

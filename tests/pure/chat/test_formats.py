@@ -115,7 +115,12 @@ CASES = [
     Case(
         "values of all types",
         "qwen3_coder",
-        'Ok.\n<tool_call>\n<function=book_seat>\n<parameter=train>\n12\n\n</parameter>\n<parameter=seats>\n2\n</parameter>\n<parameter=window>\nTrue\n</parameter>\n<parameter=price>\nnull\n</parameter>\n<parameter=stops>\n["é"]\n</parameter>\n<parameter=other>\nx y\n</parameter>\n</function>\n</tool_call>',
+        (
+            "Ok.\n<tool_call>\n<function=book_seat>\n<parameter=train>\n12\n\n</parameter>\n<parameter=seats>\n2\n"
+            "</parameter>\n<parameter=window>\nTrue\n</parameter>\n<parameter=price>\nnull\n</parameter>\n"
+            '<parameter=stops>\n["é"]\n</parameter>\n<parameter=other>\nx y\n</parameter>\n</function>\n'
+            "</tool_call>"
+        ),
         "Ok.",
         [("book_seat", {"train": "12\n", "seats": 2, "window": True, "price": None, "stops": ["é"], "other": "x y"})],
     ),
@@ -129,7 +134,10 @@ CASES = [
     Case(
         "its own tags in a value",
         "qwen3_coder",
-        "<tool_call><function=book_seat><parameter=train>\nWrite </parameter> and </function>.\n</parameter></function></tool_call>",
+        (
+            "<tool_call><function=book_seat><parameter=train>\nWrite </parameter> and </function>.\n</parameter>"
+            "</function></tool_call>"
+        ),
         "",
         [("book_seat", {"train": "Write </parameter> and </function>."})],
     ),
@@ -182,14 +190,21 @@ CASES = [
     Case(
         "V3",
         "deepseek_v3",
-        f"So.\n<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>book_seat\n```json\n{SEAT_JSON}\n```<｜tool▁call▁end｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>list_trains\n```json\n{{}}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        (
+            f"So.\n<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>book_seat\n```json\n{SEAT_JSON}\n"
+            f"```<｜tool▁call▁end｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>list_trains\n```json\n{{}}\n"
+            f"```<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+        ),
         "So.",
         [("book_seat", SEAT), ("list_trains", {})],
     ),
     Case(
         "V3.1",
         "deepseek_v31",
-        f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>book_seat<｜tool▁sep｜>{HARD_JSON}<｜tool▁call▁end｜><｜tool▁call▁begin｜>list_trains<｜tool▁sep｜>{{}}<｜tool▁call▁end｜><｜tool▁calls▁end｜>\nDone.",
+        (
+            f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>book_seat<｜tool▁sep｜>{HARD_JSON}<｜tool▁call▁end｜>"
+            f"<｜tool▁call▁begin｜>list_trains<｜tool▁sep｜>{{}}<｜tool▁call▁end｜><｜tool▁calls▁end｜>\nDone."
+        ),
         "Done.",
         [("book_seat", HARD), ("list_trains", {})],
     ),
@@ -202,14 +217,21 @@ CASES = [
     Case(
         "V3.2",
         "deepseek_v32",
-        '<｜DSML｜function_calls>\n<｜DSML｜invoke name="book_seat">\n<｜DSML｜parameter name="train" string="true">12</｜DSML｜parameter>\n<｜DSML｜parameter name="seats" string="false">2</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜function_calls>',
+        (
+            '<｜DSML｜function_calls>\n<｜DSML｜invoke name="book_seat">\n<｜DSML｜parameter name="train" string="true">'
+            '12</｜DSML｜parameter>\n<｜DSML｜parameter name="seats" string="false">2</｜DSML｜parameter>\n'
+            "</｜DSML｜invoke>\n</｜DSML｜function_calls>"
+        ),
         "",
         [("book_seat", {"train": "12", "seats": 2})],
     ),
     Case(
         "one line",
         "glm45",
-        "Go<tool_call>book_seat<arg_key>train</arg_key><arg_value> 7 </arg_value><arg_key>seats</arg_key><arg_value>7</arg_value></tool_call><tool_call>list_trains</tool_call>",
+        (
+            "Go<tool_call>book_seat<arg_key>train</arg_key><arg_value> 7 </arg_value><arg_key>seats</arg_key>"
+            "<arg_value>7</arg_value></tool_call><tool_call>list_trains</tool_call>"
+        ),
         "Go",
         [("book_seat", {"train": " 7 ", "seats": 7}), ("list_trains", {})],
     ),
@@ -229,7 +251,11 @@ CASES = [
     Case(
         "ids",
         "kimi_k2",
-        f"Hm.<|tool_calls_section_begin|><|tool_call_begin|>functions.book_seat:3<|tool_call_argument_begin|>{SEAT_JSON}<|tool_call_end|><|tool_call_begin|>functions.list_trains:4 <|tool_call_argument_begin|> {{}} <|tool_call_end|><|tool_calls_section_end|>",
+        (
+            f"Hm.<|tool_calls_section_begin|><|tool_call_begin|>functions.book_seat:3<|tool_call_argument_begin|>"
+            f"{SEAT_JSON}<|tool_call_end|><|tool_call_begin|>functions.list_trains:4 <|tool_call_argument_begin|> "
+            f"{{}} <|tool_call_end|><|tool_calls_section_end|>"
+        ),
         "Hm.",
         [("book_seat", SEAT), ("list_trains", {})],
         ["functions.book_seat:3", "functions.list_trains:4"],
@@ -237,7 +263,11 @@ CASES = [
     Case(
         "two in a block",
         "minimax_m2",
-        'Ok\n<minimax:tool_call>\n<invoke name="book_seat">\n<parameter name="train"><b>\n</parameter>\n<parameter name="seats">2</parameter>\n</invoke>\n<invoke name="list_trains">\n</invoke>\n</minimax:tool_call>',
+        (
+            'Ok\n<minimax:tool_call>\n<invoke name="book_seat">\n<parameter name="train"><b>\n</parameter>\n'
+            '<parameter name="seats">2</parameter>\n</invoke>\n<invoke name="list_trains">\n</invoke>\n'
+            "</minimax:tool_call>"
+        ),
         "Ok",
         [("book_seat", {"train": "<b>\n", "seats": 2}), ("list_trains", {})],
     ),
@@ -251,7 +281,10 @@ CASES = [
     Case(
         "strings of its own",
         "gemma4",
-        '<|tool_call>call:book_seat{train:<|"|>a "b", {c}\n<|"|>,options:{x:[1,{y:null}],z:-1.5},window:true}<tool_call|>',
+        (
+            '<|tool_call>call:book_seat{train:<|"|>a "b", {c}\n<|"|>,options:{x:[1,{y:null}],z:-1.5},'
+            "window:true}<tool_call|>"
+        ),
         "",
         [("book_seat", {"train": 'a "b", {c}\n', "options": {"x": [1, {"y": None}], "z": -1.5}, "window": True})],
     ),
@@ -327,7 +360,10 @@ CASES = [
     Case(
         "a call and a preamble",
         "openai",
-        f"<|channel|>commentary<|message|>Let me.<|end|><|start|>assistant to=functions.book_seat<|channel|>commentary json<|message|>{SEAT_JSON}<|call|>",
+        (
+            f"<|channel|>commentary<|message|>Let me.<|end|><|start|>assistant to=functions.book_seat<|channel|>"
+            f"commentary json<|message|>{SEAT_JSON}<|call|>"
+        ),
         "Let me.",
         [("book_seat", SEAT)],
     ),

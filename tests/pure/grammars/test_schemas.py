@@ -80,7 +80,8 @@ def test_a_part_that_cannot_be_kept_is_refused_with_its_place(part: Any, words: 
 def test_remarks_and_words_without_effect_are_kept_out() -> None:
     schema = {
         "$schema": "https://json-schema.org/draft/2020-12/schema", "title": "t", "x-order": 3, "nullable": True,
-        **obj(a={"type": "array", "uniqueItems": False, "items": {"type": "integer", "format": "int32"}, "default": []}),
+        **obj(a={"type": "array", "uniqueItems": False, "items": {"type": "integer", "format": "int32"},
+            "default": []}),
     }  # fmt: skip
     assert fits(JsonSchema(schema, strict=True), '{"a": [1, 1]}')
     assert fits(JsonSchema(obj(a={"type": "string", "format": "idn-email"})), '{"a": "x"}')
@@ -131,12 +132,18 @@ HOSTILE = {
     "nested repeats": {"type": "string", "pattern": "^((a{1,900}){1,900}){1,900}$"},
     "backtracking": {"type": "string", "pattern": "^(([a-z]|[a-y]|[b-z])+)+(.*.*.*)*$"},
     "nested groups": {"type": "string", "pattern": "(" * 5000 + "a" + ")" * 5000},
-    "2,000 branches": {"anyOf": [obj(**{f"w{i}": {"enum": [i]}, "x": {"type": "string", "pattern": f"^(a|b){{0,{i % 50}}}$"}}) for i in range(2000)]},
+    "2,000 branches": {"anyOf": [obj(**{f"w{i}": {"enum": [i]},
+        "x": {"type": "string", "pattern": f"^(a|b){{0,{i % 50}}}$"}}) for i in range(2000)]},
     "huge counts": {"type": "array", "items": {"type": "string", "minLength": 10**9}, "maxItems": 10**12},
-    "large counts": {"type": "array", "items": {"type": "string", "minLength": 1000, "maxLength": 10**6}, "minItems": 1000, "maxItems": 10**6},
-    "doubling": {"$ref": "#/$defs/0", "$defs": {str(i): {"allOf": [{"$ref": f"#/$defs/{i + 1}"}, {"$ref": f"#/$defs/{i + 1}"}]} for i in range(30)} | {"30": {}}},
-    "doubling options": {"$ref": "#/$defs/0", "$defs": {str(i): {"anyOf": [{"$ref": f"#/$defs/{i + 1}"}, {"$ref": f"#/$defs/{i + 1}"}]} for i in range(30)} | {"30": {}}},
-    "products": {"allOf": [{"anyOf": [{"properties": {f"a{i}{j}": {"const": j}}} for j in range(10)]} for i in range(10)]},
+    "large counts": {"type": "array", "items": {"type": "string", "minLength": 1000, "maxLength": 10**6},
+        "minItems": 1000, "maxItems": 10**6},
+    "doubling": {"$ref": "#/$defs/0", "$defs": {str(i): {"allOf": [{"$ref": f"#/$defs/{i + 1}"},
+        {"$ref": f"#/$defs/{i + 1}"}]} for i in range(30)} | {"30": {}}},
+    "doubling options": {"$ref": "#/$defs/0",
+        "$defs": {str(i): {"anyOf": [{"$ref": f"#/$defs/{i + 1}"}, {"$ref": f"#/$defs/{i + 1}"}]} for i in range(30)}
+        | {"30": {}}},
+    "products": {"allOf": [{"anyOf": [{"properties": {f"a{i}{j}": {"const": j}}} for j in range(10)]}
+        for i in range(10)]},
     "many properties": {"type": "object", "properties": {f"k{i}": {"type": "integer"} for i in range(5000)}},
     "many exclusive options": {"oneOf": [{"const": i} for i in range(1000)]},
 }  # fmt: skip

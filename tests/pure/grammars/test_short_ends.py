@@ -41,7 +41,8 @@ FORM = {
         "name": {"type": "string"},
         "tags": {"type": "array", "items": {"type": "string", "minLength": 3}, "minItems": 1},
         "code": {"type": "string", "pattern": "^[A-Z]{2}-[0-9]{1,3}$"},
-        "inner": {"type": "object", "properties": {"n": {"type": "integer"}, "ok": {"type": "boolean"}}, "required": ["n"]},
+        "inner": {"type": "object", "properties": {"n": {"type": "integer"}, "ok": {"type": "boolean"}},
+            "required": ["n"]},
     },
     "required": ["name", "tags", "code"],
 }  # fmt: skip
@@ -50,7 +51,8 @@ ADDRESS = {  # digits that are the only way on for a while, behind texts that ma
     "properties": {
         "name": {"type": "string"},
         "lines": {"type": "array", "items": {"type": "string"}},
-        "city": {"type": "object", "properties": {"zip": {"type": "string", "pattern": "^[0-9]{5}$"}}, "required": ["zip"]},
+        "city": {"type": "object", "properties": {"zip": {"type": "string", "pattern": "^[0-9]{5}$"}},
+            "required": ["zip"]},
     },
     "required": ["name", "lines", "city"],
 }  # fmt: skip

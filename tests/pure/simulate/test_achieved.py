@@ -1,4 +1,6 @@
-"""What the engine reaches, out of a bench's JSON: the shares that made its figures come back, and what is no such file is refused."""
+"""What the engine reaches, out of a bench's JSON: the shares that made its figures come back, and what is no such file
+is refused.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ WEIGHTS, OPERATIONS, ATTENTION = 350e6, 1e9, 5e7
 
 
 def bench(reads: float, multiplies: float, unpacking: float, kind: str = "int6") -> dict[str, Any]:
-    """Of a machine and an engine with these shares: `multiplies` of what the kind's ceiling allows, `unpacking` seconds a step."""
+    """Of a machine and an engine with these shares: `multiplies` of what the kind's ceiling allows, `unpacking` seconds
+    a step.
+    """
     gops = {"int8": INT8, "int6": INT6, "bf16": BF16, "f32": BF16}
 
     def result(test: str, batch: int, tokens: int, rows: int) -> dict[str, Any]:
@@ -29,7 +33,8 @@ def bench(reads: float, multiplies: float, unpacking: float, kind: str = "int6")
         operations[f"{kind}_operations"] += rows * OPERATIONS
         operations["bf16_operations"] += rows * ATTENTION
         return {
-            "test": test, "batch": batch, "tokens": tokens, "tok_s": rows / seconds, "step": {"bytes": WEIGHTS, **operations},
+            "test": test, "batch": batch, "tokens": tokens, "tok_s": rows / seconds,
+            "step": {"bytes": WEIGHTS, **operations},
             "ceilings": {"read_gb_s": READ, **{f"{name}_gops": value for name, value in gops.items()}},
         }  # fmt: skip
 

@@ -46,11 +46,14 @@ def test_policies_are_compared() -> None:
 
 @pytest.mark.parametrize(
     ("words", "engines", "stages"),
-    [(("--data-parallel-size", "2"), 2, 1), (("--pipeline-parallel-size", "4"), 1, 4), (("--tensor-parallel-size", "2", "--pipeline-parallel-size", "2"), 1, 2),
+    [(("--data-parallel-size", "2"), 2, 1), (("--pipeline-parallel-size", "4"), 1, 4),
+        (("--tensor-parallel-size", "2", "--pipeline-parallel-size", "2"), 1, 2),
      (("--hosts", "3"), 3, 1), (("--hosts", "2", "--data-parallel-size", "2", "--pipeline-parallel-size", "2"), 4, 2)],
 )  # fmt: skip
 def test_several_engines_stages_and_ranks(words: tuple[str, ...], engines: int, stages: int) -> None:
-    answer = found("--from", "2s/4n/64c", "--workload", FEW, "--numa" if words[0] == "--hosts" and len(words) == 2 else "--max-num-seqs", "shard" if words[0] == "--hosts" and len(words) == 2 else "64", *words)  # fmt: skip
+    answer = found("--from", "2s/4n/64c", "--workload", FEW,
+        "--numa" if words[0] == "--hosts" and len(words) == 2 else "--max-num-seqs",
+        "shard" if words[0] == "--hosts" and len(words) == 2 else "64", *words)  # fmt: skip
     result = answer["results"][0]
     assert result["finished"] == 16
     assert [engine["stages"] for engine in result["engines"]] == [stages] * engines
@@ -97,7 +100,8 @@ def test_mistakes_end_with_2(words: tuple[str, ...], fault: str) -> None:
 
 @pytest.mark.parametrize(
     "shape",
-    ["shape:", "shape:layers=0", f"{SHAPE},layers=2", f"{SHAPE},what=1", SHAPE.replace("Q4_0", "Q9"), SHAPE.replace("heads=14", "heads=13"), SHAPE.replace("layers=24", "layers=99999999")],
+    ["shape:", "shape:layers=0", f"{SHAPE},layers=2", f"{SHAPE},what=1", SHAPE.replace("Q4_0", "Q9"),
+        SHAPE.replace("heads=14", "heads=13"), SHAPE.replace("layers=24", "layers=99999999")],
 )  # fmt: skip
 def test_shapes_that_cannot_be(shape: str) -> None:
     result = CliRunner().invoke(cli, ["simulate", "--model", shape, "--from", "2s/2n/16c", "--workload", FEW])

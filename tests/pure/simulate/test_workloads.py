@@ -15,7 +15,10 @@ from homenode.simulate.workload import BLOCK, Job, Workload, synthetic
 AZURE = (
     "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,4808,10\n2023-11-16 18:17:04.0319600,3180,8\n"
 )
-MOONCAKE = '{"timestamp": 0, "input_length": 1030, "output_length": 6, "hash_ids": [7, 8, 9]}\n{"timestamp": 2500, "input_length": 3, "output_length": 4, "hash_ids": [7]}\n'
+MOONCAKE = (
+    '{"timestamp": 0, "input_length": 1030, "output_length": 6, "hash_ids": [7, 8, 9]}\n{"timestamp": 2500, '
+    '"input_length": 3, "output_length": 4, "hash_ids": [7]}\n'
+)
 
 
 def written(folder: Path, text: str) -> str:
@@ -40,7 +43,8 @@ def test_clients_ask_again_until_all_was_asked() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["poisson:rate=0", "poisson:rate=nan", "poisson:n=0", "poisson:n=1e9", "poisson:what=1", "poisson:rate", "closed:clients=0", "closed:in=1.5", "closed:in=inf", "closed:n=1,n=2"],
+    ["poisson:rate=0", "poisson:rate=nan", "poisson:n=0", "poisson:n=1e9", "poisson:what=1", "poisson:rate",
+        "closed:clients=0", "closed:in=1.5", "closed:in=inf", "closed:n=1,n=2"],
 )  # fmt: skip
 def test_figures_that_cannot_be_are_refused(text: str) -> None:
     with pytest.raises(UserError, match="--workload"):

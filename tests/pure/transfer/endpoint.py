@@ -1,4 +1,5 @@
-"""An engine's end of the network: connections that are slow, break and are closed, and a process that crashes or freezes.
+"""An engine's end of the network: connections that are slow, break and are closed, and a process that crashes or
+freezes.
 
 The frames of a connection arrive in order. Whatever is to happen while a process is frozen happens when it goes on.
 """

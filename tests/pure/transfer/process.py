@@ -29,7 +29,9 @@ class Process(Copier):
         self.arm()
 
     def answered_ahead(self, what: Any) -> bool:
-        """Mostly, where the machine foresees its answer, what others wait for is done first; what the machine says then must be just that, and more."""
+        """Mostly, where the machine foresees its answer, what others wait for is done first; what the machine says then
+        must be just that, and more.
+        """
         foreseen = self.machine.foresee(what, self.world.now)
         if foreseen is None or self.world.rng.random() < 0.3:
             return False

@@ -1,4 +1,6 @@
-"""A receiver of the world: it gives blocks to what comes, checks every value that arrives, and has requests that come, wait or are given up."""
+"""A receiver of the world: it gives blocks to what comes, checks every value that arrives, and has requests that come,
+wait or are given up.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A sender of the world: it computes prompts in chunks, and uses blocks for something else as soon as nobody has them."""
+"""A sender of the world: it computes prompts in chunks, and uses blocks for something else as soon as
+nobody has them.
+"""
 
 from __future__ import annotations
 

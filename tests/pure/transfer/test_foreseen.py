@@ -1,4 +1,6 @@
-"""What the machines foresee is what they answer, changes nothing, and is told to nobody before the digests are those that were announced."""
+"""What the machines foresee is what they answer, changes nothing, and is told to nobody before the digests are those
+that were announced.
+"""
 
 from __future__ import annotations
 

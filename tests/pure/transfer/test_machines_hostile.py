@@ -1,4 +1,6 @@
-"""Frames that no honest peer sends, one by one and by the thousand: the one who sends them is let go, nobody else notices."""
+"""Frames that no honest peer sends, one by one and by the thousand: the one who sends them is let go, nobody else
+notices.
+"""
 
 from __future__ import annotations
 

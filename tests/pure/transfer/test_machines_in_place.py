@@ -1,4 +1,6 @@
-"""Pages read in place: who may let go of what, and when. Each side alone; both together are played in test_kv_transfer_played.py."""
+"""Pages read in place: who may let go of what, and when. Each side alone; both together are played in
+test_kv_transfer_played.py.
+"""
 
 from __future__ import annotations
 

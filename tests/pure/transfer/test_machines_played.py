@@ -1,5 +1,5 @@
-"""Sender and receiver machines played against each other: whatever is lost, late, doubled, broken, frozen or killed, nothing wrong arrives, and
-everything ends. Rows are those of the table of faults in docs/kv-transfer.md.
+"""Sender and receiver machines played against each other: whatever is lost, late, doubled, broken, frozen or killed,
+nothing wrong arrives, and everything ends. Rows are those of the table of faults in docs/kv-transfer.md.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ _STEMS = [tuple(random.Random(n).choices(range(1000), k=400)) for n in range(3)]
 
 @dataclass(frozen=True)
 class Plan:
-    """One request: when it comes, over whom, how long its prompt is; when it is asked for at the receiver, aborted there, abandoned at the sender."""
+    """One request: when it comes, over whom, how long its prompt is; when it is asked for at the receiver, aborted
+    there, abandoned at the sender.
+    """
 
     at: float
     sender: int

@@ -1,6 +1,8 @@
-"""A million hostile frames: well-formed ones with values nobody means well with, damaged ones, and noise, against the framing and both machines.
+"""A million hostile frames: well-formed ones with values nobody means well with, damaged ones, and noise, against the
+framing and both machines.
 
-Nothing raises but what a stream is ended for, memory does not grow with what was said, and honest hand-overs beside it go on.
+Nothing raises but what a stream is ended for, memory does not grow with what was said, and honest hand-overs beside it
+go on.
 """
 
 from __future__ import annotations
@@ -64,7 +66,9 @@ def test_bodies() -> None:
 
 @pytest.mark.slow
 def test_streams() -> None:
-    """Cut anywhere, with lengths that lie; a stream ends at its first impossible length, and holds no more than it was given."""
+    """Cut anywhere, with lengths that lie; a stream ends at its first impossible length, and holds no more than it was
+    given.
+    """
     rng = random.Random(2)
     source, parser, whole, ends, given = bodies(rng), FrameParser(1 << 16), 0, 0, 0
     for _ in range(FRAMES):
@@ -103,7 +107,9 @@ def test_a_receiver(mode: str) -> None:
 
 
 def play(bench: Any, rng: random.Random, frames: int, honest: Any) -> None:
-    """One hostile process after another, for each breaks the protocol sooner or later; now and then somebody means well."""
+    """One hostile process after another, for each breaks the protocol sooner or later; now and then somebody means
+    well.
+    """
     source, peer, live = messages(rng), 1000, 0
     for number in range(frames):
         if not live:

@@ -131,7 +131,9 @@ LAYERS, HEADS = 6, 6
 
 @st.composite
 def engines(draw: st.DrawFn) -> KvLayout:
-    """KV memory of an engine with stages of layers and ranks of heads, cut anywhere; a head may be with several ranks."""
+    """KV memory of an engine with stages of layers and ranks of heads, cut anywhere; a head may be with
+    several ranks.
+    """
     regions = []
     cuts = sorted({0, LAYERS, *draw(st.lists(st.integers(1, LAYERS - 1), max_size=3))})
     for first, past in pairwise(cuts):

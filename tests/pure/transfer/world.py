@@ -1,7 +1,8 @@
-"""Engines, memory and a network for the transfer machines to be played in: every delay, loss, crash and corruption is drawn, time is simulated.
+"""Engines, memory and a network for the transfer machines to be played in: every delay, loss, crash and corruption is
+drawn, time is simulated.
 
-What is promised is asserted where it would break: whoever writes into a block that is not his, reads one that was given back, or lets a token
-arrive whose value is not the right one, fails the test at once.
+What is promised is asserted where it would break: whoever writes into a block that is not his, reads one that was given
+back, or lets a token arrive whose value is not the right one, fails the test at once.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Memory of the played engines: for every position a value that stands for its keys and values, and who may see that it is used again."""
+"""Memory of the played engines: for every position a value that stands for its keys and values, and who may see that it
+is used again.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Prefill and decode servers that do what a test tells them, down to the bytes on the connection; all in the test's own event loop."""
+"""Prefill and decode servers that do what a test tells them, down to the bytes on the connection; all in the test's own
+event loop.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,10 @@ class Connection:
 
     def answer(self, status: int, body: Any, headers: str = "") -> None:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        head = f"HTTP/1.1 {status} Whatever\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n{headers}\r\n"
+        head = (
+            f"HTTP/1.1 {status} Whatever\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n"
+            f"{headers}\r\n"
+        )
         self.writer.write(head.encode() + data)
 
     def begin_stream(self) -> None:
@@ -196,7 +201,8 @@ async def _end(reader: asyncio.StreamReader) -> None:
 def document(role: str, **changes: Any) -> dict[str, Any]:
     address = {"alloc": ["unix:@a"]} if role == "receiver" else {"done": ["unix:@d"]}
     return {
-        "role": role, "mode": "pull-eager", "channel": "shm", "incarnation": secrets.token_hex(16), "fingerprint": FINGERPRINT,
+        "role": role, "mode": "pull-eager", "channel": "shm", "incarnation": secrets.token_hex(16),
+        "fingerprint": FINGERPRINT,
         "block_size": 64, "protocol": [1, 1], "host": "here", **address, **changes,
     }  # fmt: skip
 
@@ -346,7 +352,9 @@ async def stage(
     ready: bool = True,
     **settings: Any,
 ) -> AsyncIterator[Stage]:
-    """A proxy with fast looks; by default over one server of each kind, and waited for until it is ready. `FREEZES`: it soon takes one for frozen."""
+    """A proxy with fast looks; by default over one server of each kind, and waited for until it is ready. `FREEZES`: it
+    soon takes one for frozen.
+    """
     prefillers = [prefiller()] if prefillers is None else prefillers
     decoders = [decoder()] if decoders is None else decoders
     for server in (*prefillers, *decoders):

@@ -1,4 +1,5 @@
-"""A scripted server as a process of its own, to be frozen and killed: ROLE PORT. Its URL is the one line on standard output.
+"""A scripted server as a process of its own, to be frozen and killed: ROLE PORT. Its URL is the one line on standard
+output.
 
 A prefill server takes a tenth of a second for a prompt; a decode server answers with whether a ticket came.
 """

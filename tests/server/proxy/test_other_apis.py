@@ -1,5 +1,5 @@
-"""Messages of Anthropic and chats of Ollama through the proxy: handed over, streamed in their forms, and refused in their
-words.
+"""Messages of Anthropic and chats of Ollama through the proxy: handed over, streamed in their forms, and refused in
+their words.
 """
 
 from __future__ import annotations

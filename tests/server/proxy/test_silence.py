@@ -1,4 +1,6 @@
-"""Streams through the proxy while nothing of their answer is there: whatever is waited for, the client hears of it, and the wait ends."""
+"""Streams through the proxy while nothing of their answer is there: whatever is waited for, the client hears of it, and
+the wait ends.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Many requests while servers refuse, fail, freeze, die and come back at random: each is answered, no ticket is forgotten."""
+"""Many requests while servers refuse, fail, freeze, die and come back at random: each is answered, no ticket is
+forgotten.
+"""
 
 from __future__ import annotations
 
@@ -92,7 +94,8 @@ def test_a_storm(seed: int) -> None:
             told = [asked.params.get("ticket") for server in decoders for asked in server.asked]
             given_on = [ticket for ticket in told if ticket is not None]
             assert len(given_on) == len(set(given_on)) and set(given_on) <= drawn
-            # every ticket was used or given up: those released are told of to each side once, or the side was not to be reached
+            # every ticket was used or given up: those released are told of to each side once, or the side was not to be
+            # reached
             releases = [release["ticket"] for server in (*prefillers, *decoders) for release in server.released]
             assert max((releases.count(ticket) for ticket in set(releases)), default=0) <= 2
 
