@@ -15,10 +15,9 @@ from homenode.compute.native import NativeBackend
 from homenode.compute.ops import FloatArray, KvGeometry, LayerKv, Ops, StepLimits, Tensor
 from homenode.compute.reference import ReferenceBackend
 from homenode.compute.thread_memory import ThreadMemory
+from tests.native.cached_steps import BLOCKS, SIZE, run, table
 from tests.native.steps import Part, same_bits, step_of
 from tests.native.test_homes import NODE
-
-BLOCKS, SIZE = 40, 32
 
 
 @dataclass(frozen=True)
@@ -54,24 +53,6 @@ class Chosen:
         chosen = ops.choose_blocks(index_q, index_k, cache, 2, self.block, self.count, self.local)
         return ops.attention(q, k, v, cache, 1, self.width**-0.5, chosen=chosen, chosen_block=self.block)
 
-    def table(self, first: int = 0) -> list[int]:
-        return [(7 * i + first) % BLOCKS for i in range(-(-self.length // SIZE))]
-
-
-def run(backend: NativeBackend | ReferenceBackend, case: Chosen, steps: Sequence[Sequence[Part]]) -> FloatArray:
-    """What all steps compute, one after the other."""
-    cache, found = backend.kv_cache(case.geometry, BLOCKS), []
-    for parts in steps:
-        rows = np.concatenate([np.arange(part.start, part.start + part.count) for part in parts])
-        given = [x[rows] for x in case.inputs()]
-        if isinstance(backend, NativeBackend):
-            given = [backend.constant(x) for x in given]  # type: ignore[misc]
-        program = backend.compile(
-            lambda ops, given=given: case.forward(ops, given, cache), StepLimits(len(rows), len(parts), 1, BLOCKS)
-        )
-        found.append(np.array(np.asarray(program.run(step_of(parts)))))
-    return np.concatenate(found)
-
 
 CASES = [
     Chosen(2, 3, 150, 16, 3),
@@ -84,7 +65,7 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_each_kv_head_attends_to_the_blocks_of_the_reference(backend: NativeBackend, level: str, case: Chosen) -> None:
-    steps = [[Part(0, case.length - 20, case.table())], [Part(case.length - 20, 20, case.table())]]
+    steps = [[Part(0, case.length - 20, table(case))], [Part(case.length - 20, 20, table(case))]]
     found, wanted = run(backend, case, steps), run(ReferenceBackend(), case, steps)
     np.testing.assert_allclose(found, wanted, atol=2e-5)
     dense = Chosen(case.kv_heads, case.group, case.length, case.block, 64)
@@ -94,20 +75,20 @@ def test_each_kv_head_attends_to_the_blocks_of_the_reference(backend: NativeBack
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "int8"])
 def test_chunks_batches_threads_and_homes_change_no_bit(level: str, dtype: str) -> None:
     case = Chosen(3, 5, 330, 32, 4, dtype=dtype)
-    whole = run(NativeBackend([-1], 10, level), case, [[Part(0, case.length, case.table())]])
+    whole = run(NativeBackend([-1], 10, level), case, [[Part(0, case.length, table(case))]])
     cuts = [0, 1, 30, 31, 47, 200, case.length - 1, case.length]
     memory = ThreadMemory((0, 0, 1), (NODE,) * 2, bound=True)
     apart = NativeBackend([-1] * 3, 10, level, groups=[(0,), (0,), (1,)], memory=memory)
     for backend in (*(NativeBackend([-1] * threads, 10, level) for threads in (1, 2, 3)), apart):
-        steps = [[Part(first, end - first, case.table())] for first, end in pairwise(cuts)]
-        steps[2].append(Part(0, 1, case.table(3)[:2]))  # another sequence beside it
+        steps = [[Part(first, end - first, table(case))] for first, end in pairwise(cuts)]
+        steps[2].append(Part(0, 1, table(case, 3)[:2]))  # another sequence beside it
         assert same_bits(np.delete(run(backend, case, steps), cuts[3], axis=0), whole)
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "int8"])
 def test_a_context_no_longer_than_the_choice_is_attended_to_as_a_whole(backend: NativeBackend, dtype: str) -> None:
     some, all_ = (Chosen(2, 4, 300, 32, count, dtype=dtype) for count in (8, 64))
-    whole = [[Part(0, 300, some.table())]]
+    whole = [[Part(0, 300, table(some))]]
     sparse, dense = run(backend, some, whole), run(backend, all_, whole)
     assert same_bits(sparse[:256], dense[:256])
     assert not same_bits(sparse[256:], dense[256:])

@@ -16,10 +16,9 @@ from homenode.compute.ops import FloatArray, KvGeometry, LayerKv, Ops, StepLimit
 from homenode.compute.reference import ReferenceBackend
 from homenode.compute.thread_memory import ThreadMemory
 from homenode.errors import UnsupportedError
+from tests.native.cached_steps import BLOCKS, SIZE, run, table
 from tests.native.steps import Part, same_bits, step_of
 from tests.native.test_homes import NODE
-
-BLOCKS, SIZE = 40, 32
 
 
 @dataclass(frozen=True)
@@ -53,25 +52,6 @@ class Latents:
         q, k, *index = given
         chosen = ops.choose_tokens(*index, cache, 2, self.chosen) if index else None
         return ops.attention(q, k, None, cache, 1, self.width**-0.5, value_columns=self.columns, chosen=chosen)
-
-
-def run(backend: NativeBackend | ReferenceBackend, case: Latents, steps: Sequence[Sequence[Part]]) -> FloatArray:
-    """What all steps compute, one after the other."""
-    cache, found = backend.kv_cache(case.geometry, BLOCKS), []
-    for parts in steps:
-        rows = np.concatenate([np.arange(part.start, part.start + part.count) for part in parts])
-        given = [x[rows] for x in case.inputs()]
-        if isinstance(backend, NativeBackend):
-            given = [backend.constant(x) for x in given]  # type: ignore[misc]
-        room = StepLimits(len(rows), len(parts), 1, BLOCKS)
-        program = backend.compile(lambda ops, given=given: case.forward(ops, given, cache), room)
-        found.append(np.array(np.asarray(program.run(step_of(parts)))))
-    return np.concatenate(found)
-
-
-def table(case: Latents, first: int = 0) -> list[int]:
-    blocks = -(-case.length // SIZE)
-    return [(7 * i + first) % BLOCKS for i in range(blocks)]
 
 
 CASES = [
