@@ -35,15 +35,18 @@ _FAILURES = {
 
 
 def with_document(state: ServerState, apis: Sequence[Api]) -> tuple[Api, ...]:
-    """The APIs, and one more, which serves the document of all of them at /openapi.json."""
-    body = b""
+    """The APIs, and one more, which serves the document of all of them at /openapi.json. The first who asks for it has it
+    made: that takes some ten milliseconds, which no start and no other request waits for.
+    """
+    made: list[bytes] = []
 
     async def openapi_json(state: ServerState, request: Request) -> Response:
-        return Response(body, media_type="application/json")
+        if not made:
+            made.append(await state.text_work.run(lambda: msgspec.json.encode(document(state, served))))
+        return Response(made[0], media_type="application/json")
 
     own = Operation(path="/openapi.json", method="get", summary="This document.", handler=openapi_json, answer=dict)
     served = (*apis, Api(operations=(own,)))
-    body = msgspec.json.encode(document(state, served))
     return served
 
 
