@@ -30,15 +30,15 @@ class SplitProgram:
 
     def __init__(self, stages: Sequence[Sequence[Program]]) -> None:
         self._stages = stages
+        self._threads = ThreadPoolExecutor(max(map(len, stages)))
 
     def run(self, arrays: StepArrays) -> Logits:
         results: list[Logits] = []
         for ranks in self._stages:
             if results:
                 arrays = replace(arrays, hidden=np.array(results[0]))
-            with ThreadPoolExecutor(len(ranks)) as threads:
-                running = [threads.submit(program.run, arrays) for program in ranks]
-                results = [run.result(RANK_TIMEOUT_S) for run in running]
+            running = [self._threads.submit(program.run, arrays) for program in ranks]
+            results = [run.result(RANK_TIMEOUT_S) for run in running]
             assert all(np.array_equal(np.asarray(results[0]), np.asarray(other)) for other in results[1:])
         return results[0]
 

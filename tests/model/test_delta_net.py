@@ -22,7 +22,7 @@ from tests.model.config_fields import check_fields
 from tests.model.conftest import make_backend
 from tests.model.delta_gguf import write_delta_gguf
 from tests.model.driver import Driver
-from tests.model.parity import Case, check_folder, spread_error
+from tests.model.parity import Case, check_file, spread_error
 from tests.model.split import split_driver
 from tests.model.transformers_models import logprobs, make_model, prompts, quiet_and_on_one_thread
 from tests.model.variants import changed_folder, check_cuts_company_and_copies
@@ -82,9 +82,11 @@ def check(path: Path, theirs: Any, backend: Backend) -> None:
     assert spread_error(Driver(model, backend).prefill(prompt, chunk=11)[1], wanted) < BOUND
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_a_folder_has_the_tokens_of_transformers(case: Case, tmp_path: Path, backend: Backend) -> None:
-    check_folder(case, tmp_path, backend)
+@pytest.mark.parametrize("made", CASES, indirect=True)
+def test_a_folder_has_the_tokens_of_transformers(made: tuple[Case, Path, Any], backend: Backend) -> None:
+    case, folder, theirs = made
+    with quiet_and_on_one_thread():
+        check_file(folder, theirs, backend, case.bound)
 
 
 GGUF_NAMES = {"qwen3_next": "qwen3next", "qwen3_5_text": "qwen35", "qwen3_5_moe_text": "qwen35moe"}

@@ -22,7 +22,7 @@ from homenode.model.weights.load import load_model
 from tests.model.config_fields import check_fields
 from tests.model.conftest import make_backend
 from tests.model.driver import Driver
-from tests.model.parity import Case, check_folder, spread_error, write_stacked_gguf
+from tests.model.parity import Case, check_file, spread_error, write_stacked_gguf
 from tests.model.split import split_driver
 from tests.model.transformers_models import logprobs, make_model, prompts, quiet_and_on_one_thread
 from tests.model.variants import changed_folder, check_cuts_company_and_copies
@@ -118,9 +118,11 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         return case, folder, make_model(case.kind, case.changes, folder, seed=case.seed)
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_a_folder_has_the_tokens_of_transformers(case: Case, tmp_path: Path, backend: Backend) -> None:
-    check_folder(case, tmp_path, backend)
+@pytest.mark.parametrize("made", CASES, indirect=True)
+def test_a_folder_has_the_tokens_of_transformers(made: tuple[Case, Path, Any], backend: Backend) -> None:
+    case, folder, theirs = made
+    with quiet_and_on_one_thread():
+        check_file(folder, theirs, backend, case.bound)
 
 
 _SSM = {"ssm.conv_kernel": 4, "ssm.state_size": 16, "ssm.inner_size": 128, "ssm.time_step_rank": 8}

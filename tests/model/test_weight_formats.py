@@ -161,8 +161,17 @@ def test_conversions_are_said(tmp_path: Path, source: str, kernels: tuple[str, .
     assert len(notes) == (source != kept)
 
 
-@pytest.mark.parametrize("matrix_type", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])
-@pytest.mark.parametrize("architecture", [name for name in TOYS if name not in ("mistral", "olmo2", "granite")])
+@pytest.mark.parametrize(
+    ("architecture", "matrix_type"),
+    [
+        pytest.param(
+            name, kind, marks=() if name == "llama" or kind in ("F32", "Q8_0") else pytest.mark.slow
+        )  # what a type becomes is no matter of the family
+        for name in TOYS
+        for kind in ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")
+        if name not in ("mistral", "olmo2", "granite")
+    ],
+)
 def test_gguf_files_hold_the_folder_s_model(
     tmp_path: Path, backend: Backend, architecture: str, matrix_type: str
 ) -> None:
