@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import httpx
@@ -19,7 +19,7 @@ import pytest
 
 from tests.engine.live import LiveServer
 from tests.engine.test_live_transfer import block_bytes
-from tests.engine.transfer_pair import MODES, PATIENCE_S, Live, Pair, tokens_of, wait_until
+from tests.engine.transfer_pair import MODES, PATIENCE_S, Live, Pair, one_engine_says, tokens_of, wait_until
 from tests.paths import ROOT
 
 pytest.importorskip("homenode._native", reason="needs the compiled core")
@@ -45,13 +45,9 @@ PROMPTS = [_prompt(group, own) for own in range(8) for group in range(8)]
 
 
 @pytest.fixture(scope="module")
-def expected() -> Iterator[list[list[int]]]:
+def expected() -> list[list[int]]:
     """What one engine says."""
-    alone = Live()
-    with ThreadPoolExecutor(16) as pool:
-        found = list(pool.map(lambda prompt: tokens_of(alone.complete(prompt, _TOKENS)), PROMPTS))
-    assert alone.close() == 0
-    yield found
+    return one_engine_says(PROMPTS, _TOKENS)
 
 
 class Proxy:

@@ -19,7 +19,7 @@ import pytest
 
 from tests.engine.live import LiveServer
 from tests.engine.test_live_transfer import block_bytes
-from tests.engine.transfer_pair import MODES, Live, Pair, prompts, tokens_of, wait_until
+from tests.engine.transfer_pair import MODES, Live, Pair, one_engine_says, prompts, tokens_of, wait_until
 from tests.paths import ROOT
 
 pytest.importorskip("homenode._native", reason="needs the compiled core")
@@ -36,12 +36,9 @@ LARGE = PROMPTS[6]  # 200 tokens: four blocks
 
 
 @pytest.fixture(scope="module")
-def expected() -> Iterator[list[list[int]]]:
+def expected() -> list[list[int]]:
     """What one engine says."""
-    alone = Live()
-    found = [tokens_of(alone.complete(prompt)) for prompt in PROMPTS]
-    assert alone.close() == 0
-    yield found
+    return one_engine_says(PROMPTS)
 
 
 def at_the_receiver(server: Live, prompt: list[int], ticket: str) -> list[int]:

@@ -7,14 +7,13 @@ from __future__ import annotations
 import importlib.util
 import os
 import signal
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from homenode.transfer.carriers.nixl_engine import BUILDS
 from tests.engine.live import LiveServer
-from tests.engine.transfer_pair import MODES, Live, Pair, prompts, tokens_of, wait_until
+from tests.engine.transfer_pair import MODES, Live, Pair, one_engine_says, prompts, tokens_of, wait_until
 
 pytest.importorskip("homenode._native", reason="needs the compiled core")
 pytestmark = [
@@ -53,12 +52,9 @@ OFFLOAD = ("--pd-use-cpu-offload", "--pd-cpu-buffer-size", "8MiB")
 
 
 @pytest.fixture(scope="module")
-def expected() -> Iterator[list[list[int]]]:
+def expected() -> list[list[int]]:
     """What one engine says."""
-    alone = Live()
-    found = [tokens_of(alone.complete(prompt)) for prompt in PROMPTS]
-    assert alone.close() == 0
-    yield found
+    return one_engine_says(PROMPTS)
 
 
 @pytest.mark.parametrize(("channel", "mode", "offload"), CASES)
@@ -265,10 +261,8 @@ def test_pages_are_read_in_place(expected: list[list[int]], mode: str, offload: 
 
 
 def test_a_request_goes_on_in_the_memory_of_a_sender_that_was_killed(expected: list[list[int]]) -> None:
-    alone = Live()
     prompt = PROMPTS[6]
-    wanted = tokens_of(alone.complete(prompt, max_tokens=200))
-    assert alone.close() == 0
+    (wanted,) = one_engine_says([prompt], 200)
     with Pair("pull-delay", receiver=("--pd-in-place",)) as pair:
         ticket = pair.ticket()
         assert pair.prefill(prompt, ticket).status_code == 200

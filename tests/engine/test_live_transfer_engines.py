@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -13,7 +13,7 @@ import pytest
 from homenode.host.topology.allowance import Allowance
 from tests.engine.live import LiveServer
 from tests.engine.test_live_faults import Proxy
-from tests.engine.transfer_pair import Live, Pair, prompts, tokens_of, wait_until
+from tests.engine.transfer_pair import Live, Pair, one_engine_says, prompts, tokens_of, wait_until
 
 pytest.importorskip("homenode._native", reason="needs the compiled core")
 pytestmark = [
@@ -32,12 +32,9 @@ slow = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def expected() -> Iterator[list[list[int]]]:
+def expected() -> list[list[int]]:
     """What one engine says."""
-    alone = Live(*MEMORY)
-    found = [tokens_of(alone.complete(prompt, TOKENS)) for prompt in PROMPTS]
-    assert alone.close() == 0
-    yield found
+    return one_engine_says(PROMPTS, TOKENS)
 
 
 def published(live: Live) -> list[dict[str, Any]]:

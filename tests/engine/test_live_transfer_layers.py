@@ -14,7 +14,7 @@ pytest.importorskip("torch", reason="needs torch, which the `torch` dependency g
 pytest.importorskip("transformers", reason="needs transformers, which the `torch` dependency group installs")
 
 from tests.engine.live import LiveServer
-from tests.engine.transfer_pair import Live, Pair, tokens_of, wait_until
+from tests.engine.transfer_pair import Pair, one_engine_says, wait_until
 from tests.model.test_delta_net import CASES as DELTA_NETS
 from tests.model.test_gemma4 import SMALL as GEMMA_4
 from tests.model.test_latent_attention import V32
@@ -34,7 +34,8 @@ RECURRENCES = {
     "Mamba 2 beside attention": HYBRIDS["falcon"],
     "convolutions": HYBRIDS["lfm2"],
 }
-BOTH = ("--kv-cache-memory", "8MiB", "--block-size", "32", "--max-model-len", "160", "--dtype", "float32")
+SETTINGS = {"kv_cache_memory": "8MiB", "block_size": 32, "max_model_len": 160, "dtype": "float32"}
+BOTH = tuple(word for key, value in SETTINGS.items() for word in (f"--{key.replace('_', '-')}", str(value)))
 LENGTHS = (2, 3, 32, 33, 34, 65, 100, 128)
 PROMPTS = [[3 + (7 * n + 11 * k) % 60 for k in range(length)] for n, length in enumerate(LENGTHS)]
 RANKS, CHUNKS = ("--tensor-parallel-size", "2"), ("--max-num-batched-tokens", "23")
@@ -43,6 +44,9 @@ WAYS = (
     ("tcp", "pull-eager", CHUNKS, RANKS),
     ("shm", "pull-delay", RANKS, ("--max-num-seqs", "3")),
 )
+# Every kind of layer once, one of them in every way; each pair is two servers.
+IN_EVERY_RUN = [("states", WAYS[0]), ("states", WAYS[2])]
+IN_EVERY_RUN += [(model, WAYS[1]) for model in ("states", "unlike heads", "indexers", "Mamba 2 beside attention")]
 
 
 @pytest.fixture(scope="module")
@@ -58,15 +62,17 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.mark.parametrize(
     ("model", "channel", "mode", "sender", "receiver"),
-    [(model, *way) for model in MODELS for way in WAYS] + [(model, *WAYS[1]) for model in RECURRENCES],
+    [
+        pytest.param(model, *way, marks=() if (model, way) in IN_EVERY_RUN else pytest.mark.slow)
+        for model, ways in (dict.fromkeys(MODELS, WAYS) | dict.fromkeys(RECURRENCES, WAYS[1:2])).items()
+        for way in ways
+    ],
 )
 def test_a_pair_says_what_one_engine_says(
     folders: dict[str, Path], model: str, channel: str, mode: str, sender: tuple[str, ...], receiver: tuple[str, ...]
 ) -> None:
     folder = folders[model]
-    alone = Live(*BOTH, model=folder)
-    wanted = [tokens_of(alone.complete(prompt)) for prompt in PROMPTS]
-    assert alone.close() == 0
+    wanted = one_engine_says(PROMPTS, model=folder, **SETTINGS)
     with Pair(mode, channel, both=BOTH, sender=sender, receiver=receiver, model=folder) as pair:
         with ThreadPoolExecutor(4) as pool:
             assert list(pool.map(pair.answer, PROMPTS)) == wanted

@@ -6,14 +6,13 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from tests.engine.live import LiveServer
 from tests.engine.live import workers as workers_of
-from tests.engine.transfer_pair import Live, Pair, prompts, tokens_of, wait_until
+from tests.engine.transfer_pair import Live, Pair, one_engine_says, prompts, tokens_of, wait_until
 
 pytest.importorskip("homenode._native", reason="needs the compiled core")
 pytestmark = [pytest.mark.alone, pytest.mark.skipif(not LiveServer.possible(), reason="needs a model")]
@@ -47,12 +46,9 @@ CASES = [  # the model has two KV heads: with three ranks and more some are with
 
 
 @pytest.fixture(scope="module")
-def expected() -> Iterator[list[list[int]]]:
-    """What one engine of one worker says."""
-    alone = Live(*MEMORY)
-    found = [tokens_of(alone.complete(prompt)) for prompt in PROMPTS]
-    assert alone.close() == 0
-    yield found
+def expected() -> list[list[int]]:
+    """What one engine says."""
+    return one_engine_says(PROMPTS)
 
 
 @pytest.mark.parametrize(("channel", "mode", "ours", "theirs"), CASES)
@@ -127,10 +123,8 @@ def test_a_receiver_s_worker_that_is_killed_costs_nothing_but_time(expected: lis
 @pytest.mark.parametrize("victim", ["receiver's worker", "sender's worker", "sender"])
 def test_a_request_that_reads_in_place_goes_on(expected: list[list[int]], victim: str) -> None:
     """In the memory of a neighbour that has ended; or, where a worker of its own engine did, from the beginning."""
-    alone = Live(*MEMORY)
     prompt = PROMPTS[6]
-    wanted = tokens_of(alone.complete(prompt, max_tokens=200))
-    assert alone.close() == 0
+    (wanted,) = one_engine_says([prompt], 200)
     with Pair("pull-delay", sender=workers(2), receiver=(*workers(2), *IN_PLACE)) as pair:
         ticket = pair.ticket()
         assert pair.prefill(prompt, ticket).status_code == 200

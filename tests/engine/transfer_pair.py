@@ -12,7 +12,10 @@ from typing import Any
 
 import httpx
 
-from tests.engine.live import LiveServer
+from homenode.engine.api.local import LocalEngine
+from tests.engine import engines
+from tests.engine.live import BUILTIN, LiveServer
+from tests.paths import STORIES
 
 MODES = {"push": [], "pull-eager": ["--pd-pull-mode"], "pull-delay": ["--pd-pull-mode", "--pd-delay-pull"]}
 PATIENCE_S = 60.0
@@ -104,6 +107,19 @@ def tokens_of(answer: httpx.Response) -> list[int]:
     assert answer.status_code == 200, answer.text
     ids: list[int] = answer.json()["choices"][0]["token_ids"]
     return ids
+
+
+def one_engine_says(
+    prompts: Sequence[list[int]], max_tokens: int = 24, model: Path | None = None, **settings: Any
+) -> list[list[int]]:
+    """Greedy tokens of `model`, else of the one that servers of tests serve, from one engine in this process."""
+    served = BUILTIN.parent if BUILTIN.is_file() else STORIES
+    engine = LocalEngine(engines.config_for(model or served, threads=1, **settings))
+    try:
+        found = engines.run_all(engine, prompts, [engines.greedy(max_tokens)] * len(prompts))
+    finally:
+        engine.close()
+    return [engines.tokens_of(outputs) for outputs in found]
 
 
 def wait_until(condition: Callable[[], bool], patience_s: float = PATIENCE_S) -> None:
