@@ -17,6 +17,7 @@ from homenode.errors import HostError, UserError
 from homenode.host.binding.claims import claim, exclusive, read_claims, release
 from homenode.host.binding.state import State, boot_id
 from homenode.host.placement.demand import Claim
+from tests.examples import examples
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
 
@@ -213,7 +214,10 @@ ENTRIES = st.fixed_dictionaries(
 
 
 @settings(
-    deadline=None, derandomize=True, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    deadline=None,
+    derandomize=True,
+    max_examples=examples(100),
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(
     ODD

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from homenode.errors import HostError
 from homenode.host.binding.irq_bans import Balance, unban
 from homenode.host.binding.irqbalance import Irqbalance, find_irqbalance, parse_setup, read_bans, set_bans
+from tests.examples import examples
 from tests.host.fake_irqbalance import fake_irqbalance
 
 
@@ -134,7 +135,7 @@ def test_whatever_is_set_is_read_back(irqs: set[int]) -> None:
         st.lists(st.sampled_from(["SLEEP", "IRQ", "LOAD", "DIFF", "CLASS", "BANNED", "5", "-1", "x"])).map(" ".join),
     )
 )
-@settings(deadline=None, derandomize=True, max_examples=300)
+@settings(deadline=None, derandomize=True, max_examples=examples(300))
 def test_any_answer_is_understood_or_refused(text: str) -> None:
     try:
         assert all(irq >= 0 for irq in parse_setup(text))

@@ -17,6 +17,7 @@ from homenode.host.binding.memory_map import MemoryMap, Placement, Policy, Range
 from homenode.host.binding.pages import BATCH, Moves, bring_home, move_private_pages
 from homenode.host.binding.residency import PlannedRange
 from homenode.host.binding.syscalls import NOT_TRIED, Syscalls
+from tests.examples import examples
 from tests.host.children import child, numa
 
 PAGE = 4096
@@ -140,7 +141,7 @@ class HugePages(SimulatedNodes):
         return node
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=examples(100), deadline=None, derandomize=True)
 @example(offset=0, lengths=[1, 1, 1], huge=16, batch=512, homes=[0], pinned=frozenset())
 @given(
     offset=st.integers(0, 600),

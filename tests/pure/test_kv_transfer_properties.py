@@ -23,6 +23,7 @@ from homenode.engine.scheduler_config import SchedulerConfig
 from homenode.engine.step import Step
 from homenode.errors import InternalError
 from homenode.transfer import seam
+from tests.examples import examples
 from tests.pure.kv_transfer_bench import HandoverBench
 from tests.pure.schedule_bench import limits_of
 
@@ -189,7 +190,7 @@ def test_any_life_with_states_keeps_every_promise(seed: int, faults: bool, looka
     bench.settle()
 
 
-@settings(derandomize=True, max_examples=80, deadline=None)
+@settings(derandomize=True, max_examples=examples(80), deadline=None)
 @given(st.randoms(use_true_random=False), st.integers(0, 1), st.booleans(), st.integers(0, 80))
 def test_short_lives_shrink_to_the_shortest_that_fails(
     rng: random.Random, lookahead: int, faults: bool, moves: int

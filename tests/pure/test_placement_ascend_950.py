@@ -18,6 +18,7 @@ from homenode.host.placement.plan import Plan
 from homenode.host.placement.policies import ascend
 from homenode.host.placement.select import make_plan
 from homenode.host.topology.host import Host
+from tests.examples import examples
 from tests.npu_hosts import npu_host, single_chips
 from tests.pools import pools_of
 
@@ -127,7 +128,7 @@ def test_other_families_keep_their_roles(family: str) -> None:
 affinities = st.lists(st.sampled_from([*NODES.values(), "4-11", "0-63", ""]), min_size=1, max_size=8)
 
 
-@settings(deadline=None, derandomize=True, max_examples=80)
+@settings(deadline=None, derandomize=True, max_examples=examples(80))
 @given(affinity=affinities, allowed=st.sets(st.integers(0, 127), min_size=1).map(format_cpu_list))
 def test_clusters_are_disjoint_inside_one_node_and_the_same_for_every_process(
     affinity: list[str], allowed: str

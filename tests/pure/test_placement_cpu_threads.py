@@ -18,6 +18,7 @@ from homenode.host.placement.policies.cpu_threads import plan
 from homenode.host.placement.thread_layout import ranks_on_nodes
 from homenode.host.placement.threads_bind import parse_threads_bind
 from homenode.host.topology.host import Accelerators
+from tests.examples import examples
 from tests.placement_hosts import host
 from tests.recorded import NAMES, recorded_host
 
@@ -265,7 +266,7 @@ def test_what_says_something_about_threads() -> None:
     assert parse_threads_bind("5,2-4|1, 0,1") == ((5, 2, 3, 4), (1, 0))
 
 
-quick = settings(deadline=None, derandomize=True, max_examples=100)
+quick = settings(deadline=None, derandomize=True, max_examples=examples(100))
 
 
 @quick

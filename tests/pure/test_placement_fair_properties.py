@@ -20,9 +20,10 @@ from homenode.host.placement.explain import explain
 from homenode.host.placement.plan import Plan
 from homenode.host.placement.policies import fair, topo_affinity
 from homenode.host.topology.host import Host
+from tests.examples import examples
 from tests.host_values import Shape, host_of, local_cpus
 
-quick = settings(deadline=None, derandomize=True, max_examples=120)
+quick = settings(deadline=None, derandomize=True, max_examples=examples(120))
 
 
 @st.composite

@@ -11,6 +11,7 @@ from homenode.errors import PlacementError
 from homenode.host.placement.demand import Demand
 from homenode.host.placement.policies import global_slice
 from homenode.host.placement.roles import split_roles
+from tests.examples import examples
 from tests.npu_hosts import double_chips, npu_host
 from tests.pools import pools_of
 
@@ -121,7 +122,7 @@ cpu_sets = st.sets(st.integers(0, 700), min_size=1, max_size=200).map(lambda cpu
 device_sets = st.sets(st.integers(0, 40), min_size=1, max_size=20).map(lambda ids: tuple(sorted(ids)))
 
 
-@settings(deadline=None, derandomize=True, max_examples=150)
+@settings(deadline=None, derandomize=True, max_examples=examples(150))
 @given(allowed=cpu_sets, ids=device_sets)
 def test_slices_are_disjoint_cover_the_allowance_and_differ_by_one_cpu_at_most(
     allowed: tuple[int, ...], ids: tuple[int, ...]

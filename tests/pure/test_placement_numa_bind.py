@@ -15,6 +15,7 @@ from homenode.host.placement.demand import Demand, Parallelism
 from homenode.host.placement.plan import Plan
 from homenode.host.placement.policies.numa_bind import plan
 from homenode.host.topology.host import Accelerator, Host
+from tests.examples import examples
 from tests.placement_hosts import host
 
 GPUS = "2s/2n/8c/smt2/gpu=4"  # node 0: CPUs 0-3,8-11 and GPUs 0, 1; node 1: CPUs 4-7,12-15 and GPUs 2, 3
@@ -256,7 +257,7 @@ def test_cpu_workers_take_the_nodes_by_their_number() -> None:
     assert error.code == "numa_node_unknown" and "cpu-threads" in error.remedy
 
 
-@settings(deadline=None, derandomize=True, max_examples=150)
+@settings(deadline=None, derandomize=True, max_examples=examples(150))
 @given(st.data())
 def test_plans_stay_inside_the_allowance_and_survive_json(data: st.DataObject) -> None:
     nodes = data.draw(st.integers(1, 4))

@@ -12,12 +12,13 @@ from homenode.cpuset import format_cpu_list
 from homenode.errors import PlacementError
 from homenode.host.placement.numactl import check_memory_nodes, left_out, parse_cpus, parse_nodes
 from homenode.host.topology.host import PciDevice
+from tests.examples import examples
 from tests.placement_hosts import host
 
 ONLINE = tuple(range(16))
 ALLOWED = (2, 3, 4, 5, 8, 9, 12)
 
-quick = settings(deadline=None, derandomize=True, max_examples=300)
+quick = settings(deadline=None, derandomize=True, max_examples=examples(300))
 
 
 @pytest.mark.parametrize(

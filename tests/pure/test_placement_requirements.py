@@ -15,6 +15,7 @@ from homenode.host.placement.additional_config import cpu_binding_enabled
 from homenode.host.placement.demand import Demand, Parallelism
 from homenode.host.placement.requirements import Requirements, requirements
 from homenode.server.fronts.cores import too_few_cores
+from tests.examples import examples
 from tests.placement_hosts import host
 
 BIG = "2s/2n/64c/smt2"
@@ -153,7 +154,7 @@ values = st.recursive(
 )
 
 
-@settings(deadline=None, derandomize=True, max_examples=80)
+@settings(deadline=None, derandomize=True, max_examples=examples(80))
 @given(st.dictionaries(st.sampled_from(["enable_cpu_binding", "a", "b"]), values))
 def test_only_true_and_false_switch(config: dict[str, object]) -> None:
     switch = config.get("enable_cpu_binding", True)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from homenode.engine.scheduler_config import SchedulerConfig
 from homenode.engine.step import Step
 from homenode.errors import InternalError
+from tests.examples import examples
 from tests.pure import test_kv_transfer_properties as handover
 from tests.pure import test_schedule_properties as plain
 from tests.pure.kv_transfer_bench import HandoverBench
@@ -285,7 +286,7 @@ def test_any_life_between_engines_keeps_every_promise(seed: int, stages: int) ->
     bench.settle()
 
 
-@settings(derandomize=True, max_examples=80, deadline=None)
+@settings(derandomize=True, max_examples=examples(80), deadline=None)
 @given(st.randoms(use_true_random=False), st.integers(1, 4), st.lists(st.sampled_from("asdtfxlr"), max_size=60))
 def test_short_lives_shrink_to_the_shortest_that_fails(rng: random.Random, stages: int, moves: list[str]) -> None:
     bench = plain._bench(rng, 1, stages=stages)

@@ -22,6 +22,7 @@ from homenode.host.placement.numa_policy import numa_plan
 from homenode.host.placement.select import make_plan
 from homenode.host.topology.host import Host
 from homenode.host.topology.source import RecordedSource
+from tests.examples import examples
 from tests.recorded import recorded_host
 
 CPU, NODE = "/sys/devices/system/cpu", "/sys/devices/system/node"
@@ -49,7 +50,7 @@ def guests(draw: st.DrawFn) -> Host:
     return guest(node_of, core_of, draw(st.sampled_from(["aarch64", "x86_64", "ppc64le"])))
 
 
-@settings(max_examples=150, deadline=None, derandomize=True, database=None)
+@settings(max_examples=examples(150), deadline=None, derandomize=True, database=None)
 @given(guests(), st.sampled_from(["fair", "cpu-threads", "numa-bind"]), st.integers(1, 3))
 def test_memory_is_on_the_nodes_of_the_cpus_and_the_reason_says_so(host: Host, strategy: str, count: int) -> None:
     try:
@@ -67,7 +68,7 @@ def test_memory_is_on_the_nodes_of_the_cpus_and_the_reason_says_so(host: Host, s
     assert "None" not in "\n".join(explain(host, plan))
 
 
-@settings(max_examples=150, deadline=None, derandomize=True, database=None)
+@settings(max_examples=examples(150), deadline=None, derandomize=True, database=None)
 @given(guests(), st.integers(1, 2))
 def test_threads_of_a_team_are_on_its_node(host: Host, threads_per_core: int) -> None:
     for team in node_teams(host, None, None, threads_per_core):

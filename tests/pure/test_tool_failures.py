@@ -16,6 +16,7 @@ from homenode.host.placement.select import make_plan
 from homenode.host.topology.accelerators.cells import telling_line, tool_error
 from homenode.host.topology.host import Host
 from homenode.host.topology.source import CommandResult, RecordedSource
+from tests.examples import examples
 from tests.npu_hosts import kernel_files, npu_host, single_chips
 
 NODES = {0: "0-15", 1: "16-31"}
@@ -43,7 +44,7 @@ AROUND = (
 )
 
 
-@settings(deadline=None, derandomize=True, max_examples=200)
+@settings(deadline=None, derandomize=True, max_examples=examples(200))
 @given(
     failure=st.sampled_from(FAILURES), before=st.lists(st.sampled_from(AROUND)), after=st.lists(st.sampled_from(AROUND))
 )

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from homenode.host.topology.accelerators.amd import read_amd
 from homenode.host.topology.host import Accelerators, Node, PciDevice
 from homenode.host.topology.source import RecordedSource
+from tests.examples import examples
 
 NODES = (Node(0, (0, 1), 1 << 30, {}), Node(8, (2, 3), 1 << 30, {}), Node(9, (), 1 << 30, {}))
 KFD = "/sys/class/kfd/kfd"
@@ -72,7 +73,7 @@ def test_no_amd_is_nothing() -> None:
     assert read({f"{KFD}/topology/nodes/0/properties": CPU_NODE}) == Accelerators()
 
 
-@settings(max_examples=150, deadline=None, derandomize=True, database=None)
+@settings(max_examples=examples(150), deadline=None, derandomize=True, database=None)
 @given(
     st.one_of(
         st.text(max_size=200),

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from homenode.host.topology.accelerators.ascend import board_address, read_ascend
 from homenode.host.topology.host import Accelerator, Accelerators, Node, PciDevice
 from homenode.host.topology.source import CommandResult, RecordedSource
+from tests.examples import examples
 
 fuzz = settings(
-    max_examples=120, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(120), derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck)
 )
 
 A2_MAP = """

@@ -17,9 +17,10 @@ from homenode.host.topology.accelerators.nvidia_topo import NvidiaTopoRow, parse
 from homenode.host.topology.accelerators.read import read_accelerators
 from homenode.host.topology.host import Accelerators, Node, PciDevice
 from homenode.host.topology.source import CommandResult, LiveSource, RecordedSource, RecordingSource
+from tests.examples import examples
 
 fuzz = settings(
-    max_examples=150, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(150), derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck)
 )
 
 QUERY = "nvidia-smi --query-gpu=index,uuid,pci.bus_id,name --format=csv,noheader"

@@ -27,6 +27,7 @@ from homenode.host.discovery.snapshot import (
 )
 from homenode.host.discovery.synthetic import synthetic
 from homenode.host.topology.source import CommandResult, LiveSource, RecordedSource
+from tests.examples import examples
 
 UUIDS = ("6f2b6a3c-11d2-4c6a-9f57-0a1b2c3d4e5f", "0c0ffee0-5a5a-4b4b-8c8c-123456789abc")
 QUERY = "nvidia-smi --query-gpu=index,uuid,pci.bus_id,name --format=csv,noheader"
@@ -319,7 +320,7 @@ json_values = st.recursive(
 )
 
 
-@settings(deadline=None, derandomize=True, max_examples=300)
+@settings(deadline=None, derandomize=True, max_examples=examples(300))
 @given(
     raw=json_values
     | st.fixed_dictionaries(
@@ -338,7 +339,7 @@ def test_random_json_is_read_or_refused(raw: object) -> None:
         assert "no recorded host" in error.message
 
 
-@settings(deadline=None, derandomize=True, max_examples=150)
+@settings(deadline=None, derandomize=True, max_examples=examples(150))
 @given(data=st.binary(max_size=300), cut=st.integers(0, 4000), at=st.integers(0, 4000))
 def test_damaged_files_are_read_or_refused(
     tmp_path_factory: pytest.TempPathFactory, data: bytes, cut: int, at: int

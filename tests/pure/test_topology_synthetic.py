@@ -11,6 +11,7 @@ from homenode.errors import UserError
 from homenode.host.discovery.read import read_host
 from homenode.host.discovery.synthetic import looks_synthetic, synthetic
 from homenode.host.topology.host import Accelerator, Host
+from tests.examples import examples
 
 
 def host_of(line: str) -> Host:
@@ -261,7 +262,7 @@ shapes = st.fixed_dictionaries(
 )
 
 
-@settings(deadline=None, derandomize=True, max_examples=150)
+@settings(deadline=None, derandomize=True, max_examples=examples(150))
 @given(shape=shapes, offline=st.sets(st.integers(0, 20), max_size=6))
 def test_every_host_is_whole(shape: dict[str, object], offline: set[int]) -> None:
     sockets, per_socket, each, smt = (int(str(shape[name])) for name in ("s", "per_socket", "cores", "smt"))
@@ -306,7 +307,7 @@ PIECES = [
 ]
 
 
-@settings(deadline=None, derandomize=True, max_examples=300)
+@settings(deadline=None, derandomize=True, max_examples=examples(300))
 @given(line=st.text(max_size=40) | st.lists(st.sampled_from(PIECES), max_size=6).map("/".join))
 def test_any_text_is_a_host_or_refused(line: str) -> None:
     looks_synthetic(line)

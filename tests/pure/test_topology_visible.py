@@ -17,6 +17,7 @@ from homenode.host.topology.accelerators.nvidia import parse_list
 from homenode.host.topology.accelerators.visible import see, visible_devices
 from homenode.host.topology.host import Accelerator, Accelerators
 from homenode.host.topology.source import CommandResult
+from tests.examples import examples
 from tests.recorded import recording
 
 UUIDS = ("GPU-1aa0a5f2-11", "GPU-1aa0b000-22", "GPU-9c00ffee-33", "GPU-9d00ffee-44")
@@ -139,7 +140,7 @@ texts = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None, derandomize=True, database=None)
+@settings(max_examples=examples(300), deadline=None, derandomize=True, database=None)
 @given(st.sampled_from([NPUS, GPUS, AMD, NOTHING, BROKEN]), texts, texts, texts, texts, texts)
 def test_any_text(
     accelerators: Accelerators, rt: str | None, cuda: str | None, hip: str | None, rocr: str | None, flag: str | None

@@ -11,6 +11,7 @@ from homenode.host.discovery.read import read_host
 from homenode.host.topology.allowance import Allowance
 from homenode.host.topology.host import Host
 from homenode.host.topology.source import RecordedSource
+from tests.examples import examples
 from tests.recorded import recorded_host
 
 CPU, NODE = "/sys/devices/system/cpu", "/sys/devices/system/node"
@@ -54,7 +55,7 @@ def machines(draw: st.DrawFn) -> tuple[set[int], set[int], int]:
     return online, draw(st.sets(st.sampled_from(sorted(online)), min_size=1)), possible
 
 
-@settings(max_examples=200, deadline=None, derandomize=True, database=None)
+@settings(max_examples=examples(200), deadline=None, derandomize=True, database=None)
 @given(machines(), st.sets(st.sampled_from(WITNESSES), min_size=1), st.integers(1, 40))
 def test_a_renumbered_list_of_online_cpus_takes_none_from_the_mask(
     machine: tuple[set[int], set[int], int], witnesses: set[str], count: int
@@ -69,7 +70,7 @@ def test_a_renumbered_list_of_online_cpus_takes_none_from_the_mask(
         assert {cpu.id for cpu in host.cpus} <= online
 
 
-@settings(max_examples=100, deadline=None, derandomize=True, database=None)
+@settings(max_examples=examples(100), deadline=None, derandomize=True, database=None)
 @given(machines(), st.sets(st.sampled_from(WITNESSES)))
 def test_a_mask_of_everything_brings_no_cpu_online(
     machine: tuple[set[int], set[int], int], witnesses: set[str]
@@ -142,7 +143,7 @@ def test_a_cpuset_that_lacks_cpus_of_the_mask_is_that_of_another_group() -> None
     assert (host.allowance.cpuset, codes(host)) == ((0, 1, 2, 3), {"no_distances"} & codes(host))
 
 
-@settings(max_examples=150, deadline=None, derandomize=True, database=None)
+@settings(max_examples=examples(150), deadline=None, derandomize=True, database=None)
 @given(st.data())
 def test_no_core_spans_nodes(data: st.DataObject) -> None:
     """Whatever is called siblings: all CPUs of a core are on its node, everybody reads the same, and it is told."""

@@ -18,6 +18,7 @@ from homenode.host.topology.describe import host_to_dict
 from homenode.host.topology.host import Host, Node
 from homenode.host.topology.nodes import tells_place
 from homenode.host.topology.source import CommandResult, RecordedSource
+from tests.examples import examples
 from tests.recorded import recorded_host
 
 CPU, NODE, PCI = "/sys/devices/system/cpu", "/sys/devices/system/node", "/sys/bus/pci/devices"
@@ -159,7 +160,7 @@ def test_two_places_are_one_and_a_finding(host: Callable[[], Host], node: int, t
         assert [worker.memory_node for worker in make_plan(strategy, seen, Demand()).workers] == [node]
 
 
-@settings(max_examples=150, deadline=None, derandomize=True, database=None)
+@settings(max_examples=examples(150), deadline=None, derandomize=True, database=None)
 @given(st.lists(st.integers(1, 12), min_size=2, max_size=5), st.data())
 def test_what_a_list_of_cpus_tells(sizes: list[int], data: st.DataObject) -> None:
     """All CPUs tell nothing, whatever the nodes' sizes; those of some of the nodes do, also where a cpuset

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from homenode.host.placement.step_cost import EngineKind
 from homenode.host.placement.weight_cost import POLICIES, MachineSpeed, ModelWork, NodeSpeed, choose_policy, predict
+from tests.examples import examples
 
 GIB = 1 << 30
 # An engine that reaches everything and waits for nobody, so that figures can be told by hand.
@@ -178,7 +179,7 @@ def machines(draw: st.DrawFn) -> MachineSpeed:
     return MachineSpeed(nodes, links, barrier, barrier + draw(st.floats(0, 50)))
 
 
-@settings(deadline=None, derandomize=True, max_examples=200)
+@settings(deadline=None, derandomize=True, max_examples=examples(200))
 @given(machines(), st.integers(10**6, 10**12), st.integers(1, 64), st.integers(0, 8192), st.integers(0, 10**12))
 def test_what_is_chosen_is_sound(m: MachineSpeed, size: int, batch: int, context: int, free: int) -> None:
     w = ModelWork(size, size * 2.0, 10**4, 24, 10**5)
@@ -194,7 +195,7 @@ def test_what_is_chosen_is_sound(m: MachineSpeed, size: int, batch: int, context
         assert p.decode_tok_s > 0 and p.prefill_tok_s > 0 and p.parts["total"] > 0
 
 
-@settings(deadline=None, derandomize=True, max_examples=200)
+@settings(deadline=None, derandomize=True, max_examples=examples(200))
 @given(machines(), st.integers(10**6, 10**12), st.integers(1, 64))
 def test_pages_at_home_are_never_slower_than_interleaved_ones(m: MachineSpeed, size: int, batch: int) -> None:
     even = MachineSpeed(

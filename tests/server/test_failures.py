@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from homenode.engine.messages import Output
+from tests.examples import examples
 from tests.server.conftest import Running, Start
 from tests.server.fakes import MAX_MODEL_LEN, VOCAB, ByteTokenizer, ScriptedClient, scripted
 
@@ -391,7 +392,10 @@ def test_request_ids(server: Running) -> None:
 
 
 @settings(
-    max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(150),
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(body=st.binary(max_size=60) | st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),

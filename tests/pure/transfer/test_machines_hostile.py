@@ -14,6 +14,7 @@ from homenode.transfer import seam as s
 from homenode.transfer.machine import Close, Copied, Copy, FromPeer, Receive, SendPages, Sent
 from homenode.transfer.wire import message as m
 from homenode.transfer.wire.message import PageRef
+from tests.examples import examples
 from tests.pure.transfer.bench import BLOCK, DIGEST, MINE, THEIRS, ReceiverBench, SenderBench, of, ready_of, sent, told
 
 OTHER = b"o" * 16
@@ -246,7 +247,7 @@ frames = st.one_of(
 
 @pytest.mark.parametrize("channel", ["shm", "tcp"])
 @pytest.mark.parametrize("mode", ["push", "pull-eager", "pull-delay"])
-@settings(derandomize=True, max_examples=150, deadline=None)
+@settings(derandomize=True, max_examples=examples(150), deadline=None)
 @given(st.lists(st.tuples(st.sampled_from([1, 101]), frames), max_size=25))
 def test_any_frames_leave_the_receiver_sound(mode: str, channel: str, said: list[tuple[int, Any]]) -> None:
     """Rows 36, 37: whatever one sender says, the other's hand-over arrives."""
@@ -281,7 +282,7 @@ def test_any_frames_leave_the_receiver_sound(mode: str, channel: str, said: list
 
 @pytest.mark.parametrize("channel", ["shm", "tcp"])
 @pytest.mark.parametrize("mode", ["push", "pull-eager"])
-@settings(derandomize=True, max_examples=150, deadline=None)
+@settings(derandomize=True, max_examples=examples(150), deadline=None)
 @given(st.lists(st.tuples(st.sampled_from([1, 101]), frames), max_size=25))
 def test_any_frames_leave_the_sender_sound(mode: str, channel: str, said: list[tuple[int, Any]]) -> None:
     """Rows 36, 37: whatever one receiver says, nothing stays pinned for it and the next is served."""

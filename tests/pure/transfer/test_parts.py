@@ -20,6 +20,7 @@ from homenode.transfer.ledger import Ledger, PageState
 from homenode.transfer.limits import Limits
 from homenode.transfer.rates import Rate
 from homenode.transfer.wire.message import Done
+from tests.examples import examples
 
 
 def always(peer: str, owner: str) -> bool:
@@ -203,7 +204,7 @@ class TestAdmission:
         admission.release("a")
         assert admission.used == 0 and not admission._used and not admission._held
 
-    @settings(derandomize=True, max_examples=100, deadline=None)
+    @settings(derandomize=True, max_examples=examples(100), deadline=None)
     @given(st.integers(0, 1 << 30), st.integers(1, 40), st.floats(0, 50))
     def test_never_more_than_there_is_and_everybody_gets_a_turn(self, seed: int, total: int, reserve: float) -> None:
         rng, admission, held, n = random.Random(seed), PageQuota(total, reserve), set[str](), 0

@@ -1,0 +1,13 @@
+"""How many examples a test over random input has: a third in a usual run, all where HOMENODE_FUZZ_EXAMPLES asks for
+many, as `make test-all` does.
+"""
+
+from __future__ import annotations
+
+import os
+
+MANY = int(os.environ.get("HOMENODE_FUZZ_EXAMPLES", "0")) >= 1000
+
+
+def examples(count: int) -> int:
+    return count if MANY else max(20, count // 3)
