@@ -74,7 +74,7 @@ def test_it_tells_what_happens_to_files(tmp_path: Path) -> None:
         bytes(len(data)),
     ]
     for first, second in random.integers(
-        0, len(words), (2000, 2)
+        0, len(words), (600, 2)
     ):  # two words that change places, or both lose their highest bit
         for change in (words[[second, first]], words[[first, second]] ^ np.uint64(1 << 63)):
             other = words.copy()
@@ -85,7 +85,7 @@ def test_it_tells_what_happens_to_files(tmp_path: Path) -> None:
         flipped[bit // 8] ^= 1 << bit % 8
         damaged.append(bytes(flipped))
     right, different = of_file(tmp_path / "f", data), set(damaged) - {data}
-    assert len(different) > 4000
+    assert len(different) > 1300
     assert all(of_file(tmp_path / "f", case) != right for case in different)
 
 

@@ -146,9 +146,10 @@ def test_tensors_that_are_missing_or_of_another_shape(name: str, tmp_path: Path)
     tensors = write_model(tmp_path, architecture)
     match_tensors(architecture, open_checkpoint(tmp_path))
     kinds = {re.sub(r"\d+", "0", each): each for each in tensors}
-    for each in kinds.values():
+    for number, each in enumerate(kinds.values()):
         shape = tensors[each].shape
-        for changed in ((*shape[:-1], shape[-1] + 2), (2, *shape), (shape[0] + 1, *shape[1:]), None):
+        others = ((*shape[:-1], shape[-1] + 2), (2, *shape), (shape[0] + 1, *shape[1:]))
+        for changed in (others[number % 3], None):
             rest = {key: value for key, value in tensors.items() if key != each}
             more = {} if changed is None else {each: np.zeros(changed, np.float32)}
             write_safetensors(tmp_path / "model.safetensors", rest | more)

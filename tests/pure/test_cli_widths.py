@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import io
 import re
+from collections.abc import Iterator
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -18,6 +20,9 @@ from rich.text import Text
 from homenode.cli.main import cli
 from homenode.cli.output import report
 from homenode.cli.output.fitted_text import FittedLine, FittedTable, column_widths, fitted_line, wrap_words
+from homenode.host.discovery import read, snapshot
+from homenode.host.topology.host import Host
+from homenode.host.topology.source import Source
 
 HOSTS = sorted(path for path in (Path(__file__).parent.parent / "hosts").glob("*.json") if path.stem != "expected")
 SHAPE = "shape:layers=24,hidden=896,heads=14,kv_heads=2,intermediate=4864,vocab=151936,format=Q4_0,tied=1"
@@ -31,6 +36,23 @@ COMMANDS = {
     "doctor": ("doctor",),
 }
 SYNTHETIC = ("1s/1n/1c", "2s/4n/64c/smt2", "2s/8n/128c/smt2", "4s/4n/96c/smt2", "2s/2n/8c")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def hosts_are_read_once() -> Iterator[None]:
+    """Reading a recording takes longer than what is printed of it, and each is printed many times."""
+    honest, kept = read.read_host, dict[tuple[int, bool], tuple[Source, Host]]()
+
+    def read_host(source: Source, *, accelerators: bool = True) -> Host:
+        key = id(source), accelerators  # as long as the source is kept, nothing else has its id
+        if key not in kept:
+            kept[key] = source, honest(source, accelerators=accelerators)
+        return kept[key][1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(snapshot, "load_recording", cache(snapshot.load_recording))
+        patch.setattr(read, "read_host", read_host)
+        yield
 
 
 def shown(monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], width: int, *, terminal: bool = True) -> str:

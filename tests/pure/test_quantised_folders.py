@@ -271,7 +271,7 @@ SAME_WIDTH = {
 NUMBERS = st.sampled_from(
     [-1, 0, 1, 2, 3, 7, 16, 31, 64, 128, 2**31 - 1, 2**40, 1.5, True, None, "x", [], [1, 1], [128, 128], {}]
 )
-EXAMPLES = int(os.environ.get("HOMENODE_FUZZ_EXAMPLES", "80"))
+EXAMPLES = int(os.environ.get("HOMENODE_FUZZ_EXAMPLES", "40"))
 
 
 def reshape(draw: st.DrawFn, shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -285,10 +285,10 @@ def test_a_client_that_reads_slowly_gets_all(start: Start, tmp_path: Path) -> No
     connection.connect()
     connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     connection.request(
-        "POST", "/tokenize", b'{"prompt": "' + b"x" * 100_000 + b'"}', {"Content-Type": "application/json"}
+        "POST", "/tokenize", b'{"prompt": "' + b"x" * 40_000 + b'"}', {"Content-Type": "application/json"}
     )
     answer, parts = connection.getresponse(), []
     while part := answer.read(20_000):
         parts.append(part)
         time.sleep(0.05)
-    assert len(b"".join(parts)) > 300_000
+    assert len(b"".join(parts)) > 120_000

@@ -92,7 +92,7 @@ def test_a_silent_rank_is_waited_for_until_the_deadline(tmp_path: Path) -> None:
         done.wait(DEADLINE_S)
         return "noticed"
 
-    assert together(tmp_path, 2, act, timeout_s=4.0) == ["silent", "noticed"]
+    assert together(tmp_path, 2, act, timeout_s=2.0) == ["silent", "noticed"]
 
 
 def test_ranks_that_never_come_are_named(tmp_path: Path) -> None:

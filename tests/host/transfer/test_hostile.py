@@ -23,7 +23,7 @@ from tests.host.transfer.hostile import RawPeer, connect, hostile_frames, say_la
 from tests.host.transfer.pair import Engine, engines, hand_over
 from tests.host.transfer.rig import Side, eventually, layout, running
 
-FRAMES = int(os.environ.get("HOMENODE_FUZZ_EXAMPLES", "100000"))
+FRAMES = int(os.environ.get("HOMENODE_FUZZ_EXAMPLES", "40000"))
 
 
 def open_fds() -> int:

@@ -19,7 +19,7 @@ WHOLE_STREAM = b"".join((*TOKENS, DONE))
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_frozen_prefill_server_holds_nobody_up(stream: bool) -> None:
     async def test() -> None:
-        async with stage(**FREEZES) as on:
+        async with stage(**FREEZES, release_timeout=1.5) as on:
             server = on.prefillers[0]
             server.frozen.set()
             async with asyncio.timeout(20):
