@@ -1,11 +1,11 @@
 """How well a model predicts a text of the repository, computed as it is served, beside other engines on the same file.
 
     make real-models
-    python -m benchmarks.perplexity [--transformers] [--llama-cpp FOLDER] [--out docs/perplexity.json]
+    python -m benchmarks.perplexity [--transformers] [--llama-cpp FOLDER] [--text FILE] [--out docs/perplexity.json]
 
 The text is cut into windows of 512 tokens, and every token but a window's first is predicted from those before it.
 `--transformers` computes the file's weights in float32; `--llama-cpp` names the folder with llama.cpp's `llama-perplexity`,
-whose figure is for the second half of each window: it is compared with homenode's for the same tokens.
+which cuts the same windows and counts the tokens after the middle one of each: homenode's second halves are those tokens.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ def models() -> dict[str, Path]:
 
 
 def windows(file: Path, text: str) -> list[list[int]]:
-    """The tokens of a text in windows, the last one that is not full left out; each begins with the file's BOS, if any."""
+    """The tokens of a text in windows, the last one that is not full left out; the file's BOS, if any, replaces the first of each."""
     tokenizer = load_tokenizer(file)
     tokens, bare = tokenizer.encode(text), tokenizer.encode(text, add_special_tokens=False)
     before = tokens[: len(tokens) - len(bare)]
-    step = WINDOW - len(before)
-    return [before + bare[at : at + step] for at in range(0, len(bare) - step + 1, step)]
+    starts = range(0, len(tokens) - WINDOW + 1, WINDOW)
+    return [before + tokens[start + len(before) : start + WINDOW] for start in starts]
 
 
 def logprobs(model: LoadedModel, backend: Any, tokens: list[int], kv_dtype: str) -> FloatArray:
@@ -82,7 +82,7 @@ def logprobs(model: LoadedModel, backend: Any, tokens: list[int], kv_dtype: str)
 
 def perplexity(found: Iterator[FloatArray] | list[FloatArray], second_half: bool = False) -> float:
     """Of windows' log-probabilities."""
-    taken = [each[WINDOW // 2 - 1 :] if second_half else each for each in found]
+    taken = [each[WINDOW // 2 :] if second_half else each for each in found]
     return float(np.exp(-np.concatenate(taken).astype(np.float64).mean()))
 
 
@@ -103,9 +103,9 @@ def by_transformers(file: Path, cut: list[list[int]]) -> list[FloatArray]:
     return found
 
 
-def by_llama_cpp(folder: Path, file: Path) -> float:
+def by_llama_cpp(folder: Path, file: Path, text: Path) -> float:
     """What `llama-perplexity` says of the same text."""
-    command = [folder / "llama-perplexity", "-m", file, "-f", TEXT, "-c", WINDOW, "-b", WINDOW]
+    command = [folder / "llama-perplexity", "-m", file, "-f", text, "-c", WINDOW, "-b", WINDOW]
     done = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=True)
     told = re.search(r"Final estimate: PPL = ([0-9.]+)", done.stdout + done.stderr)
     if told is None:
@@ -127,17 +127,21 @@ class Quality:
 @click.command(help=(__doc__ or "").split("\n\n")[0])
 @click.option("--transformers", "beside", is_flag=True, help="Compute by transformers, too.")
 @click.option("--llama-cpp", type=click.Path(exists=True, path_type=Path), help="The folder with llama-perplexity.")
+@click.option("--text", type=click.Path(exists=True, path_type=Path), default=TEXT, help="Another text, in UTF-8.")
 @click.option("--model", "chosen", multiple=True, help="One of the models; repeatable. All of them unless given.")
 @click.option("--out", type=click.Path(path_type=Path), help="Write all figures into this JSON file.")
-def main(beside: bool, llama_cpp: Path | None, chosen: tuple[str, ...], out: Path | None) -> None:
+def main(beside: bool, llama_cpp: Path | None, text: Path, chosen: tuple[str, ...], out: Path | None) -> None:
     """Measure and print."""
     if not (known := models()):
         raise click.ClickException(f"no models in {MODELS}: run make real-models")
-    text, found = TEXT.read_text(encoding="utf-8"), []
+    found = []
     for name, file in known.items():
         if chosen and name not in chosen:
             continue
-        cut, backend = windows(file, text), NativeBackend([-1] * len(os.sched_getaffinity(0)))
+        cut, backend = (
+            windows(file, text.read_text(encoding="utf-8")),
+            NativeBackend([-1] * len(os.sched_getaffinity(0))),
+        )
         model = load_model(open_checkpoint(file), backend)
         for kv_dtype in KV_DTYPES:
             rows = [logprobs(model, backend, tokens, kv_dtype) for tokens in cut]
@@ -146,7 +150,7 @@ def main(beside: bool, llama_cpp: Path | None, chosen: tuple[str, ...], out: Pat
             rows = by_transformers(file, cut)
             found.append(Quality(name, "transformers", "f32", perplexity(rows), perplexity(rows, True)))
         if llama_cpp is not None:
-            found.append(Quality(name, "llama.cpp", "f16", None, by_llama_cpp(llama_cpp, file)))
+            found.append(Quality(name, "llama.cpp", "f16", None, by_llama_cpp(llama_cpp, file, text)))
     table = Table("model", "engine", "keys and values", "perplexity", "of second halves")
     for each in found:
         whole = "" if each.whole is None else f"{each.whole:.3f}"
