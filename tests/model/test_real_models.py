@@ -18,7 +18,7 @@ from tests.model.driver import Driver
 from tests.model.real_models import GOLDEN
 
 EXPECTED: dict[str, Any] = json.loads(GOLDEN.read_text(encoding="utf-8"))
-CLOSE = 0.01  # of the perplexity: 0.3 to 0.7 % are measured
+CLOSE = 0.015  # of the perplexity: 0.3 to 1.2 % are measured
 LEAD = 0.3  # of a token over the next best, below which activations of 8 bits may choose the other
 
 
