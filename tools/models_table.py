@@ -78,6 +78,8 @@ SIZES: Mapping[str, tuple[tuple[str, float], ...]] = {
     "hy_v3": (("Hy3 preview 295B-A21B", 295),),
     "hyperclovax": (("HyperCLOVA X SEED Think 14B", 14.7),),
     "jais2": (("Jais 2 8B", 8.1), ("70B", 70)),
+    "flex_olmo": (("FlexOlmo 7x7B", 33.3),),
+    "mimo_v2_flash": (("MiMo-V2-Flash 309B-A15B", 309),),
     "mellum": (("Mellum 2 12B-A2.5B", 12.0),),
     "solar_open": (("Solar Open 102B-A12B", 102),),
     "vaultgemma": (("VaultGemma 1B", 1.0),),
@@ -146,6 +148,8 @@ NOTES: Mapping[str, str] = {
     "mistral": "sliding window",
     "mixtral": "GGUF files with stacked experts and older ones with a tensor for each",
     "minimax_m3": "an indexer chooses blocks of tokens for each KV head",
+    "flex_olmo": "OLMo 2 with experts",
+    "mimo_v2_flash": "keys wider than values; folders count a window's tokens without the token itself, GGUF files with it",
     "minicpm": "MiniCPM 1, 2, 4 and 4.1, attending to the whole context",
     "muse_glimmer": "layers with a window have a rope, the others have none; attention with a gate",
     "phi3": (
@@ -159,7 +163,7 @@ NOTES: Mapping[str, str] = {
     ),
 }
 # Of which no converter writes GGUF files.
-FOLDERS_ONLY = frozenset(("cwm", "helium", "hyperclovax", "vaultgemma"))
+FOLDERS_ONLY = frozenset(("cwm", "flex_olmo", "helium", "hyperclovax", "vaultgemma"))
 # By architecture: what people ask for that it does not do, besides what the code tells; it is refused by name.
 LIMITS: Mapping[str, tuple[str, ...]] = {
     "mamba2": ("`--pd-role`",),

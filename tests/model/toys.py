@@ -24,6 +24,7 @@ from homenode.model.architectures.latent_attention import LatentHeads, with_head
 from homenode.model.architectures.layer_norm_decoder import BlockStyle
 from homenode.model.architectures.lfm2_moe import ExpertBias
 from homenode.model.architectures.llama4 import Llama4Extras
+from homenode.model.architectures.mimo_v2_flash import NarrowValues, with_narrow_values
 from homenode.model.architectures.ministral3 import QueryGrowth
 from homenode.model.architectures.muse_glimmer import GatedCappedBlock
 from homenode.model.architectures.nemotron_h import NemotronExtras
@@ -59,6 +60,8 @@ MIXTURES = {
         ("dots1", "afmoe", "hy_v3"), MoeSpec(6, 3, 40, True, 48, (0,), score="sigmoid", epsilon=1e-20, scale=1.5)
     ),
     "mellum": MoeSpec(6, 2, 40, True),
+    "flex_olmo": MoeSpec(6, 3, 40, False),
+    "mimo_v2_flash": MoeSpec(6, 3, 40, True, 0, (0,), score="sigmoid", epsilon=1e-20, scale=1.5),
     "solar_open": MoeSpec(6, 3, 40, True, 48, score="sigmoid", epsilon=1e-20, scale=1.5),
     "nomic_bert": MoeSpec(6, 2, 40, False, dense_layers=(0,), activation="gelu_erf"),
     "llama4": MoeSpec(5, 1, 40, True, 40, (1,), score="chosen_softmax", weighted="input"),
@@ -107,6 +110,7 @@ WINDOWED: dict[str, dict[str, Any]] = {
     "smollm3": {"rope_layers": (True, False, True)},
     **dict.fromkeys(("olmo3", "mellum"), _WINDOWED | {"local_rope": RopeSpec(theta=100.0)}),
     "cwm": _WINDOWED,
+    "mimo_v2_flash": _WINDOWED | {"local_rope": RopeSpec(theta=100.0, rotary_dim=8), "num_layers": 3},
     "exaone4": _PLACED,
     "exaone_moe": _PLACED,
     "afmoe": _PLACED,
@@ -196,6 +200,8 @@ def toy_spec(architecture: str = "llama", **changes: object) -> ModelSpec:
     )  # fmt: skip
     spec = replace(spec, own=OWN.get(architecture), **(GEMMAS | WINDOWED | UNLIKE).get(architecture, {}))
     spec = replace(spec, **changes)  # type: ignore[arg-type]
+    if architecture == "mimo_v2_flash":
+        spec = with_narrow_values(spec, NarrowValues(10, 0.7), [2 if each else 1 for each in spec.sliding_layers])
     if heads := LATENTS.get(architecture):
         spec = with_heads(spec, heads)
     if indexer := INDEXERS.get(architecture):

@@ -73,6 +73,7 @@ OWN: dict[str, dict[str, Any]] = {
         "vocab_size_per_layer_input": 64, "laurel_rank": 8, "activation_sparsity_pattern": [0.5, 0.95, 0.0, 0.0],
     },
     "llama4": {"num_experts_per_tok": 1},
+    "mimo_v2_flash": {"partial_rotary_factor": 0.5},
     "minimax_m3": {
         "layer_types": ["full_attention"] + ["minimax_m3_sparse"] * 3, "moe_layer_freq": [0, 1, 1, 1],
         "index_n_heads": 2, "index_head_dim": 16,
@@ -205,6 +206,10 @@ OWN_KEYS: dict[str, dict[str, Any]] = {
         "attention.indexer.local_blocks": 1},
     **dict.fromkeys(("qwen3_next", "qwen3_5", "qwen3_5_moe"), DELTA),
     "mpt": {"attention.max_alibi_bias": 8.0},
+    "mimo_v2_flash": {
+        "attention.sliding_window": 8, "attention.sliding_window_pattern": [False, True] * 2, "attention.value_length": 8, "expert_gating_func": 2,
+        "attention.head_count_kv": [1, 2] * 2,
+    },
 }  # fmt: skip
 
 

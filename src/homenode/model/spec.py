@@ -218,6 +218,7 @@ class ModelSpec:
     layer_intermediate: tuple[int, ...] = ()  # of each layer, where they differ; empty: intermediate_size in all
     dimensions: Mapping[str, int] = field(default_factory=dict)  # further lengths of tensors, which are never divided
     head_widths: Mapping[str, int] = field(default_factory=dict)  # and those that are so many for each query head
+    kv_head_widths: Mapping[str, int] = field(default_factory=dict)  # or for each KV head
     streams: int = 1  # of hidden_size columns each, which layers hand on beside each other
     pooling: PoolingSpec | None = None  # how texts become vectors or scores; None: the model generates text
     attention_mask: AttentionMask = "causal"

@@ -25,6 +25,14 @@ def all_but_first_of_each(layers: int, interval: int = INTERVAL) -> tuple[bool, 
     return tuple(layer % interval != 0 for layer in range(layers))
 
 
+def layers_with_mlp(fields: Fields, layers: int, first: int) -> tuple[int, ...]:
+    """The layers that have an MLP in place of experts, by `mlp_layer_types`, or the `first` where config.json has none."""
+    kinds = fields.texts("mlp_layer_types") or ("dense",) * min(first, layers) + ("sparse",) * max(layers - first, 0)
+    if len(kinds) != layers or not set(kinds) <= {"dense", "sparse"}:
+        raise fields.wrong("mlp_layer_types", kinds, f"a list of {layers} values, each dense or sparse")
+    return tuple(layer for layer, kind in enumerate(kinds) if kind == "dense")
+
+
 def rotated_layers(fields: Fields, layers: int) -> tuple[bool, ...]:
     """Which layers have rope by `no_rope_layers`, where 1 means that one has it, or else by the interval."""
     interval = fields.integer("no_rope_layer_interval", INTERVAL)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from homenode.model.architectures import common, qwen3, qwen3_moe
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
+from homenode.model.architectures.layer_kinds import layers_with_mlp
 from homenode.model.architectures.pre_norm import forward
 from homenode.model.config.folder_config import Defaults, ExpertDefaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
@@ -26,11 +27,7 @@ def read_folder(config: FolderConfig) -> ModelSpec:
     config.refuse_activation("hidden_act", "silu")
     spec = config.decoder(NAME, DEFAULTS)
     spec = config.with_window_in(spec, config.window(default=1024), lambda layers: (False,) * layers)
-    kinds = fields.texts("mlp_layer_types") or ("sparse",) * spec.num_layers
-    if len(kinds) != spec.num_layers or not set(kinds) <= {"dense", "sparse"}:
-        raise fields.wrong("mlp_layer_types", kinds, f"a list of {spec.num_layers} values, each dense or sparse")
-    dense = tuple(layer for layer, kind in enumerate(kinds) if kind == "dense")
-    moe = None
+    dense, moe = layers_with_mlp(fields, spec.num_layers, first=0), None
     if len(dense) < spec.num_layers:
         moe = config.moe(EXPERTS, normalise=fields.boolean("norm_topk_prob", True), dense=dense)
     bias = fields.boolean("attention_bias", False)

@@ -57,7 +57,10 @@ def layer_of(ops: Ops, model: ForwardContext, index: int, x: Tensor, qkv: Heads)
     out = common.project_out(ops, model, inner, layer["o"], layer.get("o_bias"), None)
     x = ops.add(common.select_last(ops, model, index, x), common.normed(ops, model, out, layer["attended_norm"]))
     h = common.normed(ops, model, x, layer["post_norm"]) if "post_norm" in layer else x
-    out = common.project_out(ops, model, common.gated(ops, layer, h), layer["down"], None, None)
+    if "router" in layer:
+        out = common.mixture(ops, model, index, h, None)
+    else:
+        out = common.project_out(ops, model, common.gated(ops, layer, h), layer["down"], None, None)
     return ops.add(x, common.normed(ops, model, out, layer["mlp_norm"]))
 
 

@@ -121,6 +121,7 @@ def dimensions(spec: ModelSpec, layer: int | None = None) -> dict[str, int]:
         "query_and_gate": 2 * spec.num_heads * head_dim,
         **spec.dimensions,
         **{name: spec.num_heads * width for name, width in spec.head_widths.items()},
+        **{name: kv_heads * width for name, width in spec.kv_head_widths.items()},
         **_delta_dimensions(spec.delta, spec.state_groups),
         **(spec.mixer.dimensions() if spec.mixer is not None else {}),
     }
@@ -175,6 +176,7 @@ def ranges(spec: ModelSpec, part: ModelPart, layer: int | None = None) -> dict[s
         "query_and_gate": IndexRange(2 * heads.first * head_dim, 2 * heads.count * head_dim),
         "kv": IndexRange(kv_heads.first * head_dim, kv_heads.count * head_dim),
         **{name: IndexRange(heads.first * n, heads.count * n) for name, n in spec.head_widths.items()},
+        **{name: IndexRange(kv_heads.first * n, kv_heads.count * n) for name, n in spec.kv_head_widths.items()},
     }
 
 

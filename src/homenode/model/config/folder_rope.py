@@ -54,8 +54,8 @@ def ropes_from_config(
     far, near = table.table("full_attention"), table.table("sliding_attention")
     empty = Fields(fields.path, {})
     return (
-        _rope(empty, far or empty, theta, position, head_dim),
-        _rope(empty, near or empty, local_theta, position, head_dim),
+        _rope(empty, far or empty, theta, position, head_dim, None, rotary_share),
+        _rope(empty, near or empty, local_theta, position, head_dim, None, rotary_share),
     )
 
 

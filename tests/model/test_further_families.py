@@ -1,0 +1,80 @@
+"""Further decoders beside transformers: as folders, and as GGUF files where converters write them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="needs torch, which the `torch` dependency group installs")
+pytest.importorskip("transformers", reason="needs transformers, which the `torch` dependency group installs")
+
+from homenode.compute.ops import Backend
+from tests.model.config_fields import check_fields
+from tests.model.parity import Case, check_folder, check_stacked_gguf
+
+pytestmark = pytest.mark.torch
+
+SLIDING, FULL = "sliding_attention", "full_attention"
+WINDOW_KEYS = {"attention.sliding_window": 6, "attention.sliding_window_pattern": [False, True, True]}
+EXPERT_KEYS = {"expert_count": 6, "expert_used_count": 2, "expert_feed_forward_length": 40}
+_PART = {"rope_type": "default", "partial_rotary_factor": 0.5}
+MIMO = Case(
+    "mimo_v2_flash",
+    {
+        "num_key_value_heads": 1,
+        "head_dim": 24,
+        "v_head_dim": 16,
+        "sliding_window": 6,
+        "layer_types": [FULL, SLIDING, SLIDING],
+        "n_routed_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 40,
+        "attention_value_scale": 0.6,
+        "rope_parameters": {FULL: {**_PART, "rope_theta": 5e5}, SLIDING: {**_PART, "rope_theta": 1e4}},
+    },
+    {
+        **WINDOW_KEYS,
+        **EXPERT_KEYS,
+        "rope.freq_base": 5e5,
+        "rope.freq_base_swa": 1e4,
+        "rope.dimension_count": 12,
+        "attention.head_count_kv": [1, 2, 2],
+        "attention.value_length": 16,
+        "attention.value_scale": 0.6,
+    },
+    gguf_name="mimo2",
+)
+FLEX_OLMO = {"num_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 48, "pad_token_id": 0}
+FOLDERS = {
+    "flex_olmo": Case("flex_olmo", FLEX_OLMO | {"attention_bias": True, "norm_topk_prob": True}),
+    "mimo_v2_flash": MIMO,
+    "mimo_v2_flash-alike": Case(
+        "mimo_v2_flash",
+        {
+            **MIMO.changes,
+            "v_head_dim": 24,
+            "attention_bias": True,
+            "layer_types": [FULL] * 3,
+            "mlp_layer_types": ["dense"] * 3,
+        },
+    ),
+}
+STACKED = (MIMO,)
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_a_folder_has_the_tokens_of_transformers(name: str, tmp_path: Path, backend: Backend) -> None:
+    check_folder(FOLDERS[name], tmp_path, backend)
+
+
+@pytest.mark.parametrize("case", STACKED, ids=lambda case: case.kind)
+def test_a_gguf_file_has_the_tokens_of_transformers(case: Case, tmp_path: Path, backend: Backend) -> None:
+    check_stacked_gguf(case, tmp_path, backend)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", FOLDERS)
+def test_every_field_is_read_as_transformers_reads_it_or_refused(name: str, tmp_path: Path) -> None:
+    check_fields(FOLDERS[name].kind, FOLDERS[name].changes, tmp_path / "model")
