@@ -41,11 +41,18 @@ SIZES: Mapping[str, tuple[tuple[str, float], ...]] = {
     "glm_moe_dsa": (("GLM-5", 744),),
     "gpt2": (("GPT-2", 0.12), ("XL", 1.6)),
     "gpt_bigcode": (("SantaCoder", 1.1), ("StarCoder 3B", 3.0), ("15B", 15.5)),
+    "gpt_neo": (("GPT-Neo 125M", 0.13), ("1.3B", 1.4), ("2.7B", 2.7)),
+    "gptj": (("GPT-J 6B", 6.1),),
+    "granite_swa": (("Granite Swash 2B", 2.1),),
+    "ministral": (("Ministral 8B (2410)", 8.0),),
+    "nanochat": (("nanochat d20", 0.56), ("d32", 1.9)),
     "gpt_neox": (("Pythia 160M", 0.16), ("6.9B", 6.9), ("GPT-NeoX 20B", 20.6)),
     "gpt_oss": (("gpt-oss-20b", 20.9), ("gpt-oss-120b", 117)),
+    "gte": (("gte-multilingual-base", 0.31), ("gte-large-en 1.5", 0.43)),
     "granite": (("Granite 3.3 2B", 2.5), ("8B", 8.2)),
     "granitemoehybrid": (("Granite 4.0 H-Micro", 3.2), ("H-Tiny", 6.9), ("H-Small", 32.2)),
     "jina_bert": (("jina-embeddings-v2 small", 0.033), ("base", 0.14), ("base-code", 0.16)),
+    "jina_embeddings_v3": (("jina-embeddings-v3", 0.57),),
     "lfm2": (("LFM2 350M", 0.35), ("1.2B", 1.2), ("2.6B", 2.6)),
     "lfm2_moe": (("LFM2 8B-A1B", 8.3),),
     "llama": (("SmolLM2 135M", 0.135), ("Llama 3.2 1B", 1.2), ("3B", 3.2), ("3.1 8B", 8.0), ("3.3 70B", 70.6)),
@@ -120,7 +127,8 @@ SIZES: Mapping[str, tuple[tuple[str, float], ...]] = {
 NOTES: Mapping[str, str] = {
     **dict.fromkeys(("deepseek_v32", "glm_moe_dsa"), "an indexer chooses the tokens that are attended to"),
     "bert": "DistilBERT, RoBERTa and XLM-RoBERTa, and rerankers, too; makes [vectors](embeddings.md)",
-    **dict.fromkeys(("embedding_gemma", "eurobert", "modernbert", "nomic_bert"), "makes [vectors](embeddings.md)"),
+    **dict.fromkeys(("embedding_gemma", "eurobert", "gte", "modernbert", "nomic_bert"), "makes [vectors](embeddings.md)"),
+    "jina_embeddings_v3": "the model alone, without adapters; makes [vectors](embeddings.md)",
     "jina_bert": "Jina embeddings 2, and that for code; makes [vectors](embeddings.md)",
     "qwen3": "Qwen3-Embedding and -Reranker, too ([vectors and scores](embeddings.md))",
     "cohere2": "every fourth layer sees the whole context, without rope",
@@ -131,6 +139,7 @@ NOTES: Mapping[str, str] = {
     "gemma4": "per-layer embeddings, layers that read the keys and values of others",
     "gpt_neox": "both residual styles; gelu is exact in GGUF files, too",
     "gpt_oss": "MXFP4 stays at 4 bits",
+    "granite_swa": "windows and sinks",
     "granite": "Granite 3, the dense ones, with their multipliers",
     "granitemoe": "one GGUF name for both kinds, with and without a shared MLP",
     "hunyuan_v1_dense": "a dynamic rope with `alpha` has a larger theta at every length",
@@ -163,7 +172,9 @@ NOTES: Mapping[str, str] = {
     ),
 }
 # Of which no converter writes GGUF files.
-FOLDERS_ONLY = frozenset(("cwm", "flex_olmo", "helium", "hyperclovax", "vaultgemma"))
+FOLDERS_ONLY = frozenset(
+    "cwm flex_olmo gpt_neo gptj gte helium hyperclovax ministral nanochat vaultgemma".split()
+)
 # By architecture: what people ask for that it does not do, besides what the code tells; it is refused by name.
 LIMITS: Mapping[str, tuple[str, ...]] = {
     "mamba2": ("`--pd-role`",),
@@ -177,6 +188,7 @@ LIMITS: Mapping[str, tuple[str, ...]] = {
         "folders of its rerankers",
     ),
     "eurobert": ("heads for scores",),
+    "jina_embeddings_v3": ("adapters for tasks",),
     "bloom": ("`apply_residual_connection_post_layernorm`",),
     "mpt": ("models without ALiBi",),
     **dict.fromkeys(("phi", "stablelm"), ("`qk_layernorm`",)),

@@ -50,6 +50,16 @@ CASES |= {
     "distilbert": Case("distilbert", DISTILBERT),
     "eurobert": Case("eurobert", {"pad_token_id": 0}, {"attention.causal": False}),
 }
+CASES |= {
+    "gte": Case("gte", ALIKE | {"type_vocab_size": 0}),
+    "gte-types": Case("gte", ALIKE),
+    "jina_embeddings_v3": Case(
+        "jina_embeddings_v3",
+        ALIKE,
+        {"attention.causal": False, "attention.layer_norm_epsilon": 1e-5, "rope.freq_base": 20000.0},
+        gguf_name="jina-bert-v3",
+    ),
+}
 TEXTS = prompts((1, 5, 40, 130))
 
 
@@ -109,6 +119,7 @@ def test_a_text_by_itself_has_the_same_bits(name: str, tmp_path: Path, backend: 
         ("modernbert", {"num_labels": 1, "classifier_pooling": "cls"}),
         ("bert", {"num_labels": 3}),
         ("distilbert", {"num_labels": 1}),
+        ("gte", {"num_labels": 1}),
     ],
 )
 def test_the_head_of_a_model_that_scores(name: str, more: dict[str, Any], tmp_path: Path, reference: Backend) -> None:
@@ -277,6 +288,8 @@ def test_rerankers_that_lack_what_makes_the_score_are_refused(tmp_path: Path) ->
         ("modernbert", "hidden_activation", "silu"),
         ("nomic_bert", "prenorm", True),
         ("nomic_bert", "qkv_proj_bias", True),
+        ("gte", "logn_attention_scale", True),
+        ("gte", "hidden_act", "silu"),
     ],
 )
 def test_what_changes_the_result_is_refused_by_name(name: str, field: str, value: object, tmp_path: Path) -> None:

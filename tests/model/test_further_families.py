@@ -45,8 +45,44 @@ MIMO = Case(
     },
     gguf_name="mimo2",
 )
+GRANITE_SWA = Case(
+    "granite_swa",
+    {
+        "sliding_window": 6,
+        "layer_types": [FULL, SLIDING, SLIDING],
+        "tie_word_embeddings": False,
+        "embedding_multiplier": 3.0,
+        "attention_multiplier": 0.11,
+        "residual_multiplier": 0.4,
+        "logits_scaling": 0.6,
+    },
+    {
+        **WINDOW_KEYS,
+        "embedding_scale": 3.0,
+        "attention.scale": 0.11,
+        "residual_scale": 0.4,
+        "logit_scale": 0.6,
+    },
+    interleaved=True,
+)
+GPTJ = {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_inner": 96, "n_positions": 256, "rotary_dim": 8}
+GPT_NEO = {
+    "num_layers": 3,
+    "num_heads": 4,
+    "window_size": 6,
+    "attention_types": [[["global", "local"], 1], [["local"], 1]],
+}
 FLEX_OLMO = {"num_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 48, "pad_token_id": 0}
 FOLDERS = {
+    "ministral": Case("ministral", {"sliding_window": 6, "layer_types": [SLIDING, FULL, SLIDING], "pad_token_id": 0}),
+    "ministral-windows": Case("ministral", {"sliding_window": 6, "head_dim": 32, "pad_token_id": 0}),
+    "granite_swa": GRANITE_SWA,
+    "granite_swa-without-ropes": Case(
+        "granite_swa", {**GRANITE_SWA.changes, "layer_rope_theta": [0, 5e4, 5e4], "attention_bias": True, "mlp_bias": True}
+    ),
+    "gptj": Case("gptj", GPTJ),
+    "gpt_neo": Case("gpt_neo", GPT_NEO),
+    "nanochat": Case("nanochat", {"final_logit_softcapping": 5.0, "attention_bias": True, "pad_token_id": 0}),
     "flex_olmo": Case("flex_olmo", FLEX_OLMO | {"attention_bias": True, "norm_topk_prob": True}),
     "mimo_v2_flash": MIMO,
     "mimo_v2_flash-alike": Case(
@@ -60,7 +96,7 @@ FOLDERS = {
         },
     ),
 }
-STACKED = (MIMO,)
+STACKED = (MIMO, GRANITE_SWA)
 
 
 @pytest.mark.parametrize("name", FOLDERS)

@@ -74,6 +74,7 @@ OWN: dict[str, dict[str, Any]] = {
     },
     "llama4": {"num_experts_per_tok": 1},
     "mimo_v2_flash": {"partial_rotary_factor": 0.5},
+    "gptj": {"rotary_dim": 8},
     "minimax_m3": {
         "layer_types": ["full_attention"] + ["minimax_m3_sparse"] * 3, "moe_layer_freq": [0, 1, 1, 1],
         "index_n_heads": 2, "index_head_dim": 16,

@@ -43,13 +43,15 @@ WAYS: list[dict[str, Any]] = [
 
 # Of single architectures: what their class must have, and a class that reads more.
 NEEDED = {"embedding_gemma": {"use_bidirectional_attention": True}, "apertus": {"hidden_act": "xielu"}}
+NEEDED["nanochat"] = {"hidden_act": "relu2"}
 SCORING = {
     "bert": "XLMRobertaForSequenceClassification",
+    "gte": "GteForSequenceClassification",
     "modernbert": "ModernBertForSequenceClassification",
     "qwen3": "Qwen3ForSequenceClassification",
 }
 # Read with windows, which these have none of.
-UNASKED = {name: {"layer_types"} for name in ("bert", "jina_bert", "nomic_bert")}
+UNASKED = {name: {"layer_types"} for name in ("bert", "gte", "jina_bert", "jina_embeddings_v3", "nomic_bert")}
 UNASKED["bert"] |= {"activation", "dim", "hidden_dim", "n_heads", "n_layers"}  # DistilBERT's
 UNASKED["eurobert"] = {"id2label"}  # its scores are refused before
 UNASKED["qwen3"] = {"classifier_from_token"}  # asked for with the tokenizer's words

@@ -180,14 +180,15 @@ ARCHITECTURE = Architecture(
             "CamembertForMaskedLM",
             "CamembertForSequenceClassification",
         ),
-        modules=_MODULES
+        modules=encoder.FLASH_MODULES
+        | _MODULES
         | _DISTILLED_MODULES
         | {
             f"{front}.{theirs}": ours
             for front in ("bert", "distilbert", "roberta")
             for theirs, ours in _MODULES.items()
         },
-        convert=encoder.without_unread,
+        convert=encoder.split_tensors,
     ),
     GgufFormat(
         "bert",

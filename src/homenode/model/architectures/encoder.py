@@ -43,6 +43,32 @@ _UNREAD = (
     "vocab_",
     "embeddings.position_ids",
 )
+_LAYER = "model.layers.{layer}."
+_FLASH = {  # what XLM-RoBERTa's parts are called in a class that has q, k and v in one matrix
+    "emb_ln": "model.embed_norm",
+    "embeddings.word_embeddings": "model.embed_tokens",
+    "embeddings.position_embeddings": "model.positions",
+    "embeddings.token_type_embeddings": "model.token_types",
+    "embeddings.LayerNorm": "model.embed_norm",
+    "embeddings": "embeddings",  # buffers
+    "pooler.dense": "pooler.dense",
+    **{
+        f"{front}layers.{{layer}}.{theirs}": _LAYER + ours
+        for front in ("encoder.", "")
+        for theirs, ours in {
+            "mixer.Wqkv": "self_attn.qkv_proj",
+            "mixer.out_proj": "self_attn.o_proj",
+            "mlp.fc1": "mlp.up_proj",
+            "mlp.fc2": "mlp.down_proj",
+            "norm1": "attended_norm",
+            "norm2": "mlp_norm",
+            "post_attention_layernorm": "attended_norm",
+            "post_mlp_layernorm": "mlp_norm",
+            **{name: name for name in (f"self_attn.{part}_proj" for part in "qkvo")},
+        }.items()
+    },
+}
+FLASH_MODULES = _FLASH | {f"roberta.{theirs}": ours for theirs, ours in _FLASH.items()}
 
 
 @dataclass(frozen=True)

@@ -51,9 +51,13 @@ def read_gguf(config: GgufConfig) -> ModelSpec:
 
 
 def read_gguf_as(config: GgufConfig, name: str) -> ModelSpec:
-    """The figures in a GGUF file of an architecture with these multipliers. A scale of 0 means that there is none."""
+    """The figures in a GGUF file of an architecture with these multipliers and no window."""
+    return with_multipliers(config, config.refuse_window(config.decoder(name, whole_heads=True, own_scale=True)))
+
+
+def with_multipliers(config: GgufConfig, spec: ModelSpec) -> ModelSpec:
+    """`spec` with the multipliers in a GGUF file. A scale of 0 means that there is none."""
     fields = config.fields
-    spec = config.refuse_window(config.decoder(name, whole_heads=True, own_scale=True))
     # The reference reader takes this key as a switch of rope in these architectures.
     has_rope = fields.boolean("rope.scaling.finetuned", True)
     return replace(

@@ -122,7 +122,7 @@ def _styled(spec: ModelSpec, types: int, normed: int) -> ModelSpec:
     )
 
 
-def _converted(tensors: Mapping[str, TensorEntry], spec: ModelSpec) -> dict[str, TensorEntry]:
+def split_tensors(tensors: Mapping[str, TensorEntry], spec: ModelSpec) -> dict[str, TensorEntry]:
     """Gate and up as matrices of their own: up lies first in the model for code, gate first in the others, whose GGUF
     files call both together ffn_up.
     """
@@ -167,14 +167,14 @@ ARCHITECTURE = Architecture(
         | {"model_max_length": "the tokenizer's", "hidden_act": "of MLPs without a gate"},
         older_classes=("JinaBertForMaskedLM",),
         modules=_MODULES | {f"bert.{theirs}": ours for theirs, ours in _MODULES.items()},
-        convert=_converted,
+        convert=split_tensors,
     ),
     GgufFormat(
         "jina-bert-v2",
         read_gguf,
         keys=encoder.GGUF_KEYS | {"token_type_count"},
         names=encoder.GGUF_NAMES,
-        convert=_converted,
+        convert=split_tensors,
     ),
     PARAMETERS,
     forward,

@@ -26,7 +26,7 @@ def all_but_first_of_each(layers: int, interval: int = INTERVAL) -> tuple[bool, 
 
 
 def layers_with_mlp(fields: Fields, layers: int, first: int) -> tuple[int, ...]:
-    """The layers that have an MLP in place of experts, by `mlp_layer_types`, or the `first` where config.json has none."""
+    """The layers that have an MLP in place of experts, by `mlp_layer_types`, or the `first` where the file has none."""
     kinds = fields.texts("mlp_layer_types") or ("dense",) * min(first, layers) + ("sparse",) * max(layers - first, 0)
     if len(kinds) != layers or not set(kinds) <= {"dense", "sparse"}:
         raise fields.wrong("mlp_layer_types", kinds, f"a list of {layers} values, each dense or sparse")

@@ -29,14 +29,14 @@ class BlockStyle:
     `activation`: of an MLP without a gate; "silu_gate" is one with a gate, as Llama's.
     `residual`: in "serial" blocks the MLP reads what attention has been added to; in "parallel" ones it reads what the
     layer began with, through a norm of its own, and with "one_norm" through that of attention. `positions`: how tokens
-    know of them: "rope", a "table" whose rows are added to the embedding, or "alibi" with slopes down to
+    know of them: a "rope", whose pairs may be "neighbours", a "table" whose rows are added to the embedding, or "alibi" with slopes down to
     2^-alibi_bits times `alibi_scale`. `clip`: q, k and v are limited to -clip .. clip. `norm_biases`, `head_bias`,
     `embedding_norm`: whether norms and the output matrix have biases, and the embedding has a norm.
     """
 
     activation: PlainActivation | Literal["silu_gate"] = "gelu"
     residual: Literal["serial", "parallel", "one_norm"] = "serial"
-    positions: Literal["rope", "table", "alibi"] = "rope"
+    positions: Literal["rope", "neighbours", "table", "alibi"] = "rope"
     norm_biases: bool = True
     head_bias: bool = False
     embedding_norm: bool = False
@@ -140,7 +140,7 @@ def forward(ops: Ops, model: ForwardContext) -> Tensor:
     """Logits of the step's selected rows, or the rows for the next stage."""
     style = style_of(model.spec)
     x = _enter(ops, model, style)
-    rotation = common.angles(ops, model.rope) if style.positions == "rope" else None
+    rotation = common.angles(ops, model.rope) if style.positions in ("rope", "neighbours") else None
     slopes = None
     if style.positions == "alibi":
         here = model.part.heads
@@ -148,8 +148,10 @@ def forward(ops: Ops, model: ForwardContext) -> Tensor:
         slopes = every[here.first : here.end]
     for index, layer in enumerate(model.parameters.layers):
         h = normed(ops, model, layer, "input_norm", x)
-        qkv = _project(ops, model, layer, h, style.clip)
-        inner = common.select_last(ops, model, index, common.attended(ops, model, index, qkv, rotation, slopes))
+        qkv, turning = _project(ops, model, layer, h, style.clip), rotation
+        if style.positions == "neighbours" and rotation is not None:
+            qkv, turning = common.rotated(ops, model, index, qkv, rotation, adjacent=True), None
+        inner = common.select_last(ops, model, index, common.attended(ops, model, index, qkv, turning, slopes))
         x, h = (common.select_last(ops, model, index, rows) for rows in (x, h))
         if style.residual == "serial":
             x = common.project_out(ops, model, inner, layer["o"], layer.get("o_bias"), x)

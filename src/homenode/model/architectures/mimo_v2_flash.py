@@ -32,6 +32,7 @@ DEFAULTS = Defaults(
 EXPERTS = ExpertDefaults(experts=256, experts_per_token=8, size=2048, keys=("n_routed_experts", "num_local_experts"))
 VALUE_WIDTH, VALUE_SCALE, WINDOW, PATTERN = 128, 0.707, 129, 6
 _SINKS = "self_attn.attention_sink_bias"
+_UNREAD = frozenset(("first_k_dense_replace", "n_shared_experts"))
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,8 @@ def read_folder(config: FolderConfig) -> ModelSpec:
     for key, wanted in (("add_swa_attention_sink_bias", True), ("add_full_attention_sink_bias", False)):
         if fields.boolean(key, wanted) is not wanted:
             raise UnsupportedError(
-                f"{config.path}: {key} {str(not wanted).lower()} is not supported in {NAME}; homenode wants {str(wanted).lower()}"
+                f"{config.path}: {key} {str(not wanted).lower()} is not supported in {NAME}; "
+                f"homenode wants {str(wanted).lower()}"
             )
     spec = config.decoder(NAME, DEFAULTS, rotates_part=True)
     near = spec.local_rope or RopeSpec(theta=1e4)
@@ -96,14 +98,15 @@ def read_folder(config: FolderConfig) -> ModelSpec:
         fields.integer("v_head_dim", VALUE_WIDTH, maximum=limits.MOST_HEAD_DIM),
         1.0 if fields.is_null("attention_value_scale") else fields.number("attention_value_scale", VALUE_SCALE),
     )
-    of_file = config.without("first_k_dense_replace", "n_shared_experts")
+    of_file = config.without(*_UNREAD)
     moe = of_file.sigmoid_moe(EXPERTS, spec.num_layers, dense=0, shared=0)
     dense = layers_with_mlp(fields, spec.num_layers, first=1)
     if (marks := fields.marks_per_layer("moe_layer_freq", spec.num_layers)) and not fields.has("mlp_layer_types"):
         dense = tuple(layer for layer in range(spec.num_layers) if not marks[layer])
+    bias = fields.boolean("attention_bias", False)
     return replace(
         with_narrow_values(spec, own, [twice if s else spec.num_kv_heads for s in _sliding(spec)]),
-        attention_bias=fields.boolean("attention_bias", False),
+        attention_bias=bias,
         local_rope=near if spec.sliding_layers else None,
         moe=replace(moe, dense_layers=dense) if len(dense) < spec.num_layers else None,
     )
@@ -138,7 +141,8 @@ def with_narrow_values(spec: ModelSpec, own: NarrowValues, kv_heads: list[int]) 
     """`spec` with such values, and so many KV heads in each layer."""
     if own.width > spec.head_dim:
         raise UnsupportedError(
-            f"values of {own.width} elements beside keys of {spec.head_dim} are not supported in {NAME}; homenode wants no more than keys have"
+            f"values of {own.width} elements beside keys of {spec.head_dim} are not supported in {NAME}; "
+            "homenode wants no more than keys have"
         )
     return replace(
         spec,
@@ -189,17 +193,19 @@ ARCHITECTURE = Architecture(
     FolderFormat(
         "MiMoV2FlashForCausalLM",
         read_folder,
-        fields=SIGMOID_MOE_FIELDS
+        fields=SIGMOID_MOE_FIELDS - _UNREAD
         | frozenset(
-            "hidden_act attention_bias n_routed_experts num_local_experts v_head_dim sliding_window sliding_window_size "
-            "attention_value_scale mlp_layer_types rope_local_base_freq hybrid_layer_pattern swa_num_key_value_heads "
-            "layernorm_epsilon swa_rope_theta moe_layer_freq add_swa_attention_sink_bias add_full_attention_sink_bias".split()
+            "hidden_act attention_bias n_routed_experts num_local_experts v_head_dim sliding_window "
+            "sliding_window_size attention_value_scale mlp_layer_types rope_local_base_freq hybrid_layer_pattern "
+            "swa_num_key_value_heads layernorm_epsilon swa_rope_theta moe_layer_freq add_swa_attention_sink_bias "
+            "add_full_attention_sink_bias".split()
         ),
         harmless=dict.fromkeys(
             "swa_head_dim swa_v_head_dim swa_num_attention_heads hybrid_block_size attention_chunk_size "
             "attention_projection_layout".split(),
             NOT_READ,
-        ),
+        )
+        | dict.fromkeys(_UNREAD, NOT_READ),
         convert=_with_published_names,
     ),
     GgufFormat("mimo2", read_gguf, keys=frozenset(("attention.value_scale", "rope.freq_base_swa"))),

@@ -1,0 +1,68 @@
+"""Granite with a window in three of four layers, and sinks in all; layers may have no rope."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from homenode.errors import UnsupportedError
+from homenode.model.architectures import granite, llama
+from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
+from homenode.model.architectures.common import interleaved_heads
+from homenode.model.architectures.layer_kinds import all_but_first_of_each
+from homenode.model.architectures.parameters import Parameter
+from homenode.model.config.folder_config import Defaults, FolderConfig
+from homenode.model.config.gguf_config import GgufConfig
+from homenode.model.spec import ModelSpec
+
+NAME = "granite_swa"
+DEFAULTS = Defaults(
+    max_position=8192, heads=20, kv_heads=4, vocab=100352, norm_eps=1e-5, bos_id=100257, eos_id=100257,
+    intermediate=8192,
+)  # fmt: skip
+WINDOW = 128
+PARAMETERS = (
+    *llama.PARAMETERS,
+    Parameter("sinks", "model.layers.{layer}.self_attn.sinks", ("heads",), "blk.{layer}.attn_sinks.weight"),
+)
+
+
+def read_folder(config: FolderConfig) -> ModelSpec:
+    """The figures in config.json."""
+    fields = config.fields
+    config.refuse_activation("hidden_act", "silu")
+    bias, mlp_bias = fields.boolean("attention_bias", False), fields.boolean("mlp_bias", False)
+    spec = replace(config.decoder(NAME, DEFAULTS), attention_bias=bias, output_bias=bias, mlp_bias=mlp_bias)
+    spec = config.with_window_in(spec, config.window(default=WINDOW), all_but_first_of_each)
+    thetas = fields.numbers("layer_rope_theta", above=-1.0)
+    if thetas and (len(thetas) != spec.num_layers or len(set(thetas) - {0.0}) > 1):
+        raise UnsupportedError(
+            f"{config.path}: layer_rope_theta with several bases of a rope is not supported in {NAME}; homenode wants "
+            "one and 0 for layers without a rope"
+        )
+    if any(thetas):
+        spec = replace(spec, rope=replace(spec.rope, theta=max(thetas)))
+    return granite.read_multipliers(config, replace(spec, rope_layers=tuple(theta > 0 for theta in thetas)))
+
+
+def read_gguf(config: GgufConfig) -> ModelSpec:
+    """The figures in a GGUF file."""
+    spec = granite.with_multipliers(config, config.decoder(NAME, whole_heads=True, own_scale=True))
+    window = config.window(default=WINDOW)
+    sliding = config.marked_layers("attention.sliding_window_pattern") or all_but_first_of_each(spec.num_layers)
+    spec = replace(spec, rope_layers=config.marked_layers("attention.rope_pattern") or ())
+    return replace(spec, sliding_window=window, sliding_layers=sliding) if any(sliding) else spec
+
+
+ARCHITECTURE = Architecture(
+    NAME,
+    FolderFormat(
+        "GraniteSWAForCausalLM",
+        read_folder,
+        fields=granite.FIELDS | {"mlp_bias", "sliding_window", "layer_rope_theta"},
+    ),
+    GgufFormat(
+        "granite_swa", read_gguf, keys=granite.KEYS | {"attention.rope_pattern"}, convert=interleaved_heads
+    ),
+    PARAMETERS,
+    granite.forward,
+)

@@ -1,0 +1,122 @@
+"""GTE (Alibaba-NLP): BERT's layer with a rope in place of a table of positions and a gated MLP, of which only down has
+a bias. Published folders call the class New.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from homenode.errors import UnsupportedError
+from homenode.model.architectures import common, encoder, jina_bert, nomic_bert
+from homenode.model.architectures.architecture import Architecture, FolderFormat
+from homenode.model.architectures.bert import BERT_HEAD
+from homenode.model.config.folder_config import Defaults, FolderConfig
+from homenode.model.formats import limits
+from homenode.model.formats.reading import quoted
+from homenode.model.pooling import PoolingSpec
+from homenode.model.spec import ModelSpec, RopeSpec
+
+NAME = "gte"
+DEFAULTS = Defaults(max_position=8192, heads=12, vocab=250048, norm_eps=1e-12, intermediate=3072, theta=160000.0)
+PARAMETERS = (
+    encoder.EMBEDDING,
+    encoder.TYPES,
+    *encoder.EMBEDDING_NORM,
+    *common.PROJECTIONS,
+    *common.QKV_BIASES,
+    *common.OUTPUT_BIAS,
+    *common.GATE_UP_DOWN,
+    common.MLP_BIASES[2],
+    *encoder.POST_NORMS,
+)
+_PLAIN: Mapping[str, object] = {  # what the class of the makers can have, and published models have not
+    "position_embedding_type": "rope",
+    "layer_norm_type": "layer_norm",
+    "logn_attention_scale": False,
+    "hidden_act": "gelu",
+}
+_LAYER = "model.layers.{layer}."
+_MODULES = {
+    "embeddings.word_embeddings": "model.embed_tokens",
+    "embeddings.token_type_embeddings": "model.token_types",
+    "embeddings.LayerNorm": "model.embed_norm",
+    "pooler.dense": "pooler.dense",
+    **{
+        f"{front}{{layer}}.{theirs}": _LAYER + ours
+        for front in ("encoder.layer.", "layers.")
+        for theirs, ours in {
+            "attention.qkv_proj": "self_attn.qkv_proj",
+            "attention.o_proj": "self_attn.o_proj",
+            "attn_ln": "attended_norm",
+            "mlp_ln": "mlp_norm",
+            "post_attention_layernorm": "attended_norm",
+            "post_mlp_layernorm": "mlp_norm",
+            **{name: name for name in ("mlp.up_gate_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")},
+            **{name: name for name in (f"self_attn.{part}_proj" for part in "qkvo")},
+        }.items()
+    },
+}
+
+
+def read_folder(config: FolderConfig) -> ModelSpec:
+    """The figures in config.json."""
+    fields = config.fields
+    for key, wanted in _PLAIN.items():
+        if fields.has(key) and (seen := fields.value(key)) != wanted:
+            raise UnsupportedError(f"{config.path}: {key} {quoted(seen)} is not supported; homenode wants {wanted!r}")
+    table = fields.table("rope_scaling")
+    is_ntk = table is not None and table.text("type") == "ntk"
+    spec = encoder.folder_figures(config.without("rope_scaling") if is_ntk else config, NAME, DEFAULTS)
+    if is_ntk and table is not None:
+        if table.has("mixed_b"):
+            raise UnsupportedError(f"{config.path}: rope_scaling with mixed_b is not supported in {NAME}")
+        spec = replace(spec, rope=_ntk(spec, table.number("factor", most=1e6)))
+    types = fields.integer("type_vocab_size", 1, minimum=0, maximum=limits.MOST_HIDDEN)
+    labels = config.labels()
+    return replace(
+        spec,
+        attention_bias=True,
+        output_bias=True,
+        mlp_bias=True,
+        own=encoder.EncoderStyle(gate="gelu_erf"),
+        dimensions={"types": types},
+        pooling=PoolingSpec("cls", len(labels), BERT_HEAD, labels) if labels else spec.pooling,
+    )
+
+
+def _ntk(spec: ModelSpec, factor: float) -> RopeSpec:
+    """The rope of the makers' class: theta grows by the factor, and frequencies shrink by that power of it which makes
+    the lowest one turn so many times slower.
+    """
+    pairs = spec.head_dim // 2
+    return replace(spec.rope, theta=spec.rope.theta * factor, factors=(factor ** (1 / pairs),) * pairs)
+
+
+ARCHITECTURE = Architecture(
+    NAME,
+    FolderFormat(
+        "GteModel",
+        read_folder,
+        fields=frozenset((*encoder.EPS, *_PLAIN, "type_vocab_size", "id2label")),
+        harmless={key: why for key, why in encoder.HARMLESS.items() if key not in (*_PLAIN, "type_vocab_size")}
+        | dict.fromkeys(
+            "pack_qkv unpad_inputs use_memory_efficient_attention logn_attention_clip1".split(),
+            "how, not what, its makers' class computes",
+        ),
+        model_types=("new",),
+        older_classes=(
+            "GteForMaskedLM",
+            "GteForSequenceClassification",
+            "NewModel",
+            "NewForMaskedLM",
+            "NewForSequenceClassification",
+        ),
+        modules=_MODULES
+        | {f"{front}.{theirs}": ours for front in ("new", "gte") for theirs, ours in _MODULES.items()},
+        convert=jina_bert.split_tensors,
+    ),
+    nomic_bert.ARCHITECTURE.gguf.without_files(NAME),
+    PARAMETERS,
+    nomic_bert.forward,
+)
