@@ -20,6 +20,7 @@ _BITS = {"Q4_K_M": 4.85, "Q8_0": 8.5}  # of a weight, on average
 # By architecture: sizes that people run, as (name, billions of weights).
 SIZES: Mapping[str, tuple[tuple[str, float], ...]] = {
     "bert": (("all-MiniLM-L6", 0.023), ("bge-base", 0.11), ("bge-m3", 0.57)),
+    "bailing_moe_v2": (("Ling, Ring mini 2.0 16B-A1.4B", 16.3), ("flash 2.0 103B-A6B", 103)),
     "bamba": (("Bamba 9B", 9.8),),
     "bloom": (("BLOOM 560M", 0.56), ("7B1", 7.1), ("176B", 176)),
     "cohere": (("Aya 23 8B", 8.0), ("Command R", 35), ("Command R+", 104)),
@@ -95,6 +96,7 @@ SIZES: Mapping[str, tuple[tuple[str, float], ...]] = {
     "arcee": (("AFM 4.5B", 4.6),),
     "dots1": (("dots.llm1", 143),),
     "exaone": (("EXAONE 3.5 2.4B", 2.4), ("7.8B", 7.8), ("32B", 32.0)),
+    "internlm2": (("InternLM 2.5 1.8B", 1.9), ("7B", 7.7), ("20B", 19.9)),
     "internlm3": (("InternLM 3 8B", 8.8),),
     "olmo": (("OLMo 1B", 1.2), ("7B", 6.9)),
     "exaone4": (("EXAONE 4.0 1.2B", 1.3), ("32B", 32.0)),
@@ -152,7 +154,7 @@ NOTES: Mapping[str, str] = {
     **dict.fromkeys(("bamba", "nemotron_h"), "Mamba 2 beside attention"),
     "falcon_h1": "Mamba 2 and attention in every layer",
     "mamba2": "no attention at all",
-    "llama": "Llama 2 and 3 and models of their shape, IQuest-Coder V1",
+    "llama": "Llama 2 and 3 and models of their shape, IQuest-Coder V1, XVERSE",
     "hyperclovax": "Granite with norms behind attention and MLP",
     "mistral": "sliding window",
     "mixtral": "GGUF files with stacked experts and older ones with a tensor for each",
@@ -224,7 +226,7 @@ def table() -> str:
     return "\n".join(lines)
 
 
-_BY_FORMULAS = ("jina_bert",)
+_BY_FORMULAS = ("bailing_moe_v2", "internlm2", "jina_bert")
 
 
 def _memory(billions: float) -> str:

@@ -28,7 +28,7 @@ QUICK = ("is_causal", "tie_word_embeddings", "rms_norm_eps", "rope_scaling", "la
 
 
 @pytest.mark.parametrize(
-    "architecture", sorted(ARCHITECTURES.keys() - {"jina_bert", "minicpm"})
+    "architecture", sorted(ARCHITECTURES.keys() - {"bailing_moe_v2", "internlm2", "jina_bert", "minicpm"})
 )  # of which there is no class
 def test_the_fields_of_the_classes_are_in_the_tables(architecture: str) -> None:
     from transformers import AutoConfig

@@ -137,6 +137,34 @@ def test_the_head_of_a_model_that_scores(name: str, more: dict[str, Any], tmp_pa
     np.testing.assert_allclose(row, wanted, rtol=1e-4, atol=1e-4)
 
 
+def test_a_reranker_with_q_k_and_v_in_one_matrix(tmp_path: Path, reference: Backend) -> None:
+    """XLM-RoBERTa as Jina publishes its reranker 2."""
+    import torch
+    from safetensors.numpy import load_file, save_file
+
+    theirs = make_encoder(CASES["xlm_roberta"], tmp_path, "AutoModelForSequenceClassification", num_labels=1)
+    found: dict[str, FloatArray] = {}
+    tensors = load_file(tmp_path / "model.safetensors")
+    renamed = {
+        "encoder.layer.": "encoder.layers.", "attention.output.dense": "mixer.out_proj", "attention.output.LayerNorm": "norm1",
+        "intermediate.dense": "mlp.fc1", "output.dense": "mlp.fc2", "output.LayerNorm": "norm2", "embeddings.LayerNorm": "emb_ln",
+    }  # fmt: skip
+    for name, values in tensors.items():
+        if ".self.query." in name:
+            values = np.concatenate([tensors[name.replace("query", part)] for part in ("query", "key", "value")])
+            name = name.replace("attention.self.query", "mixer.Wqkv")
+        elif ".self.key." in name or ".self.value." in name:
+            continue
+        for theirs_name, flash in renamed.items():
+            name = name.replace(theirs_name, flash)
+        found[name] = np.ascontiguousarray(values)
+    save_file(found, tmp_path / "model.safetensors")
+    row = rows_of(tmp_path, reference, [TEXTS[2]])[0][0]
+    with torch.no_grad():
+        wanted = theirs(input_ids=torch.tensor([TEXTS[2]])).logits[0].numpy()
+    np.testing.assert_allclose(head_of(tmp_path, row), wanted, rtol=1e-4, atol=1e-4)
+
+
 def head_of(path: Path, row: FloatArray) -> FloatArray:
     """What the head of a model makes of one row."""
     checkpoint = open_checkpoint(path)

@@ -61,6 +61,7 @@ MIXTURES = {
     ),
     "mellum": MoeSpec(6, 2, 40, True),
     "flex_olmo": MoeSpec(6, 3, 40, False),
+    "bailing_moe_v2": MoeSpec(8, 3, 40, True, 48, (0,), "sigmoid", 1e-20, 1.5, groups=4, groups_chosen=2),
     "mimo_v2_flash": MoeSpec(6, 3, 40, True, 0, (0,), score="sigmoid", epsilon=1e-20, scale=1.5),
     "solar_open": MoeSpec(6, 3, 40, True, 48, score="sigmoid", epsilon=1e-20, scale=1.5),
     "nomic_bert": MoeSpec(6, 2, 40, False, dense_layers=(0,), activation="gelu_erf"),

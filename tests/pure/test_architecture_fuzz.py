@@ -207,6 +207,7 @@ OWN_KEYS: dict[str, dict[str, Any]] = {
         "attention.indexer.local_blocks": 1},
     **dict.fromkeys(("qwen3_next", "qwen3_5", "qwen3_5_moe"), DELTA),
     "mpt": {"attention.max_alibi_bias": 8.0},
+    "bailing_moe_v2": {"expert_gating_func": 2},
     "mimo_v2_flash": {
         "attention.sliding_window": 8, "attention.sliding_window_pattern": [False, True] * 2, "attention.value_length": 8, "expert_gating_func": 2,
         "attention.head_count_kv": [1, 2] * 2,

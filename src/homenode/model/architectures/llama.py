@@ -55,9 +55,11 @@ ARCHITECTURE = Architecture(
         read_folder,
         fields=frozenset(("hidden_act", "attention_bias", "mlp_bias")),
         harmless=dict.fromkeys(("sliding_window", "use_sliding_window", "max_window_layers"), NOT_READ),
-        older_classes=("IQuestCoderForCausalLM",),
+        older_classes=("IQuestCoderForCausalLM", "XverseForCausalLM"),
     ),
-    GgufFormat("llama", read_gguf, accepts=has_no_window, convert=common.interleaved_heads),
+    GgufFormat(
+        "llama", read_gguf, accepts=has_no_window, convert=common.interleaved_heads, further_names=("xverse",)
+    ),
     PARAMETERS,
     forward,
 )

@@ -1,0 +1,109 @@
+"""Ling and Ring 2 (Bailing MoE 2): Llama's block with norms of heads and a rope over a part of each; first layers with an
+MLP, then experts scored by a sigmoid and chosen with a bias, in groups, beside one that every token uses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from homenode.errors import UnsupportedError
+from homenode.model.architectures import common, qwen3
+from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
+from homenode.model.architectures.pre_norm import forward
+from homenode.model.config.folder_config import Defaults, ExpertDefaults, FolderConfig
+from homenode.model.config.gguf_config import GgufConfig
+from homenode.model.formats import limits
+from homenode.model.formats.fused_rows import split_fused_rows
+from homenode.model.formats.reading import quoted
+from homenode.model.spec import ModelSpec
+
+NAME = "bailing_moe_v2"
+DEFAULTS = Defaults(
+    max_position=32768, heads=16, kv_heads=4, vocab=157184, norm_eps=1e-6, theta=600000.0, intermediate=5120,
+    rotary_share=0.5, eos_id=156892,
+)  # fmt: skip
+EXPERTS = ExpertDefaults(experts=256, experts_per_token=8, size=512, keys=("num_experts",))
+_LAYER = "model.layers.{layer}."
+# What the class of the makers can have, and published models have not.
+_PLAIN = {
+    "score_function": "sigmoid",
+    "use_qk_norm": True,
+    "use_rmsnorm": True,
+    "moe_router_enable_expert_bias": True,
+    "use_sliding_window": False,
+    "norm_head": False,
+    "use_bias": False,
+}
+PARAMETERS = (
+    *qwen3.PARAMETERS,
+    *common.EXPERTS,
+    replace(common.CHOICE_BIAS, name=_LAYER + "mlp.gate.expert_bias"),
+    *common.SHARED_EXPERTS,
+)
+
+
+def read_folder(config: FolderConfig) -> ModelSpec:
+    """The figures in config.json."""
+    fields = config.fields
+    config.refuse_activation("hidden_act", "silu")
+    config.refuse_other_layers(window=None)
+    for key, wanted in _PLAIN.items():
+        if fields.has(key) and (seen := fields.value(key)) != wanted:
+            raise UnsupportedError(f"{config.path}: {key} {quoted(seen)} is not supported; homenode wants {wanted!r}")
+    spec = config.decoder(NAME, DEFAULTS, rotates_part=True)
+    dense = fields.integer("first_k_dense_replace", 1, minimum=0, maximum=limits.MOST_LAYERS)
+    moe = config.moe(
+        EXPERTS,
+        normalise=fields.boolean("norm_topk_prob", True),
+        dense=tuple(range(min(dense, spec.num_layers))),
+    )
+    shared = moe.intermediate_size * fields.integer("num_shared_experts", 1, maximum=limits.MOST_EXPERTS)
+    moe = replace(
+        moe,
+        score="sigmoid",
+        epsilon=1e-20,
+        scale=fields.number("routed_scaling_factor", 2.5),
+        groups=fields.integer("n_group", 8, maximum=limits.MOST_EXPERTS),
+        groups_chosen=fields.integer("topk_group", 4, maximum=limits.MOST_EXPERTS),
+        shared_intermediate_size=fields.integer(
+            "moe_shared_expert_intermediate_size", shared, maximum=limits.MOST_INTERMEDIATE
+        ),
+    )
+    return replace(spec, attention_bias=fields.boolean("use_qkv_bias", False), moe=moe)
+
+
+def read_gguf(config: GgufConfig) -> ModelSpec:
+    """The figures in a GGUF file."""
+    spec = config.refuse_window(config.decoder(NAME))
+    return replace(spec, moe=config.moe(spec, scores=(2,), epsilon=1e-20))
+
+
+ARCHITECTURE = Architecture(
+    NAME,
+    FolderFormat(
+        "BailingMoeV2ForCausalLM",
+        read_folder,
+        fields=frozenset(
+            "hidden_act first_k_dense_replace num_experts num_experts_per_tok num_shared_experts moe_intermediate_size "
+            "moe_shared_expert_intermediate_size norm_topk_prob routed_scaling_factor n_group topk_group "
+            "use_qkv_bias".split()
+        )
+        | _PLAIN.keys(),
+        harmless=dict.fromkeys(
+            "router_dtype norm_softmax embedding_dropout output_dropout max_window_layers "
+            "moe_router_enable_shared_expert mtp_loss_scaling_factor sliding_window".split(),
+            "of training only, or its makers' class does not read it",
+        ),
+        modules={
+            "model.word_embeddings": "model.embed_tokens",
+            _LAYER + "attention.query_key_value": _LAYER + "self_attn.qkv_proj",
+            _LAYER + "attention.dense": _LAYER + "self_attn.o_proj",
+            _LAYER + "attention.query_layernorm": _LAYER + "self_attn.q_norm",
+            _LAYER + "attention.key_layernorm": _LAYER + "self_attn.k_norm",
+        },
+        convert=split_fused_rows,
+    ),
+    GgufFormat("bailingmoe2", read_gguf),
+    PARAMETERS,
+    forward,
+)
