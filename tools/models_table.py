@@ -129,7 +129,9 @@ SIZES: Mapping[str, tuple[tuple[str, float], ...]] = {
 NOTES: Mapping[str, str] = {
     **dict.fromkeys(("deepseek_v32", "glm_moe_dsa"), "an indexer chooses the tokens that are attended to"),
     "bert": "DistilBERT, RoBERTa and XLM-RoBERTa, and rerankers, too; makes [vectors](embeddings.md)",
-    **dict.fromkeys(("embedding_gemma", "eurobert", "gte", "modernbert", "nomic_bert"), "makes [vectors](embeddings.md)"),
+    **dict.fromkeys(
+        ("embedding_gemma", "eurobert", "gte", "modernbert", "nomic_bert"), "makes [vectors](embeddings.md)"
+    ),
     "jina_embeddings_v3": "the model alone, without adapters; makes [vectors](embeddings.md)",
     "jina_bert": "Jina embeddings 2, and that for code; makes [vectors](embeddings.md)",
     "qwen3": "Qwen3-Embedding and -Reranker, too ([vectors and scores](embeddings.md))",
@@ -174,9 +176,7 @@ NOTES: Mapping[str, str] = {
     ),
 }
 # Of which no converter writes GGUF files.
-FOLDERS_ONLY = frozenset(
-    "cwm flex_olmo gpt_neo gptj gte helium hyperclovax ministral nanochat vaultgemma".split()
-)
+FOLDERS_ONLY = frozenset("cwm flex_olmo gpt_neo gptj gte helium hyperclovax ministral nanochat vaultgemma".split())
 # By architecture: what people ask for that it does not do, besides what the code tells; it is refused by name.
 LIMITS: Mapping[str, tuple[str, ...]] = {
     "mamba2": ("`--pd-role`",),

@@ -78,7 +78,8 @@ FOLDERS = {
     "ministral-windows": Case("ministral", {"sliding_window": 6, "head_dim": 32, "pad_token_id": 0}),
     "granite_swa": GRANITE_SWA,
     "granite_swa-without-ropes": Case(
-        "granite_swa", {**GRANITE_SWA.changes, "layer_rope_theta": [0, 5e4, 5e4], "attention_bias": True, "mlp_bias": True}
+        "granite_swa",
+        {**GRANITE_SWA.changes, "layer_rope_theta": [0, 5e4, 5e4], "attention_bias": True, "mlp_bias": True},
     ),
     "gptj": Case("gptj", GPTJ),
     "gpt_neo": Case("gpt_neo", GPT_NEO),

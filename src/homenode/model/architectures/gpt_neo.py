@@ -33,9 +33,7 @@ def read_folder(config: FolderConfig) -> ModelSpec:
     return replace(
         spec,
         num_kv_heads=spec.num_heads,
-        intermediate_size=fields.integer(
-            "intermediate_size", 4 * spec.hidden_size, maximum=limits.MOST_INTERMEDIATE
-        ),
+        intermediate_size=fields.integer("intermediate_size", 4 * spec.hidden_size, maximum=limits.MOST_INTERMEDIATE),
         output_bias=True,
         mlp_bias=True,
         attention_scale=1.0,

@@ -60,9 +60,7 @@ ARCHITECTURE = Architecture(
         read_folder,
         fields=granite.FIELDS | {"mlp_bias", "sliding_window", "layer_rope_theta"},
     ),
-    GgufFormat(
-        "granite_swa", read_gguf, keys=granite.KEYS | {"attention.rope_pattern"}, convert=interleaved_heads
-    ),
+    GgufFormat("granite_swa", read_gguf, keys=granite.KEYS | {"attention.rope_pattern"}, convert=interleaved_heads),
     PARAMETERS,
     granite.forward,
 )

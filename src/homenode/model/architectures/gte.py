@@ -112,8 +112,7 @@ ARCHITECTURE = Architecture(
             "NewForMaskedLM",
             "NewForSequenceClassification",
         ),
-        modules=_MODULES
-        | {f"{front}.{theirs}": ours for front in ("new", "gte") for theirs, ours in _MODULES.items()},
+        modules=_MODULES | {f"{front}.{theirs}": ours for front in ("new", "gte") for theirs, ours in _MODULES.items()},
         convert=jina_bert.split_tensors,
     ),
     nomic_bert.ARCHITECTURE.gguf.without_files(NAME),

@@ -34,9 +34,7 @@ def read_gguf(config: GgufConfig) -> ModelSpec:
 
 
 def _styled(spec: ModelSpec, types: int, own: encoder.EncoderStyle) -> ModelSpec:
-    return replace(
-        spec, attention_bias=True, output_bias=True, mlp_bias=True, own=own, dimensions={"types": types}
-    )
+    return replace(spec, attention_bias=True, output_bias=True, mlp_bias=True, own=own, dimensions={"types": types})
 
 
 def convert_folder(tensors: Mapping[str, TensorEntry], spec: ModelSpec) -> dict[str, TensorEntry]:

@@ -57,9 +57,7 @@ ARCHITECTURE = Architecture(
         harmless=dict.fromkeys(("sliding_window", "use_sliding_window", "max_window_layers"), NOT_READ),
         older_classes=("IQuestCoderForCausalLM", "XverseForCausalLM"),
     ),
-    GgufFormat(
-        "llama", read_gguf, accepts=has_no_window, convert=common.interleaved_heads, further_names=("xverse",)
-    ),
+    GgufFormat("llama", read_gguf, accepts=has_no_window, convert=common.interleaved_heads, further_names=("xverse",)),
     PARAMETERS,
     forward,
 )
