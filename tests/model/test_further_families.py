@@ -74,7 +74,10 @@ GPT_NEO = {
 }
 FLEX_OLMO = {"num_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 48, "pad_token_id": 0}
 FOLDERS = {
-    "ministral": Case("ministral", {"sliding_window": 6, "layer_types": [SLIDING, FULL, SLIDING], "pad_token_id": 0}),
+    "ministral": Case(
+        "ministral",
+        {"sliding_window": 6, "layer_types": [SLIDING, FULL, SLIDING], "head_dim": 16, "pad_token_id": 0},
+    ),
     "ministral-windows": Case("ministral", {"sliding_window": 6, "head_dim": 32, "pad_token_id": 0}),
     "granite_swa": GRANITE_SWA,
     "granite_swa-without-ropes": Case(

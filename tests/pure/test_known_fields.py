@@ -43,7 +43,7 @@ WAYS: list[dict[str, Any]] = [
 
 # Of single architectures: what their class must have, and a class that reads more.
 NEEDED = {"embedding_gemma": {"use_bidirectional_attention": True}, "apertus": {"hidden_act": "xielu"}}
-NEEDED["nanochat"] = {"hidden_act": "relu2"}
+NEEDED |= {"nanochat": {"hidden_act": "relu2"}, "gte": {"hidden_act": "gelu"}}
 SCORING = {
     "bert": "XLMRobertaForSequenceClassification",
     "gte": "GteForSequenceClassification",

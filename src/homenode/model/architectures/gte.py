@@ -115,7 +115,7 @@ ARCHITECTURE = Architecture(
         modules=_MODULES | {f"{front}.{theirs}": ours for front in ("new", "gte") for theirs, ours in _MODULES.items()},
         convert=jina_bert.split_tensors,
     ),
-    nomic_bert.ARCHITECTURE.gguf.without_files(NAME),
+    jina_bert.ARCHITECTURE.gguf.without_files(NAME),
     PARAMETERS,
     nomic_bert.forward,
 )
