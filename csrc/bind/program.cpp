@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "bind/row_operations.h"
 #include "host/rank_group.h"
 
 namespace homenode {
@@ -220,8 +221,10 @@ void bind_recorder(nb::module_& m) {
       .def("__init__", &make_routing, nb::kw_only(), nb::arg("chosen"), nb::arg("score"), nb::arg("normalise"),
            nb::arg("epsilon"), nb::arg("scale"), nb::arg("groups"), nb::arg("groups_chosen"), nb::arg("group_score"),
            nb::arg("jitter"));
-  nb::class_<Recorder>(m, "NativeRecorder",
-                       "Records the operations of a forward function; see homenode.compute.ops.Ops.")
+  nb::class_<Recorder> recorder(m, "NativeRecorder",
+                                "Records the operations of a forward function; see homenode.compute.ops.Ops.");
+  bind_row_operations(recorder);
+  recorder
       .def("__init__", &make_recorder, nb::arg("pool"), nb::arg("level"), nb::arg("limits"), nb::kw_only(),
            nb::arg("fuse") = true, nb::arg("group").none() = nb::none(), nb::arg("arena") = nb::none())
       .def(
@@ -235,7 +238,7 @@ void bind_recorder(nb::module_& m) {
           [](Recorder& r, const WeightHandle& table, int64_t first) {
             return take(r.position_rows(weight_of(table), first));
           },
-          nb::arg("table"), nb::arg("first"))
+          nb::arg("table"), nb::arg("first") = 0)
       .def(
           "type_rows", [](Recorder& r, const WeightHandle& table) { return take(r.type_rows(weight_of(table))); },
           nb::arg("table"))
@@ -244,7 +247,7 @@ void bind_recorder(nb::module_& m) {
           [](Recorder& r, std::shared_ptr<StoredTable> table, std::optional<int> otherwise) {
             return take(r.stored_rows(std::move(table), otherwise));
           },
-          nb::arg("table"), nb::arg("otherwise").none())
+          nb::arg("table"), nb::arg("otherwise").none() = nb::none())
       .def(
           "received", [](Recorder& r, int64_t columns) { return take(r.received(columns)); }, nb::arg("columns"))
       .def(
@@ -261,8 +264,8 @@ void bind_recorder(nb::module_& m) {
             return take(r.rms_norm(x, weight, eps));
           },
           nb::arg("x"), nb::arg("weight"), nb::arg("eps"))
-      .def("linear", &linear, nb::arg("x"), nb::arg("weights"), nb::arg("biases"), nb::arg("residual").none(),
-           nb::arg("precision") = "usual")
+      .def("linear", &linear, nb::arg("x"), nb::arg("weights"), nb::arg("biases") = nb::tuple(),
+           nb::arg("residual").none() = nb::none(), nb::arg("precision") = "usual")
       .def(
           "linear_heads",
           [](Recorder& r, const Tensor& x, const Handles& handles) {
@@ -272,11 +275,7 @@ void bind_recorder(nb::module_& m) {
           },
           nb::arg("x"), nb::arg("weights"))
       .def(
-          "join_heads",
-          [](Recorder& r, const Tensor& x, const Tensor& y, int heads) { return take(r.join_heads(x, y, heads)); },
-          nb::arg("x"), nb::arg("y"), nb::arg("heads"))
-      .def(
-          "split",
+          "record_split",
           [](Recorder& r, const Tensor& x, const std::vector<int64_t>& widths) { return take(r.split(x, widths)); },
           nb::arg("x"), nb::arg("widths"))
       .def(
@@ -292,7 +291,7 @@ void bind_recorder(nb::module_& m) {
           },
           nb::arg("x"), nb::arg("angles"), nb::arg("head_dim"), nb::arg("adjacent") = false)
       .def(
-          "attention",
+          "record_attention",
           [](Recorder& r, const Tensor& q, const std::optional<Tensor>& k, const std::optional<Tensor>& v,
              std::shared_ptr<KvCache> cache, const AttentionParams& params) {
             return take(r.attention(q, k.value_or(Tensor{}), v.value_or(Tensor{}), std::move(cache), params));
@@ -311,11 +310,6 @@ void bind_recorder(nb::module_& m) {
           nb::arg("q"), nb::arg("k"), nb::arg("cache"), nb::arg("layer"), nb::arg("block"), nb::arg("count"),
           nb::arg("local"))
       .def(
-          "layer_norm",
-          [](Recorder& r, const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias, float eps,
-             int64_t group) { return take(r.layer_norm(x, weight, bias.value_or(Tensor{}), eps, group)); },
-          nb::arg("x"), nb::arg("weight"), nb::arg("bias").none(), nb::arg("eps"), nb::arg("group") = 0)
-      .def(
           "silu_mul",
           [](Recorder& r, const Tensor& x, const std::optional<Tensor>& up) {
             return take(r.silu_mul(x, up.value_or(Tensor{})));
@@ -326,7 +320,7 @@ void bind_recorder(nb::module_& m) {
           [](Recorder& r, const Tensor& x, const std::optional<Tensor>& up, const std::string& form) {
             return take(r.gelu_mul(x, up.value_or(Tensor{}), activation_named(form)));
           },
-          nb::arg("gate_up"), nb::arg("up").none(), nb::arg("form"))
+          nb::arg("gate_up"), nb::arg("up").none() = nb::none(), nb::arg("form") = "gelu")
       .def(
           "activate",
           [](Recorder& r, const Tensor& x, const std::string& activation) {
@@ -334,47 +328,10 @@ void bind_recorder(nb::module_& m) {
           },
           nb::arg("x"), nb::arg("activation"))
       .def(
-          "clamp", [](Recorder& r, const Tensor& x, float limit) { return take(r.clamp(x, limit)); }, nb::arg("x"),
-          nb::arg("limit"))
-      .def(
           "add", [](Recorder& r, const Tensor& x, const Tensor& y) { return take(r.add(x, y)); }, nb::arg("x"),
           nb::arg("y"))
       .def(
-          "scale", [](Recorder& r, const Tensor& x, float factor) { return take(r.scale(x, factor)); }, nb::arg("x"),
-          nb::arg("factor"))
-      .def(
-          "scale_by", [](Recorder& r, const Tensor& x, const Tensor& factor) { return take(r.scale_by(x, factor)); },
-          nb::arg("x"), nb::arg("factor"))
-      .def(
-          "scale_by_position",
-          [](Recorder& r, const Tensor& x, float growth, int length, int ahead) {
-            return take(r.scale_by_position(x, growth, length, ahead));
-          },
-          nb::arg("x"), nb::arg("growth"), nb::arg("length"), nb::arg("ahead") = 0)
-      .def(
-          "gate_by_largest",
-          [](Recorder& r, const Tensor& x, const Tensor& logits) { return take(r.gate_by_largest(x, logits)); },
-          nb::arg("x"), nb::arg("logits"))
-      .def(
-          "add_weighted",
-          [](Recorder& r, const Tensor& x, const Tensor& y, const std::optional<Tensor>& weights, int64_t width,
-             float offset) { return take(r.add_weighted(x, y, weights.value_or(Tensor{}), width, offset)); },
-          nb::arg("x"), nb::arg("y"), nb::arg("weights").none(), nb::arg("width"), nb::arg("offset"))
-      .def(
-          "match_magnitude",
-          [](Recorder& r, const Tensor& x, const Tensor& y, float floor) {
-            return take(r.match_magnitude(x, y, floor));
-          },
-          nb::arg("x"), nb::arg("y"), nb::arg("floor"))
-      .def(
-          "relu_above",
-          [](Recorder& r, const Tensor& x, float deviations) { return take(r.relu_above(x, deviations)); },
-          nb::arg("x"), nb::arg("deviations"))
-      .def(
-          "soft_cap", [](Recorder& r, const Tensor& x, float cap) { return take(r.soft_cap(x, cap)); }, nb::arg("x"),
-          nb::arg("cap"))
-      .def(
-          "moe",
+          "record_moe",
           [](Recorder& r, const Tensor& x, const Tensor& logits, const ExpertWeights& experts, const Routing& routing,
              const std::optional<Tensor>& residual, const std::optional<Tensor>& choice_bias) {
             return take(r.moe(x, logits, experts, routing, residual ? &*residual : nullptr,
@@ -383,19 +340,13 @@ void bind_recorder(nb::module_& m) {
           nb::arg("x"), nb::arg("logits"), nb::arg("experts"), nb::arg("routing"), nb::arg("residual").none(),
           nb::arg("choice_bias").none() = nb::none())
       .def(
-          "add_gated",
-          [](Recorder& r, const Tensor& x, const Tensor& y, const Tensor& gate) {
-            return take(r.add_gated(x, y, gate));
-          },
-          nb::arg("x"), nb::arg("y"), nb::arg("gate"))
-      .def(
           "short_convolution",
           [](Recorder& r, const Tensor& x, const std::vector<Tensor>& weights, const std::vector<Tensor>& biases,
              std::shared_ptr<StateMemory> memory, int layer,
              bool silu) { return take(r.short_convolution(x, weights, biases, std::move(memory), layer, silu)); },
           nb::arg("x"), nb::arg("weights"), nb::arg("biases"), nb::arg("memory"), nb::arg("layer"), nb::arg("silu"))
       .def(
-          "delta_rule",
+          "record_delta_rule",
           [](Recorder& r, const Tensor& qkv, const Tensor& beta, const Tensor& decay, const Tensor& decay_weight,
              const Tensor& decay_bias, std::shared_ptr<StateMemory> memory, int layer, int key_heads,
              bool interleaved) {
@@ -405,7 +356,7 @@ void bind_recorder(nb::module_& m) {
           nb::arg("qkv"), nb::arg("beta"), nb::arg("decay"), nb::arg("decay_weight"), nb::arg("decay_bias"),
           nb::arg("memory"), nb::kw_only(), nb::arg("layer"), nb::arg("key_heads"), nb::arg("interleaved"))
       .def(
-          "selective_scan",
+          "record_selective_scan",
           [](Recorder& r, const Tensor& xbc, const Tensor& dt, const Tensor& decay_weight, const Tensor& decay_bias,
              const Tensor& skip, std::shared_ptr<StateMemory> memory, int layer, int per_group, int first) {
             return take(r.selective_scan(xbc, dt, decay_weight, decay_bias, skip, std::move(memory),
@@ -413,30 +364,6 @@ void bind_recorder(nb::module_& m) {
           },
           nb::arg("xbc"), nb::arg("dt"), nb::arg("decay_weight"), nb::arg("decay_bias"), nb::arg("skip"),
           nb::arg("memory"), nb::kw_only(), nb::arg("layer"), nb::arg("per_group"), nb::arg("first"))
-      .def(
-          "rms_norm_grouped",
-          [](Recorder& r, const Tensor& x, const Tensor& weight, int64_t groups, float eps) {
-            return take(r.rms_norm_grouped(x, weight, groups, eps));
-          },
-          nb::arg("x"), nb::arg("weight"), nb::arg("groups"), nb::arg("eps"))
-      .def(
-          "multiply", [](Recorder& r, const Tensor& x, const Tensor& y) { return take(r.multiply(x, y)); },
-          nb::arg("x"), nb::arg("y"))
-      .def(
-          "norm_gated",
-          [](Recorder& r, const Tensor& x, const Tensor& weight, const Tensor& gate, float eps) {
-            return take(r.norm_gated(x, weight, gate, eps));
-          },
-          nb::arg("x"), nb::arg("weight"), nb::arg("gate"), nb::arg("eps"))
-      .def(
-          "regroup",
-          [](Recorder& r, const Tensor& x, std::vector<int64_t> widths) {
-            return take(r.regroup(x, std::move(widths)));
-          },
-          nb::arg("x"), nb::arg("widths"))
-      .def(
-          "sigmoid_mul", [](Recorder& r, const Tensor& x, const Tensor& gate) { return take(r.sigmoid_mul(x, gate)); },
-          nb::arg("x"), nb::arg("gate"))
       .def(
           "select", [](Recorder& r, const Tensor& x) { return take(r.select(x)); }, nb::arg("x"))
       .def("finish", [](Recorder& r, const Tensor& output) { return take(r.finish(output)); }, nb::arg("output"));

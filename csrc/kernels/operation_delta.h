@@ -79,39 +79,4 @@ class DeltaOperation : public Operation {
   void compute_panel(const Step&, size_t sequence, const Chunk&, int64_t panel, const Kernels&) const;
 };
 
-// rms_norm(x) * silu(gate) for each run of columns as long as the weight.
-class GatedNormOperation : public Operation {
- public:
-  GatedNormOperation(Tensor from, Tensor by, Tensor gates, float epsilon, Tensor to)
-      : x(std::move(from)), weight(std::move(by)), gate(std::move(gates)), eps(epsilon), out(std::move(to)) {}
-  void lower(Lowering&) override;
-
-  Tensor x, weight, gate;
-  float eps;
-  Tensor out;
-};
-
-// The parts of each group of columns beside the same parts of the other groups: see homenode.compute.ops.Ops.regroup.
-class RegroupOperation : public Operation {
- public:
-  RegroupOperation(Tensor from, std::vector<int64_t> of_parts, Tensor to)
-      : x(std::move(from)), widths(std::move(of_parts)), out(std::move(to)) {}
-  void lower(Lowering&) override;
-
-  Tensor x;
-  std::vector<int64_t> widths;
-  Tensor out;
-};
-
-// x * sigmoid(gate).
-class SigmoidOperation : public Operation {
- public:
-  SigmoidOperation(Tensor from, Tensor gates, Tensor to)
-      : x(std::move(from)), gate(std::move(gates)), out(std::move(to)) {}
-  void lower(Lowering&) override;
-
-  Tensor x, gate;
-  Tensor out;
-};
-
 }  // namespace homenode

@@ -58,22 +58,4 @@ void LinearHeadsOperation::lower(Lowering& to) {
            touched);
 }
 
-void JoinHeadsOperation::lower(Lowering& to) {
-  to.phase({"join heads",
-            [x = View(x), y = View(y), z = View(out), heads = int64_t(heads), kind = out.rows](
-                const Step& step, int thread, int threads) {
-              const int64_t first = x.columns() / heads, second = y.columns() / heads;
-              const RowRange mine = rows_of(rows_in(kind, step), thread, threads);
-              for (int r = mine.begin; r < mine.end; ++r) {
-                float* at = z.row(r);
-                for (int64_t h = 0; h < heads; ++h, at += first + second) {
-                  std::memcpy(at, x.row(r) + h * first, static_cast<size_t>(first) * sizeof(float));
-                  std::memcpy(at + first, y.row(r) + h * second, static_cast<size_t>(second) * sizeof(float));
-                }
-              }
-            },
-            true},
-           {memory_of(x), memory_of(y), memory_of(out)});
-}
-
 }  // namespace homenode

@@ -25,16 +25,4 @@ class LinearHeadsOperation : public Operation {
   size_t head_bytes_ = 0;  // of the scratch memory
 };
 
-// The columns of each head of x, then those of the head of y: see homenode.compute.ops.Ops.join_heads.
-class JoinHeadsOperation : public Operation {
- public:
-  JoinHeadsOperation(Tensor first, Tensor second, int count, Tensor to)
-      : x(std::move(first)), y(std::move(second)), heads(count), out(std::move(to)) {}
-  void lower(Lowering&) override;
-
-  Tensor x, y;
-  int heads;
-  Tensor out;
-};
-
 }  // namespace homenode

@@ -84,18 +84,4 @@ std::vector<uint64_t> MoeOperation::uses() const {
   return counts;
 }
 
-void AddGatedOperation::lower(Lowering& to) {
-  to.phase({"add_gated",
-            [x = View(x), y = View(y), gate = View(gate), sum = View(out), kind = out.rows](const Step& step,
-                                                                                            int thread, int threads) {
-              const RowRange rows = rows_of(rows_in(kind, step), thread, threads);
-              for (int r = rows.begin; r < rows.end; ++r) {
-                const float scale = 1.0f / (1.0f + std::exp(-gate.row(r)[0]));
-                for (int64_t c = 0; c < x.columns(); ++c) sum.row(r)[c] = x.row(r)[c] + scale * y.row(r)[c];
-              }
-            },
-            true},
-           {memory_of(x), memory_of(y), memory_of(gate), memory_of(out)});
-}
-
 }  // namespace homenode

@@ -54,13 +54,4 @@ class MoeOperation : public Operation {
   std::unique_ptr<MoePlan> plan_;
 };
 
-class AddGatedOperation : public Operation {
- public:
-  AddGatedOperation(Tensor to, Tensor from, Tensor by, Tensor sum)
-      : x(std::move(to)), y(std::move(from)), gate(std::move(by)), out(std::move(sum)) {}
-  void lower(Lowering&) override;
-
-  Tensor x, y, gate, out;
-};
-
 }  // namespace homenode

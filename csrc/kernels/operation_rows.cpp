@@ -21,26 +21,6 @@ void for_pieces(int rows, int64_t columns, int thread, int threads, Work&& work)
     work(i / pieces, i % pieces * kPiece, std::min(kPiece, columns - i % pieces * kPiece));
 }
 
-// Sixteen sums side by side: the order of additions depends on the count alone.
-template <class Value>
-float mean_by(int64_t count, Value&& value) {
-  float sums[16] = {};
-  for (int64_t i = 0; i < count; i += 16) {
-    for (int64_t j = 0; j < 16 && i + j < count; ++j) sums[j] += value(i + j);
-  }
-  float total = 0;
-  for (const float sum : sums) total += sum;
-  return total / static_cast<float>(count);
-}
-
-float mean_of(const float* x, int64_t count) {
-  return mean_by(count, [x](int64_t i) { return x[i]; });
-}
-
-float mean_square_of(const float* x, int64_t count, float less = 0) {
-  return mean_by(count, [=](int64_t i) { return (x[i] - less) * (x[i] - less); });
-}
-
 }  // namespace
 
 void EmbeddingOperation::lower(Lowering& to) {
@@ -95,28 +75,6 @@ void RmsNormOperation::lower(Lowering& to) {
             },
             true},
            {memory_of(x), memory_of(out)});
-}
-
-// An RMS norm of what is left of the values without their mean.
-void LayerNormOperation::lower(Lowering& to) {
-  to.phase(
-      {"norm",
-       [x = View(x), w = View(weight), plus = bias.value ? View(bias).row(0) : nullptr, y = View(out), kind = out.rows,
-        eps = eps, width = group, norm = kernels(to.level()).rms_norm](const Step& step, int thread, int threads) {
-         const RowRange rows = rows_of(rows_in(kind, step), thread, threads);
-         for (int r = rows.begin; r < rows.end; ++r) {
-           for (int64_t c = 0; c < x.columns(); c += width) {
-             const float *from = x.row(r) + c, mean = mean_of(from, width);
-             const int64_t at = c % w.columns();
-             float* to = y.row(r) + c;
-             for (int64_t i = 0; i < width; ++i) to[i] = from[i] - mean;
-             norm(to, w.row(0) + at, to, width, eps);
-             for (int64_t i = 0; plus && i < width; ++i) to[i] += plus[at + i];
-           }
-         }
-       },
-       true},
-      {memory_of(x), memory_of(out)});
 }
 
 void SelectOperation::lower(Lowering& to) {
@@ -262,129 +220,6 @@ void AddOperation::lower(Lowering& to) {
             },
             !selected_},
            {memory_of(x), memory_of(norm_->x), memory_of(out)});
-}
-
-void ScaleOperation::lower(Lowering& to) {
-  to.phase({"scale",
-            [x = View(x), y = View(out), kind = out.rows, factor = factor](const Step& step, int thread, int threads) {
-              const RowRange rows = rows_of(rows_in(kind, step), thread, threads);
-              for (int r = rows.begin; r < rows.end; ++r) {
-                for (int64_t c = 0; c < x.columns(); ++c) y.row(r)[c] = x.row(r)[c] * factor;
-              }
-            },
-            true},
-           {memory_of(x), memory_of(out)});
-}
-
-void ScaleByPositionOperation::lower(Lowering& to) {
-  to.phase({"scale",
-            [x = View(x), y = View(out), growth = growth, length = length, ahead = ahead](const Step& step, int thread,
-                                                                                          int threads) {
-              const RowRange rows = rows_of(step.tokens, thread, threads);
-              for (int r = rows.begin; r < rows.end; ++r) {
-                const int turns = (step.positions[static_cast<size_t>(r)] + ahead) / length;
-                const auto factor = static_cast<float>(1 + double(growth) * std::log1p(double(turns)));
-                for (int64_t c = 0; c < x.columns(); ++c) y.row(r)[c] = x.row(r)[c] * factor;
-              }
-            },
-            true},
-           {memory_of(x), memory_of(out)});
-}
-
-void ClampOperation::lower(Lowering& to) {
-  to.phase({"clamp",
-            [x = View(x), y = View(out), kind = out.rows, limit = limit](const Step& step, int thread, int threads) {
-              const RowRange rows = rows_of(rows_in(kind, step), thread, threads);
-              for (int r = rows.begin; r < rows.end; ++r) {
-                for (int64_t c = 0; c < x.columns(); ++c) y.row(r)[c] = std::clamp(x.row(r)[c], -limit, limit);
-              }
-            },
-            true},
-           {memory_of(x), memory_of(out)});
-}
-
-void GateByLargestOperation::lower(Lowering& to) {
-  to.phase(
-      {"gate",
-       [x = View(x), by = View(logits), y = View(out), kind = out.rows](const Step& step, int thread, int threads) {
-         const RowRange rows = rows_of(rows_in(kind, step), thread, threads);
-         for (int r = rows.begin; r < rows.end; ++r) {
-           const float factor = 1 / (1 + std::exp(-*std::max_element(by.row(r), by.row(r) + by.columns())));
-           for (int64_t c = 0; c < x.columns(); ++c) y.row(r)[c] = x.row(r)[c] * factor;
-         }
-       },
-       true},
-      {memory_of(x), memory_of(logits), memory_of(out)});
-}
-
-void AddWeightedOperation::lower(Lowering& to) {
-  std::vector<Memory*> touched = {memory_of(x), memory_of(y), memory_of(out)};
-  if (weights.value) touched.push_back(memory_of(weights));
-  to.phase({"add weighted",
-            [x = View(x), y = View(y), by = View(weights), sum = View(out), kind = out.rows, width = width,
-             offset = offset](const Step& step, int thread, int threads) {
-              const RowRange rows = rows_of(rows_in(kind, step), thread, threads);
-              const int64_t runs = x.columns() / width, added = y.columns() / width;
-              for (int r = rows.begin; r < rows.end; ++r) {
-                for (int64_t run = 0; run < runs; ++run) {
-                  float* made = sum.row(r) + run * width;
-                  std::copy_n(x.row(r) + run * width, width, made);
-                  for (int64_t i = 0; i < added; ++i) {
-                    const float factor = offset + (by.exists() ? by.row(r)[run * added + i] : 0),
-                                *from = y.row(r) + i * width;
-                    for (int64_t c = 0; c < width; ++c) made[c] += factor * from[c];
-                  }
-                }
-              }
-            },
-            true},
-           touched);
-}
-
-void MatchMagnitudeOperation::lower(Lowering& to) {
-  to.phase({"match magnitude",
-            [x = View(x), y = View(y), made = View(out), kind = out.rows, floor = floor](const Step& step, int thread,
-                                                                                         int threads) {
-              const RowRange rows = rows_of(rows_in(kind, step), thread, threads);
-              const int64_t width = y.columns();
-              for (int r = rows.begin; r < rows.end; ++r) {
-                const float wanted = std::sqrt(mean_square_of(y.row(r), width));
-                for (int64_t c = 0; c < x.columns(); c += width) {
-                  const float *from = x.row(r) + c, there = std::max(mean_square_of(from, width), floor);
-                  const float factor = wanted / std::sqrt(there);
-                  for (int64_t i = 0; i < width; ++i) made.row(r)[c + i] = from[i] * factor;
-                }
-              }
-            },
-            true},
-           {memory_of(x), memory_of(y), memory_of(out)});
-}
-
-void ReluAboveOperation::lower(Lowering& to) {
-  to.phase({"relu above",
-            [x = View(x), y = View(out), kind = out.rows, deviations = deviations](const Step& step, int thread,
-                                                                                   int threads) {
-              const RowRange rows = rows_of(rows_in(kind, step), thread, threads);
-              for (int r = rows.begin; r < rows.end; ++r) {
-                const float *from = x.row(r), mean = mean_of(from, x.columns());
-                const float least = mean + deviations * std::sqrt(mean_square_of(from, x.columns(), mean));
-                for (int64_t c = 0; c < x.columns(); ++c) y.row(r)[c] = std::max(from[c] - least, 0.0f);
-              }
-            },
-            true},
-           {memory_of(x), memory_of(out)});
-}
-
-void SoftCapOperation::lower(Lowering& to) {
-  to.phase({"soft cap",
-            [x = View(x), y = View(out), kind = out.rows, cap = cap, soft_cap = kernels(to.level()).soft_cap](
-                const Step& step, int thread, int threads) {
-              for_pieces(rows_in(kind, step), x.columns(), thread, threads,
-                         [&](int64_t row, int64_t begin, int64_t count) {
-                           soft_cap(x.row(row) + begin, cap, y.row(row) + begin, count);
-                         });
-            }},
-           {memory_of(x), memory_of(out)});
 }
 
 }  // namespace homenode

@@ -66,24 +66,6 @@ class RmsNormOperation : public Operation {
   Tensor out;
 };
 
-// Of each group of columns, which divides the weight's length; bias may be empty.
-class LayerNormOperation : public Operation {
- public:
-  LayerNormOperation(Tensor from, Tensor by, Tensor plus, float epsilon, int64_t columns, Tensor to)
-      : x(std::move(from)),
-        weight(std::move(by)),
-        bias(std::move(plus)),
-        eps(epsilon),
-        group(columns),
-        out(std::move(to)) {}
-  void lower(Lowering&) override;
-
-  Tensor x, weight, bias;
-  float eps;
-  int64_t group;
-  Tensor out;
-};
-
 class SelectOperation : public Operation {
  public:
   SelectOperation(Tensor from, Tensor to) : x(std::move(from)), out(std::move(to)) {}
@@ -174,101 +156,6 @@ class AddOperation : public Operation {
  private:
   bool selected_ = false;  // x is what rows are selected of
   RmsNormOperation* norm_ = nullptr;
-};
-
-class ScaleOperation : public Operation {
- public:
-  ScaleOperation(Tensor from, float by, Tensor to) : x(std::move(from)), factor(by), out(std::move(to)) {}
-  void lower(Lowering&) override;
-
-  Tensor x;
-  float factor;
-  Tensor out;
-};
-
-// By 1 + growth * ln(1 + floor((position + ahead) / length)).
-class ScaleByPositionOperation : public Operation {
- public:
-  ScaleByPositionOperation(Tensor from, float by, int in, int further, Tensor to)
-      : x(std::move(from)), growth(by), length(in), ahead(further), out(std::move(to)) {}
-  void lower(Lowering&) override;
-
-  Tensor x;
-  float growth;
-  int length, ahead;
-  Tensor out;
-};
-
-class ClampOperation : public Operation {
- public:
-  ClampOperation(Tensor from, float to_limit, Tensor to) : x(std::move(from)), limit(to_limit), out(std::move(to)) {}
-  void lower(Lowering&) override;
-
-  Tensor x;
-  float limit;
-  Tensor out;
-};
-
-// x * sigmoid(the largest of a row of logits).
-class GateByLargestOperation : public Operation {
- public:
-  GateByLargestOperation(Tensor from, Tensor by, Tensor to)
-      : x(std::move(from)), logits(std::move(by)), out(std::move(to)) {}
-  void lower(Lowering&) override;
-
-  Tensor x, logits, out;
-};
-
-// Each run of `width` columns of x plus the sum over those of y of (offset + weight) times the run: a row of weights has
-// one for each pair, those of a run of x beside each other; empty: all are 0.
-class AddWeightedOperation : public Operation {
- public:
-  AddWeightedOperation(Tensor to, Tensor from, Tensor by, int64_t columns, float plus, Tensor sum)
-      : x(std::move(to)),
-        y(std::move(from)),
-        weights(std::move(by)),
-        width(columns),
-        offset(plus),
-        out(std::move(sum)) {}
-  void lower(Lowering&) override;
-
-  Tensor x, y, weights;
-  int64_t width;
-  float offset;
-  Tensor out;
-};
-
-// Each run of x as long as y, made as large as that: x * sqrt(mean(y^2) / max(mean(x^2), floor)).
-class MatchMagnitudeOperation : public Operation {
- public:
-  MatchMagnitudeOperation(Tensor from, Tensor of, float least, Tensor to)
-      : x(std::move(from)), y(std::move(of)), floor(least), out(std::move(to)) {}
-  void lower(Lowering&) override;
-
-  Tensor x, y;
-  float floor;
-  Tensor out;
-};
-
-// max(x - mean - deviations * standard deviation, 0), of all columns of a row.
-class ReluAboveOperation : public Operation {
- public:
-  ReluAboveOperation(Tensor from, float by, Tensor to) : x(std::move(from)), deviations(by), out(std::move(to)) {}
-  void lower(Lowering&) override;
-
-  Tensor x;
-  float deviations;
-  Tensor out;
-};
-
-class SoftCapOperation : public Operation {
- public:
-  SoftCapOperation(Tensor from, float at, Tensor to) : x(std::move(from)), cap(at), out(std::move(to)) {}
-  void lower(Lowering&) override;
-
-  Tensor x;
-  float cap;
-  Tensor out;
 };
 
 }  // namespace homenode

@@ -46,31 +46,4 @@ void ScanOperation::compute_head(const Step& step, size_t sequence, int64_t head
   }
 }
 
-void GroupedNormOperation::lower(Lowering& to) {
-  to.phase({"grouped norm",
-            [this, x = View(x), w = View(weight), y = View(out), kind = out.rows, norm = kernels(to.level()).rms_norm](
-                const Step& step, int thread, int threads) {
-              const int64_t groups = x.columns() / width;
-              const RowRange mine = rows_of(static_cast<int>(rows_in(kind, step) * groups), thread, threads);
-              for (int64_t i = mine.begin; i < mine.end; ++i) {
-                const int64_t row = i / groups, column = i % groups * width;
-                norm(x.row(row) + column, w.row(0) + column, y.row(row) + column, width, eps);
-              }
-            }},
-           {memory_of(x), memory_of(out)});
-}
-
-void MultiplyOperation::lower(Lowering& to) {
-  to.phase({"multiply",
-            [x = View(x), z = View(y), to_rows = View(out), kind = out.rows,
-             to_all = y.rows == RowKind::fixed && y.fixed_rows == 1,
-             multiply = kernels(to.level()).multiply_rows](const Step& step, int thread, int threads) {
-              const RowRange rows = rows_of(rows_in(kind, step), thread, threads);
-              for (int r = rows.begin; r < rows.end; ++r)
-                multiply(x.row(r), z.row(to_all ? 0 : r), to_rows.row(r), x.columns());
-            },
-            true},
-           {memory_of(x), memory_of(y), memory_of(out)});
-}
-
 }  // namespace homenode

@@ -45,27 +45,4 @@ class ScanOperation : public Operation {
                     const Kernels&) const;
 };
 
-// x / sqrt(mean(x^2) + eps) over each group of `width` columns, times a weight for each column of a row.
-class GroupedNormOperation : public Operation {
- public:
-  GroupedNormOperation(Tensor from, Tensor by, int64_t of_group, float epsilon, Tensor to)
-      : x(std::move(from)), weight(std::move(by)), width(of_group), eps(epsilon), out(std::move(to)) {}
-  void lower(Lowering&) override;
-
-  Tensor x, weight;
-  int64_t width;
-  float eps;
-  Tensor out;
-};
-
-// x * y.
-class MultiplyOperation : public Operation {
- public:
-  MultiplyOperation(Tensor from, Tensor by, Tensor to) : x(std::move(from)), y(std::move(by)), out(std::move(to)) {}
-  void lower(Lowering&) override;
-
-  Tensor x, y;
-  Tensor out;
-};
-
 }  // namespace homenode

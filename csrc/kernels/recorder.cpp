@@ -93,25 +93,6 @@ Result<Tensor> Recorder::rms_norm(const Tensor& x, const Tensor& weight, float e
   return append(std::make_unique<RmsNormOperation>(x, weight, eps, out), out, {{x}});
 }
 
-Result<Tensor> Recorder::layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, float eps,
-                                    int64_t group) {
-  if (auto error = check_input(x, "layer_norm")) return *error;
-  for (const Tensor* t : {&weight, &bias}) {
-    if (!t->value && t == &bias) continue;
-    if (t->rows != RowKind::fixed || t->fixed_rows != 1 || t->columns != weight.columns || x.columns % t->columns) {
-      return misuse("layer_norm: a weight or bias of " + to_string(t->columns) + " for rows of " +
-                    to_string(x.columns) + "; wanted parameters of one length that divides them");
-    }
-  }
-  const Tensor out = make(x.columns, rows_made_of(x));
-  group = group ? group : weight.columns;
-  if (group < 1 || weight.columns % group) {
-    return misuse("layer_norm: a mean over " + to_string(group) + " columns; wanted a divisor of the weight's " +
-                  to_string(weight.columns));
-  }
-  return append(std::make_unique<LayerNormOperation>(x, weight, bias, eps, group, out), out, {{x}});
-}
-
 Result<std::vector<Tensor>> Recorder::split(const Tensor& x, std::span<const int64_t> widths) {
   if (auto error = check_input(x, "split")) return *error;
   int64_t total = 0;
@@ -156,13 +137,6 @@ Result<Tensor> Recorder::activate(const Tensor& x, Activation how) {
   return append(std::make_unique<ActivateOperation>(x, how, out), out, {{x}});
 }
 
-Result<Tensor> Recorder::clamp(const Tensor& x, float limit) {
-  if (auto error = check_input(x, "clamp")) return *error;
-  if (!(limit > 0)) return misuse("clamp: a limit of " + to_string(limit));
-  const Tensor out = make(x.columns, rows_made_of(x));
-  return append(std::make_unique<ClampOperation>(x, limit, out), out, {{x}});
-}
-
 Result<Tensor> Recorder::add(const Tensor& x, const Tensor& y) {
   const bool to_all = y.value && y.rows == RowKind::fixed && y.fixed_rows == 1 && x.value;  // a vector
   for (const Tensor* t : {&x, &y}) {
@@ -175,78 +149,6 @@ Result<Tensor> Recorder::add(const Tensor& x, const Tensor& y) {
   }
   const Tensor out = make(x.columns, rows_made_of(x));
   return append(std::make_unique<AddOperation>(x, y, out), out, {{x, y}});
-}
-
-Result<Tensor> Recorder::scale(const Tensor& x, float factor) {
-  if (auto error = check_input(x, "scale")) return *error;
-  const Tensor out = make(x.columns, rows_made_of(x));
-  return append(std::make_unique<ScaleOperation>(x, factor, out), out, {{x}});
-}
-
-Result<Tensor> Recorder::scale_by(const Tensor& x, const Tensor& factor) {
-  if (!factor.value || factor.rows != RowKind::fixed || factor.fixed_rows != 1 || factor.columns != 1)
-    return misuse("scale: a factor that is no parameter of one number");
-  return scale(x, View(factor).row(0)[0]);
-}
-
-Result<Tensor> Recorder::scale_by_position(const Tensor& x, float growth, int length, int ahead) {
-  if (auto error = check_input(x, "scale_by_position")) return *error;
-  if (x.rows == RowKind::sampled) return misuse("scale_by_position: rows after select have no positions");
-  if (length < 1 || ahead < 0 || ahead > length)
-    return misuse("scale_by_position: a length of " + to_string(length) + ", " + to_string(ahead) + " ahead");
-  const Tensor out = make(x.columns, RowKind::tokens);
-  return append(std::make_unique<ScaleByPositionOperation>(x, growth, length, ahead, out), out, {{x}});
-}
-
-Result<Tensor> Recorder::gate_by_largest(const Tensor& x, const Tensor& logits) {
-  for (const Tensor* t : {&x, &logits}) {
-    if (auto error = check_input(*t, "gate_by_largest")) return *error;
-  }
-  if (logits.columns < 1 || rows_made_of(x) != rows_made_of(logits))
-    return misuse("gate_by_largest: no logits, or some rows selected and others not");
-  const Tensor out = make(x.columns, rows_made_of(x));
-  return append(std::make_unique<GateByLargestOperation>(x, logits, out), out, {{x, logits}});
-}
-
-Result<Tensor> Recorder::add_weighted(const Tensor& x, const Tensor& y, const Tensor& weights, int64_t width,
-                                      float offset) {
-  std::vector<Tensor> from = {x, y};
-  if (weights.value) from.push_back(weights);
-  for (const Tensor& t : from) {
-    if (auto error = check_input(t, "add_weighted")) return *error;
-    if (rows_made_of(t) != rows_made_of(x)) return misuse("add_weighted: some rows are selected, others are not");
-  }
-  if (width < 1 || x.columns % width || y.columns % width ||
-      (weights.value && weights.columns != x.columns / width * (y.columns / width))) {
-    return misuse("add_weighted: rows of " + to_string(x.columns) + " and " + to_string(y.columns) + " columns with " +
-                  to_string(weights.columns) + " weights; wanted one for each pair of runs of " + to_string(width));
-  }
-  const Tensor out = make(x.columns, rows_made_of(x));
-  return append(std::make_unique<AddWeightedOperation>(x, y, weights, width, offset, out), out, from);
-}
-
-Result<Tensor> Recorder::match_magnitude(const Tensor& x, const Tensor& y, float floor) {
-  for (const Tensor* t : {&x, &y}) {
-    if (auto error = check_input(*t, "match_magnitude")) return *error;
-  }
-  if (x.columns % y.columns || rows_made_of(x) != rows_made_of(y) || !(floor > 0)) {
-    return misuse("match_magnitude: rows of " + to_string(x.columns) + " and " + to_string(y.columns) +
-                  " columns, some selected and others not, or a floor that is not above 0");
-  }
-  const Tensor out = make(x.columns, rows_made_of(x));
-  return append(std::make_unique<MatchMagnitudeOperation>(x, y, floor, out), out, {{x, y}});
-}
-
-Result<Tensor> Recorder::relu_above(const Tensor& x, float deviations) {
-  if (auto error = check_input(x, "relu_above")) return *error;
-  const Tensor out = make(x.columns, rows_made_of(x));
-  return append(std::make_unique<ReluAboveOperation>(x, deviations, out), out, {{x}});
-}
-
-Result<Tensor> Recorder::soft_cap(const Tensor& x, float cap) {
-  if (auto error = check_input(x, "soft_cap")) return *error;
-  const Tensor out = make(x.columns, rows_made_of(x));
-  return append(std::make_unique<SoftCapOperation>(x, cap, out), out, {{x}});
 }
 
 Result<Tensor> Recorder::select(const Tensor& x) {

@@ -29,17 +29,17 @@ class Recorder {
   // otherwise: the row of ids past the table; none: they are refused.
   Result<Tensor> stored_rows(std::shared_ptr<const StoredTable> table, std::optional<int> otherwise);
   Result<Tensor> received(int64_t columns);
+  // One of the operations on rows: see row_operations.h.
+  template <class Named>
+  Result<Tensor> rows(Named operation);
   Result<Tensor> sum(const Tensor& x);
   Result<Tensor> gather(const Tensor& x, std::vector<int64_t> widths);
   Result<Tensor> rms_norm(const Tensor& x, const Tensor& weight, float eps);
-  // bias: an empty handle for none. group: columns that have a mean together; 0: as many as the weight has.
-  Result<Tensor> layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, float eps, int64_t group = 0);
   // biases: one for each weight (empty handles for none), or none at all.
   Result<Tensor> linear(const Tensor& x, std::vector<std::shared_ptr<const Weight>> weights,
                         const std::vector<Tensor>& biases, const Tensor* residual, Precision = Precision::usual);
   // Of a head's columns of x with the weight of the head.
   Result<Tensor> linear_heads(const Tensor& x, std::vector<std::shared_ptr<const Weight>> weights);
-  Result<Tensor> join_heads(const Tensor& x, const Tensor& y, int heads);
   Result<std::vector<Tensor>> split(const Tensor& x, std::span<const int64_t> widths);
   Result<Tensor> rope_angles(std::vector<float> inverse_frequencies, float scale);
   Result<Tensor> rope(const Tensor& x, const Tensor& angles, int head_dim, bool adjacent = false);
@@ -57,21 +57,10 @@ class Recorder {
     return gated(gate_up, up, form);
   }
   Result<Tensor> activate(const Tensor& x, Activation);
-  Result<Tensor> clamp(const Tensor& x, float limit);
   Result<Tensor> add(const Tensor& x, const Tensor& y);
-  Result<Tensor> scale(const Tensor& x, float factor);
-  Result<Tensor> scale_by(const Tensor& x, const Tensor& factor);
-  Result<Tensor> scale_by_position(const Tensor& x, float growth, int length, int ahead);
-  Result<Tensor> gate_by_largest(const Tensor& x, const Tensor& logits);
-  // weights: an empty handle where all are 0.
-  Result<Tensor> add_weighted(const Tensor& x, const Tensor& y, const Tensor& weights, int64_t width, float offset);
-  Result<Tensor> match_magnitude(const Tensor& x, const Tensor& y, float floor);
-  Result<Tensor> relu_above(const Tensor& x, float deviations);
-  Result<Tensor> soft_cap(const Tensor& x, float cap);
   // residual, choice_bias: may be null. Pointers in the routing come from choice_bias and the weights.
   Result<Tensor> moe(const Tensor& x, const Tensor& logits, ExpertWeights, Routing, const Tensor* residual,
                      const Tensor* choice_bias = nullptr);
-  Result<Tensor> add_gated(const Tensor& x, const Tensor& y, const Tensor& gate);
   // biases: empty for none.
   Result<Tensor> short_convolution(const Tensor& x, const std::vector<Tensor>& weights,
                                    const std::vector<Tensor>& biases, std::shared_ptr<StateMemory>, int layer,
@@ -81,11 +70,6 @@ class Recorder {
   Result<Tensor> selective_scan(const Tensor& xbc, const Tensor& dt, const Tensor& decay_weight,
                                 const Tensor& decay_bias, const Tensor& skip, std::shared_ptr<StateMemory>,
                                 const ScanParams&);
-  Result<Tensor> rms_norm_grouped(const Tensor& x, const Tensor& weight, int64_t groups, float eps);
-  Result<Tensor> multiply(const Tensor& x, const Tensor& y);
-  Result<Tensor> norm_gated(const Tensor& x, const Tensor& weight, const Tensor& gate, float eps);
-  Result<Tensor> regroup(const Tensor& x, std::vector<int64_t> widths);
-  Result<Tensor> sigmoid_mul(const Tensor& x, const Tensor& gate);
   Result<Tensor> select(const Tensor& x);
 
   // The finished program; nothing can be recorded after.

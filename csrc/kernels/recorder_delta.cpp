@@ -92,40 +92,4 @@ Result<Tensor> Recorder::delta_rule(const Tensor& qkv, const Tensor& beta, const
       {{qkv, beta, decay}});
 }
 
-Result<Tensor> Recorder::norm_gated(const Tensor& x, const Tensor& weight, const Tensor& gate, float eps) {
-  for (const Tensor* t : {&x, &gate}) {
-    if (auto error = check_input(*t, "norm_gated")) return *error;
-  }
-  if (!weight.value || weight.rows != RowKind::fixed || weight.fixed_rows != 1 || weight.columns < 1 ||
-      x.columns % weight.columns || gate.columns != x.columns || rows_made_of(gate) != rows_made_of(x)) {
-    return misuse("norm_gated: a weight of " + to_string(weight.columns) + " and a gate of " + to_string(gate.columns) +
-                  " for rows of " + to_string(x.columns));
-  }
-  const Tensor out = make(x.columns, rows_made_of(x));
-  return append(std::make_unique<GatedNormOperation>(x, weight, gate, eps, out), out, {{x, gate}});
-}
-
-Result<Tensor> Recorder::regroup(const Tensor& x, std::vector<int64_t> widths) {
-  if (auto error = check_input(x, "regroup")) return *error;
-  int64_t group = 0;
-  for (const int64_t width : widths) {
-    if (width < 1 || width > x.columns) return misuse("regroup: a part of " + to_string(width) + " columns");
-    group += width;
-  }
-  if (!group || x.columns % group)
-    return misuse("regroup: groups of " + to_string(group) + " columns in rows of " + to_string(x.columns));
-  const Tensor out = make(x.columns, rows_made_of(x));
-  return append(std::make_unique<RegroupOperation>(x, std::move(widths), out), out, {{x}});
-}
-
-Result<Tensor> Recorder::sigmoid_mul(const Tensor& x, const Tensor& gate) {
-  for (const Tensor* t : {&x, &gate}) {
-    if (auto error = check_input(*t, "sigmoid_mul")) return *error;
-  }
-  if (x.columns != gate.columns || rows_made_of(x) != rows_made_of(gate))
-    return misuse("sigmoid_mul: rows of " + to_string(x.columns) + " and gates of " + to_string(gate.columns));
-  const Tensor out = make(x.columns, rows_made_of(x));
-  return append(std::make_unique<SigmoidOperation>(x, gate, out), out, {{x, gate}});
-}
-
 }  // namespace homenode

@@ -24,16 +24,4 @@ Result<Tensor> Recorder::linear_heads(const Tensor& x, std::vector<std::shared_p
   return append(std::make_unique<LinearHeadsOperation>(x, std::move(weights), out), out, {{x}});
 }
 
-Result<Tensor> Recorder::join_heads(const Tensor& x, const Tensor& y, int heads) {
-  for (const Tensor* t : {&x, &y}) {
-    if (auto error = check_input(*t, "join_heads")) return *error;
-  }
-  if (heads < 1 || x.columns % heads || y.columns % heads || rows_made_of(x) != rows_made_of(y)) {
-    return misuse("join_heads: rows of " + to_string(x.columns) + " and " + to_string(y.columns) + " for " +
-                  to_string(heads) + " heads");
-  }
-  const Tensor out = make(x.columns + y.columns, rows_made_of(x));
-  return append(std::make_unique<JoinHeadsOperation>(x, y, heads, out), out, {{x, y}});
-}
-
 }  // namespace homenode

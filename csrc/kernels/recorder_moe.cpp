@@ -119,17 +119,4 @@ Result<Tensor> Recorder::moe(const Tensor& x, const Tensor& logits, ExpertWeight
                 out, inputs);
 }
 
-Result<Tensor> Recorder::add_gated(const Tensor& x, const Tensor& y, const Tensor& gate) {
-  for (const Tensor* t : {&x, &y, &gate}) {
-    if (auto error = check_input(*t, "add_gated")) return *error;
-    if (rows_made_of(*t) != rows_made_of(x)) return misuse("add_gated: some rows are selected, others are not");
-  }
-  if (x.columns != y.columns || gate.columns != 1) {
-    return misuse("add_gated: rows of " + to_string(x.columns) + " and " + to_string(y.columns) +
-                  " columns with gates of " + to_string(gate.columns) + "; wanted equal ones and gates of 1");
-  }
-  const Tensor out = make(x.columns, rows_made_of(x));
-  return append(std::make_unique<AddGatedOperation>(x, y, gate, out), out, {{x, y, gate}});
-}
-
 }  // namespace homenode

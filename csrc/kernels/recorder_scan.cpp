@@ -38,27 +38,4 @@ Result<Tensor> Recorder::selective_scan(const Tensor& xbc, const Tensor& dt, con
       {{xbc, dt}});
 }
 
-Result<Tensor> Recorder::rms_norm_grouped(const Tensor& x, const Tensor& weight, int64_t groups, float eps) {
-  if (auto error = check_input(x, "rms_norm_grouped")) return *error;
-  if (!weight.value || weight.rows != RowKind::fixed || weight.fixed_rows != 1 || weight.columns != x.columns ||
-      groups < 1 || x.columns % groups) {
-    return misuse("rms_norm_grouped: a weight of " + to_string(weight.columns) + " and " + to_string(groups) +
-                  " groups for rows of " + to_string(x.columns));
-  }
-  const Tensor out = make(x.columns, rows_made_of(x));
-  return append(std::make_unique<GroupedNormOperation>(x, weight, x.columns / groups, eps, out), out, {{x}});
-}
-
-Result<Tensor> Recorder::multiply(const Tensor& x, const Tensor& y) {
-  const bool to_all = y.value && y.rows == RowKind::fixed && y.fixed_rows == 1 && x.value;  // a vector
-  for (const Tensor* t : {&x, &y}) {
-    if (to_all && t == &y) continue;
-    if (auto error = check_input(*t, "multiply")) return *error;
-  }
-  if (x.columns != y.columns || (!to_all && rows_made_of(x) != rows_made_of(y)))
-    return misuse("multiply: rows of " + to_string(x.columns) + " and " + to_string(y.columns));
-  const Tensor out = make(x.columns, rows_made_of(x));
-  return append(std::make_unique<MultiplyOperation>(x, y, out), out, {{x, y}});
-}
-
 }  // namespace homenode

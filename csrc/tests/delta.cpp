@@ -6,6 +6,7 @@
 
 #include "kernels/kernels.h"
 #include "kernels/recorder.h"
+#include "kernels/row_operations.h"
 #include "tests/cases.h"
 
 namespace homenode::checks {
@@ -45,8 +46,8 @@ class Layer {
       const Tensor found =
           taken(r.selective_scan(qkv, parts[1], weight, bias, vector(shape.heads()), memory_, {0, shape.each, 0}));
       const auto inner = static_cast<int>(found.columns);
-      program_ =
-          taken(r.finish(taken(r.multiply(found, taken(r.rms_norm_grouped(found, vector(inner), shape.keys, 1e-5f))))));
+      program_ = taken(r.finish(
+          taken(r.rows(Multiply{found, {taken(r.rows(GroupedNorm{found, {vector(inner)}, shape.keys, 1e-5f}))}}))));
     } else {
       program_ = taken(r.finish(
           taken(r.delta_rule(qkv, parts[1], parts[2], weight, bias, memory_, {0, shape.keys, shape.interleaved}))));

@@ -1,4 +1,5 @@
 #include "kernels/recorder.h"
+#include "kernels/row_operations.h"
 
 #include <cmath>
 #include <numeric>
@@ -63,7 +64,7 @@ class Model {
     const Tensor logits = taken(r.linear(x, {weight(kVocabulary, shape.hidden)}, {}, nullptr));
     const Tensor all =
         taken(r.gather(logits, std::vector<int64_t>(group ? static_cast<size_t>(group->size()) : 1, kVocabulary)));
-    program_ = taken(r.finish(shape.softcap > 0 ? taken(r.soft_cap(all, 30)) : all));
+    program_ = taken(r.finish(shape.softcap > 0 ? taken(r.rows(SoftCap{all, 30})) : all));
   }
 
   std::vector<float> run(const StepInput& input) {
@@ -120,7 +121,7 @@ class Model {
     const std::shared_ptr<const Weight> down = weight(shape_.hidden, shape_.inner);
     if (!shape_.qk_norm) return taken(r.linear(taken(r.silu_mul(both)), {down}, {}, &x));
     const Tensor out = taken(r.linear(taken(r.gelu_mul(both)), {down}, {}, nullptr));
-    return taken(r.scale(taken(r.add(x, taken(r.rms_norm(out, parameter(shape_.hidden), 1e-6f)))), 0.9f));
+    return taken(r.rows(Scale{taken(r.add(x, taken(r.rms_norm(out, parameter(shape_.hidden), 1e-6f)))), {0.9f}}));
   }
 
   // An MLP without a gate.
@@ -128,12 +129,12 @@ class Model {
     const Activation how = shape_.qk_norm ? Activation::relu2 : Activation::gelu_erf;
     const Tensor up =
         taken(r.linear(normed, {weight(shape_.inner, shape_.hidden)}, {parameter(shape_.inner)}, nullptr));
-    const Tensor inner = taken(r.relu_above(taken(r.activate(up, how)), 0.1f));
+    const Tensor inner = taken(r.rows(ReluAbove{taken(r.activate(up, how)), 0.1f}));
     const Tensor out = taken(r.linear(inner, {weight(shape_.hidden, shape_.inner)}, {}, nullptr));
     const Tensor by = taken(r.linear(normed, {weight(1, shape_.hidden)}, {}, nullptr));
-    const Tensor sized = taken(r.match_magnitude(taken(r.clamp(out, 2)), normed, 1e-5f));
-    return taken(
-        r.add(taken(r.add_weighted(x, sized, by, shape_.hidden, 1)), taken(r.activate(sized, Activation::exp_rest))));
+    const Tensor sized = taken(r.rows(MatchMagnitude{taken(r.rows(Clamp{out, 2})), normed, 1e-5f}));
+    return taken(r.add(taken(r.rows(AddWeighted{x, sized, by, shape_.hidden, 1})),
+                       taken(r.activate(sized, Activation::exp_rest))));
   }
 
   Tensor moe(Recorder& r, const Tensor& normed, const Tensor& x) {
@@ -156,10 +157,10 @@ class Model {
     const Tensor bias = parameter(shape_.experts);
     if (shape_.early) experts.scales = parameter(shape_.experts), experts.activation = Activation::clamped;
     const Tensor gate = taken(r.linear(normed, {weight(1, shape_.hidden)}, {}, nullptr));
-    const Tensor shared = taken(r.add_gated(x, normed, gate));
+    const Tensor shared = taken(r.rows(AddGated{x, normed, gate}));
     const Tensor added = taken(
         r.moe(normed, logits, experts, routing, shape_.qk_norm ? nullptr : &shared, shape_.early ? &bias : nullptr));
-    return shape_.qk_norm ? taken(r.add_gated(shared, added, gate)) : added;
+    return shape_.qk_norm ? taken(r.rows(AddGated{shared, added, gate})) : added;
   }
 
   Shape shape_;

@@ -116,7 +116,7 @@ def test_a_clamp(backend: NativeBackend) -> None:
     x = 3 * random(5, 70)
     found = evaluate(backend, lambda ops: ops.clamp(backend.constant(x), 1.5), 5)
     assert np.array_equal(found, np.clip(x, -1.5, 1.5))
-    with pytest.raises(ValueError, match=r"values limited to 0\.0; wanted more than 0"):
+    with pytest.raises(ValueError, match=r"values limited to 0\.0+; wanted more than 0"):
         evaluate(backend, lambda ops: ops.clamp(backend.constant(x), 0.0), 5)
 
 
@@ -156,7 +156,7 @@ def test_soft_cap(backend: NativeBackend, rows: int, columns: int) -> None:
 
 
 def test_a_cap_that_is_none(backend: NativeBackend) -> None:
-    with pytest.raises(ValueError, match=r"values capped at 0\.0; wanted more than 0"):
+    with pytest.raises(ValueError, match=r"values capped at 0\.0+; wanted more than 0"):
         evaluate(backend, lambda ops: ops.soft_cap(backend.constant(random(1, 4)), 0.0), 1)
 
 

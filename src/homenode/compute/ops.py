@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from homenode.compute.ranks import RankGroup
+from homenode.compute.row_ops import RowOps
 from homenode.dtypes import DType
 from homenode.host.binding.residency import PlannedRange
 from homenode.sampling import SETTINGS, setting_type
@@ -396,8 +397,8 @@ class Experts:
     activation: Activation = "silu"
 
 
-class Ops(Protocol):
-    """The calls a forward function is written in."""
+class Ops(RowOps, Protocol):
+    """The calls a forward function is written in, with those of `RowOps`."""
 
     def embedding(self, table: Weight, first: int = 0, vocabulary: int | None = None) -> Tensor:
         """Rows of `table` for the step's token ids: [tokens, table.columns].
@@ -461,14 +462,6 @@ class Ops(Protocol):
         """x cut into as many heads of equal width as there are weights, each head times its own weight: [rows, sum of
         weight rows]. All weights have one shape and format.
         """
-
-    def join_heads(self, x: Tensor, y: Tensor, heads: int) -> Tensor:
-        """x and y cut into `heads` heads each, the columns of each head of x followed by those of the same head of y:
-        [rows, x.columns + y.columns].
-        """
-
-    def split(self, x: Tensor, widths: Sequence[int]) -> tuple[Tensor, ...]:
-        """Column views of x of these widths; nothing is copied."""
 
     def rope_angles(self, inverse_frequencies: FloatArray, scale: float) -> Tensor:
         """cos and sin of position * frequency for the step's positions, times `scale`: [tokens, 2 *
@@ -555,42 +548,10 @@ class Ops(Protocol):
     def activate(self, x: Tensor, activation: PlainActivation) -> Tensor:
         """The activation of every value of x."""
 
-    def clamp(self, x: Tensor, limit: float) -> Tensor:
-        """x, values below -limit and above limit being these; limit is above 0."""
-
-    def add(self, x: Tensor, y: Tensor) -> Tensor:
-        """x + y, of equal shapes; or y is a parameter that is a vector, which is added to every row."""
-
-    def multiply(self, x: Tensor, y: Tensor) -> Tensor:
-        """x * y, of equal shapes; or y is a parameter that is a vector, by which every row is multiplied."""
-
-    def scale(self, x: Tensor, factor: float | Tensor) -> Tensor:
-        """x * factor: a number, or a parameter that is a vector of one."""
-
     def scale_by_position(self, x: Tensor, growth: float, length: int, ahead: int = 0) -> Tensor:
         """x * (1 + growth * ln(1 + floor((position + ahead) / length))), of the step's positions (as in Llama 4), ahead
         being from 0 to length.
         """
-
-    def gate_by_largest(self, x: Tensor, logits: Tensor) -> Tensor:
-        """x * sigmoid(the largest of the row's logits)."""
-
-    def add_weighted(self, x: Tensor, y: Tensor, weights: Tensor | None, width: int, offset: float = 0.0) -> Tensor:
-        """Each run of `width` columns of x plus the sum over the runs of y of (offset + weight) * the run. A row of
-        weights has one for each pair of runs, those of one run of x beside each other: [rows, runs of x * runs of y];
-        None: all are 0.
-        """
-
-    def match_magnitude(self, x: Tensor, y: Tensor, floor: float) -> Tensor:
-        """Each run of x that is as long as y, made as large as that: x * sqrt(mean(y^2) / max(mean(x^2), floor))."""
-
-    def relu_above(self, x: Tensor, deviations: float) -> Tensor:
-        """max(x - mean - deviations * deviation, 0), with the mean and the standard deviation of the row's columns, whose
-        squares are divided by their number.
-        """
-
-    def soft_cap(self, x: Tensor, cap: float) -> Tensor:
-        """cap * tanh(x / cap), cap being above 0."""
 
     def moe(
         self,
@@ -608,9 +569,6 @@ class Ops(Protocol):
         weighted like the rest. A row's experts are added in ascending order of their index. Where `experts` are not
         all, the choice and the weights are the same, and only those here are added.
         """
-
-    def add_gated(self, x: Tensor, y: Tensor, gate: Tensor) -> Tensor:
-        """x + sigmoid(gate) * y, gate being [rows, 1]."""
 
     def short_convolution(
         self,
@@ -674,14 +632,6 @@ class Ops(Protocol):
 
     def norm_gated(self, x: Tensor, weight: Tensor, gate: Tensor, eps: float) -> Tensor:
         """rms_norm(x, weight, eps) * silu(gate), gate being as wide as x."""
-
-    def regroup(self, x: Tensor, widths: Sequence[int]) -> Tensor:
-        """The columns of x, which are groups of parts of these widths, as all first parts, all second parts and so
-        on, each in the order of the groups.
-        """
-
-    def sigmoid_mul(self, x: Tensor, gate: Tensor) -> Tensor:
-        """x * sigmoid(gate), of equal shapes."""
 
     def select(self, x: Tensor) -> Tensor:
         """The rows named by the step's `sample_rows`."""

@@ -379,7 +379,7 @@ class NativeBackend:
             raise UnsupportedError(
                 f"programs of the native core sum over ranks of its own kind; seen {type(group).__name__}"
             )
-        recorder = _native.NativeRecorder(
+        recorder = RecordingOps(
             self._pool,
             self._level,
             _native.NativeStepLimits(**asdict(limits)),
@@ -388,7 +388,7 @@ class NativeBackend:
             arena=self._arena,
         )
         with host_errors():
-            program = recorder.finish(forward(RecordingOps(recorder)))
+            program = recorder.finish(forward(recorder))
         self._program_bytes += program.nbytes
         self._own_ranges, self._residency = program.ranges, None
         return NativeProgram(program)

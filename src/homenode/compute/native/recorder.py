@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Literal
 
 import numpy as np
 
@@ -18,86 +17,36 @@ from homenode.compute.ops import (
     DeltaHeads,
     Experts,
     FloatArray,
-    PlainActivation,
-    Precision,
     Routing,
     ScanHeads,
     WindowKind,
 )
 
 
-class RecordingOps:
-    """`Ops` over a native recorder. ValueError when shapes do not fit each other."""
-
-    def __init__(self, recorder: _native.NativeRecorder) -> None:
-        self._recorder = recorder
+class RecordingOps(_native.NativeRecorder):
+    """`Ops` over the native recorder, whose methods take most calls as they are: here are those whose arguments it wants
+    in another form. ValueError when shapes do not fit each other.
+    """
 
     def embedding(self, table: _native.Weight, first: int = 0, vocabulary: int | None = None) -> _native.Tensor:
         """See `Ops.embedding`."""
         if vocabulary is None and first:
             raise ValueError(f"embedding: a table from row {first} of a vocabulary that is not said")
-        return self._recorder.embedding(table, first, vocabulary or 0)
-
-    def position_rows(self, table: _native.Weight, first: int = 0) -> _native.Tensor:
-        """See `Ops.position_rows`. A step with a position that the table has no row of is refused."""
-        return self._recorder.position_rows(table, first)
-
-    def type_rows(self, table: _native.Weight) -> _native.Tensor:
-        """See `Ops.type_rows`. A step with a type that the table has no row of is refused."""
-        return self._recorder.type_rows(table)
-
-    def stored_rows(self, table: _native.StoredTable, otherwise: int | None = None) -> _native.Tensor:
-        """See `Ops.stored_rows`. A row that its file no longer has is NaN."""
-        return self._recorder.stored_rows(table, otherwise)
-
-    def received(self, columns: int) -> _native.Tensor:
-        """See `Ops.received`. They are read where the caller of the step has them."""
-        return self._recorder.received(columns)
-
-    def sum(self, x: _native.Tensor) -> _native.Tensor:
-        """See `Ops.sum`. x itself where the program has no group, or a group of one."""
-        return self._recorder.sum(x)
-
-    def gather(self, x: _native.Tensor, widths: Sequence[int]) -> _native.Tensor:
-        """See `Ops.gather`. x itself where the program has no group, or a group of one."""
-        return self._recorder.gather(x, list(widths))
+        return super().embedding(table, first, vocabulary or 0)
 
     def rms_norm(self, x: _native.Tensor, weight: _native.Tensor | int, eps: float) -> _native.Tensor:
         """See `Ops.rms_norm`."""
         if isinstance(weight, int):
             weight = _native.constant(np.ones((1, weight), np.float32))  # times 1 is the same to the last bit
-        return self._recorder.rms_norm(x, weight, eps)
-
-    def linear(
-        self,
-        x: _native.Tensor,
-        weights: Sequence[_native.Weight],
-        biases: Sequence[_native.Tensor | None] = (),
-        residual: _native.Tensor | None = None,
-        precision: Precision = "usual",
-    ) -> _native.Tensor:
-        """See `Ops.linear`."""
-        return self._recorder.linear(x, list(weights), list(biases), residual, precision)
+        return super().rms_norm(x, weight, eps)
 
     def split(self, x: _native.Tensor, widths: Sequence[int]) -> tuple[_native.Tensor, ...]:
         """See `Ops.split`."""
-        return tuple(self._recorder.split(x, list(widths)))
-
-    def linear_heads(self, x: _native.Tensor, weights: Sequence[_native.Weight]) -> _native.Tensor:
-        """See `Ops.linear_heads`."""
-        return self._recorder.linear_heads(x, list(weights))
-
-    def join_heads(self, x: _native.Tensor, y: _native.Tensor, heads: int) -> _native.Tensor:
-        """See `Ops.join_heads`."""
-        return self._recorder.join_heads(x, y, heads)
+        return tuple(self.record_split(x, list(widths)))
 
     def rope_angles(self, inverse_frequencies: FloatArray, scale: float) -> _native.Tensor:
         """See `Ops.rope_angles`. The left half of the columns is cos, the right half sin."""
-        return self._recorder.rope_angles(np.ascontiguousarray(inverse_frequencies, np.float32), scale)
-
-    def rope(self, x: _native.Tensor, angles: _native.Tensor, head_dim: int, adjacent: bool = False) -> _native.Tensor:
-        """See `Ops.rope`."""
-        return self._recorder.rope(x, angles, head_dim, adjacent)
+        return super().rope_angles(np.ascontiguousarray(inverse_frequencies, np.float32), scale)
 
     def attention(
         self,
@@ -138,7 +87,7 @@ class RecordingOps:
             window_kind=window_kind,
             causal=mask == "causal",
         )
-        return self._recorder.attention(q, k, v, cache, params)
+        return self.record_attention(q, k, v, cache, params)
 
     def choose_tokens(
         self,
@@ -152,7 +101,7 @@ class RecordingOps:
         """See `Ops.choose_tokens`."""
         if isinstance(cache, NativeKvLayers):
             cache, layer = cache.place(layer)
-        return self._recorder.choose_tokens(q, weights, k, cache, layer, count)
+        return super().choose_tokens(q, weights, k, cache, layer, count)
 
     def choose_blocks(
         self,
@@ -167,7 +116,7 @@ class RecordingOps:
         """See `Ops.choose_blocks`."""
         if isinstance(cache, NativeKvLayers):
             cache, layer = cache.place(layer)
-        return self._recorder.choose_blocks(q, k, cache, layer, block, count, local)
+        return super().choose_blocks(q, k, cache, layer, block, count, local)
 
     def layer_norm(
         self,
@@ -180,76 +129,11 @@ class RecordingOps:
         """See `Ops.layer_norm`."""
         if isinstance(weight, int):
             weight = _native.constant(np.ones((1, weight), np.float32))
-        return self._recorder.layer_norm(x, weight, bias, eps, group or 0)
-
-    def silu_mul(self, gate_up: _native.Tensor, up: _native.Tensor | None = None) -> _native.Tensor:
-        """See `Ops.silu_mul`."""
-        return self._recorder.silu_mul(gate_up, up)
-
-    def gelu_mul(
-        self,
-        gate_up: _native.Tensor,
-        up: _native.Tensor | None = None,
-        form: Literal["gelu", "gelu_erf"] = "gelu",
-    ) -> _native.Tensor:
-        """See `Ops.gelu_mul`."""
-        return self._recorder.gelu_mul(gate_up, up, form)
+        return super().layer_norm(x, weight, bias, eps, group or 0)
 
     def clamped_mul(self, gate_up: _native.Tensor) -> _native.Tensor:
         """See `Ops.clamped_mul`."""
-        return self._recorder.gelu_mul(gate_up, None, "clamped")
-
-    def activate(self, x: _native.Tensor, activation: PlainActivation) -> _native.Tensor:
-        """See `Ops.activate`."""
-        return self._recorder.activate(x, activation)
-
-    def clamp(self, x: _native.Tensor, limit: float) -> _native.Tensor:
-        """See `Ops.clamp`. ValueError for a limit that is not above 0."""
-        if not limit > 0:
-            raise ValueError(f"values limited to {limit}; wanted more than 0")
-        return self._recorder.clamp(x, limit)
-
-    def add(self, x: _native.Tensor, y: _native.Tensor) -> _native.Tensor:
-        """See `Ops.add`."""
-        return self._recorder.add(x, y)
-
-    def multiply(self, x: _native.Tensor, y: _native.Tensor) -> _native.Tensor:
-        """See `Ops.multiply`."""
-        return self._recorder.multiply(x, y)
-
-    def scale(self, x: _native.Tensor, factor: float | _native.Tensor) -> _native.Tensor:
-        """See `Ops.scale`."""
-        if isinstance(factor, _native.Tensor):
-            return self._recorder.scale_by(x, factor)
-        return self._recorder.scale(x, factor)
-
-    def scale_by_position(self, x: _native.Tensor, growth: float, length: int, ahead: int = 0) -> _native.Tensor:
-        """See `Ops.scale_by_position`."""
-        return self._recorder.scale_by_position(x, growth, length, ahead)
-
-    def gate_by_largest(self, x: _native.Tensor, logits: _native.Tensor) -> _native.Tensor:
-        """See `Ops.gate_by_largest`."""
-        return self._recorder.gate_by_largest(x, logits)
-
-    def add_weighted(
-        self, x: _native.Tensor, y: _native.Tensor, weights: _native.Tensor | None, width: int, offset: float = 0.0
-    ) -> _native.Tensor:
-        """See `Ops.add_weighted`."""
-        return self._recorder.add_weighted(x, y, weights, width, offset)
-
-    def match_magnitude(self, x: _native.Tensor, y: _native.Tensor, floor: float) -> _native.Tensor:
-        """See `Ops.match_magnitude`."""
-        return self._recorder.match_magnitude(x, y, floor)
-
-    def relu_above(self, x: _native.Tensor, deviations: float) -> _native.Tensor:
-        """See `Ops.relu_above`."""
-        return self._recorder.relu_above(x, deviations)
-
-    def soft_cap(self, x: _native.Tensor, cap: float) -> _native.Tensor:
-        """See `Ops.soft_cap`. ValueError for a cap that is not above 0."""
-        if not cap > 0:
-            raise ValueError(f"values capped at {cap}; wanted more than 0")
-        return self._recorder.soft_cap(x, cap)
+        return self.gelu_mul(gate_up, None, "clamped")
 
     def moe(
         self,
@@ -274,23 +158,7 @@ class RecordingOps:
             scales=experts.scales,
             activation=experts.activation,
         )
-        return self._recorder.moe(x, logits, weights, _native.NativeRouting(**asdict(routing)), residual, choice_bias)
-
-    def add_gated(self, x: _native.Tensor, y: _native.Tensor, gate: _native.Tensor) -> _native.Tensor:
-        """See `Ops.add_gated`."""
-        return self._recorder.add_gated(x, y, gate)
-
-    def short_convolution(
-        self,
-        x: _native.Tensor,
-        weights: Sequence[_native.Tensor],
-        biases: Sequence[_native.Tensor],
-        memory: _native.StateMemory,
-        layer: int,
-        silu: bool,
-    ) -> _native.Tensor:
-        """See `Ops.short_convolution`."""
-        return self._recorder.short_convolution(x, list(weights), list(biases), memory, layer, silu)
+        return self.record_moe(x, logits, weights, _native.NativeRouting(**asdict(routing)), residual, choice_bias)
 
     def delta_rule(
         self,
@@ -304,7 +172,7 @@ class RecordingOps:
         heads: DeltaHeads,
     ) -> _native.Tensor:
         """See `Ops.delta_rule`."""
-        return self._recorder.delta_rule(
+        return self.record_delta_rule(
             qkv,
             beta,
             decay,
@@ -328,7 +196,7 @@ class RecordingOps:
         heads: ScanHeads,
     ) -> _native.Tensor:
         """See `Ops.selective_scan`."""
-        return self._recorder.selective_scan(
+        return self.record_selective_scan(
             xbc,
             dt,
             decay_weight,
@@ -339,23 +207,3 @@ class RecordingOps:
             per_group=heads.per_group,
             first=heads.first,
         )
-
-    def rms_norm_grouped(self, x: _native.Tensor, weight: _native.Tensor, groups: int, eps: float) -> _native.Tensor:
-        """See `Ops.rms_norm_grouped`."""
-        return self._recorder.rms_norm_grouped(x, weight, groups, eps)
-
-    def norm_gated(self, x: _native.Tensor, weight: _native.Tensor, gate: _native.Tensor, eps: float) -> _native.Tensor:
-        """See `Ops.norm_gated`."""
-        return self._recorder.norm_gated(x, weight, gate, eps)
-
-    def regroup(self, x: _native.Tensor, widths: Sequence[int]) -> _native.Tensor:
-        """See `Ops.regroup`."""
-        return self._recorder.regroup(x, list(widths))
-
-    def sigmoid_mul(self, x: _native.Tensor, gate: _native.Tensor) -> _native.Tensor:
-        """See `Ops.sigmoid_mul`."""
-        return self._recorder.sigmoid_mul(x, gate)
-
-    def select(self, x: _native.Tensor) -> _native.Tensor:
-        """See `Ops.select`."""
-        return self._recorder.select(x)

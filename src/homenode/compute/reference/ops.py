@@ -31,9 +31,10 @@ from homenode.compute.reference.gates import GATES, activated, silu_gated
 from homenode.compute.reference.kv import ReferenceKvCache
 from homenode.compute.reference.moe import choose_experts, expert_output
 from homenode.compute.reference.state import ReferenceStateMemory
+from homenode.compute.row_ops import RowOps
 
 
-class EagerOps:
+class EagerOps(RowOps):
     """`Ops` over NumPy arrays for the step described by `arrays`. Weights and vectors are float32 arrays."""
 
     def __init__(self, arrays: StepArrays, group: RankGroup | None = None, usage: ExpertUsage | None = None) -> None:
@@ -127,20 +128,10 @@ class EagerOps:
         product = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
         return product if residual is None else product + residual
 
-    def split(self, x: FloatArray, widths: Sequence[int]) -> tuple[FloatArray, ...]:
-        """See `Ops.split`."""
-        ends = np.cumsum(widths)
-        return tuple(x[:, end - width : end] for end, width in zip(ends, widths, strict=True))
-
     def linear_heads(self, x: FloatArray, weights: Sequence[FloatArray]) -> FloatArray:
         """See `Ops.linear_heads`."""
         heads = np.split(x, len(weights), axis=1)
         return np.concatenate([self.linear(head, (w,)) for head, w in zip(heads, weights, strict=True)], axis=1)
-
-    def join_heads(self, x: FloatArray, y: FloatArray, heads: int) -> FloatArray:
-        """See `Ops.join_heads`."""
-        cut = [each.reshape(len(each), heads, -1) for each in (x, y)]
-        return np.concatenate(cut, axis=2).reshape(len(x), -1)
 
     def rope_angles(self, inverse_frequencies: FloatArray, scale: float) -> FloatArray:
         """See `Ops.rope_angles`. The left half of the columns is cos, the right half sin."""
@@ -289,59 +280,10 @@ class EagerOps:
         """See `Ops.activate`."""
         return activated(x, activation)
 
-    def clamp(self, x: FloatArray, limit: float) -> FloatArray:
-        """See `Ops.clamp`."""
-        return np.clip(x, np.float32(-limit), np.float32(limit))
-
-    def add(self, x: FloatArray, y: FloatArray) -> FloatArray:
-        """See `Ops.add`."""
-        return x + y
-
-    def multiply(self, x: FloatArray, y: FloatArray) -> FloatArray:
-        """See `Ops.multiply`."""
-        return x * y
-
-    def scale(self, x: FloatArray, factor: float | FloatArray) -> FloatArray:
-        """See `Ops.scale`."""
-        return np.asarray(x * np.float32(np.asarray(factor).item()), np.float32)
-
     def scale_by_position(self, x: FloatArray, growth: float, length: int, ahead: int = 0) -> FloatArray:
         """See `Ops.scale_by_position`."""
         factors = 1 + growth * np.log1p((self._step.positions + ahead) // length)
         return np.asarray(x * factors.astype(np.float32)[:, None], np.float32)
-
-    def gate_by_largest(self, x: FloatArray, logits: FloatArray) -> FloatArray:
-        """See `Ops.gate_by_largest`."""
-        with np.errstate(over="ignore"):
-            return np.asarray(x / (1 + np.exp(-logits.max(axis=1, keepdims=True))), np.float32)
-
-    def add_weighted(
-        self, x: FloatArray, y: FloatArray, weights: FloatArray | None, width: int, offset: float = 0.0
-    ) -> FloatArray:
-        """See `Ops.add_weighted`."""
-        out, runs = np.array(x, np.float32).reshape(len(x), -1, width), y.reshape(len(y), -1, width)
-        factors = np.full((len(x), out.shape[1], runs.shape[1]), offset, np.float32)
-        if weights is not None:
-            factors += weights.reshape(factors.shape)
-        for index in range(runs.shape[1]):
-            out += factors[:, :, index, None] * runs[:, index, None]
-        return out.reshape(x.shape)
-
-    def match_magnitude(self, x: FloatArray, y: FloatArray, floor: float) -> FloatArray:
-        """See `Ops.match_magnitude`."""
-        runs = x.reshape(len(x), -1, y.shape[1])
-        there = np.maximum(np.square(runs).mean(axis=2, keepdims=True), np.float32(floor))
-        wanted = np.square(y).mean(axis=1)[:, None, None]
-        return np.asarray(runs * (np.sqrt(wanted) / np.sqrt(there)), np.float32).reshape(x.shape)
-
-    def relu_above(self, x: FloatArray, deviations: float) -> FloatArray:
-        """See `Ops.relu_above`."""
-        least = x.mean(axis=1, keepdims=True) + np.float32(deviations) * x.std(axis=1, keepdims=True)
-        return np.asarray(np.maximum(x - least, 0), np.float32)
-
-    def soft_cap(self, x: FloatArray, cap: float) -> FloatArray:
-        """See `Ops.soft_cap`."""
-        return np.asarray(np.float32(cap) * np.tanh(x / np.float32(cap)), np.float32)
 
     def moe(
         self,
@@ -372,11 +314,6 @@ class EagerOps:
             self._usage.add(self._moe_layers, tokens)
         self._moe_layers += 1
         return out
-
-    def add_gated(self, x: FloatArray, y: FloatArray, gate: FloatArray) -> FloatArray:
-        """See `Ops.add_gated`."""
-        with np.errstate(over="ignore"):
-            return np.asarray(x + 1 / (1 + np.exp(-gate)) * y, np.float32)
 
     def short_convolution(
         self,
@@ -428,17 +365,6 @@ class EagerOps:
     def norm_gated(self, x: FloatArray, weight: FloatArray, gate: FloatArray, eps: float) -> FloatArray:
         """See `Ops.norm_gated`."""
         return silu_gated(gate, self.rms_norm(x, weight, eps))
-
-    def regroup(self, x: FloatArray, widths: Sequence[int]) -> FloatArray:
-        """See `Ops.regroup`."""
-        groups = np.ascontiguousarray(x).reshape(len(x), -1, sum(widths))
-        parts = np.split(groups, np.cumsum(widths)[:-1], axis=2)
-        return np.concatenate([part.reshape(len(x), -1) for part in parts], axis=1)
-
-    def sigmoid_mul(self, x: FloatArray, gate: FloatArray) -> FloatArray:
-        """See `Ops.sigmoid_mul`."""
-        with np.errstate(over="ignore"):
-            return np.asarray(x / (1 + np.exp(-gate)), np.float32)
 
     def select(self, x: FloatArray) -> FloatArray:
         """See `Ops.select`."""

@@ -24,6 +24,8 @@ from homenode.compute.ops import (
     WindowKind,
 )
 from homenode.compute.ranks import RankGroup
+from homenode.compute.row_ops import RowOps
+from homenode.compute.torch import tensors  # noqa: F401 (what `RowOps` calls, of tensors)
 from homenode.compute.torch.chosen import Blocks, choose_best_blocks, choose_positions, chosen_attention
 from homenode.compute.torch.device import TorchDevice
 from homenode.compute.torch.exchange import gather_columns, sum_over_ranks
@@ -56,7 +58,7 @@ class Seen:
     constants: dict[bytes, torch.Tensor] = field(default_factory=dict)  # frequencies and slopes, on the device
 
 
-class TorchOps:
+class TorchOps(RowOps):
     """`Ops` over tensors for one step. Weights are tensors [rows, columns], vectors float32 tensors."""
 
     def __init__(
@@ -148,19 +150,10 @@ class TorchOps:
         joined = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
         return joined if residual is None else joined + residual
 
-    def split(self, x: torch.Tensor, widths: Sequence[int]) -> tuple[torch.Tensor, ...]:
-        """See `Ops.split`."""
-        return tuple(x.split(list(widths), dim=1))
-
     def linear_heads(self, x: torch.Tensor, weights: Sequence[torch.Tensor]) -> torch.Tensor:
         """See `Ops.linear_heads`."""
         heads = x.split(x.shape[1] // len(weights), dim=1)
         return torch.cat([self.linear(head, (w,)) for head, w in zip(heads, weights, strict=True)], dim=1)
-
-    def join_heads(self, x: torch.Tensor, y: torch.Tensor, heads: int) -> torch.Tensor:
-        """See `Ops.join_heads`."""
-        cut = [each.reshape(len(each), heads, -1) for each in (x, y)]
-        return torch.cat(cut, dim=2).reshape(len(x), -1)
 
     def rope_angles(self, inverse_frequencies: FloatArray, scale: float) -> torch.Tensor:
         """See `Ops.rope_angles`. The left half of the columns is cos, the right half sin."""
@@ -273,56 +266,10 @@ class TorchOps:
         """See `Ops.activate`."""
         return PLAIN[activation](x)
 
-    def clamp(self, x: torch.Tensor, limit: float) -> torch.Tensor:
-        """See `Ops.clamp`."""
-        return x.clamp(-limit, limit)
-
-    def add(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """See `Ops.add`."""
-        return x + y
-
-    def multiply(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """See `Ops.multiply`."""
-        return x * y
-
-    def scale(self, x: torch.Tensor, factor: float | torch.Tensor) -> torch.Tensor:
-        """See `Ops.scale`."""
-        return x * factor
-
     def scale_by_position(self, x: torch.Tensor, growth: float, length: int, ahead: int = 0) -> torch.Tensor:
         """See `Ops.scale_by_position`."""
         turns = torch.div(self._step.positions + ahead, length, rounding_mode="floor")
         return x * (1 + growth * torch.log1p(turns.double())).float().unsqueeze(1)
-
-    def gate_by_largest(self, x: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-        """See `Ops.gate_by_largest`."""
-        return x / (1 + torch.exp(-logits.amax(dim=1, keepdim=True)))
-
-    def add_weighted(
-        self, x: torch.Tensor, y: torch.Tensor, weights: torch.Tensor | None, width: int, offset: float = 0.0
-    ) -> torch.Tensor:
-        """See `Ops.add_weighted`."""
-        out, runs = x.reshape(len(x), -1, width), y.reshape(len(y), -1, width)
-        factors = None if weights is None else weights.reshape(len(x), out.shape[1], -1, 1) + offset
-        for index in range(runs.shape[1]):
-            out = out + (offset if factors is None else factors[:, :, index]) * runs[:, index : index + 1]
-        return out.reshape(x.shape)
-
-    def match_magnitude(self, x: torch.Tensor, y: torch.Tensor, floor: float) -> torch.Tensor:
-        """See `Ops.match_magnitude`."""
-        runs = x.reshape(len(x), -1, y.shape[1])
-        there = runs.square().mean(dim=2, keepdim=True).clamp(min=floor)
-        wanted = y.square().mean(dim=1)[:, None, None]
-        return (runs * (wanted.sqrt() / there.sqrt())).reshape(x.shape)
-
-    def relu_above(self, x: torch.Tensor, deviations: float) -> torch.Tensor:
-        """See `Ops.relu_above`."""
-        rest = x - x.mean(dim=1, keepdim=True)
-        return (rest - deviations * rest.square().mean(dim=1, keepdim=True).sqrt()).clamp(min=0)
-
-    def soft_cap(self, x: torch.Tensor, cap: float) -> torch.Tensor:
-        """See `Ops.soft_cap`. By way of exp, as torch's own tanh depends on where an element lies."""
-        return cap * (1 - 2 / (1 + torch.exp(x * (2 / cap))))
 
     def moe(
         self,
@@ -352,10 +299,6 @@ class TorchOps:
         self._seen.usage.add(self._moe_layers, tokens)
         self._moe_layers += 1
         return out
-
-    def add_gated(self, x: torch.Tensor, y: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-        """See `Ops.add_gated`."""
-        return x + y / (1 + torch.exp(-gate))
 
     def short_convolution(
         self,
@@ -408,15 +351,6 @@ class TorchOps:
     def norm_gated(self, x: torch.Tensor, weight: torch.Tensor, gate: torch.Tensor, eps: float) -> torch.Tensor:
         """See `Ops.norm_gated`."""
         return torch.nn.functional.silu(gate) * self.rms_norm(x.contiguous(), weight, eps)
-
-    def regroup(self, x: torch.Tensor, widths: Sequence[int]) -> torch.Tensor:
-        """See `Ops.regroup`."""
-        groups = x.reshape(x.shape[0], -1, sum(widths))
-        return torch.cat([part.reshape(x.shape[0], -1) for part in groups.split(list(widths), dim=2)], dim=1)
-
-    def sigmoid_mul(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-        """See `Ops.sigmoid_mul`."""
-        return x * torch.sigmoid(gate)
 
     def select(self, x: torch.Tensor) -> torch.Tensor:
         """See `Ops.select`."""

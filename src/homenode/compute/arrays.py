@@ -1,0 +1,82 @@
+"""What NumPy and torch call by different names, for operations that are written once for both.
+
+Of tensors: `homenode.compute.torch.tensors`, which says so here when it is imported.
+"""
+
+from __future__ import annotations
+
+from functools import singledispatch
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = Any  # float32 [rows, columns], of NumPy or torch
+NumpyArray = npt.NDArray[np.float32]
+
+
+@singledispatch
+def exponential(x: Array) -> Array:
+    """e^x of every value; infinite where that is too large."""
+    raise TypeError(f"no array: {type(x).__name__}")
+
+
+@singledispatch
+def hyperbolic_tangent(x: Array) -> Array:
+    """tanh(x) of every value."""
+    raise TypeError(f"no array: {type(x).__name__}")
+
+
+@singledispatch
+def root(x: Array) -> Array:
+    """The square root of every value."""
+    raise TypeError(f"no array: {type(x).__name__}")
+
+
+@singledispatch
+def mean(x: Array, axis: int) -> Array:
+    """Over an axis, which stays as one of length 1."""
+    raise TypeError(f"no array: {type(x).__name__}")
+
+
+@singledispatch
+def largest(x: Array, axis: int) -> Array:
+    """Over an axis, which stays as one of length 1."""
+    raise TypeError(f"no array: {type(x).__name__}")
+
+
+@singledispatch
+def join(x: Array, *others: Array, axis: int) -> Array:
+    """Arrays one behind the other along an axis."""
+    raise TypeError(f"no array: {type(x).__name__}")
+
+
+@exponential.register(np.ndarray)
+def _(x: NumpyArray) -> NumpyArray:
+    with np.errstate(over="ignore"):
+        return np.asarray(np.exp(x), np.float32)
+
+
+@hyperbolic_tangent.register(np.ndarray)
+def _(x: NumpyArray) -> NumpyArray:
+    return np.asarray(np.tanh(x), np.float32)
+
+
+@root.register(np.ndarray)
+def _(x: NumpyArray) -> NumpyArray:
+    return np.asarray(np.sqrt(x), np.float32)
+
+
+@mean.register(np.ndarray)
+def _(x: NumpyArray, axis: int) -> NumpyArray:
+    return np.asarray(x.mean(axis=axis, keepdims=True), np.float32)
+
+
+@largest.register(np.ndarray)
+def _(x: NumpyArray, axis: int) -> NumpyArray:
+    return np.asarray(x.max(axis=axis, keepdims=True), np.float32)
+
+
+@join.register(np.ndarray)
+def _(x: NumpyArray, *others: NumpyArray, axis: int) -> NumpyArray:
+    return np.concatenate((x, *others), axis=axis)
