@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from homenode.engine.step import StartSequence
-from homenode.engine.worker.grammar_masks import GrammarMasks, StepMasks, token_count
+from homenode.engine.worker.grammar_masks import Beginning, GrammarMasks, StepMasks, token_counts
 from homenode.engine.worker.sequences import SequenceTable
 from homenode.errors import CheckpointError
 from homenode.grammars.compile import compile_grammar
@@ -135,8 +135,9 @@ def test_masks_of_a_failed_step_are_waited_for(bound: Bound) -> None:
     assert bound.allowed(2) == [set(b"x")]
 
 
-def test_token_count() -> None:
-    assert token_count(np.array([0, 5, 2**32 - 1], np.uint32)) == 34
+def test_token_counts() -> None:
+    assert token_counts(np.array([[0, 5, 2**32 - 1], [0, 0, 1]], np.uint32)) == [34, 1]
+    assert token_counts(np.zeros((0, 3), np.uint32)) == []
 
 
 def test_ends_are_kept_within_reach_also_by_who_takes_a_sequence_up(bound: Bound) -> None:
@@ -188,6 +189,13 @@ def test_an_end_that_moves_away_is_kept_within_reach_as_well(bound: Bound) -> No
             bound.start(1, nested, text, max_tokens=100)
             slots = np.array([bound.table.slot(1)], np.intp)
     assert len(text) > 90 and text.count(b"(") == text.count(b")") > 40 and b"x" in text
+
+
+def test_an_answer_that_is_far_too_short_for_its_form_is_not_steered() -> None:
+    matcher: Any = None
+    long, unknown = Beginning(matcher, (7,) * 30, steerable=True), Beginning(matcher, None, steerable=True)
+    assert long.near(14) < 0 < long.near(15) and unknown.near(128) < 0 < unknown.near(300)
+    assert Beginning(matcher, (), steerable=True).near(1) > 0 > Beginning(matcher, (), steerable=False).near(1)
 
 
 def test_what_cannot_take_tokens_back_is_cut_as_it_is(bound: Bound) -> None:

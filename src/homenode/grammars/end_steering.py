@@ -3,27 +3,38 @@
 Near the most tokens of an answer each token that was drawn is looked at before it counts: one after which the text
 could not be completed any more gives way to the next token of a short end (`short_ends`). What is done depends on the
 tokens of the answer only: an answer that is taken up again elsewhere, with its tokens so far, goes on as it would have.
+
+A token brings the end nearer by one token at most, so an end that is out of reach stays so: after a search in vain the
+next one waits until few tokens are left.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from homenode.grammars.short_ends import End, ShortEnds
+from homenode.grammars.short_ends import LONGEST_END, End, ShortEnds
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
 _LOOKS, _NEAR_LOOKS = 512, 16  # of a search, and of one for a way back to the end that was known
 _LEAST_LOOKS, _LOOKS_A_TOKEN = 32, 4  # of a search where few tokens are left
+_JOINED = 32  # tokens that a way may have beyond twice those that are left; those of an end are joined when it is found
 _ALL_LOOKS = 2048  # of an answer
-_PAUSE = 8  # tokens after a search in vain, or with an end that is too far away
+_ALL_TOKENS = 2**31
+_PAUSE = 8  # tokens at least after a search in vain
 _SURE = 16  # tokens beyond a known end, with which a token counts whose end was not found
+_FARTHER = 16  # tokens by which an end moves away at most with a word in a text
+_SHORT_WAYS = (64, 16)  # tokens of ways on which an end is searched for where longer ones led to none
 
 
-def ends_from(ends: ShortEnds, matcher: LLMatcher, looks: int = _LOOKS) -> int:
-    """Tokens of a short end from where `matcher` is; 0 where none was found with so many looks."""
-    return 0 if matcher.is_accepting() else len(ends.find(matcher, looks)[0] or ())
+def short_end(ends: ShortEnds, matcher: LLMatcher, looks: int = _LOOKS) -> End | None:
+    """From where `matcher` is; None where none was found with so many looks, or somewhat more."""
+    for longest in (LONGEST_END, *_SHORT_WAYS):
+        end, _ = ends.find(matcher, min(looks, 4 * longest), longest=longest)
+        if end is not None:
+            return end
+    return None
 
 
 def can_be_steered(ends: ShortEnds, matcher: LLMatcher) -> bool:
@@ -37,55 +48,87 @@ def can_be_steered(ends: ShortEnds, matcher: LLMatcher) -> bool:
     return not copy.is_error()
 
 
-class EndSteering:
-    """Of one answer. `end`: what completes it from where its matcher is, None while that is not known."""
+class _Known(NamedTuple):
+    """What is known of an answer's end. `end`: what completes it, None while that is not known; `looks`: that may still
+    be taken; `later`: no search before so few tokens are left; `in_words`: whether the end was the same before and after
+    the last token, a word, that was looked at; `unseen`: words that came since, and were not looked at.
+    """
 
-    def __init__(self, ends: ShortEnds, matcher: LLMatcher, left: int) -> None:
-        """`left`: tokens that may still come."""
-        self._ends, self._looks, self._pause = ends, _ALL_LOOKS, 0
-        self.end: End | None = () if matcher.is_accepting() else self._search(matcher, left)
+    end: End | None
+    looks: int
+    later: int = _ALL_TOKENS
+    in_words: bool = False
+    unseen: int = 0
+
+
+class EndSteering:
+    """Of one answer."""
+
+    def __init__(self, ends: ShortEnds, matcher: LLMatcher, left: int, end: End | None = None) -> None:
+        """`left`: tokens that may still come. `end`: from where the matcher is, None where that is not known."""
+        self._ends, self._known = ends, _Known(end, _ALL_LOOKS)
+        if end is None:
+            self._known = self._searched(matcher, left, self._known)
+
+    @property
+    def end(self) -> End | None:
+        """What completes the text from where its matcher is, None while that is not known."""
+        return self._known.end
 
     def follow(self, matcher: LLMatcher, token: int, left: int) -> None:
         """The matcher takes `token`, which counts. `left`: tokens that may come after it."""
         if matcher.consume_token(token):
-            self.end = self._end_after(matcher, token, left)
+            self._known = self._after(matcher, token, left)
 
     def admits(self, matcher: LLMatcher, token: int, left: int) -> bool:
         """Whether the text can be completed with `left` tokens after `token`, or cannot be completed in time anyway. If
         so the matcher has taken it; else nothing has changed.
         """
-        before = self.end, self._looks, self._pause
         if not matcher.consume_token(token):
             return True
-        self.end = self._end_after(matcher, token, left)
-        end = before[0]
-        if end is None or len(end) > left + 1 or (self.end is not None and len(self.end) <= left):
-            return True
-        if self.end is None and left - len(end) >= _SURE:
-            return True
-        self.end, self._looks, self._pause = before
-        matcher.rollback(1)
-        return False
+        before, after = self._known.end, self._after(matcher, token, left)
+        admitted = before is None or len(before) > left + 1 or (after.end is not None and len(after.end) <= left)
+        admitted = admitted or (after.end is None and left - len(before or ()) >= _SURE)
+        if not admitted:
+            matcher.rollback(1)
+            if not self._known.unseen or self._ends.completes(matcher, before or ()):
+                return False
+            matcher.consume_token(token)
+        self._known = after
+        return True
 
-    def _end_after(self, matcher: LLMatcher, token: int, left: int) -> End | None:
-        self._pause = max(0, self._pause - 1)
+    def _after(self, matcher: LLMatcher, token: int, left: int) -> _Known:
+        """What is known after `token`, which the matcher has taken."""
+        known, end = self._known, self._known.end
         if matcher.is_accepting():
-            return ()
-        if not self.end:
-            return self._search(matcher, left)
-        near = self._ends.carried(matcher, self.end, token)
+            return known._replace(end=(), in_words=False, unseen=0)
+        if not end:
+            return self._searched(matcher, left, known)
+        plain = self._ends.is_plain(token)
+        if plain and known.in_words and len(end) + _FARTHER * (known.unseen + 1) <= left:
+            return known._replace(unseen=known.unseen + 1)
+        if not known.unseen and (rest := self._ends.begun(end, token)) is not None:
+            return known._replace(end=rest, in_words=False)
+        near = self._ends.carried(matcher, end, token)
+        in_words, looks = plain and near == end, known.looks
         if near is None:
-            near, looks = self._ends.find(matcher, min(_NEAR_LOOKS, self._looks), self.end)
-            self._looks -= looks
-        return near if near is not None and len(near) <= left else self._search(matcher, left) or near
+            near, taken = self._ends.find(matcher, min(_NEAR_LOOKS, looks), end)
+            looks -= taken
+        if near is not None and (len(near) <= left or len(end) <= left + 1):
+            return known._replace(end=near, looks=looks, in_words=in_words, unseen=0)
+        found = self._searched(matcher, left, known._replace(end=near, looks=looks, in_words=False, unseen=0))
+        lost = found.end is None and len(end) <= left + 1
+        return found._replace(later=left - _PAUSE) if lost else found
 
-    def _search(self, matcher: LLMatcher, left: int) -> End | None:
-        if self._pause:
-            return None
-        # Ways that are much longer than what is left end nothing; tokens of an end may be joined when it is found.
-        most = min(_LOOKS, self._looks, _LEAST_LOOKS + _LOOKS_A_TOKEN * left)
-        found, looks = self._ends.find(matcher, most, longest=_LEAST_LOOKS + 2 * left)
-        self._looks -= looks
-        if found is None or len(found) > left:
-            self._pause = _PAUSE
-        return found
+    def _searched(self, matcher: LLMatcher, left: int, known: _Known) -> _Known:
+        """With a shorter end, where one is found."""
+        if left > known.later:
+            return known._replace(end=None)
+        most, looks, part = min(_LOOKS, _LEAST_LOOKS + _LOOKS_A_TOKEN * left), known.looks, 2
+        for longest in (_JOINED + 2 * left, left):
+            found, taken = self._ends.find(matcher, min(most, looks), longest=longest)
+            looks -= taken
+            if found is not None and len(found) <= left:
+                return known._replace(end=found, looks=looks)
+            most, part = min(most, 2 * left), part if found is None else 4  # which is out of reach
+        return known._replace(end=None, looks=looks, later=min(left // part, left - _PAUSE))

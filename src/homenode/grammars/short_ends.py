@@ -32,13 +32,15 @@ _EACH_BYTE = -1  # at the end of a path: every single byte that may come there
 
 
 class _Way(NamedTuple):
-    """A way that is to be looked at. `before`: the mask one token earlier; `still`: tokens that did not change it."""
+    """A way that is to be looked at. `before`: mark of the mask one token earlier; `still`: tokens that did not change
+    it.
+    """
 
     aside: int
     shortness: int
     number: int
     path: End
-    before: bytes
+    before: int
     still: int
 
 
@@ -47,14 +49,15 @@ class ShortEnds:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._library, self._texts, self._special = vocabulary.library, vocabulary.texts, vocabulary.special
-        self._words = -(-vocabulary.size // 32)
+        self._mask_bytes, pairs = 4 * -(-vocabulary.size // 32), -(-vocabulary.size // 64)
+        self._weights = 2 * np.random.default_rng(1).integers(2**63, size=pairs, dtype=np.uint64) + 1
         lengths = np.fromiter(map(len, self._texts), np.intp, len(self._texts))
         self._kinds = _kinds(self._texts, lengths)
         self._kinds[np.array(sorted(self._special), np.intp)] = _CONTROL
         longest = np.argsort(-lengths, kind="stable")
         self._by_kind = [longest[self._kinds[longest] == kind] for kind in range(_CONTROL + 1)]
         single = [token for token in np.flatnonzero(lengths == 1)[::-1].tolist() if token not in self._special]
-        self._candidates: dict[bytes, tuple[list[int], bool]] = {}  # by mask
+        self._candidates: dict[int, tuple[list[int], bool]] = {}  # by mark of the mask
         self._bytes = {self._texts[token][0]: token for token in single}
 
     def find(
@@ -80,6 +83,17 @@ class ShortEnds:
         matcher.rollback(taken)
         return complete
 
+    def begun(self, end: End, token: int) -> End | None:
+        """What is left of an end whose text begins with that of `token`; None where it does not."""
+        if token == end[0]:
+            return end[1:]
+        text, begin = self._texts[token], b""
+        for each in end:
+            if each in self._special or len(begin) >= len(text):
+                break
+            begin += self._texts[each]
+        return self._without(end, len(text)) if text and token not in self._special and begin.startswith(text) else None
+
     def carried(self, matcher: LLMatcher, end: End, token: int) -> End | None:
         """What is left of an end after `token`, which the matcher has just taken: what follows the bytes of it that the
         token has, all of it, or all but its first tokens, for which the token stands. None where it ends nothing any
@@ -91,20 +105,23 @@ class ShortEnds:
         """Whether it is brackets or quotes."""
         return bool(self._kinds[token] <= _BRACKET)
 
-    def is_number(self, token: int) -> bool:
-        """Whether it is digits, and nothing beside them."""
-        return self._texts[token].isdigit()
+    def is_plain(self, token: int) -> bool:
+        """Whether it has nothing but what words and sentences have: it opens no part of a form, as a rule."""
+        return token not in self._special and not self._texts[token].translate(None, _PLAIN)
 
-    def candidates(self, mask: npt.NDArray[np.uint32]) -> tuple[list[int], bool]:
+    def mark(self, mask: npt.NDArray[np.uint32]) -> int:
+        """A number that tells masks apart."""
+        return int(mask.view(np.uint64) @ self._weights)
+
+    def candidates(self, mask: npt.NDArray[np.uint32], mark: int) -> tuple[list[int], bool]:
         """The longest token of each kind among those of a mask, what is most likely to end a text first: brackets, or
         quotes where the text of a string may go on; and whether it may, which is where capital letters may come.
         """
-        known = mask.tobytes()
-        found = self._candidates.get(known)
+        found = self._candidates.get(mark)
         if found is None:
             if len(self._candidates) >= _KNOWN_MASKS:
                 self._candidates.clear()
-            found = self._candidates[known] = self._candidates_of(mask)
+            found = self._candidates[mark] = self._candidates_of(mask)
         return found
 
     def _candidates_of(self, mask: npt.NDArray[np.uint32]) -> tuple[list[int], bool]:
@@ -127,8 +144,8 @@ class ShortEnds:
     def any_token(self, matcher: LLMatcher) -> int | None:
         """A token that may come next; None where only an end may."""
         mask = self.empty_mask()
-        matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
-        candidates, _ = self.candidates(mask)
+        self.compute_mask(matcher, mask.ctypes.data)
+        candidates, _ = self.candidates(mask, self.mark(mask))
         return candidates[0] if candidates else None
 
     def singles(self, mask: npt.NDArray[np.uint32]) -> list[int]:
@@ -136,18 +153,20 @@ class ShortEnds:
         return [token for token in self._bytes.values() if mask[token // 32] >> (token % 32) & 1]
 
     def empty_mask(self) -> npt.NDArray[np.uint32]:
-        """[words] memory for a mask."""
-        return np.zeros(self._words, np.uint32)
+        """[words] memory for a mask, an even number of words."""
+        return np.zeros(2 * len(self._weights), np.uint32)
+
+    def compute_mask(self, matcher: LLMatcher, address: int) -> None:
+        """Into the memory that `empty_mask` has made, at this address."""
+        matcher.unsafe_compute_mask_ptr(address, self._mask_bytes)
 
     def _rests(self, end: End, token: int) -> Iterator[End]:
-        if token == end[0]:
-            yield end[1:]
         if token not in self._special and not self._special.intersection(end):
             text, whole = self._texts[token], b"".join(self._texts[token] for token in end)
             for count in range(min(len(text), len(whole)), 0, -1):
                 if text.endswith(whole[:count]) and (rest := self._without(end, count)) is not None:
                     yield rest
-        yield from (end[first:] for first in range(min(len(end), _MOST_REPLACED)))
+        yield from (end[first:] for first in range(min(len(end), _MOST_REPLACED) - 1, -1, -1))
 
     def _without(self, end: End, count: int) -> End | None:
         """An end without its first `count` bytes."""
@@ -177,9 +196,10 @@ class _Search:
     def __init__(self, ends: ShortEnds, matcher: LLMatcher, looks: int, tail: End, longest: int) -> None:
         self._ends, self._matcher, self._looks, self._tail, self._longest = ends, matcher, looks, tail, longest
         self._scratch = ends.empty_mask()
+        self._address = self._scratch.ctypes.data
         self._at: End = ()  # tokens that the matcher has taken
-        self._seen: set[tuple[int, bytes]] = set()  # lengths and masks
-        self._open: list[_Way] = [_Way(0, 0, 0, (), b"", 0)]
+        self._seen: set[tuple[int, int]] = set()  # lengths and marks of masks
+        self._open: list[_Way] = [_Way(0, 0, 0, (), 0, 0)]
         self._count = 0  # of ways
 
     def run(self) -> tuple[End | None, int]:
@@ -214,14 +234,14 @@ class _Search:
 
     def _look(self, way: _Way) -> None:
         path, mask = way.path, self._mask()
-        known = mask.tobytes()
+        known = self._ends.mark(mask)
         if (len(path), known) in self._seen:
             return
         self._seen.add((len(path), known))
-        candidates, in_text = self._ends.candidates(mask)
+        candidates, in_text = self._ends.candidates(mask, known)
         closed = not in_text and bool(path) and self._ends.closes(path[-1])  # brackets close one after another
-        counted = len(candidates) == 1 and self._ends.is_number(candidates[0])  # goes on until others may come
-        still = way.still + 1 if known == way.before and not closed and not counted else 0
+        only = len(candidates) == 1  # nothing ends here: what has to be counted goes on until others may come
+        still = way.still + 1 if known == way.before and not closed and not only else 0
         turns = still.bit_count() == 1  # 1, 2, 4, ... steps have changed nothing
         for index, token in enumerate(candidates if turns or not still else candidates[:1]):
             self._push(way.aside + turns + (index > 0), (*path, token), known, still)
@@ -230,10 +250,10 @@ class _Search:
 
     def _mask(self) -> npt.NDArray[np.uint32]:
         """Where the matcher is; overwritten by the next one of this search."""
-        self._matcher.unsafe_compute_mask_ptr(self._scratch.ctypes.data, self._scratch.nbytes)
+        self._ends.compute_mask(self._matcher, self._address)
         return self._scratch
 
-    def _push(self, aside: int, path: End, before: bytes, still: int) -> None:
+    def _push(self, aside: int, path: End, before: int, still: int) -> None:
         self._count += 1
         heapq.heappush(self._open, _Way(aside, -len(path), self._count, path, before, still))
 
@@ -262,5 +282,6 @@ def _kind_of(byte: int) -> int:
     return _BLANK if byte in b" \n\t\r" else _OPENING if byte in b"{[(<\"'" else _OTHER
 
 
+_PLAIN = bytes(byte for byte in range(256) if byte >= 128 or chr(byte).isalnum() or byte in b" .-_'!?")
 _ENDS = np.array([byte in b'"}]' for byte in range(256)])
 _KIND_OF_BYTE = np.array([_kind_of(byte) for byte in range(256)], np.intp)

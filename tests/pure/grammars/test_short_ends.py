@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from homenode.grammars.compile import compile_grammar
-from homenode.grammars.end_steering import EndSteering, ends_from
+from homenode.grammars.end_steering import EndSteering, short_end
 from homenode.grammars.matcher import make_matcher
 from homenode.grammars.short_ends import ShortEnds
 from homenode.grammars.spec import GrammarSpec, JsonObject, JsonSchema, Lark, Regex
@@ -79,7 +79,7 @@ def test_an_end_is_found_from_the_beginning(spec: GrammarSpec, most: int, vocabu
 def test_what_has_no_end_within_bounds_is_told() -> None:
     matcher = make_matcher(BYTES, compile_grammar(Regex("[a-z]{600}"), BYTES, "field").text)
     end, looks = ShortEnds(BYTES).find(matcher, 64)
-    assert end is None and looks == 64 and ends_from(ShortEnds(BYTES), matcher) == 0
+    assert end is None and looks == 64 and short_end(ShortEnds(BYTES), matcher) is None
 
 
 class Interrupted:
@@ -141,9 +141,52 @@ def test_texts_by_chance_end_in_time(seed: int, vocabulary: Vocabulary) -> None:
     assert isinstance(json.loads(text), dict)
 
 
+LOOPS = [  # whose first choices lead round and round, or words lead away from the end that was known
+    "([0-9]+,)*[0-9]+END",
+    "([a-z]=[0-9];)+#done",
+    "(go )*(to (far ){3,9})?!",
+]
+
+
+@pytest.mark.parametrize("vocabulary", [BYTES, WORDS], ids=["bytes", "words"])
+@pytest.mark.parametrize("pattern", LOOPS)
+def test_ends_are_found_beside_the_ways_that_lead_round(pattern: str, vocabulary: Vocabulary) -> None:
+    matcher = make_matcher(vocabulary, compile_grammar(Regex(pattern), vocabulary, "field").text)
+    end = short_end(ShortEnds(vocabulary), matcher)
+    assert end is not None and matcher.try_consume_tokens(list(end)) == len(end) and matcher.is_accepting()
+    for seed in range(8):
+        text, tokens = written(Regex(pattern), seed, 60, vocabulary)
+        assert re.fullmatch(pattern, text.decode()) and len(tokens) <= 60, text
+
+
+def test_words_in_a_text_are_not_looked_at_while_its_end_is_near() -> None:
+    matcher = make_matcher(WORDS, compile_grammar(Regex('"[^"]*"[0-9]{3}'), WORDS, "field").text)
+    assert matcher.consume_token(ord('"'))
+    looks = 0
+
+    def count() -> None:
+        nonlocal looks
+        looks += 1
+
+    class Counted(Interrupted):
+        def try_consume_tokens(self, tokens: list[int]) -> int:
+            self._others()
+            return int(self._matcher.try_consume_tokens(tokens))
+
+    watched: Any = Counted(matcher, count)
+    steering, seen = EndSteering(ShortEnds(WORDS), watched, 100), []
+    the = 300 + LONGER.index(b"the")
+    for left in range(99, 2, -1):
+        before = looks
+        assert steering.admits(watched, the, left)
+        seen.append(looks > before)
+    assert sum(seen[:40]) < 20 and all(seen[-16:])  # each of them, where few tokens are left
+    assert not steering.admits(watched, the, 2) and steering.end is not None and len(steering.end) == 3
+
+
 @pytest.mark.parametrize("seed", range(6))
-def test_who_takes_up_a_text_goes_on_as_it_would_have(seed: int) -> None:
-    spec, most = JsonSchema(FORM), 80
+@pytest.mark.parametrize(("spec", "most"), [(JsonSchema(FORM), 80), (JsonObject(), 150), (Regex(LOOPS[-1]), 60)])
+def test_who_takes_up_a_text_goes_on_as_it_would_have(spec: GrammarSpec, most: int, seed: int) -> None:
     _, tokens = written(spec, seed, most, WORDS)
     ends, text = ShortEnds(WORDS), compile_grammar(spec, WORDS, "field").text
     matcher = make_matcher(WORDS, text)

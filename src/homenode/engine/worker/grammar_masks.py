@@ -22,9 +22,9 @@ from homenode.compute.ops import IntArray
 from homenode.engine.step import StartSequence
 from homenode.engine.worker.sequences import SequenceTable, SlotArray
 from homenode.errors import HomenodeError
-from homenode.grammars.end_steering import EndSteering, can_be_steered, ends_from
+from homenode.grammars.end_steering import EndSteering, can_be_steered, short_end
 from homenode.grammars.matcher import make_matcher, reason_of
-from homenode.grammars.short_ends import ShortEnds
+from homenode.grammars.short_ends import LONGEST_END, End, ShortEnds
 from homenode.grammars.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -40,21 +40,42 @@ _NEAR, _MOST_NEAR = 32, 1024  # tokens before the last one, and at most, from wh
 EndBits = tuple[tuple[int, int], ...]  # (word, bit) of each token that ends an answer besides those of the vocabulary
 
 
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """A matcher that has no token yet. `end`: a short text of its grammar, None where none was found; `steerable`:
+    whether it takes tokens back.
+    """
+
+    matcher: LLMatcher
+    end: End | None
+    steerable: bool
+
+    def near(self, most: int) -> int:
+        """The tokens before the last one from which on the end of an answer of `most` tokens is kept within reach;
+        never that of one which cannot have it, by far.
+        """
+        if not self.steerable or 2 * most < (LONGEST_END if self.end is None else len(self.end)):
+            return _NEVER
+        return min(_MOST_NEAR, _NEAR + 2 * len(self.end or ()))
+
+
 @dataclass(slots=True)
 class BoundMatcher:
     """Where a sequence is in its grammar. `near`: tokens before the last one from which on its end is kept within
-    reach, by `steering`, which is there from then on.
+    reach, by `steering`, which is there from then on. `look`: tokens before the last one with which it is looked at next
+    whether the end has moved away.
     """
 
     matcher: LLMatcher
     near: int
     steering: EndSteering | None = None
+    look: int = _NEAR + 2 * _LOOKS_AHEAD  # no end that is found with so many looks is farther away
 
 
 @dataclass(slots=True)
 class BoundSequence:
-    """A sequence with a grammar. `length`: its tokens, prompt included, that the matcher has or is about to get; there
-    will be `last` at most.
+    """A sequence with a grammar. `made`: the result of `bound` once a mask was computed. `length`: its tokens, prompt
+    included, that the matcher has or is about to get; there will be `last` at most.
     """
 
     bound: Future[BoundMatcher]
@@ -63,6 +84,7 @@ class BoundSequence:
     last: int
     least: int  # tokens before which it does not end
     ends: EndBits
+    made: BoundMatcher | None = None
     free: bool = False  # the mask of the next token leaves most tokens: the text is not bound there
 
 
@@ -102,7 +124,7 @@ class GrammarMasks:
         self._bound: dict[int, BoundSequence] = {}
         self._free: list[int] = []
         self._max_length = max_length
-        self._kept: OrderedDict[str, BoundMatcher] = OrderedDict()  # touched by the thread that makes matchers only
+        self._kept: OrderedDict[str, Beginning] = OrderedDict()  # touched by the thread that makes matchers only
         self._vocabulary: Vocabulary | None = None  # likewise
         self._ends: ShortEnds | None = None  # made there, used by every thread that works on a matcher
         self._executor: LLExecutor | None = None  # touched by the thread of the masks only
@@ -169,16 +191,17 @@ class GrammarMasks:
         """
         replaced = {}
         for row, slot in enumerate(slots.tolist()) if self._bound else ():
-            sequence, token = self._bound.get(slot), int(tokens[row])
-            if sequence is not None and token >= 0 and (better := self._kept_end(sequence, token)) != token:
-                replaced[row] = better
+            sequence = self._bound.get(slot)
+            if sequence is None or sequence.made is None or sequence.made.steering is None or tokens[row] < 0:
+                continue
+            token = self._kept_end(sequence, sequence.made.matcher, sequence.made.steering, int(tokens[row]))
+            if token != tokens[row]:
+                replaced[row] = token
         return replaced
 
-    def _kept_end(self, sequence: BoundSequence, token: int) -> int:
+    def _kept_end(self, sequence: BoundSequence, matcher: LLMatcher, steering: EndSteering, token: int) -> int:
         """The token that counts of a sequence for which `token` was drawn."""
-        if sequence.bound.exception() is not None or (steering := sequence.bound.result().steering) is None:
-            return token
-        matcher, left = sequence.bound.result().matcher, sequence.last - sequence.length - 1
+        left = sequence.last - sequence.length - 1
         if matcher.is_error() or token in self._end_tokens(sequence):
             return token
         if not steering.admits(matcher, token, left):
@@ -228,13 +251,16 @@ class GrammarMasks:
         if self._vocabulary is None:
             self._vocabulary = self._read_vocabulary()
             self._ends = ShortEnds(self._vocabulary)
+        assert self._ends is not None  # made with the vocabulary
         kept = self._kept.get(grammar)
         if kept is None:
             kept = self._kept[grammar] = self._at_beginning(grammar)
             if len(self._kept) > _KEPT:
                 self._kept.popitem(last=False)
         self._kept.move_to_end(grammar)
-        bound = BoundMatcher(kept.matcher.deep_copy(), kept.near)
+        bound = BoundMatcher(kept.matcher.deep_copy(), kept.near(most))
+        if most <= bound.near:
+            bound.steering = EndSteering(self._ends, bound.matcher, most, kept.end)
         for index, token in enumerate(answered):
             self._come_near(bound, most - index)
             if bound.steering is None:
@@ -243,12 +269,11 @@ class GrammarMasks:
                 bound.steering.follow(bound.matcher, token, most - index - 1)
         return bound
 
-    def _at_beginning(self, grammar: str) -> BoundMatcher:
+    def _at_beginning(self, grammar: str) -> Beginning:
         assert self._vocabulary is not None and self._ends is not None  # who calls has them
         matcher = make_matcher(self._vocabulary, grammar)
-        if not can_be_steered(self._ends, matcher):
-            return BoundMatcher(matcher, _NEVER)
-        return BoundMatcher(matcher, min(_MOST_NEAR, _NEAR + 2 * ends_from(self._ends, matcher)))
+        steerable = can_be_steered(self._ends, matcher)
+        return Beginning(matcher, short_end(self._ends, matcher) if steerable else None, steerable)
 
     def _come_near(self, bound: BoundMatcher, left: int) -> None:
         """Keep the end within reach from here on, where `left` tokens may still come and these are few."""
@@ -261,9 +286,11 @@ class GrammarMasks:
         if left <= bound.near:
             return True
         assert self._ends is not None  # made with the first matcher
-        if bound.near == _NEVER or left % _NEAR or left > _NEAR + 2 * _LOOKS_AHEAD:
-            return False  # no end that is found with so many looks is far enough away
-        return left <= _NEAR + 2 * ends_from(self._ends, bound.matcher, _LOOKS_AHEAD)
+        if bound.near == _NEVER or left % _NEAR or left > bound.look:
+            return False
+        end = short_end(self._ends, bound.matcher, _LOOKS_AHEAD)
+        bound.look = left // 2 if end is None else left - _NEAR
+        return left <= _NEAR + 2 * len(end or ())
 
     # On the thread of the masks
 
@@ -281,6 +308,7 @@ class GrammarMasks:
             except ValueError as error:
                 failed[row] = str(error)
             else:
+                bound.made = found
                 ready.append((row, slot, bound, found))
                 if token is not None:
                     consumed.append((found.matcher, token))
@@ -307,23 +335,25 @@ class GrammarMasks:
         assert self._vocabulary is not None or not ready
         forced, ending = set(), set()
         own = self._vocabulary.end_bits if self._vocabulary is not None else ()
-        for row, slot, bound, _ in ready:
-            mask = self.masks[bound.row]
-            if may_end := any(mask[word] >> bit & 1 for word, bit in own):
-                for word, bit in bound.ends:
-                    mask[word] |= np.uint32(1 << bit)
-            count = token_count(mask)
+        may_end = [any(self.masks[bound.row, word] >> bit & 1 for word, bit in own) for _, _, bound, _ in ready]
+        for (_, _, bound, _), ends in zip(ready, may_end, strict=True):
+            for word, bit in bound.ends if ends else ():
+                self.masks[bound.row, word] |= np.uint32(1 << bit)
+        counts = token_counts(self.masks[[bound.row for _, _, bound, _ in ready]])
+        for (row, slot, bound, _), ends, count in zip(ready, may_end, counts, strict=True):
             bound.free = 2 * count > self._vocab_size
             if count == 1:
                 forced.add(row)
-            ends = {*own, *bound.ends}
-            if may_end and count <= len(ends) and count == sum(int(mask[word] >> bit & 1) for word, bit in ends):
-                ending.add(slot)
+            if ends and count <= len(own) + len(bound.ends):
+                bits = {*own, *bound.ends}
+                if count == sum(int(self.masks[bound.row, word] >> bit & 1) for word, bit in bits):
+                    ending.add(slot)
         return StepMasks(rows, frozenset(forced), frozenset(ending), failed)
 
 
-def token_count(mask: npt.NDArray[np.uint32]) -> int:
-    """Tokens that a mask leaves."""
+def token_counts(masks: npt.NDArray[np.uint32]) -> list[int]:
+    """[rows] tokens that each of the masks leaves; `masks`: [rows, words]."""
     if hasattr(np, "bitwise_count"):  # NumPy 2
-        return int(np.bitwise_count(mask).sum())
-    return int(np.unpackbits(mask.view(np.uint8)).sum())
+        counts: list[int] = np.bitwise_count(masks).sum(1, dtype=np.int64).tolist()
+        return counts
+    return [int(np.unpackbits(mask.view(np.uint8)).sum()) for mask in masks]
