@@ -226,6 +226,91 @@ CASES = [
         [("book_seat", {"train": "12", "seats": 2})],
     ),
     Case(
+        "V4",
+        "deepseek_v4",
+        'Hm.\n\n<｜DSML｜tool_calls>\n<｜DSML｜invoke name="book_seat">\n'
+        '<｜DSML｜parameter name="train" string="true">12</｜DSML｜parameter>\n'
+        '<｜DSML｜parameter name="seats" string="false">2</｜DSML｜parameter>\n'
+        "</｜DSML｜invoke>\n</｜DSML｜tool_calls>",
+        "Hm.",
+        [("book_seat", {"train": "12", "seats": 2})],
+    ),
+    Case(
+        "a list between tags",
+        "nemotron",
+        f'Ok.\n<TOOLCALL>[{{"name": "book_seat", "arguments": {HARD_JSON}}}, '
+        '{"name": "list_trains", "arguments": {}}]</TOOLCALL>\nDone.',
+        "Ok.\nDone.",
+        [("book_seat", HARD), ("list_trains", {})],
+    ),
+    Case("no call between tags", "nemotron", "<TOOLCALL>[]</TOOLCALL> x", "<TOOLCALL>[]</TOOLCALL> x"),
+    Case(
+        "a list with ids",
+        "apriel",
+        f'<tool_calls>[{{"name": "book_seat", "arguments": {SEAT_JSON}, "id": "c7"}}]</tool_calls>',
+        "",
+        [("book_seat", SEAT)],
+        ["c7"],
+    ),
+    Case(
+        "a call on each line",
+        "minimax",
+        f'<tool_calls>\n{{"name": "book_seat", "arguments": {SEAT_JSON}}}\n'
+        '{"name": "list_trains", "arguments": {}}\n</tool_calls>',
+        "",
+        [("book_seat", SEAT), ("list_trains", {})],
+    ),
+    Case("nothing between tags", "minimax", "<tool_calls>\n</tool_calls>", "<tool_calls>\n</tool_calls>"),
+    Case(
+        "one call behind a mark",
+        "gigachat3",
+        f'Ok.<|function_call|>{{"name": "book_seat", "arguments": {SEAT_JSON}}}',
+        "Ok.",
+        [("book_seat", SEAT)],
+    ),
+    Case("a mark alone", "gigachat3", "<|function_call|> none", "<|function_call|> none"),
+    Case(
+        "calls on lines",
+        "olmo3",
+        'So:\n<function_calls>\nbook_seat(train="a, b)", seats=2, window=True)\nlist_trains()\n</function_calls>',
+        "So:",
+        [("book_seat", {"train": "a, b)", "seats": 2, "window": True}), ("list_trains", {})],
+    ),
+    Case("lines cut", "olmo3", "<function_calls>\nbook_seat(seats=", "<function_calls>\nbook_seat(seats="),
+    Case(
+        "functions as tags",
+        "functionary_v31",
+        f"Hm.\n<function=book_seat>{SEAT_JSON}</function><function=list_trains>{{}}</function>",
+        "Hm.",
+        [("book_seat", SEAT), ("list_trains", {})],
+    ),
+    Case("no object", "functionary_v31", "<function=book_seat>5</function>", "<function=book_seat>5</function>"),
+    Case(
+        "names as keys",
+        "apertus",
+        f'Go<|tools_prefix|>[{{"book_seat": {HARD_JSON}}}, {{"list_trains": {{}}}}]<|tools_suffix|>',
+        "Go",
+        [("book_seat", HARD), ("list_trains", {})],
+    ),
+    Case(
+        "elements within elements",
+        "minimax_m3",
+        (
+            'Ok\n@<tool_call>\n@<invoke name="book_seat">@<train>7 < 8]@</train>@<seats>7@</seats>'
+            "@<options>@<a>@<item>1@</item>@<item>x@</item>@</a>@<b>@<c>true@</c>@</b>@</options>"
+            "@<stops>@<item>12@</item>@<item>b@</item>@</stops>@</invoke>\n"
+            '@<invoke name="list_trains">@</invoke>\n@</tool_call>'
+        ).replace("@", "]<]minimax[>["),
+        "Ok",
+        [
+            (
+                "book_seat",
+                {"train": "7 < 8]", "seats": 7, "options": {"a": [1, "x"], "b": {"c": True}}, "stops": ["12", "b"]},
+            ),
+            ("list_trains", {}),
+        ],
+    ),
+    Case(
         "one line",
         "glm45",
         (

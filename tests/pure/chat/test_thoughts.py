@@ -28,6 +28,8 @@ CALL = '<tool_call>{"name": "list_trains", "arguments": {}}</tool_call>'
         ("granite", "", "Here is my thought process: a\nHere is my response: b", " a", " b"),
         ("gemma4", "", "<|channel>thought\na\n<channel|>b", "a", "b"),
         ("cohere_command3", "", "<|START_THINKING|>a<|END_THINKING|><|START_RESPONSE|>b<|END_RESPONSE|>", "a", "b"),
+        ("minimax_m3", "<mm:think>", "a</mm:think>b", "a", "b"),
+        ("apertus", "", "<|inner_prefix|>a<|inner_suffix|>b", "a", "b"),
         ("none", "", "<think>a</think>b", "", "<think>a</think>b"),
     ],
 )

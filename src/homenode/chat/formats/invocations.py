@@ -1,4 +1,4 @@
-"""MiniMax M2 and DeepSeek V3.2: blocks of invocations, whose tags have the names of a tool and its parameters as
+"""MiniMax M2, DeepSeek V3.2 and V4: blocks of invocations, whose tags have the names of a tool and its parameters as
 attributes.
 """
 
@@ -43,6 +43,7 @@ class _Tags:
 
 _MINIMAX = _Tags("<minimax:tool_call>", "</minimax:tool_call>", "")
 _DEEPSEEK = _Tags("<｜DSML｜function_calls>", "</｜DSML｜function_calls>", "｜DSML｜")
+_DEEPSEEK_V4 = _Tags("<｜DSML｜tool_calls>", "</｜DSML｜tool_calls>", "｜DSML｜")
 
 
 def _read(tags: _Tags, reader: Reader) -> Reading[None]:
@@ -129,5 +130,13 @@ FORMATS = [
         precedence=4,
         marks=(_DEEPSEEK.prefix, _DEEPSEEK.begin, _DEEPSEEK.end),
         describe_calls=functools.partial(_describe, _DEEPSEEK),
+    ),
+    ToolFormat(
+        ("deepseek_v4",),
+        functools.partial(_read, _DEEPSEEK_V4),
+        ((_DEEPSEEK_V4.begin,), ("DSML", "token + 'tool_calls>")),
+        precedence=5,
+        marks=(_DEEPSEEK_V4.prefix, _DEEPSEEK_V4.begin, _DEEPSEEK_V4.end),
+        describe_calls=functools.partial(_describe, _DEEPSEEK_V4),
     ),
 ]

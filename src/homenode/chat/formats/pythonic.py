@@ -1,4 +1,6 @@
-"""Llama 4 and others: a list of calls as Python has them, with literals only; LFM2 the same between tokens of its own."""
+"""Llama 4 and others: a list of calls as Python has them, with literals only; LFM2 the same between tokens of its own;
+Olmo 3 such calls on lines between tags.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +20,7 @@ from homenode.chat.reading.source import Reading
 _LIST = Marker("[", on_new_line=True)
 _TAG, _TAG_END = Marker("<|python_start|>"), "<|python_end|>"
 _LFM2, _LFM2_END = Marker("<|tool_call_start|>"), "<|tool_call_end|>"
+_LINES, _LINES_END = Marker("<function_calls>"), "</function_calls>"
 _NAME = re.compile(r"[\w.-]+")
 
 
@@ -52,6 +55,15 @@ def _read_list(reader: Reader, tagged: bool) -> Reading[bool]:
             source.take()
             source.forget()
         return following in ("]", "")
+
+
+def _read_lines(reader: Reader) -> Reading[None]:
+    while (yield from reader.read_content((_LINES,))):
+        called = False
+        while (yield from reader.source.skip_space()) not in ("<", "") and (yield from _read_call(reader, tagged=True)):
+            called = True
+        if not called or not (yield from reader.source.accept(_LINES_END)):
+            reader.give_back()
 
 
 def _read_call(reader: Reader, tagged: bool) -> Reading[bool]:
@@ -98,6 +110,12 @@ def _describe(tag: Marker, end: str, writer: CallWriter) -> CallForms:
     )
 
 
+def _describe_lines(writer: CallWriter) -> CallForms:
+    call = writer.any_of([f"{literal(f'{tool.name}(')} {_call(writer, tool)}" for tool in writer.tools])
+    calls = writer.one_or_more(call, '"\\n"')
+    return CallForms([CallBegin(f'"\\n"? {calls} "\\n"? {writer.lark.mark(_LINES_END)}', _LINES.text)])
+
+
 def _call(writer: CallWriter, tool: CallableTool) -> str:
     """A rule body for what follows the name of a tool and the bracket."""
     return f'{writer.parameters(tool, functools.partial(_parameter, writer, tool), "/, ?/")} ")"'
@@ -129,5 +147,13 @@ FORMATS = [
         3,
         marks=(_LFM2.text, _LFM2_END),
         describe_calls=functools.partial(_describe, _LFM2, _LFM2_END),
+    ),
+    ToolFormat(
+        ("olmo3",),
+        _read_lines,
+        ((_LINES.text,),),
+        3,
+        marks=(_LINES.text, _LINES_END),
+        describe_calls=_describe_lines,
     ),
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Sequence
 
@@ -35,13 +36,17 @@ def read_call_list(reader: Reader, *, tagged: bool = True, id_comes_last: bool =
     """Read a list of calls. False where it is none: the calls before the fault have been written, and the text from
     there on is in the source's memory.
     """
+    return (yield from _read_list(reader, functools.partial(read_call, tagged=tagged, id_comes_last=id_comes_last)))
+
+
+def _read_list(reader: Reader, read_one: Callable[[Reader], Reading[bool]]) -> Reading[bool]:
     source = reader.source
     if (yield from source.skip_space()) != "[":
         return False
     source.take()
     while True:
         yield from source.skip_space()
-        if not (yield from read_call(reader, tagged=tagged, id_comes_last=id_comes_last)):
+        if not (yield from read_one(reader)):
             return False
         following = yield from source.skip_space()
         if following == "," or following == "]":
@@ -51,10 +56,15 @@ def read_call_list(reader: Reader, *, tagged: bool = True, id_comes_last: bool =
             return following == "]" or not following
 
 
-def read_tagged_list(reader: Reader, markers: Sequence[Marker], end: str = "") -> Reading[None]:
-    """Read a message with lists of calls behind markers; `end` may follow a list."""
+def read_tagged_list(
+    reader: Reader,
+    markers: Sequence[Marker],
+    end: str = "",
+    read_one: Callable[[Reader], Reading[bool]] = read_call,
+) -> Reading[None]:
+    """Read a message with lists of calls behind markers, each call by `read_one`; `end` may follow a list."""
     while (yield from reader.read_content(markers)):
-        if (yield from read_call_list(reader)):
+        if (yield from _read_list(reader, read_one)):
             yield from reader.source.skip_space()
             if end and (yield from reader.source.accept(end)):
                 continue
@@ -67,7 +77,7 @@ def _read_members(source: TextSource, attempt: Attempt, tagged: bool, nested: bo
     source.take()
     while True:
         yield from source.skip_space()
-        key = yield from _text(source)
+        key = yield from read_text(source)
         if key is None or not (tagged or key in _OF_CALLS) or (yield from source.skip_space()) != ":":
             return False
         source.take()
@@ -90,7 +100,7 @@ def _read_member(source: TextSource, attempt: Attempt, key: str) -> Reading[bool
     """The value of one key."""
     value = yield from source.peek()
     if key in _NAMES or (key == _FUNCTION and attempt.name is None):
-        name = yield from _text(source)
+        name = yield from read_text(source)
         if name is None or not attempt.can_be_called(name):
             return False
         attempt.name = name
@@ -98,7 +108,7 @@ def _read_member(source: TextSource, attempt: Attempt, key: str) -> Reading[bool
     if key in _ARGUMENTS:
         return (yield from read_arguments(source, attempt))
     if key in _IDS and value == '"':
-        attempt.id = yield from _text(source)
+        attempt.id = yield from read_text(source)
         return attempt.id is not None
     return (yield from read_value(source, _drop))
 
@@ -111,7 +121,7 @@ def read_arguments(source: TextSource, attempt: Attempt) -> Reading[bool]:
     if first == "{":
         return (yield from read_value(source, attempt.write))
     if first == '"':
-        written = yield from _text(source)
+        written = yield from read_text(source)
         text = "{}" if written == "" else normal_object(written or "")
         if text is not None:
             attempt.write(text)
@@ -150,8 +160,8 @@ def _whole(source: TextSource, emit: Callable[[str], None]) -> bool:
     return False
 
 
-def _text(source: TextSource) -> Reading[str | None]:
-    """A string's value; None where there is none, or one that no text can hold."""
+def read_text(source: TextSource) -> Reading[str | None]:
+    """The value of a JSON string; None where there is none, or one that no text can hold."""
     pieces: list[str] = []
     if not (yield from read_string(source, pieces.append, JSON)):
         return None

@@ -49,6 +49,10 @@ class Tools:
     def __contains__(self, name: object) -> bool:
         return name in self._parameters
 
+    def schema(self, name: str) -> Mapping[str, Any]:
+        """That of a tool's parameters, empty where it is not known."""
+        return self._parameters.get(name, {})
+
     def types(self, name: str, parameter: str) -> Types:
         """The JSON types of a parameter, any where nothing is said of it."""
         return property_types(self._parameters.get(name), parameter)

@@ -52,6 +52,8 @@ FORMS: dict[str, ThoughtForm] = {
     "cohere_command3": ThoughtForm(
         "<|START_THINKING|>", "<|END_THINKING|>", anywhere=True, wrappers=("<|START_RESPONSE|>", "<|END_RESPONSE|>")
     ),
+    "minimax_m3": ThoughtForm("<mm:think>", "</mm:think>"),
+    "apertus": ThoughtForm("<|inner_prefix|>", "<|inner_suffix|>", anywhere=True),
     "openai": ThoughtForm(),  # the format of calls has channels, of which one is for thoughts
 }
 
