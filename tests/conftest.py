@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import sys
+
+import pytest
 
 with contextlib.suppress(ImportError):  # some guests of the lab have pytest alone
     from hypothesis import HealthCheck, settings
@@ -14,3 +17,13 @@ with contextlib.suppress(ImportError):  # some guests of the lab have pytest alo
         "homenode", deadline=None, max_examples=examples(100), suppress_health_check=[HealthCheck.too_slow]
     )
     settings.load_profile("homenode")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """One thread of torch for each test. An engine in this process leaves it as many as the engine had, and threads
+    that wait for each other on CPUs that others want make a test of toys take a hundred times as long.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.get_num_threads() != 1:
+        torch.set_num_threads(1)

@@ -7,7 +7,6 @@ smallest of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,17 +30,6 @@ FLOAT32_BOUND = 5e-6  # two orders of float32 summation; measured up to 2e-6
 BF16_KV_BOUND = 4e-2  # keys and values rounded to 8 significant bits; measured up to 1.9e-2
 BF16_ACTIVATION_BOUND = 4e-2  # what matrices are multiplied with rounded to 8 significant bits; measured up to 2.3e-2
 BF16_COMPUTE_BOUND = 8e-2  # transformers also rounds every activation to 8 significant bits; measured up to 5.1e-2
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_torch_thread() -> Iterator[None]:
-    """At these sizes more threads only wait for each other."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module", params=list(CASES))
