@@ -13,6 +13,7 @@ from homenode.compute.ops import FloatArray, LayerKv
 from homenode.dtypes import BY_NAME, DType
 from homenode.model.architectures.apertus import XieluFactors
 from homenode.model.architectures.cohere import CohereExtras
+from homenode.model.architectures.deepseek_v4 import with_layers
 from homenode.model.architectures.delta_net import with_delta
 from homenode.model.architectures.falcon_h1 import FalconH1Multipliers
 from homenode.model.architectures.gemma3n import Gemma3nExtras
@@ -20,6 +21,7 @@ from homenode.model.architectures.gemma4 import Gemma4Extras
 from homenode.model.architectures.glm4_moe import HeadNorms
 from homenode.model.architectures.granite import Multipliers
 from homenode.model.architectures.granitemoehybrid import GraniteHybridExtras
+from homenode.model.architectures.hyper_connections import StreamMixing
 from homenode.model.architectures.latent_attention import LatentHeads, with_heads
 from homenode.model.architectures.layer_norm_decoder import BlockStyle
 from homenode.model.architectures.lfm2_moe import ExpertBias
@@ -30,6 +32,7 @@ from homenode.model.architectures.muse_glimmer import GatedCappedBlock
 from homenode.model.architectures.nemotron_h import NemotronExtras
 from homenode.model.architectures.olmoe import ProjectionLimit
 from homenode.model.architectures.parameters import expected_tensors
+from homenode.model.architectures.pooled_rows import V4Figures
 from homenode.model.architectures.registry import architecture_of
 from homenode.model.architectures.token_indexer import with_indexer
 from homenode.model.spec import BlockChoice, DeltaSpec, IndexerSpec, ModelSpec, MoeSpec, RopeSpec, TensorEntry
@@ -93,6 +96,9 @@ MIXTURES |= {
     "granitemoehybrid": MoeSpec(6, 2, 40, True, 48, score="chosen_softmax"),
     "nemotron_h": MoeSpec(6, 2, 40, True, 48, (0,), score="sigmoid", epsilon=1e-20, scale=2.5, activation="relu2"),
 }
+MIXTURES["deepseek_v4"] = MoeSpec(
+    6, 2, 40, True, 48, score="sqrt_softplus", epsilon=1e-20, scale=1.5, activation="limited"
+)
 _BIASED = ("qwen2", "qwen2_moe", "gpt_oss", "glm4_moe", "seed_oss", "glm", "glm4")
 _GEMMA: dict[str, Any] = {
     "embedding_scale": 1.5, "attention_scale": 0.3, "sliding_window": 6, "sliding_layers": (True, False),
@@ -204,6 +210,8 @@ def toy_spec(architecture: str = "llama", **changes: object) -> ModelSpec:
     spec = replace(spec, **changes)  # type: ignore[arg-type]
     if architecture == "mimo_v2_flash":
         spec = with_narrow_values(spec, NarrowValues(10, 0.7), [2 if each else 1 for each in spec.sliding_layers])
+    if architecture == "deepseek_v4":
+        return _with_pooled_rows(spec)
     if heads := LATENTS.get(architecture):
         spec = with_heads(spec, heads)
     if indexer := INDEXERS.get(architecture):
@@ -212,6 +220,14 @@ def toy_spec(architecture: str = "llama", **changes: object) -> ModelSpec:
     if delta := DELTAS.get(architecture):
         return with_delta(spec, replace(delta, layers=tuple(range(spec.num_layers - 1))))
     return with_toy_mixer(spec) if architecture in MIXERS else spec
+
+
+def _with_pooled_rows(spec: ModelSpec) -> ModelSpec:
+    """Of runs of 8 tokens, and of 4 that overlap. Experts go by the token in the first layer."""
+    ropes = {"rope": RopeSpec(rotary_dim=8), "local_rope": RopeSpec(theta=100.0, rotary_dim=8)}
+    indexer, figures = IndexerSpec(3, 12, 2, (1,), True), V4Figures(5, (1,), 1, StreamMixing(3, 1e-6))
+    ratios = (8, 4, 0)[: spec.num_layers]
+    return with_layers(replace(spec, num_kv_heads=1, **ropes), ratios, figures, indexer, 20, (2, 12), 3)  # type: ignore[arg-type]
 
 
 def with_toy_mixer(spec: ModelSpec) -> ModelSpec:
@@ -236,6 +252,11 @@ def toy_arrays(spec: ModelSpec, seed: int = 0) -> dict[str, FloatArray]:
     arrays = {}
     for expected in expected_tensors(architecture_of(spec.architecture).parameters, spec):
         values = random.standard_normal(expected.shape)
+        if expected.parameter.key == "experts_of_token":  # different ones of each
+            assert spec.moe is not None
+            values = np.argsort(random.random((expected.shape[0], spec.moe.num_experts)))[:, : expected.shape[1]]
+            arrays[expected.name] = values.astype(np.float32)
+            continue
         if len(expected.shape) == 2:
             values *= 1.0 if expected.parameter.key == "embed" else 1.5 / np.sqrt(expected.shape[1])
         else:

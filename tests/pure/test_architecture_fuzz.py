@@ -80,6 +80,10 @@ OWN: dict[str, dict[str, Any]] = {
         "index_n_heads": 2, "index_head_dim": 16,
         "index_block_size": 16, "dense_intermediate_size": 64, "shared_intermediate_size": 32,
     },
+    "deepseek_v4": {
+        "num_key_value_heads": 1, "compress_rates": {"heavily_compressed_attention": 8}, "num_hash_layers": 1, "o_groups": 2, "o_lora_rank": 8,
+        "index_n_heads": 2, "index_head_dim": 16, "index_topk": 4, "hc_mult": 2, "compress_ratios": [0, 4, 128, 4],
+    },
 }  # fmt: skip
 ODD = st.one_of(
     st.none(), st.booleans(), st.integers(-(2**70), 2**70), st.sampled_from([-1, 0, 1, 2, 3, 5, 7, 31, 2**31, 2**63]),
@@ -205,6 +209,12 @@ OWN_KEYS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("deepseek_v32", "glm_moe_dsa"), LATENT | INDEXER),
     "minimax_m3": INDEXER | {"expert_gating_func": 2, "attention.indexer.block_size": 16,
         "attention.indexer.local_blocks": 1},
+    "deepseek_v4": INDEXER | {
+        "attention.head_count_kv": 1, "attention.compress_ratios": [0, 4, 128, 4], "attention.compress_rope_freq_base": 16e4,
+        "attention.sliding_window": 8, "rope.dimension_count": 8, "attention.q_lora_rank": 24, "attention.output_group_count": 2,
+        "attention.output_lora_rank": 8, "hyper_connection.count": 2, "hyper_connection.sinkhorn_iterations": 3,
+        "hyper_connection.epsilon": 1e-6, "hash_layer_count": 1, "expert_gating_func": 4,
+    },
     **dict.fromkeys(("qwen3_next", "qwen3_5", "qwen3_5_moe"), DELTA),
     "mpt": {"attention.max_alibi_bias": 8.0},
     "bailing_moe_v2": {"expert_gating_func": 2},
@@ -224,7 +234,9 @@ def gguf_spec(architecture: Architecture, keys: dict[str, Any], folder: Path) ->
     tensors = {EMBEDDING: entry(EMBEDDING, 64, 32)}
     for parameter in architecture.parameters:
         for layer in range(4):
-            tensors.setdefault(each := parameter.name.format(layer=layer, expert=0, head=0), entry(each, 32, 32))
+            tensors.setdefault(
+                each := parameter.name.format(layer=layer, expert=0, head=0, group=0), entry(each, 32, 32)
+            )
     factors = {FACTORS: entry(FACTORS, 8)} if architecture.name == "gemma4" else {}
     return architecture.gguf.read(GgufConfig(Fields(file, keys), {"tokenizer.ggml.tokens": ["a"]}, tensors, factors))
 

@@ -194,10 +194,6 @@ UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
         "'Llama9ForCausalLM' is not supported; homenode runs .*LlamaForCausalLM",
     ),
     "an architecture of a million letters": ({"architectures": ["x" * 10**6]}, "is not supported"),
-    "several residual streams": (
-        {"architectures": ["DeepseekV4ForCausalLM"]},
-        r"'DeepseekV4ForCausalLM' is not supported; .*compressed tokens.*\(hyper-connections\)",
-    ),
     "another head": ({"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification"),
     "no architecture": ({"architectures": "absent", "model_type": "absent"}, "'none' is not supported"),
     "quantised weights": ({"quantization_config": {"quant_method": "hqq", "bits": 4}}, "quantised by 'hqq'"),

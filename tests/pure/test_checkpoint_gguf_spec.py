@@ -287,8 +287,6 @@ MIXTURE: list[tuple[str, int, Any]] = [("llama.expert_count", U32, 8), ("llama.e
 UNSUPPORTED: dict[str, tuple[list[tuple[str, int, Any]], str]] = {
     "another architecture": ([("general.architecture", STRING, "llama9")],
         "'llama9' is not supported; homenode runs GGUF files of .*llama"),
-    "several residual streams": ([("general.architecture", STRING, "deepseek4")],
-        r"'deepseek4' is not supported; .*\(hyper-connections\)"),
     "no architecture": ([("general.architecture", STRING, "")], "architecture '' is not supported"),
     "experts of a dense kind": ([("general.architecture", STRING, "qwen3"), ("qwen3.expert_count", U32, 8)],
         "mixtures of experts"),

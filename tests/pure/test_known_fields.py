@@ -44,6 +44,9 @@ WAYS: list[dict[str, Any]] = [
 # Of single architectures: what their class must have, and a class that reads more.
 NEEDED = {"embedding_gemma": {"use_bidirectional_attention": True}, "apertus": {"hidden_act": "xielu"}}
 NEEDED |= {"nanochat": {"hidden_act": "relu2"}, "gte": {"hidden_act": "gelu"}}
+NEEDED["deepseek_v4"] = {
+    "num_key_value_heads": 1, "qk_rope_head_dim": 8, "compress_ratios": [4, 128], "index_head_dim": 16,
+}  # fmt: skip
 SCORING = {
     "bert": "XLMRobertaForSequenceClassification",
     "gte": "GteForSequenceClassification",

@@ -214,6 +214,20 @@ class ScanHeads:
 
 
 @dataclass(frozen=True)
+class PooledKeys:
+    """Keys alone of one head that a layer keeps beside those of each token: `rows` [tokens, key width], of which every
+    `ratio`-th counts, from position `ratio` - 1 on: one that `Ops.pool_windows` has made of the window that ends there.
+    `layer`: of the cache, where they are stored. `chosen`: to which of these positions each token attends (see
+    `Ops.choose_tokens`); None: to all up to its own.
+    """
+
+    rows: Tensor
+    layer: int
+    ratio: int
+    chosen: Tensor | None = None
+
+
+@dataclass(frozen=True)
 class StepLimits:
     """Upper bounds of a step; buffers are made for them once."""
 
@@ -332,20 +346,20 @@ WindowKind = Literal["sliding", "chunked"]
 AttentionMask = Literal["causal", "all"]
 # Of a product's activations: "fine" is never as coarse as bfloat16.
 Precision = Literal["usual", "fine"]
-ExpertScore = Literal["softmax", "sigmoid", "chosen_softmax", "sparsemixer"]
+ExpertScore = Literal["softmax", "sigmoid", "chosen_softmax", "sparsemixer", "sqrt_softplus"]
 GroupScore = Literal["max", "top2"]
 # Of one value: x * sigmoid(x); x * Phi(x), the normal distribution by way of tanh or exactly; max(x, 0)^2; and
 # e^m - 1 - m with m = min(x, 0), which is 0 above 0.
 PlainActivation = Literal["silu", "gelu", "gelu_erf", "relu2", "exp_rest"]
-Activation = PlainActivation | Literal["clamped"]
+Activation = PlainActivation | Literal["clamped", "limited"]
 
 
 @dataclass(frozen=True)
 class Routing:
     """How the experts of a row are chosen by its router's logits, and what their results are multiplied with.
 
-    The score of an expert is the softmax of the row's logits, or the sigmoid of its own; of "chosen_softmax" it is the
-    logit, and weights are the softmax over the chosen ones. Experts are chosen by score plus choice bias, where there
+    The score of an expert is the softmax of the row's logits, or of its own logit the sigmoid, or sqrt(ln(1 + e^logit))
+    of "sqrt_softplus"; of "chosen_softmax" it is the logit, and weights are the softmax over the chosen ones. Experts are chosen by score plus choice bias, where there
     is one; the bias counts for the choice only. With `groups` above 1 the experts are divided into so many runs of
     equal length, and those in the `groups_chosen` best runs only can be chosen: a run is as good as its best expert
     ("max") or the sum of its best two ("top2"). Of equals the lowest index comes first. The weight of a chosen expert
@@ -370,7 +384,7 @@ class Routing:
     @property
     def by_logits(self) -> bool:
         """Whether a choice without bias can be made by logits, whose order is that of the scores."""
-        return self.score != "sigmoid" and (self.groups == 1 or self.group_score == "max")
+        return self.score not in ("sigmoid", "sqrt_softplus") and (self.groups == 1 or self.group_score == "max")
 
 
 @dataclass(frozen=True)
@@ -383,7 +397,8 @@ class Experts:
     same. `ids`: which of the layer's experts these are, ascending; None: all of them. A row whose chosen experts are
     elsewhere gets nothing from these. `scales`: a factor of the weight of each expert of the layer, also of those
     that are elsewhere. `activation` of g = gate(x) and u = up(x): a plain one of g, times u;
-    "clamped" g * sigmoid(1.702 g) * (u + 1), g being at most 7 and u from -7 to 7.
+    "clamped" g * sigmoid(1.702 g) * (u + 1), g being at most 7 and u from -7 to 7; "limited" g * sigmoid(g) * u, g
+    being at most 10 and u from -10 to 10.
     """
 
     gate: Sequence[Weight]
@@ -463,8 +478,8 @@ class Ops(RowOps, Protocol):
         weight rows]. All weights have one shape and format.
         """
 
-    def rope_angles(self, inverse_frequencies: FloatArray, scale: float) -> Tensor:
-        """cos and sin of position * frequency for the step's positions, times `scale`: [tokens, 2 *
+    def rope_angles(self, inverse_frequencies: FloatArray, scale: float, behind: int = 0) -> Tensor:
+        """cos and sin of (position - behind) * frequency for the step's positions, times `scale`: [tokens, 2 *
         len(inverse_frequencies)].
         """
 
@@ -494,6 +509,7 @@ class Ops(RowOps, Protocol):
         slopes: FloatArray | None = None,
         window_kind: WindowKind = "sliding",
         mask: AttentionMask = "causal",
+        pooled: PooledKeys | None = None,
     ) -> Tensor:
         """Store k and v of the step's tokens in layer `layer` of the cache, then attend over each sequence's context.
         `layer` counts the layers of the cache, not those of the model. Without k and v nothing is stored: an earlier
@@ -509,16 +525,20 @@ class Ops(RowOps, Protocol):
         `choose_tokens`; of layers of one KV head with value columns) each token attends to those positions only;
         with a `chosen_block` above 1 (see `choose_blocks`; of layers with values beside the keys) the query heads of
         each KV head attend to those blocks of so many positions. With `slopes` [query heads], which go with neither softcap nor chosen, a score of a key n positions away from the
-        query is less by n times the head's slope (ALiBi; Press et al. 2021).
+        query is less by n times the head's slope (ALiBi; Press et al. 2021). With `pooled`, of layers of one KV head
+        with value columns, a token sees those keys besides, whatever the window is, in one softmax with the others.
         """
 
-    def choose_tokens(self, q: Tensor, weights: Tensor, k: Tensor, cache: KvCache, layer: int, count: int) -> Tensor:
+    def choose_tokens(
+        self, q: Tensor, weights: Tensor, k: Tensor, cache: KvCache, layer: int, count: int, ratio: int = 1
+    ) -> Tensor:
         """What `attention` takes as `chosen`: of each token the `count` positions up to its own whose scores are
         highest, of equals the earliest; all where there are no more.
 
         The score of a position is the sum over heads of weights[head] * max(q[head] . k, 0) with the k stored there.
         First k of the step's tokens is stored in layer `layer` of the cache, which keeps keys alone, of one head. q:
-        [tokens, heads * width of k], weights: [tokens, heads].
+        [tokens, heads * width of k], weights: [tokens, heads]. Of the positions every `ratio`-th can be chosen, from
+        `ratio` - 1 on.
         """
 
     def choose_blocks(
@@ -545,12 +565,26 @@ class Ops(RowOps, Protocol):
     def clamped_mul(self, gate_up: Tensor) -> Tensor:
         """The "clamped" activation of `Experts` of the left half of the columns as g and the right half as u."""
 
+    def limited_mul(self, gate_up: Tensor) -> Tensor:
+        """The same of the "limited" one."""
+
     def activate(self, x: Tensor, activation: PlainActivation) -> Tensor:
         """The activation of every value of x."""
 
     def scale_by_position(self, x: Tensor, growth: float, length: int, ahead: int = 0) -> Tensor:
         """x * (1 + growth * ln(1 + floor((position + ahead) / length))), of the step's positions (as in Llama 4), ahead
         being from 0 to length.
+        """
+
+    def stream_weights(
+        self, mixes: Tensor, scales: Tensor, base: Tensor, streams: int, rounds: int, eps: float
+    ) -> Tensor:
+        """Weights by which a layer joins and parts n = `streams` streams (hyper-connections; Xie et al. 2026). mixes:
+        [rows, n] or [rows, (2 + n) * n], and `base` as many; `scales`: 1, or 3. The first n of the result are
+        sigmoid(mix * scale + base) + eps, by which streams are joined. The others, where there are any: n times 2 *
+        sigmoid(mix * scale + base), by which what a layer makes goes to each stream; and [n, n] how much of stream j
+        (column) goes to stream i (row): M[j, i], M being softmax(mix * scale + base) of each row plus eps, whose
+        columns, then so often as `rounds` less one rows and columns, are divided by (their sum + eps).
         """
 
     def moe(
@@ -561,12 +595,14 @@ class Ops(RowOps, Protocol):
         routing: Routing,
         residual: Tensor | None,
         choice_bias: Tensor | None = None,
+        chosen: Tensor | None = None,
     ) -> Tensor:
         """residual (or 0) + the sum of weight * down(activation(gate(x), up(x))) over the experts that `routing`
         chooses for each row.
 
         logits: [rows, experts]; choice_bias: [experts]. Biases of `experts` belong to the products: that of down is
-        weighted like the rest. A row's experts are added in ascending order of their index. Where `experts` are not
+        weighted like the rest. A row's experts are added in ascending order of their index. `chosen` [tokens, so many]:
+        which experts are chosen, whatever the scores are, as whole numbers; one that is there twice counts twice. Where `experts` are not
         all, the choice and the weights are the same, and only those here are added.
         """
 
@@ -623,6 +659,27 @@ class Ops(RowOps, Protocol):
         xbc: the values x of all heads, the inputs B of all groups, their outputs C. dt: [tokens, heads]; the other
         parameters have a number for each head. Of each token in turn, S being the head's matrix and d = softplus(dt +
         decay_bias): S = exp(decay_weight * d) * S + d * B x^T; the output is S^T C + skip * x.
+        """
+
+    def pool_windows(
+        self,
+        x: Tensor,
+        biases: Sequence[Tensor],
+        memory: StateMemory,
+        layer: int,
+        ratio: int,
+        widths: Sequence[int],
+        overlap: bool,
+    ) -> Tensor:
+        """One row of each window of `ratio` tokens, in the row of the last of them; in other rows zeros: [tokens, sum of
+        widths].
+
+        x has for each of `widths` the values of a token and its gates, both [width], or with `overlap` [2 * width]. The
+        result's column is the sum over the window of softmax(gate + bias) * value, the softmax being over the window's
+        tokens; with `overlap` those are the first halves of the window before, if there is one, and the second halves
+        of this one. `biases`: for each width a vector [ratio * (gates of a token)], a token's gates beside each other.
+        Layer `layer` of the state memory has a convolution of x's columns with `ratio` taps, with `overlap` twice as
+        many; it keeps the last x.
         """
 
     def rms_norm_grouped(self, x: Tensor, weight: Tensor, groups: int, eps: float) -> Tensor:

@@ -170,6 +170,16 @@ class IndexerSpec:
 
 
 @dataclass(frozen=True)
+class PooledSpec:
+    """Layers that keep a row of each window of tokens beside one of each token: see compute.ops.PooledKeys. `ratios`: of
+    each layer the tokens of a window, 0 where it keeps none. `kept`: what of a window.
+    """
+
+    ratios: tuple[int, ...]
+    kept: LayerKv
+
+
+@dataclass(frozen=True)
 class ModelSpec:
     """The figures of a model. Token ids are those of the model's own generation defaults."""
 
@@ -192,6 +202,7 @@ class ModelSpec:
     delta: DeltaSpec | None = None  # None: every layer has attention
     mixer: StateMixer | None = None  # what layers that keep a state have where they are no gated delta nets
     indexer: IndexerSpec | None = None  # None: attention is over all tokens, or those of a window
+    pooled: PooledSpec | None = None  # None: every layer keeps a row of each token alone
     sliding_window: int | None = None
     sliding_layers: tuple[bool, ...] = ()  # which layers use it; empty: all
     window_kind: WindowKind = "sliding"
@@ -284,7 +295,7 @@ class ModelSpec:
 
     def chooser_of(self, layer: int) -> int:
         """The layer that chooses the tokens which a layer attends to: itself, or an earlier one."""
-        if self.indexer is None or self.indexer.blocks is not None:
+        if self.indexer is None or self.indexer.blocks is not None or self.pooled is not None:
             return layer
         return max(chooser for chooser in self.indexer.layers if chooser <= layer)
 
@@ -295,6 +306,14 @@ class ModelSpec:
         own = len(set(self.cache_layers(first, past).values()))
         having = [layer for layer in (self.indexer.layers if self.indexer else ()) if first <= layer < past]
         return {layer: own + number for number, layer in enumerate(having)}
+
+    def pooled_layers(self, first: int, past: int) -> dict[int, int]:
+        """For each of layers first .. past - 1 that keeps rows of windows, the layer of a KV memory of those that holds
+        them: they are behind all others.
+        """
+        before = len(set(self.cache_layers(first, past).values())) + len(self.index_layers(first, past))
+        having = [layer for layer in range(first, past) if self.pooled is not None and self.pooled.ratios[layer]]
+        return {layer: before + number for number, layer in enumerate(having)}
 
     def has_rope(self, layer: int) -> bool:
         """Whether a layer of the model rotates its queries and keys."""

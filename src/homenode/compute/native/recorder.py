@@ -17,10 +17,16 @@ from homenode.compute.ops import (
     DeltaHeads,
     Experts,
     FloatArray,
+    PooledKeys,
     Routing,
     ScanHeads,
     WindowKind,
 )
+from homenode.errors import UnsupportedError
+
+
+def _pools_nothing() -> UnsupportedError:
+    return UnsupportedError("the native backend does not pool windows of tokens; use --backend torch or reference")
 
 
 class RecordingOps(_native.NativeRecorder):
@@ -44,8 +50,12 @@ class RecordingOps(_native.NativeRecorder):
         """See `Ops.split`."""
         return tuple(self.record_split(x, list(widths)))
 
-    def rope_angles(self, inverse_frequencies: FloatArray, scale: float) -> _native.Tensor:
-        """See `Ops.rope_angles`. The left half of the columns is cos, the right half sin."""
+    def rope_angles(self, inverse_frequencies: FloatArray, scale: float, behind: int = 0) -> _native.Tensor:
+        """See `Ops.rope_angles`. The left half of the columns is cos, the right half sin. UnsupportedError for positions
+        behind.
+        """
+        if behind:
+            raise _pools_nothing()
         return super().rope_angles(np.ascontiguousarray(inverse_frequencies, np.float32), scale)
 
     def attention(
@@ -66,8 +76,13 @@ class RecordingOps(_native.NativeRecorder):
         slopes: FloatArray | None = None,
         window_kind: WindowKind = "sliding",
         mask: AttentionMask = "causal",
+        pooled: PooledKeys | None = None,
     ) -> _native.Tensor:
-        """See `Ops.attention`. ValueError for a window below 1 or a cap that is not above 0."""
+        """See `Ops.attention`. ValueError for a window below 1 or a cap that is not above 0, UnsupportedError for pooled
+        keys.
+        """
+        if pooled is not None:
+            raise _pools_nothing()
         if window is not None and window < 1:
             raise ValueError(f"an attention window of {window}; wanted at least 1, or None for no window")
         if softcap is not None and not softcap > 0:
@@ -97,8 +112,11 @@ class RecordingOps(_native.NativeRecorder):
         cache: _native.KvCache | NativeKvLayers,
         layer: int,
         count: int,
+        ratio: int = 1,
     ) -> _native.Tensor:
-        """See `Ops.choose_tokens`."""
+        """See `Ops.choose_tokens`. UnsupportedError for a ratio."""
+        if ratio != 1:
+            raise _pools_nothing()
         if isinstance(cache, NativeKvLayers):
             cache, layer = cache.place(layer)
         return super().choose_tokens(q, weights, k, cache, layer, count)
@@ -135,6 +153,29 @@ class RecordingOps(_native.NativeRecorder):
         """See `Ops.clamped_mul`."""
         return self.gelu_mul(gate_up, None, "clamped")
 
+    def limited_mul(self, gate_up: _native.Tensor) -> _native.Tensor:
+        """UnsupportedError."""
+        raise _pools_nothing()
+
+    def stream_weights(
+        self, mixes: _native.Tensor, scales: _native.Tensor, base: _native.Tensor, streams: int, rounds: int, eps: float
+    ) -> _native.Tensor:
+        """UnsupportedError."""
+        raise _pools_nothing()
+
+    def pool_windows(
+        self,
+        x: _native.Tensor,
+        biases: Sequence[_native.Tensor],
+        memory: _native.StateMemory,
+        layer: int,
+        ratio: int,
+        widths: Sequence[int],
+        overlap: bool,
+    ) -> _native.Tensor:
+        """UnsupportedError."""
+        raise _pools_nothing()
+
     def moe(
         self,
         x: _native.Tensor,
@@ -143,8 +184,11 @@ class RecordingOps(_native.NativeRecorder):
         routing: Routing,
         residual: _native.Tensor | None,
         choice_bias: _native.Tensor | None = None,
+        chosen: _native.Tensor | None = None,
     ) -> _native.Tensor:
-        """See `Ops.moe`."""
+        """See `Ops.moe`. UnsupportedError for experts that are told."""
+        if chosen is not None:
+            raise _pools_nothing()
         if experts.ids is not None and not experts.ids:
             raise ValueError("moe: none of the experts; leave it out where there are none")
         weights = _native.ExpertWeights(

@@ -13,6 +13,7 @@ from homenode.compute.ops import Activation, FloatArray
 
 _erf = np.vectorize(math.erf, otypes=[np.float32])
 CLAMP, SLOPE = np.float32(7.0), np.float32(1.702)  # of the clamped gate
+LIMIT = np.float32(10.0)  # of the limited one
 
 
 def sigmoid(x: FloatArray) -> FloatArray:
@@ -55,6 +56,11 @@ def clamped_gated(gate: FloatArray, up: FloatArray) -> FloatArray:
     return np.asarray(g * sigmoid(SLOPE * g) * (u + np.float32(1)), np.float32)
 
 
+def limited_gated(gate: FloatArray, up: FloatArray) -> FloatArray:
+    """silu(gate) * up, the gate limited from above, up on both sides."""
+    return silu_gated(np.minimum(gate, LIMIT), np.clip(up, -LIMIT, LIMIT))
+
+
 GATES: dict[Activation, Callable[[FloatArray, FloatArray], FloatArray]] = {
     "silu": silu_gated,
     "gelu": gelu_gated,
@@ -62,6 +68,7 @@ GATES: dict[Activation, Callable[[FloatArray, FloatArray], FloatArray]] = {
     "relu2": relu2_gated,
     "exp_rest": exp_rest_gated,
     "clamped": clamped_gated,
+    "limited": limited_gated,
 }
 
 

@@ -10,18 +10,21 @@ from homenode.units import format_count
 
 
 def choose_experts(
-    logits: FloatArray, routing: Routing, choice_bias: FloatArray | None = None
+    logits: FloatArray, routing: Routing, choice_bias: FloatArray | None = None, chosen: IntArray | None = None
 ) -> tuple[IntArray, FloatArray]:
-    """The experts of one row in ascending order, int32 [chosen], and their weights, float32 [chosen].
+    """The experts of one row in ascending order, int32 [chosen], and their weights, float32 [chosen]. `chosen`: which,
+    where scores do not say.
 
     ValueError for a routing that does not fit the number of experts.
     """
     check_routing(routing, len(logits))
+    if chosen is not None and not 0 <= chosen.min() <= chosen.max() < len(logits):
+        raise ValueError(f"a token's experts are {chosen.min()} to {chosen.max()}, and there are {len(logits)}")
     scores = _scores(logits, routing)
     by = scores if choice_bias is None else scores + choice_bias
     if choice_bias is None and routing.by_logits:
         by = logits
-    indices = np.sort(_best(_within_groups(by, routing), routing.chosen))
+    indices = np.sort(_best(_within_groups(by, routing), routing.chosen) if chosen is None else chosen)
     weights = scores[indices]
     if routing.score == "sparsemixer":
         weights = _sparse_weights(logits, indices, routing.jitter)
@@ -69,6 +72,8 @@ def _scores(logits: FloatArray, routing: Routing) -> FloatArray:
     match routing.score:
         case "sigmoid":
             return sigmoid(logits)
+        case "sqrt_softplus":
+            return np.asarray(np.sqrt(np.logaddexp(logits, np.float32(0))), np.float32)
         case "softmax":
             likelihoods = np.exp(logits - logits.max())
             return np.asarray(likelihoods / likelihoods.sum(dtype=np.float32), np.float32)

@@ -19,6 +19,7 @@ from homenode.compute.ops import (
     FloatArray,
     IntArray,
     PlainActivation,
+    PooledKeys,
     Precision,
     Routing,
     ScanHeads,
@@ -27,7 +28,7 @@ from homenode.compute.ops import (
 )
 from homenode.compute.ranks import RankGroup
 from homenode.compute.reference import state
-from homenode.compute.reference.gates import GATES, activated, silu_gated
+from homenode.compute.reference.gates import GATES, activated, sigmoid, silu_gated
 from homenode.compute.reference.kv import ReferenceKvCache
 from homenode.compute.reference.moe import choose_experts, expert_output
 from homenode.compute.reference.state import ReferenceStateMemory
@@ -133,9 +134,9 @@ class EagerOps(RowOps):
         heads = np.split(x, len(weights), axis=1)
         return np.concatenate([self.linear(head, (w,)) for head, w in zip(heads, weights, strict=True)], axis=1)
 
-    def rope_angles(self, inverse_frequencies: FloatArray, scale: float) -> FloatArray:
+    def rope_angles(self, inverse_frequencies: FloatArray, scale: float, behind: int = 0) -> FloatArray:
         """See `Ops.rope_angles`. The left half of the columns is cos, the right half sin."""
-        angles = self._step.positions.astype(np.float32)[:, None] * inverse_frequencies.astype(np.float32)
+        angles = (self._step.positions - behind).astype(np.float32)[:, None] * inverse_frequencies.astype(np.float32)
         return np.concatenate([np.cos(angles), np.sin(angles)], axis=1) * np.float32(scale)
 
     def rope(self, x: FloatArray, angles: FloatArray, head_dim: int, adjacent: bool = False) -> FloatArray:
@@ -169,6 +170,7 @@ class EagerOps(RowOps):
         slopes: FloatArray | None = None,
         window_kind: WindowKind = "sliding",
         mask: AttentionMask = "causal",
+        pooled: PooledKeys | None = None,
     ) -> FloatArray:
         """See `Ops.attention`. ValueError for other value columns than the layer has."""
         step = self._step
@@ -184,6 +186,9 @@ class EagerOps(RowOps):
             if k is not None:
                 cache.store(layer, block_row, positions, k[tokens], None if v is None else v[tokens])
             keys, values = cache.gather(layer, block_row, int(context))
+            if pooled is not None:
+                cache.store(pooled.layer, block_row, positions, pooled.rows[tokens], None)
+                more = cache.gather(pooled.layer, block_row, int(context))[0]
             for row, position in zip(range(tokens.start, tokens.stop), positions, strict=True):
                 first = first_visible(int(position), window, window_kind)
                 past = int(position) + 1
@@ -193,6 +198,14 @@ class EagerOps(RowOps):
                 apart = -np.abs(np.arange(first, past, dtype=np.float32) - np.float32(position))
                 added = None if slopes is None else slopes[:, None] * apart
                 query = q[row].reshape(shape.kv_heads, -1, shape.key_width)
+                if pooled is not None:
+                    ends: Any = slice(pooled.ratio - 1, past, pooled.ratio)
+                    if pooled.chosen is not None:
+                        ends = pooled.chosen[row][pooled.chosen[row] >= 0]
+                    seen = np.concatenate([keys[:, visible], more[:, ends]], axis=1)
+                    found = _attention_of_row(query, seen, seen[..., :value_columns], scale, softcap, sinks, added)
+                    out[row] = found.reshape(-1)
+                    continue
                 if chosen is None:
                     found = _attention_of_row(query, keys[:, visible], values[:, visible], scale, softcap, sinks, added)
                     out[row] = found.reshape(-1)
@@ -220,14 +233,21 @@ class EagerOps(RowOps):
                 yield row, keys[: position + 1]
 
     def choose_tokens(
-        self, q: FloatArray, weights: FloatArray, k: FloatArray, cache: ReferenceKvCache, layer: int, count: int
+        self,
+        q: FloatArray,
+        weights: FloatArray,
+        k: FloatArray,
+        cache: ReferenceKvCache,
+        layer: int,
+        count: int,
+        ratio: int = 1,
     ) -> IntArray:
         """See `Ops.choose_tokens`: [tokens, count], ascending, -1 behind the last."""
         found = np.full((len(q), count), -1, np.int32)
         for row, keys in self._indexed_keys(k, cache, layer):
-            products = q[row].reshape(-1, keys.shape[1]) @ keys.T
+            products = q[row].reshape(-1, keys.shape[1]) @ keys[ratio - 1 :: ratio].T
             scores = weights[row] @ np.maximum(products, np.float32(0))
-            best = np.sort(np.argsort(-scores, kind="stable")[:count])
+            best = np.sort(np.argsort(-scores, kind="stable")[:count]) * ratio + ratio - 1
             found[row, : len(best)] = best
         return found
 
@@ -276,6 +296,11 @@ class EagerOps(RowOps):
         half = gate_up.shape[1] // 2
         return GATES["clamped"](gate_up[:, :half], gate_up[:, half:])
 
+    def limited_mul(self, gate_up: FloatArray) -> FloatArray:
+        """See `Ops.limited_mul`."""
+        half = gate_up.shape[1] // 2
+        return GATES["limited"](gate_up[:, :half], gate_up[:, half:])
+
     def activate(self, x: FloatArray, activation: PlainActivation) -> FloatArray:
         """See `Ops.activate`."""
         return activated(x, activation)
@@ -285,6 +310,23 @@ class EagerOps(RowOps):
         factors = 1 + growth * np.log1p((self._step.positions + ahead) // length)
         return np.asarray(x * factors.astype(np.float32)[:, None], np.float32)
 
+    def stream_weights(
+        self, mixes: FloatArray, scales: FloatArray, base: FloatArray, streams: int, rounds: int, eps: float
+    ) -> FloatArray:
+        """See `Ops.stream_weights`."""
+        parts = (streams,) if mixes.shape[1] == streams else (streams, streams, streams * streams)
+        mixed = mixes * np.repeat(scales, parts) + base
+        joining = sigmoid(mixed[:, :streams]) + np.float32(eps)
+        if len(parts) == 1:
+            return joining
+        going = np.float32(2) * sigmoid(mixed[:, streams : 2 * streams])
+        matrix = mixed[:, 2 * streams :].reshape(-1, streams, streams)
+        matrix = np.exp(matrix - matrix.max(axis=2, keepdims=True))
+        matrix = matrix / matrix.sum(axis=2, keepdims=True) + np.float32(eps)
+        for axis in (1, *(2, 1) * (rounds - 1)):
+            matrix = matrix / (matrix.sum(axis=axis, keepdims=True) + np.float32(eps))
+        return np.concatenate([joining, going, matrix.swapaxes(1, 2).reshape(len(mixes), -1)], axis=1)
+
     def moe(
         self,
         x: FloatArray,
@@ -293,6 +335,7 @@ class EagerOps(RowOps):
         routing: Routing,
         residual: FloatArray | None,
         choice_bias: FloatArray | None = None,
+        chosen: FloatArray | None = None,
     ) -> FloatArray:
         """See `Ops.moe`. ValueError for a routing that does not fit the number of experts."""
         out = np.zeros(x.shape, np.float32) if residual is None else np.array(residual, np.float32)
@@ -300,8 +343,9 @@ class EagerOps(RowOps):
             expert: index for index, expert in enumerate(range(logits.shape[1]) if experts.ids is None else experts.ids)
         }
         tokens = np.zeros(logits.shape[1], np.uint64)
-        for row, row_logits, total in zip(np.ascontiguousarray(x), logits, out, strict=True):
-            indices, weights = choose_experts(row_logits, routing, choice_bias)
+        told = [None] * len(x) if chosen is None else list(chosen.astype(np.int32))
+        for row, row_logits, total, ids in zip(np.ascontiguousarray(x), logits, out, told, strict=True):
+            indices, weights = choose_experts(row_logits, routing, choice_bias, ids)
             for index, weight in zip(indices, weights, strict=True):
                 here = indices_here.get(int(index))
                 if here is None:
@@ -357,6 +401,19 @@ class EagerOps(RowOps):
         """See `Ops.selective_scan`."""
         matrices = memory.matrices[layer]
         return state.selective_scan(self._step, xbc, dt, (decay_weight, decay_bias, skip), matrices, heads)
+
+    def pool_windows(
+        self,
+        x: FloatArray,
+        biases: Sequence[FloatArray],
+        memory: ReferenceStateMemory,
+        layer: int,
+        ratio: int,
+        widths: Sequence[int],
+        overlap: bool,
+    ) -> FloatArray:
+        """See `Ops.pool_windows`."""
+        return state.pool_windows(self._step, x, biases, memory.tails[layer], ratio, widths, overlap)
 
     def rms_norm_grouped(self, x: FloatArray, weight: FloatArray, groups: int, eps: float) -> FloatArray:
         """See `Ops.rms_norm_grouped`."""

@@ -4,7 +4,7 @@ the recurrence of Mamba 2, one token after the other.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -56,6 +56,44 @@ def short_convolution(
         tails[slot] = inputs[1:]
         for to in copied_to:
             tails[to] = tails[slot]
+    return out
+
+
+def pool_windows(
+    step: StepArrays,
+    x: FloatArray,
+    biases: Sequence[FloatArray],
+    tails: FloatArray,
+    ratio: int,
+    widths: Sequence[int],
+    overlap: bool,
+) -> FloatArray:
+    """See `Ops.pool_windows`. tails: [slots, taps, columns]."""
+    out, series = np.zeros((len(x), sum(widths)), np.float32), 2 if overlap else 1
+    for row, slot, begins, copied_to in _rows(step):
+        if begins:
+            tails[slot] = 0
+        inputs = np.concatenate([tails[slot], x[row : row + 1]])
+        position = int(step.positions[row])
+        if position % ratio == ratio - 1:
+            column, to = 0, 0
+            for width, bias in zip(widths, biases, strict=True):
+                both = inputs[:, column : column + 2 * series * width]
+                values, gates = both[-ratio:, : series * width], both[-ratio:, series * width :]
+                gates = gates + bias.reshape(ratio, -1)
+                if overlap:
+                    before = both[-2 * ratio : -ratio]
+                    first = before[:, 2 * width : 3 * width] + bias.reshape(ratio, -1)[:, :width]
+                    if position < ratio:  # there is no window before
+                        first = np.full_like(first, -np.inf)
+                    gates = np.concatenate([first, gates[:, width:]])
+                    values = np.concatenate([before[:, :width], values[:, width:]])
+                shares = np.exp(gates - gates.max(axis=0))
+                out[row, to : to + width] = (values * (shares / shares.sum(axis=0))).sum(axis=0)
+                column, to = column + 2 * series * width, to + width
+        tails[slot] = inputs[1:]
+        for copy in copied_to:
+            tails[copy] = tails[slot]
     return out
 
 

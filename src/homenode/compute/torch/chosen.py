@@ -25,17 +25,19 @@ class Blocks:
 
 
 def choose_positions(
-    q: torch.Tensor, weights: torch.Tensor, cache: TorchKvCache, layer: int, step: DeviceStep, count: int
+    q: torch.Tensor, weights: torch.Tensor, cache: TorchKvCache, layer: int, step: DeviceStep, count: int, ratio: int
 ) -> torch.Tensor:
-    """Positions [tokens, count], -1 behind the last, by queries [tokens, heads, width] and weights [tokens, heads]."""
+    """Positions [tokens, count], -1 behind the last, by queries [tokens, heads, width] and weights [tokens, heads]. Only
+    every `ratio`-th is chosen.
+    """
     found = torch.full((q.shape[0], count), -1, dtype=torch.int64, device=q.device)
     for rows, products in _products(q, cache, layer, step):
         positions = torch.arange(products.shape[2], device=q.device)
         scores = (weights[rows].unsqueeze(1) @ torch.relu(products)).squeeze(1)
-        scores = scores.masked_fill(positions > step.positions[rows].unsqueeze(1), -torch.inf)
+        unseen = (positions > step.positions[rows].unsqueeze(1)) | (positions % ratio != ratio - 1)
+        scores = scores.masked_fill(unseen, -torch.inf)
         best = scores.argsort(dim=1, descending=True, stable=True)[:, :count]
-        unseen = best > step.positions[rows].unsqueeze(1)
-        found[rows, : best.shape[1]] = best.masked_fill(unseen, -1)
+        found[rows, : best.shape[1]] = best.masked_fill(unseen.gather(1, best), -1)
     return found
 
 

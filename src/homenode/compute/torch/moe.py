@@ -41,17 +41,22 @@ def add_experts(
         tokens[expert] = end - begin
         mine = order[begin:end]
         rows = mine // indices.shape[1]
-        # No row is here twice. Experts come in ascending order, and so are their results added.
-        out[rows] = out[rows] + weights.reshape(-1)[mine].unsqueeze(1) * mlp(x[rows], index)
+        # Experts come in ascending order, and so are their results added; a row is here twice only where it was told so.
+        out.index_add_(0, rows, weights.reshape(-1)[mine].unsqueeze(1) * mlp(x[rows], index))
     return out, tokens
 
 
 def choose(
-    logits: torch.Tensor, routing: Routing, choice_bias: torch.Tensor | None, scales: torch.Tensor | None
+    logits: torch.Tensor,
+    routing: Routing,
+    choice_bias: torch.Tensor | None,
+    scales: torch.Tensor | None,
+    told: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The experts of each row in ascending order, int64 [rows, chosen], and their weights, float32 [rows, chosen].
+    `told`: which these are, where scores do not say.
 
-    ValueError unless 1 <= chosen <= experts.
+    ValueError unless 1 <= chosen <= experts, and where experts are told that there are not.
     """
     chosen, experts = routing.chosen, logits.shape[1]
     if not 1 <= chosen <= experts:
@@ -60,7 +65,10 @@ def choose(
     by = logits if routing.by_logits else scores
     if choice_bias is not None:
         by = scores + choice_bias
-    indices = _best(_within_groups(by, routing), chosen).sort(dim=1).values
+    if told is not None and told.numel() and not 0 <= int(told.min()) <= int(told.max()) < experts:
+        raise ValueError(f"a token's experts are {int(told.min())} to {int(told.max())}, and there are {experts}")
+    indices = _best(_within_groups(by, routing), chosen) if told is None else told.long()
+    indices = indices.sort(dim=1).values
     weights = scores.gather(1, indices)
     if routing.score == "sparsemixer":
         weights = _sparse_weights(logits, indices, routing.jitter)
@@ -77,6 +85,8 @@ def _scores(logits: torch.Tensor, routing: Routing) -> torch.Tensor:
     match routing.score:
         case "sigmoid":
             return 1 / (1 + torch.exp(-logits))
+        case "sqrt_softplus":
+            return (logits.clamp(min=0) + torch.log1p(torch.exp(-logits.abs()))).sqrt()
         case "softmax":
             likelihoods = torch.exp(logits - logits.amax(dim=1, keepdim=True))
             return likelihoods / likelihoods.sum(dim=1, keepdim=True)

@@ -18,6 +18,7 @@ from homenode.compute.ops import (
     Experts,
     FloatArray,
     PlainActivation,
+    PooledKeys,
     Precision,
     Routing,
     ScanHeads,
@@ -31,6 +32,7 @@ from homenode.compute.torch.device import TorchDevice
 from homenode.compute.torch.exchange import gather_columns, sum_over_ranks
 from homenode.compute.torch.kv import TorchKvCache
 from homenode.compute.torch.moe import add_experts, choose
+from homenode.compute.torch.pooled import attend_to_both, pool_windows, stream_weights
 from homenode.compute.torch.products import Product, finely
 from homenode.compute.torch.scoring import Attention, Scoring
 from homenode.compute.torch.state import (
@@ -155,9 +157,9 @@ class TorchOps(RowOps):
         heads = x.split(x.shape[1] // len(weights), dim=1)
         return torch.cat([self.linear(head, (w,)) for head, w in zip(heads, weights, strict=True)], dim=1)
 
-    def rope_angles(self, inverse_frequencies: FloatArray, scale: float) -> torch.Tensor:
+    def rope_angles(self, inverse_frequencies: FloatArray, scale: float, behind: int = 0) -> torch.Tensor:
         """See `Ops.rope_angles`. The left half of the columns is cos, the right half sin."""
-        angles = self._step.positions.float().unsqueeze(1) * self._constant(inverse_frequencies)
+        angles = (self._step.positions - behind).float().unsqueeze(1) * self._constant(inverse_frequencies)
         return torch.cat([torch.cos(angles), torch.sin(angles)], dim=1) * scale
 
     def rope(self, x: torch.Tensor, angles: torch.Tensor, head_dim: int, adjacent: bool = False) -> torch.Tensor:
@@ -190,6 +192,7 @@ class TorchOps(RowOps):
         slopes: FloatArray | None = None,
         window_kind: WindowKind = "sliding",
         mask: AttentionMask = "causal",
+        pooled: PooledKeys | None = None,
     ) -> torch.Tensor:
         """See `Ops.attention`."""
         shape, step, rows = cache.geometry.layers[layer], self._step, q.shape[0]
@@ -203,21 +206,31 @@ class TorchOps(RowOps):
         queries = q.reshape(rows, shape.kv_heads, -1, shape.key_width)
         falling = None if slopes is None else self._constant(slopes)
         how = Scoring(scale, window, softcap, sinks, falling, window_kind, mask)
-        if chosen is not None:
+        if pooled is not None:
+            cache.store(pooled.layer, step.planned["written"], pooled.rows.reshape(rows, 1, -1), None)
+            found = attend_to_both(queries[:, 0], cache, layer, step, how, pooled)
+        elif chosen is not None:
             found = chosen_attention(queries, cache, layer, step, how, chosen, chosen_block)
         else:
             found = self._attention(queries, cache, layer, step, how)
         return (found[..., :value_columns] if value_columns else found).reshape(rows, -1)
 
     def choose_tokens(
-        self, q: torch.Tensor, weights: torch.Tensor, k: torch.Tensor, cache: TorchKvCache, layer: int, count: int
+        self,
+        q: torch.Tensor,
+        weights: torch.Tensor,
+        k: torch.Tensor,
+        cache: TorchKvCache,
+        layer: int,
+        count: int,
+        ratio: int = 1,
     ) -> torch.Tensor:
         """See `Ops.choose_tokens`."""
         step, rows, width = self._step, k.shape[0], k.shape[1]
         self._seen.cache = cache
         slots = step.slots(step.sequence, step.positions, cache.geometry.block_size)
         cache.store(layer, slots, k.reshape(rows, 1, width), None)
-        return choose_positions(q.reshape(rows, -1, width), weights, cache, layer, step, count)
+        return choose_positions(q.reshape(rows, -1, width), weights, cache, layer, step, count, ratio)
 
     def choose_blocks(
         self, q: torch.Tensor, k: torch.Tensor, cache: TorchKvCache, layer: int, block: int, count: int, local: int
@@ -262,6 +275,11 @@ class TorchOps(RowOps):
         gate, up = gate_up.chunk(2, dim=1)
         return gated(gate, up, "clamped")
 
+    def limited_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """See `Ops.limited_mul`."""
+        gate, up = gate_up.chunk(2, dim=1)
+        return gated(gate, up, "limited")
+
     def activate(self, x: torch.Tensor, activation: PlainActivation) -> torch.Tensor:
         """See `Ops.activate`."""
         return PLAIN[activation](x)
@@ -271,6 +289,12 @@ class TorchOps(RowOps):
         turns = torch.div(self._step.positions + ahead, length, rounding_mode="floor")
         return x * (1 + growth * torch.log1p(turns.double())).float().unsqueeze(1)
 
+    def stream_weights(
+        self, mixes: torch.Tensor, scales: torch.Tensor, base: torch.Tensor, streams: int, rounds: int, eps: float
+    ) -> torch.Tensor:
+        """See `Ops.stream_weights`."""
+        return stream_weights(mixes, scales, base, streams, rounds, eps)
+
     def moe(
         self,
         x: torch.Tensor,
@@ -279,6 +303,7 @@ class TorchOps(RowOps):
         routing: Routing,
         residual: torch.Tensor | None,
         choice_bias: torch.Tensor | None = None,
+        chosen: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See `Ops.moe`. ValueError unless 1 <= chosen <= experts."""
         self._seen_waiting()
@@ -294,7 +319,7 @@ class TorchOps(RowOps):
                 inner = PLAIN[experts.activation](up)
             return self.linear(inner, (experts.down[index],), (down_bias,))
 
-        routes = choose(logits, routing, choice_bias, experts.scales)
+        routes = choose(logits, routing, choice_bias, experts.scales, chosen)
         out, tokens = add_experts(x, routes, logits.shape[1], experts.ids, mlp, residual)
         self._seen.usage.add(self._moe_layers, tokens)
         self._moe_layers += 1
@@ -312,6 +337,20 @@ class TorchOps(RowOps):
         """See `Ops.short_convolution`."""
         found = short_convolution(self._state_step(memory), x, weights, biases, memory.tails[layer])
         return apply_silu(found) if silu else found
+
+    def pool_windows(
+        self,
+        x: torch.Tensor,
+        biases: Sequence[torch.Tensor],
+        memory: TorchStateMemory,
+        layer: int,
+        ratio: int,
+        widths: Sequence[int],
+        overlap: bool,
+    ) -> torch.Tensor:
+        """See `Ops.pool_windows`."""
+        state, tails = self._state_step(memory), memory.tails[layer]
+        return pool_windows(self._step, state, x, biases, tails, ratio, widths, overlap)
 
     def delta_rule(
         self,
@@ -402,6 +441,11 @@ def clamped_gated(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     return g / (1 + torch.exp(-1.702 * g)) * (u + 1)
 
 
+def limited_gated(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """silu(gate) * up, the gate limited from above, up on both sides."""
+    return apply_silu(gate.clamp(max=10.0)) * up.clamp(-10.0, 10.0)
+
+
 def relu2(x: torch.Tensor) -> torch.Tensor:
     """max(x, 0)^2."""
     return x.clamp(min=0).square()
@@ -424,4 +468,5 @@ PLAIN: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {  # by `PlainActivat
 
 def gated(gate: torch.Tensor, up: torch.Tensor, activation: Activation) -> torch.Tensor:
     """What an expert makes of gate and up: see `Experts.activation`."""
-    return clamped_gated(gate, up) if activation == "clamped" else PLAIN[activation](gate) * up
+    of_both = {"clamped": clamped_gated, "limited": limited_gated}.get(activation)
+    return PLAIN[activation](gate) * up if of_both is None else of_both(gate, up)

@@ -114,16 +114,31 @@ def short_convolution(
     """See `Ops.short_convolution`, without silu. tails: [slots, taps, columns]."""
     taps, columns = tails.shape[1:]
     by_tap = torch.cat(list(weights)).view(columns, taps + 1).T
-    rows, kept = step.inputs(taps)
-    inputs = torch.cat([_states(step, tails).view(-1, columns), x])
+    inputs, rows = _inputs(step, x, tails)
     total = torch.cat(list(biases)).expand(x.shape) if biases else torch.zeros(x.shape, device=x.device)
     for tap in range(taps + 1):
         total = total + by_tap[tap] * inputs[rows[:, tap]]
+    return total
+
+
+def kept_and_read(step: StateStep, x: torch.Tensor, tails: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+    """Keeps the last rows of x of each sequence in tails [slots, taps, columns]. The result is what each `wanted` row of
+    the step and those before it have, [rows, taps + 1, columns], the earliest first.
+    """
+    inputs, rows = _inputs(step, x, tails)
+    return inputs[rows[wanted]]
+
+
+def _inputs(step: StateStep, x: torch.Tensor, tails: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """What tails and x have, and the numbers of its rows that each row of x reads; tails then have what is kept."""
+    taps, columns = tails.shape[1:]
+    rows, kept = step.inputs(taps)
+    inputs = torch.cat([_states(step, tails).view(-1, columns), x])
     for done, copied in step.copies.items():
         for sequence, slot in copied:
             tails[slot] = inputs[torch.from_numpy(step.kept_inputs(sequence, done, taps)).to(x.device)]
     tails[step.slots.long()] = inputs[kept]
-    return total
+    return inputs, rows
 
 
 def delta_rule(

@@ -114,6 +114,8 @@ def state_handover_problem(
     problem = None
     if all(spec.kv_of(layer) is None for layer in range(spec.num_layers)):
         problem = "no keys and values"
+    elif spec.pooled is not None:
+        problem = "rows pooled from runs of tokens, whose state belongs to no KV head"
     elif spec.state_groups % spec.num_kv_heads:
         groups, heads = format_count(spec.state_groups, "group"), format_count(spec.num_kv_heads, "KV head")
         problem = f"{groups} of it and {heads}, which do not go together"

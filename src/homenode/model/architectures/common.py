@@ -342,7 +342,10 @@ def add_experts(
         layer.get("expert_scales"),
         moe.activation,
     )
-    return ops.moe(h, logits, experts, moe.routing, residual, layer.get("choice_bias"))
+    told: dict[str, Tensor] = {}
+    if "experts_of_token" in layer:
+        told["chosen"] = select_last(ops, model, index, ops.embedding(layer["experts_of_token"]))
+    return ops.moe(h, logits, experts, moe.routing, residual, layer.get("choice_bias"), **told)
 
 
 def _add_shared_expert(ops: Ops, model: ForwardContext, layer: Layer, h: Tensor, x: Tensor) -> Tensor:
@@ -351,8 +354,8 @@ def _add_shared_expert(ops: Ops, model: ForwardContext, layer: Layer, h: Tensor,
     """
     if "shared_down" not in layer:
         return x
-    clamped = model.spec.moe is not None and model.spec.moe.activation == "clamped"
-    gate = ops.clamped_mul if clamped else ops.silu_mul
+    activation = model.spec.moe.activation if model.spec.moe is not None else "silu"
+    gate = {"clamped": ops.clamped_mul, "limited": ops.limited_mul}.get(activation, ops.silu_mul)
     inner = gate(ops.linear(h, (layer["shared_gate"], layer["shared_up"])))
     if "shared_router" not in layer:
         return ops.linear(inner, (layer["shared_down"],), residual=x)

@@ -27,7 +27,8 @@ class Parameter:
     """One line of an architecture's table.
 
     `name` is the Hugging Face name, with `{layer}` for the layer's number where every layer has one, and `{expert}`
-    where every expert of a layer has one, or `{head}` where every query head has: its handle is a list of them.
+    where every expert of a layer has one, or `{head}` where every query head has, or `{group}` of the `groups` of its
+    dimensions: its handle is a list of them.
     `gguf_name` is the name in GGUF files, with
     `{layer}` likewise; the matrices of a layer's experts are stacked in one tensor there. `shape` holds names of
     `dimensions()`: two for a matrix [rows = outputs, columns = inputs], one for a vector. `when` says whether a part
@@ -62,8 +63,8 @@ class Parameter:
 
     @property
     def per_head(self) -> bool:
-        """Is there one for every query head of a layer?"""
-        return "{head}" in self.name
+        """Is there one for every query head of a layer, or every group of them?"""
+        return "{head}" in self.name or "{group}" in self.name
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,7 @@ def dimensions(spec: ModelSpec, layer: int | None = None) -> dict[str, int]:
     kv_heads, head_dim = (spec.num_kv_heads, spec.head_dim) if layer is None else spec.heads_of(layer)
     return {
         "one": 1,
+        "groups": 1,
         "vocabulary": spec.vocab_size,
         "hidden": spec.hidden_size,
         **dict.fromkeys(
@@ -216,8 +218,9 @@ def expected_tensors(
             if parameter.per_layer == (layer is not None) and parameter.when(spec, part, layer):
                 shape, cut = tuple(sizes[d] for d in parameter.shape), tuple(has[d] for d in parameter.shape)
                 for expert in experts if parameter.per_expert else (None,):
-                    for head in range(has["heads"].first, has["heads"].end) if parameter.per_head else (None,):
-                        name = parameter.name.format(layer=layer, expert=expert, head=head)
+                    several = has["groups" if "{group}" in parameter.name else "heads"]
+                    for head in range(several.first, several.end) if parameter.per_head else (None,):
+                        name = parameter.name.format(layer=layer, expert=expert, head=head, group=head)
                         yield ExpectedTensor(parameter, layer, name, shape, cut, expert, head)
 
     yield from expected(None, ())

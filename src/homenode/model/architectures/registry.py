@@ -51,12 +51,6 @@ class Architectures(Mapping[str, Architecture]):
 
 
 ARCHITECTURES = Architectures(architectures.__path__)
-_DEEPSEEK_V4 = (
-    "homenode has neither its attention over compressed tokens nor the several residual streams (hyper-connections) and "
-    "the choice of experts by token that it has beside that; DeepSeek V3.2 runs"
-)
-# What is refused for a reason that people ask for: the class in a folder, and the name in GGUF files.
-REFUSED: Mapping[str, str] = dict.fromkeys(("DeepseekV4ForCausalLM", "deepseek_v4", "deepseek4"), _DEEPSEEK_V4)
 
 
 def with_class(name: str) -> Architecture | None:
@@ -91,11 +85,9 @@ def gguf_names() -> tuple[str, ...]:
 
 
 def instead_of(seen: str, names: Sequence[str], files: str = "") -> str:
-    """For messages: why the architecture is refused, or what runs: how many there are, and which of these names look
-    most like the one seen. `files`: what they are the architectures of.
+    """For messages: what runs: how many there are, and which of these names look most like the one seen. `files`: what
+    they are the architectures of.
     """
-    if seen in REFUSED:
-        return REFUSED[seen]
     alike = get_close_matches(seen[:_LONGEST], names, n=3, cutoff=0.4)
     like = f", such as {', '.join(alike)}" if alike else ""
     return f"homenode runs {files}{len(names)} others{like} (docs/models.md has all)"

@@ -28,7 +28,8 @@ FACTORS, LONG_FACTORS, SHORT_FACTORS = ROPE_FACTORS = (
     "rope_factors_long.weight",
     "rope_factors_short.weight",
 )
-_SCORES: dict[int, ExpertScore] = {1: "softmax", 2: "sigmoid", 3: "chosen_softmax"}  # by expert_gating_func
+# By expert_gating_func
+_SCORES: dict[int, ExpertScore] = {1: "softmax", 2: "sigmoid", 3: "chosen_softmax", 4: "sqrt_softplus"}
 _ROUTER = "model.layers.{layer}.mlp.gate.weight"
 _ENDS = ("eos", "eot", "eom")  # the roles of tokens that end an answer
 _SAMPLING = {

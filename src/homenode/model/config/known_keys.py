@@ -61,6 +61,7 @@ HARMLESS: Mapping[str, str] = {
     "interleave_moe_layer_step": "the tensors tell it",
     "moe_every_n_layers": "the tensors tell it",
     "attention.indexer.types": "the tensors tell it",
+    "embedding_length_out": "the number of streams tells it",
 }
 # Kinds of GGUF files that hold no model by themselves, and what they are.
 _NO_MODELS = {

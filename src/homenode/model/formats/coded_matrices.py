@@ -113,11 +113,16 @@ def _by_columns(module: _Module, name: str, q: Quantisation) -> _Matrix | None:
 
 def _floats(module: _Module, name: str, q: Quantisation) -> _Matrix | None:
     """8-bit floats and a scale for the whole, a row or a block; of stacked experts, whose tensors have names of their
-    own, blocks.
+    own, blocks. Scales that are called so alone, as DeepSeek V4 has them, may belong to 4-bit floats as well.
     """
-    if module.tensors[name].dtype.name != "F8_E4M3":
+    kind, part = module.tensors[name].dtype.name, name.rpartition(".")[2]
+    own = part == "weight" and f"{module.name}.scale" in module.tensors
+    if own and kind in ("I8", "U8"):
+        return _nibbles(module, part, "", False, "scale")
+    if kind != "F8_E4M3":
         return None
-    part = name.rpartition(".")[2]
+    if own:
+        return _bytes(module, "scale", q)
     if part != "weight" and f"{name}_scale_inv" in module.tensors:
         return _stacked_floats(module, part, q)
     if part != "weight":
@@ -195,14 +200,16 @@ def _bytes(module: _Module, scale: str, q: Quantisation) -> _Matrix | None:
     return _Matrix(rows, columns, CodedMatrix(f"{q.label} 8-bit", "int8", 8, block, codes, scales, zeros))
 
 
-def _nibbles(module: _Module, codes_name: str, of_all: str, divides: bool) -> _Matrix | None:
+def _nibbles(
+    module: _Module, codes_name: str, of_all: str, divides: bool, scale: str = "weight_scale"
+) -> _Matrix | None:
     """4-bit floats (E2M1): MXFP4, whose 32 columns share a power of two, or NVFP4, whose 16 columns share an 8-bit
     float, and all one more.
     """
-    if (codes := module.get(codes_name, frozenset({"U8"}), (2,))) is None:
+    if (codes := module.get(codes_name, frozenset({"U8", "I8"}), (2,))) is None:
         return None
     rows, columns = codes.shape[0], 2 * codes.shape[1]
-    scales = module.need("weight_scale", frozenset({"U8", "F8_E8M0", "F8_E4M3"}), (2,), codes)
+    scales = module.need(scale, frozenset({"U8", "F8_E8M0", "F8_E4M3"}), (2,), codes)
     label, group = ("NVFP4", 16) if scales.dtype.name == "F8_E4M3" else ("MXFP4", 32)
     _of_shape(scales, rows, -(-columns // group))
     whole = module.need(of_all, frozenset({"F32"}), (0, 1), codes) if label == "NVFP4" else None

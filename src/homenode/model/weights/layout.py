@@ -54,6 +54,10 @@ _EXACT = frozenset(
         "stream_router",
         "stream_predict",
         "stream_correct",
+        "attention_mix",
+        "mlp_mix",
+        "head_mix",
+        "experts_of_token",
     }
 )
 

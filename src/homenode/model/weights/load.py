@@ -21,7 +21,7 @@ from homenode.compute.ops import (
     StateMemory,
     Tensor,
 )
-from homenode.errors import UserError
+from homenode.errors import UnsupportedError, UserError
 from homenode.model.architectures.architecture import Architecture
 from homenode.model.architectures.parameters import ForwardContext, Parameters
 from homenode.model.architectures.registry import architecture_of
@@ -100,7 +100,7 @@ def kv_geometry_of(
 
 def layers_kv(spec: ModelSpec, part: ModelPart) -> tuple[LayerKv, ...]:
     """What each layer of a part's KV memory keeps: those layers of the part that have keys and values of their own, and
-    of them the KV heads that are here; then those of indexers. A layer with one KV head whose keys and values are
+    of them the KV heads that are here; then those of indexers, and rows of windows. A layer with one KV head whose keys and values are
     unlike has it on every rank.
     """
     found = []
@@ -111,6 +111,8 @@ def layers_kv(spec: ModelSpec, part: ModelPart) -> tuple[LayerKv, ...]:
             found.append(kv._replace(kv_heads=part.heads_in(layer)[1].count) if alike else kv)
     if spec.indexer is not None:
         found += [spec.indexer.kept] * len(spec.index_layers(part.layers.first, part.layers.end))
+    if spec.pooled is not None:
+        found += [spec.pooled.kept] * len(spec.pooled_layers(part.layers.first, part.layers.end))
     # Blocks are counted alike in all stages: one without attention has a layer of them that nobody reads
     return tuple(found) or (LayerKv(1, 2, 2),)
 
@@ -249,6 +251,11 @@ def _plan(checkpoint: Checkpoint, backend: Backend, quantize: str | None, dtype:
     rope = rope_of(checkpoint.spec)
     matched = match_tensors(architecture, checkpoint, part)
     require_tables(matched.tensors, backend)
+    if checkpoint.spec.pooled is not None and backend.name == "native":
+        raise UnsupportedError(
+            f"{architecture.name} models pool runs of tokens, which --backend native does not; use --backend torch or "
+            "reference"
+        )
     layout = plan_layout(
         matched.tensors,
         backend.weight_types(),
