@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from homenode.compute.ops import KvGeometry
+from homenode.compute.ops import KvGeometry, LayerKv
 from homenode.host.placement.node_teams import node_teams
 from homenode.host.placement.numa_demand import Decision
 from homenode.model.partition import Alignment
 from homenode.model.parts import PartitionSpec, plan_parts
-from homenode.model.spec import ModelSpec, MoeSpec, RopeSpec
+from homenode.model.spec import BlockChoice, IndexerSpec, ModelSpec, MoeSpec, RopeSpec
 from homenode.model.weights import numa_choice
 from homenode.model.weights.layout import MatrixLayout, WeightLayout
 from homenode.model.weights.numa_choice import cost_choice, measured_speeds, model_work
@@ -70,6 +71,18 @@ def test_of_a_table_of_its_own_a_token_reads_a_row(model: SimpleNamespace) -> No
     work = model_work(spec_of(tie_word_embeddings=False), layout_of(**TABLE, lm_head__weight=(1000, 64)), GEOMETRY)
     assert work.flops_per_token == 2 * (64 + 1000 * 64)
     assert work.active_bytes == 2 * (64 + 1000 * 64) + 100
+
+
+def test_where_indexers_choose_their_keys_and_layers_without_them_are_read_whole(model: SimpleNamespace) -> None:
+    blocks = IndexerSpec(2, 24, 2048, (1, 2), False, BlockChoice(128, 16, 1))
+    spec = spec_of(num_layers=3, indexer=blocks)
+    kept = (*[LayerKv(2, 16, 16)] * 3, *[blocks.kept] * 2)
+    work = model_work(spec, layout_of(**TABLE), KvGeometry(kept, 64, "bf16"))
+    assert (work.chosen, work.kv_bytes_per_token) == (2048, 2 * (3 * 64 + 2 * 24))
+    assert work.scanned_bytes == 2 * (64 + 2 * 24)
+    # without blocks, a layer takes the choice of the one before it
+    shared = spec_of(num_layers=3, indexer=replace(blocks, layers=(0,), blocks=None))
+    assert model_work(shared, layout_of(**TABLE), KvGeometry((*kept[:3], kept[3]), 64, "bf16")).scanned_bytes == 2 * 24
 
 
 def test_of_experts_the_chosen_ones_count(model: SimpleNamespace) -> None:

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from homenode.host.placement.step_cost import EngineKind
-from homenode.host.placement.weight_cost import POLICIES, MachineSpeed, ModelWork, NodeSpeed, choose_policy, predict
+from homenode.host.placement.weight_cost import (
+    POLICIES,
+    MachineSpeed,
+    ModelWork,
+    NodeSpeed,
+    choose_policy,
+    load_of,
+    predict,
+)
 from tests.examples import examples
 
 GIB = 1 << 30
@@ -89,6 +99,16 @@ def test_experts_are_read_once_for_the_tokens_that_choose_them() -> None:
     assert work().read_bytes(7) == 10**10
     told_less = ModelWork(100, 0, 0, 1, 0, active_bytes=40)
     assert [told_less.read_bytes(t) for t in (1, 2)] == pytest.approx([40, 100 * (1 - 0.6**2)])
+
+
+def test_of_a_long_context_chosen_tokens_are_read_and_of_the_others_what_the_choice_takes() -> None:
+    sparse = ModelWork(100, 0, 10, 1, 0, chosen=8, scanned_bytes=3)
+    assert [sparse.context_bytes(context) for context in (0, 8, 20)] == [0, 80, 8 * 10 + 12 * 3]
+    assert load_of(sparse, 2, 2, 20).bytes == 100 + 2 * 116
+    dense = work(kv=10**6)
+    assert dense.context_bytes(20) == 20 * 10**6
+    few = rate("shard", machine(), replace(dense, chosen=8), batch=1, context=10**6)
+    assert few > 10 * rate("shard", machine(), dense, batch=1, context=10**6)
 
 
 def test_replicas_share_the_sequences() -> None:

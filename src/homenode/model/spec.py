@@ -299,6 +299,10 @@ class ModelSpec:
             return layer
         return max(chooser for chooser in self.indexer.layers if chooser <= layer)
 
+    def chooses(self, layer: int) -> bool:
+        """Whether a layer attends to tokens that an indexer chooses, its own or an earlier layer's."""
+        return self.indexer is not None and self.chooser_of(layer) in self.indexer.layers
+
     def index_layers(self, first: int, past: int) -> dict[int, int]:
         """For each of layers first .. past - 1 with an indexer, the layer of a KV memory of those that holds its keys:
         they are behind all that hold keys and values.

@@ -8,7 +8,7 @@ and multiplies to choose them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from homenode.engine.step import Step
 from homenode.host.placement.weight_cost import ModelWork
@@ -23,7 +23,7 @@ FLOAT_COST = (
 class StepLoad:
     """What a step asks of any worker: tokens; rows of logits; sequences' positions to be read; positions looked at,
     over all tokens; and sequences. `scanned`: positions whose keys indexers read; `scored`: those that they score,
-    over all tokens."""
+    over all tokens. `unread`, `unattended`: what layers that attend to all have besides `read` and `attended`."""
 
     tokens: int
     rows: int
@@ -32,6 +32,8 @@ class StepLoad:
     sequences: int = 1
     scanned: int = 0
     scored: int = 0
+    unread: int = 0
+    unattended: int = 0
 
     @classmethod
     def of_sequence(cls, start: int, count: int, rows: int, chosen: int | None = None) -> StepLoad:
@@ -43,18 +45,14 @@ class StepLoad:
             return cls(count, rows, end, attended)
         first = max(start, chosen)  # whose context is longer than that
         scored = _sum_of(first + 1, end)
-        attended += (end - first) * chosen - scored
-        return cls(count, rows, min(end, count * chosen), attended, 1, end, scored)
+        unattended, read = scored - (end - first) * chosen, min(end, count * chosen)
+        return cls(count, rows, read, attended - unattended, 1, end, scored, end - read, unattended)
 
     @classmethod
     def of(cls, step: Step, chosen: int | None = None) -> StepLoad:
         """Of a real step of the scheduler. `chosen`: as for `of_sequence`."""
-        tokens = rows = read = attended = scanned = scored = 0
-        for item in step.items:
-            load = cls.of_sequence(item.start, item.count, int(item.sample), chosen)
-            tokens, rows, read = tokens + load.tokens, rows + load.rows, read + load.read
-            attended, scanned, scored = attended + load.attended, scanned + load.scanned, scored + load.scored
-        return cls(tokens, rows, read, attended, len(step.items), scanned, scored)
+        loads = [cls.of_sequence(item.start, item.count, int(item.sample), chosen) for item in step.items]
+        return cls(*(sum(getattr(load, each.name) for load in loads) for each in fields(cls)))
 
 
 def _sum_of(first: int, last: int) -> int:
@@ -65,11 +63,14 @@ def _sum_of(first: int, last: int) -> int:
 @dataclass(frozen=True, slots=True)
 class IndexerWork:
     """What the indexers of one worker add. `chosen`: tokens that a layer looks at; `key_bytes`: what the KV memory
-    keeps of a position for them; `operations`: of a token and a position that they score."""
+    keeps of a position for them; `operations`: of a token and a position that they score. `dense_bytes`,
+    `dense_attention`: what is kept of a position in layers that attend to all, and operations of a token with it."""
 
     chosen: int
     key_bytes: float
     operations: float
+    dense_bytes: float = 0.0
+    dense_attention: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +118,8 @@ class WorkerCost:
         floats = work.attention * load.attended + work.state_operations * load.tokens
         if work.indexer is not None:
             read += work.indexer.key_bytes * (load.scanned - load.read)  # they count among those of a token
-            floats += work.indexer.operations * load.scored
+            read += work.indexer.dense_bytes * load.unread
+            floats += work.indexer.operations * load.scored + work.indexer.dense_attention * load.unattended
         if not load.rows:
             read -= work.output_bytes
         multiply = rates.multiplying(model.flops_per_token, load.tokens) + rates.multiplying(

@@ -87,23 +87,28 @@ def work_of(spec: ModelSpec, layout: WeightLayout, geometry: KvGeometry, part: M
         replace(work, flops_per_token=work.flops_per_token - operations),
         float(sum(m.target_bytes for m in sampled)),
         operations,
-        sum(
-            2.0 * part.heads_in(layer)[0].count * spec.attended_columns(layer)
-            for layer in range(part.layers.first, part.layers.end)
-        ),
+        sum(_attention(spec, part, layer) for layer in range(part.layers.first, part.layers.end)),
         *_of_states(spec, part),
-        _of_indexers(spec, geometry, part),
+        _of_indexers(spec, geometry, part, work.scanned_bytes),
     )
 
 
-def _of_indexers(spec: ModelSpec, geometry: KvGeometry, part: ModelPart) -> IndexerWork | None:
-    """Of the layers here; with every rank all of an indexer."""
+def _attention(spec: ModelSpec, part: ModelPart, layer: int) -> float:
+    """Operations of a token and a position it looks at, of a layer's query heads here."""
+    return 2.0 * part.heads_in(layer)[0].count * spec.attended_columns(layer)
+
+
+def _of_indexers(spec: ModelSpec, geometry: KvGeometry, part: ModelPart, scanned: int) -> IndexerWork | None:
+    """Of the layers here; with every rank all of an indexer. `scanned`: as in `ModelWork.scanned_bytes`."""
     indexer = spec.indexer
     if indexer is None:
         return None
-    layers = len(spec.index_layers(part.layers.first, part.layers.end))
-    key_bytes = float(layers * indexer.kept.token_bytes(geometry.dtype))
-    return IndexerWork(indexer.chosen, key_bytes, 2.0 * layers * indexer.heads * indexer.width)
+    here = range(part.layers.first, part.layers.end)
+    layers = len(spec.index_layers(here.start, here.stop))
+    key_bytes = layers * indexer.kept.token_bytes(geometry.dtype)
+    dense = sum(_attention(spec, part, layer) for layer in here if not spec.chooses(layer))
+    operations = 2.0 * layers * indexer.heads * indexer.width
+    return IndexerWork(indexer.chosen, float(key_bytes), operations, float(scanned - key_bytes), dense)
 
 
 def _of_states(spec: ModelSpec, part: ModelPart) -> tuple[float, float]:

@@ -94,8 +94,9 @@ def test_where_tokens_are_chosen_the_chosen_ones_count_and_what_the_choice_takes
     step = Step(0, [], [], [StepItem(1, 10, 1, [], True), StepItem(2, 3, 4, [], False), StepItem(3, 0, 5, [], False)])
     # chosen are 5: 5 of 11; 4 + 5 + 5 + 5, of which two sequences' last look at 6 + 7; and 1 + 2 + 3 + 4 + 5
     assert StepLoad.of(step, chosen=5) == StepLoad(
-        tokens=10, rows=1, read=5 + 7 + 5, attended=5 + 19 + 15, sequences=3, scanned=11 + 7, scored=11 + 6 + 7
-    )
+        tokens=10, rows=1, read=5 + 7 + 5, attended=5 + 19 + 15, sequences=3, scanned=11 + 7, scored=11 + 6 + 7,
+        unread=11 - 5, unattended=11 - 5 + 6 - 5 + 7 - 5,
+    )  # fmt: skip
     assert StepLoad.of(step, chosen=11) == StepLoad.of(step)
 
 
@@ -104,7 +105,8 @@ def test_a_chosen_load_is_the_sum_of_its_tokens(start: int, count: int, chosen: 
     load, positions = StepLoad.of_sequence(start, count, 0, chosen), range(start, start + count)
     assert load.attended == sum(min(at + 1, chosen) for at in positions)
     assert load.scored == sum(at + 1 for at in positions if at + 1 > chosen)
-    assert load.scanned == (start + count if load.scored else 0) and load.read <= start + count
+    assert load.scanned == (start + count if load.scored else 0) and load.read + load.unread == start + count
+    assert load.attended + load.unattended == sum(at + 1 for at in positions)
 
 
 def test_an_indexer_reads_its_own_keys_in_place_of_what_is_not_chosen() -> None:
@@ -116,5 +118,9 @@ def test_an_indexer_reads_its_own_keys_in_place_of_what_is_not_chosen() -> None:
     assert WorkerCost(RATES, work, float_cost=20.0).seconds(load) == 50 + 25 + 1400 + 7
     short = StepLoad.of_sequence(9, 1, 1, chosen=20)
     assert WorkerCost(RATES, work, float_cost=1.0).seconds(short) == 100 + 3 * 10 + 7
+    # where layers that keep 2 of the 4 bytes attend to all, with half of the operations
+    mixed = replace(WORK, indexer=IndexerWork(20, 1.0, 0.25, dense_bytes=2.0, dense_attention=0.25))
+    assert WorkerCost(RATES, mixed, float_cost=1.0).seconds(load) == 100 + 1 * 20 + 2 * 100 + 100 + 7
+    assert WorkerCost(RATES, mixed, float_cost=20.0).seconds(load) == 50 + 25 + 1400 + 40 * 0.25 * 80 + 7
     assert StageCost((WorkerCost(RATES, work),), 8).chosen == 20
     assert StageCost((WorkerCost(RATES, WORK),), 8).chosen is None

@@ -124,7 +124,7 @@ class WorkCounter:
         """(token, key it sees) pairs of tokens start .. start + count - 1 in a layer."""
         window, positions = self.spec.window_of(layer) or start + count, range(start, start + count)
         indexer = self.spec.indexer
-        if indexer is not None and self.spec.chooser_of(layer) in indexer.layers:
+        if indexer is not None and self.spec.chooses(layer):
             window = min(window, indexer.chosen)
         if self.spec.window_kind == "chunked":
             return sum(position % window + 1 for position in positions)

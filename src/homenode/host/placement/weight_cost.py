@@ -39,7 +39,8 @@ class ModelWork:
 
     activation_bytes: of one token and layer that the threads of every node need. active_bytes: of the weights that one
     token reads; None: all of them. expert_share: experts a token chooses, of all there are; None: the active share of
-    the bytes.
+    the bytes. chosen: of a longer context, tokens of which a step reads all it keeps, where an indexer chooses them; of
+    the others it reads scanned_bytes each. None: it reads all of all.
     """
 
     weight_bytes: int
@@ -50,6 +51,13 @@ class ModelWork:
     barriers_per_layer: int = 5
     active_bytes: int | None = None
     expert_share: float | None = None
+    chosen: int | None = None
+    scanned_bytes: int = 0
+
+    def context_bytes(self, context: int) -> int:
+        """Bytes that a step reads of what KV memory keeps of a sequence of so many tokens."""
+        chosen = context if self.chosen is None else min(context, self.chosen)
+        return self.kv_bytes_per_token * chosen + self.scanned_bytes * (context - chosen)
 
     def read_bytes(self, tokens: int) -> float:
         """Bytes of weights that some token of `tokens` reads, where experts are chosen by lot."""
@@ -133,7 +141,7 @@ def choose_policy(
 
 def load_of(work: ModelWork, tokens: int, sequences: int, context: int) -> StepWork:
     """One step of `tokens` tokens of `sequences` sequences that have `context` tokens each."""
-    read = work.read_bytes(tokens) + work.kv_bytes_per_token * sequences * context
+    read = work.read_bytes(tokens) + work.context_bytes(context) * sequences
     exchanged = float(work.activation_bytes * work.layers * tokens)
     return StepWork(
         read, work.flops_per_token * tokens, tokens, work.layers, exchanged, work.layers * work.barriers_per_layer

@@ -40,6 +40,8 @@ def model_work(spec: ModelSpec, layout: WeightLayout, geometry: KvGeometry, part
         activation_bytes=4 * (2 * spec.hidden_size + 2 * queries + 2 * keys + _inner(spec, part)),
         active_bytes=round(active),
         expert_share=None if moe is None else moe.experts_per_token / moe.num_experts,
+        chosen=None if spec.indexer is None else spec.indexer.chosen,
+        scanned_bytes=_scanned_bytes(spec, geometry, part),
     )
 
 
@@ -70,6 +72,16 @@ def cost_choice(
 def measured_speeds(path: str | None) -> Measured | None:
     """What `homenode bench nodes --out` kept in a file; None for no file. UserError when it holds no such thing."""
     return None if path is None else load_measured(path)
+
+
+def _scanned_bytes(spec: ModelSpec, geometry: KvGeometry, part: ModelPart) -> int:
+    """Of what KV memory keeps of a token, what a step reads also of tokens that no indexer chose: keys of indexers, and
+    layers that attend to all.
+    """
+    here = range(part.layers.first, part.layers.end)
+    own = [layer for layer in here if spec.kv_of(layer) is not None and spec.donor_of(layer) == layer]
+    choosing = (kv for layer, kv in zip(own, geometry.layers, strict=False) if spec.chooses(layer))
+    return geometry.block_bytes // geometry.block_size - sum(kv.token_bytes(geometry.dtype) for kv in choosing)
 
 
 def _used(matrix: MatrixLayout, spec: ModelSpec, part: ModelPart) -> float:
