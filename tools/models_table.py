@@ -200,7 +200,7 @@ LIMITS: Mapping[str, tuple[str, ...]] = {
     "olmoe": ("limits of q, k and v in GGUF, which keeps none",),
     "minicpm": ("`sparse_config`",),
     "deepseek_v4": ("`--backend native`", "`--tensor-parallel-size`", "`--pd-role`"),
-    "minimax_m3": ("`--pd-role`", "index heads that are not as many as KV heads"),
+    "minimax_m3": ("index heads that are not as many as KV heads",),
     "llama": ("rope scaling but linear, llama3, yarn, and dynamic up to the original context",),
     **dict.fromkeys(("qwen2", "qwen2_moe", "qwen3", "qwen3_moe"), ("GGUF files with a window within the context",)),
 }

@@ -19,6 +19,7 @@ from tests.model.test_delta_net import CASES as DELTA_NETS
 from tests.model.test_gemma4 import SMALL as GEMMA_4
 from tests.model.test_latent_attention import V32
 from tests.model.test_mamba_hybrids import CASES as HYBRIDS
+from tests.model.test_minimax_m3 import CASE as M3
 from tests.model.transformers_models import make_model, quiet_and_on_one_thread
 from tests.tokenizer_files import tokenizer_json
 
@@ -29,10 +30,11 @@ pytestmark = [
 ]
 
 MODELS = {"states": DELTA_NETS["qwen3_next"], "unlike heads": GEMMA_4, "indexers": V32}
-RECURRENCES = {
+ONE_WAY = {
     "Mamba 2": HYBRIDS["granite"],
     "Mamba 2 beside attention": HYBRIDS["falcon"],
     "convolutions": HYBRIDS["lfm2"],
+    "indexers of blocks": M3,
 }
 SETTINGS = {"kv_cache_memory": "8MiB", "block_size": 32, "max_model_len": 160, "dtype": "float32"}
 BOTH = tuple(word for key, value in SETTINGS.items() for word in (f"--{key.replace('_', '-')}", str(value)))
@@ -53,7 +55,7 @@ IN_EVERY_RUN += [(model, WAYS[1]) for model in ("states", "unlike heads", "index
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     made = {}
     with quiet_and_on_one_thread():
-        for name, case in (MODELS | RECURRENCES).items():
+        for name, case in (MODELS | ONE_WAY).items():
             made[name] = tmp_path_factory.mktemp("layers") / "model"
             make_model(case.kind, case.changes, made[name], seed=case.seed)
             (made[name] / "tokenizer.json").write_text(json.dumps(tokenizer_json()))
@@ -64,7 +66,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     ("model", "channel", "mode", "sender", "receiver"),
     [
         pytest.param(model, *way, marks=() if (model, way) in IN_EVERY_RUN else pytest.mark.slow)
-        for model, ways in (dict.fromkeys(MODELS, WAYS) | dict.fromkeys(RECURRENCES, WAYS[1:2])).items()
+        for model, ways in (dict.fromkeys(MODELS, WAYS) | dict.fromkeys(ONE_WAY, WAYS[1:2])).items()
         for way in ways
     ],
 )

@@ -29,8 +29,13 @@ SPEC = ModelSpec(
 )  # fmt: skip
 LATENT, INDEX = LayerKv(1, 48, 0, 40), IndexerSpec(heads=4, width=16, chosen=8, layers=(0, 1, 3, 4, 5), adjacent=True)
 SPARSE = replace(SPEC, num_kv_heads=1, head_dim=48, layer_kv=(LATENT,) * 6, indexer=INDEX)
-# Cells of each model: 3 * 4 + 2 * 2 * 2 of two sides, and 6 * 3 + 5 of keys alone.
-MODELS = {"unlike heads": (SPEC, 16, 20), "latents with an indexer": (SPARSE, 16, 23)}
+BLOCKS_OF_HEADS = replace(SPARSE, num_kv_heads=4, head_dim=32, layer_kv=(LayerKv(4, 32, 32),) * 6)
+# Cells of each model: 3 * 4 + 2 * 2 * 2 of two sides, 6 * 3 + 5 of keys alone, and 6 * 4 * 2 * 2 + 5 of keys and of values.
+MODELS = {
+    "unlike heads": (SPEC, 16, 20),
+    "latents with an indexer": (SPARSE, 16, 23),
+    "heads with an indexer": (BLOCKS_OF_HEADS, 16, 101),
+}
 
 
 def engine(spec: ModelSpec, how: PartitionSpec) -> tuple[KvLayout, dict[tuple[int, int], set[tuple[int, int]]]]:
@@ -55,7 +60,7 @@ def engine(spec: ModelSpec, how: PartitionSpec) -> tuple[KvLayout, dict[tuple[in
                 cell, first = firsts[number]
                 for head in range(shape.kv_heads):
                     ((_, at),) = places(layout, place, head, 1)
-                    each = shape.key_width // cells.width
+                    each = cells.of_head(shape)
                     found.setdefault((cell + (first + head) * each, each), set()).add((share.offset + begin + at, each))
         layouts.append(layout_of_cells(cells, part, geometry, of_shapes))
     return joined(parts, layouts, shares, cells), found
@@ -125,4 +130,3 @@ def test_layers_alike_are_no_cells() -> None:
     keys = KvGeometry(layers_kv(SPARSE, plan_parts(SPARSE, {}, PartitionSpec())[0]), 32, "bf16")
     assert in_cells(SPARSE, keys).block_bytes == keys.block_bytes
     assert kv_cells(replace(SPEC, layer_kv=(NEAR, LayerKv(1, 24, 16)) * 3)) is None
-    assert kv_cells(replace(SPARSE, layer_kv=(LATENT, FAR) * 3)) is None  # not all of them keep keys alone

@@ -1,12 +1,14 @@
 """Keys and values of layers of unlike shapes as cells alike, for engines that hand them over.
 
 A cell is so many elements of the keys and values of one KV head of one layer as divide the heads of all layers; where
-all layers keep keys alone, as latents and the keys of indexers, of the keys. Cells are numbered layer after layer, head
-after head, over the whole model, those of indexers behind all others: so engines find them whatever they have cut.
+layers keep keys alone, as latents and the keys of indexers, of the keys, and of the values of other layers. Cells are
+numbered layer after layer, head after head, over the whole model, those of indexers behind all others: so engines find
+them whatever they have cut.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -27,6 +29,10 @@ class KvCells:
     firsts: Mapping[int, int]
     index_firsts: Mapping[int, int]
     count: int
+
+    def of_head(self, kv: LayerKv) -> int:
+        """Cells of a head of a layer that keeps this; where they are `alone`, values follow the keys."""
+        return kv.key_width // self.width * (kv.sides if self.alone else 1)
 
     def geometry(self, like: KvGeometry) -> KvGeometry:
         """KV memory of the whole model as cells: one layer with a head for each."""
@@ -49,19 +55,15 @@ def kv_cells(spec: ModelSpec) -> KvCells | None:
     own = dict(_own_layers(spec))
     index = dict.fromkeys(spec.indexer.layers, spec.indexer.kept) if spec.indexer is not None else {}
     shapes = [*own.values(), *index.values()]
-    if len(set(shapes)) < 2 or len({kv.sides for kv in shapes}) > 1:
+    if len(set(shapes)) < 2:
         return None
     if any(kv.value_width not in (0, kv.key_width) for kv in shapes):
         return None
-    width, count = math.gcd(*(kv.key_width for kv in shapes)), 0
-    places: list[dict[int, int]] = []
-    for layers in (own, index):
-        firsts = {}
-        for layer, kv in layers.items():
-            firsts[layer] = count
-            count += kv.kv_heads * (kv.key_width // width)
-        places.append(firsts)
-    return KvCells(width, shapes[0].sides == 1, places[0], places[1], count)
+    width, alone = math.gcd(*(kv.key_width for kv in shapes)), any(kv.sides == 1 for kv in shapes)
+    cells = KvCells(width, alone, {}, {}, 0)
+    ends = list(itertools.accumulate((kv.kv_heads * cells.of_head(kv) for kv in shapes), initial=0))
+    firsts, index_firsts = dict(zip(own, ends, strict=False)), dict(zip(index, ends[len(own) :], strict=False))
+    return KvCells(width, alone, firsts, index_firsts, ends[-1])
 
 
 def _own_layers(spec: ModelSpec) -> Iterator[tuple[int, LayerKv]]:

@@ -52,8 +52,7 @@ def transfer_problems(
 def _kv_shapes(geometry: KvGeometry) -> int:
     """How many shapes of layers cannot be handed over as one; those that are cells alike (`model.kv_cells`) can."""
     alike = all(shape.value_width in (0, shape.key_width) for shape in geometry.shapes)
-    one_form = alike and len({shape.sides for shape in geometry.shapes}) == 1
-    return 1 if one_form and geometry.dtype != "int8" else len(geometry.shapes)
+    return 1 if alike and geometry.dtype != "int8" else len(geometry.shapes)
 
 
 def _engines(config: EngineConfig, replica: Replica | None) -> int | None:

@@ -62,7 +62,7 @@ def layout_of_cells(cells: KvCells, part: ModelPart, geometry: KvGeometry, of_sh
     regions, like, end = list[KvRegion](), of_shapes[0], 0
     shares = shares_of_shapes(geometry, like.blocks)
     for (shape, numbers), layout, (begin, nbytes) in zip(geometry.shapes.items(), of_shapes, shares, strict=True):
-        each = shape.key_width // cells.width
+        each = cells.of_head(shape)
         for place, number in enumerate(numbers):
             cell, head = firsts[number]
             first = cell + head * each
@@ -88,6 +88,7 @@ def layout_of_cells(cells: KvCells, part: ModelPart, geometry: KvGeometry, of_sh
         kv_heads=cells.count,
         head_dim=cells.width,
         tile_bytes=like.tile_bytes * cells.width // like.head_dim,
+        sides=1 if cells.alone else 2,
         nbytes=end,
         regions=tuple(regions),
     )
