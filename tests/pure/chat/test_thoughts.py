@@ -23,6 +23,8 @@ CALL = '<tool_call>{"name": "list_trains", "arguments": {}}</tool_call>'
         ("think", "", "<think></think>\n", "", ""),
         ("deepseek_r1", "", "hm</think>Yes</think>", "hm", "Yes</think>"),
         ("deepseek_r1", "<think>\n\n</think>\n", "Yes", "", "Yes"),
+        ("minimax_m3", "", "</mm:think>Yes</mm:think>", "", "Yes</mm:think>"),
+        ("minimax_m3", "</mm:think>", "Yes", "", "Yes"),
         ("mistral", "", "So. [THINK]a[/THINK]b[THINK]c[/THINK]d", "a\nc", "So. bd"),
         ("granite_think", "", "<think>a</think><response>b</response>", "a", "b"),
         ("granite", "", "Here is my thought process: a\nHere is my response: b", " a", " b"),

@@ -79,14 +79,19 @@ class Thoughts:
         self.markers: tuple[str, ...] = (() if raw else form.wrappers) + ((form.begin,) if form.anywhere else ())
 
     def read_first(self, source: TextSource, writer: Writer) -> Reading[bool]:
-        """Thoughts at the beginning of a message. False where there are none, with white space taken."""
+        """Thoughts at the beginning of a message. False where there are none, with white space taken. The mark of their
+        end alone says that there are none.
+        """
         if not self._form.begin:
             return False
         source.forget()
         yield from source.skip_space()
-        if not (yield from source.accept(self._form.begin)) and not self._open:
+        if (yield from source.accept(self._form.begin)) or self._open:
+            yield from self._read(source, writer)
+            return True
+        if self.raw or not (yield from source.accept(self._form.end)):
             return False
-        yield from self._read(source, writer)
+        writer.end_thoughts()
         return True
 
     def read_marked(self, source: TextSource, writer: Writer, marker: str) -> Reading[None]:
