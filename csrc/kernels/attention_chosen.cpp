@@ -1,7 +1,6 @@
 #include "kernels/attention_chosen.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 
 #include "kernels/operation.h"
@@ -18,32 +17,100 @@ int32_t number_at(const float* row, int i) {
   return number;
 }
 
-// Where the key of a position lies: the tile that holds it.
-const std::byte* tile_at(const KvCache& cache, int layer, const Step& step, int sequence, int position, int head = 0) {
-  const int size = cache.shape().block_size;
-  const int32_t block = step.block_table[static_cast<size_t>(sequence * step.table_width + position / size)];
-  return cache.keys(layer, block, head, position % size);
-}
-
-// Elements of all keys of a tile lie `Unit` bytes of each key beside each other.
+// A key among others: elements of all `of` keys lie `Unit` bytes of each key beside each other.
 template <class Unit>
-void copy_units(const std::byte* from, int key, std::byte* to, int place, int64_t count) {
+void copy_units(const std::byte* from, int of, int key, std::byte* to, int to_of, int place, int64_t count) {
   const auto* source = reinterpret_cast<const Unit*>(from) + key;
   auto* target = reinterpret_cast<Unit*>(to) + place;
-  for (int64_t i = 0; i < count; ++i) target[i * kTileKeys] = source[i * kTileKeys];
+  for (int64_t i = 0; i < count; ++i) target[i * to_of] = source[i * of];
 }
 
-// Key `key` of a tile becomes key `place` of another.
-void copy_key(const KvShape& shape, const std::byte* from, int key, std::byte* to, int place) {
+// Key `key` of a tile of `of` keys becomes key `place` of one of `to_of`: kTileKeys, or 1, a key by itself.
+void copy_key(const KvShape& shape, const std::byte* from, int of, int key, std::byte* to, int to_of, int place) {
   const int64_t width = shape.head_dim;
   switch (shape.type) {
-    case KvType::f32: return copy_units<uint32_t>(from, key, to, place, width);
-    case KvType::bf16: return copy_units<uint32_t>(from, key, to, place, width / 2);
+    case KvType::f32: return copy_units<uint32_t>(from, of, key, to, to_of, place, width);
+    case KvType::bf16: return copy_units<uint32_t>(from, of, key, to, to_of, place, width / 2);
     case KvType::int8: break;
   }
-  copy_units<uint16_t>(from, key, to, place, width / 2);
-  copy_units<uint32_t>(from + kTileKeys * width, key, to + kTileKeys * width, place, 1);
+  copy_units<uint16_t>(from, of, key, to, to_of, place, width / 2);
+  constexpr int64_t kScale = sizeof(float);  // those of a key by itself may lie anywhere
+  std::memcpy(to + to_of * width + place * kScale, from + of * width + key * kScale, kScale);
 }
+
+// Where keys that are brought together lie, each by itself, from one cache line on.
+int64_t key_bytes(const KvCache& cache) { return (cache.tile_bytes() / kTileKeys + 63) / 64 * 64; }
+int64_t gathered_at(const KvCache& cache, const Choice& choice, int token, int key) {
+  return (int64_t(token) * choice.most() + key) * key_bytes(cache);
+}
+
+// The positions that a token attends to, for one KV head.
+class Positions {
+ public:
+  Positions(const ChosenTokens& chosen, const Step& step, int token, int kv_head)
+      : blocks_(chosen.blocks + token * chosen.stride + int64_t(kv_head) * chosen.choice.count),
+        size_(chosen.choice.block),
+        count_(chosen.choice.of(step.positions[static_cast<size_t>(token)])) {}
+  int count() const { return count_; }
+  int operator[](int key) const { return number_at(blocks_, key / size_) * size_ + key % size_; }
+  // Keys of the tile that begins with key `first`.
+  int in_tile(int first) const { return std::min(kTileKeys, count_ - first); }
+  // Whether these lie beside each other in KV memory, as in a tile.
+  bool together(int first) const {
+    const int from = (*this)[first], last = in_tile(first) - 1;
+    return from % kTileKeys == 0 && (*this)[first + last] == from + last;
+  }
+
+ private:
+  const float* blocks_;
+  int size_, count_;
+};
+
+// What threads share: some query heads of one KV head of a token, and where they are many, its chunks as well.
+struct ChosenPieces {
+  int tokens, rows, of_head;  // pieces of so many rows, so many for each KV head
+  bool by_chunk;
+
+  ChosenPieces(const Step& step, const AttentionShape& shape, int threads)
+      : tokens(shape.sampled_only ? step.sampled : step.tokens), rows(std::min(kQueryRows, shape.group)) {
+    const int64_t heads = int64_t(tokens) * shape.kv_heads, wanted = 2 * int64_t(threads);
+    while (rows >= 2 * kFewRows && heads * (shape.group / rows) < wanted) rows /= 2;
+    of_head = (shape.group + rows - 1) / rows;
+    by_chunk = threads > 1 && step.tokens <= kFewTokens && heads * of_head < wanted;
+  }
+};
+
+// Of one token and KV head the query heads first .. first + rows - 1; `number` among all pieces.
+struct ChosenPiece {
+  int token, kv_head, first, rows, number;
+};
+
+// Calls take(piece, part) for the share of a thread of the pieces, each in so many parts: those of the heads at its home.
+template <class Take>
+void each_piece(const Step& step, const AttentionShape& shape, const ChosenPieces& pieces, int parts, int thread,
+                int threads, const Take& take) {
+  int head = 0, past_head = shape.kv_heads;
+  for (int first_head = 0, first_thread = 0; const HeadGroup& group : shape.groups) {
+    if (thread >= first_thread && thread < group.past_thread) {
+      head = first_head, past_head = group.past_head;
+      thread -= first_thread, threads = group.past_thread - first_thread;
+      break;
+    }
+    first_head = group.past_head, first_thread = group.past_thread;
+  }
+  const int heads = past_head - head;
+  const RowRange mine = rows_of(pieces.tokens * heads * pieces.of_head * parts, thread, threads);
+  for (int i = mine.begin; i < mine.end; ++i) {
+    const int piece = i / parts % pieces.of_head, at = i / parts / pieces.of_head, index = at / heads,
+              kv_head = head + at % heads, first = piece * pieces.rows;
+    take(ChosenPiece{shape.sampled_only ? step.sample_rows[static_cast<size_t>(index)] : index, kv_head, first,
+                     std::min(pieces.rows, shape.group - first),
+                     (index * shape.kv_heads + kv_head) * pieces.of_head + piece},
+         i % parts);
+  }
+}
+
+int chunks_of(int keys) { return (keys + kChunkKeys - 1) / kChunkKeys; }
 
 // The tiles of one chunk of a token's keys.
 struct ChosenChunk {
@@ -52,16 +119,20 @@ struct ChosenChunk {
 };
 
 // A result of up to kQueryRows rows.
-struct Result {
+struct PartialResult {
   float *largest, *sum, *out;
-  explicit Result(float* memory) : largest(memory), sum(memory + kQueryRows), out(memory + 2 * kQueryRows) {}
+  explicit PartialResult(float* memory) : largest(memory), sum(memory + kQueryRows), out(memory + 2 * kQueryRows) {}
 };
+
+int64_t floats_of_result(int rows, const AttentionShape& shape) {
+  return static_cast<int64_t>(AttentionScratch::partial_bytes(rows, shape.value_dim()) / sizeof(float));
+}
 
 // Some query heads of one token as one thread works on them.
 class ChosenWork {
  public:
   ChosenWork(const AttentionCall& call, const ChosenTokens& chosen, const Step& step, const AttentionShape& shape,
-             const Kernels& kernels, std::byte* scratch)
+             const Kernels& kernels, const ChosenScratch& scratch)
       : call_(call),
         chosen_(chosen),
         step_(step),
@@ -69,62 +140,82 @@ class ChosenWork {
         kernels_(kernels),
         kv_(call.cache->kernels(kernels)),
         padded_(padded_head(shape.value_dim())),
-        queries_(reinterpret_cast<float*>(scratch)),
+        queries_(reinterpret_cast<float*>(scratch.own)),
         scores_(queries_ + kQueryRows * padded_head(shape.head_dim)),
         merged_(scores_ + kQueryRows * kChunkKeys),
         chunk_(merged_.out + kQueryRows * padded_),
         transformed_(chunk_.out + kQueryRows * padded_),
         turned_(shape.value_columns ? transformed_ + padded_head(shape.head_dim) : nullptr),
-        gathered_(turned_ ? reinterpret_cast<std::byte*>(turned_) + kTurnedBytes : nullptr) {}
+        tiles_(turned_ ? reinterpret_cast<std::byte*>(turned_) + kTurnedBytes : nullptr),
+        gathered_(scratch.gathered) {}
 
-  // Query heads first .. first + rows - 1 of those of a KV head.
-  void attend(int token, int kv_head, int first, int rows) {
-    const int first_head = kv_head * shape_.group + first;
-    load_queries(token, first_head, rows);
-    const int count = chosen_.choice.of(step_.positions[static_cast<size_t>(token)]);
-    for (int key = 0; key < count; key += kChunkKeys) {
-      const ChosenChunk chunk = find_chunk(token, kv_head, key, std::min(kChunkKeys, count - key));
-      compute(chunk, rows, key == 0 ? merged_ : chunk_);
-      if (!key) continue;
-      Merge how[kQueryRows];
-      std::fill_n(how, rows, Merge::add);
-      kernels_.merge(
-          {rows, padded_, how, merged_.largest, merged_.sum, merged_.out, chunk_.largest, chunk_.sum, chunk_.out});
+  void attend(const ChosenPiece& piece) {
+    load_queries(piece);
+    const Positions keys(chosen_, step_, piece.token, piece.kv_head);
+    for (int key = 0; key < keys.count(); key += kChunkKeys) {
+      compute(find_chunk(piece, keys, key), piece.rows, key == 0 ? merged_ : chunk_);
+      if (key) merge(kernels_, piece.rows, padded_, merged_, chunk_);
     }
-    float* out = call_.out + token * call_.out_stride + int64_t(first_head) * shape_.value_dim();
-    for (int r = 0; r < rows; ++r, out += shape_.value_dim())
-      kernels_.divide(merged_.out + r * padded_, merged_.sum[r], out, shape_.value_dim());
+    write_out(call_, shape_, kernels_, piece, merged_);
+  }
+
+  // One chunk alone, which may be behind the token's last.
+  void attend_chunk(const ChosenPiece& piece, int chunk, float* result) {
+    const Positions keys(chosen_, step_, piece.token, piece.kv_head);
+    if (chunk >= chunks_of(keys.count())) return;
+    load_queries(piece);
+    compute(find_chunk(piece, keys, chunk * kChunkKeys), piece.rows, PartialResult(result));
+  }
+
+  static void merge(const Kernels& kernels, int rows, int64_t padded, const PartialResult& to,
+                    const PartialResult& from) {
+    Merge how[kQueryRows];
+    std::fill_n(how, rows, Merge::add);
+    kernels.merge({rows, padded, how, to.largest, to.sum, to.out, from.largest, from.sum, from.out});
+  }
+
+  static void write_out(const AttentionCall& call, const AttentionShape& shape, const Kernels& kernels,
+                        const ChosenPiece& piece, const PartialResult& from) {
+    const int width = shape.value_dim();
+    float* out = call.out + piece.token * call.out_stride + int64_t(piece.kv_head * shape.group + piece.first) * width;
+    for (int r = 0; r < piece.rows; ++r, out += width)
+      kernels.divide(from.out + r * padded_head(width), from.sum[r], out, width);
   }
 
  private:
-  void load_queries(int token, int first_head, int rows) {
+  void load_queries(const ChosenPiece& piece) {
     auto* loaded = reinterpret_cast<std::byte*>(queries_);
-    const float* q = call_.queries + token * call_.query_stride + int64_t(first_head) * shape_.head_dim;
-    for (int r = 0; r < rows; ++r, q += shape_.head_dim, loaded += int64_t(shape_.head_dim) * kv_.query_bytes) {
-      const float* head = call_.query_transform.apply(kernels_, q, token, shape_.head_dim, transformed_);
+    const int64_t first_head = int64_t(piece.kv_head) * shape_.group + piece.first;
+    const float* q = call_.queries + piece.token * call_.query_stride + first_head * shape_.head_dim;
+    for (int r = 0; r < piece.rows; ++r, q += shape_.head_dim, loaded += int64_t(shape_.head_dim) * kv_.query_bytes) {
+      const float* head = call_.query_transform.apply(kernels_, q, piece.token, shape_.head_dim, transformed_);
       scales_[r] = kv_.load_query(head, shape_.head_dim, call_.scale * kLog2E, loaded);
     }
   }
 
-  ChosenChunk find_chunk(int token, int kv_head, int first, int keys) {
-    const int size = chosen_.choice.block, sequence = sequence_of(step_, token);
-    const float* row = chosen_.blocks + token * chosen_.stride + int64_t(kv_head) * chosen_.choice.count;
-    const auto position_of = [=](int key) { return number_at(row, key / size) * size + key % size; };
-    const KvShape& kept = call_.cache->shape();
-    const int64_t to_values = kept.sides == 2 ? kept.block_size / kTileKeys * call_.cache->tile_bytes() : 0;
-    ChosenChunk chunk{{}, {}, keys};
-    std::byte* to = gathered_;
-    for (int key = 0; key < keys; key += kTileKeys) {
-      const int count = std::min(kTileKeys, keys - key), from = position_of(first + key);
+  ChosenChunk find_chunk(const ChosenPiece& piece, const Positions& keys, int first) {
+    const int sequence = sequence_of(step_, piece.token);
+    const KvCache& cache = *call_.cache;
+    const KvShape& kept = cache.shape();
+    const int64_t to_values = kept.sides == 2 ? kept.block_size / kTileKeys * cache.tile_bytes() : 0;
+    ChosenChunk chunk{{}, {}, std::min(kChunkKeys, keys.count() - first)};
+    std::byte* to = tiles_;
+    for (int key = 0; key < chunk.keys; key += kTileKeys) {
       const std::byte* tile = to;
-      if (from % kTileKeys == 0 && position_of(first + key + count - 1) == from + count - 1) {
-        tile = tile_at(*call_.cache, call_.layer, step_, sequence, from, kv_head);
+      if (keys.together(first + key)) {
+        tile = tile_at(cache, call_.layer, step_, sequence, keys[first + key], piece.kv_head);
       } else {
-        for (int i = 0; i < count; ++i) {
-          const int position = position_of(first + key + i);
-          copy_key(kept, tile_at(*call_.cache, call_.layer, step_, sequence, position), position % kTileKeys, to, i);
+        for (int i = 0; i < keys.in_tile(first + key); ++i) {
+          const int position = keys[first + key + i];
+          if (gathered_) {
+            const int64_t at = gathered_at(cache, chosen_.choice, piece.token, first + key + i);
+            copy_key(kept, gathered_ + at, 1, 0, to, kTileKeys, i);
+          } else {
+            const std::byte* from = tile_at(cache, call_.layer, step_, sequence, position);
+            copy_key(kept, from, kTileKeys, position % kTileKeys, to, kTileKeys, i);
+          }
         }
-        to += call_.cache->tile_bytes();
+        to += cache.tile_bytes();
       }
       chunk.tiles[key / kTileKeys] = tile;
       chunk.values[key / kTileKeys] = tile + to_values;
@@ -132,7 +223,7 @@ class ChosenWork {
     return chunk;
   }
 
-  void compute(const ChosenChunk& chunk, int rows, const Result& result) {
+  void compute(const ChosenChunk& chunk, int rows, const PartialResult& result) {
     int begin[kQueryRows], end[kQueryRows];
     std::fill_n(begin, rows, 0);
     std::fill_n(end, rows, chunk.keys);
@@ -148,22 +239,25 @@ class ChosenWork {
   const KvKernels& kv_;
   int64_t padded_;
   float *queries_, *scores_;
-  Result merged_, chunk_;
+  PartialResult merged_, chunk_;
   float *transformed_, *turned_;
-  std::byte* gathered_;
+  std::byte* tiles_;           // of keys that are brought together
+  const std::byte* gathered_;  // see ChosenScratch
   float scales_[kQueryRows];
 };
 
-// A score as a whole number that is in the same order; 0 and -0 are equal.
-uint32_t ordered(float score) {
-  uint32_t bits;
-  const float x = score + 0.0f;
-  std::memcpy(&bits, &x, sizeof bits);
-  if (std::isnan(score)) return UINT32_MAX;
-  return bits >> 31 ? ~bits : bits | 0x80000000u;
+// Whether the longest sequence is attended to as a whole.
+bool never_chooses(const KvCache& cache, const Choice& choice, const StepLimits& limits) {
+  return choice.most() >= int64_t(limits.max_blocks_per_sequence) * cache.shape().block_size;
 }
 
 }  // namespace
+
+const std::byte* tile_at(const KvCache& cache, int layer, const Step& step, int sequence, int position, int head) {
+  const int size = cache.shape().block_size;
+  const int32_t block = step.block_table[static_cast<size_t>(sequence * step.table_width + position / size)];
+  return cache.keys(layer, block, head, position % size);
+}
 
 int sequence_of(const Step& step, int token) {
   const auto after = std::upper_bound(step.query_start.begin(), step.query_start.begin() + step.sequences + 1, token);
@@ -175,113 +269,83 @@ bool chooses_all(const Step& step, int count) {
                      [count](int32_t length) { return length <= count; });
 }
 
-// Gathered tiles are read past their end as those of KV memory are. Where values are beside keys nothing is gathered.
-size_t chosen_scratch_bytes(const AttentionShape& shape, const KvCache& cache) {
-  const size_t gathered = static_cast<size_t>(kChunkTiles * cache.tile_bytes() + kKvSlack);
-  return AttentionScratch::thread_bytes(shape) + (shape.value_columns ? gathered : 0);
+// Tiles are read past their end as those of KV memory are. Where values are beside keys nothing is brought together.
+size_t ChosenScratch::own_bytes(const AttentionShape& shape, const KvCache& cache) {
+  const size_t tiles = static_cast<size_t>(kChunkTiles * cache.tile_bytes() + kKvSlack);
+  return AttentionScratch::thread_bytes(shape) + (shape.value_columns ? tiles : 0);
+}
+
+size_t ChosenScratch::gathered_bytes(const KvCache& cache, const Choice& choice, const StepLimits& limits) {
+  if (cache.shape().sides == 2 || never_chooses(cache, choice, limits)) return 0;
+  return static_cast<size_t>(gathered_at(cache, choice, std::min(kFewTokens, limits.max_tokens), 0));
+}
+
+// Of the most pieces that are divided by chunks: fewer than two for each thread, of fewer than 2 * kFewRows rows where
+// there are more.
+size_t ChosenScratch::partial_bytes(const AttentionShape& shape, const KvCache& cache, const Choice& choice,
+                                    const StepLimits& limits, int threads) {
+  if (threads == 1 || never_chooses(cache, choice, limits)) return 0;
+  const int64_t heads = int64_t(std::min(kFewTokens, limits.max_tokens)) * shape.kv_heads,
+                pieces = std::min(2 * int64_t(threads), heads * (shape.group / kFewRows + 1));
+  const int rows = std::min(2 * kFewRows, shape.group);
+  return static_cast<size_t>(pieces * chunks_of(choice.most()) * floats_of_result(rows, shape)) * sizeof(float);
+}
+
+void gather_chosen(const AttentionCall& call, const ChosenTokens& chosen, const Step& step, const AttentionShape& shape,
+                   std::byte* gathered, int thread, int threads) {
+  constexpr int kRun = 4;  // neighbours that are chosen are mostly in the same cache lines
+  const KvCache& cache = *call.cache;
+  const BlockHomes& homes = cache.block_homes();
+  const size_t home = homes.stripe ? homes.of_thread(thread) : 0;
+  const int first = home ? homes.past_thread[home - 1] : 0, past = homes.stripe ? homes.past_thread[home] : threads;
+  const int tokens = shape.sampled_only ? step.sampled : step.tokens, size = cache.shape().block_size;
+  for (int index = 0; index < tokens; ++index) {
+    const int token = shape.sampled_only ? step.sample_rows[static_cast<size_t>(index)] : index;
+    const int sequence = sequence_of(step, token);
+    const int32_t* table = &step.block_table[static_cast<size_t>(sequence * step.table_width)];
+    const Positions keys(chosen, step, token, 0);
+    for (int run = (thread - first) * kRun; run < keys.count(); run += (past - first) * kRun) {
+      if (keys.together(run / kTileKeys * kTileKeys)) continue;
+      for (int key = run; key < std::min(run + kRun, keys.count()); ++key) {
+        const int position = keys[key];
+        if (homes.stripe && homes.of(table[position / size]) != home) continue;
+        copy_key(cache.shape(), tile_at(cache, call.layer, step, sequence, position), kTileKeys, position % kTileKeys,
+                 gathered + gathered_at(cache, chosen.choice, token, key), 1, 0);
+      }
+    }
+  }
 }
 
 void attend_chosen(const AttentionCall& call, const ChosenTokens& chosen, const Step& step, const AttentionShape& shape,
-                   const Kernels& kernels, std::byte* scratch, int thread, int threads) {
-  const int tokens = shape.sampled_only ? step.sampled : step.tokens;
-  const int heads = tokens * shape.kv_heads;
-  int rows = std::min(kQueryRows, shape.group);
-  while (rows >= 2 * kFewRows && int64_t(heads) * (shape.group / rows) < 2 * int64_t(threads)) rows /= 2;
-  const int pieces = (shape.group + rows - 1) / rows;
+                   const Kernels& kernels, const ChosenScratch& scratch, int thread, int threads) {
+  const ChosenPieces pieces(step, shape, threads);
   ChosenWork work(call, chosen, step, shape, kernels, scratch);
-  const RowRange mine = rows_of(heads * pieces, thread, threads);
-  for (int item = mine.begin; item < mine.end; ++item) {
-    const int head = item / pieces, index = head / shape.kv_heads, first = item % pieces * rows;
-    const int token = shape.sampled_only ? step.sample_rows[static_cast<size_t>(index)] : index;
-    work.attend(token, head % shape.kv_heads, first, std::min(rows, shape.group - first));
-  }
+  if (!pieces.by_chunk || !scratch.partials)
+    return each_piece(step, shape, pieces, 1, thread, threads, [&](const ChosenPiece& it, int) { work.attend(it); });
+  const int chunks = chunks_of(chosen.choice.most());
+  const int64_t floats = floats_of_result(pieces.rows, shape);
+  each_piece(step, shape, pieces, chunks, thread, threads, [&](const ChosenPiece& it, int chunk) {
+    work.attend_chunk(it, chunk, scratch.partials + (int64_t(it.number) * chunks + chunk) * floats);
+  });
 }
 
-size_t score_scratch_bytes(const KvShape& shape, int heads) {
-  return sizeof(float) * static_cast<size_t>(int64_t(heads) * (shape.head_dim + 1) + kQueryRows * kChunkKeys);
+bool divides_chunks(const Step& step, const AttentionShape& shape, int threads) {
+  return ChosenPieces(step, shape, threads).by_chunk;
 }
 
-namespace {
-
-// Calls take(head, position, products, keys) with the products of each head's query and the keys of chunks first .. past
-// - 1, those from `position` on; heads of a chunk ascend.
-template <class Take>
-void multiply_keys(const ScoreCall& call, const Step& step, const Kernels& kernels, int token, int first, int past,
-                   std::byte* scratch, const Take& take) {
-  const KvShape& shape = call.cache->shape();
-  const KvKernels& kv = call.cache->kernels(kernels);
-  auto* found = reinterpret_cast<float*>(scratch);
-  float* scales = found + kQueryRows * kChunkKeys;
-  auto* queries = reinterpret_cast<std::byte*>(scales + call.heads);
-  const int64_t query_bytes = int64_t(shape.head_dim) * kv.query_bytes;
-  const float* q = call.queries + token * call.query_stride;
-  for (int head = 0; head < call.heads; ++head)
-    scales[head] = kv.load_query(q + int64_t(head) * shape.head_dim, shape.head_dim, 1, queries + head * query_bytes);
-  const int sequence = sequence_of(step, token), seen = step.positions[static_cast<size_t>(token)] + 1;
-  int begin[kQueryRows] = {}, end[kQueryRows];
-  for (int chunk = first; chunk < past; ++chunk) {
-    const int at = chunk * kChunkKeys, keys = std::min(kChunkKeys, seen - at);
-    const void* tiles[kChunkTiles];
-    for (int key = 0; key < keys; key += kTileKeys)
-      tiles[key / kTileKeys] = tile_at(*call.cache, call.layer, step, sequence, at + key);
-    std::fill_n(end, kQueryRows, keys);
-    for (int head = 0; head < call.heads; head += kQueryRows) {
-      const int rows = std::min(kQueryRows, call.heads - head);
-      kv.score({rows, shape.head_dim, shape.head_dim, queries + head * query_bytes, scales + head, 0, tiles, tiles,
-                begin, end, found, nullptr, nullptr, nullptr, 0, nullptr});
-      for (int r = 0; r < rows; ++r) take(head + r, at, found + r * kChunkKeys, keys);
-    }
-  }
-}
-
-}  // namespace
-
-void score_tokens(const ScoreCall& call, const Step& step, const Kernels& kernels, int token, int first, int past,
-                  float* scores, std::byte* scratch) {
-  const float* weights = call.weights + token * call.weight_stride;
-  const auto add = [&](int head, int at, const float* products, int keys) {
-    if (head == 0) std::fill_n(scores + at, keys, 0.0f);
-    kernels.add_positive(products, weights[head], scores + at, keys);
-  };
-  multiply_keys(call, step, kernels, token, first, past, scratch, add);
-}
-
-void score_blocks(const ScoreCall& call, int block, const Step& step, const Kernels& kernels, int token, int first,
-                  int past, float* scores, int64_t stride, std::byte* scratch) {
-  const auto take = [&](int head, int at, const float* products, int keys) {
-    float* to = scores + head * stride + at / block;
-    for (int key = 0; key < keys; key += block)
-      *to++ = *std::max_element(products + key, products + std::min(key + block, keys));
-  };
-  multiply_keys(call, step, kernels, token, first, past, scratch, take);
-}
-
-void choose_highest(const float* scores, int seen, int count, float* positions) {
-  const auto put = [&positions](int32_t position) { std::memcpy(positions++, &position, sizeof position); };
-  if (seen <= count) {
-    for (int i = 0; i < seen; ++i) put(i);
-    return;
-  }
-  // The score of the last one that is chosen, eleven bits after the other: `wanted` are left among those that begin so.
-  constexpr int kShifts[] = {21, 10, 0};
-  uint32_t lowest = 0, known = 0;
-  int wanted = count;
-  for (const int shift : kShifts) {
-    int counts[2048] = {};
-    const uint32_t bins = shift == 0 ? 1023 : 2047;
-    for (int i = 0; i < seen; ++i) {
-      const uint32_t score = ordered(scores[i]);
-      if ((score & known) == lowest) ++counts[score >> shift & bins];
-    }
-    uint32_t bin = bins;
-    for (; counts[bin] < wanted; --bin) wanted -= counts[bin];
-    lowest |= bin << shift;
-    known |= bins << shift;
-  }
-  for (int i = 0; i < seen; ++i) {
-    const uint32_t score = ordered(scores[i]);
-    if (score > lowest || (score == lowest && wanted-- > 0)) put(i);
-  }
+void merge_chosen(const AttentionCall& call, const ChosenTokens& chosen, const Step& step, const AttentionShape& shape,
+                  const Kernels& kernels, float* partials, int thread, int threads) {
+  const ChosenPieces pieces(step, shape, threads);
+  const int chunks = chunks_of(chosen.choice.most());
+  const int64_t floats = floats_of_result(pieces.rows, shape);
+  each_piece(step, shape, pieces, 1, thread, threads, [&](const ChosenPiece& it, int) {
+    const int past = chunks_of(Positions(chosen, step, it.token, it.kv_head).count());
+    float* first = partials + int64_t(it.number) * chunks * floats;
+    for (int chunk = 1; chunk < past; ++chunk)
+      ChosenWork::merge(kernels, it.rows, padded_head(shape.value_dim()), PartialResult(first),
+                        PartialResult(first + chunk * floats));
+    ChosenWork::write_out(call, shape, kernels, it, PartialResult(first));
+  });
 }
 
 }  // namespace homenode

@@ -1,9 +1,10 @@
 // Attention of each token over the keys at chosen positions of its context, which are the same for all query heads of
-// a KV head; and what chooses them.
+// a KV head.
 //
 // Chosen positions ascend, and are cut into chunks as a context is: a token that attends to its whole context gets the
 // same bits as from attention.h. Keys that are neighbours from the beginning of a tile on are read where they lie, all
-// others are brought together first, of layers that keep keys alone.
+// others are brought together first, of layers that keep keys alone. In steps of few tokens every such key is read once,
+// by a thread at its home: what the other homes then read of 256 keys is no more than a partial result of many heads is.
 #pragma once
 #include <cstdint>
 
@@ -24,45 +25,43 @@ struct Choice {
 // The blocks that each token attends to.
 struct ChosenTokens {
   const float* blocks;  // [tokens] rows of choice.count whole numbers of 32 bits for each KV head
-  int64_t stride;       // floats from row to row
+  int64_t stride;  // floats from row to row
   Choice choice;
 };
 
 // The sequence of a step that a token is of.
 int sequence_of(const Step&, int token);
 
+// The tile that holds the key of a position of a sequence.
+const std::byte* tile_at(const KvCache&, int layer, const Step&, int sequence, int position, int head = 0);
+
 // Whether every token of a step attends to all there is.
 bool chooses_all(const Step&, int count);
 
-size_t chosen_scratch_bytes(const AttentionShape&, const KvCache&);
-// The share of one thread of all tokens and heads, with a scratch of its own. Of `sampled_only` the other tokens are
-// left out.
-void attend_chosen(const AttentionCall&, const ChosenTokens&, const Step&, const AttentionShape&, const Kernels&,
-                   std::byte* scratch, int thread, int threads);
+// In steps of at most so many tokens, threads share the keys and the chunks of each.
+constexpr int kFewTokens = 16;
 
-// How tokens are chosen: by the sum over heads of weight * max(query . key, 0).
-struct ScoreCall {
-  const float* queries;  // [tokens, heads * width of a key]
-  int64_t query_stride;
-  const float* weights;  // [tokens, heads]; null where blocks are scored
-  int64_t weight_stride;
-  int heads;
-  const KvCache* cache;
-  int layer;
+// Work space of attention over chosen tokens: a part for each thread, and what threads share.
+struct ChosenScratch {
+  std::byte* own;  // of the thread
+  std::byte* gathered;  // keys that are brought together, of few tokens; null: each thread does that for itself
+  float* partials;  // results of the chunks of few tokens; null: each thread has all chunks of its heads
+
+  static size_t own_bytes(const AttentionShape&, const KvCache&);
+  static size_t gathered_bytes(const KvCache&, const Choice&,
+                               const StepLimits&);  // 0: the keys are read where they lie
+  static size_t partial_bytes(const AttentionShape&, const KvCache&, const Choice&, const StepLimits&, int threads);
 };
 
-size_t score_scratch_bytes(const KvShape&, int heads);
-// Scores of a token, whose position ends its context so far, against the keys of chunks first .. past - 1: scores[i] of
-// position i. What it is does not depend on how chunks are divided among calls.
-void score_tokens(const ScoreCall&, const Step&, const Kernels&, int token, int first, int past, float* scores,
-                  std::byte* scratch);
-// The same for each head by itself of blocks of `block` positions, a divisor of a chunk: scores[head * stride + i] of
-// block i is the highest of query . key in it.
-void score_blocks(const ScoreCall&, int block, const Step&, const Kernels&, int token, int first, int past,
-                  float* scores, int64_t stride, std::byte* scratch);
-
-// The `count` highest of `seen` scores, of equals the earliest, as ascending positions; all where there are no more. A
-// NaN is higher than all numbers.
-void choose_highest(const float* scores, int seen, int count, float* positions);
+// Keys of few tokens into what is gathered: the share of one thread, of those at its home where blocks have homes.
+void gather_chosen(const AttentionCall&, const ChosenTokens&, const Step&, const AttentionShape&, std::byte* gathered,
+                   int thread, int threads);
+// The share of one thread of all tokens and heads. Of `sampled_only` the other tokens are left out.
+void attend_chosen(const AttentionCall&, const ChosenTokens&, const Step&, const AttentionShape&, const Kernels&,
+                   const ChosenScratch&, int thread, int threads);
+// Whether attend_chosen leaves partial results, if it has room for them, which merge_chosen then makes the results.
+bool divides_chunks(const Step&, const AttentionShape&, int threads);
+void merge_chosen(const AttentionCall&, const ChosenTokens&, const Step&, const AttentionShape&, const Kernels&,
+                  float* partials, int thread, int threads);
 
 }  // namespace homenode

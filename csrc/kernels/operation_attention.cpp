@@ -105,18 +105,47 @@ void AttentionOperation::lower(Lowering& to) {
 }
 
 void AttentionOperation::lower_chosen(Lowering& to, const AttentionShape& shape, std::vector<Memory*> touched) {
-  Memory* own = to.own_scratch(chosen_scratch_bytes(shape, *cache));
+  const size_t gathered_bytes = ChosenScratch::gathered_bytes(*cache, choice(), to.limits());
+  const int threads = to.threads();
+  Memory* own = to.own_scratch(ChosenScratch::own_bytes(shape, *cache));
+  Memory* gathered = to.scratch(gathered_bytes);
+  Memory* partials = to.scratch(ChosenScratch::partial_bytes(shape, *cache, choice(), to.limits(), threads));
   const Kernels* table = &kernels(to.level());
-  touched.insert(touched.end(), {own, memory_of(params.chosen)});
-  to.phase({"attention",
-            [=, this, y = View(out)](const Step& step, int thread, int threads) {
-              const View queries(q.x), positions(params.chosen);
-              const AttentionCall call{queries.row(0), queries.stride(), y.row(0),       y.stride(),   cache.get(),
-                                       params.layer,   params.scale,     params.softcap, q.transform()};
-              attend_chosen(call, {positions.row(0), positions.stride(), choice()}, step, shape, *table,
-                            own->data + own->own_bytes * static_cast<size_t>(thread), thread, threads);
+  touched.insert(touched.end(), {own, gathered, partials, memory_of(params.chosen)});
+  const auto call = [=, this, y = View(out)] {
+    const View queries(q.x);
+    return AttentionCall{queries.row(0), queries.stride(), y.row(0),       y.stride(),   cache.get(),
+                         params.layer,   params.scale,     params.softcap, q.transform()};
+  };
+  const auto chosen = [this] {
+    const View positions(params.chosen);
+    return ChosenTokens{positions.row(0), positions.stride(), choice()};
+  };
+  const auto choose = [most = choice().most()](const Step& step) { return !chooses_all(step, most); };
+  const auto gathers = [=](const Step& step) {
+    return gathered_bytes && threads > 1 && step.tokens <= kFewTokens && choose(step);
+  };
+  to.phase({"attention",  // keys that are brought together
+            [=](const Step& step, int thread, int all) {
+              gather_chosen(call(), chosen(), step, shape, gathered->data, thread, all);
             },
-            false, [most = choice().most()](const Step& step) { return !chooses_all(step, most); }},
+            false, gathers},
+           touched);
+  to.phase({"attention",
+            [=](const Step& step, int thread, int all) {
+              const ChosenScratch scratch{own->data + own->own_bytes * static_cast<size_t>(thread),
+                                          gathers(step) ? gathered->data : nullptr,
+                                          threads > 1 ? reinterpret_cast<float*>(partials->data) : nullptr};
+              attend_chosen(call(), chosen(), step, shape, *table, scratch, thread, all);
+            },
+            false, choose},
+           touched);
+  to.phase({"attention",
+            [=](const Step& step, int thread, int all) {
+              merge_chosen(call(), chosen(), step, shape, *table, reinterpret_cast<float*>(partials->data), thread,
+                           all);
+            },
+            false, [=](const Step& step) { return choose(step) && divides_chunks(step, shape, threads); }},
            touched);
 }
 

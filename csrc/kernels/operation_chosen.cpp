@@ -6,8 +6,6 @@
 namespace homenode {
 namespace {
 
-constexpr int kFewTokens = 16;
-
 int chunks_of(const Step& step, int token) { return step.positions[static_cast<size_t>(token)] / kChunkKeys + 1; }
 
 bool chooses(const Step& step, int token, int most) { return step.positions[static_cast<size_t>(token)] >= most; }

@@ -2,8 +2,8 @@
 #pragma once
 #include <memory>
 
-#include "kernels/attention_chosen.h"
 #include "kernels/operation.h"
+#include "kernels/token_scores.h"
 
 namespace homenode {
 

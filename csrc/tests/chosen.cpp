@@ -1,9 +1,10 @@
-#include "kernels/attention_chosen.h"
+#include "kernels/token_scores.h"
 
 #include <algorithm>
 #include <limits>
 #include <numeric>
 
+#include "host/arena.h"
 #include "kernels/kv_write.h"
 #include "tests/cases.h"
 
@@ -53,8 +54,8 @@ struct Chosen {
 
   // Keys of the whole context, of so many heads, and the same as values or nothing beside them.
   std::shared_ptr<KvCache> kept(ThreadPool& pool, const Exact<float>& keys, int width, const Kernels& table_of,
-                                int heads = 1, int sides = 1) {
-    auto cache = taken(KvCache::create(pool, {1, heads, width, block_size, kv, sides}, kBlocks));
+                                int heads = 1, int sides = 1, const Homes* homes = nullptr) {
+    auto cache = taken(KvCache::create(pool, {1, heads, width, block_size, kv, sides}, kBlocks, homes));
     const int64_t stride = int64_t(heads) * width;
     take(0, context);
     write_keys_values({keys.get(), stride, sides == 2 ? keys.get() : nullptr, stride, cache.get(), 0, {}}, step,
@@ -129,19 +130,31 @@ Exact<float> choices(const Chosen& of, const ScoreCall& call, const Kernels& tab
   return positions;
 }
 
+// With room for what threads share, as in steps of few tokens, or without.
 Exact<float> attended(const Chosen& of, const AttentionCall& to, const Exact<float>& positions, const Kernels& table,
-                      ThreadPool& pool) {
+                      ThreadPool& pool, bool share = false) {
   const int64_t stride = int64_t(of.shape.kv_heads) * of.shape.group * of.shape.value_dim();
   Exact<float> out(static_cast<size_t>(of.tokens * stride));
   AttentionCall call = to;
   call.out = out.get(), call.out_stride = stride;
-  const size_t own = (chosen_scratch_bytes(of.shape, *call.cache) + 63) / 64 * 64;
-  const Exact<std::byte> scratch(own * static_cast<size_t>(pool.size()));
+  const int threads = pool.size();
+  const Choice choice{of.count, of.block};
+  const StepLimits limits{of.tokens, 1, 1, kBlocks};
+  const ChosenTokens chosen{positions.get(), int64_t(of.block > 1 ? of.index_heads : 1) * of.count, choice};
+  const size_t own = (ChosenScratch::own_bytes(of.shape, *call.cache) + 63) / 64 * 64;
+  const Exact<std::byte> scratch(own * static_cast<size_t>(threads)),
+      gathered(ChosenScratch::gathered_bytes(*call.cache, choice, limits)),
+      partials(ChosenScratch::partial_bytes(of.shape, *call.cache, choice, limits, threads));
+  share = share && of.tokens <= kFewTokens;
+  std::byte* keys = share && gathered.size() ? gathered.get() : nullptr;
+  auto* results = share && partials.size() ? reinterpret_cast<float*>(partials.get()) : nullptr;
+  if (keys) pool.run([&](int thread) { gather_chosen(call, chosen, of.step, of.shape, keys, thread, threads); });
   pool.run([&](int thread) {
-    const int64_t width = int64_t(of.block > 1 ? of.index_heads : 1) * of.count;
-    attend_chosen(call, {positions.get(), width, {of.count, of.block}}, of.step, of.shape, table,
-                  scratch.get() + own * static_cast<size_t>(thread), thread, pool.size());
+    std::byte* mine = scratch.get() + own * static_cast<size_t>(thread);
+    attend_chosen(call, chosen, of.step, of.shape, table, {mine, keys, results}, thread, threads);
   });
+  if (results && divides_chunks(of.step, of.shape, threads))
+    pool.run([&](int thread) { merge_chosen(call, chosen, of.step, of.shape, table, results, thread, threads); });
   return out;
 }
 
@@ -175,6 +188,9 @@ void check_chosen(Random& random) {
                      weights = reals(random, tokens * static_cast<size_t>(of.index_heads));
   if (random.one_in(4)) std::fill_n(weights.get(), weights.size(), 0.0f);  // all scores are equal
   const auto one = pool_of(1), several = pool_of(random.between(2, 4));
+  Homes homes{{0}, {}};
+  while (std::ssize(homes.of_thread) < several->size())
+    homes.of_thread.push_back(homes.of_thread.back() + (random.one_in(3) ? 0 : 1));
   for (const Level level : levels()) {
     const Kernels& table = kernels(level);
     const auto index = of.kept(*one, index_k, of.index_width, table),
@@ -186,7 +202,14 @@ void check_chosen(Random& random) {
     const auto same = [&](const Exact<float>& other) {
       return !std::memcmp(found.get(), other.get(), found.size() * sizeof(float));
     };
-    require(same(attended(of, call, positions, table, *several)), "several threads compute what one does");
+    for (const bool share : {false, true})
+      require(same(attended(of, call, positions, table, *several, share)), "several threads compute what one does");
+    const auto apart = of.kept(*several, k, of.shape.head_dim, table, heads, sides, &homes);
+    AttentionCall at_homes = call;
+    at_homes.cache = apart.get();
+    of.shape.groups = apart->head_groups();
+    require(same(attended(of, at_homes, positions, table, *several, true)), "homes compute what one does");
+    of.shape.groups.clear();
     if (of.count * of.block >= of.context)
       require(same(attended_to_all(of, call, table, *several)), "all tokens chosen are all tokens");
   }
