@@ -269,8 +269,9 @@ def test_every_architecture_answers_in_parts_as_whole(
 
 
 @pytest.mark.parametrize("stages", [2, 3])
-def test_what_ranks_cannot_divide_answers_in_stages_as_whole(tmp_path: Path, stages: int) -> None:
-    check_same(toy(tmp_path / "weights", "olmo2"), PartitionSpec(stages=stages))
+@pytest.mark.parametrize("architecture", ["olmo2", "deepseek_v4"])
+def test_what_ranks_cannot_divide_answers_in_stages_as_whole(tmp_path: Path, architecture: str, stages: int) -> None:
+    check_same(toy(tmp_path / "weights", architecture), PartitionSpec(stages=stages))
 
 
 @pytest.mark.parametrize(("architecture", "how"), cuts(MIXTURES, EXPERT_SPLITS, MORE_EXPERT_SPLITS))

@@ -1,0 +1,101 @@
+"""A model that pools rows of runs of tokens, in whole engines: the same bits whatever happens around a request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="needs torch, which the `torch` dependency group installs")
+pytest.importorskip("transformers", reason="needs transformers, which the `torch` dependency group installs")
+
+from homenode.compute.reference import ReferenceBackend
+from homenode.engine.api.local import LocalEngine
+from homenode.engine.config import EngineConfig, TransferConfig
+from homenode.engine.memory.state_sizing import state_handover_problem
+from homenode.engine.messages import Output
+from homenode.errors import HomenodeError
+from homenode.model.checkpoint.index import open_checkpoint
+from homenode.model.weights.load import kv_geometry_of, plan_model
+from tests.engine.engines import config_for, greedy, run_all, tokens_of
+from tests.model.test_deepseek_v4 import made
+from tests.model.transformers_models import quiet_and_on_one_thread
+
+pytestmark = pytest.mark.torch
+
+LENGTHS = (3, 25, 30, 50)
+PROMPTS = [[3 + (11 * n + 7 * k) % 60 for k in range(length)] for n, length in enumerate(LENGTHS)]
+PARAMS = greedy(12, logprobs=0)
+Bits = tuple[list[int], list[float]]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pooled") / "model"
+    with quiet_and_on_one_thread():
+        made(folder)
+    return folder
+
+
+def _engine(folder: Path, **settings: Any) -> LocalEngine:
+    chosen = {
+        "threads": 1,
+        "block_size": 32,
+        "max_model_len": 80,
+        "kv_cache_memory": "8MiB",
+        "dtype": "float32",
+        "backend": "reference",
+    }
+    return LocalEngine(config_for(folder, **(chosen | settings)))
+
+
+def _bits(outputs: list[Output]) -> Bits:
+    return tokens_of(outputs), [logprob.logprob for output in outputs for logprob in output.logprobs]
+
+
+@pytest.fixture(scope="module")
+def alone(folder: Path) -> Iterator[list[Bits]]:
+    """Each prompt by itself, without a prefix cache."""
+    engine = _engine(folder, enable_prefix_caching=False)
+    yield [_bits(run_all(engine, [prompt], [PARAMS], first_id=n)[0]) for n, prompt in enumerate(PROMPTS, 1)]
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"max_num_batched_tokens": 23, "max_num_seqs": 4},
+        {"kv_cache_memory": "FEW", "max_num_seqs": 4, "enable_prefix_caching": False},
+        {"pipeline_parallel_size": 2, "max_num_batched_tokens": 23, "max_num_seqs": 4},
+    ],
+    ids=str,
+)
+def test_together_and_again_every_request_has_the_bits_it_has_alone(
+    folder: Path, alone: list[Bits], settings: dict[str, Any]
+) -> None:
+    """Beside others, in chunks, from the prefix cache, begun again, and in two stages."""
+    few = settings.get("kv_cache_memory") == "FEW"
+    if few:
+        checkpoint = open_checkpoint(folder)
+        kept = kv_geometry_of(checkpoint.spec, plan_model(checkpoint, ReferenceBackend()), 32)
+        assert kept.state is not None
+        settings = settings | {"kv_cache_memory": str(4 * kept.block_bytes + 4 * kept.state.slot_bytes)}
+    engine = _engine(folder, **settings)
+    for turn in range(2):
+        found = run_all(engine, PROMPTS, [PARAMS] * len(PROMPTS), first_id=1 + turn * len(PROMPTS))
+        assert [_bits(outputs) for outputs in found] == alone
+    engine.close()
+    if few:
+        assert sum(output.num_preemptions for outputs in found for output in outputs) > 0
+    else:
+        assert sum(outputs[0].cached_tokens for outputs in found) > 0
+
+
+def test_what_cannot_be_is_refused_by_name(folder: Path) -> None:
+    with pytest.raises(HomenodeError, match="--tensor-parallel-size 2"):
+        _engine(folder, tensor_parallel_size=2).close()
+    config = EngineConfig(transfer=TransferConfig(pd_role="prefill"))
+    problem = state_handover_problem(config, open_checkpoint(folder).spec, [], [], ["cpu"])
+    assert problem is not None and "rows pooled from runs of tokens" in problem.message and problem.param == "pd_role"
