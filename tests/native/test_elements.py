@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -83,7 +84,7 @@ PLAIN = {
 
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("columns", [1, 8, 48, 172, 513])
-@pytest.mark.parametrize("activation", PLAIN)
+@pytest.mark.parametrize("activation", get_args(PlainActivation))
 def test_activations(backend: NativeBackend, activation: PlainActivation, rows: int, columns: int) -> None:
     """Alone, as what a product makes, and of a gate."""
     x, weight, bias = 3 * random(rows, columns), random(24, columns, seed=1), random(24, seed=2)

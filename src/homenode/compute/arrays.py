@@ -5,6 +5,7 @@ Of tensors: `homenode.compute.torch.tensors`, which says so here when it is impo
 
 from __future__ import annotations
 
+import math
 from functools import singledispatch
 from typing import Any
 
@@ -13,6 +14,8 @@ import numpy.typing as npt
 
 Array = Any  # float32 [rows, columns], of NumPy or torch
 NumpyArray = npt.NDArray[np.float32]
+
+_erf = np.vectorize(math.erf, otypes=[np.float32])
 
 
 @singledispatch
@@ -51,6 +54,12 @@ def join(x: Array, *others: Array, axis: int) -> Array:
     raise TypeError(f"no array: {type(x).__name__}")
 
 
+@singledispatch
+def normal_distribution(x: Array) -> Array:
+    """The part of the standard normal distribution below every value."""
+    raise TypeError(f"no array: {type(x).__name__}")
+
+
 @exponential.register(np.ndarray)
 def _(x: NumpyArray) -> NumpyArray:
     with np.errstate(over="ignore"):
@@ -60,6 +69,11 @@ def _(x: NumpyArray) -> NumpyArray:
 @hyperbolic_tangent.register(np.ndarray)
 def _(x: NumpyArray) -> NumpyArray:
     return np.asarray(np.tanh(x), np.float32)
+
+
+@normal_distribution.register(np.ndarray)
+def _(x: NumpyArray) -> NumpyArray:
+    return np.asarray(np.float32(0.5) * (1 + _erf(x * np.float32(math.sqrt(0.5)))), np.float32)
 
 
 @root.register(np.ndarray)

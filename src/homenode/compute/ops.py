@@ -20,6 +20,7 @@ from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+from homenode.compute import activations
 from homenode.compute.ranks import RankGroup
 from homenode.compute.row_ops import RowOps
 from homenode.dtypes import DType
@@ -348,10 +349,8 @@ AttentionMask = Literal["causal", "all"]
 Precision = Literal["usual", "fine"]
 ExpertScore = Literal["softmax", "sigmoid", "chosen_softmax", "sparsemixer", "sqrt_softplus"]
 GroupScore = Literal["max", "top2"]
-# Of one value: x * sigmoid(x); x * Phi(x), the normal distribution by way of tanh or exactly; max(x, 0)^2; and
-# e^m - 1 - m with m = min(x, 0), which is 0 above 0.
-PlainActivation = Literal["silu", "gelu", "gelu_erf", "relu2", "exp_rest"]
-Activation = PlainActivation | Literal["clamped", "limited"]
+PlainActivation = activations.PlainActivation
+Activation = activations.PlainActivation | activations.PairActivation
 
 
 @dataclass(frozen=True)
@@ -552,24 +551,6 @@ class Ops(RowOps, Protocol):
         highest q[head] . k with the k stored there of positions up to the token's. First k of the step's tokens is
         stored as in `choose_tokens`. q: [tokens, KV heads of the attention * width of k].
         """
-
-    def silu_mul(self, gate_up: Tensor, up: Tensor | None = None) -> Tensor:
-        """silu(left half of the columns) * right half. With `up`, as wide as `gate_up`: silu(all columns) * up."""
-
-    def gelu_mul(self, gate_up: Tensor, up: Tensor | None = None, form: Literal["gelu", "gelu_erf"] = "gelu") -> Tensor:
-        """gelu(left half of the columns) * right half, gelu by way of tanh: 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715
-        x^3))), or with "gelu_erf" exact: 0.5 x (1 + erf(x / sqrt(2))). With `up`, as wide as `gate_up`: gelu(all
-        columns) * up.
-        """
-
-    def clamped_mul(self, gate_up: Tensor) -> Tensor:
-        """The "clamped" activation of `Experts` of the left half of the columns as g and the right half as u."""
-
-    def limited_mul(self, gate_up: Tensor) -> Tensor:
-        """The same of the "limited" one."""
-
-    def activate(self, x: Tensor, activation: PlainActivation) -> Tensor:
-        """The activation of every value of x."""
 
     def scale_by_position(self, x: Tensor, growth: float, length: int, ahead: int = 0) -> Tensor:
         """x * (1 + growth * ln(1 + floor((position + ahead) / length))), of the step's positions (as in Llama 4), ahead

@@ -7,8 +7,9 @@ They are written here once for arrays of NumPy and torch. The native core has th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
+from homenode.compute.activations import PLAIN, PlainActivation, gated, halves
 from homenode.compute.arrays import exponential, hyperbolic_tangent, join, largest, mean, root
 
 Tensor = Any  # as in `homenode.compute.ops`
@@ -94,6 +95,29 @@ class RowOps(Protocol):
         """
         rest = x - mean(x, 1)
         return (rest - deviations * root(mean(rest * rest, 1))).clip(0, None)
+
+    def silu_mul(self, gate_up: Tensor, up: Tensor | None = None) -> Tensor:
+        """silu(left half of the columns) * right half. With `up`, as wide as `gate_up`: silu(all columns) * up."""
+        return gated(*halves(gate_up, up), "silu")
+
+    def gelu_mul(self, gate_up: Tensor, up: Tensor | None = None, form: Literal["gelu", "gelu_erf"] = "gelu") -> Tensor:
+        """gelu(left half of the columns) * right half, gelu by way of tanh: 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715
+        x^3))), or with "gelu_erf" exact: 0.5 x (1 + erf(x / sqrt(2))). With `up`, as wide as `gate_up`: gelu(all
+        columns) * up.
+        """
+        return gated(*halves(gate_up, up), form)
+
+    def clamped_mul(self, gate_up: Tensor) -> Tensor:
+        """The "clamped" activation of the left half of the columns as the gate and the right half as up."""
+        return gated(*halves(gate_up), "clamped")
+
+    def limited_mul(self, gate_up: Tensor) -> Tensor:
+        """The same of the "limited" one."""
+        return gated(*halves(gate_up), "limited")
+
+    def activate(self, x: Tensor, activation: PlainActivation) -> Tensor:
+        """The activation of every value of x."""
+        return PLAIN[activation](x)
 
     def soft_cap(self, x: Tensor, cap: float) -> Tensor:
         """cap * tanh(x / cap), cap being above 0."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from homenode.compute.activations import PLAIN, gated, sigmoid
 from homenode.compute.ops import Experts, FloatArray, IntArray, Routing
-from homenode.compute.reference.gates import GATES, activated, sigmoid
 from homenode.units import format_count
 
 
@@ -61,9 +61,9 @@ def expert_output(experts: Experts, here: int, row: FloatArray) -> FloatArray:
         gate = experts.gate[here] @ row
         if experts.gate_bias is not None:
             gate = gate + experts.gate_bias[here]
-        inner = GATES[experts.activation](gate, up)
+        inner = gated(gate, up, experts.activation)
     else:
-        inner = activated(up, experts.activation)
+        inner = PLAIN[experts.activation](up)
     out: FloatArray = experts.down[here] @ inner
     return out if experts.down_bias is None else out + experts.down_bias[here]
 
@@ -71,7 +71,7 @@ def expert_output(experts: Experts, here: int, row: FloatArray) -> FloatArray:
 def _scores(logits: FloatArray, routing: Routing) -> FloatArray:
     match routing.score:
         case "sigmoid":
-            return sigmoid(logits)
+            return np.asarray(sigmoid(logits), np.float32)
         case "sqrt_softplus":
             return np.asarray(np.sqrt(np.logaddexp(logits, np.float32(0))), np.float32)
         case "softmax":

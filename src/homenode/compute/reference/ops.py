@@ -7,10 +7,11 @@ the order of every summation) never depend on what shares the batch: slow, and b
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
+from homenode.compute.activations import sigmoid, silu
 from homenode.compute.expert_usage import ExpertUsage
 from homenode.compute.ops import (
     AttentionMask,
@@ -18,7 +19,6 @@ from homenode.compute.ops import (
     Experts,
     FloatArray,
     IntArray,
-    PlainActivation,
     PooledKeys,
     Precision,
     Routing,
@@ -28,7 +28,6 @@ from homenode.compute.ops import (
 )
 from homenode.compute.ranks import RankGroup
 from homenode.compute.reference import state
-from homenode.compute.reference.gates import GATES, activated, sigmoid, silu_gated
 from homenode.compute.reference.kv import ReferenceKvCache
 from homenode.compute.reference.moe import choose_experts, expert_output
 from homenode.compute.reference.state import ReferenceStateMemory
@@ -277,34 +276,6 @@ class EagerOps(RowOps):
         scaled = normed.reshape(len(x), -1, len(weight)) * weight
         return np.asarray(scaled if bias is None else scaled + bias, np.float32).reshape(x.shape)
 
-    def silu_mul(self, gate_up: FloatArray, up: FloatArray | None = None) -> FloatArray:
-        """See `Ops.silu_mul`."""
-        half = gate_up.shape[1] // 2
-        gate, up = (gate_up[:, :half], gate_up[:, half:]) if up is None else (gate_up, up)
-        return silu_gated(gate, up)
-
-    def gelu_mul(
-        self, gate_up: FloatArray, up: FloatArray | None = None, form: Literal["gelu", "gelu_erf"] = "gelu"
-    ) -> FloatArray:
-        """See `Ops.gelu_mul`."""
-        half = gate_up.shape[1] // 2
-        gate, up = (gate_up[:, :half], gate_up[:, half:]) if up is None else (gate_up, up)
-        return GATES[form](gate, up)
-
-    def clamped_mul(self, gate_up: FloatArray) -> FloatArray:
-        """See `Ops.clamped_mul`."""
-        half = gate_up.shape[1] // 2
-        return GATES["clamped"](gate_up[:, :half], gate_up[:, half:])
-
-    def limited_mul(self, gate_up: FloatArray) -> FloatArray:
-        """See `Ops.limited_mul`."""
-        half = gate_up.shape[1] // 2
-        return GATES["limited"](gate_up[:, :half], gate_up[:, half:])
-
-    def activate(self, x: FloatArray, activation: PlainActivation) -> FloatArray:
-        """See `Ops.activate`."""
-        return activated(x, activation)
-
     def scale_by_position(self, x: FloatArray, growth: float, length: int, ahead: int = 0) -> FloatArray:
         """See `Ops.scale_by_position`."""
         factors = 1 + growth * np.log1p((self._step.positions + ahead) // length)
@@ -316,7 +287,7 @@ class EagerOps(RowOps):
         """See `Ops.stream_weights`."""
         parts = (streams,) if mixes.shape[1] == streams else (streams, streams, streams * streams)
         mixed = mixes * np.repeat(scales, parts) + base
-        joining = sigmoid(mixed[:, :streams]) + np.float32(eps)
+        joining: FloatArray = sigmoid(mixed[:, :streams]) + np.float32(eps)
         if len(parts) == 1:
             return joining
         going = np.float32(2) * sigmoid(mixed[:, streams : 2 * streams])
@@ -421,7 +392,7 @@ class EagerOps(RowOps):
 
     def norm_gated(self, x: FloatArray, weight: FloatArray, gate: FloatArray, eps: float) -> FloatArray:
         """See `Ops.norm_gated`."""
-        return silu_gated(gate, self.rms_norm(x, weight, eps))
+        return np.asarray(silu(gate) * self.rms_norm(x, weight, eps), np.float32)
 
     def select(self, x: FloatArray) -> FloatArray:
         """See `Ops.select`."""

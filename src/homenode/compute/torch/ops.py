@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 
+from homenode.compute.activations import PLAIN, gated, silu
 from homenode.compute.expert_usage import ExpertUsage
 from homenode.compute.ops import (
-    Activation,
     AttentionMask,
     DeltaHeads,
     Experts,
     FloatArray,
-    PlainActivation,
     PooledKeys,
     Precision,
     Routing,
@@ -258,32 +256,6 @@ class TorchOps(RowOps):
         scaled = normed.view(x.shape[0], -1, weight.shape[0]) * weight
         return (scaled if bias is None else scaled + bias).view(x.shape)
 
-    def silu_mul(self, gate_up: torch.Tensor, up: torch.Tensor | None = None) -> torch.Tensor:
-        """See `Ops.silu_mul`."""
-        gate, up = gate_up.chunk(2, dim=1) if up is None else (gate_up, up)
-        return apply_silu(gate) * up
-
-    def gelu_mul(
-        self, gate_up: torch.Tensor, up: torch.Tensor | None = None, form: Literal["gelu", "gelu_erf"] = "gelu"
-    ) -> torch.Tensor:
-        """See `Ops.gelu_mul`."""
-        gate, up = gate_up.chunk(2, dim=1) if up is None else (gate_up, up)
-        return PLAIN[form](gate) * up
-
-    def clamped_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """See `Ops.clamped_mul`."""
-        gate, up = gate_up.chunk(2, dim=1)
-        return gated(gate, up, "clamped")
-
-    def limited_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """See `Ops.limited_mul`."""
-        gate, up = gate_up.chunk(2, dim=1)
-        return gated(gate, up, "limited")
-
-    def activate(self, x: torch.Tensor, activation: PlainActivation) -> torch.Tensor:
-        """See `Ops.activate`."""
-        return PLAIN[activation](x)
-
     def scale_by_position(self, x: torch.Tensor, growth: float, length: int, ahead: int = 0) -> torch.Tensor:
         """See `Ops.scale_by_position`."""
         turns = torch.div(self._step.positions + ahead, length, rounding_mode="floor")
@@ -336,7 +308,8 @@ class TorchOps(RowOps):
     ) -> torch.Tensor:
         """See `Ops.short_convolution`."""
         found = short_convolution(self._state_step(memory), x, weights, biases, memory.tails[layer])
-        return apply_silu(found) if silu else found
+        result: torch.Tensor = PLAIN["silu"](found) if silu else found
+        return result
 
     def pool_windows(
         self,
@@ -389,7 +362,8 @@ class TorchOps(RowOps):
 
     def norm_gated(self, x: torch.Tensor, weight: torch.Tensor, gate: torch.Tensor, eps: float) -> torch.Tensor:
         """See `Ops.norm_gated`."""
-        return torch.nn.functional.silu(gate) * self.rms_norm(x.contiguous(), weight, eps)
+        result: torch.Tensor = silu(gate) * self.rms_norm(x.contiguous(), weight, eps)
+        return result
 
     def select(self, x: torch.Tensor) -> torch.Tensor:
         """See `Ops.select`."""
@@ -411,62 +385,3 @@ class TorchOps(RowOps):
     def _seen_waiting(self) -> None:
         """The host decides something here, or waits for other processes."""
         self._step.by_values = True
-
-
-def apply_silu(x: torch.Tensor) -> torch.Tensor:
-    """x * sigmoid(x). Not torch's own, which on a CPU computes the last elements of a run in another way than the
-    others: bits would depend on where an element lies.
-    """
-    return x / (1 + torch.exp(-x))
-
-
-def gelu(x: torch.Tensor) -> torch.Tensor:
-    """0.5 x (1 + tanh(u)), u = sqrt(2 / pi) (x + 0.044715 x^3), which is x * sigmoid(2 u). By way of exp,
-    as silu is.
-    """
-    return x / (1 + torch.exp(-2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
-
-
-def gelu_erf(x: torch.Tensor) -> torch.Tensor:
-    """x * Phi(x) by way of exp, as silu is: Phi to 1e-7 (Abramowitz and Stegun 1964, 7.1.26)."""
-    size = x.abs()
-    t = 1 / (1 + 0.3275911 * math.sqrt(0.5) * size)
-    p = ((((1.061405429 * t - 1.453152027) * t + 1.421413741) * t - 0.284496736) * t + 0.254829592) * t
-    return x.clamp(min=0) - size * (0.5 * p * torch.exp(-0.5 * size * size))
-
-
-def clamped_gated(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """g * sigmoid(1.702 g) * (u + 1): the gate limited from above, up on both sides."""
-    g, u = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
-    return g / (1 + torch.exp(-1.702 * g)) * (u + 1)
-
-
-def limited_gated(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """silu(gate) * up, the gate limited from above, up on both sides."""
-    return apply_silu(gate.clamp(max=10.0)) * up.clamp(-10.0, 10.0)
-
-
-def relu2(x: torch.Tensor) -> torch.Tensor:
-    """max(x, 0)^2."""
-    return x.clamp(min=0).square()
-
-
-def exp_rest(x: torch.Tensor) -> torch.Tensor:
-    """e^m - 1 - m with m = min(x, 0)."""
-    negative = x.clamp(max=0)
-    return torch.exp(negative) - 1 - negative
-
-
-PLAIN: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {  # by `PlainActivation`
-    "silu": apply_silu,
-    "gelu": gelu,
-    "gelu_erf": gelu_erf,
-    "relu2": relu2,
-    "exp_rest": exp_rest,
-}
-
-
-def gated(gate: torch.Tensor, up: torch.Tensor, activation: Activation) -> torch.Tensor:
-    """What an expert makes of gate and up: see `Experts.activation`."""
-    of_both = {"clamped": clamped_gated, "limited": limited_gated}.get(activation)
-    return PLAIN[activation](gate) * up if of_both is None else of_both(gate, up)

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
-from homenode.compute.arrays import exponential, hyperbolic_tangent, join, largest, mean, root
+from homenode.compute.arrays import (
+    exponential,
+    hyperbolic_tangent,
+    join,
+    largest,
+    mean,
+    normal_distribution,
+    root,
+)
 
 
 @exponential.register(torch.Tensor)
@@ -16,6 +26,16 @@ def _(x: torch.Tensor) -> torch.Tensor:
 def _(x: torch.Tensor) -> torch.Tensor:
     """By way of exp: what torch's own gives depends on where a value lies."""
     return 1 - 2 / (1 + torch.exp(2 * x))
+
+
+@normal_distribution.register(torch.Tensor)
+def _(x: torch.Tensor) -> torch.Tensor:
+    """To 1e-7, by way of exp (Abramowitz and Stegun 1964, 7.1.26)."""
+    size = x.abs()
+    t = 1 / (1 + 0.3275911 * math.sqrt(0.5) * size)
+    p = ((((1.061405429 * t - 1.453152027) * t + 1.421413741) * t - 0.284496736) * t + 0.254829592) * t
+    tail = 0.5 * p * torch.exp(-0.5 * size * size)
+    return torch.where(x < 0, tail, 1 - tail)
 
 
 @root.register(torch.Tensor)
