@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <functional>
@@ -13,6 +14,16 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kLowest = std::numeric_limits<float>::lowest();
 constexpr int64_t kBlock = 256;   // values whose largest is kept
 constexpr int64_t kPiece = 2048;  // values whose weights are summed before one of them is chosen
+constexpr size_t kFew = 8192;     // tokens of a mask that are drawn from as a row of their own
+
+// All bits of each of four values that a part of a mask keeps.
+constexpr auto kKeptBits = [] {
+  std::array<std::array<uint32_t, 4>, 16> kept{};
+  for (size_t part = 0; part < 16; ++part) {
+    for (size_t i = 0; i < 4; ++i) kept[part][i] = part >> i & 1 ? ~uint32_t{0} : 0;
+  }
+  return kept;
+}();
 
 bool better(const TokenValue& a, const TokenValue& b) {
   return a.value > b.value || (a.value == b.value && a.token < b.token);
@@ -200,6 +211,28 @@ int32_t pick_chained(const Distribution& d, const RowSampling& how, SamplingScra
   return s.candidates[pick(s.weights.data(), count, u * total(s.weights.data(), count))].token;
 }
 
+// The place in a row whose edits are done, which is the one in scratch.edited where it is to be narrowed. `known`: its
+// largest value, if that was computed already.
+int32_t draw_from(const float* row, int64_t count, const RowSampling& how, const Largest* known, SamplingScratch& s,
+                  const Kernels& kernels) {
+  if (count == 0) return kNoToken;
+  const Largest largest = known ? *known : kernels.find_largest(row, count);
+  if (largest.nan || !(largest.value > -kInfinity && largest.value < kInfinity)) return kNoToken;
+  if (how.temperature < kGreedyBelow) return static_cast<int32_t>(largest.index);
+  const auto values = static_cast<size_t>(count);
+  if (how.top_n_sigma > 0) keep_top_n_sigma(std::span(s.edited).first(values), largest.value, how.top_n_sigma);
+  const float temperature = how.dynatemp_range > 0
+                                ? dynamic_temperature(std::span(row, values), largest.value, how, s, kernels)
+                                : how.temperature;
+  const Distribution d{row, count, largest.value, 1.0f / temperature};
+  const double u = uniform(how.seed, how.counter);
+  if (is_chained(how)) return pick_chained(d, how, s, kernels, u);
+  if ((how.top_k <= 0 || how.top_k >= count) && how.top_p >= 1 && how.min_p <= 0)
+    return pick_from_all(d, s, kernels, u);
+  narrow(d, how, s, kernels);
+  return pick_candidate(d, how, s, kernels, u);
+}
+
 }  // namespace
 
 void SamplingScratch::reserve(int64_t vocabulary) {
@@ -233,58 +266,57 @@ void select_best(const float* values, int64_t count, int64_t k, float least, Sam
   s.candidates.resize(static_cast<size_t>(k));
 }
 
-void keep_masked(std::span<float> row, std::span<const uint32_t> mask) {
+void copy_masked(std::span<const float> from, std::span<const uint32_t> mask, std::span<float> row) {
+  constexpr auto kForbidden = std::bit_cast<uint32_t>(-kInfinity);
   for (size_t begin = 0; begin < row.size(); begin += 32) {
     const uint32_t word = mask[begin / 32];
-    if (word == ~uint32_t{0}) continue;
     const size_t count = std::min<size_t>(32, row.size() - begin);
-    for (size_t i = 0; i < count; ++i) {
-      if (!(word >> i & 1)) row[begin + i] = -kInfinity;
+    if (word == 0) {
+      std::fill_n(row.begin() + static_cast<std::ptrdiff_t>(begin), count, -kInfinity);
+    } else if (count < 32) {
+      for (size_t i = begin; i < row.size(); ++i) row[i] = word >> (i - begin) & 1 ? from[i] : -kInfinity;
+    } else {
+      for (size_t part = 0; part < 8; ++part) {
+        const auto& kept = kKeptBits[word >> (4 * part) & 15];
+        for (size_t i = 0; i < 4; ++i) {
+          const size_t at = begin + 4 * part + i;
+          row[at] = std::bit_cast<float>((std::bit_cast<uint32_t>(from[at]) & kept[i]) | (kForbidden & ~kept[i]));
+        }
+      }
     }
   }
 }
 
-int32_t only_token(std::span<const uint32_t> mask) {
-  int32_t found = -1;
-  for (size_t i = 0; i < mask.size(); ++i) {
-    if (mask[i] == 0) continue;
-    if (found >= 0 || !std::has_single_bit(mask[i])) return -1;
-    found = static_cast<int32_t>(i * 32) + std::countr_zero(mask[i]);
+bool list_few(std::span<const uint32_t> mask, int64_t vocabulary, std::vector<int32_t>& tokens) {
+  tokens.clear();
+  for (size_t i = 0; i < mask.size() && tokens.size() <= kFew; ++i) {
+    for (uint32_t word = mask[i]; word != 0; word &= word - 1) {
+      const auto token = static_cast<int32_t>(i * 32) + std::countr_zero(word);
+      if (token < vocabulary) tokens.push_back(token);
+    }
   }
-  return found;
+  return tokens.size() <= kFew;
 }
 
 int32_t draw(const float* logits, int64_t vocabulary, const RowSampling& how, const Largest* known, SamplingScratch& s,
              const Kernels& kernels) {
-  if (!how.mask.empty()) {
-    if (const int32_t only = only_token(how.mask); only >= 0 && only < vocabulary) return only;
-  }
-  const bool edits = !how.bias_token.empty() || (!how.seen_token.empty() && penalised(how)) || !how.mask.empty(),
-             narrows = how.top_n_sigma > 0;
+  const bool edits = !how.bias_token.empty() || (!how.seen_token.empty() && penalised(how)), masked = !how.mask.empty();
+  const std::span whole(s.edited.data(), static_cast<size_t>(vocabulary));
   const float* row = logits;
-  if (edits || narrows) {
+  if (edits || (how.top_n_sigma > 0 && !masked)) {
     std::copy(logits, logits + vocabulary, s.edited.begin());
     if (edits) edit(s.edited, how);
-    if (!how.mask.empty()) keep_masked(std::span(s.edited).first(static_cast<size_t>(vocabulary)), how.mask);
     row = s.edited.data();
   }
-  const Largest largest = edits || !known ? kernels.find_largest(row, vocabulary) : *known;
-  if (largest.nan || !(largest.value > -kInfinity && largest.value < kInfinity)) return -1;
-  if (how.temperature < kGreedyBelow) return static_cast<int32_t>(largest.index);
-  if (narrows)
-    keep_top_n_sigma(std::span(s.edited).first(static_cast<size_t>(vocabulary)), largest.value, how.top_n_sigma);
-
-  const float temperature =
-      how.dynatemp_range > 0
-          ? dynamic_temperature(std::span(row, static_cast<size_t>(vocabulary)), largest.value, how, s, kernels)
-          : how.temperature;
-  const Distribution d{row, vocabulary, largest.value, 1.0f / temperature};
-  const double u = uniform(how.seed, how.counter);
-  if (is_chained(how)) return pick_chained(d, how, s, kernels, u);
-  if ((how.top_k <= 0 || how.top_k >= vocabulary) && how.top_p >= 1 && how.min_p <= 0)
-    return pick_from_all(d, s, kernels, u);
-  narrow(d, how, s, kernels);
-  return pick_candidate(d, how, s, kernels, u);
+  if (!masked) return draw_from(row, vocabulary, how, edits ? nullptr : known, s, kernels);
+  if (!list_few(how.mask, vocabulary, s.allowed)) {
+    copy_masked({row, whole.size()}, how.mask, whole);
+    return draw_from(whole.data(), vocabulary, how, nullptr, s, kernels);
+  }
+  if (s.allowed.size() == 1) return s.allowed.front();
+  for (size_t i = 0; i < s.allowed.size(); ++i) s.edited[i] = row[s.allowed[i]];  // i <= the token: none is lost
+  const auto drawn = draw_from(s.edited.data(), static_cast<int64_t>(s.allowed.size()), how, nullptr, s, kernels);
+  return drawn < 0 ? drawn : s.allowed[static_cast<size_t>(drawn)];
 }
 
 }  // namespace homenode

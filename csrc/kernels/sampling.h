@@ -42,6 +42,7 @@ struct SamplingScratch {
   std::vector<double> sums;  // of pieces of a row
   std::vector<TokenValue> candidates, ranked;
   std::vector<int32_t> order;  // of candidates
+  std::vector<int32_t> allowed;  // tokens of a mask
   void reserve(int64_t vocabulary);
 };
 
@@ -52,11 +53,11 @@ double uniform(uint64_t seed, uint64_t counter);
 // value may be NaN.
 void select_best(const float* values, int64_t count, int64_t k, float least, SamplingScratch& s);
 
-// Makes -infinity of the values whose bit in the mask is 0.
-void keep_masked(std::span<float> row, std::span<const uint32_t> mask);
+// Copies the values whose bit in the mask is 1; the others are -infinity. `row` may be `from` itself.
+void copy_masked(std::span<const float> from, std::span<const uint32_t> mask, std::span<float> row);
 
-// The only token that a mask leaves, -1 if it leaves none or several.
-int32_t only_token(std::span<const uint32_t> mask);
+// The tokens that a mask leaves, in their order. False where they are too many to be listed.
+bool list_few(std::span<const uint32_t> mask, int64_t vocabulary, std::vector<int32_t>& tokens);
 
 // Makes -infinity of all logits below `largest` - n * their standard deviation, those of -infinity not counted; n > 0.
 void keep_top_n_sigma(std::span<float> row, float largest, float n);
