@@ -194,7 +194,7 @@ def test_an_end_that_moves_away_is_kept_within_reach_as_well(bound: Bound) -> No
 def test_an_answer_that_is_far_too_short_for_its_form_is_not_steered() -> None:
     matcher: Any = None
     long, unknown = Beginning(matcher, (7,) * 30, steerable=True), Beginning(matcher, None, steerable=True)
-    assert long.near(14) < 0 < long.near(15) and unknown.near(128) < 0 < unknown.near(300)
+    assert long.near(7) < 0 < long.near(8) and unknown.near(128) < 0 < unknown.near(300)
     assert Beginning(matcher, (), steerable=True).near(1) > 0 > Beginning(matcher, (), steerable=False).near(1)
 
 

@@ -25,12 +25,12 @@ _ALL_TOKENS = 2**31
 _PAUSE = 8  # tokens at least after a search in vain
 _SURE = 16  # tokens beyond a known end, with which a token counts whose end was not found
 _FARTHER = 16  # tokens by which an end moves away at most with a word in a text
-_SHORT_WAYS = (64, 16)  # tokens of ways on which an end is searched for where longer ones led to none
+_WAYS = (8, 64, LONGEST_END)  # tokens of ways on which an end is searched for, one length after the other
 
 
 def short_end(ends: ShortEnds, matcher: LLMatcher, looks: int = _LOOKS) -> End | None:
     """From where `matcher` is; None where none was found with so many looks, or somewhat more."""
-    for longest in (LONGEST_END, *_SHORT_WAYS):
+    for longest in _WAYS:
         end, _ = ends.find(matcher, min(looks, 4 * longest), longest=longest)
         if end is not None:
             return end

@@ -105,6 +105,10 @@ class ShortEnds:
         """Whether it is brackets or quotes."""
         return bool(self._kinds[token] <= _BRACKET)
 
+    def is_number(self, token: int) -> bool:
+        """Whether it is digits, and nothing beside them: words, which a longer one may run past an end, are not."""
+        return self._texts[token].isdigit()
+
     def is_plain(self, token: int) -> bool:
         """Whether it has nothing but what words and sentences have: it opens no part of a form, as a rule."""
         return token not in self._special and not self._texts[token].translate(None, _PLAIN)
@@ -240,8 +244,8 @@ class _Search:
         self._seen.add((len(path), known))
         candidates, in_text = self._ends.candidates(mask, known)
         closed = not in_text and bool(path) and self._ends.closes(path[-1])  # brackets close one after another
-        only = len(candidates) == 1  # nothing ends here: what has to be counted goes on until others may come
-        still = way.still + 1 if known == way.before and not closed and not only else 0
+        counted = len(candidates) == 1 and self._ends.is_number(candidates[0])  # goes on until others may come
+        still = way.still + 1 if known == way.before and not closed and not counted else 0
         turns = still.bit_count() == 1  # 1, 2, 4, ... steps have changed nothing
         for index, token in enumerate(candidates if turns or not still else candidates[:1]):
             self._push(way.aside + turns + (index > 0), (*path, token), known, still)

@@ -54,7 +54,7 @@ class Beginning:
         """The tokens before the last one from which on the end of an answer of `most` tokens is kept within reach;
         never that of one which cannot have it, by far.
         """
-        if not self.steerable or 2 * most < (LONGEST_END if self.end is None else len(self.end)):
+        if not self.steerable or (2 * most < LONGEST_END if self.end is None else 4 * most < len(self.end)):
             return _NEVER
         return min(_MOST_NEAR, _NEAR + 2 * len(self.end or ()))
 
