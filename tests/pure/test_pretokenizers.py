@@ -170,9 +170,16 @@ def cut_by(expressions: tuple[str, ...], text: str) -> list[str]:
     return pieces
 
 
+@cache
+def splits(name: str) -> pre_tokenizers.Sequence:
+    """Compiled once: the classes of characters are long."""
+    return pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(Regex(each), "isolated") for each in pre_tokenizer(name).expressions]
+    )
+
+
 def cut_here(name: str, text: str) -> list[str]:
-    splits = [pre_tokenizers.Split(Regex(e), "isolated") for e in pre_tokenizer(name).expressions]
-    return [piece for piece, _ in pre_tokenizers.Sequence(splits).pre_tokenize_str(text)]
+    return [piece for piece, _ in splits(name).pre_tokenize_str(text)]
 
 
 @pytest.mark.parametrize("name", CUTS)
