@@ -13,15 +13,16 @@ import pytest
 pytest.importorskip("torch", reason="needs torch, which the `torch` dependency group installs")
 pytest.importorskip("transformers", reason="needs transformers, which the `torch` dependency group installs")
 
-from homenode.compute.ops import Backend
+from homenode.compute.ops import Backend, Precision
 from homenode.compute.reference import ReferenceBackend
+from homenode.compute.reference.ops import EagerOps
 from homenode.errors import CheckpointError, UnsupportedError
 from homenode.model.checkpoint.index import open_checkpoint
 from homenode.model.parts import PartitionSpec
 from homenode.model.weights.load import load_model
 from tests.model.config_fields import check_fields
 from tests.model.conftest import make_backend
-from tests.model.driver import Driver
+from tests.model.driver import Driver, Sequence
 from tests.model.parity import Case, check_file, spread_error, write_stacked_gguf
 from tests.model.split import split_driver
 from tests.model.transformers_models import logprobs, make_model, prompts, quiet_and_on_one_thread
@@ -234,6 +235,28 @@ def test_what_cannot_be_run_is_refused_by_name(
     _, folder, _ = made
     with pytest.raises(error, match=problem):
         load_model(open_checkpoint(changed_folder(folder, change, tmp_path)), ReferenceBackend())
+
+
+@pytest.mark.parametrize("made", ["nemotron", "nemotron-latent"], indirect=True)
+def test_between_experts_rows_of_recurrences_are_multiplied_finely(
+    made: tuple[Case, Path, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What bfloat16 takes from them would have rows choose other experts; without experts nothing is asked for."""
+    asked, linear = list[str](), EagerOps.linear
+
+    def told(ops: EagerOps, *given: Any, precision: Precision = "usual", **named: Any) -> Any:
+        asked.append(precision)
+        return linear(ops, *given, precision=precision, **named)
+
+    monkeypatch.setattr(EagerOps, "linear", told)
+    backend, (_, folder, _) = ReferenceBackend(), made
+    model = load_model(open_checkpoint(folder), backend)
+    Driver(model, backend).step([(Sequence([3, 4, 5]), 3)])
+    spec = model.spec
+    attending, recurrent = (
+        sum(found(n) is not None for n in range(spec.num_layers)) for found in (spec.kv_of, spec.state_of)
+    )
+    assert recurrent and asked.count("fine") == (0 if spec.moe is None else attending + 2 * recurrent)
 
 
 @pytest.mark.slow

@@ -363,14 +363,20 @@ def _add_shared_expert(ops: Ops, model: ForwardContext, layer: Layer, h: Tensor,
 
 
 def project_out(
-    ops: Ops, model: ForwardContext, inner: Tensor, weight: Any, bias: Tensor | None, x: Tensor | None
+    ops: Ops,
+    model: ForwardContext,
+    inner: Tensor,
+    weight: Any,
+    bias: Tensor | None,
+    x: Tensor | None,
+    precision: Precision = "usual",
 ) -> Tensor:
     """The product of the inner columns, bias included, plus x where there is one; ranks add up those of the columns
     they have.
     """
     if not model.part.adds_residual:
         bias = x = None
-    return over_ranks(ops, model, ops.linear(inner, (weight,), (bias,), residual=x))
+    return over_ranks(ops, model, ops.linear(inner, (weight,), (bias,), residual=x, precision=precision))
 
 
 def over_ranks(ops: Ops, model: ForwardContext, x: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from homenode.compute.ops import Ops, ScanHeads, Tensor
+from homenode.compute.ops import Ops, Precision, ScanHeads, Tensor
 from homenode.errors import UnsupportedError
 from homenode.model.architectures import common
 from homenode.model.architectures.parameters import Condition, ForwardContext, Parameter
@@ -244,7 +244,13 @@ def convert_folder(tensors: Mapping[str, TensorEntry], spec: ModelSpec) -> dict[
 
 
 def mixed(
-    ops: Ops, model: ForwardContext, index: int, h: Tensor, gate_scale: float = 1.0, step_scale: float = 1.0
+    ops: Ops,
+    model: ForwardContext,
+    index: int,
+    h: Tensor,
+    gate_scale: float = 1.0,
+    step_scale: float = 1.0,
+    precision: Precision = "usual",
 ) -> Tensor:
     """What the recurrence of layer `index` of this stage makes of the normed rows h, gated and normed, to be projected
     with `scan_o`; of the model's last layer the selected rows only. The scales are of z and dt.
@@ -253,13 +259,14 @@ def mixed(
     assert scan is not None  # a layer has these parameters only where the figures say so
     heads, groups = part.state_groups, scan.groups_in(part)
     inner, state = heads.count * scan.head_dim, model.state_layers[part.layers.first + index]
-    projected = ops.linear(h, [layer[f"scan_{each}"] for each in _IN], [layer.get(f"scan_{each}_bias") for each in _IN])
+    biases = [layer.get(f"scan_{each}_bias") for each in _IN]
+    projected = ops.linear(h, [layer[f"scan_{each}"] for each in _IN], biases, precision=precision)
     z, xbc, dt = ops.split(projected, (inner, inner + 2 * groups.count * scan.state_width, heads.count))
     if step_scale != 1.0:
         dt = ops.scale(dt, step_scale)
     weights = [layer[f"conv_{each}"] for each in _CONVOLVED]
-    biases = [layer[f"conv_{each}_bias"] for each in _CONVOLVED] if scan.convolution_bias else ()
-    xbc = ops.short_convolution(xbc, weights, biases, model.state, state, True)
+    shifts = [layer[f"conv_{each}_bias"] for each in _CONVOLVED] if scan.convolution_bias else ()
+    xbc = ops.short_convolution(xbc, weights, shifts, model.state, state, True)
     how = ScanHeads(scan.per_group, heads.first - groups.first * scan.per_group)
     vectors = (layer["decay_weight"], layer["decay_bias"], layer["skip"])
     y = ops.selective_scan(xbc, dt, *vectors, model.state, state, how)

@@ -209,13 +209,15 @@ def read_gguf(config: GgufConfig) -> ModelSpec:
 def forward(ops: Ops, model: ForwardContext) -> Tensor:
     """Logits of the step's selected rows, or the rows for the next stage."""
     x = common.enter(ops, model)
+    of_scan = common.precision_of_scores(model.spec)  # its rounding, too, would have rows choose other experts
     for index, layer in enumerate(model.parameters.layers):
         h = common.normed(ops, model, x, layer["input_norm"])
         if "q" in layer:
             attended = common.attended(ops, model, index, common.project_qkv(ops, model, layer, h), None)
             inner, out, bias = common.select_last(ops, model, index, attended), layer["o"], None
         elif "scan_o" in layer:
-            inner, out, bias = mamba_mixer.mixed(ops, model, index, h), layer["scan_o"], layer.get("scan_o_bias")
+            inner = mamba_mixer.mixed(ops, model, index, h, precision=of_scan)
+            out, bias = layer["scan_o"], layer.get("scan_o_bias")
         else:
             h, x = (common.select_last(ops, model, index, each) for each in (h, x))
             if "router" in layer:
@@ -226,7 +228,7 @@ def forward(ops: Ops, model: ForwardContext) -> Tensor:
             continue
         if model.part.adds_residual:
             x = common.select_last(ops, model, index, x)
-        x = common.project_out(ops, model, inner, out, bias, x)
+        x = common.project_out(ops, model, inner, out, bias, x, of_scan if "scan_o" in layer else "usual")
     return common.leave(ops, model, x)
 
 
