@@ -50,8 +50,8 @@ def can_be_steered(ends: ShortEnds, matcher: LLMatcher) -> bool:
 
 class _Known(NamedTuple):
     """What is known of an answer's end. `end`: what completes it, None while that is not known; `looks`: that may still
-    be taken; `later`: no search before so few tokens are left; `in_words`: whether the end was the same before and after
-    the last token, a word, that was looked at; `unseen`: words that came since, and were not looked at.
+    be taken; `later`: no search before so few tokens are left; `in_words`: whether the end was the same before and
+    after the last token, a word, that was looked at; `unseen`: words that came since, and were not looked at.
     """
 
     end: End | None
