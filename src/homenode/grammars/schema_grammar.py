@@ -15,6 +15,7 @@ _NAMED = ("properties", "patternProperties", "$defs", "definitions")
 _LISTED = ("prefixItems", "allOf", *ALTERNATIVES)
 _SINGLE = ("additionalProperties", "additionalItems", "items")
 _COMBINING = ("$ref", *ALTERNATIVES)
+_MOST_CHARACTERS = {"hostname": 253, "email": 254}  # of RFC 1123 and RFC 5321; llguidance bounds their parts alone
 
 
 def written_schema(document: SchemaDocument, *, strict: bool) -> Any:
@@ -39,8 +40,8 @@ def _combines(document: SchemaDocument) -> bool:
 
 
 class _SchemaWriter:
-    """Copies schemas: their `oneOf`, options of which exclude each other, is an `anyOf`, and formats that are only
-    remarks are gone. `closes`: an object that names its properties and says nothing of others has no others; `empty`:
+    """Copies schemas: their `oneOf`, options of which exclude each other, is an `anyOf`, formats that are only remarks
+    are gone, and others bound the length of their texts. `closes`: an object that names its properties and says nothing of others has no others; `empty`:
     one that names none, too.
     """
 
@@ -52,6 +53,8 @@ class _SchemaWriter:
         if not isinstance(node, dict):
             return node
         found = {word: self._of_word(word, value) for word, value in node.items() if not _is_remark(word, value)}
+        if (most := _MOST_CHARACTERS.get(str(found.get("format")))) is not None:
+            found["maxLength"] = min(most, found.get("maxLength", most))
         if "oneOf" in found and "anyOf" not in found:
             found = {"anyOf" if word == "oneOf" else word: value for word, value in found.items()}
         if self._closes and (found.get("properties") or (self._empty and "properties" in found)) and _may_close(found):

@@ -9,6 +9,7 @@ import pytest
 
 from homenode.errors import UserError
 from homenode.grammars.compile import compile_grammar
+from homenode.grammars.matcher import make_matcher
 from homenode.grammars.spec import (
     Choice,
     Gbnf,
@@ -166,3 +167,11 @@ def test_control_tokens_are_no_text() -> None:
 )
 def test_the_dialect_of_a_grammar(text: str, kind: type) -> None:
     assert isinstance(grammar_text_spec(text), kind)
+
+
+@pytest.mark.parametrize(("form", "text", "most"), [("hostname", "a." * 200, 253), ("email", "a@" + "a." * 200, 254)])
+def test_formats_bound_the_length_of_their_texts(form: str, text: str, most: int) -> None:
+    schema = JsonSchema({"type": "string", "format": form})
+    matcher = make_matcher(BYTES, compile_grammar(schema, BYTES, "field").text)
+    taken = matcher.try_consume_tokens(list(f'"{text}"'.encode()))
+    assert most - 1 <= taken <= most + 1  # with the quote before it; a name does not end with a point
