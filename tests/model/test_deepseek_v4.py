@@ -22,7 +22,6 @@ from homenode.model.part import ModelPart
 from homenode.model.parts import PartitionSpec, plan_parts
 from homenode.model.weights.load import layers_kv, load_model
 from tests.checkpoints import safetensors_bytes
-from tests.model.config_fields import check_fields
 from tests.model.conftest import make_backend
 from tests.model.driver import Driver
 from tests.model.parity import Case, check_file, write_stacked_gguf
@@ -186,9 +185,3 @@ def test_ranks_are_refused_by_name(folder: Path) -> None:
     spec = open_checkpoint(folder).spec
     with pytest.raises(UserError, match="--tensor-parallel-size 2"):
         plan_parts(spec, {}, PartitionSpec(ranks=2))
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_every_field_is_read_as_transformers_reads_it_or_refused(tmp_path: Path) -> None:
-    check_fields(CASE.kind, CASE.changes, tmp_path / "model")
