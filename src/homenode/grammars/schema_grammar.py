@@ -15,7 +15,9 @@ _NAMED = ("properties", "patternProperties", "$defs", "definitions")
 _LISTED = ("prefixItems", "allOf", *ALTERNATIVES)
 _SINGLE = ("additionalProperties", "additionalItems", "items")
 _COMBINING = ("$ref", *ALTERNATIVES)
-_MOST_CHARACTERS = {"hostname": 253, "email": 254}  # of RFC 1123 and RFC 5321; llguidance bounds their parts alone
+# Lengths of RFC 1123 and RFC 5321; llguidance bounds the labels of host names and nothing else.
+_MOST_CHARACTERS = {"hostname": 253, "email": 254}
+_ADDRESS = r"^[^@]{1,64}@[^.@]{1,63}(\.[^.@]{1,63})*$"
 
 
 def written_schema(document: SchemaDocument, *, strict: bool) -> Any:
@@ -55,6 +57,8 @@ class _SchemaWriter:
         found = {word: self._of_word(word, value) for word, value in node.items() if not _is_remark(word, value)}
         if (most := _MOST_CHARACTERS.get(str(found.get("format")))) is not None:
             found["maxLength"] = min(most, found.get("maxLength", most))
+            if found["format"] == "email":
+                found.setdefault("pattern", _ADDRESS)
         if "oneOf" in found and "anyOf" not in found:
             found = {"anyOf" if word == "oneOf" else word: value for word, value in found.items()}
         if self._closes and (found.get("properties") or (self._empty and "properties" in found)) and _may_close(found):

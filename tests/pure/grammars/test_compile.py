@@ -169,7 +169,15 @@ def test_the_dialect_of_a_grammar(text: str, kind: type) -> None:
     assert isinstance(grammar_text_spec(text), kind)
 
 
-@pytest.mark.parametrize(("form", "text", "most"), [("hostname", "a." * 200, 253), ("email", "a@" + "a." * 200, 254)])
+@pytest.mark.parametrize(
+    ("form", "text", "most"),
+    [
+        ("hostname", "a." * 200, 253),
+        ("email", "a@" + "a." * 200, 254),
+        ("email", "a" * 70 + "@a", 64),
+        ("email", "a@" + "b" * 70, 65),
+    ],
+)
 def test_formats_bound_the_length_of_their_texts(form: str, text: str, most: int) -> None:
     schema = JsonSchema({"type": "string", "format": form})
     matcher = make_matcher(BYTES, compile_grammar(schema, BYTES, "field").text)
