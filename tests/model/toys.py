@@ -32,7 +32,7 @@ from homenode.model.architectures.muse_glimmer import GatedCappedBlock
 from homenode.model.architectures.nemotron_h import NemotronExtras
 from homenode.model.architectures.olmoe import ProjectionLimit
 from homenode.model.architectures.parameters import expected_tensors
-from homenode.model.architectures.pooled_rows import V4Figures
+from homenode.model.architectures.pooled_rows import DeepseekV4Spec
 from homenode.model.architectures.registry import architecture_of
 from homenode.model.architectures.token_indexer import with_indexer
 from homenode.model.spec import BlockChoice, DeltaSpec, IndexerSpec, ModelSpec, MoeSpec, RopeSpec, TensorEntry
@@ -225,7 +225,7 @@ def toy_spec(architecture: str = "llama", **changes: object) -> ModelSpec:
 def _with_pooled_rows(spec: ModelSpec) -> ModelSpec:
     """Of runs of 8 tokens, and of 4 that overlap. Experts go by the token in the first layer."""
     ropes = {"rope": RopeSpec(rotary_dim=8), "local_rope": RopeSpec(theta=100.0, rotary_dim=8)}
-    indexer, figures = IndexerSpec(3, 12, 2, (1,), True), V4Figures(5, (1,), 1, StreamMixing(3, 1e-6))
+    indexer, figures = IndexerSpec(3, 12, 2, (1,), True), DeepseekV4Spec(5, (1,), 1, StreamMixing(3, 1e-6))
     ratios = (8, 4, 0)[: spec.num_layers]
     return with_layers(replace(spec, num_kv_heads=1, **ropes), ratios, figures, indexer, 20, (2, 12), 3)  # type: ignore[arg-type]
 

@@ -22,7 +22,7 @@ from homenode.model.architectures.architecture import Architecture, FolderFormat
 from homenode.model.architectures.common import Tensors, layer_weight
 from homenode.model.architectures.hyper_connections import StreamMixing
 from homenode.model.architectures.parameters import ForwardContext, Parameter
-from homenode.model.architectures.pooled_rows import V4Figures, figures_of
+from homenode.model.architectures.pooled_rows import DeepseekV4Spec, own_spec
 from homenode.model.config.folder_config import Defaults, ExpertDefaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.formats import limits
@@ -44,7 +44,7 @@ _MOST_STREAMS, _MOST_ROUNDS, _MOST_RATIO = 16, 1000, 4096
 
 
 def _is_hashed(spec: ModelSpec, _part: ModelPart, layer: int | None) -> bool:
-    return layer is not None and layer < figures_of(spec).hashed
+    return layer is not None and layer < own_spec(spec).hashed
 
 
 def _is_scored(spec: ModelSpec, part: ModelPart, layer: int | None) -> bool:
@@ -139,7 +139,7 @@ def read_folder(config: FolderConfig) -> ModelSpec:
         return fields.integer(key, default, maximum=most)
 
     overlapping = tuple(layer for layer, kind in enumerate(_kinds(fields, spec.num_layers)) if kind == SPARSE)
-    figures = V4Figures(
+    figures = DeepseekV4Spec(
         size("sliding_window", 128, limits.MOST_POSITION),
         overlapping,
         _hashed(fields, spec.num_layers),
@@ -240,7 +240,7 @@ def _routed(moe: MoeSpec, scale: float) -> MoeSpec:
 def with_layers(
     spec: ModelSpec,
     ratios: tuple[int, ...],
-    figures: V4Figures,
+    figures: DeepseekV4Spec,
     indexer: IndexerSpec,
     query_rank: int,
     output: tuple[int, int],
@@ -331,7 +331,7 @@ def read_gguf(config: GgufConfig) -> ModelSpec:
         overlapping,
         True,
     )
-    figures = V4Figures(
+    figures = DeepseekV4Spec(
         size("attention.sliding_window", limits.MOST_POSITION),
         overlapping,
         min(fields.integer("hash_layer_count", minimum=0, maximum=limits.MOST_LAYERS), layers),
@@ -382,10 +382,10 @@ def convert(tensors: Tensors, spec: ModelSpec) -> dict[str, TensorEntry]:
 
 def forward(ops: Ops, model: ForwardContext) -> Tensor:
     """Logits of the step's selected rows, or the rows for the next stage: all streams."""
-    how, streams = figures_of(model.spec).mixing, common.enter(ops, model)
+    how, streams = own_spec(model.spec).mixing, common.enter(ops, model)
     if model.part.first_stage:
         streams = hyper_connections.begun(ops, model, streams)
-    turns = pooled_rows.turns(ops, model)
+    turns = pooled_rows.angles_of_layers(ops, model)
     for index, layer in enumerate(model.parameters.layers):
         x, (parts, kept) = hyper_connections.joined(ops, model, layer, "attention", streams, how)
         x = pooled_rows.attended(ops, model, index, common.normed(ops, model, x, layer["input_norm"]), turns)

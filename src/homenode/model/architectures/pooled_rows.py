@@ -19,7 +19,7 @@ from homenode.model.spec import ModelSpec
 
 
 @dataclass(frozen=True)
-class V4Figures:
+class DeepseekV4Spec:
     """`window`: tokens that every layer sees; `overlapping`: the layers whose windows overlap, which have an indexer;
     `hashed`: how many layers in front have experts that go by the token's id.
     """
@@ -30,9 +30,9 @@ class V4Figures:
     mixing: StreamMixing
 
 
-def figures_of(spec: ModelSpec) -> V4Figures:
+def own_spec(spec: ModelSpec) -> DeepseekV4Spec:
     """Those of a model with such attention."""
-    assert isinstance(spec.own, V4Figures)
+    assert isinstance(spec.own, DeepseekV4Spec)
     return spec.own
 
 
@@ -41,7 +41,7 @@ def _is_pooled(spec: ModelSpec, _part: ModelPart, layer: int | None) -> bool:
 
 
 def _overlaps(spec: ModelSpec, _part: ModelPart, layer: int | None) -> bool:
-    return layer in figures_of(spec).overlapping
+    return layer in own_spec(spec).overlapping
 
 
 def _is_heavy(spec: ModelSpec, part: ModelPart, layer: int | None) -> bool:
@@ -95,7 +95,7 @@ PARAMETERS = (
 
 
 @dataclass(frozen=True)
-class Turns:
+class PooledAngles:
     """cos and sin of a step in a layer: of a token, back again, and of the first token of a run that ends with it."""
 
     to: Tensor
@@ -103,9 +103,9 @@ class Turns:
     first: Tensor
 
 
-def turns(ops: Ops, model: ForwardContext) -> dict[int, Turns]:
+def angles_of_layers(ops: Ops, model: ForwardContext) -> dict[int, PooledAngles]:
     """Of each layer of this stage by its index: those with pooled rows have a rope of their own."""
-    pooled, made = model.spec.pooled, dict[int, Turns]()
+    pooled, made = model.spec.pooled, dict[int, PooledAngles]()
     assert pooled is not None
     of_layers = [pooled.ratios[layer] for layer in range(model.part.layers.first, model.part.layers.end)]
     for ratio in sorted(set(of_layers)):
@@ -113,7 +113,7 @@ def turns(ops: Ops, model: ForwardContext) -> dict[int, Turns]:
         assert rope is not None
         turn, scale = rope.inverse_frequencies, rope.scale
         to, back = ops.rope_angles(turn, scale), ops.rope_angles(-turn, scale)
-        made[ratio] = Turns(to, back, ops.rope_angles(turn, scale, ratio - 1) if ratio else to)
+        made[ratio] = PooledAngles(to, back, ops.rope_angles(turn, scale, ratio - 1) if ratio else to)
     return {index: made[ratio] for index, ratio in enumerate(of_layers)}
 
 
@@ -131,13 +131,13 @@ def _turned(ops: Ops, x: Tensor, angles: Tensor, heads: int, head_dim: int, rota
 
 
 def _pooled(
-    ops: Ops, model: ForwardContext, index: int, h: Tensor, rank: Tensor, how: Turns, rotary: int
+    ops: Ops, model: ForwardContext, index: int, h: Tensor, rank: Tensor, how: PooledAngles, rotary: int
 ) -> PooledKeys | None:
     """What layer `index` of this stage attends to beside tokens. h: its normed rows; `rank`: what queries are made of."""
     layer, spec, number = model.parameters.layers[index], model.spec, model.part.layers.first + index
     if spec.pooled is None or not (ratio := spec.pooled.ratios[number]):
         return None
-    overlaps = number in figures_of(spec).overlapping
+    overlaps = number in own_spec(spec).overlapping
     keys, widths = (("sparse", "index") if overlaps else ("heavy",)), [spec.head_dim]
     if overlaps:
         assert spec.indexer is not None
@@ -161,7 +161,7 @@ def _pooled(
     return PooledKeys(rows, place, ratio, chosen)
 
 
-def attended(ops: Ops, model: ForwardContext, index: int, h: Tensor, of_layers: Mapping[int, Turns]) -> Tensor:
+def attended(ops: Ops, model: ForwardContext, index: int, h: Tensor, of_layers: Mapping[int, PooledAngles]) -> Tensor:
     """What the attention of layer `index` of this stage makes of its normed rows h; of the model's last layer the
     selected rows only. `of_layers`: see `turns`.
     """
@@ -177,7 +177,7 @@ def attended(ops: Ops, model: ForwardContext, index: int, h: Tensor, of_layers: 
     pooled = _pooled(ops, model, index, h, rank, how, rotary)
     place = model.cache_layers[model.part.layers.first + index]
     found = ops.attention(
-        q, row, None, model.cache, place, head**-0.5, figures_of(spec).window,
+        q, row, None, model.cache, place, head**-0.5, own_spec(spec).window,
         sinks=layer["sinks"], value_columns=head, pooled=pooled,
     )  # fmt: skip
     found = common.select_last(ops, model, index, _turned(ops, found, how.back, heads, head, rotary))
