@@ -56,6 +56,7 @@ SIZES: Mapping[str, tuple[tuple[str, float], ...]] = {
     "jina_bert": (("jina-embeddings-v2 small", 0.033), ("base", 0.14), ("base-code", 0.16)),
     "jina_embeddings_v3": (("jina-embeddings-v3", 0.57),),
     "lfm2": (("LFM2 350M", 0.35), ("1.2B", 1.2), ("2.6B", 2.6)),
+    "lfm3": (("LFM3 1.7B", 1.7),),
     "lfm2_moe": (("LFM2 8B-A1B", 8.3),),
     "llama": (("SmolLM2 135M", 0.135), ("Llama 3.2 1B", 1.2), ("3B", 3.2), ("3.1 8B", 8.0), ("3.3 70B", 70.6)),
     "minicpm": (("MiniCPM4 0.5B", 0.43), ("MiniCPM4.1 8B", 8.2)),
@@ -87,7 +88,9 @@ SIZES: Mapping[str, tuple[tuple[str, float], ...]] = {
     "hy_v3": (("Hy3 preview 295B-A21B", 295),),
     "hyperclovax": (("HyperCLOVA X SEED Think 14B", 14.7),),
     "jais2": (("Jais 2 8B", 8.1), ("70B", 70)),
+    "olmo_hybrid": (("OLMo Hybrid 7B", 7.5),),
     "flex_olmo": (("FlexOlmo 7x7B", 33.3),),
+    "laguna": (("Laguna XS.2 33B-A3B", 33.4), ("S.2 118B-A8B", 118), ("M.1 230B-A10B", 230)),
     "mimo_v2_flash": (("MiMo-V2-Flash 309B-A15B", 309),),
     "mellum": (("Mellum 2 12B-A2.5B", 12.0),),
     "solar_open": (("Solar Open 102B-A12B", 102),),
@@ -153,7 +156,7 @@ NOTES: Mapping[str, str] = {
     "olmo3": "a window in three of four layers, YaRN in the others only",
     "smollm3": "no rope in every fourth layer",
     "granitemoehybrid": "Mamba 2 beside attention, with experts or an MLP",
-    **dict.fromkeys(("lfm2", "lfm2_moe"), "short convolutions beside attention"),
+    **dict.fromkeys(("lfm2", "lfm2_moe", "lfm3"), "short convolutions beside attention"),
     **dict.fromkeys(("bamba", "nemotron_h"), "Mamba 2 beside attention"),
     "falcon_h1": "Mamba 2 and attention in every layer",
     "mamba2": "no attention at all",
@@ -163,7 +166,9 @@ NOTES: Mapping[str, str] = {
     "mixtral": "GGUF files with stacked experts and older ones with a tensor for each",
     "deepseek_v4": "rows pooled from runs of tokens beside a window, hyper-connections; keeps about 90 KiB of a token",
     "minimax_m3": "an indexer chooses blocks of tokens for each KV head",
+    "olmo_hybrid": "gated delta nets beside attention, mostly without a rope; CPUs only",
     "flex_olmo": "OLMo 2 with experts",
+    "laguna": "unlike numbers of query heads in layers with and without a window",
     "mimo_v2_flash": "keys wider than values; folders count a window's tokens without the token itself, GGUF files with it",
     "minicpm": "MiniCPM 1, 2, 4 and 4.1, attending to the whole context",
     "muse_glimmer": "layers with a window have a rope, the others have none; attention with a gate",
@@ -178,7 +183,9 @@ NOTES: Mapping[str, str] = {
     ),
 }
 # Of which no converter writes GGUF files.
-FOLDERS_ONLY = frozenset("cwm flex_olmo gpt_neo gptj gte helium hyperclovax ministral nanochat vaultgemma".split())
+FOLDERS_ONLY = frozenset(
+    "cwm flex_olmo gpt_neo gptj gte helium hyperclovax lfm3 ministral nanochat olmo_hybrid vaultgemma".split()
+)
 # By architecture: what people ask for that it does not do, besides what the code tells; it is refused by name.
 LIMITS: Mapping[str, tuple[str, ...]] = {
     "mamba2": ("`--pd-role`",),
@@ -196,6 +203,7 @@ LIMITS: Mapping[str, tuple[str, ...]] = {
     "bloom": ("`apply_residual_connection_post_layernorm`",),
     "mpt": ("models without ALiBi",),
     **dict.fromkeys(("phi", "stablelm"), ("`qk_layernorm`",)),
+    "laguna": ("caps of the router's logits",),
     "llama4": ("several experts for a token",),
     "olmoe": ("limits of q, k and v in GGUF, which keeps none",),
     "minicpm": ("`sparse_config`",),

@@ -348,13 +348,14 @@ void bind_recorder(nb::module_& m) {
       .def(
           "record_delta_rule",
           [](Recorder& r, const Tensor& qkv, const Tensor& beta, const Tensor& decay, const Tensor& decay_weight,
-             const Tensor& decay_bias, std::shared_ptr<StateMemory> memory, int layer, int key_heads,
-             bool interleaved) {
+             const Tensor& decay_bias, std::shared_ptr<StateMemory> memory, int layer, int key_heads, bool interleaved,
+             float gain) {
             return take(r.delta_rule(qkv, beta, decay, decay_weight, decay_bias, std::move(memory),
-                                     {layer, key_heads, interleaved}));
+                                     {layer, key_heads, interleaved, gain}));
           },
           nb::arg("qkv"), nb::arg("beta"), nb::arg("decay"), nb::arg("decay_weight"), nb::arg("decay_bias"),
-          nb::arg("memory"), nb::kw_only(), nb::arg("layer"), nb::arg("key_heads"), nb::arg("interleaved"))
+          nb::arg("memory"), nb::kw_only(), nb::arg("layer"), nb::arg("key_heads"), nb::arg("interleaved"),
+          nb::arg("gain"))
       .def(
           "record_selective_scan",
           [](Recorder& r, const Tensor& xbc, const Tensor& dt, const Tensor& decay_weight, const Tensor& decay_bias,

@@ -100,7 +100,7 @@ void DeltaOperation::load(const Chunk& chunk, int64_t head, const Kernels& kerne
     normalise(q, width, 1.0f / std::sqrt(static_cast<float>(width)), chunk.q + t * width, kernels);
     normalise(q + keys * width, width, 1.0f, chunk.k + t * width, kernels);
     chunk.decay[t] = std::exp(weight * softplus(decays.row(chunk.first + t)[head] + bias));
-    chunk.beta[t] = 1.0f / (1.0f + std::exp(-betas.row(chunk.first + t)[head]));
+    chunk.beta[t] = params.gain / (1.0f + std::exp(-betas.row(chunk.first + t)[head]));
   }
 }
 

@@ -42,6 +42,7 @@ struct DeltaParams {
   int layer;         // of the state memory
   int key_heads;
   bool interleaved;  // value head h reads key head h % key_heads; else key head h / (value heads / key_heads)
+  float gain;        // of the share of a token's value that enters the state
 };
 
 // The gated delta rule: see homenode.compute.ops.Ops.delta_rule. A thread has the same panels of all sequences, whose

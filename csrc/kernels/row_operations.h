@@ -113,6 +113,25 @@ struct SigmoidMul {
   }
 };
 
+// x * sigmoid(gate), or x * ln(1 + e^gate), each column of the gate for a run of columns of x.
+struct GateRuns {
+  static constexpr const char *kName = "gate_runs", *kPhase = "gate of runs";
+  Tensor x, gate;
+  bool softplus = false;
+  static constexpr auto fields() {
+    using Op = GateRuns;
+    return std::tuple(Field("x", &Op::x), Field("gate", &Op::gate), DefaultedField("softplus", &Op::softplus));
+  }
+
+  std::string problem() const { return gate.columns >= 1 && x.columns % gate.columns == 0 ? "" : widths_of(x, gate); }
+  int64_t piece() const { return x.columns / gate.columns; }
+  void compute(const RowPiece& p) const {
+    const float by = row_of(gate, p.row)[p.begin / p.count], *from = row_of(x, p.row) + p.begin;
+    const float factor = softplus ? std::max(by, 0.0f) + std::log1p(std::exp(-std::abs(by))) : 1 / (1 + std::exp(-by));
+    for (int64_t c = 0; c < p.count; ++c) p.out[p.begin + c] = from[c] * factor;
+  }
+};
+
 // x + sigmoid(gate) * y, the gate being one number for each row.
 struct AddGated {
   static constexpr const char *kName = "add_gated", *kPhase = "add_gated";
@@ -391,6 +410,7 @@ struct JoinHeads {
   X(ScaleByPosition) \
   X(Multiply) \
   X(SigmoidMul) \
+  X(GateRuns) \
   X(AddGated) \
   X(GateByLargest) \
   X(AddWeighted) \

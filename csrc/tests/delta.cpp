@@ -49,8 +49,9 @@ class Layer {
       program_ = taken(r.finish(
           taken(r.rows(Multiply{found, {taken(r.rows(GroupedNorm{found, {vector(inner)}, shape.keys, 1e-5f}))}}))));
     } else {
-      program_ = taken(r.finish(
-          taken(r.delta_rule(qkv, parts[1], parts[2], weight, bias, memory_, {0, shape.keys, shape.interleaved}))));
+      const Tensor found = taken(r.delta_rule(qkv, parts[1], parts[2], weight, bias, memory_,
+                                              {0, shape.keys, shape.interleaved, shape.biased ? 2.0f : 1.0f}));
+      program_ = taken(r.finish(taken(r.rows(GateRuns{found, parts[1], shape.silu}))));
     }
   }
 

@@ -45,6 +45,34 @@ MIMO = Case(
     },
     gguf_name="mimo2",
 )
+LAGUNA = Case(
+    "laguna",
+    {
+        "head_dim": 16,
+        "num_attention_heads_per_layer": [4, 6, 4],
+        "sliding_window": 6,
+        "layer_types": [FULL, SLIDING, SLIDING],
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 40,
+        "shared_expert_intermediate_size": 24,
+        "moe_routed_scaling_factor": 1.5,
+        "rope_parameters": {FULL: {**_PART, "rope_theta": 5e5}, SLIDING: {"rope_type": "default", "rope_theta": 1e4}},
+        "pad_token_id": 0,
+    },
+    {
+        **WINDOW_KEYS,
+        **EXPERT_KEYS,
+        "rope.freq_base": 5e5,
+        "rope.freq_base_swa": 1e4,
+        "rope.dimension_count": 8,
+        "rope.dimension_count_swa": 16,
+        "attention.head_count": [4, 6, 4],
+        "expert_shared_feed_forward_length": 24,
+        "expert_weights_scale": 1.5,
+        "expert_gating_func": 2,
+    },
+)
 GRANITE_SWA = Case(
     "granite_swa",
     {
@@ -73,7 +101,28 @@ GPT_NEO = {
     "attention_types": [[["global", "local"], 1], [["local"], 1]],
 }
 FLEX_OLMO = {"num_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 48, "pad_token_id": 0}
+# transformers saves convolutions of queries, keys and values as if they were equally wide.
+OLMO_HYBRID = {
+    "num_attention_heads": 4,
+    "layer_types": ["linear_attention", FULL, "linear_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 24,
+    "linear_value_head_dim": 12,
+    "pad_token_id": 0,
+}
+LFM3 = {
+    "head_dim": 16,
+    "num_hidden_layers": 4,
+    "layer_types": ["conv", FULL, SLIDING, "conv"],
+    "sliding_window": 6,
+    "conv_L_cache": 4,
+    "tie_word_embeddings": True,
+    "pad_token_id": 0,
+}
 FOLDERS = {
+    "lfm3": Case("lfm3", LFM3),
+    "lfm3-plain": Case("lfm3", LFM3 | {"use_sandwich_norm": False, "use_attention_gate": False, "conv_bias": True}),
     "ministral": Case(
         "ministral",
         {"sliding_window": 6, "layer_types": [SLIDING, FULL, SLIDING], "head_dim": 16, "pad_token_id": 0},
@@ -87,6 +136,25 @@ FOLDERS = {
     "gptj": Case("gptj", GPTJ),
     "gpt_neo": Case("gpt_neo", GPT_NEO),
     "nanochat": Case("nanochat", {"final_logit_softcapping": 5.0, "attention_bias": True, "pad_token_id": 0}),
+    "laguna": LAGUNA,
+    "laguna-by-element": Case(
+        "laguna",
+        {
+            **LAGUNA.changes,
+            "gating": "per-element",
+            "layer_types": None,
+            "num_attention_heads_per_layer": None,
+            "attention_bias": True,
+            "rope_parameters": {FULL: {"rope_type": "default", "rope_theta": 1e4}},
+        },
+    ),
+    "olmo_hybrid": Case("olmo_hybrid", OLMO_HYBRID, bound=3e-5),
+    "olmo_hybrid-without-rope": Case(
+        "olmo_hybrid",
+        OLMO_HYBRID
+        | {"linear_allow_neg_eigval": False, "rope_parameters": {"rope_type": "default", "rope_theta": None}},
+        bound=3e-5,
+    ),
     "flex_olmo": Case("flex_olmo", FLEX_OLMO | {"attention_bias": True, "norm_topk_prob": True}),
     "mimo_v2_flash": MIMO,
     "mimo_v2_flash-alike": Case(
@@ -100,7 +168,7 @@ FOLDERS = {
         },
     ),
 }
-STACKED = (MIMO, GRANITE_SWA)
+STACKED = (MIMO, LAGUNA, GRANITE_SWA)
 
 
 @pytest.mark.parametrize("name", FOLDERS)

@@ -22,6 +22,7 @@ from homenode.model.architectures.glm4_moe import HeadNorms
 from homenode.model.architectures.granite import Multipliers
 from homenode.model.architectures.granitemoehybrid import GraniteHybridExtras
 from homenode.model.architectures.hyper_connections import StreamMixing
+from homenode.model.architectures.laguna import AttentionGates, with_query_heads
 from homenode.model.architectures.latent_attention import LatentHeads, with_heads
 from homenode.model.architectures.layer_norm_decoder import BlockStyle
 from homenode.model.architectures.lfm2_moe import ExpertBias
@@ -35,6 +36,7 @@ from homenode.model.architectures.parameters import expected_tensors
 from homenode.model.architectures.pooled_rows import DeepseekV4Spec
 from homenode.model.architectures.registry import architecture_of
 from homenode.model.architectures.token_indexer import with_indexer
+from homenode.model.formats.fields import Fields
 from homenode.model.spec import BlockChoice, DeltaSpec, IndexerSpec, ModelSpec, MoeSpec, RopeSpec, TensorEntry
 from homenode.model.state_mixers import ConvolutionSpec, ScanSpec, with_mixer
 
@@ -65,6 +67,7 @@ MIXTURES = {
     "mellum": MoeSpec(6, 2, 40, True),
     "flex_olmo": MoeSpec(6, 3, 40, False),
     "bailing_moe_v2": MoeSpec(8, 3, 40, True, 48, (0,), "sigmoid", 1e-20, 1.5, groups=4, groups_chosen=2),
+    "laguna": MoeSpec(6, 3, 40, True, 48, (0,), score="sigmoid", scale=1.5),
     "mimo_v2_flash": MoeSpec(6, 3, 40, True, 0, (0,), score="sigmoid", epsilon=1e-20, scale=1.5),
     "solar_open": MoeSpec(6, 3, 40, True, 48, score="sigmoid", epsilon=1e-20, scale=1.5),
     "nomic_bert": MoeSpec(6, 2, 40, False, dense_layers=(0,), activation="gelu_erf"),
@@ -117,6 +120,7 @@ WINDOWED: dict[str, dict[str, Any]] = {
     "smollm3": {"rope_layers": (True, False, True)},
     **dict.fromkeys(("olmo3", "mellum"), _WINDOWED | {"local_rope": RopeSpec(theta=100.0)}),
     **dict.fromkeys(("cwm", "granite_swa", "ministral"), _WINDOWED),
+    "laguna": _WINDOWED | {"local_rope": RopeSpec(theta=100.0, rotary_dim=8), "num_layers": 3},
     "mimo_v2_flash": _WINDOWED | {"local_rope": RopeSpec(theta=100.0, rotary_dim=8), "num_layers": 3},
     "exaone4": _PLACED,
     "exaone_moe": _PLACED,
@@ -133,12 +137,13 @@ WINDOWED: dict[str, dict[str, Any]] = {
 DELTAS = {
     "qwen3_next": DeltaSpec((), 6, 12, 10, 12, 3, fused=True, fused_gates=True),
     "qwen3_5": DeltaSpec((), 6, 6, 16, 8, 2),
+    "olmo_hybrid": DeltaSpec((), 6, 12, 10, 12, 3, gain=2.0, norm_epsilon=1e-3),
     "qwen3_5_moe": DeltaSpec((), 6, 18, 8, 18, 5),
 }
 # Heads and their widths, groups, the width of states, and tokens that a convolution looks back.
 _SCAN = ScanSpec((), 6, 10, 2, 12, 3)
 MIXERS: dict[str, ScanSpec | ConvolutionSpec] = {
-    **dict.fromkeys(("lfm2", "lfm2_moe"), ConvolutionSpec((), 64, 2, bias=True)),
+    **dict.fromkeys(("lfm2", "lfm2_moe", "lfm3"), ConvolutionSpec((), 64, 2, bias=True)),
     "granitemoehybrid": replace(_SCAN, groups=1),
     "bamba": replace(_SCAN, convolution_bias=False),
     "falcon_h1": replace(_SCAN, gating="norm_first"),
@@ -188,6 +193,7 @@ OWN: dict[str, object] = {
     "ministral3": QueryGrowth(0.4, 8),
     "hyperclovax": Multipliers(residual=0.5, logits=2.0, norms_behind=True),
     "solar_open": HeadNorms(False),
+    "laguna": AttentionGates("heads"),
     "jais2": BlockStyle("relu2"),
     **dict.fromkeys(("olmo", "olmoe"), ProjectionLimit(0.7)),
     "arcee": BlockStyle("relu2"),
@@ -210,6 +216,8 @@ def toy_spec(architecture: str = "llama", **changes: object) -> ModelSpec:
     spec = replace(spec, **changes)  # type: ignore[arg-type]
     if architecture == "mimo_v2_flash":
         spec = with_narrow_values(spec, NarrowValues(10, 0.7), [2 if each else 1 for each in spec.sliding_layers])
+    if architecture == "laguna":
+        spec = with_query_heads(Fields(Path("config.json"), {}), spec, (6, 8, 6))
     if architecture == "deepseek_v4":
         return _with_pooled_rows(spec)
     if heads := LATENTS.get(architecture):

@@ -74,7 +74,8 @@ class Machine:
             if how == "scan":
                 skip = backend.vector(random(values, seed=5))
                 return ops.selective_scan(qkv, beta, *vectors, skip, self.memory, 1, ScanHeads(values // keys))
-            return ops.delta_rule(qkv, beta, decay, *vectors, self.memory, 1, DeltaHeads(keys, how == "turn"))
+            heads = DeltaHeads(keys, how == "turn", 2.0 if value_width % 2 else 1.0)
+            return ops.delta_rule(qkv, beta, decay, *vectors, self.memory, 1, heads)
 
         self.program = backend.compile(forward, StepLimits(200, 8, 200, 1))
 
@@ -219,6 +220,8 @@ GATES: dict[str, Callable[[Ops, Any, Tensor], Tensor]] = {
         *_halves(ops, x, backend.vector(random(12, seed=5))), eps=1e-5
     ),
     "sigmoid_mul": lambda ops, _, x: ops.sigmoid_mul(*ops.split(x, (60, 60))),
+    "softplus": lambda ops, _, x: ops.gate_runs(*ops.split(x, (100, 20)), softplus=True),
+    "sigmoid": lambda ops, _, x: ops.gate_runs(*ops.split(x, (100, 20))),
     "rms_norm_grouped": lambda ops, backend, x: ops.rms_norm_grouped(x, backend.vector(random(120, seed=5)), 6, 1e-5),
     "multiply": lambda ops, _, x: ops.multiply(*ops.split(x, (60, 60))),
     "silu_mul": lambda ops, _, x: ops.silu_mul(*ops.split(x, (60, 60))),

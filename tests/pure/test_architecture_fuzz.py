@@ -75,6 +75,7 @@ OWN: dict[str, dict[str, Any]] = {
     "llama4": {"num_experts_per_tok": 1},
     "mimo_v2_flash": {"partial_rotary_factor": 0.5},
     "gptj": {"rotary_dim": 8},
+    "laguna": {"num_attention_heads_per_layer": [4, 6, 4, 6], "layer_types": ["full_attention", "sliding_attention"] * 2},
     "minimax_m3": {
         "layer_types": ["full_attention"] + ["minimax_m3_sparse"] * 3, "moe_layer_freq": [0, 1, 1, 1],
         "index_n_heads": 2, "index_head_dim": 16,
@@ -190,7 +191,7 @@ OWN_KEYS: dict[str, dict[str, Any]] = {
     "bamba": SCAN | {"expert_count": None},
     "falcon_h1": SCAN | {"attention.head_count_kv": 2},
     "nemotron_h": SCAN | {"attention.head_count_kv": [0, 2, 0, 0], "feed_forward_length": [0, 0, 64, 64]},
-    **{key: {"shortconv.l_cache": 3, "attention.head_count_kv": [0, 2] * 2} for key in ("lfm2", "lfm2_moe")},
+    **{key: {"shortconv.l_cache": 3, "attention.head_count_kv": [0, 2] * 2} for key in ("lfm2", "lfm2_moe", "lfm3")},
     "llama4": {"expert_used_count": 1},
     "gemma4": {
         "attention.sliding_window": 8, "attention.sliding_window_pattern": [True] * 4, "attention.key_length_swa": 16,
@@ -218,6 +219,7 @@ OWN_KEYS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("qwen3_next", "qwen3_5", "qwen3_5_moe"), DELTA),
     "mpt": {"attention.max_alibi_bias": 8.0},
     "bailing_moe_v2": {"expert_gating_func": 2},
+    "laguna": {"attention.sliding_window": 8, "attention.head_count": [4, 6] * 2, "expert_gating_func": 2},
     "mimo_v2_flash": {
         "attention.sliding_window": 8, "attention.sliding_window_pattern": [False, True] * 2, "attention.value_length": 8, "expert_gating_func": 2,
         "attention.head_count_kv": [1, 2] * 2,

@@ -37,6 +37,12 @@ def root(x: Array) -> Array:
 
 
 @singledispatch
+def soft_plus(x: Array) -> Array:
+    """ln(1 + e^x) of every value."""
+    raise TypeError(f"no array: {type(x).__name__}")
+
+
+@singledispatch
 def mean(x: Array, axis: int) -> Array:
     """Over an axis, which stays as one of length 1."""
     raise TypeError(f"no array: {type(x).__name__}")
@@ -79,6 +85,11 @@ def _(x: NumpyArray) -> NumpyArray:
 @root.register(np.ndarray)
 def _(x: NumpyArray) -> NumpyArray:
     return np.asarray(np.sqrt(x), np.float32)
+
+
+@soft_plus.register(np.ndarray)
+def _(x: NumpyArray) -> NumpyArray:
+    return np.asarray(np.logaddexp(x, 0), np.float32)
 
 
 @mean.register(np.ndarray)

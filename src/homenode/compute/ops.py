@@ -197,11 +197,12 @@ class StateGeometry:
 @dataclass(frozen=True)
 class DeltaHeads:
     """How the value heads of a gated delta rule find their key head among `key_heads`: value head h reads key head
-    h % key_heads where they are `interleaved`, else h // (value heads / key heads).
+    h % key_heads where they are `interleaved`, else h // (value heads / key heads). `gain`: of sigmoid(beta).
     """
 
     key_heads: int
     interleaved: bool = False
+    gain: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -620,7 +621,7 @@ class Ops(RowOps, Protocol):
         qkv: the queries of all key heads, their keys, the values of all value heads. beta and decay: [tokens, value
         heads]. A head's q and k are divided by sqrt(sum of squares + 1e-6), q by sqrt(key width) as well. Of each
         token in turn, S being the head's matrix: S = exp(decay_weight * softplus(decay + decay_bias)) * S;
-        r = (v - S^T k) * sigmoid(beta); S = S + k r^T; the output is S^T q.
+        r = (v - S^T k) * gain * sigmoid(beta); S = S + k r^T; the output is S^T q.
         """
 
     def selective_scan(

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, Protocol
 
 from homenode.compute.activations import PLAIN, PlainActivation, gated, halves
-from homenode.compute.arrays import exponential, hyperbolic_tangent, join, largest, mean, root
+from homenode.compute.arrays import exponential, hyperbolic_tangent, join, largest, mean, root, soft_plus
 
 Tensor = Any  # as in `homenode.compute.ops`
 
@@ -62,6 +62,11 @@ class RowOps(Protocol):
     def sigmoid_mul(self, x: Tensor, gate: Tensor) -> Tensor:
         """x * sigmoid(gate), of equal shapes."""
         return x / (1 + exponential(-gate))
+
+    def gate_runs(self, x: Tensor, gate: Tensor, softplus: bool = False) -> Tensor:
+        """x * sigmoid(gate), or x * ln(1 + e^gate), each column of gate for a run of equally many columns of x."""
+        factors = soft_plus(gate) if softplus else 1 / (1 + exponential(-gate))
+        return (x.reshape(len(x), gate.shape[1], -1) * factors[:, :, None]).reshape(x.shape)
 
     def add_gated(self, x: Tensor, y: Tensor, gate: Tensor) -> Tensor:
         """x + sigmoid(gate) * y, gate being [rows, 1]."""

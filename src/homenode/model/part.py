@@ -92,7 +92,7 @@ class ModelPart:
             state_groups=IndexRange(0, spec.state_groups),
             state_counts=(spec.state_groups,),
             layer_heads=tuple(
-                (IndexRange(0, spec.num_heads), IndexRange(0, spec.heads_of(layer)[0]))
+                (IndexRange(0, spec.query_heads_of(layer)), IndexRange(0, spec.heads_of(layer)[0]))
                 for layer in range(len(spec.layer_kv))
             ),
             layer_intermediate=tuple(IndexRange(0, count) for count in spec.layer_intermediate),

@@ -20,6 +20,7 @@ from homenode.model.spec import ModelSpec, MoeSpec
 from homenode.units import format_count
 
 _Share = TypeVar("_Share")
+_Heads = tuple[int, int, int]  # query heads of a layer, its KV heads, and their elements
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,7 @@ def _ranges_of(layers: Sequence[int]) -> tuple[IndexRange, ...]:
 class _RankShards:
     """What each rank has of every layer."""
 
-    heads: Mapping[tuple[int, int], tuple[tuple[IndexRange, IndexRange], ...]]  # by KV heads and their elements
+    heads: Mapping[_Heads, tuple[tuple[IndexRange, IndexRange], ...]]
     vocabulary: tuple[IndexRange, ...]
     intermediate: Mapping[int, tuple[IndexRange, ...]]  # by its length
     expert: tuple[IndexRange, ...]
@@ -149,14 +150,14 @@ class _RankShards:
 
         query = _head_alignment(spec, alignments)
 
-        def heads(kv_heads: int, head_dim: int) -> tuple[tuple[IndexRange, IndexRange], ...]:
-            what = f"{format_count(spec.num_heads, 'query head')} of {format_count(head_dim, 'element')} with {format_count(kv_heads, 'KV head')}"
+        def heads(query_heads: int, kv_heads: int, head_dim: int) -> tuple[tuple[IndexRange, IndexRange], ...]:
+            what = f"{format_count(query_heads, 'query head')} of {format_count(head_dim, 'element')} with {format_count(kv_heads, 'KV head')}"
             return _among(
                 spec,
                 how.ranks,
                 what,
                 query,
-                lambda ranks: divide_heads(spec.num_heads, kv_heads, head_dim, ranks, query),
+                lambda ranks: divide_heads(query_heads, kv_heads, head_dim, ranks, query),
             )
 
         every = range(spec.num_layers)
@@ -198,7 +199,7 @@ class _RankShards:
             head_counts=tuple(of_rank.count for of_rank, _ in self.heads[_kinds_of_heads(spec)[0]]),
             state_groups=self.state[rank],
             state_counts=tuple(of_rank.count for of_rank in self.state),
-            layer_heads=tuple(self.heads[spec.heads_of(n)][rank] for n in here) if spec.layer_kv else (),
+            layer_heads=tuple(self.heads[_heads_of(spec, n)][rank] for n in here) if spec.layer_kv else (),
             layer_intermediate=(
                 tuple(self.intermediate[spec.intermediate_of(n)][rank] for n in here) if spec.layer_intermediate else ()
             ),
@@ -216,9 +217,13 @@ def _head_alignment(spec: ModelSpec, alignments: Mapping[str, Alignment]) -> Ali
     return found
 
 
-def _kinds_of_heads(spec: ModelSpec) -> list[tuple[int, int]]:
-    """KV heads and elements of a head of the model's layers, each kind once."""
-    return list(dict.fromkeys(map(spec.heads_of, range(spec.num_layers))))
+def _heads_of(spec: ModelSpec, layer: int) -> _Heads:
+    return (spec.query_heads_of(layer), *spec.heads_of(layer))
+
+
+def _kinds_of_heads(spec: ModelSpec) -> list[_Heads]:
+    """Those of the model's layers, each kind once."""
+    return list(dict.fromkeys(_heads_of(spec, layer) for layer in range(spec.num_layers)))
 
 
 def _state_groups(spec: ModelSpec, ranks: int, alignments: Mapping[str, Alignment]) -> tuple[IndexRange, ...]:

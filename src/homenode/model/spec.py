@@ -90,6 +90,8 @@ class DeltaSpec:
     interleaved: bool = False
     fused: bool = False  # one matrix projects to q, k, v and z, key head after key head
     fused_gates: bool = False  # and one to b and a
+    gain: float = 1.0  # of the share of a token's value that enters the state
+    norm_epsilon: float | None = None  # of the norm behind the rule; None: that of all norms
 
     @property
     def key_size(self) -> int:
@@ -226,6 +228,7 @@ class ModelSpec:
     # Of each layer what it keeps in KV memory; the number of an earlier layer whose keys and values it reads instead;
     # or None where it attends to nothing. Empty: num_kv_heads heads of head_dim in every layer.
     layer_kv: tuple[LayerKv | int | None, ...] = ()
+    layer_query_heads: tuple[int, ...] = ()  # of each layer, where they differ; with layer_kv; empty: num_heads in all
     layer_intermediate: tuple[int, ...] = ()  # of each layer, where they differ; empty: intermediate_size in all
     dimensions: Mapping[str, int] = field(default_factory=dict)  # further lengths of tensors, which are never divided
     head_widths: Mapping[str, int] = field(default_factory=dict)  # and those that are so many for each query head
@@ -277,6 +280,10 @@ class ModelSpec:
         kv = self.kv_of(layer)
         alike = kv is not None and kv.key_width == kv.value_width
         return (kv.kv_heads, kv.key_width) if kv is not None and alike else (self.num_kv_heads, self.head_dim)
+
+    def query_heads_of(self, layer: int) -> int:
+        """Query heads of a layer."""
+        return self.layer_query_heads[layer] if self.layer_query_heads else self.num_heads
 
     def intermediate_of(self, layer: int) -> int:
         """Inner columns of a layer's MLP."""

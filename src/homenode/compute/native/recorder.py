@@ -226,6 +226,7 @@ class RecordingOps(_native.NativeRecorder):
             layer=layer,
             key_heads=heads.key_heads,
             interleaved=heads.interleaved,
+            gain=heads.gain,
         )
 
     def selective_scan(

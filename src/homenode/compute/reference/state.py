@@ -113,7 +113,7 @@ def delta_rule(
     key_head = numbers % how.key_heads if how.interleaved else numbers // (heads // how.key_heads)
     keys = how.key_heads * key_width
     with np.errstate(over="ignore"):
-        share = np.asarray(1 / (1 + np.exp(-beta)), np.float32)
+        share = np.asarray(how.gain / (1 + np.exp(-beta)), np.float32)
     kept = np.exp(decay_weight * _softplus(decay + decay_bias))
     out = np.empty((len(qkv), heads, value_width), np.float32)
     for row, slot, begins, copied_to in _rows(step):

@@ -337,7 +337,7 @@ class TorchOps(RowOps):
         heads: DeltaHeads,
     ) -> torch.Tensor:
         """See `Ops.delta_rule`."""
-        gates = gates_of(beta, decay, decay_weight, decay_bias)
+        gates = gates_of(beta, decay, decay_weight, decay_bias, heads.gain)
         return delta_rule(self._state_step(memory), qkv, gates, memory.matrices[layer], heads)
 
     def selective_scan(

@@ -224,10 +224,10 @@ def _states(step: StateStep, memory: torch.Tensor) -> torch.Tensor:
 
 
 def gates_of(
-    beta: torch.Tensor, decay: torch.Tensor, decay_weight: torch.Tensor, decay_bias: torch.Tensor
+    beta: torch.Tensor, decay: torch.Tensor, decay_weight: torch.Tensor, decay_bias: torch.Tensor, gain: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """sigmoid(beta), and exp(decay_weight * softplus(decay + decay_bias))."""
-    return 1 / (1 + torch.exp(-beta)), torch.exp(decay_weight * softplus(decay + decay_bias))
+    """gain * sigmoid(beta), and exp(decay_weight * softplus(decay + decay_bias))."""
+    return gain / (1 + torch.exp(-beta)), torch.exp(decay_weight * softplus(decay + decay_bias))
 
 
 def softplus(x: torch.Tensor) -> torch.Tensor:

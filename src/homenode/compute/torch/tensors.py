@@ -14,6 +14,7 @@ from homenode.compute.arrays import (
     mean,
     normal_distribution,
     root,
+    soft_plus,
 )
 
 
@@ -41,6 +42,12 @@ def _(x: torch.Tensor) -> torch.Tensor:
 @root.register(torch.Tensor)
 def _(x: torch.Tensor) -> torch.Tensor:
     return x.sqrt()
+
+
+@soft_plus.register(torch.Tensor)
+def _(x: torch.Tensor) -> torch.Tensor:
+    """Not torch's own, whose bits depend on where a value lies."""
+    return torch.where(x > 20, x, torch.log1p(torch.exp(x)))
 
 
 @mean.register(torch.Tensor)

@@ -43,7 +43,8 @@ NAMES = {
 }
 
 
-def _attends(spec: ModelSpec, _part: ModelPart, layer: int | None) -> bool:
+def attends(spec: ModelSpec, _part: ModelPart, layer: int | None) -> bool:
+    """The layer has attention."""
     return spec.delta is None or layer not in spec.delta.layers
 
 
@@ -59,6 +60,9 @@ def _of_delta(fused: bool | None = None, fused_gates: bool | None = None) -> Con
     return has
 
 
+has_delta = _of_delta()
+
+
 def _matrix(key: str, name: str, gguf: str, rows: str, when: Condition) -> Parameter:
     return layer_weight(key, f"linear_attn.{name}", gguf, rows, "hidden", when=when)
 
@@ -68,8 +72,8 @@ def _vector(key: str, name: str, gguf: str, length: str) -> Parameter:
 
 
 ATTENTION = (
-    layer_weight("q", "self_attn.q_proj", "attn_q", "query_and_gate", "hidden", when=_attends),
-    *(replace(each, when=_attends) for each in (*common.PROJECTIONS[1:], *common.HEAD_NORMS)),
+    layer_weight("q", "self_attn.q_proj", "attn_q", "query_and_gate", "hidden", when=attends),
+    *(replace(each, when=attends) for each in (*common.PROJECTIONS[1:], *common.HEAD_NORMS)),
 )
 DELTA = (
     _matrix("delta_fused", "in_proj_qkvz", "ssm_in", "delta_fused", _of_delta(fused=True)),
@@ -225,7 +229,7 @@ def forward(ops: Ops, model: ForwardContext) -> Tensor:
         if "q" in layer:
             inner, out = _gated_attention(ops, model, index, h, rotation), layer["o"]
         else:
-            inner, out = _delta_net(ops, model, index, h), layer["delta_o"]
+            inner, out = delta_net(ops, model, index, h), layer["delta_o"]
         if model.part.adds_residual:
             x = common.select_last(ops, model, index, x)
         x = common.project_out(ops, model, inner, out, None, x)
@@ -248,7 +252,7 @@ def _gated_attention(ops: Ops, model: ForwardContext, index: int, h: Tensor, rot
     return ops.sigmoid_mul(found, common.select_last(ops, model, index, gate))
 
 
-def _delta_net(ops: Ops, model: ForwardContext, index: int, h: Tensor) -> Tensor:
+def delta_net(ops: Ops, model: ForwardContext, index: int, h: Tensor) -> Tensor:
     """The gated delta rule over the normed rows h, normed head by head and gated by silu of z."""
     layer, delta, state = (
         model.parameters.layers[index],
@@ -256,13 +260,13 @@ def _delta_net(ops: Ops, model: ForwardContext, index: int, h: Tensor) -> Tensor
         model.state_layers[model.part.layers.first + index],
     )
     assert delta is not None  # a layer has these parameters only where the figures say so
-    heads = DeltaHeads(model.part.state_groups.count, delta.interleaved)
+    heads = DeltaHeads(model.part.state_groups.count, delta.interleaved, delta.gain)
     qkv, z, b, a = _project(ops, delta, heads.key_heads, layer, h)
     convolution = (layer["conv_q"], layer["conv_k"], layer["conv_v"])
     qkv = ops.short_convolution(qkv, convolution, (), model.state, state, True)
     out = ops.delta_rule(qkv, b, a, layer["decay_weight"], layer["decay_bias"], model.state, state, heads)
     out, z = (common.select_last(ops, model, index, x) for x in (out, z))
-    return ops.norm_gated(out, layer["delta_norm"], z, model.spec.rms_norm_eps)
+    return ops.norm_gated(out, layer["delta_norm"], z, delta.norm_epsilon or model.spec.rms_norm_eps)
 
 
 def _project(

@@ -165,7 +165,7 @@ def forward(ops: Ops, model: ForwardContext) -> Tensor:
             attended = common.attended(ops, model, index, (q, k, v), rotation)
             inner, out, bias = common.select_last(ops, model, index, attended), layer["o"], None
         else:
-            inner, out, bias = _convolved(ops, model, index, h), layer["conv_o"], layer.get("conv_o_bias")
+            inner, out, bias = convolved(ops, model, index, h), layer["conv_o"], layer.get("conv_o_bias")
         if model.part.adds_residual:
             x = common.select_last(ops, model, index, x)
         x = common.project_out(ops, model, inner, out, bias, x)
@@ -173,7 +173,7 @@ def forward(ops: Ops, model: ForwardContext) -> Tensor:
     return common.leave(ops, model, x)
 
 
-def _convolved(ops: Ops, model: ForwardContext, index: int, h: Tensor) -> Tensor:
+def convolved(ops: Ops, model: ForwardContext, index: int, h: Tensor) -> Tensor:
     """C times the convolution of B times X, all three of them projections of the normed rows h; of the model's last
     layer the selected rows only.
     """

@@ -102,6 +102,7 @@ def dimensions(spec: ModelSpec, layer: int | None = None) -> dict[str, int]:
     """The lengths shapes are made of, in a layer of the model, or outside the layers."""
     moe = spec.moe
     kv_heads, head_dim = (spec.num_kv_heads, spec.head_dim) if layer is None else spec.heads_of(layer)
+    heads = spec.num_heads if layer is None else spec.query_heads_of(layer)
     return {
         "one": 1,
         "groups": 1,
@@ -114,15 +115,15 @@ def dimensions(spec: ModelSpec, layer: int | None = None) -> dict[str, int]:
         "experts": moe.num_experts if moe else 0,
         "expert_intermediate": moe.intermediate_size if moe else 0,
         "shared_intermediate": moe.shared_intermediate_size if moe else 0,
-        "heads": spec.num_heads,
-        "query": spec.num_heads * head_dim,
+        "heads": heads,
+        "query": heads * head_dim,
         "kv": kv_heads * head_dim,
-        "all_query": spec.num_heads * head_dim,  # of what is normed together: no rank has a part of it
+        "all_query": heads * head_dim,  # of what is normed together: no rank has a part of it
         "all_kv": kv_heads * head_dim,
         "head": head_dim,
-        "query_and_gate": 2 * spec.num_heads * head_dim,
+        "query_and_gate": 2 * heads * head_dim,
         **spec.dimensions,
-        **{name: spec.num_heads * width for name, width in spec.head_widths.items()},
+        **{name: heads * width for name, width in spec.head_widths.items()},
         **{name: kv_heads * width for name, width in spec.kv_head_widths.items()},
         **_delta_dimensions(spec.delta, spec.state_groups),
         **(spec.mixer.dimensions() if spec.mixer is not None else {}),

@@ -1,0 +1,134 @@
+"""OLMo Hybrid: three of four layers have a gated delta rule between norms as Llama has them, whose state may turn what
+it has of a key to its opposite; the others are OLMo 2's, mostly without a rope.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from homenode.compute.ops import Ops, Tensor
+from homenode.errors import UnsupportedError
+from homenode.model.architectures import common, delta_net, olmo2
+from homenode.model.architectures.architecture import Architecture, FolderFormat
+from homenode.model.architectures.common import layer_weight
+from homenode.model.architectures.layer_kinds import INTERVAL
+from homenode.model.architectures.parameters import ForwardContext
+from homenode.model.config.folder_config import Defaults, FolderConfig
+from homenode.model.formats import limits
+from homenode.model.spec import DeltaSpec, ModelSpec, TensorEntry
+
+NAME = "olmo_hybrid"
+DEFAULTS = Defaults(max_position=65536, heads=30, vocab=100352, norm_eps=1e-6, eos_id=100257, intermediate=11008)
+NORM_EPSILON = 1e-5  # of the norm behind the delta rule, whatever that of the others is
+KINDS = ("linear_attention", "full_attention")
+_LAYER, _NET = "model.layers.{layer}.", "model.layers.{layer}.linear_attn."
+# What folders call the parts of a layer -> what the parameters of gated delta nets call them.
+_MODULES = {
+    _LAYER + "attention_layer_norm": _LAYER + "input_layernorm",
+    _LAYER + "feedforward_layer_norm": _LAYER + "post_attention_layernorm",
+    _NET + "g_proj": _NET + "in_proj_z",
+    _NET + "o_norm": _NET + "norm",
+    _NET + "o_proj": _NET + "out_proj",
+    **{f"{_NET}{part}_proj": f"{_NET}in_proj_{part}" for part in "ab"},
+    **{f"{_NET}{part}_proj": f"{_NET}{part}" for part in "qkv"},
+    **{f"{_NET}{part}_conv1d": f"{_NET}conv_{part}" for part in "qkv"},
+}
+PARAMETERS = (
+    *common.EMBEDDING_AND_HEAD,
+    layer_weight("input_norm", "input_layernorm", "attn_norm", "hidden", when=delta_net.has_delta),
+    layer_weight("post_norm", "post_attention_layernorm", "ffn_norm", "hidden", when=delta_net.has_delta),
+    *(
+        replace(each, when=delta_net.attends)
+        for each in (
+            *common.PROJECTIONS_NORMED_WHOLE,
+            layer_weight("attended_norm", "post_attention_layernorm", "post_attention_norm", "hidden"),
+            layer_weight("mlp_norm", "post_feedforward_layernorm", "post_ffw_norm", "hidden"),
+        )
+    ),
+    *delta_net.DELTA,
+    *common.GATE_UP_DOWN,
+)
+
+
+def read_folder(config: FolderConfig) -> ModelSpec:
+    """The figures in config.json."""
+    fields = config.fields
+    config.refuse_activation("hidden_act", "silu")
+    if fields.boolean("attention_bias", False):
+        raise UnsupportedError(f"{config.path}: attention_bias true is not supported in {NAME}; homenode wants false")
+    spec = config.decoder(NAME, DEFAULTS)
+    layers, kinds = range(spec.num_layers), fields.texts("layer_types")
+    if not kinds:
+        full = {layer for layer in layers if (layer + 1) % INTERVAL == 0} or {spec.num_layers - 1}
+        kinds = tuple(KINDS[layer in full] for layer in layers)
+    if len(kinds) != len(layers) or set(kinds) != set(KINDS):
+        raise fields.wrong("layer_types", kinds, f"{len(layers)} values, each {' or '.join(KINDS)}, and some of both")
+    keys = fields.integer("linear_num_key_heads", spec.num_heads, maximum=limits.MOST_HEADS)
+    width = max(3 * spec.hidden_size // (4 * keys), 1)
+    width = fields.integer("linear_key_head_dim", width, maximum=limits.MOST_HEAD_DIM)
+    delta = DeltaSpec(
+        layers=tuple(layer for layer in layers if kinds[layer] == KINDS[0]),
+        key_heads=keys,
+        value_heads=fields.integer("linear_num_value_heads", spec.num_heads, maximum=limits.MOST_HEADS),
+        key_width=width,
+        value_width=fields.integer("linear_value_head_dim", 2 * width, maximum=limits.MOST_HEAD_DIM),
+        taps=fields.integer("linear_conv_kernel_dim", 4, minimum=2, maximum=64) - 1,
+        gain=2.0 if fields.boolean("linear_allow_neg_eigval", True) else 1.0,
+        norm_epsilon=NORM_EPSILON,
+    )
+    if delta.value_heads % keys:
+        raise fields.wrong("linear_num_value_heads", delta.value_heads, f"a multiple of {keys} key heads")
+    table = fields.table("rope_scaling") or fields.table("rope_parameters")
+    has_rope = not (table.is_null("rope_theta") if table and table.names() else fields.is_null("rope_theta"))
+    return delta_net.with_delta(replace(spec, rope_layers=() if has_rope else (False,) * spec.num_layers), delta)
+
+
+def convert_folder(tensors: Mapping[str, TensorEntry], spec: ModelSpec) -> dict[str, TensorEntry]:
+    """The tensors of a folder: convolutions have a weight for each token and channel, and decays are logarithms."""
+    found = delta_net.split_tensors(tensors, spec)
+    for name, entry in found.items():
+        if ".linear_attn.conv_" in name and len(entry.shape) == 3:
+            found[name] = replace(entry, shape=(entry.shape[0] * entry.shape[1] * entry.shape[2],))
+        elif name.endswith("linear_attn.A_log"):
+            found[name] = replace(entry, function="negative_exponential")
+    return found
+
+
+def forward(ops: Ops, model: ForwardContext) -> Tensor:
+    """Logits of the step's selected rows, or the rows for the next stage."""
+    x = common.enter(ops, model)
+    rotation = common.angles(ops, model.rope)
+    for index, layer in enumerate(model.parameters.layers):
+        if "q" in layer:
+            qkv = common.project_qkv_normed_whole(ops, model, layer, x)
+            x = olmo2.layer_of(ops, model, index, x, common.rotated(ops, model, index, qkv, rotation))
+            continue
+        inner = delta_net.delta_net(ops, model, index, common.normed(ops, model, x, layer["input_norm"]))
+        if model.part.adds_residual:
+            x = common.select_last(ops, model, index, x)
+        x = common.project_out(ops, model, inner, layer["delta_o"], None, x)
+        x = common.gated_mlp(ops, model, layer, x)
+    return common.leave(ops, model, x)
+
+
+ARCHITECTURE = Architecture(
+    NAME,
+    FolderFormat(
+        "OlmoHybridForCausalLM",
+        read_folder,
+        fields=frozenset(
+            "hidden_act attention_bias linear_num_key_heads linear_num_value_heads linear_key_head_dim "
+            "linear_value_head_dim linear_conv_kernel_dim linear_allow_neg_eigval".split()
+        ),
+        harmless=dict.fromkeys(
+            "linear_a_log_min linear_a_log_max linear_dt_min linear_dt_max linear_dt_init_floor".split(),
+            "of the start of a training",
+        ),
+        modules=_MODULES,
+        convert=convert_folder,
+    ),
+    olmo2.ARCHITECTURE.gguf.without_files(NAME),
+    PARAMETERS,
+    forward,
+)
