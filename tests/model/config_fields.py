@@ -71,7 +71,7 @@ ADDED_TO_ROPE: dict[str, Any] = {
 # has such a value.
 REFUSED_ANYWAY = frozenset(
     ("attention_bias", "mlp_bias", "use_bidirectional_attention", "partial_rotary_factor", "attn_logit_softcapping",
-        "layer_types", "intermediate_size",
+        "layer_types", "intermediate_size", "key_multiplier",
      "rms_norm_eps", "factor", "beta_fast", "beta_slow", "swiglu_limit", "use_expert_bias", "rotary_dim")
 )  # fmt: skip
 # Of which transformers is no measure: it divides weights of Mamba 2 that it has loaded, and has limits of steps in
