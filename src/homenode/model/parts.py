@@ -181,7 +181,10 @@ class _RankShards:
     ) -> ModelPart:
         layers = stages[stage]
         here = range(layers.first, layers.end)
-        heads, kv_heads = self.heads[_kinds_of_heads(spec)[0]][rank]
+        of_ranks = self.heads[
+            max(_kinds_of_heads(spec), key=lambda kind: kind[0])
+        ]  # of the layers with most query heads
+        heads, kv_heads = of_ranks[rank]
         return ModelPart(
             layers=layers,
             stage=stage,
@@ -196,7 +199,7 @@ class _RankShards:
             shared_intermediate=self.shared[rank],
             vocabulary_widths=tuple(piece.count for piece in self.vocabulary),
             experts=tuple(_experts(spec, how, layer, stage)[rank] for layer in here),
-            head_counts=tuple(of_rank.count for of_rank, _ in self.heads[_kinds_of_heads(spec)[0]]),
+            head_counts=tuple(of_rank.count for of_rank, _ in of_ranks),
             state_groups=self.state[rank],
             state_counts=tuple(of_rank.count for of_rank in self.state),
             layer_heads=tuple(self.heads[_heads_of(spec, n)][rank] for n in here) if spec.layer_kv else (),
