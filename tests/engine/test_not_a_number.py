@@ -16,7 +16,7 @@ from homenode.engine.api.local import LocalEngine
 from homenode.engine.messages import Output
 from homenode.errors import CheckpointError, NotANumberError
 from homenode.model.checkpoint.index import open_checkpoint
-from homenode.model.weights.finite import check_model_finite
+from homenode.model.weights.finite_check import check_model_finite
 from homenode.sampling import SamplingParams
 from tests.checkpoints import make_folder, make_gguf, toy_config, toy_tensors, write_safetensors
 from tests.engine.engines import BACKENDS, config_for, greedy, run_all, tokens_of

@@ -15,7 +15,7 @@ import pytest
 from homenode.errors import CheckpointError, UnsupportedError
 from homenode.model.hub.locate import builtin_model
 from homenode.model.tokenizer import load_tokenizer, trial_run
-from homenode.model.tokenizer.loading import begin_trial, load_untried
+from homenode.model.tokenizer.loader import begin_trial, load_untried
 from tests.tokenizer_files import HOSTILE, folder_of, model, tokenizer_json, with_changes
 
 TEXT = "hello é Z 中 the end"

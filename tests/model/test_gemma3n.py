@@ -87,7 +87,7 @@ def test_layers_read_the_last_of_their_kind_and_stages_hand_on_all_streams(toy: 
     [
         ({"altup_active_idx": 1}, "altup_active_idx 1 is not supported"),
         ({"altup_num_inputs": 9}, "altup_num_inputs"),
-        ({"attention_bias": True}, "attention_bias is not supported"),
+        ({"attention_bias": True}, "attention_bias true is not supported; homenode wants false"),
         ({"hidden_activation": "silu"}, "hidden_activation 'silu' is not supported"),
         ({"activation_sparsity_pattern": [0.5]}, "a list of 6 numbers from 0 to below 1"),
         ({"activation_sparsity_pattern": [1.0] * 6}, "a list of 6 numbers from 0 to below 1"),

@@ -141,7 +141,7 @@ def test_keys_that_nobody_reads_are_left_alone_and_others_refused(toy: tuple[Cas
     ("changes", "message"),
     [
         ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention 'all'"),
-        ({"attention_bias": True}, "attention_bias is not supported"),
+        ({"attention_bias": True}, "attention_bias true is not supported; homenode wants false"),
         ({"per_layer_config": {"2": {"sliding_window": 3}}}, "per_layer_config with 'sliding_window'"),
         ({"num_kv_shared_layers": 7}, "layers that share keys and values"),
         ({"num_kv_shared_layers": -1}, "num_kv_shared_layers"),

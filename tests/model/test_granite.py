@@ -10,7 +10,6 @@ pytest.importorskip("torch", reason="needs torch, which the `torch` dependency g
 pytest.importorskip("transformers", reason="needs transformers, which the `torch` dependency group installs")
 
 from homenode.compute.ops import Backend
-from homenode.model.architectures.granite import Multipliers
 from homenode.model.checkpoint.index import open_checkpoint
 from tests.model.config_fields import check_fields
 from tests.model.parity import Case, check_folder, check_gguf, write_gguf
@@ -41,7 +40,9 @@ def test_a_gguf_file_has_the_tokens_of_transformers(tmp_path: Path, backend: Bac
 def test_a_gguf_file_says_whether_there_is_rope(rope: bool, tmp_path: Path) -> None:
     case = Case("granite", gguf_keys={"rope.scaling.finetuned": rope}, interleaved=True)
     spec = open_checkpoint(write_gguf(case, make_model("granite", {}, tmp_path), tmp_path / "model.gguf")).spec
-    assert spec.own == Multipliers(1.0, 1.0) and all(spec.has_rope(layer) is rope for layer in range(3))
+    assert (spec.residual_scale, spec.logits_scale) == (1.0, 1.0) and all(
+        spec.has_rope(layer) is rope for layer in range(3)
+    )
 
 
 @pytest.mark.slow

@@ -124,9 +124,13 @@ def test_a_gguf_file_has_the_tokens_of_transformers(name: str, tmp_path: Path, b
     [
         ("phi", {"qk_layernorm": True}, "qk_layernorm true is not supported"),
         ("phi", {"hidden_act": "relu"}, "hidden_act 'relu' is not supported; homenode runs gelu_pytorch_tanh"),
-        ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is not supported but as"),
+        (
+            "gpt2",
+            {"scale_attn_by_inverse_layer_idx": True},
+            "scale_attn_by_inverse_layer_idx true is not supported; homenode wants false",
+        ),
         ("bloom", {"apply_residual_connection_post_layernorm": True}, "apply_residual_connection_post_layernorm true"),
-        ("mpt", {"no_bias": False}, "no_bias False is not supported; homenode wants True"),
+        ("mpt", {"no_bias": False}, "no_bias false is not supported; homenode wants true"),
         ("falcon", {"new_decoder_architecture": True, "parallel_attn": False}, "with parallel_attn false"),
         ("cohere2", {"layer_types": ["full_attention"] * 4}, "no layer with a window is not supported"),
         ("phimoe", {"num_experts_per_tok": 1}, "num_experts_per_tok 1 is not supported"),

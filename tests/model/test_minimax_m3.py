@@ -91,7 +91,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "more local blocks": ({"index_local_blocks": 3}, "3 local blocks of 2"),
     "a short index head": ({"index_head_dim": 8}, "index heads of 8 elements"),
     "another gate": ({"swiglu_limit": 6.0}, "swiglu_limit 6"),
-    "norms": ({"use_gemma_norm": False}, "use_gemma_norm False"),
+    "norms": ({"use_gemma_norm": False}, "use_gemma_norm false"),
     "first blocks": ({"sparse_attention_config": {"sparse_init_block": 1}}, "sparse_init_block 1"),
     "values": ({"sparse_attention_config": {"sparse_disable_index_value": [1, 1, 0]}}, "sparse_disable_index_value"),
     "kinds of layers": ({"layer_types": ["full_attention"] * 2 + ["linear_attention"]}, "layer_types"),

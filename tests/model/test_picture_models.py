@@ -16,7 +16,7 @@ pytest.importorskip("transformers", reason="needs transformers, which the `torch
 
 from homenode.compute.ops import Backend
 from homenode.model.checkpoint.index import open_checkpoint
-from homenode.model.checkpoint.unknown import sees_more_than_text
+from homenode.model.checkpoint.unknown_names import sees_more_than_text
 from tests.model.parity import BOUND, Case, check_file, check_folder
 from tests.model.transformers_models import SIZES, make_model, quiet_and_on_one_thread
 

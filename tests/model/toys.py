@@ -12,16 +12,13 @@ import numpy as np
 from homenode.compute.ops import FloatArray, LayerKv
 from homenode.dtypes import BY_NAME, DType
 from homenode.model.architectures.apertus import XieluFactors
-from homenode.model.architectures.cohere import CohereExtras
 from homenode.model.architectures.deepseek_v4 import with_layers
 from homenode.model.architectures.delta_net import with_delta
 from homenode.model.architectures.falcon_h1 import FalconH1Multipliers
 from homenode.model.architectures.gemma3n import Gemma3nExtras
 from homenode.model.architectures.gemma4 import Gemma4Extras
-from homenode.model.architectures.glm4_moe import HeadNorms
-from homenode.model.architectures.granite import Multipliers
-from homenode.model.architectures.granitemoehybrid import GraniteHybridExtras
 from homenode.model.architectures.hyper_connections import StreamMixing
+from homenode.model.architectures.hyperclovax import NormsBehind
 from homenode.model.architectures.laguna import AttentionGates, with_query_heads
 from homenode.model.architectures.latent_attention import LatentHeads, with_heads
 from homenode.model.architectures.layer_norm_decoder import BlockStyle
@@ -35,6 +32,7 @@ from homenode.model.architectures.olmoe import ProjectionLimit
 from homenode.model.architectures.parameters import expected_tensors
 from homenode.model.architectures.pooled_rows import DeepseekV4Spec
 from homenode.model.architectures.registry import architecture_of
+from homenode.model.architectures.tables import HeadNorms
 from homenode.model.architectures.token_indexer import with_indexer
 from homenode.model.formats.fields import Fields
 from homenode.model.spec import BlockChoice, DeltaSpec, IndexerSpec, ModelSpec, MoeSpec, RopeSpec, TensorEntry
@@ -81,7 +79,7 @@ LATENTS = {
 LATENTS |= dict.fromkeys(("deepseek_v32", "glm_moe_dsa"), LATENTS["deepseek_v3"])
 LATENTS["mistral4"] = replace(LATENTS["deepseek_v3"], growth=0.4, growth_length=8)
 LATENTS["youtu"] = LATENTS["deepseek_v3"]
-LATENTS["minicpm3"] = replace(LATENTS["deepseek_v3"], adjacent=False, residual=0.6, logits=2.0)
+LATENTS["minicpm3"] = replace(LATENTS["deepseek_v3"], adjacent=False)
 INDEXERS = {
     "deepseek_v32": IndexerSpec(heads=3, width=12, chosen=9, layers=(), adjacent=False),
     "glm_moe_dsa": IndexerSpec(heads=5, width=10, chosen=14, layers=(), adjacent=True),
@@ -126,7 +124,7 @@ WINDOWED: dict[str, dict[str, Any]] = {
     "exaone_moe": _PLACED,
     "afmoe": _PLACED,
     "llama4": {**_PLACED, "window_kind": "chunked"},
-    "cohere2": _WINDOWED,
+    "cohere2": _PLACED,
     "muse_glimmer": _WINDOWED | {"logits_softcap": 9.0},
     **{key: {"dimensions": {"positions": 256}} for key in ("gpt2", "gpt_bigcode", "gpt_neo")},
     "bert": {"dimensions": {"positions": 256, "types": 2}},
@@ -169,6 +167,17 @@ UNLIKE: dict[str, dict[str, Any]] = {  # heads of two kinds, and a table that st
         },
     },
 }  # fmt: skip
+SCALES: dict[str, dict[str, Any]] = {  # of what layers add, and of logits
+    **{
+        key: {"residual_scale": 0.5, "logits_scale": 0.5}
+        for key in ("granite", "granite_swa", "minicpm", "hyperclovax")
+    },
+    **{key: {"residual_scale": 0.4, "logits_scale": 0.3} for key in ("granitemoe", "granitemoeshared", "minicpm3")},
+    "granitemoehybrid": {"residual_scale": 0.5, "logits_scale": 0.5, "rope_layers": (False,) * 3},
+    **{key: {"logits_scale": 0.25} for key in ("cohere", "cohere2")},
+    "falcon_h1": {"logits_scale": 0.5},
+    "muse_glimmer": {"logits_scale": 0.4},
+}
 OWN: dict[str, object] = {
     "starcoder2": BlockStyle(),
     "gpt_neox": BlockStyle("gelu_erf", "parallel"),
@@ -183,23 +192,19 @@ OWN: dict[str, object] = {
     "nemotron": BlockStyle("relu2"),
     "phimoe": BlockStyle(head_bias=True),
     "stablelm": BlockStyle("silu_gate", "one_norm"),
-    "cohere": CohereExtras(0.25, head_norms=True),
-    "cohere2": CohereExtras(0.25),
-    "falcon_h1": FalconH1Multipliers(0.9, 0.7, 0.8, (1.1, 1.0, 1.0, 1.0, 0.9), 0.8, 1.4, 0.5),
-    "granitemoehybrid": GraniteHybridExtras(residual=0.5, logits=2.0, rotates=False),
+    "cohere": HeadNorms(True),
+    "falcon_h1": FalconH1Multipliers(0.9, 0.7, 0.8, (1.1, 1.0, 1.0, 1.0, 0.9), 0.8, 1.4),
     "lfm2_moe": ExpertBias(True),
-    **dict.fromkeys(("granitemoe", "granitemoeshared"), Multipliers(residual=0.4, logits=3.0)),
     "llama4": Llama4Extras(True, 0.4, 8),
     "ministral3": QueryGrowth(0.4, 8),
-    "hyperclovax": Multipliers(residual=0.5, logits=2.0, norms_behind=True),
+    "hyperclovax": NormsBehind(True),
     "solar_open": HeadNorms(False),
     "laguna": AttentionGates("heads"),
     "jais2": BlockStyle("relu2"),
     **dict.fromkeys(("olmo", "olmoe"), ProjectionLimit(0.7)),
     "arcee": BlockStyle("relu2"),
     "gemma4": Gemma4Extras(True),
-    **dict.fromkeys(("granite", "granite_swa", "minicpm"), Multipliers(residual=0.5, logits=2.0)),
-    "muse_glimmer": GatedCappedBlock(0.4, 1e-3, True, (True, False, True)),
+    "muse_glimmer": GatedCappedBlock(1e-3, True, (True, False, True)),
     "glm4_moe": HeadNorms(True),
 }
 
@@ -213,6 +218,7 @@ def toy_spec(architecture: str = "llama", **changes: object) -> ModelSpec:
         attention_bias=architecture in _BIASED, output_bias=architecture == "gpt_oss", moe=MIXTURES.get(architecture),
     )  # fmt: skip
     spec = replace(spec, own=OWN.get(architecture), **(GEMMAS | WINDOWED | UNLIKE).get(architecture, {}))
+    spec = replace(spec, **SCALES.get(architecture, {}))
     spec = replace(spec, **changes)  # type: ignore[arg-type]
     if architecture == "mimo_v2_flash":
         spec = with_narrow_values(spec, NarrowValues(10, 0.7), [2 if each else 1 for each in spec.sliding_layers])

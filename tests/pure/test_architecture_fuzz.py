@@ -240,7 +240,8 @@ def gguf_spec(architecture: Architecture, keys: dict[str, Any], folder: Path) ->
                 each := parameter.name.format(layer=layer, expert=0, head=0, group=0), entry(each, 32, 32)
             )
     factors = {FACTORS: entry(FACTORS, 8)} if architecture.name == "gemma4" else {}
-    return architecture.gguf.read(GgufConfig(Fields(file, keys), {"tokenizer.ggml.tokens": ["a"]}, tensors, factors))
+    metadata = {"tokenizer.ggml.tokens": ["a"]}
+    return architecture.gguf.read(GgufConfig(Fields(file, keys), metadata, tensors, factors, architecture.name))
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)

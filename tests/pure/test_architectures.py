@@ -23,7 +23,18 @@ ARCHITECTURE = replace(llama.ARCHITECTURE, name="brand_new")
 
 def test_every_file_is_named_as_what_it_describes() -> None:
     (folder,) = map(Path, architectures.__path__)
-    shared = {"__init__", "architecture", "common", "parameters", "registry", "rope"}
+    shared = {
+        "__init__",
+        "architecture",
+        "attention",
+        "conversions",
+        "mlp",
+        "parameters",
+        "registry",
+        "rope",
+        "stage",
+        "tables",
+    }
     shared |= {"delta_net", "latent_attention", "layer_norm_decoder", "token_indexer"}
     shared |= {"encoder", "layer_kinds", "mamba_mixer", "pre_norm", "hyper_connections", "pooled_rows"}
     assert {file.stem for file in folder.glob("*.py")} - shared == ARCHITECTURES.keys()

@@ -379,7 +379,7 @@ def config_of(**keys: Any) -> GgufConfig:
     fields = Fields(
         Path("m.gguf"), {"block_count": 3, **{key.replace("__", "."): value for key, value in keys.items()}}
     )
-    return GgufConfig(fields, {}, {}, {})
+    return GgufConfig(fields, {}, {}, {}, "llama")
 
 
 def test_figures_that_differ_between_layers() -> None:

@@ -28,7 +28,7 @@ from homenode.model.weights.expert_header import (
 )
 from homenode.model.weights.expert_share import expert_owners, own_bytes
 from homenode.model.weights.expert_table import HUGE_PAGE, PAGE, expert_table, identity_of
-from homenode.model.weights.expert_waiting import GONE_S, Waiting
+from homenode.model.weights.expert_wait import GONE_S, ShareWait
 from homenode.model.weights.layout import MatrixLayout, WeightLayout
 from homenode.model.weights.packed_file import SourceFile
 from tests.model.toys import toy_spec
@@ -201,7 +201,7 @@ class Watched:
     """A waiting for members 1 and 2, what they say, and who is alive."""
 
     def __init__(self, timeout_s: float = 600.0, first: int = STATE_FILLING) -> None:
-        self.waiting = Waiting([1, 2], timeout_s, 1000.0)
+        self.waiting = ShareWait([1, 2], timeout_s, 1000.0)
         self.states = {1: ShareState(first, 11), 2: ShareState(STATE_FILLING, 12)}
         self.alive = {11, 12}
 

@@ -11,7 +11,7 @@ from homenode.errors import CheckpointError, UnsupportedError
 from homenode.model.architectures.registry import ARCHITECTURES
 from homenode.model.checkpoint.folder_spec import spec_from_config
 from homenode.model.checkpoint.index import open_checkpoint
-from homenode.model.checkpoint.unknown import unknown_names
+from homenode.model.checkpoint.unknown_names import unknown_names
 from homenode.model.config.folder_config import FolderConfig
 from homenode.model.config.known_fields import HARMLESS, READ, ROPE_HARMLESS, ROPE_READ, unknown_fields
 from homenode.model.formats.fields import Fields

@@ -15,7 +15,7 @@ from homenode.errors import UnsupportedError, UserError
 from homenode.model.architectures import registry
 from homenode.model.checkpoint import index
 from homenode.model.checkpoint.index import open_checkpoint
-from homenode.model.checkpoint.unknown import unknown_names
+from homenode.model.checkpoint.unknown_names import unknown_names
 from homenode.model.config.known_keys import HARMLESS, NEUTRAL, READ
 from homenode.model.formats.gguf_set import read_gguf_set
 from homenode.model.spec import ModelSpec

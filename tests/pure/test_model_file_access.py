@@ -21,7 +21,7 @@ from homenode.engine.model_path.locate import locate_model
 from homenode.errors import CheckpointError
 from homenode.model.formats.reading import file_size, read_json, read_text, refuse_links
 from homenode.model.hub.locate import builtin_model
-from homenode.model.tokenizer.loading import load_tokenizer
+from homenode.model.tokenizer.loader import load_tokenizer
 
 _TEXT = '{"secret": 1}'
 

@@ -21,7 +21,8 @@ _BROKEN = "\N{REPLACEMENT CHARACTER}"  # stands for half of a surrogate pair
 
 
 class CustomInput:
-    """Takes pieces of arguments and gives pieces of the input. What the pieces make does not depend on how they are cut.
+    """Takes pieces of arguments and gives pieces of the input. What the pieces make does not depend on how they are
+    cut.
 
     Arguments of another form are the input themselves: a model that was not bound to the form still gets its text
     through.

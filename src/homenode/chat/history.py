@@ -34,9 +34,9 @@ def conversation_for(
     """The messages to give to a chat template of a model that writes calls in `tool_format`.
 
     A template that looks for tools in the system message finds them there; another one that does not look at `tools`
-    gets them as words in that message. One that knows no calls either
-    gets those of the history as text, and results of tools as messages of the user. `template_messages.arrange_turns` says what
-    else a template gets in another way than clients have it.
+    gets them as words in that message. One that knows no calls either gets those of the history as text, and results of
+    tools as messages of the user. `template_messages.arrange_turns` says what else a template gets in another way than
+    clients have it.
     """
     said = [dict(message) for message in messages]
     if not _ARGUMENTS_ARE_TEXT.search(template):

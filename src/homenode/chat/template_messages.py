@@ -55,8 +55,8 @@ def text_of(content: Any) -> str:
 
 
 def _with_names(template: str, message: Mapping[str, Any]) -> dict[str, Any]:
-    """The message with its role and its thoughts under the names that the template has for them; without thoughts, where
-    it has none.
+    """The message with its role and its thoughts under the names that the template has for them; without thoughts,
+    where it has none.
     """
     said = dict(message)
     if said.get("role") == "developer" and "developer" not in template:

@@ -9,8 +9,8 @@ from homenode.model.spec import Checkpoint
 
 
 def model_facts(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Values that JSON has. `parameters`: numbers in all tensors; `bytes`: what these take on disk; `modified`: when the
-    file or folder was, in Unix seconds, 0 where that cannot be told.
+    """Values that JSON has. `parameters`: numbers in all tensors; `bytes`: what these take on disk; `modified`: when
+    the file or folder was, in Unix seconds, 0 where that cannot be told.
     """
     spec = checkpoint.spec
     files = {entry.file.suffix for entry in checkpoint.tensors.values()}

@@ -4,8 +4,8 @@ every matrix. Plain data.
 A model cut into stages (pipeline parallel) gives each stage a run of layers; the first has the embedding table, the
 last the output matrix. Ranks of one stage (tensor parallel; Shoeybi et al. 2019, Megatron-LM) have the same layers and
 divide what is inside them: heads, the inner columns of MLPs, the vocabulary; or whole experts (expert parallel). The
-lengths that a rank's matrices have are the `IndexRange`s here, so the names of a parameter table's shape ("query", "kv",
-"intermediate"...) say how each matrix is cut: by rows, by columns, or not at all.
+lengths that a rank's matrices have are the `IndexRange`s here, so the names of a parameter table's shape ("query",
+"kv", "intermediate"...) say how each matrix is cut: by rows, by columns, or not at all.
 """
 
 from __future__ import annotations

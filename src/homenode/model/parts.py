@@ -69,7 +69,8 @@ def read_layer_split(setting: str) -> tuple[int, ...] | None:
 
 def with_donors(spec: ModelSpec, layers: tuple[int, ...]) -> tuple[int, ...]:
     """The layers of each stage, stages that would part a layer from the one whose keys and values it reads, or whose
-    choice of tokens it takes, beginning as many layers earlier as it takes. UserError where a stage would have none left.
+    choice of tokens it takes, beginning as many layers earlier as it takes. UserError where a stage would have none
+    left.
     """
     cuts = list(accumulate(layers))[:-1]
     while parted := [(cut, donor) for cut in cuts if (donor := _parted_donor(spec, cut)) is not None]:
@@ -77,7 +78,8 @@ def with_donors(spec: ModelSpec, layers: tuple[int, ...]) -> tuple[int, ...]:
     moved = tuple(end - first for first, end in pairwise((0, *cuts, spec.num_layers)))
     if min(moved) < 1:
         raise UserError(
-            f"--pipeline-parallel-size {len(layers)}: layers of this model read keys and values of earlier ones and stay with them in one stage, so that one of {len(layers)} would have no layer; give fewer stages",
+            f"--pipeline-parallel-size {len(layers)}: layers of this model read keys and values of earlier ones and "
+            f"stay with them in one stage, so that one of {len(layers)} would have no layer; give fewer stages",
             param="pipeline_parallel_size",
         )
     return moved
@@ -96,26 +98,29 @@ def _stages(spec: ModelSpec, how: PartitionSpec) -> tuple[IndexRange, ...]:
         ranges = divide(spec.num_layers, how.stages)
         if ranges is None:
             raise UserError(
-                f"--pipeline-parallel-size {how.stages}: the model has {format_count(spec.num_layers, 'layer')} and each stage needs one; "
-                f"give {spec.num_layers} or less",
+                f"--pipeline-parallel-size {how.stages}: the model has {format_count(spec.num_layers, 'layer')} and "
+                f"each stage needs one; give {spec.num_layers} or less",
                 param="pipeline_parallel_size",
             )
         return _ranges_of(with_donors(spec, tuple(stage.count for stage in ranges)))
     told = ",".join(map(str, how.layers))
     if len(how.layers) != how.stages:
         raise UserError(
-            f"--layer-split {told} has {len(how.layers)} numbers, and --pipeline-parallel-size says {format_count(how.stages, 'stage')}; give one for each stage",
+            f"--layer-split {told} has {len(how.layers)} numbers, and --pipeline-parallel-size says "
+            f"{format_count(how.stages, 'stage')}; give one for each stage",
             param="layer_split",
         )
     if sum(how.layers) != spec.num_layers or min(how.layers) < 1:
         raise UserError(
-            f"--layer-split {told} adds up to {sum(how.layers)}; the model has {format_count(spec.num_layers, 'layer')}, and each stage needs one or more",
+            f"--layer-split {told} adds up to {sum(how.layers)}; the model has "
+            f"{format_count(spec.num_layers, 'layer')}, and each stage needs one or more",
             param="layer_split",
         )
     for stage in _ranges_of(how.layers):
         if (donor := _parted_donor(spec, stage.first)) is not None:
             raise UserError(
-                f"--layer-split {told}: layers from {stage.first} on read keys and values of layer {donor}, which is in an earlier stage; end that stage before layer {donor}",
+                f"--layer-split {told}: layers from {stage.first} on read keys and values of layer {donor}, which is "
+                f"in an earlier stage; end that stage before layer {donor}",
                 param="layer_split",
             )
     return _ranges_of(how.layers)
@@ -151,7 +156,8 @@ class _RankShards:
         query = _head_alignment(spec, alignments)
 
         def heads(query_heads: int, kv_heads: int, head_dim: int) -> tuple[tuple[IndexRange, IndexRange], ...]:
-            what = f"{format_count(query_heads, 'query head')} of {format_count(head_dim, 'element')} with {format_count(kv_heads, 'KV head')}"
+            queries, keys = format_count(query_heads, "query head"), format_count(kv_heads, "KV head")
+            what = f"{queries} of {format_count(head_dim, 'element')} with {keys}"
             return _among(
                 spec,
                 how.ranks,
@@ -272,7 +278,8 @@ def check_experts(spec: ModelSpec, ranks: int) -> None:
         )
     if spec.moe.num_experts < ranks:
         raise UserError(
-            f"--enable-expert-parallel with --tensor-parallel-size {ranks}: the model has {format_count(spec.moe.num_experts, 'expert')} and each rank needs "
+            f"--enable-expert-parallel with --tensor-parallel-size {ranks}: the model has "
+            f"{format_count(spec.moe.num_experts, 'expert')} and each rank needs "
             f"one; give {format_count(spec.moe.num_experts, 'rank')} or less, or leave --enable-expert-parallel out",
             param="tensor_parallel_size",
         )
@@ -288,7 +295,7 @@ def _among(
     can = [n for n in range(1, min(ranks, spec.num_heads + 1)) if cut(n) is not None]
     blocks = f", stored in blocks of {alignment.needed}," if alignment.needed > 1 else ""
     raise UserError(
-        f"--tensor-parallel-size {ranks}: {what}{blocks} cannot be divided among {format_count(ranks, 'rank')}; give {' or '.join(map(str, can[-4:]))}"
-        + (", or make stages (--pipeline-parallel-size)" if ranks > 1 else ""),
+        f"--tensor-parallel-size {ranks}: {what}{blocks} cannot be divided among {format_count(ranks, 'rank')}; give "
+        f"{' or '.join(map(str, can[-4:]))}" + (", or make stages (--pipeline-parallel-size)" if ranks > 1 else ""),
         param="tensor_parallel_size",
     )

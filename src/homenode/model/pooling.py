@@ -53,7 +53,8 @@ class PoolingSpec:
 
 # What Qwen3-Reranker was trained with, and the task that its card gives where a user names none.
 QWEN3_TEMPLATE = (
-    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct provided. "
+    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
+    "provided. "
     'Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
     "<Instruct>: Given a web search query, retrieve relevant passages that answer the query\n"
     "<Query>: {query}\n<Document>: {document}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"

@@ -135,8 +135,9 @@ class StateMixer(Protocol):
         """What a layer keeps of a sequence in a `ModelPart`."""
 
     def by_kv_head(self, part: Any) -> tuple[IntArray, IntArray]:
-        """Which channels of the convolution and which matrices of a layer in a `ModelPart` go with each of its KV heads,
-        both [KV heads, so many]. A channel may go with several, each KV head of the model with equally many matrices.
+        """Which channels of the convolution and which matrices of a layer in a `ModelPart` go with each of its KV
+        heads, both [KV heads, so many]. A channel may go with several, each KV head of the model with equally many
+        matrices.
         """
 
 
@@ -211,6 +212,8 @@ class ModelSpec:
     local_rope: RopeSpec | None = None  # of the layers that use it; None: that of all others
     rope_layers: tuple[bool, ...] = ()  # which layers rotate queries and keys; empty: all
     embedding_scale: float = 1.0
+    residual_scale: float = 1.0  # of what each half of a layer adds to its rows
+    logits_scale: float = 1.0
     attention_scale: float | None = None  # of scores; None: 1 / sqrt(head_dim)
     attention_softcap: float | None = None  # of scores; None: no cap
     logits_softcap: float | None = None

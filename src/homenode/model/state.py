@@ -19,8 +19,8 @@ def state_layers(spec: ModelSpec, part: ModelPart) -> dict[int, int]:
 
 
 def state_by_kv_head(spec: ModelSpec, part: ModelPart) -> tuple[IntArray, IntArray] | None:
-    """Which channels of a state's convolution and which of its matrices go with each KV head of a part, whatever the cut
-    over ranks: see `StateMixer.by_kv_head`. None where the groups of a state and KV heads do not go together here.
+    """Which channels of a state's convolution and which of its matrices go with each KV head of a part, whatever the
+    cut over ranks: see `StateMixer.by_kv_head`. None where the groups of a state and KV heads do not go together here.
     """
     each, rest = divmod(spec.state_groups, spec.num_kv_heads)
     groups, heads = part.state_groups, part.kv_heads

@@ -84,8 +84,8 @@ class ScanSpec:
         return LayerState(channels, self.taps, heads, self.state_width, self.head_dim)
 
     def by_kv_head(self, part: ModelPart) -> tuple[IntArray, IntArray]:
-        """See `StateMixer.by_kv_head`: with heads go the groups that they read, the last of them again where others read
-        more.
+        """See `StateMixer.by_kv_head`: with heads go the groups that they read, the last of them again where others
+        read more.
         """
         heads, here = in_runs(part.state_groups.count, part.kv_heads.count), self.groups_in(part)
         count, each = heads.shape[1], self.per_group

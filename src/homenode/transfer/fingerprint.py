@@ -73,6 +73,7 @@ def _architecture(spec: ModelSpec, max_model_len: int | None) -> Fingerprint:
         "sliding_window": f"{spec.sliding_window} {_short(windows)}".strip() if spec.sliding_window else "none",
         "experts": _short(_told(spec.moe, *_OLD_MOE)) if spec.moe else "none",
         **({"own": _short(repr(spec.own))} if spec.own is not None else {}),
+        **({"residual_scale": repr(spec.residual_scale)} if spec.residual_scale != 1.0 else {}),
         **({"delta": _short(repr(spec.delta))} if spec.delta is not None else {}),
         **({"mixer": _short(repr(spec.mixer))} if spec.mixer is not None else {}),
         **({"layer_kv": _short(repr(spec.layer_kv))} if spec.layer_kv else {}),

@@ -11,7 +11,7 @@ import pytest
 
 from homenode.compute.ops import KvGeometry
 from homenode.errors import CheckpointError
-from homenode.model.architectures.granite import Multipliers
+from homenode.model.architectures.ministral3 import QueryGrowth
 from homenode.model.checkpoint.index import OpenedCheckpoint, open_checkpoint
 from homenode.model.formats.safetensors import read_safetensors
 from homenode.model.spec import IndexerSpec, MoeSpec, RopeSpec
@@ -113,6 +113,7 @@ def test_what_may_differ() -> None:
         ({"attention_softcap": 50.0}, "scales"),
         ({"attention_scale": 0.5}, "scales"),
         ({"embedding_scale": 2.0}, "scales"),
+        ({"residual_scale": 0.5}, "residual_scale"),
         ({"indexer": IndexerSpec(heads=2, width=16, chosen=8, layers=(0, 1), adjacent=True)}, "indexer"),
     ],
 )
@@ -133,7 +134,7 @@ def told(checkpoint: OpenedCheckpoint, **changes: object) -> Fingerprint:
 
 def test_figures_that_only_one_architecture_has_must_agree() -> None:
     checkpoint = open_checkpoint(BUILTIN)
-    one, other = (told(checkpoint, own=Multipliers(residual, 8.0)) for residual in (0.2, 0.3))
+    one, other = (told(checkpoint, own=QueryGrowth(growth, 8)) for growth in (0.2, 0.3))
     assert [text.split()[0] for text in differences(one, other)] == ["own"]
     assert "own" not in told(checkpoint), "other architectures tell what they told before"
 

@@ -1,5 +1,5 @@
-"""Command-R7B and later: a list of calls between <|START_ACTION|> and <|END_ACTION|>. Command-R: a list in a block of code
-behind the word Action.
+"""Command-R7B and later: a list of calls between <|START_ACTION|> and <|END_ACTION|>. Command-R: a list in a block of
+code behind the word Action.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Gemma 4 and FunctionGemma: call:NAME and arguments in braces, with bare keys and strings between marks of their own."""
+"""Gemma 4 and FunctionGemma: call:NAME and arguments in braces, with bare keys and strings between marks of their
+own.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Mistral: behind [TOOL_CALLS] a list of calls, or in later models a name, perhaps [CALL_ID] and an id, then [ARGS] and an
-object.
+"""Mistral: behind [TOOL_CALLS] a list of calls, or in later models a name, perhaps [CALL_ID] and an id, then [ARGS] and
+an object.
 """
 
 from __future__ import annotations

@@ -14,7 +14,9 @@ _SPACE = r"/[ \n]{1,10}/?"
 
 
 def object_begin(tool: CallableTool, name: str = "name", arguments: str = "arguments", before: str = "") -> str:
-    """A regular expression for what is before the arguments of such an object; `before`: for what is before its name."""
+    """A regular expression for what is before the arguments of such an object; `before`: for what is before its
+    name.
+    """
     written = escape(json.dumps(tool.name, ensure_ascii=False))
     return rf'\{{[ \n]?{before}"{name}": ?{written},[ \n]?"{arguments}":'
 

@@ -15,8 +15,8 @@ from homenode.errors import UserError
 
 @dataclass(frozen=True)
 class CallBegin:
-    """Where a call begins: at the mark `text`, or, where that is empty, at what the regular expression `pattern` matches
-    at the beginning of a line. `rest` is a rule body: what follows.
+    """Where a call begins: at the mark `text`, or, where that is empty, at what the regular expression `pattern`
+    matches at the beginning of a line. `rest` is a rule body: what follows.
     """
 
     rest: str
@@ -26,10 +26,10 @@ class CallBegin:
 
 @dataclass(frozen=True)
 class CallForms:
-    """How calls are written: in one of the ways `begins`. `separator`: a rule body, what is between two of them where an
-    answer may have several and nothing but calls; None where one of them has all calls. `excluded`: further texts that
-    begin calls, which content therefore does not have; `excluded_on_new_line`: regular expressions for what it does not
-    have at the beginning of a line.
+    """How calls are written: in one of the ways `begins`. `separator`: a rule body, what is between two of them where
+    an answer may have several and nothing but calls; None where one of them has all calls. `excluded`: further texts
+    that begin calls, which content therefore does not have; `excluded_on_new_line`: regular expressions for what it
+    does not have at the beginning of a line.
     """
 
     begins: Sequence[CallBegin]
@@ -86,7 +86,8 @@ def parameter_name(tool: CallableTool, parameter: ToolParameter, allowed: re.Pat
     """The name of a parameter where the format can write it, all of which `allowed` matches; UserError where not."""
     name = parameter.name
     if not allowed.fullmatch(name) or name != name.strip():
-        text = f"`tools`: the parameter {name[:100]!r} of {tool.name} has a name that this model's form of calls has no way to write"
+        named = f"the parameter {name[:100]!r} of {tool.name}"
+        text = f"`tools`: {named} has a name that this model's form of calls has no way to write"
         raise UserError(text, param="tools")
     return name
 

@@ -1,7 +1,7 @@
 """Texts that keep a grammar in Lark, as the inputs of tools: between marks, or within a string of JSON.
 
-A grammar without recursion becomes one terminal, because a lexer does not part its terminals at an escape or a mark that
-another terminal might go on with.
+A grammar without recursion becomes one terminal, because a lexer does not part its terminals at an escape or a mark
+that another terminal might go on with.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Callable
 
-from homenode.chat.grammars.escaped import escaped_regex, refusal
+from homenode.chat.grammars.escapes import escaped_regex, refusal
 from homenode.chat.grammars.lark import LarkWriter, escape, literal
 
 _PIECES = re.compile(
@@ -57,7 +57,9 @@ def marked_input(lark: LarkWriter, grammar: str, end: str) -> str:
 
 
 def quoted_input(lark: LarkWriter, grammar: str) -> str:
-    """A rule body for a JSON string of a text that keeps `grammar`. UserError for parts of Lark that have no such form."""
+    """A rule body for a JSON string of a text that keeps `grammar`. UserError for parts of Lark that have no such
+    form.
+    """
     terminal = _Terminals(lark, grammar, _escaped).start()
     if terminal is None:
         return f'"\\"" {nested(_rewritten(grammar, _escaped))} "\\""'

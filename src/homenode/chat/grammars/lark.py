@@ -88,7 +88,9 @@ class LarkWriter:
         return [self.special_tokens.get(part, part) for part in cut if part]
 
     def up_to(self, terminal: str, mark: str) -> str:
-        """A rule body for a text that a terminal expression matches, with `mark` behind it, which is not in the text."""
+        """A rule body for a text that a terminal expression matches, with `mark` behind it, which is not in the
+        text.
+        """
         parts = self._parts(mark)
         first = next((number for number, part in enumerate(parts) if isinstance(part, int)), None)
         if first is None:
@@ -112,8 +114,8 @@ class LarkWriter:
         return f"({' | '.join(bodies)})?" if bodies else ""
 
     def without(self, texts: Iterable[str] = (), at_begin: Iterable[str] = ()) -> str:
-        """The name of a terminal: any text, perhaps none, that has none of `texts`, and none of `at_begin` at its beginning
-        or behind white space there. Both are regular expressions.
+        """The name of a terminal: any text, perhaps none, that has none of `texts`, and none of `at_begin` at its
+        beginning or behind white space there. Both are regular expressions.
         """
         return self._without(ANY, texts, at_begin)
 

@@ -9,8 +9,8 @@ from typing import Any
 from homenode.chat.reading.schema_types import resolve
 from homenode.errors import UserError
 
-# JSON on one line, as models write it: white space elsewhere would let a weak one write nothing else, and would part the
-# terminals of values from those of the format, of which only one kind may be possible at a place.
+# JSON on one line, as models write it: white space elsewhere would let a weak one write nothing else, and would part
+# the terminals of values from those of the format, of which only one kind may be possible at a place.
 _ON_ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 _SETTINGS = "x-guidance"
 _TOOL = "#/$defs/tool"
@@ -35,8 +35,9 @@ class ToolParameter:
 
 @dataclass(frozen=True)
 class CallableTool:
-    """A tool that may be called. `bound`: whether its arguments must fit its schema. `strict`: what of the schema cannot
-    be kept is an error, and is let go otherwise. `input`: a grammar in Lark for the text that is its one argument.
+    """A tool that may be called. `bound`: whether its arguments must fit its schema. `strict`: what of the schema
+    cannot be kept is an error, and is let go otherwise. `input`: a grammar in Lark for the text that is its one
+    argument.
     """
 
     name: str

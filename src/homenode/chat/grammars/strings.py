@@ -26,13 +26,15 @@ _FORMATS = {  # what each has at least; none has texts that are not of the forma
     "ipv4": rf"({_BYTE}\.){{3}}{_BYTE}",
     "ipv6": r"([0-9a-fA-F]{1,4}:){7}[0-9a-fA-F]{1,4}|::1|::",
     "uuid": r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}",
-    "uri": rf"[a-zA-Z][a-zA-Z0-9+.-]*:\/\/{_HOST}(:[0-9]{{1,5}})?(\/[a-zA-Z0-9._~-]*)*(\?[a-zA-Z0-9._~=&-]*)?(#[a-zA-Z0-9._~-]*)?",
+    "uri": rf"[a-zA-Z][a-zA-Z0-9+.-]*:\/\/{_HOST}(:[0-9]{{1,5}})?(\/[a-zA-Z0-9._~-]*)*"
+    r"(\?[a-zA-Z0-9._~=&-]*)?(#[a-zA-Z0-9._~-]*)?",
 }
 _CLASSES = {"d": "0-9", "w": "0-9A-Za-z_", "s": r" \t\r\n\f\v"}
 
 
 def string_terminal(schema: Any, root: Any, *, strict: bool) -> str | None:
-    """A terminal expression for the strings that a part `schema` of the schema `root` allows, None where it allows none.
+    """A terminal expression for the strings that a part `schema` of the schema `root` allows, None where it allows
+    none.
 
     UserError for what cannot be kept, if it is `strict`; other schemas lose what cannot.
     """

@@ -48,11 +48,13 @@ class TypedArguments:
         self._attempt.finish()
 
     def read(self, name: str, kinds: Types, end: str, followers: Sequence[str], *, lines: bool = True) -> Reading[bool]:
-        """Read the value of argument `name`, of one of these types, up to `end`, which is taken with white space behind it.
+        """Read the value of argument `name`, of one of these types, up to `end`, which is taken with white space behind
+        it.
 
         An `end` counts only where one of `followers` or the end of the text follows: a value may hold a page that has
-        the same tags. Where decoding is bound, it does not count within a string of a JSON value. With `lines` a line break at the beginning is not of the value, nor then one at its end. False
-        where the value does not end, or the argument was there before.
+        the same tags. Where decoding is bound, it does not count within a string of a JSON value. With `lines` a line
+        break at the beginning is not of the value, nor then one at its end. False where the value does not end, or the
+        argument was there before.
         """
         if not name or name in self._names:
             return False
@@ -116,7 +118,9 @@ class _JsonStrings:
 
 
 class _ParameterText:
-    """A text as it comes; with an attempt it is written as a string at once, without a line break at its end if `cut`."""
+    """A text as it comes; with an attempt it is written as a string at once, without a line break at its end if
+    `cut`.
+    """
 
     def __init__(self, attempt: Attempt | None, cut: bool) -> None:
         self._attempt, self._cut = attempt, cut

@@ -61,7 +61,7 @@ def generate(model: str | None, prompt: str, stop: tuple[str, ...], chat: bool, 
     """
     from homenode.cli.models.announcement import announce_fetch
     from homenode.engine.model_path.locate import locate_model
-    from homenode.model.tokenizer.loading import begin_trial
+    from homenode.model.tokenizer.loader import begin_trial
 
     settings = {name: options.pop(name) for name in _SETTINGS}
     with plain_errors():

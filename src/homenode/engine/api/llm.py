@@ -38,7 +38,7 @@ from homenode.errors import NotANumberError, UserError
 from homenode.grammars.spec import GrammarSpec
 from homenode.model.sandbox.renderer import DEFAULT_TIMEOUT_S
 from homenode.model.tokenizer import Tokenizer, load_model_tokenizer
-from homenode.model.weights.finite import check_model_finite
+from homenode.model.weights.finite_check import check_model_finite
 from homenode.sampling import SamplingParams
 from homenode.units import format_count
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from homenode.engine.config import EngineConfig
 from homenode.model.checkpoint.index import open_checkpoint
-from homenode.model.checkpoint.unknown import sees_more_than_text, unknown_names
+from homenode.model.checkpoint.unknown_names import sees_more_than_text, unknown_names
 from homenode.model.weights.layout import unaffected
 
 _SHOWN = 20  # names of a list that may be long

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from homenode.grammars.vocabulary import Vocabulary
 from homenode.model.spec import ModelSpec
-from homenode.model.tokenizer.loading import load_untried
+from homenode.model.tokenizer.loader import load_untried
 
 
 def read_vocabulary(path: Path, spec: ModelSpec) -> Vocabulary:

@@ -13,21 +13,20 @@ from typing import Any
 
 from homenode.compute.ops import Ops, Tensor
 from homenode.errors import UnsupportedError
-from homenode.model.architectures import common
+from homenode.model.architectures import stage, tables
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
-from homenode.model.architectures.parameters import ForwardContext, Parameter
+from homenode.model.architectures.parameters import ForwardContext, Parameter, of_model
 from homenode.model.architectures.pre_norm import forward_with
-from homenode.model.config.folder_config import Defaults, FolderConfig
+from homenode.model.config.folder_config import Defaults
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.config.known_fields import NOT_READ
 from homenode.model.formats.fields import Fields
-from homenode.model.part import ModelPart
 from homenode.model.spec import ModelSpec, TensorEntry
 
-NAME = "apertus"
 DEFAULTS = Defaults(
-    max_position=65536, heads=32, vocab=131072, bos_id=1, eos_id=2, norm_eps=1e-5, theta=1.2e7, intermediate=14336
-)
+    max_position=65536, heads=32, vocab=131072, bos_id=1, eos_id=2, norm_eps=1e-5, theta=1.2e7, intermediate=14336,
+    attention_bias=False, activation="xielu",
+)  # fmt: skip
 ROPE = {
     "rope_type": "llama3",
     "rope_theta": 1.2e7,
@@ -51,18 +50,15 @@ class XieluFactors:
     linear: tuple[float, ...]
 
 
-def _are_tensors(spec: ModelSpec, _part: ModelPart, _layer: int | None) -> bool:
-    return spec.own is None
-
-
+_are_tensors = of_model(lambda spec: spec.own is None)
 PARAMETERS = (
-    *common.EMBEDDING_AND_HEAD,
-    *common.ATTENTION,
-    *common.HEAD_NORMS,
-    *common.QKV_BIASES,
-    *common.OUTPUT_BIAS,
-    *common.POST_NORM,
-    *common.GATE_UP_DOWN[1:],
+    *tables.EMBEDDING_AND_HEAD,
+    *tables.ATTENTION,
+    *tables.HEAD_NORMS,
+    *tables.QKV_BIASES,
+    *tables.OUTPUT_BIAS,
+    *tables.POST_NORM,
+    *tables.GATE_UP_DOWN[1:],
     *(
         Parameter(key, f"{_LAYER}{_ACTIVATION}{name}", ("one",), f"blk.{{layer}}.xielu_{name}", _are_tensors)
         for key, name in _NAMES.items()
@@ -70,20 +66,8 @@ PARAMETERS = (
 )
 
 
-def read_folder(config: FolderConfig) -> ModelSpec:
-    """The figures in config.json."""
-    config.refuse_activation("hidden_act", "xielu")
-    config.refuse_other_layers(window=None)
-    fields = config.fields
-    if not any(fields.has(key) for key in ("rope_parameters", "rope_scaling")):
-        config = replace(config, fields=fields.with_value("rope_parameters", ROPE))
-    bias = fields.boolean("attention_bias", False)
-    return replace(config.decoder(NAME, DEFAULTS), attention_bias=bias, output_bias=bias)
-
-
-def read_gguf(config: GgufConfig) -> ModelSpec:
-    """The figures in a GGUF file."""
-    spec = config.decoder(NAME)
+def _read_gguf(config: GgufConfig) -> ModelSpec:
+    spec = config.decoder()
     bare = Fields(config.path, config.metadata)  # converters write these keys without the architecture in front
     fields = bare if bare.has(_EPS_KEY) else config.fields
     found = {name: fields.numbers(key, above=-1e4, most=1e4) for name, key in KEYS.items()}
@@ -129,16 +113,16 @@ def xielu(ops: Ops, model: ForwardContext, index: int, x: Tensor) -> Tensor:
 def feed_forward(ops: Ops, model: ForwardContext, index: int, x: Tensor) -> Tensor:
     """x plus an MLP of xIELU."""
     layer = model.parameters.layers[index]
-    up = ops.linear(common.normed(ops, model, x, layer["post_norm"]), (layer["up"],))
-    return common.project_out(ops, model, xielu(ops, model, index, up), layer["down"], None, x)
+    up = ops.linear(stage.normed(ops, model, x, layer["post_norm"]), (layer["up"],))
+    return stage.project_out(ops, model, xielu(ops, model, index, up), layer["down"], None, x)
 
 
 ARCHITECTURE = Architecture(
-    NAME,
+    "apertus",
     FolderFormat(
         "ApertusForCausalLM",
-        read_folder,
-        fields=frozenset(("hidden_act", "attention_bias")),
+        lambda config: config.with_rope(ROPE).uniform_decoder(DEFAULTS),
+        fields=DEFAULTS.fields,
         harmless=dict.fromkeys(("mlp_bias", "post_norm", "qk_norm"), NOT_READ),
         modules={
             _LAYER + "attention_layernorm": _LAYER + "input_layernorm",
@@ -146,7 +130,7 @@ ARCHITECTURE = Architecture(
         },
         convert=_with_factors,
     ),
-    GgufFormat("apertus", read_gguf, keys=frozenset((*KEYS.values(), _EPS_KEY))),
+    GgufFormat("apertus", _read_gguf, keys=frozenset((*KEYS.values(), _EPS_KEY))),
     PARAMETERS,
     forward_with(feed_forward=feed_forward),
 )

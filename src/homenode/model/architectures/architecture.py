@@ -96,11 +96,11 @@ class GgufFormat:
         """Whatever `general.architecture` says in files of the architecture."""
         return (self.name, *self.picture_names, *self.further_names)
 
-    def without_files(self, name: str) -> GgufFormat:
-        """For an architecture, called `name`, that converters turn into the one that has this format, or that no
-        converter knows: no file is of it.
+    def without_files(self) -> GgufFormat:
+        """For an architecture that converters turn into the one that has this format, or that no converter knows: no
+        file is of it.
         """
-        return replace(self, read=lambda config: replace(self.read(config), architecture=name), accepts=never)
+        return replace(self, accepts=never)
 
 
 @dataclass(frozen=True)
@@ -116,6 +116,26 @@ class Architecture:
     gguf: GgufFormat
     parameters: tuple[Parameter, ...]
     forward: Callable[[Ops, ForwardContext], Tensor]
+
+    def of_class(
+        self,
+        name: str,
+        class_name: str,
+        *,
+        parameters: tuple[Parameter, ...] | None = None,
+        forward: Callable[[Ops, ForwardContext], Tensor] | None = None,
+        **folder: Any,
+    ) -> Architecture:
+        """Another one like it, called `name`, of which no GGUF files are: see `GgufFormat.without_files`. `folder`:
+        what its format differs in.
+        """
+        return Architecture(
+            name,
+            self.folder.of_class(class_name, **folder),
+            self.gguf.without_files(),
+            self.parameters if parameters is None else parameters,
+            self.forward if forward is None else forward,
+        )
 
     @property
     def has_experts(self) -> bool:

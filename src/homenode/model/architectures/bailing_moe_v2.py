@@ -1,23 +1,20 @@
-"""Ling and Ring 2 (Bailing MoE 2): Llama's block with norms of heads and a rope over a part of each; first layers with an
-MLP, then experts scored by a sigmoid and chosen with a bias, in groups, beside one that every token uses.
+"""Ling and Ring 2 (Bailing MoE 2): Llama's block with norms of heads and a rope over a part of each; first layers with
+an MLP, then experts scored by a sigmoid and chosen with a bias, in groups, beside one that every token uses.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from homenode.errors import UnsupportedError
-from homenode.model.architectures import common, qwen3
+from homenode.model.architectures import qwen3, tables
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
 from homenode.model.architectures.pre_norm import forward
 from homenode.model.config.folder_config import Defaults, ExpertDefaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.formats import limits
 from homenode.model.formats.fused_rows import split_fused_rows
-from homenode.model.formats.reading import quoted
 from homenode.model.spec import ModelSpec
 
-NAME = "bailing_moe_v2"
 DEFAULTS = Defaults(
     max_position=32768, heads=16, kv_heads=4, vocab=157184, norm_eps=1e-6, theta=600000.0, intermediate=5120,
     rotary_share=0.5, eos_id=156892,
@@ -36,26 +33,19 @@ _PLAIN = {
 }
 PARAMETERS = (
     *qwen3.PARAMETERS,
-    *common.EXPERTS,
-    replace(common.CHOICE_BIAS, name=_LAYER + "mlp.gate.expert_bias"),
-    *common.SHARED_EXPERTS,
+    *tables.EXPERTS,
+    replace(tables.CHOICE_BIAS, name=_LAYER + "mlp.gate.expert_bias"),
+    *tables.SHARED_EXPERTS,
 )
 
 
-def read_folder(config: FolderConfig) -> ModelSpec:
-    """The figures in config.json."""
+def _read_folder(config: FolderConfig) -> ModelSpec:
     fields = config.fields
-    config.refuse_activation("hidden_act", "silu")
-    config.refuse_other_layers(window=None)
-    for key, wanted in _PLAIN.items():
-        if fields.has(key) and (seen := fields.value(key)) != wanted:
-            raise UnsupportedError(f"{config.path}: {key} {quoted(seen)} is not supported; homenode wants {wanted!r}")
-    spec = config.decoder(NAME, DEFAULTS, rotates_part=True)
+    fields.refuse_others(_PLAIN)
+    spec = config.uniform_decoder(DEFAULTS, rotates_part=True)
     dense = fields.integer("first_k_dense_replace", 1, minimum=0, maximum=limits.MOST_LAYERS)
     moe = config.moe(
-        EXPERTS,
-        normalise=fields.boolean("norm_topk_prob", True),
-        dense=tuple(range(min(dense, spec.num_layers))),
+        EXPERTS, normalise=fields.boolean("norm_topk_prob", True), dense=tuple(range(min(dense, spec.num_layers)))
     )
     shared = moe.intermediate_size * fields.integer("num_shared_experts", 1, maximum=limits.MOST_EXPERTS)
     moe = replace(
@@ -72,22 +62,22 @@ def read_folder(config: FolderConfig) -> ModelSpec:
     return replace(spec, attention_bias=fields.boolean("use_qkv_bias", False), moe=moe)
 
 
-def read_gguf(config: GgufConfig) -> ModelSpec:
-    """The figures in a GGUF file."""
-    spec = config.refuse_window(config.decoder(NAME))
+def _read_gguf(config: GgufConfig) -> ModelSpec:
+    spec = config.uniform_decoder()
     return replace(spec, moe=config.moe(spec, scores=(2,), epsilon=1e-20))
 
 
 ARCHITECTURE = Architecture(
-    NAME,
+    "bailing_moe_v2",
     FolderFormat(
         "BailingMoeV2ForCausalLM",
-        read_folder,
+        _read_folder,
         fields=frozenset(
-            "hidden_act first_k_dense_replace num_experts num_experts_per_tok num_shared_experts moe_intermediate_size "
-            "moe_shared_expert_intermediate_size norm_topk_prob routed_scaling_factor n_group topk_group "
-            "use_qkv_bias".split()
+            "first_k_dense_replace num_shared_experts moe_shared_expert_intermediate_size norm_topk_prob "
+            "routed_scaling_factor n_group topk_group use_qkv_bias".split()
         )
+        | DEFAULTS.fields
+        | EXPERTS.fields
         | _PLAIN.keys(),
         harmless=dict.fromkeys(
             "router_dtype norm_softmax embedding_dropout output_dropout max_window_layers "
@@ -103,7 +93,7 @@ ARCHITECTURE = Architecture(
         },
         convert=split_fused_rows,
     ),
-    GgufFormat("bailingmoe2", read_gguf),
+    GgufFormat("bailingmoe2", _read_gguf),
     PARAMETERS,
     forward,
 )

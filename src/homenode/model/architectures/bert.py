@@ -1,35 +1,29 @@
-"""BERT, DistilBERT, RoBERTa and XLM-RoBERTa: encoders with a table of positions, whose norms come after each sum. RoBERTa's first
-token has the row behind that of the padding token; in GGUF files the rows before are cut off.
+"""BERT, DistilBERT, RoBERTa and XLM-RoBERTa: encoders with a table of positions, whose norms come after each sum.
+RoBERTa's first token has the row behind that of the padding token; in GGUF files the rows before are cut off.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from homenode.compute.ops import Ops, Tensor
-from homenode.errors import UnsupportedError
-from homenode.model.architectures import common, encoder
-from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
-from homenode.model.architectures.parameters import ForwardContext
+from homenode.model.architectures import encoder, tables
+from homenode.model.architectures.architecture import Architecture, FolderFormat
 from homenode.model.config.folder_config import Defaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
-from homenode.model.formats import limits
-from homenode.model.formats.reading import quoted
 from homenode.model.pooling import HeadLayer, PoolingSpec
 from homenode.model.spec import ModelSpec
 
-NAME = "bert"
-DEFAULTS = Defaults(max_position=512, heads=12, vocab=30522, norm_eps=1e-12, intermediate=3072)
+DEFAULTS = Defaults(max_position=512, heads=12, vocab=30522, norm_eps=1e-12, intermediate=3072, activation=None)
 PARAMETERS = (
     encoder.EMBEDDING,
     encoder.POSITIONS,
     encoder.TYPES,
     *encoder.EMBEDDING_NORM,
-    *common.PROJECTIONS,
-    *common.QKV_BIASES,
-    *common.OUTPUT_BIAS,
-    *common.GATE_UP_DOWN[1:],
-    *common.MLP_BIASES[1:],
+    *tables.PROJECTIONS,
+    *tables.QKV_BIASES,
+    *tables.OUTPUT_BIAS,
+    *tables.GATE_UP_DOWN[1:],
+    *tables.MLP_BIASES[1:],
     encoder.SECOND_TYPES,
     *encoder.POST_NORMS,
 )
@@ -64,11 +58,7 @@ ROBERTA_HEAD = (
 )
 _LAYER = "model.layers.{layer}."
 _MODULES = {
-    "embeddings.word_embeddings": "model.embed_tokens",
-    "embeddings.position_embeddings": "model.positions",
-    "embeddings.token_type_embeddings": "model.token_types",
-    "embeddings.LayerNorm": "model.embed_norm",
-    "embeddings": "embeddings",  # buffers
+    **encoder.MODULES,
     "encoder.layer.{layer}.attention.self.query": _LAYER + "self_attn.q_proj",
     "encoder.layer.{layer}.attention.self.key": _LAYER + "self_attn.k_proj",
     "encoder.layer.{layer}.attention.self.value": _LAYER + "self_attn.v_proj",
@@ -77,7 +67,6 @@ _MODULES = {
     "encoder.layer.{layer}.intermediate.dense": _LAYER + "mlp.up_proj",
     "encoder.layer.{layer}.output.dense": _LAYER + "mlp.down_proj",
     "encoder.layer.{layer}.output.LayerNorm": _LAYER + "mlp_norm",
-    "pooler.dense": "pooler.dense",
 }
 _DISTILLED_MODULES = {  # names lack `transformer.` in front
     f"{front}layer.{{layer}}.{theirs}": _LAYER + ours
@@ -95,71 +84,47 @@ _DISTILLED_MODULES = {  # names lack `transformer.` in front
 }
 
 
-def read_folder(config: FolderConfig) -> ModelSpec:
-    """The figures in config.json."""
+def _read_folder(config: FolderConfig) -> ModelSpec:
     named = next(iter(config.fields.texts("architectures")), "")
     is_distilled = named.startswith(DISTILLED) or (not named and config.fields.text("model_type") == DISTILLED_TYPE)
     config = config.respelled(_SPELLED) if is_distilled else config
     fields = config.fields
-    if fields.boolean("is_decoder", False):
-        raise UnsupportedError(f"{config.path}: is_decoder true is not supported; homenode runs {NAME} as an encoder")
-    kind = fields.text("position_embedding_type", "absolute")
-    if kind != "absolute":
-        raise UnsupportedError(
-            f"{config.path}: position_embedding_type {quoted(kind)} is not supported; homenode wants 'absolute'"
-        )
-    spec = encoder.folder_figures(config, NAME, DEFAULTS)
+    fields.refuse_others({"is_decoder": False, "position_embedding_type": "absolute"})
+    spec = encoder.folder_figures(config, DEFAULTS)
     is_roberta = named.startswith(ROBERTAS) or (not named and fields.text("model_type") in ROBERTA_TYPES)
     # Of RoBERTa's table the rows up to that of the padding token are no positions.
     first = fields.integer("pad_token_id", 1, minimum=0) + 1 if is_roberta else 0
     if first >= spec.max_position:
         raise fields.wrong("max_position_embeddings", spec.max_position, f"a whole number above {first}")
-    types = 0 if is_distilled else fields.integer("type_vocab_size", 2, minimum=0, maximum=limits.MOST_HIDDEN)
+    types = 0 if is_distilled else encoder.types_of_folder(fields, 2)
     labels = config.labels()
     head = DISTILLED_HEAD if is_distilled else ROBERTA_HEAD if is_roberta else BERT_HEAD
     figures = {"positions": spec.max_position, "types": types}
     if len(labels) == 1 and types > 1:
         figures[encoder.SECOND] = types  # it reads pairs
+    style = encoder.EncoderStyle(config.plain_activation("hidden_act", "gelu"), first)
     return replace(
-        _biased(spec),
+        encoder.biased(spec, style, **figures),
         max_position=spec.max_position - first,
-        dimensions=figures,
-        own=encoder.EncoderStyle(config.plain_activation("hidden_act", "gelu"), first),
         pooling=PoolingSpec("cls", len(labels), head, labels) if labels else spec.pooling,
     )
 
 
-def _biased(spec: ModelSpec) -> ModelSpec:
-    return replace(spec, attention_bias=True, output_bias=True, mlp_bias=True)
-
-
 def read_gguf(config: GgufConfig) -> ModelSpec:
     """The figures in a GGUF file. No text is longer than the table of positions."""
-    spec = encoder.gguf_figures(config, NAME)
+    spec = encoder.gguf_figures(config)
     rows = encoder.positions_in(config.tensors, spec.max_position)
-    return replace(
-        _biased(spec),
-        dimensions={"positions": rows, "types": int("model.token_types.weight" in config.tensors)},
-        max_position=min(spec.max_position, rows),
-        own=encoder.EncoderStyle(),
-    )
-
-
-def forward(ops: Ops, model: ForwardContext) -> Tensor:
-    """The step's selected rows, or the rows for the next stage."""
-    x = encoder.enter(ops, model)
-    for index in range(len(model.parameters.layers)):
-        x = encoder.post_norm_layer(ops, model, index, x, None)
-    return x
+    spec = replace(spec, max_position=min(spec.max_position, rows))
+    return encoder.biased(spec, encoder.EncoderStyle(), positions=rows, types=encoder.types_of_gguf(config))
 
 
 ARCHITECTURE = Architecture(
-    NAME,
+    "bert",
     FolderFormat(
         "BertModel",
-        read_folder,
+        _read_folder,
         fields=FIELDS,
-        harmless={key: why for key, why in encoder.HARMLESS.items() if key not in FIELDS}
+        harmless=encoder.harmless_but(FIELDS)
         | dict.fromkeys(("qa_dropout", "seq_classif_dropout", "tie_weights_"), "of training only")
         | {"sinusoidal_pos_embds": "the table of positions is in the file"},
         model_types=(*ROBERTA_TYPES, DISTILLED_TYPE),
@@ -181,22 +146,11 @@ ARCHITECTURE = Architecture(
             "CamembertForSequenceClassification",
         ),
         modules=encoder.FLASH_MODULES
-        | _MODULES
         | _DISTILLED_MODULES
-        | {
-            f"{front}.{theirs}": ours
-            for front in ("bert", "distilbert", "roberta")
-            for theirs, ours in _MODULES.items()
-        },
+        | encoder.with_fronts(_MODULES, "bert", "distilbert", "roberta"),
         convert=encoder.split_tensors,
     ),
-    GgufFormat(
-        "bert",
-        read_gguf,
-        keys=encoder.GGUF_KEYS | {"token_type_count"},
-        names=encoder.GGUF_NAMES,
-        convert=encoder.without_unread,
-    ),
+    encoder.gguf_format("bert", read_gguf, encoder.without_unread),
     PARAMETERS,
-    forward,
+    encoder.forward_with("table"),
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from homenode.errors import UnsupportedError
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
 from homenode.model.architectures.layer_norm_decoder import (
     PARAMETERS,
@@ -14,13 +13,23 @@ from homenode.model.architectures.layer_norm_decoder import (
     split_grouped_rows,
 )
 from homenode.model.config.folder_config import Defaults, FolderConfig
-from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.spec import ModelSpec
 
-NAME = "bloom"
-DEFAULTS = Defaults(max_position=2048, heads=8, vocab=250880, bos_id=1, eos_id=2, norm_eps=1e-5, intermediate=256)
+DEFAULTS = Defaults(
+    max_position=2048, heads=8, vocab=250880, bos_id=1, eos_id=2, norm_eps=1e-5, intermediate=256, activation=None
+)
 STYLE = BlockStyle("gelu", positions="alibi", embedding_norm=True)
 _LAYER = "model.layers.{layer}."
+MODULES = {
+    "word_embeddings": "model.embed_tokens",
+    "ln_f": "model.norm",
+    "h.{layer}.input_layernorm": _LAYER + "input_layernorm",
+    "h.{layer}.post_attention_layernorm": _LAYER + "post_attention_layernorm",
+    "h.{layer}.self_attention.query_key_value": _LAYER + "self_attn.grouped_qkv",
+    "h.{layer}.self_attention.dense": _LAYER + "self_attn.o_proj",
+    "h.{layer}.mlp.dense_h_to_4h": _LAYER + "mlp.up_proj",
+    "h.{layer}.mlp.dense_4h_to_h": _LAYER + "mlp.down_proj",
+}
 _SPELLED = {
     "n_embed": "hidden_size",
     "n_head": "num_attention_heads",
@@ -33,10 +42,8 @@ _SPELLED = {
 def read_folder(config: FolderConfig) -> ModelSpec:
     """The figures in config.json. The inner columns of the MLP are always four times the hidden size."""
     config = config.respelled(_SPELLED)
-    config.refuse_other_layers(window=None)
-    if config.fields.boolean("apply_residual_connection_post_layernorm", False):
-        raise UnsupportedError(f"{config.path}: apply_residual_connection_post_layernorm true is not supported")
-    spec = config.decoder(NAME, DEFAULTS)
+    config.fields.refuse_others({"apply_residual_connection_post_layernorm": False})
+    spec = config.uniform_decoder(DEFAULTS)
     return replace(
         spec,
         num_kv_heads=spec.num_heads,
@@ -48,13 +55,8 @@ def read_folder(config: FolderConfig) -> ModelSpec:
     )
 
 
-def read_gguf(config: GgufConfig) -> ModelSpec:
-    """The figures in a GGUF file."""
-    return gguf_figures(config, NAME, STYLE)
-
-
 ARCHITECTURE = Architecture(
-    NAME,
+    "bloom",
     FolderFormat(
         "BloomForCausalLM",
         read_folder,
@@ -64,20 +66,10 @@ ARCHITECTURE = Architecture(
             "skip_bias_add_qkv offset_alibi".split(),
             "how, not what, transformers computes",
         ),
-        modules={
-            "word_embeddings": "model.embed_tokens",
-            "word_embeddings_layernorm": "model.embed_norm",
-            "ln_f": "model.norm",
-            "h.{layer}.input_layernorm": _LAYER + "input_layernorm",
-            "h.{layer}.post_attention_layernorm": _LAYER + "post_attention_layernorm",
-            "h.{layer}.self_attention.query_key_value": _LAYER + "self_attn.grouped_qkv",
-            "h.{layer}.self_attention.dense": _LAYER + "self_attn.o_proj",
-            "h.{layer}.mlp.dense_h_to_4h": _LAYER + "mlp.up_proj",
-            "h.{layer}.mlp.dense_4h_to_h": _LAYER + "mlp.down_proj",
-        },
+        modules=MODULES | {"word_embeddings_layernorm": "model.embed_norm"},
         convert=split_grouped_rows,
     ),
-    GgufFormat("bloom", read_gguf),
+    GgufFormat("bloom", lambda config: gguf_figures(config, STYLE)),
     PARAMETERS,
     forward,
 )

@@ -1,5 +1,5 @@
-"""DeepSeek V2: latent attention, first layers with an MLP, then experts scored by a softmax, chosen in groups where there
-are some, beside experts that every token uses.
+"""DeepSeek V2: latent attention, first layers with an MLP, then experts scored by a softmax, chosen in groups where
+there are some, beside experts that every token uses.
 """
 
 from __future__ import annotations
@@ -7,8 +7,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from homenode.errors import UnsupportedError
-from homenode.model.architectures import common, latent_attention
-from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
+from homenode.model.architectures import latent_attention, tables
+from homenode.model.architectures.architecture import Architecture, FolderFormat
 from homenode.model.architectures.latent_attention import LatentHeads
 from homenode.model.config.folder_config import Defaults, ExpertDefaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
@@ -17,37 +17,27 @@ from homenode.model.formats.fields import Fields
 from homenode.model.formats.reading import quoted
 from homenode.model.spec import ModelSpec
 
-NAME = "deepseek_v2"
 DEFAULTS = Defaults(max_position=2048, heads=32, vocab=102400, bos_id=1, eos_id=2)
 HEADS = LatentHeads(query_rank=1536, latent=512, plain=128, rotary=64, value=128)
 EXPERTS = ExpertDefaults(experts=64, experts_per_token=6, size=1407, keys=("n_routed_experts", "num_experts"))
 METHODS = ("greedy", "group_limited_greedy")
 PARAMETERS = (
-    *common.EMBEDDING_AND_HEAD,
+    *tables.EMBEDDING_AND_HEAD,
     *latent_attention.PARAMETERS,
-    *common.GATED_MLP,
-    *common.EXPERTS,
-    *common.SHARED_EXPERTS,
+    *tables.GATED_MLP,
+    *tables.EXPERTS,
+    *tables.SHARED_EXPERTS,
 )
 
 
-def read_folder(config: FolderConfig) -> ModelSpec:
-    """The figures in config.json."""
+def _read_folder(config: FolderConfig) -> ModelSpec:
     fields = config.fields
-    spec = latent_attention.read_folder(config, NAME, DEFAULTS, HEADS)
-    for key, wanted in (("norm_topk_prob", False), ("mlp_bias", False)):
-        if fields.boolean(key, wanted) is not wanted:
-            raise UnsupportedError(f"{config.path}: {key} true is not supported in {NAME}; homenode wants false")
-    if (score := fields.text("scoring_func", "softmax")) != "softmax":
-        raise UnsupportedError(
-            f"{config.path}: scoring_func {quoted(score)} is not supported; homenode wants 'softmax'"
-        )
+    spec = latent_attention.read_folder(config, DEFAULTS, HEADS)
+    fields.refuse_others({"norm_topk_prob": False, "mlp_bias": False, "scoring_func": "softmax", "moe_layer_freq": 1})
     if (method := fields.text("topk_method", METHODS[0])) not in METHODS:
         raise UnsupportedError(
             f"{config.path}: topk_method {quoted(method)} is not supported; homenode runs {' and '.join(METHODS)}"
         )
-    if (every := fields.integer("moe_layer_freq", 1)) != 1:
-        raise UnsupportedError(f"{config.path}: moe_layer_freq {every} is not supported; homenode wants 1")
     dense = fields.integer("first_k_dense_replace", 0, minimum=0, maximum=limits.MOST_LAYERS)
     moe = config.moe(EXPERTS, normalise=False, dense=tuple(range(min(dense, spec.num_layers))))
     groups = tuple(fields.optional_integer(key, maximum=limits.MOST_EXPERTS) for key in ("n_group", "topk_group"))
@@ -79,32 +69,25 @@ def is_glm(fields: Fields) -> bool:
     return fields.integer("block_count", 0, minimum=0) in (47, 48) and fields.integer("vocab_size", 0) == 154880
 
 
-def read_gguf(config: GgufConfig) -> ModelSpec:
-    """The figures in a GGUF file."""
-    spec = latent_attention.read_gguf(config, NAME)
+def _read_gguf(config: GgufConfig) -> ModelSpec:
+    spec = latent_attention.read_gguf(config)
     return replace(spec, moe=config.moe(spec, normalise=False, scores=(1, 3), group_score="max"))
 
 
 ARCHITECTURE = Architecture(
-    NAME,
+    "deepseek_v2",
     FolderFormat(
         "DeepseekV2ForCausalLM",
-        read_folder,
+        _read_folder,
         fields=latent_attention.FIELDS
         | frozenset(
-            "mlp_bias n_routed_experts num_experts num_experts_per_tok moe_intermediate_size norm_topk_prob n_group topk_group "
-            "routed_scaling_factor n_shared_experts first_k_dense_replace scoring_func topk_method moe_layer_freq".split()
-        ),
+            "mlp_bias norm_topk_prob n_group topk_group routed_scaling_factor n_shared_experts first_k_dense_replace "
+            "scoring_func topk_method moe_layer_freq".split()
+        )
+        | EXPERTS.fields,
         convert=latent_attention.split_folder_heads,
     ),
-    GgufFormat(
-        "deepseek2",
-        read_gguf,
-        accepts=_scores_without_sigmoid,
-        keys=latent_attention.KEYS,
-        names=latent_attention.GGUF_NAMES,
-        convert=latent_attention.split_gguf_heads,
-    ),
+    latent_attention.gguf_format("deepseek2", _read_gguf, _scores_without_sigmoid),
     PARAMETERS,
     latent_attention.forward,
 )

@@ -1,15 +1,13 @@
-"""DeepSeek V3, R1 and V3.1, and Kimi K2: latent attention, first layers with an MLP, then experts scored by a sigmoid and
-chosen with a bias, in groups, beside one that every token uses.
+"""DeepSeek V3, R1 and V3.1, and Kimi K2: latent attention, first layers with an MLP, then experts scored by a sigmoid
+and chosen with a bias, in groups, beside one that every token uses.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
-from homenode.errors import UnsupportedError
-from homenode.model.architectures import common, latent_attention
-from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat, always
+from homenode.model.architectures import latent_attention, tables
+from homenode.model.architectures.architecture import Architecture, FolderFormat
 from homenode.model.architectures.deepseek_v2 import is_glm
 from homenode.model.architectures.latent_attention import LatentHeads
 from homenode.model.config.folder_config import SIGMOID_MOE_FIELDS, Defaults, ExpertDefaults, FolderConfig
@@ -17,32 +15,25 @@ from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.formats.fields import Fields
 from homenode.model.spec import ModelSpec
 
-NAME = "deepseek_v3"
 DEFAULTS = Defaults(max_position=4096, heads=128, vocab=129280, bos_id=0, eos_id=1)
 HEADS = LatentHeads(query_rank=1536, latent=512, plain=128, rotary=64, value=128)
 EXPERTS = ExpertDefaults(experts=256, experts_per_token=8, size=2048, keys=("n_routed_experts", "num_local_experts"))
 PARAMETERS = (
-    *common.EMBEDDING_AND_HEAD,
+    *tables.EMBEDDING_AND_HEAD,
     *latent_attention.PARAMETERS,
-    *common.GATED_MLP,
-    *common.EXPERTS,
-    common.CHOICE_BIAS,
-    *common.SHARED_EXPERTS,
+    *tables.GATED_MLP,
+    *tables.EXPERTS,
+    tables.CHOICE_BIAS,
+    *tables.SHARED_EXPERTS,
 )
-FIELDS = latent_attention.FIELDS | SIGMOID_MOE_FIELDS | {"n_routed_experts", "num_local_experts", "moe_layer_freq"}
+EVERY_LAYER = {"moe_layer_freq": 1}  # behind those in front has experts
+FIELDS = latent_attention.FIELDS | SIGMOID_MOE_FIELDS | EXPERTS.fields | {"moe_layer_freq"}
 
 
-def read_folder(config: FolderConfig) -> ModelSpec:
-    """The figures in config.json."""
-    spec = latent_attention.read_folder(config, NAME, DEFAULTS, HEADS)
-    refuse_other_frequency(config)
+def _read_folder(config: FolderConfig) -> ModelSpec:
+    spec = latent_attention.read_folder(config, DEFAULTS, HEADS)
+    config.fields.refuse_others(EVERY_LAYER)
     return replace(spec, moe=config.sigmoid_moe(EXPERTS, spec.num_layers, dense=3, scale=2.5, groups=(8, 4)))
-
-
-def refuse_other_frequency(config: FolderConfig) -> None:
-    """UnsupportedError where not every layer behind those in front has experts."""
-    if (every := config.fields.integer("moe_layer_freq", 1)) != 1:
-        raise UnsupportedError(f"{config.path}: moe_layer_freq {every} is not supported; homenode wants 1")
 
 
 def dense_layers(fields: Fields, layers: int, default: int) -> int:
@@ -60,27 +51,8 @@ def dense_layers(fields: Fields, layers: int, default: int) -> int:
 
 def read_gguf(config: GgufConfig) -> ModelSpec:
     """The figures in a GGUF file."""
-    return read_gguf_as(config, NAME)
-
-
-def read_gguf_as(config: GgufConfig, name: str) -> ModelSpec:
-    """The figures in a GGUF file of an architecture that routes so."""
-    spec = latent_attention.read_gguf(config, name)
+    spec = latent_attention.read_gguf(config)
     return replace(spec, moe=config.moe(spec, scores=(2,), epsilon=1e-20))
-
-
-def gguf_format(
-    name: str, read: Callable[[GgufConfig], ModelSpec], accepts: Callable[[Fields], bool] = always
-) -> GgufFormat:
-    """Files with this `general.architecture` that `accepts` takes."""
-    return GgufFormat(
-        name,
-        read,
-        accepts=accepts,
-        keys=latent_attention.KEYS,
-        names=latent_attention.GGUF_NAMES,
-        convert=latent_attention.split_gguf_heads,
-    )
 
 
 def _scores_by_sigmoid(fields: Fields) -> bool:
@@ -88,16 +60,16 @@ def _scores_by_sigmoid(fields: Fields) -> bool:
 
 
 ARCHITECTURE = Architecture(
-    NAME,
+    "deepseek_v3",
     FolderFormat(
         "DeepseekV3ForCausalLM",
-        read_folder,
+        _read_folder,
         fields=FIELDS,
         model_types=("kimi_k2",),
         picture_classes=("KimiK25ForConditionalGeneration", "KimiVLForConditionalGeneration"),
         convert=latent_attention.split_folder_heads,
     ),
-    gguf_format("deepseek2", read_gguf, _scores_by_sigmoid),
+    latent_attention.gguf_format("deepseek2", read_gguf, _scores_by_sigmoid),
     PARAMETERS,
     latent_attention.forward,
 )

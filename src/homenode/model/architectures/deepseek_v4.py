@@ -17,12 +17,13 @@ from dataclasses import replace
 
 from homenode.compute.ops import LayerKv, LayerState, Ops, Tensor
 from homenode.errors import UnsupportedError
-from homenode.model.architectures import common, hyper_connections, pooled_rows, token_indexer
+from homenode.model.architectures import hyper_connections, mlp, pooled_rows, stage, tables, token_indexer
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
-from homenode.model.architectures.common import Tensors, layer_weight
+from homenode.model.architectures.conversions import Tensors
 from homenode.model.architectures.hyper_connections import StreamMixing
 from homenode.model.architectures.parameters import ForwardContext, Parameter
 from homenode.model.architectures.pooled_rows import DeepseekV4Spec, own_spec
+from homenode.model.architectures.tables import layer_weight
 from homenode.model.config.folder_config import Defaults, ExpertDefaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.formats import limits
@@ -34,7 +35,15 @@ from homenode.model.spec import IndexerSpec, ModelSpec, MoeSpec, PooledSpec, Rop
 
 NAME = "deepseek_v4"
 DEFAULTS = Defaults(
-    max_position=1048576, heads=64, kv_heads=1, vocab=129280, head_dim=512, bos_id=0, eos_id=1, intermediate=2048
+    max_position=1048576,
+    heads=64,
+    kv_heads=1,
+    vocab=129280,
+    head_dim=512,
+    bos_id=0,
+    eos_id=1,
+    intermediate=2048,
+    activation=None,
 )
 EXPERTS = ExpertDefaults(experts=256, experts_per_token=6, size=2048, keys=("n_routed_experts", "num_local_experts"))
 ROTARY, COMPRESS_THETA, LIMIT, HASHED = 64, 160000.0, 10.0, 3
@@ -52,14 +61,14 @@ def _is_scored(spec: ModelSpec, part: ModelPart, layer: int | None) -> bool:
 
 
 PARAMETERS = (
-    *common.EMBEDDING_AND_HEAD,
-    *hyper_connections.parameters("head", "hc_head", "output_hc", common.has_output),
+    *tables.EMBEDDING_AND_HEAD,
+    *hyper_connections.parameters("head", "hc_head", "output_hc", tables.has_output),
     *hyper_connections.parameters("attention", "attn_hc", "blk.{layer}.hc_attn"),
     layer_weight("input_norm", "input_layernorm", "attn_norm", "hidden"),
     *pooled_rows.PARAMETERS,
     *hyper_connections.parameters("mlp", "ffn_hc", "blk.{layer}.hc_ffn"),
-    *common.POST_NORM,
-    *common.EXPERTS,
+    *tables.POST_NORM,
+    *tables.EXPERTS,
     Parameter(
         "experts_of_token",
         "model.layers.{layer}.mlp.gate.tid2eid",
@@ -67,8 +76,8 @@ PARAMETERS = (
         "blk.{layer}.ffn_gate_tid2eid.weight",
         _is_hashed,
     ),
-    replace(common.CHOICE_BIAS, when=_is_scored),
-    *common.SHARED_EXPERTS,
+    replace(tables.CHOICE_BIAS, when=_is_scored),
+    *tables.SHARED_EXPERTS,
 )
 # Names of published folders, and of those that transformers saves -> those of the table.
 _RENAMED = tuple(
@@ -184,7 +193,7 @@ def _with_ropes(config: FolderConfig) -> ModelSpec:
     told = fields.optional_table("rope_scaling") or fields.optional_table(key)
     factor = told.optional_number("attention_factor", most=1e6) if told is not None else None
     defaults = replace(DEFAULTS, rotary_share=turning / head)
-    spec = replace(config, fields=fields).decoder(NAME, defaults, rotates_part=True)
+    spec = replace(config, fields=fields).decoder(defaults, rotates_part=True)
     rope = replace(spec.rope, theta=far_theta)
     if rope.kind == "yarn":
         rope = replace(rope, attention_factor=1.0 if factor is None else factor)
@@ -296,7 +305,7 @@ def with_layers(
 def read_gguf(config: GgufConfig) -> ModelSpec:
     """The figures in a GGUF file."""
     fields = config.fields
-    spec = config.decoder(NAME, intermediate=DEFAULTS.intermediate)
+    spec = config.decoder(intermediate=DEFAULTS.intermediate)
     layers = spec.num_layers
     if spec.num_kv_heads != 1:
         raise UnsupportedError(f"{config.path}: {spec.num_kv_heads} KV heads are not supported in {NAME}")
@@ -382,21 +391,21 @@ def convert(tensors: Tensors, spec: ModelSpec) -> dict[str, TensorEntry]:
 
 def forward(ops: Ops, model: ForwardContext) -> Tensor:
     """Logits of the step's selected rows, or the rows for the next stage: all streams."""
-    how, streams = own_spec(model.spec).mixing, common.enter(ops, model)
+    how, streams = own_spec(model.spec).mixing, stage.enter(ops, model)
     if model.part.first_stage:
         streams = hyper_connections.begun(ops, model, streams)
     turns = pooled_rows.angles_of_layers(ops, model)
     for index, layer in enumerate(model.parameters.layers):
         x, (parts, kept) = hyper_connections.joined(ops, model, layer, "attention", streams, how)
-        x = pooled_rows.attended(ops, model, index, common.normed(ops, model, x, layer["input_norm"]), turns)
-        streams, parts, kept = (common.select_last(ops, model, index, each) for each in (streams, parts, kept))
+        x = pooled_rows.attended(ops, model, index, stage.normed(ops, model, x, layer["input_norm"]), turns)
+        streams, parts, kept = (stage.select_last(ops, model, index, each) for each in (streams, parts, kept))
         streams = hyper_connections.parted(ops, model, streams, x, (parts, kept))
         x, by = hyper_connections.joined(ops, model, layer, "mlp", streams, how)
-        x = common.mixture(ops, model, index, common.normed(ops, model, x, layer["post_norm"]), None)
+        x = mlp.mixture(ops, model, index, stage.normed(ops, model, x, layer["post_norm"]), None)
         streams = hyper_connections.parted(ops, model, streams, x, by)
     if model.part.last_stage:
         streams = hyper_connections.ended(ops, model, streams, how)
-    return common.leave(ops, model, streams)
+    return stage.leave(ops, model, streams)
 
 
 ARCHITECTURE = Architecture(

@@ -9,11 +9,11 @@ from dataclasses import replace
 from itertools import pairwise
 
 from homenode.compute.ops import DeltaHeads, LayerKv, LayerState, Ops, Tensor
-from homenode.errors import UnsupportedError
-from homenode.model.architectures import common
-from homenode.model.architectures.common import Layer, layer_weight
+from homenode.model.architectures import attention, mlp, stage, tables
 from homenode.model.architectures.layer_kinds import all_but_each
 from homenode.model.architectures.parameters import Condition, ForwardContext, Parameter
+from homenode.model.architectures.stage import Layer
+from homenode.model.architectures.tables import layer_weight
 from homenode.model.config.folder_config import FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.formats import limits
@@ -26,10 +26,7 @@ FIELDS = frozenset(
     "hidden_act attention_bias attn_output_gate full_attention_interval linear_num_key_heads linear_num_value_heads "
     "linear_key_head_dim linear_value_head_dim linear_conv_kernel_dim".split()
 )
-HARMLESS = {
-    "mamba_ssm_dtype": "states are float32",
-    "mlp_only_layers": "its class does not read it",
-}
+HARMLESS = {"mamba_ssm_dtype": "states are float32", "mlp_only_layers": "its class does not read it"}
 KEYS = frozenset(
     "ssm.conv_kernel ssm.state_size ssm.group_count ssm.time_step_rank ssm.inner_size full_attention_interval "
     "attention.recurrent_layers".split()
@@ -73,7 +70,7 @@ def _vector(key: str, name: str, gguf: str, length: str) -> Parameter:
 
 ATTENTION = (
     layer_weight("q", "self_attn.q_proj", "attn_q", "query_and_gate", "hidden", when=attends),
-    *(replace(each, when=attends) for each in (*common.PROJECTIONS[1:], *common.HEAD_NORMS)),
+    *(replace(each, when=attends) for each in (*tables.PROJECTIONS[1:], *tables.HEAD_NORMS)),
 )
 DELTA = (
     _matrix("delta_fused", "in_proj_qkvz", "ssm_in", "delta_fused", _of_delta(fused=True)),
@@ -92,24 +89,13 @@ DELTA = (
     _vector("delta_norm", "norm.weight", "ssm_norm.weight", "delta_width"),
     layer_weight("delta_o", "linear_attn.out_proj", "ssm_out", "hidden", "delta_value", when=_of_delta()),
 )
-PARAMETERS = (
-    *common.EMBEDDING_AND_HEAD,
-    layer_weight("input_norm", "input_layernorm", "attn_norm", "hidden"),
-    layer_weight("post_norm", "post_attention_layernorm", "post_attention_norm", "hidden"),
-    *ATTENTION,
-    *DELTA,
-)
+PARAMETERS = (*tables.EMBEDDING_AND_HEAD, tables.INPUT_NORM, tables.POST_ATTENTION_NORM, *ATTENTION, *DELTA)
 
 
 def read_folder(config: FolderConfig, spec: ModelSpec, *, fused: bool = False) -> ModelSpec:
     """The figures, those of layers with a gated delta rule among them. `fused`: how they project."""
     fields = config.fields
-    config.refuse_activation("hidden_act", "silu")
-    for key, wanted in (("attention_bias", False), ("attn_output_gate", True)):
-        if fields.boolean(key, wanted) is not wanted:
-            raise UnsupportedError(
-                f"{config.path}: {key} {str(not wanted).lower()} is not supported in {spec.architecture}; homenode wants {str(wanted).lower()}"
-            )
+    fields.refuse_others({"attention_bias": False, "attn_output_gate": True})
     kinds = fields.texts("layer_types")
     if not kinds:
         period = fields.integer("full_attention_interval", 4)
@@ -222,19 +208,17 @@ def convert_folder(tensors: Mapping[str, TensorEntry], spec: ModelSpec) -> dict[
 
 def forward(ops: Ops, model: ForwardContext) -> Tensor:
     """Logits of the step's selected rows, or the rows for the next stage."""
-    x = common.enter(ops, model)
-    rotation = common.angles(ops, model.rope)
+    x = stage.enter(ops, model)
+    rotation = attention.angles(ops, model.rope)
     for index, layer in enumerate(model.parameters.layers):
-        h = common.normed(ops, model, x, layer["input_norm"])
+        h = stage.normed(ops, model, x, layer["input_norm"])
         if "q" in layer:
-            inner, out = _gated_attention(ops, model, index, h, rotation), layer["o"]
+            inner, key = _gated_attention(ops, model, index, h, rotation), "o"
         else:
-            inner, out = delta_net(ops, model, index, h), layer["delta_o"]
-        if model.part.adds_residual:
-            x = common.select_last(ops, model, index, x)
-        x = common.project_out(ops, model, inner, out, None, x)
-        x = common.feed_forward(ops, model, index, x)
-    return common.leave(ops, model, x)
+            inner, key = delta_net(ops, model, index, h), "delta_o"
+        x = stage.add_mixed(ops, model, index, x, inner, key)
+        x = mlp.feed_forward(ops, model, index, x)
+    return stage.leave(ops, model, x)
 
 
 def _gated_attention(ops: Ops, model: ForwardContext, index: int, h: Tensor, rotation: Tensor) -> Tensor:
@@ -243,13 +227,13 @@ def _gated_attention(ops: Ops, model: ForwardContext, index: int, h: Tensor, rot
     """
     layer, width = model.parameters.layers[index], model.spec.head_dim
     query, kv = (heads.count * width for heads in (model.part.heads, model.part.kv_heads))
-    qkv = ops.linear(h, (layer["q"], layer["k"], layer["v"]), precision=common.precision_of_scores(model.spec))
+    qkv = ops.linear(h, (layer["q"], layer["k"], layer["v"]), precision=attention.precision_of_scores(model.spec))
     both, k, v = ops.split(qkv, (2 * query, kv, kv))
     q, gate = ops.split(ops.regroup(both, (width, width)), (query, query))
-    q = common.normed(ops, model, q, layer["q_norm"])
-    k = common.normed(ops, model, k, layer["k_norm"])
-    found = common.select_last(ops, model, index, common.attended(ops, model, index, (q, k, v), rotation))
-    return ops.sigmoid_mul(found, common.select_last(ops, model, index, gate))
+    q = stage.normed(ops, model, q, layer["q_norm"])
+    k = stage.normed(ops, model, k, layer["k_norm"])
+    found = stage.select_last(ops, model, index, attention.attended(ops, model, index, (q, k, v), rotation))
+    return ops.sigmoid_mul(found, stage.select_last(ops, model, index, gate))
 
 
 def delta_net(ops: Ops, model: ForwardContext, index: int, h: Tensor) -> Tensor:
@@ -265,7 +249,7 @@ def delta_net(ops: Ops, model: ForwardContext, index: int, h: Tensor) -> Tensor:
     convolution = (layer["conv_q"], layer["conv_k"], layer["conv_v"])
     qkv = ops.short_convolution(qkv, convolution, (), model.state, state, True)
     out = ops.delta_rule(qkv, b, a, layer["decay_weight"], layer["decay_bias"], model.state, state, heads)
-    out, z = (common.select_last(ops, model, index, x) for x in (out, z))
+    out, z = (stage.select_last(ops, model, index, x) for x in (out, z))
     return ops.norm_gated(out, layer["delta_norm"], z, delta.norm_epsilon or model.spec.rms_norm_eps)
 
 

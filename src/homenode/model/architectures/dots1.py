@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from homenode.model.architectures import common, qwen3
+from homenode.model.architectures import qwen3, tables
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
 from homenode.model.architectures.layer_kinds import with_upper_window
 from homenode.model.architectures.pre_norm import forward
@@ -14,39 +14,31 @@ from homenode.model.config.folder_config import SIGMOID_MOE_FIELDS, Defaults, Ex
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.spec import ModelSpec
 
-NAME = "dots1"
-DEFAULTS = Defaults(max_position=2048, heads=32, kv_heads=32, vocab=152064)
+DEFAULTS = Defaults(max_position=2048, heads=32, kv_heads=32, vocab=152064, attention_bias=False)
 EXPERTS = ExpertDefaults(experts=128, experts_per_token=6, size=1408, keys=("n_routed_experts", "num_local_experts"))
-PARAMETERS = (*qwen3.PARAMETERS, *common.EXPERTS, common.CHOICE_BIAS, *common.SHARED_EXPERTS)
+PARAMETERS = (*qwen3.PARAMETERS, *tables.EXPERTS, tables.CHOICE_BIAS, *tables.SHARED_EXPERTS)
 
 
-def read_folder(config: FolderConfig) -> ModelSpec:
-    """The figures in config.json."""
-    fields = config.fields
-    config.refuse_activation("hidden_act", "silu")
-    spec = with_upper_window(config, config.decoder(NAME, DEFAULTS), config.window(default=4096), 62)
-    bias = fields.boolean("attention_bias", False)
+def _read_folder(config: FolderConfig) -> ModelSpec:
+    spec = with_upper_window(config, config.decoder(DEFAULTS), config.window(default=4096), 62)
     moe = config.sigmoid_moe(EXPERTS, spec.num_layers, dense=0, normalise=False, shared=0)
-    return replace(spec, attention_bias=bias, output_bias=bias, moe=moe)
+    return replace(spec, moe=moe)
 
 
-def read_gguf(config: GgufConfig) -> ModelSpec:
-    """The figures in a GGUF file."""
-    spec = config.refuse_window(config.decoder(NAME))
+def _read_gguf(config: GgufConfig) -> ModelSpec:
+    spec = config.refuse_window(config.decoder())
     moe = config.moe(spec, scores=(2, 1), normalise=False, epsilon=1e-20)
     return replace(spec, moe=moe)
 
 
 ARCHITECTURE = Architecture(
-    NAME,
+    "dots1",
     FolderFormat(
         "Dots1ForCausalLM",
-        read_folder,
-        fields=SIGMOID_MOE_FIELDS.union(
-            "hidden_act attention_bias sliding_window max_window_layers n_routed_experts num_local_experts".split()
-        ),
+        _read_folder,
+        fields=DEFAULTS.fields | EXPERTS.fields | SIGMOID_MOE_FIELDS | {"sliding_window", "max_window_layers"},
     ),
-    GgufFormat("dots1", read_gguf),
+    GgufFormat("dots1", _read_gguf),
     PARAMETERS,
     forward,
 )

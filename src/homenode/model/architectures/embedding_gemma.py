@@ -5,31 +5,21 @@ from __future__ import annotations
 from dataclasses import replace
 
 from homenode.errors import UnsupportedError
-from homenode.model.architectures import gemma2, gemma3
+from homenode.model.architectures import conversions, gemma2, gemma3
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
 from homenode.model.config.folder_config import FolderConfig
-from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.pooling import PoolingSpec
 from homenode.model.spec import ModelSpec
 
-NAME = "embedding_gemma"
 
-
-def read_folder(config: FolderConfig) -> ModelSpec:
-    """The figures in config.json."""
+def _read_folder(config: FolderConfig) -> ModelSpec:
     if not config.fields.boolean("use_bidirectional_attention", False):
         raise UnsupportedError(
             f"{config.path}: use_bidirectional_attention false is not supported for this class; homenode runs it as "
             "Gemma3ForCausalLM"
         )
-    if config.fields.has("attn_logit_softcapping"):
-        raise UnsupportedError(f"{config.path}: attn_logit_softcapping is not supported; homenode wants null there")
-    return _both_ways(gemma2.decoder(config, NAME, gemma3.DEFAULTS, gemma3.PATTERN))
-
-
-def read_gguf(config: GgufConfig) -> ModelSpec:
-    """The figures in a GGUF file."""
-    return replace(_both_ways(gemma3.read_gguf(config)), architecture=NAME)
+    config.fields.refuse_others({"attn_logit_softcapping": None})
+    return _both_ways(gemma2.decoder(config, gemma3.DEFAULTS, gemma3.PATTERN))
 
 
 def _both_ways(spec: ModelSpec) -> ModelSpec:
@@ -40,15 +30,19 @@ def _both_ways(spec: ModelSpec) -> ModelSpec:
 
 
 ARCHITECTURE = Architecture(
-    NAME,
+    "embedding_gemma",
     FolderFormat(
         "Gemma3TextModel",
-        read_folder,
+        _read_folder,
         fields=gemma2.FIELDS - {"final_logit_softcapping"} | {"rope_local_base_freq"},
         harmless=gemma2.HARMLESS | {"final_logit_softcapping": "it makes no logits"},
-        convert=gemma2.norms_plus_one,
+        convert=conversions.norms_plus_one,
     ),
-    GgufFormat("gemma-embedding", read_gguf, keys=gemma3.ARCHITECTURE.gguf.keys | {"attention.causal"}),
+    GgufFormat(
+        "gemma-embedding",
+        lambda config: _both_ways(gemma3.read_gguf(config)),
+        keys=gemma3.ARCHITECTURE.gguf.keys | {"attention.causal"},
+    ),
     gemma3.PARAMETERS,
-    gemma3.forward,
+    gemma2.forward,
 )

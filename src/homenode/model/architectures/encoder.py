@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
-from homenode.compute.ops import FloatArray, Ops, PlainActivation, Tensor
-from homenode.model.architectures import common
-from homenode.model.architectures.common import Layer, layer_bias, layer_weight
-from homenode.model.architectures.layer_norm_decoder import EPS_KEY, normed
+from homenode.compute.ops import Ops, PlainActivation, Tensor
+from homenode.model.architectures import attention, mlp, stage
+from homenode.model.architectures.architecture import Conversion, GgufFormat
+from homenode.model.architectures.layer_norm_decoder import EPS_KEY, normed, slopes_of
 from homenode.model.architectures.parameters import ForwardContext, Parameter
+from homenode.model.architectures.stage import Layer
+from homenode.model.architectures.tables import layer_bias, layer_weight
 from homenode.model.config.folder_config import Defaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.formats import limits
+from homenode.model.formats.fields import Fields
 from homenode.model.formats.fused_rows import split_fused_rows
 from homenode.model.formats.tensor_parts import slice_of
 from homenode.model.part import ModelPart
@@ -44,14 +47,24 @@ _UNREAD = (
     "embeddings.position_ids",
 )
 _LAYER = "model.layers.{layer}."
-_FLASH = {  # what XLM-RoBERTa's parts are called in a class that has q, k and v in one matrix
-    "emb_ln": "model.embed_norm",
+MODULES = {  # outside the layers, in most classes
     "embeddings.word_embeddings": "model.embed_tokens",
     "embeddings.position_embeddings": "model.positions",
     "embeddings.token_type_embeddings": "model.token_types",
     "embeddings.LayerNorm": "model.embed_norm",
     "embeddings": "embeddings",  # buffers
     "pooler.dense": "pooler.dense",
+}
+
+
+def with_fronts(modules: Mapping[str, str], *fronts: str) -> dict[str, str]:
+    """These names of modules, and each with one of `fronts` before it, as folders of classes with a head have them."""
+    return {**modules, **{f"{front}.{theirs}": ours for front in fronts for theirs, ours in modules.items()}}
+
+
+_FLASH = {  # what XLM-RoBERTa's parts are called in a class that has q, k and v in one matrix
+    **MODULES,
+    "emb_ln": "model.embed_norm",
     **{
         f"{front}layers.{{layer}}.{theirs}": _LAYER + ours
         for front in ("encoder.", "")
@@ -68,7 +81,11 @@ _FLASH = {  # what XLM-RoBERTa's parts are called in a class that has q, k and v
         }.items()
     },
 }
-FLASH_MODULES = _FLASH | {f"roberta.{theirs}": ours for theirs, ours in _FLASH.items()}
+FLASH_MODULES = with_fronts(_FLASH, "roberta")
+
+
+_ALIBI_BITS = 8.0
+Project = Callable[[Ops, ForwardContext, Layer, Tensor], tuple[Tensor, Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -111,16 +128,16 @@ POST_NORMS = tuple(
 )
 
 
-def folder_figures(config: FolderConfig, name: str, defaults: Defaults) -> ModelSpec:
+def folder_figures(config: FolderConfig, defaults: Defaults) -> ModelSpec:
     """The figures in config.json that encoders have in common."""
-    return _encoder(config.respelled(EPS).decoder(name, defaults))
+    return _encoder(config.respelled(EPS).decoder(defaults))
 
 
-def gguf_figures(config: GgufConfig, name: str) -> ModelSpec:
+def gguf_figures(config: GgufConfig) -> ModelSpec:
     """The same in a GGUF file."""
     if config.fields.boolean("attention.causal", False):
         raise config.fields.wrong("attention.causal", True, "false, as this is an encoder")
-    return _encoder(config.respelled(EPS_KEY).decoder(name))
+    return _encoder(config.respelled(EPS_KEY).decoder())
 
 
 def _encoder(spec: ModelSpec) -> ModelSpec:
@@ -132,6 +149,32 @@ def _encoder(spec: ModelSpec) -> ModelSpec:
         tie_word_embeddings=False,
         eos_token_ids=(),
     )
+
+
+def harmless_but(fields: Collection[str]) -> dict[str, str]:
+    """What is harmless in encoders, without `fields`, which one of them reads."""
+    return {key: why for key, why in HARMLESS.items() if key not in fields}
+
+
+def types_of_folder(fields: Fields, default: int) -> int:
+    """Rows of the table of types. `default`: where config.json does not say."""
+    return fields.integer("type_vocab_size", default, minimum=0, maximum=limits.MOST_HIDDEN)
+
+
+def types_of_gguf(config: GgufConfig) -> int:
+    """The same in a GGUF file, where one row counts."""
+    return int(_TYPES in config.tensors)
+
+
+def biased(spec: ModelSpec, own: EncoderStyle, **dimensions: int) -> ModelSpec:
+    """`spec` of an encoder with biases everywhere."""
+    return replace(spec, attention_bias=True, output_bias=True, mlp_bias=True, own=own, dimensions=dimensions)
+
+
+def gguf_format(name: str, read: Callable[[GgufConfig], ModelSpec], convert: Conversion, **more: Any) -> GgufFormat:
+    """Files with this `general.architecture`, which have a table of types."""
+    keys = GGUF_KEYS | {"token_type_count"}
+    return GgufFormat(name, read, keys=keys, names=GGUF_NAMES, convert=convert, **more)
 
 
 def without_unread(tensors: Mapping[str, TensorEntry], spec: ModelSpec) -> dict[str, TensorEntry]:
@@ -156,7 +199,7 @@ def positions_in(tensors: Mapping[str, TensorEntry], otherwise: int) -> int:
 
 def enter(ops: Ops, model: ForwardContext) -> Tensor:
     """The rows that the first of this stage's layers begins with: of tokens, types and positions together, normed."""
-    x, top = common.enter(ops, model), model.parameters.top
+    x, top = stage.enter(ops, model), model.parameters.top
     if not model.part.first_stage:
         return x
     if "types" in top:
@@ -170,36 +213,47 @@ def enter(ops: Ops, model: ForwardContext) -> Tensor:
     return normed(ops, model, top, "embed_norm", x)
 
 
-def post_norm_layer(
-    ops: Ops,
-    model: ForwardContext,
-    index: int,
-    x: Tensor,
-    rotation: Tensor | None,
-    slopes: FloatArray | None = None,
-    project: Callable[[Ops, ForwardContext, Layer, Tensor], tuple[Tensor, Tensor, Tensor]] = common.project_qkv,
-) -> Tensor:
-    """x after layer `index` of this stage, each half of which is normed after it was added; of the model's last layer
-    the selected rows only. `project`: x to q, k and v.
+def forward_with(
+    positions: Literal["table", "rope", "alibi"], project: Project = attention.project_qkv
+) -> Callable[[Ops, ForwardContext], Tensor]:
+    """The forward function of an encoder each half of whose layers is normed after it was added. `project`: rows to q,
+    k and v.
     """
+
+    def forward(ops: Ops, model: ForwardContext) -> Tensor:
+        """The step's selected rows, or the rows for the next stage."""
+        x, here, slopes = enter(ops, model), model.part.heads, None
+        rotation = attention.angles(ops, model.rope) if positions == "rope" else None
+        if positions == "alibi":
+            slopes = slopes_of(model.spec.num_heads, _ALIBI_BITS)[here.first : here.end]
+        for index, layer in enumerate(model.parameters.layers):
+            found = attention.attended(ops, model, index, project(ops, model, layer, x), rotation, slopes)
+            x = _add_attended(ops, model, index, x, found)
+            x = normed(ops, model, layer, "mlp_norm", _feed_forward(ops, model, index, x))
+        return x
+
+    return forward
+
+
+def _add_attended(ops: Ops, model: ForwardContext, index: int, x: Tensor, found: Tensor) -> Tensor:
+    """x plus `found`, projected, and normed; of the model's last layer the selected rows only."""
     layer = model.parameters.layers[index]
-    qkv = project(ops, model, layer, x)
-    inner = common.select_last(ops, model, index, common.attended(ops, model, index, qkv, rotation, slopes))
-    x = common.select_last(ops, model, index, x)
+    inner = stage.select_last(ops, model, index, found)
+    x = stage.select_last(ops, model, index, x)
     attended = normed(
-        ops, model, layer, "attended_norm", common.project_out(ops, model, inner, layer["o"], layer.get("o_bias"), x)
+        ops, model, layer, "attended_norm", stage.project_out(ops, model, inner, layer["o"], layer.get("o_bias"), x)
     )
     if "residual_norm" in layer:
         attended = normed(ops, model, layer, "residual_norm", ops.add(attended, x))
-    return normed(ops, model, layer, "mlp_norm", _feed_forward(ops, model, index, attended))
+    return attended
 
 
 def _feed_forward(ops: Ops, model: ForwardContext, index: int, x: Tensor) -> Tensor:
     layer = model.parameters.layers[index]
     if "router" in layer:
-        x = common.mixture(ops, model, index, x, x)
+        x = mlp.mixture(ops, model, index, x, x)
         return ops.add(x, layer["experts_bias"]) if "experts_bias" in layer else x
-    return common.project_out(ops, model, _inner(ops, model, layer, x), layer["down"], layer.get("down_bias"), x)
+    return stage.project_out(ops, model, _inner(ops, model, layer, x), layer["down"], layer.get("down_bias"), x)
 
 
 def _inner(ops: Ops, model: ForwardContext, layer: Layer, x: Tensor) -> Tensor:
@@ -207,5 +261,5 @@ def _inner(ops: Ops, model: ForwardContext, layer: Layer, x: Tensor) -> Tensor:
     if "gate" not in layer:
         return ops.activate(ops.linear(x, (layer["up"],), (layer.get("up_bias"),)), own.activation)
     if own.gate == "silu":
-        return common.gated(ops, layer, x)
+        return mlp.gated(ops, layer, x)
     return ops.gelu_mul(ops.linear(x, (layer["gate"], layer["up"])), form="gelu_erf")

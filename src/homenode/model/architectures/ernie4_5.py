@@ -11,30 +11,21 @@ from homenode.model.config.folder_config import Defaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.spec import ModelSpec
 
-NAME = "ernie4_5"
 DEFAULTS = Defaults(
     max_position=131072, heads=16, kv_heads=2, head_dim=128, vocab=103424, bos_id=1, eos_id=2, norm_eps=1e-5, theta=5e5
 )
 
 
-def read_folder(config: FolderConfig) -> ModelSpec:
-    """The figures in config.json."""
-    config.refuse_activation("hidden_act", "silu")
-    config.refuse_other_layers(window=None)
+def _read_folder(config: FolderConfig) -> ModelSpec:
     bias = config.fields.boolean("use_bias", False)
-    return replace(config.decoder(NAME, DEFAULTS), attention_bias=bias, output_bias=bias, mlp_bias=bias)
-
-
-def read_gguf(config: GgufConfig) -> ModelSpec:
-    """The figures in a GGUF file."""
-    return config.refuse_window(config.decoder(NAME))
+    return replace(config.uniform_decoder(DEFAULTS), attention_bias=bias, output_bias=bias, mlp_bias=bias)
 
 
 forward = forward_with(project_neighbours)
 ARCHITECTURE = Architecture(
-    NAME,
-    FolderFormat("Ernie4_5ForCausalLM", read_folder, fields=frozenset(("hidden_act", "use_bias"))),
-    GgufFormat("ernie4_5", read_gguf),
+    "ernie4_5",
+    FolderFormat("Ernie4_5ForCausalLM", _read_folder, fields=frozenset(("hidden_act", "use_bias"))),
+    GgufFormat("ernie4_5", GgufConfig.uniform_decoder),
     llama.PARAMETERS,
     forward,
 )

@@ -6,39 +6,33 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from homenode.errors import UnsupportedError
-from homenode.model.architectures import common, ernie4_5
+from homenode.model.architectures import ernie4_5, tables
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
-from homenode.model.architectures.common import Tensors
+from homenode.model.architectures.conversions import Tensors
 from homenode.model.config.folder_config import Defaults, ExpertDefaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.formats import limits
 from homenode.model.spec import ModelSpec, TensorEntry
 
-NAME = "ernie4_5_moe"
 DEFAULTS = Defaults(
     max_position=131072, heads=20, kv_heads=4, vocab=103424, bos_id=1, eos_id=2, norm_eps=1e-5, theta=5e5
 )
 EXPERTS = ExpertDefaults(experts=64, experts_per_token=6, size=1536, keys=("moe_num_experts", "num_experts"))
 _BIAS = "mlp.moe_statics.e_score_correction_bias"
 PARAMETERS = (
-    *common.EMBEDDING_AND_HEAD,
-    *common.ATTENTION,
-    *common.GATED_MLP,
-    *common.EXPERTS,
-    replace(common.CHOICE_BIAS, name=f"model.layers.{{layer}}.{_BIAS}"),
-    *common.SHARED_EXPERTS,
+    *tables.EMBEDDING_AND_HEAD,
+    *tables.ATTENTION,
+    *tables.GATED_MLP,
+    *tables.EXPERTS,
+    replace(tables.CHOICE_BIAS, name=f"model.layers.{{layer}}.{_BIAS}"),
+    *tables.SHARED_EXPERTS,
 )
 
 
-def read_folder(config: FolderConfig) -> ModelSpec:
-    """The figures in config.json."""
+def _read_folder(config: FolderConfig) -> ModelSpec:
     fields = config.fields
-    config.refuse_activation("hidden_act", "silu")
-    config.refuse_other_layers(window=None)
-    if fields.boolean("use_bias", False):
-        raise UnsupportedError(f"{config.path}: use_bias true is not supported in {NAME}; homenode wants false")
-    spec = config.decoder(NAME, DEFAULTS)
+    fields.refuse_others({"use_bias": False})
+    spec = config.uniform_decoder(DEFAULTS)
     first = fields.integer("moe_layer_start_index", 1, minimum=0, maximum=limits.MOST_LAYERS)
     every = fields.integer("moe_layer_interval", 1)
     last = fields.optional_integer("moe_layer_end_index", minimum=-1, maximum=limits.MOST_LAYERS)
@@ -51,9 +45,8 @@ def read_folder(config: FolderConfig) -> ModelSpec:
     return replace(spec, moe=replace(moe, experts_per_token=used, shared_intermediate_size=size))
 
 
-def read_gguf(config: GgufConfig) -> ModelSpec:
-    """The figures in a GGUF file."""
-    spec = config.refuse_window(config.decoder(NAME))
+def _read_gguf(config: GgufConfig) -> ModelSpec:
+    spec = config.uniform_decoder()
     return replace(spec, moe=config.moe(spec))
 
 
@@ -68,18 +61,19 @@ def with_bias_vectors(tensors: Tensors, _spec: ModelSpec) -> dict[str, TensorEnt
 
 
 ARCHITECTURE = Architecture(
-    NAME,
+    "ernie4_5_moe",
     FolderFormat(
         "Ernie4_5_MoeForCausalLM",
-        read_folder,
+        _read_folder,
         fields=frozenset(
-            "hidden_act use_bias moe_num_experts num_experts num_experts_per_tok moe_k moe_intermediate_size "
-            "moe_num_shared_experts moe_layer_start_index moe_layer_end_index moe_layer_interval".split()
-        ),
+            "use_bias moe_k moe_num_shared_experts moe_layer_start_index moe_layer_end_index moe_layer_interval".split()
+        )
+        | DEFAULTS.fields
+        | EXPERTS.fields,
         harmless={"moe_norm_min": "the weights of chosen experts never add up to so little"},
         convert=with_bias_vectors,
     ),
-    GgufFormat("ernie4_5-moe", read_gguf, convert=with_bias_vectors),
+    GgufFormat("ernie4_5-moe", _read_gguf, convert=with_bias_vectors),
     PARAMETERS,
     ernie4_5.forward,
 )

@@ -5,27 +5,14 @@ from __future__ import annotations
 from homenode.model.architectures import llama
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
 from homenode.model.architectures.pre_norm import forward
-from homenode.model.config.folder_config import Defaults, FolderConfig
+from homenode.model.config.folder_config import Defaults
 from homenode.model.config.gguf_config import GgufConfig
-from homenode.model.spec import ModelSpec
 
-NAME = "exaone"
 DEFAULTS = Defaults(
-    max_position=4096,
-    heads=32,
-    kv_heads=8,
-    vocab=102400,
-    bos_id=1,
-    eos_id=361,
-    norm_eps=1e-5,
-    theta=5e5,
-    intermediate=14336,
-)
-FIELDS = {
-    "num_layers": "num_hidden_layers",
-    "layer_norm_epsilon": "rms_norm_eps",
-    "activation_function": "hidden_act",
-}
+    max_position=4096, heads=32, kv_heads=8, vocab=102400, bos_id=1, eos_id=361, norm_eps=1e-5, theta=5e5,
+    intermediate=14336, attention_bias=False, mlp_bias=False,
+)  # fmt: skip
+FIELDS = {"num_layers": "num_hidden_layers", "layer_norm_epsilon": "rms_norm_eps", "activation_function": "hidden_act"}
 _OLD, _NEW = "h.{layer}.", "model.layers.{layer}."
 MODULES = {
     "wte": "model.embed_tokens",
@@ -40,25 +27,15 @@ MODULES = {
 }
 
 
-def read_folder(config: FolderConfig) -> ModelSpec:
-    """The figures in config.json."""
-    return llama.read_folder_as(config.respelled(FIELDS), NAME, DEFAULTS)
-
-
-def read_gguf(config: GgufConfig) -> ModelSpec:
-    """The figures in a GGUF file."""
-    return config.refuse_window(config.decoder(NAME))
-
-
 ARCHITECTURE = Architecture(
-    NAME,
+    "exaone",
     FolderFormat(
         "ExaoneForCausalLM",
-        read_folder,
-        fields=frozenset(("hidden_act", "attention_bias", "mlp_bias", *FIELDS)),
+        lambda config: config.respelled(FIELDS).uniform_decoder(DEFAULTS),
+        fields=DEFAULTS.fields | FIELDS.keys(),
         modules=MODULES,
     ),
-    GgufFormat("exaone", read_gguf),
+    GgufFormat("exaone", GgufConfig.uniform_decoder),
     llama.PARAMETERS,
     forward,
 )

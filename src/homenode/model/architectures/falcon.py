@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from homenode.errors import UnsupportedError
+from homenode.model.architectures import bloom
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
 from homenode.model.architectures.layer_norm_decoder import (
     PARAMETERS,
@@ -22,8 +23,9 @@ from homenode.model.formats import limits
 from homenode.model.formats.fields import Fields
 from homenode.model.spec import ModelSpec, TensorEntry
 
-NAME = "falcon"
-DEFAULTS = Defaults(max_position=2048, heads=71, vocab=65024, bos_id=11, eos_id=11, norm_eps=1e-5, intermediate=18176)
+DEFAULTS = Defaults(
+    max_position=2048, heads=71, vocab=65024, bos_id=11, eos_id=11, norm_eps=1e-5, intermediate=18176, activation=None
+)
 _LAYER = "model.layers.{layer}."
 _INPUT, _POST = ".input_layernorm.", ".post_attention_layernorm."
 
@@ -43,19 +45,13 @@ def _residual_style(fields: Fields) -> BlockStyle:
     return BlockStyle("gelu_erf", "parallel" if norms == 2 else "one_norm")
 
 
-def read_folder(config: FolderConfig) -> ModelSpec:
-    """The figures in config.json."""
+def _read_folder(config: FolderConfig) -> ModelSpec:
     config = config.respelled(
-        {
-            "n_embed": "hidden_size",
-            "num_kv_heads": "num_key_value_heads",
-            "layer_norm_epsilon": "rms_norm_eps",
-        }
+        {"n_embed": "hidden_size", "num_kv_heads": "num_key_value_heads", "layer_norm_epsilon": "rms_norm_eps"}
     )
     fields = config.fields
-    config.refuse_other_layers(window=None)
     style = replace(_residual_style(fields), activation=config.plain_activation("activation", "gelu"))
-    spec = config.decoder(NAME, DEFAULTS)
+    spec = config.uniform_decoder(DEFAULTS)
     inner = fields.integer("ffn_hidden_size", 4 * spec.hidden_size, maximum=limits.MOST_INTERMEDIATE)
     if not fields.boolean("new_decoder_architecture", False):
         spec = replace(spec, num_kv_heads=1 if fields.boolean("multi_query", True) else spec.num_heads)
@@ -68,11 +64,13 @@ def read_folder(config: FolderConfig) -> ModelSpec:
 def read_gguf(config: GgufConfig) -> ModelSpec:
     """The figures in a GGUF file, which has two norms in a layer or one."""
     two = "model.layers.0.post_attention_layernorm.weight" in config.tensors
-    return gguf_figures(config, NAME, BlockStyle("gelu_erf", "parallel" if two else "one_norm"))
+    return gguf_figures(config, BlockStyle("gelu_erf", "parallel" if two else "one_norm"))
 
 
 def _norms_exchanged(tensors: Mapping[str, TensorEntry], spec: ModelSpec) -> dict[str, TensorEntry]:
-    """Where a GGUF file has two norms in a layer, `attn_norm` is that of the MLP, and `attn_norm_2` that of attention."""
+    """Where a GGUF file has two norms in a layer, `attn_norm` is that of the MLP, and `attn_norm_2` that of
+    attention.
+    """
     other = {_INPUT: _POST, _POST: _INPUT} if any(_POST in name for name in tensors) else {}
     found = {}
     for name, entry in tensors.items():
@@ -83,27 +81,17 @@ def _norms_exchanged(tensors: Mapping[str, TensorEntry], spec: ModelSpec) -> dic
 
 
 ARCHITECTURE = Architecture(
-    NAME,
+    "falcon",
     FolderFormat(
         "FalconForCausalLM",
-        read_folder,
+        _read_folder,
         fields=frozenset(
             "n_embed num_kv_heads layer_norm_epsilon ffn_hidden_size activation new_decoder_architecture parallel_attn "
             "num_ln_in_parallel_attn multi_query alibi bias".split()
         ),
         model_types=("RefinedWeb", "RefinedWebModel"),
-        modules={
-            "word_embeddings": "model.embed_tokens",
-            "ln_f": "model.norm",
-            "h.{layer}.input_layernorm": _LAYER + "input_layernorm",
-            "h.{layer}.post_attention_layernorm": _LAYER + "post_attention_layernorm",
-            "h.{layer}.ln_attn": _LAYER + "input_layernorm",
-            "h.{layer}.ln_mlp": _LAYER + "post_attention_layernorm",
-            "h.{layer}.self_attention.query_key_value": _LAYER + "self_attn.grouped_qkv",
-            "h.{layer}.self_attention.dense": _LAYER + "self_attn.o_proj",
-            "h.{layer}.mlp.dense_h_to_4h": _LAYER + "mlp.up_proj",
-            "h.{layer}.mlp.dense_4h_to_h": _LAYER + "mlp.down_proj",
-        },
+        modules=bloom.MODULES
+        | {"h.{layer}.ln_attn": _LAYER + "input_layernorm", "h.{layer}.ln_mlp": _LAYER + "post_attention_layernorm"},
         convert=split_grouped_rows,
     ),
     GgufFormat(

@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from homenode.compute.ops import Ops, Tensor
-from homenode.model.architectures import common, mamba_mixer
+from homenode.model.architectures import attention, mamba_mixer, mlp, stage, tables
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
-from homenode.model.architectures.common import Layer, layer_bias, layer_weight
 from homenode.model.architectures.parameters import ForwardContext, Parameter
+from homenode.model.architectures.stage import Layer
+from homenode.model.architectures.tables import layer_weight
 from homenode.model.config.folder_config import Defaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.formats import limits
@@ -19,21 +20,19 @@ from homenode.model.formats.fields import Fields
 from homenode.model.spec import ModelSpec, TensorEntry
 from homenode.model.state_mixers import ScanSpec, with_mixer
 
-NAME = "falcon_h1"
 DEFAULTS = Defaults(
-    max_position=8192, heads=32, kv_heads=8, vocab=128000, bos_id=1, eos_id=2, norm_eps=1e-5, intermediate=14336
-)
+    max_position=8192, heads=32, kv_heads=8, vocab=128000, bos_id=1, eos_id=2, norm_eps=1e-5, intermediate=14336,
+    attention_bias=False, mlp_bias=False,
+)  # fmt: skip
 BESIDE_MIXERS = (
-    *common.EMBEDDING_AND_HEAD[::2],
-    Parameter("norm", "model.final_layernorm.weight", ("hidden",), "output_norm.weight", common.has_output),
-    layer_weight("input_norm", "input_layernorm", "attn_norm", "hidden"),
+    *tables.EMBEDDING_AND_HEAD[::2],
+    Parameter("norm", "model.final_layernorm.weight", ("hidden",), "output_norm.weight", tables.has_output),
+    tables.INPUT_NORM,
     layer_weight("post_norm", "pre_ff_layernorm", "ffn_norm", "hidden"),
-    layer_weight("gate", "feed_forward.gate_proj", "ffn_gate", "intermediate", "hidden"),
-    layer_weight("up", "feed_forward.up_proj", "ffn_up", "intermediate", "hidden"),
-    layer_weight("down", "feed_forward.down_proj", "ffn_down", "hidden", "intermediate"),
-    layer_bias("gate_bias", "feed_forward.gate_proj", "ffn_gate", "intermediate", common.has_mlp_biases),
-    layer_bias("up_bias", "feed_forward.up_proj", "ffn_up", "intermediate", common.has_mlp_biases),
-    layer_bias("down_bias", "feed_forward.down_proj", "ffn_down", "hidden", common.has_mlp_biases),
+    *(
+        replace(each, name=each.name.replace("mlp", "feed_forward"))
+        for each in (*tables.GATE_UP_DOWN, *tables.MLP_BIASES)
+    ),
 )
 PARAMETERS = (*BESIDE_MIXERS, *mamba_mixer.ATTENTION, *mamba_mixer.parameters("mamba"))
 
@@ -41,7 +40,7 @@ PARAMETERS = (*BESIDE_MIXERS, *mamba_mixer.ATTENTION, *mamba_mixer.parameters("m
 @dataclass(frozen=True)
 class FalconH1Multipliers:
     """Of what goes into attention, of what it and the recurrence add, of the parts z, x, B, C and dt of what goes into
-    the recurrence, of the gate and the output of the MLP, and of logits.
+    the recurrence, and of the gate and the output of the MLP.
     """
 
     attention_in: float = 1.0
@@ -50,7 +49,6 @@ class FalconH1Multipliers:
     parts: tuple[float, ...] = (1.0,) * 5
     gate: float = 1.0
     down: float = 1.0
-    logits: float = 1.0
     scan_in: float = 1.0  # which `parts` have in them, and biases of the projection do not
 
 
@@ -61,10 +59,8 @@ def _several(fields: Fields, key: str, count: int) -> tuple[float, ...]:
     return found
 
 
-def read_folder(config: FolderConfig) -> ModelSpec:
-    """The figures in config.json."""
-    config.refuse_activation("hidden_act", "silu")
-    fields, spec = config.fields, config.decoder(NAME, DEFAULTS)
+def _read_folder(config: FolderConfig) -> ModelSpec:
+    fields, spec = config.fields, config.decoder(DEFAULTS)
     mamba_mixer.refuse_other_layers(fields, "hybrid")
     entering = fields.number("ssm_in_multiplier", 1.0)
     gate, down = _several(fields, "mlp_multipliers", 2)
@@ -76,16 +72,12 @@ def read_folder(config: FolderConfig) -> ModelSpec:
         parts=tuple(entering * each for each in _several(fields, "ssm_multipliers", 5)),
         gate=gate,
         down=down,
-        logits=fields.number("lm_head_multiplier", 1.0),
     )
-    bias = fields.boolean("attention_bias", False)
     key = fields.number("key_multiplier", 1.0)
     spec = replace(
         spec,
-        attention_bias=bias,
-        output_bias=bias,
-        mlp_bias=fields.boolean("mlp_bias", False),
         embedding_scale=fields.number("embedding_multiplier", 1.0),
+        logits_scale=fields.number("lm_head_multiplier", 1.0),
         attention_scale=spec.head_dim**-0.5 * key,
         own=multipliers,
     )
@@ -101,9 +93,8 @@ def read_folder(config: FolderConfig) -> ModelSpec:
     return with_mixer(spec, scan, range(spec.num_layers))
 
 
-def read_gguf(config: GgufConfig) -> ModelSpec:
-    """The figures in a GGUF file."""
-    spec = replace(config.decoder(NAME), own=FalconH1Multipliers())
+def _read_gguf(config: GgufConfig) -> ModelSpec:
+    spec = replace(config.decoder(), own=FalconH1Multipliers())
     layers = range(spec.num_layers)
     return with_mixer(spec, mamba_mixer.read_gguf(config, layers, "mamba"), layers)
 
@@ -121,26 +112,25 @@ def _convert_folder(tensors: Mapping[str, TensorEntry], spec: ModelSpec) -> dict
     return found
 
 
-def forward(ops: Ops, model: ForwardContext) -> Tensor:
-    """Logits of the step's selected rows, or the rows for the next stage."""
+def _forward(ops: Ops, model: ForwardContext) -> Tensor:
     own = model.spec.own
     assert isinstance(own, FalconH1Multipliers)
-    x = common.enter(ops, model)
-    rotation = common.angles(ops, model.rope)
+    x = stage.enter(ops, model)
+    rotation = attention.angles(ops, model.rope)
     for index, layer in enumerate(model.parameters.layers):
-        h = common.normed(ops, model, x, layer["input_norm"])
+        h = stage.normed(ops, model, x, layer["input_norm"])
         inner = mamba_mixer.mixed(ops, model, index, h, own.parts[0], own.parts[4])
         added = _scaled(ops, _projected(ops, model, inner, layer["scan_o"], layer.get("scan_o_bias")), own.scan_out)
-        qkv = common.project_qkv(ops, model, layer, _scaled(ops, h, own.attention_in))
-        inner = common.select_last(ops, model, index, common.attended(ops, model, index, qkv, rotation))
+        qkv = attention.project_qkv(ops, model, layer, _scaled(ops, h, own.attention_in))
+        inner = stage.select_last(ops, model, index, attention.attended(ops, model, index, qkv, rotation))
         out = _projected(ops, model, inner, layer["o"], layer.get("o_bias"))
         added = ops.add(added, _scaled(ops, out, own.attention_out))
-        x = ops.add(common.select_last(ops, model, index, x), common.over_ranks(ops, model, added))
-        h = common.normed(ops, model, x, layer["post_norm"])
-        inner = common.gated(ops, layer, h) if own.gate == 1.0 else _gated(ops, layer, h, own.gate)
-        out = common.project_out(ops, model, inner, layer["down"], layer.get("down_bias"), None)
+        x = ops.add(stage.select_last(ops, model, index, x), stage.over_ranks(ops, model, added))
+        h = stage.normed(ops, model, x, layer["post_norm"])
+        inner = mlp.gated(ops, layer, h) if own.gate == 1.0 else _gated(ops, layer, h, own.gate)
+        out = stage.project_out(ops, model, inner, layer["down"], layer.get("down_bias"), None)
         x = ops.add(x, _scaled(ops, out, own.down))
-    return common.leave_scaled(ops, model, x, own.logits)
+    return stage.leave(ops, model, x)
 
 
 def _projected(ops: Ops, model: ForwardContext, inner: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -159,13 +149,14 @@ def _scaled(ops: Ops, x: Tensor, factor: float) -> Tensor:
 
 
 ARCHITECTURE = Architecture(
-    NAME,
+    "falcon_h1",
     FolderFormat(
         "FalconH1ForCausalLM",
-        read_folder,
-        fields=mamba_mixer.FIELDS
+        _read_folder,
+        fields=DEFAULTS.fields
+        | mamba_mixer.FIELDS
         | frozenset(
-            "hidden_act attention_bias mlp_bias projectors_bias embedding_multiplier lm_head_multiplier "
+            "projectors_bias embedding_multiplier lm_head_multiplier "
             "attention_in_multiplier attention_out_multiplier key_multiplier ssm_in_multiplier ssm_out_multiplier "
             "ssm_multipliers mlp_multipliers mamba_d_ssm mamba_rms_norm mamba_norm_before_gate".split()
         ),
@@ -175,12 +166,12 @@ ARCHITECTURE = Architecture(
     ),
     GgufFormat(
         "falcon-h1",
-        read_gguf,
+        _read_gguf,
         keys=mamba_mixer.KEYS,
         names=mamba_mixer.gguf_names("mamba")
         | {"blk.{layer}.ffn_norm": "model.layers.{layer}.pre_ff_layernorm.weight"},
         convert=mamba_mixer.split_tensors,
     ),
     PARAMETERS,
-    forward,
+    _forward,
 )

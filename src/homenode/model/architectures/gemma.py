@@ -8,24 +8,17 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from homenode.compute.ops import Ops, Tensor
-from homenode.model.architectures import common, gemma2
+from homenode.model.architectures import conversions, gemma2, tables
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
-from homenode.model.architectures.parameters import ForwardContext
-from homenode.model.architectures.pre_norm import forward_with
 from homenode.model.config.folder_config import GELU, Defaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.spec import ModelSpec
 
-NAME = "gemma"
-DEFAULTS = Defaults(max_position=8192, heads=16, kv_heads=16, vocab=256000, head_dim=256, bos_id=2, eos_id=1)
-PARAMETERS = (
-    *common.EMBEDDING_AND_HEAD,
-    *common.ATTENTION,
-    *common.QKV_BIASES,
-    *common.OUTPUT_BIAS,
-    *common.GATED_MLP,
-)
+DEFAULTS = Defaults(
+    max_position=8192, heads=16, kv_heads=16, vocab=256000, head_dim=256, bos_id=2, eos_id=1, activation=None,
+    attention_bias=False,
+)  # fmt: skip
+PARAMETERS = (*tables.EMBEDDING_AND_HEAD, *tables.ATTENTION, *tables.QKV_BIASES, *tables.OUTPUT_BIAS, *tables.GATED_MLP)
 
 
 def read_folder(config: FolderConfig) -> ModelSpec:
@@ -33,36 +26,25 @@ def read_folder(config: FolderConfig) -> ModelSpec:
     if config.fields.text("hidden_act", GELU) != "gelu":
         config.refuse_activation("hidden_act", GELU)
     config.refuse_later_context("use_bidirectional_attention", False)
-    config.refuse_other_layers(window=None)
-    bias = config.fields.boolean("attention_bias", False)
-    spec = config.decoder(NAME, DEFAULTS)
-    return replace(spec, attention_bias=bias, output_bias=bias, embedding_scale=math.sqrt(spec.hidden_size))
-
-
-def read_gguf(config: GgufConfig) -> ModelSpec:
-    """The figures in a GGUF file."""
-    spec = config.refuse_window(config.decoder(NAME))
+    spec = config.uniform_decoder(DEFAULTS)
     return replace(spec, embedding_scale=math.sqrt(spec.hidden_size))
 
 
-def feed_forward(ops: Ops, model: ForwardContext, index: int, x: Tensor) -> Tensor:
-    """x plus an MLP whose gate is one of gelu."""
-    layer = model.parameters.layers[index]
-    inner = gemma2.gated(ops, layer, common.normed(ops, model, x, layer["post_norm"]))
-    return common.project_out(ops, model, inner, layer["down"], None, x)
+def _read_gguf(config: GgufConfig) -> ModelSpec:
+    spec = config.uniform_decoder()
+    return replace(spec, embedding_scale=math.sqrt(spec.hidden_size))
 
 
-forward = forward_with(feed_forward=feed_forward)
 ARCHITECTURE = Architecture(
-    NAME,
+    "gemma",
     FolderFormat(
         "GemmaForCausalLM",
         read_folder,
-        fields=frozenset("hidden_act use_bidirectional_attention attention_bias".split()),
+        fields=DEFAULTS.fields | {"hidden_act", "use_bidirectional_attention"},
         harmless={"hidden_activation": "the class reads hidden_act"},
-        convert=gemma2.norms_plus_one,
+        convert=conversions.norms_plus_one,
     ),
-    GgufFormat("gemma", read_gguf),
+    GgufFormat("gemma", _read_gguf),
     PARAMETERS,
-    forward,
+    gemma2.forward,
 )

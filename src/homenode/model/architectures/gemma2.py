@@ -7,21 +7,19 @@ Folders hold the weights of norms less one; GGUF files hold them whole.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 
 from homenode.compute.ops import Ops, Tensor
-from homenode.model.architectures import common
+from homenode.model.architectures import conversions, mlp, tables
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
-from homenode.model.architectures.common import Layer, layer_weight
 from homenode.model.architectures.layer_kinds import all_but_each
-from homenode.model.architectures.parameters import ForwardContext
+from homenode.model.architectures.pre_norm import forward_with
+from homenode.model.architectures.stage import Layer
 from homenode.model.config.folder_config import GELU, Defaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
-from homenode.model.spec import ModelSpec, TensorEntry
+from homenode.model.spec import ModelSpec
 
-NAME = "gemma2"
-DEFAULTS = Defaults(max_position=8192, head_dim=256, bos_id=2, eos_id=1)
+DEFAULTS = Defaults(max_position=8192, head_dim=256, bos_id=2, eos_id=1, activation=None, attention_bias=False)
 ATTENTION_SOFTCAP, LOGITS_SOFTCAP = 50.0, 30.0
 PATTERN = 2  # each layer of that number sees its whole context, the others a window
 LARGE = 46  # layers of the largest model, whose scores are scaled by another length than a head's
@@ -31,31 +29,27 @@ FIELDS = frozenset(
 )
 HARMLESS = {"hidden_act": "the class reads hidden_activation"}
 PARAMETERS = (
-    *common.EMBEDDING_AND_HEAD,
-    *common.ATTENTION,
-    layer_weight("attended_norm", "post_attention_layernorm", "post_attention_norm", "hidden"),
-    layer_weight("post_norm", "pre_feedforward_layernorm", "ffn_norm", "hidden"),
-    *common.GATE_UP_DOWN,
-    layer_weight("mlp_norm", "post_feedforward_layernorm", "post_ffw_norm", "hidden"),
+    *tables.EMBEDDING_AND_HEAD,
+    *tables.ATTENTION,
+    *tables.NORMS_BEHIND,
+    tables.NORM_BETWEEN,
+    *tables.GATE_UP_DOWN,
 )
 
 
-def decoder(config: FolderConfig, name: str, defaults: Defaults, pattern: int) -> ModelSpec:
+def decoder(config: FolderConfig, defaults: Defaults, pattern: int) -> ModelSpec:
     """The figures in config.json that Gemmas have in common."""
     fields = config.fields
     config.refuse_activation("hidden_activation", GELU)
-    spec = config.decoder(name, defaults)
+    spec = config.decoder(defaults)
 
     def patterned(layers: int) -> tuple[bool, ...]:
         each = fields.optional_integer("sliding_window_pattern") or fields.integer("_sliding_window_pattern", pattern)
         return all_but_each(layers, each)
 
-    bias = fields.boolean("attention_bias", False)
     spec = config.with_window_in(spec, config.window(default=4096), patterned)
     return replace(
         spec,
-        attention_bias=bias,
-        output_bias=bias,
         embedding_scale=math.sqrt(spec.hidden_size),
         attention_scale=fields.number("query_pre_attn_scalar", 256) ** -0.5,
     )
@@ -66,25 +60,19 @@ def softcap(config: FolderConfig, key: str, default: float | None) -> float | No
     return config.fields.optional_number(key) if config.fields.has(key) or config.fields.is_null(key) else default
 
 
-def read_folder(config: FolderConfig) -> ModelSpec:
-    """The figures in config.json."""
+def _read_folder(config: FolderConfig) -> ModelSpec:
     config.refuse_later_context("use_bidirectional_attention", False)
-    spec = decoder(config, NAME, DEFAULTS, PATTERN)
+    spec = decoder(config, DEFAULTS, PATTERN)
     attention = softcap(config, "attn_logit_softcapping", ATTENTION_SOFTCAP)
     logits = softcap(config, "final_logit_softcapping", LOGITS_SOFTCAP)
     return replace(spec, attention_softcap=attention, logits_softcap=logits)
 
 
-def norms_plus_one(tensors: Mapping[str, TensorEntry], _spec: ModelSpec) -> dict[str, TensorEntry]:
-    """The tensors of a folder, to the norms' weights of which one is added."""
-    return {n: replace(entry, plus=1.0) if n.endswith("norm.weight") else entry for n, entry in tensors.items()}
-
-
-def gguf_decoder(config: GgufConfig, name: str, *, theta: float, pattern: int, large: int) -> ModelSpec:
+def gguf_decoder(config: GgufConfig, *, theta: float, pattern: int, large: int) -> ModelSpec:
     """The figures in a GGUF file that Gemmas have in common. What it leaves out is what the reference reader
     supposes.
     """
-    spec = config.decoder(name, theta=theta)
+    spec = config.decoder(theta=theta)
     window, sliding = config.window(default=4096), all_but_each(spec.num_layers, pattern)
     length = spec.hidden_size / spec.num_heads if spec.num_layers == large else spec.head_dim
     return replace(
@@ -96,29 +84,12 @@ def gguf_decoder(config: GgufConfig, name: str, *, theta: float, pattern: int, l
     )
 
 
-def read_gguf(config: GgufConfig) -> ModelSpec:
-    """The figures in a GGUF file."""
+def _read_gguf(config: GgufConfig) -> ModelSpec:
     return replace(
-        gguf_decoder(config, NAME, theta=DEFAULTS.theta, pattern=PATTERN, large=LARGE),
+        gguf_decoder(config, theta=DEFAULTS.theta, pattern=PATTERN, large=LARGE),
         attention_softcap=config.fields.optional_number("attn_logit_softcapping", least=0.0) or ATTENTION_SOFTCAP,
         logits_softcap=config.fields.optional_number("final_logit_softcapping", least=0.0) or LOGITS_SOFTCAP,
     )
-
-
-def layer_of(
-    ops: Ops, model: ForwardContext, index: int, x: Tensor, qkv: tuple[Tensor, Tensor, Tensor], rotation: Tensor
-) -> Tensor:
-    """x after layer `index` of this stage, of which q, k and v are there, not yet rotated; of the model's last layer
-    the selected rows only.
-    """
-    layer = model.parameters.layers[index]
-    inner = common.select_last(ops, model, index, common.attended(ops, model, index, qkv, rotation))
-    out = common.project_out(ops, model, inner, layer["o"], None, None)
-    x = ops.add(common.select_last(ops, model, index, x), common.normed(ops, model, out, layer["attended_norm"]))
-    h = common.normed(ops, model, x, layer["post_norm"])
-    inner = gated(ops, layer, h)
-    out = common.project_out(ops, model, inner, layer["down"], None, None)
-    return ops.add(x, common.normed(ops, model, out, layer["mlp_norm"]))
 
 
 def gated(ops: Ops, layer: Layer, h: Tensor) -> Tensor:
@@ -126,20 +97,13 @@ def gated(ops: Ops, layer: Layer, h: Tensor) -> Tensor:
     return ops.gelu_mul(ops.linear(h, (layer["gate"], layer["up"])))
 
 
-def forward(ops: Ops, model: ForwardContext) -> Tensor:
-    """Logits of the step's selected rows, or the rows for the next stage."""
-    x = common.enter(ops, model)
-    rotation = common.angles(ops, model.rope)
-    for index, layer in enumerate(model.parameters.layers):
-        qkv = common.project_qkv(ops, model, layer, common.normed(ops, model, x, layer["input_norm"]))
-        x = layer_of(ops, model, index, x, qkv, rotation)
-    return common.leave(ops, model, x)
-
-
+forward = forward_with(feed_forward=mlp.feed_forward_with(gated))
 ARCHITECTURE = Architecture(
-    NAME,
-    FolderFormat("Gemma2ForCausalLM", read_folder, fields=FIELDS, harmless=HARMLESS, convert=norms_plus_one),
-    GgufFormat("gemma2", read_gguf, keys=frozenset(("attn_logit_softcapping", "final_logit_softcapping"))),
+    "gemma2",
+    FolderFormat(
+        "Gemma2ForCausalLM", _read_folder, fields=FIELDS, harmless=HARMLESS, convert=conversions.norms_plus_one
+    ),
+    GgufFormat("gemma2", _read_gguf, keys=frozenset(("attn_logit_softcapping", "final_logit_softcapping"))),
     PARAMETERS,
     forward,
 )

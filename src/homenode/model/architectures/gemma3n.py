@@ -1,4 +1,5 @@
-"""Gemma 3n, its text: Gemma 4's attention and per-layer inputs among several streams of rows (AltUp; Baykal et al. 2023).
+"""Gemma 3n, its text: Gemma 4's attention and per-layer inputs among several streams of rows (AltUp; Baykal et al.
+2023).
 
 A layer predicts every stream from all of them, computes on the first one, and corrects all by what became of that. A
 product of low rank (LAuReL; Menghani et al. 2024) is added beside attention, and in some layers few values of a gate
@@ -14,23 +15,25 @@ from statistics import NormalDist
 
 from homenode.compute.ops import LayerKv, Ops, Tensor
 from homenode.errors import UnsupportedError
-from homenode.model.architectures import common, gemma2, gemma4
+from homenode.model.architectures import attention, gemma2, gemma4, stage, tables
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
-from homenode.model.architectures.common import Layer, layer_weight
 from homenode.model.architectures.layer_kinds import all_but_each
-from homenode.model.architectures.parameters import Condition, ForwardContext, Parameter, always
+from homenode.model.architectures.parameters import Condition, ForwardContext, Parameter, always, of_model
+from homenode.model.architectures.stage import Layer
+from homenode.model.architectures.tables import layer_weight
 from homenode.model.config.folder_config import GELU, Defaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.formats import limits
 from homenode.model.formats.fields import Fields
 from homenode.model.formats.tensor_parts import slice_of
 from homenode.model.part import ModelPart
-from homenode.model.spec import ModelSpec, RopeSpec, TensorEntry
+from homenode.model.spec import ModelSpec, TensorEntry
 
-NAME = "gemma3n"
+LOCAL_THETA = 1e4
 DEFAULTS = Defaults(
-    max_position=32768, heads=8, kv_heads=2, vocab=262400, head_dim=256, bos_id=2, eos_id=1, theta=1e6, local_theta=1e4
-)
+    max_position=32768, heads=8, kv_heads=2, vocab=262400, head_dim=256, bos_id=2, eos_id=1, theta=1e6,
+    local_theta=LOCAL_THETA, activation=None,
+)  # fmt: skip
 PATTERN = 5  # each layer of that number sees its whole context, the others a window
 WINDOW, INTERMEDIATE, SHARED, RANK, VOCABULARY, LOGITS_SOFTCAP = 512, 16384, 15, 64, 262144, 30.0
 STREAMS, MOST_STREAMS = 4, 8
@@ -70,8 +73,7 @@ def _is_dense(spec: ModelSpec, part: ModelPart, layer: int | None) -> bool:
     return not _is_sparse(spec, part, layer)
 
 
-def _is_scaled(spec: ModelSpec, _part: ModelPart, _layer: int | None) -> bool:
-    return _of(spec).scaled
+_is_scaled = of_model(lambda spec: _of(spec).scaled)
 
 
 def _stream_projections(key: str, name: str, number: int) -> Parameter:
@@ -95,7 +97,7 @@ def _altup(key: str, name: str, gguf: str, *shape: str, when: Condition = always
 
 
 _IN, _OUT = "altup_projections", "altup_unembed_projections"
-_GATE, *_UP_DOWN = common.GATE_UP_DOWN
+_GATE, *_UP_DOWN = tables.GATE_UP_DOWN
 _SCALE = "altup.correct_output_scale"
 PARAMETERS = (
     *gemma4.EMBEDDING_AND_HEAD,
@@ -103,11 +105,11 @@ PARAMETERS = (
     *(_stream_projections("in", _IN, number) for number in range(1, MOST_STREAMS)),
     *(_stream_projections("out", _OUT, number) for number in range(1, MOST_STREAMS)),
     *gemma4.ATTENTION,
-    layer_weight("post_norm", "pre_feedforward_layernorm", "ffn_norm", "hidden"),
+    tables.NORM_BETWEEN,
     replace(_GATE, when=_is_dense),
     replace(_GATE, key="sparse_gate", shape=("all_intermediate", "hidden"), when=_is_sparse),
     *_UP_DOWN,
-    layer_weight("mlp_norm", "post_feedforward_layernorm", "post_ffw_norm", "hidden"),
+    tables.NORMS_BEHIND[1],
     *gemma4.PER_LAYER_BLOCK,
     layer_weight("laurel_left", "laurel.linear_left", "laurel_l", "laurel", "hidden"),
     layer_weight("laurel_right", "laurel.linear_right", "laurel_r", "hidden", "laurel"),
@@ -136,18 +138,16 @@ def _refuse_other_stream(fields: Fields, key: str) -> None:
         raise UnsupportedError(f"{fields.path}: {key} {active} is not supported; homenode computes on stream 0")
 
 
-def read_folder(config: FolderConfig) -> ModelSpec:
-    """The figures in config.json."""
+def _read_folder(config: FolderConfig) -> ModelSpec:
     fields = config.fields
     config.refuse_activation("hidden_activation", GELU)
     config.refuse_later_context("use_bidirectional_attention", False)
-    if fields.boolean("attention_bias", False):
-        raise UnsupportedError(f"{config.path}: attention_bias is not supported in {NAME}; homenode runs it without")
+    fields.refuse_others({"attention_bias": False})
     _refuse_other_stream(fields, "altup_active_idx")
     layers = fields.integer("num_hidden_layers", maximum=limits.MOST_LAYERS)
     inner = fields.per_layer("intermediate_size", layers, INTERMEDIATE, maximum=limits.MOST_INTERMEDIATE)
     config = replace(config, fields=fields.with_value("intermediate_size", max(inner)))
-    spec = config.decoder(NAME, DEFAULTS)
+    spec = config.decoder(DEFAULTS)
     spec = config.with_window_in(spec, config.window(default=WINDOW), lambda n: all_but_each(n, PATTERN))
     shared = fields.integer("num_kv_shared_layers", SHARED, minimum=0, maximum=layers - 1)
     own = [LayerKv(spec.num_kv_heads, spec.head_dim, spec.head_dim)] * layers
@@ -179,25 +179,20 @@ def _deviations(fields: Fields, layers: int) -> tuple[float | None, ...]:
     return tuple(NormalDist().inv_cdf(share) if share else None for share in numbers)
 
 
-def read_gguf(config: GgufConfig) -> ModelSpec:
-    """The figures in a GGUF file."""
+def _read_gguf(config: GgufConfig) -> ModelSpec:
     fields, key = config.fields, "activation_sparsity_scale"
     _refuse_other_stream(fields, "altup.active_idx")
-    spec = config.decoder(NAME, theta=DEFAULTS.theta, layers_differ=True, own_scale=True)
+    spec = config.decoder(theta=DEFAULTS.theta, layers_differ=True, own_scale=True)
     layers = spec.num_layers
     inner = config.per_layer("feed_forward_length", maximum=limits.MOST_INTERMEDIATE)
-    sliding = config.marked_layers("attention.sliding_window_pattern") or all_but_each(layers, PATTERN)
-    near_theta = fields.number("rope.freq_base_swa", DEFAULTS.local_theta, above=1.0, most=limits.MOST_THETA)
     shared = fields.integer("attention.shared_kv_layers", 0, minimum=0, maximum=layers - 1)
     scales = fields.value(key)
     if not isinstance(scales, list) or len(scales) != layers or not all(type(x) is float and x < 1e3 for x in scales):
         raise fields.wrong(key, scales, f"a list of {layers} numbers")
     rank = config.tensors.get("model.layers.0.laurel.linear_left.weight")
     spec = replace(
-        spec,
-        local_rope=RopeSpec(theta=near_theta),
-        sliding_window=config.window(WINDOW) if any(sliding) else None,
-        sliding_layers=sliding if any(sliding) else (),
+        config.with_window_in(spec, config.window(WINDOW), lambda n: all_but_each(n, PATTERN)),
+        local_rope=config.local_rope(LOCAL_THETA),
         layer_intermediate=inner if len(set(inner)) > 1 else (),
         logits_softcap=fields.optional_number("final_logit_softcapping", least=0.0) or LOGITS_SOFTCAP,
         own=Gemma3nExtras(tuple(None if x == -math.inf else x for x in scales)),
@@ -233,14 +228,14 @@ def _streams_of(ops: Ops, model: ForwardContext) -> Tensor:
     """All streams beside each other: the embedding, and its products, made as large as that."""
     if not model.part.first_stage:
         return ops.received(model.spec.handed_columns)
-    x, top = common.embedded(ops, model), model.parameters.top
+    x, top = stage.embedded(ops, model), model.parameters.top
     matrices = [top[f"stream_in_{number}"] for number in range(1, model.spec.streams)]
     return ops.join_heads(x, ops.match_magnitude(ops.linear(x, matrices), x, FLOOR), 1)
 
 
 def _modalities(ops: Ops, model: ForwardContext, layer: Layer, x: Tensor) -> Tensor:
     """Numbers from -1 to 1, one for each stream, of which the weights of streams are made."""
-    scaled = ops.scale(common.normed(ops, model, x, layer["stream_norm"]), 1 / model.spec.hidden_size)
+    scaled = ops.scale(stage.normed(ops, model, x, layer["stream_norm"]), 1 / model.spec.hidden_size)
     return ops.soft_cap(ops.linear(scaled, (layer["stream_router"],)), 1.0)
 
 
@@ -249,17 +244,16 @@ def _attended(ops: Ops, model: ForwardContext, index: int, x: Tensor, h: Tensor,
     product of low rank of that; divided by sqrt(2).
     """
     layer = model.parameters.layers[index]
-    out = common.project_out(ops, model, inner, layer["o"], None, None)
-    x = ops.add(x, common.normed(ops, model, out, layer["attended_norm"]))
+    x = stage.add_projected(ops, model, layer, x, inner, "o", "attended_norm")
     low = ops.linear(ops.linear(h, (layer["laurel_left"],)), (layer["laurel_right"],))
-    laurel = ops.add(h, common.normed(ops, model, low, layer["laurel_norm"]))
+    laurel = ops.add(h, stage.normed(ops, model, low, layer["laurel_norm"]))
     return ops.scale(ops.add(x, laurel), 2**-0.5)
 
 
 def _fed_forward(ops: Ops, model: ForwardContext, index: int, x: Tensor) -> Tensor:
     """x plus the MLP of layer `index` of this stage. Every rank has all of a gate whose mean counts."""
     layer, number = model.parameters.layers[index], model.part.layers.first + index
-    h = common.normed(ops, model, x, layer["post_norm"])
+    h = stage.normed(ops, model, x, layer["post_norm"])
     deviations = _of(model.spec).deviations[number]
     if deviations is None:
         inner = ops.gelu_mul(ops.linear(h, (layer["gate"], layer["up"])))
@@ -268,10 +262,9 @@ def _fed_forward(ops: Ops, model: ForwardContext, index: int, x: Tensor) -> Tens
             ops.relu_above(ops.linear(h, (layer["sparse_gate"],)), deviations),
             model.part.intermediate_in(number),
         )
-        gate = common.columns_of(ops, gate, here, model.spec.intermediate_of(number), 1)
+        gate = stage.columns_of(ops, gate, here, model.spec.intermediate_of(number), 1)
         inner = ops.gelu_mul(gate, ops.linear(h, (layer["up"],)))
-    out = common.project_out(ops, model, inner, layer["down"], None, None)
-    return ops.add(x, common.normed(ops, model, out, layer["mlp_norm"]))
+    return stage.add_projected(ops, model, layer, x, inner, "down", "mlp_norm")
 
 
 def _corrected(ops: Ops, model: ForwardContext, layer: Layer, predicted: Tensor, x: Tensor, taken: Tensor) -> Tensor:
@@ -282,7 +275,7 @@ def _corrected(ops: Ops, model: ForwardContext, layer: Layer, predicted: Tensor,
     first, others = ops.split(ops.add_weighted(predicted, news, weights, hidden, 1.0), (hidden, rest))
     scaled = ops.multiply(first, layer["stream_scale"]) if "stream_scale" in layer else first
     gated = ops.gelu_mul(ops.linear(scaled, (layer["per_layer_gate"],)), taken)
-    out = common.normed(ops, model, ops.linear(gated, (layer["per_layer_out"],)), layer["per_layer_out_norm"])
+    out = stage.normed(ops, model, ops.linear(gated, (layer["per_layer_out"],)), layer["per_layer_out_norm"])
     return ops.join_heads(first, ops.add_weighted(others, out, None, hidden, 1.0), 1)
 
 
@@ -291,17 +284,17 @@ def forward(ops: Ops, model: ForwardContext) -> Tensor:
     hidden, streams = model.spec.hidden_size, _streams_of(ops, model)
     widths = (hidden, model.spec.handed_columns - hidden)
     inputs = gemma4.taken_in(ops, model)
-    far, near = common.angles(ops, model.rope), common.angles(ops, model.rope.local or model.rope)
+    far, near = attention.angles(ops, model.rope), attention.angles(ops, model.rope.local or model.rope)
     for index, layer in enumerate(model.parameters.layers):
         first = ops.split(streams, widths)[0]
         weights = ops.linear(_modalities(ops, model, layer, first), (layer["stream_predict"],))
         predicted = ops.add_weighted(streams, streams, weights, hidden)
-        h = common.normed(ops, model, ops.split(predicted, widths)[0], layer["input_norm"])
-        rotation = far if common.window(model, index) is None else near
+        h = stage.normed(ops, model, ops.split(predicted, widths)[0], layer["input_norm"])
+        rotation = far if attention.window(model, index) is None else near
         inner = gemma4.attended(ops, model, index, h, rotation)
         taken = inputs[model.part.layers.first + index]
         inner, predicted, h, taken = (
-            common.select_last(ops, model, index, each) for each in (inner, predicted, h, taken)
+            stage.select_last(ops, model, index, each) for each in (inner, predicted, h, taken)
         )
         x = _attended(ops, model, index, ops.split(predicted, widths)[0], h, inner)
         x = _fed_forward(ops, model, index, x)
@@ -313,14 +306,14 @@ def forward(ops: Ops, model: ForwardContext) -> Tensor:
     for number, other in enumerate(others, 1):
         product = ops.linear(other, (model.parameters.top[f"stream_out_{number}"],))
         x = ops.add(x, ops.match_magnitude(product, first, FLOOR))
-    return common.leave(ops, model, ops.scale(x, 1 / model.spec.streams))
+    return stage.leave(ops, model, ops.scale(x, 1 / model.spec.streams))
 
 
 ARCHITECTURE = Architecture(
-    NAME,
+    "gemma3n",
     FolderFormat(
         "Gemma3nForCausalLM",
-        read_folder,
+        _read_folder,
         fields=FIELDS,
         harmless=gemma2.HARMLESS | {"altup_coef_clip": "of training only"},
         model_types=("gemma3n_text",),
@@ -329,7 +322,7 @@ ARCHITECTURE = Architecture(
     ),
     GgufFormat(
         "gemma3n",
-        read_gguf,
+        _read_gguf,
         keys=KEYS,
         names={
             f"{stacked}.weight": f"model.{name}.weight"

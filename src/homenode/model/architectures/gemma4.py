@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 
 from homenode.compute.ops import LayerKv, Ops, Tensor
 from homenode.errors import UnsupportedError
-from homenode.model.architectures import common, gemma2
+from homenode.model.architectures import attention, gemma2, mlp, stage, tables
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
-from homenode.model.architectures.common import layer_weight
 from homenode.model.architectures.layer_kinds import all_but_each
-from homenode.model.architectures.parameters import ForwardContext, Parameter, always
+from homenode.model.architectures.parameters import ForwardContext, Parameter, always, of_model
+from homenode.model.architectures.tables import layer_weight
 from homenode.model.config.folder_config import GELU, Defaults, FolderConfig
 from homenode.model.config.folder_rope import NEVER_TURNS
 from homenode.model.config.gguf_config import GgufConfig
@@ -28,10 +28,11 @@ from homenode.model.formats.stacked_experts import StackedExperts
 from homenode.model.part import ModelPart
 from homenode.model.spec import ModelSpec, MoeSpec, RopeSpec, TensorEntry
 
-NAME = "gemma4"
+LOCAL_THETA = 1e4
 DEFAULTS = Defaults(
-    max_position=131072, heads=8, kv_heads=4, vocab=262144, head_dim=256, bos_id=2, eos_id=1, theta=1e6, local_theta=1e4
-)
+    max_position=131072, heads=8, kv_heads=4, vocab=262144, head_dim=256, bos_id=2, eos_id=1, theta=1e6,
+    local_theta=LOCAL_THETA, activation=None,
+)  # fmt: skip
 PATTERN = 6  # each layer of that number sees its whole context, the others a window
 HEAD_DIM, TURNING = 512, 0.25  # of layers without a window, and how much of it turns
 PER_LAYER = 256  # elements that a layer takes in for each token
@@ -64,12 +65,11 @@ def _of(spec: ModelSpec) -> Gemma4Extras:
     return spec.own if isinstance(spec.own, Gemma4Extras) else Gemma4Extras(False)
 
 
-def _takes_in(spec: ModelSpec, _part: ModelPart, _layer: int | None) -> bool:
-    return spec.dimensions.get("per_layer", 0) > 0
+_takes_in = of_model(lambda spec: spec.dimensions.get("per_layer", 0) > 0)
 
 
 def _has_embedding(spec: ModelSpec, part: ModelPart, layer: int | None) -> bool:
-    return common.has_embedding(spec, part, layer) or _takes_in(spec, part, layer)
+    return tables.has_embedding(spec, part, layer) or _takes_in(spec, part, layer)
 
 
 def _has_keys(spec: ModelSpec, _part: ModelPart, layer: int | None) -> bool:
@@ -81,14 +81,12 @@ def _has_values(spec: ModelSpec, part: ModelPart, layer: int | None) -> bool:
     return _has_keys(spec, part, layer) and not keys_alone
 
 
-def _is_scaled(spec: ModelSpec, _part: ModelPart, _layer: int | None) -> bool:
-    return _of(spec).scaled
+_is_scaled = of_model(lambda spec: _of(spec).scaled)
 
 
-_INNER = ("expert_intermediate", "hidden")
-_EMBED, *_HEAD = common.EMBEDDING_AND_HEAD
-_Q, _K, _V, _O = common.PROJECTIONS
-_Q_NORM, _K_NORM = common.HEAD_NORMS
+_EMBED, *_HEAD = tables.EMBEDDING_AND_HEAD
+_Q, _K, _V, _O = tables.PROJECTIONS
+_Q_NORM, _K_NORM = tables.HEAD_NORMS
 EMBEDDING_AND_HEAD = (replace(_EMBED, when=_has_embedding), *_HEAD)
 PER_LAYER_TOP = (  # what each layer takes in
     Parameter(
@@ -120,45 +118,46 @@ PER_LAYER_BLOCK = (
     layer_weight("per_layer_out_norm", "post_per_layer_input_norm", "post_norm", "hidden", when=_takes_in),
 )
 ATTENTION = (
-    layer_weight("input_norm", "input_layernorm", "attn_norm", "hidden"),
+    tables.INPUT_NORM,
     _Q,
     replace(_K, when=_has_keys),
     replace(_V, when=_has_values),
     _O,
     _Q_NORM,
     replace(_K_NORM, when=_has_keys),
-    layer_weight("attended_norm", "post_attention_layernorm", "post_attention_norm", "hidden"),
+    tables.NORMS_BEHIND[0],
 )
 PARAMETERS = (
     *EMBEDDING_AND_HEAD,
     *PER_LAYER_TOP,
     *ATTENTION,
-    layer_weight("post_norm", "pre_feedforward_layernorm", "ffn_norm", "hidden"),
-    *(replace(matrix, when=always) for matrix in common.GATE_UP_DOWN),
-    layer_weight("mlp_norm", "post_feedforward_layernorm", "post_ffw_norm", "hidden"),
-    layer_weight("router", "router.proj", "ffn_gate_inp", "experts", "hidden", when=common.has_experts),
+    tables.NORM_BETWEEN,
+    *(replace(matrix, when=always) for matrix in tables.GATE_UP_DOWN),
+    tables.NORMS_BEHIND[1],
+    layer_weight("router", "router.proj", "ffn_gate_inp", "experts", "hidden", when=tables.has_experts),
     Parameter(
         "router_scale",
         "model.layers.{layer}.router.scale",
         ("hidden",),
         "blk.{layer}.ffn_gate_inp.scale",
-        common.has_experts,
+        tables.has_experts,
     ),
     Parameter(
         "expert_scales",
         "model.layers.{layer}.router.per_expert_scale",
         ("experts",),
         "blk.{layer}.ffn_down_exps.scale",
-        common.has_experts,
+        tables.has_experts,
     ),
-    layer_weight("expert_gate", STACKED.experts[0], "ffn_gate_exps", *_INNER, when=common.has_experts),
-    layer_weight("expert_up", STACKED.experts[1], "ffn_up_exps", *_INNER, when=common.has_experts),
-    layer_weight("expert_down", STACKED.experts[2], "ffn_down_exps", *reversed(_INNER), when=common.has_experts),
-    layer_weight("dense_norm", "post_feedforward_layernorm_1", "post_ffw_norm_1", "hidden", when=common.has_experts),
-    layer_weight(
-        "expert_input_norm", "pre_feedforward_layernorm_2", "pre_ffw_norm_2", "hidden", when=common.has_experts
+    *tables.gated_matrices("expert_", "experts.{expert}", "_exps", "expert_intermediate", tables.has_experts),
+    *(
+        layer_weight(key, name, gguf, "hidden", when=tables.has_experts)
+        for key, name, gguf in (
+            ("dense_norm", "post_feedforward_layernorm_1", "post_ffw_norm_1"),
+            ("expert_input_norm", "pre_feedforward_layernorm_2", "pre_ffw_norm_2"),
+            ("expert_norm", "post_feedforward_layernorm_2", "post_ffw_norm_2"),
+        )
     ),
-    layer_weight("expert_norm", "post_feedforward_layernorm_2", "post_ffw_norm_2", "hidden", when=common.has_experts),
     *PER_LAYER_BLOCK,
     Parameter(
         "layer_scale",
@@ -201,15 +200,17 @@ def with_layers(config: FolderConfig | GgufConfig, spec: ModelSpec, own: list[La
 
 
 def with_inputs(spec: ModelSpec, width: int, vocabulary: int, **more: int) -> ModelSpec:
-    """The figures with `width` elements that a layer takes in for each token, by a table of so many rows. `more`: further
-    dimensions.
+    """The figures with `width` elements that a layer takes in for each token, by a table of so many rows. `more`:
+    further dimensions.
     """
     inputs = {"per_layer": width, "all_per_layer": width * spec.num_layers, "per_layer_vocabulary": vocabulary}
     return replace(spec, dimensions=inputs | more)
 
 
 def _far_heads(config: FolderConfig, layer: int, default: tuple[int | None, int]) -> tuple[int | None, int]:
-    """KV heads (None: as in other layers) and length of a head of a layer, by `per_layer_config` where that is there."""
+    """KV heads (None: as in other layers) and length of a head of a layer, by `per_layer_config` where that is
+    there.
+    """
     table = config.fields.table("per_layer_config")
     if table is None:
         return default
@@ -218,22 +219,21 @@ def _far_heads(config: FolderConfig, layer: int, default: tuple[int | None, int]
         return None, config.fields.integer("head_dim", DEFAULTS.head_dim, maximum=limits.MOST_HEAD_DIM)
     if other := set(own.names()) - {"head_dim", "num_key_value_heads"}:
         raise UnsupportedError(
-            f"{config.path}: per_layer_config with {quoted(min(other))} is not supported; homenode reads head_dim and num_key_value_heads there"
+            f"{config.path}: per_layer_config with {quoted(min(other))} is not supported; homenode reads head_dim and "
+            f"num_key_value_heads there"
         )
     heads = own.optional_integer("num_key_value_heads", maximum=limits.MOST_HEADS)
     return heads, own.optional_integer("head_dim", maximum=limits.MOST_HEAD_DIM) or default[1]
 
 
-def read_folder(config: FolderConfig) -> ModelSpec:
-    """The figures in config.json."""
+def _read_folder(config: FolderConfig) -> ModelSpec:
     fields = config.fields
     config.refuse_activation("hidden_activation", GELU)
     if (later := fields.text("use_bidirectional_attention")) not in ("", "vision"):
         raise UnsupportedError(
             f"{config.path}: use_bidirectional_attention {quoted(later)} is not supported; homenode runs causal models"
         )
-    if fields.boolean("attention_bias", False):
-        raise UnsupportedError(f"{config.path}: attention_bias is not supported in {NAME}; homenode runs it without")
+    fields.refuse_others({"attention_bias": False})
     same = fields.boolean("attention_k_eq_v", False)
     heads = fields.optional_integer("num_global_key_value_heads", maximum=limits.MOST_HEADS) if same else None
     far = heads, fields.integer("global_head_dim", HEAD_DIM, maximum=limits.MOST_HEAD_DIM)
@@ -245,7 +245,7 @@ def read_folder(config: FolderConfig) -> ModelSpec:
     by_layer = {layer: _far_heads(config, layer, far) for layer in full}
     if len({head_dim for _, head_dim in by_layer.values()}) > 1:
         raise UnsupportedError(f"{config.path}: full_attention layers with unlike head_dim are not supported")
-    spec = config.decoder(NAME, DEFAULTS, rotates_part=True, far_head_dim=by_layer[full[0]][1])
+    spec = config.decoder(DEFAULTS, rotates_part=True, far_head_dim=by_layer[full[0]][1])
     spec = config.with_window_in(spec, config.window(default=512), lambda n: all_but_each(n, PATTERN))
     spec = replace(spec, rope=_far_rope(config, spec, by_layer[full[0]][1]))
     if spec.sliding_layers:
@@ -279,14 +279,16 @@ def _far_rope(config: FolderConfig, spec: ModelSpec, head_dim: int) -> RopeSpec:
         for older in ("rope_theta", "rope_scaling", "rope_local_base_freq"):
             if config.fields.has(older):
                 raise UnsupportedError(
-                    f"{config.path}: {older} without rope_parameters is not supported in {NAME}, whose class leaves it alone; give rope_parameters, or neither"
+                    f"{config.path}: {older} without rope_parameters is not supported in {config.architecture}, whose "
+                    f"class leaves it alone; give rope_parameters, or neither"
                 )
         turning = int(head_dim * TURNING) // 2
         factors = (1.0,) * turning + (NEVER_TURNS,) * (head_dim // 2 - turning)
         return replace(spec.rope, rotary_dim=part, factors=factors)
     if spec.rope.rotary_dim is not None:
         raise UnsupportedError(
-            f"{config.path}: partial_rotary_factor with a rope that is not proportional is not supported in {NAME}"
+            f"{config.path}: partial_rotary_factor with a rope that is not proportional is not supported in "
+            f"{config.architecture}"
         )
     return replace(spec.rope, rotary_dim=part)
 
@@ -302,30 +304,29 @@ def _moe(config: FolderConfig) -> MoeSpec:
     )
 
 
-def read_gguf(config: GgufConfig) -> ModelSpec:
-    """The figures in a GGUF file."""
+def _read_gguf(config: GgufConfig) -> ModelSpec:
     fields = config.fields
     far, near = (fields.integer(f"attention.key_length{kind}", maximum=limits.MOST_HEAD_DIM) for kind in ("", "_swa"))
     for kind, length in (("", far), ("_swa", near)):
         for key in (f"attention.value_length{kind}", f"rope.dimension_count{kind}"):
             if (seen := fields.integer(key, length)) != length:
                 raise UnsupportedError(
-                    f"{config.path}: {key} {seen} is not supported in {NAME}; homenode wants the {length} of its heads"
+                    f"{config.path}: {key} {seen} is not supported in {config.architecture}; homenode wants the "
+                    f"{length} of its heads"
                 )
-    spec = config.decoder(NAME, theta=DEFAULTS.theta, own_scale=True, layers_differ=True, head_dim=far)
+    spec = config.decoder(theta=DEFAULTS.theta, own_scale=True, layers_differ=True, head_dim=far)
     sliding = config.marked_layers("attention.sliding_window_pattern")
     if sliding is None:
         raise fields.wrong("attention.sliding_window_pattern", None, "a truth value for each layer")
     if not all(sliding) and not spec.rope.factors:
         raise damaged(config.path, "rope_freqs.weight", seen="none", wanted="the divisors of layers without a window")
-    near_theta = fields.number("rope.freq_base_swa", DEFAULTS.local_theta, above=1.0, most=limits.MOST_THETA)
     heads = config.per_layer("attention.head_count_kv")
     own = [LayerKv(n, *(2 * (near if slides else far,))) for n, slides in zip(heads, sliding, strict=True)]
     shared = fields.integer("attention.shared_kv_layers", 0, minimum=0, maximum=spec.num_layers - 1)
     inner = config.per_layer("feed_forward_length", maximum=limits.MOST_INTERMEDIATE)
     spec = replace(
         spec,
-        local_rope=RopeSpec(theta=near_theta, rotary_dim=near),
+        local_rope=replace(config.local_rope(LOCAL_THETA), rotary_dim=near),
         sliding_window=config.window() if any(sliding) else None,
         sliding_layers=sliding if any(sliding) else (),
         layer_intermediate=inner if len(set(inner)) > 1 else (),
@@ -368,83 +369,81 @@ def taken_in(ops: Ops, model: ForwardContext) -> tuple[Tensor, ...]:
     spec, top = model.spec, model.parameters.top
     width = spec.dimensions["per_layer"]
     of_token = ops.scale(ops.stored_rows(top["per_layer_table"], otherwise=0), math.sqrt(width))
-    projected = ops.linear(common.embedded(ops, model), (top["per_layer_projection"],))
-    of_embedding = common.normed(ops, model, ops.scale(projected, spec.hidden_size**-0.5), top["per_layer_norm"])
+    projected = ops.linear(stage.embedded(ops, model), (top["per_layer_projection"],))
+    of_embedding = stage.normed(ops, model, ops.scale(projected, spec.hidden_size**-0.5), top["per_layer_norm"])
     both = ops.scale(ops.add(of_embedding, of_token), 2**-0.5)
     return tuple(ops.split(both, [width] * spec.num_layers))
 
 
 def attended(ops: Ops, model: ForwardContext, index: int, h: Tensor, rotation: Tensor) -> Tensor:
-    """What layer `index` of this stage attends to, h being normed rows, by keys and values of its own, or by those of its
-    donor.
+    """What layer `index` of this stage attends to, h being normed rows, by keys and values of its own, or by those of
+    its donor.
     """
     layer, number, eps = model.parameters.layers[index], model.part.layers.first + index, model.spec.rms_norm_eps
     _, head_dim = model.spec.heads_of(number)
     weights = [layer[name] for name in ("q", "k", "v") if name in layer]
-    rows = ops.linear(h, weights, precision=common.precision_of_scores(model.spec))
+    rows = ops.linear(h, weights, precision=attention.precision_of_scores(model.spec))
     k = v = None
     if "k" in layer:
         heads, kv_heads = model.part.heads_in(number)
         counts = (heads.count, *(kv_heads.count,) * (len(weights) - 1))
         rows, k, *values = ops.split(rows, [count * head_dim for count in counts])
         v = ops.rms_norm(values[0] if values else k, head_dim, eps)
-        k = ops.rope(common.normed(ops, model, k, layer["k_norm"]), rotation, head_dim)
-    q = ops.rope(common.normed(ops, model, rows, layer["q_norm"]), rotation, head_dim)
-    return ops.attention(q, k, v, model.cache, model.cache_layers[number], 1.0, common.window(model, index))
+        k = ops.rope(stage.normed(ops, model, k, layer["k_norm"]), rotation, head_dim)
+    q = ops.rope(stage.normed(ops, model, rows, layer["q_norm"]), rotation, head_dim)
+    return ops.attention(q, k, v, model.cache, model.cache_layers[number], 1.0, attention.window(model, index))
 
 
 def fed_forward(ops: Ops, model: ForwardContext, index: int, x: Tensor) -> Tensor:
     """What the MLP of layer `index` of this stage makes of x, and its experts beside it, where it has some."""
     layer = model.parameters.layers[index]
-    h = common.normed(ops, model, x, layer["post_norm"])
+    h = stage.normed(ops, model, x, layer["post_norm"])
     inner = ops.gelu_mul(ops.linear(h, (layer["gate"], layer["up"])))
-    out = common.project_out(ops, model, inner, layer["down"], None, None)
+    out = stage.project_out(ops, model, inner, layer["down"], None, None)
     if "router" not in layer:
         return out
-    scored = ops.scale(common.normed(ops, model, x, layer["router_scale"]), model.spec.hidden_size**-0.5)
+    scored = ops.scale(stage.normed(ops, model, x, layer["router_scale"]), model.spec.hidden_size**-0.5)
     logits = ops.linear(scored, (layer["router"],))
-    h = common.normed(ops, model, x, layer["expert_input_norm"])
-    chosen = common.over_ranks(ops, model, common.add_experts(ops, model, index, h, logits, None))
-    out = common.normed(ops, model, out, layer["dense_norm"])
-    return ops.add(out, common.normed(ops, model, chosen, layer["expert_norm"]))
+    h = stage.normed(ops, model, x, layer["expert_input_norm"])
+    chosen = stage.over_ranks(ops, model, mlp.add_experts(ops, model, index, h, logits, None))
+    out = stage.normed(ops, model, out, layer["dense_norm"])
+    return ops.add(out, stage.normed(ops, model, chosen, layer["expert_norm"]))
 
 
-def forward(ops: Ops, model: ForwardContext) -> Tensor:
-    """Logits of the step's selected rows, or the rows for the next stage."""
-    x = common.enter(ops, model)
+def _forward(ops: Ops, model: ForwardContext) -> Tensor:
+    x = stage.enter(ops, model)
     inputs = taken_in(ops, model) if "per_layer_table" in model.parameters.top else ()
-    far = common.angles(ops, model.rope)
-    near = common.angles(ops, model.rope.local or model.rope)
+    far = attention.angles(ops, model.rope)
+    near = attention.angles(ops, model.rope.local or model.rope)
     for index, layer in enumerate(model.parameters.layers):
-        rotation = far if common.window(model, index) is None else near
-        h = common.normed(ops, model, x, layer["input_norm"])
-        inner = common.select_last(ops, model, index, attended(ops, model, index, h, rotation))
-        out = common.project_out(ops, model, inner, layer["o"], None, None)
-        x = ops.add(common.select_last(ops, model, index, x), common.normed(ops, model, out, layer["attended_norm"]))
+        rotation = far if attention.window(model, index) is None else near
+        h = stage.normed(ops, model, x, layer["input_norm"])
+        inner = stage.select_last(ops, model, index, attended(ops, model, index, h, rotation))
+        x = stage.add_mixed(ops, model, index, x, inner, "o")
         out = fed_forward(ops, model, index, x)
-        x = ops.add(x, common.normed(ops, model, out, layer["mlp_norm"]))
+        x = ops.add(x, stage.normed(ops, model, out, layer["mlp_norm"]))
         if inputs:
-            taken = common.select_last(ops, model, index, inputs[model.part.layers.first + index])
+            taken = stage.select_last(ops, model, index, inputs[model.part.layers.first + index])
             gated = ops.gelu_mul(ops.linear(x, (layer["per_layer_gate"],)), taken)
             out = ops.linear(gated, (layer["per_layer_out"],))
-            x = ops.add(x, common.normed(ops, model, out, layer["per_layer_out_norm"]))
+            x = ops.add(x, stage.normed(ops, model, out, layer["per_layer_out_norm"]))
         if "layer_scale" in layer:
             x = ops.scale(x, layer["layer_scale"])
-    return common.leave(ops, model, x)
+    return stage.leave(ops, model, x)
 
 
 ARCHITECTURE = Architecture(
-    NAME,
+    "gemma4",
     FolderFormat(
         "Gemma4ForCausalLM",
-        read_folder,
+        _read_folder,
         fields=FIELDS,
         harmless=gemma2.HARMLESS,
         model_types=("gemma4_text", "gemma4_unified_text"),
         picture_classes=("Gemma4ForConditionalGeneration", "Gemma4UnifiedForConditionalGeneration"),
         convert=from_folder,
     ),
-    GgufFormat("gemma4", read_gguf, keys=KEYS, convert=without_unread, with_or_without_experts=True),
+    GgufFormat("gemma4", _read_gguf, keys=KEYS, convert=without_unread, with_or_without_experts=True),
     PARAMETERS,
-    forward,
+    _forward,
 )

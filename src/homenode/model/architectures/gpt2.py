@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from homenode.errors import UnsupportedError
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
 from homenode.model.architectures.layer_norm_decoder import PARAMETERS, BlockStyle, forward, gguf_figures
 from homenode.model.config.folder_config import Defaults, FolderConfig
@@ -17,10 +16,10 @@ from homenode.model.formats.fused_rows import split_fused_rows
 from homenode.model.formats.tensor_parts import transposed
 from homenode.model.spec import ModelSpec, TensorEntry
 
-NAME = "gpt2"
 DEFAULTS = Defaults(
-    max_position=1024, heads=12, vocab=50257, bos_id=50256, eos_id=50256, norm_eps=1e-5, intermediate=3072
-)
+    max_position=1024, heads=12, vocab=50257, bos_id=50256, eos_id=50256, norm_eps=1e-5, intermediate=3072,
+    activation=None,
+)  # fmt: skip
 STYLE = BlockStyle("gelu", positions="table")
 _LAYER, _TURNED = "model.layers.{layer}.", "turned."
 SPELLED = {
@@ -41,15 +40,11 @@ HARMLESS = {
 }
 
 
-def read_folder(config: FolderConfig) -> ModelSpec:
-    """The figures in config.json."""
+def _read_folder(config: FolderConfig) -> ModelSpec:
     config = config.respelled(SPELLED)
     fields = config.fields
-    config.refuse_other_layers(window=None)
-    for key, wanted in (("scale_attn_weights", True), ("scale_attn_by_inverse_layer_idx", False)):
-        if fields.boolean(key, wanted) is not wanted:
-            raise UnsupportedError(f"{config.path}: {key} is not supported but as {str(wanted).lower()}")
-    spec = config.decoder(NAME, DEFAULTS)
+    fields.refuse_others({"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False})
+    spec = config.uniform_decoder(DEFAULTS)
     inner = fields.integer("n_inner", 4 * spec.hidden_size, maximum=limits.MOST_INTERMEDIATE)
     return replace(
         spec,
@@ -63,9 +58,9 @@ def read_folder(config: FolderConfig) -> ModelSpec:
     )
 
 
-def read_gguf(config: GgufConfig, name: str = NAME) -> ModelSpec:
+def read_gguf(config: GgufConfig) -> ModelSpec:
     """The figures in a GGUF file. No context is longer than the table of positions."""
-    spec, table = gguf_figures(config, name, STYLE), config.tensors.get("model.positions.weight")
+    spec, table = gguf_figures(config, STYLE), config.tensors.get("model.positions.weight")
     rows = table.shape[0] if table is not None and table.shape else spec.max_position
     return replace(spec, dimensions={"positions": rows}, max_position=min(spec.max_position, rows))
 
@@ -98,10 +93,10 @@ def _turned(tensors: Mapping[str, TensorEntry], spec: ModelSpec) -> dict[str, Te
 
 
 ARCHITECTURE = Architecture(
-    NAME,
+    "gpt2",
     FolderFormat(
         "GPT2LMHeadModel",
-        read_folder,
+        _read_folder,
         fields=frozenset(
             (*SPELLED, "n_inner", "activation_function", "scale_attn_weights", "scale_attn_by_inverse_layer_idx")
         ),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 
 from homenode.model.architectures import gpt2
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
@@ -12,15 +11,11 @@ from homenode.model.config.folder_config import GELU, FolderConfig
 from homenode.model.formats import limits
 from homenode.model.spec import ModelSpec
 
-NAME = "gpt_bigcode"
 
-
-def read_folder(config: FolderConfig) -> ModelSpec:
-    """The figures in config.json."""
+def _read_folder(config: FolderConfig) -> ModelSpec:
     config = config.respelled(gpt2.SPELLED)
     fields = config.fields
-    config.refuse_other_layers(window=None)
-    spec = config.decoder(NAME, gpt2.DEFAULTS)
+    spec = config.uniform_decoder(gpt2.DEFAULTS)
     return replace(
         spec,
         num_kv_heads=1 if fields.boolean("multi_query", True) else spec.num_heads,
@@ -35,10 +30,10 @@ def read_folder(config: FolderConfig) -> ModelSpec:
 
 
 ARCHITECTURE = Architecture(
-    NAME,
+    "gpt_bigcode",
     FolderFormat(
         "GPTBigCodeForCausalLM",
-        read_folder,
+        _read_folder,
         fields=frozenset((*gpt2.SPELLED, "n_inner", "activation_function", "multi_query", "scale_attn_weights")),
         harmless=gpt2.HARMLESS
         | dict.fromkeys(
@@ -49,7 +44,7 @@ ARCHITECTURE = Architecture(
         modules=gpt2.module_names("grouped_qkv"),
         convert=split_grouped_rows,
     ),
-    GgufFormat("starcoder", partial(gpt2.read_gguf, name=NAME)),
+    GgufFormat("starcoder", gpt2.read_gguf),
     PARAMETERS,
     forward,
 )

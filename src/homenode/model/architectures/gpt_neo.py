@@ -13,21 +13,19 @@ from homenode.model.formats.fields import Fields
 from homenode.model.spec import ModelSpec
 from homenode.units import format_count
 
-NAME = "gpt_neo"
 DEFAULTS = Defaults(
-    max_position=2048, heads=16, vocab=50257, bos_id=50256, eos_id=50256, norm_eps=1e-5, intermediate=8192
-)
+    max_position=2048, heads=16, vocab=50257, bos_id=50256, eos_id=50256, norm_eps=1e-5, intermediate=8192,
+    activation=None,
+)  # fmt: skip
 WINDOW, KINDS = 256, ("global", "local")
 _SPELLED = {"num_heads": "num_attention_heads", "num_layers": "num_hidden_layers", "layer_norm_epsilon": "rms_norm_eps"}
 _LAYER = "model.layers.{layer}."
 
 
-def read_folder(config: FolderConfig) -> ModelSpec:
-    """The figures in config.json."""
+def _read_folder(config: FolderConfig) -> ModelSpec:
     config = config.respelled(_SPELLED)
     fields = config.fields
-    config.refuse_other_layers(window=None)
-    spec = config.decoder(NAME, DEFAULTS)
+    spec = config.uniform_decoder(DEFAULTS)
     window = fields.integer("window_size", WINDOW, maximum=limits.MOST_POSITION)
     local = tuple(kind == KINDS[1] for kind in _kinds(fields, spec.num_layers))
     return replace(
@@ -61,10 +59,10 @@ def _kinds(fields: Fields, layers: int) -> tuple[object, ...]:
 
 
 ARCHITECTURE = Architecture(
-    NAME,
+    "gpt_neo",
     FolderFormat(
         "GPTNeoForCausalLM",
-        read_folder,
+        _read_folder,
         fields=frozenset((*_SPELLED, "attention_types", "window_size", "activation_function")),
         harmless=gpt2.HARMLESS
         | {"attention_layers": "attention_types tells it"}
@@ -81,7 +79,7 @@ ARCHITECTURE = Architecture(
             "h.{layer}.mlp.c_proj": _LAYER + "mlp.down_proj",
         },
     ),
-    gpt2.ARCHITECTURE.gguf.without_files(NAME),
+    gpt2.ARCHITECTURE.gguf.without_files(),
     PARAMETERS,
     forward,
 )

@@ -15,21 +15,13 @@ from homenode.model.architectures.layer_norm_decoder import (
     split_grouped_rows,
 )
 from homenode.model.config.folder_config import Defaults, FolderConfig
-from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.formats.fields import Fields
 from homenode.model.spec import ModelSpec
 
-NAME = "gpt_neox"
 DEFAULTS = Defaults(
-    max_position=2048,
-    heads=64,
-    vocab=50432,
-    bos_id=0,
-    eos_id=2,
-    norm_eps=1e-5,
-    intermediate=24576,
-    rotary_share=0.25,
-)
+    max_position=2048, heads=64, vocab=50432, bos_id=0, eos_id=2, norm_eps=1e-5, intermediate=24576, rotary_share=0.25,
+    activation=None, attention_bias=True,
+)  # fmt: skip
 _LAYER, _THEIRS = "model.layers.{layer}.", "gpt_neox.layers.{layer}."
 
 
@@ -38,31 +30,22 @@ def _style(fields: Fields) -> BlockStyle:
     return BlockStyle("gelu_erf", "parallel" if parallel else "serial")
 
 
-def read_folder(config: FolderConfig) -> ModelSpec:
-    """The figures in config.json."""
+def _read_folder(config: FolderConfig) -> ModelSpec:
     config = config.respelled(
         {"layer_norm_eps": "rms_norm_eps", "rotary_pct": "partial_rotary_factor", "rotary_emb_base": "rope_theta"}
     )
-    config.refuse_other_layers(window=None)
     style = replace(_style(config.fields), activation=config.plain_activation("hidden_act", "gelu"))
-    bias = config.fields.boolean("attention_bias", True)
-    spec = config.decoder(NAME, DEFAULTS, rotates_part=True)
-    return replace(spec, num_kv_heads=spec.num_heads, attention_bias=bias, output_bias=bias, mlp_bias=True, own=style)
-
-
-def read_gguf(config: GgufConfig) -> ModelSpec:
-    """The figures in a GGUF file."""
-    return gguf_figures(config, NAME, _style(config.fields))
+    spec = config.uniform_decoder(DEFAULTS, rotates_part=True)
+    return replace(spec, num_kv_heads=spec.num_heads, mlp_bias=True, own=style)
 
 
 ARCHITECTURE = Architecture(
-    NAME,
+    "gpt_neox",
     FolderFormat(
         "GPTNeoXForCausalLM",
-        read_folder,
-        fields=frozenset(
-            "hidden_act layer_norm_eps use_parallel_residual attention_bias rotary_pct rotary_emb_base".split()
-        ),
+        _read_folder,
+        fields=DEFAULTS.fields
+        | frozenset("hidden_act layer_norm_eps use_parallel_residual rotary_pct rotary_emb_base".split()),
         modules={
             "gpt_neox.embed_in": "model.embed_tokens",
             "gpt_neox.final_layer_norm": "model.norm",
@@ -75,7 +58,11 @@ ARCHITECTURE = Architecture(
         },
         convert=split_grouped_rows,
     ),
-    GgufFormat("gptneox", read_gguf, keys=frozenset(("use_parallel_residual",))),
+    GgufFormat(
+        "gptneox",
+        lambda config: gguf_figures(config, _style(config.fields)),
+        keys=frozenset(("use_parallel_residual",)),
+    ),
     PARAMETERS,
     forward,
 )

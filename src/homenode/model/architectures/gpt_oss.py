@@ -6,40 +6,42 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from homenode.errors import UnsupportedError
-from homenode.model.architectures import common
+from homenode.model.architectures import tables
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
-from homenode.model.architectures.common import layer_bias, layer_weight
 from homenode.model.architectures.layer_kinds import all_but_each
 from homenode.model.architectures.parameters import Parameter, always
 from homenode.model.architectures.pre_norm import forward
+from homenode.model.architectures.tables import layer_bias, layer_weight
 from homenode.model.config.folder_config import Defaults, ExpertDefaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.formats.stacked_experts import StackedExperts
-from homenode.model.spec import ModelSpec, MoeSpec, RopeSpec
+from homenode.model.spec import ModelSpec, MoeSpec
 
-NAME = "gpt_oss"
-DEFAULTS = Defaults(max_position=131072, heads=64, kv_heads=8, head_dim=64, vocab=201088, norm_eps=1e-5, theta=150000.0)
+DEFAULTS = Defaults(
+    max_position=131072, heads=64, kv_heads=8, head_dim=64, vocab=201088, norm_eps=1e-5, theta=150000.0,
+    activation=None, attention_bias=True,
+)  # fmt: skip
 EXPERTS = ExpertDefaults(experts=128, experts_per_token=4, size=0)  # config.json never says a size
-ROPE = RopeSpec(theta=150000.0, kind="yarn", factor=32.0, original_max_position=4096, truncate=False)
+ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 150000.0,
+    "factor": 32.0,
+    "original_max_position_embeddings": 4096,
+    "truncate": False,
+}
 WINDOW, PATTERN = 128, 2
 GATE = {"swiglu_alpha": 1.702, "swiglu_limit": 7.0}  # of the clamped gate
 _EXPERT = "mlp.experts.{expert}."
-_INNER = ("expert_intermediate", "hidden")
 PARAMETERS = (
-    *common.EMBEDDING_AND_HEAD,
-    *common.ATTENTION,
-    *common.QKV_BIASES,
-    *common.OUTPUT_BIAS,
+    *tables.EMBEDDING_AND_HEAD,
+    *tables.ATTENTION_AND_BIASES,
     Parameter("sinks", "model.layers.{layer}.self_attn.sinks", ("heads",), "blk.{layer}.attn_sinks.weight"),
-    layer_weight("post_norm", "post_attention_layernorm", "post_attention_norm", "hidden"),
+    tables.POST_ATTENTION_NORM,
     layer_weight("router", "mlp.router", "ffn_gate_inp", "experts", "hidden"),
     layer_bias("router_bias", "mlp.router", "ffn_gate_inp", "experts", always),
-    layer_weight("expert_gate", _EXPERT + "gate_proj", "ffn_gate_exps", *_INNER),
+    *tables.EXPERTS[1:],
     layer_bias("expert_gate_bias", _EXPERT + "gate_proj", "ffn_gate_exps", "expert_intermediate", always),
-    layer_weight("expert_up", _EXPERT + "up_proj", "ffn_up_exps", *_INNER),
     layer_bias("expert_up_bias", _EXPERT + "up_proj", "ffn_up_exps", "expert_intermediate", always),
-    layer_weight("expert_down", _EXPERT + "down_proj", "ffn_down_exps", *reversed(_INNER)),
     layer_bias("expert_down_bias", _EXPERT + "down_proj", "ffn_down_exps", "hidden", always),
 )
 
@@ -48,28 +50,16 @@ def _routed(moe: MoeSpec) -> MoeSpec:
     return replace(moe, score="chosen_softmax", normalise=True, activation="clamped")
 
 
-def read_folder(config: FolderConfig) -> ModelSpec:
-    """The figures in config.json."""
-    fields = config.fields
-    refuse_other_gate(config)
-    bias = fields.boolean("attention_bias", True)
-    spec = replace(config.decoder(NAME, DEFAULTS), attention_bias=bias, output_bias=bias)
-    if not any(fields.has(key) for key in ("rope_parameters", "rope_scaling")):
-        spec = replace(spec, rope=ROPE)
+def _read_folder(config: FolderConfig) -> ModelSpec:
+    config.fields.refuse_others(GATE)
+    spec = config.with_rope(ROPE).decoder(DEFAULTS)
     spec = config.with_window_in(spec, config.window(default=WINDOW), lambda n: all_but_each(n, PATTERN))
     return replace(spec, moe=_routed(config.moe(EXPERTS, normalise=True, size=spec.intermediate_size)))
 
 
-def refuse_other_gate(config: FolderConfig) -> None:
-    """UnsupportedError where the clamped gate is said to have other figures than everywhere."""
-    for key, wanted in GATE.items():
-        if (seen := config.fields.number(key, wanted)) != wanted:
-            raise UnsupportedError(f"{config.path}: {key} {seen:g} is not supported; homenode wants {wanted:g}")
-
-
 def read_gguf(config: GgufConfig) -> ModelSpec:
     """The figures in a GGUF file, which does not say that the range of YaRN's pairs is not rounded."""
-    spec = config.decoder(NAME, theta=DEFAULTS.theta)
+    spec = config.decoder(theta=DEFAULTS.theta)
     moe = _routed(config.moe(spec, "model.layers.{layer}.mlp.router.weight", size=spec.intermediate_size, scores=(3,)))
     spec = replace(spec, rope=replace(spec.rope, truncate=False), moe=moe)
     window = config.window(default=WINDOW)
@@ -77,20 +67,11 @@ def read_gguf(config: GgufConfig) -> ModelSpec:
 
 
 ARCHITECTURE = Architecture(
-    NAME,
+    "gpt_oss",
     FolderFormat(
         "GptOssForCausalLM",
-        read_folder,
-        fields=frozenset(
-            (
-                "attention_bias",
-                "sliding_window",
-                "num_local_experts",
-                "num_experts",
-                "num_experts_per_tok",
-            )
-        )
-        | GATE.keys(),
+        _read_folder,
+        fields=DEFAULTS.fields | EXPERTS.fields | GATE.keys() | {"sliding_window"},
         harmless={
             "hidden_act": "its experts have a gate of their own",
             "experts_per_token": "num_experts_per_tok says it",

@@ -13,20 +13,18 @@ from homenode.model.config.folder_config import Defaults, FolderConfig
 from homenode.model.formats import limits
 from homenode.model.spec import ModelSpec
 
-NAME = "gptj"
 DEFAULTS = Defaults(
-    max_position=2048, heads=16, vocab=50400, bos_id=50256, eos_id=50256, norm_eps=1e-5, intermediate=16384
-)
+    max_position=2048, heads=16, vocab=50400, bos_id=50256, eos_id=50256, norm_eps=1e-5, intermediate=16384,
+    activation=None,
+)  # fmt: skip
 STYLE = BlockStyle("gelu", "one_norm", positions="neighbours", head_bias=True)
 _LAYER = "model.layers.{layer}."
 
 
-def read_folder(config: FolderConfig) -> ModelSpec:
-    """The figures in config.json."""
+def _read_folder(config: FolderConfig) -> ModelSpec:
     config = config.respelled(gpt2.SPELLED)
     fields = config.fields
-    config.refuse_other_layers(window=None)
-    spec = config.decoder(NAME, DEFAULTS)
+    spec = config.uniform_decoder(DEFAULTS)
     rotary = fields.integer("rotary_dim", 64, maximum=limits.MOST_HEAD_DIM)
     return replace(
         spec,
@@ -39,10 +37,10 @@ def read_folder(config: FolderConfig) -> ModelSpec:
 
 
 ARCHITECTURE = Architecture(
-    NAME,
+    "gptj",
     FolderFormat(
         "GPTJForCausalLM",
-        read_folder,
+        _read_folder,
         fields=frozenset((*gpt2.SPELLED, "n_inner", "activation_function", "rotary_dim")),
         harmless=gpt2.HARMLESS | dict.fromkeys(("rotary", "scale_attn_weights"), "its class does not read it"),
         modules={
@@ -55,7 +53,7 @@ ARCHITECTURE = Architecture(
             "h.{layer}.mlp.fc_out": _LAYER + "mlp.down_proj",
         },
     ),
-    gpt2.ARCHITECTURE.gguf.without_files(NAME),
+    gpt2.ARCHITECTURE.gguf.without_files(),
     PARAMETERS,
     forward,
 )

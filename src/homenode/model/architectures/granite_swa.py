@@ -7,17 +7,17 @@ from dataclasses import replace
 from homenode.errors import UnsupportedError
 from homenode.model.architectures import granite, llama
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
-from homenode.model.architectures.common import interleaved_heads
+from homenode.model.architectures.conversions import interleaved_heads
 from homenode.model.architectures.layer_kinds import all_but_first_of_each
 from homenode.model.architectures.parameters import Parameter
+from homenode.model.architectures.pre_norm import forward
 from homenode.model.config.folder_config import Defaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.spec import ModelSpec
 
-NAME = "granite_swa"
 DEFAULTS = Defaults(
     max_position=8192, heads=20, kv_heads=4, vocab=100352, norm_eps=1e-5, bos_id=100257, eos_id=100257,
-    intermediate=8192,
+    intermediate=8192, attention_bias=False, mlp_bias=False,
 )  # fmt: skip
 WINDOW = 128
 PARAMETERS = (
@@ -26,41 +26,34 @@ PARAMETERS = (
 )
 
 
-def read_folder(config: FolderConfig) -> ModelSpec:
-    """The figures in config.json."""
+def _read_folder(config: FolderConfig) -> ModelSpec:
     fields = config.fields
-    config.refuse_activation("hidden_act", "silu")
-    bias, mlp_bias = fields.boolean("attention_bias", False), fields.boolean("mlp_bias", False)
-    spec = replace(config.decoder(NAME, DEFAULTS), attention_bias=bias, output_bias=bias, mlp_bias=mlp_bias)
-    spec = config.with_window_in(spec, config.window(default=WINDOW), all_but_first_of_each)
+    spec = config.with_window_in(config.decoder(DEFAULTS), config.window(default=WINDOW), all_but_first_of_each)
     thetas = fields.numbers("layer_rope_theta", above=-1.0)
     if thetas and (len(thetas) != spec.num_layers or len(set(thetas) - {0.0}) > 1):
         raise UnsupportedError(
-            f"{config.path}: layer_rope_theta with several bases of a rope is not supported in {NAME}; homenode wants "
-            "one and 0 for layers without a rope"
+            f"{config.path}: layer_rope_theta with several bases of a rope is not supported in {config.architecture}; "
+            "homenode wants one and 0 for layers without a rope"
         )
     if any(thetas):
         spec = replace(spec, rope=replace(spec.rope, theta=max(thetas)))
     return granite.read_multipliers(config, replace(spec, rope_layers=tuple(theta > 0 for theta in thetas)))
 
 
-def read_gguf(config: GgufConfig) -> ModelSpec:
-    """The figures in a GGUF file."""
-    spec = granite.with_multipliers(config, config.decoder(NAME, whole_heads=True, own_scale=True))
-    window = config.window(default=WINDOW)
-    sliding = config.marked_layers("attention.sliding_window_pattern") or all_but_first_of_each(spec.num_layers)
+def _read_gguf(config: GgufConfig) -> ModelSpec:
+    spec = granite.with_multipliers(config, config.decoder(whole_heads=True, own_scale=True))
     spec = replace(spec, rope_layers=config.marked_layers("attention.rope_pattern") or ())
-    return replace(spec, sliding_window=window, sliding_layers=sliding) if any(sliding) else spec
+    return config.with_window_in(spec, config.window(default=WINDOW), all_but_first_of_each)
 
 
 ARCHITECTURE = Architecture(
-    NAME,
+    "granite_swa",
     FolderFormat(
         "GraniteSWAForCausalLM",
-        read_folder,
-        fields=granite.FIELDS | {"mlp_bias", "sliding_window", "layer_rope_theta"},
+        _read_folder,
+        fields=DEFAULTS.fields | granite.FIELDS | {"sliding_window", "layer_rope_theta"},
     ),
-    GgufFormat("granite_swa", read_gguf, keys=granite.KEYS | {"attention.rope_pattern"}, convert=interleaved_heads),
+    GgufFormat("granite_swa", _read_gguf, keys=granite.KEYS | {"attention.rope_pattern"}, convert=interleaved_heads),
     PARAMETERS,
-    granite.forward,
+    forward,
 )

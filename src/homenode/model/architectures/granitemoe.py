@@ -6,18 +6,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from homenode.model.architectures import common, granite
+from homenode.model.architectures import conversions, granite, tables
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
-from homenode.model.architectures.common import Tensors, layer_weight
+from homenode.model.architectures.conversions import Tensors
+from homenode.model.architectures.pre_norm import forward
+from homenode.model.architectures.tables import layer_weight
 from homenode.model.config.folder_config import ExpertDefaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.formats import limits
-from homenode.model.formats.reading import damaged
 from homenode.model.formats.stacked_experts import StackedExperts
-from homenode.model.formats.tensor_parts import rows_of
 from homenode.model.spec import ModelSpec, TensorEntry
 
-NAME, SHARED = "granitemoe", "granitemoeshared"
+DEFAULTS = replace(granite.DEFAULTS, mlp_bias=None)
 EXPERTS = ExpertDefaults(experts=8, experts_per_token=2, size=0, keys=("num_local_experts",))
 _MOE = "block_sparse_moe."
 _EXPERT = _MOE + "experts.{expert}"
@@ -28,45 +28,29 @@ _STACKS = StackedExperts(
 )
 _SHARED, _BOTH = "model.layers.{layer}.shared_mlp.", "shared_mlp.input_linear.weight"
 PARAMETERS = (
-    *common.EMBEDDING_AND_HEAD,
-    *common.ATTENTION,
-    *common.QKV_BIASES,
-    *common.OUTPUT_BIAS,
-    *common.POST_NORM,
+    *tables.EMBEDDING_AND_HEAD,
+    *tables.ATTENTION_AND_BIASES,
+    *tables.POST_NORM,
     layer_weight("router", _MOE + "router.layer", "ffn_gate_inp", "experts", "hidden"),
-    *common.gated_matrices("expert", _EXPERT, "exps", "expert_intermediate", common.has_experts),
-    *common.gated_matrices("shared", "shared_mlp", "shexp", "shared_intermediate", common.has_shared_expert),
+    *tables.gated_matrices("expert_", _EXPERT, "_exps", "expert_intermediate", tables.has_experts),
+    *tables.gated_matrices("shared_", "shared_mlp", "_shexp", "shared_intermediate", tables.has_shared_expert),
 )
 
 
 def read_folder(config: FolderConfig) -> ModelSpec:
     """The figures in config.json of a model without an expert that every token uses."""
-    return _read(config, NAME, 0)
+    return read_folder_with(config, 0)
 
 
-def read_shared_folder(config: FolderConfig) -> ModelSpec:
-    """The figures in config.json of a model with one, if its size is not 0."""
-    size = config.fields.integer("shared_intermediate_size", 0, minimum=0, maximum=limits.MOST_INTERMEDIATE)
-    return _read(config, SHARED, size)
-
-
-def _read(config: FolderConfig, name: str, shared: int) -> ModelSpec:
-    config.refuse_activation("hidden_act", "silu")
-    config.refuse_other_layers(window=None)
-    bias = config.fields.boolean("attention_bias", False)
-    spec = replace(config.decoder(name, granite.DEFAULTS), attention_bias=bias, output_bias=bias)
+def read_folder_with(config: FolderConfig, shared: int) -> ModelSpec:
+    """The same of a model with one of this size, if that is not 0."""
+    spec = config.uniform_decoder(DEFAULTS)
     moe = config.moe(EXPERTS, normalise=True, size=spec.intermediate_size, shared=shared)
     return granite.read_multipliers(config, replace(spec, moe=moe))
 
 
-def read_gguf(config: GgufConfig) -> ModelSpec:
-    """The figures in a GGUF file."""
-    return read_gguf_as(config, NAME)
-
-
-def read_gguf_as(config: GgufConfig, name: str) -> ModelSpec:
-    """The same, the architecture being called `name`."""
-    spec = granite.read_gguf_as(config, name)
+def _read_gguf(config: GgufConfig) -> ModelSpec:
+    spec = granite.read_gguf(config)
     inner = spec.intermediate_size
     moe = config.moe(spec, "model.layers.{layer}.block_sparse_moe.router.layer.weight", size=inner)
     if "model.layers.0.shared_mlp.gate_proj.weight" in config.tensors:
@@ -77,30 +61,24 @@ def read_gguf_as(config: GgufConfig, name: str) -> ModelSpec:
 
 def split_folder(tensors: Tensors, spec: ModelSpec) -> dict[str, TensorEntry]:
     """A folder's tensors, what is stacked as an entry for each matrix."""
-    size, found = spec.moe.shared_intermediate_size if spec.moe else 0, {}
+    found: dict[str, TensorEntry] = {}
     for name, entry in _STACKS.split(tensors, spec).items():
         module, both, _ = name.partition(_BOTH)
-        if not both or not size:
-            found[name] = entry
-            continue
-        if len(entry.shape) != 2 or entry.shape[0] != 2 * size:
-            raise damaged(entry.file, f"shape of {name}", seen=list(entry.shape), wanted=f"{2 * size} rows")
-        for first, part in ((0, "gate_proj"), (size, "up_proj")):
-            own = f"{module}shared_mlp.{part}.weight"
-            found[own] = rows_of(entry, own, first, size)
+        own = f"{module}shared_mlp."
+        found |= conversions.halves(entry, own + "gate_proj.weight", own + "up_proj.weight") if both else {name: entry}
     return found
 
 
 ARCHITECTURE = Architecture(
-    NAME,
+    "granitemoe",
     FolderFormat(
         "GraniteMoeForCausalLM",
         read_folder,
-        fields=granite.FIELDS | {"num_local_experts", "num_experts_per_tok"},
+        fields=DEFAULTS.fields | EXPERTS.fields | granite.FIELDS,
         modules={_SHARED + "output_linear": _SHARED + "down_proj"},
         convert=split_folder,
     ),
-    GgufFormat("granitemoe", read_gguf, keys=granite.KEYS, convert=common.interleaved_heads),
+    GgufFormat("granitemoe", _read_gguf, keys=granite.KEYS, convert=conversions.interleaved_heads),
     PARAMETERS,
-    granite.forward,
+    forward,
 )

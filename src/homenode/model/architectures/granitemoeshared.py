@@ -5,22 +5,23 @@ from __future__ import annotations
 from dataclasses import replace
 
 from homenode.model.architectures import granitemoe
-from homenode.model.config.gguf_config import GgufConfig
+from homenode.model.config.folder_config import FolderConfig
+from homenode.model.formats import limits
 from homenode.model.spec import ModelSpec
 
+_LIKE = granitemoe.ARCHITECTURE
 
-def read_gguf(config: GgufConfig) -> ModelSpec:
-    """The figures in a GGUF file."""
-    return granitemoe.read_gguf_as(config, granitemoe.SHARED)
+
+def _read_folder(config: FolderConfig) -> ModelSpec:
+    size = config.fields.integer("shared_intermediate_size", 0, minimum=0, maximum=limits.MOST_INTERMEDIATE)
+    return granitemoe.read_folder_with(config, size)
 
 
 ARCHITECTURE = replace(
-    granitemoe.ARCHITECTURE,
-    name=granitemoe.SHARED,
-    folder=granitemoe.ARCHITECTURE.folder.of_class(
-        "GraniteMoeSharedForCausalLM",
-        read=granitemoe.read_shared_folder,
-        fields=granitemoe.ARCHITECTURE.folder.fields | {"shared_intermediate_size"},
+    _LIKE,
+    name="granitemoeshared",
+    folder=_LIKE.folder.of_class(
+        "GraniteMoeSharedForCausalLM", read=_read_folder, fields=_LIKE.folder.fields | {"shared_intermediate_size"}
     ),
-    gguf=replace(granitemoe.ARCHITECTURE.gguf, name="granitemoe", read=read_gguf),
+    gguf=replace(_LIKE.gguf, name="granitemoe"),
 )

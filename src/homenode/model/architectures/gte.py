@@ -8,26 +8,25 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from homenode.errors import UnsupportedError
-from homenode.model.architectures import common, encoder, jina_bert, nomic_bert
+from homenode.model.architectures import encoder, jina_bert, nomic_bert, tables
 from homenode.model.architectures.architecture import Architecture, FolderFormat
 from homenode.model.architectures.bert import BERT_HEAD
 from homenode.model.config.folder_config import Defaults, FolderConfig
-from homenode.model.formats import limits
-from homenode.model.formats.reading import quoted
 from homenode.model.pooling import PoolingSpec
 from homenode.model.spec import ModelSpec, RopeSpec
 
-NAME = "gte"
-DEFAULTS = Defaults(max_position=8192, heads=12, vocab=250048, norm_eps=1e-12, intermediate=3072, theta=160000.0)
+DEFAULTS = Defaults(
+    max_position=8192, heads=12, vocab=250048, norm_eps=1e-12, intermediate=3072, theta=160000.0, activation=None
+)
 PARAMETERS = (
     encoder.EMBEDDING,
     encoder.TYPES,
     *encoder.EMBEDDING_NORM,
-    *common.PROJECTIONS,
-    *common.QKV_BIASES,
-    *common.OUTPUT_BIAS,
-    *common.GATE_UP_DOWN,
-    common.MLP_BIASES[2],
+    *tables.PROJECTIONS,
+    *tables.QKV_BIASES,
+    *tables.OUTPUT_BIAS,
+    *tables.GATE_UP_DOWN,
+    tables.MLP_BIASES[2],
     *encoder.POST_NORMS,
 )
 _PLAIN: Mapping[str, object] = {  # what the class of the makers can have, and published models have not
@@ -38,10 +37,7 @@ _PLAIN: Mapping[str, object] = {  # what the class of the makers can have, and p
 }
 _LAYER = "model.layers.{layer}."
 _MODULES = {
-    "embeddings.word_embeddings": "model.embed_tokens",
-    "embeddings.token_type_embeddings": "model.token_types",
-    "embeddings.LayerNorm": "model.embed_norm",
-    "pooler.dense": "pooler.dense",
+    **encoder.MODULES,
     **{
         f"{front}{{layer}}.{theirs}": _LAYER + ours
         for front in ("encoder.layer.", "layers.")
@@ -59,30 +55,22 @@ _MODULES = {
 }
 
 
-def read_folder(config: FolderConfig) -> ModelSpec:
-    """The figures in config.json."""
+def _read_folder(config: FolderConfig) -> ModelSpec:
     fields = config.fields
-    for key, wanted in _PLAIN.items():
-        if fields.has(key) and (seen := fields.value(key)) != wanted:
-            raise UnsupportedError(f"{config.path}: {key} {quoted(seen)} is not supported; homenode wants {wanted!r}")
+    fields.refuse_others(_PLAIN)
     table = fields.table("rope_scaling")
     is_ntk = table is not None and table.text("type") == "ntk"
-    spec = encoder.folder_figures(config.without("rope_scaling") if is_ntk else config, NAME, DEFAULTS)
+    spec = encoder.folder_figures(config.without("rope_scaling") if is_ntk else config, DEFAULTS)
     if is_ntk and table is not None:
         if table.has("mixed_b"):
-            raise UnsupportedError(f"{config.path}: rope_scaling with mixed_b is not supported in {NAME}")
+            raise UnsupportedError(
+                f"{config.path}: rope_scaling with mixed_b is not supported in {config.architecture}"
+            )
         spec = replace(spec, rope=_ntk(spec, table.number("factor", most=1e6)))
-    types = fields.integer("type_vocab_size", 1, minimum=0, maximum=limits.MOST_HIDDEN)
+    types = encoder.types_of_folder(fields, 1)
     labels = config.labels()
-    return replace(
-        spec,
-        attention_bias=True,
-        output_bias=True,
-        mlp_bias=True,
-        own=encoder.EncoderStyle(gate="gelu_erf"),
-        dimensions={"types": types},
-        pooling=PoolingSpec("cls", len(labels), BERT_HEAD, labels) if labels else spec.pooling,
-    )
+    spec = encoder.biased(spec, encoder.EncoderStyle(gate="gelu_erf"), types=types)
+    return replace(spec, pooling=PoolingSpec("cls", len(labels), BERT_HEAD, labels)) if labels else spec
 
 
 def _ntk(spec: ModelSpec, factor: float) -> RopeSpec:
@@ -94,12 +82,12 @@ def _ntk(spec: ModelSpec, factor: float) -> RopeSpec:
 
 
 ARCHITECTURE = Architecture(
-    NAME,
+    "gte",
     FolderFormat(
         "GteModel",
-        read_folder,
+        _read_folder,
         fields=frozenset((*encoder.EPS, *_PLAIN, "type_vocab_size", "id2label")),
-        harmless={key: why for key, why in encoder.HARMLESS.items() if key not in (*_PLAIN, "type_vocab_size")}
+        harmless=encoder.harmless_but([*_PLAIN, "type_vocab_size"])
         | dict.fromkeys(
             "pack_qkv unpad_inputs use_memory_efficient_attention logn_attention_clip1".split(),
             "how, not what, its makers' class computes",
@@ -112,10 +100,10 @@ ARCHITECTURE = Architecture(
             "NewForMaskedLM",
             "NewForSequenceClassification",
         ),
-        modules=_MODULES | {f"{front}.{theirs}": ours for front in ("new", "gte") for theirs, ours in _MODULES.items()},
+        modules=encoder.with_fronts(_MODULES, "new", "gte"),
         convert=jina_bert.split_tensors,
     ),
-    jina_bert.ARCHITECTURE.gguf.without_files(NAME),
+    jina_bert.ARCHITECTURE.gguf.without_files(),
     PARAMETERS,
     nomic_bert.forward,
 )

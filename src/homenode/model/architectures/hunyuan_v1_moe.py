@@ -5,29 +5,27 @@ from __future__ import annotations
 from dataclasses import replace
 
 from homenode.errors import CheckpointError
-from homenode.model.architectures import common, hunyuan_v1_dense
+from homenode.model.architectures import hunyuan_v1_dense, tables
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
-from homenode.model.architectures.hunyuan_v1_dense import DEFAULTS
 from homenode.model.config.folder_config import FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.formats import limits
 from homenode.model.formats.fields import Fields
 from homenode.model.spec import ModelSpec, MoeSpec
 
-NAME = "hunyuan_v1_moe"
 _ROUTER = "mlp.gate.wg"
 PARAMETERS = (
     *hunyuan_v1_dense.ATTENTION,
-    *common.POST_NORM,
-    replace(common.EXPERTS[0], name=f"model.layers.{{layer}}.{_ROUTER}.weight"),
-    *common.EXPERTS[1:],
-    *common.gated_matrices("shared", "mlp.shared_mlp", "shexp", "shared_intermediate", common.has_shared_expert),
+    *tables.POST_NORM,
+    replace(tables.EXPERTS[0], name=f"model.layers.{{layer}}.{_ROUTER}.weight"),
+    *tables.EXPERTS[1:],
+    *tables.gated_matrices("shared_", "mlp.shared_mlp", "_shexp", "shared_intermediate", tables.has_shared_expert),
 )
 
 
 def read_folder(config: FolderConfig) -> ModelSpec:
     """The figures in config.json. All its experts, and the MLP beside them, are of one size."""
-    spec, fields = hunyuan_v1_dense.decoder(config, NAME, DEFAULTS), config.fields
+    spec, fields = hunyuan_v1_dense.read_folder(config), config.fields
     moe = MoeSpec(
         num_experts=fields.integer("num_experts", 1, maximum=limits.MOST_EXPERTS),
         experts_per_token=_of_all_layers(fields, "moe_topk", spec.num_layers),
@@ -49,9 +47,8 @@ def _of_all_layers(fields: Fields, key: str, layers: int) -> int:
     return listed.pop()
 
 
-def read_gguf(config: GgufConfig) -> ModelSpec:
-    """The figures in a GGUF file."""
-    spec = config.refuse_window(config.decoder(NAME))
+def _read_gguf(config: GgufConfig) -> ModelSpec:
+    spec = config.uniform_decoder()
     size = spec.intermediate_size
     moe = config.moe(spec, f"model.layers.{{layer}}.{_ROUTER}.weight", size=size)
     shared = config.fields.integer("expert_shared_feed_forward_length", size, maximum=limits.MOST_INTERMEDIATE)
@@ -59,7 +56,7 @@ def read_gguf(config: GgufConfig) -> ModelSpec:
 
 
 ARCHITECTURE = Architecture(
-    NAME,
+    "hunyuan_v1_moe",
     FolderFormat(
         "HunYuanMoEV1ForCausalLM",
         read_folder,
@@ -69,7 +66,7 @@ ARCHITECTURE = Architecture(
             ("moe_intermediate_size", "num_shared_expert", "norm_topk_prob"), "transformers does not read it"
         ),
     ),
-    GgufFormat("hunyuan-moe", read_gguf),
+    GgufFormat("hunyuan-moe", _read_gguf),
     PARAMETERS,
     hunyuan_v1_dense.forward,
 )

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from homenode.model.architectures import common, qwen3
+from homenode.model.architectures import qwen3, tables
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
 from homenode.model.architectures.deepseek_v3 import dense_layers
 from homenode.model.architectures.pre_norm import forward
@@ -17,28 +17,24 @@ from homenode.model.config.known_fields import NOT_READ
 from homenode.model.formats import limits
 from homenode.model.spec import ModelSpec, TensorEntry
 
-NAME = "hy_v3"
 DEFAULTS = Defaults(
     max_position=131072, heads=64, kv_heads=8, head_dim=128, vocab=120832, norm_eps=1e-5, theta=11158840.0,
-    intermediate=13312,
+    intermediate=13312, attention_bias=False
 )  # fmt: skip
 EXPERTS = ExpertDefaults(experts=192, experts_per_token=8, size=1536)
 _MLP = "model.layers.{layer}.mlp."
 _BIAS, _BIAS_OF_CLASS = "mlp.expert_bias", "mlp.e_score_correction_bias"  # in published folders, and in the class
 PARAMETERS = (
     *qwen3.PARAMETERS,
-    *common.EXPERTS,
-    replace(common.CHOICE_BIAS, name="model.layers.{layer}." + _BIAS, gguf_name="blk.{layer}.exp_probs_b"),
-    *common.SHARED_EXPERTS,
+    *tables.EXPERTS,
+    replace(tables.CHOICE_BIAS, name="model.layers.{layer}." + _BIAS, gguf_name="blk.{layer}.exp_probs_b"),
+    *tables.SHARED_EXPERTS,
 )
 
 
-def read_folder(config: FolderConfig) -> ModelSpec:
-    """The figures in config.json."""
+def _read_folder(config: FolderConfig) -> ModelSpec:
     fields = config.fields
-    config.refuse_activation("hidden_act", "silu")
-    config.refuse_other_layers(window=None)
-    spec = config.decoder(NAME, DEFAULTS)
+    spec = config.uniform_decoder(DEFAULTS)
     shared = fields.integer("num_shared_experts", 1, maximum=limits.MOST_EXPERTS)
     dense = dense_layers(fields, spec.num_layers, 1)
     moe = config.moe(EXPERTS, normalise=True, dense=tuple(range(min(dense, spec.num_layers))))
@@ -49,13 +45,11 @@ def read_folder(config: FolderConfig) -> ModelSpec:
         scale=fields.number("router_scaling_factor", 2.826),
         shared_intermediate_size=shared * moe.intermediate_size,
     )
-    bias = fields.boolean("attention_bias", False)
-    return replace(spec, attention_bias=bias, output_bias=bias, moe=moe)
+    return replace(spec, moe=moe)
 
 
-def read_gguf(config: GgufConfig) -> ModelSpec:
-    """The figures in a GGUF file."""
-    spec = config.decoder(NAME)
+def _read_gguf(config: GgufConfig) -> ModelSpec:
+    spec = config.decoder()
     return replace(spec, moe=config.moe(spec, scores=(2,), epsilon=1e-20))
 
 
@@ -64,14 +58,11 @@ def _as_published(tensors: Mapping[str, TensorEntry], _spec: ModelSpec) -> dict[
 
 
 ARCHITECTURE = Architecture(
-    NAME,
+    "hy_v3",
     FolderFormat(
         "HYV3ForCausalLM",
-        read_folder,
-        fields=frozenset(
-            "hidden_act attention_bias num_experts num_local_experts num_experts_per_tok num_shared_experts "
-            "moe_intermediate_size router_scaling_factor mlp_layer_types".split()
-        ),
+        _read_folder,
+        fields=DEFAULTS.fields | EXPERTS.fields | {"num_shared_experts", "router_scaling_factor", "mlp_layer_types"},
         harmless={
             "enable_moe_fp32_combine": "how, not what, transformers computes",
             **dict.fromkeys(("mlp_bias", "first_k_dense_replace", "qk_norm", "route_norm"), NOT_READ),
@@ -84,7 +75,7 @@ ARCHITECTURE = Architecture(
         },
         convert=_as_published,
     ),
-    GgufFormat("hy_v3", read_gguf, names={"blk.{layer}.exp_probs_b.bias": "model.layers.{layer}." + _BIAS}),
+    GgufFormat("hy_v3", _read_gguf, names={"blk.{layer}.exp_probs_b.bias": "model.layers.{layer}." + _BIAS}),
     PARAMETERS,
     forward,
 )

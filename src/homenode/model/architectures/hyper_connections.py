@@ -7,8 +7,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from homenode.compute.ops import Ops, Tensor
-from homenode.model.architectures.common import Layer
 from homenode.model.architectures.parameters import Condition, ForwardContext, Parameter, always
+from homenode.model.architectures.stage import Layer
 
 
 @dataclass(frozen=True)

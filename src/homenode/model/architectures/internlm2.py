@@ -2,40 +2,28 @@
 
 from __future__ import annotations
 
-from homenode.errors import UnsupportedError
-from homenode.model.architectures import common, llama
+from homenode.model.architectures import conversions, llama
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
 from homenode.model.architectures.layer_norm_decoder import split_grouped_rows
 from homenode.model.architectures.pre_norm import forward
 from homenode.model.config.folder_config import Defaults, FolderConfig
-from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.spec import ModelSpec
 
-NAME = "internlm2"
 DEFAULTS = Defaults(max_position=2048, heads=32, vocab=103168, norm_eps=1e-6, bos_id=1, eos_id=2, intermediate=11008)
 _LAYER = "model.layers.{layer}."
 
 
-def read_folder(config: FolderConfig) -> ModelSpec:
-    """The figures in config.json."""
-    config.refuse_activation("hidden_act", "silu")
-    config.refuse_other_layers(window=None)
-    if config.fields.boolean("bias", False):
-        raise UnsupportedError(f"{config.path}: bias true is not supported in {NAME}; homenode wants false")
-    return config.decoder(NAME, DEFAULTS)
-
-
-def read_gguf(config: GgufConfig) -> ModelSpec:
-    """The figures in a GGUF file."""
-    return config.refuse_window(config.decoder(NAME, whole_heads=True))
+def _read_folder(config: FolderConfig) -> ModelSpec:
+    config.fields.refuse_others({"bias": False})
+    return config.uniform_decoder(DEFAULTS)
 
 
 ARCHITECTURE = Architecture(
-    NAME,
+    "internlm2",
     FolderFormat(
         "InternLM2ForCausalLM",
-        read_folder,
-        fields=frozenset(("hidden_act", "bias")),
+        _read_folder,
+        fields=DEFAULTS.fields | {"bias"},
         modules={
             "model.tok_embeddings": "model.embed_tokens",
             "output": "lm_head",
@@ -49,7 +37,11 @@ ARCHITECTURE = Architecture(
         },
         convert=split_grouped_rows,
     ),
-    GgufFormat("internlm2", read_gguf, convert=common.interleaved_heads),
+    GgufFormat(
+        "internlm2",
+        lambda config: config.refuse_window(config.decoder(whole_heads=True)),
+        convert=conversions.interleaved_heads,
+    ),
     llama.PARAMETERS,
     forward,
 )

@@ -9,30 +9,25 @@ from dataclasses import replace
 
 from homenode.compute.ops import Ops, Tensor
 from homenode.errors import UnsupportedError
-from homenode.model.architectures import common, encoder
-from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
-from homenode.model.architectures.common import Layer, layer_bias, layer_weight
-from homenode.model.architectures.layer_norm_decoder import normed, slopes_of
-from homenode.model.architectures.parameters import ForwardContext, Parameter
+from homenode.model.architectures import attention, encoder, tables
+from homenode.model.architectures.architecture import Architecture, FolderFormat
+from homenode.model.architectures.layer_norm_decoder import normed
+from homenode.model.architectures.parameters import ForwardContext, Parameter, of_model
+from homenode.model.architectures.stage import Layer
+from homenode.model.architectures.tables import layer_bias, layer_weight
 from homenode.model.config.folder_config import Defaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
-from homenode.model.formats import limits
 from homenode.model.formats.fused_rows import split_fused_rows
-from homenode.model.formats.reading import quoted
 from homenode.model.formats.tensor_parts import rows_of
-from homenode.model.part import ModelPart
 from homenode.model.spec import ModelSpec, TensorEntry
 
-NAME = "jina_bert"
-DEFAULTS = Defaults(max_position=8192, heads=12, vocab=30522, norm_eps=1e-12, intermediate=3072)
-_ALIBI_BITS = 8.0
+DEFAULTS = Defaults(max_position=8192, heads=12, vocab=30522, norm_eps=1e-12, intermediate=3072, activation=None)
 _LAYER = "model.layers.{layer}."
 _Q_NORM = "model.layers.0.self_attn.q_norm.weight"
 _NORMS = "normed_heads"  # of `ModelSpec.dimensions`: 1 where q and k are normed
 
 
-def _is_normed(spec: ModelSpec, _part: ModelPart, _layer: int | None) -> bool:
-    return spec.dimensions.get(_NORMS, 0) > 0
+_is_normed = of_model(lambda spec: spec.dimensions.get(_NORMS, 0) > 0)
 
 
 def _norm(key: str, name: str, gguf: str, length: str) -> tuple[Parameter, Parameter]:
@@ -45,24 +40,21 @@ PARAMETERS = (
     encoder.EMBEDDING,
     encoder.TYPES,
     *encoder.EMBEDDING_NORM,
-    *common.PROJECTIONS_NORMED_WHOLE[:4],
-    common.QKV_BIASES[0],
-    layer_bias("k_bias", "self_attn.k_proj", "attn_k", "all_kv", when=common.has_qkv_biases),
-    common.QKV_BIASES[2],
-    *common.OUTPUT_BIAS,
+    *tables.PROJECTIONS_NORMED_WHOLE[:4],
+    tables.QKV_BIASES[0],
+    layer_bias("k_bias", "self_attn.k_proj", "attn_k", "all_kv", when=tables.has_qkv_biases),
+    tables.QKV_BIASES[2],
+    *tables.OUTPUT_BIAS,
     *_norm("q_norm", "self_attn.q_norm", "attn_q_norm", "all_query"),
     *_norm("k_norm", "self_attn.k_norm", "attn_k_norm", "all_kv"),
     *_norm("residual_norm", "residual_norm", "attn_norm_2", "hidden"),
-    *common.GATE_UP_DOWN,
-    common.MLP_BIASES[2],
+    *tables.GATE_UP_DOWN,
+    tables.MLP_BIASES[2],
     *encoder.POST_NORMS,
 )
+_WANTED = {"position_embedding_type": "alibi", "feed_forward_type": "geglu", "emb_pooler": "mean", "is_decoder": False}
 _MODULES = {
-    "embeddings.word_embeddings": "model.embed_tokens",
-    "embeddings.token_type_embeddings": "model.token_types",
-    "embeddings.LayerNorm": "model.embed_norm",
-    "embeddings": "embeddings",  # buffers
-    "pooler.dense": "pooler.dense",
+    **encoder.MODULES,
     **{
         f"encoder.layer.{{layer}}.{theirs}": _LAYER + ours
         for theirs, ours in {
@@ -85,22 +77,16 @@ _MODULES = {
 }
 
 
-def read_folder(config: FolderConfig) -> ModelSpec:
-    """The figures in config.json."""
+def _read_folder(config: FolderConfig) -> ModelSpec:
     fields = config.fields
-    for key, wanted in (("position_embedding_type", "alibi"), ("feed_forward_type", "geglu"), ("emb_pooler", "mean")):
-        if (seen := fields.text(key, wanted)) != wanted:
-            raise UnsupportedError(f"{config.path}: {key} {quoted(seen)} is not supported; homenode runs {wanted!r}")
-    if fields.boolean("is_decoder", False):
-        raise UnsupportedError(f"{config.path}: is_decoder true is not supported; homenode runs {NAME} as an encoder")
-    types = fields.integer("type_vocab_size", 2, minimum=0, maximum=limits.MOST_HIDDEN)
-    spec = encoder.folder_figures(config, NAME, DEFAULTS)
+    fields.refuse_others(_WANTED)
+    types = encoder.types_of_folder(fields, 2)
+    spec = encoder.folder_figures(config, DEFAULTS)
     return _styled(spec, types, int("qk-post-norm" in str(fields.value("auto_map"))))
 
 
-def read_gguf(config: GgufConfig) -> ModelSpec:
-    """The figures in a GGUF file."""
-    spec = encoder.gguf_figures(config, NAME)
+def _read_gguf(config: GgufConfig) -> ModelSpec:
+    spec = encoder.gguf_figures(config)
     normed = int(_Q_NORM in config.tensors)
     up = config.tensors.get("model.layers.0.mlp.up_proj.weight")
     if normed and up is not None and up.shape[:1] == (2 * spec.intermediate_size,):
@@ -108,18 +94,11 @@ def read_gguf(config: GgufConfig) -> ModelSpec:
             f"{config.path}: the model for code with gate and up in one ffn_up is not supported, as converters "
             "have left their order open; give its folder"
         )
-    return _styled(spec, int("model.token_types.weight" in config.tensors), normed)
+    return _styled(spec, encoder.types_of_gguf(config), normed)
 
 
 def _styled(spec: ModelSpec, types: int, normed: int) -> ModelSpec:
-    return replace(
-        spec,
-        attention_bias=True,
-        output_bias=True,
-        mlp_bias=True,
-        own=encoder.EncoderStyle(gate="gelu_erf"),
-        dimensions={"types": types, _NORMS: normed},
-    )
+    return encoder.biased(spec, encoder.EncoderStyle(gate="gelu_erf"), **{"types": types, _NORMS: normed})
 
 
 def split_tensors(tensors: Mapping[str, TensorEntry], spec: ModelSpec) -> dict[str, TensorEntry]:
@@ -144,38 +123,23 @@ def _project_qkv(ops: Ops, model: ForwardContext, layer: Layer, x: Tensor) -> tu
     def norm(key: str, rows: Tensor) -> Tensor:
         return normed(ops, model, layer, key, rows) if key in layer else rows
 
-    return common.project_qkv_normed_whole(ops, model, layer, x, norm)
+    return attention.project_qkv_normed_whole(ops, model, layer, x, norm)
 
 
-def forward(ops: Ops, model: ForwardContext) -> Tensor:
-    """The step's selected rows, or the rows for the next stage."""
-    x, here = encoder.enter(ops, model), model.part.heads
-    slopes = slopes_of(model.spec.num_heads, _ALIBI_BITS)[here.first : here.end]
-    for index in range(len(model.parameters.layers)):
-        x = encoder.post_norm_layer(ops, model, index, x, None, slopes, _project_qkv)
-    return x
-
-
-_FIELDS = "type_vocab_size is_decoder position_embedding_type feed_forward_type emb_pooler auto_map".split()
+_FIELDS = (*_WANTED, "type_vocab_size", "auto_map")
 ARCHITECTURE = Architecture(
-    NAME,
+    "jina_bert",
     FolderFormat(
         "JinaBertModel",
-        read_folder,
+        _read_folder,
         fields=frozenset((*encoder.EPS, *_FIELDS)),
-        harmless={key: why for key, why in encoder.HARMLESS.items() if key not in _FIELDS}
+        harmless=encoder.harmless_but(_FIELDS)
         | {"model_max_length": "the tokenizer's", "hidden_act": "of MLPs without a gate"},
         older_classes=("JinaBertForMaskedLM",),
-        modules=_MODULES | {f"bert.{theirs}": ours for theirs, ours in _MODULES.items()},
+        modules=encoder.with_fronts(_MODULES, "bert"),
         convert=split_tensors,
     ),
-    GgufFormat(
-        "jina-bert-v2",
-        read_gguf,
-        keys=encoder.GGUF_KEYS | {"token_type_count"},
-        names=encoder.GGUF_NAMES,
-        convert=split_tensors,
-    ),
+    encoder.gguf_format("jina-bert-v2", _read_gguf, split_tensors),
     PARAMETERS,
-    forward,
+    encoder.forward_with("alibi", _project_qkv),
 )

@@ -10,11 +10,11 @@ from typing import Literal
 
 from homenode.compute.ops import LayerKv, Ops, Tensor
 from homenode.errors import UnsupportedError
-from homenode.model.architectures import common, pre_norm
+from homenode.model.architectures import attention, mlp, pre_norm, stage, tables
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
-from homenode.model.architectures.common import layer_weight
 from homenode.model.architectures.layer_kinds import all_but_first_of_each, layers_with_mlp
 from homenode.model.architectures.parameters import Condition, ForwardContext
+from homenode.model.architectures.tables import layer_weight
 from homenode.model.config.folder_config import Defaults, ExpertDefaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.formats import limits
@@ -24,10 +24,9 @@ from homenode.model.part import ModelPart
 from homenode.model.spec import ModelSpec, RopeSpec
 from homenode.units import format_count
 
-NAME = "laguna"
 DEFAULTS = Defaults(
     max_position=131072, heads=48, kv_heads=8, head_dim=128, vocab=100352, norm_eps=1e-6, theta=5e5, local_theta=1e4,
-    intermediate=8192,
+    intermediate=8192, attention_bias=False,
 )  # fmt: skip
 EXPERTS = ExpertDefaults(experts=256, experts_per_token=8, size=512)
 WINDOW, SHARED = 512, 512
@@ -49,58 +48,55 @@ def _gated_by(rows: str) -> Condition:
 
 
 PARAMETERS = (
-    *common.EMBEDDING_AND_HEAD,
-    *common.ATTENTION,
-    *common.QKV_BIASES,
-    *common.OUTPUT_BIAS,
-    *common.HEAD_NORMS,
+    *tables.EMBEDDING_AND_HEAD,
+    *tables.ATTENTION,
+    *tables.QKV_BIASES,
+    *tables.OUTPUT_BIAS,
+    *tables.HEAD_NORMS,
     *(
         layer_weight("attention_gate", "self_attn.g_proj", "attn_gate", rows, "hidden", when=_gated_by(rows))
         for rows in ("heads", "query")
     ),
-    *common.GATED_MLP,
-    *common.EXPERTS,
-    common.CHOICE_BIAS,
-    *common.SHARED_EXPERTS,
+    *tables.GATED_MLP,
+    *tables.EXPERTS,
+    tables.CHOICE_BIAS,
+    *tables.SHARED_EXPERTS,
 )
 
 
-def read_folder(config: FolderConfig) -> ModelSpec:
-    """The figures in config.json."""
+def _read_folder(config: FolderConfig) -> ModelSpec:
     fields = config.fields
-    config.refuse_activation("hidden_act", "silu")
     for key in ("moe_router_logit_softcapping", "moe_apply_router_weight_on_input"):
         if fields.value(key):
-            raise UnsupportedError(f"{config.path}: {key} {quoted(fields.value(key))} is not supported in {NAME}")
+            raise UnsupportedError(
+                f"{config.path}: {key} {quoted(fields.value(key))} is not supported in {config.architecture}"
+            )
     gating = fields.value("gating")
     if gating not in (None, True, "per-head", "per-element"):
         raise UnsupportedError(
-            f"{config.path}: gating {quoted(gating)} is not supported in {NAME}; homenode wants per-head or per-element"
+            f"{config.path}: gating {quoted(gating)} is not supported in {config.architecture}; homenode wants "
+            f"per-head or per-element"
         )
     named = fields.table("rope_parameters") or fields.table("rope_scaling")
-    spec = config.decoder(NAME, replace(DEFAULTS, rotary_share=1.0 if named else 0.5), rotates_part=True)
+    spec = config.decoder(replace(DEFAULTS, rotary_share=1.0 if named else 0.5), rotates_part=True)
     spec = config.with_window_in(spec, config.window(default=WINDOW), lambda layers: (False,) * layers)
     dense = layers_with_mlp(fields, spec.num_layers, first=1)
     shared = fields.integer("shared_expert_intermediate_size", SHARED, maximum=limits.MOST_INTERMEDIATE)
     moe = config.moe(EXPERTS, normalise=True, dense=dense, shared=shared)
     moe = replace(moe, score="sigmoid", scale=fields.number("moe_routed_scaling_factor", 1.0))
-    bias = fields.boolean("attention_bias", False)
     heads = fields.per_layer(
         "num_attention_heads_per_layer", spec.num_layers, spec.num_heads, maximum=limits.MOST_HEADS
     )
     return replace(
         with_query_heads(fields, spec, heads),
-        attention_bias=bias,
-        output_bias=bias,
         own=AttentionGates("query" if gating == "per-element" else "heads"),
         moe=moe if len(dense) < spec.num_layers else None,
     )
 
 
-def read_gguf(config: GgufConfig) -> ModelSpec:
-    """The figures in a GGUF file."""
+def _read_gguf(config: GgufConfig) -> ModelSpec:
     fields = config.fields
-    spec = config.decoder(NAME, theta=DEFAULTS.theta, layers_differ=True)
+    spec = config.decoder(theta=DEFAULTS.theta, layers_differ=True)
     spec = replace(spec, moe=config.moe(spec, scores=(2,)))
     if window := config.window():
         sliding = config.marked_layers("attention.sliding_window_pattern") or all_but_first_of_each(spec.num_layers)
@@ -127,41 +123,40 @@ def with_query_heads(fields: Fields, spec: ModelSpec, heads: tuple[int, ...]) ->
     )
 
 
-def forward(ops: Ops, model: ForwardContext) -> Tensor:
-    """Logits of the step's selected rows, or the rows for the next stage."""
-    x, width, rotation = common.enter(ops, model), model.spec.head_dim, common.rotation_by_layer(ops, model)
-    precision = common.precision_of_scores(model.spec)
+def _forward(ops: Ops, model: ForwardContext) -> Tensor:
+    x, width, rotation = stage.enter(ops, model), model.spec.head_dim, attention.rotation_by_layer(ops, model)
+    precision = attention.precision_of_scores(model.spec)
     for index, layer in enumerate(model.parameters.layers):
-        h = common.normed(ops, model, x, layer["input_norm"])
+        h = stage.normed(ops, model, x, layer["input_norm"])
         heads, kv_heads = (each.count * width for each in model.part.heads_in(model.part.layers.first + index))
         biases = (layer.get("q_bias"), layer.get("k_bias"), layer.get("v_bias"))
         rows = ops.linear(h, (layer["q"], layer["k"], layer["v"]), biases, precision=precision)
-        q, k, v = ops.split(rows, (heads, kv_heads, kv_heads))
-        qkv = pre_norm.normed_heads(ops, model, index, (q, k, v))
-        found = common.attended(ops, model, index, qkv, rotation(index))
+        qkv = pre_norm.normed_heads(ops, model, index, ops.split(rows, (heads, kv_heads, kv_heads)))
+        found = attention.attended(ops, model, index, qkv, rotation(index))
         gate = ops.linear(h, (layer["attention_gate"],))
-        found, gate, x = (common.select_last(ops, model, index, each) for each in (found, gate, x))
+        found, gate = (stage.select_last(ops, model, index, each) for each in (found, gate))
         inner = ops.gate_runs(found, gate, softplus=True)
-        x = common.project_out(ops, model, inner, layer["o"], layer.get("o_bias"), x)
-        x = common.feed_forward(ops, model, index, x)
-    return common.leave(ops, model, x)
+        x = stage.add_mixed(ops, model, index, x, inner, "o")
+        x = mlp.feed_forward(ops, model, index, x)
+    return stage.leave(ops, model, x)
 
 
 ARCHITECTURE = Architecture(
-    NAME,
+    "laguna",
     FolderFormat(
         "LagunaForCausalLM",
-        read_folder,
+        _read_folder,
         fields=frozenset(
-            "hidden_act attention_bias gating num_attention_heads_per_layer sliding_window num_experts "
-            "num_local_experts num_experts_per_tok moe_intermediate_size shared_expert_intermediate_size "
+            "gating num_attention_heads_per_layer sliding_window shared_expert_intermediate_size "
             "mlp_layer_types moe_routed_scaling_factor moe_router_logit_softcapping moe_apply_router_weight_on_input "
             "rope_local_base_freq".split()
-        ),
+        )
+        | DEFAULTS.fields
+        | EXPERTS.fields,
         modules={_MLP + "experts": _MLP + "gate"}
         | {f"{_MLP}shared_expert.{part}_proj": f"{_MLP}shared_experts.{part}_proj" for part in ("gate", "up", "down")},
     ),
-    GgufFormat("laguna", read_gguf, keys=frozenset(("rope.freq_base_swa", "rope.dimension_count_swa"))),
+    GgufFormat("laguna", _read_gguf, keys=frozenset(("rope.freq_base_swa", "rope.dimension_count_swa"))),
     PARAMETERS,
-    forward,
+    _forward,
 )

@@ -8,20 +8,23 @@ the score, and the weighted latents with its head's value matrix. A token that i
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from homenode.compute.ops import LayerKv, Ops, Tensor
 from homenode.errors import UnsupportedError
-from homenode.model.architectures import common, token_indexer
-from homenode.model.architectures.common import Layer, Tensors, layer_weight
-from homenode.model.architectures.parameters import ForwardContext, Parameter
+from homenode.model.architectures import attention, mlp, stage, tables, token_indexer
+from homenode.model.architectures.architecture import GgufFormat, always
+from homenode.model.architectures.conversions import Tensors
+from homenode.model.architectures.parameters import ForwardContext, Parameter, of_model
+from homenode.model.architectures.stage import Layer
+from homenode.model.architectures.tables import layer_weight
 from homenode.model.config.folder_config import Defaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.formats import limits
+from homenode.model.formats.fields import Fields
 from homenode.model.formats.reading import damaged
 from homenode.model.formats.tensor_parts import columns_of, rows_of, slice_of, transposed
-from homenode.model.part import ModelPart
 from homenode.model.spec import ModelSpec, TensorEntry
 from homenode.units import format_count
 
@@ -35,8 +38,7 @@ class LatentHeads:
     """`plain` and `rotary`: elements of a head's query and key without and with a position; `value`: of its value.
     `latent`: elements that a token's keys and values are made of. `query_rank`: elements that its queries are made of;
     0: they are made of its row. `adjacent`: pairs that turn are neighbours. `growth`: queries are multiplied by 1 +
-    growth * ln(1 + floor(position / growth_length)). `residual`: of what each half of a layer adds; `logits`: what
-    logits are divided by.
+    growth * ln(1 + floor(position / growth_length)).
     """
 
     query_rank: int
@@ -47,8 +49,6 @@ class LatentHeads:
     adjacent: bool = True
     growth: float = 0.0
     growth_length: int = 0
-    residual: float = 1.0
-    logits: float = 1.0
 
     @property
     def row(self) -> int:
@@ -62,16 +62,10 @@ def heads_of(spec: ModelSpec) -> LatentHeads:
     return spec.own
 
 
-def _has_query_rank(spec: ModelSpec, _part: ModelPart, _layer: int | None) -> bool:
-    return heads_of(spec).query_rank > 0
-
-
-def _has_no_query_rank(spec: ModelSpec, _part: ModelPart, _layer: int | None) -> bool:
-    return not heads_of(spec).query_rank
-
-
+_has_query_rank = of_model(lambda spec: heads_of(spec).query_rank > 0)
+_has_no_query_rank = of_model(lambda spec: not heads_of(spec).query_rank)
 PARAMETERS = (
-    layer_weight("input_norm", "input_layernorm", "attn_norm", "hidden"),
+    tables.INPUT_NORM,
     layer_weight("q", "self_attn.q_proj", "attn_q", "latent_query", "hidden", when=_has_no_query_rank),
     layer_weight("q_a", "self_attn.q_a_proj", "attn_q_a", "query_rank", "hidden", when=_has_query_rank),
     layer_weight("q_a_norm", "self_attn.q_a_layernorm", "attn_q_a_norm", "query_rank", when=_has_query_rank),
@@ -101,14 +95,14 @@ KEYS = frozenset(
 )
 
 
-def read_folder(config: FolderConfig, name: str, defaults: Defaults, heads: LatentHeads) -> ModelSpec:
-    """The figures in config.json but for the experts. `heads`: what the class takes them to be where it does not say."""
+def read_folder(config: FolderConfig, defaults: Defaults, heads: LatentHeads) -> ModelSpec:
+    """The figures in config.json but for the experts. `heads`: what the class takes them to be where it does not
+    say.
+    """
     fields = config.fields
-    config.refuse_activation("hidden_act", "silu")
     if set(fields.texts("layer_types")) != {INDEXED}:
         config.refuse_other_layers(window=None)
-    if fields.boolean("attention_bias", False):
-        raise UnsupportedError(f"{config.path}: attention_bias true is not supported in {name}; homenode wants false")
+    fields.refuse_others({"attention_bias": False})
 
     def length(key: str, default: int) -> int:
         return fields.integer(key, default, maximum=limits.MOST_HEAD_DIM)
@@ -122,13 +116,13 @@ def read_folder(config: FolderConfig, name: str, defaults: Defaults, heads: Late
         length("v_head_dim", heads.value),
         fields.boolean("rope_interleave", True),
     )
-    spec = with_heads(config.decoder(name, replace(defaults, head_dim=heads.rotary), rotates_part=True), heads)
-    table = fields.table("rope_scaling") or fields.table("rope_parameters")
-    all_dimensions = table.optional_number("mscale_all_dim", least=0.0) if table else None
+    spec = with_heads(config.decoder(replace(defaults, head_dim=heads.rotary), rotates_part=True), heads)
+    table = config.rope_table
+    all_dimensions = table.optional_number("mscale_all_dim", least=0.0) if table is not None else None
     return spec if spec.rope.kind != "yarn" else _with_magnitude(spec, 0.1 * (all_dimensions or 0.0))
 
 
-def read_gguf(config: GgufConfig, name: str, *, value: int | None = None) -> ModelSpec:
+def read_gguf(config: GgufConfig, *, value: int | None = None) -> ModelSpec:
     """The figures in a GGUF file but for the experts. `value`: elements of a head's value, where it does not say."""
     fields = config.fields
     # Files of before 2025-04 have the lengths of whole heads under the names of other architectures
@@ -142,7 +136,7 @@ def read_gguf(config: GgufConfig, name: str, *, value: int | None = None) -> Mod
         rotary,
         fields.integer(f"attention.value_length{suffix}", value, maximum=limits.MOST_HEAD_DIM),
     )
-    spec = with_heads(config.decoder(name, head_dim=heads.row, own_scale=True, own_magnitude=True), heads)
+    spec = with_heads(config.decoder(head_dim=heads.row, own_scale=True, own_magnitude=True), heads)
     if growth := fields.number("attention.temperature_scale", 0.0, least=0.0):
         length = fields.optional_integer("attention.temperature_length", maximum=limits.MOST_POSITION)
         spec = with_growth(spec, growth, length or spec.rope.original_max_position)
@@ -152,11 +146,22 @@ def read_gguf(config: GgufConfig, name: str, *, value: int | None = None) -> Mod
     return _with_magnitude(spec, fields.number("rope.scaling.yarn_log_multiplier", 0.0, least=0.0))
 
 
+def gguf_format(
+    name: str,
+    read: Callable[[GgufConfig], ModelSpec],
+    accepts: Callable[[Fields], bool] = always,
+    more_keys: frozenset[str] = frozenset(),
+) -> GgufFormat:
+    """Files with this `general.architecture` that `accepts` takes. `more_keys`: that `read` asks for besides."""
+    return GgufFormat(name, read, accepts=accepts, keys=KEYS | more_keys, names=GGUF_NAMES, convert=split_gguf_heads)
+
+
 def with_heads(spec: ModelSpec, heads: LatentHeads) -> ModelSpec:
     """`spec` of a model with these heads: one row of the KV memory is for all of them."""
     if heads.row > limits.MOST_HEAD_DIM:
         raise UnsupportedError(
-            f"a latent of {heads.latent} with {heads.rotary} rotated elements is not supported; homenode keeps rows of at most {limits.MOST_HEAD_DIM}"
+            f"a latent of {heads.latent} with {heads.rotary} rotated elements is not supported; homenode keeps rows of "
+            f"at most {limits.MOST_HEAD_DIM}"
         )
     return replace(
         spec,
@@ -239,7 +244,7 @@ def attend(
     And the tokens it was over, None: all; where the layer has no indexer they are `chosen`, those of the layer before.
     """
     layer, own, heads = model.parameters.layers[index], heads_of(model.spec), model.part.heads.count
-    h = common.normed(ops, model, x, layer["input_norm"])
+    h = stage.normed(ops, model, x, layer["input_norm"])
     q, row, rank = _project(ops, model, layer, h)
     if "index_q" in layer:
         assert rank is not None  # a model with an indexer makes its queries of one
@@ -247,7 +252,7 @@ def attend(
     if own.growth:
         q = ops.scale_by_position(q, own.growth, own.growth_length)
     latent, key = ops.split(row, (own.latent, own.rotary))
-    latent = common.normed(ops, model, latent, layer["kv_a_norm"])
+    latent = stage.normed(ops, model, latent, layer["kv_a_norm"])
     key = ops.join_heads(latent, ops.rope(key, rotation, own.rotary, own.adjacent), 1)
     plain, turned = ops.split(ops.regroup(q, (own.plain, own.rotary)), (heads * own.plain, heads * own.rotary))
     turned = ops.rope(turned, rotation, own.rotary, own.adjacent)
@@ -256,14 +261,8 @@ def attend(
     place = model.cache_layers[model.part.layers.first + index]
     scale, columns = model.spec.attention_scale, own.latent
     latents = ops.attention(query, key, None, model.cache, place, scale, value_columns=columns, chosen=chosen)
-    latents = common.select_last(ops, model, index, latents)
-    if model.part.adds_residual and own.residual == 1.0:
-        x = common.select_last(ops, model, index, x)
-    inner = ops.linear_heads(latents, layer["v_b"])
-    if own.residual != 1.0:
-        out = common.project_out(ops, model, inner, layer["o"], None, None)
-        return ops.add(common.select_last(ops, model, index, x), ops.scale(out, own.residual)), chosen
-    return common.project_out(ops, model, inner, layer["o"], None, x), chosen
+    inner = ops.linear_heads(stage.select_last(ops, model, index, latents), layer["v_b"])
+    return stage.add_mixed(ops, model, index, x, inner, "o"), chosen
 
 
 def _project(ops: Ops, model: ForwardContext, layer: Layer, h: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -277,15 +276,15 @@ def _project(ops: Ops, model: ForwardContext, layer: Layer, h: Tensor) -> tuple[
         )
         return q, row, None
     rank, row = ops.split(ops.linear(h, (layer["q_a"], layer["kv_a"])), (own.query_rank, own.row))
-    rank = common.normed(ops, model, rank, layer["q_a_norm"])
+    rank = stage.normed(ops, model, rank, layer["q_a_norm"])
     return ops.linear(rank, (layer["q_b"],)), row, rank
 
 
 def forward(ops: Ops, model: ForwardContext) -> Tensor:
     """Logits of the step's selected rows, or the rows for the next stage."""
-    x = common.enter(ops, model)
-    rotation, chosen = common.angles(ops, model.rope), None
+    x = stage.enter(ops, model)
+    rotation, chosen = attention.angles(ops, model.rope), None
     for index in range(len(model.parameters.layers)):
         x, chosen = attend(ops, model, index, x, rotation, chosen)
-        x = common.feed_forward(ops, model, index, x)
-    return common.leave(ops, model, x)
+        x = mlp.feed_forward(ops, model, index, x)
+    return stage.leave(ops, model, x)

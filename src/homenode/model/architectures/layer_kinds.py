@@ -78,5 +78,5 @@ def with_gguf_windows(config: GgufConfig, spec: ModelSpec, window: int | None) -
     """The same in a GGUF file."""
     if window is None:
         return spec
-    sliding = config.marked_layers("attention.sliding_window_pattern") or all_but_each(spec.num_layers)
-    return replace(spec, sliding_window=window, sliding_layers=sliding, rope_layers=sliding)
+    spec = config.with_window_in(spec, window, all_but_each)
+    return replace(spec, rope_layers=spec.sliding_layers or (False,) * spec.num_layers)

@@ -11,9 +11,10 @@ from typing import Any, Literal
 import numpy as np
 
 from homenode.compute.ops import FloatArray, Ops, PlainActivation, Tensor
-from homenode.model.architectures import common
-from homenode.model.architectures.common import Layer, layer_bias, layer_weight
-from homenode.model.architectures.parameters import Condition, ForwardContext, Parameter
+from homenode.model.architectures import attention, mlp, stage, tables
+from homenode.model.architectures.parameters import Condition, ForwardContext, Parameter, of_model
+from homenode.model.architectures.stage import Layer
+from homenode.model.architectures.tables import layer_bias, layer_weight
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.formats.reading import damaged
 from homenode.model.formats.tensor_parts import runs_of
@@ -26,10 +27,10 @@ from homenode.units import format_count
 class BlockStyle:
     """What decoders with LayerNorm differ in; `ModelSpec.own` of each.
 
-    `activation`: of an MLP without a gate; "silu_gate" is one with a gate, as Llama's.
-    `residual`: in "serial" blocks the MLP reads what attention has been added to; in "parallel" ones it reads what the
-    layer began with, through a norm of its own, and with "one_norm" through that of attention. `positions`: how tokens
-    know of them: a "rope", whose pairs may be "neighbours", a "table" whose rows are added to the embedding, or "alibi" with slopes down to
+    `activation`: of an MLP without a gate; "silu_gate" is one with a gate, as Llama's. `residual`: in "serial" blocks
+    the MLP reads what attention has been added to; in "parallel" ones it reads what the layer began with, through a
+    norm of its own, and with "one_norm" through that of attention. `positions`: how tokens know of them: a "rope",
+    whose pairs may be "neighbours", a "table" whose rows are added to the embedding, or "alibi" with slopes down to
     2^-alibi_bits times `alibi_scale`. `clip`: q, k and v are limited to -clip .. clip. `norm_biases`, `head_bias`,
     `embedding_norm`: whether norms and the output matrix have biases, and the embedding has a norm.
     """
@@ -64,16 +65,9 @@ def _has_head_bias(spec: ModelSpec, part: ModelPart, _layer: int | None) -> bool
     return part.last_stage and style_of(spec).head_bias
 
 
-def _has_post_norm(spec: ModelSpec, _part: ModelPart, _layer: int | None) -> bool:
-    return style_of(spec).residual != "one_norm"
-
-
-def _has_post_norm_bias(spec: ModelSpec, _part: ModelPart, _layer: int | None) -> bool:
-    return style_of(spec).residual != "one_norm" and style_of(spec).norm_biases
-
-
-def _has_gate(spec: ModelSpec, _part: ModelPart, _layer: int | None) -> bool:
-    return style_of(spec).activation == "silu_gate"
+_has_post_norm = of_model(lambda spec: style_of(spec).residual != "one_norm")
+_has_post_norm_bias = of_model(lambda spec: style_of(spec).residual != "one_norm" and style_of(spec).norm_biases)
+_has_gate = of_model(lambda spec: style_of(spec).activation == "silu_gate")
 
 
 def _has_table(spec: ModelSpec, part: ModelPart, _layer: int | None) -> bool:
@@ -98,20 +92,20 @@ def post_norm(when: Condition, when_bias: Condition, gguf: str = "ffn_norm") -> 
 
 
 PARAMETERS = (
-    *common.EMBEDDING_AND_HEAD,
+    *tables.EMBEDDING_AND_HEAD,
     Parameter("positions", "model.positions.weight", ("positions", "hidden"), "position_embd.weight", _has_table),
     Parameter("embed_norm", "model.embed_norm.weight", ("hidden",), "token_embd_norm.weight", _has_embedding_norm),
     Parameter("embed_norm_bias", "model.embed_norm.bias", ("hidden",), "token_embd_norm.bias", _has_embedding_norm),
     NORM_BIAS,
     HEAD_BIAS,
-    *common.ATTENTION,
+    *tables.ATTENTION,
     INPUT_NORM_BIAS,
-    *common.QKV_BIASES,
-    *common.OUTPUT_BIAS,
+    *tables.QKV_BIASES,
+    *tables.OUTPUT_BIAS,
     *post_norm(_has_post_norm, _has_post_norm_bias),
-    replace(common.GATE_UP_DOWN[0], when=_has_gate),
-    *common.GATE_UP_DOWN[1:],
-    *common.MLP_BIASES[1:],
+    replace(tables.GATE_UP_DOWN[0], when=_has_gate),
+    *tables.GATE_UP_DOWN[1:],
+    *tables.MLP_BIASES[1:],
 )
 
 
@@ -123,7 +117,7 @@ def normed(ops: Ops, model: ForwardContext, of: Layer, key: str, x: Tensor) -> T
 def inner_columns(ops: Ops, layer: Layer, h: Tensor, style: BlockStyle) -> Tensor:
     """The inner columns of the MLP of a layer."""
     if style.activation == "silu_gate":
-        return common.gated(ops, layer, h)
+        return mlp.gated(ops, layer, h)
     return ops.activate(ops.linear(h, (layer["up"],), (layer.get("up_bias"),)), style.activation)
 
 
@@ -140,7 +134,7 @@ def forward(ops: Ops, model: ForwardContext) -> Tensor:
     """Logits of the step's selected rows, or the rows for the next stage."""
     style = style_of(model.spec)
     x = _enter(ops, model, style)
-    rotation = common.angles(ops, model.rope) if style.positions in ("rope", "neighbours") else None
+    rotation = attention.angles(ops, model.rope) if style.positions in ("rope", "neighbours") else None
     slopes = None
     if style.positions == "alibi":
         here = model.part.heads
@@ -150,13 +144,13 @@ def forward(ops: Ops, model: ForwardContext) -> Tensor:
         h = normed(ops, model, layer, "input_norm", x)
         qkv, turning = _project(ops, model, layer, h, style.clip), rotation
         if style.positions == "neighbours" and rotation is not None:
-            qkv, turning = common.rotated(ops, model, index, qkv, rotation, adjacent=True), None
-        inner = common.select_last(ops, model, index, common.attended(ops, model, index, qkv, turning, slopes))
-        x, h = (common.select_last(ops, model, index, rows) for rows in (x, h))
+            qkv, turning = attention.rotated(ops, model, index, qkv, rotation, adjacent=True), None
+        inner = stage.select_last(ops, model, index, attention.attended(ops, model, index, qkv, turning, slopes))
+        x, h = (stage.select_last(ops, model, index, rows) for rows in (x, h))
         if style.residual == "serial":
-            x = common.project_out(ops, model, inner, layer["o"], layer.get("o_bias"), x)
+            x = stage.project_out(ops, model, inner, layer["o"], layer.get("o_bias"), x)
             inner = inner_columns(ops, layer, normed(ops, model, layer, "post_norm", x), style)
-            x = common.project_out(ops, model, inner, layer["down"], layer.get("down_bias"), x)
+            x = stage.project_out(ops, model, inner, layer["down"], layer.get("down_bias"), x)
         else:
             h = h if style.residual == "one_norm" else normed(ops, model, layer, "post_norm", x)
             x = add_parallel(ops, model, layer, x, inner, inner_columns(ops, layer, h, style))
@@ -164,7 +158,7 @@ def forward(ops: Ops, model: ForwardContext) -> Tensor:
 
 
 def _enter(ops: Ops, model: ForwardContext, style: BlockStyle) -> Tensor:
-    x, top = common.enter(ops, model), model.parameters.top
+    x, top = stage.enter(ops, model), model.parameters.top
     if model.part.first_stage and style.positions == "table":
         x = ops.add(x, ops.position_rows(top["positions"]))
     return normed(ops, model, top, "embed_norm", x) if "embed_norm" in top else x
@@ -172,7 +166,7 @@ def _enter(ops: Ops, model: ForwardContext, style: BlockStyle) -> Tensor:
 
 def _project(ops: Ops, model: ForwardContext, layer: Layer, h: Tensor, clip: float | None) -> Any:
     if clip is None:
-        return common.project_qkv(ops, model, layer, h)
+        return attention.project_qkv(ops, model, layer, h)
     kv = model.part.kv_heads.count * model.spec.head_dim
     qkv = ops.clamp(ops.linear(h, (layer["q"], layer["k"], layer["v"])), clip)
     return ops.split(qkv, (model.part.heads.count * model.spec.head_dim, kv, kv))
@@ -185,26 +179,25 @@ def add_parallel(ops: Ops, model: ForwardContext, layer: Layer, x: Tensor, atten
     adds = model.part.adds_residual
     biases = [layer.get(f"{key}_bias") if adds else None for key in ("o", "down")]
     part = ops.linear(attended, (layer["o"],), biases[:1], residual=x if adds else None)
-    return common.over_ranks(ops, model, ops.linear(inner, (layer["down"],), biases[1:], residual=part))
+    return stage.over_ranks(ops, model, ops.linear(inner, (layer["down"],), biases[1:], residual=part))
 
 
 def leave(ops: Ops, model: ForwardContext, x: Tensor) -> Tensor:
-    """As `common.leave`, through a LayerNorm."""
+    """As `stage.leave`, through a LayerNorm."""
     if not model.part.last_stage:
         return x
-    return common.logits_of(ops, model, normed(ops, model, model.parameters.top, "norm", x))
+    return stage.logits_of(ops, model, normed(ops, model, model.parameters.top, "norm", x))
 
 
 EPS_KEY = {"attention.layer_norm_epsilon": "attention.layer_norm_rms_epsilon"}  # what GGUF files of these have
 
 
-def gguf_figures(config: GgufConfig, name: str, style: BlockStyle) -> ModelSpec:
+def gguf_figures(config: GgufConfig, style: BlockStyle) -> ModelSpec:
     """The figures in a GGUF file of a decoder of this style but for biases, which its tensors tell."""
     config = config.respelled(EPS_KEY)
-    spec = config.refuse_window(config.decoder(name))
+    spec = config.refuse_window(config.decoder())
     there = config.tensors.keys()
-    own = replace(style, norm_biases="model.norm.bias" in there, head_bias="lm_head.bias" in there)
-    return replace(spec, mlp_bias="model.layers.0.mlp.up_proj.bias" in there, own=own)
+    return replace(spec, own=replace(style, norm_biases="model.norm.bias" in there, head_bias="lm_head.bias" in there))
 
 
 def split_grouped_rows(tensors: Mapping[str, TensorEntry], spec: ModelSpec) -> dict[str, TensorEntry]:

@@ -7,10 +7,11 @@ from dataclasses import replace
 from itertools import pairwise
 
 from homenode.compute.ops import Ops, Tensor
-from homenode.model.architectures import common
+from homenode.model.architectures import stage, tables
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
-from homenode.model.architectures.common import layer_bias, layer_weight
 from homenode.model.architectures.parameters import ForwardContext, Parameter
+from homenode.model.architectures.pre_norm import forward_with
+from homenode.model.architectures.tables import layer_bias, layer_weight
 from homenode.model.config.folder_config import Defaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.formats import limits
@@ -20,24 +21,15 @@ from homenode.model.part import ModelPart
 from homenode.model.spec import ModelSpec, TensorEntry
 from homenode.model.state_mixers import ConvolutionSpec, attends, has_mixer, with_mixer
 
-NAME = "lfm2"
 DEFAULTS = Defaults(
-    max_position=128_000,
-    heads=32,
-    kv_heads=8,
-    vocab=65536,
-    bos_id=1,
-    eos_id=2,
-    norm_eps=1e-5,
-    theta=1e6,
-    intermediate=12288,
-)
+    max_position=128_000, heads=32, kv_heads=8, vocab=65536, bos_id=1, eos_id=2, norm_eps=1e-5, theta=1e6,
+    intermediate=12288, activation=None,
+)  # fmt: skip
 SPELLED = {"norm_eps": "rms_norm_eps", "tie_embedding": "tie_word_embeddings"}
 FIELDS = frozenset((*SPELLED, "conv_L_cache", "conv_bias"))
 HARMLESS = dict.fromkeys(
     "block_dim block_mlp_init_scale block_norm_eps block_out_init_scale block_use_swiglu block_use_xavier_init "
-    "conv_dim "
-    "conv_dim_out conv_use_xavier_init num_heads theta use_pos_enc".split(),
+    "conv_dim conv_dim_out conv_use_xavier_init num_heads theta use_pos_enc".split(),
     "its class does not read it",
 )
 KEYS = frozenset(("shortconv.l_cache",))
@@ -58,10 +50,10 @@ def _attention(key: str, name: str, gguf: str, *shape: str) -> Parameter:
 
 
 MIXERS = (
-    *common.EMBEDDING_AND_HEAD[::2],
-    Parameter("norm", "model.embedding_norm.weight", ("hidden",), "token_embd_norm.weight", common.has_output),
+    *tables.EMBEDDING_AND_HEAD[::2],
+    Parameter("norm", "model.embedding_norm.weight", ("hidden",), "token_embd_norm.weight", tables.has_output),
     layer_weight("input_norm", "operator_norm", "attn_norm", "hidden"),
-    *(replace(each, when=attends) for each in common.PROJECTIONS[:3]),
+    *(replace(each, when=attends) for each in tables.PROJECTIONS[:3]),
     _attention("o", "out_proj", "attn_output", "hidden", "query"),
     _attention("q_norm", "q_layernorm", "attn_q_norm", "head"),
     _attention("k_norm", "k_layernorm", "attn_k_norm", "head"),
@@ -80,9 +72,7 @@ MIXERS = (
     layer_weight("conv_o", "conv.out_proj", "shortconv.out_proj", "hidden", "channels", when=has_mixer),
     layer_bias("conv_o_bias", "conv.out_proj", "shortconv.out_proj", "hidden", _has_biases),
     layer_weight("post_norm", "ffn_norm", "ffn_norm", "hidden"),
-    layer_weight("gate", "feed_forward.w1", "ffn_gate", "intermediate", "hidden", when=common.has_mlp),
-    layer_weight("up", "feed_forward.w3", "ffn_up", "intermediate", "hidden", when=common.has_mlp),
-    layer_weight("down", "feed_forward.w2", "ffn_down", "hidden", "intermediate", when=common.has_mlp),
+    *tables.gated_matrices("", "feed_forward", "", "intermediate", tables.has_mlp, tables.W1_W3_W2),
 )
 
 
@@ -100,10 +90,9 @@ def read_mixers(config: FolderConfig, spec: ModelSpec, kinds: tuple[str, ...]) -
     return with_mixer(spec, mixer, [layer for layer, kind in enumerate(kinds) if kind != "conv"])
 
 
-def read_folder(config: FolderConfig) -> ModelSpec:
-    """The figures in config.json."""
+def _read_folder(config: FolderConfig) -> ModelSpec:
     config = config.respelled(SPELLED | {"block_ff_dim": "intermediate_size"})
-    fields, spec = config.fields, config.decoder(NAME, DEFAULTS)
+    fields, spec = config.fields, config.decoder(DEFAULTS)
     inner = spec.intermediate_size
     if fields.boolean("block_auto_adjust_ff_dim", True):
         inner = int(2 * inner / 3)
@@ -116,19 +105,15 @@ def read_folder(config: FolderConfig) -> ModelSpec:
     return read_mixers(config, replace(spec, intermediate_size=inner), fields.texts("layer_types") or kinds)
 
 
-def read_gguf_mixers(config: GgufConfig, name: str) -> ModelSpec:
+def read_gguf(config: GgufConfig) -> ModelSpec:
     """The figures in a GGUF file: layers without KV heads have a convolution."""
-    spec = config.decoder(name, theta=DEFAULTS.theta, layers_differ=True)
+    spec = config.decoder(theta=DEFAULTS.theta, layers_differ=True)
     heads = config.per_layer("attention.head_count_kv", spec.num_kv_heads, minimum=0)
     layers = tuple(layer for layer, count in enumerate(heads) if not count)
     biased = any(f"model.layers.{layer}.conv.conv.bias" in config.tensors for layer in layers)
     taps = config.fields.integer("shortconv.l_cache", minimum=2, maximum=64) - 1
     mixer = ConvolutionSpec(layers, spec.hidden_size, taps, biased)
     return with_mixer(spec, mixer, [layer for layer, count in enumerate(heads) if count])
-
-
-def _read_gguf(config: GgufConfig) -> ModelSpec:
-    return read_gguf_mixers(config, NAME)
 
 
 def convert(tensors: Mapping[str, TensorEntry], spec: ModelSpec) -> dict[str, TensorEntry]:
@@ -153,26 +138,6 @@ def convert(tensors: Mapping[str, TensorEntry], spec: ModelSpec) -> dict[str, Te
     return found
 
 
-def forward(ops: Ops, model: ForwardContext) -> Tensor:
-    """Logits of the step's selected rows, or the rows for the next stage."""
-    x = common.enter(ops, model)
-    rotation = common.angles(ops, model.rope)
-    for index, layer in enumerate(model.parameters.layers):
-        h = common.normed(ops, model, x, layer["input_norm"])
-        if "q" in layer:
-            q, k, v = common.project_qkv(ops, model, layer, h)
-            q, k = (common.normed(ops, model, *each) for each in ((q, layer["q_norm"]), (k, layer["k_norm"])))
-            attended = common.attended(ops, model, index, (q, k, v), rotation)
-            inner, out, bias = common.select_last(ops, model, index, attended), layer["o"], None
-        else:
-            inner, out, bias = convolved(ops, model, index, h), layer["conv_o"], layer.get("conv_o_bias")
-        if model.part.adds_residual:
-            x = common.select_last(ops, model, index, x)
-        x = common.project_out(ops, model, inner, out, bias, x)
-        x = common.feed_forward(ops, model, index, x)
-    return common.leave(ops, model, x)
-
-
 def convolved(ops: Ops, model: ForwardContext, index: int, h: Tensor) -> Tensor:
     """C times the convolution of B times X, all three of them projections of the normed rows h; of the model's last
     layer the selected rows only.
@@ -183,15 +148,16 @@ def convolved(ops: Ops, model: ForwardContext, index: int, h: Tensor) -> Tensor:
     state = model.state_layers[model.part.layers.first + index]
     bias = (layer["conv_taps_bias"],) if "conv_taps_bias" in layer else ()
     found = ops.short_convolution(ops.multiply(b, x), (layer["conv_taps"],), bias, model.state, state, False)
-    c, found = (common.select_last(ops, model, index, each) for each in (c, found))
+    c, found = (stage.select_last(ops, model, index, each) for each in (c, found))
     return ops.multiply(c, found)
 
 
+forward = forward_with(mixer=convolved, mixer_out="conv_o")
 ARCHITECTURE = Architecture(
-    NAME,
+    "lfm2",
     FolderFormat(
         "Lfm2ForCausalLM",
-        read_folder,
+        _read_folder,
         fields=FIELDS
         | frozenset(
             "block_ff_dim block_auto_adjust_ff_dim block_ffn_dim_multiplier block_multiple_of full_attn_idxs".split()
@@ -199,7 +165,7 @@ ARCHITECTURE = Architecture(
         harmless=HARMLESS,
         convert=convert,
     ),
-    GgufFormat("lfm2", _read_gguf, keys=KEYS, names=NAMES, convert=convert),
+    GgufFormat("lfm2", read_gguf, keys=KEYS, names=NAMES, convert=convert),
     MIXERS,
     forward,
 )

@@ -7,11 +7,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from homenode.compute.ops import Ops, Tensor
-from homenode.errors import UnsupportedError
-from homenode.model.architectures import common, lfm2
+from homenode.model.architectures import attention, lfm2, mlp, stage
 from homenode.model.architectures.architecture import Architecture, FolderFormat
-from homenode.model.architectures.common import layer_weight
 from homenode.model.architectures.parameters import ForwardContext
+from homenode.model.architectures.pre_norm import project
+from homenode.model.architectures.tables import layer_weight
 from homenode.model.config.folder_config import Defaults, FolderConfig
 from homenode.model.config.folder_rope import NEVER_TURNS
 from homenode.model.formats import limits
@@ -19,10 +19,9 @@ from homenode.model.part import ModelPart
 from homenode.model.spec import ModelSpec
 from homenode.model.state_mixers import ConvolutionSpec, attends, with_mixer
 
-NAME = "lfm3"
 DEFAULTS = Defaults(
     max_position=128000, heads=16, kv_heads=4, head_dim=128, vocab=128000, norm_eps=1e-5, theta=1e6, local_theta=1e4,
-    intermediate=7680, bos_id=124894, eos_id=124900,
+    intermediate=7680, bos_id=124894, eos_id=124900, activation=None,
 )  # fmt: skip
 WINDOW, TURNING = 256, 0.5  # of heads in layers without a window, where config.json says nothing of ropes
 KINDS = ("conv", "sliding_attention", "full_attention")
@@ -60,13 +59,11 @@ PARAMETERS = (
 )
 
 
-def read_folder(config: FolderConfig) -> ModelSpec:
-    """The figures in config.json."""
+def _read_folder(config: FolderConfig) -> ModelSpec:
     config = config.respelled(lfm2.SPELLED)
     fields = config.fields
-    if fields.boolean("attention_bias", False):
-        raise UnsupportedError(f"{config.path}: attention_bias true is not supported in {NAME}; homenode wants false")
-    spec = config.decoder(NAME, DEFAULTS, rotates_part=True)
+    fields.refuse_others({"attention_bias": False})
+    spec = config.decoder(DEFAULTS, rotates_part=True)
     if not (fields.table("rope_parameters") or fields.table("rope_scaling")):
         pairs = spec.head_dim // 2
         turning = int(pairs * TURNING)
@@ -93,38 +90,27 @@ def read_folder(config: FolderConfig) -> ModelSpec:
     return with_mixer(spec, mixer, [layer for layer in layers if kinds[layer] != KINDS[0]])
 
 
-def forward(ops: Ops, model: ForwardContext) -> Tensor:
-    """Logits of the step's selected rows, or the rows for the next stage."""
-    x, rotation = common.enter(ops, model), common.rotation_by_layer(ops, model)
+def _forward(ops: Ops, model: ForwardContext) -> Tensor:
+    x, rotation = stage.enter(ops, model), attention.rotation_by_layer(ops, model)
     for index, layer in enumerate(model.parameters.layers):
-        h = common.normed(ops, model, x, layer["input_norm"])
+        h, key = stage.normed(ops, model, x, layer["input_norm"]), "o"
         if "q" in layer:
-            q, k, v = common.project_qkv(ops, model, layer, h)
-            q, k = (common.normed(ops, model, *each) for each in ((q, layer["q_norm"]), (k, layer["k_norm"])))
-            attended = common.attended(ops, model, index, (q, k, v), rotation(index))
-            inner, out, bias = common.select_last(ops, model, index, attended), layer["o"], None
+            found = attention.attended(ops, model, index, project(ops, model, index, h, rotation(index)), None)
+            inner = stage.select_last(ops, model, index, found)
             if "attention_gate" in layer:
-                gate = common.select_last(ops, model, index, ops.linear(h, (layer["attention_gate"],)))
+                gate = stage.select_last(ops, model, index, ops.linear(h, (layer["attention_gate"],)))
                 inner = ops.gate_runs(inner, gate)
         else:
-            inner, out, bias = lfm2.convolved(ops, model, index, h), layer["conv_o"], layer.get("conv_o_bias")
-        added = common.project_out(ops, model, inner, out, bias, None)
-        x = _added(ops, model, common.select_last(ops, model, index, x), added, layer.get("attended_norm"))
-        inner = common.gated(ops, layer, common.normed(ops, model, x, layer["post_norm"]))
-        added = common.project_out(ops, model, inner, layer["down"], None, None)
-        x = _added(ops, model, x, added, layer.get("mlp_norm"))
-    return common.leave(ops, model, x)
-
-
-def _added(ops: Ops, model: ForwardContext, x: Tensor, added: Tensor, norm: Tensor | None) -> Tensor:
-    return ops.add(x, added if norm is None else common.normed(ops, model, added, norm))
+            inner, key = lfm2.convolved(ops, model, index, h), "conv_o"
+        x = mlp.feed_forward(ops, model, index, stage.add_mixed(ops, model, index, x, inner, key))
+    return stage.leave(ops, model, x)
 
 
 ARCHITECTURE = Architecture(
-    NAME,
+    "lfm3",
     FolderFormat(
         "Lfm3ForCausalLM",
-        read_folder,
+        _read_folder,
         fields=frozenset(
             (
                 *lfm2.FIELDS,
@@ -134,7 +120,7 @@ ARCHITECTURE = Architecture(
         modules={"model.layers.{layer}.self_attn.g_proj": "model.layers.{layer}.self_attn.gate_proj"},
         convert=lfm2.convert,
     ),
-    lfm2.ARCHITECTURE.gguf.without_files(NAME),
+    lfm2.ARCHITECTURE.gguf.without_files(),
     PARAMETERS,
-    forward,
+    _forward,
 )

@@ -9,31 +9,22 @@ from dataclasses import dataclass, replace
 
 from homenode.compute.ops import Ops, Tensor
 from homenode.errors import UnsupportedError
-from homenode.model.architectures import common
+from homenode.model.architectures import attention, tables
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
-from homenode.model.architectures.common import layer_weight
 from homenode.model.architectures.layer_kinds import ROPE_FIELDS, all_but_each, rotated_layers
 from homenode.model.architectures.parameters import ForwardContext
 from homenode.model.architectures.pre_norm import Heads, forward_with
+from homenode.model.architectures.tables import layer_weight
 from homenode.model.config.folder_config import Defaults, ExpertDefaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.formats import limits
 from homenode.model.formats.stacked_experts import StackedExperts
 from homenode.model.spec import ModelSpec, MoeSpec
 
-NAME = "llama4"
 DEFAULTS = Defaults(
-    max_position=131072,
-    heads=40,
-    kv_heads=8,
-    head_dim=128,
-    vocab=202048,
-    bos_id=1,
-    eos_id=2,
-    norm_eps=1e-5,
-    theta=5e5,
-    intermediate=8192,
-)
+    max_position=131072, heads=40, kv_heads=8, head_dim=128, vocab=202048, bos_id=1, eos_id=2, norm_eps=1e-5, theta=5e5,
+    intermediate=8192, attention_bias=False,
+)  # fmt: skip
 EXPERTS = ExpertDefaults(experts=16, experts_per_token=1, size=0, keys=("num_local_experts",))
 CHUNK, GROWTH, DENSE = 8192, 0.1, 16384
 PLAIN_EXPERTS = 128  # of the model whose queries and keys have no norm
@@ -46,15 +37,13 @@ _STACKS = StackedExperts(
     turned=True,
 )
 PARAMETERS = (
-    *common.EMBEDDING_AND_HEAD,
-    *common.ATTENTION,
-    *common.QKV_BIASES,
-    *common.OUTPUT_BIAS,
-    *common.POST_NORM,
-    *(replace(each, name=each.name.replace("mlp.", _MOE)) for each in common.GATE_UP_DOWN),
-    layer_weight("router", _MOE + "router", "ffn_gate_inp", "experts", "hidden", when=common.has_experts),
-    *common.gated_matrices("expert", _EXPERT, "exps", "expert_intermediate", common.has_experts),
-    *common.gated_matrices("shared", _MOE + "shared_expert", "shexp", "shared_intermediate", common.has_experts),
+    *tables.EMBEDDING_AND_HEAD,
+    *tables.ATTENTION_AND_BIASES,
+    *tables.POST_NORM,
+    *(replace(each, name=each.name.replace("mlp.", _MOE)) for each in tables.GATE_UP_DOWN),
+    layer_weight("router", _MOE + "router", "ffn_gate_inp", "experts", "hidden", when=tables.has_experts),
+    *tables.gated_matrices("expert_", _EXPERT, "_exps", "expert_intermediate", tables.has_experts),
+    *tables.gated_matrices("shared_", _MOE + "shared_expert", "_shexp", "shared_intermediate", tables.has_experts),
 )
 
 
@@ -74,25 +63,21 @@ def _experts(moe: MoeSpec) -> MoeSpec:
     return replace(moe, score="chosen_softmax", weighted="input", shared_intermediate_size=moe.intermediate_size)
 
 
-def read_folder(config: FolderConfig) -> ModelSpec:
-    """The figures in config.json."""
+def _read_folder(config: FolderConfig) -> ModelSpec:
     fields = config.fields
-    config.refuse_activation("hidden_act", "silu")
-    spec = config.decoder(NAME, DEFAULTS)
+    spec = config.decoder(DEFAULTS)
     moe = config.moe(EXPERTS, normalise=True, size=spec.intermediate_size, dense=_dense_layers(config, spec))
     if moe.experts_per_token != 1:
         raise UnsupportedError(
-            f"{config.path}: num_experts_per_tok {moe.experts_per_token} is not supported in {NAME}; homenode wants 1"
+            f"{config.path}: num_experts_per_tok {moe.experts_per_token} is not supported in {config.architecture}; "
+            f"homenode wants 1"
         )
     rotated = rotated_layers(fields, spec.num_layers)
     grows = fields.boolean("attn_temperature_tuning", True)
     growth = fields.number("attn_scale", GROWTH, least=0.0) if grows else 0.0
-    bias = fields.boolean("attention_bias", False)
     spec = replace(
         spec,
         intermediate_size=fields.integer("intermediate_size_mlp", DENSE, maximum=limits.MOST_INTERMEDIATE),
-        attention_bias=bias,
-        output_bias=bias,
         moe=_experts(moe),
         rope_layers=rotated,
         own=Llama4Extras(
@@ -128,15 +113,16 @@ def _with_chunks(config: FolderConfig, spec: ModelSpec, rotated: tuple[bool, ...
 def read_gguf(config: GgufConfig) -> ModelSpec:
     """The figures in a GGUF file, which leaves out what all published models have."""
     fields = config.fields
-    spec = config.decoder(NAME)
+    spec = config.decoder()
     if fields.has("attention.sliding_window"):
         raise UnsupportedError(
-            f"{config.path}: attention.sliding_window is not supported in {NAME}; homenode wants none"
+            f"{config.path}: attention.sliding_window is not supported in {config.architecture}; homenode wants none"
         )
     moe = config.moe(spec, "model.layers.{layer}.feed_forward.router.weight", scores=(2, 1))
     if moe.experts_per_token != 1:
         raise UnsupportedError(
-            f"{config.path}: expert_used_count {moe.experts_per_token} is not supported in {NAME}; homenode wants 1"
+            f"{config.path}: expert_used_count {moe.experts_per_token} is not supported in {config.architecture}; "
+            f"homenode wants 1"
         )
     rotated = all_but_each(spec.num_layers)
     return replace(
@@ -154,8 +140,8 @@ def project(ops: Ops, model: ForwardContext, index: int, h: Tensor, rotation: Te
     """The `Projection`: with rope q and k are rotated, then normed; without it q has grown."""
     own, spec = model.spec.own, model.spec
     assert isinstance(own, Llama4Extras)
-    qkv = common.project_qkv(ops, model, model.parameters.layers[index], h)
-    q, k, v = common.rotated(ops, model, index, qkv, rotation, adjacent=True)
+    qkv = attention.project_qkv(ops, model, model.parameters.layers[index], h)
+    q, k, v = attention.rotated(ops, model, index, qkv, rotation, adjacent=True)
     if not spec.has_rope(model.part.layers.first + index):
         return (ops.scale_by_position(q, own.growth, own.length, 1) if own.growth else q), k, v
     if own.normed:
@@ -164,15 +150,16 @@ def project(ops: Ops, model: ForwardContext, index: int, h: Tensor, rotation: Te
 
 
 ARCHITECTURE = Architecture(
-    NAME,
+    "llama4",
     FolderFormat(
         "Llama4ForCausalLM",
-        read_folder,
-        fields=ROPE_FIELDS
+        _read_folder,
+        fields=DEFAULTS.fields
+        | EXPERTS.fields
+        | ROPE_FIELDS
         | set(
-            "hidden_act attention_bias intermediate_size_mlp num_local_experts num_experts_per_tok moe_layers "
-            "interleave_moe_layer_step use_qk_norm attention_chunk_size attn_temperature_tuning floor_scale "
-            "attn_scale".split()
+            "intermediate_size_mlp moe_layers interleave_moe_layer_step use_qk_norm attention_chunk_size "
+            "attn_temperature_tuning floor_scale attn_scale".split()
         ),
         harmless={"for_llm_compressor": "how, not what, transformers computes"},
         model_types=("llama4_text",),

@@ -5,22 +5,21 @@ from __future__ import annotations
 from dataclasses import replace
 
 from homenode.compute.ops import Ops, Tensor
-from homenode.model.architectures import common, mamba_mixer
+from homenode.model.architectures import mamba_mixer, stage, tables
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
-from homenode.model.architectures.common import layer_weight
 from homenode.model.architectures.parameters import ForwardContext
+from homenode.model.architectures.tables import layer_weight
 from homenode.model.config.folder_config import ROPE, Defaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.formats import limits
 from homenode.model.spec import ModelSpec
-from homenode.model.state_mixers import ScanSpec, with_mixer
+from homenode.model.state_mixers import with_mixer
 
-NAME = "mamba2"
 # There is no longest context: positions are numbers of tokens, nothing else.
 DEFAULTS = Defaults(max_position=2**18, vocab=32768, head_dim=64, bos_id=0, eos_id=2, norm_eps=1e-5, intermediate=1)
 SPELLED = {"layer_norm_epsilon": "rms_norm_eps", "num_heads": "num_attention_heads"}
 PARAMETERS = (
-    *common.EMBEDDING_AND_HEAD,
+    *tables.EMBEDDING_AND_HEAD,
     layer_weight("input_norm", "norm", "attn_norm", "hidden"),
     *mamba_mixer.parameters("mixer"),
 )
@@ -34,20 +33,9 @@ def read_folder(config: FolderConfig) -> ModelSpec:
     fields = config.fields
     mamba_mixer.refuse_step_limit(fields)
     mamba_mixer.refuse_other_layers(fields, "linear_attention")
-    config.refuse_activation("hidden_act", "silu")
-    spec = config.decoder(NAME, DEFAULTS)
-    bias = fields.boolean("use_bias", False)
-    scan = ScanSpec(
-        layers=tuple(range(spec.num_layers)),
-        heads=spec.num_heads,
-        head_dim=spec.head_dim,
-        groups=fields.integer("n_groups", 8, maximum=limits.MOST_HEADS),
-        state_width=fields.integer("state_size", 128, maximum=limits.MOST_HEAD_DIM),
-        taps=fields.integer("conv_kernel", 4, minimum=2, maximum=64) - 1,
-        convolution_bias=fields.boolean("use_conv_bias", True),
-        input_bias=bias,
-        output_bias=bias,
-    )
+    spec = config.decoder(DEFAULTS)
+    width = fields.integer("state_size", 128, maximum=limits.MOST_HEAD_DIM)
+    scan = mamba_mixer.read_plain_names(fields, range(spec.num_layers), spec.num_heads, spec.head_dim, width)
     inner = fields.integer("expand", 2, maximum=64) * spec.hidden_size
     if inner != scan.heads * scan.head_dim:
         raise fields.wrong("num_attention_heads", scan.heads, f"heads of {scan.head_dim} that make {inner}")
@@ -61,22 +49,19 @@ def read_gguf(config: GgufConfig) -> ModelSpec:
     figures = {"attention.head_count": scan.heads, "attention.head_count_kv": scan.heads, "feed_forward_length": 1}
     for key, value in figures.items():
         fields = fields.with_value(key, value)
-    return with_mixer(replace(config, fields=fields).decoder(NAME, head_dim=scan.head_dim), scan, ())
+    return with_mixer(replace(config, fields=fields).decoder(head_dim=scan.head_dim), scan, ())
 
 
-def forward(ops: Ops, model: ForwardContext) -> Tensor:
-    """Logits of the step's selected rows, or the rows for the next stage."""
-    x = common.enter(ops, model)
+def _forward(ops: Ops, model: ForwardContext) -> Tensor:
+    x = stage.enter(ops, model)
     for index, layer in enumerate(model.parameters.layers):
-        inner = mamba_mixer.mixed(ops, model, index, common.normed(ops, model, x, layer["input_norm"]))
-        if model.part.adds_residual:
-            x = common.select_last(ops, model, index, x)
-        x = common.project_out(ops, model, inner, layer["scan_o"], layer.get("scan_o_bias"), x)
-    return common.leave(ops, model, x)
+        inner = mamba_mixer.mixed(ops, model, index, stage.normed(ops, model, x, layer["input_norm"]))
+        x = stage.add_mixed(ops, model, index, x, inner, "scan_o")
+    return stage.leave(ops, model, x)
 
 
 ARCHITECTURE = Architecture(
-    NAME,
+    "mamba2",
     FolderFormat(
         "Mamba2ForCausalLM",
         read_folder,
@@ -107,5 +92,5 @@ ARCHITECTURE = Architecture(
         convert=mamba_mixer.split_tensors,
     ),
     PARAMETERS,
-    forward,
+    _forward,
 )

@@ -12,8 +12,9 @@ from itertools import pairwise
 
 from homenode.compute.ops import Ops, Precision, ScanHeads, Tensor
 from homenode.errors import UnsupportedError
-from homenode.model.architectures import common
+from homenode.model.architectures import stage, tables
 from homenode.model.architectures.parameters import Condition, ForwardContext, Parameter
+from homenode.model.architectures.pre_norm import forward_with
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.formats import limits
 from homenode.model.formats.fields import Fields
@@ -47,7 +48,7 @@ def _attending(when: Condition) -> Condition:
 
 # Of layers with attention, where some have none
 ATTENTION = tuple(
-    replace(each, when=_attending(each.when)) for each in (*common.PROJECTIONS, *common.QKV_BIASES, *common.OUTPUT_BIAS)
+    replace(each, when=_attending(each.when)) for each in (*tables.PROJECTIONS, *tables.QKV_BIASES, *tables.OUTPUT_BIAS)
 )
 
 
@@ -115,7 +116,9 @@ def gguf_names(module: str) -> dict[str, str]:
 
 
 def refuse_step_limit(fields: Fields) -> None:
-    """UnsupportedError where steps are said to have limits, which transformers applies to prompts and not to answers."""
+    """UnsupportedError where steps are said to have limits, which transformers applies to prompts and not to
+    answers.
+    """
     limit = fields.numbers("time_step_limit", above=-1.0, most=math.inf)
     if limit and limit != (0.0, math.inf):
         raise UnsupportedError(
@@ -169,6 +172,22 @@ def read_folder(fields: Fields, layers: Sequence[int], inner: int) -> ScanSpec:
         output_bias=bias,
     )
     return check_heads(fields, "mamba_n_heads", scan)
+
+
+def read_plain_names(fields: Fields, layers: Sequence[int], heads: int, head_dim: int, state_width: int) -> ScanSpec:
+    """The same of a config.json that has them without `mamba_` in front."""
+    bias = fields.boolean("use_bias", False)
+    return ScanSpec(
+        layers=tuple(layers),
+        heads=heads,
+        head_dim=head_dim,
+        groups=fields.integer("n_groups", 8, maximum=limits.MOST_HEADS),
+        state_width=state_width,
+        taps=fields.integer("conv_kernel", 4, minimum=2, maximum=64) - 1,
+        convolution_bias=fields.boolean("use_conv_bias", True),
+        input_bias=bias,
+        output_bias=bias,
+    )
 
 
 def read_gguf(config: GgufConfig, layers: Sequence[int], module: str) -> ScanSpec:
@@ -270,7 +289,7 @@ def mixed(
     how = ScanHeads(scan.per_group, heads.first - groups.first * scan.per_group)
     vectors = (layer["decay_weight"], layer["decay_bias"], layer["skip"])
     y = ops.selective_scan(xbc, dt, *vectors, model.state, state, how)
-    y, z = (common.select_last(ops, model, index, each) for each in (y, z))
+    y, z = (stage.select_last(ops, model, index, each) for each in (y, z))
     if gate_scale != 1.0:
         z = ops.scale(z, gate_scale)
     if scan.gating == "norm_first":
@@ -280,12 +299,17 @@ def mixed(
 
 
 def _normed(ops: Ops, model: ForwardContext, scan: ScanSpec, weight: Tensor, x: Tensor) -> Tensor:
-    """x through a norm over each group. Where a norm is over what several ranks have, all of it comes together first."""
+    """x through a norm over each group. Where a norm is over what several ranks have, all of it comes together
+    first.
+    """
     part, eps = model.part, model.spec.rms_norm_eps
     heads = part.state_groups
     if not scan.norm_is_apart(part):
         return ops.rms_norm_grouped(x, weight, heads.count // scan.per_group, eps)
     whole = ops.gather(x, [count * scan.head_dim for count in part.state_counts])
-    return common.columns_of(
+    return stage.columns_of(
         ops, ops.rms_norm_grouped(whole, weight, scan.groups, eps), heads, scan.heads, scan.head_dim
     )
+
+
+forward = forward_with(mixer=mixed, mixer_out="scan_o")  # of layers with attention or a recurrence, then an MLP

@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 
 from homenode.compute.ops import LayerKv, Ops, Tensor
 from homenode.errors import UnsupportedError
-from homenode.model.architectures import common
+from homenode.model.architectures import attention, mlp, stage, tables
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
-from homenode.model.architectures.common import layer_bias, layer_weight
 from homenode.model.architectures.layer_kinds import layers_with_mlp
 from homenode.model.architectures.parameters import ForwardContext, Parameter
 from homenode.model.architectures.pre_norm import Heads
+from homenode.model.architectures.tables import layer_bias, layer_weight
 from homenode.model.config.folder_config import SIGMOID_MOE_FIELDS, Defaults, ExpertDefaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.config.known_fields import NOT_READ
@@ -24,7 +24,6 @@ from homenode.model.formats import limits
 from homenode.model.part import ModelPart
 from homenode.model.spec import ModelSpec, RopeSpec, TensorEntry
 
-NAME = "mimo_v2_flash"
 DEFAULTS = Defaults(
     max_position=131072, heads=64, kv_heads=4, head_dim=192, vocab=152576, norm_eps=1e-5, theta=5e6, local_theta=1e4,
     intermediate=16384, rotary_share=0.334, bos_id=1,
@@ -52,21 +51,21 @@ def _slides(spec: ModelSpec, _part: ModelPart, layer: int | None) -> bool:
     return layer is not None and spec.window_of(layer) is not None
 
 
-_Q, _K, _, _ = common.PROJECTIONS
+_Q, _K, _, _ = tables.PROJECTIONS
 PARAMETERS = (
-    *common.EMBEDDING_AND_HEAD,
-    layer_weight("input_norm", "input_layernorm", "attn_norm", "hidden"),
+    *tables.EMBEDDING_AND_HEAD,
+    tables.INPUT_NORM,
     replace(_Q, shape=("query_key", "hidden")),
     _K,
     layer_weight("v", "self_attn.v_proj", "attn_v", "kv_value", "hidden"),
     layer_weight("o", "self_attn.o_proj", "attn_output", "hidden", "query_value"),
-    replace(common.QKV_BIASES[0], shape=("query_key",)),
-    common.QKV_BIASES[1],
-    layer_bias("v_bias", "self_attn.v_proj", "attn_v", "kv_value", when=common.has_qkv_biases),
+    replace(tables.QKV_BIASES[0], shape=("query_key",)),
+    tables.QKV_BIASES[1],
+    layer_bias("v_bias", "self_attn.v_proj", "attn_v", "kv_value", when=tables.has_qkv_biases),
     Parameter("sinks", f"model.layers.{{layer}}.{_SINKS}", ("heads",), "blk.{layer}.attn_sinks.weight", _slides),
-    *common.GATED_MLP,
-    *common.EXPERTS,
-    common.CHOICE_BIAS,
+    *tables.GATED_MLP,
+    *tables.EXPERTS,
+    tables.CHOICE_BIAS,
 )
 
 
@@ -74,14 +73,8 @@ def read_folder(config: FolderConfig) -> ModelSpec:
     """The figures in config.json. Published ones spell some of them otherwise than the class."""
     config = config.respelled({"layernorm_epsilon": "rms_norm_eps", "swa_rope_theta": "rope_local_base_freq"})
     fields = config.fields
-    config.refuse_activation("hidden_act", "silu")
-    for key, wanted in (("add_swa_attention_sink_bias", True), ("add_full_attention_sink_bias", False)):
-        if fields.boolean(key, wanted) is not wanted:
-            raise UnsupportedError(
-                f"{config.path}: {key} {str(not wanted).lower()} is not supported in {NAME}; "
-                f"homenode wants {str(wanted).lower()}"
-            )
-    spec = config.decoder(NAME, DEFAULTS, rotates_part=True)
+    fields.refuse_others({"add_swa_attention_sink_bias": True, "add_full_attention_sink_bias": False})
+    spec = config.decoder(DEFAULTS, rotates_part=True)
     near = spec.local_rope or RopeSpec(theta=1e4)
     if not (fields.table("rope_parameters") or fields.table("rope_scaling")):
         near = replace(near, rotary_dim=spec.rope.rotary_dim)
@@ -116,21 +109,19 @@ def _sliding(spec: ModelSpec) -> tuple[bool, ...]:
     return spec.sliding_layers or (False,) * spec.num_layers
 
 
-def read_gguf(config: GgufConfig) -> ModelSpec:
-    """The figures in a GGUF file."""
+def _read_gguf(config: GgufConfig) -> ModelSpec:
     fields = config.fields
     width = fields.integer("attention.key_length", maximum=limits.MOST_HEAD_DIM)
-    spec = config.decoder(NAME, theta=5e6, head_dim=width, layers_differ=True)
+    spec = config.decoder(theta=5e6, head_dim=width, layers_differ=True)
     window, sliding = config.window(), config.marked_layers("attention.sliding_window_pattern")
     if sliding is None or (any(sliding) and window is None):
         raise fields.wrong("attention.sliding_window_pattern", None, "a truth value for each layer, and a window")
-    theta = fields.number("rope.freq_base_swa", spec.rope.theta, above=1.0, most=limits.MOST_THETA)
     own = NarrowValues(
         fields.integer("attention.value_length", width, maximum=limits.MOST_HEAD_DIM),
         fields.number("attention.value_scale", 1.0, least=0.0) or 1.0,
     )
     if any(sliding):
-        near = replace(spec.rope, theta=theta)
+        near = replace(spec.rope, theta=config.local_rope(spec.rope.theta).theta)
         spec = replace(spec, sliding_window=window, sliding_layers=sliding, local_rope=near)
     heads = config.per_layer("attention.head_count_kv")
     moe = config.moe(spec, scores=(2,), epsilon=1e-20)
@@ -141,7 +132,7 @@ def with_narrow_values(spec: ModelSpec, own: NarrowValues, kv_heads: list[int]) 
     """`spec` with such values, and so many KV heads in each layer."""
     if own.width > spec.head_dim:
         raise UnsupportedError(
-            f"values of {own.width} elements beside keys of {spec.head_dim} are not supported in {NAME}; "
+            f"values of {own.width} elements beside keys of {spec.head_dim} are not supported in {spec.architecture}; "
             "homenode wants no more than keys have"
         )
     return replace(
@@ -163,7 +154,9 @@ def _project(ops: Ops, model: ForwardContext, index: int, h: Tensor, rotation: T
     layer, width, value = model.parameters.layers[index], model.spec.head_dim, _of(model.spec).width
     heads, kv_heads = (each.count for each in model.part.heads_in(model.part.layers.first + index))
     biases = (layer.get("q_bias"), layer.get("k_bias"), layer.get("v_bias"))
-    rows = ops.linear(h, (layer["q"], layer["k"], layer["v"]), biases, precision=common.precision_of_scores(model.spec))
+    rows = ops.linear(
+        h, (layer["q"], layer["k"], layer["v"]), biases, precision=attention.precision_of_scores(model.spec)
+    )
     q, k, v = ops.split(rows, (heads * width, kv_heads * width, kv_heads * value))
     q, k = ops.rope(q, rotation, width), ops.rope(k, rotation, width)
     if rest := width - value:
@@ -172,34 +165,35 @@ def _project(ops: Ops, model: ForwardContext, index: int, h: Tensor, rotation: T
     return q, k, v
 
 
-def forward(ops: Ops, model: ForwardContext) -> Tensor:
-    """Logits of the step's selected rows, or the rows for the next stage."""
-    x, own, width = common.enter(ops, model), _of(model.spec), model.spec.head_dim
-    rotation = common.rotation_by_layer(ops, model)
+def _forward(ops: Ops, model: ForwardContext) -> Tensor:
+    x, own, width = stage.enter(ops, model), _of(model.spec), model.spec.head_dim
+    rotation = attention.rotation_by_layer(ops, model)
     for index, layer in enumerate(model.parameters.layers):
-        qkv = _project(ops, model, index, common.normed(ops, model, x, layer["input_norm"]), rotation(index))
-        inner = common.attended(ops, model, index, qkv, None)
+        qkv = _project(ops, model, index, stage.normed(ops, model, x, layer["input_norm"]), rotation(index))
+        inner = attention.attended(ops, model, index, qkv, None)
         if rest := width - own.width:
             heads = model.part.heads_in(model.part.layers.first + index)[0].count
             inner, _ = ops.split(ops.regroup(inner, (own.width, rest)), (heads * own.width, heads * rest))
-        inner, x = (common.select_last(ops, model, index, each) for each in (inner, x))
-        x = common.project_out(ops, model, ops.scale(inner, own.scale), layer["o"], None, x)
-        x = common.feed_forward(ops, model, index, x)
-    return common.leave(ops, model, x)
+        inner = ops.scale(stage.select_last(ops, model, index, inner), own.scale)
+        x = stage.add_mixed(ops, model, index, x, inner, "o")
+        x = mlp.feed_forward(ops, model, index, x)
+    return stage.leave(ops, model, x)
 
 
 ARCHITECTURE = Architecture(
-    NAME,
+    "mimo_v2_flash",
     FolderFormat(
         "MiMoV2FlashForCausalLM",
         read_folder,
         fields=SIGMOID_MOE_FIELDS - _UNREAD
         | frozenset(
-            "hidden_act attention_bias n_routed_experts num_local_experts v_head_dim sliding_window "
+            "attention_bias v_head_dim sliding_window "
             "sliding_window_size attention_value_scale mlp_layer_types rope_local_base_freq hybrid_layer_pattern "
             "swa_num_key_value_heads layernorm_epsilon swa_rope_theta moe_layer_freq add_swa_attention_sink_bias "
             "add_full_attention_sink_bias".split()
-        ),
+        )
+        | DEFAULTS.fields
+        | EXPERTS.fields,
         harmless=dict.fromkeys(
             "swa_head_dim swa_v_head_dim swa_num_attention_heads hybrid_block_size attention_chunk_size "
             "attention_projection_layout".split(),
@@ -208,7 +202,7 @@ ARCHITECTURE = Architecture(
         | dict.fromkeys(_UNREAD, NOT_READ),
         convert=_with_published_names,
     ),
-    GgufFormat("mimo2", read_gguf, keys=frozenset(("attention.value_scale", "rope.freq_base_swa"))),
+    GgufFormat("mimo2", _read_gguf, keys=frozenset(("attention.value_scale", "rope.freq_base_swa"))),
     PARAMETERS,
-    forward,
+    _forward,
 )

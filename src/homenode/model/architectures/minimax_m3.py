@@ -1,5 +1,6 @@
-"""MiniMax M3, its text: MiniMax M2 with norms of one plus their weight over each head, a clamped gate in all MLPs, and an
-expert that every token uses. In most layers each KV head attends to blocks of tokens that a head of an indexer chooses.
+"""MiniMax M3, its text: MiniMax M2 with norms of one plus their weight over each head, a clamped gate in all MLPs, and
+an expert that every token uses. In most layers each KV head attends to blocks of tokens that a head of an indexer
+chooses.
 
 transformers and llama.cpp agree on it but for the elements of a head that turn: of `rotary_dim` and
 `partial_rotary_factor` llama.cpp reads the first and transformers the second, so they have to say one thing.
@@ -14,24 +15,22 @@ from pathlib import Path
 
 from homenode.compute.ops import Ops, Tensor
 from homenode.errors import UnsupportedError
-from homenode.model.architectures import common, gpt_oss, token_indexer
+from homenode.model.architectures import attention, conversions, gpt_oss, mlp, stage, tables, token_indexer
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
-from homenode.model.architectures.gemma2 import norms_plus_one
 from homenode.model.architectures.parameters import ForwardContext
+from homenode.model.architectures.stage import Layer
 from homenode.model.config.folder_config import Defaults, ExpertDefaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.formats import limits
 from homenode.model.formats.fields import Fields
-from homenode.model.formats.reading import quoted
 from homenode.model.formats.stacked_experts import StackedExperts
-from homenode.model.formats.tensor_parts import rows_of
 from homenode.model.spec import BlockChoice, IndexerSpec, ModelSpec, MoeSpec, TensorEntry
 from homenode.units import format_count
 
-NAME = "minimax_m3"
 DEFAULTS = Defaults(
-    max_position=524288, heads=64, kv_heads=4, head_dim=128, vocab=200064, bos_id=200034, eos_id=200020, theta=5e6
-)
+    max_position=524288, heads=64, kv_heads=4, head_dim=128, vocab=200064, bos_id=200034, eos_id=200020, theta=5e6,
+    activation=None,
+)  # fmt: skip
 EXPERTS = ExpertDefaults(experts=128, experts_per_token=4, size=0)  # config.json never says a size
 DENSE, EXPERT = 12288, 3072  # inner columns
 SPARSE = "minimax_m3_sparse"  # in layer_types
@@ -65,13 +64,13 @@ _RENAMED = (
     (re.compile(r"\.self_attn\.index_([qk])_"), r".self_attn.indexer.\1_"),
 )
 PARAMETERS = (
-    *common.EMBEDDING_AND_HEAD,
-    *common.ATTENTION,
-    *common.HEAD_NORMS,
-    *common.GATED_MLP,
-    *common.EXPERTS,
-    common.CHOICE_BIAS,
-    *common.SHARED_EXPERTS,
+    *tables.EMBEDDING_AND_HEAD,
+    *tables.ATTENTION,
+    *tables.HEAD_NORMS,
+    *tables.GATED_MLP,
+    *tables.EXPERTS,
+    tables.CHOICE_BIAS,
+    *tables.SHARED_EXPERTS,
     *(
         token_indexer.parameter(f"index_{key}", f"{name}.weight", f"{name}.weight", *shape)
         for key, name, *shape in (
@@ -84,16 +83,15 @@ PARAMETERS = (
 )
 
 
-def read_folder(config: FolderConfig) -> ModelSpec:
-    """The figures in config.json."""
+def _read_folder(config: FolderConfig) -> ModelSpec:
     fields = config.fields
-    gpt_oss.refuse_other_gate(config)
+    fields.refuse_others(gpt_oss.GATE)
     config.refuse_other_scores()
     table = fields.table(_TABLE) or Fields(config.path, {}, f"{_TABLE}.")
-    _refuse_others(fields, _WANTED)
-    _refuse_others(table, _WANTED_OF_INDEXER)
+    fields.refuse_others(_WANTED)
+    table.refuse_others(_WANTED_OF_INDEXER)
     size = fields.integer("intermediate_size", EXPERT, maximum=limits.MOST_INTERMEDIATE)
-    spec = config.decoder(NAME, replace(DEFAULTS, intermediate=EXPERT), rotates_part=True)
+    spec = config.decoder(replace(DEFAULTS, intermediate=EXPERT), rotates_part=True)
     turning = spec.rope.rotary_dim or spec.head_dim
     if (told := fields.optional_integer("rotary_dim", maximum=limits.MOST_HEAD_DIM)) not in (None, turning):
         raise UnsupportedError(
@@ -120,14 +118,6 @@ def read_folder(config: FolderConfig) -> ModelSpec:
         for name, older, _, default in _FIGURES
     )
     return _with_indexer(spec, figures, sparse, config.path) if sparse else spec
-
-
-def _refuse_others(fields: Fields, wanted: Mapping[str, object]) -> None:
-    for key, value in wanted.items():
-        if fields.has(key) and fields.value(key) != value:
-            raise UnsupportedError(
-                f"{fields.path}: {key} {quoted(fields.value(key))} is not supported in {NAME}; homenode wants {value!r}"
-            )
 
 
 def _unmarked(
@@ -163,15 +153,13 @@ def _with_indexer(spec: ModelSpec, figures: tuple[int, ...], layers: tuple[int, 
     }
     for seen, wanted in wrong.items():
         if wanted:
-            raise UnsupportedError(f"{path}: {seen} are not supported in {NAME}; homenode wants {wanted}")
+            raise UnsupportedError(f"{path}: {seen} are not supported in {spec.architecture}; homenode wants {wanted}")
     blocks = BlockChoice(size, count, local)
     return token_indexer.with_indexer(spec, IndexerSpec(heads, width, count * size, layers, False, blocks))
 
 
-def read_gguf(config: GgufConfig) -> ModelSpec:
-    """The figures in a GGUF file."""
-    spec = config.decoder(NAME)
-    config.refuse_window(spec)
+def _read_gguf(config: GgufConfig) -> ModelSpec:
+    spec = config.uniform_decoder()
     spec = replace(spec, moe=_routed(config.moe(spec, "model.layers.{layer}.mlp.gate.weight", scores=(2,))))
     key = "model.layers.{}.self_attn.indexer.k_proj.weight"
     sparse = tuple(layer for layer in range(spec.num_layers) if key.format(layer) in config.tensors)
@@ -187,74 +175,68 @@ def convert_folder(tensors: Mapping[str, TensorEntry], spec: ModelSpec) -> dict[
             name = pattern.sub(ours, name)
         found[name] = replace(entry, name=name)
     for name in [name for name in found if name.endswith(".gate_up_proj.weight") and ".experts." not in name]:
-        both = found.pop(name)
-        for first, part in enumerate(("gate_proj", "up_proj")):
-            half = both.shape[0] // 2
-            own = name.replace("gate_up_proj", part)
-            found[own] = rows_of(both, own, first * half, half)
-    return norms_plus_one(_STACKS.split(found, spec), spec)
+        gate, up = (name.replace("gate_up_proj", part) for part in ("gate_proj", "up_proj"))
+        found |= conversions.halves(found.pop(name), gate, up)
+    return conversions.norms_plus_one(_STACKS.split(found, spec), spec)
 
 
-def forward(ops: Ops, model: ForwardContext) -> Tensor:
-    """Logits of the step's selected rows, or the rows for the next stage."""
-    x = common.enter(ops, model)
-    rotation = common.angles(ops, model.rope)
+def _forward(ops: Ops, model: ForwardContext) -> Tensor:
+    x = stage.enter(ops, model)
+    rotation = attention.angles(ops, model.rope)
     for index, layer in enumerate(model.parameters.layers):
-        h = common.normed(ops, model, x, layer["input_norm"])
-        q, k, v = common.project_qkv(ops, model, layer, h)
-        q, k = common.normed(ops, model, q, layer["q_norm"]), common.normed(ops, model, k, layer["k_norm"])
+        h = stage.normed(ops, model, x, layer["input_norm"])
+        q, k, v = attention.project_qkv(ops, model, layer, h)
+        q, k = stage.normed(ops, model, q, layer["q_norm"]), stage.normed(ops, model, k, layer["k_norm"])
         if "index_q" in layer:
             q, k = (ops.rope(each, rotation, model.spec.head_dim) for each in (q, k))
-            x = _attend_to_blocks(ops, model, index, x, (q, k, v), _choose(ops, model, index, h, rotation))
+            found = _attend_to_blocks(ops, model, index, (q, k, v), _choose(ops, model, index, h, rotation))
         else:
-            x = common.attend(ops, model, index, x, (q, k, v), rotation)
-        if "router" in layer:
-            x = common.feed_forward(ops, model, index, x)
-        else:
-            h = common.normed(ops, model, x, layer["post_norm"])
-            inner = ops.clamped_mul(ops.linear(h, (layer["gate"], layer["up"])))
-            x = common.project_out(ops, model, inner, layer["down"], None, x)
-    return common.leave(ops, model, x)
+            found = attention.attended(ops, model, index, (q, k, v), rotation)
+        x = stage.add_mixed(ops, model, index, x, stage.select_last(ops, model, index, found), "o")
+        x = _feed_forward(ops, model, index, x)
+    return stage.leave(ops, model, x)
+
+
+def _gated(ops: Ops, layer: Layer, h: Tensor) -> Tensor:
+    return ops.clamped_mul(ops.linear(h, (layer["gate"], layer["up"])))
+
+
+_feed_forward = mlp.feed_forward_with(_gated)
 
 
 def _attend_to_blocks(
-    ops: Ops, model: ForwardContext, index: int, x: Tensor, qkv: tuple[Tensor, Tensor, Tensor], chosen: Tensor
+    ops: Ops, model: ForwardContext, index: int, qkv: tuple[Tensor, Tensor, Tensor], chosen: Tensor
 ) -> Tensor:
-    """x plus the attention of layer `index` of this stage over the chosen blocks, projected; of the model's last layer
-    the selected rows only.
-    """
+    """The attention of layer `index` of this stage over the chosen blocks."""
     spec, where = model.spec, model.cache_layers[model.part.layers.first + index]
     assert spec.indexer is not None and spec.indexer.blocks is not None
     size, scale = spec.indexer.blocks.size, spec.head_dim**-0.5
-    inner = ops.attention(*qkv, model.cache, where, scale, chosen=chosen, chosen_block=size)
-    inner = common.select_last(ops, model, index, inner)
-    if model.part.adds_residual:
-        x = common.select_last(ops, model, index, x)
-    return common.project_out(ops, model, inner, model.parameters.layers[index]["o"], None, x)
+    return ops.attention(*qkv, model.cache, where, scale, chosen=chosen, chosen_block=size)
 
 
 def _choose(ops: Ops, model: ForwardContext, index: int, h: Tensor, rotation: Tensor) -> Tensor:
     """The blocks that each KV head here of layer `index` of this stage attends to. h: its normed rows."""
     layer, spec, indexer = model.parameters.layers[index], model.spec, model.spec.indexer
     assert indexer is not None and indexer.blocks is not None
-    widths, precision = (indexer.heads * indexer.width, indexer.width), common.precision_of_scores(spec)
+    widths, precision = (indexer.heads * indexer.width, indexer.width), attention.precision_of_scores(spec)
     q, k = ops.split(ops.linear(h, (layer["index_q"], layer["index_k"]), precision=precision), widths)
-    q, k = (common.normed(ops, model, x, layer[f"index_{name}_norm"]) for x, name in ((q, "q"), (k, "k")))
-    q = common.columns_of(ops, q, model.part.kv_heads, indexer.heads, indexer.width)
+    q, k = (stage.normed(ops, model, x, layer[f"index_{name}_norm"]) for x, name in ((q, "q"), (k, "k")))
+    q = stage.columns_of(ops, q, model.part.kv_heads, indexer.heads, indexer.width)
     q, k = (ops.rope(x, rotation, indexer.width) for x in (q, k))
     place, blocks = model.index_layers[model.part.layers.first + index], indexer.blocks
     return ops.choose_blocks(q, k, model.cache, place, blocks.size, blocks.count, blocks.local)
 
 
 ARCHITECTURE = Architecture(
-    NAME,
+    "minimax_m3",
     FolderFormat(
         "MiniMaxM3VLForCausalLM",
-        read_folder,
+        _read_folder,
         fields=frozenset(
-            "num_local_experts num_experts num_experts_per_tok rotary_dim scoring_func topk_method dense_intermediate_size "
-            "shared_intermediate_size routed_scaling_factor mlp_layer_types moe_layer_freq".split()
+            "rotary_dim scoring_func topk_method dense_intermediate_size shared_intermediate_size "
+            "routed_scaling_factor mlp_layer_types moe_layer_freq".split()
         )
+        | EXPERTS.fields
         | {name for name, *_ in _FIGURES}
         | {_TABLE}
         | _WANTED.keys()
@@ -268,7 +250,7 @@ ARCHITECTURE = Architecture(
         picture_classes=("MiniMaxM3SparseForConditionalGeneration", "MiniMaxM3VLForConditionalGeneration"),
         convert=convert_folder,
     ),
-    GgufFormat("minimax-m3", read_gguf, keys=frozenset(f"attention.indexer.{name}" for _, _, name, _ in _FIGURES)),
+    GgufFormat("minimax-m3", _read_gguf, keys=frozenset(f"attention.indexer.{name}" for _, _, name, _ in _FIGURES)),
     PARAMETERS,
-    forward,
+    _forward,
 )

@@ -6,23 +6,28 @@ import math
 from dataclasses import dataclass, replace
 
 from homenode.compute.ops import Ops, Tensor
-from homenode.model.architectures import common
+from homenode.model.architectures import attention, conversions
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
 from homenode.model.architectures.llama import PARAMETERS
 from homenode.model.architectures.parameters import ForwardContext
 from homenode.model.architectures.pre_norm import Heads, forward_with
-from homenode.model.config.folder_config import Defaults, FolderConfig, extended_position
+from homenode.model.config.folder_config import Defaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.config.known_fields import NOT_READ
 from homenode.model.formats import limits
-from homenode.model.spec import ModelSpec, RopeSpec
+from homenode.model.spec import ModelSpec
 
-NAME = "ministral3"
 DEFAULTS = Defaults(
     max_position=262144, heads=32, kv_heads=8, head_dim=128, vocab=131072, bos_id=1, eos_id=2, norm_eps=1e-5
 )
-ROPE = RopeSpec(theta=1e6, kind="yarn", factor=16.0, original_max_position=16384, attention_factor=1.0)
-GROWTH = 0.1
+ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 1e6,
+    "factor": 16.0,
+    "original_max_position_embeddings": 16384,
+    "attention_factor": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
 _TABLES = ("rope_parameters", "rope_scaling")
 _IN_TABLES = ("llama_4_scaling_beta", "max_position_embeddings")
 
@@ -35,25 +40,19 @@ class QueryGrowth:
     length: int
 
 
-def read_folder(config: FolderConfig) -> ModelSpec:
-    """The figures in config.json."""
-    config.refuse_activation("hidden_act", "silu")
-    window = config.window(default=None)
-    config.refuse_other_layers(window)
-    spec = replace(config.decoder(NAME, DEFAULTS), sliding_window=window)
-    tables = [table for name in reversed(_TABLES) if (table := config.fields.table(name)) is not None and table.names()]
-    if not tables:
-        spec = replace(spec, rope=ROPE, max_position=extended_position(ROPE, spec.max_position))
-        return _with_growth(spec, GROWTH, ROPE.original_max_position)
-    told = tables[0].optional_integer("original_max_position_embeddings", maximum=limits.MOST_POSITION)
+def _read_folder(config: FolderConfig) -> ModelSpec:
+    config = config.with_rope(ROPE)
+    spec, table = config.uniform_decoder(DEFAULTS, window=config.window(default=None)), config.rope_table
+    if table is None:
+        return spec
+    told = table.optional_integer("original_max_position_embeddings", maximum=limits.MOST_POSITION)
     length = spec.rope.original_max_position or told
-    return _with_growth(spec, tables[0].optional_number("llama_4_scaling_beta", least=0.0), length)
+    return _with_growth(spec, table.optional_number("llama_4_scaling_beta", least=0.0), length)
 
 
-def read_gguf(config: GgufConfig) -> ModelSpec:
-    """The figures in a GGUF file."""
+def _read_gguf(config: GgufConfig) -> ModelSpec:
     fields = config.fields
-    spec = config.refuse_window(config.decoder(NAME, whole_heads=True, own_magnitude=True))
+    spec = config.refuse_window(config.decoder(whole_heads=True, own_magnitude=True))
     multiplier = fields.number("rope.scaling.yarn_log_multiplier", 0.0, least=0.0)
     if spec.rope.kind == "yarn" and multiplier:
         logarithm = 0.1 * math.log(max(spec.rope.factor, 1.0))
@@ -68,28 +67,25 @@ def _with_growth(spec: ModelSpec, growth: float | None, length: int | None) -> M
 
 def project(ops: Ops, model: ForwardContext, index: int, h: Tensor, rotation: Tensor) -> Heads:
     """The `Projection` with queries that grow with their position."""
-    q, k, v = common.project_qkv(ops, model, model.parameters.layers[index], h)
+    q, k, v = attention.project_qkv(ops, model, model.parameters.layers[index], h)
     own = model.spec.own
     if isinstance(own, QueryGrowth):
         q = ops.scale_by_position(q, own.growth, own.length)
-    return common.rotated(ops, model, index, (q, k, v), rotation)
+    return attention.rotated(ops, model, index, (q, k, v), rotation)
 
 
 ARCHITECTURE = Architecture(
-    NAME,
+    "ministral3",
     FolderFormat(
         "Ministral3ForCausalLM",
-        read_folder,
-        fields=frozenset(("hidden_act", "sliding_window", *(f"{table}.{_IN_TABLES[0]}" for table in _TABLES))),
+        _read_folder,
+        fields=DEFAULTS.fields.union(["sliding_window"], (f"{table}.{_IN_TABLES[0]}" for table in _TABLES)),
         harmless=dict.fromkeys(("attention_bias", "use_sliding_window", "max_window_layers"), NOT_READ)
         | {f"{table}.{_IN_TABLES[1]}": "the field of the model says it" for table in _TABLES},
         picture_classes=("Mistral3ForConditionalGeneration",),
     ),
     GgufFormat(
-        "mistral3",
-        read_gguf,
-        keys=frozenset(("attention.temperature_scale",)),
-        convert=common.interleaved_heads,
+        "mistral3", _read_gguf, keys=frozenset(("attention.temperature_scale",)), convert=conversions.interleaved_heads
     ),
     PARAMETERS,
     forward_with(project),

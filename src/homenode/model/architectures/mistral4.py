@@ -1,14 +1,14 @@
-"""Mistral 4: latent attention with queries that grow with their position, and experts scored by a softmax beside one that
-every token uses.
+"""Mistral 4: latent attention with queries that grow with their position, and experts scored by a softmax beside one
+that every token uses.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from homenode.model.architectures import common, deepseek_v3, latent_attention
-from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
-from homenode.model.architectures.common import Tensors
+from homenode.model.architectures import deepseek_v3, latent_attention, tables
+from homenode.model.architectures.architecture import Architecture, FolderFormat
+from homenode.model.architectures.conversions import Tensors
 from homenode.model.architectures.latent_attention import LatentHeads
 from homenode.model.config.folder_config import Defaults, ExpertDefaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
@@ -16,25 +16,23 @@ from homenode.model.formats import limits
 from homenode.model.formats.stacked_experts import StackedExperts
 from homenode.model.spec import ModelSpec, TensorEntry
 
-NAME = "mistral4"
 DEFAULTS = Defaults(max_position=1048576, heads=32, vocab=131072, bos_id=1, eos_id=2)
 HEADS = LatentHeads(query_rank=1024, latent=256, plain=64, rotary=64, value=128)
 EXPERTS = ExpertDefaults(experts=128, experts_per_token=4, size=2048, keys=("n_routed_experts", "num_local_experts"))
 GROWTH = 0.1  # of queries, where the file does not say, as GGUF files do not
 PARAMETERS = (
-    *common.EMBEDDING_AND_HEAD,
+    *tables.EMBEDDING_AND_HEAD,
     *latent_attention.PARAMETERS,
-    *common.GATED_MLP,
-    *common.EXPERTS,
-    *common.SHARED_EXPERTS,
+    *tables.GATED_MLP,
+    *tables.EXPERTS,
+    *tables.SHARED_EXPERTS,
 )
 FIELDS = deepseek_v3.FIELDS - {"scoring_func", "topk_method", "moe_layer_freq"}
 
 
-def read_folder(config: FolderConfig) -> ModelSpec:
-    """The figures in config.json."""
+def _read_folder(config: FolderConfig) -> ModelSpec:
     fields = config.fields
-    spec = latent_attention.read_folder(config, NAME, DEFAULTS, HEADS)
+    spec = latent_attention.read_folder(config, DEFAULTS, HEADS)
     dense = fields.integer("first_k_dense_replace", 0, minimum=0, maximum=limits.MOST_LAYERS)
     normalise = fields.boolean("norm_topk_prob", True)
     moe = config.moe(EXPERTS, normalise=normalise, dense=tuple(range(min(dense, spec.num_layers))))
@@ -47,14 +45,13 @@ def read_folder(config: FolderConfig) -> ModelSpec:
         groups_chosen=fields.integer("topk_group", 1, maximum=limits.MOST_EXPERTS),
         shared_intermediate_size=shared * moe.intermediate_size,
     )
-    table = fields.table("rope_parameters") or fields.table("rope_scaling")
-    growth = table.optional_number("llama_4_scaling_beta", least=0.0) if table else None
+    table = config.rope_table
+    growth = table.optional_number("llama_4_scaling_beta", least=0.0) if table is not None else None
     return latent_attention.with_growth(replace(spec, moe=moe), growth or 0.0, spec.rope.original_max_position)
 
 
-def read_gguf(config: GgufConfig) -> ModelSpec:
-    """The figures in a GGUF file."""
-    spec = latent_attention.read_gguf(config, NAME)
+def _read_gguf(config: GgufConfig) -> ModelSpec:
+    spec = latent_attention.read_gguf(config)
     spec = replace(spec, moe=config.moe(spec, scores=(1, 3), epsilon=1e-20))
     if latent_attention.heads_of(spec).growth:
         return spec
@@ -67,22 +64,16 @@ def split_folder(tensors: Tensors, spec: ModelSpec) -> dict[str, TensorEntry]:
 
 
 ARCHITECTURE = Architecture(
-    NAME,
+    "mistral4",
     FolderFormat(
         "Mistral4ForCausalLM",
-        read_folder,
+        _read_folder,
         fields=FIELDS | {"rope_parameters.llama_4_scaling_beta"},
         harmless={"rope_parameters.max_position_embeddings": "the field of the model says it"},
         picture_classes=("Mistral3ForConditionalGeneration",),
         convert=split_folder,
     ),
-    GgufFormat(
-        "mistral4",
-        read_gguf,
-        keys=latent_attention.KEYS,
-        names=latent_attention.GGUF_NAMES,
-        convert=latent_attention.split_gguf_heads,
-    ),
+    latent_attention.gguf_format("mistral4", _read_gguf),
     PARAMETERS,
     latent_attention.forward,
 )

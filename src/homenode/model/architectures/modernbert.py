@@ -7,8 +7,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from homenode.compute.ops import Ops, Tensor
-from homenode.errors import UnsupportedError
-from homenode.model.architectures import common, encoder
+from homenode.model.architectures import attention, encoder, stage, tables
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
 from homenode.model.architectures.layer_kinds import all_but_first_of_each
 from homenode.model.architectures.layer_norm_decoder import normed
@@ -16,23 +15,17 @@ from homenode.model.architectures.parameters import ForwardContext
 from homenode.model.config.folder_config import Defaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.formats import limits
-from homenode.model.formats.reading import quoted
 from homenode.model.part import ModelPart
 from homenode.model.pooling import HeadLayer, PoolingSpec
-from homenode.model.spec import ModelSpec, RopeSpec
+from homenode.model.spec import ModelSpec
 
-NAME = "modernbert"
 DEFAULTS = Defaults(
-    max_position=8192,
-    heads=12,
-    vocab=50368,
-    norm_eps=1e-5,
-    intermediate=1152,
-    theta=160000.0,
-    local_theta=10000.0,
-)
+    max_position=8192, heads=12, vocab=50368, norm_eps=1e-5, intermediate=1152, theta=160000.0, local_theta=10000.0,
+    activation=None,
+)  # fmt: skip
 PATTERN = 3  # each layer of that number, from the first on, sees its whole text, the others a window
 _SPELLED = {"norm_eps": "rms_norm_eps", "global_rope_theta": "rope_theta", "local_rope_theta": "rope_local_base_freq"}
+_WANTED = {"hidden_activation": "gelu", "attention_bias": False, "mlp_bias": False, "norm_bias": False}
 _LAYER = "model.layers.{layer}."
 _MODULES = {
     "embeddings.tok_embeddings": "model.embed_tokens",
@@ -54,24 +47,17 @@ def _is_behind_first(_spec: ModelSpec, _part: ModelPart, layer: int | None) -> b
 PARAMETERS = (
     encoder.EMBEDDING,
     encoder.EMBEDDING_NORM[0],
-    common.EMBEDDING_AND_HEAD[1],
-    common.layer_weight("input_norm", "input_layernorm", "attn_norm", "hidden", when=_is_behind_first),
-    *common.PROJECTIONS,
-    *common.GATED_MLP,
+    tables.EMBEDDING_AND_HEAD[1],
+    tables.layer_weight("input_norm", "input_layernorm", "attn_norm", "hidden", when=_is_behind_first),
+    *tables.PROJECTIONS,
+    *tables.GATED_MLP,
 )
 
 
-def read_folder(config: FolderConfig) -> ModelSpec:
-    """The figures in config.json."""
+def _read_folder(config: FolderConfig) -> ModelSpec:
     fields = config.fields
-    if (activation := fields.text("hidden_activation", "gelu")) != "gelu":
-        raise UnsupportedError(
-            f"{config.path}: hidden_activation {quoted(activation)} is not supported; homenode runs 'gelu'"
-        )
-    for key in ("attention_bias", "mlp_bias", "norm_bias"):
-        if fields.boolean(key, False):
-            raise UnsupportedError(f"{config.path}: {key} true is not supported; homenode wants false")
-    spec = encoder.folder_figures(config.respelled(_SPELLED), NAME, DEFAULTS)
+    fields.refuse_others(_WANTED)
+    spec = encoder.folder_figures(config.respelled(_SPELLED), DEFAULTS)
     every = fields.integer("global_attn_every_n_layers", PATTERN, maximum=limits.MOST_LAYERS)
     local = fields.integer("local_attention", 128, minimum=2, maximum=limits.MOST_POSITION)
     spec = config.with_window_in(spec, local // 2 + 1, lambda layers: all_but_first_of_each(layers, every))
@@ -85,51 +71,47 @@ def read_folder(config: FolderConfig) -> ModelSpec:
     return replace(spec, pooling=PoolingSpec("mean" if rows == "mean" else "cls", len(labels), head, labels))
 
 
-def read_gguf(config: GgufConfig) -> ModelSpec:
-    """The figures in a GGUF file."""
+def _read_gguf(config: GgufConfig) -> ModelSpec:
     fields = config.fields
-    if (activation := fields.text("hidden_act", "gelu")) != "gelu":
-        raise UnsupportedError(f"{config.path}: hidden_act {quoted(activation)} is not supported; homenode runs 'gelu'")
-    spec = encoder.gguf_figures(config, NAME)
+    fields.refuse_others({"hidden_act": "gelu"})
+    spec = encoder.gguf_figures(config)
     local = config.window()
     if local is None:
         return spec
     every = fields.integer("attention.sliding_window_pattern", PATTERN, maximum=limits.MOST_LAYERS)
-    near = fields.number("rope.freq_base_swa", 10000.0, above=1.0, most=limits.MOST_THETA)
     return replace(
         spec,
         sliding_window=local // 2 + 1,
         sliding_layers=all_but_first_of_each(spec.num_layers, every),
-        local_rope=RopeSpec(theta=near),
+        local_rope=config.local_rope(10000.0),
     )
 
 
-def forward(ops: Ops, model: ForwardContext) -> Tensor:
-    """The step's selected rows, or the rows for the next stage."""
+def _forward(ops: Ops, model: ForwardContext) -> Tensor:
     x = encoder.enter(ops, model)
-    rotation = common.rotation_by_layer(ops, model)
+    rotation = attention.rotation_by_layer(ops, model)
     for index, layer in enumerate(model.parameters.layers):
         h = normed(ops, model, layer, "input_norm", x) if "input_norm" in layer else x
-        inner = common.attended(ops, model, index, common.project_qkv(ops, model, layer, h), rotation(index))
-        inner, x = (common.select_last(ops, model, index, rows) for rows in (inner, x))
-        x = common.project_out(ops, model, inner, layer["o"], None, x)
+        inner = attention.attended(ops, model, index, attention.project_qkv(ops, model, layer, h), rotation(index))
+        inner, x = (stage.select_last(ops, model, index, rows) for rows in (inner, x))
+        x = stage.project_out(ops, model, inner, layer["o"], None, x)
         h = normed(ops, model, layer, "post_norm", x)
         inner = ops.gelu_mul(ops.linear(h, (layer["gate"], layer["up"])), form="gelu_erf")
-        x = common.project_out(ops, model, inner, layer["down"], None, x)
+        x = stage.project_out(ops, model, inner, layer["down"], None, x)
     return normed(ops, model, model.parameters.top, "norm", x) if model.part.last_stage else x
 
 
 ARCHITECTURE = Architecture(
-    NAME,
+    "modernbert",
     FolderFormat(
         "ModernBertModel",
-        read_folder,
+        _read_folder,
         fields=frozenset(
             (
                 *encoder.EPS,
                 *_SPELLED,
-                *"hidden_activation attention_bias mlp_bias norm_bias global_attn_every_n_layers".split(),
-                *"local_attention rope_local_base_freq classifier_pooling id2label".split(),
+                *_WANTED,
+                *"global_attn_every_n_layers local_attention rope_local_base_freq classifier_pooling id2label".split(),
             )
         ),
         harmless=encoder.HARMLESS
@@ -140,16 +122,16 @@ ARCHITECTURE = Architecture(
         )
         | dict.fromkeys("decoder_bias classifier_bias classifier_activation".split(), "of heads"),
         older_classes=("ModernBertForMaskedLM", "ModernBertForSequenceClassification"),
-        modules=_MODULES | {f"model.{theirs}": ours for theirs, ours in _MODULES.items()},
+        modules=encoder.with_fronts(_MODULES, "model"),
         convert=encoder.split_tensors,
     ),
     GgufFormat(
         "modern-bert",
-        read_gguf,
+        _read_gguf,
         keys=encoder.GGUF_KEYS | {"rope.freq_base_swa", "hidden_act", "attention.sliding_window_pattern"},
         names={"blk.{layer}.ffn_up.weight": _LAYER + "mlp.gate_up_proj.weight"},
         convert=encoder.split_tensors,
     ),
     PARAMETERS,
-    forward,
+    _forward,
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from homenode.errors import UnsupportedError
@@ -12,11 +11,9 @@ from homenode.model.config.folder_config import Defaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.formats.fields import Fields
 from homenode.model.formats.fused_rows import split_fused_rows
-from homenode.model.formats.reading import quoted
 from homenode.model.spec import ModelSpec
 
-NAME = "mpt"
-DEFAULTS = Defaults(max_position=2048, heads=16, vocab=50368, norm_eps=1e-5, intermediate=8192)
+DEFAULTS = Defaults(max_position=2048, heads=16, vocab=50368, norm_eps=1e-5, intermediate=8192, activation=None)
 STYLE = BlockStyle("gelu_erf", positions="alibi", norm_biases=False)
 _LAYER = "model.layers.{layer}."
 _SPELLED = {
@@ -31,21 +28,13 @@ _WANTED = {"no_bias": True, "expansion_ratio": 4, "logit_scale": None}
 _WANTED_OF_ATTENTION = {"alibi": True, "prefix_lm": False, "qk_ln": False, "attn_type": "multihead_attention"}
 
 
-def _refuse_others(fields: Fields, wanted: Mapping[str, object]) -> None:
-    for key, value in wanted.items():
-        if fields.has(key) and (seen := fields.value(key)) != value:
-            raise UnsupportedError(f"{fields.path}: {key} {quoted(seen)} is not supported; homenode wants {value!r}")
-
-
-def read_folder(config: FolderConfig) -> ModelSpec:
-    """The figures in config.json."""
+def _read_folder(config: FolderConfig) -> ModelSpec:
     config = config.respelled(_SPELLED)
     fields = config.fields
     attention = fields.table("attn_config") or Fields(config.path, {})
-    config.refuse_other_layers(window=None)
-    _refuse_others(fields, _WANTED)
-    _refuse_others(attention, _WANTED_OF_ATTENTION)
-    spec = config.decoder(NAME, DEFAULTS)
+    fields.refuse_others(_WANTED)
+    attention.refuse_others(_WANTED_OF_ATTENTION)
+    spec = config.uniform_decoder(DEFAULTS)
     style = replace(
         STYLE,
         clip=attention.optional_number("clip_qkv", least=0.0) or None,
@@ -57,21 +46,22 @@ def read_folder(config: FolderConfig) -> ModelSpec:
     )
 
 
-def read_gguf(config: GgufConfig) -> ModelSpec:
-    """The figures in a GGUF file."""
+def _read_gguf(config: GgufConfig) -> ModelSpec:
     fields = config.fields
     bits = fields.number("attention.max_alibi_bias", least=0.0, most=1e3)
     if not bits:
-        raise UnsupportedError(f"{config.path}: attention.max_alibi_bias 0 (no ALiBi) is not supported in {NAME}")
+        raise UnsupportedError(
+            f"{config.path}: attention.max_alibi_bias 0 (no ALiBi) is not supported in {config.architecture}"
+        )
     clip = fields.optional_number("attention.clamp_kqv", least=0.0) or None
-    return gguf_figures(config, NAME, replace(STYLE, clip=clip, alibi_bits=bits))
+    return gguf_figures(config, replace(STYLE, clip=clip, alibi_bits=bits))
 
 
 ARCHITECTURE = Architecture(
-    NAME,
+    "mpt",
     FolderFormat(
         "MptForCausalLM",
-        read_folder,
+        _read_folder,
         fields=frozenset((*_SPELLED, *_WANTED, "attn_config")),
         harmless=dict.fromkeys(
             "learned_pos_emb init_device embedding_fraction norm_type emb_pdrop init_config tokenizer_name verbose "
@@ -91,7 +81,7 @@ ARCHITECTURE = Architecture(
         },
         convert=split_fused_rows,
     ),
-    GgufFormat("mpt", read_gguf, keys=frozenset(("attention.max_alibi_bias", "attention.clamp_kqv"))),
+    GgufFormat("mpt", _read_gguf, keys=frozenset(("attention.max_alibi_bias", "attention.clamp_kqv"))),
     PARAMETERS,
     forward,
 )

@@ -7,26 +7,23 @@ factor that folders name, and the rows of q and k in another order.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from homenode.compute.ops import Ops, Tensor
-from homenode.errors import UnsupportedError
-from homenode.model.architectures import common, gemma2
+from homenode.model.architectures import attention, conversions, gemma2, mlp, stage, tables
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
-from homenode.model.architectures.common import layer_weight
 from homenode.model.architectures.layer_kinds import all_but_each
-from homenode.model.architectures.parameters import ForwardContext
+from homenode.model.architectures.parameters import ForwardContext, of_model
+from homenode.model.architectures.tables import layer_weight
 from homenode.model.config.folder_config import Defaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
-from homenode.model.part import ModelPart
-from homenode.model.spec import ModelSpec, TensorEntry
+from homenode.model.spec import ModelSpec
 from homenode.units import format_count
 
-NAME = "muse_glimmer"
 DEFAULTS = Defaults(
-    max_position=131072, heads=32, kv_heads=2, vocab=202048, head_dim=128, bos_id=200000, eos_id=200001, norm_eps=1e-5
-)
+    max_position=131072, heads=32, kv_heads=2, vocab=202048, head_dim=128, bos_id=200000, eos_id=200001, norm_eps=1e-5,
+    activation=None,
+)  # fmt: skip
 PATTERN = 4  # each layer of that number, counted from the last back, sees its whole context, and has no rope
 WINDOW, SOFTCAP, POST_EPSILON = 2048, 20.0, 1e-8
 QUERY_FACTOR, MULTIPLIER = 3.87, 0.19611613513818404
@@ -34,11 +31,10 @@ QUERY_FACTOR, MULTIPLIER = 3.87, 0.19611613513818404
 
 @dataclass(frozen=True)
 class GatedCappedBlock:
-    """`multiplier`: of logits before they are capped; `post_epsilon`: of the norms of what is added; `norms_weighted`:
-    whether the norms of q and k have weights; `rotated`: the layers that have a rope.
+    """`post_epsilon`: of the norms of what is added; `norms_weighted`: whether the norms of q and k have weights;
+    `rotated`: the layers that have a rope.
     """
 
-    multiplier: float
     post_epsilon: float
     norms_weighted: bool
     rotated: tuple[bool, ...]
@@ -49,13 +45,10 @@ def _of(spec: ModelSpec) -> GatedCappedBlock:
     return spec.own
 
 
-def _has_head_norms(spec: ModelSpec, _part: ModelPart, _layer: int | None) -> bool:
-    return _of(spec).norms_weighted
-
-
+_has_head_norms = of_model(lambda spec: _of(spec).norms_weighted)
 PARAMETERS = (
     *gemma2.PARAMETERS,
-    *(replace(norm, when=_has_head_norms) for norm in common.HEAD_NORMS),
+    *(replace(norm, when=_has_head_norms) for norm in tables.HEAD_NORMS),
     layer_weight("attention_gate", "self_attn.gate_proj", "attn_gate", "query", "hidden"),
 )
 
@@ -64,13 +57,11 @@ def _sliding(layers: int) -> tuple[bool, ...]:
     return tuple((layers - 1 - layer) % PATTERN != 0 for layer in range(layers))
 
 
-def read_folder(config: FolderConfig) -> ModelSpec:
-    """The figures in config.json."""
+def _read_folder(config: FolderConfig) -> ModelSpec:
     fields = config.fields
     config.refuse_activation("hidden_activation", "silu")
-    if fields.boolean("attention_bias", False):
-        raise UnsupportedError(f"{config.path}: attention_bias true is not supported in {NAME}; homenode wants false")
-    spec = config.decoder(NAME, DEFAULTS)
+    fields.refuse_others({"attention_bias": False})
+    spec = config.decoder(DEFAULTS)
     spec = config.with_window_in(spec, config.window(default=WINDOW), _sliding)
     turns = fields.numbers("layer_rope_theta", above=-1.0)
     rotated = tuple(theta != 0 for theta in turns) or _sliding(spec.num_layers)
@@ -78,53 +69,52 @@ def read_folder(config: FolderConfig) -> ModelSpec:
         wanted = f"for each of {format_count(spec.num_layers, 'layer')} 0 or the rope's own {spec.rope.theta:g}"
         raise fields.wrong("layer_rope_theta", turns, wanted)
     factor = fields.number("qk_scale_factor", QUERY_FACTOR)
-    own = GatedCappedBlock(
-        fields.number("output_multiplier", MULTIPLIER), fields.number("post_norm_eps", POST_EPSILON), False, rotated
+    spec = replace(
+        spec,
+        attention_scale=factor * spec.head_dim**-0.5,
+        own=GatedCappedBlock(fields.number("post_norm_eps", POST_EPSILON), False, rotated),
     )
-    cap = fields.number("final_logit_softcapping", SOFTCAP)
-    return replace(spec, attention_scale=factor * spec.head_dim**-0.5, logits_softcap=cap / own.multiplier, own=own)
+    return _capped(
+        spec, fields.number("output_multiplier", MULTIPLIER), fields.number("final_logit_softcapping", SOFTCAP)
+    )
 
 
-def read_gguf(config: GgufConfig) -> ModelSpec:
-    """The figures in a GGUF file."""
-    fields, key = config.fields, "attention.sliding_window_pattern"
-    spec = config.decoder(NAME, whole_heads=True)
-    sliding = config.marked_layers(key) or all_but_each(spec.num_layers, PATTERN)
-    own = GatedCappedBlock(fields.number("logit_scale"), POST_EPSILON, True, sliding)
+def _capped(spec: ModelSpec, multiplier: float, cap: float | None) -> ModelSpec:
+    """`spec` with logits that are multiplied before they are capped."""
+    return replace(spec, logits_scale=multiplier, logits_softcap=cap and cap / multiplier)
+
+
+def _read_gguf(config: GgufConfig) -> ModelSpec:
+    fields, spec = config.fields, config.decoder(whole_heads=True)
+    sliding = config.marked_layers("attention.sliding_window_pattern") or all_but_each(spec.num_layers, PATTERN)
+    multiplier = fields.number("logit_scale")
     cap = fields.optional_number("final_logit_softcapping", least=0.0) or None
-    if any(sliding):
-        spec = replace(spec, sliding_window=config.window(default=WINDOW), sliding_layers=sliding)
-    return replace(spec, logits_softcap=cap and cap / own.multiplier, own=own)
+    spec = config.with_window_in(spec, config.window(default=WINDOW), lambda layers: all_but_each(layers, PATTERN))
+    return _capped(replace(spec, own=GatedCappedBlock(POST_EPSILON, True, sliding)), multiplier, cap)
 
 
-def norms_plus_one(tensors: Mapping[str, TensorEntry], _spec: ModelSpec) -> dict[str, TensorEntry]:
-    """The tensors of a folder, one added to the weights of the norms in layers; that behind all of them is whole."""
-    return {n: replace(e, plus=1.0) if n.endswith("layernorm.weight") else e for n, e in tensors.items()}
-
-
-def forward(ops: Ops, model: ForwardContext) -> Tensor:
-    """Logits of the step's selected rows, or the rows for the next stage."""
+def _forward(ops: Ops, model: ForwardContext) -> Tensor:
     own, spec = _of(model.spec), model.spec
-    x = common.enter(ops, model)
+    x = stage.enter(ops, model)
     if model.part.first_stage:
         x = ops.rms_norm(x, spec.hidden_size, spec.rms_norm_eps)
-    rotation = common.angles(ops, model.rope)
+    rotation = attention.angles(ops, model.rope)
     for index, layer in enumerate(model.parameters.layers):
-        inner = common.select_last(ops, model, index, _attended(ops, model, index, x, rotation))
-        out = common.project_out(ops, model, inner, layer["o"], None, None)
+        inner = stage.select_last(ops, model, index, _attended(ops, model, index, x, rotation))
+        out = stage.project_out(ops, model, inner, layer["o"], None, None)
         out = ops.rms_norm(out, layer["attended_norm"], own.post_epsilon)
-        x = ops.add(common.select_last(ops, model, index, x), out)
-        h = common.normed(ops, model, x, layer["post_norm"])
-        out = common.project_out(ops, model, common.gated(ops, layer, h), layer["down"], None, None)
+        x = ops.add(stage.select_last(ops, model, index, x), out)
+        h = stage.normed(ops, model, x, layer["post_norm"])
+        out = stage.project_out(ops, model, mlp.gated(ops, layer, h), layer["down"], None, None)
         x = ops.add(x, ops.rms_norm(out, layer["mlp_norm"], own.post_epsilon))
-    return common.leave_scaled(ops, model, x, own.multiplier)
+    return stage.leave(ops, model, x)
 
 
 def _attended(ops: Ops, model: ForwardContext, index: int, x: Tensor, rotation: Tensor) -> Tensor:
     """What layer `index` of this stage attends to, times sigmoid of a gate for each element."""
     spec, part, layer = model.spec, model.part, model.parameters.layers[index]
     width, place = spec.head_dim, part.layers.first + index
-    h = common.normed(ops, model, x, layer["input_norm"])
+    h = stage.normed(ops, model, x, layer["input_norm"])
     query, kv = part.heads.count * width, part.kv_heads.count * width
     rows = ops.linear(h, (layer["q"], layer["k"], layer["v"], layer["attention_gate"]))
     q, k, v, gate = ops.split(rows, (query, kv, kv, query))
@@ -133,29 +123,30 @@ def _attended(ops: Ops, model: ForwardContext, index: int, x: Tensor, rotation: 
     if _of(spec).rotated[place]:
         q, k = ops.rope(q, rotation, width), ops.rope(k, rotation, width)
     scale = width**-0.5 if spec.attention_scale is None else spec.attention_scale
-    found = ops.attention(q, k, v, model.cache, model.cache_layers[place], scale, common.window(model, index))
+    found = ops.attention(q, k, v, model.cache, model.cache_layers[place], scale, attention.window(model, index))
     return ops.sigmoid_mul(found, gate)
 
 
 ARCHITECTURE = Architecture(
-    NAME,
+    "muse_glimmer",
     FolderFormat(
         "MuseGlimmerForCausalLM",
-        read_folder,
+        _read_folder,
         fields=frozenset(
             "hidden_activation attention_bias sliding_window layer_rope_theta qk_scale_factor output_multiplier "
             "post_norm_eps final_logit_softcapping".split()
         ),
         model_types=("muse_glimmer_text",),
         picture_classes=("MuseGlimmerForConditionalGeneration",),
-        convert=norms_plus_one,
+        # of the norms in layers; that behind all of them is whole
+        convert=lambda tensors, spec: conversions.norms_plus_one(tensors, spec, "layernorm.weight"),
     ),
     GgufFormat(
         "muse-glimmer",
-        read_gguf,
+        _read_gguf,
         keys=frozenset(("logit_scale", "final_logit_softcapping")),
-        convert=common.interleaved_heads,
+        convert=conversions.interleaved_heads,
     ),
     PARAMETERS,
-    forward,
+    _forward,
 )

@@ -8,42 +8,33 @@ from dataclasses import replace
 
 from homenode.compute.ops import Ops, Tensor
 from homenode.errors import UnsupportedError
-from homenode.model.architectures import common, gemma2, llama
+from homenode.model.architectures import attention, gemma2, llama, stage, tables
 from homenode.model.architectures.architecture import Architecture, FolderFormat
 from homenode.model.architectures.parameters import ForwardContext
 from homenode.model.config.folder_config import Defaults, FolderConfig
 from homenode.model.spec import ModelSpec
 
-NAME = "nanochat"
-DEFAULTS = Defaults(max_position=2048, heads=6, vocab=50304, norm_eps=1e-6, bos_id=0, eos_id=1, intermediate=8192)
+DEFAULTS = Defaults(
+    max_position=2048, heads=6, vocab=50304, norm_eps=1e-6, bos_id=0, eos_id=1, intermediate=8192, activation=None,
+    attention_bias=False,
+)  # fmt: skip
 SOFTCAP = 15.0
 _LAYER = "model.layers.{layer}."
-_EMBED, _, _LM_HEAD = common.EMBEDDING_AND_HEAD
-PARAMETERS = (
-    _EMBED,
-    _LM_HEAD,
-    *common.PROJECTIONS,
-    *common.QKV_BIASES,
-    *common.OUTPUT_BIAS,
-    *common.GATE_UP_DOWN[1:],
-)
+_EMBED, _, _LM_HEAD = tables.EMBEDDING_AND_HEAD
+PARAMETERS = (_EMBED, _LM_HEAD, *tables.PROJECTIONS, *tables.QKV_BIASES, *tables.OUTPUT_BIAS, *tables.GATE_UP_DOWN[1:])
 
 
-def read_folder(config: FolderConfig) -> ModelSpec:
-    """The figures in config.json."""
+def _read_folder(config: FolderConfig) -> ModelSpec:
     if (activation := config.plain_activation("hidden_act", "relu2")) != "relu2":
         raise UnsupportedError(
-            f"{config.path}: hidden_act {activation} is not supported in {NAME}; homenode runs relu2"
+            f"{config.path}: hidden_act {activation} is not supported in {config.architecture}; homenode runs relu2"
         )
-    config.refuse_other_layers(window=None)
-    bias = config.fields.boolean("attention_bias", False)
-    spec = replace(config.decoder(NAME, DEFAULTS), attention_bias=bias, output_bias=bias)
+    spec = config.uniform_decoder(DEFAULTS)
     return replace(spec, logits_softcap=gemma2.softcap(config, "final_logit_softcapping", SOFTCAP))
 
 
-def forward(ops: Ops, model: ForwardContext) -> Tensor:
-    """Logits of the step's selected rows, or the rows for the next stage."""
-    spec, x = model.spec, common.enter(ops, model)
+def _forward(ops: Ops, model: ForwardContext) -> Tensor:
+    spec, x = model.spec, stage.enter(ops, model)
 
     def normed(rows: Tensor, width: int = spec.hidden_size) -> Tensor:
         return ops.rms_norm(rows, width, spec.rms_norm_eps)
@@ -52,23 +43,23 @@ def forward(ops: Ops, model: ForwardContext) -> Tensor:
         x = normed(x)
     rotation = ops.rope_angles(-model.rope.inverse_frequencies, model.rope.scale)
     for index, layer in enumerate(model.parameters.layers):
-        q, k, v = common.project_qkv(ops, model, layer, normed(x))
+        q, k, v = attention.project_qkv(ops, model, layer, normed(x))
         q, k = (normed(ops.rope(each, rotation, spec.head_dim), spec.head_dim) for each in (q, k))
-        x = common.attend(ops, model, index, x, (q, k, v), None)
+        x = attention.attend(ops, model, index, x, (q, k, v), None)
         inner = ops.activate(ops.linear(normed(x), (layer["up"],)), "relu2")
-        x = common.project_out(ops, model, inner, layer["down"], None, x)
-    return common.logits_of(ops, model, normed(x)) if model.part.last_stage else x
+        x = stage.project_out(ops, model, inner, layer["down"], None, x)
+    return stage.logits_of(ops, model, normed(x)) if model.part.last_stage else x
 
 
 ARCHITECTURE = Architecture(
-    NAME,
+    "nanochat",
     FolderFormat(
         "NanoChatForCausalLM",
-        read_folder,
-        fields=frozenset("hidden_act attention_bias final_logit_softcapping".split()),
+        _read_folder,
+        fields=DEFAULTS.fields | {"hidden_act", "final_logit_softcapping"},
         modules={_LAYER + "mlp.fc1": _LAYER + "mlp.up_proj", _LAYER + "mlp.fc2": _LAYER + "mlp.down_proj"},
     ),
-    llama.ARCHITECTURE.gguf.without_files(NAME),
+    llama.ARCHITECTURE.gguf.without_files(),
     PARAMETERS,
-    forward,
+    _forward,
 )

@@ -7,32 +7,23 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from homenode.compute.ops import Ops, PlainActivation, Tensor
-from homenode.errors import UnsupportedError
-from homenode.model.architectures import common, mamba_mixer
+from homenode.model.architectures import attention, mamba_mixer, mlp, stage, tables
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
-from homenode.model.architectures.common import layer_weight
 from homenode.model.architectures.layer_norm_decoder import EPS_KEY
-from homenode.model.architectures.parameters import ForwardContext
+from homenode.model.architectures.parameters import Condition, ForwardContext, Parameter
+from homenode.model.architectures.tables import layer_weight
 from homenode.model.config.folder_config import ROPE, Defaults, ExpertDefaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.formats import limits
 from homenode.model.formats.fields import Fields
 from homenode.model.part import ModelPart
 from homenode.model.spec import ModelSpec, MoeSpec
-from homenode.model.state_mixers import ScanSpec, with_mixer
+from homenode.model.state_mixers import with_mixer
 
-NAME = "nemotron_h"
 DEFAULTS = Defaults(
-    max_position=4096,
-    heads=32,
-    kv_heads=8,
-    vocab=131072,
-    head_dim=128,
-    bos_id=1,
-    eos_id=2,
-    norm_eps=1e-5,
-    intermediate=21504,
-)
+    max_position=4096, heads=32, kv_heads=8, vocab=131072, head_dim=128, bos_id=1, eos_id=2, norm_eps=1e-5,
+    intermediate=21504, activation=None,
+)  # fmt: skip
 EXPERTS = ExpertDefaults(experts=8, experts_per_token=2, size=7688, keys=("n_routed_experts", "num_local_experts"))
 SPELLED = {
     "layer_norm_epsilon": "rms_norm_eps",
@@ -65,54 +56,35 @@ def _has_mlp(spec: ModelSpec, _part: ModelPart, layer: int | None) -> bool:
 
 
 def _has_latent(spec: ModelSpec, part: ModelPart, layer: int | None) -> bool:
-    return common.has_experts(spec, part, layer) and _extras(spec).latent
+    return tables.has_experts(spec, part, layer) and _extras(spec).latent
+
+
+def _up_and_down(
+    key: str, name: str, gguf: str, shape: tuple[str, str], when: Condition
+) -> tuple[Parameter, Parameter]:
+    """Both matrices of an MLP without a gate: see `tables.gated_matrices`."""
+    return (
+        layer_weight(f"{key}up", f"mixer{name}.up_proj", f"ffn_up{gguf}", *shape, when=when),
+        layer_weight(f"{key}down", f"mixer{name}.down_proj", f"ffn_down{gguf}", *reversed(shape), when=when),
+    )
 
 
 PARAMETERS = (
-    *common.EMBEDDING_AND_HEAD,
+    *tables.EMBEDDING_AND_HEAD,
     layer_weight("input_norm", "norm", "attn_norm", "hidden"),
     *(replace(each, name=each.name.replace("self_attn", "mixer")) for each in mamba_mixer.ATTENTION[:4]),
     *mamba_mixer.parameters("mixer"),
-    layer_weight("up", "mixer.up_proj", "ffn_up", "intermediate", "hidden", when=_has_mlp),
-    layer_weight("down", "mixer.down_proj", "ffn_down", "hidden", "intermediate", when=_has_mlp),
-    layer_weight("router", "mixer.gate", "ffn_gate_inp", "experts", "hidden", when=common.has_experts),
-    replace(common.CHOICE_BIAS, name="model.layers.{layer}.mixer.gate.e_score_correction_bias"),
+    *_up_and_down("", "", "", ("intermediate", "hidden"), _has_mlp),
+    layer_weight("router", "mixer.gate", "ffn_gate_inp", "experts", "hidden", when=tables.has_experts),
+    replace(tables.CHOICE_BIAS, name="model.layers.{layer}.mixer.gate.e_score_correction_bias"),
     layer_weight(
         "latent_down", "mixer.fc1_latent_proj", "ffn_latent_down", "expert_hidden", "hidden", when=_has_latent
     ),
     layer_weight("latent_up", "mixer.fc2_latent_proj", "ffn_latent_up", "hidden", "expert_hidden", when=_has_latent),
-    layer_weight(
-        "expert_up",
-        "mixer.experts.{expert}.up_proj",
-        "ffn_up_exps",
-        "expert_intermediate",
-        "expert_hidden",
-        when=common.has_experts,
+    *_up_and_down(
+        "expert_", ".experts.{expert}", "_exps", ("expert_intermediate", "expert_hidden"), tables.has_experts
     ),
-    layer_weight(
-        "expert_down",
-        "mixer.experts.{expert}.down_proj",
-        "ffn_down_exps",
-        "expert_hidden",
-        "expert_intermediate",
-        when=common.has_experts,
-    ),
-    layer_weight(
-        "shared_up",
-        "mixer.shared_experts.up_proj",
-        "ffn_up_shexp",
-        "shared_intermediate",
-        "hidden",
-        when=common.has_shared_expert,
-    ),
-    layer_weight(
-        "shared_down",
-        "mixer.shared_experts.down_proj",
-        "ffn_down_shexp",
-        "hidden",
-        "shared_intermediate",
-        when=common.has_shared_expert,
-    ),
+    *_up_and_down("shared_", ".shared_experts", "_shexp", ("shared_intermediate", "hidden"), tables.has_shared_expert),
 )
 
 
@@ -128,27 +100,20 @@ def _kinds(fields: Fields) -> tuple[str, ...]:
     return kinds
 
 
-def read_folder(config: FolderConfig) -> ModelSpec:
-    """The figures in config.json."""
+def _read_folder(config: FolderConfig) -> ModelSpec:
     config = config.respelled(SPELLED).without(*ROPE)
     kinds = _kinds(config.fields)
     config = replace(config, fields=config.fields.with_value("num_hidden_layers", len(kinds)))
-    fields, spec = config.fields, config.decoder(NAME, DEFAULTS)
+    fields, spec = config.fields, config.decoder(DEFAULTS)
     config.refuse_activation("mamba_hidden_act", "silu")
-    if fields.boolean("mlp_bias", False):
-        raise UnsupportedError(f"{config.path}: mlp_bias true is not supported in {NAME}; homenode wants false")
+    fields.refuse_others({"mlp_bias": False})
     of = {kind: tuple(layer for layer, each in enumerate(kinds) if each == kind) for kind in _LETTERS.values()}
-    bias = fields.boolean("use_bias", False)
-    scan = ScanSpec(
-        layers=of["linear_attention"],
+    scan = mamba_mixer.read_plain_names(
+        fields,
+        of["linear_attention"],
         heads=fields.integer("mamba_num_heads", 128, maximum=limits.MOST_HEADS),
         head_dim=fields.integer("mamba_head_dim", 64, maximum=limits.MOST_HEAD_DIM),
-        groups=fields.integer("n_groups", 8, maximum=limits.MOST_HEADS),
         state_width=fields.integer("ssm_state_size", 128, maximum=limits.MOST_HEAD_DIM),
-        taps=fields.integer("conv_kernel", 4, minimum=2, maximum=64) - 1,
-        convolution_bias=fields.boolean("use_conv_bias", True),
-        input_bias=bias,
-        output_bias=bias,
     )
     activation = config.plain_activation("mlp_hidden_act", "relu2")
     latent = fields.optional_integer("moe_latent_size", maximum=limits.MOST_HIDDEN)
@@ -185,7 +150,7 @@ def read_gguf(config: GgufConfig) -> ModelSpec:
     """
     if not config.fields.has("attention.layer_norm_rms_epsilon"):  # of newer files
         config = replace(config, fields=config.fields.respelled(EPS_KEY))
-    fields, spec = config.fields, config.decoder(NAME, layers_differ=True)
+    fields, spec = config.fields, config.decoder(layers_differ=True)
     heads = config.per_layer("attention.head_count_kv", spec.num_kv_heads, minimum=0)
     inner = config.per_layer("feed_forward_length", minimum=0, maximum=limits.MOST_INTERMEDIATE)
     layers = range(spec.num_layers)
@@ -206,30 +171,24 @@ def read_gguf(config: GgufConfig) -> ModelSpec:
     return with_mixer(spec, mamba_mixer.read_gguf(config, recurrent, "mixer"), attending)
 
 
-def forward(ops: Ops, model: ForwardContext) -> Tensor:
-    """Logits of the step's selected rows, or the rows for the next stage."""
-    x = common.enter(ops, model)
-    of_scan = common.precision_of_scores(model.spec)  # its rounding, too, would have rows choose other experts
+def _forward(ops: Ops, model: ForwardContext) -> Tensor:
+    x = stage.enter(ops, model)
+    of_scan = attention.precision_of_scores(model.spec)  # its rounding, too, would have rows choose other experts
     for index, layer in enumerate(model.parameters.layers):
-        h = common.normed(ops, model, x, layer["input_norm"])
+        h = stage.normed(ops, model, x, layer["input_norm"])
         if "q" in layer:
-            attended = common.attended(ops, model, index, common.project_qkv(ops, model, layer, h), None)
-            inner, out, bias = common.select_last(ops, model, index, attended), layer["o"], None
+            x = attention.attend(ops, model, index, x, attention.project_qkv(ops, model, layer, h), None)
         elif "scan_o" in layer:
             inner = mamba_mixer.mixed(ops, model, index, h, precision=of_scan)
-            out, bias = layer["scan_o"], layer.get("scan_o_bias")
+            x = stage.select_last(ops, model, index, x) if model.part.adds_residual else x
+            x = stage.project_out(ops, model, inner, layer["scan_o"], layer.get("scan_o_bias"), x, of_scan)
         else:
-            h, x = (common.select_last(ops, model, index, each) for each in (h, x))
+            h, x = (stage.select_last(ops, model, index, each) for each in (h, x))
             if "router" in layer:
                 x = _add_experts(ops, model, index, h, x)
-                continue
-            inner, out, bias = _activated(ops, model, layer["up"], h), layer["down"], None
-            x = common.project_out(ops, model, inner, out, bias, x)
-            continue
-        if model.part.adds_residual:
-            x = common.select_last(ops, model, index, x)
-        x = common.project_out(ops, model, inner, out, bias, x, of_scan if "scan_o" in layer else "usual")
-    return common.leave(ops, model, x)
+            else:
+                x = stage.project_out(ops, model, _activated(ops, model, layer["up"], h), layer["down"], None, x)
+    return stage.leave(ops, model, x)
 
 
 def _activated(ops: Ops, model: ForwardContext, weight: Tensor, h: Tensor) -> Tensor:
@@ -245,28 +204,29 @@ def _add_experts(ops: Ops, model: ForwardContext, index: int, h: Tensor, x: Tens
     shared = ops.linear(inner, (layer["shared_down"],), residual=residual)
     logits = ops.linear(h, (layer["router"],))
     if "latent_down" not in layer:
-        return common.over_ranks(ops, model, common.add_experts(ops, model, index, h, logits, shared))
-    found = common.add_experts(ops, model, index, ops.linear(h, (layer["latent_down"],)), logits, None)
-    return common.over_ranks(ops, model, ops.linear(found, (layer["latent_up"],), residual=shared))
+        return stage.over_ranks(ops, model, mlp.add_experts(ops, model, index, h, logits, shared))
+    found = mlp.add_experts(ops, model, index, ops.linear(h, (layer["latent_down"],)), logits, None)
+    return stage.over_ranks(ops, model, ops.linear(found, (layer["latent_up"],), residual=shared))
 
 
 ARCHITECTURE = Architecture(
-    NAME,
+    "nemotron_h",
     FolderFormat(
         "NemotronHForCausalLM",
-        read_folder,
+        _read_folder,
         fields=frozenset(
             "layers_block_type hybrid_override_pattern mamba_hidden_act mlp_hidden_act mlp_bias use_bias "
             "mamba_num_heads mamba_head_dim n_groups ssm_state_size conv_kernel use_conv_bias "
-            "n_routed_experts num_local_experts num_experts_per_tok moe_intermediate_size norm_topk_prob n_group "
-            "topk_group "
-            "routed_scaling_factor moe_latent_size moe_shared_expert_intermediate_size".split()
+            "norm_topk_prob n_group topk_group routed_scaling_factor moe_latent_size "
+            "moe_shared_expert_intermediate_size".split()
         )
+        | EXPERTS.fields
         | SPELLED.keys(),
         harmless=mamba_mixer.HARMLESS
         | dict.fromkeys(
             "attention_bias expand sliding_window n_shared_experts moe_shared_expert_overlap mamba_proj_bias "
-            "num_logits_to_keep mamba_expand mamba_dt_min mamba_dt_max mamba_dt_init_floor mamba_dt_limit time_step_limit "
+            "num_logits_to_keep mamba_expand mamba_dt_min mamba_dt_max mamba_dt_init_floor mamba_dt_limit "
+            "time_step_limit "
             "mtp_layers_block_type mtp_hybrid_override_pattern residual_in_fp32 rescale_prenorm_residual".split(),
             "its class does not compute with it, or not otherwise in float32",
         ),
@@ -287,5 +247,5 @@ ARCHITECTURE = Architecture(
         further_names=("nemotron_h_moe",),
     ),
     PARAMETERS,
-    forward,
+    _forward,
 )

@@ -1,5 +1,6 @@
-"""nomic-embed-text: BERT's layer with a rope in place of a table of positions. 1 and 1.5 have a gated MLP, and no biases
-but those of norms. Of 2 each second layer has experts in place of an MLP without a gate, and one bias for all of them.
+"""nomic-embed-text: BERT's layer with a rope in place of a table of positions. 1 and 1.5 have a gated MLP, and no
+biases but those of norms. Of 2 each second layer has experts in place of an MLP without a gate, and one bias for all of
+them.
 """
 
 from __future__ import annotations
@@ -7,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from homenode.compute.ops import Ops, Tensor
 from homenode.errors import UnsupportedError
-from homenode.model.architectures import common, encoder
-from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
-from homenode.model.architectures.parameters import ForwardContext, Parameter
+from homenode.model.architectures import encoder, tables
+from homenode.model.architectures.architecture import Architecture, FolderFormat
+from homenode.model.architectures.parameters import Parameter, of_model
 from homenode.model.config.folder_config import Defaults, ExpertDefaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.formats import limits
@@ -20,36 +20,36 @@ from homenode.model.formats.tensor_parts import rows_of, transposed
 from homenode.model.part import ModelPart
 from homenode.model.spec import ModelSpec, MoeSpec, TensorEntry
 
-NAME = "nomic_bert"
-DEFAULTS = Defaults(max_position=2048, heads=12, vocab=30528, norm_eps=1e-12, intermediate=3072, theta=1000.0)
+DEFAULTS = Defaults(
+    max_position=2048, heads=12, vocab=30528, norm_eps=1e-12, intermediate=3072, theta=1000.0, activation=None
+)
 EXPERTS = ExpertDefaults(experts=8, experts_per_token=2, size=3072)
 EXPERTS_BIAS = "model.layers.{layer}.mlp.experts.bias"
 
 
-def _has_gate(spec: ModelSpec, _part: ModelPart, _layer: int | None) -> bool:
-    return spec.moe is None
+_has_gate = of_model(lambda spec: spec.moe is None)
 
 
 def _has_experts_bias(spec: ModelSpec, part: ModelPart, layer: int | None) -> bool:
-    return spec.dimensions.get("experts_bias", 0) > 0 and common.has_experts(spec, part, layer)
+    return spec.dimensions.get("experts_bias", 0) > 0 and tables.has_experts(spec, part, layer)
 
 
 def _has_mlp_biases(spec: ModelSpec, part: ModelPart, layer: int | None) -> bool:
-    return common.has_mlp_biases(spec, part, layer) and common.has_mlp(spec, part, layer)
+    return tables.has_mlp_biases(spec, part, layer) and tables.has_mlp(spec, part, layer)
 
 
 PARAMETERS = (
     encoder.EMBEDDING,
     encoder.TYPES,
     *encoder.EMBEDDING_NORM,
-    *common.PROJECTIONS,
-    *common.QKV_BIASES,
-    *common.OUTPUT_BIAS,
-    replace(common.GATE_UP_DOWN[0], when=_has_gate),
-    *common.GATE_UP_DOWN[1:],
-    *(replace(bias, when=_has_mlp_biases) for bias in common.MLP_BIASES[1:]),
-    common.EXPERTS[0],
-    *common.EXPERTS[2:],
+    *tables.PROJECTIONS,
+    *tables.QKV_BIASES,
+    *tables.OUTPUT_BIAS,
+    replace(tables.GATE_UP_DOWN[0], when=_has_gate),
+    *tables.GATE_UP_DOWN[1:],
+    *(replace(bias, when=_has_mlp_biases) for bias in tables.MLP_BIASES[1:]),
+    tables.EXPERTS[0],
+    *tables.EXPERTS[2:],
     Parameter("experts_bias", EXPERTS_BIAS, ("hidden",), "blk.{layer}.ffn_down_exps.bias", _has_experts_bias),
     *encoder.POST_NORMS,
 )
@@ -86,20 +86,13 @@ _IN_LAYER = {
     "mlp.experts.mlp": "mlp.experts",
     "norm1": "attended_norm",
     "norm2": "mlp_norm",
-    "self_attn.q_proj": "self_attn.q_proj",
-    "self_attn.k_proj": "self_attn.k_proj",
-    "self_attn.v_proj": "self_attn.v_proj",
-    "self_attn.o_proj": "self_attn.o_proj",
-    "mlp.up_proj": "mlp.up_proj",
-    "mlp.gate_proj": "mlp.gate_proj",
-    "mlp.down_proj": "mlp.down_proj",
+    **{name: name for name in (f"self_attn.{part}_proj" for part in "qkvo")},
+    **{name: name for name in (f"mlp.{part}_proj" for part in ("gate", "up", "down"))},
     "post_attention_layernorm": "attended_norm",
     "post_mlp_layernorm": "mlp_norm",
 }
 _MODULES = {
-    "embeddings.word_embeddings": "model.embed_tokens",
-    "embeddings.token_type_embeddings": "model.token_types",
-    "embeddings.LayerNorm": "model.embed_norm",
+    **encoder.MODULES,
     "emb_ln": "model.embed_norm",
     **{
         f"{front}layers.{{layer}}.{theirs}": _LAYER + ours
@@ -109,13 +102,10 @@ _MODULES = {
 }
 
 
-def read_folder(config: FolderConfig) -> ModelSpec:
-    """The figures in config.json."""
+def _read_folder(config: FolderConfig) -> ModelSpec:
     config = config.respelled(_SPELLED)
     fields = config.fields
-    for key, wanted in _PLAIN.items():
-        if fields.boolean(key, wanted) is not wanted:
-            raise UnsupportedError(f"{config.path}: {key} is not supported but as {str(wanted).lower()}")
+    fields.refuse_others(_PLAIN)
     if fields.optional_number("rotary_emb_scale_base", least=0.0):
         raise UnsupportedError(f"{config.path}: rotary_emb_scale_base is not supported; homenode wants null")
     every = fields.optional_integer("moe_every_n_layers", minimum=0, maximum=limits.MOST_LAYERS) or 0
@@ -123,16 +113,14 @@ def read_folder(config: FolderConfig) -> ModelSpec:
     activation = fields.text("activation_function", "") or fields.text("hidden_act", activations[0])
     if activation not in activations:
         raise UnsupportedError(
-            f"{config.path}: activation_function {quoted(activation)} is not supported; homenode runs {activations[0]!r}"
+            f"{config.path}: activation_function {quoted(activation)} is not supported; homenode runs "
+            f"{activations[0]!r}"
         )
-    for key in _BIASES:
-        if fields.boolean(key, bool(every)) is not bool(every):
-            raise UnsupportedError(f"{config.path}: {key} is not supported but as {str(bool(every)).lower()}")
-    for key, count in (("num_shared_experts", 0), ("ffn_div", 1)):
-        if every and (seen := fields.integer(key, count, minimum=0)) != count:
-            raise UnsupportedError(f"{config.path}: {key} {seen} is not supported; homenode wants {count}")
-    spec = encoder.folder_figures(config, NAME, DEFAULTS)
-    types = fields.integer("type_vocab_size", 2, minimum=0, maximum=limits.MOST_HIDDEN)
+    fields.refuse_others(dict.fromkeys(_BIASES, every > 0))
+    if every:
+        fields.refuse_others({"num_shared_experts": 0, "ffn_div": 1})
+    spec = encoder.folder_figures(config, DEFAULTS)
+    types = encoder.types_of_folder(fields, 2)
     spec = replace(spec, dimensions={"types": types, "experts_bias": int(every > 0)})
     if not every:
         return spec
@@ -147,10 +135,9 @@ def _with_experts(spec: ModelSpec, moe: MoeSpec) -> ModelSpec:
     return replace(spec, moe=moe, attention_bias=True, output_bias=True, mlp_bias=True)
 
 
-def read_gguf(config: GgufConfig) -> ModelSpec:
-    """The figures in a GGUF file."""
-    spec = encoder.gguf_figures(config, NAME)
-    figures = {"types": int("model.token_types.weight" in config.tensors), "experts_bias": 0}
+def _read_gguf(config: GgufConfig) -> ModelSpec:
+    spec = encoder.gguf_figures(config)
+    figures = {"types": encoder.types_of_gguf(config), "experts_bias": 0}
     spec = replace(spec, dimensions=figures)
     if not config.fields.optional_integer("expert_count", minimum=0):
         return spec
@@ -183,20 +170,12 @@ def _single_experts(tensors: Mapping[str, TensorEntry], moe: MoeSpec) -> dict[st
     return found
 
 
-def forward(ops: Ops, model: ForwardContext) -> Tensor:
-    """The step's selected rows, or the rows for the next stage."""
-    x = encoder.enter(ops, model)
-    rotation = common.angles(ops, model.rope)
-    for index in range(len(model.parameters.layers)):
-        x = encoder.post_norm_layer(ops, model, index, x, rotation)
-    return x
-
-
+forward = encoder.forward_with("rope")
 ARCHITECTURE = Architecture(
-    NAME,
+    "nomic_bert",
     FolderFormat(
         "NomicBertModel",
-        read_folder,
+        _read_folder,
         fields=frozenset(
             (
                 *encoder.EPS,
@@ -208,7 +187,7 @@ ARCHITECTURE = Architecture(
                 *"num_shared_experts ffn_div moe_normalize_expert_weights num_experts_per_tok".split(),
             )
         ),
-        harmless={key: why for key, why in encoder.HARMLESS.items() if key != "type_vocab_size"}
+        harmless=encoder.harmless_but(["type_vocab_size"])
         | dict.fromkeys(
             "fused_bias_fc fused_dropout_add_ln use_xentropy pad_vocab_size_multiple "
             "last_layer_subset dense_seq_output summary_first_dropout scale_attn_weights "
@@ -217,18 +196,11 @@ ARCHITECTURE = Architecture(
             "how, not what, its makers' class computes",
         ),
         older_classes=("NomicBertForMaskedLM", "NomicBertForPreTraining"),
-        modules=_MODULES
-        | {f"{front}.{theirs}": ours for front in ("bert", "nomic_bert") for theirs, ours in _MODULES.items()},
+        modules=encoder.with_fronts(_MODULES, "bert", "nomic_bert"),
         convert=_converted,
     ),
-    GgufFormat(
-        "nomic-bert",
-        read_gguf,
-        keys=encoder.GGUF_KEYS | {"token_type_count"},
-        names=encoder.GGUF_NAMES,
-        convert=_converted,
-        with_or_without_experts=True,
-        further_names=("nomic-bert-moe",),
+    encoder.gguf_format(
+        "nomic-bert", _read_gguf, _converted, with_or_without_experts=True, further_names=("nomic-bert-moe",)
     ),
     PARAMETERS,
     forward,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from homenode.compute.ops import Ops, Tensor
-from homenode.model.architectures import common
+from homenode.model.architectures import attention, conversions, mlp, stage, tables
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
 from homenode.model.architectures.layer_norm_decoder import EPS_KEY
 from homenode.model.architectures.olmoe import ProjectionLimit, limited
@@ -14,32 +14,27 @@ from homenode.model.config.folder_config import Defaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.spec import ModelSpec
 
-NAME = "olmo"
 EPSILON = 1e-5  # whatever a file says
-DEFAULTS = Defaults(max_position=2048, heads=32, vocab=50304, eos_id=50279, norm_eps=EPSILON, intermediate=11008)
+DEFAULTS = Defaults(
+    max_position=2048, heads=32, vocab=50304, eos_id=50279, norm_eps=EPSILON, intermediate=11008, attention_bias=False
+)
 PARAMETERS = (
-    *(each for each in common.EMBEDDING_AND_HEAD if each.key != "norm"),
-    *common.PROJECTIONS,
-    *common.QKV_BIASES,
-    *common.OUTPUT_BIAS,
-    *common.GATE_UP_DOWN,
+    *(each for each in tables.EMBEDDING_AND_HEAD if each.key != "norm"),
+    *tables.PROJECTIONS,
+    *tables.QKV_BIASES,
+    *tables.OUTPUT_BIAS,
+    *tables.GATE_UP_DOWN,
 )
 
 
-def read_folder(config: FolderConfig) -> ModelSpec:
-    """The figures in config.json."""
-    fields = config.fields
-    config.refuse_activation("hidden_act", "silu")
-    config.refuse_other_layers(window=None)
-    bias = fields.boolean("attention_bias", False)
-    spec = replace(config.decoder(NAME, DEFAULTS), attention_bias=bias, output_bias=bias, rms_norm_eps=EPSILON)
-    return _limited(spec, fields.optional_number("clip_qkv"))
+def _read_folder(config: FolderConfig) -> ModelSpec:
+    spec = replace(config.uniform_decoder(DEFAULTS), rms_norm_eps=EPSILON)
+    return _limited(spec, config.fields.optional_number("clip_qkv"))
 
 
-def read_gguf(config: GgufConfig) -> ModelSpec:
-    """The figures in a GGUF file."""
+def _read_gguf(config: GgufConfig) -> ModelSpec:
     config = config.respelled(EPS_KEY)
-    spec = config.refuse_window(config.decoder(NAME, whole_heads=True))
+    spec = config.refuse_window(config.decoder(whole_heads=True))
     return _limited(spec, config.fields.optional_number("attention.clamp_kqv", least=0.0))
 
 
@@ -51,22 +46,21 @@ def _normed(ops: Ops, model: ForwardContext, x: Tensor) -> Tensor:
     return ops.layer_norm(x, model.spec.hidden_size, None, model.spec.rms_norm_eps)
 
 
-def forward(ops: Ops, model: ForwardContext) -> Tensor:
-    """Logits of the step's selected rows, or the rows for the next stage."""
-    x = common.enter(ops, model)
-    rotation = common.angles(ops, model.rope)
+def _forward(ops: Ops, model: ForwardContext) -> Tensor:
+    x = stage.enter(ops, model)
+    rotation = attention.angles(ops, model.rope)
     for index, layer in enumerate(model.parameters.layers):
-        qkv = limited(ops, model, common.project_qkv(ops, model, layer, _normed(ops, model, x)))
-        x = common.attend(ops, model, index, x, qkv, rotation)
-        inner = common.gated(ops, layer, _normed(ops, model, x))
-        x = common.project_out(ops, model, inner, layer["down"], None, x)
-    return common.logits_of(ops, model, _normed(ops, model, x)) if model.part.last_stage else x
+        qkv = limited(ops, model, attention.project_qkv(ops, model, layer, _normed(ops, model, x)))
+        x = attention.attend(ops, model, index, x, qkv, rotation)
+        inner = mlp.gated(ops, layer, _normed(ops, model, x))
+        x = stage.project_out(ops, model, inner, layer["down"], None, x)
+    return stage.logits_of(ops, model, _normed(ops, model, x)) if model.part.last_stage else x
 
 
 ARCHITECTURE = Architecture(
-    NAME,
-    FolderFormat("OlmoForCausalLM", read_folder, fields=frozenset(("hidden_act", "attention_bias", "clip_qkv"))),
-    GgufFormat("olmo", read_gguf, keys=frozenset(("attention.clamp_kqv",)), convert=common.interleaved_heads),
+    "olmo",
+    FolderFormat("OlmoForCausalLM", _read_folder, fields=DEFAULTS.fields | {"clip_qkv"}),
+    GgufFormat("olmo", _read_gguf, keys=frozenset(("attention.clamp_kqv",)), convert=conversions.interleaved_heads),
     PARAMETERS,
-    forward,
+    _forward,
 )

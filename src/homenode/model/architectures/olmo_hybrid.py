@@ -7,18 +7,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from homenode.compute.ops import Ops, Tensor
-from homenode.errors import UnsupportedError
-from homenode.model.architectures import common, delta_net, olmo2
+from homenode.model.architectures import delta_net, olmo2, tables
 from homenode.model.architectures.architecture import Architecture, FolderFormat
-from homenode.model.architectures.common import layer_weight
 from homenode.model.architectures.layer_kinds import INTERVAL
-from homenode.model.architectures.parameters import ForwardContext
+from homenode.model.architectures.pre_norm import forward_with, project_normed_whole
 from homenode.model.config.folder_config import Defaults, FolderConfig
 from homenode.model.formats import limits
 from homenode.model.spec import DeltaSpec, ModelSpec, TensorEntry
 
-NAME = "olmo_hybrid"
 DEFAULTS = Defaults(max_position=65536, heads=30, vocab=100352, norm_eps=1e-6, eos_id=100257, intermediate=11008)
 NORM_EPSILON = 1e-5  # of the norm behind the delta rule, whatever that of the others is
 KINDS = ("linear_attention", "full_attention")
@@ -35,29 +31,18 @@ _MODULES = {
     **{f"{_NET}{part}_conv1d": f"{_NET}conv_{part}" for part in "qkv"},
 }
 PARAMETERS = (
-    *common.EMBEDDING_AND_HEAD,
-    layer_weight("input_norm", "input_layernorm", "attn_norm", "hidden", when=delta_net.has_delta),
-    layer_weight("post_norm", "post_attention_layernorm", "ffn_norm", "hidden", when=delta_net.has_delta),
-    *(
-        replace(each, when=delta_net.attends)
-        for each in (
-            *common.PROJECTIONS_NORMED_WHOLE,
-            layer_weight("attended_norm", "post_attention_layernorm", "post_attention_norm", "hidden"),
-            layer_weight("mlp_norm", "post_feedforward_layernorm", "post_ffw_norm", "hidden"),
-        )
-    ),
+    *tables.EMBEDDING_AND_HEAD,
+    *(replace(each, when=delta_net.has_delta) for each in (tables.INPUT_NORM, *tables.POST_NORM)),
+    *(replace(each, when=delta_net.attends) for each in (*tables.PROJECTIONS_NORMED_WHOLE, *tables.NORMS_BEHIND)),
     *delta_net.DELTA,
-    *common.GATE_UP_DOWN,
+    *tables.GATE_UP_DOWN,
 )
 
 
-def read_folder(config: FolderConfig) -> ModelSpec:
-    """The figures in config.json."""
+def _read_folder(config: FolderConfig) -> ModelSpec:
     fields = config.fields
-    config.refuse_activation("hidden_act", "silu")
-    if fields.boolean("attention_bias", False):
-        raise UnsupportedError(f"{config.path}: attention_bias true is not supported in {NAME}; homenode wants false")
-    spec = config.decoder(NAME, DEFAULTS)
+    fields.refuse_others({"attention_bias": False})
+    spec = config.decoder(DEFAULTS)
     layers, kinds = range(spec.num_layers), fields.texts("layer_types")
     if not kinds:
         full = {layer for layer in layers if (layer + 1) % INTERVAL == 0} or {spec.num_layers - 1}
@@ -79,8 +64,7 @@ def read_folder(config: FolderConfig) -> ModelSpec:
     )
     if delta.value_heads % keys:
         raise fields.wrong("linear_num_value_heads", delta.value_heads, f"a multiple of {keys} key heads")
-    table = fields.table("rope_scaling") or fields.table("rope_parameters")
-    has_rope = not (table.is_null("rope_theta") if table and table.names() else fields.is_null("rope_theta"))
+    has_rope = not (config.rope_table or fields).is_null("rope_theta")
     return delta_net.with_delta(replace(spec, rope_layers=() if has_rope else (False,) * spec.num_layers), delta)
 
 
@@ -95,28 +79,11 @@ def convert_folder(tensors: Mapping[str, TensorEntry], spec: ModelSpec) -> dict[
     return found
 
 
-def forward(ops: Ops, model: ForwardContext) -> Tensor:
-    """Logits of the step's selected rows, or the rows for the next stage."""
-    x = common.enter(ops, model)
-    rotation = common.angles(ops, model.rope)
-    for index, layer in enumerate(model.parameters.layers):
-        if "q" in layer:
-            qkv = common.project_qkv_normed_whole(ops, model, layer, x)
-            x = olmo2.layer_of(ops, model, index, x, common.rotated(ops, model, index, qkv, rotation))
-            continue
-        inner = delta_net.delta_net(ops, model, index, common.normed(ops, model, x, layer["input_norm"]))
-        if model.part.adds_residual:
-            x = common.select_last(ops, model, index, x)
-        x = common.project_out(ops, model, inner, layer["delta_o"], None, x)
-        x = common.gated_mlp(ops, model, layer, x)
-    return common.leave(ops, model, x)
-
-
 ARCHITECTURE = Architecture(
-    NAME,
+    "olmo_hybrid",
     FolderFormat(
         "OlmoHybridForCausalLM",
-        read_folder,
+        _read_folder,
         fields=frozenset(
             "hidden_act attention_bias linear_num_key_heads linear_num_value_heads linear_key_head_dim "
             "linear_value_head_dim linear_conv_kernel_dim linear_allow_neg_eigval".split()
@@ -128,7 +95,7 @@ ARCHITECTURE = Architecture(
         modules=_MODULES,
         convert=convert_folder,
     ),
-    olmo2.ARCHITECTURE.gguf.without_files(NAME),
+    olmo2.ARCHITECTURE.gguf.without_files(),
     PARAMETERS,
-    forward,
+    forward_with(project_normed_whole, mixer=delta_net.delta_net, mixer_out="delta_o"),
 )

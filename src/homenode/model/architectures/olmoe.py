@@ -7,25 +7,23 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from homenode.compute.ops import Ops, Tensor
-from homenode.model.architectures import common, olmo2
+from homenode.model.architectures import attention, olmo2, tables
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
-from homenode.model.architectures.common import layer_weight
 from homenode.model.architectures.parameters import ForwardContext
 from homenode.model.architectures.pre_norm import Heads, forward_with
 from homenode.model.config.folder_config import Defaults, ExpertDefaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.spec import ModelSpec
 
-NAME = "olmoe"
-DEFAULTS = Defaults(max_position=4096, norm_eps=1e-5, eos_id=50279)
+DEFAULTS = Defaults(max_position=4096, norm_eps=1e-5, eos_id=50279, attention_bias=False)
 EXPERTS = ExpertDefaults(experts=64, experts_per_token=8, size=0)  # config.json never says a size
 PARAMETERS = (
-    *common.EMBEDDING_AND_HEAD,
-    layer_weight("input_norm", "input_layernorm", "attn_norm", "hidden"),
-    *common.PROJECTIONS_NORMED_WHOLE,
+    *tables.EMBEDDING_AND_HEAD,
+    tables.INPUT_NORM,
+    *tables.PROJECTIONS_NORMED_WHOLE,
     *olmo2.BIASES,
-    *common.POST_NORM,
-    *common.EXPERTS,
+    *tables.POST_NORM,
+    *tables.EXPERTS,
 )
 
 
@@ -36,29 +34,24 @@ class ProjectionLimit:
     limit: float
 
 
-def read_folder(config: FolderConfig) -> ModelSpec:
-    """The figures in config.json."""
+def _read_folder(config: FolderConfig) -> ModelSpec:
     fields = config.fields
-    config.refuse_activation("hidden_act", "silu")
-    config.refuse_other_layers(window=None)
-    bias, limit = fields.boolean("attention_bias", False), fields.optional_number("clip_qkv")
-    spec = config.decoder(NAME, DEFAULTS)
+    spec, limit = config.uniform_decoder(DEFAULTS), fields.optional_number("clip_qkv")
     moe = config.moe(EXPERTS, normalise=fields.boolean("norm_topk_prob", False), size=spec.intermediate_size)
-    own = None if limit is None else ProjectionLimit(limit)
-    return replace(spec, attention_bias=bias, output_bias=bias, moe=moe, own=own)
+    return replace(spec, moe=moe, own=None if limit is None else ProjectionLimit(limit))
 
 
 def read_gguf(config: GgufConfig) -> ModelSpec:
     """The figures in a GGUF file, which keeps no limit of q, k and v."""
-    spec = config.refuse_window(config.decoder(NAME))
+    spec = config.uniform_decoder()
     moe = config.moe(spec, size=spec.intermediate_size, normalise=False)
     return replace(spec, moe=moe)
 
 
 def project(ops: Ops, model: ForwardContext, index: int, h: Tensor, rotation: Tensor) -> Heads:
     """The `Projection` with a norm over all of q and all of k, and values that may be limited."""
-    qkv = common.project_qkv_normed_whole(ops, model, model.parameters.layers[index], h)
-    return common.rotated(ops, model, index, limited(ops, model, qkv), rotation)
+    qkv = attention.project_qkv_normed_whole(ops, model, model.parameters.layers[index], h)
+    return attention.rotated(ops, model, index, limited(ops, model, qkv), rotation)
 
 
 def limited(ops: Ops, model: ForwardContext, qkv: Heads) -> Heads:
@@ -70,14 +63,9 @@ def limited(ops: Ops, model: ForwardContext, qkv: Heads) -> Heads:
 
 
 ARCHITECTURE = Architecture(
-    NAME,
+    "olmoe",
     FolderFormat(
-        "OlmoeForCausalLM",
-        read_folder,
-        fields=frozenset(
-            "hidden_act attention_bias clip_qkv num_experts num_local_experts num_experts_per_tok "
-            "norm_topk_prob".split()
-        ),
+        "OlmoeForCausalLM", _read_folder, fields=DEFAULTS.fields | EXPERTS.fields | {"clip_qkv", "norm_topk_prob"}
     ),
     GgufFormat("olmoe", read_gguf),
     PARAMETERS,

@@ -17,6 +17,11 @@ from homenode.model.spec import DeltaSpec, ModelSpec
 Condition = Callable[[ModelSpec, ModelPart, int | None], bool]
 
 
+def of_model(holds: Callable[[ModelSpec], bool]) -> Condition:
+    """The condition that every part and every layer of some models meets."""
+    return lambda spec, _part, _layer: holds(spec)
+
+
 def always(_spec: ModelSpec, _part: ModelPart, _layer: int | None) -> bool:
     """The condition of a parameter that every part of a model, or every layer, has."""
     return True

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from homenode.compute.ops import Ops, Tensor
 from homenode.errors import UnsupportedError
-from homenode.model.architectures import common, mixtral
+from homenode.model.architectures import attention, mixtral, mlp, stage, tables
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
 from homenode.model.architectures.layer_norm_decoder import (
     HEAD_BIAS,
@@ -24,54 +24,45 @@ from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.formats.fields import Fields
 from homenode.model.spec import ModelSpec, MoeSpec
 
-NAME = "phimoe"
 DEFAULTS = Defaults(
     max_position=131072, heads=32, kv_heads=8, vocab=32064, bos_id=1, eos_id=2, norm_eps=1e-5, theta=1e6,
-    intermediate=6400,
+    intermediate=6400, attention_bias=False
 )  # fmt: skip
 EXPERTS = ExpertDefaults(experts=16, experts_per_token=2, size=0, keys=("num_local_experts",))
 JITTER = 0.01  # which GGUF files do not have
 PARAMETERS = (
-    *common.EMBEDDING_AND_HEAD,
+    *tables.EMBEDDING_AND_HEAD,
     NORM_BIAS,
     HEAD_BIAS,
-    *common.ATTENTION,
+    *tables.ATTENTION,
     INPUT_NORM_BIAS,
-    *common.QKV_BIASES,
-    *common.OUTPUT_BIAS,
+    *tables.QKV_BIASES,
+    *tables.OUTPUT_BIAS,
     *post_norm(always, has_norm_biases),
     *mixtral.EXPERT_PARAMETERS,
 )
 
 
-def read_folder(config: FolderConfig) -> ModelSpec:
-    """The figures in config.json."""
+def _read_folder(config: FolderConfig) -> ModelSpec:
     fields = config.fields
-    config.refuse_activation("hidden_act", "silu")
-    window = config.window(default=None)
-    config.refuse_other_layers(window)
-    spec = _with_magnitude(config.decoder(NAME, DEFAULTS), fields)
-    bias = fields.boolean("attention_bias", False)
+    spec = config.uniform_decoder(DEFAULTS, window=config.window(default=None))
     moe = config.moe(EXPERTS, normalise=False, size=spec.intermediate_size)
     return replace(
-        spec,
-        attention_bias=bias,
-        output_bias=bias,
-        sliding_window=window,
-        moe=_routed(config.fields, moe, fields.number("router_jitter_noise", JITTER, least=0.0, most=1.0)),
+        _with_magnitude(spec, config),
+        moe=_routed(fields, moe, fields.number("router_jitter_noise", JITTER, least=0.0, most=1.0)),
         own=BlockStyle(head_bias=fields.boolean("lm_head_bias", False)),
     )
 
 
-def _with_magnitude(spec: ModelSpec, fields: Fields) -> ModelSpec:
+def _with_magnitude(spec: ModelSpec, config: FolderConfig) -> ModelSpec:
     """The class multiplies cosines and sines with `short_mscale` or `long_mscale`, where there is a scaling."""
-    table = fields.table("rope_scaling") or fields.table("rope_parameters")
+    table = config.rope_table
     if table is None or spec.rope.kind == "default":
         return spec
     short, long = (table.number(key, most=1e3) for key in ("short_mscale", "long_mscale"))
     if short != long:
         raise UnsupportedError(
-            f"{fields.path}: short_mscale {short:g} beside long_mscale {long:g} is not supported; homenode wants both "
+            f"{config.path}: short_mscale {short:g} beside long_mscale {long:g} is not supported; homenode wants both "
             "equal"
         )
     return replace(spec, rope=replace(spec.rope, attention_factor=short))
@@ -80,14 +71,13 @@ def _with_magnitude(spec: ModelSpec, fields: Fields) -> ModelSpec:
 def _routed(fields: Fields, moe: MoeSpec, jitter: float) -> MoeSpec:
     if moe.experts_per_token != 2:
         raise UnsupportedError(
-            f"{fields.path}: num_experts_per_tok {moe.experts_per_token} is not supported in {NAME}; homenode wants 2"
+            f"{fields.path}: num_experts_per_tok {moe.experts_per_token} is not supported; homenode wants 2"
         )
     return replace(moe, score="sparsemixer", jitter=jitter)
 
 
-def read_gguf(config: GgufConfig) -> ModelSpec:
-    """The figures in a GGUF file."""
-    spec, there = config.decoder(NAME), config.tensors.keys()
+def _read_gguf(config: GgufConfig) -> ModelSpec:
+    spec, there = config.decoder(), config.tensors.keys()
     router = "model.layers.{layer}.block_sparse_moe.gate.weight"
     moe = config.moe(spec, router, size=spec.intermediate_size, normalise=False)
     style = BlockStyle(norm_biases="model.norm.bias" in there, head_bias="lm_head.bias" in there)
@@ -95,33 +85,29 @@ def read_gguf(config: GgufConfig) -> ModelSpec:
     return replace(spec, sliding_window=config.window(), moe=routed, own=style)
 
 
-def forward(ops: Ops, model: ForwardContext) -> Tensor:
-    """Logits of the step's selected rows, or the rows for the next stage."""
-    x = common.enter(ops, model)
-    rotation = common.angles(ops, model.rope)
+def _forward(ops: Ops, model: ForwardContext) -> Tensor:
+    x = stage.enter(ops, model)
+    rotation = attention.angles(ops, model.rope)
     for index, layer in enumerate(model.parameters.layers):
-        qkv = common.project_qkv(ops, model, layer, normed(ops, model, layer, "input_norm", x))
-        x = common.attend(ops, model, index, x, qkv, rotation)
+        qkv = attention.project_qkv(ops, model, layer, normed(ops, model, layer, "input_norm", x))
+        x = attention.attend(ops, model, index, x, qkv, rotation)
         h = normed(ops, model, layer, "post_norm", x)
         logits = ops.linear(h, (layer["router"],))
         residual = x if model.part.adds_residual else None
-        x = common.over_ranks(ops, model, common.add_experts(ops, model, index, h, logits, residual))
+        x = stage.over_ranks(ops, model, mlp.add_experts(ops, model, index, h, logits, residual))
     return leave(ops, model, x)
 
 
 ARCHITECTURE = Architecture(
-    NAME,
+    "phimoe",
     FolderFormat(
         "PhimoeForCausalLM",
-        read_folder,
-        fields=frozenset(
-            "hidden_act sliding_window num_local_experts num_experts_per_tok attention_bias lm_head_bias "
-            "router_jitter_noise".split()
-        ),
+        _read_folder,
+        fields=DEFAULTS.fields | EXPERTS.fields.union("sliding_window lm_head_bias router_jitter_noise".split()),
         harmless={"input_jitter_noise": "of training only"},
         older_classes=("PhiMoEForCausalLM",),
     ),
-    GgufFormat("phimoe", read_gguf),
+    GgufFormat("phimoe", _read_gguf),
     PARAMETERS,
-    forward,
+    _forward,
 )

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from homenode.compute.ops import Ops, PooledKeys, Tensor
-from homenode.model.architectures import common
-from homenode.model.architectures.common import layer_weight
+from homenode.model.architectures import stage
 from homenode.model.architectures.hyper_connections import StreamMixing
 from homenode.model.architectures.parameters import Condition, ForwardContext, Parameter
+from homenode.model.architectures.tables import layer_weight
 from homenode.model.part import ModelPart
 from homenode.model.spec import ModelSpec
 
@@ -150,14 +150,14 @@ def _pooled(
         assert spec.indexer is not None
         rows, key = ops.split(rows, widths)
         heads, width = spec.indexer.heads, spec.indexer.width
-        key = _turned(ops, common.normed(ops, model, key, layer["index_norm"]), how.first, 1, width, rotary)
+        key = _turned(ops, stage.normed(ops, model, key, layer["index_norm"]), how.first, 1, width, rotary)
         query = _turned(ops, ops.linear(rank, (layer["index_q"],)), how.to, heads, width, rotary)
         weights = ops.linear(h, (layer["index_weights"],))
         chosen = ops.choose_tokens(
             query, weights, key, model.cache, model.index_layers[number], spec.indexer.chosen, ratio
         )
     norm = layer["sparse_norm" if overlaps else "heavy_norm"]
-    rows = _turned(ops, common.normed(ops, model, rows, norm), how.first, 1, spec.head_dim, rotary)
+    rows = _turned(ops, stage.normed(ops, model, rows, norm), how.first, 1, spec.head_dim, rotary)
     return PooledKeys(rows, place, ratio, chosen)
 
 
@@ -170,15 +170,15 @@ def attended(ops: Ops, model: ForwardContext, index: int, h: Tensor, of_layers: 
     rotary = 2 * len(model.rope.inverse_frequencies)
     made = ops.linear(h, (layer["q_a"], layer["kv"]), precision="fine")
     rank, row = ops.split(made, (spec.dimensions["query_rank"], head))
-    rank = common.normed(ops, model, rank, layer["q_a_norm"])
+    rank = stage.normed(ops, model, rank, layer["q_a_norm"])
     q = ops.rms_norm(ops.linear(rank, (layer["q_b"],), precision="fine"), head, spec.rms_norm_eps)
     q = _turned(ops, q, how.to, heads, head, rotary)
-    row = _turned(ops, common.normed(ops, model, row, layer["kv_norm"]), how.to, 1, head, rotary)
+    row = _turned(ops, stage.normed(ops, model, row, layer["kv_norm"]), how.to, 1, head, rotary)
     pooled = _pooled(ops, model, index, h, rank, how, rotary)
     place = model.cache_layers[model.part.layers.first + index]
     found = ops.attention(
         q, row, None, model.cache, place, head**-0.5, own_spec(spec).window,
         sinks=layer["sinks"], value_columns=head, pooled=pooled,
     )  # fmt: skip
-    found = common.select_last(ops, model, index, _turned(ops, found, how.back, heads, head, rotary))
+    found = stage.select_last(ops, model, index, _turned(ops, found, how.back, heads, head, rotary))
     return ops.linear(ops.linear_heads(found, layer["o_a"]), (layer["o_b"],))

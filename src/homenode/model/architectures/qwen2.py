@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from homenode.model.architectures import common
+from homenode.model.architectures import tables
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
 from homenode.model.architectures.layer_kinds import WINDOW_FIELDS, window_in_use, with_upper_window
 from homenode.model.architectures.pre_norm import forward
@@ -12,7 +12,6 @@ from homenode.model.config.folder_config import Defaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.spec import ModelSpec
 
-NAME = "qwen2"
 DEFAULTS = Defaults(max_position=32768)
 # The text of Qwen 2 VL and 2.5 VL: what config.json calls it, by itself and as part of the whole
 PICTURE_TYPES = ("qwen2_vl_text", "qwen2_5_vl_text", "qwen2_vl", "qwen2_5_vl")
@@ -22,29 +21,22 @@ PICTURE_DEFAULTS = Defaults(
 OMNI_TYPE = "qwen2_5_omni_text"  # and that of Qwen 2.5 Omni
 OMNI_DEFAULTS = replace(PICTURE_DEFAULTS, heads=28, kv_heads=4, norm_eps=1e-6)
 UPPER = 28  # from which layer on there is a window, where config.json does not say
-PARAMETERS = (*common.EMBEDDING_AND_HEAD, *common.ATTENTION, *common.QKV_BIASES, *common.GATED_MLP)
+PARAMETERS = (*tables.EMBEDDING_AND_HEAD, *tables.ATTENTION, *tables.QKV_BIASES, *tables.GATED_MLP)
 
 
-def read_folder(config: FolderConfig) -> ModelSpec:
-    """The figures in config.json."""
-    config.refuse_activation("hidden_act", "silu")
+def _read_folder(config: FolderConfig) -> ModelSpec:
     kind = config.fields.text("model_type")
     defaults = OMNI_DEFAULTS if kind == OMNI_TYPE else PICTURE_DEFAULTS if kind in PICTURE_TYPES else DEFAULTS
-    spec = config.decoder(NAME, defaults)
+    spec = config.decoder(defaults)
     return replace(with_upper_window(config, spec, window_in_use(config), UPPER), attention_bias=True)
 
 
-def read_gguf(config: GgufConfig) -> ModelSpec:
-    """The figures in a GGUF file."""
-    return config.refuse_window(config.decoder(NAME))
-
-
 ARCHITECTURE = Architecture(
-    NAME,
+    "qwen2",
     FolderFormat(
         "Qwen2ForCausalLM",
-        read_folder,
-        fields=WINDOW_FIELDS | {"hidden_act"},
+        _read_folder,
+        fields=DEFAULTS.fields | WINDOW_FIELDS,
         harmless={"attention_bias": "its class always has these biases, as have its tensors"},
         model_types=(*PICTURE_TYPES, OMNI_TYPE),
         picture_classes=(
@@ -54,7 +46,7 @@ ARCHITECTURE = Architecture(
             "Qwen2_5OmniForConditionalGeneration",
         ),
     ),
-    GgufFormat("qwen2", read_gguf, picture_names=("qwen2vl",)),
+    GgufFormat("qwen2", GgufConfig.uniform_decoder, picture_names=("qwen2vl",)),
     PARAMETERS,
     forward,
 )

@@ -7,53 +7,27 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from homenode.model.architectures import common, qwen2
+from homenode.model.architectures import qwen2, tables
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
-from homenode.model.architectures.common import layer_weight
 from homenode.model.architectures.layer_kinds import WINDOW_FIELDS, window_in_use
 from homenode.model.architectures.pre_norm import forward
+from homenode.model.architectures.tables import layer_weight
 from homenode.model.config.folder_config import Defaults, ExpertDefaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.formats import limits
 from homenode.model.spec import ModelSpec, MoeSpec, TensorEntry
 
-NAME = "qwen2_moe"
 DEFAULTS = Defaults(max_position=32768)
 EXPERTS = ExpertDefaults(experts=60, experts_per_token=4, size=1408, keys=("num_experts",))
-EXPERT_FIELDS = frozenset(
-    "num_experts num_experts_per_tok norm_topk_prob moe_intermediate_size decoder_sparse_step mlp_only_layers".split()
-)
+EXPERT_FIELDS = EXPERTS.fields | {"norm_topk_prob", "decoder_sparse_step", "mlp_only_layers"}
 _SHARED = "mlp.shared_expert"
 SHARED_EXPERT = (
     layer_weight(
-        "shared_router", f"{_SHARED}_gate", "ffn_gate_inp_shexp", "one", "hidden", when=common.has_shared_expert
+        "shared_router", f"{_SHARED}_gate", "ffn_gate_inp_shexp", "one", "hidden", when=tables.has_shared_expert
     ),
-    layer_weight(
-        "shared_gate",
-        f"{_SHARED}.gate_proj",
-        "ffn_gate_shexp",
-        "shared_intermediate",
-        "hidden",
-        when=common.has_shared_expert,
-    ),
-    layer_weight(
-        "shared_up",
-        f"{_SHARED}.up_proj",
-        "ffn_up_shexp",
-        "shared_intermediate",
-        "hidden",
-        when=common.has_shared_expert,
-    ),
-    layer_weight(
-        "shared_down",
-        f"{_SHARED}.down_proj",
-        "ffn_down_shexp",
-        "hidden",
-        "shared_intermediate",
-        when=common.has_shared_expert,
-    ),
+    *tables.gated_matrices("shared_", _SHARED, "_shexp", "shared_intermediate", tables.has_shared_expert),
 )
-PARAMETERS = (*qwen2.PARAMETERS, *common.EXPERTS, *SHARED_EXPERT)
+PARAMETERS = (*qwen2.PARAMETERS, *tables.EXPERTS, *SHARED_EXPERT)
 
 
 def read_experts(
@@ -74,10 +48,8 @@ def read_experts(
     return config.moe(defaults, normalise=normalise, dense=dense, shared=shared)
 
 
-def read_folder(config: FolderConfig) -> ModelSpec:
-    """The figures in config.json."""
-    config.refuse_activation("hidden_act", "silu")
-    spec = config.decoder(NAME, DEFAULTS)
+def _read_folder(config: FolderConfig) -> ModelSpec:
+    spec = config.decoder(DEFAULTS)
 
     def lower_alternating(layers: int) -> tuple[bool, ...]:
         first = config.fields.integer("max_window_layers", qwen2.UPPER, minimum=0)
@@ -88,14 +60,15 @@ def read_folder(config: FolderConfig) -> ModelSpec:
     return replace(spec, attention_bias=config.fields.boolean("qkv_bias", True), moe=moe)
 
 
-def read_gguf(config: GgufConfig) -> ModelSpec:
-    """The figures in a GGUF file."""
-    spec = config.refuse_window(config.decoder(NAME))
+def _read_gguf(config: GgufConfig) -> ModelSpec:
+    spec = config.uniform_decoder()
     return replace(spec, moe=config.moe(spec, normalise=False))
 
 
 def with_shared_routers(tensors: Mapping[str, TensorEntry], _spec: ModelSpec) -> dict[str, TensorEntry]:
-    """The tensors of a GGUF file. What scales the shared expert is a matrix of one row, which GGUF files store as a vector."""
+    """The tensors of a GGUF file. What scales the shared expert is a matrix of one row, which GGUF files store as a
+    vector.
+    """
     return {
         name: replace(entry, shape=(1, *entry.shape))
         if name.endswith(f"{_SHARED}_gate.weight") and len(entry.shape) == 1
@@ -105,13 +78,13 @@ def with_shared_routers(tensors: Mapping[str, TensorEntry], _spec: ModelSpec) ->
 
 
 ARCHITECTURE = Architecture(
-    NAME,
+    "qwen2_moe",
     FolderFormat(
         "Qwen2MoeForCausalLM",
-        read_folder,
-        fields=WINDOW_FIELDS | EXPERT_FIELDS | {"hidden_act", "qkv_bias", "shared_expert_intermediate_size"},
+        _read_folder,
+        fields=DEFAULTS.fields | WINDOW_FIELDS | EXPERT_FIELDS | {"qkv_bias", "shared_expert_intermediate_size"},
     ),
-    GgufFormat("qwen2moe", read_gguf, convert=with_shared_routers),
+    GgufFormat("qwen2moe", _read_gguf, convert=with_shared_routers),
     PARAMETERS,
     forward,
 )

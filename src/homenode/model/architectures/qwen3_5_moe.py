@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from homenode.model.architectures import common, delta_net
+from homenode.model.architectures import delta_net, tables
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
 from homenode.model.architectures.qwen2_moe import SHARED_EXPERT, with_shared_routers
 from homenode.model.config.folder_config import Defaults, ExpertDefaults, FolderConfig
@@ -16,25 +16,22 @@ from homenode.model.formats import limits
 from homenode.model.formats.stacked_experts import StackedExperts
 from homenode.model.spec import ModelSpec, TensorEntry
 
-NAME = "qwen3_5_moe"
 DEFAULTS = Defaults(
     max_position=32768, heads=16, kv_heads=2, vocab=248320, head_dim=256, rotary_share=0.25, intermediate=512
 )
 EXPERTS = ExpertDefaults(experts=256, experts_per_token=8, size=512, keys=("num_experts", "num_local_experts"))
-PARAMETERS = (*delta_net.PARAMETERS, *common.EXPERTS, *SHARED_EXPERT)
+PARAMETERS = (*delta_net.PARAMETERS, *tables.EXPERTS, *SHARED_EXPERT)
 
 
-def read_folder(config: FolderConfig) -> ModelSpec:
-    """The figures in config.json."""
-    spec = config.decoder(NAME, DEFAULTS, rotates_part=True)
+def _read_folder(config: FolderConfig) -> ModelSpec:
+    spec = config.decoder(DEFAULTS, rotates_part=True)
     shared = config.fields.integer("shared_expert_intermediate_size", 512, maximum=limits.MOST_INTERMEDIATE)
     moe = config.moe(EXPERTS, normalise=True, shared=shared)
     return replace(delta_net.read_folder(config, spec), moe=moe)
 
 
-def read_gguf(config: GgufConfig) -> ModelSpec:
-    """The figures in a GGUF file."""
-    spec = config.decoder(NAME, intermediate=512)
+def _read_gguf(config: GgufConfig) -> ModelSpec:
+    spec = config.decoder(intermediate=512)
     return replace(delta_net.read_gguf(config, spec, reordered=True), moe=config.moe(spec))
 
 
@@ -48,21 +45,17 @@ def convert_gguf(tensors: Mapping[str, TensorEntry], spec: ModelSpec) -> dict[st
 
 
 ARCHITECTURE = Architecture(
-    NAME,
+    "qwen3_5_moe",
     FolderFormat(
         "Qwen3_5MoeForCausalLM",
-        read_folder,
-        fields=delta_net.FIELDS
-        | frozenset(
-            "num_experts num_local_experts num_experts_per_tok moe_intermediate_size "
-            "shared_expert_intermediate_size".split()
-        ),
+        _read_folder,
+        fields=delta_net.FIELDS | EXPERTS.fields | {"shared_expert_intermediate_size"},
         harmless=delta_net.HARMLESS | {"norm_topk_prob": "weights of experts always add up to 1 in it"},
         model_types=("qwen3_5_moe_text",),
         picture_classes=("Qwen3_5MoeForConditionalGeneration",),
         convert=_convert_folder,
     ),
-    GgufFormat("qwen35moe", read_gguf, keys=delta_net.KEYS, names=delta_net.NAMES, convert=convert_gguf),
+    GgufFormat("qwen35moe", _read_gguf, keys=delta_net.KEYS, names=delta_net.NAMES, convert=convert_gguf),
     PARAMETERS,
     delta_net.forward,
 )

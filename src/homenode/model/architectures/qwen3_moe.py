@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from homenode.model.architectures import common, qwen3
+from homenode.model.architectures import qwen3, tables
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
-from homenode.model.architectures.common import Tensors
+from homenode.model.architectures.conversions import Tensors
 from homenode.model.architectures.layer_kinds import window_in_use
 from homenode.model.architectures.pre_norm import forward
 from homenode.model.architectures.qwen2_moe import EXPERT_FIELDS, read_experts
@@ -16,7 +16,6 @@ from homenode.model.config.known_fields import NOT_READ
 from homenode.model.formats.stacked_experts import StackedExperts
 from homenode.model.spec import ModelSpec, TensorEntry
 
-NAME = "qwen3_moe"
 DEFAULTS = Defaults(max_position=32768)
 EXPERTS = ExpertDefaults(experts=128, experts_per_token=8, size=768)
 # The text of Qwen 3 VL, whose folders stack the experts: it has no window, and weights of experts add up to 1
@@ -25,26 +24,21 @@ PICTURE_DEFAULTS = Defaults(max_position=128000, heads=16, kv_heads=16, theta=50
 OMNI_TYPE = "qwen3_omni_moe_text"  # that of Qwen 3 Omni
 OMNI_DEFAULTS = Defaults(max_position=32768, heads=28, kv_heads=4, theta=1e6)
 PICTURE_EXPERTS = ExpertDefaults(experts=60, experts_per_token=4, size=1408)
-PARAMETERS = (*qwen3.PARAMETERS, *common.EXPERTS)
+PARAMETERS = (*qwen3.PARAMETERS, *tables.EXPERTS)
 
 
-def read_folder(config: FolderConfig) -> ModelSpec:
-    """The figures in config.json."""
-    config.refuse_activation("hidden_act", "silu")
+def _read_folder(config: FolderConfig) -> ModelSpec:
     if config.fields.text("model_type") == PICTURE_TYPE:
         return _read_text_of_pictures(config)
-    window = window_in_use(config)
-    config.refuse_other_layers(window)
     of_omni = config.fields.text("model_type") == OMNI_TYPE
-    spec = config.decoder(NAME, OMNI_DEFAULTS if of_omni else DEFAULTS)
+    spec = config.uniform_decoder(OMNI_DEFAULTS if of_omni else DEFAULTS, window=window_in_use(config))
     bias = config.fields.boolean("attention_bias", False) and config.fields.boolean("qkv_bias", True)
     moe = read_experts(config, EXPERTS, spec.num_layers, normalise=of_omni)
-    return replace(spec, attention_bias=bias, output_bias=bias, sliding_window=window, moe=moe)
+    return replace(spec, attention_bias=bias, output_bias=bias, moe=moe)
 
 
 def _read_text_of_pictures(config: FolderConfig) -> ModelSpec:
-    config.refuse_other_layers(window=None)
-    spec = config.decoder(NAME, PICTURE_DEFAULTS)
+    spec = config.uniform_decoder(PICTURE_DEFAULTS)
     bias = config.fields.boolean("attention_bias", False)
     moe = read_experts(config, PICTURE_EXPERTS, spec.num_layers)
     moe = replace(moe, normalise=True) if moe else None
@@ -60,28 +54,26 @@ def split_experts(tensors: Tensors, spec: ModelSpec) -> dict[str, TensorEntry]:
     return StackedExperts(turned=any(shape[1:] == published for shape in stacks)).split(tensors, spec)
 
 
-def read_gguf(config: GgufConfig) -> ModelSpec:
-    """The figures in a GGUF file."""
-    spec = config.refuse_window(config.decoder(NAME))
+def _read_gguf(config: GgufConfig) -> ModelSpec:
+    spec = config.uniform_decoder()
     return replace(spec, moe=config.moe(spec))
 
 
 ARCHITECTURE = Architecture(
-    NAME,
+    "qwen3_moe",
     FolderFormat(
         "Qwen3MoeForCausalLM",
-        read_folder,
-        fields=EXPERT_FIELDS
-        | {"hidden_act", "attention_bias", "qkv_bias", "num_local_experts", "sliding_window", "use_sliding_window"},
-        harmless={
-            "max_window_layers": NOT_READ,
-            "shared_expert_intermediate_size": "it has no shared expert",
-        },
+        _read_folder,
+        fields=DEFAULTS.fields
+        | EXPERTS.fields
+        | EXPERT_FIELDS
+        | {"attention_bias", "qkv_bias", "sliding_window", "use_sliding_window"},
+        harmless={"max_window_layers": NOT_READ, "shared_expert_intermediate_size": "it has no shared expert"},
         model_types=(PICTURE_TYPE, OMNI_TYPE),
         picture_classes=("Qwen3VLMoeForConditionalGeneration", "Qwen3OmniMoeForConditionalGeneration"),
         convert=split_experts,
     ),
-    GgufFormat("qwen3moe", read_gguf, picture_names=("qwen3vlmoe",)),
+    GgufFormat("qwen3moe", _read_gguf, picture_names=("qwen3vlmoe",)),
     PARAMETERS,
     forward,
 )

@@ -84,7 +84,8 @@ def _check(rope: RopeSpec, rotary: int, head_dim: int) -> None:
             raise CheckpointError(f"rope {name} is {value}; a positive number is needed", name=name, value=value)
     if rope.kind == "llama3" and rope.high_freq_factor <= rope.low_freq_factor:
         raise CheckpointError(
-            f"llama3 rope: high_freq_factor {rope.high_freq_factor} must be above low_freq_factor {rope.low_freq_factor}"
+            f"llama3 rope: high_freq_factor {rope.high_freq_factor} must be above low_freq_factor "
+            f"{rope.low_freq_factor}"
         )
     if rope.kind == "yarn" and rope.theta <= 1:
         raise CheckpointError(f"yarn rope: theta is {rope.theta}; a number above 1 is needed")

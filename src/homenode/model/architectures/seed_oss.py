@@ -4,56 +4,40 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from homenode.model.architectures import common
+from homenode.model.architectures import tables
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
-from homenode.model.architectures.common import layer_weight
 from homenode.model.architectures.pre_norm import forward
 from homenode.model.config.folder_config import Defaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.spec import ModelSpec
 
-NAME = "seed_oss"
 DEFAULTS = Defaults(
-    max_position=524288, heads=80, kv_heads=8, head_dim=128, vocab=155136, bos_id=0, eos_id=2, intermediate=27648
-)
+    max_position=524288, heads=80, kv_heads=8, head_dim=128, vocab=155136, bos_id=0, eos_id=2, intermediate=27648,
+    attention_bias=True, mlp_bias=False,
+)  # fmt: skip
 PARAMETERS = (
-    *common.EMBEDDING_AND_HEAD,
-    *common.ATTENTION,
-    *common.QKV_BIASES,
-    *common.OUTPUT_BIAS,
-    layer_weight("post_norm", "post_attention_layernorm", "post_attention_norm", "hidden"),
-    *common.GATE_UP_DOWN,
-    *common.MLP_BIASES,
+    *tables.EMBEDDING_AND_HEAD,
+    *tables.ATTENTION_AND_BIASES,
+    tables.POST_ATTENTION_NORM,
+    *tables.GATE_UP_DOWN,
+    *tables.MLP_BIASES,
 )
 
 
-def read_folder(config: FolderConfig) -> ModelSpec:
-    """The figures in config.json."""
-    fields = config.fields
-    config.refuse_activation("hidden_act", "silu")
-    config.refuse_other_layers(window=None)
-    return replace(
-        config.decoder(NAME, DEFAULTS),
-        attention_bias=fields.boolean("attention_bias", True),
-        output_bias=fields.boolean("attention_out_bias", False),
-        mlp_bias=fields.boolean("mlp_bias", False),
-    )
-
-
-def read_gguf(config: GgufConfig) -> ModelSpec:
-    """The figures in a GGUF file."""
-    return config.refuse_window(config.decoder(NAME))
+def _read_folder(config: FolderConfig) -> ModelSpec:
+    output_bias = config.fields.boolean("attention_out_bias", False)
+    return replace(config.uniform_decoder(DEFAULTS), output_bias=output_bias)
 
 
 ARCHITECTURE = Architecture(
-    NAME,
+    "seed_oss",
     FolderFormat(
         "SeedOssForCausalLM",
-        read_folder,
-        fields=frozenset(("hidden_act", "attention_bias", "attention_out_bias", "mlp_bias")),
+        _read_folder,
+        fields=DEFAULTS.fields | {"attention_out_bias"},
         harmless={"residual_dropout": "of training only"},
     ),
-    GgufFormat("seed_oss", read_gguf),
+    GgufFormat("seed_oss", GgufConfig.uniform_decoder),
     PARAMETERS,
     forward,
 )

@@ -10,54 +10,36 @@ from homenode.model.config.folder_config import GELU, Defaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.spec import ModelSpec
 
-NAME = "starcoder2"
 DEFAULTS = Defaults(
-    max_position=4096,
-    heads=24,
-    kv_heads=2,
-    vocab=49152,
-    bos_id=50256,
-    eos_id=50256,
-    norm_eps=1e-5,
-    intermediate=12288,
-)
+    max_position=4096, heads=24, kv_heads=2, vocab=49152, bos_id=50256, eos_id=50256, norm_eps=1e-5, intermediate=12288,
+    activation=None,
+)  # fmt: skip
 _MLP = "model.layers.{layer}.mlp."
 
 
-def read_folder(config: FolderConfig) -> ModelSpec:
-    """The figures in config.json."""
+def _read_folder(config: FolderConfig) -> ModelSpec:
     config = config.respelled({"norm_epsilon": "rms_norm_eps"})
-    window = config.window(default=None)
-    config.refuse_other_layers(window)
     bias = config.fields.boolean("use_bias", True)
     style = BlockStyle(config.plain_activation("hidden_act", GELU))
-    return replace(
-        config.decoder(NAME, DEFAULTS),
-        attention_bias=bias,
-        output_bias=bias,
-        mlp_bias=bias,
-        sliding_window=window,
-        own=style,
-    )
+    spec = config.uniform_decoder(DEFAULTS, window=config.window(default=None))
+    return replace(spec, attention_bias=bias, output_bias=bias, mlp_bias=bias, own=style)
 
 
-def read_gguf(config: GgufConfig) -> ModelSpec:
-    """The figures in a GGUF file."""
+def _read_gguf(config: GgufConfig) -> ModelSpec:
     config = config.respelled(EPS_KEY)
-    mlp_bias = "model.layers.0.mlp.up_proj.bias" in config.tensors
-    return replace(config.decoder(NAME), mlp_bias=mlp_bias, sliding_window=config.window(), own=BlockStyle())
+    return replace(config.decoder(), sliding_window=config.window(), own=BlockStyle())
 
 
 ARCHITECTURE = Architecture(
-    NAME,
+    "starcoder2",
     FolderFormat(
         "Starcoder2ForCausalLM",
-        read_folder,
+        _read_folder,
         fields=frozenset("hidden_act norm_epsilon sliding_window use_bias".split()),
         harmless=dict.fromkeys(("residual_dropout", "embedding_dropout"), "of training only"),
         modules={_MLP + "c_fc": _MLP + "up_proj", _MLP + "c_proj": _MLP + "down_proj"},
     ),
-    GgufFormat("starcoder2", read_gguf),
+    GgufFormat("starcoder2", _read_gguf),
     PARAMETERS,
     forward,
 )

@@ -95,13 +95,10 @@ def with_indexer(spec: ModelSpec, indexer: IndexerSpec) -> ModelSpec:
     rotary = spec.rope.rotary_dim or 0
     if indexer.width % 2 or indexer.width < rotary:
         raise UnsupportedError(
-            f"an indexer with heads of {indexer.width} elements is not supported; homenode wants an even number of at least {rotary}, which are rotated"
+            f"an indexer with heads of {indexer.width} elements is not supported; homenode wants an even number of at "
+            f"least {rotary}, which are rotated"
         )
-    lengths = {
-        "index_query": indexer.heads * indexer.width,
-        "index_key": indexer.width,
-        "index_heads": indexer.heads,
-    }
+    lengths = {"index_query": indexer.heads * indexer.width, "index_key": indexer.width, "index_heads": indexer.heads}
     return replace(spec, indexer=indexer, dimensions={**spec.dimensions, **lengths})
 
 

@@ -199,7 +199,8 @@ def _read_indexed(folder: Path, index: Path) -> dict[str, TensorEntry]:
 def _no_weights(folder: Path) -> CheckpointError | UnsupportedError:
     if pickled := sorted(file.name for pattern in ("*.bin", "*.pth", "*.pt") for file in folder.glob(pattern)):
         return UnsupportedError(
-            f"{folder}: weights only in {pickled[0]}; homenode reads no pickled files, as they can run code: convert the model to safetensors"
+            f"{folder}: weights only in {pickled[0]}; homenode reads no pickled files, as they can run code: convert "
+            f"the model to safetensors"
         )
     return damaged(
         folder, "weights", seen="no .safetensors file", wanted=f"{SINGLE}, {INDEX} with its shards, or a .gguf file"

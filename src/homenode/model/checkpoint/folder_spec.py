@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from homenode.errors import UnsupportedError
 from homenode.model.architectures.architecture import Architecture
 from homenode.model.architectures.registry import class_names, instead_of, with_class, with_model_type
@@ -17,7 +19,8 @@ def spec_from_config(config: FolderConfig) -> ModelSpec:
 
     Raises UnsupportedError for another architecture or an option we lack, CheckpointError for values that cannot be.
     """
-    spec = folder_architecture(config.fields).folder.read(config)
+    architecture = folder_architecture(config.fields)
+    spec = architecture.folder.read(replace(config, architecture=architecture.name))
     limits.check_spec(spec, config.path)
     return spec
 

@@ -56,10 +56,10 @@ def spec_from_gguf(
     path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, TensorEntry], rope_factors: Mapping[str, TensorEntry]
 ) -> ModelSpec:
     """The figures of the model with these key-value pairs and `tensors` (Hugging Face names)."""
-    config = GgufConfig(figures_of(path, metadata), metadata, tensors, rope_factors)
-    form = gguf_architecture(path, metadata).gguf
-    spec = form.read(config)
-    if _WINDOW_LAYERS not in form.keys:
+    architecture = gguf_architecture(path, metadata)
+    config = GgufConfig(figures_of(path, metadata), metadata, tensors, rope_factors, architecture.name)
+    spec = architecture.gguf.read(config)
+    if _WINDOW_LAYERS not in architecture.gguf.keys:
         _check_window_layers(config, spec)
     limits.check_spec(spec, path)
     name = Fields(path, metadata).text("general.architecture")

@@ -62,7 +62,8 @@ def _opened(path: Path) -> OpenedCheckpoint:
             return _open_gguf(find_gguf(path))
         if (path / _ADAPTER).exists():
             raise UnsupportedError(
-                f"{path}: an adapter (LoRA; it has {_ADAPTER} and no {CONFIG}), which changes another model: merge it into that, and give the folder of the result"
+                f"{path}: an adapter (LoRA; it has {_ADAPTER} and no {CONFIG}), which changes another model: merge it "
+                f"into that, and give the folder of the result"
             )
         raise UserError(f"{path}: no model in this folder: wanted {CONFIG} with .safetensors files, or one .gguf model")
     if not path.exists() and not path.is_symlink():

@@ -33,7 +33,8 @@ def without_prediction_blocks(config: Fields, tensors: Mapping[str, _Tensor]) ->
     predict = {int(match[1]) for match in known.values() if match[2].startswith(_OF_GGUF)}
     if predict and not any(int(match[1]) not in predict for match in known.values()):
         raise UnsupportedError(
-            f"{config.path}: only the block that predicts further tokens (multi-token prediction), not a model; give the file of the whole model"
+            f"{config.path}: only the block that predicts further tokens (multi-token prediction), not a model; give "
+            f"the file of the whole model"
         )
     layers = trunk_layers(config) if predict else 0
     left = {block for block in predict if block >= layers}

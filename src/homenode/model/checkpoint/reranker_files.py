@@ -67,7 +67,8 @@ def logit_score(file: Path, spec: ModelSpec, tensors: Mapping[str, TensorEntry])
     """What the config.json of a LogitScore says: the token for yes, and that for no."""
     if spec.architecture not in _DECODERS:
         raise UnsupportedError(
-            f"{file}: a LogitScore of {spec.architecture} is not supported; homenode runs that of {', '.join(_DECODERS)}"
+            f"{file}: a LogitScore of {spec.architecture} is not supported; homenode runs that of "
+            f"{', '.join(_DECODERS)}"
         )
     fields = Fields(file, read_json(file, _MOST_CARD_BYTES))
     yes, no = (
@@ -144,7 +145,8 @@ def _bias_of(tensors: Mapping[str, TensorEntry], matrix: str) -> str:
 def _decoder(path: Path, metadata: Mapping[str, Any], labels: tuple[str, ...]) -> PoolingSpec:
     if labels != ("yes", "no"):
         raise UnsupportedError(
-            f"{path}: a decoder that scores {quoted(', '.join(labels))} is not supported; homenode runs those of yes, no"
+            f"{path}: a decoder that scores {quoted(', '.join(labels))} is not supported; homenode runs those of yes, "
+            f"no"
         )
     pooling = yes_or_no(row_name(_OUTPUT, 0), row_name(_OUTPUT, 1))
     template = Fields(path, metadata).text("tokenizer.chat_template.rerank", pooling.template)

@@ -40,7 +40,7 @@ _PLAIN: Mapping[str, PlainActivation] = {
 @dataclass(frozen=True)
 class Defaults:
     """What the figures of an architecture are when config.json does not tell them; None: it has to, unless said
-    otherwise here.
+    otherwise here. `fields`: what config.json is asked for on their account, besides what it is in every architecture.
     """
 
     max_position: int
@@ -56,6 +56,15 @@ class Defaults:
     original_position: int | None = None  # length before an extension of the context; None: the longest position
     intermediate: int | None = None  # of an MLP
     rotary_share: float = 1.0  # of a head's elements that turn
+    attention_bias: bool | None = None  # of q, k, v and o; None: the class does not read it, or for some of them
+    mlp_bias: bool | None = None  # None: the class does not read it
+    activation: str | None = "silu"  # of MLPs, which no file may say otherwise; None: the architecture reads it
+
+    @property
+    def fields(self) -> frozenset[str]:
+        """Names in config.json."""
+        asked = {"hidden_act": self.activation, "attention_bias": self.attention_bias, "mlp_bias": self.mlp_bias}
+        return frozenset(name for name, value in asked.items() if value is not None)
 
 
 @dataclass(frozen=True)
@@ -69,6 +78,11 @@ class ExpertDefaults:
     size: int  # of an expert's inner columns
     keys: tuple[str, ...] = ("num_local_experts", "num_experts")
 
+    @property
+    def fields(self) -> frozenset[str]:
+        """Names in config.json. Experts without a size of their own have that of an MLP."""
+        return frozenset((*self.keys, "num_experts_per_tok", *(["moe_intermediate_size"] if self.size else [])))
+
 
 @dataclass(frozen=True)
 class FolderConfig:
@@ -77,7 +91,8 @@ class FolderConfig:
     `has_output`: whether the weights hold an output matrix; `output_is_embedding`: whether that, where the two are said
     to be tied, is the embedding again (one that is not is used all the same, as transformers has it); `storage`: the
     type most weight bytes are in; `tokenizer_names_eos`: whether the tokenizer's files name a token that ends a text,
-    so that the class's own is not added where the configurations name none.
+    so that the class's own is not added where the configurations name none; `architecture`: the one that it describes,
+    once that is known.
 
     Its methods raise UnsupportedError, naming the field, for what homenode does not run, and CheckpointError for values
     that cannot be.
@@ -89,6 +104,7 @@ class FolderConfig:
     storage: str
     output_is_embedding: bool = True
     tokenizer_names_eos: bool = False
+    architecture: str = ""
 
     @property
     def path(self) -> Path:
@@ -106,17 +122,30 @@ class FolderConfig:
             fields = fields.with_value(key, None)
         return replace(self, fields=fields)
 
-    def decoder(
-        self, architecture: str, defaults: Defaults, *, rotates_part: bool = False, far_head_dim: int | None = None
-    ) -> ModelSpec:
+    @property
+    def rope_table(self) -> Fields | None:
+        """What config.json says of the rope in a table of its own, None where it has none, or an empty one."""
+        tables = (self.fields.table(key) for key in ("rope_scaling", "rope_parameters"))
+        return next((table for table in tables if table is not None and table.names()), None)
+
+    def with_rope(self, table: Mapping[str, object]) -> FolderConfig:
+        """The same, with this table of the rope where config.json has none."""
+        if self.rope_table is not None or self.fields.has("rope_parameters"):
+            return self
+        return replace(self, fields=self.fields.with_value("rope_parameters", table))
+
+    def decoder(self, defaults: Defaults, *, rotates_part: bool = False, far_head_dim: int | None = None) -> ModelSpec:
         """The figures that every decoder has. `rotates_part`: the class follows `partial_rotary_factor`; the others
         leave it alone, or fail on it. `far_head_dim`: the length of a head in layers that see their whole context,
         where the architecture reads it itself; the figure is the larger one then.
         """
+        if defaults.activation is not None:
+            self.refuse_activation("hidden_act", defaults.activation)
         self.refuse_later_context("is_causal", True)
         if not rotates_part:
             self._refuse_part_of_head()
         fields = self.fields
+        bias = defaults.attention_bias is not None and fields.boolean("attention_bias", defaults.attention_bias)
         hidden = fields.integer("hidden_size", maximum=limits.MOST_HIDDEN)
         heads = fields.integer("num_attention_heads", defaults.heads, maximum=limits.MOST_HEADS)
         vocab = fields.integer("vocab_size", defaults.vocab, maximum=limits.MOST_VOCAB)
@@ -138,7 +167,7 @@ class FolderConfig:
         if local_rope is not None and far_head_dim is not None:
             local_rope = replace(local_rope, rotary_dim=head_dim)
         return ModelSpec(
-            architecture=architecture,
+            architecture=self.architecture,
             hidden_size=hidden,
             intermediate_size=fields.integer(
                 "intermediate_size", defaults.intermediate, maximum=limits.MOST_INTERMEDIATE
@@ -153,11 +182,21 @@ class FolderConfig:
             rope=rope,
             local_rope=local_rope,
             tie_word_embeddings=fields.boolean("tie_word_embeddings", not self.has_output) and self.output_is_embedding,
+            attention_bias=bias,
+            output_bias=bias,
+            mlp_bias=defaults.mlp_bias is not None and fields.boolean("mlp_bias", defaults.mlp_bias),
             bos_token_id=self._bos_id(vocab, defaults),
             eos_token_ids=self._eos_ids(vocab, defaults),
             storage=self.storage,
             generation=sampling_defaults(self.generation, _SAMPLING),
         )
+
+    def uniform_decoder(
+        self, defaults: Defaults, *, window: int | None = None, rotates_part: bool = False
+    ) -> ModelSpec:
+        """The same of a class all of whose layers see their whole context, or all a `window`."""
+        self.refuse_other_layers(window)
+        return replace(self.decoder(defaults, rotates_part=rotates_part), sliding_window=window)
 
     def labels(self) -> tuple[str, ...]:
         """What a model scores whose class is one for that; of another nothing. The names are not the file's own, which
@@ -202,7 +241,8 @@ class FolderConfig:
         wanted = "full_attention" if window is None else "sliding_attention"
         if other := next((kind for kind in self.fields.texts("layer_types") if kind != wanted), None):
             raise UnsupportedError(
-                f"{self.path}: layer_types with {quoted(other)} is not supported here; homenode runs {wanted} in all layers of this model"
+                f"{self.path}: layer_types with {quoted(other)} is not supported here; homenode runs {wanted} in all "
+                f"layers of this model"
             )
 
     def _refuse_part_of_head(self) -> None:
@@ -215,7 +255,8 @@ class FolderConfig:
         for table in tables:
             if (part := table.optional_number("partial_rotary_factor", most=1.0)) not in (None, 1.0):
                 raise UnsupportedError(
-                    f"{self.path}: partial_rotary_factor {part:g} is not supported in this architecture; homenode rotates whole heads there"
+                    f"{self.path}: partial_rotary_factor {part:g} is not supported in this architecture; homenode "
+                    f"rotates whole heads there"
                 )
 
     def window(self, default: int | None) -> int | None:
@@ -312,9 +353,7 @@ class FolderConfig:
 
     def refuse_other_scores(self) -> None:
         """UnsupportedError where experts are said to be scored or chosen otherwise than by sigmoid and bias."""
-        for key, wanted in (("scoring_func", "sigmoid"), ("topk_method", "noaux_tc")):
-            if (seen := self.fields.text(key, wanted)) != wanted:
-                raise UnsupportedError(f"{self.path}: {key} {quoted(seen)} is not supported; homenode wants {wanted!r}")
+        self.fields.refuse_others({"scoring_func": "sigmoid", "topk_method": "noaux_tc"})
 
     def _bos_id(self, vocab: int, defaults: Defaults) -> int | None:
         """generation_config.json wins."""

@@ -34,7 +34,8 @@ def ropes_from_config(
         table = fields.table("rope_parameters") or Fields(fields.path, {})
     elif local_theta is not None and fields.has("rope_parameters"):
         raise UnsupportedError(
-            f"{fields.path}: rope_scaling beside rope_parameters is not supported where layers have two ropes; keep one of them"
+            f"{fields.path}: rope_scaling beside rope_parameters is not supported where layers have two ropes; keep "
+            f"one of them"
         )
     if not table.holds_tables():
         rope = _rope(fields, table, theta, position, head_dim, original_position, rotary_share)
@@ -42,14 +43,16 @@ def ropes_from_config(
             return rope, None
         if fields.has("rope_parameters") and table.names():
             raise UnsupportedError(
-                f"{fields.path}: rope_parameters for all layers together is not supported here; homenode wants one for each kind of layer"
+                f"{fields.path}: rope_parameters for all layers together is not supported here; homenode wants one for "
+                f"each kind of layer"
             )
         return rope, RopeSpec(
             theta=fields.number("rope_local_base_freq", local_theta, above=1.0, most=limits.MOST_THETA)
         )
     if local_theta is None:
         raise UnsupportedError(
-            f"{fields.path}: rope parameters that differ between kinds of layers are not supported; homenode runs one rope for all"
+            f"{fields.path}: rope parameters that differ between kinds of layers are not supported; homenode runs one "
+            f"rope for all"
         )
     far, near = table.table("full_attention"), table.table("sliding_attention")
     empty = Fields(fields.path, {})
@@ -113,7 +116,8 @@ def _rope(
     if kind == "yarn":
         return _yarn(table, theta, rotary, original, position)
     raise UnsupportedError(
-        f"{fields.path}: rope scaling {quoted(kind)} is not supported; homenode runs default, linear, llama3, yarn, longrope and dynamic",
+        f"{fields.path}: rope scaling {quoted(kind)} is not supported; homenode runs default, linear, llama3, yarn, "
+        f"longrope and dynamic",
         kind=kind,
     )
 

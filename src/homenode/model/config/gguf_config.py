@@ -6,7 +6,7 @@ Source: the key list of the GGUF specification; the meaning of missing keys is t
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -59,7 +59,8 @@ class GgufConfig:
     """A GGUF file's description of its model. `fields`: the keys of its architecture, without the name of that in
     front.
 
-    `tensors`: by Hugging Face name; `factors`: tensors of `ROPE_FACTORS`, which hold figures of the rope.
+    `tensors`: by Hugging Face name; `factors`: tensors of `ROPE_FACTORS`, which hold figures of the rope;
+    `architecture`: the one that reads the figures.
 
     Its methods raise UnsupportedError, naming the key, for what homenode does not run, and CheckpointError for values
     that cannot be.
@@ -69,6 +70,7 @@ class GgufConfig:
     metadata: Mapping[str, Any]
     tensors: Mapping[str, TensorEntry]
     factors: Mapping[str, TensorEntry]
+    architecture: str
 
     @property
     def path(self) -> Path:
@@ -102,7 +104,6 @@ class GgufConfig:
 
     def decoder(
         self,
-        architecture: str,
         *,
         theta: float = 10000.0,
         whole_heads: bool = False,
@@ -132,7 +133,7 @@ class GgufConfig:
             self._refuse_magnitude()
         rope = self._rope(theta, head_dim, position, whole_heads)
         return ModelSpec(
-            architecture=architecture,
+            architecture=self.architecture,
             hidden_size=hidden,
             intermediate_size=self._largest(
                 "feed_forward_length", layers_differ, intermediate, limits.MOST_INTERMEDIATE
@@ -148,12 +149,16 @@ class GgufConfig:
             tie_word_embeddings=limits.OUTPUT not in self.tensors,
             attention_bias="model.layers.0.self_attn.q_proj.bias" in self.tensors,
             output_bias="model.layers.0.self_attn.o_proj.bias" in self.tensors,
-            mlp_bias="model.layers.0.mlp.gate_proj.bias" in self.tensors,
+            mlp_bias=any(f"model.layers.0.mlp.{part}_proj.bias" in self.tensors for part in ("gate", "up")),
             bos_token_id=token_id_of(self.metadata, "bos", vocab),
             eos_token_ids=tuple(dict.fromkeys(i for role in _ENDS for i in token_ids_of(self.metadata, role, vocab))),
             storage=limits.main_storage(dict(self.tensors)),
             generation=sampling_defaults(Fields(self.path, self.metadata, "general.sampling."), _SAMPLING),
         )
+
+    def uniform_decoder(self) -> ModelSpec:
+        """The same of an architecture all of whose layers see their whole context."""
+        return self.refuse_window(self.decoder())
 
     def _largest(
         self, key: str, layers_differ: bool, default: int | None = None, maximum: int = limits.MOST_HEADS
@@ -162,7 +167,8 @@ class GgufConfig:
         values = self.per_layer(key, default, minimum=0, maximum=maximum)
         if not layers_differ and min(values) != max(values):
             raise UnsupportedError(
-                f"{self.path}: {key} that differs between layers ({min(values)} to {max(values)}) is not supported in this architecture; homenode wants the same in all of them"
+                f"{self.path}: {key} that differs between layers ({min(values)} to {max(values)}) is not supported in "
+                f"this architecture; homenode wants the same in all of them"
             )
         if not max(values):
             raise self.fields.wrong(key, 0, f"a whole number from 1 to {maximum}")
@@ -174,6 +180,21 @@ class GgufConfig:
         """
         window = self.fields.integer("attention.sliding_window", default, minimum=0)
         return min(window, limits.MOST_POSITION) or None
+
+    def local_rope(self, theta: float) -> RopeSpec:
+        """The rope of layers with a window. `theta`: where the file does not say."""
+        return RopeSpec(theta=self.fields.number("rope.freq_base_swa", theta, above=1.0, most=limits.MOST_THETA))
+
+    def with_window_in(
+        self, spec: ModelSpec, window: int | None, otherwise: Callable[[int], tuple[bool, ...]]
+    ) -> ModelSpec:
+        """`spec` with a window in the layers that the file marks; `otherwise` tells of a number of layers which they
+        are where it marks none.
+        """
+        sliding = self.marked_layers("attention.sliding_window_pattern") or otherwise(spec.num_layers)
+        if window is None or not any(sliding):
+            return spec
+        return replace(spec, sliding_window=window, sliding_layers=sliding)
 
     def refuse_window(self, spec: ModelSpec) -> ModelSpec:
         """`spec`. UnsupportedError for a window that any layer could notice, as the file does not say which layers have
@@ -212,7 +233,8 @@ class GgufConfig:
         if scored not in scores:
             wanted = " or ".join(f"{each} ({_SCORES[each]})" for each in scores)
             raise UnsupportedError(
-                f"{self.path}: expert_gating_func {scored} is not supported for {spec.architecture}; homenode wants {wanted}"
+                f"{self.path}: expert_gating_func {scored} is not supported for {spec.architecture}; homenode wants "
+                f"{wanted}"
             )
         used = fields.integer("expert_used_count", maximum=limits.MOST_EXPERTS)
         size = max(inner // used, 1) if size is None else size
@@ -258,7 +280,9 @@ class GgufConfig:
             raise UnsupportedError(f"{self.path}: expert_weights_scale {scale:g} is not supported; homenode wants 1")
 
     def _shared_size(self, layer: int) -> int:
-        """Inner columns of the expert that every token uses in a layer, by the matrix that is there; 0: there is none."""
+        """Inner columns of the expert that every token uses in a layer, by the matrix that is there; 0: there is
+        none.
+        """
         names = (f"model.layers.{layer}.mlp.shared_expert{s}.gate_proj.weight" for s in ("", "s"))
         entry = next((self.tensors[name] for name in names if name in self.tensors), None)
         return entry.shape[0] if entry is not None and entry.shape else 0
@@ -270,7 +294,8 @@ class GgufConfig:
         value = self.fields.integer("attention.value_length", key, maximum=limits.MOST_HEAD_DIM)
         if value != key:
             raise UnsupportedError(
-                f"{self.path}: keys of {key} and values of {format_count(value, 'element')} a head are not supported; homenode wants both equal"
+                f"{self.path}: keys of {key} and values of {format_count(value, 'element')} a head are not supported; "
+                f"homenode wants both equal"
             )
         return key
 
@@ -312,7 +337,8 @@ class GgufConfig:
             # The converter interleaves whole heads, so the stored order and a shorter rotation do not agree on which
             # elements turn.
             raise UnsupportedError(
-                f"{self.path}: rope over {rotary} of {format_count(head_dim, 'element')} of a head is not supported in llama GGUF files; homenode wants the whole head"
+                f"{self.path}: rope over {rotary} of {format_count(head_dim, 'element')} of a head is not supported in "
+                f"llama GGUF files; homenode wants the whole head"
             )
         part = None if rotary == head_dim else rotary
         if LONG_FACTORS in factors and SHORT_FACTORS in factors:
@@ -341,7 +367,8 @@ class GgufConfig:
         if kind == "yarn":
             return self._yarn(theta, rotary, factor, position, divisors)
         raise UnsupportedError(
-            f"{self.path}: rope scaling {quoted(kind)} is not supported; homenode runs none, linear and yarn in GGUF files",
+            f"{self.path}: rope scaling {quoted(kind)} is not supported; homenode runs none, linear and yarn in GGUF "
+            f"files",
             kind=kind,
         )
 

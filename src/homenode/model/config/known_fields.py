@@ -59,7 +59,8 @@ NOT_READ = "the architecture's class does not read it"
 _ROPE_TABLES = ("rope_parameters", "rope_scaling")
 ROPE_READ = frozenset(
     "rope_type type rope_theta partial_rotary_factor factor original_max_position_embeddings low_freq_factor "
-    "high_freq_factor attention_factor beta_fast beta_slow mscale mscale_all_dim truncate short_factor long_factor".split()
+    "high_freq_factor attention_factor beta_fast beta_slow mscale mscale_all_dim truncate short_factor "
+    "long_factor".split()
 )
 ROPE_HARMLESS: Mapping[str, str] = {
     "finetuned": "where the model comes from",

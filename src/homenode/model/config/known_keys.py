@@ -19,7 +19,8 @@ from homenode.model.formats.reading import quoted
 READ = frozenset(
     "context_length embedding_length block_count feed_forward_length attention.head_count attention.head_count_kv "
     "attention.key_length attention.value_length attention.layer_norm_rms_epsilon attention.scale "
-    "attention.sliding_window attention.sliding_window_pattern nextn_predict_layers rope.freq_base rope.dimension_count rope.scale_linear "
+    "attention.sliding_window attention.sliding_window_pattern nextn_predict_layers rope.freq_base "
+    "rope.dimension_count rope.scale_linear "
     "rope.scaling.type rope.scaling.factor rope.scaling.original_context_length rope.scaling.attn_factor "
     "rope.scaling.yarn_ext_factor rope.scaling.yarn_attn_factor rope.scaling.yarn_log_multiplier "
     "rope.scaling.yarn_beta_fast rope.scaling.yarn_beta_slow expert_count expert_used_count expert_group_count "

@@ -50,13 +50,15 @@ def read_counts(path: Path, spec: ModelSpec) -> tuple[tuple[float, ...], ...]:
 def _check(path: Path, counts: tuple[tuple[float, ...], ...], spec: ModelSpec) -> None:
     if len(counts) != spec.num_layers:
         raise UserError(
-            f"{path} has counts of {format_count(len(counts), 'layer')}; the model has {spec.num_layers} (an empty list where one has no experts)"
+            f"{path} has counts of {format_count(len(counts), 'layer')}; the model has {spec.num_layers} (an empty "
+            f"list where one has no experts)"
         )
     for layer, line in enumerate(counts):
         wanted = len(every_expert(spec, layer))
         if wanted and len(line) != wanted:
             raise UserError(
-                f"{path} has {format_count(len(line), 'count')} for layer {layer}, which has {format_count(wanted, 'expert')}"
+                f"{path} has {format_count(len(line), 'count')} for layer {layer}, which has "
+                f"{format_count(wanted, 'expert')}"
             )
         if wanted and not all(0 <= count < float("inf") for count in line):
             raise UserError(f"{path} has a count below zero for layer {layer}")

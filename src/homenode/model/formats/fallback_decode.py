@@ -80,7 +80,8 @@ def decode_rows(data: bytes | Bytes, dtype: DType, shape: tuple[int, int]) -> Fl
         raise UnsupportedError(f"numbers stored as {dtype.name} cannot be decoded")
     if raw.size != rows * dtype.row_bytes(columns):
         raise ValueError(
-            f"{format_count(rows, 'row')} of {columns} {dtype.name} are {rows * dtype.row_bytes(columns)} bytes; seen {raw.size}"
+            f"{format_count(rows, 'row')} of {columns} {dtype.name} are {rows * dtype.row_bytes(columns)} bytes; seen "
+            f"{raw.size}"
         )
     if dtype.name in _PLAIN:
         return raw.view(_PLAIN[dtype.name]).astype(np.float32).reshape(shape)
@@ -147,5 +148,6 @@ def _scales(columns: Bytes, layout: str) -> FloatArray:
 
 
 _OWN: dict[str, Callable[[Bytes], FloatArray]] = {
-    "BF16": _bf16, "F8_E5M2": _f8_e5m2, "F8_E4M3": _f8_e4m3, "F8_E8M0": _f8_e8m0, "Q8_1": _q8_1, "Q8_K": _q8_k, "Q1_0": _q1_0,
+    "BF16": _bf16, "F8_E5M2": _f8_e5m2, "F8_E4M3": _f8_e4m3, "F8_E8M0": _f8_e8m0, "Q8_1": _q8_1, "Q8_K": _q8_k,
+    "Q1_0": _q1_0,
 }  # fmt: skip

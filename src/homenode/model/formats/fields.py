@@ -10,7 +10,7 @@ from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from typing import cast
 
-from homenode.errors import CheckpointError
+from homenode.errors import CheckpointError, UnsupportedError
 from homenode.model.formats.reading import damaged, quoted
 
 _INFINITY = {"__float__": "Infinity"}  # how transformers writes it
@@ -227,6 +227,26 @@ class Fields:
                 ids[item] = None
         return tuple(ids)
 
+    def refuse_others(self, wanted: Mapping[str, object]) -> None:
+        """UnsupportedError for a value other than the one by its key, which is what homenode runs; None there: any
+        value is another. CheckpointError for one of another kind.
+        """
+        for key, value in wanted.items():
+            seen = self.value(key)
+            if isinstance(value, bool):
+                seen = self.boolean(key, value)
+            elif isinstance(value, str):
+                seen = self.text(key, value)
+            elif isinstance(value, int):
+                seen = self.integer(key, value, minimum=0)
+            elif isinstance(value, float):
+                seen = self.number(key, value)
+            if seen is not None and seen != value:
+                name = self._prefix + self._spelled.get(key, key)
+                raise UnsupportedError(
+                    f"{self.path}: {name} {_written(seen)} is not supported; homenode wants {_written(value)}"
+                )
+
     def wrong(self, key: str, seen: object, wanted: str) -> CheckpointError:
         """The error for the value of `key`, None when there is none."""
         return damaged(
@@ -236,3 +256,10 @@ class Fields:
             wanted=wanted,
             do="correct or fetch the model's configuration again",
         )
+
+
+def _written(value: object) -> str:
+    """A value as config.json has it, for a message."""
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else quoted(value)

@@ -1,10 +1,11 @@
-"""GGUF files, versions 2 and 3, little-endian: a header of key-value pairs and tensor descriptions, padding, then the tensors' bytes.
+"""GGUF files, versions 2 and 3, little-endian: a header of key-value pairs and tensor descriptions, padding, then the
+tensors' bytes.
 
-    "GGUF" | u32 version | u64 tensors | u64 pairs | pairs: string key, u32 kind, value | tensors: string name, u32 dimensions,
-    u64 sizes (row length first), u32 type, u64 offset in the data | padding to general.alignment | data
+"GGUF" | u32 version | u64 tensors | u64 pairs | pairs: string key, u32 kind, value | tensors: string name, u32
+dimensions, u64 sizes (row length first), u32 type, u64 offset in the data | padding to general.alignment | data
 
-Source: the GGUF specification of the ggml project. A string is a 64-bit length and bytes. Every count and length is checked against the
-bytes that are left before anything is allocated for it.
+Source: the GGUF specification of the ggml project. A string is a 64-bit length and bytes. Every count and length is
+checked against the bytes that are left before anything is allocated for it.
 """
 
 from __future__ import annotations

@@ -64,7 +64,8 @@ def _check_moe(moe: MoeSpec, layers: int, source: Path) -> None:
             do=_ASK,
         )
     if moe.groups < 1 or moe.num_experts % moe.groups or not 1 <= moe.groups_chosen <= moe.groups:
-        seen = f"{moe.groups_chosen} of {format_count(moe.groups, 'group')} chosen, of {format_count(moe.num_experts, 'expert')}"
+        groups, experts = format_count(moe.groups, "group"), format_count(moe.num_experts, "expert")
+        seen = f"{moe.groups_chosen} of {groups} chosen, of {experts}"
         raise damaged(
             source, "groups of experts", seen=seen, wanted="groups of equal length, some or all chosen", do=_ASK
         )

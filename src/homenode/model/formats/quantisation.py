@@ -156,7 +156,8 @@ def _compressed(table: Fields) -> Quantisation:
 
 
 _METHODS: dict[str, Callable[[Fields], Quantisation]] = {
-    "gptq": _gptq, "awq": _awq, "fp8": _float8, "fbgemm_fp8": _float8, "mxfp4": _mxfp4, "compressed-tensors": _compressed, "modelopt": _modelopt, "modelopt_fp4": _modelopt,
+    "gptq": _gptq, "awq": _awq, "fp8": _float8, "fbgemm_fp8": _float8, "mxfp4": _mxfp4,
+    "compressed-tensors": _compressed, "modelopt": _modelopt, "modelopt_fp4": _modelopt,
 }  # fmt: skip
 
 

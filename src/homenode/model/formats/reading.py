@@ -25,7 +25,8 @@ _STAND_INS = (
     (
         re.compile(rb"version https?://(git-lfs|hawser|git-media)\."),
         "a Git LFS pointer, which only names the content of the file",
-        "fetch the content: `git lfs install`, then `git lfs pull` in the repository, or download the file from where it is kept",
+        "fetch the content: `git lfs install`, then `git lfs pull` in the repository, or download the file from where "
+        "it is kept",
     ),
     (
         re.compile(rb"\s*<(!doctype html|html)\b", re.IGNORECASE),

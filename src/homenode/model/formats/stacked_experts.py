@@ -25,7 +25,11 @@ class StackedExperts:
 
     gate_up: str = "mlp.experts.gate_up_proj"
     down: str = "mlp.experts.down_proj"
-    experts: tuple[str, str, str] = tuple(f"mlp.experts.{{expert}}.{part}_proj" for part in ("gate", "up", "down"))  # type: ignore[assignment]
+    experts: tuple[str, str, str] = (
+        "mlp.experts.{expert}.gate_proj",
+        "mlp.experts.{expert}.up_proj",
+        "mlp.experts.{expert}.down_proj",
+    )
     turned: bool = False
     alternating: bool = False
 

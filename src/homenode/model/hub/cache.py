@@ -64,7 +64,8 @@ def remove_repository(repository: str, cache_dir: Path | None = None) -> int:
     held = [model for model in cached_models(cache_dir) if model.repository == repository]
     if not held:
         raise UserError(
-            f"model {repository}: not in the Hub cache {cache_folder(cache_dir)}; `homenode models` lists what it holds",
+            f"model {repository}: not in the Hub cache {cache_folder(cache_dir)}; `homenode models` lists what it "
+            f"holds",
             param="name",
         )
     cache, name = cache_folder(cache_dir), _PREFIX + repository.replace("/", "--")

@@ -31,7 +31,10 @@ def explain_failure(error: Exception, repository: str, revision: str | None, off
         )
     if isinstance(error, errors.LocalEntryNotFoundError):
         if offline or hub_is_offline():
-            todo = "fetch it once with `homenode generate` where the network is reached, without HF_HUB_OFFLINE, or give a local path"
+            todo = (
+                "fetch it once with `homenode generate` where the network is reached, without HF_HUB_OFFLINE, or give "
+                "a local path"
+            )
             return UserError(
                 f"model {name}: not (completely) in the Hub cache of this machine, and offline; {todo}", param="model"
             )

@@ -150,7 +150,8 @@ class HubSource:
             return folder
         if (folder / "adapter_config.json").exists() and not (folder / CONFIG).exists():
             raise UserError(
-                f"model {self.repository}: an adapter (LoRA), which changes another model: merge it into that, and give the result",
+                f"model {self.repository}: an adapter (LoRA), which changes another model: merge it into that, and "
+                f"give the result",
                 param="model",
             )
         if models := gguf_models(names):

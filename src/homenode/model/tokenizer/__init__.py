@@ -1,6 +1,6 @@
 """Text to tokens and back: vocabularies, streams, chat templates, stop strings."""
 
-from homenode.model.tokenizer.loading import load_tokenizer
+from homenode.model.tokenizer.loader import load_tokenizer
 from homenode.model.tokenizer.model_tokenizer import load_model_tokenizer
 from homenode.model.tokenizer.tokenizer import Tokenizer
 

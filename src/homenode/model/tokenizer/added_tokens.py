@@ -19,7 +19,8 @@ from homenode.model.tokenizer.vocabularies.token_bytes import placeholder
 
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 _ROLES = (
-    "bos_token", "eos_token", "eot_token", "eom_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token",
+    "bos_token", "eos_token", "eot_token", "eom_token", "unk_token", "pad_token", "sep_token", "cls_token",
+    "mask_token",
 )  # fmt: skip
 _MOST_PLACES = 2**20  # more ids than any vocabulary has
 _MOST_UNNAMED = 2**16  # more than any leaves unnamed among its added tokens
@@ -65,8 +66,8 @@ def _listed(library: Library, config: Mapping[str, Any]) -> list[dict[str, Any]]
         text = token_text(token)
         if not str(index).isdecimal() or len(index) > 7 or int(index) >= _MOST_PLACES or text is None:
             raise CheckpointError(
-                f"added_tokens_decoder in tokenizer_config.json holds {str(index)[:40]!r}: {str(token)[:80]}, which is no token; "
-                f"ids go from 0 to {_MOST_PLACES - 1}, and tokens have a content"
+                f"added_tokens_decoder in tokenizer_config.json holds {str(index)[:40]!r}: {str(token)[:80]}, which is "
+                f"no token; ids go from 0 to {_MOST_PLACES - 1}, and tokens have a content"
             )
         known = library.token_to_id(text)
         entries.append(_entry(int(index) if known is None else int(known), token))
@@ -105,7 +106,7 @@ def _placeholders(merged: list[dict[str, Any]], taken: set[int]) -> list[dict[st
     free = [index for index in range(first, last) if index not in used]
     if len(free) > _MOST_UNNAMED:
         raise CheckpointError(
-            f"added_tokens_decoder in tokenizer_config.json goes up to {last}, but {len(free)} ids from {first} on have no token; at most "
-            f"{_MOST_UNNAMED} may be left out"
+            f"added_tokens_decoder in tokenizer_config.json goes up to {last}, but {len(free)} ids from {first} on "
+            f"have no token; at most {_MOST_UNNAMED} may be left out"
         )
     return [_entry(index, placeholder(index)) for index in free]

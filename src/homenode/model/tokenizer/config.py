@@ -8,7 +8,7 @@ from pathlib import Path
 from homenode.errors import CheckpointError, UserError
 from homenode.model.formats.reading import read_text, refuse_links
 from homenode.model.sandbox.renderer import DEFAULT_TIMEOUT_S
-from homenode.model.tokenizer.loading import begin_trial, load_tokenizer
+from homenode.model.tokenizer.loader import begin_trial, load_tokenizer
 from homenode.model.tokenizer.model_tokenizer import load_model_tokenizer
 from homenode.model.tokenizer.tokenizer import Tokenizer
 from homenode.model.tokenizer.trial_run import TokenizerTrial
@@ -30,7 +30,8 @@ class TextConfig:
     )
     chat_template_timeout: float = option(
         DEFAULT_TIMEOUT_S,
-        "How long a chat template may take to make a conversation a prompt, such as 5s; after that the request is refused.",
+        "How long a chat template may take to make a conversation a prompt, such as 5s; after that the request is "
+        "refused.",
         parse=parse_seconds,
         minimum=0.1,
         maximum=600,

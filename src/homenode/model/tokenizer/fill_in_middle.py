@@ -23,7 +23,11 @@ _REPOSITORY = ("<|repo_name|>", "<|fim_repo|>", "<repo_name>", "<reponame>", "<f
 _FILE = ("<|file_sep|>", "<file_sep>", "<|fim_file|>", "<filename>")
 _PAD = ("<|fim_pad|>", "<fim_pad>", "<fim-pad>", "▁<EOT>", "<EOT>")
 ROLES = ("prefix_token", "suffix_token", "middle_token")  # as tokenizer_config.json calls them
-GGUF_ROLES = {"prefix_token": ("fim_pre", "prefix"), "suffix_token": ("fim_suf", "suffix"), "middle_token": ("fim_mid", "middle")}  # fmt: skip
+GGUF_ROLES = {
+    "prefix_token": ("fim_pre", "prefix"),
+    "suffix_token": ("fim_suf", "suffix"),
+    "middle_token": ("fim_mid", "middle"),
+}
 
 
 class FillInMiddleTokens(NamedTuple):

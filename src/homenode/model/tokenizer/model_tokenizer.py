@@ -8,7 +8,7 @@ from pathlib import Path
 
 from homenode.errors import UserError
 from homenode.model.sandbox.renderer import DEFAULT_TIMEOUT_S
-from homenode.model.tokenizer.loading import load_tokenizer
+from homenode.model.tokenizer.loader import load_tokenizer
 from homenode.model.tokenizer.tokenizer import Tokenizer
 from homenode.model.tokenizer.trial_run import TokenizerTrial
 

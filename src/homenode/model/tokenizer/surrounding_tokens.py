@@ -1,9 +1,9 @@
 """The special tokens around a text, and the one place that decides which of them a prompt gets.
 
 A text gets those that the file adds, unless the request's `add_special_tokens` is false. What the file adds is told by
-tokenizer.json's post-processor in a folder (`add_bos_token` in tokenizer_config.json changes nothing, as in transformers)
-and by its keys and the kind of its vocabulary in a GGUF file. A conversation gets them from
-its chat template; what the file adds to that:
+tokenizer.json's post-processor in a folder (`add_bos_token` in tokenizer_config.json changes nothing, as in
+transformers) and by its keys and the kind of its vocabulary in a GGUF file. A conversation gets them from its chat
+template; what the file adds to that:
 
 | file | `add_special_tokens` | template writes BOS | BOS in the prompt |
 |---|---|---|---|
@@ -14,8 +14,8 @@ its chat template; what the file adds to that:
 | any | false | as it does | as the template has it |
 | any that adds BOS | true | no or yes | one |
 
-A template for a GGUF file may rely on the file, as readers of such files add the file's BOS to conversations as well; one
-in a folder is complete by itself. BOS is never there twice.
+A template for a GGUF file may rely on the file, as readers of such files add the file's BOS to conversations as well;
+one in a folder is complete by itself. BOS is never there twice.
 """
 
 from __future__ import annotations

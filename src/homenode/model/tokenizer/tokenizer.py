@@ -238,7 +238,8 @@ class Tokenizer:
         template = self._templates.get(name)
         if template is None:
             raise UserError(
-                "this model has no chat template; use /v1/completions with a plain prompt, or give one with --chat-template",
+                "this model has no chat template; use /v1/completions with a plain prompt, or give one with "
+                "--chat-template",
                 param="messages",
             )
         said = self._traits[name].conform(messages)

@@ -16,7 +16,7 @@ from typing import Any
 from homenode.errors import CheckpointError, UserError
 from homenode.model.sandbox.frames import FrameStream, encode
 from homenode.model.sandbox.limits import allow_cpu, confine
-from homenode.model.tokenizer.loading import load_untried, vocabulary_file
+from homenode.model.tokenizer.loader import load_untried, vocabulary_file
 from homenode.model.tokenizer.tokenizer import Tokenizer
 from homenode.model.tokenizer.vocabularies.library import named_faults
 from homenode.units import format_count

@@ -29,14 +29,15 @@ from homenode.model.weights.expert_header import (
 )
 from homenode.model.weights.expert_share import ExpertShare
 from homenode.model.weights.expert_table import ExpertTable
-from homenode.model.weights.expert_waiting import Waiting
+from homenode.model.weights.expert_wait import ShareWait
 
 _POLL_S, _TELL_S = 0.02, 0.5
 _DIFFERS = {
     "magic": "it is not memory for experts, or another version of homenode made it",
     "members": "another number of engines (--data-parallel-size)",
     "model": "another model, or its files have changed since the first engine has read them",
-    "part": "another part of the model (--tensor-parallel-size, --pipeline-parallel-size, --layer-split, --expert-placement)",
+    "part": "another part of the model (--tensor-parallel-size, --pipeline-parallel-size, --layer-split, "
+    "--expert-placement)",
     "formats": "matrices kept in other formats (--quantize, --dtype)",
     "packing": "another version of homenode packs matrices in another way",
 }
@@ -142,7 +143,8 @@ class SharedExperts:
             seen = self._words.exchange(word, 0, value)
             if seen not in (0, value):
                 raise UserError(
-                    f"engine {self._share.member} cannot keep its experts in the same memory as the others: {_DIFFERS[name]}; give all engines the "
+                    f"engine {self._share.member} cannot keep its experts in the same memory as the others: "
+                    f"{_DIFFERS[name]}; give all engines the "
                     "same settings, and start all of them again when the model has changed"
                 )
 
@@ -151,7 +153,8 @@ class SharedExperts:
         used = any(self._words.load(state_word(member)) for member in range(self._share.members))
         if used and os.fstat(self._share.fd).st_size < self._table.size:
             raise UserError(
-                "the memory that engines keep experts in is damaged: it says that there are some, and has no room for them"
+                "the memory that engines keep experts in is damaged: it says that there are some, and has no room for "
+                "them"
             )
 
     def _claim(self) -> ShareState:
@@ -177,7 +180,7 @@ class SharedExperts:
     def _wait(self, tell: Callable[[], None]) -> None:
         share = self._share
         others = [m for m in range(share.members) if m != share.member and self._table.share(m)]
-        waiting = Waiting(others, share.timeout_s, time.monotonic())
+        waiting = ShareWait(others, share.timeout_s, time.monotonic())
         told = time.monotonic()
         while True:
             waiting.look({m: self._state(m) for m in waiting.missing}, is_alive, time.monotonic())

@@ -21,8 +21,8 @@ DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 # Formats every backend's weight_from_file decodes by itself (Format in csrc/quant/format.h); others go through the
 # checkpoint's decoder.
 READ_BY_BACKENDS = frozenset(
-    ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4")
-)  # fmt: skip
+    "F32 F16 BF16 Q8_0 Q4_0 Q4_1 Q5_0 Q5_1 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS MXFP4".split()
+)
 _FLOATS = frozenset({"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2", "F8_E8M0"})
 # The first with a kernel is taken. BF16 holds every value of the 8-bit types, F32 the others' to the last bit a float32
 # product could use.
@@ -296,5 +296,6 @@ def _first_with_kernel(source: str, weight_types: frozenset[str]) -> str:
         if target in weight_types:
             return target
     raise InternalError(
-        f"no kernel for {source} and none for {', '.join(candidates)}; the backend has {', '.join(sorted(weight_types))}"
+        f"no kernel for {source} and none for {', '.join(candidates)}; the backend has "
+        f"{', '.join(sorted(weight_types))}"
     )

@@ -1,13 +1,15 @@
-"""On which NUMA node every row of every matrix lies: decided from the layout, the teams and the policy, before a byte moves.
+"""On which NUMA node every row of every matrix lies: decided from the layout, the teams and the policy, before a byte
+moves.
 
-shard       |-- rows of node 0's threads --|-- rows of node 1's --|      one copy; what a thread multiplies is in its own node's memory
+shard       |-- rows of node 0's threads --|-- rows of node 1's --|   one copy, each row in the node that multiplies it
 mirror      |------- all rows, node 0 -----|
-            |------- all rows, node 1 -----|                             a copy on each node that holds memory
+            |------- all rows, node 1 -----|                          a copy on each node that holds memory
 replicate   as mirror, one copy for each team: engines of their own; experts that they keep in common once, in turn
-interleave  |0|1|0|1|0|1| ...                                            one copy, page by page; no row has one node
+interleave  |0|1|0|1|0|1| ...                                         one copy, page by page; no row has one node
 local       |-- all rows on the node of the only team --|
 
-The native core keeps rows in groups of 32 and gives each thread a run of groups (csrc/kernels/weight_pieces.cpp), so that is where a matrix is cut.
+The native core keeps rows in groups of 32 and gives each thread a run of groups (csrc/kernels/weight_pieces.cpp), so
+that is where a matrix is cut.
 """
 
 from __future__ import annotations
@@ -166,7 +168,8 @@ def _matching(patterns: Sequence[str], names: Sequence[str]) -> frozenset[str]:
         matching = fnmatch.filter(names, pattern)
         if not matching:
             raise UserError(
-                f"--numa-mirror-tensors {pattern!r} matches none of the {format_count(len(names), 'matrix', 'matrices')} of this model; they are called like {names[0]} "
+                f"--numa-mirror-tensors {pattern!r} matches none of the "
+                f"{format_count(len(names), 'matrix', 'matrices')} of this model; they are called like {names[0]} "
                 f"and {names[-1]}, and * stands for any text",
                 param="numa_mirror_tensors",
             )

@@ -26,7 +26,7 @@ from homenode.model.formats.reading import read_at
 from homenode.model.part import IndexRange
 from homenode.model.spec import TensorEntry
 from homenode.model.weights.expert_memory import SharedExperts
-from homenode.model.weights.finite import check_finite
+from homenode.model.weights.finite_check import check_finite
 from homenode.model.weights.layout import READ_BY_BACKENDS, WeightLayout
 from homenode.model.weights.names import MatchedTensor
 from homenode.model.weights.packed_cache import PackedCache
@@ -96,7 +96,8 @@ def require_tables(tensors: Iterable[MatchedTensor], backend: Backend) -> None:
         if tensor.expected.parameter.kind == "table" and (tensor.entry.coded or not isinstance(backend, TableBackend)):
             why = "as codes and scales" if tensor.entry.coded else f"with --backend {backend.name}"
             raise UnsupportedError(
-                f"{tensor.entry.file}: {tensor.entry.name} {why} is not supported; homenode reads its rows from the file, as floats or GGUF blocks, with --backend native"
+                f"{tensor.entry.file}: {tensor.entry.name} {why} is not supported; homenode reads its rows from the "
+                f"file, as floats or GGUF blocks, with --backend native"
             )
 
 
@@ -255,7 +256,8 @@ def _heads(entry: TensorEntry, rows: IndexRange) -> int:
     head = entry.shape[0] // entry.permuted_heads
     if rows.first % head or rows.count % head:
         raise InternalError(
-            f"rows {rows.first} to {rows.end} of {entry.name} were asked for; heads of {format_count(head, 'row')} cannot be cut"
+            f"rows {rows.first} to {rows.end} of {entry.name} were asked for; heads of {format_count(head, 'row')} "
+            f"cannot be cut"
         )
     return rows.count // head
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from homenode.model.tokenizer.vocabularies.pretokenizers import Alphabet, PreTokenizer
-from homenode.model.tokenizer.vocabularies.stored import SPACE, StoredVocabulary
+from homenode.model.tokenizer.vocabularies.stored_vocabulary import SPACE, StoredVocabulary
 
 
 def byte_pair_tokenizer(stored: StoredVocabulary, cut: PreTokenizer) -> Tokenizer:

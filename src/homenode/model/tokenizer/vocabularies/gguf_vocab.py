@@ -19,7 +19,7 @@ from homenode.model.tokenizer.vocabularies.byte_pairs import byte_pair_tokenizer
 from homenode.model.tokenizer.vocabularies.library import library_from_json
 from homenode.model.tokenizer.vocabularies.pretokenizers import pre_tokenizer
 from homenode.model.tokenizer.vocabularies.stop_tokens import VocabularyNames, known_stop_tokens
-from homenode.model.tokenizer.vocabularies.stored import CONTROL, UNKNOWN, USER_DEFINED, StoredVocabulary
+from homenode.model.tokenizer.vocabularies.stored_vocabulary import CONTROL, UNKNOWN, USER_DEFINED, StoredVocabulary
 
 _PHI3 = re.compile(r"phi[-_ ]?3")
 _KEEP_SPACE = ("<unk>", "<s>", "<|endoftext|>")

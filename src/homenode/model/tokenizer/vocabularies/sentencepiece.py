@@ -13,7 +13,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 
 from homenode.errors import CheckpointError
 from homenode.model.tokenizer.vocabularies.scored_merges import scored_merges
-from homenode.model.tokenizer.vocabularies.stored import NORMAL, SPACE, UNKNOWN, StoredVocabulary
+from homenode.model.tokenizer.vocabularies.stored_vocabulary import NORMAL, SPACE, UNKNOWN, StoredVocabulary
 from homenode.model.tokenizer.vocabularies.token_bytes import placeholder
 
 _CHARSMAP = "tokenizer.ggml.precompiled_charsmap"

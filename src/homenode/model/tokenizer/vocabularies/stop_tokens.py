@@ -21,9 +21,9 @@ ROLES = ("eos_token", "eot_token", "eom_token")
 # Whoever has one of these ends an answer with it.
 _ALWAYS_END = frozenset(
     (
-        "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|endoftext|>", "<|end_of_text|>", "<end_of_turn>", "<end_of_utterance>",
-        "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<｜end▁of▁sentence｜>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]",
-        "<turn|>", "<|tool_response>", "[e~[",
+        "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|endoftext|>", "<|end_of_text|>", "<end_of_turn>",
+        "<end_of_utterance>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<｜end▁of▁sentence｜>",
+        "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<turn|>", "<|tool_response>", "[e~[",
     )
 )  # fmt: skip
 _MESSAGE_END = "<|end|>"

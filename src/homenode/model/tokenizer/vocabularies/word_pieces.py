@@ -11,7 +11,7 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from homenode.model.tokenizer.vocabularies.stored import NORMAL, SPACE, StoredVocabulary
+from homenode.model.tokenizer.vocabularies.stored_vocabulary import NORMAL, SPACE, StoredVocabulary
 
 _INSIDE = "##"
 _LONGEST_WORD = 100  # characters; a longer one is unknown as a whole

@@ -10,8 +10,8 @@ from homenode.model.weights.expert_header import STATE_FAILED, STATE_FILLING, ST
 GONE_S = 60.0  # in which who keeps the engines starts one again
 
 
-class Waiting:
-    """Who waits for the shares of `members` since `now`. `missing`: those whose share is not ready."""
+class ShareWait:
+    """The wait for the shares of `members`, since `now`. `missing`: the members whose share is not ready."""
 
     def __init__(self, members: Iterable[int], timeout_s: float, now: float) -> None:
         self.missing = tuple(members)
@@ -33,7 +33,8 @@ class Waiting:
             self._judge(member, states[member], is_alive, now)
         if self.missing and now > self._until:
             raise PeerError(
-                f"{self._named()} not loaded within {self._timeout_s:.0f} s the experts that this one reads in place; see what it says itself",
+                f"{self._named()} not loaded within {self._timeout_s:.0f} s the experts that this one reads in place; "
+                f"see what it says itself",
                 engines=self.missing,
             )
 
@@ -41,7 +42,8 @@ class Waiting:
         failed = state.state == STATE_FAILED
         if failed and (self._failed_before or {}).get(member) != state:
             raise PeerError(
-                f"engine {member} has failed to load the experts that this one reads in place; its own error says why (process {state.pid})",
+                f"engine {member} has failed to load the experts that this one reads in place; its own error says why "
+                f"(process {state.pid})",
                 engines=(member,),
             )
         if not failed and not (state.state == STATE_FILLING and not is_alive(state)):
@@ -49,7 +51,8 @@ class Waiting:
             return
         if now - self._gone_since.setdefault(member, now) > GONE_S:
             raise PeerError(
-                f"engine {member} went away (process {state.pid}) while it loaded the experts that this one reads in place, and has not come back "
+                f"engine {member} went away (process {state.pid}) while it loaded the experts that this one reads in "
+                f"place, and has not come back "
                 f"for {GONE_S:.0f} s; its own last lines say why",
                 engines=(member,),
             )

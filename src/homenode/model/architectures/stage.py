@@ -1,0 +1,126 @@
+"""The rows of a stage of layers: where they come from, what is added to them, and what the stage returns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from homenode.compute.ops import Ops, Precision, Tensor
+from homenode.model.architectures.parameters import ForwardContext
+from homenode.model.part import IndexRange
+
+Layer = Mapping[str, Any]
+
+
+def enter(ops: Ops, model: ForwardContext) -> Tensor:
+    """The rows that the first of this stage's layers begins with: from the embedding table, or from the
+    stage before.
+    """
+    return embedded(ops, model) if model.part.first_stage else ops.received(model.spec.handed_columns)
+
+
+def embedded(ops: Ops, model: ForwardContext) -> Tensor:
+    """The rows of the embedding table for the step's tokens, scaled as the model has it."""
+    part, scale = model.part, model.spec.embedding_scale
+    table = model.parameters.top["embed"]
+    if part.ranks == 1:
+        x = ops.embedding(table)
+    else:
+        x = ops.sum(ops.embedding(table, part.vocabulary.first, model.spec.vocab_size))
+    return x if scale == 1.0 else ops.scale(x, scale)
+
+
+def normed(ops: Ops, model: ForwardContext, x: Tensor, weight: Tensor) -> Tensor:
+    """x through an RMS norm over each run of as many columns as `weight` has: a whole row, or each head of one."""
+    return ops.rms_norm(x, weight, model.spec.rms_norm_eps)
+
+
+def select_last(ops: Ops, model: ForwardContext, index: int, x: Tensor) -> Tensor:
+    """After the attention of the model's last layer the rows that the step samples, as nothing reads the others. In
+    other layers all of x.
+    """
+    return ops.select(x) if model.part.layers.first + index == model.spec.num_layers - 1 else x
+
+
+def project_out(
+    ops: Ops,
+    model: ForwardContext,
+    inner: Tensor,
+    weight: Any,
+    bias: Tensor | None,
+    x: Tensor | None,
+    precision: Precision = "usual",
+) -> Tensor:
+    """The product of the inner columns, bias included, plus x where there is one; ranks add up those of the columns
+    they have.
+    """
+    if not model.part.adds_residual:
+        bias = x = None
+    return over_ranks(ops, model, ops.linear(inner, (weight,), (bias,), residual=x, precision=precision))
+
+
+def over_ranks(ops: Ops, model: ForwardContext, x: Tensor) -> Tensor:
+    """x added up over the ranks, of which there may be only one."""
+    return x if model.part.ranks == 1 else ops.sum(x)
+
+
+def adds_apart(model: ForwardContext, layer: Layer, norm: str) -> bool:
+    """Whether what is added to rows is normed or scaled first."""
+    return norm in layer or model.spec.residual_scale != 1.0
+
+
+def add_apart(ops: Ops, model: ForwardContext, layer: Layer, x: Tensor, out: Tensor, norm: str) -> Tensor:
+    """x plus `out`, through the norm `norm` where the layer has it, and times the model's `residual_scale`."""
+    out = normed(ops, model, out, layer[norm]) if norm in layer else out
+    scale = model.spec.residual_scale
+    return ops.add(x, out if scale == 1.0 else ops.scale(out, scale))
+
+
+def add_projected(
+    ops: Ops, model: ForwardContext, layer: Layer, x: Tensor, inner: Tensor, key: str, norm: str
+) -> Tensor:
+    """x plus the product of the inner columns with the matrix `key`, its bias included: see `add_apart`."""
+    apart = adds_apart(model, layer, norm)
+    out = project_out(ops, model, inner, layer[key], layer.get(f"{key}_bias"), None if apart else x)
+    return add_apart(ops, model, layer, x, out, norm) if apart else out
+
+
+def add_mixed(ops: Ops, model: ForwardContext, index: int, x: Tensor, inner: Tensor, key: str) -> Tensor:
+    """x plus what attention or a recurrence of layer `index` of this stage made of the rows that the last layer
+    selects, to be projected with the matrix `key`; of the model's last layer the selected rows only.
+    """
+    layer = model.parameters.layers[index]
+    if model.part.adds_residual or adds_apart(model, layer, "attended_norm"):
+        x = select_last(ops, model, index, x)
+    return add_projected(ops, model, layer, x, inner, key, "attended_norm")
+
+
+def leave(ops: Ops, model: ForwardContext, x: Tensor) -> Tensor:
+    """What the stage returns: its rows for the next one, or logits [sampled rows, vocabulary], x being those that
+    `select_last` left.
+    """
+    if not model.part.last_stage:
+        return x
+    return logits_of(ops, model, normed(ops, model, x, model.parameters.top["norm"]))
+
+
+def logits_of(ops: Ops, model: ForwardContext, h: Tensor) -> Tensor:
+    """Logits [sampled rows, vocabulary] of rows that the last norm was applied to, or of a model that makes vectors
+    these rows. A tied model multiplies with its embedding table.
+    """
+    if model.spec.pooling is not None:
+        return h
+    spec, part, top = model.spec, model.part, model.parameters.top
+    head = top["embed"] if spec.tie_word_embeddings else top["lm_head"]
+    logits = ops.linear(h, (head,), (top.get("head_bias"),))
+    if part.ranks > 1:
+        logits = ops.gather(logits, part.vocabulary_widths)
+    if spec.logits_softcap is not None:
+        logits = ops.soft_cap(logits, spec.logits_softcap)
+    return logits if spec.logits_scale == 1.0 else ops.scale(logits, spec.logits_scale)
+
+
+def columns_of(ops: Ops, x: Tensor, heads: IndexRange, count: int, head_dim: int) -> Tensor:
+    """Those of some heads of x, which has `count`."""
+    widths = [n * head_dim for n in (heads.first, heads.count, count - heads.end) if n]
+    return ops.split(x, widths)[1 if heads.first else 0]
