@@ -34,8 +34,9 @@ T named(const std::string& name, const std::pair<const char*, T> (&choices)[Coun
 
 Activation activation_named(const std::string& name) {
   const std::pair<const char*, Activation> activations[] = {
-      {"silu", Activation::silu},   {"gelu", Activation::gelu},         {"gelu_erf", Activation::gelu_erf},
-      {"relu2", Activation::relu2}, {"exp_rest", Activation::exp_rest}, {"clamped", Activation::clamped}};
+      {"silu", Activation::silu},      {"gelu", Activation::gelu},         {"gelu_erf", Activation::gelu_erf},
+      {"relu2", Activation::relu2},    {"exp_rest", Activation::exp_rest}, {"clamped", Activation::clamped},
+      {"limited", Activation::limited}};
   return named(name, activations, "an activation");
 }
 
@@ -74,7 +75,8 @@ void make_routing(Routing* self, int chosen, const std::string& score, bool norm
   const std::pair<const char*, ExpertScore> scores[] = {{"softmax", ExpertScore::softmax},
                                                         {"sigmoid", ExpertScore::sigmoid},
                                                         {"chosen_softmax", ExpertScore::chosen_softmax},
-                                                        {"sparsemixer", ExpertScore::sparsemixer}};
+                                                        {"sparsemixer", ExpertScore::sparsemixer},
+                                                        {"sqrt_softplus", ExpertScore::sqrt_softplus}};
   const std::pair<const char*, bool> group_scores[] = {{"max", false}, {"top2", true}};
   new (self) Routing{.chosen = chosen,
                      .score = named(score, scores, "a score of experts"),
@@ -280,10 +282,10 @@ void bind_recorder(nb::module_& m) {
           nb::arg("x"), nb::arg("widths"))
       .def(
           "rope_angles",
-          [](Recorder& r, const Array1<float>& frequencies, float scale) {
-            return take(r.rope_angles({frequencies.data(), frequencies.data() + frequencies.size()}, scale));
+          [](Recorder& r, const Array1<float>& frequencies, float scale, int behind) {
+            return take(r.rope_angles({frequencies.data(), frequencies.data() + frequencies.size()}, scale, behind));
           },
-          nb::arg("inverse_frequencies"), nb::arg("scale"))
+          nb::arg("inverse_frequencies"), nb::arg("scale"), nb::arg("behind") = 0)
       .def(
           "rope",
           [](Recorder& r, const Tensor& x, const Tensor& angles, int head_dim, bool adjacent) {
@@ -300,8 +302,17 @@ void bind_recorder(nb::module_& m) {
       .def(
           "choose_tokens",
           [](Recorder& r, const Tensor& q, const Tensor& weights, const Tensor& k, std::shared_ptr<KvCache> cache,
-             int layer, int count) { return take(r.choose_tokens(q, weights, k, std::move(cache), layer, count)); },
-          nb::arg("q"), nb::arg("weights"), nb::arg("k"), nb::arg("cache"), nb::arg("layer"), nb::arg("count"))
+             int layer, int count,
+             int ratio) { return take(r.choose_tokens(q, weights, k, std::move(cache), layer, count, ratio)); },
+          nb::arg("q"), nb::arg("weights"), nb::arg("k"), nb::arg("cache"), nb::arg("layer"), nb::arg("count"),
+          nb::arg("ratio") = 1)
+      .def(
+          "record_pooled_attention",
+          [](Recorder& r, const Tensor& q, const Tensor& k, std::shared_ptr<KvCache> cache,
+             const AttentionParams& params, const Tensor& rows, int layer,
+             int ratio) { return take(r.attention_pooled(q, k, std::move(cache), params, rows, layer, ratio)); },
+          nb::arg("q"), nb::arg("k"), nb::arg("cache"), nb::arg("params"), nb::arg("rows"), nb::arg("layer"),
+          nb::arg("ratio"))
       .def(
           "choose_blocks",
           [](Recorder& r, const Tensor& q, const Tensor& k, std::shared_ptr<KvCache> cache, int layer, int block,
@@ -333,18 +344,27 @@ void bind_recorder(nb::module_& m) {
       .def(
           "record_moe",
           [](Recorder& r, const Tensor& x, const Tensor& logits, const ExpertWeights& experts, const Routing& routing,
-             const std::optional<Tensor>& residual, const std::optional<Tensor>& choice_bias) {
+             const std::optional<Tensor>& residual, const std::optional<Tensor>& choice_bias,
+             const std::optional<Tensor>& chosen) {
             return take(r.moe(x, logits, experts, routing, residual ? &*residual : nullptr,
-                              choice_bias ? &*choice_bias : nullptr));
+                              choice_bias ? &*choice_bias : nullptr, chosen ? &*chosen : nullptr));
           },
           nb::arg("x"), nb::arg("logits"), nb::arg("experts"), nb::arg("routing"), nb::arg("residual").none(),
-          nb::arg("choice_bias").none() = nb::none())
+          nb::arg("choice_bias").none() = nb::none(), nb::arg("chosen").none() = nb::none())
       .def(
           "short_convolution",
           [](Recorder& r, const Tensor& x, const std::vector<Tensor>& weights, const std::vector<Tensor>& biases,
              std::shared_ptr<StateMemory> memory, int layer,
              bool silu) { return take(r.short_convolution(x, weights, biases, std::move(memory), layer, silu)); },
           nb::arg("x"), nb::arg("weights"), nb::arg("biases"), nb::arg("memory"), nb::arg("layer"), nb::arg("silu"))
+      .def(
+          "pool_windows",
+          [](Recorder& r, const Tensor& x, const std::vector<Tensor>& biases, std::shared_ptr<StateMemory> memory,
+             int layer, int ratio, std::vector<int64_t> widths, bool overlap) {
+            return take(r.pool_windows(x, biases, std::move(memory), layer, ratio, std::move(widths), overlap));
+          },
+          nb::arg("x"), nb::arg("biases"), nb::arg("memory"), nb::arg("layer"), nb::arg("ratio"), nb::arg("widths"),
+          nb::arg("overlap"))
       .def(
           "record_delta_rule",
           [](Recorder& r, const Tensor& qkv, const Tensor& beta, const Tensor& decay, const Tensor& decay_weight,

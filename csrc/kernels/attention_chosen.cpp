@@ -1,6 +1,7 @@
 #include "kernels/attention_chosen.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "kernels/operation.h"
@@ -153,9 +154,27 @@ class ChosenWork {
     load_queries(piece);
     const Positions keys(chosen_, step_, piece.token, piece.kv_head);
     for (int key = 0; key < keys.count(); key += kChunkKeys) {
-      compute(find_chunk(piece, keys, key), piece.rows, key == 0 ? merged_ : chunk_);
-      if (key) merge(kernels_, piece.rows, padded_, merged_, chunk_);
+      add(find_chunk(piece, keys, key), 0, piece.rows, key == 0);
     }
+    write_out(call_, shape_, kernels_, piece, merged_);
+  }
+
+  // Keys of a window of tokens, where they lie, then those of pooled windows.
+  void attend_to_both(const ChosenPiece& piece, const PooledRows& pooled) {
+    load_queries(piece);
+    const int position = step_.positions[static_cast<size_t>(piece.token)], begin = first_visible(position, shape_),
+              from = begin / kTileKeys * kTileKeys, seen = (position + 1) / pooled.ratio;
+    for (int key = from; key <= position; key += kChunkKeys) {
+      const int keys = std::min(kChunkKeys, position + 1 - key);
+      add(tiles_from(piece.token, key, keys), std::max(begin - key, 0), piece.rows, key == from);
+    }
+    const bool all = !pooled.chosen || seen <= pooled.count;
+    const float* row = all ? nullptr : pooled.chosen + piece.token * pooled.stride;
+    const int count = all ? seen : pooled.count;
+    for (int key = 0; key < count; key += kChunkKeys)
+      add(bring_together(piece.token, pooled, row, key, std::min(kChunkKeys, count - key)), 0, piece.rows, false);
+    const float* sinks = call_.sinks ? call_.sinks + int64_t(piece.kv_head) * shape_.group + piece.first : nullptr;
+    for (int r = 0; sinks && r < piece.rows; ++r) merged_.sum[r] += std::exp2(sinks[r] * kLog2E - merged_.largest[r]);
     write_out(call_, shape_, kernels_, piece, merged_);
   }
 
@@ -164,7 +183,7 @@ class ChosenWork {
     const Positions keys(chosen_, step_, piece.token, piece.kv_head);
     if (chunk >= chunks_of(keys.count())) return;
     load_queries(piece);
-    compute(find_chunk(piece, keys, chunk * kChunkKeys), piece.rows, PartialResult(result));
+    compute(find_chunk(piece, keys, chunk * kChunkKeys), 0, piece.rows, PartialResult(result));
   }
 
   static void merge(const Kernels& kernels, int rows, int64_t padded, const PartialResult& to,
@@ -183,6 +202,12 @@ class ChosenWork {
   }
 
  private:
+  // Into the merged result, whose first chunk it may be. The keys before `begin` of it are not seen.
+  void add(const ChosenChunk& chunk, int begin, int rows, bool first) {
+    compute(chunk, begin, rows, first ? merged_ : chunk_);
+    if (!first) merge(kernels_, rows, padded_, merged_, chunk_);
+  }
+
   void load_queries(const ChosenPiece& piece) {
     auto* loaded = reinterpret_cast<std::byte*>(queries_);
     const int64_t first_head = int64_t(piece.kv_head) * shape_.group + piece.first;
@@ -223,16 +248,43 @@ class ChosenWork {
     return chunk;
   }
 
-  void compute(const ChosenChunk& chunk, int rows, const PartialResult& result) {
+  // Keys from a position on that begins a tile.
+  ChosenChunk tiles_from(int token, int first, int keys) {
+    const int sequence = sequence_of(step_, token);
+    ChosenChunk chunk{{}, {}, keys};
+    for (int key = 0; key < keys; key += kTileKeys) {
+      chunk.tiles[key / kTileKeys] = tile_at(*call_.cache, call_.layer, step_, sequence, first + key);
+      chunk.values[key / kTileKeys] = chunk.tiles[key / kTileKeys];
+    }
+    return chunk;
+  }
+
+  // Keys of pooled windows: those whose positions `row` has, or all.
+  ChosenChunk bring_together(int token, const PooledRows& pooled, const float* row, int first, int keys) {
+    const int sequence = sequence_of(step_, token);
+    ChosenChunk chunk{{}, {}, keys};
+    std::byte* to = tiles_;
+    for (int key = 0; key < keys; ++key) {
+      if (key && key % kTileKeys == 0) to += call_.cache->tile_bytes();
+      const int position = row ? number_at(row, first + key) : (first + key + 1) * pooled.ratio - 1;
+      copy_key(call_.cache->shape(), tile_at(*call_.cache, pooled.layer, step_, sequence, position), kTileKeys,
+               position % kTileKeys, to, kTileKeys, key % kTileKeys);
+      chunk.tiles[key / kTileKeys] = chunk.values[key / kTileKeys] = to;
+    }
+    return chunk;
+  }
+
+  // The keys before `from` of the chunk are not seen.
+  void compute(const ChosenChunk& chunk, int from, int rows, const PartialResult& result) {
     int begin[kQueryRows], end[kQueryRows];
-    std::fill_n(begin, rows, 0);
+    std::fill_n(begin, rows, from);
     std::fill_n(end, rows, chunk.keys);
     kv_.attend({rows, shape_.head_dim, shape_.value_dim(), queries_, scales_, call_.softcap * kLog2E, chunk.tiles,
                 chunk.values, begin, end, scores_, result.largest, result.sum, result.out, padded_, turned_});
   }
 
   const AttentionCall& call_;
-  const ChosenTokens& chosen_;
+  const ChosenTokens chosen_;
   const Step& step_;
   const AttentionShape& shape_;
   const Kernels& kernels_;
@@ -327,6 +379,13 @@ void attend_chosen(const AttentionCall& call, const ChosenTokens& chosen, const 
   each_piece(step, shape, pieces, chunks, thread, threads, [&](const ChosenPiece& it, int chunk) {
     work.attend_chunk(it, chunk, scratch.partials + (int64_t(it.number) * chunks + chunk) * floats);
   });
+}
+
+void attend_pooled(const AttentionCall& call, const PooledRows& pooled, const Step& step, const AttentionShape& shape,
+                   const Kernels& kernels, std::byte* own, int thread, int threads) {
+  ChosenWork work(call, {}, step, shape, kernels, {own, nullptr, nullptr});
+  each_piece(step, shape, ChosenPieces(step, shape, threads), 1, thread, threads,
+             [&](const ChosenPiece& it, int) { work.attend_to_both(it, pooled); });
 }
 
 bool divides_chunks(const Step& step, const AttentionShape& shape, int threads) {

@@ -6,18 +6,25 @@
 // others are brought together first, of layers that keep keys alone. In steps of few tokens every such key is read once,
 // by a thread at its home: what the other homes then read of 256 keys is no more than a partial result of many heads is.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 
 #include "kernels/attention.h"
 
 namespace homenode {
 
-// How positions are chosen: at most `count` blocks of `block` positions beside each other, ascending, for each KV head.
+// How positions are chosen: at most `count` blocks of `block` positions beside each other, ascending, for each KV head;
+// or with a `ratio` above 1, whose blocks are of one position, of every ratio-th from position ratio - 1 on.
 struct Choice {
-  int count, block = 1;
+  int count, block = 1, ratio = 1;
 
   // Contexts up to so many positions are attended to as a whole.
-  int most() const { return count * block; }
+  int most() const {
+    const int64_t whole = int64_t(count) * block;
+    return static_cast<int>(std::min<int64_t>((whole + 1) * ratio - 1, INT32_MAX));
+  }
+  // How many blocks up to this position can be chosen.
+  int seen(int position) const { return ratio == 1 ? position / block + 1 : (position + 1) / ratio; }
   // Positions that a token attends to. A token that has to choose chooses its own block, the last one, which ends with it.
   int of(int position) const { return position < most() ? position + 1 : most() - block + position % block + 1; }
 };
@@ -63,5 +70,17 @@ void attend_chosen(const AttentionCall&, const ChosenTokens&, const Step&, const
 bool divides_chunks(const Step&, const AttentionShape&, int threads);
 void merge_chosen(const AttentionCall&, const ChosenTokens&, const Step&, const AttentionShape&, const Kernels&,
                   float* partials, int thread, int threads);
+
+// Keys of pooled windows beside those of a window of tokens: see homenode.compute.ops.PooledKeys.
+struct PooledRows {
+  int layer, ratio;
+  const float* chosen;  // [tokens] rows of `count` positions; null: all up to the token's
+  int64_t stride;
+  int count;
+};
+// Attention to both in one softmax: the share of one thread of all tokens and heads. Values are columns of the keys of
+// one head. own: the scratch of the thread, of ChosenScratch::own_bytes.
+void attend_pooled(const AttentionCall&, const PooledRows&, const Step&, const AttentionShape&, const Kernels&,
+                   std::byte* own, int thread, int threads);
 
 }  // namespace homenode

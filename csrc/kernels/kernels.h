@@ -171,6 +171,8 @@ struct Kernels {
   // out = g / (1 + exp(-1.702 g)) * (u + 1), g being gate limited to 7 from above and u up limited to -7 .. 7; out may
   // be gate or up.
   void (*clamped_mul)(const float* gate, const float* up, float* out, int64_t count);
+  // out = g / (1 + exp(-g)) * u, g being gate limited to 10 from above and u up limited to -10 .. 10; likewise.
+  void (*limited_mul)(const float* gate, const float* up, float* out, int64_t count);
   // out = cap * tanh(x / cap).
   void (*soft_cap)(const float* x, float cap, float* out, int64_t count);
   KvKernels kv[3];  // by KvType

@@ -93,7 +93,7 @@ Result<std::shared_ptr<Weight>> attach_weight(int threads, const WeightShape&);
 void unpack_row(const Weight&, int64_t row, float* out, int thread = 0);
 
 // What a gate goes through before it is multiplied with. All but the last one are of the gate alone.
-enum class Activation { silu, gelu, gelu_erf, relu2, exp_rest, clamped };
+enum class Activation { silu, gelu, gelu_erf, relu2, exp_rest, clamped, limited };
 // The kernel of it at a level. up: null for ones, where there is none.
 using GateKernel = void (*)(const float* gate, const float* up, float* out, int64_t count);
 GateKernel gate_kernel(Activation, Level);

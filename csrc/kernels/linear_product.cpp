@@ -82,9 +82,10 @@ GateKernel gate_kernel(Activation gate, Level level) {
     case Activation::gelu_erf: return table.gelu_erf_mul;
     case Activation::relu2: return table.relu2_mul;
     case Activation::exp_rest: return table.exp_rest_mul;
-    case Activation::clamped: break;
+    case Activation::clamped: return table.clamped_mul;
+    case Activation::limited: break;
   }
-  return table.clamped_mul;
+  return table.limited_mul;
 }
 
 bool can_gate(const Weight& gate, const Weight& up) {

@@ -45,7 +45,7 @@ struct Experts {
 };
 std::optional<Error> check_experts(const Experts&);
 
-enum class ExpertScore { softmax, sigmoid, chosen_softmax, sparsemixer };
+enum class ExpertScore { softmax, sigmoid, chosen_softmax, sparsemixer, sqrt_softplus };
 
 // How a token's experts are chosen and weighted: see homenode.compute.ops.Routing. `bias`, `scales`: a value for each
 // expert that has logits, or null.
@@ -60,7 +60,9 @@ struct Routing {
   const float* bias = nullptr;
   const float* scales = nullptr;
   // Is the order of the logits that of the choice?
-  bool by_logits() const { return !bias && score != ExpertScore::sigmoid && (groups == 1 || !best_two); }
+  bool by_logits() const {
+    return !bias && score != ExpertScore::sigmoid && score != ExpertScore::sqrt_softplus && (groups == 1 || !best_two);
+  }
 };
 
 // What comes before the choice, where the MoE layer does it.
@@ -104,6 +106,9 @@ struct MoeArgs {
   int64_t out_stride;  // [tokens, columns], not the residual
   std::byte* shared;  // as the phase before left it, like `own`
   std::byte* own;  // [threads] own_bytes
+  // The experts that are chosen, whatever the logits are: [tokens, chosen]; null: by the logits.
+  const float* told = nullptr;
+  int64_t told_stride = 0;
   int64_t routes() const { return tokens * plan->routing.chosen; }
 };
 
@@ -120,7 +125,9 @@ inline int64_t choice_floats(const Routing& how, int experts) {
   return how.by_logits() ? how.groups : 2 * experts + how.groups;
 }
 // The experts of a row, in any order, and their weights. Whatever the logits are, NaN or infinite, the indices are
-// different ones below `experts`. scratch: [choice_floats].
-void choose_experts(const float* logits, int experts, const Routing&, int32_t* indices, float* weights, float* scratch);
+// different ones below `experts`. scratch: [choice_floats]. told: the experts that are chosen, perhaps one more than
+// once, or null; weights are NaN where a number is none of an expert.
+void choose_experts(const float* logits, int experts, const Routing&, int32_t* indices, float* weights, float* scratch,
+                    const float* told = nullptr);
 
 }  // namespace homenode

@@ -70,6 +70,11 @@ void find_scores(const float* logits, int experts, ExpertScore score, float* sco
     for (int e = 0; e < experts; ++e) scores[e] = logits[e] == kLowest ? 0 : 1 / (1 + scores[e]);
     return;
   }
+  if (score == ExpertScore::sqrt_softplus) {
+    for (int e = 0; e < experts; ++e)
+      scores[e] = std::sqrt(std::max(logits[e], 0.0f) + std::log1p(std::exp(-std::abs(logits[e]))));
+    return;
+  }
   const float largest = *std::max_element(logits, logits + experts);
   const double total = level.sum_exponentials(logits, experts, largest, 1);
   level.exponentials(logits, scores, experts, largest, 1);
@@ -102,10 +107,21 @@ void soften_near(const float* logits, int experts, const Routing& how, const int
   }
 }
 
+// Whether `told` are experts; indices are in any case.
+bool take_told(const float* told, int experts, int count, int32_t* indices) {
+  bool right = true;
+  for (int i = 0; i < count; ++i) {
+    const bool known = told[i] >= 0 && told[i] < static_cast<float>(experts) && told[i] == std::floor(told[i]);
+    indices[i] = known ? static_cast<int32_t>(told[i]) : 0;
+    right = right && known;
+  }
+  return right;
+}
+
 }  // namespace
 
 void choose_experts(const float* logits, int experts, const Routing& how, int32_t* indices, float* weights,
-                    float* scratch) {
+                    float* scratch, const float* told) {
   float *of_groups = scratch, *scores = scratch + how.groups, *biased = scores + experts;
   const bool sparse = how.score == ExpertScore::sparsemixer;
   const bool of_logits = how.by_logits() || how.score == ExpertScore::chosen_softmax || sparse;
@@ -115,8 +131,13 @@ void choose_experts(const float* logits, int experts, const Routing& how, int32_
     for (int e = 0; e < experts; ++e) biased[e] = all[e] + how.bias[e];
     by = biased;
   }
-  Best best(indices, weights, how.chosen);
-  add_all(best, by, experts, how, of_groups);
+  bool right = true;
+  if (told) {
+    right = take_told(told, experts, how.chosen, indices);
+  } else {
+    Best best(indices, weights, how.chosen);
+    add_all(best, by, experts, how, of_groups);
+  }
   for (int i = 0; i < how.chosen; ++i) weights[i] = all[indices[i]];
   if (sparse) {
     soften_near(logits, experts, how, indices, weights);
@@ -128,6 +149,7 @@ void choose_experts(const float* logits, int experts, const Routing& how, int32_
     for (int i = 0; i < how.chosen; ++i) weights[i] = static_cast<float>(weights[i] / total);
   }
   for (int i = 0; i < how.chosen; ++i) weights[i] *= how.scales ? how.scale * how.scales[indices[i]] : how.scale;
+  if (!right) std::fill_n(weights, how.chosen, std::numeric_limits<float>::quiet_NaN());
 }
 
 std::optional<Error> check_routing(const Routing& how, int experts) {

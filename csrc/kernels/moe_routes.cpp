@@ -117,7 +117,7 @@ void choose_all(const MoeArgs& a, const MoeMemory& m, int64_t begin, int64_t end
   for (int64_t t = begin; t < end; ++t) {
     const int64_t first = t * plan.routing.chosen;
     choose_experts(a.logits + t * a.logits_stride, plan.experts.total(), plan.routing, m.indices + first,
-                   m.weights + first, m.choice);
+                   m.weights + first, m.choice, a.told ? a.told + t * a.told_stride : nullptr);
     if (plan.experts.here.empty()) continue;
     for (int64_t r = first; r < first + plan.routing.chosen; ++r)
       m.indices[r] = plan.experts.here[static_cast<size_t>(m.indices[r])];

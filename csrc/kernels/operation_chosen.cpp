@@ -101,11 +101,12 @@ void ChooseOperation::lower(Lowering& to) {
                 if (scored) scores += token * each;
                 else if (chooses(step, token, most))
                   score(step, *table, token, 0, chunks_of(step, token), scores, longest, scratch);
-                const int seen = step.positions[static_cast<size_t>(token)] / choice.block + 1;
+                const int seen = choice.seen(step.positions[static_cast<size_t>(token)]), ratio = choice.ratio;
+                for (int i = 0; ratio > 1 && i < seen; ++i) scores[i] = scores[(i + 1) * ratio - 1];
                 for (int row = 0; row < rows_of_scores(); ++row, scores += longest) {
                   const int forced = std::min(local, seen);
                   std::fill_n(scores + seen - forced, forced, std::numeric_limits<float>::infinity());
-                  choose_highest(scores, seen, choice.count, y.row(token) + int64_t(row) * choice.count);
+                  choose_highest(scores, seen, choice.count, y.row(token) + int64_t(row) * choice.count, ratio);
                 }
               }
             },

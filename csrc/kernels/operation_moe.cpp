@@ -38,8 +38,9 @@ void MoeOperation::lower(Lowering& to) {
   plan_->own_bytes = own->own_bytes;
   const Tensor& rows = norm_ ? norm_->x : inputs_.x;
   const auto arguments = [=, plan = plan_.get(), x = View(rows), logits = View(inputs_.logits),
-                          residual = View(inputs_.residual), y = View(out_)](const Step& step) {
-    const bool adds = residual.exists();
+                          residual = View(inputs_.residual), told = View(inputs_.chosen),
+                          y = View(out_)](const Step& step) {
+    const bool adds = residual.exists(), tells = told.exists();
     return MoeArgs{plan,
                    rows_in(kind, step),
                    x.row(0),
@@ -51,7 +52,9 @@ void MoeOperation::lower(Lowering& to) {
                    y.row(0),
                    y.stride(),
                    shared->data,
-                   own->data};
+                   own->data,
+                   tells ? told.row(0) : nullptr,
+                   tells ? told.stride() : 0};
   };
   enum class When { many, few, always };
   const auto add = [&](const char* name, void (*work)(const MoeArgs&, int, int), When when, bool by_rows,
@@ -65,11 +68,13 @@ void MoeOperation::lower(Lowering& to) {
              touched);
   };
   Memory *x = memory_of(rows), *logits = memory_of(inputs_.logits);
+  std::vector<Memory*> read = {x, logits};
+  if (inputs_.chosen.value) read.push_back(memory_of(inputs_.chosen));
   // By rows and first, so that it follows what makes its own rows without a barrier.
-  add("experts_route", moe_route, When::many, true, {x, logits});
+  add("experts_route", moe_route, When::many, true, read);
   if (router_) add("router", moe_logits, When::few, false, {x, logits});
   add("experts_gather", moe_gather, When::many, false, {x});
-  add("experts_gate_up", moe_gate_up, When::always, false, {x, logits});
+  add("experts_gate_up", moe_gate_up, When::always, false, read);
   std::vector<Memory*> rows_of_sum = {memory_of(out_)};
   if (inputs_.residual.value) rows_of_sum.insert(rows_of_sum.begin(), memory_of(inputs_.residual));
   add("experts_down", moe_down, When::always, false, rows_of_sum);

@@ -26,7 +26,7 @@ class RmsNormOperation;
 class MoeOperation : public Operation {
  public:
   struct Inputs {
-    Tensor x, logits, residual, choice_bias;  // the last two may be empty
+    Tensor x, logits, residual, choice_bias, chosen;  // the last three may be empty
   };
   MoeOperation(Inputs from, ExpertWeights with, Experts experts, const Routing& how, Tensor to)
       : inputs_(std::move(from)),

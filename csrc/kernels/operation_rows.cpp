@@ -95,7 +95,7 @@ void RopeAnglesOperation::lower(Lowering& to) {
               const auto half = static_cast<int64_t>(frequencies.size());
               const RowRange rows = rows_of(step.tokens, thread, threads);
               for (int r = rows.begin; r < rows.end; ++r) {
-                const auto position = static_cast<float>(step.positions[static_cast<size_t>(r)]);
+                const auto position = static_cast<float>(step.positions[static_cast<size_t>(r)] - behind);
                 for (int64_t i = 0; i < half; ++i) {
                   const float angle = position * frequencies[static_cast<size_t>(i)];
                   y.row(r)[i] = std::cos(angle) * scale;

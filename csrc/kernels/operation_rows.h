@@ -85,12 +85,13 @@ inline bool take_selection(Tensor& x) {
 
 class RopeAnglesOperation : public Operation {
  public:
-  RopeAnglesOperation(std::vector<float> by, float times, Tensor to)
-      : frequencies(std::move(by)), scale(times), out(std::move(to)) {}
+  RopeAnglesOperation(std::vector<float> by, float times, int positions_behind, Tensor to)
+      : frequencies(std::move(by)), scale(times), behind(positions_behind), out(std::move(to)) {}
   void lower(Lowering&) override;
 
   std::vector<float> frequencies;
   float scale;
+  int behind;
   Tensor out;
 };
 

@@ -41,14 +41,17 @@ class Recorder {
   // Of a head's columns of x with the weight of the head.
   Result<Tensor> linear_heads(const Tensor& x, std::vector<std::shared_ptr<const Weight>> weights);
   Result<std::vector<Tensor>> split(const Tensor& x, std::span<const int64_t> widths);
-  Result<Tensor> rope_angles(std::vector<float> inverse_frequencies, float scale);
+  Result<Tensor> rope_angles(std::vector<float> inverse_frequencies, float scale, int behind = 0);
   Result<Tensor> rope(const Tensor& x, const Tensor& angles, int head_dim, bool adjacent = false);
   // k and v: empty handles where nothing is stored; v also where the values are columns of k.
   Result<Tensor> attention(const Tensor& q, const Tensor& k, const Tensor& v, std::shared_ptr<KvCache> cache,
                            const AttentionParams&);
   // A handle for AttentionParams::chosen.
   Result<Tensor> choose_tokens(const Tensor& q, const Tensor& weights, const Tensor& k, std::shared_ptr<KvCache> cache,
-                               int layer, int count);
+                               int layer, int count, int ratio = 1);
+  // Attention to a window and to rows of pooled windows of `ratio` tokens, which are stored in layer `layer`.
+  Result<Tensor> attention_pooled(const Tensor& q, const Tensor& k, std::shared_ptr<KvCache> cache,
+                                  const AttentionParams&, const Tensor& rows, int layer, int ratio);
   Result<Tensor> choose_blocks(const Tensor& q, const Tensor& k, std::shared_ptr<KvCache> cache, int layer,
                                const Choice&, int local);
   // up: an empty handle where gate_up has both halves. form: gelu or gelu_erf.
@@ -58,13 +61,15 @@ class Recorder {
   }
   Result<Tensor> activate(const Tensor& x, Activation);
   Result<Tensor> add(const Tensor& x, const Tensor& y);
-  // residual, choice_bias: may be null. Pointers in the routing come from choice_bias and the weights.
+  // residual, choice_bias, chosen: may be null. Pointers in the routing come from choice_bias and the weights.
   Result<Tensor> moe(const Tensor& x, const Tensor& logits, ExpertWeights, Routing, const Tensor* residual,
-                     const Tensor* choice_bias = nullptr);
+                     const Tensor* choice_bias = nullptr, const Tensor* chosen = nullptr);
   // biases: empty for none.
   Result<Tensor> short_convolution(const Tensor& x, const std::vector<Tensor>& weights,
                                    const std::vector<Tensor>& biases, std::shared_ptr<StateMemory>, int layer,
                                    bool silu);
+  Result<Tensor> pool_windows(const Tensor& x, const std::vector<Tensor>& biases, std::shared_ptr<StateMemory>,
+                              int layer, int ratio, std::vector<int64_t> widths, bool overlap);
   Result<Tensor> delta_rule(const Tensor& qkv, const Tensor& beta, const Tensor& decay, const Tensor& decay_weight,
                             const Tensor& decay_bias, std::shared_ptr<StateMemory>, const DeltaParams&);
   Result<Tensor> selective_scan(const Tensor& xbc, const Tensor& dt, const Tensor& decay_weight,

@@ -5,6 +5,7 @@
 
 #include "kernels/operation_attention.h"
 #include "kernels/operation_chosen.h"
+#include "kernels/operation_pooled.h"
 #include "kernels/operation_rows.h"
 #include "kernels/recorder.h"
 
@@ -12,11 +13,12 @@ namespace homenode {
 
 using std::to_string;
 
-Result<Tensor> Recorder::rope_angles(std::vector<float> inverse_frequencies, float scale) {
+Result<Tensor> Recorder::rope_angles(std::vector<float> inverse_frequencies, float scale, int behind) {
   const auto half = static_cast<int64_t>(inverse_frequencies.size());
   if (half < 1) return misuse("rope_angles: no frequencies");
+  if (behind < 0) return misuse("rope_angles: " + to_string(behind) + " positions behind");
   const Tensor out = make(2 * half, RowKind::tokens);
-  return append(std::make_unique<RopeAnglesOperation>(std::move(inverse_frequencies), scale, out), out, {});
+  return append(std::make_unique<RopeAnglesOperation>(std::move(inverse_frequencies), scale, behind, out), out, {});
 }
 
 Result<Tensor> Recorder::rope(const Tensor& x, const Tensor& angles, int head_dim, bool adjacent) {
@@ -112,7 +114,7 @@ Result<Tensor> Recorder::attention(const Tensor& q, const Tensor& k, const Tenso
 }
 
 Result<Tensor> Recorder::choose_tokens(const Tensor& q, const Tensor& weights, const Tensor& k,
-                                       std::shared_ptr<KvCache> cache, int layer, int count) {
+                                       std::shared_ptr<KvCache> cache, int layer, int count, int ratio) {
   for (const Tensor* t : {&q, &weights, &k}) {
     if (auto error = check_input(*t, "choose_tokens")) return *error;
     if (t->rows == RowKind::sampled) return misuse("choose_tokens: rows after select");
@@ -124,11 +126,13 @@ Result<Tensor> Recorder::choose_tokens(const Tensor& q, const Tensor& weights, c
                   to_string(k.columns) + " columns with KV memory of " + to_string(shape.kv_heads) + " heads of " +
                   to_string(shape.head_dim));
   }
-  if (count < 1) return misuse("choose_tokens: " + to_string(count) + " tokens");
+  if (count < 1 || ratio < 1)
+    return misuse("choose_tokens: " + to_string(count) + " tokens, of every " + to_string(ratio));
   if (auto error = check_cache(*cache, layer)) return *error;
   const Tensor out = make(count, RowKind::tokens);
-  return append(std::make_unique<ChooseOperation>(q, weights, k, std::move(cache), layer, Choice{count}, 0, out), out,
-                {{q, weights, k}});
+  return append(
+      std::make_unique<ChooseOperation>(q, weights, k, std::move(cache), layer, Choice{count, 1, ratio}, 0, out), out,
+      {{q, weights, k}});
 }
 
 Result<Tensor> Recorder::choose_blocks(const Tensor& q, const Tensor& k, std::shared_ptr<KvCache> cache, int layer,

@@ -80,16 +80,19 @@ std::vector<const Weight*> pointers_to(const std::vector<std::shared_ptr<const W
 }  // namespace
 
 Result<Tensor> Recorder::moe(const Tensor& x, const Tensor& logits, ExpertWeights weights, Routing routing,
-                             const Tensor* residual, const Tensor* choice_bias) {
+                             const Tensor* residual, const Tensor* choice_bias, const Tensor* chosen) {
   std::vector<Tensor> inputs{x, logits};
-  if (residual) inputs.push_back(*residual);
+  for (const Tensor* t : {residual, chosen}) {
+    if (t) inputs.push_back(*t);
+  }
   for (const Tensor& t : inputs) {
     if (auto error = check_input(t, "moe")) return *error;
   }
   Experts experts{pointers_to(weights.gate), pointers_to(weights.up), pointers_to(weights.down), {}};
   experts.activation = weights.activation;
   if (weights.gate.empty()) {
-    if (weights.activation == Activation::clamped || !weights.gate_bias.empty())
+    const Activation how = weights.activation;
+    if (how == Activation::clamped || how == Activation::limited || !weights.gate_bias.empty())
       return misuse("moe: experts without a gate, which the activation or a bias is of");
     experts.gate = experts.up, experts.gated = false;
     std::swap(weights.gate_bias, weights.up_bias);
@@ -108,13 +111,19 @@ Result<Tensor> Recorder::moe(const Tensor& x, const Tensor& logits, ExpertWeight
     routing.scales = View(weights.scales).row(0);
   }
   if (auto error = check_moe(x, logits, experts, routing, residual)) return *error;
+  const bool scored = routing.score == ExpertScore::sigmoid || routing.score == ExpertScore::sqrt_softplus;
+  if (chosen && (chosen->columns != routing.chosen || rows_made_of(*chosen) != rows_made_of(x) || !scored)) {
+    return misuse("moe: " + to_string(chosen->columns) + " experts told for " + to_string(routing.chosen) +
+                  " of each token, whose scores are to be their own");
+  }
   if (auto error = add_biases(weights, experts)) return *error;
   const int64_t most = most_rows(rows_made_of(x), program_->bounds_.limits);
   if (most * routing.chosen > INT32_MAX)
     return misuse("moe: " + to_string(most) + " tokens with " + to_string(routing.chosen) +
                   " experts each are too many");
   const Tensor out = make(x.columns, rows_made_of(x));
-  MoeOperation::Inputs from{x, logits, residual ? *residual : Tensor{}, choice_bias ? *choice_bias : Tensor{}};
+  MoeOperation::Inputs from{x, logits, residual ? *residual : Tensor{}, choice_bias ? *choice_bias : Tensor{},
+                            chosen ? *chosen : Tensor{}};
   return append(std::make_unique<MoeOperation>(std::move(from), std::move(weights), std::move(experts), routing, out),
                 out, inputs);
 }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "kernels/row_operation.h"
+#include "kernels/stream_weights.h"
 
 namespace homenode {
 
@@ -421,6 +422,7 @@ struct JoinHeads {
   X(GroupedNorm) \
   X(GatedNorm) \
   X(Regroup) \
-  X(JoinHeads)
+  X(JoinHeads) \
+  X(StreamWeights)
 
 }  // namespace homenode

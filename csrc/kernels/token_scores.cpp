@@ -73,8 +73,11 @@ void score_blocks(const ScoreCall& call, int block, const Step& step, const Kern
   multiply_keys(call, step, kernels, token, first, past, scratch, take);
 }
 
-void choose_highest(const float* scores, int seen, int count, float* positions) {
-  const auto put = [&positions](int32_t position) { std::memcpy(positions++, &position, sizeof position); };
+void choose_highest(const float* scores, int seen, int count, float* positions, int ratio) {
+  const auto put = [&positions, ratio](int32_t i) {
+    const int32_t position = (i + 1) * ratio - 1;
+    std::memcpy(positions++, &position, sizeof position);
+  };
   if (seen <= count) {
     for (int i = 0; i < seen; ++i) put(i);
     return;

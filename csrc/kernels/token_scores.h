@@ -28,7 +28,7 @@ void score_blocks(const ScoreCall&, int block, const Step&, const Kernels&, int 
                   float* scores, int64_t stride, std::byte* scratch);
 
 // The `count` highest of `seen` scores, of equals the earliest, as ascending positions; all where there are no more. A
-// NaN is higher than all numbers.
-void choose_highest(const float* scores, int seen, int count, float* positions);
+// NaN is higher than all numbers. Score i is that of position (i + 1) * ratio - 1.
+void choose_highest(const float* scores, int seen, int count, float* positions, int ratio = 1);
 
 }  // namespace homenode

@@ -158,6 +158,24 @@ Exact<float> attended(const Chosen& of, const AttentionCall& to, const Exact<flo
   return out;
 }
 
+// To a window of a few tokens and to every `ratio`-th key of the same layer.
+Exact<float> attended_to_both(const Chosen& of, const AttentionCall& to, int ratio, const Kernels& table,
+                              ThreadPool& pool) {
+  const int64_t stride = int64_t(of.shape.group) * of.shape.value_dim();
+  Exact<float> out(static_cast<size_t>(of.tokens * stride));
+  AttentionCall call = to;
+  call.out = out.get(), call.out_stride = stride;
+  const size_t own = (ChosenScratch::own_bytes(of.shape, *call.cache) + 63) / 64 * 64;
+  const Exact<std::byte> scratch(own * static_cast<size_t>(pool.size()));
+  AttentionShape shape = of.shape;
+  shape.window = 3 * ratio;
+  pool.run([&](int thread) {
+    attend_pooled(call, {0, ratio, nullptr, 0, 0}, of.step, shape, table,
+                  scratch.get() + own * static_cast<size_t>(thread), thread, pool.size());
+  });
+  return out;
+}
+
 Exact<float> attended_to_all(const Chosen& of, const AttentionCall& to, const Kernels& table, ThreadPool& pool) {
   const int64_t stride = int64_t(of.shape.kv_heads) * of.shape.group * of.shape.value_dim();
   Exact<float> out(static_cast<size_t>(of.tokens * stride));
@@ -210,6 +228,13 @@ void check_chosen(Random& random) {
     of.shape.groups = apart->head_groups();
     require(same(attended(of, at_homes, positions, table, *several, true)), "homes compute what one does");
     of.shape.groups.clear();
+    if (of.shape.value_columns) {
+      const int ratio = 2 + of.count % 40;
+      const Exact<float> both = attended_to_both(of, call, ratio, table, *one);
+      require(!std::memcmp(both.get(), attended_to_both(of, call, ratio, table, *several).get(),
+                           both.size() * sizeof(float)),
+              "several threads attend to rows of windows as one does");
+    }
     if (of.count * of.block >= of.context)
       require(same(attended_to_all(of, call, table, *several)), "all tokens chosen are all tokens");
   }

@@ -34,6 +34,8 @@ void check_rows(Random& random, const Kernels& table) {
   require_written(product, count, "exp_rest_mul");
   table.clamped_mul(gates.get(), x.get(), product.get(), n);
   require_written(product, count, "clamped_mul");
+  table.limited_mul(gates.get(), x.get(), product.get(), n);
+  require_written(product, count, "limited_mul");
   table.soft_cap(gates.get(), 30, product.get(), n);
   require_written(product, count, "soft_cap");
 }

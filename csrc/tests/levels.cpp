@@ -199,6 +199,7 @@ void compare_rows(Random& random) {
       {"relu2_mul", [&](const Kernels& k, float* out) { k.relu2_mul(x.get(), nullptr, out, n); }},
       {"exp_rest_mul", [&](const Kernels& k, float* out) { k.exp_rest_mul(x.get(), nullptr, out, n); }},
       {"clamped_mul", [&](const Kernels& k, float* out) { k.clamped_mul(x.get(), y.get(), out, n); }},
+      {"limited_mul", [&](const Kernels& k, float* out) { k.limited_mul(x.get(), y.get(), out, n); }},
       {"sigmoid_mul", [&](const Kernels& k, float* out) { k.sigmoid_mul(x.get(), y.get(), out, n); }},
       {"multiply_rows", [&](const Kernels& k, float* out) { k.multiply_rows(x.get(), y.get(), out, n); }},
       {"soft_cap", [&](const Kernels& k, float* out) { k.soft_cap(x.get(), 3, out, n); }},

@@ -132,7 +132,11 @@ class Model {
     const Tensor inner = taken(r.rows(ReluAbove{taken(r.activate(up, how)), 0.1f}));
     const Tensor out = taken(r.linear(inner, {weight(shape_.hidden, shape_.inner)}, {}, nullptr));
     const Tensor by = taken(r.linear(normed, {weight(1, shape_.hidden)}, {}, nullptr));
-    const Tensor sized = taken(r.rows(MatchMagnitude{taken(r.rows(Clamp{out, 2})), normed, 1e-5f}));
+    const Tensor mixes = taken(r.linear(normed, {weight(8, shape_.hidden)}, {}, nullptr));
+    const Tensor streams = taken(r.rows(StreamWeights{mixes, {parameter(3)}, {parameter(8)}, 2, 3, 1e-6f}));
+    const Tensor joins = taken(r.split(streams, std::vector<int64_t>{1, 7}))[0];
+    const Tensor joined = taken(r.rows(AddWeighted{out, taken(r.rows(Clamp{out, 2})), joins, shape_.hidden, 0}));
+    const Tensor sized = taken(r.rows(MatchMagnitude{joined, normed, 1e-5f}));
     return taken(r.add(taken(r.rows(AddWeighted{x, sized, by, shape_.hidden, 1})),
                        taken(r.activate(sized, Activation::exp_rest))));
   }
@@ -153,6 +157,7 @@ class Model {
     Routing routing{.chosen = (shape_.experts + 1) / 2, .normalise = shape_.qk_norm, .scale = 1.5f};
     routing.score = shape_.window ? ExpertScore::sigmoid : ExpertScore::softmax;
     if (!gated && shape_.qk_norm) routing.score = ExpertScore::sparsemixer, routing.jitter = 0.1f;
+    else if (!gated) routing.score = ExpertScore::sqrt_softplus;
     if (shape_.experts % 2 == 0) routing.groups = 2, routing.best_two = !shape_.early;
     const Tensor bias = parameter(shape_.experts);
     if (shape_.early) experts.scales = parameter(shape_.experts), experts.activation = Activation::clamped;

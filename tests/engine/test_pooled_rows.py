@@ -6,12 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("torch", reason="needs torch, which the `torch` dependency group installs")
 pytest.importorskip("transformers", reason="needs transformers, which the `torch` dependency group installs")
 
-from homenode.compute.reference import ReferenceBackend
+from homenode.compute.native.backend import NativeBackend
+from homenode.compute.ops import StateGeometry
 from homenode.engine.api.local import LocalEngine
 from homenode.engine.config import EngineConfig, TransferConfig
 from homenode.engine.memory.state_sizing import state_handover_problem
@@ -39,15 +41,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(autouse=True)
+def not_a_number_in_every_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever reads of a slot what nothing was written to has no numbers from then on."""
+    honest = NativeBackend.state_memory
+
+    def state_memory(self: NativeBackend, geometry: StateGeometry, slots: int) -> Any:
+        memory = honest(self, geometry, slots)
+        for slot in range(slots):
+            memory.write_slot(slot, np.full_like(memory.read_slot(slot), np.nan))
+        return memory
+
+    monkeypatch.setattr(NativeBackend, "state_memory", state_memory)
+
+
 def _engine(folder: Path, **settings: Any) -> LocalEngine:
-    chosen = {
-        "threads": 1,
-        "block_size": 32,
-        "max_model_len": 80,
-        "kv_cache_memory": "8MiB",
-        "dtype": "float32",
-        "backend": "reference",
-    }
+    chosen = {"threads": 1, "block_size": 32, "max_model_len": 80, "kv_cache_memory": "8MiB", "dtype": "float32"}
     return LocalEngine(config_for(folder, **(chosen | settings)))
 
 
@@ -66,20 +75,22 @@ def alone(folder: Path) -> Iterator[list[Bits]]:
 @pytest.mark.parametrize(
     "settings",
     [
-        {"max_num_batched_tokens": 23, "max_num_seqs": 4},
+        {"max_num_batched_tokens": 23, "max_num_seqs": 8},
+        {"state_snapshot_interval": 1},
         {"kv_cache_memory": "FEW", "max_num_seqs": 4, "enable_prefix_caching": False},
-        {"pipeline_parallel_size": 2, "max_num_batched_tokens": 23, "max_num_seqs": 4},
+        {"threads": 2},
+        {"pipeline_parallel_size": 2, "stage_devices": "cpu,cpu", "max_num_batched_tokens": 23},
     ],
     ids=str,
 )
 def test_together_and_again_every_request_has_the_bits_it_has_alone(
     folder: Path, alone: list[Bits], settings: dict[str, Any]
 ) -> None:
-    """Beside others, in chunks, from the prefix cache, begun again, and in two stages."""
+    """Beside others, in chunks, from the prefix cache, begun again, on two threads, and in two stages."""
     few = settings.get("kv_cache_memory") == "FEW"
     if few:
         checkpoint = open_checkpoint(folder)
-        kept = kv_geometry_of(checkpoint.spec, plan_model(checkpoint, ReferenceBackend()), 32)
+        kept = kv_geometry_of(checkpoint.spec, plan_model(checkpoint, NativeBackend([-1])), 32)
         assert kept.state is not None
         settings = settings | {"kv_cache_memory": str(4 * kept.block_bytes + 4 * kept.state.slot_bytes)}
     engine = _engine(folder, **settings)

@@ -156,10 +156,16 @@ def differ(one: FloatArray, other: FloatArray) -> bool:
     return not np.abs(one - other).max() <= BOUND * (other.max() - other.min()) + rounding
 
 
-def judged(key: str, wanted: FloatArray | None, found: FloatArray | UserError, before: FloatArray) -> str | None:
+def judged(
+    key: str,
+    wanted: FloatArray | None,
+    found: FloatArray | UserError,
+    before: FloatArray,
+    refused: frozenset[str] = frozenset(),
+) -> str | None:
     """What is wrong, None where nothing is."""
     if isinstance(found, UserError):
-        if wanted is not None and not differ(wanted, before) and key not in REFUSED_ANYWAY:
+        if wanted is not None and not differ(wanted, before) and key not in REFUSED_ANYWAY | refused:
             return f"refused, though it changes nothing: {found.message[-120:]}"
         return None
     if wanted is None or not differ(found, wanted):
@@ -170,18 +176,26 @@ def judged(key: str, wanted: FloatArray | None, found: FloatArray | UserError, b
     )
 
 
-def check_fields(kind: str, changes: Mapping[str, Any], folder: Path, only: frozenset[str] | None = None) -> None:
+def check_fields(
+    kind: str,
+    changes: Mapping[str, Any],
+    folder: Path,
+    only: frozenset[str] | None = None,
+    refused: frozenset[str] = frozenset(),
+) -> None:
     """AssertionError that lists every change, of fields in `only` if given, of which the load makes something else than
-    transformers does.
+    transformers does. `refused`: fields whose other values no model of the family has, so that they may be refused.
 
     The model is `make_model(kind, changes)`.
     """
     with quiet_and_on_one_thread():
-        wrong = _wrong(kind, changes, folder, only)
+        wrong = _wrong(kind, changes, folder, only, refused)
     assert not wrong, "\n" + "\n".join(wrong)
 
 
-def _wrong(kind: str, changes: Mapping[str, Any], folder: Path, only: frozenset[str] | None) -> list[str]:
+def _wrong(
+    kind: str, changes: Mapping[str, Any], folder: Path, only: frozenset[str] | None, refused: frozenset[str]
+) -> list[str]:
     make_model(kind, changes, folder)
     file = folder / "config.json"
     config = json.loads(file.read_text())
@@ -195,6 +209,6 @@ def _wrong(kind: str, changes: Mapping[str, Any], folder: Path, only: frozenset[
         if new.get("max_position_embeddings", 10**6) < len(PROMPT):
             continue  # no context of that length is served
         file.write_text(json.dumps(new))
-        if problem := judged(path[-1], theirs(folder), ours(folder), before):
+        if problem := judged(path[-1], theirs(folder), ours(folder), before, refused):
             wrong.append(f"{'.'.join(path)} = {value!r}: {problem}")
     return wrong

@@ -35,6 +35,8 @@ KERNELS = (
         "gelu_erf_mul",
         "relu2_mul",
         "exp_rest_mul",
+        "clamped_mul",
+        "limited_mul",
         "soft_cap",
         "sigmoid_mul",
         "multiply_rows",

@@ -137,11 +137,24 @@ inline Lanes clamped_product(const Lanes& gate, const Lanes& up) {
   return multiply(divide(g, add(fill(1), exponential(multiply(g, fill(-1.702f))))), add(u, fill(1)));
 }
 
-void clamped_mul(const float* gate, const float* up, float* out, int64_t count) {
+inline Lanes limited_product(const Lanes& gate, const Lanes& up) {
+  const Lanes g = smaller(fill(10.0f), gate), u = larger(fill(-10.0f), smaller(fill(10.0f), up));
+  return multiply(divide(g, add(fill(1), exponential(multiply(g, fill(-1.0f))))), u);
+}
+
+template <Lanes product(const Lanes&, const Lanes&)>
+void multiply_limited(const float* gate, const float* up, float* out, int64_t count) {
   int64_t i = 0;
-  for (; i + 16 <= count; i += 16) store(out + i, clamped_product(load(gate + i), load(up + i)));
+  for (; i + 16 <= count; i += 16) store(out + i, product(load(gate + i), load(up + i)));
   if (i < count)
-    store_first(out + i, count - i, clamped_product(load_first(gate + i, count - i), load_first(up + i, count - i)));
+    store_first(out + i, count - i, product(load_first(gate + i, count - i), load_first(up + i, count - i)));
+}
+
+void clamped_mul(const float* gate, const float* up, float* out, int64_t count) {
+  multiply_limited<clamped_product>(gate, up, out, count);
+}
+void limited_mul(const float* gate, const float* up, float* out, int64_t count) {
+  multiply_limited<limited_product>(gate, up, out, count);
 }
 
 void soft_cap(const float* x, float cap, float* out, int64_t count) {

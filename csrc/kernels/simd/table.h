@@ -22,6 +22,7 @@ constexpr Kernels kTable = {
     relu2_mul,
     exp_rest_mul,
     clamped_mul,
+    limited_mul,
     soft_cap,
     {{4, load_query_floats, put_key_f32, put_values_f32, attend<StoredF32>, score<StoredF32>},
      {4, load_query_floats, put_key_bf16, put_values_bf16, attend<StoredBf16>, score<StoredBf16>},

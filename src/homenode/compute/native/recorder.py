@@ -22,11 +22,6 @@ from homenode.compute.ops import (
     ScanHeads,
     WindowKind,
 )
-from homenode.errors import UnsupportedError
-
-
-def _pools_nothing() -> UnsupportedError:
-    return UnsupportedError("the native backend does not pool windows of tokens; use --backend torch or reference")
 
 
 class RecordingOps(_native.NativeRecorder):
@@ -51,12 +46,8 @@ class RecordingOps(_native.NativeRecorder):
         return tuple(self.record_split(x, list(widths)))
 
     def rope_angles(self, inverse_frequencies: FloatArray, scale: float, behind: int = 0) -> _native.Tensor:
-        """See `Ops.rope_angles`. The left half of the columns is cos, the right half sin. UnsupportedError for positions
-        behind.
-        """
-        if behind:
-            raise _pools_nothing()
-        return super().rope_angles(np.ascontiguousarray(inverse_frequencies, np.float32), scale)
+        """See `Ops.rope_angles`. The left half of the columns is cos, the right half sin."""
+        return super().rope_angles(np.ascontiguousarray(inverse_frequencies, np.float32), scale, behind)
 
     def attention(
         self,
@@ -78,16 +69,17 @@ class RecordingOps(_native.NativeRecorder):
         mask: AttentionMask = "causal",
         pooled: PooledKeys | None = None,
     ) -> _native.Tensor:
-        """See `Ops.attention`. ValueError for a window below 1 or a cap that is not above 0, UnsupportedError for pooled
-        keys.
+        """See `Ops.attention`. ValueError for a window below 1 or a cap that is not above 0, and where pooled keys are
+        of another shape than others.
         """
-        if pooled is not None:
-            raise _pools_nothing()
         if window is not None and window < 1:
             raise ValueError(f"an attention window of {window}; wanted at least 1, or None for no window")
         if softcap is not None and not softcap > 0:
             raise ValueError(f"attention scores capped at {softcap}; wanted more than 0, or None for no cap")
+        beside, place = cache, 0 if pooled is None else pooled.layer
         if isinstance(cache, NativeKvLayers):
+            if pooled is not None:
+                beside, place = cache.place(pooled.layer)
             cache, layer = cache.place(layer)
         params = _native.AttentionParams(
             layer=layer,
@@ -96,13 +88,17 @@ class RecordingOps(_native.NativeRecorder):
             softcap=softcap or 0.0,
             sinks=sinks,
             value_columns=value_columns,
-            chosen=chosen,
+            chosen=chosen if pooled is None else pooled.chosen,
             chosen_block=chosen_block,
             slopes=None if slopes is None else _native.constant(np.ascontiguousarray(slopes[None], np.float32)),
             window_kind=window_kind,
             causal=mask == "causal",
         )
-        return self.record_attention(q, k, v, cache, params)
+        if pooled is None:
+            return self.record_attention(q, k, v, cache, params)
+        if k is None or v is not None or chosen is not None or beside is not cache:
+            raise ValueError("attention: pooled keys beside values, chosen tokens, or keys of another shape")
+        return self.record_pooled_attention(q, k, cache, params, pooled.rows, place, pooled.ratio)
 
     def choose_tokens(
         self,
@@ -114,12 +110,10 @@ class RecordingOps(_native.NativeRecorder):
         count: int,
         ratio: int = 1,
     ) -> _native.Tensor:
-        """See `Ops.choose_tokens`. UnsupportedError for a ratio."""
-        if ratio != 1:
-            raise _pools_nothing()
+        """See `Ops.choose_tokens`."""
         if isinstance(cache, NativeKvLayers):
             cache, layer = cache.place(layer)
-        return super().choose_tokens(q, weights, k, cache, layer, count)
+        return super().choose_tokens(q, weights, k, cache, layer, count, ratio)
 
     def choose_blocks(
         self,
@@ -154,27 +148,8 @@ class RecordingOps(_native.NativeRecorder):
         return self.gelu_mul(gate_up, None, "clamped")
 
     def limited_mul(self, gate_up: _native.Tensor) -> _native.Tensor:
-        """UnsupportedError."""
-        raise _pools_nothing()
-
-    def stream_weights(
-        self, mixes: _native.Tensor, scales: _native.Tensor, base: _native.Tensor, streams: int, rounds: int, eps: float
-    ) -> _native.Tensor:
-        """UnsupportedError."""
-        raise _pools_nothing()
-
-    def pool_windows(
-        self,
-        x: _native.Tensor,
-        biases: Sequence[_native.Tensor],
-        memory: _native.StateMemory,
-        layer: int,
-        ratio: int,
-        widths: Sequence[int],
-        overlap: bool,
-    ) -> _native.Tensor:
-        """UnsupportedError."""
-        raise _pools_nothing()
+        """See `Ops.limited_mul`."""
+        return self.gelu_mul(gate_up, None, "limited")
 
     def moe(
         self,
@@ -186,9 +161,7 @@ class RecordingOps(_native.NativeRecorder):
         choice_bias: _native.Tensor | None = None,
         chosen: _native.Tensor | None = None,
     ) -> _native.Tensor:
-        """See `Ops.moe`. UnsupportedError for experts that are told."""
-        if chosen is not None:
-            raise _pools_nothing()
+        """See `Ops.moe`."""
         if experts.ids is not None and not experts.ids:
             raise ValueError("moe: none of the experts; leave it out where there are none")
         weights = _native.ExpertWeights(
@@ -202,7 +175,8 @@ class RecordingOps(_native.NativeRecorder):
             scales=experts.scales,
             activation=experts.activation,
         )
-        return self.record_moe(x, logits, weights, _native.NativeRouting(**asdict(routing)), residual, choice_bias)
+        how = _native.NativeRouting(**asdict(routing))
+        return self.record_moe(x, logits, weights, how, residual, choice_bias, chosen)
 
     def delta_rule(
         self,

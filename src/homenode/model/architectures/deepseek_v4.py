@@ -121,7 +121,6 @@ FIELDS = frozenset(
     "index_n_heads index_head_dim index_topk sliding_window".split()
 )
 _WANTED = {
-    "hidden_act": "silu",
     "attention_bias": False,
     "mlp_bias": False,
     "norm_topk_prob": True,
@@ -140,6 +139,7 @@ def read_folder(config: FolderConfig) -> ModelSpec:
         if fields.has(key) and fields.value(key) != wanted:
             seen = quoted(fields.value(key))
             raise UnsupportedError(f"{config.path}: {key} {seen} is not supported in {NAME}; homenode wants {wanted!r}")
+    config.refuse_activation("hidden_act", "silu")
     spec = _with_ropes(config)
     moe = config.moe(EXPERTS, normalise=True)
     ratios = _ratios(fields, spec.num_layers)
@@ -185,18 +185,18 @@ def _with_ropes(config: FolderConfig) -> ModelSpec:
         if near is None or far is None or near.text("rope_type", "default") != "default":
             raise fields.wrong(key, fields.value(key), "main, of the type default, and compress")
         theta = near.number("rope_theta", theta, above=1.0, most=limits.MOST_THETA)
-        far_theta = far.number("rope_theta", far_theta, above=1.0, most=limits.MOST_THETA)
+        far_theta = far.number("rope_theta", above=1.0, most=limits.MOST_THETA)
         part = "partial_rotary_factor"
         if near.optional_number(part, most=1.0) != far.optional_number(part, most=1.0):
             raise UnsupportedError(f"{config.path}: {key} with two values of {part} is not supported in {NAME}")
         fields = fields.with_value(key, {name: far.value(name) for name in far.names()})
-    told = fields.optional_table("rope_scaling") or fields.optional_table(key)
-    factor = told.optional_number("attention_factor", most=1e6) if told is not None else None
     defaults = replace(DEFAULTS, rotary_share=turning / head)
     spec = replace(config, fields=fields).decoder(defaults, rotates_part=True)
     rope = replace(spec.rope, theta=far_theta)
-    if rope.kind == "yarn":
-        rope = replace(rope, attention_factor=1.0 if factor is None else factor)
+    # 1 where it is not said, but in tables of both ropes: there YaRN's own
+    both = table is not None and table.holds_tables() and not fields.has("rope_scaling")
+    if rope.kind == "yarn" and rope.attention_factor is None and not both:
+        rope = replace(rope, attention_factor=1.0)
     return replace(spec, rope=rope, local_rope=RopeSpec(theta=theta, rotary_dim=spec.rope.rotary_dim))
 
 

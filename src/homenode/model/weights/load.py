@@ -21,7 +21,7 @@ from homenode.compute.ops import (
     StateMemory,
     Tensor,
 )
-from homenode.errors import UnsupportedError, UserError
+from homenode.errors import UserError
 from homenode.model.architectures.architecture import Architecture
 from homenode.model.architectures.parameters import ForwardContext, Parameters
 from homenode.model.architectures.registry import architecture_of
@@ -251,11 +251,6 @@ def _plan(checkpoint: Checkpoint, backend: Backend, quantize: str | None, dtype:
     rope = rope_of(checkpoint.spec)
     matched = match_tensors(architecture, checkpoint, part)
     require_tables(matched.tensors, backend)
-    if checkpoint.spec.pooled is not None and backend.name == "native":
-        raise UnsupportedError(
-            f"{architecture.name} models pool runs of tokens, which --backend native does not; use --backend torch or "
-            "reference"
-        )
     layout = plan_layout(
         matched.tensors,
         backend.weight_types(),
