@@ -112,7 +112,7 @@ def test_usage_and_ends() -> None:
     whole = ask(writer).json()
     prompt = len(writer.requests[-1].prompt_ids)
     assert whole["usage"] == {
-        "input_tokens": prompt - 3, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 3, "output_tokens": 17,
+        "input_tokens": prompt, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 0, "output_tokens": 17,
     }  # fmt: skip
     assert (whole["type"], whole["role"], whole["model"]) == ("message", "assistant", "story-teller")
     assert ask(writer, max_tokens=4).json()["stop_reason"] == "max_tokens"
@@ -232,12 +232,39 @@ def test_thoughts_that_nobody_wants_to_read() -> None:
     assert writer.seen()[1]["reasoning_content"] == "secret"
 
 
+MARK = {"cache_control": {"type": "ephemeral"}}
+NESTED = {"type": "tool_result", "tool_use_id": "1", "content": [{"type": "text", "text": "x", **MARK}]}
+CALLED = {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "look", "input": {"place": "x"}}]}
+
+
+@pytest.mark.parametrize(
+    "marked",
+    [
+        MARK,
+        {"system": [{"type": "text", "text": "s", **MARK}]},
+        {"tools": [{**TOOL, **MARK}]},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "hi", **MARK}]}]},
+        {"messages": [*HELLO, CALLED, {"role": "user", "content": [NESTED]}]},
+    ],
+    ids=["top", "system", "tool", "message", "nested"],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_cached_tokens_are_told_apart_where_a_prefix_is_marked(marked: dict[str, Any], stream: bool) -> None:
+    writer = Writer("x", CALLS)
+    for mark, cached in ((MARK["cache_control"], 3), (None, 0)):
+        text = json.dumps(marked).replace(json.dumps(MARK["cache_control"]), json.dumps(mark))
+        answer = ask(writer, **{"messages": HELLO, "stream": stream, **json.loads(text)})
+        usage = joined(events(answer))["usage"] if stream else answer.json()["usage"]
+        assert usage["cache_read_input_tokens"] == cached
+        assert usage["input_tokens"] == len(writer.requests[-1].prompt_ids) - cached
+
+
 def test_tokens_are_counted() -> None:
     writer = Writer("x", CALLS)
     body = {"model": "story-teller", "messages": HELLO, "system": "s", "tools": [TOOL]}
     count = writer.ask("/v1/messages/count_tokens", body).json()
     usage = ask(writer, system="s", tools=[TOOL]).json()["usage"]
-    assert count == {"input_tokens": usage["input_tokens"] + usage["cache_read_input_tokens"]}
+    assert count == {"input_tokens": usage["input_tokens"]}
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,8 @@ _REASONS: dict[str | None, StopReason] = {"stop": "end_turn", "length": "max_tok
 
 
 class MessagesUsage(Struct, kw_only=True):
-    """Tokens of a request. `cache_read_input_tokens`: of the prompt, found in the prefix cache; `input_tokens` are the
-    others. What the cache keeps costs nothing, so none are counted as created.
+    """Tokens of a request. `cache_read_input_tokens`: of the prompt of a request that has `cache_control`, found in the
+    prefix cache; `input_tokens` are the others. What the cache keeps costs nothing, so none are counted as created.
     """
 
     input_tokens: int
@@ -97,10 +97,14 @@ def messages_failure(error: ApiError) -> bytes:
 class MessagesFormat:
     """A `MessageFormat`: one message, as blocks."""
 
-    def __init__(self, model: str, conversation: Conversation, seal: Seal | None = None) -> None:
-        """`seal`: of thoughts that are not shown; None: they are."""
+    def __init__(
+        self, model: str, conversation: Conversation, seal: Seal | None = None, *, cached_apart: bool = True
+    ) -> None:
+        """`seal`: of thoughts that are not shown; None: they are. `cached_apart`: tokens found in the prefix cache are
+        no part of `input_tokens`, as for whoever marks prefixes; else all tokens of the prompt are.
+        """
         self._model, self._generation = model, conversation.generation
-        self._seal = seal
+        self._seal, self._cached_apart = seal, cached_apart
         self._id = f"msg_{secrets.token_hex(12)}"
         self._writer = BlockWriter(seal)
         self._end = MessagesEnd(stop_reason=None, stop_sequence=None)
@@ -144,6 +148,8 @@ class MessagesFormat:
 
     def _usage(self) -> MessagesUsage:
         prompt, completion, cached = self._generation.usage()
+        if not self._cached_apart:
+            cached = 0
         return MessagesUsage(input_tokens=prompt - cached, cache_read_input_tokens=cached, output_tokens=completion)
 
 

@@ -4,7 +4,7 @@ instead of refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from msgspec import Struct
@@ -52,7 +52,7 @@ class MessagesBlock(Struct, forbid_unknown_fields=True, kw_only=True):
     source: str | MessagesSource | None = None
     title: str | None = None
     context: str | None = None
-    cache_control: Any = None  # prefixes are found in the cache without being told
+    cache_control: Any = None  # of any value but null: see `cache_is_marked`
     citations: Any = None
     caller: Any = None
 
@@ -62,11 +62,24 @@ MessagesContent = str | list[MessagesBlock]
 
 def check_block(block: MessagesBlock, place: str) -> None:
     """Raises ApiError 400 for a block without a field that one of its type must have, or with such a block within."""
+    for each, where in _blocks(block, place):
+        for field in NEEDED_FIELDS.get(each.type, ()):
+            needed(getattr(each, field), where, field)
+
+
+def cache_is_marked(content: MessagesContent) -> bool:
+    """Whether a block of a content, or one within it, has a `cache_control`."""
+    return any(
+        each.cache_control is not None for block, place in _within(content, "") for each, _ in _blocks(block, place)
+    )
+
+
+def _blocks(block: MessagesBlock, place: str) -> Iterator[tuple[MessagesBlock, str]]:
+    """A block and all that it has within, with their places."""
     left = [(block, place)]
     while left:
         block, place = left.pop()
-        for field in NEEDED_FIELDS.get(block.type, ()):
-            needed(getattr(block, field), place, field)
+        yield block, place
         left += _within(block.content, f"{place}.content")
         if isinstance(block.source, MessagesSource):
             left += _within(block.source.content, f"{place}.source.content")

@@ -44,7 +44,7 @@ async def messages(state: ServerState, request: Request) -> Response:
     asked = await beside_loop(request, lambda: answer_request(body, state.thought_seal, note))
     conversation = await unless_gone_early(request, begin_conversation(state, asked))
     seal = None if shows_thoughts(body.thinking) else state.thought_seal.seal
-    answer = MessagesFormat(model, conversation, seal)
+    answer = MessagesFormat(model, conversation, seal, cached_apart=body.marks_cache())
     return await respond_conversation(
         state, request, conversation, answer, stream=bool(body.stream), form=EVENTS._replace(keep_alive=PING)
     )

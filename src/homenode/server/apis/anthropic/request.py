@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from homenode.server.apis.anthropic.blocks import MessagesContent
+from homenode.server.apis.anthropic.blocks import MessagesContent, cache_is_marked
 from homenode.server.core.generation_fields import Count, RequestFields
 from homenode.server.http.decoding import FieldHints
 
@@ -99,6 +99,14 @@ class MessagesPrompt(RequestFields, kw_only=True):
     cache_control: Any = None
     metadata: MessagesMetadata | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+
+    def marks_cache(self) -> bool:
+        """Whether `cache_control` stands anywhere: at the top, at a tool, a system block or a block of a message."""
+        system = self.system if isinstance(self.system, list) else ()
+        marks = [self.cache_control, *(each.cache_control for each in (*system, *(self.tools or ())))]
+        return any(mark is not None for mark in marks) or any(
+            cache_is_marked(message.content) for message in self.messages
+        )
 
 
 class MessagesRequest(MessagesPrompt, kw_only=True):
