@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import multiprocessing
 import os
 import random
@@ -44,6 +45,7 @@ from tests.host.transfer.rig import PATIENCE_S, layout, new_memory
 
 TOKENS = 100
 _FORK = multiprocessing.get_context("fork")
+_STANDARD_ERROR = 2  # the descriptor: pytest shows what is written there with a test that failed
 _USED_AGAIN = b"\xee"
 
 
@@ -80,10 +82,15 @@ class Player(Engine):
         self.outcomes[ticket], self.tokens[ticket] = Outcome(), tokens
         self.agent.tell(SendWanted(ticket, document, tokens, identities(ticket, tokens, self.block_size)))
 
+    def expect(self, ticket: str) -> None:
+        """A request will come to this receiver, or came to it, and was perhaps over, before this was called."""
+        with self._changed:
+            self.outcomes.setdefault(ticket, Outcome())
+
     def ends(self, timeout: float = PATIENCE_S) -> dict[str, Outcome]:
         """When every ticket it has heard of has ended."""
         with self._changed:
-            done = self._changed.wait_for(lambda: all(outcome.end for outcome in self.outcomes.values()), timeout)
+            done = self._changed.wait_for(lambda: all(outcome.end for outcome in list(self.outcomes.values())), timeout)
         assert done, f"{self.role}: not ended in {timeout} s: {self.outcomes}"
         return self.outcomes
 
@@ -262,6 +269,7 @@ class Part:
     limits: Limits
     clock_offset: float = 0.0
     busy_threads: int = 0
+    delay_s: float = 0.0  # between the start of its agent and its own first step: others have the CPU
     settings: tuple[tuple[str, Any], ...] = ()
 
 
@@ -284,6 +292,7 @@ def _spin() -> None:
 
 
 def _play(part: Part, said: Connection) -> None:
+    faulthandler.register(signal.SIGUSR1, _STANDARD_ERROR)
     made = _interrupt_machines(part)
     if part.clock_offset:
         assert TransferAgent.__init__.__kwdefaults__ is not None
@@ -301,10 +310,11 @@ def _play(part: Part, said: Connection) -> None:
     said.send(kv.document if part.role == "receiver" else b"")
     document = said.recv()
     kv.agent.start()
+    time.sleep(part.delay_s)
     if part.role == "sender":
         kv.want(part.ticket, document)
     else:
-        kv.outcomes[part.ticket] = Outcome()  # until it has ended, whether it is offered or not
+        kv.expect(part.ticket)  # until it has ended, whether it is offered or not
     said.send(None)  # it plays
     while not kv.outcomes[part.ticket].end and not said.poll(0):
         with kv._changed:
@@ -340,6 +350,22 @@ class Child:
                 self.steps, self.outcome, untouched = said
                 assert untouched, f"{self.part}: blocks in use elsewhere were written"
         return self.outcome is not None
+
+    def heard(self, timeout: float = PATIENCE_S) -> Outcome:
+        """Its outcome. It is an error, with where the threads there and here are, if none comes by then."""
+        if not self.hear(timeout):
+            state = self.state
+            self.show_threads()
+            raise AssertionError(f"{self.part} in state {state}: no outcome within {timeout} s")
+        assert self.outcome is not None
+        return self.outcome
+
+    def show_threads(self) -> None:
+        """Write to standard error where all threads of it, if it is not frozen, and of this process are."""
+        with contextlib.suppress(ProcessLookupError):
+            self.signal(signal.SIGUSR1)
+        time.sleep(0.5)  # while it writes
+        faulthandler.dump_traceback(_STANDARD_ERROR)
 
     def signal(self, number: int) -> None:
         os.kill(self.process.pid, number)

@@ -29,7 +29,7 @@ from tests.host.transfer.hostile import RawPeer, say_last
 from tests.host.transfer.pair import MODES, Engine, compute, content, running_engine, want
 from tests.host.transfer.players import Outcome, Part, Player, children, playing, true_content
 from tests.host.transfer.relay import as_it_is, cut, flipped, relaying
-from tests.host.transfer.rig import PATIENCE_S, PythonKv, copy_pages, eventually
+from tests.host.transfer.rig import PythonKv, copy_pages, eventually
 from tests.host.transfer.test_every_step import PATIENT, QUICK
 
 pytestmark = pytest.mark.alone
@@ -271,6 +271,12 @@ def test_a_process_whose_other_threads_never_rest_is_not_taken_for_dead(channel:
     )
 
 
+@pytest.mark.parametrize(("channel", "mode"), [("shm", "pull-delay"), ("tcp", "push")])
+def test_a_hand_over_that_is_over_before_its_receiver_looks_is_not_lost(channel: str, mode: str) -> None:
+    """A sender may speak to a receiver's agent from the moment at which it knows its address."""
+    one_plays(Part("receiver", channel, mode, "kill", 0, 3, "t", PATIENT, delay_s=0.3))
+
+
 def one_plays(part: Part) -> None:
     """A hand-over between a process of its own and one here, at the end of which all has arrived."""
     other = "receiver" if part.role == "sender" else "sender"
@@ -278,9 +284,8 @@ def one_plays(part: Part) -> None:
         child.pipe.send(here.document if other == "receiver" else b"")
         if other == "sender":
             here.want("t", child.document)
-        assert child.hear(PATIENCE_S) and child.outcome is not None
-        ends = here.ends()["t"]
-        arrived, sent = (ends, child.outcome) if other == "receiver" else (child.outcome, ends)
+        there, ends = child.heard(), here.ends()["t"]
+        arrived, sent = (ends, there) if other == "receiver" else (there, ends)
         assert (arrived.end, sent.end) == ("all arrived", "Returned")
         assert arrived.digests == (true_content(part) if other == "receiver" else here.expected["t"])
 
