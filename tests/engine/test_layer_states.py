@@ -203,7 +203,7 @@ def test_a_state_in_kv_blocks_is_the_same_for_one_rank_and_for_two(folder: Path,
             assert geometry.state is not None
             memory = backend.state_memory(geometry.state, 2)
             cache = backend.kv_cache(geometry, 40, shared=True)
-            here = StatePages(backend.kv_memory(cache), memory, geometry, spec, part)
+            here = StatePages([backend.kv_memory(cache)], memory, geometry, spec, part)
             count = state_pages(spec, [part], [geometry])
             values = _numbered(spec, part)
             memory.write_slot(0, values)

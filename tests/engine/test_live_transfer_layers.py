@@ -1,5 +1,5 @@
 """Prefill and decode apart give the tokens of one engine for models with layers of several kinds: with a state, with
-keys and values of unlike shapes, or with keys of indexers.
+keys and values of unlike shapes, with keys of indexers, or with rows that are pooled from runs of tokens.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ pytest.importorskip("transformers", reason="needs transformers, which the `torch
 
 from tests.engine.live import LiveServer
 from tests.engine.transfer_pair import Pair, one_engine_says, wait_until
+from tests.model.test_deepseek_v4 import made as make_deepseek_v4
 from tests.model.test_delta_net import CASES as DELTA_NETS
 from tests.model.test_gemma4 import SMALL as GEMMA_4
 from tests.model.test_latent_attention import V32
@@ -46,8 +47,11 @@ WAYS = (
     ("tcp", "pull-eager", CHUNKS, RANKS),
     ("shm", "pull-delay", RANKS, ("--max-num-seqs", "3")),
 )
+# Rows of runs, and of runs that are not over what they are pooled from.
+POOLED_WAYS = (("tcp", "pull-eager", CHUNKS, ("--max-num-batched-tokens", "48")), ("shm", "push", (), CHUNKS))
 # Every kind of layer once, one of them in every way; each pair is two servers.
 IN_EVERY_RUN = [("states", WAYS[0]), ("states", WAYS[2])]
+IN_EVERY_RUN += [("pooled rows", POOLED_WAYS[1])]
 IN_EVERY_RUN += [(model, WAYS[1]) for model in ("states", "unlike heads", "indexers", "Mamba 2 beside attention")]
 
 
@@ -58,7 +62,10 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         for name, case in (MODELS | ONE_WAY).items():
             made[name] = tmp_path_factory.mktemp("layers") / "model"
             make_model(case.kind, case.changes, made[name], seed=case.seed)
-            (made[name] / "tokenizer.json").write_text(json.dumps(tokenizer_json()))
+        made["pooled rows"] = tmp_path_factory.mktemp("layers") / "model"
+        make_deepseek_v4(made["pooled rows"])
+        for folder in made.values():
+            (folder / "tokenizer.json").write_text(json.dumps(tokenizer_json()))
     return made
 
 
@@ -66,7 +73,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     ("model", "channel", "mode", "sender", "receiver"),
     [
         pytest.param(model, *way, marks=() if (model, way) in IN_EVERY_RUN else pytest.mark.slow)
-        for model, ways in (dict.fromkeys(MODELS, WAYS) | dict.fromkeys(ONE_WAY, WAYS[1:2])).items()
+        for model, ways in (
+            dict.fromkeys(MODELS, WAYS) | dict.fromkeys(ONE_WAY, WAYS[1:2]) | {"pooled rows": POOLED_WAYS}
+        ).items()
         for way in ways
     ],
 )

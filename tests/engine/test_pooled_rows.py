@@ -13,14 +13,17 @@ pytest.importorskip("torch", reason="needs torch, which the `torch` dependency g
 pytest.importorskip("transformers", reason="needs transformers, which the `torch` dependency group installs")
 
 from homenode.compute.native.backend import NativeBackend
-from homenode.compute.ops import StateGeometry
+from homenode.compute.ops import KvGeometry, StateGeometry
 from homenode.engine.api.local import LocalEngine
 from homenode.engine.config import EngineConfig, TransferConfig
-from homenode.engine.memory.state_sizing import state_handover_problem
+from homenode.engine.memory.state_sizing import state_handover_problem, state_pages
 from homenode.engine.messages import Output
+from homenode.engine.worker.state_pages import StatePages
 from homenode.errors import HomenodeError
 from homenode.model.checkpoint.index import open_checkpoint
-from homenode.model.weights.load import kv_geometry_of, plan_model
+from homenode.model.part import ModelPart
+from homenode.model.state import state_geometry_of
+from homenode.model.weights.load import kv_geometry_of, layers_kv, plan_model
 from tests.engine.engines import config_for, greedy, run_all, tokens_of
 from tests.model.test_deepseek_v4 import made
 from tests.model.transformers_models import quiet_and_on_one_thread
@@ -107,6 +110,23 @@ def test_together_and_again_every_request_has_the_bits_it_has_alone(
 def test_what_cannot_be_is_refused_by_name(folder: Path) -> None:
     with pytest.raises(HomenodeError, match="--tensor-parallel-size 2"):
         _engine(folder, tensor_parallel_size=2).close()
+
+
+def test_what_is_still_to_be_pooled_lies_in_kv_blocks(folder: Path) -> None:
+    spec = open_checkpoint(folder).spec
+    part, backend = ModelPart.whole(spec), NativeBackend([-1])
+    state = state_geometry_of(spec, part)
+    assert state is not None
+    geometry = KvGeometry(layers_kv(spec, part), 32, "bf16", state)
+    cache, memory = backend.kv_cache(geometry, 40, shared=True), backend.state_memory(state, 2)
+    values = np.arange(memory.read_slot(0).size, dtype=np.float32)
+    memory.write_slot(0, values)
+    blocks = range(3, 3 + state_pages(spec, [part], [geometry]))
+    memories = [backend.kv_memory(each) for each in backend.caches_of(cache)]
+    assert len(memories) > 1
+    pages = StatePages(memories, memory, geometry, spec, part)
+    pages.store(0, blocks)
+    pages.load(blocks, 1)
+    assert np.array_equal(memory.read_slot(1), values)
     config = EngineConfig(transfer=TransferConfig(pd_role="prefill"))
-    problem = state_handover_problem(config, open_checkpoint(folder).spec, [], [], ["cpu"])
-    assert problem is not None and "rows pooled from runs of tokens" in problem.message and problem.param == "pd_role"
+    assert state_handover_problem(config, spec, [part], [geometry], ["cpu"]) is None

@@ -15,7 +15,7 @@ from homenode.engine.executor.kv_file import joined, shares_of
 from homenode.engine.kv_transfer.shares import layout_of_cells, shares_of_shapes
 from homenode.model.kv_cells import in_cells, kv_cells
 from homenode.model.parts import PartitionSpec, plan_parts
-from homenode.model.spec import IndexerSpec, ModelSpec, RopeSpec
+from homenode.model.spec import IndexerSpec, ModelSpec, PooledSpec, RopeSpec
 from homenode.model.weights.load import layers_kv
 from homenode.transfer.kv.pages import difference, hole
 from tests.pure.test_kv_file import BLOCKS, own_layout, places
@@ -30,11 +30,14 @@ SPEC = ModelSpec(
 LATENT, INDEX = LayerKv(1, 48, 0, 40), IndexerSpec(heads=4, width=16, chosen=8, layers=(0, 1, 3, 4, 5), adjacent=True)
 SPARSE = replace(SPEC, num_kv_heads=1, head_dim=48, layer_kv=(LATENT,) * 6, indexer=INDEX)
 BLOCKS_OF_HEADS = replace(SPARSE, num_kv_heads=4, head_dim=32, layer_kv=(LayerKv(4, 32, 32),) * 6)
-# Cells of each model: 3 * 4 + 2 * 2 * 2 of two sides, 6 * 3 + 5 of keys alone, and 6 * 4 * 2 * 2 + 5 of keys and of values.
+POOLED = replace(SPARSE, pooled=PooledSpec((4, 0, 8, 4, 8, 0), LATENT))
+# Cells of each model: 3 * 4 + 2 * 2 * 2 of two sides, 6 * 3 + 5 of keys alone, 6 * 4 * 2 * 2 + 5 of keys and of values,
+# and 4 * 3 more than 6 * 3 + 5.
 MODELS = {
     "unlike heads": (SPEC, 16, 20),
     "latents with an indexer": (SPARSE, 16, 23),
     "heads with an indexer": (BLOCKS_OF_HEADS, 16, 101),
+    "pooled rows": (POOLED, 16, 35),
 }
 
 

@@ -2,8 +2,8 @@
 
 A cell is so many elements of the keys and values of one KV head of one layer as divide the heads of all layers; where
 layers keep keys alone, as latents and the keys of indexers, of the keys, and of the values of other layers. Cells are
-numbered layer after layer, head after head, over the whole model, those of indexers behind all others: so engines find
-them whatever they have cut.
+numbered layer after layer, head after head, over the whole model, those of indexers and of pooled rows behind all
+others: so engines find them whatever they have cut.
 """
 
 from __future__ import annotations
@@ -21,13 +21,15 @@ from homenode.model.spec import ModelSpec
 @dataclass(frozen=True)
 class KvCells:
     """`width`: elements of a cell's key, and of its value unless keys are `alone`. `firsts`: of each layer with keys
-    and values of its own the first cell; `index_firsts`: of each with an indexer that of its keys; `count`: of all.
+    and values of its own the first cell; `index_firsts`: of each with an indexer that of its keys; `pooled_firsts`: of
+    each with pooled rows that of these; `count`: of all.
     """
 
     width: int
     alone: bool
     firsts: Mapping[int, int]
     index_firsts: Mapping[int, int]
+    pooled_firsts: Mapping[int, int]
     count: int
 
     def of_head(self, kv: LayerKv) -> int:
@@ -45,7 +47,8 @@ class KvCells:
         """
         here = range(part.layers.first, part.layers.end)
         own = [(self.firsts[layer], part.heads_in(layer)[1].first) for layer in here if layer in self.firsts]
-        return own + [(self.index_firsts[layer], 0) for layer in here if layer in self.index_firsts]
+        behind = (self.index_firsts, self.pooled_firsts)
+        return own + [(firsts[layer], 0) for firsts in behind for layer in here if layer in firsts]
 
 
 def kv_cells(spec: ModelSpec) -> KvCells | None:
@@ -54,16 +57,17 @@ def kv_cells(spec: ModelSpec) -> KvCells | None:
     """
     own = dict(_own_layers(spec))
     index = dict.fromkeys(spec.indexer.layers, spec.indexer.kept) if spec.indexer is not None else {}
-    shapes = [*own.values(), *index.values()]
+    pooled = dict.fromkeys(spec.pooled_layers(0, spec.num_layers), spec.pooled.kept) if spec.pooled is not None else {}
+    shapes = [*own.values(), *index.values(), *pooled.values()]
     if len(set(shapes)) < 2:
         return None
     if any(kv.value_width not in (0, kv.key_width) for kv in shapes):
         return None
     width, alone = math.gcd(*(kv.key_width for kv in shapes)), any(kv.sides == 1 for kv in shapes)
-    cells = KvCells(width, alone, {}, {}, 0)
-    ends = list(itertools.accumulate((kv.kv_heads * cells.of_head(kv) for kv in shapes), initial=0))
-    firsts, index_firsts = dict(zip(own, ends, strict=False)), dict(zip(index, ends[len(own) :], strict=False))
-    return KvCells(width, alone, firsts, index_firsts, ends[-1])
+    cells = KvCells(width, alone, {}, {}, {}, 0)
+    ends = itertools.accumulate((kv.kv_heads * cells.of_head(kv) for kv in shapes), initial=0)
+    firsts, index_firsts, pooled_firsts = ({layer: next(ends) for layer in having} for having in (own, index, pooled))
+    return KvCells(width, alone, firsts, index_firsts, pooled_firsts, next(ends))
 
 
 def _own_layers(spec: ModelSpec) -> Iterator[tuple[int, LayerKv]]:

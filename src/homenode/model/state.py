@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -18,17 +19,23 @@ def state_layers(spec: ModelSpec, part: ModelPart) -> dict[int, int]:
     return {layer: number for number, layer in enumerate(having)}
 
 
-def state_by_kv_head(spec: ModelSpec, part: ModelPart) -> tuple[IntArray, IntArray] | None:
-    """Which channels of a state's convolution and which of its matrices go with each KV head of a part, whatever the
-    cut over ranks: see `StateMixer.by_kv_head`. None where the groups of a state and KV heads do not go together here.
+def state_by_kv_head(spec: ModelSpec, part: ModelPart) -> tuple[tuple[IntArray, IntArray], ...] | None:
+    """Of each layer of a part that keeps a state: which channels of its convolution and which of its matrices go with
+    each KV head, whatever the cut over ranks (see `StateMixer.by_kv_head`). None where the groups of a state and KV
+    heads do not go together here.
     """
     each, rest = divmod(spec.state_groups, spec.num_kv_heads)
     groups, heads = part.state_groups, part.kv_heads
     if rest or (groups.first, groups.count) != (heads.first * each, heads.count * each):
         return None
+    kept = [state for layer in state_layers(spec, part) if (state := spec.state_of(layer)) is not None]
     if spec.delta is not None:
-        return _delta_by_kv_head(spec.delta, part)
-    return None if spec.mixer is None else spec.mixer.by_kv_head(part)
+        return (_delta_by_kv_head(spec.delta, part),) * len(kept)
+    if spec.mixer is not None:
+        return (spec.mixer.by_kv_head(part),) * len(kept)
+    if heads.count > 1 or any(state.heads for state in kept):
+        return None
+    return tuple((np.arange(state.channels, dtype=np.int32)[None], np.zeros((1, 0), np.int32)) for state in kept)
 
 
 def _delta_by_kv_head(delta: DeltaSpec, part: ModelPart) -> tuple[IntArray, IntArray]:
@@ -41,10 +48,12 @@ def _delta_by_kv_head(delta: DeltaSpec, part: ModelPart) -> tuple[IntArray, IntA
     return np.concatenate([key, width + key, 2 * width + values], axis=1), value_heads
 
 
-def floats_of_kv_head(held: tuple[IntArray, IntArray], state: StateGeometry) -> int:
+def floats_of_kv_head(held: Sequence[tuple[IntArray, IntArray]], state: StateGeometry) -> int:
     """Values of a sequence's state that go with a KV head. `held`: see `state_by_kv_head`."""
-    channels, matrices = (each.shape[1] for each in held)
-    return sum(layer.taps * channels + matrices * layer.key_width * layer.value_width for layer in state.layers)
+    return sum(
+        layer.taps * channels.shape[1] + matrices.shape[1] * layer.key_width * layer.value_width
+        for layer, (channels, matrices) in zip(state.layers, held, strict=True)
+    )
 
 
 def matrix_operations(spec: ModelSpec) -> float:

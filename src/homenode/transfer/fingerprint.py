@@ -78,6 +78,7 @@ def _architecture(spec: ModelSpec, max_model_len: int | None) -> Fingerprint:
         **({"mixer": _short(repr(spec.mixer))} if spec.mixer is not None else {}),
         **({"layer_kv": _short(repr(spec.layer_kv))} if spec.layer_kv else {}),
         **({"indexer": _short(_told(spec.indexer, "IndexerSpec", 5))} if spec.indexer is not None else {}),
+        **({"pooled": _short(repr(spec.pooled.ratios))} if spec.pooled is not None else {}),
         **({"rope_layers": _short(repr(spec.rope_layers))} if spec.rope_layers else {}),
         **({"window_kind": spec.window_kind} if spec.window_kind != "sliding" else {}),
     }

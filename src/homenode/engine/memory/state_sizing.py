@@ -114,8 +114,8 @@ def state_handover_problem(
     problem = None
     if all(spec.kv_of(layer) is None for layer in range(spec.num_layers)):
         problem = "no keys and values"
-    elif spec.pooled is not None:
-        problem = "rows pooled from runs of tokens, whose state belongs to no KV head"
+    elif len({kv.kv_heads for layer in range(spec.num_layers) if (kv := spec.kv_of(layer)) is not None}) > 1:
+        problem = "layers of unlike KV heads"
     elif spec.state_groups % spec.num_kv_heads:
         groups, heads = format_count(spec.state_groups, "group"), format_count(spec.num_kv_heads, "KV head")
         problem = f"{groups} of it and {heads}, which do not go together"

@@ -95,8 +95,8 @@ class PartWorker:
 
         loaded = self.loaded
         if self._state is not None and isinstance(loaded.backend, NativeBackend):
-            memory = loaded.backend.kv_memory(self.cache)
-            self._state_pages = StatePages(memory, self._state, loaded.geometry, loaded.model.spec, self._join.part)
+            memories = [loaded.backend.kv_memory(each) for each in loaded.backend.caches_of(self.cache)]
+            self._state_pages = StatePages(memories, self._state, loaded.geometry, loaded.model.spec, self._join.part)
 
     def change_pages(self, changes: Sequence[tuple[int, int, bool]]) -> None:
         """Of KV memory that grows: see `Pages`."""
