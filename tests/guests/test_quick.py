@@ -39,6 +39,7 @@ Guest(TOPOLOGIES["2x2"], "x86_64", LabFolder(DEFAULT)).run({FOREVER!r}, {{}}, {L
 """
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_the_quick_lab_passes() -> None:
     done = subprocess.run(

@@ -50,6 +50,7 @@ def fuzz(url: str, *options: str, phases: str = "coverage,fuzzing") -> subproces
     )
 
 
+@pytest.mark.long
 def test_schemathesis_finds_nothing(start: Start) -> None:
     client = ScriptedClient(brief)
     client.ready = msgspec.structs.replace(client.ready, max_model_len=131072)  # no text that is generated is too long

@@ -351,12 +351,14 @@ class Child:
                 assert untouched, f"{self.part}: blocks in use elsewhere were written"
         return self.outcome is not None
 
-    def heard(self, timeout: float = PATIENCE_S) -> Outcome:
-        """Its outcome. It is an error, with where the threads there and here are, if none comes by then."""
+    def heard(self, timeout: float, here: Player) -> Outcome:
+        """Its outcome. It is an error, with what came of it here and where the threads there and here are, if none
+        comes by then.
+        """
         if not self.hear(timeout):
             state = self.state
             self.show_threads()
-            raise AssertionError(f"{self.part} in state {state}: no outcome within {timeout} s")
+            raise AssertionError(f"no outcome within {timeout} s of {self.part}, {state}; here: {here.outcomes}")
         assert self.outcome is not None
         return self.outcome
 

@@ -45,7 +45,7 @@ def steps_of(role: str, channel: str, mode: str) -> int:
     part = Part(role, channel, mode, "kill", 0, 0, "count", PATIENT)
     with children([part]) as (child,), playing(OTHER[role], channel, mode, PATIENT) as here:
         begin(here, [child])
-        outcome = child.heard(IN_TIME_S)
+        outcome = child.heard(IN_TIME_S, here)
         assert outcome.end in ("Returned", "all arrived"), child
         if role == "receiver":
             assert outcome.digests == here.expected["count"]
@@ -137,10 +137,10 @@ def test_whatever_happens_after_any_step(channel: str, mode: str, role: str, fau
         assert time.monotonic() - begun < IN_TIME_S
         check(here, them)
         if fault == "raise":
-            end(them)
+            end(them, here)
         if fault == "freeze":
             assert sum(child.state == "T" for child in them) >= steps // 2
-            thaw(them)
+            thaw(them, here)
         check(here, them)
         for child in them:
             child.signal(signal.SIGKILL)
@@ -150,18 +150,18 @@ def test_whatever_happens_after_any_step(channel: str, mode: str, role: str, fau
         serves_another(here, channel, mode)
 
 
-def thaw(them: list[Child]) -> None:
+def thaw(them: list[Child], here: Player) -> None:
     """They go on with what is long over; each ends its ticket, and takes nothing of what its pages are used for now."""
     for child in them:
         child.signal(signal.SIGCONT)
-    end(them)
+    end(them, here)
 
 
-def end(them: list[Child]) -> None:
+def end(them: list[Child], here: Player) -> None:
     """Each that has heard of its ticket ends it."""
     for child in them:
         if child.part.role == "sender":
-            child.heard(IN_TIME_S)
+            child.heard(IN_TIME_S, here)
         elif not child.hear(1.0):
             child.pipe.send("tell")  # it may never have heard of its ticket
-            child.heard(IN_TIME_S)
+            child.heard(IN_TIME_S, here)

@@ -29,7 +29,7 @@ from tests.host.transfer.hostile import RawPeer, say_last
 from tests.host.transfer.pair import MODES, Engine, compute, content, running_engine, want
 from tests.host.transfer.players import Outcome, Part, Player, children, playing, true_content
 from tests.host.transfer.relay import as_it_is, cut, flipped, relaying
-from tests.host.transfer.rig import PythonKv, copy_pages, eventually
+from tests.host.transfer.rig import PATIENCE_S, PythonKv, copy_pages, eventually
 from tests.host.transfer.test_every_step import PATIENT, QUICK
 
 pytestmark = pytest.mark.alone
@@ -284,7 +284,7 @@ def one_plays(part: Part) -> None:
         child.pipe.send(here.document if other == "receiver" else b"")
         if other == "sender":
             here.want("t", child.document)
-        there, ends = child.heard(), here.ends()["t"]
+        there, ends = child.heard(PATIENCE_S, here), here.ends()["t"]
         arrived, sent = (ends, there) if other == "receiver" else (there, ends)
         assert (arrived.end, sent.end) == ("all arrived", "Returned")
         assert arrived.digests == (true_content(part) if other == "receiver" else here.expected["t"])
