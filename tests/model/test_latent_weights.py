@@ -28,7 +28,7 @@ from tests.model.driver import Driver
 from tests.model.parity import Case, spread_error, write_stacked_gguf
 from tests.model.test_latent_attention import GLM, GLM_5, V2_LITE, V3, V32
 from tests.model.transformers_models import make_model, prompts, quiet_and_on_one_thread
-from tests.quantised_folders import Form, Stored, is_quantised, quantised, write_folder
+from tests.quantised_folders import FORMS, Form, Stored, is_quantised, quantised, write_folder
 
 pytestmark = pytest.mark.torch
 
@@ -131,23 +131,35 @@ def quantise_folder(folder: Path, target: Path, form: Form) -> dict[str, FloatAr
     return values
 
 
+def check_values(folder: Path, form: Form) -> None:
+    """`floats`, with matrices in this form, answers as `plain`, with the values that these stand for."""
+    values = quantise_folder(folder / "model", folder / "floats", form)
+    (folder / "plain").mkdir()
+    config = json.loads((folder / "model" / "config.json").read_text())
+    plain = {key: ("F32", value.shape, stored(value, "F32").tobytes()) for key, value in values.items()}
+    write_folder(folder / "plain", config, plain)
+    reference = ReferenceBackend()
+    found, wanted = (
+        Driver(load_model(open_checkpoint(folder / of), reference, dtype="float32"), reference, kv_dtype="f32")
+        for of in ("floats", "plain")
+    )
+    assert spread_error(found.prefill(PROMPT)[1], wanted.prefill(PROMPT)[1]) < (1e-5 if form.keeps != "Q4_1" else 2e-3)
+
+
 @pytest.mark.parametrize("name", ["V3", "V3.2", "GLM-5"])
 def test_folders_of_8_bit_floats_are_packed(name: str, tmp_path: Path) -> None:
     """As the published ones are: of a matrix with the keys and values of all heads each head's scales are found."""
     made(name, tmp_path / "model")
-    values = quantise_folder(tmp_path / "model", tmp_path / "floats", FLOATS)
-    (tmp_path / "plain").mkdir()
-    config = json.loads((tmp_path / "model" / "config.json").read_text())
-    plain = {key: ("F32", value.shape, stored(value, "F32").tobytes()) for key, value in values.items()}
-    write_folder(tmp_path / "plain", config, plain)
-    reference = ReferenceBackend()
-    found, wanted = (
-        Driver(load_model(open_checkpoint(tmp_path / of), reference, dtype="float32"), reference, kv_dtype="f32")
-        for of in ("floats", "plain")
-    )
-    assert spread_error(found.prefill(PROMPT)[1], wanted.prefill(PROMPT)[1]) < 1e-5
+    check_values(tmp_path, FLOATS)
     check_starts(tmp_path / "floats", tmp_path / "packed")
     check_starts(tmp_path / "floats", tmp_path / "packed", quantize="q8_0")
+
+
+@pytest.mark.parametrize("form", ["gptq, columns in any order", "awq", "packed"])
+def test_heads_are_found_in_matrices_of_codes(form: str, tmp_path: Path) -> None:
+    made("V3", tmp_path / "model")
+    check_values(tmp_path, FORMS[form])
+    check_starts(tmp_path / "floats", tmp_path / "packed")
 
 
 def test_each_rank_packs_its_heads(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from homenode.model.formats.fallback_decode import FloatArray, decode_rows
 from homenode.model.formats.fields import Fields
 from homenode.model.formats.quantisation import quantisation_of
 from homenode.model.formats.safetensors import read_safetensors
+from homenode.model.formats.tensor_parts import columns_of, rows_of, transposed
 from homenode.model.spec import TensorEntry
 from tests.memory import memory_headroom
 from tests.quantised_folders import FORMS, Form, Stored, is_quantised, quantised, write_folder, write_quantised
@@ -69,6 +70,19 @@ def test_every_form_gives_the_values_it_stands_for(tmp_path: Path, name: str) ->
         assert np.array_equal(read(entry, (5, rows - 3), (32, 64)), found[5 : rows - 3, 32:64])
 
 
+@pytest.mark.parametrize("name", FORMS)
+def test_rows_are_read_as_columns(tmp_path: Path, name: str) -> None:
+    """As the matrices of heads lie one below the other in one that is read turned, and beside it as it lies."""
+    write_quantised(tmp_path, FORMS[name])
+    entry = open_checkpoint(tmp_path).tensors[f"{FIRST}.weight"]
+    wanted = decoded(entry, (0, entry.shape[0]), (0, entry.shape[1]))
+    part = columns_of(transposed(entry, "turned"), "part", 12, 20)
+    assert part.shape == (entry.shape[1], 20) and part.dtype.block == 1
+    assert np.array_equal(decoded(part, (3, 50), (2, 19)), wanted[14:31].T[3:50])
+    below = rows_of(entry, "below", 32, 12)
+    assert np.array_equal(decoded(below, (1, 12), (0, 32)), wanted[33:44, :32])
+
+
 def test_rows_whose_last_word_is_not_full(tmp_path: Path) -> None:
     form = replace(FORMS["packed 6 bits"], group=-1)
     values = np.random.default_rng(1).standard_normal((8, 100)).astype(np.float32)
@@ -90,10 +104,19 @@ def test_tensors_for_rounding_activations_are_left_out(tmp_path: Path) -> None:
     form = FORMS["8-bit floats"]
     tensors, _ = quantised(form, FIRST, np.ones((8, 64), np.float32))
     scale = ("F32", (1,), np.ones(1, np.float32).tobytes())
-    entry = composed(
-        tmp_path, form, tensors | {f"{FIRST}.input_scale": scale, f"{FIRST}.k_scale": scale, "model.kv_scale": scale}
-    )
+    names = (f"{FIRST}.input_scale", f"{FIRST}.k_scale", "model.kv_scale", f"{FIRST}.activation_scale")
+    entry = composed(tmp_path, form, tensors | dict.fromkeys(names, scale))
     assert entry.name == f"{FIRST}.weight"
+
+
+@pytest.mark.parametrize("kind", ["e4m3", "e4m3fn", "float8_e4m3fn"])
+def test_kinds_of_8_bit_floats_have_several_names(tmp_path: Path, kind: str) -> None:
+    config = {"quantization_config": FORMS["8-bit floats"].config | {"fmt": kind}}
+    found = quantisation_of(Fields(tmp_path, config))
+    assert found is not None and found.method == "float8"
+    config["quantization_config"]["fmt"] = "e5m2"
+    with pytest.raises(UnsupportedError, match="e5m2"):
+        quantisation_of(Fields(tmp_path, config))
 
 
 Change = Callable[[Stored], Any]

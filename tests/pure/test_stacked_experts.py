@@ -51,6 +51,8 @@ STACKS = {
     "MXFP4, alternating": Stack(StackedExperts(turned=True, alternating=True), "mxfp4", "MXFP4"),
     "8-bit floats": Stack(PLAIN, "fp8", "F8_E4M3"),
     "8-bit floats, powers of two": Stack(PLAIN, "fp8 of E8M0", "F8_E4M3"),
+    "8-bit floats, one scale": Stack(PLAIN, "fp8 of whole matrices", "F8_E4M3"),
+    "8-bit floats, one scale of gate and of up": Stack(PLAIN, "fp8 of halves", "F8_E4M3"),
 }
 
 
@@ -74,15 +76,19 @@ def store(stack: Stack, name: str, shape: tuple[int, int, int], rng: np.random.G
         return tensors, FLOAT4[codes] * np.repeat(2.0 ** (powers.astype(np.float32) - 127), 32, axis=2)
     if stack.method.startswith("fp8"):
         codes = rng.integers(0, 120, shape, np.uint8)
-        blocks = (shape[0], -(-shape[1] // 32), -(-shape[2] // 48))
-        if stack.method == "fp8":
+        high, wide = 32, 48
+        if stack.method.endswith(("halves", "matrices")):
+            halves = stack.method.endswith("halves") and name.endswith(stack.form.gate_up)
+            high, wide = shape[1] // (2 if halves else 1), shape[2]
+        blocks = (shape[0], -(-shape[1] // high), -(-shape[2] // wide))
+        if stack.method != "fp8 of E8M0":
             scales = rng.uniform(0.5, 2, blocks).astype(np.float32)
             held = ("F32", blocks, scales.tobytes())
         else:
             powers = rng.integers(120, 130, blocks, np.uint8)
             scales, held = 2.0 ** (powers.astype(np.float32) - 127), ("F8_E8M0", blocks, powers.tobytes())
-        wide = np.repeat(np.repeat(scales, 32, axis=1)[:, : shape[1]], 48, axis=2)[:, :, : shape[2]]
-        return {name: ("F8_E4M3", shape, codes.tobytes()), f"{name}_scale_inv": held}, float8_values()[codes] * wide
+        each = np.repeat(np.repeat(scales, high, axis=1)[:, : shape[1]], wide, axis=2)[:, :, : shape[2]]
+        return {name: ("F8_E4M3", shape, codes.tobytes()), f"{name}_scale_inv": held}, float8_values()[codes] * each
     bits = bf16_bits(rng.standard_normal(shape).astype(np.float32))
     lies = bits.swapaxes(1, 2) if stack.form.turned else bits
     values = (bits.astype(np.uint32) << 16).view(np.float32)
@@ -95,6 +101,8 @@ def opened(folder: Path, tensors: Stored, method: str) -> dict[str, TensorEntry]
     if not method:
         return found
     config = {"quant_method": method.split()[0], "weight_block_size": [32, 48]}
+    if method.endswith(("halves", "matrices")):
+        config = {"quant_method": "fp8", "weight_block_size": None, "activation_scheme": "static"}
     quantisation = quantisation_of(Fields(folder / "config.json", {"quantization_config": config}))
     assert quantisation is not None
     return with_coded_matrices(found, quantisation)
@@ -117,7 +125,9 @@ def test_every_expert_has_its_own_values(case: str, tmp_path: Path) -> None:
     more, down = store(stack, LAYER + form.down, (EXPERTS, HIDDEN, INNER), rng)
     bias = rng.standard_normal((EXPERTS, 2 * INNER)).astype(np.float32)
     tensors |= more | {f"{LAYER}{form.gate_up}_bias": ("F32", bias.shape, bias.tobytes())}
-    found = form.split(opened(tmp_path, tensors, stack.method), SPEC)
+    rounding = {f"{LAYER}{name}_activation_scale": ("F32", (EXPERTS,), bytes(4 * EXPERTS)) for name in ("a", "b")}
+    held = tensors | (rounding if stack.method.startswith("fp8") else {})
+    found = form.split(opened(tmp_path, held, stack.method), SPEC)
     assert len(found) == EXPERTS * 5
     for expert in range(EXPERTS):
         names = [LAYER + each.format(expert=expert) for each in form.experts]

@@ -396,7 +396,7 @@ class CodedMatrix:
     A matrix may be a part of what lies in these tensors: its row i is their row `first_row` + i * `row_step`; of runs
     of `row_run` rows each, of floats alone, row i / `row_run` * `row_step` + i % `row_run` behind the first. With
     `transposed` it is that of what lies there, turned: their columns are its rows, counted likewise, and their rows
-    from `first_column` on are its columns; there is one code to a byte then.
+    from `first_column` on are its columns.
     """
 
     label: str  # for people, such as "AWQ 4-bit"
@@ -417,6 +417,7 @@ class CodedMatrix:
     row_run: int = 1
     transposed: bool = False
     first_column: int = 0
+    columns: int = 0  # of all that lies in these tensors, where that is turned
 
     @property
     def rows(self) -> int:

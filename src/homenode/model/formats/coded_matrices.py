@@ -30,7 +30,9 @@ _SCALES = _FLOATS | {"F8_E8M0", "U8"}  # the last two are powers of two
 _BYTES = frozenset({"I8", "F8_E4M3"})
 _WORD_BITS = 32
 _BLOCK = 32  # columns of a block of Q4_0, Q4_1, Q8_0 and MXFP4
-_OF_ACTIVATIONS = re.compile(r".*\.((input|output|[qkv]|kv)_(global_)?(scale|zero_point)|input_scale_ub)")
+_OF_ACTIVATIONS = re.compile(
+    r".*\.((input|output|[qkv]|kv)_(global_)?(scale|zero_point)|input_scale_ub|(\w+_)?activation_scale)"
+)
 
 
 def with_coded_matrices(tensors: dict[str, TensorEntry], quantisation: Quantisation) -> dict[str, TensorEntry]:
@@ -135,8 +137,11 @@ def _stacked_floats(module: _Module, part: str, q: Quantisation) -> _Matrix | No
         return None
     experts, rows, columns = codes.shape
     scales = module.need(f"{part}_scale_inv", _SCALES, (3,), codes)
-    one = _block_of(replace(scales, shape=scales.shape[1:]), rows, columns, q)
     _of_shape(scales, experts, *scales.shape[1:])
+    if scales.shape[1:] == (2, 1) and not rows % 2:  # one for all of gate, and one for all of up
+        one = rows // 2, columns
+    else:
+        one = _block_of(replace(scales, shape=scales.shape[1:]), rows, columns, q)
     return _Matrix(rows, columns, CodedMatrix("FP8", "float8", 8, one, codes, scales), experts, part)
 
 

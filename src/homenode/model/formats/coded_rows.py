@@ -125,7 +125,7 @@ class _Values:
         scales = _scales(coded.scales, coded)
         scales = scales.reshape(coded.scales.shape if len(coded.scales.shape) == 2 else (-1, 1))
         scales = np.ascontiguousarray(scales.T) if by_columns else scales
-        columns = coded.codes.shape[1] if coded.transposed else entry.shape[1]
+        columns = coded.columns if coded.transposed else entry.shape[1]
         group = (
             np.arange(columns) // coded.block[1] if coded.order is None else column_order(coded.order, scales.shape[1])
         )

@@ -23,6 +23,7 @@ from homenode.model.formats.reading import quoted
 # read.
 QUANTISATION_FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
 _AWQ_KEYS = ("zero_point", "w_bit", "q_group_size", "version")  # that files of GPTQ lack
+_FLOATS = ("e4m3", "e4m3fn", "float8_e4m3fn")  # spellings of one kind of 8-bit floats
 _ORIGINAL = "use the original model (with --quantize, if it is too large) or a GGUF of it"
 _COMPRESSED_FORMATS = (
     "dense",
@@ -116,8 +117,8 @@ def _awq(table: Fields) -> Quantisation:
 
 
 def _float8(table: Fields) -> Quantisation:
-    kind = table.text("fmt", "e4m3")
-    if kind != "e4m3":
+    kind = table.text("fmt", _FLOATS[0])
+    if kind not in _FLOATS:
         raise _unsupported(table, f"8-bit floats of the kind {quoted(kind)}", f"homenode reads e4m3; else {_ORIGINAL}")
     return Quantisation("float8", "FP8", blocks=_block(table, "weight_block_size"))
 

@@ -59,24 +59,21 @@ def runs_of(entry: TensorEntry, name: str, first: int, count: int, run: int, apa
 
 
 def transposed(entry: TensorEntry, name: str) -> TensorEntry:
-    """A matrix turned: its columns are rows, floats where blocks of several lay there. CheckpointError for one of codes
-    that are not a byte each.
+    """A matrix turned: its columns are rows, floats where blocks of several lay there. CheckpointError for a part of
+    what lies in its tensors.
     """
-    if entry.coded is None and entry.dtype.block != 1:
-        size = math.prod(entry.shape) * FLOAT32.bytes
-        return replace(
-            entry,
-            name=name,
-            dtype=FLOAT32,
-            shape=entry.shape[::-1],
-            nbytes=size,
-            coded=replace(_floats(entry), transposed=True),
-        )
     coded = entry.coded or _floats(entry)
-    whole = coded.codes.shape == entry.shape and not (coded.first_row or coded.first_column or coded.transposed)
-    if entry.dtype.block != 1 or not whole:
-        raise damaged(entry.file, f"matrix {entry.name}", seen=coded.label, wanted="floats, as its rows are columns")
-    return replace(entry, name=name, shape=entry.shape[::-1], coded=replace(coded, transposed=True))
+    if coded.first_row or coded.first_column or coded.transposed or coded.rows != entry.shape[0]:
+        raise damaged(entry.file, f"matrix {entry.name}", seen="a part of one", wanted="all of it, as it is turned")
+    dtype = entry.dtype if entry.dtype.block == 1 else FLOAT32
+    return replace(
+        entry,
+        name=name,
+        dtype=dtype,
+        shape=entry.shape[::-1],
+        nbytes=math.prod(entry.shape) * dtype.bytes,
+        coded=replace(coded, transposed=True, columns=entry.shape[1]),
+    )
 
 
 def columns_of(entry: TensorEntry, name: str, first: int, count: int) -> TensorEntry:
