@@ -91,6 +91,16 @@ def test_rows_whose_last_word_is_not_full(tmp_path: Path) -> None:
     assert entry.shape == (8, 100) and np.array_equal(read(entry, (0, 8), (0, 100)), wanted)
 
 
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_matrices_that_are_narrower_than_a_group(tmp_path: Path, symmetric: bool) -> None:
+    """Codes of 1 to 4 bits of eight columns are one word: the configuration tells which they are."""
+    form = replace(FORMS["packed"], group=-1, symmetric=symmetric)
+    values = np.random.default_rng(1).standard_normal((12, 8)).astype(np.float32)
+    tensors, wanted = quantised(form, FIRST, values)
+    entry = composed(tmp_path, form, tensors)
+    assert np.array_equal(read(entry, (0, 12), (0, 8)), wanted)
+
+
 def composed(folder: Path, form: Form, tensors: Stored) -> TensorEntry:
     """The matrix of a folder that has no other."""
     write_folder(folder, {}, tensors)

@@ -230,7 +230,8 @@ def _packed(module: _Module, q: Quantisation) -> _Matrix | None:
     if (codes := module.get("weight_packed", _WORDS, (2,))) is None:
         return None
     rows, columns = _written_shape(module.need("weight_shape", _INDICES, (1,), codes))
-    bits = next((b for b in range(1, 9) if codes.shape[1] == -(-columns * b // _WORD_BITS)), 0)
+    widths = q.widths or range(1, 9)  # of narrow matrices several may take as many words
+    bits = next((b for b in widths if codes.shape[1] == -(-columns * b // _WORD_BITS)), 0)
     if rows != codes.shape[0] or not bits:
         wanted = f"{format_count(codes.shape[0], 'row')} of codes of at most 8 bits in {codes.shape[1]} words"
         raise damaged(

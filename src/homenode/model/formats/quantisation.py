@@ -49,6 +49,7 @@ class Quantisation:
     ] = ()  # rows and columns that may share a scale, besides one row and all; 0: all there are
     symmetric: bool = False  # all zero points are the middle of the codes
     zero_offset: int = 0  # added to stored zero points
+    widths: tuple[int, ...] = ()  # bits that a packed code may have; none: the tensors tell
 
 
 def quantisation_of(fields: Fields, beside: Fields | None = None) -> Quantisation | None:
@@ -147,13 +148,16 @@ def _compressed(table: Fields) -> Quantisation:
     if transform is not None and transform.has("config_groups"):
         raise _unsupported(table, "compressed-tensors with transforms of the activations", _ORIGINAL)
     blocks: dict[tuple[int, int], None] = {}
+    widths: dict[int, None] = {}
     groups = table.table("config_groups") or Fields(table.path, {})
     for name in groups.names():
         group = groups.table(name)
         weights = group.table("weights") if group else None
         if weights is not None:
             blocks |= dict.fromkeys((_group(weights, "group_size"), *_block(weights, "block_structure")))
-    return Quantisation("compressed", "compressed-tensors", blocks=tuple(blocks))
+            if (bits := weights.integer("num_bits", 0, minimum=0)) in range(1, 9):
+                widths[bits] = None
+    return Quantisation("compressed", "compressed-tensors", blocks=tuple(blocks), widths=tuple(widths))
 
 
 _METHODS: dict[str, Callable[[Fields], Quantisation]] = {
