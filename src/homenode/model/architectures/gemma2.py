@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from homenode.compute.ops import Ops, Tensor
+from homenode.compute.ops import Ops, Precision, Tensor
 from homenode.model.architectures import conversions, mlp, tables
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
 from homenode.model.architectures.layer_kinds import all_but_each
@@ -92,9 +92,9 @@ def _read_gguf(config: GgufConfig) -> ModelSpec:
     )
 
 
-def gated(ops: Ops, layer: Layer, h: Tensor) -> Tensor:
+def gated(ops: Ops, layer: Layer, h: Tensor, precision: Precision = "usual") -> Tensor:
     """gelu(gate(h)) * up(h), the inner columns of an MLP."""
-    return ops.gelu_mul(ops.linear(h, (layer["gate"], layer["up"])))
+    return ops.gelu_mul(ops.linear(h, (layer["gate"], layer["up"]), precision=precision))
 
 
 forward = forward_with(feed_forward=mlp.feed_forward_with(gated))

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from homenode.compute.ops import Ops, Tensor
+from homenode.compute.ops import Ops, Precision, Tensor
 from homenode.errors import UnsupportedError
 from homenode.model.architectures import attention, conversions, gpt_oss, mlp, stage, tables, token_indexer
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
@@ -197,8 +197,8 @@ def _forward(ops: Ops, model: ForwardContext) -> Tensor:
     return stage.leave(ops, model, x)
 
 
-def _gated(ops: Ops, layer: Layer, h: Tensor) -> Tensor:
-    return ops.clamped_mul(ops.linear(h, (layer["gate"], layer["up"])))
+def _gated(ops: Ops, layer: Layer, h: Tensor, precision: Precision) -> Tensor:
+    return ops.clamped_mul(ops.linear(h, (layer["gate"], layer["up"]), precision=precision))
 
 
 _feed_forward = mlp.feed_forward_with(_gated)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from homenode.compute.ops import Experts, Ops, Tensor
-from homenode.model.architectures import stage
+from homenode.compute.ops import Experts, Ops, Precision, Tensor
+from homenode.model.architectures import attention, stage
 from homenode.model.architectures.parameters import ForwardContext
 
 FeedForward = Callable[[Ops, ForwardContext, int, Tensor], Tensor]
 
 
-def gated(ops: Ops, layer: stage.Layer, h: Tensor) -> Tensor:
+def gated(ops: Ops, layer: stage.Layer, h: Tensor, precision: Precision = "usual") -> Tensor:
     """silu(gate(h)) * up(h), the inner columns of an MLP."""
-    gate_up = ops.linear(h, (layer["gate"], layer["up"]), (layer.get("gate_bias"), layer.get("up_bias")))
-    return ops.silu_mul(gate_up)
+    biases = (layer.get("gate_bias"), layer.get("up_bias"))
+    return ops.silu_mul(ops.linear(h, (layer["gate"], layer["up"]), biases, precision=precision))
 
 
 def mixture(ops: Ops, model: ForwardContext, index: int, h: Tensor, x: Tensor | None) -> Tensor:
@@ -73,16 +73,18 @@ def _add_shared_expert(ops: Ops, model: ForwardContext, layer: stage.Layer, h: T
     return ops.add_gated(x, ops.linear(inner, (layer["shared_down"],)), ops.linear(h, (layer["shared_router"],)))
 
 
-def feed_forward_with(inner: Callable[[Ops, stage.Layer, Tensor], Tensor] = gated) -> FeedForward:
+def feed_forward_with(inner: Callable[[Ops, stage.Layer, Tensor, Precision], Tensor] = gated) -> FeedForward:
     """x plus what follows attention in layer `index` of this stage: a mixture of experts (MoE), or an MLP, of x, which
-    is normed before where the layer has the norm. `inner`: the inner columns that the MLP of a layer makes of rows.
+    is normed before where the layer has the norm. `inner`: the inner columns that the MLP of a layer makes of rows;
+    where layers behind it have routers, their choice hangs on its rounding as on that of attention.
     """
 
     def feed_forward(ops: Ops, model: ForwardContext, index: int, x: Tensor) -> Tensor:
         layer = model.parameters.layers[index]
         h = stage.normed(ops, model, x, layer["post_norm"]) if "post_norm" in layer else x
         if "router" not in layer:
-            return stage.add_projected(ops, model, layer, x, inner(ops, layer, h), "down", "mlp_norm")
+            made = inner(ops, layer, h, attention.precision_of_scores(model.spec))
+            return stage.add_projected(ops, model, layer, x, made, "down", "mlp_norm")
         if not stage.adds_apart(model, layer, "mlp_norm"):
             return mixture(ops, model, index, h, x)
         return stage.add_apart(ops, model, layer, x, mixture(ops, model, index, h, None), "mlp_norm")
