@@ -1,9 +1,11 @@
 """What it costs a model's answers to multiply with activations of 8 bits, by how many of them share a scale.
 
-    python -m benchmarks.activation_scales [--model FOLDER_OR_FILE]... [--tokens 256] [--out docs/activation-scales.json]
+    python -m benchmarks.activation_scales [--model FOLDER_OR_FILE]... [--tokens 256] [--out
+        docs/activation-scales.json]
 
-Weights stay exact, so that nothing but the activations differs; the NumPy backend computes. Without --model: the built-in model and a random one with
-some columns much larger than the others, as trained models have them. Text is drawn from the model itself, so that it is text the model knows.
+Weights stay exact, so that nothing but the activations differs; the NumPy backend computes. Without --model: the
+built-in model and a random one with some columns much larger than the others, as trained models have them. Text is
+drawn from the model itself, so that it is text the model knows.
 """
 
 from __future__ import annotations
@@ -87,8 +89,8 @@ class _RoundingOps(EagerOps):
 class Loss:
     """Against the same model without rounding, over the tokens of a text.
 
-    error: root mean square of the differences of the text's log-probabilities, as a share of their spread. perplexity: a factor. likeliest: the share
-    of places where the likeliest next token stays the likeliest.
+    error: root mean square of the differences of the text's log-probabilities, as a share of their spread. perplexity:
+    a factor. likeliest: the share of places where the likeliest next token stays the likeliest.
     """
 
     model: str

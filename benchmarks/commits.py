@@ -1,14 +1,16 @@
-"""Speed of one installation of homenode against another, such as that of the commit before: pairs in turns on the same CPUs.
+"""Speed of one installation of homenode against another, such as that of the commit before: pairs in turns on the same
+CPUs.
 
-    python -m benchmarks.commits OLD NEW MODEL [MODEL ...] [--pairs 15] [--batch 1,8] [--prompt-tokens 512] [--gen-tokens 64]
+    python -m benchmarks.commits OLD NEW MODEL [MODEL ...] [--pairs 15] [--batch 1,8] [--prompt-tokens 512]
+        [--gen-tokens 64]
                                  [--threads N] [--cpus LIST] [--json FILE]
 
-OLD and NEW are `homenode` programs, each in its own virtual environment. For each model both run `homenode bench model` in turns
-(A B B A ...), so that whatever changes on the machine meanwhile changes for both. For each test the ratio of new to old is
-taken pair by pair, of three figures: tokens per second by the clock, of the quickest step, and per second of CPU time. The
-quickest step is hardly reached by what other programs take of the machine. Above 1 the new one is faster. Printed are the
-median ratio and its 95 % interval (order statistics); the exit code is 1 when the lower end of an interval by the clock is
-below 0.97 while that of the quickest step is, too.
+OLD and NEW are `homenode` programs, each in its own virtual environment. For each model both run `homenode bench model`
+in turns (A B B A ...), so that whatever changes on the machine meanwhile changes for both. For each test the ratio of
+new to old is taken pair by pair, of three figures: tokens per second by the clock, of the quickest step, and per second
+of CPU time. The quickest step is hardly reached by what other programs take of the machine. Above 1 the new one is
+faster. Printed are the median ratio and its 95 % interval (order statistics); the exit code is 1 when the lower end of
+an interval by the clock is below 0.97 while that of the quickest step is, too.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ _RUN_S = 1200.0
 
 
 def figures(program: str, model: str, given: argparse.Namespace) -> dict[str, dict[str, float]]:
-    """What `homenode bench model` of this program finds: the figures of each test, by its name. RuntimeError when it fails."""
+    """What `homenode bench model` of this program finds: the figures of each test, by its name. RuntimeError when it
+    fails."""
     command = [program, "bench", "model", model, "--json", "--repeat", "1", "--batch", given.batch]
     command += ["--prompt-tokens", str(given.prompt_tokens), "--gen-tokens", str(given.gen_tokens)]
     if given.threads is not None:

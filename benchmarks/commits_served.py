@@ -1,14 +1,16 @@
 """Served load and KV hand-over of one installation of homenode against another: pairs in turns on the same CPUs.
 
-    python -m benchmarks.commits_served OLD NEW MODEL [--rounds 3] [--pairs 15] [--clients 8] [--requests 2] [--prompt-tokens 256]
+    python -m benchmarks.commits_served OLD NEW MODEL [--rounds 3] [--pairs 15] [--clients 8] [--requests 2]
+        [--prompt-tokens 256]
                                         [--gen-tokens 64] [--threads N] [--handover] [--json FILE]
 
-OLD and NEW are `homenode` programs, each in its own virtual environment. In each round a server of each is started and then asked in
-turns (A B B A ...), so many pairs; with `--handover` a side is a prefill server, a decode server and a proxy, through which its clients
-ask. For each figure the ratio is taken pair by pair so that above 1 the new one is faster, and printed are the median over all rounds
-and its 95 % interval. One client with many pairs of short answers shows decode, one with `--gen-tokens 1` prefill, each with less noise
-than whole runs of a program: what a start and the place of its memory add is the same for all pairs of a round. The exit code is 1 when
-the lower end of the interval of the output rate, or of the time to the first token, is below 0.97.
+OLD and NEW are `homenode` programs, each in its own virtual environment. In each round a server of each is started and
+then asked in turns (A B B A ...), so many pairs; with `--handover` a side is a prefill server, a decode server and a
+proxy, through which its clients ask. For each figure the ratio is taken pair by pair so that above 1 the new one is
+faster, and printed are the median over all rounds and its 95 % interval. One client with many pairs of short answers
+shows decode, one with `--gen-tokens 1` prefill, each with less noise than whole runs of a program: what a start and the
+place of its memory add is the same for all pairs of a round. The exit code is 1 when the lower end of the interval of
+the output rate, or of the time to the first token, is below 0.97.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
-"""Speed against other engines: `python -m benchmarks.compare --peer llama.cpp=FOLDER --peer openvino=VENV --models FOLDER --out FILE`.
+"""Speed against other engines:
+`python -m benchmarks.compare --peer llama.cpp=FOLDER --peer openvino=VENV --models FOLDER --out FILE`.
 
-Pairs of homenode and another engine are run one after the other, round by round over all combinations (A B A C A B A C ...), each pair between
-two readings of the machine; a pair during which its CPUs moved or others used them does not count and is measured again. What is missing is skipped, saying so.
-A combination is measured case by case, all in one go. Engines with a Python interface, ours among them, stay loaded meanwhile, so that a pair takes
-seconds; one that does not count is repeated for two minutes.
+Pairs of homenode and another engine are run one after the other, round by round over all combinations (A B A C A B A C
+...), each pair between two readings of the machine; a pair during which its CPUs moved or others used them does not
+count and is measured again. What is missing is skipped, saying so. A combination is measured case by case, all in one
+go. Engines with a Python interface, ours among them, stay loaded meanwhile, so that a pair takes seconds; one that does
+not count is repeated for two minutes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The comparison's record: every pair with its readings, and the medians made of those that count. Pure but for reading and writing the file."""
+"""The comparison's record: every pair with its readings, and the medians made of those that count. Pure but for reading
+and writing the file."""
 
 from __future__ import annotations
 
@@ -11,8 +12,8 @@ from typing import Any
 
 from benchmarks.workload import FORMATS, SHAPES, Rates, Workload
 
-# Where CPUs of a pair may have been, by how long one waits for an answer from another: through a last-level cache that they share about 100 ns on the
-# processors measured so far, from one such cache to another 400 and more.
+# Where CPUs of a pair may have been, by how long one waits for an answer from another: through a last-level cache that
+# they share about 100 ns on the processors measured so far, from one such cache to another 400 and more.
 ONE_CACHE, SEVERAL_CACHES, UNKNOWN = PLACES = ("on one cache", "on several caches", "")
 _ONE_CACHE_NS = 250.0
 
@@ -36,7 +37,8 @@ class Combination:
 
 @dataclass(frozen=True)
 class Pair:
-    """Both sides measured one after the other, in all cases or in some. `discarded`: why it does not count, or None. `readings`: of the machine, before, between and after."""
+    """Both sides measured one after the other, in all cases or in some. `discarded`: why it does not count, or None.
+    `readings`: of the machine, before, between and after."""
 
     combination: Combination
     ours: Rates
@@ -116,7 +118,8 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Row:
-    """One combination in figures, by case: the median rate of the other side, and the median of the pairs' ratios, ours to theirs."""
+    """One combination in figures, by case: the median rate of the other side, and the median of the pairs' ratios, ours
+    to theirs."""
 
     combination: Combination
     theirs: Rates

@@ -41,7 +41,8 @@ class Measured:
 
 @dataclass(frozen=True)
 class Side:
-    """One way of running one model. `read` makes figures of the commands' outputs, in order; ValueError when they are not what was expected.
+    """One way of running one model. `read` makes figures of the commands' outputs, in order; ValueError when they are
+    not what was expected.
 
     With a `question` there is one command, a program that stays (see `standing`), and its output is the answer.
     """

@@ -2,8 +2,9 @@
 
     python -m benchmarks.decision_time [--running 256] [--steps 2000] [--stages 1 2]
 
-A step's cost here is `next_step` and `apply(StepDone)` of that step, with everybody decoding: the price of every token, on one thread. Prompts
-differ in length, so that in most steps somebody needs a KV block, and fills one that the prefix cache has to hear of.
+A step's cost here is `next_step` and `apply(StepDone)` of that step, with everybody decoding: the price of every token,
+on one thread. Prompts differ in length, so that in most steps somebody needs a KV block, and fills one that the prefix
+cache has to hear of.
 """
 
 from __future__ import annotations

@@ -3,12 +3,12 @@
     python -m benchmarks.embeddings [--rounds 20] [--threads N] [--texts 32] [--tokens 200] [--precision bf16,int8,f32]
                                     [--peer transformers] [--peer openvino=VENV] [--json FILE]
 
-The model has the shape of bge-base (BERT: 12 layers of 768, 12 heads, inner 3072; the row of the first token) and random
-weights in float32, and is written to a temporary folder. Every engine is a program that stays loaded; they take turns, in
-another order each round, so that whatever changes on the machine changes for all. A peer is run by the Python of VENV
-(or of this environment) at bf16 and f32. For each peer the median over the rounds of its seconds over ours, with a 95 %
-interval by order statistics: by the clock, and by CPU time, which other programs on the machine change less. Vectors are
-compared with those of the last engine that runs in float32 (cosine).
+The model has the shape of bge-base (BERT: 12 layers of 768, 12 heads, inner 3072; the row of the first token) and
+random weights in float32, and is written to a temporary folder. Every engine is a program that stays loaded; they take
+turns, in another order each round, so that whatever changes on the machine changes for all. A peer is run by the Python
+of VENV (or of this environment) at bf16 and f32. For each peer the median over the rounds of its seconds over ours,
+with a 95 % interval by order statistics: by the clock, and by CPU time, which other programs on the machine change
+less. Vectors are compared with those of the last engine that runs in float32 (cosine).
 """
 
 from __future__ import annotations

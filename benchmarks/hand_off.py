@@ -1,7 +1,9 @@
-"""The hand-off between two real engines of this host, from the result of a prompt's last step to the receiver's scheduler: `python -m benchmarks.hand_off`.
+"""The hand-off between two real engines of this host, from the result of a prompt's last step to the receiver's
+scheduler: `python -m benchmarks.hand_off`.
 
-Prefill and decode run as in `homenode serve`, without HTTP: loop, executor, scheduler and agent of each in a process. One prompt after another; the receiver has
-nothing else to do. What `homenode bench transfer` takes for the scheduler's part between a step's result and the announcement is measured here.
+Prefill and decode run as in `homenode serve`, without HTTP: loop, executor, scheduler and agent of each in a process.
+One prompt after another; the receiver has nothing else to do. What `homenode bench transfer` takes for the scheduler's
+part between a step's result and the announcement is measured here.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""Time to first token through a prefill and a decode server, against one server: `python -m benchmarks.handover MODEL --out FILE`.
+"""Time to first token through a prefill and a decode server, against one server:
+`python -m benchmarks.handover MODEL --out FILE`.
 
-All servers run at once, with the same threads, and are asked in turns, one request at a time, so that each has the machine to itself. A prompt is new
-to all of them. What the hand-over itself took is read from the decode server's metrics.
+All servers run at once, with the same threads, and are asked in turns, one request at a time, so that each has the
+machine to itself. A prompt is new to all of them. What the hand-over itself took is read from the decode server's
+metrics.
 """
 
 from __future__ import annotations

@@ -1,13 +1,15 @@
-"""What homes of memory cost, on a machine whose nodes are one: decoding with and without them, and loading one copy and several.
+"""What homes of memory cost, on a machine whose nodes are one: decoding with and without them, and loading one copy and
+several.
 
     python -m benchmarks.homes MODEL.gguf decode [--rounds 24]
     python -m benchmarks.homes MODEL.gguf load [--rounds 3]
 
-Everything is measured in turns, round by round, and each figure is a median, of loading with the best beside it: on a virtual machine memory may have to
-come from the host first; a ratio is the median of the rounds' ratios. `decode`: `off` knows of no
-homes, `one home` is what serves on one node, and with `a home for each thread` the whole mechanism works though there is nothing to gain.
-`load`: reading alone is all bytes of the file read by as many threads as compute, and dropped; kept, they come to fresh memory, once or several times,
-without any packing; each way once with the file in the page cache and once without.
+Everything is measured in turns, round by round, and each figure is a median, of loading with the best beside it: on a
+virtual machine memory may have to come from the host first; a ratio is the median of the rounds' ratios. `decode`:
+`off` knows of no homes, `one home` is what serves on one node, and with `a home for each thread` the whole mechanism
+works though there is nothing to gain. `load`: reading alone is all bytes of the file read by as many threads as
+compute, and dropped; kept, they come to fresh memory, once or several times, without any packing; each way once with
+the file in the page cache and once without.
 """
 
 from __future__ import annotations
@@ -66,7 +68,8 @@ def seconds(act: Callable[[], object]) -> float:
 
 
 def decode(path: Path, rounds: int) -> None:
-    """Each load gets other pages of the machine's memory, which alone makes some per cent; hence several, each way the first of them in turn."""
+    """Each load gets other pages of the machine's memory, which alone makes some per cent; hence several, each way the
+    first of them in turn."""
     cpus = choose_cpus(None, Allowance.of_process())
     ways = {"off": "none", "one home": "one", "a home for each thread": "own"}
     taken: dict[str, list[float]] = {name: [] for name in ways}
@@ -102,7 +105,8 @@ def read_all(path: Path, threads: int) -> None:
 
 
 def keep_all(path: Path, threads: int, copies: int) -> None:
-    """Every byte, read straight to fresh huge pages, and from there to those of further copies: what disk and memory cost without any packing."""
+    """Every byte, read straight to fresh huge pages, and from there to those of further copies: what disk and memory
+    cost without any packing."""
     size = path.stat().st_size
     file = os.open(path, os.O_RDONLY)
     maps = [mmap.mmap(-1, size) for _ in range(copies)]

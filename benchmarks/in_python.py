@@ -1,5 +1,5 @@
-"""Engines with a Python interface, ours among them: each is loaded once by a program of ours that answers questions (see `standing`), in a virtual
-environment of its own.
+"""Engines with a Python interface, ours among them: each is loaded once by a program of ours that answers questions
+(see `standing`), in a virtual environment of its own.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _PROGRAMS = Path(__file__).resolve().parent / "programs"
 
 @dataclass(frozen=True)
 class InPython:
-    """`folder`: a virtual environment. `program`: in `programs/`. `precisions`: by GGUF type, what it runs instead; its model's folder is
-    `<shape>-<engine>-<precision>`.
+    """`folder`: a virtual environment. `program`: in `programs/`. `precisions`: by GGUF type, what it runs instead; its
+    model's folder is `<shape>-<engine>-<precision>`.
     """
 
     engine: str

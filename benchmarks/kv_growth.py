@@ -1,6 +1,7 @@
 """What it costs that KV memory is taken when it is used.
 
-    python -m benchmarks.kv_growth MODEL [--pairs 15] [--threads N] [--prompt 1024] [--tokens 256] [--batch 1,8] [--memory 1GiB]
+    python -m benchmarks.kv_growth MODEL [--pairs 15] [--threads N] [--prompt 1024] [--tokens 256] [--batch 1,8]
+        [--memory 1GiB]
                                  [--json FILE]
 
 Two engines of one process, on the same CPUs, compute in turns (A B B A ...), so that whatever changes on the machine

@@ -1,8 +1,9 @@
-"""llama.cpp: `llama-bench` for the prompt, `llama-batched-bench` for decoding, in a few variants of where it keeps its weights.
+"""llama.cpp: `llama-bench` for the prompt, `llama-batched-bench` for decoding, in a few variants of where it keeps its
+weights.
 
-On x86-64 it repacks some formats while loading (`--no-repack` keeps them as in the file, which other kernels of it multiply, faster in some
-cases). Weights come from the mapped file or from malloc; the latter is on huge pages only if the C library is told to ask for them, and the
-file has to be read into memory for that, not mapped.
+On x86-64 it repacks some formats while loading (`--no-repack` keeps them as in the file, which other kernels of it
+multiply, faster in some cases). Weights come from the mapped file or from malloc; the latter is on huge pages only if
+the C library is told to ask for them, and the file has to be read into memory for that, not mapped.
 """
 
 from __future__ import annotations
@@ -65,7 +66,8 @@ class LlamaCpp:
         return Side("llama.cpp", name, commands, read)
 
     def _decoding(self, workload: Workload) -> tuple[str, ...]:
-        """Options of llama-batched-bench: as many sequences of their own as the batch has, and room for the largest batch."""
+        """Options of llama-batched-bench: as many sequences of their own as the batch has, and room for the largest
+        batch."""
         room = max(workload.batches, default=0) * (workload.context + workload.steps)
         sequences = ",".join(map(str, workload.batches))
         return (
@@ -83,7 +85,8 @@ class LlamaCpp:
 
 
 def read(outputs: Sequence[str]) -> Measured:
-    """From the JSON list of llama-bench and the lines of llama-batched-bench that are JSON objects; either may be missing."""
+    """From the JSON list of llama-bench and the lines of llama-batched-bench that are JSON objects; either may be
+    missing."""
     rates: Rates = {}
     version = ""
     for output in outputs:

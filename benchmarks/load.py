@@ -1,8 +1,9 @@
 """How long loading takes beside reading the same bytes: `python -m benchmarks.load MODEL... --folder DIR --out FILE`.
 
-Four things in turns, all from the page cache, in one process on the same threads: reading the packed file and doing nothing with it, loading the
-model from it, and the same two of the model's own file. Reading is that of each thread's half in calls of 256 KiB into new memory on huge pages,
-as loading has to take it too. Loading is `load_model` alone: the file is open and its header understood before.
+Four things in turns, all from the page cache, in one process on the same threads: reading the packed file and doing
+nothing with it, loading the model from it, and the same two of the model's own file. Reading is that of each thread's
+half in calls of 256 KiB into new memory on huge pages, as loading has to take it too. Loading is `load_model` alone:
+the file is open and its header understood before.
 """
 
 from __future__ import annotations

@@ -39,7 +39,8 @@ def own_version() -> str:
 
 
 def moved_between(readings: Iterable[dict[str, Any]]) -> str | None:
-    """Why readings taken one after the other (`round_trip_ns` and `read_gb_s` of each) cannot be of one placement; None when they can."""
+    """Why readings taken one after the other (`round_trip_ns` and `read_gb_s` of each) cannot be of one placement; None
+    when they can."""
     prints = [Fingerprint.from_json(reading) for reading in readings]
     return next((reason for a, b in pairwise(prints) if (reason := moved(a, b))), None)
 

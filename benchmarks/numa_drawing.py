@@ -1,6 +1,8 @@
-"""docs/numa-policies.svg: where the rows of a matrix lie under each policy, and which memory each node's threads read. Plain SVG.
+"""docs/numa-policies.svg: where the rows of a matrix lie under each policy, and which memory each node's threads read.
+Plain SVG.
 
-One panel a policy, two nodes each: above, the threads and the rows they multiply; below, the memory and the rows that lie there.
+One panel a policy, two nodes each: above, the threads and the rows they multiply; below, the memory and the rows that
+lie there.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ _HERE, _AWAY, _NOTHING = "#3a923a", "#c03d3e", "#eeeeee"
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One policy. work: rows that each node's threads multiply. held: rows in each node's memory. crossing: whether threads read the other's."""
+    """One policy. work: rows that each node's threads multiply. held: rows in each node's memory. crossing: whether
+    threads read the other's."""
 
     policy: str
     what: str

@@ -1,7 +1,8 @@
-"""Fits the constants of the cost model to the published rows, and says how well it does on rows it was not fitted to: `python -m benchmarks.numa_fit`.
+"""Fits the constants of the cost model to the published rows, and says how well it does on rows it was not fitted to:
+`python -m benchmarks.numa_fit`.
 
-The constants are three, their values are steps of a coarse grid (a finer one would fit noise), and the true test leaves out one source at a time:
-all rows of it are predicted with constants fitted to the others.
+The constants are three, their values are steps of a coarse grid (a finer one would fit noise), and the true test leaves
+out one source at a time: all rows of it are predicted with constants fitted to the others.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""What others have published about placement on several nodes, and what the cost model says of the same machines, models and placements.
+"""What others have published about placement on several nodes, and what the cost model says of the same machines,
+models and placements.
 
-The rows are in docs/numa-published.json. Figures of machines are public specifications: channels x transfers x 8 bytes, links x transfers x
-2 bytes. An engine's shares of them are told from its speed before the change; what is fitted are the constants, each with a physical meaning.
+The rows are in docs/numa-published.json. Figures of machines are public specifications: channels x transfers x 8 bytes,
+links x transfers x 2 bytes. An engine's shares of them are told from its speed before the change; what is fitted are
+the constants, each with a physical meaning.
 """
 
 from __future__ import annotations
@@ -29,10 +31,11 @@ Model = Callable[["Row"], float]
 class Constants:
     """The same for all rows. The first three are fitted (benchmarks.numa_fit), the others known from elsewhere.
 
-    links: share of a link's bandwidth that reading reaches. straggling: see EngineKind. handover_us: until the activations of a token and layer
-    come from the other node, in an engine that splits the rows of every operation anew over all threads. transfer_ns, transfer_across_ns: of the
-    line that a flat barrier counts on, from core to core of a socket and of two, as measured on Xeons of those years. slice_us: until a thread
-    runs again that another one has displaced, where every hardware thread computes and nobody else has room (Linux gives slices of 3 to 4 ms).
+    links: share of a link's bandwidth that reading reaches. straggling: see EngineKind. handover_us: until the
+    activations of a token and layer come from the other node, in an engine that splits the rows of every operation anew
+    over all threads. transfer_ns, transfer_across_ns: of the line that a flat barrier counts on, from core to core of a
+    socket and of two, as measured on Xeons of those years. slice_us: until a thread runs again that another one has
+    displaced, where every hardware thread computes and nobody else has room (Linux gives slices of 3 to 4 ms).
     """
 
     links: float
@@ -45,7 +48,8 @@ class Constants:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """Before or after. placement: `local`, `home` (each thread reads its own node), `scattered` or `interleave`, `one` (all on the first node)."""
+    """Before or after. placement: `local`, `home` (each thread reads its own node), `scattered` or `interleave`, `one`
+    (all on the first node)."""
 
     placement: str
     threads: int
@@ -56,9 +60,11 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One published pair of figures, with all that the model needs to predict their ratio. seen: speed before and after.
+    """One published pair of figures, with all that the model needs to predict their ratio. seen: speed before and
+    after.
 
-    supposes: what its author does not say and is supposed here; empty where nothing is. elsewhere_ms: what a GPU beside takes of each step.
+    supposes: what its author does not say and is supposed here; empty where nothing is. elsewhere_ms: what a GPU beside
+    takes of each step.
     """
 
     source: str
@@ -138,7 +144,8 @@ def error_of_ratio(row: Row, predicted: float) -> float:
 
 
 def error_of_gain(row: Row, predicted: float) -> float:
-    """By how much the gain (the logarithm of the ratio) is wrong, as a share of it. Only for rows in which something changed."""
+    """By how much the gain (the logarithm of the ratio) is wrong, as a share of it. Only for rows in which something
+    changed."""
     return abs(math.log(predicted / row.observed) / math.log(row.observed))
 
 
@@ -189,7 +196,8 @@ def _work(model: Mapping[str, Any], barriers: int) -> ModelWork:
 
 
 def _machine(spec: Mapping[str, Any], side: Side, constants: Constants) -> MachineSpeed:
-    """The nodes with the threads of one side. More threads than cores multiply no faster, and fill every hardware thread."""
+    """The nodes with the threads of one side. More threads than cores multiply no faster, and fill every hardware
+    thread."""
     count = 1 if side.placement == "local" else min(spec["nodes"], max(2, round(side.threads / spec["cores"])))
     threads = side.threads // count
     cores = min(threads, spec["cores"])

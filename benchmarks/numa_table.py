@@ -1,4 +1,5 @@
-"""The tables of docs/numa.md, made of docs/numa-published.json by the cost model: `python -m benchmarks.numa_table` (a test holds the page up to date)."""
+"""The tables of docs/numa.md, made of docs/numa-published.json by the cost model: `python -m benchmarks.numa_table` (a
+test holds the page up to date)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What else used the CPUs while something was measured: a figure taken beside other work says nothing about the engine."""
+"""What else used the CPUs while something was measured: a figure taken beside other work says nothing about the
+engine."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ _STAT = Path("/proc/stat")
 
 
 def used_seconds(stat: str, cpus: set[int]) -> float:
-    """Seconds these CPUs have been computing, or were kept from it by the host, since the machine started; `stat` is the text of /proc/stat."""
+    """Seconds these CPUs have been computing, or were kept from it by the host, since the machine started; `stat` is
+    the text of /proc/stat."""
     total = 0
     for line in stat.splitlines():
         name, *fields = line.split()
@@ -37,8 +39,9 @@ def disturbed(shares: dict[str, float]) -> str | None:
 
 
 class Others:
-    """`with Others() as others:` around programs that are started and waited for; then `others.share`: of the time of the CPUs this process may
-    use, what neither it nor they have used and that was not idle. `standing`: the process id of one that was there before and stays.
+    """`with Others() as others:` around programs that are started and waited for; then `others.share`: of the time of
+    the CPUs this process may use, what neither it nor they have used and that was not idle. `standing`: the process id
+    of one that was there before and stays.
     """
 
     share = 0.0

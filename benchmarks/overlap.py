@@ -2,13 +2,17 @@
 
     python -m benchmarks.overlap --model M.gguf [--before TREE] [--json FILE]
 
-Real engines, all loaded at once, decode in turns (A B A B ...), so that whatever changes on the machine meanwhile changes for all of them:
+Real engines, all loaded at once, decode in turns (A B A B ...), so that whatever changes on the machine meanwhile
+changes for all of them:
 
-- two CPU stages of one thread each, fed as the scheduler means to, against the same in lock step (at most one step in flight);
-- with --before, the engine of one stage of this tree against that of another (a checkout with its native core built in `src/homenode`).
+- two CPU stages of one thread each, fed as the scheduler means to, against the same in lock step (at most one step in
+  flight);
+- with --before, the engine of one stage of this tree against that of another (a checkout with its native core built in
+  `src/homenode`).
 
-Of each the median counts, and of each pair of turns the ratio. Pairs beside which other programs used the CPUs (`benchmarks.others`) do not count, and
-others are measured in their place, up to three times as many and while --seconds last; if no pair is left, all of them are shown, and that it is so.
+Of each the median counts, and of each pair of turns the ratio. Pairs beside which other programs used the CPUs
+(`benchmarks.others`) do not count, and others are measured in their place, up to three times as many and while
+--seconds last; if no pair is left, all of them are shown, and that it is so.
 """
 
 from __future__ import annotations
@@ -69,7 +73,8 @@ class Side:
         self.ready = self._answer()
 
     def turn(self, work: Work) -> dict[str, Any]:
-        """Decode once; `others` in the answer is the share of the CPUs that anything else used. RuntimeError when the engine failed."""
+        """Decode once; `others` in the answer is the share of the CPUs that anything else used. RuntimeError when the
+        engine failed."""
         assert self._process is not None and self._process.stdin is not None
         cpus = os.sched_getaffinity(0)
         begin, others = time.monotonic(), self._of_others(cpus)
@@ -111,7 +116,8 @@ def tree_seconds(pid: int) -> float:
 
 
 def compare(sides: tuple[Side, Side], work: Work, turns: int, seconds: float) -> dict[str, Any]:
-    """Medians of both, and of the ratios of the first to the second in each pair of turns, which begin with either in turn."""
+    """Medians of both, and of the ratios of the first to the second in each pair of turns, which begin with either in
+    turn."""
     pairs: list[list[dict[str, Any]]] = []
     thrown: list[list[dict[str, Any]]] = []
     ends = time.monotonic() + seconds

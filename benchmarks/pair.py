@@ -1,9 +1,11 @@
-"""Pairs of measurements in one go: our side, the other one, ours, the other one, with a reading of the machine before, between and after.
+"""Pairs of measurements in one go: our side, the other one, ours, the other one, with a reading of the machine before,
+between and after.
 
-`python -m benchmarks.pair TASK THREADS`: TASK is a JSON list of pieces, each a list of two sides (`Side.to_json`). A piece is measured again until it
-counts, that is until CPUs stayed where they are and nobody else used them, for some minutes at most. Being a program of its own it can be
-started through another one that keeps the machine quiet meanwhile. Prints one JSON object: `tries`, a list for each piece, of every try `outputs`, the standard
-output of every command of both sides, `others`, the share of the CPUs that other programs used beside each, `readings` (fingerprint and
+`python -m benchmarks.pair TASK THREADS`: TASK is a JSON list of pieces, each a list of two sides (`Side.to_json`). A
+piece is measured again until it counts, that is until CPUs stayed where they are and nobody else used them, for some
+minutes at most. Being a program of its own it can be started through another one that keeps the machine quiet
+meanwhile. Prints one JSON object: `tries`, a list for each piece, of every try `outputs`, the standard output of every
+command of both sides, `others`, the share of the CPUs that other programs used beside each, `readings` (fingerprint and
 ceilings), before, between and after, and `discarded`, why it does not count, or null; or `failed`, in words.
 """
 

@@ -4,8 +4,9 @@
     python -m benchmarks.perplexity [--transformers] [--llama-cpp FOLDER] [--text FILE] [--out docs/perplexity.json]
 
 The text is cut into windows of 512 tokens, and every token but a window's first is predicted from those before it.
-`--transformers` computes the file's weights in float32; `--llama-cpp` names the folder with llama.cpp's `llama-perplexity`,
-which cuts the same windows and counts the tokens after the middle one of each: homenode's second halves are those tokens.
+`--transformers` computes the file's weights in float32; `--llama-cpp` names the folder with llama.cpp's
+`llama-perplexity`, which cuts the same windows and counts the tokens after the middle one of each: homenode's second
+halves are those tokens.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ def models() -> dict[str, Path]:
 
 
 def windows(file: Path, text: str) -> list[list[int]]:
-    """The tokens of a text in windows, the last one that is not full left out; the file's BOS, if any, replaces the first of each."""
+    """The tokens of a text in windows, the last one that is not full left out; the file's BOS, if any, replaces the
+    first of each."""
     tokenizer = load_tokenizer(file)
     tokens, bare = tokenizer.encode(text), tokenizer.encode(text, add_special_tokens=False)
     before = tokens[: len(tokens) - len(bare)]

@@ -1,10 +1,11 @@
-"""How many micro-batches a pipeline should have: the real scheduler before stages whose times follow a formula. No model is needed.
+"""How many micro-batches a pipeline should have: the real scheduler before stages whose times follow a formula. No
+model is needed.
 
     python -m benchmarks.pipeline_pace [--stages 2] [--running 8]
 
-A stage takes `read` seconds a step, however few tokens it has, and `token` seconds for each of them; `back` is the way of a result from the last
-stage to the first one's next step. Where weights are read from memory `read` is most of it, where they are in a cache or many tokens are
-computed `token` is. Lock step is one step at a time, with everybody in it.
+A stage takes `read` seconds a step, however few tokens it has, and `token` seconds for each of them; `back` is the way
+of a result from the last stage to the first one's next step. Where weights are read from memory `read` is most of it,
+where they are in a cache or many tokens are computed `token` is. Lock step is one step at a time, with everybody in it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""A random model that behaves as trained ones do where rounding is concerned: some columns of what is multiplied are much larger than the others."""
+"""A random model that behaves as trained ones do where rounding is concerned: some columns of what is multiplied are
+much larger than the others."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ class ArrayCheckpoint:
 
 
 def random_checkpoint(file: Path, spec: ModelSpec = SPEC, seed: int = 0) -> ArrayCheckpoint:
-    """Normally distributed matrices; one in 64 of the weights of norms, always the same columns, is 8, the others are 1. Written to `file`."""
+    """Normally distributed matrices; one in 64 of the weights of norms, always the same columns, is 8, the others are
+    1. Written to `file`."""
     random = np.random.default_rng(seed)
     large = random.random(spec.hidden_size) < 1 / _LARGE_ONE_IN
     tensors: dict[str, TensorEntry] = {}

@@ -1,7 +1,9 @@
 """Served throughput against llama-server: `python -m benchmarks.serve --llama.cpp FOLDER --models FOLDER --out FILE`.
 
-`homenode serve` and `llama-server` in turns, on the same GGUF file with the same number of threads, under the same load of streaming clients,
-each pair between two readings of the machine; a pair beside which others used the CPUs does not count and is measured again. A load lasts longer than the host of a virtual machine leaves its CPUs in one place: during how many pairs they moved is told.
+`homenode serve` and `llama-server` in turns, on the same GGUF file with the same number of threads, under the same load
+of streaming clients, each pair between two readings of the machine; a pair beside which others used the CPUs does not
+count and is measured again. A load lasts longer than the host of a virtual machine leaves its CPUs in one place: during
+how many pairs they moved is told.
 """
 
 from __future__ import annotations

@@ -43,7 +43,8 @@ class ServedPair:
 
 @dataclass
 class ServedComparison:
-    """Everything measured. `load`: `prompt_tokens`, `gen_tokens` and `requests` of each client; `commands`: by server, as typed."""
+    """Everything measured. `load`: `prompt_tokens`, `gen_tokens` and `requests` of each client; `commands`: by server,
+    as typed."""
 
     machine: dict[str, Any]
     versions: dict[str, str]

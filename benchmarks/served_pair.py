@@ -1,7 +1,9 @@
-"""One pair of served loads in one go: our server, then the other one, and a reading of the machine before, between and after.
+"""One pair of served loads in one go: our server, then the other one, and a reading of the machine before, between and
+after.
 
-`python -m benchmarks.served_pair TASK THREADS`: TASK is a JSON object with `load` (fields of `homenode.bench.serving.clients.Load`) and `servers` (two, `Server.to_json`).
-Prints one JSON object like `benchmarks.pair`, with `served`, the figures of each server, instead of outputs.
+`python -m benchmarks.served_pair TASK THREADS`: TASK is a JSON object with `load` (fields of
+`homenode.bench.serving.clients.Load`) and `servers` (two, `Server.to_json`). Prints one JSON object like
+`benchmarks.pair`, with `served`, the figures of each server, instead of outputs.
 """
 
 from __future__ import annotations

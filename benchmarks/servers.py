@@ -70,7 +70,8 @@ def homenode_server(model: Path, threads: int) -> Server:
 
 
 def llama_server(folder: Path, model: Path, threads: int, load: ClientLoad, *, huge: bool) -> Server:
-    """`llama-server` with a slot for each client and room for prompt and answer in each; nothing to reuse between requests. Raises Unavailable."""
+    """`llama-server` with a slot for each client and room for prompt and answer in each; nothing to reuse between
+    requests. Raises Unavailable."""
     port = free_port()
     room = (
         -(-(load.prompt_tokens + load.gen_tokens + 8) // 256) * 256

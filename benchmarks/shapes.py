@@ -3,7 +3,8 @@
 Random weights in the layer shapes of published models, of which only some layers are made. All matrices of one format
 are read from the same random blocks in one small file, and lie in memory each by itself, as those of a model do. For
 each shape decoding is held against the bytes that a token reads at the machine's bandwidth, and a prompt against its
-operations at the machine's rate, as `homenode bench model` has it. The file gets all figures, with the phases of a step.
+operations at the machine's rate, as `homenode bench model` has it. The file gets all figures, with the phases of a
+step.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""How far `homenode simulate` is from the real engine on this machine: three workloads, run and simulated with the speeds measured in the same run.
+"""How far `homenode simulate` is from the real engine on this machine: three workloads, run and simulated with the
+speeds measured in the same run.
 
     python -m benchmarks.simulate --model MODEL [--out docs/simulation.json]
 
-`homenode bench nodes` and `homenode bench model` measure before and after the workloads what the machine can do and what single steps reach of it. The
-simulation is given the means; nothing is fitted to the workloads.
+`homenode bench nodes` and `homenode bench model` measure before and after the workloads what the machine can do and
+what single steps reach of it. The simulation is given the means; nothing is fitted to the workloads.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""A server under requests of random lengths for a long time: KV memory grows and goes back, nothing leaks, pages stay where they belong.
+"""A server under requests of random lengths for a long time: KV memory grows and goes back, nothing leaks, pages stay
+where they belong.
 
-    python -m benchmarks.soak [MODEL] [--minutes 30] [--clients 8] [--quiet 20] [--flags "--threads 2"] [--seed 0] [--json FILE]
+    python -m benchmarks.soak [MODEL] [--minutes 30] [--clients 8] [--quiet 20] [--flags "--threads 2"] [--seed 0]
+        [--json FILE]
 
 The server gives KV memory back after 5 seconds of disuse. Rounds of random length, in which random numbers of clients
 ask for completions of random lengths, a tenth of which are left before their end, alternate with `--quiet` seconds in
@@ -46,8 +48,8 @@ _MOST_DESCRIPTORS = 8
 
 @dataclass(frozen=True)
 class Sample:
-    """At the end of a round or of a quiet time: seconds since the start, bytes of all processes (shared ones once) and of KV memory, descriptors, and
-    what `verify` ended with."""
+    """At the end of a round or of a quiet time: seconds since the start, bytes of all processes (shared ones once) and
+    of KV memory, descriptors, and what `verify` ended with."""
 
     seconds: float
     quiet: bool

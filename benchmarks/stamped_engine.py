@@ -1,7 +1,9 @@
-"""An engine that hands KV over and notes when: `python -m benchmarks.stamped_engine MODEL SETTINGS`, for `benchmarks.hand_off`.
+"""An engine that hands KV over and notes when: `python -m benchmarks.stamped_engine MODEL SETTINGS`, for
+`benchmarks.hand_off`.
 
-SETTINGS are an engine's, as JSON. It writes what it publishes as the first line, then answers each line of JSON with one: a prompt, its ticket and, to a
-sender, what the receiver publishes; when the request has ended, the seconds (CLOCK_MONOTONIC) of what happened to its ticket.
+SETTINGS are an engine's, as JSON. It writes what it publishes as the first line, then answers each line of JSON with
+one: a prompt, its ticket and, to a sender, what the receiver publishes; when the request has ended, the seconds
+(CLOCK_MONOTONIC) of what happened to its ticket.
 """
 
 from __future__ import annotations
@@ -32,8 +34,9 @@ _PATIENCE_S = 60.0
 
 
 class StampedCore(EngineCore):
-    """`stamps`: by ticket, when the step's result came that brought the last pages, when the agent was to be told of them, when that was done; and at the receiver,
-    when the scheduler was told that they are there. And the seconds that reading them for digests took."""
+    """`stamps`: by ticket, when the step's result came that brought the last pages, when the agent was to be told of
+    them, when that was done; and at the receiver, when the scheduler was told that they are there. And the seconds that
+    reading them for digests took."""
 
     stamps: dict[str, dict[str, float]]
     copied: Callable[[], float]  # seconds of digests so far

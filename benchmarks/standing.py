@@ -1,7 +1,9 @@
-"""Programs that stay: loaded once, then asked one question after the other, so that two of them can take turns of a second or two.
+"""Programs that stay: loaded once, then asked one question after the other, so that two of them can take turns of a
+second or two.
 
-A program writes a JSON object with its `version` as soon as it is ready, reads questions from its standard input, each a JSON object in a line, and
-answers each with a JSON object in a line that has its `version` as well. Other lines, such as a library's warnings, are passed over.
+A program writes a JSON object with its `version` as soon as it is ready, reads questions from its standard input, each
+a JSON object in a line, and answers each with a JSON object in a line that has its `version` as well. Other lines, such
+as a library's warnings, are passed over.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The tables of docs/performance.md, made of the records next to it: `python -m benchmarks.table` (a test holds the page up to date).
+"""The tables of docs/performance.md, made of the records next to it: `python -m benchmarks.table` (a test holds the
+page up to date).
 
 Only text between the markers `<!-- name -->` and `<!-- end of name -->` is replaced.
 """

@@ -1,4 +1,5 @@
-"""What is measured in one go: a combination's pairs, piece by piece of the workload, each between readings of the machine."""
+"""What is measured in one go: a combination's pairs, piece by piece of the workload, each between readings of the
+machine."""
 
 from __future__ import annotations
 
@@ -81,7 +82,8 @@ def shown_commands(tasks: Sequence[Task]) -> dict[str, list[str]]:
 
 
 def measured(task: Task, wrap: Sequence[str], threads: int) -> list[Pair]:
-    """Run the task: pairs of each piece, the last of which counts if any does. Raises Unavailable when a side fails or prints something else than expected."""
+    """Run the task: pairs of each piece, the last of which counts if any does. Raises Unavailable when a side fails or
+    prints something else than expected."""
     pieces = [[piece.ours.to_json(), piece.theirs.to_json()] for piece in task.pieces]
     found = last_json([*wrap, sys.executable, "-m", "benchmarks.pair", json.dumps(pieces), str(threads)])
     try:

@@ -1,4 +1,5 @@
-"""Measuring many things in turns, so that whatever changes on the machine in the course of an hour changes for all of them."""
+"""Measuring many things in turns, so that whatever changes on the machine in the course of an hour changes for all of
+them."""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ _FAILURES = 2  # after which a task is given up: one may be a time limit on a ba
 
 @dataclass(frozen=True)
 class Turns(Generic[T]):
-    """`measure` measures a task once, records it and says what came of it (it raises Unavailable); `count`: how many records of it count;
-    `give_up` is told which task is left alone and why.
+    """`measure` measures a task once, records it and says what came of it (it raises Unavailable); `count`: how many
+    records of it count; `give_up` is told which task is left alone and why.
     """
 
     name: Callable[[T], str]
@@ -29,7 +30,8 @@ class Turns(Generic[T]):
     give_up: Callable[[T, str], None]
 
     def run(self, tasks: Sequence[T], wanted: int) -> None:
-        """Round by round, until each task has `wanted` records that count, was tried twice as often, or failed twice."""
+        """Round by round, until each task has `wanted` records that count, was tried twice as often, or failed
+        twice."""
         console, failures, left = Console(stderr=True, soft_wrap=True), Counter[str](), list(tasks)
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         with Progress(*columns, console=console) as progress:

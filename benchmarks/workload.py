@@ -20,8 +20,8 @@ def batch_case(batch: int) -> str:
 
 @dataclass(frozen=True)
 class Workload:
-    """One prompt of `prompt` tokens into an empty context (0: none); then for each batch size `steps` tokens for every sequence, after
-    `context` others.
+    """One prompt of `prompt` tokens into an empty context (0: none); then for each batch size `steps` tokens for every
+    sequence, after `context` others.
     """
 
     prompt: int = 512
@@ -36,7 +36,8 @@ class Workload:
         return (*(("prefill",) if self.prompt else ()), *(batch_case(b) for b in self.batches))
 
     def parts(self) -> list[Workload]:
-        """Cut into its cases: the shorter a pair of measurements, the less often does the host move the CPUs meanwhile."""
+        """Cut into its cases: the shorter a pair of measurements, the less often does the host move the CPUs
+        meanwhile."""
         return [*([self._piece(self.prompt, ())] if self.prompt else ()), *(self._piece(0, (b,)) for b in self.batches)]
 
     def _piece(self, prompt: int, batches: Iterable[int]) -> Workload:

@@ -1,7 +1,8 @@
 """Measure homenode under every --numa policy on a machine with several NUMA nodes, and gather all of it in one JSON
 file to send back.
 
-    python tools/measure_numa.py --model MODEL --out numa.json [--policies shard,mirror,local] [--rounds 3] [--batch 1,8] [...]
+    python tools/measure_numa.py --model MODEL --out numa.json [--policies shard,mirror,local] [--rounds 3] [--batch
+    1,8] [...]
 
 It records the machine without anything private, measures its nodes, asks for the layout and the prediction of each
 policy, and then lets the policies take turns, several rounds over, so that what changes with time (clock rates, other

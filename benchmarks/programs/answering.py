@@ -1,4 +1,5 @@
-"""What the programs next to it share: they load a model once and then measure what they are asked (see `benchmarks.standing`)."""
+"""What the programs next to it share: they load a model once and then measure what they are asked (see
+`benchmarks.standing`)."""
 
 from __future__ import annotations
 
@@ -7,7 +8,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-# What is asked: tokens of a `prompt` (0: none), `batches`, and of these `context` and `steps`. What is answered: tokens a second, `prefill` and by batch.
+# What is asked: tokens of a `prompt` (0: none), `batches`, and of these `context` and `steps`. What is answered: tokens
+# a second, `prefill` and by batch.
 Question = dict[str, Any]
 Answer = tuple[float, dict[int, float]]
 

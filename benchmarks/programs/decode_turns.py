@@ -1,8 +1,10 @@
-"""An engine that decodes on request: `python decode_turns.py SETTINGS` with the source tree whose engine it is on PYTHONPATH.
+"""An engine that decodes on request: `python decode_turns.py SETTINGS` with the source tree whose engine it is on
+PYTHONPATH.
 
-SETTINGS is a JSON object: `settings` of the engine by name, and `build`, further arguments of `build_engine`. A line on standard input is the number
-of requests, of tokens in the prompt of each, and of tokens to draw; a line of JSON answers it: `rate`, tokens a second while all were decoding, and of each stage, where there are several,
-`busy` and `wait` as shares of that time. The first line, before any, is the version. Uses only what engines of older trees have as well.
+SETTINGS is a JSON object: `settings` of the engine by name, and `build`, further arguments of `build_engine`. A line on
+standard input is the number of requests, of tokens in the prompt of each, and of tokens to draw; a line of JSON answers
+it: `rate`, tokens a second while all were decoding, and of each stage, where there are several, `busy` and `wait` as
+shares of that time. The first line, before any, is the version. Uses only what engines of older trees have as well.
 """
 
 from __future__ import annotations

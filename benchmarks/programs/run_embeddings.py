@@ -1,5 +1,5 @@
-"""A model that makes vectors, loaded once: `run_embeddings.py ENGINE TASK`, by the Python of an environment that has the
-engine. TASK is a JSON object with `model`, a folder, `threads`, `precision`, and `ids`, the token ids of each text.
+"""A model that makes vectors, loaded once: `run_embeddings.py ENGINE TASK`, by the Python of an environment that has
+the engine. TASK is a JSON object with `model`, a folder, `threads`, `precision`, and `ids`, the token ids of each text.
 Each line of standard input is answered by one of standard output with the seconds that the vectors of all texts took,
 and where that line is "vectors" with the first of them.
 """

@@ -1,4 +1,5 @@
-"""homenode as the comparison asks it: `run_homenode.py TASK`, TASK a JSON object with `model`, a GGUF file, and `threads`; see `answering.py`.
+"""homenode as the comparison asks it: `run_homenode.py TASK`, TASK a JSON object with `model`, a GGUF file, and
+`threads`; see `answering.py`.
 
 The same runs as those of `homenode bench model`, with its default settings.
 """

@@ -1,4 +1,5 @@
-"""Run by the Python of a virtual environment with onnxruntime-genai: `run_onnxruntime.py TASK`, TASK a JSON object as `in_python.py` makes it, with `model`, `precision` and `threads`; see `answering.py`."""
+"""Run by the Python of a virtual environment with onnxruntime-genai: `run_onnxruntime.py TASK`, TASK a JSON object as
+`in_python.py` makes it, with `model`, `precision` and `threads`; see `answering.py`."""
 
 from __future__ import annotations
 

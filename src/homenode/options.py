@@ -1,11 +1,12 @@
-"""A setting is declared once: the field of a frozen dataclass carries what the flag, the variable and the docs line need.
+"""A setting is declared once: the field of a frozen dataclass carries what the flag, the variable and the docs line
+need.
 
     @dataclass(frozen=True)
     class SchedulerConfig:
         max_num_seqs: int = option(128, "Most sequences in one step.", minimum=1)
 
-gives `--max-num-seqs`, `HOMENODE_MAX_NUM_SEQS`, the TOML key `max-num-seqs` and the line in the settings table. The command line is
-built from these in `homenode.cli.flags.settings`.
+gives `--max-num-seqs`, `HOMENODE_MAX_NUM_SEQS`, the TOML key `max-num-seqs` and the line in the settings table. The
+command line is built from these in `homenode.cli.flags.settings`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """What a setting's surfaces need to know. `parse` turns the text of a flag or variable into the value (raising UserError)."""
+    """What a setting's surfaces need to know. `parse` turns the text of a flag or variable into the value (raising
+    UserError)."""
 
     help: str
     parse: Callable[[str], Any] | None = None

@@ -1,8 +1,8 @@
 """Sampling parameters: how a sequence is continued, and when it ends.
 
 The annotated fields of `SamplingParams` are the table of what says, row by row of the logits, how a token is drawn. The
-table drives the fields of the HTTP APIs and the OpenAPI document, the message to workers, the arrays that backends take,
-and, by `make stubs`, csrc/kernels/sampling_settings.h and docs/sampling.md. A new parameter is a row here and its
+table drives the fields of the HTTP APIs and the OpenAPI document, the message to workers, the arrays that backends
+take, and, by `make stubs`, csrc/kernels/sampling_settings.h and docs/sampling.md. A new parameter is a row here and its
 computation in the samplers of the backends.
 """
 
@@ -52,8 +52,8 @@ class SamplingSetting:
 class ForbiddenText(msgspec.Struct, frozen=True, array_like=True):
     """A text that an answer must not hold, as an automaton over tokens: where its first `at` bytes stand at the end of
     the answer, `completing[at - 1]` are the tokens that would complete it; `whole` are those that hold all of it.
-    `beginning[at - 1]`: the tokens that end with its first `at` bytes. `inner`: tokens that lie within it, as (token, at,
-    to): from its first `at` bytes to its first `to`.
+    `beginning[at - 1]`: the tokens that end with its first `at` bytes. `inner`: tokens that lie within it, as (token,
+    at, to): from its first `at` bytes to its first `to`.
     """
 
     whole: tuple[int, ...]
@@ -65,10 +65,11 @@ class ForbiddenText(msgspec.Struct, frozen=True, array_like=True):
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How a sequence is continued and when it ends. Ranges are checked by `check()`.
 
-    None for `repetition_penalty`, `temperature`, `top_k`, `top_p` and `min_p` is what the model's generation_config.json
-    says, else the plain distribution: 1, 1, 0, 1 and 0. `stop`: strings that end the text before them. `n`: answers to
-    each prompt, of which the i-th has the seed `seed` + i. Both are for `LLM`; the engine knows neither text nor prompts.
-    With a `grammar` an answer ends where that ends, whatever `ignore_eos` and `min_tokens` say.
+    None for `repetition_penalty`, `temperature`, `top_k`, `top_p` and `min_p` is what the model's
+    generation_config.json says, else the plain distribution: 1, 1, 0, 1 and 0. `stop`: strings that end the text before
+    them. `n`: answers to each prompt, of which the i-th has the seed `seed` + i. Both are for `LLM`; the engine knows
+    neither text nor prompts. With a `grammar` an answer ends where that ends, whatever `ignore_eos` and `min_tokens`
+    say.
     """
 
     # The table, in the order in which the settings are applied.

@@ -1,7 +1,7 @@
 """When the phases of a start ended: what `homenode bench start` and the metric `homenode:start_phase_seconds` show.
 
-Each process marks its own phases with the clock that the kernel counts since the boot, so that the marks of a front and of its
-engine can be compared.
+Each process marks its own phases with the clock that the kernel counts since the boot, so that the marks of a front and
+of its engine can be compared.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ def process_began() -> float | None:
 
 
 def phases_since(began: float, marks: Sequence[Sequence[object]]) -> list[Mark]:
-    """The same phases with their ends in seconds since `began`. What is not a mark is left out: marks come from another process."""
+    """The same phases with their ends in seconds since `began`. What is not a mark is left out: marks come from another
+    process."""
     return [
         (name, round(end - began, 3)) for name, end in marks if isinstance(name, str) and isinstance(end, float | int)
     ]

@@ -1,5 +1,5 @@
-// Preloaded into a test's child process: the n-th call of a kind fails there, as the kernel and the allocator can fail it. The child says by the functions
-// at the end which kind, which n, and how many calls there were.
+// Preloaded into a test's child process: the n-th call of a kind fails there, as the kernel and the allocator can fail
+// it. The child says by the functions at the end which kind, which n, and how many calls there were.
 #include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
@@ -22,8 +22,8 @@ extern "C" void* __libc_memalign(size_t, size_t);
 
 namespace {
 
-// `files`: calls for paths below a folder. `core`: memory that the native core asks for, and threads. `large`: pieces of memory of anybody's but the
-// tokenizer library's, which is written in Rust and ends the process when it gets none.
+// `files`: calls for paths below a folder. `core`: memory that the native core asks for, and threads. `large`: pieces
+// of memory of anybody's but the tokenizer library's, which is written in Rust and ends the process when it gets none.
 enum Kind { kNone, kFiles, kCore, kLarge };
 
 constexpr int kMostDescriptors = 4096, kMostRanges = 16;

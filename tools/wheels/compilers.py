@@ -21,7 +21,8 @@ set(CMAKE_SYSTEM_NAME Linux)
 set(CMAKE_SYSTEM_PROCESSOR {machine})
 # The folder in which this was built is nobody's business.
 set(CMAKE_CXX_FLAGS_INIT "-ffile-prefix-map={root}=.")
-# What Zig compiles anew for the processor features of every program that is linked: the tests of compiler flags link none.
+# What Zig compiles anew for the processor features of every program that is linked: the tests of compiler flags link
+# none.
 set(CMAKE_TRY_COMPILE_TARGET_TYPE STATIC_LIBRARY)
 """
 

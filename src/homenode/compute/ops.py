@@ -359,12 +359,12 @@ class Routing:
     """How the experts of a row are chosen by its router's logits, and what their results are multiplied with.
 
     The score of an expert is the softmax of the row's logits, or of its own logit the sigmoid, or sqrt(ln(1 + e^logit))
-    of "sqrt_softplus"; of "chosen_softmax" it is the logit, and weights are the softmax over the chosen ones. Experts are chosen by score plus choice bias, where there
-    is one; the bias counts for the choice only. With `groups` above 1 the experts are divided into so many runs of
-    equal length, and those in the `groups_chosen` best runs only can be chosen: a run is as good as its best expert
-    ("max") or the sum of its best two ("top2"). Of equals the lowest index comes first. The weight of a chosen expert
-    is its score, with `normalise` divided by (the sum over the chosen ones + `epsilon`), then times `scale`. Scores
-    and weights are float32.
+    of "sqrt_softplus"; of "chosen_softmax" it is the logit, and weights are the softmax over the chosen ones. Experts
+    are chosen by score plus choice bias, where there is one; the bias counts for the choice only. With `groups` above 1
+    the experts are divided into so many runs of equal length, and those in the `groups_chosen` best runs only can be
+    chosen: a run is as good as its best expert ("max") or the sum of its best two ("top2"). Of equals the lowest index
+    comes first. The weight of a chosen expert is its score, with `normalise` divided by (the sum over the chosen ones +
+    `epsilon`), then times `scale`. Scores and weights are float32.
 
     "sparsemixer" (Liu et al. 2024, as in Phi-3.5-MoE), without choice bias: the score is the logit. Of the chosen ones
     in descending order each gets a softmax of its own, over those experts that were not chosen before it and whose
@@ -524,9 +524,10 @@ class Ops(RowOps, Protocol):
         the layer keeps (see LayerKv), and the result has so many columns for each query head. With `chosen` (see
         `choose_tokens`; of layers of one KV head with value columns) each token attends to those positions only;
         with a `chosen_block` above 1 (see `choose_blocks`; of layers with values beside the keys) the query heads of
-        each KV head attend to those blocks of so many positions. With `slopes` [query heads], which go with neither softcap nor chosen, a score of a key n positions away from the
-        query is less by n times the head's slope (ALiBi; Press et al. 2021). With `pooled`, of layers of one KV head
-        with value columns, a token sees those keys besides, whatever the window is, in one softmax with the others.
+        each KV head attend to those blocks of so many positions. With `slopes` [query heads], which go with neither
+        softcap nor chosen, a score of a key n positions away from the query is less by n times the head's slope (ALiBi;
+        Press et al. 2021). With `pooled`, of layers of one KV head with value columns, a token sees those keys besides,
+        whatever the window is, in one softmax with the others.
         """
 
     def choose_tokens(
@@ -584,8 +585,8 @@ class Ops(RowOps, Protocol):
 
         logits: [rows, experts]; choice_bias: [experts]. Biases of `experts` belong to the products: that of down is
         weighted like the rest. A row's experts are added in ascending order of their index. `chosen` [tokens, so many]:
-        which experts are chosen, whatever the scores are, as whole numbers; one that is there twice counts twice. Where `experts` are not
-        all, the choice and the weights are the same, and only those here are added.
+        which experts are chosen, whatever the scores are, as whole numbers; one that is there twice counts twice. Where
+        `experts` are not all, the choice and the weights are the same, and only those here are added.
         """
 
     def short_convolution(
@@ -653,8 +654,8 @@ class Ops(RowOps, Protocol):
         widths: Sequence[int],
         overlap: bool,
     ) -> Tensor:
-        """One row of each window of `ratio` tokens, in the row of the last of them; in other rows zeros: [tokens, sum of
-        widths].
+        """One row of each window of `ratio` tokens, in the row of the last of them; in other rows zeros: [tokens, sum
+        of widths].
 
         x has for each of `widths` the values of a token and its gates, both [width], or with `overlap` [2 * width]. The
         result's column is the sum over the window of softmax(gate + bias) * value, the softmax being over the window's

@@ -93,7 +93,8 @@ def compile_grammar(spec: GrammarSpec, vocabulary: Vocabulary, param: str) -> Co
 
 
 def try_grammar(text: str, vocabulary: Vocabulary, param: str) -> CompiledGrammar:
-    """A grammar in Lark that was written here, once it was tried with the vocabulary. As `compile_grammar` otherwise."""
+    """A grammar in Lark that was written here, once it was tried with the vocabulary. As `compile_grammar`
+    otherwise."""
     key = (id(vocabulary), hashlib.blake2b(text.encode(), digest_size=32).digest())
     found = _memory.find(key)
     if found is None:

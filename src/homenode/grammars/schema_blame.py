@@ -17,7 +17,8 @@ _LONGEST_S = 3.0
 
 
 def blamed_part(document: SchemaDocument, fault: str) -> tuple[FieldPath, str]:
-    """The innermost part that cannot be kept by itself, and why; the whole schema and `fault` where each part can be."""
+    """The innermost part that cannot be kept by itself, and why; the whole schema and `fault` where each part can
+    be."""
     moved = {_ROOT: _moved(written_schema(document, strict=False))}
     tries, begun, until = 0, len(document.place.steps()), time.monotonic() + _LONGEST_S
     node, place = document.root, document.place

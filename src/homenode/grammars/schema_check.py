@@ -1,5 +1,5 @@
-"""What of a JSON Schema cannot be kept: words that llguidance does not know, values of the wrong form, and parts that no
-value fits. Each is refused with its place.
+"""What of a JSON Schema cannot be kept: words that llguidance does not know, values of the wrong form, and parts that
+no value fits. Each is refused with its place.
 
 llguidance refuses most of it, too, but without a place, and drops an optional property that nothing fits.
 """

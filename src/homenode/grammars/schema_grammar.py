@@ -43,8 +43,8 @@ def _combines(document: SchemaDocument) -> bool:
 
 class _SchemaWriter:
     """Copies schemas: their `oneOf`, options of which exclude each other, is an `anyOf`, formats that are only remarks
-    are gone, and others bound the length of their texts. `closes`: an object that names its properties and says nothing of others has no others; `empty`:
-    one that names none, too.
+    are gone, and others bound the length of their texts. `closes`: an object that names its properties and says nothing
+    of others has no others; `empty`: one that names none, too.
     """
 
     def __init__(self, *, closes: bool, empty: bool) -> None:

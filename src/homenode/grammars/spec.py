@@ -48,7 +48,8 @@ class Gbnf(msgspec.Struct, frozen=True, tag=True):
 
 
 class StructuralTag(msgspec.Struct, frozen=True, tag=True):
-    """Text with tagged parts: `description` is the object with the type "structural_tag", in either of its two forms."""
+    """Text with tagged parts: `description` is the object with the type "structural_tag", in either of its two
+    forms."""
 
     description: dict[str, Any]
 

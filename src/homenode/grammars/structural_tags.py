@@ -1,7 +1,8 @@
 """Tagged parts within text, in the two forms in which clients describe them, as rules of Lark.
 
-The first has `structures` (each with `begin`, `schema` and `end`) and `triggers`, the texts at which a structure begins;
-the second a `format`, which is made of texts, schemas, patterns, grammars, tags and sequences or alternatives of these.
+The first has `structures` (each with `begin`, `schema` and `end`) and `triggers`, the texts at which a structure
+begins; the second a `format`, which is made of texts, schemas, patterns, grammars, tags and sequences or alternatives
+of these.
 """
 
 from __future__ import annotations

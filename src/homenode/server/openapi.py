@@ -35,8 +35,8 @@ _FAILURES = {
 
 
 def with_document(state: ServerState, apis: Sequence[Api]) -> tuple[Api, ...]:
-    """The APIs, and one more, which serves the document of all of them at /openapi.json. The first who asks for it has it
-    made: that takes some ten milliseconds, which no start and no other request waits for.
+    """The APIs, and one more, which serves the document of all of them at /openapi.json. The first who asks for it has
+    it made: that takes some ten milliseconds, which no start and no other request waits for.
     """
     made: list[bytes] = []
 

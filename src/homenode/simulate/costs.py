@@ -77,9 +77,9 @@ class IndexerWork:
 class WorkerWork:
     """What one worker computes. `model`: its part, whose figures of a token leave out the output matrix and what comes
     behind the last attention. `output_bytes`, `output_operations`: of those, 0 where another stage has them; a row of
-    logits multiplies with all of them. `attention`: operations of a token and a position it looks at. `state_bytes`: of a
-    sequence, read and written in each step where layers keep a state; `state_operations`: of a token with it. `indexer`:
-    of layers that have one, whose keys are among the bytes of a position."""
+    logits multiplies with all of them. `attention`: operations of a token and a position it looks at. `state_bytes`: of
+    a sequence, read and written in each step where layers keep a state; `state_operations`: of a token with it.
+    `indexer`: of layers that have one, whose keys are among the bytes of a position."""
 
     model: ModelWork
     output_bytes: float

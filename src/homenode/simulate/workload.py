@@ -2,7 +2,8 @@
 Pure.
 
 poisson:rate=4,in=512,out=128,n=1000,seed=1    arrivals at random, 4 a second on average
-closed:clients=8,in=256,out=128,n=64           8 clients, each asking again as soon as it was answered, 64 requests in all
+closed:clients=8,in=256,out=128,n=64           8 clients, each asking again as soon as it was answered, 64 requests in
+                                               all
 """
 
 from __future__ import annotations

@@ -26,8 +26,8 @@ _PORTS = ("pd_peer_init_port", "pd_peer_alloc_port", "pd_pull_done_port")
 @dataclass(frozen=True)
 class EngineFacts:
     """What of the engine's other settings handing KV over depends on. `block_bytes`: of a KV block, 0 while the model
-    is not known; `kv_shapes`: how many shapes its layers' keys and values have. `workers`: the devices of those that compute apart from the engine's own process; none: that one
-    computes."""
+    is not known; `kv_shapes`: how many shapes its layers' keys and values have. `workers`: the devices of those that
+    compute apart from the engine's own process; none: that one computes."""
 
     block_bytes: int = 0
     block_size: int = 0

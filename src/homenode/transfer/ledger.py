@@ -1,6 +1,7 @@
 """The pages of one buffer: who keeps each of them, in which state it is, and under which epoch it was lent.
 
-    free -> reserved -> filling -> ready -> free      poisoned: its bytes were not what had been promised; never ready again before it is free
+    free -> reserved -> filling -> ready -> free      poisoned: its bytes were not what had been promised; never ready
+                                                      again before it is free
 
 A page may be kept by several owners (hand-overs that share a prefix); it is free when the last of them has let go. Then
 its epoch grows, so that a reader who comes late, or is still at it, sees that what he read is not what was lent.

@@ -15,7 +15,8 @@ Sender                                              Receiver
   scheduler: Computed...   (as chunks are computed)   agent: Arrived...     (verified, in the blocks)
   scheduler: Abandoned     (the request ended early)  scheduler: Fetch      (the request is here; pull-delay: it runs now, fill these blocks)
   agent:     Returned      (the blocks are free)      agent: Failed         (no more will come, and nobody writes any more)
-                                                             or Quarantined (push: no more will come, but somebody may still write)
+                                                             or Quarantined (push: no more will come, but somebody may
+                                                             still write)
                                                       scheduler: Claimed | Stopped
                                                       agent: Forgotten      (the blocks of a ticket no request came for are free)
 

@@ -1,4 +1,5 @@
-"""What `homenode render` and `homenode parse` read: the text side of a model, and files with conversations and tools."""
+"""What `homenode render` and `homenode parse` read: the text side of a model, and files with conversations and
+tools."""
 
 from __future__ import annotations
 

@@ -241,9 +241,9 @@ class NativeBackend:
         """See `Backend.kv_cache`: a `_native.KvCache`, or `NativeKvLayers` of layers of unlike shapes. With `shared` it
         lies in a memfd (see `kv_memory`), which others may map: for reading, or to write as well.
 
-        `shares`: for each shape, in their order, descriptor, offset and bytes of a memfd of somebody else's that it lies
-        in instead, with what that holds. ValueError when one is too small. Without `touched` private memory is reserved
-        only, and its pages are taken and given back by `change_kv_pages`, or come when they are first written.
+        `shares`: for each shape, in their order, descriptor, offset and bytes of a memfd of somebody else's that it
+        lies in instead, with what that holds. ValueError when one is too small. Without `touched` private memory is
+        reserved only, and its pages are taken and given back by `change_kv_pages`, or come when they are first written.
         """
         in_file, shapes = shared or bool(shares), geometry.shapes
         places: Sequence[tuple[int, int, int] | None] = shares or [None] * len(shapes)

@@ -25,8 +25,8 @@ from homenode.compute.ops import (
 
 
 class RecordingOps(_native.NativeRecorder):
-    """`Ops` over the native recorder, whose methods take most calls as they are: here are those whose arguments it wants
-    in another form. ValueError when shapes do not fit each other.
+    """`Ops` over the native recorder, whose methods take most calls as they are: here are those whose arguments it
+    wants in another form. ValueError when shapes do not fit each other.
     """
 
     def embedding(self, table: _native.Weight, first: int = 0, vocabulary: int | None = None) -> _native.Tensor:

@@ -1,4 +1,5 @@
-"""Attention over chosen tokens, and the choice: a few tokens at a time, the keys that they are about gathered for each."""
+"""Attention over chosen tokens, and the choice: a few tokens at a time, the keys that they are about gathered for
+each."""
 
 from __future__ import annotations
 
@@ -27,8 +28,8 @@ class Blocks:
 def choose_positions(
     q: torch.Tensor, weights: torch.Tensor, cache: TorchKvCache, layer: int, step: DeviceStep, count: int, ratio: int
 ) -> torch.Tensor:
-    """Positions [tokens, count], -1 behind the last, by queries [tokens, heads, width] and weights [tokens, heads]. Only
-    every `ratio`-th is chosen.
+    """Positions [tokens, count], -1 behind the last, by queries [tokens, heads, width] and weights [tokens, heads].
+    Only every `ratio`-th is chosen.
     """
     found = torch.full((q.shape[0], count), -1, dtype=torch.int64, device=q.device)
     for rows, products in _products(q, cache, layer, step):

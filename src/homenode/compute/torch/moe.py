@@ -41,7 +41,8 @@ def add_experts(
         tokens[expert] = end - begin
         mine = order[begin:end]
         rows = mine // indices.shape[1]
-        # Experts come in ascending order, and so are their results added; a row is here twice only where it was told so.
+        # Experts come in ascending order, and so are their results added; a row is here twice only where it was told
+        # so.
         out.index_add_(0, rows, weights.reshape(-1)[mine].unsqueeze(1) * mlp(x[rows], index))
     return out, tokens
 

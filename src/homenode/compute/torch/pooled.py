@@ -50,8 +50,8 @@ def pool_windows(
 def attend_to_both(
     q: torch.Tensor, cache: TorchKvCache, layer: int, step: DeviceStep, how: Scoring, pooled: PooledKeys
 ) -> torch.Tensor:
-    """q [tokens, heads, width] over the keys of a window of tokens and those of pooled windows, all of which are stored:
-    as wide as the keys.
+    """q [tokens, heads, width] over the keys of a window of tokens and those of pooled windows, all of which are
+    stored: as wide as the keys.
     """
     step.by_values = True
     out, size = torch.empty_like(q), cache.geometry.block_size

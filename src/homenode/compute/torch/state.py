@@ -122,8 +122,8 @@ def short_convolution(
 
 
 def kept_and_read(step: StateStep, x: torch.Tensor, tails: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-    """Keeps the last rows of x of each sequence in tails [slots, taps, columns]. The result is what each `wanted` row of
-    the step and those before it have, [rows, taps + 1, columns], the earliest first.
+    """Keeps the last rows of x of each sequence in tails [slots, taps, columns]. The result is what each `wanted` row
+    of the step and those before it have, [rows, taps + 1, columns], the earliest first.
     """
     inputs, rows = _inputs(step, x, tails)
     return inputs[rows[wanted]]

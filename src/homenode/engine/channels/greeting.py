@@ -1,10 +1,12 @@
-"""How two ends of a connection between an engine and its workers make sure of each other: a secret of this start, and a challenge both ways.
+"""How two ends of a connection between an engine and its workers make sure of each other: a secret of this start, and a
+challenge both ways.
 
     -> MAGIC, nonce                              the caller's
     <- nonce, HMAC(secret, "called", nonces)     whoever was called knows the secret
     -> HMAC(secret, "caller", nonces, topic), length of the topic, topic
 
-HMAC-SHA256 (RFC 2104), tags compared in constant time. Nothing else is read from a stranger. What follows is not encrypted: see docs/ray.md.
+HMAC-SHA256 (RFC 2104), tags compared in constant time. Nothing else is read from a stranger. What follows is not
+encrypted: see docs/ray.md.
 """
 
 from __future__ import annotations

@@ -30,7 +30,8 @@ def join_of(planned: EnginePlan, worker: WorkerPlan) -> Join:
 
 
 def _allowed(planned: EnginePlan) -> tuple[int, ...]:
-    """The CPUs that the engine was allowed when it began, where its workers would inherit those that it has moved to."""
+    """The CPUs that the engine was allowed when it began, where its workers would inherit those that it has moved
+    to."""
     if planned.executor == "inline":
         return ()
     if planned.replica:

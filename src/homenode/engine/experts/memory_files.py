@@ -19,7 +19,8 @@ from homenode.errors import HostError
 
 
 class ExpertMemoryFiles:
-    """That of the engines with these assignments, if they are to keep experts in common. `close` it when they have ended."""
+    """That of the engines with these assignments, if they are to keep experts in common. `close` it when they have
+    ended."""
 
     def __init__(self, assignments: Sequence[EngineAssignment]) -> None:
         """Nothing is taken before `descriptors` is asked for."""

@@ -6,8 +6,9 @@ A block is in exactly one of three places:
     cached  nobody refers to it, but its content can still be found; given up least recently used first
     free    nobody refers to it and nothing in it is worth keeping
 
-Free blocks are handed out before cached ones, those that are present before those whose pages are still to be taken (see `chunks`). A sequence's blocks come back last block first, so that of equally old blocks the end of a
-prompt is given up before its beginning, which more prompts share.
+Free blocks are handed out before cached ones, those that are present before those whose pages are still to be taken
+(see `chunks`). A sequence's blocks come back last block first, so that of equally old blocks the end of a prompt is
+given up before its beginning, which more prompts share.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Where KV memory lies in a file that other processes map: a share for each worker, in that one for each shape of layers.
+"""Where KV memory lies in a file that other processes map: a share for each worker, in that one for each shape of
+layers.
 
 Layers of unlike shapes have KV memory each shape by itself (`NativeKvLayers`). To other engines it is one memory of
 cells alike (`model.kv_cells`), wherever these lie.
@@ -24,8 +25,8 @@ _SLACK = 256  # csrc/kernels/kv_layout.h: behind a region
 
 
 def shares_of_shapes(geometry: KvGeometry, num_blocks: int) -> list[tuple[int, int]]:
-    """Where each begins and how many bytes it has, one behind the other, for each shape of layers. Each has room for its KV memory in as many regions as it has
-    heads; what is not used of it takes no memory.
+    """Where each begins and how many bytes it has, one behind the other, for each shape of layers. Each has room for
+    its KV memory in as many regions as it has heads; what is not used of it takes no memory.
     """
     shares, offset = [], 0
     for shape, layers in geometry.shapes.items():

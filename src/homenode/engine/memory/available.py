@@ -19,8 +19,8 @@ _UNBOUNDED = 1 << 62  # bytes
 
 def memory_budget(share: int | None, binding: EngineBinding, taken: int = 0, already_held: int = 0) -> MemoryBudget:
     """What may still be taken, with `already_held` bytes that are counted as taken and are to be used again. One of
-    several engines keeps within its `share` of bytes (None: there is none), of which it has `taken` some: all of them load at once, and each would
-    otherwise count the memory that the others are about to take.
+    several engines keeps within its `share` of bytes (None: there is none), of which it has `taken` some: all of them
+    load at once, and each would otherwise count the memory that the others are about to take.
     """
     room = available_memory(binding)
     room = replace(room, size=room.size + already_held)

@@ -1,4 +1,5 @@
-"""How much of the KV memory holds states that are not keys and values, and how often snapshots of them are kept. Pure."""
+"""How much of the KV memory holds states that are not keys and values, and how often snapshots of them are kept.
+Pure."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""From the settings of a service to the assignment of each of its engines: reads the machine once, before any of them takes
-memory.
+"""From the settings of a service to the assignment of each of its engines: reads the machine once, before any of them
+takes memory.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ def _choice(config: EngineConfig, host: Host) -> Callable[[Teams], Chosen]:
 
 
 def assignments_in(config: EngineConfig, host: Host, bindings: Sequence[EngineBinding]) -> tuple[EngineAssignment, ...]:
-    """An assignment for an engine in each of these places, with its share of the memory that is free now, and of the ports.
-    UserError where there are not as many of these as engines have ranks.
+    """An assignment for an engine in each of these places, with its share of the memory that is free now, and of the
+    ports. UserError where there are not as many of these as engines have ranks.
     """
     _require_ports(config, len(bindings))
     ranks = config.parallel.tensor_parallel_size

@@ -23,9 +23,9 @@ from homenode.transfer.settings import TransferConfig
 
 @dataclass(frozen=True)
 class Situation:
-    """What the table is asked about: `devices` of all workers of the engine, `variables` of the environment, `of_service`:
-    how many engines there are; None where that comes out later. `keeps_states`: whether layers of the model keep a
-    state beside keys and values; None where the model was not opened.
+    """What the table is asked about: `devices` of all workers of the engine, `variables` of the environment,
+    `of_service`: how many engines there are; None where that comes out later. `keeps_states`: whether layers of the
+    model keep a state beside keys and values; None where the model was not opened.
     """
 
     config: EngineConfig

@@ -1,11 +1,11 @@
 """The engine as a process of its own: `python -m homenode.engine.runtime.process FD[,DOOR][:EXPERTS] PARENT [NAME]`.
 
-FD is one end of a socket pair. The first frame on it is the EngineAssignment; after that messages as in engine/messages.py.
-Through DOOR come the streams of further fronts, if there are any (`fronts.front_mux`). EXPERTS are memfds joined by
-commas, one for each worker, where several engines keep experts in common (`experts.memory_files`). The process does not
-outlive its front: the kernel kills it when the thread that started it ends (prctl(2), PR_SET_PDEATHSIG), and it ends by
-itself when the stream does. It ignores SIGINT and SIGTERM: when to end is the front's decision. NAME is what one of
-several engines is called, in the log and by ps and top.
+FD is one end of a socket pair. The first frame on it is the EngineAssignment; after that messages as in
+engine/messages.py. Through DOOR come the streams of further fronts, if there are any (`fronts.front_mux`). EXPERTS are
+memfds joined by commas, one for each worker, where several engines keep experts in common (`experts.memory_files`). The
+process does not outlive its front: the kernel kills it when the thread that started it ends (prctl(2),
+PR_SET_PDEATHSIG), and it ends by itself when the stream does. It ignores SIGINT and SIGTERM: when to end is the front's
+decision. NAME is what one of several engines is called, in the log and by ps and top.
 """
 
 from __future__ import annotations

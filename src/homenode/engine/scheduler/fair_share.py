@@ -47,7 +47,8 @@ class _KeyCost:
 
 
 class KeyShares:
-    """The keys that asked for something in the last minute. `now`: the time of the last event; the scheduler sets it."""
+    """The keys that asked for something in the last minute. `now`: the time of the last event; the scheduler sets
+    it."""
 
     def __init__(self) -> None:
         self.now = 0.0

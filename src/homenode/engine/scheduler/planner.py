@@ -158,8 +158,8 @@ class Planner:
             self._plan_prompts(plan, [sequence])
 
     def _held_decodes(self) -> frozenset[int]:
-        """Requests that decode and sit out this step, as a prompt of a key that goes first is computed in it alone. Never
-        two steps in a row, and for a prompt that this one step completes.
+        """Requests that decode and sit out this step, as a prompt of a key that goes first is computed in it alone.
+        Never two steps in a row, and for a prompt that this one step completes.
         """
         held_before, self._held_back = self._held_back, False
         if held_before:

@@ -49,8 +49,8 @@ class WaitingQueue:
     place.
 
     Among keys the one goes first that has had least of the machine in the last minute; equals take turns by deficit
-    round robin over the tokens of their prompts. Who has waited for `AGED_S` has every second turn, so that nobody waits
-    for ever.
+    round robin over the tokens of their prompts. Who has waited for `AGED_S` has every second turn, so that nobody
+    waits for ever.
     """
 
     def __init__(self, shares: KeyShares) -> None:

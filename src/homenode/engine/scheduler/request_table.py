@@ -64,8 +64,8 @@ class RequestTable:
         self._warnings.append(text)
 
     def answer(self, sequence: Sequence, **output: Any) -> None:
-        """Send an output; the first one also tells how long it waited, what the cache held and, if they were asked for, the
-        prompt's log-probabilities.
+        """Send an output; the first one also tells how long it waited, what the cache held and, if they were asked for,
+        the prompt's log-probabilities.
         """
         if not sequence.answered:
             sequence.answered = True

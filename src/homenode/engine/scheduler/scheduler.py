@@ -4,12 +4,13 @@
     next_step()    -> Step or None     what the worker should compute next
     instructions() -> instructions     what to tell because of it
 
-With one stage and `lookahead` 1 a step may be asked for while one is in flight: a sequence whose next token is still being drawn is scheduled
-for the position after it. If that token turns out to end the sequence, the token drawn too much is dropped. With several stages as many steps
-are in flight, each with a part of the sequences, and a sequence goes on when its token is known (`batching`).
+With one stage and `lookahead` 1 a step may be asked for while one is in flight: a sequence whose next token is still
+being drawn is scheduled for the position after it. If that token turns out to end the sequence, the token drawn too
+much is dropped. With several stages as many steps are in flight, each with a part of the sequences, and a sequence goes
+on when its token is known (`batching`).
 
-When a worker is lost all KV is, and every step in flight: who was running waits and is computed again from the tokens there are, in the same
-order, once the workers are back. What was given out is not given out again.
+When a worker is lost all KV is, and every step in flight: who was running waits and is computed again from the tokens
+there are, in the same order, once the workers are back. What was given out is not given out again.
 """
 
 from __future__ import annotations

@@ -62,8 +62,8 @@ class Beginning:
 @dataclass(slots=True)
 class BoundMatcher:
     """Where a sequence is in its grammar. `near`: tokens before the last one from which on its end is kept within
-    reach, by `steering`, which is there from then on. `look`: tokens before the last one with which it is looked at next
-    whether the end has moved away.
+    reach, by `steering`, which is there from then on. `look`: tokens before the last one with which it is looked at
+    next whether the end has moved away.
     """
 
     matcher: LLMatcher

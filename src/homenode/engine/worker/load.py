@@ -141,8 +141,8 @@ def _within_nodes(join: Join, size: int) -> int:
 
 
 def _binding_of(join: Join, owns_process: bool) -> EngineBinding:
-    """Where this worker's process is; other threads of one that is not its own are left where they are. The threads of torch on the CPU inherit that, as nobody pins them: they are where
-    a team of the native core would be.
+    """Where this worker's process is; other threads of one that is not its own are left where they are. The threads of
+    torch on the CPU inherit that, as nobody pins them: they are where a team of the native core would be.
     """
     if is_torch(join.device) and not is_accelerator(join.device):
         return replace(join.binding, others=tuple(cpu for cpu in join.binding.team if cpu != UNPINNED))

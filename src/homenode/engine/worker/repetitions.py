@@ -36,7 +36,8 @@ class RepetitionPenalty:
         self._length += 1
 
     def penalties(self) -> tuple[IntArray, FloatArray]:
-        """Tokens, and what is added to their logits, below 0. O(tokens + ends of equal tokens * length of repetitions)."""
+        """Tokens, and what is added to their logits, below 0. O(tokens + ends of equal tokens * length of
+        repetitions)."""
         tokens = self._tokens[max(0, self._length - self._window) if self._window >= 0 else 0 : self._length]
         last = len(tokens) - 1
         if last < 1 or int(tokens[last]) in self._breakers:

@@ -51,10 +51,10 @@ class Runner:
         head: Sequence[LoadedHeadLayer] = (),
     ) -> None:
         """`eos_token_ids`: what a sequence with `min_tokens` may not draw before it has them. `part`: of the model,
-        None: all of it. `channels`: to other workers, None: there are none. `columns`: of the rows between stages. `state`: the state memory of
-        the program, None: no layer here keeps a state. `grammars`: makes what computes the masks of sequences with a
-        grammar, asked when the first comes; None: there are none. `state_pages`: how states lie in KV blocks where they
-        are handed over. `pooling`, `head`: how texts become vectors in place of tokens.
+        None: all of it. `channels`: to other workers, None: there are none. `columns`: of the rows between stages.
+        `state`: the state memory of the program, None: no layer here keeps a state. `grammars`: makes what computes the
+        masks of sequences with a grammar, asked when the first comes; None: there are none. `state_pages`: how states
+        lie in KV blocks where they are handed over. `pooling`, `head`: how texts become vectors in place of tokens.
         """
         self._program, self._backend, self._clock = program, backend, clock
         self._draws = part is None or part.last_stage

@@ -26,8 +26,8 @@ class SharedKv:
         spec: ModelSpec,
         part: ModelPart,
     ) -> None:
-        """`memory`: the file, and the share of it, which keeps what it holds. ValueError when that is too small, HostError
-        when the machine refuses.
+        """`memory`: the file, and the share of it, which keeps what it holds. ValueError when that is too small,
+        HostError when the machine refuses.
         """
         from homenode.compute.native import NativeBackend  # others keep KV where nobody else can read it
 

@@ -3,18 +3,21 @@ setting does.
 
 A line is parts in any order with `/`, spaces or commas between them:
 
-    2s 4n 64c smt2     sockets, NUMA nodes and cores, each in all, and threads per core. Without: 1s, as many nodes as sockets, smt1. `0n`: a
-                       kernel without NUMA. Cores go to the nodes and nodes to the sockets in order, the first taking what does not divide.
-    numbering=split    all first threads, then all second ones (siblings c and c + cores): the default. `paired`: siblings next to each other.
-                       `round`: dealt out to the nodes one by one, as some servers' firmware does, then as in split.
-    l3=8               cores per L3 (default: all of a node on one socket; 0: the kernel shows no L3). cluster=4: cores per L2 cluster.
+    2s 4n 64c smt2     sockets, NUMA nodes and cores, each in all, and threads per core. Without: 1s, as many nodes as
+                       sockets, smt1. `0n`: a kernel without NUMA. Cores go to the nodes and nodes to the sockets in
+                       order, the first taking what does not divide.
+    numbering=split    all first threads, then all second ones (siblings c and c + cores): the default. `paired`:
+                       siblings next to each other. `round`: dealt out to the nodes one by one, as some servers'
+                       firmware does, then as in split.
+    l3=8               cores per L3 (default: all of a node on one socket; 0: the kernel shows no L3). cluster=4: cores
+                       per L2 cluster.
     big=4 little=8     cores of two speeds, the big ones first, instead of `12c`; little ones have one thread.
-    mem=64GiB          memory of a node (default 16GiB). memoryless=1: the last so many nodes have none. cpuless=2: so many further nodes
-                       have memory only. ids=0,8: the node numbers, in that order.
-    offline=3-5        CPUs that are switched off. allowed=0-15: this process's affinity mask. cpuset=0-31 and mems=0: what its control
-                       group permits. quota=2.5: its CPU time, in CPUs.
-    gpu=8 npu=8:A2     accelerators, spread over the nodes with CPUs: NVIDIA GPUs (gpu=8:amd for AMD's), or Ascend chips of the family A2, A3,
-                       310P or 950.
+    mem=64GiB          memory of a node (default 16GiB). memoryless=1: the last so many nodes have none. cpuless=2: so
+                       many further nodes have memory only. ids=0,8: the node numbers, in that order.
+    offline=3-5        CPUs that are switched off. allowed=0-15: this process's affinity mask. cpuset=0-31 and mems=0:
+                       what its control group permits. quota=2.5: its CPU time, in CPUs.
+    gpu=8 npu=8:A2     accelerators, spread over the nodes with CPUs: NVIDIA GPUs (gpu=8:amd for AMD's), or Ascend chips
+                       of the family A2, A3, 310P or 950.
     arm                an aarch64 machine rather than an x86_64 one.
 
 What comes out is what the kernel and the vendors' tools would say, read by the same code as a live machine.

@@ -1,7 +1,8 @@
 """The compute threads of one engine that spans several NUMA nodes: on which CPUs, and which node each takes its memory
 from. Pure.
 
-node 0 |== cores 0-7 ==| 8 threads   node 1 |== cores 8-15 ==| 7 threads, and a core for the scheduler, HTTP and everything else
+node 0 |== cores 0-7 ==| 8 threads   node 1 |== cores 8-15 ==| 7 threads, and a core for the scheduler, HTTP and
+                                     everything else
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
     {"format": "homenode-nodes/1",
      "nodes": [{"node": 0, "memory_node": 0, "threads": 16, "read_gb_s": 120.5, "int8_gops": 2400.0}, ...],
-     "pairs": [{"reader": 0, "memory": 1, "read_gb_s": 38.2, "round_trip_ns": 310.0}, ...], "barrier_us": 0.6, "barrier_across_us": 1.9}
+     "pairs": [{"reader": 0, "memory": 1, "read_gb_s": 38.2, "round_trip_ns": 310.0}, ...], "barrier_us": 0.6,
+     "barrier_across_us": 1.9}
 
 `memory_node`, where a node's own memory is, may be left out where that is the node itself. There is a pair for every
 node and every memory that occurs; one of a node and its own memory only repeats the node's figure, and may be left out.

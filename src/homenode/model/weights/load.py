@@ -100,8 +100,8 @@ def kv_geometry_of(
 
 def layers_kv(spec: ModelSpec, part: ModelPart) -> tuple[LayerKv, ...]:
     """What each layer of a part's KV memory keeps: those layers of the part that have keys and values of their own, and
-    of them the KV heads that are here; then those of indexers, and rows of windows. A layer with one KV head whose keys and values are
-    unlike has it on every rank.
+    of them the KV heads that are here; then those of indexers, and rows of windows. A layer with one KV head whose keys
+    and values are unlike has it on every rank.
     """
     found = []
     for layer in range(part.layers.first, part.layers.end):

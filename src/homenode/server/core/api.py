@@ -55,7 +55,8 @@ def _nothing(components: dict[str, Any], state: ServerState) -> None:
 class Api:
     """One API. `tighten` adds to the OpenAPI schemas, by type name, what types cannot say of the served model.
     `error_shape` makes the body of an answer that is not a success, of the type `error_body`; None: that of the OpenAI
-    API. `prefix`: what its paths begin with, so that one that there is not is refused in this shape, too. What goes wrong in a stream that has begun is told by its `AnswerFormat`.
+    API. `prefix`: what its paths begin with, so that one that there is not is refused in this shape, too. What goes
+    wrong in a stream that has begun is told by its `AnswerFormat`.
     """
 
     operations: tuple[Operation, ...]

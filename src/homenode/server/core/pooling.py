@@ -121,8 +121,8 @@ def check_texts(state: ServerState, count: int, param: str) -> None:
 
 
 async def pool_texts(state: ServerState, prompts: Sequence[EncodedPrompt], priority: int = 0) -> PooledTexts:
-    """Have the engine make a vector of each text, which `check_prompt_tokens` lets through. Raises ApiError for the first
-    that fails; none is left running then.
+    """Have the engine make a vector of each text, which `check_prompt_tokens` lets through. Raises ApiError for the
+    first that fails; none is left running then.
 
     Of many texts as many are with the engine at a time as it computes together.
     """

@@ -113,7 +113,8 @@ class MemoryStore:
 
 
 class FolderStore:
-    """A `ResponseStore` in a folder that several processes share. A file for each response, written aside and renamed."""
+    """A `ResponseStore` in a folder that several processes share. A file for each response, written aside and
+    renamed."""
 
     def __init__(self, folder: Path, limits: StoreLimits, clock: Callable[[], float] = time.time) -> None:
         """`folder`: made if it is not there, for nobody else to read. `clock`: as times of files are."""
@@ -174,7 +175,8 @@ class FolderStore:
         return None
 
     def _make_way(self) -> None:
-        """Remove the oldest files until the others are within the limits. Other processes may do so at the same time."""
+        """Remove the oldest files until the others are within the limits. Other processes may do so at the same
+        time."""
         kept = []
         with os.scandir(self._folder) as entries:
             for entry in entries:

@@ -39,7 +39,8 @@ class FrontIdentity:
     """What an application has in common with those of other front processes. `front`: the number of this one, of
     `fronts` at a time.
 
-    `metrics`: the folder of what all of them count and keep. `started`: when the service was, in Unix seconds; None: now.
+    `metrics`: the folder of what all of them count and keep. `started`: when the service was, in Unix seconds; None:
+    now.
     """
 
     front: int = 0

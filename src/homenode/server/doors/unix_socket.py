@@ -68,7 +68,8 @@ def _clear(path: str) -> None:
 
 
 def _identity(status: os.stat_result) -> tuple[int, int, int]:
-    """What another socket at the same path does not have: numbers of inodes are used again, but not at the same time."""
+    """What another socket at the same path does not have: numbers of inodes are used again, but not at the same
+    time."""
     return status.st_dev, status.st_ino, status.st_mtime_ns
 
 

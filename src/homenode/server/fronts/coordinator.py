@@ -77,8 +77,8 @@ class Coordinator:
         engine_program: str = ENGINE_PROGRAM,
         front_program: str = "homenode.server.fronts.main",
     ) -> None:
-        """`assignments`: as `replica_assignments` makes them. A single engine is not started again: whoever watches this
-        process starts all anew.
+        """`assignments`: as `replica_assignments` makes them. A single engine is not started again: whoever watches
+        this process starts all anew.
         """
         self._assignments, self._text, self._count = assignments, text, count
         self._server = replace(server, thoughts_secret=server.thoughts_secret or secrets.token_hex(32))

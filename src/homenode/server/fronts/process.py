@@ -49,8 +49,8 @@ class FrontProcess:
         self._failure: Fatal | None = None
 
     async def start(self, program: str, listener: socket.socket, prepare: Prepare, key_counts: int = -1) -> None:
-        """Start it; it says when it is prepared. `key_counts`: the descriptor of what keys use, -1: that is not counted.
-        HostError when the machine refuses.
+        """Start it; it says when it is prepared. `key_counts`: the descriptor of what keys use, -1: that is not
+        counted. HostError when the machine refuses.
         """
         try:
             ours = self._spawn(program, listener, prepare.metrics, key_counts)

@@ -40,8 +40,8 @@ class FieldHints:
 
 
 def decode_as(kind: type[T], hints: FieldHints) -> BodyDecoder[T]:
-    """A decoder of JSON bodies to the msgspec type `kind`. Where its structs forbid unknown fields, at every depth, such
-    fields of a body are left out and told, but for those that `hints` refuses. The decoder raises ApiError 400.
+    """A decoder of JSON bodies to the msgspec type `kind`. Where its structs forbid unknown fields, at every depth,
+    such fields of a body are left out and told, but for those that `hints` refuses. The decoder raises ApiError 400.
     """
     decoder = msgspec.json.Decoder(kind)
     known = KnownFields(kind)
@@ -70,8 +70,8 @@ def decode_as(kind: type[T], hints: FieldHints) -> BodyDecoder[T]:
 
 
 def convert_as(kind: type[T], hints: FieldHints) -> Callable[[Any, str, Callable[[str, str], None]], T]:
-    """Converts a part of a body, which is read by itself, to the msgspec type `kind`. What it returns takes the part, its
-    place such as `input[2]`, and who hears of the names and places of unknown fields; it raises ApiError 400.
+    """Converts a part of a body, which is read by itself, to the msgspec type `kind`. What it returns takes the part,
+    its place such as `input[2]`, and who hears of the names and places of unknown fields; it raises ApiError 400.
     """
     known = KnownFields(kind)
 

@@ -38,8 +38,8 @@ class ErrorBody(Struct):
 
 
 class ApiError(Exception):
-    """An answer that is not a success. `param` names the field at fault, `retry_after_s` when to come again. `body` is in
-    the words of the OpenAI API; an API with words of its own has an `ErrorShape`.
+    """An answer that is not a success. `param` names the field at fault, `retry_after_s` when to come again. `body` is
+    in the words of the OpenAI API; an API with words of its own has an `ErrorShape`.
     """
 
     def __init__(

@@ -42,8 +42,8 @@ class HttpApplication:
         *,
         strict: bool = False,
     ) -> None:
-        """`closing`: whether connections are to end with their answer. `shapes`: of failures, by the routes of APIs that
-        have one of their own. `strict`: requests are refused of which something would be ignored.
+        """`closing`: whether connections are to end with their answer. `shapes`: of failures, by the routes of APIs
+        that have one of their own. `strict`: requests are refused of which something would be ignored.
         """
         self._ignored = IgnoredNames(strict=strict)
         self._shapes = shapes

@@ -77,7 +77,8 @@ class EventStream(Response):
     leave by its connection.
 
     The status line waits for the first event, or for a second: of a request that the engine refuses at once ApiError is
-    raised, so that it is answered with the right status. A failure after that is sent as an event with an error body, and the stream ends without [DONE].
+    raised, so that it is answered with the right status. A failure after that is sent as an event with an error body,
+    and the stream ends without [DONE].
     """
 
     def __init__(

@@ -30,8 +30,8 @@ class KnownFields:
         self._walk = self._walk_of(inspect.type_info(kind))
 
     def strip(self, value: Any) -> tuple[Any, list[UnknownField]]:
-        """`value`, as JSON decodes, without unknown fields; and the first hundred of those that are not null, which asks
-        for nothing.
+        """`value`, as JSON decodes, without unknown fields; and the first hundred of those that are not null, which
+        asks for nothing.
         """
         found: list[UnknownField] = []
         return self._walk(value, "", found) if self._walk else value, found

@@ -1,9 +1,9 @@
 """What was used under each key, in memory that all front processes of a server share.
 
-The memory is an array of 64-bit integers: for each front a table, in it for each key a row, in it counters and a ring of
-half seconds. A front writes to its own table only, and adds up all tables when it reads; so nobody waits for a lock that
-a stopped or dead process would hold. A front enters what it takes before it looks at what others entered, and takes it
-back where that is too much: of two that enter at the same moment at least one sees the other.
+The memory is an array of 64-bit integers: for each front a table, in it for each key a row, in it counters and a ring
+of half seconds. A front writes to its own table only, and adds up all tables when it reads; so nobody waits for a lock
+that a stopped or dead process would hold. A front enters what it takes before it looks at what others entered, and
+takes it back where that is too much: of two that enter at the same moment at least one sees the other.
 """
 
 from __future__ import annotations

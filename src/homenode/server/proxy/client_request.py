@@ -61,7 +61,8 @@ class ClientRequest:
 
 
 def read_client_request(body: bytes, api: ForwardedApi) -> ClientRequest:
-    """The body of a request of `api`. Raises ApiError 400 for a body that holds too much, and for a client that brings a ticket of its own.
+    """The body of a request of `api`. Raises ApiError 400 for a body that holds too much, and for a client that brings
+    a ticket of its own.
 
     Whoever knows a ticket can take or end somebody's hand-over.
     """

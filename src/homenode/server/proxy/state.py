@@ -76,7 +76,8 @@ class ProxyState(RequestAdmission):
         return [instance.url for instance in self.of(role) if instance.usable(now)]
 
     def choose(self, prompt: Prompt, step: Choose, holder: str | None = None) -> ChosenRoute | None:
-        """Servers for a request; None while there is no decode server for it. `holder`: the only one that can answer."""
+        """Servers for a request; None while there is no decode server for it. `holder`: the only one that can
+        answer."""
         usable = [url for url in self.usable("decode") if holder in (None, url)]
         fresh = [url for url in usable if url not in step.avoid]
         decoders = [target for url in (fresh if fresh or step.strict else usable) for target in self.targets(url)]

@@ -4,9 +4,10 @@ Rows are matched to chips by the number in their label. What it counts differs b
 containers renumber:
 
 - `Phy-ID<n>` (A3): the physical number, where the map has that column; else the logical one.
-- `NPU<n>`: the NPU ID, the logical or the physical number. The reading is taken, for the whole table, that gives rows to most chips, then the one
-  that explains most rows, then in the order just named. So ids such as 32768 (310P) are NPU IDs and both chips of a card share the row, while the
-  rows NPU0 to NPU15 over eight cards of two chips are logical numbers.
+- `NPU<n>`: the NPU ID, the logical or the physical number. The reading is taken, for the whole table, that gives rows
+  to most chips, then the one that explains most rows, then in the order just named. So ids such as 32768 (310P) are NPU
+  IDs and both chips of a card share the row, while the rows NPU0 to NPU15 over eight cards of two chips are logical
+  numbers.
 
 Rows that belong to no chip of the map are those of devices hidden from this container, and are passed over. A row says
 something of its own device only: one that cannot be read, or says nothing, costs no other device its affinity.

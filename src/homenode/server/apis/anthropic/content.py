@@ -88,7 +88,8 @@ BlockEvent = MessagesBlockStart | MessagesBlockDelta | MessagesBlockStop
 
 
 class BlockWriter:
-    """Events of blocks for the deltas of one message: a block ends where another kind of delta, or another call, comes."""
+    """Events of blocks for the deltas of one message: a block ends where another kind of delta, or another call,
+    comes."""
 
     def __init__(self, seal: Seal | None = None) -> None:
         """`seal`: thoughts are not shown, but sealed by it; None: they are shown."""

@@ -11,8 +11,8 @@ from homenode.server.http.failures import ApiError
 
 
 def template_messages(messages: Sequence[OllamaMessage], note: Note) -> list[dict[str, Any]]:
-    """The messages of a template. Results of tools, which need not say what call they are of, answer the earliest that is
-    open. Raises ApiError 400 for images.
+    """The messages of a template. Results of tools, which need not say what call they are of, answer the earliest that
+    is open. Raises ApiError 400 for images.
     """
     said: list[dict[str, Any]] = []
     open_calls: list[dict[str, Any]] = []

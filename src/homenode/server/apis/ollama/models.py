@@ -73,8 +73,8 @@ class OllamaRunningModels(Struct):
 
 
 class OllamaShown(Struct, kw_only=True):
-    """Answer of /api/show. `parameters`: the sampling parameters of the model, one a line. `capabilities`: what it can do;
-    `model_info`: its figures, by the names of GGUF.
+    """Answer of /api/show. `parameters`: the sampling parameters of the model, one a line. `capabilities`: what it can
+    do; `model_info`: its figures, by the names of GGUF.
     """
 
     modelfile: str

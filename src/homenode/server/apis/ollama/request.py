@@ -91,9 +91,9 @@ class OllamaChatRequest(OllamaAsked, kw_only=True):
 
 class OllamaGenerateRequest(OllamaAsked, kw_only=True):
     """Body of POST /api/generate. Without a prompt the model is loaded, which it is. `raw`: the prompt is what the
-    model sees, not a message. `suffix`: what comes behind the text that is wanted, of which the prompt is the beginning.
-    `template`: makes the prompt in place of the model's chat template (`go_template.py`). `context`: the tokens of the
-    conversation before, as an answer had them.
+    model sees, not a message. `suffix`: what comes behind the text that is wanted, of which the prompt is the
+    beginning. `template`: makes the prompt in place of the model's chat template (`go_template.py`). `context`: the
+    tokens of the conversation before, as an answer had them.
     """
 
     prompt: str | None = None

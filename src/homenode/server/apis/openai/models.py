@@ -15,8 +15,8 @@ from homenode.server.http.endpoint import json_response
 
 
 class Model(Struct, kw_only=True):
-    """A model that can be asked for. `max_model_len`: most tokens of prompt and answer together. `type`, `display_name` and
-    `created_at` are for clients of the Anthropic API, which lists models at the same path.
+    """A model that can be asked for. `max_model_len`: most tokens of prompt and answer together. `type`, `display_name`
+    and `created_at` are for clients of the Anthropic API, which lists models at the same path.
     """
 
     id: str

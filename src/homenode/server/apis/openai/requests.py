@@ -1,7 +1,7 @@
 """Requests of the OpenAI API as this server takes them.
 
-A field is here for one of three reasons: it works; it changes nothing about the answer (`user`, `metadata`); or it would
-change the answer, this server lacks what it stands for, and its type leaves only the value that asks for nothing
+A field is here for one of three reasons: it works; it changes nothing about the answer (`user`, `metadata`); or it
+would change the answer, this server lacks what it stands for, and its type leaves only the value that asks for nothing
 (`best_of: 1`), so that any other one is refused by name. Every other field is ignored, and named in the header
 x-homenode-ignored. `None` means the default everywhere, as clients send nulls for what they leave open.
 """
@@ -57,8 +57,8 @@ def check_unbuilt(body: UnbuiltFields) -> None:
 
 
 class Sampling(UnbuiltFields, kw_only=True):
-    """What both generating endpoints share, besides the sampling parameters of the table. `repeat_penalty`: the name that
-    llama.cpp has for `repetition_penalty`.
+    """What both generating endpoints share, besides the sampling parameters of the table. `repeat_penalty`: the name
+    that llama.cpp has for `repetition_penalty`.
     """
 
     model: str | None = None

@@ -1,4 +1,5 @@
-"""Structured output in the words of the OpenAI API, of vLLM and of llama.cpp: fields that say what an answer has to be."""
+"""Structured output in the words of the OpenAI API, of vLLM and of llama.cpp: fields that say what an answer has to
+be."""
 
 from __future__ import annotations
 

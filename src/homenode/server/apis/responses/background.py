@@ -1,4 +1,5 @@
-"""Responses that are made in the background: the request is answered at once, and the response fetched when it is there.
+"""Responses that are made in the background: the request is answered at once, and the response fetched when it is
+there.
 
 A response that is being made is in the store with the status `in_progress`, and whoever makes it touches it there every
 second. Whoever cancels or removes it does so in the store; the one who makes it sees that within a second.

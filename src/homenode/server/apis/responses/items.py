@@ -51,7 +51,8 @@ class ResponsesMessage(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class ResponsesFunctionCall(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A call of a function that the model made. `arguments` is JSON text. `namespace`: the one that the function is of."""
+    """A call of a function that the model made. `arguments` is JSON text. `namespace`: the one that the function is
+    of."""
 
     type: Literal["function_call"] = "function_call"
     call_id: CallId

@@ -1,4 +1,5 @@
-"""The output of a response, made of the deltas of a message: what belongs together becomes an item, one after another."""
+"""The output of a response, made of the deltas of a message: what belongs together becomes an item, one after
+another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Items of a response's output while they are made: each takes pieces, tells them as events, and is an item in the end."""
+"""Items of a response's output while they are made: each takes pieces, tells them as events, and is an item in the
+end."""
 
 from __future__ import annotations
 

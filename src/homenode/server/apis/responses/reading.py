@@ -1,4 +1,5 @@
-"""The input of a request to the Responses API: its items and tools, one by one, without those of kinds not known here."""
+"""The input of a request to the Responses API: its items and tools, one by one, without those of kinds not known
+here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Tools of a request to the Responses API as functions that a chat template knows, and calls of these as the API has them.
+"""Tools of a request to the Responses API as functions that a chat template knows, and calls of these as the API has
+them.
 
 A model sees one flat list of functions. A function of a namespace gets a name made of both; a custom tool, which takes
 a text, becomes a function with one parameter. Tools that a service of OpenAI would run are left out.
@@ -65,7 +66,8 @@ TOOL_KINDS: dict[str, type] = {"function": ResponsesFunctionTool, "custom": Resp
 
 
 class GivenTool(NamedTuple):
-    """A tool of a request. `place`: where it is in the body. `about`: what its namespace is, told with one of its tools."""
+    """A tool of a request. `place`: where it is in the body. `about`: what its namespace is, told with one of its
+    tools."""
 
     tool: Tool
     place: str

@@ -13,8 +13,8 @@ from homenode.server.core.generation_fields import Count, Effort
 
 
 class ReasoningOptions(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Thoughts, as some clients ask for them. `exclude`: they are left out of the answer. `max_tokens`: the most that they
-    may take.
+    """Thoughts, as some clients ask for them. `exclude`: they are left out of the answer. `max_tokens`: the most that
+    they may take.
     """
 
     effort: Effort | None = None
