@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 import pytest
 
-from .messages import parse
+from homenode.chat.choice import choose
+from homenode.chat.parser import MessageParser
+from homenode.chat.reading.parts import CallDelta
+
+from .messages import TOOLS, parse
 
 SEAT = {"train": "ICE 5", "seats": 2}
 SEAT_JSON = json.dumps(SEAT)
@@ -19,16 +23,21 @@ HARD: dict[str, Any] = {
 }
 HARD_JSON = json.dumps(HARD)
 
+Calls = list[tuple[str, Any]]  # name and arguments of each
+SEATED: Calls = [("book_seat", SEAT)]
+LISTED: Calls = [("list_trains", {})]
+
 
 @dataclass(frozen=True)
 class Case:
-    """`calls`: name and arguments of each."""
+    """`content` is, unless said, all of the text where there are no calls, and nothing where there are some."""
 
     label: str
     format: str
     text: str
-    content: str = ""
-    calls: list[tuple[str, Any]] = field(default_factory=list)
+    _: KW_ONLY
+    content: str | None = None
+    calls: Calls = field(default_factory=list)
     ids: list[str] | None = None
 
 
@@ -37,80 +46,60 @@ CASES = [
         "a call",
         "hermes",
         f'<tool_call>\n{{"name": "book_seat", "arguments": {SEAT_JSON}}}\n</tool_call>',
-        "",
-        [("book_seat", SEAT)],
+        calls=SEATED,
     ),
     Case(
         "content around calls",
         "hermes",
-        f'Now.\n<tool_call>{{"name": "book_seat", "arguments": {HARD_JSON}}}</tool_call>\nThen.\n\n'
-        '<tool_call>{"arguments": {}, "name": "list_trains"}</tool_call>  Done.',
-        "Now.\nThen.\n\nDone.",
-        [("book_seat", HARD), ("list_trains", {})],
+        (
+            f'Now.\n<tool_call>{{"name": "book_seat", "arguments": {HARD_JSON}}}</tool_call>\nThen.\n\n'
+            '<tool_call>{"arguments": {}, "name": "list_trains"}</tool_call>  Done.'
+        ),
+        content="Now.\nThen.\n\nDone.",
+        calls=[("book_seat", HARD), ("list_trains", {})],
     ),
-    Case("no arguments", "hermes", '<tool_call>{"name": "list_trains"}', "", [("list_trains", {})]),
-    Case(
-        "cut",
-        "hermes",
-        'So: <tool_call>{"name": "book_seat", "arguments": {"tr',
-        'So: <tool_call>{"name": "book_seat", "arguments": {"tr',
-    ),
-    Case(
-        "wrong escape",
-        "hermes",
-        '<tool_call>{"name": "book_seat", "arguments": {"train": "\\q"}}</tool_call>',
-        '<tool_call>{"name": "book_seat", "arguments": {"train": "\\q"}}</tool_call>',
-    ),
+    Case("no arguments", "hermes", '<tool_call>{"name": "list_trains"}', calls=LISTED),
+    Case("cut", "hermes", 'So: <tool_call>{"name": "book_seat", "arguments": {"tr'),
+    Case("wrong escape", "hermes", '<tool_call>{"name": "book_seat", "arguments": {"train": "\\q"}}</tool_call>'),
     Case(
         "line break within a string",
         "hermes",
         '<tool_call>{"name": "book_seat", "arguments": {"train": "a\nb"}}</tool_call>',
-        "",
-        [("book_seat", {"train": "a\nb"})],
+        calls=[("book_seat", {"train": "a\nb"})],
     ),
     Case(
         "in the way of OpenAI",
         "json",
         '{"type": "function", "function": {"name": "book_seat", "arguments": "{\\"seats\\": 1}"}}',
-        "",
-        [("book_seat", {"seats": 1})],
+        calls=[("book_seat", {"seats": 1})],
     ),
     Case(
         "a list",
         "json",
         f'[{{"name": "book_seat", "arguments": {SEAT_JSON}}}, {{"name": "list_trains", "arguments": null}}]',
-        "",
-        [("book_seat", SEAT), ("list_trains", {})],
+        calls=SEATED + LISTED,
     ),
     Case(
         "behind a sentence",
         "json",
         f'Sure:\n{{"name": "book_seat", "arguments": {SEAT_JSON}}}',
-        "Sure:",
-        [("book_seat", SEAT)],
+        content="Sure:",
+        calls=SEATED,
     ),
-    Case(
-        "within a sentence",
-        "json",
-        'Say {"name": "list_trains", "arguments": {}}.',
-        'Say {"name": "list_trains", "arguments": {}}.',
-    ),
-    Case(
-        "of no tool", "json", '{"name": "Ada", "arguments": {}}\n{"a": 1}', '{"name": "Ada", "arguments": {}}\n{"a": 1}'
-    ),
+    Case("within a sentence", "json", 'Say {"name": "list_trains", "arguments": {}}.'),
+    Case("of no tool", "json", '{"name": "Ada", "arguments": {}}\n{"a": 1}'),
     Case(
         "two calls",
         "llama3_json",
         f'{{"name": "book_seat", "parameters": {SEAT_JSON}}};{{"name": "list_trains", "parameters": {{}}}}',
-        "",
-        [("book_seat", SEAT), ("list_trains", {})],
+        calls=SEATED + LISTED,
     ),
     Case(
         "behind its tag",
         "llama3_json",
         'Ok.<|python_tag|>{"name": "other", "parameters": {"a": []}}',
-        "Ok.",
-        [("other", {"a": []})],
+        content="Ok.",
+        calls=[("other", {"a": []})],
     ),
     Case(
         "values of all types",
@@ -121,15 +110,16 @@ CASES = [
             '<parameter=stops>\n["é"]\n</parameter>\n<parameter=other>\nx y\n</parameter>\n</function>\n'
             "</tool_call>"
         ),
-        "Ok.",
-        [("book_seat", {"train": "12\n", "seats": 2, "window": True, "price": None, "stops": ["é"], "other": "x y"})],
+        content="Ok.",
+        calls=[
+            ("book_seat", {"train": "12\n", "seats": 2, "window": True, "price": None, "stops": ["é"], "other": "x y"})
+        ],
     ),
     Case(
         "a value that is not of its type",
         "qwen3_coder",
         "<function=book_seat>\n<parameter=seats>\ntwo\n</parameter>\n</function>",
-        "",
-        [("book_seat", {"seats": "two"})],
+        calls=[("book_seat", {"seats": "two"})],
     ),
     Case(
         "its own tags in a value",
@@ -138,55 +128,52 @@ CASES = [
             "<tool_call><function=book_seat><parameter=train>\nWrite </parameter> and </function>.\n</parameter>"
             "</function></tool_call>"
         ),
-        "",
-        [("book_seat", {"train": "Write </parameter> and </function>."})],
+        calls=[("book_seat", {"train": "Write </parameter> and </function>."})],
     ),
     Case(
         "no end of the function",
         "qwen3_coder",
         "<tool_call>\n<function=book_seat>\n<parameter=seats>\n1\n</parameter>\n</tool_call>!",
-        "!",
-        [("book_seat", {"seats": 1})],
+        content="!",
+        calls=[("book_seat", {"seats": 1})],
     ),
-    Case("cut in a name", "qwen3_coder", "a\n<tool_call>\n<function=book", "a\n<tool_call>\n<function=book"),
+    Case("cut in a name", "qwen3_coder", "a\n<tool_call>\n<function=book"),
     Case(
         "tags of Seed-OSS",
         "qwen3_coder",
         "<seed:tool_call>\n<function=book_seat>\n<parameter=seats>1</parameter>\n</function>\n</seed:tool_call>",
-        "",
-        [("book_seat", {"seats": 1})],
+        calls=[("book_seat", {"seats": 1})],
     ),
     Case(
         "tokens of Llama 4",
         "llama3_json",
         '<|python_start|>{"name": "list_trains", "parameters": {}}<|python_end|>Done.',
-        "Done.",
-        [("list_trains", {})],
+        content="Done.",
+        calls=LISTED,
     ),
     Case(
         "a list with ids behind",
         "mistral",
         f'Ok[TOOL_CALLS] [{{"name": "book_seat", "arguments": {SEAT_JSON}, "id": "q1w2e3r4t"}}]',
-        "Ok",
-        [("book_seat", SEAT)],
-        ["q1w2e3r4t"],
+        content="Ok",
+        calls=SEATED,
+        ids=["q1w2e3r4t"],
     ),
     Case(
         "names and arguments",
         "mistral",
         f"[TOOL_CALLS]book_seat[CALL_ID]x9[ARGS]{HARD_JSON}[TOOL_CALLS]list_trains[ARGS]{{}}",
-        "",
-        [("book_seat", HARD), ("list_trains", {})],
-        ["x9", "a"],
+        calls=[("book_seat", HARD), ("list_trains", {})],
+        ids=["x9", "a"],
     ),
     Case(
         "broken second",
         "mistral",
         '[TOOL_CALLS][{"name": "list_trains", "arguments": {}}, {"name": 5}]',
-        '{"name": 5}]',
-        [("list_trains", {})],
+        content='{"name": 5}]',
+        calls=LISTED,
     ),
-    Case("an empty list", "mistral", "[TOOL_CALLS][]", "[TOOL_CALLS][]"),
+    Case("an empty list", "mistral", "[TOOL_CALLS][]"),
     Case(
         "V3",
         "deepseek_v3",
@@ -195,8 +182,8 @@ CASES = [
             f"```<｜tool▁call▁end｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>list_trains\n```json\n{{}}\n"
             f"```<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
         ),
-        "So.",
-        [("book_seat", SEAT), ("list_trains", {})],
+        content="So.",
+        calls=SEATED + LISTED,
     ),
     Case(
         "V3.1",
@@ -205,15 +192,10 @@ CASES = [
             f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>book_seat<｜tool▁sep｜>{HARD_JSON}<｜tool▁call▁end｜>"
             f"<｜tool▁call▁begin｜>list_trains<｜tool▁sep｜>{{}}<｜tool▁call▁end｜><｜tool▁calls▁end｜>\nDone."
         ),
-        "Done.",
-        [("book_seat", HARD), ("list_trains", {})],
+        content="Done.",
+        calls=[("book_seat", HARD), ("list_trains", {})],
     ),
-    Case(
-        "V3.1, cut",
-        "deepseek_v31",
-        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>book_seat<｜tool▁sep｜>{",
-        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>book_seat<｜tool▁sep｜>{",
-    ),
+    Case("V3.1, cut", "deepseek_v31", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>book_seat<｜tool▁sep｜>{"),
     Case(
         "V3.2",
         "deepseek_v32",
@@ -222,87 +204,92 @@ CASES = [
             '12</｜DSML｜parameter>\n<｜DSML｜parameter name="seats" string="false">2</｜DSML｜parameter>\n'
             "</｜DSML｜invoke>\n</｜DSML｜function_calls>"
         ),
-        "",
-        [("book_seat", {"train": "12", "seats": 2})],
+        calls=[("book_seat", {"train": "12", "seats": 2})],
     ),
     Case(
         "V4",
         "deepseek_v4",
-        'Hm.\n\n<｜DSML｜tool_calls>\n<｜DSML｜invoke name="book_seat">\n'
-        '<｜DSML｜parameter name="train" string="true">12</｜DSML｜parameter>\n'
-        '<｜DSML｜parameter name="seats" string="false">2</｜DSML｜parameter>\n'
-        "</｜DSML｜invoke>\n</｜DSML｜tool_calls>",
-        "Hm.",
-        [("book_seat", {"train": "12", "seats": 2})],
+        (
+            'Hm.\n\n<｜DSML｜tool_calls>\n<｜DSML｜invoke name="book_seat">\n'
+            '<｜DSML｜parameter name="train" string="true">12</｜DSML｜parameter>\n'
+            '<｜DSML｜parameter name="seats" string="false">2</｜DSML｜parameter>\n'
+            "</｜DSML｜invoke>\n</｜DSML｜tool_calls>"
+        ),
+        content="Hm.",
+        calls=[("book_seat", {"train": "12", "seats": 2})],
     ),
     Case(
         "a list between tags",
         "nemotron",
-        f'Ok.\n<TOOLCALL>[{{"name": "book_seat", "arguments": {HARD_JSON}}}, '
-        '{"name": "list_trains", "arguments": {}}]</TOOLCALL>\nDone.',
-        "Ok.\nDone.",
-        [("book_seat", HARD), ("list_trains", {})],
+        (
+            f'Ok.\n<TOOLCALL>[{{"name": "book_seat", "arguments": {HARD_JSON}}}, '
+            '{"name": "list_trains", "arguments": {}}]</TOOLCALL>\nDone.'
+        ),
+        content="Ok.\nDone.",
+        calls=[("book_seat", HARD), ("list_trains", {})],
     ),
-    Case("no call between tags", "nemotron", "<TOOLCALL>[]</TOOLCALL> x", "<TOOLCALL>[]</TOOLCALL> x"),
+    Case("no call between tags", "nemotron", "<TOOLCALL>[]</TOOLCALL> x"),
     Case(
         "a list with ids",
         "apriel",
         f'<tool_calls>[{{"name": "book_seat", "arguments": {SEAT_JSON}, "id": "c7"}}]</tool_calls>',
-        "",
-        [("book_seat", SEAT)],
-        ["c7"],
+        calls=SEATED,
+        ids=["c7"],
     ),
     Case(
         "a call on each line",
         "minimax",
-        f'<tool_calls>\n{{"name": "book_seat", "arguments": {SEAT_JSON}}}\n'
-        '{"name": "list_trains", "arguments": {}}\n</tool_calls>',
-        "",
-        [("book_seat", SEAT), ("list_trains", {})],
+        (
+            f'<tool_calls>\n{{"name": "book_seat", "arguments": {SEAT_JSON}}}\n'
+            '{"name": "list_trains", "arguments": {}}\n</tool_calls>'
+        ),
+        calls=SEATED + LISTED,
     ),
-    Case("nothing between tags", "minimax", "<tool_calls>\n</tool_calls>", "<tool_calls>\n</tool_calls>"),
+    Case("nothing between tags", "minimax", "<tool_calls>\n</tool_calls>"),
     Case(
         "one call behind a mark",
         "gigachat3",
         f'Ok.<|function_call|>{{"name": "book_seat", "arguments": {SEAT_JSON}}}',
-        "Ok.",
-        [("book_seat", SEAT)],
+        content="Ok.",
+        calls=SEATED,
     ),
-    Case("a mark alone", "gigachat3", "<|function_call|> none", "<|function_call|> none"),
+    Case("a mark alone", "gigachat3", "<|function_call|> none"),
     Case(
         "calls on lines",
         "olmo3",
         'So:\n<function_calls>\nbook_seat(train="a, b)", seats=2, window=True)\nlist_trains()\n</function_calls>',
-        "So:",
-        [("book_seat", {"train": "a, b)", "seats": 2, "window": True}), ("list_trains", {})],
+        content="So:",
+        calls=[("book_seat", {"train": "a, b)", "seats": 2, "window": True}), ("list_trains", {})],
     ),
-    Case("lines cut", "olmo3", "<function_calls>\nbook_seat(seats=", "<function_calls>\nbook_seat(seats="),
+    Case("lines cut", "olmo3", "<function_calls>\nbook_seat(seats="),
     Case(
         "functions as tags",
         "functionary_v31",
         f"Hm.\n<function=book_seat>{SEAT_JSON}</function><function=list_trains>{{}}</function>",
-        "Hm.",
-        [("book_seat", SEAT), ("list_trains", {})],
+        content="Hm.",
+        calls=SEATED + LISTED,
     ),
-    Case("no object", "functionary_v31", "<function=book_seat>5</function>", "<function=book_seat>5</function>"),
+    Case("no object", "functionary_v31", "<function=book_seat>5</function>"),
     Case(
         "names as keys",
         "apertus",
         f'Go<|tools_prefix|>[{{"book_seat": {HARD_JSON}}}, {{"list_trains": {{}}}}]<|tools_suffix|>',
-        "Go",
-        [("book_seat", HARD), ("list_trains", {})],
+        content="Go",
+        calls=[("book_seat", HARD), ("list_trains", {})],
     ),
     Case(
         "elements within elements",
         "minimax_m3",
         (
-            'Ok\n@<tool_call>\n@<invoke name="book_seat">@<train>7 < 8]@</train>@<seats>7@</seats>'
-            "@<options>@<a>@<item>1@</item>@<item>x@</item>@</a>@<b>@<c>true@</c>@</b>@</options>"
-            "@<stops>@<item>12@</item>@<item>b@</item>@</stops>@</invoke>\n"
-            '@<invoke name="list_trains">@</invoke>\n@</tool_call>'
-        ).replace("@", "]<]minimax[>["),
-        "Ok",
-        [
+            (
+                'Ok\n@<tool_call>\n@<invoke name="book_seat">@<train>7 < 8]@</train>@<seats>7@</seats>'
+                "@<options>@<a>@<item>1@</item>@<item>x@</item>@</a>@<b>@<c>true@</c>@</b>@</options>"
+                "@<stops>@<item>12@</item>@<item>b@</item>@</stops>@</invoke>\n"
+                '@<invoke name="list_trains">@</invoke>\n@</tool_call>'
+            ).replace("@", "]<]minimax[>[")
+        ),
+        content="Ok",
+        calls=[
             (
                 "book_seat",
                 {"train": "7 < 8]", "seats": 7, "options": {"a": [1, "x"], "b": {"c": True}}, "stops": ["12", "b"]},
@@ -317,22 +304,16 @@ CASES = [
             "Go<tool_call>book_seat<arg_key>train</arg_key><arg_value> 7 </arg_value><arg_key>seats</arg_key>"
             "<arg_value>7</arg_value></tool_call><tool_call>list_trains</tool_call>"
         ),
-        "Go",
-        [("book_seat", {"train": " 7 ", "seats": 7}), ("list_trains", {})],
+        content="Go",
+        calls=[("book_seat", {"train": " 7 ", "seats": 7}), ("list_trains", {})],
     ),
     Case(
         "lines",
         "glm45",
         '<tool_call>book_seat\n<arg_key>options</arg_key>\n<arg_value>{"a": [1]}</arg_value>\n</tool_call>',
-        "",
-        [("book_seat", {"options": {"a": [1]}})],
+        calls=[("book_seat", {"options": {"a": [1]}})],
     ),
-    Case(
-        "no end",
-        "glm45",
-        "<tool_call>book_seat\n<arg_key>seats</arg_key>",
-        "<tool_call>book_seat\n<arg_key>seats</arg_key>",
-    ),
+    Case("no end", "glm45", "<tool_call>book_seat\n<arg_key>seats</arg_key>"),
     Case(
         "ids",
         "kimi_k2",
@@ -341,9 +322,9 @@ CASES = [
             f"{SEAT_JSON}<|tool_call_end|><|tool_call_begin|>functions.list_trains:4 <|tool_call_argument_begin|> "
             f"{{}} <|tool_call_end|><|tool_calls_section_end|>"
         ),
-        "Hm.",
-        [("book_seat", SEAT), ("list_trains", {})],
-        ["functions.book_seat:3", "functions.list_trains:4"],
+        content="Hm.",
+        calls=SEATED + LISTED,
+        ids=["functions.book_seat:3", "functions.list_trains:4"],
     ),
     Case(
         "two in a block",
@@ -353,15 +334,15 @@ CASES = [
             '<parameter name="seats">2</parameter>\n</invoke>\n<invoke name="list_trains">\n</invoke>\n'
             "</minimax:tool_call>"
         ),
-        "Ok",
-        [("book_seat", {"train": "<b>\n", "seats": 2}), ("list_trains", {})],
+        content="Ok",
+        calls=[("book_seat", {"train": "<b>\n", "seats": 2}), ("list_trains", {})],
     ),
     Case(
         "cut in the second",
         "minimax_m2",
         '<minimax:tool_call><invoke name="list_trains"></invoke><invoke name="book',
-        '<invoke name="book',
-        [("list_trains", {})],
+        content='<invoke name="book',
+        calls=LISTED,
     ),
     Case(
         "strings of its own",
@@ -370,54 +351,44 @@ CASES = [
             '<|tool_call>call:book_seat{train:<|"|>a "b", {c}\n<|"|>,options:{x:[1,{y:null}],z:-1.5},'
             "window:true}<tool_call|>"
         ),
-        "",
-        [("book_seat", {"train": 'a "b", {c}\n', "options": {"x": [1, {"y": None}], "z": -1.5}, "window": True})],
+        calls=[("book_seat", {"train": 'a "b", {c}\n', "options": {"x": [1, {"y": None}], "z": -1.5}, "window": True})],
     ),
-    Case("no braces", "gemma4", "<|tool_call>call:book_seat<tool_call|>", "<|tool_call>call:book_seat<tool_call|>"),
+    Case("no braces", "gemma4", "<|tool_call>call:book_seat<tool_call|>"),
     Case(
         "escaped strings",
         "functiongemma",
         "Ok <start_function_call>call:book_seat{train:<escape>x<escape>}<end_function_call>",
-        "Ok",
-        [("book_seat", {"train": "x"})],
+        content="Ok",
+        calls=[("book_seat", {"train": "x"})],
     ),
     Case(
         "a list",
         "granite",
         f'Fine.<|tool_call|>[{{"name": "book_seat", "arguments": {SEAT_JSON}}}]',
-        "Fine.",
-        [("book_seat", SEAT)],
+        content="Fine.",
+        calls=SEATED,
     ),
-    Case(
-        "functools",
-        "phi4_mini_json",
-        f'functools[{{"name": "book_seat", "arguments": {SEAT_JSON}}}]',
-        "",
-        [("book_seat", SEAT)],
-    ),
-    Case("the word in a sentence", "phi4_mini_json", "Use functools[1] here.", "Use functools[1] here."),
+    Case("functools", "phi4_mini_json", f'functools[{{"name": "book_seat", "arguments": {SEAT_JSON}}}]', calls=SEATED),
+    Case("the word in a sentence", "phi4_mini_json", "Use functools[1] here."),
     Case(
         "actions",
         "cohere_command3",
         f'<|START_ACTION|>[{{"tool_call_id": "7", "tool_name": "book_seat", "parameters": {SEAT_JSON}}}]<|END_ACTION|>',
-        "",
-        [("book_seat", SEAT)],
-        ["7"],
+        calls=SEATED,
+        ids=["7"],
     ),
     Case(
         "a block of code",
         "command_r",
         f'Action:\n```json\n[{{"tool_name": "book_seat", "parameters": {SEAT_JSON}}}]\n```',
-        "",
-        [("book_seat", SEAT)],
+        calls=SEATED,
     ),
-    Case("a word", "command_r", "Action: run!", "Action: run!"),
+    Case("a word", "command_r", "Action: run!"),
     Case(
         "literals",
         "pythonic",
         """[book_seat(train='it\\'s "x"', window=False, price=None, stops=["a", 'b',], options={'k': -1}), list_trains()]""",
-        "",
-        [
+        calls=[
             (
                 "book_seat",
                 {"train": 'it\'s "x"', "window": False, "price": None, "stops": ["a", "b"], "options": {"k": -1}},
@@ -425,22 +396,21 @@ CASES = [
             ("list_trains", {}),
         ],
     ),
-    Case("an expression", "pythonic", "[book_seat(train=a + b)]", "[book_seat(train=a + b)]"),
-    Case("no offered tool", "pythonic", "[print(a=1)]", "[print(a=1)]"),
+    Case("an expression", "pythonic", "[book_seat(train=a + b)]"),
+    Case("no offered tool", "pythonic", "[print(a=1)]"),
     Case(
         "between tokens",
         "lfm2",
         "<|tool_call_start|>[book_seat(seats=2)]<|tool_call_end|>Booking.",
-        "Booking.",
-        [("book_seat", {"seats": 2})],
+        content="Booking.",
+        calls=[("book_seat", {"seats": 2})],
     ),
-    Case("an answer", "openai", "<|channel|>final<|message|>Yes < no.<|return|>", "Yes < no."),
+    Case("an answer", "openai", "<|channel|>final<|message|>Yes < no.<|return|>", content="Yes < no."),
     Case(
         "a call",
         "openai",
         f"<|channel|>commentary to=functions.book_seat <|constrain|>json<|message|>{SEAT_JSON}<|call|>",
-        "",
-        [("book_seat", SEAT)],
+        calls=SEATED,
     ),
     Case(
         "a call and a preamble",
@@ -449,31 +419,31 @@ CASES = [
             f"<|channel|>commentary<|message|>Let me.<|end|><|start|>assistant to=functions.book_seat<|channel|>"
             f"commentary json<|message|>{SEAT_JSON}<|call|>"
         ),
-        "Let me.",
-        [("book_seat", SEAT)],
+        content="Let me.",
+        calls=SEATED,
     ),
     Case(
         "no arguments",
         "openai",
         "<|channel|>commentary to=functions.book_seat<|message|>all of them<|call|>",
-        "all of them",
+        content="all of them",
     ),
     Case(
         "the recipient behind the role of the prompt",
         "openai",
         f" to=functions.book_seat<|channel|>commentary json<|message|>{SEAT_JSON}<|call|>",
-        "",
-        [("book_seat", SEAT)],
+        calls=SEATED,
     ),
-    Case("an answer that begins like one", "openai", "to=day is fine", "to=day is fine"),
-    Case("no header", "openai", "Plain <|channel|>words", "Plain <|channel|>words"),
+    Case("an answer that begins like one", "openai", "to=day is fine"),
+    Case("no header", "openai", "Plain <|channel|>words"),
 ]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.format}: {case.label}")
 def test_a_text_is_understood(case: Case) -> None:
     whole = parse(case.text, case.format)
-    assert whole.content == case.content
+    content = ("" if case.calls else case.text) if case.content is None else case.content
+    assert whole.content == content
     assert [(call.name, json.loads(call.arguments)) for call in whole.calls] == case.calls
     if case.ids is not None:
         assert [call.id for call in whole.calls] == case.ids
@@ -489,12 +459,6 @@ def test_thoughts_of_harmony_are_a_channel() -> None:
 
 
 def test_calls_are_shown_as_they_come_where_they_are_bound_to_be_whole() -> None:
-    from homenode.chat.choice import choose
-    from homenode.chat.parser import MessageParser
-    from homenode.chat.reading.parts import CallDelta
-
-    from .messages import TOOLS
-
     text = f'<tool_call>{{"name": "book_seat", "arguments": {SEAT_JSON}}}</tool_call>'
     parser = MessageParser(choose("", tool_parser="hermes"), tools=TOOLS, eager=True)
     deltas = [delta for letter in text for delta in parser.feed(letter)]
