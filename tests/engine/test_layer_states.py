@@ -18,11 +18,11 @@ pytest.importorskip("torch", reason="needs torch, which the `torch` dependency g
 pytest.importorskip("transformers", reason="needs transformers, which the `torch` dependency group installs")
 
 from homenode.compute.native.backend import NativeBackend
-from homenode.compute.ops import FloatArray, KvGeometry, StateGeometry
+from homenode.compute.ops import FloatArray, KvGeometry
 from homenode.engine.api.local import LocalEngine
 from homenode.engine.config import EngineConfig, TransferConfig
 from homenode.engine.memory.state_sizing import state_handover_problem, state_pages
-from homenode.engine.messages import Output, StateStats
+from homenode.engine.messages import StateStats
 from homenode.engine.worker.state_pages import StatePages
 from homenode.errors import HomenodeError
 from homenode.model.checkpoint.index import open_checkpoint
@@ -32,13 +32,14 @@ from homenode.model.spec import ModelSpec, StateMixer
 from homenode.model.state import state_geometry_of
 from homenode.model.state_mixers import ConvolutionSpec, ScanSpec, with_mixer
 from tests.engine.engines import PATIENCE_S, config_for, greedy, run_all, tokens_of
+from tests.engine.state_engines import Bits, bits_alone, bits_of, engine_of, prompts_of, put_nan_in_every_slot
 from tests.model.test_delta_net import CASES
 from tests.model.transformers_models import make_model, quiet_and_on_one_thread
 
 pytestmark = pytest.mark.torch
 
 LENGTHS = (1, 2, 31, 32, 33, 64, 65, 100)
-PROMPTS = [[3 + (11 * n + 7 * k) % 60 for k in range(length)] for n, length in enumerate(LENGTHS)]
+PROMPTS = prompts_of(LENGTHS)
 PARAMS = greedy(40, logprobs=0)
 
 
@@ -52,25 +53,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def not_a_number_in_every_slot(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever reads a slot that nothing was written to has no numbers from then on."""
-    honest = NativeBackend.state_memory
-
-    def state_memory(self: NativeBackend, geometry: StateGeometry, slots: int) -> Any:
-        memory = honest(self, geometry, slots)
-        for slot in range(slots):
-            memory.write_slot(slot, np.full_like(memory.read_slot(slot), np.nan))
-        return memory
-
-    monkeypatch.setattr(NativeBackend, "state_memory", state_memory)
+    put_nan_in_every_slot(monkeypatch)
 
 
 def _engine(folder: Path, **settings: Any) -> LocalEngine:
-    chosen = {"threads": 1, "block_size": 32, "max_model_len": 160, "kv_cache_memory": "8MiB", "dtype": "float32"}
-    return LocalEngine(config_for(folder, **(chosen | settings)))
-
-
-def _bits(outputs: list[Output]) -> tuple[list[int], list[float]]:
-    return tokens_of(outputs), [logprob.logprob for output in outputs for logprob in output.logprobs]
+    return engine_of(folder, **({"max_model_len": 160} | settings))
 
 
 def _at_rest(engine: LocalEngine, tokens: int) -> StateStats:
@@ -83,10 +70,10 @@ def _at_rest(engine: LocalEngine, tokens: int) -> StateStats:
 
 
 @pytest.fixture(scope="module")
-def alone(folder: Path) -> Iterator[list[tuple[list[int], list[float]]]]:
+def alone(folder: Path) -> Iterator[list[Bits]]:
     """Each prompt by itself, without a prefix cache."""
     engine = _engine(folder, enable_prefix_caching=False)
-    yield [_bits(run_all(engine, [prompt], [PARAMS])[0]) for prompt in PROMPTS]
+    yield bits_alone(engine, PROMPTS, PARAMS)
     engine.close()
 
 
@@ -102,12 +89,12 @@ def alone(folder: Path) -> Iterator[list[tuple[list[int], list[float]]]]:
     ids=str,
 )
 def test_together_and_again_every_request_has_the_bits_it_has_alone(
-    folder: Path, alone: list[tuple[list[int], list[float]]], settings: dict[str, Any]
+    folder: Path, alone: list[Bits], settings: dict[str, Any]
 ) -> None:
     engine = _engine(folder, **settings)
     for turn in range(2):
         found = run_all(engine, PROMPTS, [PARAMS] * len(PROMPTS), first_id=1 + turn * len(PROMPTS))
-        assert [_bits(outputs) for outputs in found] == alone
+        assert [bits_of(outputs) for outputs in found] == alone
     figures = _at_rest(engine, 2 * 40 * len(PROMPTS))
     engine.close()
     assert (figures.hits > 0) == settings.get("enable_prefix_caching", True)
@@ -118,16 +105,16 @@ def test_conversations_branches_and_equal_prompts_have_the_bits_of_a_computation
 ) -> None:
     prompts = [PROMPTS[7], [*PROMPTS[7][:50], *PROMPTS[6][:40]], [*PROMPTS[7][:64], 5], PROMPTS[7], PROMPTS[7]]
     plain, caching = _engine(folder, enable_prefix_caching=False), _engine(folder)
-    expected = [_bits(run_all(plain, [prompt], [PARAMS])[0]) for prompt in prompts]
+    expected = bits_alone(plain, prompts, PARAMS)
     for turn in range(2):
         found = run_all(caching, prompts, [PARAMS] * len(prompts), first_id=1 + 10 * turn)
-        assert [_bits(outputs) for outputs in found] == expected
+        assert [bits_of(outputs) for outputs in found] == expected
     assert sum(outputs[0].cached_tokens > 0 for outputs in found) == len(prompts)
     talk = [*PROMPTS[7], *expected[0][0], 7, 8, 9]
     (first,) = run_all(plain, [talk], [greedy(10, logprobs=0)], first_id=50)
     (again,) = run_all(caching, [talk], [greedy(10, logprobs=0)], first_id=50)
     plain.close(), caching.close()
-    assert _bits(again) == _bits(first) and again[0].cached_tokens == 128
+    assert bits_of(again) == bits_of(first) and again[0].cached_tokens == 128
 
 
 def test_the_reference_backend_holds_states_as_well(folder: Path) -> None:
