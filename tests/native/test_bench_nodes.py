@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from homenode.bench.machine.node_probe import NativeProbe
 from homenode.bench.machine.nodes import bench_teams
 from homenode.cli.main import cli
-from homenode.compute.native.meeting import barrier_us, round_trip_ns
+from homenode.compute.native.thread_latency import barrier_us, round_trip_ns
 from homenode.errors import HostError
 from homenode.host.discovery.read import read_host
 from homenode.host.topology.allowance import Allowance

@@ -19,7 +19,7 @@ from homenode.cli.output.report import print_error, print_note, show_controls
 from homenode.engine.config import EngineConfig
 from homenode.engine.model_path.locate import locate_model
 from homenode.errors import CheckpointError
-from homenode.model.formats.reading import file_size, read_json, read_text, refuse_links
+from homenode.model.formats.bounded_files import file_size, read_json, read_text, refuse_links
 from homenode.model.hub.locate import builtin_model
 from homenode.model.tokenizer.loader import load_tokenizer
 

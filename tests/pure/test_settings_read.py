@@ -16,8 +16,8 @@ import pytest
 from click.testing import CliRunner
 
 from homenode.cli.main import cli
+from homenode.cli.placement.flag_demand import demand_from_flags, plan_for
 from homenode.cli.placement.plan_flags import PlanFlags
-from homenode.cli.placement.planning import demand_from_flags, plan_for
 from homenode.errors import UserError
 from homenode.host.discovery.read import read_host
 from homenode.host.discovery.snapshot import save_recording
@@ -89,7 +89,7 @@ NOTHING = PlanFlags(
 def read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same few hosts are read some thousand times."""
     hosts = {text: read_host(synthetic(text)) for text in HOSTS.values()}
-    monkeypatch.setattr("homenode.cli.placement.planning.open_source", hosts.__getitem__)
+    monkeypatch.setattr("homenode.cli.placement.flag_demand.open_source", hosts.__getitem__)
     monkeypatch.setattr("homenode.host.discovery.read.read_host", lambda host: host)
     monkeypatch.setattr(type(hosts[HOSTS["cpu"]]), "env", property(lambda host: host.variables), raising=False)
 

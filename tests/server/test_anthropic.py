@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from homenode.chat.reading.parts import CallDelta, ContentDelta, ReasoningDelta
+from homenode.chat.syntax.parts import CallDelta, ContentDelta, ReasoningDelta
 from homenode.server.apis.anthropic.content import BlockWriter, whole_blocks
 from tests.server.written_answers import CALL, CALLS, LOOK, SHOWS, THINKS, Writer
 

@@ -17,7 +17,7 @@ import pytest
 
 from homenode.errors import UserError
 from homenode.server.doors.certificate import read_certificate
-from homenode.server.doors.parsing import parse_origins, parse_permissions, parse_root_path
+from homenode.server.doors.setting_values import parse_origins, parse_permissions, parse_root_path
 from homenode.server.doors.unix_socket import UnixListener, remove_socket_file
 from homenode.server.http.config import ServerConfig
 from homenode.server.http.listener import bind, url_of

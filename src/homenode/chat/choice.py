@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from homenode.chat.formats import ToolFormat, all_formats, formats_by_name
-from homenode.chat.reading.reasoning import FORMS, RAW, ThoughtForm
+from homenode.chat.syntax.reasoning import FORMS, RAW, ThoughtForm
 from homenode.errors import UserError
 
 _GENERIC = "json"

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from homenode.chat.choice import ChosenFormats
-from homenode.chat.reading.parts import Delta, Message, join_deltas
-from homenode.chat.reading.reader import Reader, Tools
-from homenode.chat.reading.reasoning import RAW, Thoughts, is_open
-from homenode.chat.reading.source import Reading, TextSource
-from homenode.chat.reading.writer import Writer
+from homenode.chat.syntax.parts import Delta, Message, join_deltas
+from homenode.chat.syntax.reader import Reader, Tools
+from homenode.chat.syntax.reasoning import RAW, Thoughts, is_open
+from homenode.chat.syntax.source import Reading, TextSource
+from homenode.chat.syntax.writer import Writer
 
 
 def new_call_id() -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from homenode.chat.choice import choose
 from homenode.chat.parser import MessageParser
-from homenode.chat.reading.parts import Message, join_deltas
+from homenode.chat.syntax.parts import Message, join_deltas
 
 
 def _tool(name: str, required: list[str], **properties: Any) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from homenode.chat.formats import all_formats
-from homenode.chat.reading.reasoning import FORMS
+from homenode.chat.syntax.reasoning import FORMS
 
 from .messages import parse
 

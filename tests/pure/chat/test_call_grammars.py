@@ -13,8 +13,8 @@ from homenode.chat.call_grammar import call_grammar
 from homenode.chat.choice import choose
 from homenode.chat.offer import ToolOffer, ToolUse
 from homenode.chat.parser import MessageParser, parse_message
-from homenode.chat.reading.parts import Message
-from homenode.chat.reading.reasoning import FORMS
+from homenode.chat.syntax.parts import Message
+from homenode.chat.syntax.reasoning import FORMS
 from tests.pure.chat.vocabularies import ByteVocabulary, accepts
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from homenode.chat.choice import choose
 from homenode.chat.parser import MessageParser
-from homenode.chat.reading.parts import CallDelta
+from homenode.chat.syntax.parts import CallDelta
 
 from .messages import TOOLS, parse
 

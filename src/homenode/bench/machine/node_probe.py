@@ -44,13 +44,13 @@ class NativeProbe:
 
     def barrier_us(self, cpus: Sequence[int], groups: Sequence[Sequence[int]]) -> float:
         """Microseconds until the threads of these CPUs have met at a barrier, in these groups."""
-        from homenode.compute.native.meeting import barrier_us
+        from homenode.compute.native.thread_latency import barrier_us
 
         return barrier_us(cpus, groups)
 
     def round_trip_ns(self, cpu: int, other: int) -> float:
         """Nanoseconds until a thread of `cpu` has the answer of one of `other`."""
-        from homenode.compute.native.meeting import round_trip_ns
+        from homenode.compute.native.thread_latency import round_trip_ns
 
         return round_trip_ns(cpu, other)
 

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from homenode.chat.grammars.calls import DescribeCalls, DescribeMessage
-from homenode.chat.reading.reader import Reader
-from homenode.chat.reading.source import Reading
+from homenode.chat.syntax.reader import Reader
+from homenode.chat.syntax.source import Reading
 
 
 @dataclass(frozen=True)

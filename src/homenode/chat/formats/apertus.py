@@ -8,9 +8,9 @@ from homenode.chat.formats import ToolFormat
 from homenode.chat.grammars.call_objects import call_list
 from homenode.chat.grammars.calls import CallBegin, CallForms, CallWriter
 from homenode.chat.grammars.lark import escape
-from homenode.chat.reading.call_objects import read_arguments, read_tagged_list, read_text
-from homenode.chat.reading.reader import Marker, Reader
-from homenode.chat.reading.source import Reading
+from homenode.chat.syntax.call_objects import read_arguments, read_tagged_list, read_text
+from homenode.chat.syntax.reader import Marker, Reader
+from homenode.chat.syntax.source import Reading
 
 _BEGIN, _END = Marker("<|tools_prefix|>"), "<|tools_suffix|>"
 

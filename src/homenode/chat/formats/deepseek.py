@@ -8,10 +8,10 @@ import re
 
 from homenode.chat.formats import ToolFormat
 from homenode.chat.grammars.calls import CallBegin, CallForms, CallWriter
-from homenode.chat.reading.call_objects import read_arguments
-from homenode.chat.reading.reader import Marker, Reader
-from homenode.chat.reading.sections import read_sections
-from homenode.chat.reading.source import Reading
+from homenode.chat.syntax.call_objects import read_arguments
+from homenode.chat.syntax.reader import Marker, Reader
+from homenode.chat.syntax.sections import read_sections
+from homenode.chat.syntax.source import Reading
 
 _BEGIN, _CALL = Marker("<｜tool▁calls▁begin｜>"), Marker("<｜tool▁call▁begin｜>")
 _SEPARATOR, _CALL_END, _END = "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"

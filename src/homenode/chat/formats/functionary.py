@@ -7,9 +7,9 @@ import re
 from homenode.chat.formats import ToolFormat
 from homenode.chat.grammars.calls import CallBegin, CallForms, CallWriter
 from homenode.chat.grammars.lark import literal
-from homenode.chat.reading.call_objects import read_arguments
-from homenode.chat.reading.reader import Marker, Reader
-from homenode.chat.reading.source import Reading
+from homenode.chat.syntax.call_objects import read_arguments
+from homenode.chat.syntax.reader import Marker, Reader
+from homenode.chat.syntax.source import Reading
 
 _BEGIN, _END = Marker("<function="), "</function>"
 _NAME = re.compile(r"[\w.:/-]+")

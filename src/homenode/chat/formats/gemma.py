@@ -14,9 +14,9 @@ from homenode.chat.grammars.inputs import marked_input
 from homenode.chat.grammars.lark import literal
 from homenode.chat.grammars.marked_values import MarkedValues
 from homenode.chat.grammars.parameters import CallableTool, ToolParameter
-from homenode.chat.reading.literals import Dialect, read_value
-from homenode.chat.reading.reader import Marker, Reader
-from homenode.chat.reading.source import Reading
+from homenode.chat.syntax.literals import Dialect, read_value
+from homenode.chat.syntax.reader import Marker, Reader
+from homenode.chat.syntax.source import Reading
 
 _NAME = re.compile(r"[\w.:/-]+")
 

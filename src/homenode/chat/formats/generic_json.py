@@ -8,9 +8,9 @@ from homenode.chat.formats import ToolFormat
 from homenode.chat.formats.hermes import CALL, read_tagged_call
 from homenode.chat.grammars.call_objects import object_begin, other_object_begins
 from homenode.chat.grammars.calls import CallBegin, CallForms, CallWriter
-from homenode.chat.reading.call_objects import read_call, read_call_list
-from homenode.chat.reading.reader import Marker, Reader
-from homenode.chat.reading.source import Reading
+from homenode.chat.syntax.call_objects import read_call, read_call_list
+from homenode.chat.syntax.reader import Marker, Reader
+from homenode.chat.syntax.source import Reading
 
 _OBJECT, _LIST = Marker("{", on_new_line=True), Marker("[", on_new_line=True)
 

@@ -10,9 +10,9 @@ from homenode.chat.grammars.calls import CallWriter, MessageParts
 from homenode.chat.grammars.lark import LarkWriter, escape
 from homenode.chat.grammars.parameters import CallableTool
 from homenode.chat.grammars.thoughts import open_thoughts
-from homenode.chat.reading.call_objects import read_arguments
-from homenode.chat.reading.reader import Reader
-from homenode.chat.reading.source import Reading, TextSource
+from homenode.chat.syntax.call_objects import read_arguments
+from homenode.chat.syntax.reader import Reader
+from homenode.chat.syntax.source import Reading, TextSource
 
 _START, _CHANNEL, _CONSTRAIN, _MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
 _ENDS = ("<|end|>", "<|return|>", "<|call|>")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from homenode.chat.formats import ToolFormat
 from homenode.chat.grammars.call_objects import call_object
 from homenode.chat.grammars.calls import CallBegin, CallForms, CallWriter
-from homenode.chat.reading.call_objects import read_call
-from homenode.chat.reading.reader import Marker, Reader
-from homenode.chat.reading.source import Reading
+from homenode.chat.syntax.call_objects import read_call
+from homenode.chat.syntax.reader import Marker, Reader
+from homenode.chat.syntax.source import Reading
 
 CALL = Marker("<tool_call>")
 _END = "</tool_call>"

@@ -13,10 +13,10 @@ from homenode.chat.grammars.calls import CallBegin, CallForms, CallWriter, param
 from homenode.chat.grammars.inputs import marked_input
 from homenode.chat.grammars.parameters import CallableTool, ToolParameter
 from homenode.chat.grammars.typed_texts import LineBreaks, json_value, marked_text, typed_text
-from homenode.chat.reading.reader import Marker, Reader
-from homenode.chat.reading.schema_types import STRING, types_of
-from homenode.chat.reading.source import Reading
-from homenode.chat.reading.typed_values import TypedArguments
+from homenode.chat.syntax.reader import Marker, Reader
+from homenode.chat.syntax.schema_types import STRING, types_of
+from homenode.chat.syntax.source import Reading
+from homenode.chat.syntax.typed_values import TypedArguments
 
 _NAME = re.compile(r"[^\"<>\n]+")
 

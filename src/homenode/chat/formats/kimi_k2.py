@@ -6,10 +6,10 @@ import re
 
 from homenode.chat.formats import ToolFormat
 from homenode.chat.grammars.calls import CallBegin, CallForms, CallWriter
-from homenode.chat.reading.call_objects import read_arguments
-from homenode.chat.reading.reader import Marker, Reader
-from homenode.chat.reading.sections import read_sections
-from homenode.chat.reading.source import Reading
+from homenode.chat.syntax.call_objects import read_arguments
+from homenode.chat.syntax.reader import Marker, Reader
+from homenode.chat.syntax.sections import read_sections
+from homenode.chat.syntax.source import Reading
 
 _BEGIN, _CALL = Marker("<|tool_calls_section_begin|>"), Marker("<|tool_call_begin|>")
 _ARGUMENTS, _CALL_END, _END = "<|tool_call_argument_begin|>", "<|tool_call_end|>", "<|tool_calls_section_end|>"

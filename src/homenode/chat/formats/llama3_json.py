@@ -7,9 +7,9 @@ from __future__ import annotations
 from homenode.chat.formats import ToolFormat
 from homenode.chat.grammars.call_objects import call_object, object_begin, other_object_begins
 from homenode.chat.grammars.calls import CallBegin, CallForms, CallWriter
-from homenode.chat.reading.call_objects import read_call
-from homenode.chat.reading.reader import Marker, Reader
-from homenode.chat.reading.source import Reading
+from homenode.chat.syntax.call_objects import read_call
+from homenode.chat.syntax.reader import Marker, Reader
+from homenode.chat.syntax.source import Reading
 
 _OBJECT = Marker("{", on_new_line=True)
 _TAG = "<|python_tag|>"

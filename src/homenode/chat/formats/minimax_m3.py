@@ -14,11 +14,11 @@ from homenode.chat.grammars.calls import CallBegin, CallForms, CallWriter, param
 from homenode.chat.grammars.lark import literal
 from homenode.chat.grammars.parameters import CallableTool, ToolParameter, standing_alone
 from homenode.chat.grammars.typed_texts import LineBreaks, typed_text
-from homenode.chat.reading.literals import quote
-from homenode.chat.reading.reader import Marker, Reader
-from homenode.chat.reading.schema_types import Types, resolve, types_of
-from homenode.chat.reading.source import Reading, TextSource
-from homenode.chat.reading.typed_values import typed
+from homenode.chat.syntax.literals import quote
+from homenode.chat.syntax.reader import Marker, Reader
+from homenode.chat.syntax.schema_types import Types, resolve, types_of
+from homenode.chat.syntax.source import Reading, TextSource
+from homenode.chat.syntax.typed_values import typed
 from homenode.errors import UserError
 
 _TOKEN = "]<]minimax[>["

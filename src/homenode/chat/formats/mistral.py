@@ -9,9 +9,9 @@ import re
 from homenode.chat.formats import ToolFormat
 from homenode.chat.grammars.call_objects import call_list, call_object
 from homenode.chat.grammars.calls import CallBegin, CallForms, CallWriter
-from homenode.chat.reading.call_objects import read_arguments, read_call_list
-from homenode.chat.reading.reader import Marker, Reader
-from homenode.chat.reading.source import Reading
+from homenode.chat.syntax.call_objects import read_arguments, read_call_list
+from homenode.chat.syntax.reader import Marker, Reader
+from homenode.chat.syntax.source import Reading
 
 _BEGIN = Marker("[TOOL_CALLS]")
 _CALL_ID, _ARGUMENTS = "[CALL_ID]", "[ARGS]"

@@ -13,9 +13,9 @@ from homenode.chat.grammars.calls import CallBegin, CallForms, CallWriter, param
 from homenode.chat.grammars.inputs import quoted_input
 from homenode.chat.grammars.lark import escape, literal
 from homenode.chat.grammars.parameters import CallableTool, ToolParameter, with_settings
-from homenode.chat.reading.literals import PYTHON, quote, read_value
-from homenode.chat.reading.reader import Marker, Reader
-from homenode.chat.reading.source import Reading
+from homenode.chat.syntax.literals import PYTHON, quote, read_value
+from homenode.chat.syntax.reader import Marker, Reader
+from homenode.chat.syntax.source import Reading
 
 _LIST = Marker("[", on_new_line=True)
 _TAG, _TAG_END = Marker("<|python_start|>"), "<|python_end|>"

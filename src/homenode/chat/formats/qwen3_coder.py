@@ -10,9 +10,9 @@ from homenode.chat.grammars.calls import CallBegin, CallForms, CallWriter, param
 from homenode.chat.grammars.lark import escape, literal
 from homenode.chat.grammars.parameters import CallableTool, ToolParameter
 from homenode.chat.grammars.typed_texts import LineBreaks, typed_text
-from homenode.chat.reading.reader import Marker, Reader
-from homenode.chat.reading.source import Reading
-from homenode.chat.reading.typed_values import TypedArguments
+from homenode.chat.syntax.reader import Marker, Reader
+from homenode.chat.syntax.source import Reading
+from homenode.chat.syntax.typed_values import TypedArguments
 
 _CALLS = ("<tool_call>", "<seed:tool_call>")
 _CALL_ENDS = ("</tool_call>", "</seed:tool_call>")

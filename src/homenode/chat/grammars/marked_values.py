@@ -10,7 +10,7 @@ from typing import Any
 from homenode.chat.grammars.lark import LarkWriter, escape, literal
 from homenode.chat.grammars.parameters import joined_schemas, with_settings
 from homenode.chat.grammars.strings import all_of, string_terminal
-from homenode.chat.reading.schema_types import resolve, types_of
+from homenode.chat.syntax.schema_types import resolve, types_of
 from homenode.errors import UserError
 
 _BARE_KEY = re.compile(r"[^:,{}\[\]<>\"\s]+")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from homenode.chat.reading.schema_types import resolve
+from homenode.chat.syntax.schema_types import resolve
 from homenode.errors import UserError
 
 # JSON on one line, as models write it: white space elsewhere would let a weak one write nothing else, and would part

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from homenode.chat.grammars.lark import ANY, literal
-from homenode.chat.reading.schema_types import resolve, types_of
+from homenode.chat.syntax.schema_types import resolve, types_of
 from homenode.errors import UserError
 
 _DEEPEST = 16

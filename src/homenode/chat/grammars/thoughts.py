@@ -6,7 +6,7 @@ import enum
 from collections.abc import Sequence
 
 from homenode.chat.grammars.lark import LarkWriter, escape
-from homenode.chat.reading.reasoning import ThoughtForm, is_open
+from homenode.chat.syntax.reasoning import ThoughtForm, is_open
 
 
 class ThoughtsBegin(enum.Enum):

@@ -10,7 +10,7 @@ from homenode.chat.grammars.inputs import marked_input
 from homenode.chat.grammars.lark import ANY, LarkWriter, escape
 from homenode.chat.grammars.parameters import ToolParameter, with_settings
 from homenode.chat.grammars.strings import all_of, string_terminal
-from homenode.chat.reading.schema_types import STRING, types_of
+from homenode.chat.syntax.schema_types import STRING, types_of
 from homenode.errors import UserError
 
 # What is read as a value of another type than a string, at the beginning of a text of which this is the whole.

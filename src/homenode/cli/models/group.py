@@ -5,9 +5,9 @@ from __future__ import annotations
 import click
 
 from homenode.cli.flags.suggestions import SuggestingGroup
+from homenode.cli.models.cache_table import list_models
 from homenode.cli.models.fetch import fetch
 from homenode.cli.models.fit import fit
-from homenode.cli.models.listing import list_models
 from homenode.cli.models.remove import remove
 
 

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from homenode.cli.placement.flag_demand import demand_from_flags, plan_for
 from homenode.cli.placement.given_settings import check_settings, cpu_binding_off, settings_without_effect
 from homenode.cli.placement.plan_flags import PlanFlags, with_plan_flags
-from homenode.cli.placement.planning import demand_from_flags, plan_for
 from homenode.errors import PlacementError, UserError
 from homenode.host.placement.strategy import Strategy
 

@@ -10,8 +10,8 @@ import click
 
 from homenode.cli.flags.many_values import ManyValuesCommand
 from homenode.cli.output.report import json_errors, print_json
+from homenode.cli.placement.flag_demand import demand_from_flags, plan_for
 from homenode.cli.placement.plan_flags import PlanFlags, with_plan_flags
-from homenode.cli.placement.planning import demand_from_flags, plan_for
 from homenode.errors import PlacementError, UserError
 
 if TYPE_CHECKING:

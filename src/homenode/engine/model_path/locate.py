@@ -8,7 +8,7 @@ from functools import partial
 
 from homenode.engine.config import EngineConfig
 from homenode.errors import CapacityError
-from homenode.model.formats.reading import refuse_links
+from homenode.model.formats.bounded_files import refuse_links
 from homenode.model.hub.candidate import Candidate
 from homenode.model.hub.locate import BUILTIN_NAME, locate
 

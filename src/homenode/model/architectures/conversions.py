@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from homenode.model.formats.reading import damaged
+from homenode.model.formats.bounded_files import damaged
 from homenode.model.formats.tensor_parts import rows_of
 from homenode.model.spec import ModelSpec, TensorEntry
 from homenode.units import format_count

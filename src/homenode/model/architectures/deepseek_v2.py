@@ -13,8 +13,8 @@ from homenode.model.architectures.latent_attention import LatentHeads
 from homenode.model.config.folder_config import Defaults, ExpertDefaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.formats import limits
+from homenode.model.formats.bounded_files import quoted
 from homenode.model.formats.fields import Fields
-from homenode.model.formats.reading import quoted
 from homenode.model.spec import ModelSpec
 
 DEFAULTS = Defaults(max_position=2048, heads=32, vocab=102400, bos_id=1, eos_id=2)

@@ -27,8 +27,8 @@ from homenode.model.architectures.tables import layer_weight
 from homenode.model.config.folder_config import Defaults, ExpertDefaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.formats import limits
+from homenode.model.formats.bounded_files import damaged, quoted
 from homenode.model.formats.fields import Fields
-from homenode.model.formats.reading import damaged, quoted
 from homenode.model.formats.tensor_parts import rows_of, slice_of
 from homenode.model.part import ModelPart
 from homenode.model.spec import IndexerSpec, ModelSpec, MoeSpec, PooledSpec, RopeSpec, TensorEntry

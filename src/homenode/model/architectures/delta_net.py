@@ -17,7 +17,7 @@ from homenode.model.architectures.tables import layer_weight
 from homenode.model.config.folder_config import FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.formats import limits
-from homenode.model.formats.reading import damaged
+from homenode.model.formats.bounded_files import damaged
 from homenode.model.formats.tensor_parts import rows_of
 from homenode.model.part import ModelPart
 from homenode.model.spec import DeltaSpec, ModelSpec, TensorEntry

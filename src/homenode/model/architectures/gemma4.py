@@ -23,7 +23,7 @@ from homenode.model.config.folder_config import GELU, Defaults, FolderConfig
 from homenode.model.config.folder_rope import NEVER_TURNS
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.formats import limits
-from homenode.model.formats.reading import damaged, quoted
+from homenode.model.formats.bounded_files import damaged, quoted
 from homenode.model.formats.stacked_experts import StackedExperts
 from homenode.model.part import ModelPart
 from homenode.model.spec import ModelSpec, MoeSpec, RopeSpec, TensorEntry

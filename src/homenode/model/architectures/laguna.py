@@ -18,8 +18,8 @@ from homenode.model.architectures.tables import layer_weight
 from homenode.model.config.folder_config import Defaults, ExpertDefaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.formats import limits
+from homenode.model.formats.bounded_files import quoted
 from homenode.model.formats.fields import Fields
-from homenode.model.formats.reading import quoted
 from homenode.model.part import ModelPart
 from homenode.model.spec import ModelSpec, RopeSpec
 from homenode.units import format_count

@@ -22,8 +22,8 @@ from homenode.model.architectures.tables import layer_weight
 from homenode.model.config.folder_config import Defaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.formats import limits
+from homenode.model.formats.bounded_files import damaged
 from homenode.model.formats.fields import Fields
-from homenode.model.formats.reading import damaged
 from homenode.model.formats.tensor_parts import columns_of, rows_of, slice_of, transposed
 from homenode.model.spec import ModelSpec, TensorEntry
 from homenode.units import format_count

@@ -16,7 +16,7 @@ from homenode.model.architectures.parameters import Condition, ForwardContext, P
 from homenode.model.architectures.stage import Layer
 from homenode.model.architectures.tables import layer_bias, layer_weight
 from homenode.model.config.gguf_config import GgufConfig
-from homenode.model.formats.reading import damaged
+from homenode.model.formats.bounded_files import damaged
 from homenode.model.formats.tensor_parts import runs_of
 from homenode.model.part import ModelPart
 from homenode.model.spec import ModelSpec, TensorEntry

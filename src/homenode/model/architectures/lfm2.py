@@ -15,7 +15,7 @@ from homenode.model.architectures.tables import layer_bias, layer_weight
 from homenode.model.config.folder_config import Defaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.formats import limits
-from homenode.model.formats.reading import damaged
+from homenode.model.formats.bounded_files import damaged
 from homenode.model.formats.tensor_parts import rows_of
 from homenode.model.part import ModelPart
 from homenode.model.spec import ModelSpec, TensorEntry

@@ -17,8 +17,8 @@ from homenode.model.architectures.parameters import Condition, ForwardContext, P
 from homenode.model.architectures.pre_norm import forward_with
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.formats import limits
+from homenode.model.formats.bounded_files import damaged, quoted
 from homenode.model.formats.fields import Fields
-from homenode.model.formats.reading import damaged, quoted
 from homenode.model.formats.tensor_parts import rows_of
 from homenode.model.part import ModelPart
 from homenode.model.spec import ModelSpec, TensorEntry

@@ -15,7 +15,7 @@ from homenode.model.architectures.parameters import Parameter, of_model
 from homenode.model.config.folder_config import Defaults, ExpertDefaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.formats import limits
-from homenode.model.formats.reading import damaged, quoted
+from homenode.model.formats.bounded_files import damaged, quoted
 from homenode.model.formats.tensor_parts import rows_of, transposed
 from homenode.model.part import ModelPart
 from homenode.model.spec import ModelSpec, MoeSpec, TensorEntry

@@ -15,7 +15,7 @@ from homenode.model.architectures.parameters import ForwardContext, Parameter
 from homenode.model.config.folder_config import FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.formats import limits
-from homenode.model.formats.reading import damaged
+from homenode.model.formats.bounded_files import damaged
 from homenode.model.part import ModelPart
 from homenode.model.spec import IndexerSpec, ModelSpec
 

@@ -17,11 +17,11 @@ from homenode.model.checkpoint.prediction_blocks import without_prediction_layer
 from homenode.model.checkpoint.reranker_files import named_reranker, with_rows
 from homenode.model.config.folder_config import FolderConfig
 from homenode.model.formats import limits
+from homenode.model.formats.bounded_files import damaged, inside, is_there, quoted, read_json
 from homenode.model.formats.coded_matrices import with_coded_matrices
 from homenode.model.formats.fields import Fields
 from homenode.model.formats.module_names import renamed_modules
 from homenode.model.formats.quantisation import QUANTISATION_FILES, quantisation_of
-from homenode.model.formats.reading import damaged, inside, is_there, quoted, read_json
 from homenode.model.formats.safetensors import read_safetensors
 from homenode.model.pooling import PoolingSpec
 from homenode.model.spec import ModelSpec, TensorEntry

@@ -9,8 +9,8 @@ from homenode.model.architectures.architecture import Architecture
 from homenode.model.architectures.registry import class_names, instead_of, with_class, with_model_type
 from homenode.model.config.folder_config import FolderConfig
 from homenode.model.formats import limits
+from homenode.model.formats.bounded_files import quoted
 from homenode.model.formats.fields import Fields
-from homenode.model.formats.reading import quoted
 from homenode.model.spec import ModelSpec
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from homenode.errors import UnsupportedError
 from homenode.model.architectures.registry import ARCHITECTURES, with_model_type, with_picture_class
-from homenode.model.formats.reading import quoted
+from homenode.model.formats.bounded_files import quoted
 from homenode.model.spec import TensorEntry
 
 # Classes whose text may be of any architecture that text_config names.

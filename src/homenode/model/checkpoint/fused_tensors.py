@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from homenode.model.architectures.architecture import Architecture
 from homenode.model.architectures.parameters import expected_tensors
-from homenode.model.formats.reading import damaged
+from homenode.model.formats.bounded_files import damaged
 from homenode.model.formats.tensor_parts import rows_of
 from homenode.model.spec import ModelSpec, TensorEntry
 from homenode.units import format_count

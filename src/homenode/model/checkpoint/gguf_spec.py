@@ -14,8 +14,8 @@ from homenode.model.checkpoint.pooling_files import gguf_pooling
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.config.known_keys import refuse_active_keys, refuse_other_kinds
 from homenode.model.formats import limits
+from homenode.model.formats.bounded_files import quoted
 from homenode.model.formats.fields import Fields
-from homenode.model.formats.reading import quoted
 from homenode.model.spec import ModelSpec, TensorEntry
 
 _WINDOW_LAYERS = "attention.sliding_window_pattern"

@@ -17,9 +17,9 @@ from homenode.model.checkpoint.prediction_blocks import without_prediction_block
 from homenode.model.checkpoint.reranker_files import with_rows
 from homenode.model.config.gguf_config import ROPE_FACTORS
 from homenode.model.formats import limits
+from homenode.model.formats.bounded_files import damaged
 from homenode.model.formats.gguf import GgufTensor
 from homenode.model.formats.gguf_set import find_gguf, read_gguf_set
-from homenode.model.formats.reading import damaged
 from homenode.model.formats.tensor_parts import slice_of
 from homenode.model.spec import ModelSpec, TensorEntry
 from homenode.units import format_count

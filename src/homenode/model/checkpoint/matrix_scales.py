@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from homenode.model.checkpoint.gguf_names import GgufNames
+from homenode.model.formats.bounded_files import damaged, read_at
 from homenode.model.formats.gguf import GgufTensor
 from homenode.model.formats.limits import MOST_EXPERTS
-from homenode.model.formats.reading import damaged, read_at
 
 Stored = Mapping[str, tuple[Path, GgufTensor]]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from homenode.model.formats import limits
-from homenode.model.formats.reading import read_at
+from homenode.model.formats.bounded_files import read_at
 from homenode.model.spec import TensorEntry
 
 _MOST_ROWS = (

@@ -14,8 +14,8 @@ from typing import Any
 from homenode.errors import UnsupportedError
 from homenode.model.checkpoint.reranker_files import gguf_reranker, logit_score
 from homenode.model.formats import limits
+from homenode.model.formats.bounded_files import damaged, inside, is_there, quoted, read_json, read_json_list
 from homenode.model.formats.fields import Fields
-from homenode.model.formats.reading import damaged, inside, is_there, quoted, read_json, read_json_list
 from homenode.model.formats.safetensors import read_safetensors
 from homenode.model.pooling import HeadActivation, HeadLayer, PoolingKind, PoolingSpec
 from homenode.model.spec import ModelSpec, TensorEntry

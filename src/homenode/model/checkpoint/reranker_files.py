@@ -15,8 +15,8 @@ from typing import Any
 
 from homenode.errors import UnsupportedError
 from homenode.model.formats import limits
+from homenode.model.formats.bounded_files import damaged, is_there, quoted, read_json, read_text
 from homenode.model.formats.fields import Fields
-from homenode.model.formats.reading import damaged, is_there, quoted, read_json, read_text
 from homenode.model.formats.tensor_parts import rows_of
 from homenode.model.pooling import HeadActivation, HeadLayer, PoolingKind, PoolingSpec, row_name, yes_or_no
 from homenode.model.spec import ModelSpec, TensorEntry

@@ -9,7 +9,7 @@ from homenode.model.checkpoint.folder import CONFIG
 from homenode.model.checkpoint.folder_text import holds_text_of, text_config
 from homenode.model.config.known_fields import unknown_fields
 from homenode.model.config.known_keys import unknown_keys
-from homenode.model.formats.reading import printable
+from homenode.model.formats.bounded_files import printable
 from homenode.model.spec import Checkpoint
 
 

@@ -14,8 +14,8 @@ from homenode.compute.ops import PlainActivation
 from homenode.errors import UnsupportedError
 from homenode.model.config.folder_rope import ropes_from_config
 from homenode.model.formats import limits
+from homenode.model.formats.bounded_files import quoted
 from homenode.model.formats.fields import Fields
-from homenode.model.formats.reading import quoted
 from homenode.model.spec import ModelSpec, MoeSpec, RopeSpec
 from homenode.units import format_count
 

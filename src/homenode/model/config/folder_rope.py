@@ -6,8 +6,8 @@ import math
 
 from homenode.errors import UnsupportedError
 from homenode.model.formats import limits
+from homenode.model.formats.bounded_files import quoted
 from homenode.model.formats.fields import Fields
-from homenode.model.formats.reading import quoted
 from homenode.model.spec import RopeSpec
 
 NEVER_TURNS = 1e30  # the divisor of a frequency, here as in GGUF files, of a pair of elements that stands still

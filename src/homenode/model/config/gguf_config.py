@@ -17,9 +17,9 @@ from homenode.compute.ops import ExpertScore, GroupScore
 from homenode.errors import UnsupportedError
 from homenode.model.config.folder_config import derived_head_dim, extended_position, sampling_defaults
 from homenode.model.formats import limits
+from homenode.model.formats.bounded_files import damaged, quoted, read_at
 from homenode.model.formats.fields import Fields
 from homenode.model.formats.gguf_token_ids import token_id_of, token_ids_of
-from homenode.model.formats.reading import damaged, quoted, read_at
 from homenode.model.spec import ModelSpec, MoeSpec, RopeSpec, TensorEntry
 from homenode.units import format_count
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from homenode.errors import UnsupportedError
-from homenode.model.formats.reading import quoted
+from homenode.model.formats.bounded_files import quoted
 
 # What is read of every architecture, without its name in front, as are all keys here; `GgufFormat.keys` has what each
 # reads besides.

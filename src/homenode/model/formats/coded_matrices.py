@@ -17,9 +17,9 @@ import numpy as np
 
 from homenode.dtypes import BY_NAME
 from homenode.model.formats import limits
+from homenode.model.formats.bounded_files import damaged, read_at
 from homenode.model.formats.coded_rows import column_order
 from homenode.model.formats.quantisation import Quantisation
-from homenode.model.formats.reading import damaged, read_at
 from homenode.model.spec import CodedMatrix, TensorEntry
 from homenode.units import format_count
 

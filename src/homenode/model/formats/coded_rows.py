@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from homenode.dtypes import BY_NAME, DType
 from homenode.errors import InternalError
+from homenode.model.formats.bounded_files import damaged, read_at
 from homenode.model.formats.fallback_decode import decode_rows
-from homenode.model.formats.reading import damaged, read_at
 from homenode.model.spec import CodedMatrix, TensorEntry
 
 FloatArray = npt.NDArray[np.float32]

@@ -10,7 +10,7 @@ import msgspec
 
 from homenode.errors import UserError
 from homenode.model.expert_placement import ExpertPlacement, ExpertUse
-from homenode.model.formats.reading import file_size, read_at
+from homenode.model.formats.bounded_files import file_size, read_at
 from homenode.model.part import every_expert
 from homenode.model.spec import ModelSpec
 from homenode.units import format_bytes, format_count

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from homenode.dtypes import DType
 from homenode.errors import UnsupportedError
-from homenode.model.formats.reading import damaged, open_file
+from homenode.model.formats.bounded_files import damaged, open_file
 from homenode.model.spec import TensorEntry
 from homenode.units import format_count
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import cast
 
 from homenode.errors import CheckpointError, UnsupportedError
-from homenode.model.formats.reading import damaged, quoted
+from homenode.model.formats.bounded_files import damaged, quoted
 
 _INFINITY = {"__float__": "Infinity"}  # how transformers writes it
 

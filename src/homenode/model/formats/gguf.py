@@ -21,7 +21,7 @@ import numpy as np
 
 from homenode.dtypes import BY_GGUF_ID, DType
 from homenode.errors import CheckpointError, UnsupportedError
-from homenode.model.formats.reading import HeaderReader, damaged, file_size, open_file, quoted
+from homenode.model.formats.bounded_files import HeaderReader, damaged, file_size, open_file, quoted
 from homenode.units import format_count
 
 # Far above any real file (the largest vocabularies make headers of 20 MB); they bound the Python objects a hostile file

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from homenode.errors import UserError
+from homenode.model.formats.bounded_files import damaged, quoted
 from homenode.model.formats.gguf import GgufFile, GgufTensor, read_gguf
-from homenode.model.formats.reading import damaged, quoted
 from homenode.units import format_count
 
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf")

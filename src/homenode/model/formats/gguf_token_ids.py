@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from homenode.errors import CheckpointError
-from homenode.model.formats.reading import quoted
+from homenode.model.formats.bounded_files import quoted
 
 _OF_SENTENCEPIECE = {"bos": 1, "eos": 2, "unknown": 0}
 

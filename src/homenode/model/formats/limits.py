@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-from homenode.model.formats.reading import damaged
+from homenode.model.formats.bounded_files import damaged
 from homenode.model.spec import ModelSpec, MoeSpec, TensorEntry
 from homenode.units import format_count
 

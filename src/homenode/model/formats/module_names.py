@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
-from homenode.model.formats.reading import damaged
+from homenode.model.formats.bounded_files import damaged
 from homenode.model.spec import TensorEntry
 
 _FRONT = "transformer."  # which folders may have or lack in front of every name

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 from homenode.errors import UnsupportedError
 from homenode.model.formats import limits
+from homenode.model.formats.bounded_files import quoted
 from homenode.model.formats.fields import Fields
-from homenode.model.formats.reading import quoted
 
 # Files that hold nothing but the description of the quantisation, by the tools that write them; the first one there is
 # read.

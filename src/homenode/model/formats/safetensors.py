@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from homenode.dtypes import BY_NAME, DType
-from homenode.model.formats.reading import damaged, file_size, parse_json, quoted, read_at
+from homenode.model.formats.bounded_files import damaged, file_size, parse_json, quoted, read_at
 from homenode.model.spec import TensorEntry
 from homenode.units import format_bytes
 

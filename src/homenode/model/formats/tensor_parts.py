@@ -8,7 +8,7 @@ import math
 from dataclasses import replace
 
 from homenode.dtypes import BY_NAME
-from homenode.model.formats.reading import damaged
+from homenode.model.formats.bounded_files import damaged
 from homenode.model.spec import CodedMatrix, TensorEntry
 
 FLOAT32 = BY_NAME["F32"]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from homenode.errors import CapacityError, UnsupportedError
 from homenode.model.architectures.registry import gguf_names, with_gguf_name
-from homenode.model.formats.reading import quoted
+from homenode.model.formats.bounded_files import quoted
 from homenode.model.hub.candidate import Candidate
 from homenode.model.hub.repository import HubFile, HubRepository
 from homenode.units import format_bytes

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from homenode.errors import CheckpointError, UserError
-from homenode.model.formats.reading import read_text, refuse_links
+from homenode.model.formats.bounded_files import read_text, refuse_links
 from homenode.model.sandbox.renderer import DEFAULT_TIMEOUT_S
 from homenode.model.tokenizer.loader import begin_trial, load_tokenizer
 from homenode.model.tokenizer.model_tokenizer import load_model_tokenizer

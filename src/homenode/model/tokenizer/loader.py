@@ -9,8 +9,8 @@ from typing import Any
 
 from homenode.errors import CheckpointError, UnsupportedError
 from homenode.host.refusals import named_refusals
+from homenode.model.formats.bounded_files import is_there, read_json, read_text
 from homenode.model.formats.gguf_token_ids import token_id_of
-from homenode.model.formats.reading import is_there, read_json, read_text
 from homenode.model.sandbox.renderer import DEFAULT_TIMEOUT_S, TemplateRenderer
 from homenode.model.tokenizer.added_tokens import missing_tokens, with_tokens
 from homenode.model.tokenizer.fill_in_middle import GGUF_ROLES

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from homenode.errors import CheckpointError, UnsupportedError, UserError
-from homenode.model.formats.reading import is_there, open_file
+from homenode.model.formats.bounded_files import is_there, open_file
 from homenode.model.sandbox.process import ProcessLostError, SandboxProcess
 
 _MODULE = "homenode.model.tokenizer.trial_process"

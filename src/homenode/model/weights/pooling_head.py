@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from homenode.errors import UnsupportedError
+from homenode.model.formats.bounded_files import damaged
 from homenode.model.formats.fallback_decode import iter_decoded_rows
-from homenode.model.formats.reading import damaged
 from homenode.model.pooling import HeadActivation, PoolingSpec
 from homenode.model.spec import Checkpoint
 

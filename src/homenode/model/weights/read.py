@@ -21,8 +21,8 @@ from homenode.errors import CheckpointError, HostError, InternalError, Unsupport
 from homenode.host.refusals import named_refusals
 from homenode.model.architectures.parameters import Parameters
 from homenode.model.formats import coded_rows
+from homenode.model.formats.bounded_files import read_at
 from homenode.model.formats.fallback_decode import iter_decoded_rows
-from homenode.model.formats.reading import read_at
 from homenode.model.part import IndexRange
 from homenode.model.spec import TensorEntry
 from homenode.model.weights.expert_memory import SharedExperts

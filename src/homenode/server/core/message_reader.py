@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from homenode.chat.choice import ChosenFormats
 from homenode.chat.parser import MessageParser
-from homenode.chat.reading.parts import CallDelta, ContentDelta, Delta, Message, ReasoningDelta, join_deltas
+from homenode.chat.syntax.parts import CallDelta, ContentDelta, Delta, Message, ReasoningDelta, join_deltas
 from homenode.server.core.choice import GenerationEvent, ScoredToken
 
 _PROMPT_END = 4096  # characters of a prompt that tell whether thoughts are open

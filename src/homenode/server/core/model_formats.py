@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from homenode.chat.choice import ChosenFormats, choose
-from homenode.chat.reading.reasoning import RAW
+from homenode.chat.syntax.reasoning import RAW
 from homenode.server.http.config import ServerConfig
 from homenode.server.interfaces.tokenizer import TokenizerLike
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from starlette.datastructures import Headers
 from starlette.responses import Response
 
-from homenode.server.doors.parsing import ANY_ORIGIN
+from homenode.server.doors.setting_values import ANY_ORIGIN
 
 _NAMES = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~ ,-]{1,1024}")  # of headers, separated by commas
 _METHODS = "GET, HEAD, POST, PUT, PATCH, DELETE"

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 
 from homenode.errors import UserError
 from homenode.options import option
-from homenode.server.doors.parsing import parse_origins, parse_permissions, parse_root_path
+from homenode.server.doors.setting_values import parse_origins, parse_permissions, parse_root_path
 from homenode.units import parse_bytes, parse_seconds
 
 

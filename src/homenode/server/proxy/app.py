@@ -32,7 +32,7 @@ from homenode.server.proxy.forwarded_apis import (
 )
 from homenode.server.proxy.forwarder import Forwarder
 from homenode.server.proxy.health import health
-from homenode.server.proxy.passing import passed, passed_document
+from homenode.server.proxy.passed_requests import passed, passed_document
 from homenode.server.proxy.state import ProxyState
 from homenode.server.proxy.stored_responses import holder_of, passed_to_holder
 

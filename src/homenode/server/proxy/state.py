@@ -14,13 +14,13 @@ from homenode.server.keys.keyring import Keyring
 from homenode.server.keys.named_key import unnamed_keys
 from homenode.server.proxy.breaker import CircuitBreaker
 from homenode.server.proxy.config import ProxyConfig
+from homenode.server.proxy.health_watch import HealthWatch
 from homenode.server.proxy.instances import Instance, Role, obstacle
 from homenode.server.proxy.metrics import ProxyMetrics
 from homenode.server.proxy.proxied_request import Choose, ProxiedRequest
 from homenode.server.proxy.releases import Releases
 from homenode.server.proxy.routing import ChosenRoute, LoadTable, Prompt, RouteTarget
 from homenode.server.proxy.upstreams import Upstream
-from homenode.server.proxy.watching import HealthWatch
 
 _LOG = logging.getLogger("homenode.proxy")
 _BODIES_AT_ONCE = 8  # bodies of the largest size that may be in memory together

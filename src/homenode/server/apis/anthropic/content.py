@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from homenode.chat.reading.parts import CallDelta, ContentDelta, Delta, ReasoningDelta
+from homenode.chat.syntax.parts import CallDelta, ContentDelta, Delta, ReasoningDelta
 
 
 class MessagesText(Struct, kw_only=True, tag_field="type", tag="text"):

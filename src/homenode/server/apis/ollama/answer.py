@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from homenode.chat.reading.parts import CallDelta, ContentDelta, Delta, Message, ReasoningDelta
+from homenode.chat.syntax.parts import CallDelta, ContentDelta, Delta, Message, ReasoningDelta
 from homenode.server.apis.ollama.errors import ollama_error
 from homenode.server.core.choice import ScoredToken
 from homenode.server.core.conversation import Conversation

@@ -23,9 +23,9 @@ from homenode.server.apis.responses.conversation import (
     written_messages,
 )
 from homenode.server.apis.responses.history import ItemHistory, read_history, work_items
+from homenode.server.apis.responses.input import more_tools, read_tools
 from homenode.server.apis.responses.output import ResponseObject
 from homenode.server.apis.responses.output_builder import OutputBuilder
-from homenode.server.apis.responses.reading import more_tools, read_tools
 from homenode.server.apis.responses.request import HINTS, ResponsesRequest
 from homenode.server.apis.responses.tools import OfferedTools
 from homenode.server.core.answer import respond_conversation

@@ -12,8 +12,8 @@ import msgspec
 from msgspec import Raw
 
 from homenode.server.apis.responses.background import UNFINISHED, status_of
+from homenode.server.apis.responses.input import check_number, item_kind, read_items
 from homenode.server.apis.responses.messages import Note, PlacedItem
-from homenode.server.apis.responses.reading import check_number, item_kind, read_items
 from homenode.server.apis.responses.request import ResponsesRequest
 from homenode.server.core.response_store import StoredResponse
 from homenode.server.core.state import ServerState

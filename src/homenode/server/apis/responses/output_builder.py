@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from msgspec import UNSET
 
-from homenode.chat.reading.parts import CallDelta, ContentDelta, Delta, ReasoningDelta
+from homenode.chat.syntax.parts import CallDelta, ContentDelta, Delta, ReasoningDelta
 from homenode.server.apis.responses.events import ResponsesEvent
 from homenode.server.apis.responses.items import ItemStatus
 from homenode.server.apis.responses.output import (

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from homenode.chat.custom_tools import CustomInput, custom_input
-from homenode.chat.reading.parts import CallDelta, ContentDelta, Delta, Message, ReasoningDelta
+from homenode.chat.syntax.parts import CallDelta, ContentDelta, Delta, Message, ReasoningDelta
 from homenode.server.apis.openai.chat.request import ChatRequest, shows_thoughts
 from homenode.server.apis.openai.requests import StreamOptions
 from homenode.server.apis.openai.responses import (

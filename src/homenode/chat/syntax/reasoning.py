@@ -6,8 +6,8 @@ import functools
 import re
 from dataclasses import dataclass
 
-from homenode.chat.reading.source import Reading, TextSource
-from homenode.chat.reading.writer import Writer
+from homenode.chat.syntax.source import Reading, TextSource
+from homenode.chat.syntax.writer import Writer
 
 RAW = "none"  # thoughts stay in the content as the model wrote them
 

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from homenode.chat.reading.reasoning import Thoughts
-from homenode.chat.reading.schema_types import Types, property_types
-from homenode.chat.reading.source import Reading, TextSource
-from homenode.chat.reading.writer import Writer
+from homenode.chat.syntax.reasoning import Thoughts
+from homenode.chat.syntax.schema_types import Types, property_types
+from homenode.chat.syntax.source import Reading, TextSource
+from homenode.chat.syntax.writer import Writer
 
 HELD_CHARACTERS = 256  # of arguments before a call is shown that may still turn out to be none
 _NAME = re.compile(r"[\w.:/-]{1,256}")

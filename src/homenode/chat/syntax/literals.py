@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from homenode.chat.reading.source import Reading, TextSource
+from homenode.chat.syntax.source import Reading, TextSource
 
 Emit = Callable[[str], None]
 _WORD = re.compile(r"[-+.\w]+", re.ASCII)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from homenode.chat.reading.reader import Marker, Reader
-from homenode.chat.reading.source import Reading
+from homenode.chat.syntax.reader import Marker, Reader
+from homenode.chat.syntax.source import Reading
 
 
 def read_sections(

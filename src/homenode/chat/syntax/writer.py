@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from homenode.chat.reading.parts import CallDelta, ContentDelta, Delta, ReasoningDelta
+from homenode.chat.syntax.parts import CallDelta, ContentDelta, Delta, ReasoningDelta
 
 
 class Writer:

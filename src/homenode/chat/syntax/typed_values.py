@@ -6,11 +6,11 @@ import functools
 import re
 from collections.abc import Sequence
 
-from homenode.chat.reading.call_objects import normal_value
-from homenode.chat.reading.literals import quote
-from homenode.chat.reading.reader import Attempt
-from homenode.chat.reading.schema_types import KINDS, STRING, Types
-from homenode.chat.reading.source import Reading, TextSource
+from homenode.chat.syntax.call_objects import normal_value
+from homenode.chat.syntax.literals import quote
+from homenode.chat.syntax.reader import Attempt
+from homenode.chat.syntax.schema_types import KINDS, STRING, Types
+from homenode.chat.syntax.source import Reading, TextSource
 
 _WORDS = {"True": "true", "False": "false", "None": "null"}
 

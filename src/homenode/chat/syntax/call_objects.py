@@ -6,9 +6,9 @@ import functools
 import json
 from collections.abc import Callable, Sequence
 
-from homenode.chat.reading.literals import JSON, read_string, read_value
-from homenode.chat.reading.reader import Attempt, Marker, Reader
-from homenode.chat.reading.source import Reading, TextSource
+from homenode.chat.syntax.literals import JSON, read_string, read_value
+from homenode.chat.syntax.reader import Attempt, Marker, Reader
+from homenode.chat.syntax.source import Reading, TextSource
 
 _NAMES = ("name", "tool_name")
 _ARGUMENTS = ("arguments", "parameters")
