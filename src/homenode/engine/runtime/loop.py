@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 from typing import Protocol
 
@@ -199,8 +199,7 @@ class EngineCore:
                 for request in requests:
                     self._submit(request)
             case Abort(ids, reason):
-                for request_id in ids:
-                    self._apply(Aborted(self._clock(), request_id, reason))
+                self._abort(ids, reason)
             case ReleaseKv(ticket, reason):
                 if self._agent is not None:
                     self._agent.tell(Released(ticket, reason))
@@ -209,8 +208,7 @@ class EngineCore:
             case AgentLost(reason):
                 raise InternalError(f"the agent that hands KV over has ended: {reason}")
             case AbortFront(front):
-                for request_id in [each for each in self._live if front_of(each) == front]:
-                    self._apply(Aborted(self._clock(), request_id))
+                self._abort([each for each in self._live if front_of(each) == front])
             case Ping(number):
                 self._send(Heartbeat(number, self._clock()))
             case Drain(timeout_s):
@@ -224,6 +222,10 @@ class EngineCore:
                 raise InternalError(
                     f"the engine's inbox held a {type(item).__name__}, which is no message to the engine"
                 )
+
+    def _abort(self, ids: Sequence[int], reason: str = "abort") -> None:
+        for request_id in ids:
+            self._apply(Aborted(self._clock(), request_id, reason))
 
     def _submit(self, request: Request) -> None:
         refusal = without_agent(request) if self._agent is None else None

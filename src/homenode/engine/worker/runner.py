@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from homenode.compute.ops import Backend, Program, StateMemory, StepArrays
+from homenode.compute.ops import Backend, Logits, Program, StateMemory, StepArrays
 from homenode.engine.channels.base import WorkerChannels
-from homenode.engine.step import StartSequence, Step, StepResult
+from homenode.engine.step import StartSequence, Step, StepItem, StepResult
+from homenode.engine.worker.batch import Batch
 from homenode.engine.worker.continued import Batches
 from homenode.engine.worker.pooler import Pooler
 from homenode.engine.worker.sampler import Sampler, score
@@ -20,8 +21,6 @@ from homenode.engine.worker.sequences import SequenceTable
 from homenode.engine.worker.state_pages import StatePages
 from homenode.errors import InternalError
 from homenode.model.part import ModelPart
-from homenode.model.pooling import PoolingKind
-from homenode.model.weights.pooling_head import LoadedHeadLayer
 
 if TYPE_CHECKING:
     from homenode.engine.worker.grammar_masks import GrammarMasks
@@ -47,14 +46,13 @@ class Runner:
         state: StateMemory = None,
         grammars: Callable[[], GrammarMasks] | None = None,
         state_pages: StatePages | None = None,
-        pooling: PoolingKind | None = None,
-        head: Sequence[LoadedHeadLayer] = (),
+        pooler: Pooler | None = None,
     ) -> None:
         """`eos_token_ids`: what a sequence with `min_tokens` may not draw before it has them. `part`: of the model,
         None: all of it. `channels`: to other workers, None: there are none. `columns`: of the rows between stages.
         `state`: the state memory of the program, None: no layer here keeps a state. `grammars`: makes what computes the
         masks of sequences with a grammar, asked when the first comes; None: there are none. `state_pages`: how states
-        lie in KV blocks where they are handed over. `pooling`, `head`: how texts become vectors in place of tokens.
+        lie in KV blocks where they are handed over. `pooler`: makes texts vectors in place of tokens.
         """
         self._program, self._backend, self._clock = program, backend, clock
         self._draws = part is None or part.last_stage
@@ -62,8 +60,8 @@ class Runner:
         self._channels, self._columns = channels or WorkerChannels(), columns
         self._state, self._state_pages = state, state_pages
         self._table = SequenceTable(block_size, eos_token_ids, has_state=state is not None)
-        self._batches = Batches(self._table, pooling)
-        self._pooler = None if pooling is None else Pooler(pooling, head)
+        self._batches = Batches(self._table, None if pooler is None else pooler.kind)
+        self._pooler = pooler
         self._sampler = Sampler(backend, self._table)
         self._make_grammars, self._grammars = grammars, cast("GrammarMasks | None", None)
         self.waited_s = 0.0
@@ -88,19 +86,9 @@ class Runner:
         if step.ends or step.starts:
             self._batches.forget()
         for seq in step.ends:
-            if self._grammars is not None:
-                self._grammars.end(self._table.find(seq))
-            if self._pooler is not None:
-                self._pooler.end(seq)
-            self._table.end(seq)
+            self._end(seq)
         for start in step.starts:
-            self._table.start(start)
-            if start.params.grammar is not None and self._draws:
-                self._bind(start)
-            if self._state is not None and start.state_source >= 0:
-                self._state.copy_slot(start.state_source, start.state_slot)
-            if self._state_pages is not None and start.state_pages:
-                self._state_pages.load(start.state_pages, start.state_slot)
+            self._start(start)
         if not step.items:
             return StepResult(step.number, [])
         batch = self._batches.build(step.items)
@@ -108,29 +96,55 @@ class Runner:
             self._grammars.begin(batch.row_slots, self._table)
         self._receive(step.number, batch.arrays)
         rows = self._program.run(batch.arrays)
-        slots = batch.arrays.state_slot
-        if self._state_pages is not None and slots is not None:
-            for slot, item in zip(slots.tolist(), step.items, strict=True):
-                if item.state_pages:
-                    self._state_pages.store(slot, item.state_pages)
+        self._store_states(batch.arrays, step.items)
         if self._channels.inlet is not None:
             self._channels.inlet.free()
+        return self._result(step, batch, rows, begin)
+
+    def _end(self, seq: int) -> None:
+        if self._grammars is not None:
+            self._grammars.end(self._table.find(seq))
+        if self._pooler is not None:
+            self._pooler.end(seq)
+        self._table.end(seq)
+
+    def _start(self, start: StartSequence) -> None:
+        self._table.start(start)
+        if start.params.grammar is not None and self._draws:
+            self._bind(start)
+        if self._state is not None and start.state_source >= 0:
+            self._state.copy_slot(start.state_source, start.state_slot)
+        if self._state_pages is not None and start.state_pages:
+            self._state_pages.load(start.state_pages, start.state_slot)
+
+    def _store_states(self, arrays: StepArrays, items: Sequence[StepItem]) -> None:
+        """Into the KV blocks in which they are handed over."""
+        if self._state_pages is None or arrays.state_slot is None:
+            return
+        for slot, item in zip(arrays.state_slot.tolist(), items, strict=True):
+            if item.state_pages:
+                self._state_pages.store(slot, item.state_pages)
+
+    def _result(self, step: Step, batch: Batch, rows: Logits, begin: float) -> StepResult:
+        """What becomes of the program's rows: handed to the next stage, pooled, or tokens are drawn from them."""
         if not self._draws:
             if self._channels.outlet is not None:
                 self._channels.outlet.put(step.number, rows)
-            return StepResult(step.number, [], [], self._clock() - begin - self.waited_s)
+            return StepResult(step.number, [], seconds=self._seconds_since(begin))
         if self._pooler is not None:
             pooled = self._pooler.take(np.asarray(rows), step.items) if self._answers else []
-            return StepResult(step.number, [], [], self._clock() - begin - self.waited_s, pooled=pooled)
+            return StepResult(step.number, [], seconds=self._seconds_since(begin), pooled=pooled)
         scored = score(self._backend, rows, batch, self._table)
         sampled = self._sampler.draw(rows, batch, self._grammars)
         self._batches.drawn(batch, step.items)
-        seconds = self._clock() - begin - self.waited_s
-        return (
-            StepResult(step.number, sampled, scored, seconds, self._sampler.failed)
-            if self._answers
-            else StepResult(step.number, [], [], seconds)
-        )
+        seconds = self._seconds_since(begin)
+        if not self._answers:
+            return StepResult(step.number, [], seconds=seconds)
+        return StepResult(step.number, sampled, scored, seconds, self._sampler.failed)
+
+    def _seconds_since(self, begin: float) -> float:
+        """Without those waited for the stage before."""
+        return self._clock() - begin - self.waited_s
 
     def _bind(self, start: StartSequence) -> None:
         if self._grammars is None:

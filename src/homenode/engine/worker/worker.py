@@ -16,6 +16,7 @@ from homenode.engine.channels.base import WorkerChannels
 from homenode.engine.channels.messages import FileRange, Fits, Join, RunStep, WorkerStepDone
 from homenode.engine.experts.usage import EXPERT_USES, Table, of_part
 from homenode.engine.worker.load import InsideEngine, LoadedPart, check_pages, load_part
+from homenode.engine.worker.pooler import Pooler
 from homenode.engine.worker.runner import Runner
 from homenode.engine.worker.shared_kv import SharedKv
 from homenode.engine.worker.state_pages import StatePages
@@ -118,6 +119,7 @@ class PartWorker:
     def prepare(self, links: WorkerChannels) -> None:
         """Know of no sequence, and go on with these channels."""
         loaded, part = self.loaded, self._join.part
+        pooling = loaded.model.spec.pooling
         assert self._cache is not None  # `lay` comes first
         if self._program is None or part.ranks > 1:  # a program is bound to its group
             before = self._uses()
@@ -136,8 +138,7 @@ class PartWorker:
             state=self._state,
             grammars=self._grammar_masks,
             state_pages=self._state_pages,
-            pooling=None if loaded.model.spec.pooling is None else loaded.model.spec.pooling.rows,
-            head=loaded.model.head,
+            pooler=None if pooling is None else Pooler(pooling.rows, loaded.model.head),
         )
 
     def _grammar_masks(self) -> GrammarMasks:
