@@ -15,7 +15,7 @@ from statistics import NormalDist
 
 from homenode.compute.ops import LayerKv, Ops, Tensor
 from homenode.errors import UnsupportedError
-from homenode.model.architectures import attention, gemma2, gemma4, stage, tables
+from homenode.model.architectures import attention, gemma2, gemma4, per_layer_inputs, shared_keys, stage, tables
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
 from homenode.model.architectures.layer_kinds import all_but_each
 from homenode.model.architectures.parameters import Condition, ForwardContext, Parameter, always, of_model
@@ -101,7 +101,7 @@ _GATE, *_UP_DOWN = tables.GATE_UP_DOWN
 _SCALE = "altup.correct_output_scale"
 PARAMETERS = (
     *gemma4.EMBEDDING_AND_HEAD,
-    *gemma4.PER_LAYER_TOP,
+    *per_layer_inputs.ON_TOP,
     *(_stream_projections("in", _IN, number) for number in range(1, MOST_STREAMS)),
     *(_stream_projections("out", _OUT, number) for number in range(1, MOST_STREAMS)),
     *gemma4.ATTENTION,
@@ -110,7 +110,7 @@ PARAMETERS = (
     replace(_GATE, key="sparse_gate", shape=("all_intermediate", "hidden"), when=_is_sparse),
     *_UP_DOWN,
     tables.NORMS_BEHIND[1],
-    *gemma4.PER_LAYER_BLOCK,
+    *per_layer_inputs.OF_LAYERS,
     layer_weight("laurel_left", "laurel.linear_left", "laurel_l", "laurel", "hidden"),
     layer_weight("laurel_right", "laurel.linear_right", "laurel_r", "hidden", "laurel"),
     layer_weight("laurel_norm", "laurel.post_laurel_norm", "laurel_post_norm", "hidden"),
@@ -130,7 +130,7 @@ PARAMETERS = (
 
 def _with_streams(spec: ModelSpec, streams: int, taken: int, vocabulary: int, rank: int) -> ModelSpec:
     dimensions = {"streams": streams, "stream_pairs": streams**2, "laurel": rank}
-    return replace(gemma4.with_inputs(spec, taken, vocabulary, **dimensions), streams=streams)
+    return replace(per_layer_inputs.with_inputs(spec, taken, vocabulary, **dimensions), streams=streams)
 
 
 def _refuse_other_stream(fields: Fields, key: str) -> None:
@@ -152,9 +152,9 @@ def _read_folder(config: FolderConfig) -> ModelSpec:
     shared = fields.integer("num_kv_shared_layers", SHARED, minimum=0, maximum=layers - 1)
     own = [LayerKv(spec.num_kv_heads, spec.head_dim, spec.head_dim)] * layers
     spec = _with_streams(
-        gemma4.with_layers(config, spec, own, shared),
+        shared_keys.with_layers(config, spec, own, shared),
         fields.integer("altup_num_inputs", STREAMS, minimum=2, maximum=MOST_STREAMS),
-        fields.integer("hidden_size_per_layer_input", gemma4.PER_LAYER, maximum=limits.MOST_HIDDEN),
+        fields.integer("hidden_size_per_layer_input", per_layer_inputs.WIDTH, maximum=limits.MOST_HIDDEN),
         fields.integer("vocab_size_per_layer_input", VOCABULARY, maximum=limits.MOST_VOCAB),
         fields.integer("laurel_rank", RANK, maximum=limits.MOST_HIDDEN),
     )
@@ -199,7 +199,7 @@ def _read_gguf(config: GgufConfig) -> ModelSpec:
     )
     own = [LayerKv(spec.num_kv_heads, spec.head_dim, spec.head_dim)] * layers
     return _with_streams(
-        gemma4.with_layers(config, spec, own, shared),
+        shared_keys.with_layers(config, spec, own, shared),
         fields.integer("altup.num_inputs", STREAMS, minimum=2, maximum=MOST_STREAMS),
         fields.integer("embedding_length_per_layer_input", maximum=limits.MOST_HIDDEN),
         spec.vocab_size,
@@ -208,13 +208,13 @@ def _read_gguf(config: GgufConfig) -> ModelSpec:
 
 
 def _from_folder(tensors: Mapping[str, TensorEntry], spec: ModelSpec) -> dict[str, TensorEntry]:
-    found = gemma4.without_unread(tensors, spec)
+    found = shared_keys.without_unread(tensors, spec)
     return found if _of(spec).scaled else {n: entry for n, entry in found.items() if not n.endswith(_SCALE)}
 
 
 def _from_gguf(tensors: Mapping[str, TensorEntry], spec: ModelSpec) -> dict[str, TensorEntry]:
     """A file's tensors, those that stack the matrices of streams as one for each."""
-    found = gemma4.without_unread(tensors, spec)
+    found = shared_keys.without_unread(tensors, spec)
     for name in (_IN, _OUT):
         entry = found.pop(f"model.{name}.weight", None)
         for index in range(entry.shape[0] if entry is not None and len(entry.shape) == 3 else 0):
@@ -274,8 +274,7 @@ def _corrected(ops: Ops, model: ForwardContext, layer: Layer, predicted: Tensor,
     news = ops.add(x, ops.scale(ops.split(predicted, (hidden, rest))[0], -1.0))
     first, others = ops.split(ops.add_weighted(predicted, news, weights, hidden, 1.0), (hidden, rest))
     scaled = ops.multiply(first, layer["stream_scale"]) if "stream_scale" in layer else first
-    gated = ops.gelu_mul(ops.linear(scaled, (layer["per_layer_gate"],)), taken)
-    out = stage.normed(ops, model, ops.linear(gated, (layer["per_layer_out"],)), layer["per_layer_out_norm"])
+    out = per_layer_inputs.behind(ops, model, layer, scaled, taken)
     return ops.join_heads(first, ops.add_weighted(others, out, None, hidden, 1.0), 1)
 
 
@@ -283,7 +282,7 @@ def forward(ops: Ops, model: ForwardContext) -> Tensor:
     """Logits of the step's selected rows, or the rows for the next stage: all streams."""
     hidden, streams = model.spec.hidden_size, _streams_of(ops, model)
     widths = (hidden, model.spec.handed_columns - hidden)
-    inputs = gemma4.taken_in(ops, model)
+    inputs = per_layer_inputs.of_tokens(ops, model)
     far, near = attention.angles(ops, model.rope), attention.angles(ops, model.rope.local or model.rope)
     for index, layer in enumerate(model.parameters.layers):
         first = ops.split(streams, widths)[0]

@@ -8,13 +8,12 @@ without a window, and experts are beside the MLP.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from homenode.compute.ops import LayerKv, Ops, Tensor
 from homenode.errors import UnsupportedError
-from homenode.model.architectures import attention, gemma2, mlp, stage, tables
+from homenode.model.architectures import attention, gemma2, mlp, per_layer_inputs, shared_keys, stage, tables
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
 from homenode.model.architectures.layer_kinds import all_but_each
 from homenode.model.architectures.parameters import ForwardContext, Parameter, always, of_model
@@ -35,7 +34,6 @@ DEFAULTS = Defaults(
 )  # fmt: skip
 PATTERN = 6  # each layer of that number sees its whole context, the others a window
 HEAD_DIM, TURNING = 512, 0.25  # of layers without a window, and how much of it turns
-PER_LAYER = 256  # elements that a layer takes in for each token
 FIELDS = frozenset(
     "hidden_activation sliding_window use_bidirectional_attention attention_bias final_logit_softcapping "
     "vocab_size_per_layer_input hidden_size_per_layer_input attention_k_eq_v num_kv_shared_layers enable_moe_block "
@@ -65,20 +63,13 @@ def _of(spec: ModelSpec) -> Gemma4Extras:
     return spec.own if isinstance(spec.own, Gemma4Extras) else Gemma4Extras(False)
 
 
-_takes_in = of_model(lambda spec: spec.dimensions.get("per_layer", 0) > 0)
-
-
 def _has_embedding(spec: ModelSpec, part: ModelPart, layer: int | None) -> bool:
-    return tables.has_embedding(spec, part, layer) or _takes_in(spec, part, layer)
-
-
-def _has_keys(spec: ModelSpec, _part: ModelPart, layer: int | None) -> bool:
-    return layer is None or spec.donor_of(layer) == layer
+    return tables.has_embedding(spec, part, layer) or per_layer_inputs.taken(spec, part, layer)
 
 
 def _has_values(spec: ModelSpec, part: ModelPart, layer: int | None) -> bool:
     keys_alone = _of(spec).keys_as_values and layer is not None and spec.window_of(layer) is None
-    return _has_keys(spec, part, layer) and not keys_alone
+    return shared_keys.has_own(spec, part, layer) and not keys_alone
 
 
 _is_scaled = of_model(lambda spec: _of(spec).scaled)
@@ -88,48 +79,19 @@ _EMBED, *_HEAD = tables.EMBEDDING_AND_HEAD
 _Q, _K, _V, _O = tables.PROJECTIONS
 _Q_NORM, _K_NORM = tables.HEAD_NORMS
 EMBEDDING_AND_HEAD = (replace(_EMBED, when=_has_embedding), *_HEAD)
-PER_LAYER_TOP = (  # what each layer takes in
-    Parameter(
-        "per_layer_table",
-        "model.embed_tokens_per_layer.weight",
-        ("per_layer_vocabulary", "all_per_layer"),
-        "per_layer_token_embd.weight",
-        _takes_in,
-        stays_in_file=True,
-    ),
-    Parameter(
-        "per_layer_projection",
-        "model.per_layer_model_projection.weight",
-        ("all_per_layer", "hidden"),
-        "per_layer_model_proj.weight",
-        _takes_in,
-    ),
-    Parameter(
-        "per_layer_norm",
-        "model.per_layer_projection_norm.weight",
-        ("per_layer",),
-        "per_layer_proj_norm.weight",
-        _takes_in,
-    ),
-)
-PER_LAYER_BLOCK = (
-    layer_weight("per_layer_gate", "per_layer_input_gate", "inp_gate", "per_layer", "hidden", when=_takes_in),
-    layer_weight("per_layer_out", "per_layer_projection", "proj", "hidden", "per_layer", when=_takes_in),
-    layer_weight("per_layer_out_norm", "post_per_layer_input_norm", "post_norm", "hidden", when=_takes_in),
-)
 ATTENTION = (
     tables.INPUT_NORM,
     _Q,
-    replace(_K, when=_has_keys),
+    replace(_K, when=shared_keys.has_own),
     replace(_V, when=_has_values),
     _O,
     _Q_NORM,
-    replace(_K_NORM, when=_has_keys),
+    replace(_K_NORM, when=shared_keys.has_own),
     tables.NORMS_BEHIND[0],
 )
 PARAMETERS = (
     *EMBEDDING_AND_HEAD,
-    *PER_LAYER_TOP,
+    *per_layer_inputs.ON_TOP,
     *ATTENTION,
     tables.NORM_BETWEEN,
     *(replace(matrix, when=always) for matrix in tables.GATE_UP_DOWN),
@@ -158,7 +120,7 @@ PARAMETERS = (
             ("expert_norm", "post_feedforward_layernorm_2", "post_ffw_norm_2"),
         )
     ),
-    *PER_LAYER_BLOCK,
+    *per_layer_inputs.OF_LAYERS,
     Parameter(
         "layer_scale",
         "model.layers.{layer}.layer_scalar",
@@ -167,44 +129,6 @@ PARAMETERS = (
         _is_scaled,
     ),
 )
-
-
-def _shared(own: list[LayerKv], sliding: tuple[bool, ...], first: int) -> tuple[LayerKv | int, ...]:
-    """What each layer keeps, those from `first` on reading the last layer before it of their kind. ValueError where
-    there is none.
-    """
-    last = {kind: max(layer for layer in range(first) if sliding[layer] == kind) for kind in set(sliding)}
-    return tuple(kv if layer < first else last[sliding[layer]] for layer, kv in enumerate(own))
-
-
-def with_layers(config: FolderConfig | GgufConfig, spec: ModelSpec, own: list[LayerKv], shared: int) -> ModelSpec:
-    """The figures with what each layer keeps, the last `shared` of them nothing of their own."""
-    sliding = spec.sliding_layers or (False,) * spec.num_layers
-    try:
-        kept = _shared(own, sliding, spec.num_layers - shared)
-    except ValueError as error:
-        wanted = "a layer of each kind before them, whose keys and values they read"
-        raise damaged(config.path, "layers that share keys and values", seen=shared, wanted=wanted) from error
-    for kv in own:
-        if spec.num_heads % kv.kv_heads:
-            raise damaged(
-                config.path, "key-value heads of a layer", seen=kv.kv_heads, wanted=f"a divisor of {spec.num_heads}"
-            )
-    return replace(
-        spec,
-        layer_kv=kept,
-        num_kv_heads=max(kv.kv_heads for kv in own),
-        embedding_scale=math.sqrt(spec.hidden_size),
-        attention_scale=1.0,
-    )
-
-
-def with_inputs(spec: ModelSpec, width: int, vocabulary: int, **more: int) -> ModelSpec:
-    """The figures with `width` elements that a layer takes in for each token, by a table of so many rows. `more`:
-    further dimensions.
-    """
-    inputs = {"per_layer": width, "all_per_layer": width * spec.num_layers, "per_layer_vocabulary": vocabulary}
-    return replace(spec, dimensions=inputs | more)
 
 
 def _far_heads(config: FolderConfig, layer: int, default: tuple[int | None, int]) -> tuple[int | None, int]:
@@ -256,16 +180,16 @@ def _read_folder(config: FolderConfig) -> ModelSpec:
         kv_heads, head_dim = by_layer.get(layer, (None, near))
         own.append(LayerKv(kv_heads or spec.num_kv_heads, head_dim, head_dim))
     shared = fields.integer("num_kv_shared_layers", 0, minimum=0, maximum=spec.num_layers - 1)
-    spec = with_layers(config, spec, own, shared)
+    spec = shared_keys.with_layers(config, spec, own, shared)
     if fields.boolean("use_double_wide_mlp", False) and shared:
         inner = spec.intermediate_size
         spec = replace(spec, layer_intermediate=(inner,) * (spec.num_layers - shared) + (2 * inner,) * shared)
-    taken = fields.integer("hidden_size_per_layer_input", PER_LAYER, minimum=0, maximum=limits.MOST_HIDDEN)
+    taken = fields.integer("hidden_size_per_layer_input", per_layer_inputs.WIDTH, minimum=0, maximum=limits.MOST_HIDDEN)
     vocabulary = fields.integer("vocab_size_per_layer_input", DEFAULTS.vocab, maximum=limits.MOST_VOCAB)
     if taken and vocabulary < spec.vocab_size:
         raise fields.wrong("vocab_size_per_layer_input", vocabulary, f"the {spec.vocab_size} of vocab_size or more")
     return replace(
-        with_inputs(spec, taken, vocabulary),
+        per_layer_inputs.with_inputs(spec, taken, vocabulary),
         own=Gemma4Extras(same),
         logits_softcap=gemma2.softcap(config, "final_logit_softcapping", None),
         moe=_moe(config) if fields.boolean("enable_moe_block", False) else None,
@@ -332,7 +256,7 @@ def _read_gguf(config: GgufConfig) -> ModelSpec:
         layer_intermediate=inner if len(set(inner)) > 1 else (),
         logits_softcap=fields.optional_number("final_logit_softcapping", least=0.0) or None,
     )
-    spec = with_layers(config, spec, own, shared)
+    spec = shared_keys.with_layers(config, spec, own, shared)
     taken = fields.integer("embedding_length_per_layer_input", 0, minimum=0, maximum=limits.MOST_HIDDEN)
     values = [f"model.layers.{layer}.self_attn.v_proj.weight" in config.tensors for layer in range(spec.num_layers)]
     same = any(
@@ -343,36 +267,12 @@ def _read_gguf(config: GgufConfig) -> ModelSpec:
     if fields.integer("expert_count", 0, minimum=0):
         moe = config.moe(spec, "model.layers.{layer}.router.proj.weight")
         spec = replace(spec, moe=replace(moe, activation="gelu", dense_layers=()))
-    return replace(with_inputs(spec, taken, spec.vocab_size), own=Gemma4Extras(same, scaled))
-
-
-def without_unread(tensors: Mapping[str, TensorEntry], spec: ModelSpec) -> dict[str, TensorEntry]:
-    """The tensors but for keys and values of layers that read those of others, which some files hold all the same."""
-    unread = {
-        f"model.layers.{layer}.self_attn.{name}.weight"
-        for layer in range(spec.num_layers)
-        if spec.donor_of(layer) != layer
-        for name in ("k_proj", "v_proj", "k_norm", "v_norm")
-    }
-    return {name: entry for name, entry in tensors.items() if name not in unread}
+    return replace(per_layer_inputs.with_inputs(spec, taken, spec.vocab_size), own=Gemma4Extras(same, scaled))
 
 
 def from_folder(tensors: Mapping[str, TensorEntry], spec: ModelSpec) -> dict[str, TensorEntry]:
     """The tensors of a folder, experts one by one."""
-    return STACKED.split(without_unread(tensors, spec), spec)
-
-
-def taken_in(ops: Ops, model: ForwardContext) -> tuple[Tensor, ...]:
-    """What each layer of the model takes in: a part of the token's row of the table, and one of its embedding's
-    projection. Row 0 of the table is that of tokens past it.
-    """
-    spec, top = model.spec, model.parameters.top
-    width = spec.dimensions["per_layer"]
-    of_token = ops.scale(ops.stored_rows(top["per_layer_table"], otherwise=0), math.sqrt(width))
-    projected = ops.linear(stage.embedded(ops, model), (top["per_layer_projection"],))
-    of_embedding = stage.normed(ops, model, ops.scale(projected, spec.hidden_size**-0.5), top["per_layer_norm"])
-    both = ops.scale(ops.add(of_embedding, of_token), 2**-0.5)
-    return tuple(ops.split(both, [width] * spec.num_layers))
+    return STACKED.split(shared_keys.without_unread(tensors, spec), spec)
 
 
 def attended(ops: Ops, model: ForwardContext, index: int, h: Tensor, rotation: Tensor) -> Tensor:
@@ -412,7 +312,7 @@ def fed_forward(ops: Ops, model: ForwardContext, index: int, x: Tensor) -> Tenso
 
 def _forward(ops: Ops, model: ForwardContext) -> Tensor:
     x = stage.enter(ops, model)
-    inputs = taken_in(ops, model) if "per_layer_table" in model.parameters.top else ()
+    inputs = per_layer_inputs.of_tokens(ops, model) if "per_layer_table" in model.parameters.top else ()
     far = attention.angles(ops, model.rope)
     near = attention.angles(ops, model.rope.local or model.rope)
     for index, layer in enumerate(model.parameters.layers):
@@ -424,9 +324,7 @@ def _forward(ops: Ops, model: ForwardContext) -> Tensor:
         x = ops.add(x, stage.normed(ops, model, out, layer["mlp_norm"]))
         if inputs:
             taken = stage.select_last(ops, model, index, inputs[model.part.layers.first + index])
-            gated = ops.gelu_mul(ops.linear(x, (layer["per_layer_gate"],)), taken)
-            out = ops.linear(gated, (layer["per_layer_out"],))
-            x = ops.add(x, stage.normed(ops, model, out, layer["per_layer_out_norm"]))
+            x = ops.add(x, per_layer_inputs.behind(ops, model, layer, x, taken))
         if "layer_scale" in layer:
             x = ops.scale(x, layer["layer_scale"])
     return stage.leave(ops, model, x)
@@ -443,7 +341,7 @@ ARCHITECTURE = Architecture(
         picture_classes=("Gemma4ForConditionalGeneration", "Gemma4UnifiedForConditionalGeneration"),
         convert=from_folder,
     ),
-    GgufFormat("gemma4", _read_gguf, keys=KEYS, convert=without_unread, with_or_without_experts=True),
+    GgufFormat("gemma4", _read_gguf, keys=KEYS, convert=shared_keys.without_unread, with_or_without_experts=True),
     PARAMETERS,
     _forward,
 )
