@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -23,6 +22,7 @@ from homenode.engine.request import Request
 from tests.engine.engines import PATIENCE_S, config_for, greedy, run_all
 from tests.engine.test_golden import golden
 from tests.paths import STORIES_MIXTURE, needs_data
+from tests.waits import eventually
 
 pytestmark = needs_data
 
@@ -70,10 +70,7 @@ def test_figures_come_in_when_nothing_else_happens() -> None:
         prompt = golden()[0]["prompt_ids"]
         run_all(engine, [prompt], [greedy(TOKENS)])
         wanted = CHOSEN * LAYERS * (len(prompt) + TOKENS - 1)
-        deadline = time.monotonic() + PATIENCE_S
-        while sum(engine.statistics.compute["experts"]["tokens"]) < wanted:  # type: ignore[index]
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        eventually(lambda: sum(engine.statistics.compute["experts"]["tokens"]) >= wanted)  # type: ignore[index]
     finally:
         engine.close()
 
@@ -85,10 +82,7 @@ def test_a_server_at_rest_has_everything_in_its_file(tmp_path: Path) -> None:
     try:
         run_all(engine, [prompt], [greedy(TOKENS)])
         wanted = [CHOSEN * (len(prompt) + TOKENS - 1)] * LAYERS
-        deadline = time.monotonic() + PATIENCE_S
-        while not path.exists() or [sum(layer) for layer in json.loads(path.read_text())] != wanted:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        eventually(lambda: path.exists() and [sum(layer) for layer in json.loads(path.read_text())] == wanted)
     finally:
         engine.close()
 

@@ -20,8 +20,9 @@ import pytest
 from homenode.host.topology.allowance import Allowance
 from tests.engine.live import LiveServer
 from tests.engine.test_live_fronts import fronts, of_fronts, running_at, until
-from tests.engine.transfer_pair import Pair, prompts, wait_until
+from tests.engine.transfer_pair import Pair, prompts
 from tests.paths import ROOT, STORIES, needs_data
+from tests.waits import eventually
 
 pytest.importorskip("homenode._native", reason="needs the compiled core")
 pytestmark = [pytest.mark.alone, needs_data]
@@ -124,7 +125,7 @@ def test_a_sender_a_receiver_and_the_proxy(alone: list[list[int]], mode: str) ->
             assert list(pool.map(lambda body: streamed(http, body), bodies())) == alone
             broken = http.post("/v1/completions", json={"prompt": "x", "structured_outputs": {"regex": "([a-z"}})
             assert broken.status_code == 400 and broken.json()["error"]["param"] == "structured_outputs.regex"
-        wait_until(pair.nothing_pinned)
+        eventually(pair.nothing_pinned)
 
 
 @contextlib.contextmanager
@@ -138,7 +139,7 @@ def proxied(pair: Pair) -> Iterator[httpx.Client]:
             line = next(line for line in proxy.stderr if "listening http" in line)
             url = next(word for word in line.split() if word.startswith("http://"))
             with httpx.Client(base_url=url, timeout=120) as http:
-                wait_until(lambda: http.get("/health").status_code == 200)
+                eventually(lambda: http.get("/health").status_code == 200)
                 yield http
         finally:
             proxy.terminate()

@@ -14,7 +14,7 @@ pytest.importorskip("torch", reason="needs torch, which the `torch` dependency g
 pytest.importorskip("transformers", reason="needs transformers, which the `torch` dependency group installs")
 
 from tests.engine.live import LiveServer
-from tests.engine.transfer_pair import Pair, one_engine_says, wait_until
+from tests.engine.transfer_pair import Pair, one_engine_says
 from tests.model.test_deepseek_v4 import made as make_deepseek_v4
 from tests.model.test_delta_net import CASES as DELTA_NETS
 from tests.model.test_gemma4 import SMALL as GEMMA_4
@@ -23,6 +23,7 @@ from tests.model.test_mamba_hybrids import CASES as HYBRIDS
 from tests.model.test_minimax_m3 import CASE as M3
 from tests.model.transformers_models import make_model, quiet_and_on_one_thread
 from tests.tokenizer_files import tokenizer_json
+from tests.waits import eventually
 
 pytestmark = [
     pytest.mark.torch,
@@ -90,5 +91,5 @@ def test_a_pair_says_what_one_engine_says(
         assert pair.receiver.metric("bytes_total") > 0
         assert pair.receiver.metric("recomputed_tokens_total") == 0
         assert pair.receiver.metric("digest_mismatches_total") == 0
-        wait_until(pair.nothing_pinned)
+        eventually(pair.nothing_pinned)
     assert pair.codes == [0, 0]

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 import pytest
 
 from tests.engine.live import LiveServer
-from tests.engine.transfer_pair import MODES, Live, Pair, prompts, tokens_of, wait_until
+from tests.engine.transfer_pair import MODES, Live, Pair, prompts, tokens_of
 from tests.paths import STORIES_MIXTURE
+from tests.waits import eventually
 
 pytest.importorskip("homenode._native", reason="needs the compiled core")
 pytestmark = [pytest.mark.alone, pytest.mark.skipif(not LiveServer.possible(), reason="needs a model")]
@@ -71,5 +72,5 @@ def test_a_pair_says_what_one_engine_says(name: str, mode: str) -> None:
             assert list(pool.map(pair.answer, PROMPTS)) == wanted
         assert pair.receiver.metric("bytes_total") > 0
         assert pair.receiver.metric("digest_mismatches_total") == 0
-        wait_until(pair.nothing_pinned)
+        eventually(pair.nothing_pinned)
     assert pair.codes == [0, 0]

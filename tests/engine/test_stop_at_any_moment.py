@@ -13,13 +13,13 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.engine.live import LiveServer
 from tests.paths import ROOT
+from tests.waits import eventually
 
 pytestmark = [
     pytest.mark.alone,
@@ -67,7 +67,7 @@ class _Start:
             except OSError:
                 return False
 
-        _eventually(answers)
+        eventually(answers)
         return time.monotonic() - began
 
     def processes(self) -> list[int]:
@@ -96,13 +96,6 @@ def _shared_names() -> set[str]:
     return {path.name for path in Path("/dev/shm").iterdir()}
 
 
-def _eventually(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + _PATIENCE_S
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_signal_at_any_moment_of_a_start_leaves_nothing(shape: str, tmp_path: Path) -> None:
     seed = random.randrange(1 << 32)
@@ -120,7 +113,7 @@ def test_a_signal_at_any_moment_of_a_start_leaves_nothing(shape: str, tmp_path: 
         orderly = {0} if begun else {0, -number, 130, 1}  # 1: click's answer to Ctrl-C while the program is imported
         expected = {-number} if number is signal.SIGKILL else orderly
         assert code in expected, told
-        _eventually(lambda start=start: not start.processes())
+        eventually(lambda start=start: not start.processes())
         if number is not signal.SIGKILL:
             assert not list(tmp_path.iterdir()), told
     following = _Start(shape, tmp_path)
@@ -144,6 +137,6 @@ def test_signals_at_every_moment_of_a_stop_leave_nothing(shape: str, tmp_path: P
         sent += 1
         time.sleep(0.002)
     assert (start.process.returncode, sent > 5) == (0, True)
-    _eventually(lambda: not start.processes())
+    eventually(lambda: not start.processes())
     assert not list(tmp_path.iterdir())
     assert not [name for name in _shared_names() - names if "homenode" in name]

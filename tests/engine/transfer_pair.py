@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import itertools
 import secrets
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from tests.paths import STORIES
 
 MODES = {"push": [], "pull-eager": ["--pd-pull-mode"], "pull-delay": ["--pd-pull-mode", "--pd-delay-pull"]}
 PATIENCE_S = 60.0
-_LOOK_EVERY_S = 0.02
 
 
 class Live:
@@ -120,14 +118,6 @@ def one_engine_says(
     finally:
         engine.close()
     return [engines.tokens_of(outputs) for outputs in found]
-
-
-def wait_until(condition: Callable[[], bool], patience_s: float = PATIENCE_S) -> None:
-    """Returns when it holds; fails after `patience_s`."""
-    ends = time.monotonic() + patience_s
-    while not condition():
-        assert time.monotonic() < ends, "it did not come to pass"
-        time.sleep(_LOOK_EVERY_S)
 
 
 def prompts(count: int) -> list[list[int]]:

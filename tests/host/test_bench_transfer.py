@@ -14,6 +14,7 @@ from homenode.bench.kv_transfer.timed_transfers import LastPageTransfer, WholeTr
 from homenode.bench.kv_transfer.transfer import TransferBenchPlan, measure
 from homenode.errors import PeerError
 from homenode.transfer.seam import Abandoned, Returned
+from tests.waits import eventually
 
 
 def test_rows_of_small_pages() -> None:
@@ -64,10 +65,8 @@ def test_the_agent_works_on_when_the_scheduler_does_not() -> None:
     hand_off = LastPageTransfer(peer, 16 << 10, 4)
     try:
         hand_off.side.send("t", hand_off.document, 4, late=[4])
-        deadline = time.monotonic() + 20  # nobody takes what the sender's agent has to say
-        while hand_off.side.agent.figures().peers == 0:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        # nobody takes what the sender's agent has to say
+        eventually(lambda: hand_off.side.agent.figures().peers > 0)
     finally:
         hand_off.side.close()
         peer.end()

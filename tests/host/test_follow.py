@@ -20,6 +20,7 @@ from homenode.host.binding.rank_hints import RankHint
 from homenode.host.binding.report import Report
 from homenode.host.binding.target import Target
 from homenode.host.binding.threads import identify
+from tests.waits import eventually
 
 CPUS = sorted(os.sched_getaffinity(0))
 ONE, OTHER = CPUS[0], CPUS[-1]
@@ -61,13 +62,6 @@ for child in children:
 """
 
 
-def _until(true: Callable[[], bool], what: str) -> None:
-    end = time.monotonic() + DEADLINE_S
-    while not true():
-        assert time.monotonic() < end, what
-        time.sleep(0.01)
-
-
 def _mask(pid: int) -> set[int]:
     return set(os.sched_getaffinity(pid))
 
@@ -94,7 +88,7 @@ def _engine(*words: str) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
         assert engine.stdin and engine.stdout
         pids = [int(word) for word in engine.stdout.readline().split()]
         # Who starts a program may go on before the program's words and variables can be read.
-        _until(lambda: all(Path(f"/proc/{pid}/environ").read_bytes() for pid in pids), "the children have no variables")
+        eventually(lambda: all(Path(f"/proc/{pid}/environ").read_bytes() for pid in pids), "variables of the children")
         yield engine, pids
         engine.stdin.close()
         engine.wait(DEADLINE_S)
@@ -104,7 +98,7 @@ def _name_them(engine: subprocess.Popen[str], pids: list[int], titles: list[str]
     assert engine.stdin
     engine.stdin.write("\n")
     engine.stdin.flush()
-    _until(lambda: [_title(pid) for pid in pids] == titles, "the children did not take their titles")
+    eventually(lambda: [_title(pid) for pid in pids] == titles, "the children did not take their titles")
 
 
 def _bind(pid: int, target: Target) -> Report:
@@ -271,11 +265,11 @@ def test_descendants_are_found_kept_as_orphans_and_dropped_when_they_end() -> No
         assert root.pid not in [process.pid for process in before]
         root.stdin.write("\n")
         root.stdin.flush()
-        _until(
+        eventually(
             lambda: [process.pid for process in tree.scan()] == [grandchild], "the shell is gone, what it started stays"
         )
         os.kill(grandchild, 9)
-        _until(lambda: not tree.scan(), "nobody is left")
+        eventually(lambda: not tree.scan(), "nobody is left")
         root.stdin.close()
 
 
@@ -342,7 +336,7 @@ def test_a_program_started_with_a_follower_has_its_workers_bound_and_leaves_noth
     with subprocess.Popen(command, **pipes) as engine:  # type: ignore[call-overload]
         pids = [int(word) for word in engine.stdout.readline().split()]
         _name_them(engine, pids, titles)
-        _until(
+        eventually(
             lambda: [_mask(pid) for pid in pids] == [{ONE}, {CPUS[1 % len(CPUS)]}],
             "the follower did not bind the workers",
         )
@@ -356,4 +350,4 @@ def test_a_program_started_with_a_follower_has_its_workers_bound_and_leaves_noth
         )
         out, err = engine.communicate(timeout=DEADLINE_S)
         assert (engine.returncode, out, err) == (0, "", "")
-        _until(lambda: _has_ended(follower), "the follower outlived the program")
+        eventually(lambda: _has_ended(follower), "the follower outlived the program")

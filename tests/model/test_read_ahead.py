@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from homenode.model.weights import read_ahead
 from homenode.model.weights.read_ahead import Extent, ReadAhead, begin_read_ahead
+from tests.waits import eventually
 
 _PATIENCE_S = 20.0
 _PIECE, _AHEAD = 100, 250
@@ -41,13 +41,6 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
 
 def ahead_of(tensors: list[list[Extent]]) -> ReadAhead:
     return ReadAhead(tensors, lambda path: {"a": 1, "b": 2}[path.name])
-
-
-def eventually(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + _PATIENCE_S
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def test_pieces_are_asked_for_in_order_and_not_too_far_ahead(asked: list[tuple[int, int, int]]) -> None:

@@ -14,7 +14,7 @@ from homenode.bench.kv_transfer.transfer_side import Side
 from homenode.compute.native.kv_lane import NativeLanes
 from homenode.transfer.at_once import AtOnce
 from homenode.transfer.seam import Returned
-from tests.host.transfer.rig import eventually
+from tests.waits import eventually
 
 PAGE, PAGES, PATIENCE_S = 64 << 10, 24, 60.0
 _REHEARSED = 1 << 31  # page of an announcement that fits nothing

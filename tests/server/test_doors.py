@@ -23,6 +23,7 @@ from homenode.server.http.config import ServerConfig
 from homenode.server.http.listener import bind, url_of
 from homenode.server.proxy.config import ProxyConfig
 from tests.server.conftest import Running, Start
+from tests.waits import eventually
 
 APP, EVIL = "https://app.example", "https://evil.example"
 needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl to make certificates with")
@@ -146,10 +147,7 @@ def test_a_unix_socket_answers_and_is_gone_at_the_end(start: Start, tmp_path: Pa
         half.shutdown(socket.SHUT_WR)
         assert half.recv(100).startswith(b"HTTP/1.1 200")
     server.call(lambda: server.client.on_engine_lost("the end"))
-    deadline = time.monotonic() + 15
-    while path.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    eventually(lambda: not path.exists())
 
 
 def test_permissions_and_what_lies_there_already(tmp_path: Path) -> None:
@@ -217,9 +215,7 @@ def test_tls_takes_a_new_certificate_and_keeps_its_connections(
         httpx.get(server.url.replace("https", "http") + "/health", timeout=20)
     shutil.copy(crt2, live[0])  # a certificate without its key: not taken
     deadline = time.monotonic() + 20
-    while "is not the key" not in caplog.text:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    eventually(lambda: "is not the key" in caplog.text)
     assert get(connected(server.url, crt)) == 200
     shutil.copy(key2, live[1])
     while True:

@@ -316,12 +316,3 @@ def running(
         yield Side(agent, machines[0], cache, None, who, events)
     finally:
         assert agent.close(5.0) or agent.statistics().broken
-
-
-def eventually(condition: Callable[[], bool], what: str, timeout: float = PATIENCE_S) -> None:
-    """Wait for it; it is an error if it does not come to pass."""
-    ends = time.monotonic() + timeout
-    while not condition():
-        if time.monotonic() > ends:
-            raise AssertionError(f"not within {timeout} s: {what}")
-        time.sleep(0.002)

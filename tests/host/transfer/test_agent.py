@@ -22,7 +22,8 @@ from homenode.transfer.machine import (
     Sent,
 )
 from homenode.transfer.wire.message import Data, Done, DoneAck, Offer, Read
-from tests.host.transfer.rig import FINGERPRINT, Side, eventually, layout, running
+from tests.host.transfer.rig import FINGERPRINT, Side, layout, running
+from tests.waits import eventually
 
 CHANNELS = [("shm", None), ("tcp", None), ("tcp", "a secret")]
 

@@ -13,9 +13,10 @@ import pytest
 
 from tests.host.transfer.pair import MODES
 from tests.host.transfer.players import Outcome, Player, playing
-from tests.host.transfer.rig import PATIENCE_S, eventually
+from tests.host.transfer.rig import PATIENCE_S
 from tests.host.transfer.test_deaths import freeze, other_process
 from tests.host.transfer.test_every_step import PATIENT
+from tests.waits import eventually
 
 pytestmark = pytest.mark.alone
 

@@ -16,7 +16,8 @@ import pytest
 
 from homenode.transfer.machine import Close, Connect, Connected, ConnectFailed, Input, PeerLost
 from tests.host.transfer.hostile import RawPeer
-from tests.host.transfer.rig import PATIENCE_S, Side, eventually, running
+from tests.host.transfer.rig import PATIENCE_S, Side, running
+from tests.waits import eventually
 
 
 @contextlib.contextmanager

@@ -18,8 +18,9 @@ from homenode.transfer.machine import Connect, Connected, FromPeer, Input, Send
 from homenode.transfer.seam import Computed, Returned, SendAdmitted, SendRefused, SendWanted
 from homenode.transfer.wire.message import Done, DoneAck, Offer, OfferReply
 from tests.host.transfer.pair import identities, running_engine
-from tests.host.transfer.rig import FINGERPRINT, eventually, running
+from tests.host.transfer.rig import FINGERPRINT, running
 from tests.host.transfer.test_deaths import other_process
+from tests.waits import eventually
 
 pytestmark = pytest.mark.alone
 

@@ -35,7 +35,8 @@ from homenode.transfer.seam import (
 from homenode.transfer.settings import TransferConfig, parse_networks
 from homenode.transfer.wire.message import Read
 from tests.host.transfer.pair import engines, hand_over, want, within
-from tests.host.transfer.rig import FINGERPRINT, PATIENCE_S, PythonKv, eventually, layout, new_memory, running
+from tests.host.transfer.rig import FINGERPRINT, PATIENCE_S, PythonKv, layout, new_memory, running
+from tests.waits import eventually
 
 
 def boom(given: object) -> list[Any]:

@@ -16,7 +16,7 @@ import pytest
 from homenode.transfer.limits import Limits
 from tests.host.transfer.pair import MODES
 from tests.host.transfer.players import Child, Part, Player, children, playing, true_content
-from tests.host.transfer.rig import eventually
+from tests.waits import eventually
 
 pytestmark = pytest.mark.alone
 

@@ -29,8 +29,9 @@ from tests.host.transfer.hostile import RawPeer, say_last
 from tests.host.transfer.pair import MODES, Engine, compute, content, running_engine, want
 from tests.host.transfer.players import Outcome, Part, Player, children, playing, true_content
 from tests.host.transfer.relay import as_it_is, cut, flipped, relaying
-from tests.host.transfer.rig import PATIENCE_S, PythonKv, copy_pages, eventually
+from tests.host.transfer.rig import PATIENCE_S, PythonKv, copy_pages
 from tests.host.transfer.test_every_step import PATIENT, QUICK
+from tests.waits import eventually
 
 pytestmark = pytest.mark.alone
 

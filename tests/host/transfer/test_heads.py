@@ -8,7 +8,8 @@ import pytest
 
 from homenode.transfer.seam import SendRefused
 from tests.host.transfer.pair import MODES, running_engine, want
-from tests.host.transfer.rig import eventually, layout, new_memory
+from tests.host.transfer.rig import layout, new_memory
+from tests.waits import eventually
 
 pytestmark = pytest.mark.alone
 

@@ -21,7 +21,8 @@ from homenode.transfer.wire.framing import frame
 from homenode.transfer.wire.message import Buffer, Done, Envelope, Gone, Hello, Offer, Read, Refused, encode
 from tests.host.transfer.hostile import RawPeer, connect, hostile_frames, say_last
 from tests.host.transfer.pair import Engine, engines, hand_over
-from tests.host.transfer.rig import Side, eventually, layout, running
+from tests.host.transfer.rig import Side, layout, running
+from tests.waits import eventually
 
 FRAMES = int(os.environ.get("HOMENODE_FUZZ_EXAMPLES", "40000"))
 

@@ -14,11 +14,11 @@ from homenode.transfer.carriers.nixl_engine import BUILDS
 from homenode.transfer.limits import Limits
 from homenode.transfer.seam import Failed, Forgotten, Offered, Returned, SendAdmitted, Stopped
 from tests.host.transfer.pair import MODES, compute, engines, hand_over, running_engine, want
-from tests.host.transfer.rig import eventually
 from tests.host.transfer.test_deaths import STEPS, other_process
 from tests.host.transfer.test_deaths import _Document as Document
 from tests.host.transfer.test_deaths import _receiver_until as receiver_until
 from tests.host.transfer.test_deaths import _sender_until as sender_until
+from tests.waits import eventually
 
 pytestmark = [
     pytest.mark.alone,

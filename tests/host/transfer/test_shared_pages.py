@@ -23,8 +23,8 @@ from homenode.transfer.seam import (
     Stopped,
 )
 from tests.host.transfer.pair import Engine, content, identities, running_engine
-from tests.host.transfer.rig import eventually
 from tests.host.transfer.test_deaths import freeze, other_process
+from tests.waits import eventually
 
 pytestmark = pytest.mark.alone
 

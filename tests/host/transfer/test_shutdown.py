@@ -16,8 +16,8 @@ import pytest
 from homenode.transfer.limits import Limits
 from homenode.transfer.seam import Abandoned, Arrived, Claimed, Computed, Fetch, Offered, Returned, SendAdmitted
 from tests.host.transfer.pair import MODES, Engine, running_engine, want
-from tests.host.transfer.rig import eventually
 from tests.host.transfer.test_deaths import _Document, freeze, other_process
+from tests.waits import eventually
 
 pytestmark = pytest.mark.alone
 

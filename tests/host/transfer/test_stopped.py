@@ -10,7 +10,8 @@ import time
 from homenode.transfer.grace import GRACE_S, LATE_S
 from homenode.transfer.machine import Action, FromEngine, Input
 from homenode.transfer.seam import Released
-from tests.host.transfer.rig import Side, eventually, running
+from tests.host.transfer.rig import Side, running
+from tests.waits import eventually
 
 _DUE_S = 0.3
 

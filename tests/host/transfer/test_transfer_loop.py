@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.host.transfer.pair import MODES, compute, engines, hand_over, want
-from tests.host.transfer.rig import eventually
+from tests.waits import eventually
 
 CHANNELS: list[dict[str, Any]] = [
     {"channel": "shm"},

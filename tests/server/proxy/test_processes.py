@@ -16,6 +16,7 @@ import httpx
 import pytest
 
 from tests.paths import ROOT
+from tests.waits import eventually
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
 Start = Callable[..., subprocess.Popen[str]]
@@ -53,13 +54,6 @@ def free_port() -> int:
         return int(one.getsockname()[1])
 
 
-def until(condition: Callable[[], bool], seconds: float = 30) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def proxy(start: Start, *arguments: str) -> tuple[subprocess.Popen[str], httpx.Client]:
     port = free_port()
     process = start("homenode.cli.main", "proxy", "--port", str(port), *arguments)
@@ -72,7 +66,7 @@ def proxy(start: Start, *arguments: str) -> tuple[subprocess.Popen[str], httpx.C
         except httpx.TransportError:
             return False
 
-    until(healthy)
+    eventually(healthy)
     return process, http
 
 
@@ -99,7 +93,7 @@ def test_a_prefill_server_frozen_or_killed_under_load_and_back_again(start: Star
     prefiller.wait()
     assert ask(http, 1)["ticket"] is None
     scripted(start, "sender", int(prefill_url.rsplit(":", 1)[1]))
-    until(lambda: ask(http, 2)["ticket"] is not None)
+    eventually(lambda: ask(http, 2)["ticket"] is not None)
     process.send_signal(signal.SIGTERM)
     assert process.wait(20) == 0
     assert "Traceback" not in process.communicate()[1]
