@@ -88,7 +88,7 @@ async def until(client: ReplicasClient, holds: Callable[[tuple[ReplicaStats, ...
 
 def at_engine(streams: list[RoutedStream], number: int) -> int:
     """How many of these requests it has."""
-    return sum(stream.ticket.route is not None and stream.ticket.route.number == number for stream in streams)
+    return sum(stream.routed.route is not None and stream.routed.route.number == number for stream in streams)
 
 
 def stop(client: ReplicasClient, number: int, how: int) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from homenode.engine.config import ModelConfig
-from homenode.engine.plan.runner import with_runner
+from homenode.engine.plan.pooling import with_runner
 from homenode.errors import CheckpointError, UnsupportedError
 from homenode.model.checkpoint.index import open_checkpoint
 from homenode.model.pooling import HeadLayer, PoolingSpec

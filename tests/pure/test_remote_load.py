@@ -9,7 +9,7 @@ from homenode.engine.fronts.messages import Began, Booked, FrontLeft, OfOthers, 
 from homenode.engine.fronts.numbers import first_number, front_of
 from homenode.engine.router.prefixes import cacheable
 from homenode.engine.router.remote_load import RemoteLoad
-from homenode.engine.router.router import Router, RouteTicket
+from homenode.engine.router.router import RoutedRequest, Router
 
 ENGINES, BLOCKS, BLOCK = 3, 40, 4
 KEY = b"k" * 32
@@ -28,27 +28,27 @@ class Front:
     def __init__(self, number: int) -> None:
         self.number, self.router = number, router()
         self.elsewhere = RemoteLoad(self.router)
-        self.tickets: dict[int, RouteTicket] = {}
+        self.routed_requests: dict[int, RoutedRequest] = {}
         self.count = 0
 
     def ask(self, tokens: list[int]) -> tuple[int, Booked]:
         self.count += 1
-        request, ticket = first_number(self.number) + self.count, self.router.ticket(tokens, "")
-        route = self.router.route(ticket, dict.fromkeys(range(ENGINES), 0.0))
+        request, routed = first_number(self.number) + self.count, self.router.new_request(tokens, "")
+        route = self.router.route(routed, dict.fromkeys(range(ENGINES), 0.0))
         assert route is not None
-        self.tickets[request] = ticket
-        return request, Booked(request, route.number, route.work, cacheable(ticket.chain, tokens, BLOCK))
+        self.routed_requests[request] = routed
+        return request, Booked(request, route.number, route.work, cacheable(routed.chain, tokens, BLOCK))
 
     def begin(self, request: int) -> Began:
-        self.router.began(self.tickets[request])
+        self.router.began(self.routed_requests[request])
         return Began(request)
 
     def end(self, request: int, answer: list[int]) -> RequestEnded:
-        ticket = self.tickets.pop(request)
-        known = len(cacheable(ticket.chain, ticket.tokens, BLOCK))
-        whole = [*ticket.tokens, *answer]
-        self.router.ended(ticket, whole)
-        return RequestEnded(request, cacheable(ticket.chain, whole, BLOCK)[known:])
+        routed = self.routed_requests.pop(request)
+        known = len(cacheable(routed.chain, routed.tokens, BLOCK))
+        whole = [*routed.tokens, *answer]
+        self.router.ended(routed, whole)
+        return RequestEnded(request, cacheable(routed.chain, whole, BLOCK)[known:])
 
 
 def same(a: Router, b: Router) -> bool:
@@ -69,10 +69,10 @@ def test_fronts_that_hear_each_other_know_the_same(steps: list[tuple[int, int, l
     for what, who, tokens, pick in steps:
         speaker, listener = fronts[who], fronts[1 - who]
         told: OfOthers
-        if what == 0 or not speaker.tickets:
+        if what == 0 or not speaker.routed_requests:
             told = speaker.ask(tokens)[1]
         else:
-            request = sorted(speaker.tickets)[pick % len(speaker.tickets)]
+            request = sorted(speaker.routed_requests)[pick % len(speaker.routed_requests)]
             told = speaker.begin(request) if what == 1 else speaker.end(request, tokens)
         listener.elsewhere.take(told)
         coordinator.take(told)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from homenode.engine.kv.prefix import HashChain
 from homenode.engine.router.prefixes import Prefixes, cacheable
-from homenode.engine.router.router import SEQUENCE_TOKENS, EngineLoad, Router, RouteTicket, choose
+from homenode.engine.router.router import SEQUENCE_TOKENS, EngineLoad, RoutedRequest, Router, choose
 
 BLOCK = 32
 BLOCKS = 1000
@@ -30,19 +30,19 @@ def idle(*numbers: int) -> dict[int, float]:
     return dict.fromkeys(numbers, 0.0)
 
 
-def sent(books: Router, tokens: list[int], usages: dict[int, float], salt: str = "") -> tuple[RouteTicket, int]:
-    ticket = books.ticket(tokens, salt)
-    route = books.route(ticket, usages)
+def sent(books: Router, tokens: list[int], usages: dict[int, float], salt: str = "") -> tuple[RoutedRequest, int]:
+    routed = books.new_request(tokens, salt)
+    route = books.route(routed, usages)
     assert route is not None
-    return ticket, route.number
+    return routed, route.number
 
 
 def test_equal_engines_take_turns_and_the_same_history_gives_the_same_choices() -> None:
     def history() -> list[int]:
         books, found = router(3), []
         for number in range(9):
-            ticket, at = sent(books, [number, 1, 2], idle(0, 1, 2))
-            books.ended(ticket)
+            routed, at = sent(books, [number, 1, 2], idle(0, 1, 2))
+            books.ended(routed)
             found.append(at)
         return found
 
@@ -57,8 +57,8 @@ def test_a_known_beginning_draws_a_request_as_far_as_it_saves_work() -> None:
     assert at == 0
     running = []
     for number in range(20):  # all with the beginning that engine 0 knows; each stays there
-        ticket, chosen = sent(books, [*shared, 1000 + number], idle(0, 1))
-        books.began(ticket)
+        routed, chosen = sent(books, [*shared, 1000 + number], idle(0, 1))
+        books.began(routed)
         running.append(chosen)
     assert running[:5] == [0] * 5, "320 tokens are worth five sequences of 64"
     assert 7 <= running.count(1) <= 10, "beyond that the other one takes them, and then knows the beginning as well"
@@ -67,11 +67,11 @@ def test_a_known_beginning_draws_a_request_as_far_as_it_saves_work() -> None:
 def test_an_answer_is_known_for_the_next_turn_of_a_conversation() -> None:
     books = router(2)
     prompt, answer = list(range(BLOCK)), list(range(100, 100 + 3 * BLOCK))
-    ticket, at = sent(books, prompt, idle(1))
-    books.began(ticket)
-    books.ended(ticket, [*prompt, *answer])
+    routed, at = sent(books, prompt, idle(1))
+    books.began(routed)
+    books.ended(routed, [*prompt, *answer])
     assert at == 1
-    follow = books.ticket([*prompt, *answer, 7, 8], "")
+    follow = books.new_request([*prompt, *answer, 7, 8], "")
     route = books.route(follow, idle(0, 1))
     assert route is not None
     assert (route.number, route.work) == (1, BLOCK + 2), (
@@ -83,17 +83,17 @@ def test_an_answer_is_known_for_the_next_turn_of_a_conversation() -> None:
 
 def test_without_prefix_caches_nothing_is_remembered() -> None:
     books = router(2, caching=False)
-    ticket, _ = sent(books, list(range(200)), idle(0, 1))
-    books.ended(ticket, list(range(200)))
+    routed, _ = sent(books, list(range(200)), idle(0, 1))
+    books.ended(routed, list(range(200)))
     assert books.known_blocks(0) == books.known_blocks(1) == 0
 
 
 def test_an_engine_that_lost_its_memory_knows_nothing() -> None:
     books = router(2)
-    ticket, at = sent(books, list(range(200)), idle(0, 1))
-    books.ended(ticket)
+    routed, at = sent(books, list(range(200)), idle(0, 1))
+    books.ended(routed)
     books.forget(at)
-    again = books.ticket(list(range(200)), "")
+    again = books.new_request(list(range(200)), "")
     route = books.route(again, idle(0, 1))
     assert route is not None and route.work == 200
 
@@ -111,7 +111,7 @@ def test_a_request_avoids_an_engine_whose_memory_is_full_or_too_small_for_it() -
 def test_choose_none_of_none() -> None:
     assert choose({}, 5, {}) is None
     books = router(2)
-    assert books.route(books.ticket([1], ""), {}) is None
+    assert books.route(books.new_request([1], ""), {}) is None
 
 
 LOADS = st.builds(EngineLoad, st.integers(0, 5000), st.integers(0, 100), st.integers(0, 5000), st.integers(0, 100))
@@ -155,8 +155,8 @@ def test_a_popular_beginning_starves_no_engine(count: int, blocks: int, requests
     books = router(count, blocks=10**6)
     shared = list(range(blocks * BLOCK))
     for number in range(requests):
-        ticket, _ = sent(books, [*shared, -1 - number], idle(*range(count)))
-        books.began(ticket)
+        routed, _ = sent(books, [*shared, -1 - number], idle(*range(count)))
+        books.began(routed)
         loads = [books.load(n).requests for n in range(count)]
         assert SEQUENCE_TOKENS * (max(loads) - min(loads)) <= len(shared) + 1 + SEQUENCE_TOKENS
 
@@ -166,26 +166,26 @@ def test_a_popular_beginning_starves_no_engine(count: int, blocks: int, requests
 def test_the_books_come_out_even_and_stay_small(count: int, blocks: int, seed: int) -> None:
     """Random lives: requests begin, end, are lost with their engine; nobody gets anything while it takes nothing."""
     books, draw, alive = router(count, blocks), random.Random(seed), set(range(count))
-    tickets: list[RouteTicket] = []
+    routed_requests: list[RoutedRequest] = []
     for _ in range(150):
         move = draw.random()
         if move < 0.5:
-            ticket = books.ticket([draw.randrange(3) for _ in range(draw.randrange(1, 200))], "")
-            route = books.route(ticket, {number: draw.random() for number in alive})
+            routed = books.new_request([draw.randrange(3) for _ in range(draw.randrange(1, 200))], "")
+            route = books.route(routed, {number: draw.random() for number in alive})
             assert (route is None) == (not alive) and (route is None or route.number in alive)
-            tickets += [ticket] if route else []
-        elif move < 0.8 and tickets:
-            ticket = tickets[draw.randrange(len(tickets))]
-            books.began(ticket)
+            routed_requests += [routed] if route else []
+        elif move < 0.8 and routed_requests:
+            routed = routed_requests[draw.randrange(len(routed_requests))]
+            books.began(routed)
             if draw.random() < 0.5:
-                tickets.remove(ticket)
-                books.ended(ticket, [*ticket.tokens, *range(draw.randrange(100))])
+                routed_requests.remove(routed)
+                books.ended(routed, [*routed.tokens, *range(draw.randrange(100))])
         elif move < 0.9 and alive:
             dead = draw.choice(sorted(alive))
             alive.discard(dead)
-            for ticket in [t for t in tickets if t.route and t.route.number == dead]:
-                tickets.remove(ticket)
-                books.ended(ticket)
+            for routed in [t for t in routed_requests if t.route and t.route.number == dead]:
+                routed_requests.remove(routed)
+                books.ended(routed)
             books.forget(dead)
             assert (books.load(dead).waiting_tokens, books.load(dead).requests) == (0, 0)
         else:
@@ -194,9 +194,11 @@ def test_the_books_come_out_even_and_stay_small(count: int, blocks: int, seed: i
                 books.add(back, blocks)
                 alive.add(back)
         assert all(books.known_blocks(number) <= blocks for number in range(count))
-        assert all(books.load(n).requests == sum(t.route.number == n for t in tickets if t.route) for n in range(count))
-    for ticket in tickets:
-        books.ended(ticket)
+        assert all(
+            books.load(n).requests == sum(t.route.number == n for t in routed_requests if t.route) for n in range(count)
+        )
+    for routed in routed_requests:
+        books.ended(routed)
     assert all((books.load(n).waiting_tokens, books.load(n).requests) == (0, 0) for n in range(count))
 
 

@@ -11,7 +11,7 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
-from homenode.server.apis.openai.messages import Messages, template_messages
+from homenode.server.apis.openai.chat_messages import Messages, template_messages
 from homenode.server.apis.openai.openapi import tighten_model, tighten_template, token_schema
 from homenode.server.apis.openai.requests import HINTS
 from homenode.server.apis.openai.tools import Tools, given_tools, tool_offer

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from homenode.engine.messages import Output
 from homenode.engine.request import Request
-from homenode.engine.router.router import Router, RouteTicket
+from homenode.engine.router.router import RoutedRequest, Router
 from homenode.sampling import SamplingParams
 from homenode.simulate.engine import TOKEN, SimulatedEngine
 from homenode.simulate.workload import Job, Workload
@@ -24,7 +24,7 @@ class _Asked:
     """A request under way."""
 
     engine: int
-    ticket: RouteTicket | None
+    routed: RoutedRequest | None
     arrival: float
     last: float
     tokens: int = 0
@@ -108,13 +108,13 @@ class _Run:
         number = self._outcome.requests
         self._outcome.requests += 1
         prompt = job.tokens(number, self._vocabulary)
-        ticket, engine = None, 0
+        routed, engine = None, 0
         if self._router:
-            ticket = self._router.ticket(prompt, "")
-            route = self._router.route(ticket, self._usage)
+            routed = self._router.new_request(prompt, "")
+            route = self._router.route(routed, self._usage)
             engine = route.number if route else 0
         self._outcome.by_engine[engine] += 1
-        self._live[number] = _Asked(engine, ticket, now, now)
+        self._live[number] = _Asked(engine, routed, now, now)
         params = SamplingParams(max_tokens=job.output, ignore_eos=True, temperature=0.0, seed=0)
         request = Request(id=number, prompt_ids=prompt, params=params, arrival=now)
         self._prompts[number] = (prompt if self._router else [], len(prompt))
@@ -141,8 +141,8 @@ class _Run:
                 outcome.itl.append(now - asked.last)
             else:
                 outcome.ttft.append(now - asked.arrival)
-                if self._router and asked.ticket:
-                    self._router.began(asked.ticket)
+                if self._router and asked.routed:
+                    self._router.began(asked.routed)
             asked.tokens += 1
             asked.last = now
         if output.finish_reason is not None:
@@ -162,9 +162,9 @@ class _Run:
             outcome.prompt_tokens += length
             outcome.latency.append(now - asked.arrival)
         outcome.output_tokens += asked.tokens
-        if self._router and asked.ticket:
+        if self._router and asked.routed:
             self._router.ended(
-                asked.ticket, [*prompt, *[TOKEN] * asked.tokens] if output.finish_reason != "error" else None
+                asked.routed, [*prompt, *[TOKEN] * asked.tokens] if output.finish_reason != "error" else None
             )
         self._report_progress(outcome.finished + outcome.refused, len(self._workload.jobs))
         if (job := self._workload.after(now)) is not None:

@@ -60,7 +60,7 @@ class TransferConfig:
 
     enable_pd: bool | None = option(None, "Hand KV over between engines. Default: when --pd-role is given.")
     transfer_channel: str = option(
-        "shm", "What carries KV: shm (one host), tcp, nixl, or another that is installed, such as hccl."
+        "shm", "What carries KV: shm (one host), tcp or nixl. hccl is known by name: --check-config says what it lacks."
     )
     pd_role: str | None = option(
         None, "Which side this engine is: sender (prefill) or receiver (decode).", choices=("sender", "receiver")

@@ -19,7 +19,7 @@ from homenode.engine.plan.engine_plan import EnginePlan
 from homenode.engine.plan.inline import plan_inline
 from homenode.engine.plan.layout import executor_kind
 from homenode.engine.plan.machine import MachineFacts, read_machine
-from homenode.engine.plan.runner import for_runner, with_runner
+from homenode.engine.plan.pooling import for_runner, with_runner
 from homenode.engine.plan.settings_without_effect import settings_without_effect
 from homenode.engine.problems import SettingProblems
 from homenode.errors import UserError

@@ -106,7 +106,7 @@ class Dispatcher:
         if request.params.seed is None:  # known here, so that another engine can draw what this one would have
             params = msgspec.structs.replace(request.params, seed=self._seeds.getrandbits(63))
             request = msgspec.structs.replace(request, params=params)
-        stream = RoutedStream(self, request, self._router.ticket(request.prompt_ids, request.cache_salt))
+        stream = RoutedStream(self, request, self._router.new_request(request.prompt_ids, request.cache_salt))
         self._streams[request.id] = stream
         if self._ending is None:
             self._send(stream)
@@ -176,7 +176,7 @@ class Dispatcher:
         computing = [engine for engine in takers if engine.hindrance is None]
         at_home = [engine for engine in takers if _holds_kv_of(engine, stream.request)]
         able = {engine.number: engine.kv_usage for engine in at_home or computing or takers}
-        if (route := self._router.route(stream.ticket, able)) is None:
+        if (route := self._router.route(stream.routed, able)) is None:
             return self._hold(stream)
         self.booked(stream)
         try:
@@ -200,7 +200,7 @@ class Dispatcher:
             self._send(stream)
 
     def _engine_of(self, stream: RoutedStream) -> RoutedEngine | None:
-        return None if stream.ticket.route is None else self._engines[stream.ticket.route.number]
+        return None if stream.routed.route is None else self._engines[stream.routed.route.number]
 
     def _refuse(self, stream: RoutedStream, waiting: int) -> None:
         text = (
@@ -224,17 +224,17 @@ class Dispatcher:
 
     def began(self, stream: RoutedStream) -> None:
         """Its first output came."""
-        self._router.began(stream.ticket)
+        self._router.began(stream.routed)
 
     def ended(self, stream: RoutedStream) -> None:
         """Its last output came, or nobody waits for it."""
         self._streams.pop(stream.request.id, None)
         self._unrouted.pop(stream.request.id, None)
-        self._router.ended(stream.ticket, stream.tokens if stream.given else None)
+        self._router.ended(stream.routed, stream.tokens if stream.given else None)
 
     def taken_back(self, stream: RoutedStream) -> None:
         """Its engine was lost."""
-        self._router.ended(stream.ticket)
+        self._router.ended(stream.routed)
 
     def moving_from(self, engine: int) -> None:
         """Another one goes on with a request of this engine."""
@@ -243,7 +243,7 @@ class Dispatcher:
         """Let another engine go on with it, unless engines keep dying of it."""
         engine = self._engine_of(stream)
         self.taken_back(stream)
-        stream.ticket.tokens = stream.tokens  # all of them are to be computed again
+        stream.routed.tokens = stream.tokens  # all of them are to be computed again
         stream.losses += 1
         if self._ending is not None:
             self._fail(stream, self._ending)

@@ -221,10 +221,10 @@ class LinkedClient(Dispatcher):
     def booked(self, stream: RoutedStream) -> None:
         """An engine is about to get it."""
         self._waits_no_more(stream.request.id)
-        ticket = stream.ticket
-        assert ticket.route is not None  # booked
+        routed = stream.routed
+        assert routed.route is not None  # booked
         self._notify(
-            Booked(stream.request.id, ticket.route.number, ticket.route.work, self._digests(stream, ticket.tokens))
+            Booked(stream.request.id, routed.route.number, routed.route.work, self._digests(stream, routed.tokens))
         )
 
     def began(self, stream: RoutedStream) -> None:
@@ -235,7 +235,7 @@ class LinkedClient(Dispatcher):
     def ended(self, stream: RoutedStream) -> None:
         """Its last output came, or nobody waits for it."""
         self._waits_no_more(stream.request.id)
-        had_engine, known = stream.ticket.route is not None, len(self._digests(stream, stream.ticket.tokens))
+        had_engine, known = stream.routed.route is not None, len(self._digests(stream, stream.routed.tokens))
         super().ended(stream)
         if had_engine:
             self._notify(RequestEnded(stream.request.id, self._digests(stream, stream.tokens)[known:]))
@@ -262,7 +262,7 @@ class LinkedClient(Dispatcher):
 
     def _digests(self, stream: RoutedStream, tokens: list[int]) -> list[bytes]:
         return (
-            cacheable(stream.ticket.chain, tokens, self._settings.block_size) if self._settings.prefix_caching else []
+            cacheable(stream.routed.chain, tokens, self._settings.block_size) if self._settings.prefix_caching else []
         )
 
     def _fail(self, stream: RoutedStream, reason: str) -> None:

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 from homenode.engine.fronts.messages import Began, Booked, FrontLeft, Known, OfOthers, RequestEnded
 from homenode.engine.fronts.numbers import front_of
-from homenode.engine.router.router import Router, RouteTicket
+from homenode.engine.router.router import RoutedRequest, Router
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
     message: Booked
-    ticket: RouteTicket
+    routed: RoutedRequest
 
 
 class RemoteLoad:
@@ -39,7 +39,7 @@ class RemoteLoad:
                     self._entries[request] = _Entry(message, self._router.book(engine, work, digests))
             case Began(request):
                 if (entry := self._entries.get(request)) is not None:
-                    self._router.began(entry.ticket)
+                    self._router.began(entry.routed)
             case RequestEnded(request, added):
                 entry = self._leave(request)
                 if entry is not None and added is not None:
@@ -70,10 +70,10 @@ class RemoteLoad:
                 yield Known(engine, self._router.known(engine))
         for entry in self._entries.values():
             yield entry.message
-            if entry.ticket.running:
+            if entry.routed.running:
                 yield Began(entry.message.id)
 
     def _leave(self, request: int) -> _Entry | None:
         if (entry := self._entries.pop(request, None)) is not None:
-            self._router.ended(entry.ticket)
+            self._router.ended(entry.routed)
         return entry

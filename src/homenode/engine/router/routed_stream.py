@@ -11,7 +11,7 @@ import msgspec
 from homenode.engine.connection.link import OutputStream
 from homenode.engine.messages import Output
 from homenode.engine.request import Request
-from homenode.engine.router.router import RouteTicket
+from homenode.engine.router.router import RoutedRequest
 
 
 class Owner(Protocol):
@@ -29,11 +29,11 @@ class Owner(Protocol):
 class RoutedStream(OutputStream):
     """The outputs of one request, whichever engine computes them. `losses`: engines that were lost under it."""
 
-    def __init__(self, owner: Owner, request: Request, ticket: RouteTicket) -> None:
+    def __init__(self, owner: Owner, request: Request, routed: RoutedRequest) -> None:
         """`request` has a seed, so that another engine draws the same tokens."""
         super().__init__(owner, request.id)
         self._owner = owner
-        self.request, self.ticket = request, ticket
+        self.request, self.routed = request, routed
         self.given: list[int] = []
         self.losses = 0
 
@@ -57,7 +57,7 @@ class RoutedStream(OutputStream):
         if self.losses and output.cached_tokens:  # found by the engine that took over, tokens of the answer among them
             output = msgspec.structs.replace(output, cached_tokens=0)
         if output.tokens:
-            if not self.ticket.running:
+            if not self.routed.running:
                 self._owner.began(self)
             self.given += output.tokens
         if output.finish_reason is not None:

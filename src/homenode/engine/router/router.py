@@ -78,7 +78,7 @@ class _Engine:
 
 
 @dataclass(slots=True, eq=False)
-class RouteTicket:
+class RoutedRequest:
     """One request to be routed. `chain`: hashes of its blocks. `route`: where it is, None: nowhere. `running`: it had
     an output there.
     """
@@ -111,59 +111,59 @@ class Router:
         load = replace(known.load, waiting_tokens=0, requests=0) if known else EngineLoad()
         self._engines[number] = _Engine(num_blocks * self.block_size, Prefixes(num_blocks), load)
 
-    def ticket(self, tokens: list[int], salt: str) -> RouteTicket:
-        """For a request with this prompt."""
-        return RouteTicket(HashChain(self.key, self.block_size, salt), tokens)
+    def new_request(self, tokens: list[int], salt: str) -> RoutedRequest:
+        """A request with this prompt, which is nowhere yet."""
+        return RoutedRequest(HashChain(self.key, self.block_size, salt), tokens)
 
     def load(self, number: int) -> EngineLoad:
         """The books of one engine."""
         return self._engines[number].load
 
-    def route(self, ticket: RouteTicket, usages: Mapping[int, float]) -> Route | None:
+    def route(self, routed: RoutedRequest, usages: Mapping[int, float]) -> Route | None:
         """Choose among the engines in `usages`, which gives the share of their KV memory in use, and book the request
         there.
 
         An engine whose whole KV memory is too small for the prompt is asked only when all are. None when there is no
         engine to choose.
         """
-        digests = cacheable(ticket.chain, ticket.tokens, self.block_size) if self.caching else []
-        prompt = len(ticket.tokens)
+        digests = cacheable(routed.chain, routed.tokens, self.block_size) if self.caching else []
+        prompt = len(routed.tokens)
         large = [number for number in usages if self._engines[number].capacity > prompt] or list(usages)
         loads = {number: self._load_now(self._engines[number], usages[number]) for number in large}
         matches = {number: self.block_size * self._engines[number].prefixes.match(digests) for number in large}
-        ticket.route = choose(loads, prompt, matches, self.favourite)
-        if ticket.route is not None:
-            engine = self._engines[ticket.route.number]
+        routed.route = choose(loads, prompt, matches, self.favourite)
+        if routed.route is not None:
+            engine = self._engines[routed.route.number]
             engine.prefixes.add(digests)
-            self._change(engine, waiting=ticket.route.work, requests=1, given=1)
-        return ticket.route
+            self._change(engine, waiting=routed.route.work, requests=1, given=1)
+        return routed.route
 
-    def began(self, ticket: RouteTicket) -> None:
+    def began(self, routed: RoutedRequest) -> None:
         """Its first output came: the prompt is computed."""
-        if ticket.route is not None and not ticket.running:
-            ticket.running = True
-            self._change(self._engines[ticket.route.number], waiting=-ticket.route.work)
+        if routed.route is not None and not routed.running:
+            routed.running = True
+            self._change(self._engines[routed.route.number], waiting=-routed.route.work)
 
-    def ended(self, ticket: RouteTicket, tokens: list[int] | None = None) -> None:
+    def ended(self, routed: RoutedRequest, tokens: list[int] | None = None) -> None:
         """It is with no engine any more. `tokens`: all of it, prompt and answer, which the engine now has in
         its cache.
         """
-        if ticket.route is None:
+        if routed.route is None:
             return
-        engine = self._engines[ticket.route.number]
-        self._change(engine, waiting=0 if ticket.running else -ticket.route.work, requests=-1)
+        engine = self._engines[routed.route.number]
+        self._change(engine, waiting=0 if routed.running else -routed.route.work, requests=-1)
         if tokens is not None and self.caching:
-            engine.prefixes.add(cacheable(ticket.chain, tokens, self.block_size))
-        ticket.route, ticket.running = None, False
+            engine.prefixes.add(cacheable(routed.chain, tokens, self.block_size))
+        routed.route, routed.running = None, False
 
-    def book(self, number: int, work: int, digests: Sequence[bytes]) -> RouteTicket:
+    def book(self, number: int, work: int, digests: Sequence[bytes]) -> RoutedRequest:
         """Somebody else gave the engine a request that leaves it `work` tokens to compute; it is told of like one's
         own.
         """
         engine = self._engines[number]
         engine.prefixes.add(digests)
         self._change(engine, waiting=work, requests=1, given=1)
-        return RouteTicket(HashChain(self.key, self.block_size, ""), [], Route(number, work))
+        return RoutedRequest(HashChain(self.key, self.block_size, ""), [], Route(number, work))
 
     def remember(self, number: int, digests: Sequence[bytes]) -> None:
         """Somebody else knows that the engine's cache has these blocks."""

@@ -13,7 +13,7 @@ from homenode.engine.memory.sizing import Sizes
 from homenode.engine.memory.state_sizing import state_bytes
 from homenode.engine.messages import EngineReady
 from homenode.engine.plan.engine_plan import EnginePlan
-from homenode.engine.plan.runner import pooling_ready
+from homenode.engine.plan.pooling import pooling_ready
 from homenode.engine.scheduler.scheduler import Scheduler
 from homenode.engine.step import WorkerLimits
 from homenode.model.facts import model_facts

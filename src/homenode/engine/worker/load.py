@@ -23,7 +23,7 @@ from homenode.engine.memory.sizing import Sizes, resolve
 from homenode.engine.pinning import apply_binding, pin_process_threads
 from homenode.engine.plan.cpu_contention import spin_us, too_many_threads
 from homenode.engine.plan.placement import UNPINNED, alone, team_groups
-from homenode.engine.plan.runner import with_runner
+from homenode.engine.plan.pooling import with_runner
 from homenode.host.discovery.read import read_host
 from homenode.host.topology.host import Host
 from homenode.host.topology.source import LiveSource

@@ -14,7 +14,7 @@ from homenode.chat.custom_tools import CustomInput, custom_input
 from homenode.chat.syntax.parts import CallDelta, ContentDelta, Delta, Message, ReasoningDelta
 from homenode.server.apis.openai.chat.request import ChatRequest, shows_thoughts
 from homenode.server.apis.openai.requests import StreamOptions
-from homenode.server.apis.openai.responses import (
+from homenode.server.apis.openai.usage import (
     LEAST_LOGPROB,
     CompletionDetails,
     Usage,

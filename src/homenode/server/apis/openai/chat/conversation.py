@@ -7,7 +7,7 @@ from starlette.requests import Request
 
 from homenode.chat.offer import ToolOffer
 from homenode.server.apis.openai.chat.request import ChatRequest, budget_of, effort_of, thinking_of
-from homenode.server.apis.openai.messages import template_messages
+from homenode.server.apis.openai.chat_messages import template_messages
 from homenode.server.apis.openai.requests import REMEDIES
 from homenode.server.apis.openai.sampling import NO_LIMIT, sampling_of
 from homenode.server.apis.openai.structured import output_of

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from homenode.server.apis.openai.chat.answer import ChatChunk, ChatCompletion, ChatFormat
 from homenode.server.apis.openai.chat.conversation import chat_tools, conversation_of
 from homenode.server.apis.openai.chat.request import ChatRequest
-from homenode.server.apis.openai.messages import ToolCall
+from homenode.server.apis.openai.chat_messages import ToolCall
 from homenode.server.apis.openai.openapi import (
     GIVEN_TOOL,
     HISTORY_CALL,

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from homenode.server.apis.openai.messages import Messages
+from homenode.server.apis.openai.chat_messages import Messages
 from homenode.server.apis.openai.requests import MaxTokens, Sampling
 from homenode.server.apis.openai.tools import Choice, Functions, NamedFunction, Tools
 from homenode.server.core.generation_fields import Count, Effort

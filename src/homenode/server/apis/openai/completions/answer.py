@@ -11,7 +11,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from homenode.server.apis.openai.completions.request import CompletionRequest
 from homenode.server.apis.openai.requests import StreamOptions
-from homenode.server.apis.openai.responses import (
+from homenode.server.apis.openai.usage import (
     LEAST_LOGPROB,
     Usage,
     usage_of,
