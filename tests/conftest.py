@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import sys
+from collections.abc import Generator
 
 import pytest
 
@@ -20,24 +21,24 @@ with contextlib.suppress(ImportError):  # some guests of the lab have pytest alo
     settings.load_profile("homenode")
 
 
-def pytest_collection() -> None:
-    """Nearly all that is made while tests are collected stays: to look for garbage takes a third of that time."""
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Nearly all that is made while tests are collected, millions of objects, is there to the end. To look for garbage
+    among it would take a third of that time, and half a second again and again later, also inside what a test measures
+    and in each process that is forked.
+    """
     gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Long tests are begun before all others: while the last one of many runs, nobody else has anything to do."""
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
-
-
-def pytest_collection_finish() -> None:
-    """What was imported and collected, millions of objects, is there to the end: the garbage collector need not walk
-    through it again and again. It would for half a second each time, also inside what a test measures, and in each
-    process that is forked.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)
