@@ -33,11 +33,9 @@ T named(const std::string& name, const std::pair<const char*, T> (&choices)[Coun
 }
 
 Activation activation_named(const std::string& name) {
-  const std::pair<const char*, Activation> activations[] = {
-      {"silu", Activation::silu},      {"gelu", Activation::gelu},         {"gelu_erf", Activation::gelu_erf},
-      {"relu2", Activation::relu2},    {"exp_rest", Activation::exp_rest}, {"clamped", Activation::clamped},
-      {"limited", Activation::limited}};
-  return named(name, activations, "an activation");
+  for (int i = 0; i < kActivations; ++i)
+    if (name == kActivationNames[i]) return static_cast<Activation>(i);
+  raise({Fault::user, 0, "an activation '" + name + "' is not known"});
 }
 
 Tensor linear(Recorder& r, const Tensor& x, const Handles& handles,

@@ -2,9 +2,9 @@
 //
 // A tile is up to 32 rows of (query token, head of the group) of one sequence and KV head. Its context is cut into
 // chunks of 256 keys counted from position 0; each chunk gives a partial result for each row, and partial results are
-// merged in ascending order. A tile is one work item, or, when there are too few tiles for the pool or its chunks lie at
-// several homes, several: then every chunk's partial result is kept and the item that ends last merges them. Either way
-// each row sees the same arithmetic.
+// merged in ascending order. A tile is one work item, or, when there are too few tiles for the pool or its chunks lie
+// at several homes, several: then every chunk's partial result is kept and the item that ends last merges them. Either
+// way each row sees the same arithmetic.
 #pragma once
 #include <algorithm>
 #include <atomic>

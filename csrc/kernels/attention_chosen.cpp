@@ -86,7 +86,8 @@ struct ChosenPiece {
   int token, kv_head, first, rows, number;
 };
 
-// Calls take(piece, part) for the share of a thread of the pieces, each in so many parts: those of the heads at its home.
+// Calls take(piece, part) for the share of a thread of the pieces, each in so many parts: those of the heads at its
+// home.
 template <class Take>
 void each_piece(const Step& step, const AttentionShape& shape, const ChosenPieces& pieces, int parts, int thread,
                 int threads, const Take& take) {

@@ -3,8 +3,9 @@
 //
 // Chosen positions ascend, and are cut into chunks as a context is: a token that attends to its whole context gets the
 // same bits as from attention.h. Keys that are neighbours from the beginning of a tile on are read where they lie, all
-// others are brought together first, of layers that keep keys alone. In steps of few tokens every such key is read once,
-// by a thread at its home: what the other homes then read of 256 keys is no more than a partial result of many heads is.
+// others are brought together first, of layers that keep keys alone. In steps of few tokens every such key is read
+// once, by a thread at its home: what the other homes then read of 256 keys is no more than a partial result of many
+// heads is.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -25,7 +26,8 @@ struct Choice {
   }
   // How many blocks up to this position can be chosen.
   int seen(int position) const { return ratio == 1 ? position / block + 1 : (position + 1) / ratio; }
-  // Positions that a token attends to. A token that has to choose chooses its own block, the last one, which ends with it.
+  // Positions that a token attends to. A token that has to choose chooses its own block, the last one, which ends with
+  // it.
   int of(int position) const { return position < most() ? position + 1 : most() - block + position % block + 1; }
 };
 

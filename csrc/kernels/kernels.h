@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "base/isa.h"
+#include "kernels/activation.h"
 
 namespace homenode {
 
@@ -54,8 +55,8 @@ struct AttendArgs {
   // [prefetch_ranges] what will be wanted next, in that order: worth fetching meanwhile
   const PrefetchRange* prefetch = nullptr;
   int prefetch_ranges = 0;
-  // [rows] slopes in base 2, and the position of the chunk's first key less that of the row: a score loses its slope times
-  // the distance of its key from the row; null: nothing. Not with a softcap.
+  // [rows] slopes in base 2, and the position of the chunk's first key less that of the row: a score loses its slope
+  // times the distance of its key from the row; null: nothing. Not with a softcap.
   const float* slopes = nullptr;
   const int* apart = nullptr;
 };
@@ -91,8 +92,8 @@ struct DeltaArgs {
   float* state;  // [key_width, 16]
 };
 
-// Tokens of a sequence through a panel of a head's state, 16 value columns of it: the recurrence of Mamba 2. Of each token,
-// with the state S [key_width, 16]: S = decay * S + share * k v^T; out = S^T q + skip * v.
+// Tokens of a sequence through a panel of a head's state, 16 value columns of it: the recurrence of Mamba 2. Of each
+// token, with the state S [key_width, 16]: S = decay * S + share * k v^T; out = S^T q + skip * v.
 struct ScanArgs {
   int tokens, key_width;
   const float *q, *k, *v;  // [tokens, key_width] twice, [tokens, columns], all `stride` from token to token
@@ -159,20 +160,7 @@ struct Kernels {
   // Rotates a head, pairing element i with i + half by the cosines [half] and sines [half]; elements from 2 * half on
   // pass. out may be x.
   void (*rotate)(const float* x, float* out, const float* cos_sin, int64_t half, int64_t head_dim);
-  // out = gate / (1 + exp(-gate)) * up; out may be gate or up. up, here and in the next four, null: ones.
-  void (*silu_mul)(const float* gate, const float* up, float* out, int64_t count);
-  // out = gate * Phi(gate) * up, with the normal distribution by way of tanh (Hendrycks and Gimpel 2016); out may be
-  // gate or up.
-  void (*gelu_mul)(const float* gate, const float* up, float* out, int64_t count);
-  // The same with the normal distribution to 1e-7, out = max(gate, 0)^2 * up, and (e^m - 1 - m) * up, m = min(gate, 0).
-  void (*gelu_erf_mul)(const float* gate, const float* up, float* out, int64_t count);
-  void (*relu2_mul)(const float* gate, const float* up, float* out, int64_t count);
-  void (*exp_rest_mul)(const float* gate, const float* up, float* out, int64_t count);
-  // out = g / (1 + exp(-1.702 g)) * (u + 1), g being gate limited to 7 from above and u up limited to -7 .. 7; out may
-  // be gate or up.
-  void (*clamped_mul)(const float* gate, const float* up, float* out, int64_t count);
-  // out = g / (1 + exp(-g)) * u, g being gate limited to 10 from above and u up limited to -10 .. 10; likewise.
-  void (*limited_mul)(const float* gate, const float* up, float* out, int64_t count);
+  GateKernel gates[kActivations];  // by Activation
   // out = cap * tanh(x / cap).
   void (*soft_cap)(const float* x, float cap, float* out, int64_t count);
   KvKernels kv[3];  // by KvType
@@ -196,6 +184,12 @@ struct Kernels {
   void (*selective_scan)(const ScanArgs&);
   // out += factor * max(x, 0).
   void (*add_positive)(const float* x, float factor, float* out, int64_t count);
+  // out = x, then in turn for each of the runs of y: out += (offset + its weight) * run, the product rounded before the
+  // sum; all are `width` long. weights null: zeros.
+  void (*add_weighted)(const float* x, const float* y, int64_t runs, const float* weights, float offset, float* out,
+                       int64_t width);
+
+  constexpr GateKernel gate(Activation activation) const { return gates[static_cast<int>(activation)]; }
 };
 
 const Kernels& kernels(Level);

@@ -35,8 +35,8 @@ std::vector<HeadGroup> groups_of(const Homes& homes, const std::vector<int>& pas
 
 constexpr int64_t kMostStripes = 4096;  // the kernel keeps a record of the memory of each
 
-// Blocks of a stripe: whole chunks of positions, as blocks that follow each other are mostly of one sequence, and a page
-// at least.
+// Blocks of a stripe: whole chunks of positions, as blocks that follow each other are mostly of one sequence, and a
+// page at least.
 int64_t stripe_of(const KvShape& shape, int64_t block_bytes, int64_t blocks) {
   const auto over = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
   const auto page = static_cast<int64_t>(block_bytes * blocks >= int64_t(kHugePage) ? kHugePage : kSmallPage);

@@ -1,15 +1,16 @@
 // Paged memory of keys and values.
 //
 // KV heads are shared among the pool's homes (see host/arena.h), as many for a home as it has threads; the heads of a
-// home lie in a region of its memory. With fewer heads than homes, such as the one head of latents, all heads of a block
-// lie together, so many blocks at each home in turn (BlockHomes). In a region blocks in order, so that the memory of a
-// block can be taken and given back by itself; in a block, layers in order; in a layer, heads in order; for each head
-// first the keys, then the values:
+// home lie in a region of its memory. With fewer heads than homes, such as the one head of latents, all heads of a
+// block lie together, so many blocks at each home in turn (BlockHomes). In a region blocks in order, so that the memory
+// of a block can be taken and given back by itself; in a block, layers in order; in a layer, heads in order; for each
+// head first the keys, then the values:
 //   f32   keys   [tile of 16 tokens][head element][16]           values [token][head element]
-//   bf16  keys   [tile of 16 tokens][pair of elements][16][2]    values [tile of 16 tokens][pair of tokens][head element][2]
+//   bf16  keys   [tile of 16 tokens][pair of elements][16][2]
+//         values [tile of 16 tokens][pair of tokens][head element][2]
 //   int8  as bf16, and behind each tile the scales of its 16 tokens: float32 [16], value = scale * code
-// Where the values are the first elements of the keys (KvShape::sides 1), there are keys alone.
-// so that a thread working on one KV head reads both as streams, with a token of keys in each lane.
+// A thread working on one KV head reads both as streams, with a token of keys in each lane. Where the values are the
+// first elements of the keys (KvShape::sides 1), there are keys alone.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -37,8 +38,8 @@ struct HeadGroup {
   bool operator==(const HeadGroup&) const = default;
 };
 
-// At which home a block lies where all its heads lie together: `stripe` blocks at the first, as many at the next, and so
-// on, again and again; stripe 0: blocks have no homes. The threads of a home end at `past_thread`.
+// At which home a block lies where all its heads lie together: `stripe` blocks at the first, as many at the next, and
+// so on, again and again; stripe 0: blocks have no homes. The threads of a home end at `past_thread`.
 struct BlockHomes {
   int64_t stripe = 0;
   std::vector<int> past_thread = {};

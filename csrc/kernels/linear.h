@@ -15,6 +15,7 @@
 
 #include "base/isa.h"
 #include "base/status.h"
+#include "kernels/activation.h"
 #include "kernels/weight_memory.h"
 #include "quant/format.h"
 
@@ -92,10 +93,7 @@ Result<std::shared_ptr<Weight>> attach_weight(int threads, const WeightShape&);
 // Decode one row of a packed weight to float32 (what embedding does), on a thread of the pool.
 void unpack_row(const Weight&, int64_t row, float* out, int thread = 0);
 
-// What a gate goes through before it is multiplied with. All but the last one are of the gate alone.
-enum class Activation { silu, gelu, gelu_erf, relu2, exp_rest, clamped, limited };
-// The kernel of it at a level. up: null for ones, where there is none.
-using GateKernel = void (*)(const float* gate, const float* up, float* out, int64_t count);
+// The kernel of an activation at a level.
 GateKernel gate_kernel(Activation, Level);
 
 // What becomes of activations that a level rounds to bfloat16 on their way to a BF16 matrix: `fine`, what the rounding

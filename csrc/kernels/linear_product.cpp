@@ -74,19 +74,7 @@ void linear_multiply(const LinearArgs& a, int thread, int threads) {
   work_through(a, a.count, table, thread, threads, [&](const Run& run) { sums.multiply(run); });
 }
 
-GateKernel gate_kernel(Activation gate, Level level) {
-  const Kernels& table = kernels(level);
-  switch (gate) {
-    case Activation::silu: return table.silu_mul;
-    case Activation::gelu: return table.gelu_mul;
-    case Activation::gelu_erf: return table.gelu_erf_mul;
-    case Activation::relu2: return table.relu2_mul;
-    case Activation::exp_rest: return table.exp_rest_mul;
-    case Activation::clamped: return table.clamped_mul;
-    case Activation::limited: break;
-  }
-  return table.limited_mul;
-}
+GateKernel gate_kernel(Activation gate, Level level) { return kernels(level).gate(gate); }
 
 bool can_gate(const Weight& gate, const Weight& up) {
   const auto same = [](const Weight::Piece& a, const Weight::Piece& b) {

@@ -1,4 +1,5 @@
-// Products and copies head by head: what latent attention does to queries before the cache is read, and to outputs after.
+// Products and copies head by head: what latent attention does to queries before the cache is read, and to outputs
+// after.
 #pragma once
 #include <memory>
 #include <utility>

@@ -1,5 +1,5 @@
-// The recurrence of Mamba 2, and what stands around it: a norm over groups of columns with a weight for each column, and
-// the product of two rows.
+// The recurrence of Mamba 2, and what stands around it: a norm over groups of columns with a weight for each column,
+// and the product of two rows.
 #pragma once
 #include <memory>
 

@@ -132,8 +132,7 @@ Result<Tensor> Recorder::gated(const Tensor& gate_up, const Tensor& up, Activati
 
 Result<Tensor> Recorder::activate(const Tensor& x, Activation how) {
   if (auto error = check_input(x, "activate")) return *error;
-  if (how == Activation::clamped || how == Activation::limited)
-    return misuse("activate: an activation that takes a gate and what it multiplies");
+  if (!is_plain(how)) return misuse("activate: an activation that takes a gate and what it multiplies");
   const Tensor out = make(x.columns, rows_made_of(x));
   return append(std::make_unique<ActivateOperation>(x, how, out), out, {{x}});
 }

@@ -91,8 +91,7 @@ Result<Tensor> Recorder::moe(const Tensor& x, const Tensor& logits, ExpertWeight
   Experts experts{pointers_to(weights.gate), pointers_to(weights.up), pointers_to(weights.down), {}};
   experts.activation = weights.activation;
   if (weights.gate.empty()) {
-    const Activation how = weights.activation;
-    if (how == Activation::clamped || how == Activation::limited || !weights.gate_bias.empty())
+    if (!is_plain(weights.activation) || !weights.gate_bias.empty())
       return misuse("moe: experts without a gate, which the activation or a bias is of");
     experts.gate = experts.up, experts.gated = false;
     std::swap(weights.gate_bias, weights.up_bias);

@@ -11,13 +11,14 @@
 //     void compute(const RowPiece&) const;
 //   };
 //
-// From it follow the call that records it with its checks (Recorder::rows), the method of the Python class with the names
-// and defaults of the fields (bind/row_operations.cpp), and the phase of the program. The type of a field says what is
-// checked of it: a Tensor and a RowsOrVector is there, and its rows are selected where those of the others are; a Vector
-// is a parameter of one row. `problem`, if it is there, says what is wrong with shapes and numbers ("" if nothing is).
+// From it follow the call that records it with its checks (Recorder::rows), the method of the Python class with the
+// names and defaults of the fields (bind/row_operations.cpp), and the phase of the program. The type of a field says
+// what is checked of it: a Tensor and a RowsOrVector is there, and its rows are selected where those of the others are;
+// a Vector is a parameter of one row. `problem`, if it is there, says what is wrong with shapes and numbers ("" if
+// nothing is).
 //
-// The result is as wide as x, unless there is `columns`. Threads divide the rows; with `piece` they divide pieces of rows
-// of so many columns, so that one token's row is work for all of them.
+// The result is as wide as x, unless there is `columns`. Threads divide the rows; with `piece` they divide pieces of
+// rows of so many columns, so that one token's row is work for all of them.
 #pragma once
 #include <cstdint>
 #include <optional>

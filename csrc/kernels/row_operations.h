@@ -192,14 +192,9 @@ struct AddWeighted {
   void compute(const RowPiece& p) const {
     const int64_t runs = x.columns / width, added = y.columns / width;
     const float *to = row_of(x, p.row), *y_row = row_of(y, p.row), *by = weights ? row_of(*weights, p.row) : nullptr;
-    for (int64_t run = 0; run < runs; ++run) {
-      float* made = p.out + run * width;
-      std::copy_n(to + run * width, width, made);
-      for (int64_t i = 0; i < added; ++i) {
-        const float factor = offset + (by ? by[run * added + i] : 0), *from = y_row + i * width;
-        for (int64_t c = 0; c < width; ++c) made[c] += factor * from[c];
-      }
-    }
+    for (int64_t run = 0; run < runs; ++run)
+      p.kernels.add_weighted(to + run * width, y_row, added, by ? by + run * added : nullptr, offset,
+                             p.out + run * width, width);
   }
 };
 
@@ -345,7 +340,7 @@ struct GatedNorm {
   void compute(const RowPiece& p) const {
     float* const to = p.out + p.begin;
     p.kernels.rms_norm(row_of(x, p.row) + p.begin, weight.data(), to, p.count, eps);
-    p.kernels.silu_mul(row_of(gate, p.row) + p.begin, to, to, p.count);
+    p.kernels.gate(Activation::silu)(row_of(gate, p.row) + p.begin, to, to, p.count);
   }
 };
 

@@ -1,6 +1,6 @@
 // Samplers that look at the probabilities of what others left: locally typical sampling (Meister and others, 2022,
-// "Locally Typical Sampling"), a bound on the surprise (of which Mirostat makes use: Basu and others, 2020), exclusion of
-// top choices, and a temperature that follows the entropy.
+// "Locally Typical Sampling"), a bound on the surprise (of which Mirostat makes use: Basu and others, 2020), exclusion
+// of top choices, and a temperature that follows the entropy.
 #include <algorithm>
 #include <cmath>
 #include <limits>

@@ -67,8 +67,8 @@ inline bool is_chained(const RowSampling& how) {
   return how.typical_p < 1 || how.max_surprise > 0 || how.xtc_probability > 0;
 }
 
-// Makes 0 of the weights of all tokens that typical-p, top-p, min-p, the bound on surprises and XTC drop, in this order.
-// The weights are of what top-k left, in the order of the tokens; one of them is above 0.
+// Makes 0 of the weights of all tokens that typical-p, top-p, min-p, the bound on surprises and XTC drop, in this
+// order. The weights are of what top-k left, in the order of the tokens; one of them is above 0.
 void keep_chain(std::span<float> weights, const RowSampling&, SamplingScratch&);
 
 // The temperature of a row, by its entropy; `largest` of its logits. dynatemp_range > 0.

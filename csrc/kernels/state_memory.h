@@ -1,9 +1,9 @@
 // Memory of what layers keep of a sequence besides keys and values: see homenode.compute.ops.StateGeometry.
 //
-// A sequence has a slot, of the same number in all layers. Of a layer with a convolution a slot holds the last inputs of
-// each channel, [taps][channels]; of a layer with matrices it holds, for each head, [key_width][value_width] in panels
-// of kPanel value columns, [panel][key_width][kPanel]. A panel has its slots in order. The panels of a thread, which
-// are those that it computes, are one piece of memory of its home (host/arena.h), and it touches them first.
+// A sequence has a slot, of the same number in all layers. Of a layer with a convolution a slot holds the last inputs
+// of each channel, [taps][channels]; of a layer with matrices it holds, for each head, [key_width][value_width] in
+// panels of kPanel value columns, [panel][key_width][kPanel]. A panel has its slots in order. The panels of a thread,
+// which are those that it computes, are one piece of memory of its home (host/arena.h), and it touches them first.
 #pragma once
 #include <cstdint>
 #include <memory>

@@ -1,5 +1,5 @@
-// How operations go through the matrices of a layer's state: a thread has the same panels of all sequences, whose memory
-// it touched first; and what is copied to other slots while a sequence goes on.
+// How operations go through the matrices of a layer's state: a thread has the same panels of all sequences, whose
+// memory it touched first; and what is copied to other slots while a sequence goes on.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -11,8 +11,8 @@
 
 namespace homenode {
 
-// Calls of_head(sequence, head, first panel, past panel) for the panels of a thread, those of a head together. States that
-// begin from zeros are zeros then.
+// Calls of_head(sequence, head, first panel, past panel) for the panels of a thread, those of a head together. States
+// that begin from zeros are zeros then.
 template <class OfHead>
 void for_heads(const Step& step, const StateMemory& memory, int layer, int thread, int threads, OfHead&& of_head) {
   const StateShape& shape = memory.layers()[static_cast<size_t>(layer)];

@@ -16,8 +16,8 @@ uint32_t ordered(float score) {
   return bits >> 31 ? ~bits : bits | 0x80000000u;
 }
 
-// Calls take(head, position, products, keys) with the products of each head's query and the keys of chunks first .. past
-// - 1, those from `position` on; heads of a chunk ascend.
+// Calls take(head, position, products, keys) with the products of each head's query and the keys of chunks
+// first .. past - 1, those from `position` on; heads of a chunk ascend.
 template <class Take>
 void multiply_keys(const ScoreCall& call, const Step& step, const Kernels& kernels, int token, int first, int past,
                    std::byte* scratch, const Take& take) {

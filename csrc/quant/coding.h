@@ -2,9 +2,9 @@
 //
 // Every block format is the same idea: an element is a small unsigned code, its value
 //
-//     scale * (code - zero)                 or    scale * (table[code])       without a minimum
-//     scale * code + minimum                                                  simple blocks of 32 with one
-//     (d * s) * code - (dmin * m)                                             super-blocks of 256, s and m small integers per 32 or 16
+//     scale * (code - zero)     or    scale * (table[code])    without a minimum
+//     scale * code + minimum                                   simple blocks of 32 with one
+//     (d * s) * code - (dmin * m)                              super-blocks of 256, s and m small integers per 32 or 16
 //
 // so a format is a line in the table below; decoding, packing and the kernels are written once, over this description.
 //
@@ -18,7 +18,8 @@
 //     1 bit:  lines 0 .. 7 in one byte line, lowest first
 // A block is, in the order it is read:
 //     simple: d, uint16 x 32 rows | minimum, likewise, if any | high bits | low bits
-//     super:  d | dmin, if any | 8 times: s, 1 byte x 32 rows (twice when per 16 columns) | m likewise | high bits | low bits
+//     super:  d | dmin, if any | 8 times: s, 1 byte x 32 rows (twice when per 16 columns) | m likewise | high bits |
+//             low bits
 // Scales keep the 16 bits of the file. Nothing here depends on the instruction set: what is packed once computes
 // anywhere.
 #pragma once

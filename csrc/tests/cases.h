@@ -109,6 +109,7 @@ void check_stream(Random&);  // pages of KV memory through a socket, read and wr
 void check_thread_pool(Random&);
 void check_lane(Random&);
 void check_levels(Random&);  // every kernel at every level against the scalar level
-void print_levels();  // what check_levels has seen: "kernel <tab> level <tab> native or emulated <tab> largest difference" lines
+// What check_levels has seen: lines of "kernel <tab> level <tab> native or emulated <tab> largest difference".
+void print_levels();
 
 }  // namespace homenode::checks

@@ -13,8 +13,8 @@ namespace {
 
 constexpr int kBlocks = 12;
 
-// The last tokens of a sequence, which attend to `count` tokens at most, or with a `block` above 1 to so many blocks for
-// each KV head: those whose keys have the highest scores.
+// The last tokens of a sequence, which attend to `count` tokens at most, or with a `block` above 1 to so many blocks
+// for each KV head: those whose keys have the highest scores.
 struct Chosen {
   AttentionShape shape;
   int block_size, context, tokens, block = 1, count, index_heads, index_width;

@@ -22,20 +22,15 @@ void check_rows(Random& random, const Kernels& table) {
   table.rms_norm(x.get(), weight.get(), out.get(), n, 1e-6f);
   require_written(out, count, "rms_norm");
   Exact<float> product(count);
-  table.silu_mul(gates.get(), x.get(), product.get(), n);
-  require_written(product, count, "silu_mul");
-  table.gelu_mul(gates.get(), x.get(), product.get(), n);
-  require_written(product, count, "gelu_mul");
-  table.gelu_erf_mul(gates.get(), x.get(), product.get(), n);
-  require_written(product, count, "gelu_erf_mul");
-  table.relu2_mul(gates.get(), nullptr, product.get(), n);
-  require_written(product, count, "relu2_mul");
-  table.exp_rest_mul(gates.get(), nullptr, product.get(), n);
-  require_written(product, count, "exp_rest_mul");
-  table.clamped_mul(gates.get(), x.get(), product.get(), n);
-  require_written(product, count, "clamped_mul");
-  table.limited_mul(gates.get(), x.get(), product.get(), n);
-  require_written(product, count, "limited_mul");
+  for (int i = 0; i < kActivations; ++i) {
+    table.gates[i](gates.get(), x.get(), product.get(), n);
+    require_written(product, count, kActivationNames[i]);
+    if (!is_plain(static_cast<Activation>(i))) continue;
+    table.gates[i](gates.get(), nullptr, product.get(), n);
+    require_written(product, count, kActivationNames[i]);
+  }
+  table.add_weighted(x.get(), gates.get(), 1, weight.get(), 0.5f, product.get(), n);
+  require_written(product, count, "add_weighted");
   table.soft_cap(gates.get(), 30, product.get(), n);
   require_written(product, count, "soft_cap");
 }

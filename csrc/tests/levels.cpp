@@ -43,8 +43,8 @@ float rounded_to_bf16(float x) {
 
 float as_it_is(float x) { return x; }
 
-// The largest difference of a product from the exact one, of activations as `multiplied` has them, relative to the sum of
-// magnitudes of its products.
+// The largest difference of a product from the exact one, of activations as `multiplied` has them, relative to the sum
+// of magnitudes of its products.
 double relative_difference(const Matrix& m, const float* x, int64_t tokens, const float* found,
                            float (*multiplied)(float)) {
   const int64_t rows = m.weight->rows, columns = m.weight->columns;
@@ -189,17 +189,10 @@ void compare_rows(Random& random) {
   const auto count = size_t(n);
   const Exact<float> x = reals(random, count, 9), y = reals(random, count);
   const float top = *std::max_element(x.get(), x.get() + count);
-  const std::map<std::string, std::function<void(const Kernels&, float*)>> all = {
+  std::map<std::string, std::function<void(const Kernels&, float*)>> all = {
       {"rms_norm", [&](const Kernels& k, float* out) { k.rms_norm(x.get(), y.get(), out, n, 1e-6f); }},
       {"rotate", [&](const Kernels& k, float* out) { k.rotate(x.get(), out, y.get(), n / 2, n); }},
       {"divide", [&](const Kernels& k, float* out) { k.divide(x.get(), 0.7f, out, n); }},
-      {"silu_mul", [&](const Kernels& k, float* out) { k.silu_mul(x.get(), y.get(), out, n); }},
-      {"gelu_mul", [&](const Kernels& k, float* out) { k.gelu_mul(x.get(), y.get(), out, n); }},
-      {"gelu_erf_mul", [&](const Kernels& k, float* out) { k.gelu_erf_mul(x.get(), y.get(), out, n); }},
-      {"relu2_mul", [&](const Kernels& k, float* out) { k.relu2_mul(x.get(), nullptr, out, n); }},
-      {"exp_rest_mul", [&](const Kernels& k, float* out) { k.exp_rest_mul(x.get(), nullptr, out, n); }},
-      {"clamped_mul", [&](const Kernels& k, float* out) { k.clamped_mul(x.get(), y.get(), out, n); }},
-      {"limited_mul", [&](const Kernels& k, float* out) { k.limited_mul(x.get(), y.get(), out, n); }},
       {"sigmoid_mul", [&](const Kernels& k, float* out) { k.sigmoid_mul(x.get(), y.get(), out, n); }},
       {"multiply_rows", [&](const Kernels& k, float* out) { k.multiply_rows(x.get(), y.get(), out, n); }},
       {"soft_cap", [&](const Kernels& k, float* out) { k.soft_cap(x.get(), 3, out, n); }},
@@ -209,6 +202,11 @@ void compare_rows(Random& random) {
          std::copy_n(y.get(), n, out);
          k.add_positive(x.get(), 0.7f, out, n);
        }},
+      {"add_weighted",
+       [&](const Kernels& k, float* out) {
+         std::copy_n(x.get(), n, out);
+         k.add_weighted(x.get(), y.get(), 3, y.get(), 0.5f, out, n / 3);
+       }},
       {"sum_exponentials",
        [&](const Kernels& k, float* out) { std::fill_n(out, n, float(k.sum_exponentials(x.get(), n, top, 1.5f))); }},
       {"find_largest",
@@ -217,6 +215,12 @@ void compare_rows(Random& random) {
          std::fill_n(out, n, found.value + float(found.index));
        }},
   };
+  for (int i = 0; i < kActivations; ++i) {
+    const std::string name = kActivationNames[i];
+    all[name + "_mul"] = [&, i](const Kernels& k, float* out) { k.gates[i](x.get(), y.get(), out, n); };
+    if (is_plain(static_cast<Activation>(i)))
+      all[name] = [&, i](const Kernels& k, float* out) { k.gates[i](x.get(), nullptr, out, n); };
+  }
   for (const auto& [name, kernel] : all) {
     const auto of = [&kernel, count](Level level) {
       Exact<float> out(count);

@@ -172,23 +172,24 @@ def test_gates_by_the_largest_logit(backend: NativeBackend, rows: int, columns: 
 
 
 @pytest.mark.parametrize("rows", ROWS)
-@pytest.mark.parametrize("width", [8, 50])
+@pytest.mark.parametrize("width", [8, 50, 211])
 def test_weighted_sums_of_runs(backend: NativeBackend, rows: int, width: int) -> None:
-    """As many as there are weights, or each once where there are none."""
+    """As many as there are weights, or each once where there are none: products added to x in turn, bit by bit."""
     x, y = random(rows, 3 * width), random(rows, 2 * width, seed=2)
     weights = random(rows, 6, seed=3)
 
     def wanted(factors: FloatArray) -> FloatArray:
-        added = factors.astype(np.float64).reshape(rows, 3, 2) @ y.reshape(rows, 2, width)
-        return np.asarray(x + added.reshape(rows, -1), np.float32)
+        first, second = factors.reshape(rows, 3, 2, 1).transpose(2, 0, 1, 3)
+        runs = y.reshape(rows, 2, 1, width)
+        return (x.reshape(rows, 3, width) + first * runs[:, 0] + second * runs[:, 1]).reshape(rows, -1)
 
     constant = backend.constant
     found = evaluate(
         backend, lambda ops: ops.add_weighted(constant(x), constant(y), constant(weights), width, 0.5), rows
     )
-    np.testing.assert_allclose(found, wanted(weights + np.float32(0.5)), rtol=1e-5, atol=1e-6)
+    assert same_bits(found, wanted(weights + np.float32(0.5)))
     found = evaluate(backend, lambda ops: ops.add_weighted(constant(x), constant(y), None, width, 1.0), rows)
-    np.testing.assert_allclose(found, wanted(np.ones((rows, 6), np.float32)), rtol=1e-5, atol=1e-6)
+    assert same_bits(found, wanted(np.ones((rows, 6), np.float32)))
     with pytest.raises(ValueError, match="one for each pair of runs"):
         evaluate(backend, lambda ops: ops.add_weighted(constant(x), constant(y), constant(x), width, 0.0), rows)
 

@@ -18,29 +18,26 @@ from pathlib import Path
 
 import pytest
 
+from homenode.compute.activations import PAIRS, PLAIN
 from tests.native.test_sanitizers import BUILD_S, built, lacking, levels_to_check, program, tool
 from tests.native.weights import FORMATS
 
 ROUNDS = 6
 KERNELS = (
     *FORMATS,
+    *(f"{name}_mul" for name in (*PLAIN, *PAIRS)),
+    *PLAIN,
     *("attention f32", "attention bf16", "attention int8"),
     *("attention within f32", "attention within bf16", "attention within int8"),
     *(
         "rms_norm",
         "rotate",
         "divide",
-        "silu_mul",
-        "gelu_mul",
-        "gelu_erf_mul",
-        "relu2_mul",
-        "exp_rest_mul",
-        "clamped_mul",
-        "limited_mul",
         "soft_cap",
         "sigmoid_mul",
         "multiply_rows",
         "add_positive",
+        "add_weighted",
         "convolve",
         "delta_rule",
         "selective_scan",

@@ -64,6 +64,6 @@ def test_activations(name: Any) -> None:
 
 
 def test_the_native_core_has_the_same_names() -> None:
-    text = (ROOT / "csrc/kernels/linear.h").read_text(encoding="utf-8")
-    found = re.search(r"enum class Activation \{ (.*) \};", text)
-    assert found is not None and set(found[1].split(", ")) <= {*PLAIN, *PAIRS}
+    text = (ROOT / "csrc/kernels/activation.h").read_text(encoding="utf-8")
+    plain, pairs = (re.findall(r"X\((\w+)\)", line) for line in text.splitlines() if "ACTIVATIONS(X) X(" in line)
+    assert plain == list(PLAIN) and pairs == list(PAIRS)

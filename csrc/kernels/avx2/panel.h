@@ -4,10 +4,11 @@
 // Some parts of a group are unpacked once, for all the tokens at hand, and two tokens are multiplied with them at a
 // time: eight sums, two activations, and the weights and products under way fill the sixteen registers. How codes are
 // unpacked and multiplied depends on their size:
-//   up to six bits   unsigned bytes times signed bytes. The sums of two products go on in 16 bits for as many lines as cannot overflow (run_lines),
-//                    all eight of most formats: two instructions for 32 products
-//   bytes            two products of bytes alone fill 16 bits, and widening each takes two more instructions, taking care of the sign another. Codes
-//                    of 16 bits take the same four instructions for 32 products, and no widening
+//   up to six bits   unsigned bytes times signed bytes. The sums of two products go on in 16 bits for as many lines as
+//                    cannot overflow (run_lines), all eight of most formats: two instructions for 32 products
+//   bytes            two products of bytes alone fill 16 bits, and widening each takes two more instructions, taking
+//                    care of the sign another. Codes of 16 bits take the same four instructions for 32 products, and no
+//                    widening
 // The compiler would rather sum products as a tree, which has no room in sixteen registers, and load what two products
 // take twice: hence in_register.
 #pragma once

@@ -9,9 +9,10 @@
 // What fixes the value of a row, bit by bit:
 //   score      one chain of dot products over pairs of the head's elements in order, for each key;
 //   largest    over the visible keys of the chunk;
-//   sum        one chain of dot products with ones over runs of 32 keys counted from the chunk's start; lane i adds keys 2i and 2i + 1, then sum_lanes;
-//   output     for each element one chain of dot products over the pairs of keys with a visible one. The value of a key that is not visible is
-//              taken as 0: it may be anything, and belong to another sequence.
+//   sum        one chain of dot products with ones over runs of 32 keys counted from the chunk's start; lane i adds
+//              keys 2i and 2i + 1, then sum_lanes;
+//   output     for each element one chain of dot products over the pairs of keys with a visible one. The value of a key
+//              that is not visible is taken as 0: it may be anything, and belong to another sequence.
 // GCC 12 takes the deliberately undefined operands inside its own intrinsics for a fault of ours.
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #include "kernels/simd/avx512.h"

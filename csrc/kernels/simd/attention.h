@@ -4,7 +4,8 @@
 //   score      one chain of multiply-adds over the head's elements in order, for each key;
 //   largest    over the visible keys of the chunk; scores are in base 2 (see AttendArgs);
 //   sum        lane i adds the keys i, i + 16, ... of the chunk (masked keys add +0), then sum_lanes;
-//   output     for each element one chain of multiply-adds over the visible keys in order. Other keys' values are not touched at all.
+//   output     for each element one chain of multiply-adds over the visible keys in order. Other keys' values are not
+//              touched at all.
 #pragma once
 #include "kernels/kernels.h"
 #include "kernels/simd/attention_sums.h"

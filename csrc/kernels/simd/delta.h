@@ -1,5 +1,5 @@
-// The gated delta rule, the short convolution before it and a gate, on Lanes. A sum's order depends on the widths only, so that
-// a token's result has the same bits however many tokens are computed at once.
+// The gated delta rule, the short convolution before it and a gate, on Lanes. A sum's order depends on the widths only,
+// so that a token's result has the same bits however many tokens are computed at once.
 #pragma once
 #include "kernels/kernels.h"
 #include "kernels/simd/elements.h"

@@ -60,11 +60,33 @@ void add_positive(const float* x, float factor, float* out, int64_t count) {
   int64_t i = 0;
   for (; i + 16 <= count; i += 16) store(out + i, multiply_add(larger(load(x + i), zero), factors, load(out + i)));
   for (; i < count; i += 16) {
-    const Lanes sums =
-        multiply_add(larger(load_first(x + i, count - i), zero), factors, load_first(out + i, count - i));
-    float found[16];
-    store(found, sums);
-    __builtin_memcpy(out + i, found, static_cast<uint64_t>(count - i) * sizeof(float));
+    const Lanes positive = larger(load_first(x + i, count - i), zero);
+    store_first(out + i, count - i, multiply_add(positive, factors, load_first(out + i, count - i)));
+  }
+}
+
+// Columns 16 N of what add_weighted makes.
+template <int N>
+inline void add_weighted_lanes(const float* x, const float* y, int64_t runs, const float* weights, float offset,
+                               float* out, int64_t width) {
+  Lanes sums[N];
+  for (int j = 0; j < N; ++j) sums[j] = load(x + 16 * j);
+  for (int64_t run = 0; run < runs; ++run) {
+    const Lanes factor = fill(offset + (weights ? weights[run] : 0));
+    for (int j = 0; j < N; ++j) sums[j] = add(sums[j], multiply(factor, load(y + run * width + 16 * j)));
+  }
+  for (int j = 0; j < N; ++j) store(out + 16 * j, sums[j]);
+}
+
+void add_weighted(const float* x, const float* y, int64_t runs, const float* weights, float offset, float* out,
+                  int64_t width) {
+  int64_t i = 0;
+  for (; i + 64 <= width; i += 64) add_weighted_lanes<4>(x + i, y + i, runs, weights, offset, out + i, width);
+  for (; i + 16 <= width; i += 16) add_weighted_lanes<1>(x + i, y + i, runs, weights, offset, out + i, width);
+  for (; i < width; ++i) {
+    float sum = x[i];
+    for (int64_t run = 0; run < runs; ++run) sum += (offset + (weights ? weights[run] : 0)) * y[run * width + i];
+    out[i] = sum;
   }
 }
 
@@ -102,7 +124,7 @@ inline Lanes exp_rest(const Lanes& x) {
 }
 
 template <Lanes (*activation)(const Lanes&)>
-inline void multiply_gates(const float* gate, const float* up, float* out, int64_t count) {
+void multiply_gates(const float* gate, const float* up, float* out, int64_t count) {
   int64_t i = 0;
   if (!up) {
     for (; i + 16 <= count; i += 16) store(out + i, activation(load(gate + i)));
@@ -115,46 +137,24 @@ inline void multiply_gates(const float* gate, const float* up, float* out, int64
                 multiply(activation(load_first(gate + i, count - i)), load_first(up + i, count - i)));
 }
 
-void silu_mul(const float* gate, const float* up, float* out, int64_t count) {
-  multiply_gates<silu>(gate, up, out, count);
-}
-void gelu_mul(const float* gate, const float* up, float* out, int64_t count) {
-  multiply_gates<gelu>(gate, up, out, count);
-}
-
-void gelu_erf_mul(const float* gate, const float* up, float* out, int64_t count) {
-  multiply_gates<gelu_erf>(gate, up, out, count);
-}
-void relu2_mul(const float* gate, const float* up, float* out, int64_t count) {
-  multiply_gates<relu2>(gate, up, out, count);
-}
-void exp_rest_mul(const float* gate, const float* up, float* out, int64_t count) {
-  multiply_gates<exp_rest>(gate, up, out, count);
-}
-
-inline Lanes clamped_product(const Lanes& gate, const Lanes& up) {
+// g / (1 + e^(-1.702 g)) * (u + 1), g being gate limited to 7 from above and u up limited to -7 .. 7.
+inline Lanes clamped(const Lanes& gate, const Lanes& up) {
   const Lanes g = smaller(fill(7.0f), gate), u = larger(fill(-7.0f), smaller(fill(7.0f), up));
   return multiply(divide(g, add(fill(1), exponential(multiply(g, fill(-1.702f))))), add(u, fill(1)));
 }
 
-inline Lanes limited_product(const Lanes& gate, const Lanes& up) {
+// g / (1 + e^-g) * u, g being gate limited to 10 from above and u up limited to -10 .. 10.
+inline Lanes limited(const Lanes& gate, const Lanes& up) {
   const Lanes g = smaller(fill(10.0f), gate), u = larger(fill(-10.0f), smaller(fill(10.0f), up));
   return multiply(divide(g, add(fill(1), exponential(multiply(g, fill(-1.0f))))), u);
 }
 
-template <Lanes product(const Lanes&, const Lanes&)>
-void multiply_limited(const float* gate, const float* up, float* out, int64_t count) {
+template <Lanes (*activation)(const Lanes&, const Lanes&)>
+void combine_gates(const float* gate, const float* up, float* out, int64_t count) {
   int64_t i = 0;
-  for (; i + 16 <= count; i += 16) store(out + i, product(load(gate + i), load(up + i)));
+  for (; i + 16 <= count; i += 16) store(out + i, activation(load(gate + i), load(up + i)));
   if (i < count)
-    store_first(out + i, count - i, product(load_first(gate + i, count - i), load_first(up + i, count - i)));
-}
-
-void clamped_mul(const float* gate, const float* up, float* out, int64_t count) {
-  multiply_limited<clamped_product>(gate, up, out, count);
-}
-void limited_mul(const float* gate, const float* up, float* out, int64_t count) {
-  multiply_limited<limited_product>(gate, up, out, count);
+    store_first(out + i, count - i, activation(load_first(gate + i, count - i), load_first(up + i, count - i)));
 }
 
 void soft_cap(const float* x, float cap, float* out, int64_t count) {

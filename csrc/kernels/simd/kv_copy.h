@@ -2,7 +2,8 @@
 //
 // A head's tiles of a page are a stream of 64-bit words w[0], w[1], ..., little-endian, the last line of a tile filled
 // up with zeros. Eight sums are kept, word i belongs to sum i % 8 and to its neighbour's:
-//   sums[i % 8] += low32(w[i] ^ key(i)) * high32(w[i] ^ key(i)),   sums[i % 8 ^ 1] += w[i],   key(i) = (i + 1) * kWordStep
+//   sums[i % 8] += low32(w[i] ^ key(i)) * high32(w[i] ^ key(i)),   sums[i % 8 ^ 1] += w[i],
+//   key(i) = (i + 1) * kWordStep
 // modulo 2^64. Keys are different for every place, so words that changed places are noticed; a single changed word
 // always changes its neighbour's sum. kernels/kv_copy.cpp mixes the sums. It tells damage and mistakes, and is no
 // protection against an adversary.

@@ -1,7 +1,6 @@
 """What goes on between the products of an MLP, by name, of arrays of NumPy and torch.
 
-The native core has the formulas in `csrc/kernels/simd/elements.h`, by the names of `Activation` in
-`csrc/kernels/linear.h`.
+The native core has the formulas in `csrc/kernels/simd/elements.h`, by the names in `csrc/kernels/activation.h`.
 """
 
 from __future__ import annotations
