@@ -25,6 +25,10 @@ SIZES: Mapping[str, tuple[tuple[str, float], ...]] = {
     "bloom": (("BLOOM 560M", 0.56), ("7B1", 7.1), ("176B", 176)),
     "cohere": (("Aya 23 8B", 8.0), ("Command R", 35), ("Command R+", 104)),
     "cohere2": (("Command R7B", 8.0), ("Command A", 111)),
+    "cohere2_moe": (("North Mini Code 30B-A3B", 30.0),),
+    "codegen": (("CodeGen 350M", 0.36), ("2B", 2.8), ("16B", 16.1)),
+    "dbrx": (("DBRX 132B-A36B", 132),),
+    "persimmon": (("Persimmon 8B", 9.4),),
     "deepseek_v2": (("DeepSeek V2 Lite", 15.7), ("V2", 236)),
     "deepseek_v3": (("DeepSeek V3, R1, V3.1", 671), ("Kimi K2, K2.5", 1026)),
     "deepseek_v32": (("DeepSeek V3.2", 671),),
@@ -184,7 +188,8 @@ NOTES: Mapping[str, str] = {
 }
 # Of which no converter writes GGUF files.
 FOLDERS_ONLY = frozenset(
-    "cwm flex_olmo gpt_neo gptj gte helium hyperclovax lfm3 ministral nanochat olmo_hybrid vaultgemma".split()
+    "codegen cwm flex_olmo gpt_neo gptj gte helium hyperclovax lfm3 ministral nanochat olmo_hybrid "
+    "persimmon vaultgemma".split()
 )
 # By architecture: what people ask for that it does not do, besides what the code tells; it is refused by name.
 LIMITS: Mapping[str, tuple[str, ...]] = {
@@ -202,7 +207,7 @@ LIMITS: Mapping[str, tuple[str, ...]] = {
     "jina_embeddings_v3": ("adapters for tasks",),
     "bloom": ("`apply_residual_connection_post_layernorm`",),
     "mpt": ("models without ALiBi",),
-    **dict.fromkeys(("phi", "stablelm"), ("`qk_layernorm`",)),
+    "stablelm": ("`qk_layernorm`",),
     "laguna": ("caps of the router's logits",),
     "llama4": ("several experts for a token",),
     "olmoe": ("limits of q, k and v in GGUF, which keeps none",),

@@ -41,6 +41,7 @@ CASES = {
         EPS | {"use_parallel_residual": False, "rope.dimension_count": 4},
         gguf_name="gptneox",
     ),
+    "phi with norms of heads": Case("phi", {"qk_layernorm": True}),
     "phi": Case("phi", PARTS, EPS | {"rope.dimension_count": 8}, gguf_name="phi2"),
     "falcon": Case("falcon", FALCON, EPS | {"attention.head_count_kv": 1}),
     "falcon 40b": Case("falcon", FALCON | {"new_decoder_architecture": True, "num_kv_heads": 2}, EPS),
@@ -122,7 +123,7 @@ def test_a_gguf_file_has_the_tokens_of_transformers(name: str, tmp_path: Path, b
 @pytest.mark.parametrize(
     ("kind", "changes", "message"),
     [
-        ("phi", {"qk_layernorm": True}, "qk_layernorm true is not supported"),
+        ("stablelm", {"qk_layernorm": True}, "qk_layernorm true is not supported"),
         ("phi", {"hidden_act": "relu"}, "hidden_act 'relu' is not supported; homenode runs gelu_pytorch_tanh"),
         (
             "gpt2",

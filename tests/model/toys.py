@@ -12,6 +12,7 @@ import numpy as np
 from homenode.compute.ops import FloatArray, LayerKv
 from homenode.dtypes import BY_NAME, DType
 from homenode.model.architectures.apertus import XieluFactors
+from homenode.model.architectures.cohere2_moe import AveragedExperts
 from homenode.model.architectures.deepseek_v4 import with_layers
 from homenode.model.architectures.delta_net import with_delta
 from homenode.model.architectures.falcon_h1 import FalconH1Multipliers
@@ -70,6 +71,8 @@ MIXTURES = {
     "solar_open": MoeSpec(6, 3, 40, True, 48, score="sigmoid", epsilon=1e-20, scale=1.5),
     "nomic_bert": MoeSpec(6, 2, 40, False, dense_layers=(0,), activation="gelu_erf"),
     "llama4": MoeSpec(5, 1, 40, True, 40, (1,), score="chosen_softmax", weighted="input"),
+    "cohere2_moe": MoeSpec(6, 3, 40, True, 48, (0,), score="sigmoid"),
+    "dbrx": MoeSpec(6, 3, 40, True),
 }
 LATENTS = {
     "deepseek_v2": LatentHeads(0, 24, 10, 8, 12),
@@ -125,6 +128,7 @@ WINDOWED: dict[str, dict[str, Any]] = {
     "afmoe": _PLACED,
     "llama4": {**_PLACED, "window_kind": "chunked"},
     "cohere2": _PLACED,
+    "cohere2_moe": _PLACED,
     "muse_glimmer": _WINDOWED | {"logits_softcap": 9.0},
     **{key: {"dimensions": {"positions": 256}} for key in ("gpt2", "gpt_bigcode", "gpt_neo")},
     "bert": {"dimensions": {"positions": 256, "types": 2}},
@@ -174,7 +178,7 @@ SCALES: dict[str, dict[str, Any]] = {  # of what layers add, and of logits
     },
     **{key: {"residual_scale": 0.4, "logits_scale": 0.3} for key in ("granitemoe", "granitemoeshared", "minicpm3")},
     "granitemoehybrid": {"residual_scale": 0.5, "logits_scale": 0.5, "rope_layers": (False,) * 3},
-    **{key: {"logits_scale": 0.25} for key in ("cohere", "cohere2")},
+    **{key: {"logits_scale": 0.25} for key in ("cohere", "cohere2", "cohere2_moe")},
     "falcon_h1": {"logits_scale": 0.5},
     "muse_glimmer": {"logits_scale": 0.4},
 }
@@ -201,6 +205,10 @@ OWN: dict[str, object] = {
     "solar_open": HeadNorms(False),
     "laguna": AttentionGates("heads"),
     "jais2": BlockStyle("relu2"),
+    "codegen": BlockStyle("gelu", "one_norm", positions="neighbours", head_bias=True),
+    "cohere2_moe": AveragedExperts(True, 0.5),
+    "dbrx": BlockStyle(norm_biases=False, clip=0.7),
+    "persimmon": BlockStyle("relu2", head_norms=True),
     **dict.fromkeys(("olmo", "olmoe"), ProjectionLimit(0.7)),
     "arcee": BlockStyle("relu2"),
     "gemma4": Gemma4Extras(True),

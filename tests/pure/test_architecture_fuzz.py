@@ -75,6 +75,11 @@ OWN: dict[str, dict[str, Any]] = {
     "llama4": {"num_experts_per_tok": 1},
     "mimo_v2_flash": {"partial_rotary_factor": 0.5},
     "gptj": {"rotary_dim": 8},
+    "codegen": {"rotary_dim": 8},
+    "dbrx": {
+        "attn_config": {"kv_n_heads": 2},
+        "ffn_config": {"ffn_hidden_size": 32, "moe_num_experts": 4, "moe_top_k": 2},
+    },
     "laguna": {"num_attention_heads_per_layer": [4, 6, 4, 6], "layer_types": ["full_attention", "sliding_attention"] * 2},
     "minimax_m3": {
         "layer_types": ["full_attention"] + ["minimax_m3_sparse"] * 3, "moe_layer_freq": [0, 1, 1, 1],

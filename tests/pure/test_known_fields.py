@@ -57,6 +57,7 @@ SCORING = {
 UNASKED = {name: {"layer_types"} for name in ("bert", "gte", "jina_bert", "jina_embeddings_v3", "nomic_bert")}
 UNASKED["bert"] |= {"activation", "dim", "hidden_dim", "n_heads", "n_layers"}  # DistilBERT's
 UNASKED["eurobert"] = {"id2label"}  # its scores are refused before
+UNASKED["cohere2_moe"] = {"layer_norm_eps"}  # the toy has RMS norms
 UNASKED["qwen3"] = {"classifier_from_token"}  # asked for with the tokenizer's words
 # The toys have no rope.
 _OF_ROPE = {"partial_rotary_factor", "rope_parameters", "rope_scaling"}

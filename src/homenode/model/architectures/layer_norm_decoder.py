@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -32,7 +32,8 @@ class BlockStyle:
     norm of its own, and with "one_norm" through that of attention. `positions`: how tokens know of them: a "rope",
     whose pairs may be "neighbours", a "table" whose rows are added to the embedding, or "alibi" with slopes down to
     2^-alibi_bits times `alibi_scale`. `clip`: q, k and v are limited to -clip .. clip. `norm_biases`, `head_bias`,
-    `embedding_norm`: whether norms and the output matrix have biases, and the embedding has a norm.
+    `embedding_norm`, `head_norms`: whether norms and the output matrix have biases, the embedding has a norm, and each
+    head of q and k has one.
     """
 
     activation: PlainActivation | Literal["silu_gate"] = "gelu"
@@ -41,6 +42,7 @@ class BlockStyle:
     norm_biases: bool = True
     head_bias: bool = False
     embedding_norm: bool = False
+    head_norms: bool = False
     clip: float | None = None
     alibi_bits: float = 8.0
     alibi_scale: float = 1.0
@@ -67,6 +69,7 @@ def _has_head_bias(spec: ModelSpec, part: ModelPart, _layer: int | None) -> bool
 
 _has_post_norm = of_model(lambda spec: style_of(spec).residual != "one_norm")
 _has_post_norm_bias = of_model(lambda spec: style_of(spec).residual != "one_norm" and style_of(spec).norm_biases)
+_has_head_norms = of_model(lambda spec: style_of(spec).head_norms)
 _has_gate = of_model(lambda spec: style_of(spec).activation == "silu_gate")
 
 
@@ -102,6 +105,11 @@ PARAMETERS = (
     INPUT_NORM_BIAS,
     *tables.QKV_BIASES,
     *tables.OUTPUT_BIAS,
+    *(
+        make(f"{part}_norm{ending}", f"self_attn.{part}_layernorm", f"attn_{part}_norm", "head", when=_has_head_norms)
+        for part in "qk"
+        for make, ending in ((layer_weight, ""), (layer_bias, "_bias"))
+    ),
     *post_norm(_has_post_norm, _has_post_norm_bias),
     replace(tables.GATE_UP_DOWN[0], when=_has_gate),
     *tables.GATE_UP_DOWN[1:],
@@ -142,7 +150,7 @@ def forward(ops: Ops, model: ForwardContext) -> Tensor:
         slopes = every[here.first : here.end]
     for index, layer in enumerate(model.parameters.layers):
         h = normed(ops, model, layer, "input_norm", x)
-        qkv, turning = _project(ops, model, layer, h, style.clip), rotation
+        qkv, turning = project(ops, model, layer, h), rotation
         if style.positions == "neighbours" and rotation is not None:
             qkv, turning = attention.rotated(ops, model, index, qkv, rotation, adjacent=True), None
         inner = stage.select_last(ops, model, index, attention.attended(ops, model, index, qkv, turning, slopes))
@@ -164,12 +172,20 @@ def _enter(ops: Ops, model: ForwardContext, style: BlockStyle) -> Tensor:
     return normed(ops, model, top, "embed_norm", x) if "embed_norm" in top else x
 
 
-def _project(ops: Ops, model: ForwardContext, layer: Layer, h: Tensor, clip: float | None) -> Any:
+def project(ops: Ops, model: ForwardContext, layer: Layer, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k and v of the heads that are here, not yet rotated: limited, or each head of q and k normed, where the model
+    has that.
+    """
+    clip = style_of(model.spec).clip
     if clip is None:
-        return attention.project_qkv(ops, model, layer, h)
+        q, k, v = attention.project_qkv(ops, model, layer, h)
+        if "q_norm" in layer:
+            q, k = (normed(ops, model, layer, key, rows) for key, rows in (("q_norm", q), ("k_norm", k)))
+        return q, k, v
     kv = model.part.kv_heads.count * model.spec.head_dim
     qkv = ops.clamp(ops.linear(h, (layer["q"], layer["k"], layer["v"])), clip)
-    return ops.split(qkv, (model.part.heads.count * model.spec.head_dim, kv, kv))
+    q, k, v = ops.split(qkv, (model.part.heads.count * model.spec.head_dim, kv, kv))
+    return q, k, v
 
 
 def add_parallel(ops: Ops, model: ForwardContext, layer: Layer, x: Tensor, attended: Tensor, inner: Tensor) -> Tensor:

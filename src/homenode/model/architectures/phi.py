@@ -21,9 +21,12 @@ _LAYER = "model.layers.{layer}."
 
 def _read_folder(config: FolderConfig) -> ModelSpec:
     config = config.respelled({"layer_norm_eps": "rms_norm_eps"})
-    config.fields.refuse_others({"qk_layernorm": False})
     spec = config.uniform_decoder(DEFAULTS, rotates_part=True)
-    style = replace(STYLE, activation=config.plain_activation("hidden_act", "gelu_new"))
+    style = replace(
+        STYLE,
+        activation=config.plain_activation("hidden_act", "gelu_new"),
+        head_norms=config.fields.boolean("qk_layernorm", False),
+    )
     return replace(spec, attention_bias=True, output_bias=True, mlp_bias=True, own=style)
 
 

@@ -17,6 +17,7 @@ from homenode.model.architectures.layer_norm_decoder import (
     leave,
     normed,
     post_norm,
+    project,
 )
 from homenode.model.architectures.parameters import ForwardContext, always
 from homenode.model.config.folder_config import Defaults, ExpertDefaults, FolderConfig
@@ -85,11 +86,12 @@ def _read_gguf(config: GgufConfig) -> ModelSpec:
     return replace(spec, sliding_window=config.window(), moe=routed, own=style)
 
 
-def _forward(ops: Ops, model: ForwardContext) -> Tensor:
+def forward(ops: Ops, model: ForwardContext) -> Tensor:
+    """Logits of the step's selected rows, or the rows for the next stage."""
     x = stage.enter(ops, model)
     rotation = attention.angles(ops, model.rope)
     for index, layer in enumerate(model.parameters.layers):
-        qkv = attention.project_qkv(ops, model, layer, normed(ops, model, layer, "input_norm", x))
+        qkv = project(ops, model, layer, normed(ops, model, layer, "input_norm", x))
         x = attention.attend(ops, model, index, x, qkv, rotation)
         h = normed(ops, model, layer, "post_norm", x)
         logits = ops.linear(h, (layer["router"],))
@@ -109,5 +111,5 @@ ARCHITECTURE = Architecture(
     ),
     GgufFormat("phimoe", _read_gguf),
     PARAMETERS,
-    _forward,
+    forward,
 )

@@ -1,0 +1,116 @@
+"""DBRX: LayerNorm without bias, limited q, k and v in one matrix, and experts in every layer. Folders have the matrices
+of a layer's experts one below the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from homenode.errors import UnsupportedError
+from homenode.model.architectures import phimoe, tables
+from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
+from homenode.model.architectures.layer_norm_decoder import EPS_KEY, BlockStyle, post_norm
+from homenode.model.architectures.parameters import always, of_model
+from homenode.model.config.folder_config import Defaults, FolderConfig
+from homenode.model.config.gguf_config import GgufConfig
+from homenode.model.formats import limits
+from homenode.model.formats.bounded_files import damaged
+from homenode.model.formats.fields import Fields
+from homenode.model.formats.fused_rows import split_fused_rows
+from homenode.model.formats.tensor_parts import rows_of, transposed
+from homenode.model.spec import ModelSpec, MoeSpec, TensorEntry
+
+EPSILON = 1e-5
+DEFAULTS = Defaults(max_position=2048, heads=16, vocab=32000, norm_eps=EPSILON, intermediate=3584, activation=None)
+_LAYER, _STACK = "model.layers.{layer}.", "mlp.stacked."
+_SPELLED = {
+    "d_model": "hidden_size",
+    "n_heads": "num_attention_heads",
+    "n_layers": "num_hidden_layers",
+    "max_seq_len": "max_position_embeddings",
+}
+PARAMETERS = (
+    *tables.EMBEDDING_AND_HEAD,
+    *tables.ATTENTION,
+    *post_norm(always, of_model(lambda spec: False), "attn_output_norm")[:1],
+    *tables.EXPERTS,
+)
+
+
+def _read_folder(config: FolderConfig) -> ModelSpec:
+    config = config.respelled(_SPELLED)
+    empty = Fields(config.path, {})
+    attention, experts = (config.fields.table(key) or empty for key in ("attn_config", "ffn_config"))
+    if (theta := attention.optional_number("rope_theta", above=1.0, most=limits.MOST_THETA)) is not None:
+        config = config.with_rope({"rope_type": "default", "rope_theta": theta})
+    if (how := experts.table("ffn_act_fn")) is not None:
+        how.refuse_others({"name": "silu"})
+    if (norm := experts.optional_number("moe_normalize_expert_weights")) not in (None, 1.0):
+        raise UnsupportedError(
+            f"{config.path}: ffn_config.moe_normalize_expert_weights {norm:g} is not supported; homenode wants 1 or null"
+        )
+    kv_heads = attention.integer("kv_n_heads", 1, maximum=limits.MOST_HEADS)
+    spec = config.without("num_key_value_heads").uniform_decoder(replace(DEFAULTS, kv_heads=kv_heads))
+    size = experts.integer("ffn_hidden_size", 3584, maximum=limits.MOST_INTERMEDIATE)
+    moe = MoeSpec(
+        experts.integer("moe_num_experts", 4, maximum=limits.MOST_EXPERTS),
+        experts.integer("moe_top_k", 1, maximum=limits.MOST_EXPERTS),
+        size,
+        normalise=not experts.is_null("moe_normalize_expert_weights"),
+    )
+    clip = attention.optional_number("clip_qkv")
+    return replace(spec, intermediate_size=size, moe=moe, own=BlockStyle(norm_biases=False, clip=clip))
+
+
+def _read_gguf(config: GgufConfig) -> ModelSpec:
+    config = config.respelled(EPS_KEY)
+    spec = config.uniform_decoder()
+    clip = config.fields.optional_number("attention.clamp_kqv", least=0.0) or None
+    moe = config.moe(spec, size=spec.intermediate_size)
+    return replace(spec, moe=moe, own=BlockStyle(norm_biases=False, clip=clip))
+
+
+def _split_folder(tensors: Mapping[str, TensorEntry], spec: ModelSpec) -> dict[str, TensorEntry]:
+    """A folder's tensors, q, k and v and the matrices of each expert by themselves."""
+    assert spec.moe is not None
+    size, found = spec.moe.intermediate_size, {}
+    parts = {"w1": "gate_proj", "v1": "up_proj", "w2": "down_proj"}
+    for name, entry in split_fused_rows(tensors, spec).items():
+        front, stacked, part = name.partition(_STACK)
+        if not stacked:
+            found[name] = entry
+            continue
+        if part not in parts or entry.shape != (spec.moe.num_experts * size, spec.hidden_size):
+            wanted = f"{size} rows of each of {spec.moe.num_experts} experts"
+            raise damaged(entry.file, f"shape of {entry.name}", seen=list(entry.shape), wanted=wanted)
+        for expert in range(spec.moe.num_experts):
+            own = f"{front}mlp.experts.{expert}.{parts[part]}.weight"
+            rows = rows_of(entry, own, expert * size, size)
+            found[own] = transposed(rows, own) if part == "w2" else rows
+    return found
+
+
+ARCHITECTURE = Architecture(
+    "dbrx",
+    FolderFormat(
+        "DbrxForCausalLM",
+        _read_folder,
+        fields=frozenset((*_SPELLED, "attn_config", "ffn_config")),
+        harmless={"emb_pdrop": "of training only"},
+        modules={
+            "wte": "model.embed_tokens",
+            "norm_f": "model.norm",
+            "blocks.{layer}.norm_attn_norm.norm_1": _LAYER + "input_layernorm",
+            "blocks.{layer}.norm_attn_norm.norm_2": _LAYER + "post_attention_layernorm",
+            "blocks.{layer}.norm_attn_norm.attn.Wqkv": _LAYER + "self_attn.qkv_proj",
+            "blocks.{layer}.norm_attn_norm.attn.out_proj": _LAYER + "self_attn.o_proj",
+            "blocks.{layer}.ffn.router.layer": _LAYER + "mlp.gate",
+            "blocks.{layer}.ffn.experts.mlp": _LAYER + _STACK.removesuffix("."),
+        },
+        convert=_split_folder,
+    ),
+    GgufFormat("dbrx", _read_gguf, keys=frozenset(("attention.clamp_kqv",))),
+    PARAMETERS,
+    phimoe.forward,
+)
