@@ -436,6 +436,108 @@ CASES = [
     ),
     Case("an answer that begins like one", "openai", "to=day is fine"),
     Case("no header", "openai", "Plain <|channel|>words"),
+    Case(
+        "no channel", "openai", "<|message|>Hi<|end|><|start|>assistant<|message|> there<|return|>", content="Hi there"
+    ),
+    Case(
+        "a recipient without the word functions",
+        "openai",
+        f"<|channel|>commentary to=book_seat<|message|>{SEAT_JSON}<|end|>"
+        "<|start|>assistant<|channel|>commentary to=functions.list_trains<|message|><|call|>",
+        calls=SEATED + LISTED,
+    ),
+    Case(
+        "a list between the tags",
+        "hermes",
+        f'<tool_call>[{{"name": "book_seat", "arguments": {SEAT_JSON}}}, {{"name": "list_trains"}}]</tool_call>',
+        calls=SEATED + LISTED,
+    ),
+    Case(
+        "two calls between the tags",
+        "hermes",
+        f'<tool_call>\n{{"name": "book_seat", "arguments": {SEAT_JSON}}}\n{{"name": "list_trains"}}\n</tool_call>',
+        calls=SEATED + LISTED,
+    ),
+    Case(
+        "a list",
+        "llama3_json",
+        f'[{{"name": "book_seat", "parameters": {SEAT_JSON}}}, {{"name": "list_trains", "parameters": {{}}}}]',
+        calls=SEATED + LISTED,
+    ),
+    Case("a list of something else", "llama3_json", '[{"name": "Ada"}, 1]'),
+    Case(
+        "a method",
+        "llama3_json",
+        '<|python_tag|>book_seat.call(train="ICE 5", seats=2)',
+        calls=SEATED,
+    ),
+    Case("code", "llama3_json", "<|python_tag|>train.call(1)"),
+    Case(
+        "one call that is in no list",
+        "mistral",
+        f'[TOOL_CALLS] {{"name": "book_seat", "arguments": {SEAT_JSON}, "id": "abc123def"}}',
+        calls=SEATED,
+        ids=["abc123def"],
+    ),
+    Case("white space behind a name", "mistral", f"[TOOL_CALLS]book_seat {SEAT_JSON}", calls=SEATED),
+    Case(
+        "a block of code without the word function",
+        "deepseek_v31",
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜> book_seat <｜tool▁sep｜>\n"
+        f"```json\n{SEAT_JSON}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        calls=SEATED,
+    ),
+    Case(
+        "no arguments at all",
+        "kimi_k2",
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.list_trains:0<|tool_call_argument_begin|>"
+        "<|tool_call_end|><|tool_calls_section_end|>",
+        calls=LISTED,
+    ),
+    Case(
+        "values as Python writes them",
+        "qwen3_coder",
+        "<tool_call>\n<function=book_seat>\n<parameter=train>\n{'a': 1}\n</parameter>\n<parameter=window>\nTRUE\n"
+        "</parameter>\n<parameter=options>\n{'x': None, 'y': [True]}\n</parameter>\n<parameter=stops>\n['A', \"B's\"]\n"
+        "</parameter>\n</function>\n</tool_call>",
+        calls=[
+            (
+                "book_seat",
+                {"train": "{'a': 1}", "window": True, "options": {"x": None, "y": [True]}, "stops": ["A", "B's"]},
+            )
+        ],
+    ),
+    Case(
+        "an object alone, and tags around",
+        "granite",
+        f'<|tool_call|>{{"name": "book_seat", "arguments": {SEAT_JSON}}}\n<tool_call>[{{"name": "list_trains"}}]</tool_call>',
+        calls=SEATED + LISTED,
+    ),
+    Case(
+        "an object alone",
+        "cohere_command3",
+        '<|START_ACTION|>{"tool_call_id": "0", "tool_name": "list_trains", "parameters": {}}<|END_ACTION|>',
+        calls=LISTED,
+        ids=["0"],
+    ),
+    Case(
+        "strings of several lines",
+        "pythonic",
+        '[book_seat(train="""a \'b\' "c"\nd""", seats=2), book_seat(train=\'\')]',
+        calls=[("book_seat", {"train": "a 'b' \"c\"\nd", "seats": 2}), ("book_seat", {"train": ""})],
+    ),
+    *(
+        Case(
+            f"a wrong escape before {value}",
+            name,
+            text.replace("VALUE", value),
+        )
+        for value in ("1", "true")
+        for name, text in (
+            ("hermes", '<tool_call>{"name": "book_seat", "arguments": {"train": "x\\qVALUE}}</tool_call>'),
+            ("pythonic", '[book_seat(train="x\\xVALUE)]'),
+        )
+    ),
 ]
 
 

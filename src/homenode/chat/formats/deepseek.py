@@ -28,14 +28,14 @@ def _read_call(reader: Reader) -> Reading[bool]:
     source, attempt = reader.source, reader.attempt()
     yield from source.skip_space()
     name = yield from source.read_run(_NAME)
+    yield from source.skip_space()
     if not (yield from source.accept(_SEPARATOR)):
         return False
-    fenced = False
-    if name == _KIND and (yield from source.skip_space()) != "{":
+    if name == _KIND and (yield from source.skip_space()) not in ("{", _FENCE[0]):
         name = yield from source.read_run(_NAME)
-        yield from source.skip_space()
-        if fenced := (yield from source.accept(_FENCE)):
-            yield from source.accept("json")
+    yield from source.skip_space()
+    if fenced := (yield from source.accept(_FENCE)):
+        yield from source.accept("json")
     if not attempt.can_be_called(name):
         return False
     attempt.name = name

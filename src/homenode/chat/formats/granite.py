@@ -1,4 +1,4 @@
-"""Granite 3: a list of calls behind <|tool_call|>."""
+"""Granite 3: a list of calls behind <|tool_call|>; some write tags around it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from homenode.chat.syntax.reader import Marker, Reader
 from homenode.chat.syntax.source import Reading
 
 _TOKEN, _TAG = Marker("<|tool_call|>"), Marker("<tool_call>", on_new_line=True)
+_END = "</tool_call>"
 _MARKERS = (_TOKEN, _TAG)
 
 
 def _read(reader: Reader) -> Reading[None]:
-    yield from read_tagged_list(reader, _MARKERS)
+    yield from read_tagged_list(reader, _MARKERS, _END)
 
 
 def _describe(writer: CallWriter) -> CallForms:
@@ -29,7 +30,7 @@ FORMATS = [
         (("<|tool_call|>",),),
         precedence=1,
         list_mark="<|tool_call|>",
-        marks=tuple(marker.text for marker in _MARKERS),
+        marks=(_TOKEN.text, _TAG.text, _END),
         describe_calls=_describe,
     )
 ]

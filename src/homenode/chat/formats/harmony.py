@@ -18,20 +18,22 @@ _START, _CHANNEL, _CONSTRAIN, _MESSAGE = "<|start|>", "<|channel|>", "<|constrai
 _ENDS = ("<|end|>", "<|return|>", "<|call|>")
 _PLAIN = re.compile("[^<]+")
 _RECIPIENT = re.compile(r"\bto=(\S+)")
+_FUNCTIONS = "functions."  # before the names of tools; some calls go without it
 _CHANNELS = ("analysis", "commentary", "final")
 _LONGEST_HEADER = 1000
 
 
 def _read(reader: Reader) -> Reading[None]:
     source = reader.source
-    begins: tuple[str, ...] = (_START, _CHANNEL, " to=", "to=")  # the prompt ends behind the role
+    begins: tuple[str, ...] = (_START, _CHANNEL, _MESSAGE, " to=", "to=")  # the prompt ends behind the role
     while (yield from source.peek()):
         source.forget()
         begun, begins = begins, (_START, _CHANNEL)
-        if not (yield from source.accept_one(begun)):
+        mark = yield from source.accept_one(begun)
+        if mark is None:
             yield from _read_text(reader, reader.writer.write_content)
             continue
-        header = yield from _read_header(reader)
+        header = "" if mark == _MESSAGE else (yield from _read_header(reader))
         if header is None:
             reader.give_back()
             continue
@@ -60,9 +62,11 @@ def _read_header(reader: Reader) -> Reading[str | None]:
 def _read_message(reader: Reader, header: str) -> Reading[None]:
     before, _, channel = header.rpartition(_CHANNEL)
     kind = channel.split()[0] if channel.split() else ""
-    recipient = _RECIPIENT.search(f"{before} {channel}".replace(_CHANNEL, " "))
-    if recipient and recipient[1].startswith("functions.") and reader.tools:
-        yield from _read_call(reader, recipient[1].removeprefix("functions."))
+    found = _RECIPIENT.search(f"{before} {channel}".replace(_CHANNEL, " "))
+    recipient = found[1] if found else ""
+    name = recipient.removeprefix(_FUNCTIONS)
+    if name in reader.tools or (reader.tools and name != recipient):
+        yield from _read_call(reader, name)
     elif kind == "analysis":
         if reader.thoughts.raw:
             reader.give_back()
@@ -71,7 +75,7 @@ def _read_message(reader: Reader, header: str) -> Reading[None]:
             yield from _read_text(reader, reader.writer.write_thoughts)
             reader.writer.end_thoughts()
     else:
-        if kind not in _CHANNELS or recipient:
+        if recipient or not (kind in _CHANNELS or header.strip() in ("", "assistant")):
             reader.give_back()
         yield from _read_text(reader, reader.writer.write_content)
 
@@ -83,6 +87,9 @@ def _read_call(reader: Reader, name: str) -> Reading[None]:
     if attempt.can_be_called(name):
         attempt.name = name
         yield from source.skip_space()
+        if (yield from source.accept_one(_ENDS)):
+            attempt.finish()
+            return
         if (yield from read_arguments(source, attempt)):
             attempt.finish()
             yield from source.skip_space()

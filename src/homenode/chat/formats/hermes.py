@@ -5,7 +5,7 @@ from __future__ import annotations
 from homenode.chat.formats import ToolFormat
 from homenode.chat.grammars.call_objects import call_object
 from homenode.chat.grammars.calls import CallBegin, CallForms, CallWriter
-from homenode.chat.syntax.call_objects import read_call
+from homenode.chat.syntax.call_objects import read_calls
 from homenode.chat.syntax.reader import Marker, Reader
 from homenode.chat.syntax.source import Reading
 
@@ -14,8 +14,8 @@ _END = "</tool_call>"
 
 
 def read_tagged_call(reader: Reader) -> Reading[None]:
-    """What follows `CALL`: a call, or content."""
-    if (yield from read_call(reader)):
+    """What follows `CALL`: a call, several of them, or content."""
+    if (yield from read_calls(reader)):
         yield from reader.source.skip_space()
         if (yield from reader.source.accept(_END)):
             return

@@ -32,7 +32,7 @@ def _read_call(reader: Reader) -> Reading[bool]:
         return False
     attempt.name = name
     yield from source.skip_space()
-    if not (yield from read_arguments(source, attempt)):
+    if not (yield from source.looking_at(_CALL_END)) and not (yield from read_arguments(source, attempt)):
         return False
     attempt.finish()
     yield from source.skip_space()

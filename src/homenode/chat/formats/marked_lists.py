@@ -9,7 +9,7 @@ import functools
 from homenode.chat.formats import ToolFormat
 from homenode.chat.grammars.call_objects import call_list, call_object
 from homenode.chat.grammars.calls import CallBegin, CallForms, CallWriter
-from homenode.chat.syntax.call_objects import read_call, read_call_list
+from homenode.chat.syntax.call_objects import read_calls
 from homenode.chat.syntax.reader import Marker, Reader
 from homenode.chat.syntax.source import Reading
 
@@ -21,21 +21,11 @@ _GIGACHAT = "<|function_call|>"
 def _read(begin: str, end: str, reader: Reader) -> Reading[None]:
     source = reader.source
     while (yield from reader.read_content((Marker(begin),))):
-        is_list = (yield from source.skip_space()) == "["
-        if (yield from read_call_list(reader) if is_list else _read_lines(reader)):
+        if (yield from read_calls(reader)):
             yield from source.skip_space()
             if (yield from source.accept(end)):
                 continue
         reader.give_back()
-
-
-def _read_lines(reader: Reader) -> Reading[bool]:
-    called = False
-    while (yield from reader.source.skip_space()) == "{":
-        if not (yield from read_call(reader)):
-            return False
-        called = True
-    return called
 
 
 def _describe(begin: str, end: str, writer: CallWriter) -> CallForms:

@@ -4,12 +4,13 @@ an object.
 
 from __future__ import annotations
 
+import functools
 import re
 
 from homenode.chat.formats import ToolFormat
 from homenode.chat.grammars.call_objects import call_list, call_object
 from homenode.chat.grammars.calls import CallBegin, CallForms, CallWriter
-from homenode.chat.syntax.call_objects import read_arguments, read_call_list
+from homenode.chat.syntax.call_objects import read_arguments, read_call, read_calls
 from homenode.chat.syntax.reader import Marker, Reader
 from homenode.chat.syntax.source import Reading
 
@@ -20,10 +21,12 @@ _NAME = re.compile(r"[\w.:/-]+")
 
 def _read(reader: Reader) -> Reading[None]:
     while (yield from reader.read_content((_BEGIN,))):
-        first = yield from reader.source.skip_space()
-        is_list = first == "["
-        if not (yield from read_call_list(reader, id_comes_last=True) if is_list else _read_named(reader)):
+        is_json = (yield from reader.source.skip_space()) in ("[", "{")
+        if not (yield from read_calls(reader, _read_object) if is_json else _read_named(reader)):
             reader.give_back()
+
+
+_read_object = functools.partial(read_call, id_comes_last=True)
 
 
 def _read_named(reader: Reader) -> Reading[bool]:
@@ -32,9 +35,11 @@ def _read_named(reader: Reader) -> Reading[bool]:
     if not attempt.can_be_called(name):
         return False
     attempt.name = name
+    yield from source.skip_space()
     if (yield from source.accept(_CALL_ID)):
         attempt.id = yield from source.read_run(_NAME)
     yield from source.accept(_ARGUMENTS)
+    yield from source.skip_space()
     if not (yield from read_arguments(source, attempt)):
         return False
     attempt.finish()

@@ -14,8 +14,8 @@ from homenode.chat.grammars.inputs import quoted_input
 from homenode.chat.grammars.lark import escape, literal
 from homenode.chat.grammars.parameters import CallableTool, ToolParameter, with_settings
 from homenode.chat.syntax.literals import PYTHON, quote, read_value
-from homenode.chat.syntax.reader import Marker, Reader
-from homenode.chat.syntax.source import Reading
+from homenode.chat.syntax.reader import Attempt, Marker, Reader
+from homenode.chat.syntax.source import Reading, TextSource
 
 _LIST = Marker("[", on_new_line=True)
 _TAG, _TAG_END = Marker("<|python_start|>"), "<|python_end|>"
@@ -73,6 +73,13 @@ def _read_call(reader: Reader, tagged: bool) -> Reading[bool]:
         return False
     source.take()
     attempt.name = name
+    return (yield from read_keyword_arguments(source, attempt))
+
+
+def read_keyword_arguments(source: TextSource, attempt: Attempt) -> Reading[bool]:
+    """What follows the bracket of a call in Python, with which the call is whole. False where it is no list of keys and
+    literals.
+    """
     before = "{"
     while (yield from source.skip_space()) != ")":
         key = yield from source.read_run(_NAME)

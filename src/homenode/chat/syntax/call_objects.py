@@ -6,7 +6,7 @@ import functools
 import json
 from collections.abc import Callable, Sequence
 
-from homenode.chat.syntax.literals import JSON, read_string, read_value
+from homenode.chat.syntax.literals import JSON, Dialect, read_string, read_value
 from homenode.chat.syntax.reader import Attempt, Marker, Reader
 from homenode.chat.syntax.source import Reading, TextSource
 
@@ -56,15 +56,29 @@ def _read_list(reader: Reader, read_one: Callable[[Reader], Reading[bool]]) -> R
             return following == "]" or not following
 
 
+def read_calls(reader: Reader, read_one: Callable[[Reader], Reading[bool]] = read_call) -> Reading[bool]:
+    """Read a list of calls, or calls with nothing but white space between them, each by `read_one`. False as
+    `read_call_list`.
+    """
+    if (yield from reader.source.skip_space()) == "[":
+        return (yield from _read_list(reader, read_one))
+    called = False
+    while (yield from reader.source.skip_space()) == "{":
+        if not (yield from read_one(reader)):
+            return False
+        called = True
+    return called
+
+
 def read_tagged_list(
     reader: Reader,
     markers: Sequence[Marker],
     end: str = "",
     read_one: Callable[[Reader], Reading[bool]] = read_call,
 ) -> Reading[None]:
-    """Read a message with lists of calls behind markers, each call by `read_one`; `end` may follow a list."""
+    """Read a message with calls behind markers, as `read_calls` does; `end` may follow them."""
     while (yield from reader.read_content(markers)):
-        if (yield from _read_list(reader, read_one)):
+        if (yield from read_calls(reader, read_one)):
             yield from reader.source.skip_space()
             if end and (yield from reader.source.accept(end)):
                 continue
@@ -138,19 +152,19 @@ def normal_object(text: str) -> str | None:
     return normal_value(text) if text.lstrip()[:1] == "{" else None
 
 
-def normal_value(text: str) -> str | None:
-    """A JSON text, as `read_value` writes it; None for another text."""
+def normal_value(text: str, dialect: Dialect = JSON) -> str | None:
+    """A value in a dialect, as `read_value` writes it in JSON; None for a text that is none."""
     source, pieces = TextSource(), list[str]()
     source.feed(text)
     source.end()
-    return "".join(pieces) if _whole(source, pieces.append) else None
+    return "".join(pieces) if _whole(source, pieces.append, dialect) else None
 
 
-def _whole(source: TextSource, emit: Callable[[str], None]) -> bool:
+def _whole(source: TextSource, emit: Callable[[str], None], dialect: Dialect) -> bool:
     """Whether an ended source has a value and nothing else."""
 
     def read() -> Reading[bool]:
-        return (yield from read_value(source, emit)) and not (yield from source.skip_space())
+        return (yield from read_value(source, emit, dialect)) and not (yield from source.skip_space())
 
     try:
         next(reading := read())

@@ -35,14 +35,18 @@ class Dialect:
     trailing_comma: bool = False
     words: Mapping[str, str] = field(default_factory=lambda: _JSON_WORDS)
     plain: re.Pattern[str] = field(init=False)
+    firsts: frozenset[str] = field(init=False)  # characters that only strings begin with
 
     def __post_init__(self) -> None:
-        firsts = "".join(re.escape(quote[0]) for quote in self.quotes)
+        object.__setattr__(self, "firsts", frozenset(quote[0] for quote in self.quotes))
+        firsts = "".join(map(re.escape, sorted(self.firsts)))
         object.__setattr__(self, "plain", re.compile(rf"[^\\\x00-\x1f\ud800-\udfff{firsts}]+"))
 
 
 JSON = Dialect()
-PYTHON = Dialect(('"', "'"), "python", False, True, {**_JSON_WORDS, "True": "true", "False": "false", "None": "null"})
+PYTHON = Dialect(
+    ('"""', "'''", '"', "'"), "python", False, True, {**_JSON_WORDS, "True": "true", "False": "false", "None": "null"}
+)
 
 
 def quote(text: str) -> str:
@@ -113,10 +117,8 @@ def _read_key(source: TextSource, emit: Emit, dialect: Dialect) -> Reading[bool]
 
 
 def _read_scalar(source: TextSource, emit: Emit, dialect: Dialect) -> Reading[bool]:
-    if (yield from read_string(source, emit, dialect)):
-        return True
-    if (yield from source.peek()) in dialect.quotes:
-        return False
+    if (yield from source.peek()) in dialect.firsts:
+        return (yield from read_string(source, emit, dialect))
     word = yield from source.read_run(_WORD)
     known = dialect.words.get(word) or (word if _NUMBER.fullmatch(word) else None)
     if known is None:

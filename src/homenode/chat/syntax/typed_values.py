@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 
 from homenode.chat.syntax.call_objects import normal_value
-from homenode.chat.syntax.literals import quote
+from homenode.chat.syntax.literals import PYTHON, quote
 from homenode.chat.syntax.reader import Attempt
 from homenode.chat.syntax.schema_types import KINDS, STRING, Types
 from homenode.chat.syntax.source import Reading, TextSource
@@ -21,6 +21,8 @@ def typed(text: str, kinds: Types) -> str:
         return f'"{quote(text)}"'
     bare = text.strip()
     value = normal_value(_WORDS.get(bare, bare))
+    if value is None and kinds is not None and "string" not in kinds:
+        value = normal_value(bare, PYTHON) or normal_value(bare.lower())
     if value is not None and value[0] == '"' and kinds is not None and "string" in kinds:
         value = None  # its quotes are part of it
     if value is not None and _fits(value, kinds):
