@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
@@ -54,15 +55,13 @@ class StructuralTag(msgspec.Struct, frozen=True, tag=True):
     description: dict[str, Any]
 
 
+_OF_LARK = re.compile(r"^\s*(%(llguidance|import|ignore|declare)\b|[?!]*start(\.-?\d+)?\s*:(?!:=))", re.MULTILINE)
+
 GrammarSpec = JsonObject | JsonSchema | Regex | Choice | Lark | Gbnf | StructuralTag
 
 
 def grammar_text_spec(text: str) -> Lark | Gbnf:
-    """The wish behind a grammar whose dialect nobody names: Lark where it has llguidance's mark or a rule `start`."""
-    for line in text.splitlines():
-        words = line.strip()
-        if words.startswith("%llguidance") or (words.startswith("start") and words[5:].lstrip().startswith(":")):
-            if words[5:].lstrip().startswith("::="):
-                continue
-            return Lark(text)
-    return Gbnf(text)
+    """The wish behind a grammar whose dialect nobody names: Lark where it has one of Lark's directives or a rule
+    `start`.
+    """
+    return Lark(text) if _OF_LARK.search(text) else Gbnf(text)

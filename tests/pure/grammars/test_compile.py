@@ -163,6 +163,9 @@ def test_control_tokens_are_no_text() -> None:
         ('start: "a"', Lark),
         ('%llguidance {}\nstart : "a"', Lark),
         ('starting ::= "a"', Gbnf),
+        ('?start: "a"', Lark),
+        ("%import common.INT\nstart: INT", Lark),
+        ('root ::= start\nstart\n  ::= "a"', Gbnf),
     ],
 )
 def test_the_dialect_of_a_grammar(text: str, kind: type) -> None:
