@@ -6,8 +6,11 @@ import json
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
+from starlette.requests import Request
 
+from homenode.server.apis.openai.messages import Messages, template_messages
 from tests.server.test_completions import events
 from tests.server.written_answers import CALL, CALLS, LOOK, THINKS, Writer
 
@@ -195,6 +198,32 @@ def test_hosted_tools_are_left_out_and_named() -> None:
     answer = ask(writer, tools=[{"type": "web_search"}, TOOL, TOOL])
     assert answer.headers["x-homenode-ignored"] == "web_search, tools_2_"
     assert [tool["function"]["name"] for tool in writer.seen()[0]["tools"]] == ["look"]
+
+
+def test_a_function_may_have_its_fields_beside_its_type() -> None:
+    writer = Writer("Yes.", CALLS)
+    assert ask(writer, tools=[{"type": "function", **LOOK}, {"name": "wait"}]).status_code == 200
+    assert [tool["function"]["name"] for tool in writer.seen()[0]["tools"]] == ["look", "wait"]
+
+
+def test_messages_as_clients_of_other_apis_write_them() -> None:
+    call = {"id": "a", "type": "function", "function": {"name": "look", "arguments": None}}
+    thought = [
+        {"type": "thinking", "thinking": [{"type": "text", "text": "Hm."}]},
+        {"type": "output_text", "text": "Yes."},
+    ]
+    said = msgspec.convert(
+        [
+            {"role": "user", "content": [{"type": "input_text", "text": "hi"}]},
+            {"role": "assistant", "content": thought, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "a", "content": [{"type": "output_text", "text": "snow"}]},
+        ],
+        Messages,
+    )
+    user, assistant, result = template_messages(Request({"type": "http"}), said)
+    assert user["content"][0]["text"] == "hi" and result["content"][0]["text"] == "snow"
+    assert assistant["reasoning_content"] == "Hm." and assistant["content"] == [{"type": "text", "text": "Yes."}]
+    assert assistant["tool_calls"][0]["function"]["arguments"] == ""
 
 
 def test_timings_where_they_are_asked_for() -> None:

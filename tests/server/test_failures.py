@@ -125,6 +125,14 @@ def error_of(response: httpx.Response) -> dict[str, Any]:
     return dict(error)
 
 
+def test_a_packed_body_is_refused_and_a_mark_of_its_coding_is_not(server: Running) -> None:
+    head, body = {"Content-Type": "application/json"}, b'{"prompt": "a", "max_tokens": 1}'
+    packed = server.http.post("/v1/completions", content=body, headers={**head, "Content-Encoding": "gzip"})
+    assert packed.status_code == 415 and "Content-Encoding" in error_of(packed)["message"]
+    marked = server.http.post("/v1/completions", content=b"\xef\xbb\xbf" + body, headers=head)
+    assert marked.status_code == 200
+
+
 @pytest.mark.parametrize(("fields", "status", "param", "code"), COMPLETIONS)
 def test_completions_refuse_by_name(
     server: Running, fields: dict[str, Any], status: int, param: str, code: str

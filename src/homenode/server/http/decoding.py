@@ -4,6 +4,7 @@ with it, and whether it is only missing here.
 
 from __future__ import annotations
 
+import codecs
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -47,6 +48,7 @@ def decode_as(kind: type[T], hints: FieldHints) -> BodyDecoder[T]:
     known = KnownFields(kind)
 
     def decode(body: bytes, unknown: list[UnknownField]) -> T:
+        body = body.removeprefix(codecs.BOM_UTF8)  # which some editors write before a text
         try:
             try:
                 return decoder.decode(body)

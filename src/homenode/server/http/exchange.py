@@ -43,6 +43,7 @@ async def read_json(state: BodyLimits, request: Request, decode: BodyDecoder[T],
     """
     if not any_type or any(name in request.headers for name in _OF_BROWSERS):
         _check_type(request)
+    _check_coding(request)
     with state.bodies.lease() as lease:
         body = await read_body(state, request, lease)
         unknown: list[UnknownField] = []
@@ -75,6 +76,14 @@ def _check_type(request: Request) -> None:
             f"the body must be sent as Content-Type: application/json; got {kind[:80] or 'none'}",
             code="unsupported_media_type",
         )
+
+
+def _check_coding(request: Request) -> None:
+    """A body comes as it is: one that grows when it is unpacked would have no size before."""
+    coding = request.headers.get("content-encoding", "").strip().lower()
+    if coding not in ("", "identity"):
+        text = f"the body must be sent without Content-Encoding; got {coding[:80]}"
+        raise ApiError(415, text, code="unsupported_media_type")
 
 
 async def _read(request: Request, lease: Lease, limit: int, timeout_s: float) -> bytes:

@@ -17,18 +17,20 @@ ToolName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.:/-]{1,256}$")]
 
 
 class TextPart(Struct, forbid_unknown_fields=True):
-    """One piece of a message's text."""
+    """One piece of a message's text. The Responses API has the other names of its type."""
 
-    type: Literal["text"]
+    type: Literal["text", "input_text", "output_text"]
     text: str
 
 
 class AssistantPart(Struct, forbid_unknown_fields=True, kw_only=True):
-    """One piece of what the model said: text, or why it refused."""
+    """One piece of what the model said or thought: text, why it refused, or thoughts."""
 
-    type: Literal["text", "refusal"]
+    type: Literal["text", "output_text", "refusal", "thinking"]
     text: str | None = None
     refusal: str | None = None
+    thinking: str | list[TextPart] | None = None
+    signature: str | None = None
 
 
 Content = str | Annotated[list[TextPart], Meta(min_length=1)]
@@ -56,10 +58,10 @@ class UserMessage(Struct, forbid_unknown_fields=True, kw_only=True, tag_field="r
 
 
 class CalledFunction(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A function that the model called. `arguments`: the JSON text of an object, or the object."""
+    """A function that the model called. `arguments`: the JSON text of an object, the object, or nothing."""
 
     name: str
-    arguments: str | dict[str, Any] = ""
+    arguments: str | dict[str, Any] | None = None
 
 
 class CalledCustom(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -99,10 +101,15 @@ class AssistantMessage(Struct, forbid_unknown_fields=True, kw_only=True, tag_fie
 class ResultPart(Struct, forbid_unknown_fields=True, kw_only=True):
     """One piece of what a tool gave back: text, or a picture, of which the model is told that there is one."""
 
-    type: Literal["text", "image_url", "image", "input_image"]
+    type: Literal["text", "input_text", "output_text", "image_url", "image", "input_image"]
     text: str | None = None
     image_url: Any = None
     source: Any = None
+
+    @property
+    def shown(self) -> str:
+        """What the model sees."""
+        return self.text or "" if self.type.endswith("text") else "[image]"
 
 
 ResultContent = str | list[ResultPart]
@@ -132,7 +139,7 @@ def template_messages(request: Request, messages: Messages) -> list[dict[str, An
     ApiError 400.
     """
     results = [message.content for message in messages if isinstance(message, ToolMessage | FunctionMessage)]
-    if any(part.type != "text" for content in results if isinstance(content, list) for part in content):
+    if any("image" in part.type for content in results if isinstance(content, list) for part in content):
         note_ignored(request, "image", "messages")
     return [_template_message(number, message) for number, message in enumerate(messages)]
 
@@ -156,7 +163,7 @@ def _assistant(number: int, message: AssistantMessage) -> dict[str, Any]:
     said: dict[str, Any] = {"role": "assistant", "content": _content(message.content) or message.refusal or ""}
     if message.name:
         said["name"] = message.name
-    if thoughts := message.reasoning_content or message.reasoning:
+    if thoughts := message.reasoning_content or message.reasoning or _thoughts(message.content):
         said["reasoning_content"] = thoughts
     calls = [
         _call(call.id or f"call_{number}_{place}", _called(call, f"messages[{number}].tool_calls[{place}]"))
@@ -165,6 +172,12 @@ def _assistant(number: int, message: AssistantMessage) -> dict[str, Any]:
     if message.function_call is not None:
         calls.append(_call(f"call_{number}", message.function_call))
     return said | {"tool_calls": calls} if calls else said
+
+
+def _thoughts(content: str | list[AssistantPart] | None) -> str:
+    """What the model thought, as parts of its content have it."""
+    given = [part.thinking for part in content if part.thinking] if isinstance(content, list) else []
+    return "\n".join(text if isinstance(text, str) else "".join(part.text for part in text) for text in given)
 
 
 def _called(call: ToolCall, place: str) -> CalledFunction:
@@ -178,7 +191,7 @@ def _called(call: ToolCall, place: str) -> CalledFunction:
 
 
 def _call(call_id: str, function: CalledFunction) -> dict[str, Any]:
-    given = function.arguments
+    given = "" if function.arguments is None else function.arguments
     arguments = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
     return {"id": call_id, "type": "function", "function": {"name": function.name, "arguments": arguments}}
 
@@ -187,14 +200,14 @@ def _content(content: Content | ResultContent | list[AssistantPart] | None) -> s
     """The form the client sent; the tokenizer knows which one the template takes. Nothing is an empty text."""
     if not isinstance(content, list):
         return content or ""
-    texts = [_text(part) for part in content]
+    texts = [_text(part) for part in content if part.type != "thinking"]
     return [{"type": "text", "text": text} for text in texts] if any(texts) else ""
 
 
 def _text(part: TextPart | AssistantPart | ResultPart) -> str:
     if isinstance(part, AssistantPart):
         return part.text or part.refusal or ""
-    return "[image]" if part.type != "text" else part.text or ""
+    return part.shown if isinstance(part, ResultPart) else part.text
 
 
 def plain(value: Struct) -> dict[str, Any]:

@@ -18,6 +18,7 @@ GIVEN_TOOL: dict[str, Any] = {
             "properties": {"type": {"not": {"const": "custom"}}, "function": {"type": "object"}},
             "required": ["function"],
         },
+        {"properties": {"type": {"not": {"const": "custom"}}, "name": {"type": "string"}}, "required": ["name"]},
         {"properties": {"type": {"not": {"enum": ["function", "custom"]}}}, "required": ["type"]},
     ],
 }

@@ -53,11 +53,18 @@ class CustomDefinition(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class ToolDefinition(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A tool. Those of another type than `function` and `custom` are not there, and are named in x-homenode-ignored."""
+    """A tool. Those of another type than `function` and `custom` are not there, and are named in x-homenode-ignored.
+
+    Fields from `name` on: of a function that is written as the Responses API has it, as some editors do.
+    """
 
     type: str = "function"
     function: FunctionDefinition | None = None
     custom: CustomDefinition | None = None
+    name: ToolName | None = None
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
 
 
 class NamedFunction(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -122,7 +129,7 @@ def given_tools(request: Request, tools: list[ToolDefinition] | None) -> dict[st
         if tool.type not in ("function", "custom"):
             note_ignored(request, tool.type, f"tools[{number}]")
             continue
-        definition = tool.custom if tool.type == "custom" else tool.function
+        definition = tool.custom if tool.type == "custom" else tool.function or _flat(tool)
         param = f"tools[{number}].{tool.type}"
         if definition is None:
             text = f"the required field `{param}` is missing"
@@ -131,6 +138,15 @@ def given_tools(request: Request, tools: list[ToolDefinition] | None) -> dict[st
             note_ignored(request, f"tools[{number}]", f"{param}.name")
         found.setdefault(definition.name, ChatTool(definition, param))
     return found
+
+
+def _flat(tool: ToolDefinition) -> FunctionDefinition | None:
+    """A function whose fields are those of the tool."""
+    if tool.name is None:
+        return None
+    return FunctionDefinition(
+        name=tool.name, description=tool.description, parameters=tool.parameters, strict=tool.strict
+    )
 
 
 def tool_offer(tools: dict[str, ChatTool], choice: str | ToolChoice | None, parallel: bool | None) -> ToolOffer | None:
