@@ -18,7 +18,7 @@ from homenode.errors import CheckpointError
 from homenode.model.checkpoint.index import open_checkpoint
 from homenode.model.formats.safetensors import read_safetensors
 from homenode.model.weights.load import load_model, plan_model
-from tests.checkpoints import safetensors_bytes, toy_config, write_safetensors
+from tests.checkpoints import safetensors_bytes, stored, toy_config, write_safetensors
 from tests.model.driver import Driver
 from tests.quantised_folders import FORMS, Form, write_folder, write_quantised
 
@@ -62,6 +62,32 @@ def test_every_architecture(tmp_path: Path, architecture: str, name: str) -> Non
     plain = plain_folder(tmp_path / "plain", toy_config(architecture), values)
     found, wanted = logprobs(backend, tmp_path / "quantised", dtype="float32"), logprobs(backend, plain)
     assert np.abs(found - wanted).max() < (1e-6 if name != "awq" else EXACT) * np.ptp(wanted)
+
+
+@pytest.mark.parametrize("kind", ["F32", "BF16"])
+def test_experts_of_a_layer_that_are_stored_otherwise_are_kept_alike(
+    tmp_path: Path, backend: Backend, kind: str
+) -> None:
+    """Tools leave some matrices as they were; kernels want those of one kind in one format."""
+    values = write_quantised(tmp_path / "quantised", FORMS["gptq"], "qwen3_moe")
+    odd = "model.layers.1.mlp.experts.1.up_proj"
+    data = (tmp_path / "quantised" / "model.safetensors").read_bytes()
+    held = read_safetensors(tmp_path / "quantised" / "model.safetensors")
+    tensors = {
+        name: (entry.dtype.name, entry.shape, data[entry.offset : entry.offset + entry.nbytes])
+        for name, entry in held.items()
+        if not name.startswith(odd)
+    }
+    kept = f"{odd}.weight"
+    tensors[kept] = (kind, values[kept].shape, stored(values[kept], kind).tobytes())
+    write_folder(tmp_path / "quantised", json.loads((tmp_path / "quantised" / "config.json").read_text()), tensors)
+    layout = plan_model(open_checkpoint(tmp_path / "quantised"), backend)
+    targets = {m.target for m in layout.matrices if ".layers.1." in m.name and m.name.endswith("up_proj.weight")}
+    told = any("as other experts of the layer" in note for note in layout.notes)
+    assert len(targets) == 1 and (told or backend.name == "torch")  # which keeps nothing but floats
+    plain = plain_folder(tmp_path / "plain", toy_config("qwen3_moe"), values)
+    found, wanted = logprobs(backend, tmp_path / "quantised"), logprobs(ReferenceBackend(), plain)
+    assert np.abs(found - wanted).max() < BOUND * np.ptp(wanted)
 
 
 @pytest.mark.parametrize("name", FORMS)

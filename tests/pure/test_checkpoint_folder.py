@@ -274,3 +274,20 @@ def test_the_end_token_of_the_class_counts_where_no_file_names_one(folder: Path)
     (folder / "special_tokens_map.json").write_text('{"eos_token": "<|im_end|>"}')
     assert spec_of(folder, generation={}, eos_token_id="absent").eos_token_ids == ()
     assert spec_of(folder, generation={"eos_token_id": 7}, eos_token_id="absent").eos_token_ids == (7,)
+
+
+@pytest.mark.parametrize(
+    ("change", "seen"),
+    [
+        ({"head_dim": 1}, "rotary dimension 1 must be even"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4.0, "high_freq_factor": 1.0}},
+            "high_freq_factor 1.0 must be above"),
+    ],
+)  # fmt: skip
+def test_a_rope_that_cannot_be_is_told_of_its_folder_when_that_is_opened(
+    folder: Path, change: dict[str, Any], seen: str
+) -> None:
+    make_folder(folder, **change)
+    with pytest.raises(CheckpointError, match=seen) as error:
+        open_checkpoint(folder)
+    assert error.value.message.startswith(f"{folder}: ")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from homenode.errors import CheckpointError, UnsupportedError, UserError
 from homenode.host.refusals import named_refusals
+from homenode.model.architectures.rope import rope_of
 from homenode.model.checkpoint.folder import CONFIG, read_folder
 from homenode.model.checkpoint.fused_tensors import FusedTensors, split_fused
 from homenode.model.checkpoint.gguf_names import GgufNames
@@ -17,7 +18,7 @@ from homenode.model.checkpoint.prediction_blocks import without_prediction_block
 from homenode.model.checkpoint.reranker_files import with_rows
 from homenode.model.config.gguf_config import ROPE_FACTORS
 from homenode.model.formats import limits
-from homenode.model.formats.bounded_files import damaged
+from homenode.model.formats.bounded_files import damaged, named_in_errors
 from homenode.model.formats.gguf import GgufTensor
 from homenode.model.formats.gguf_set import find_gguf, read_gguf_set
 from homenode.model.formats.tensor_parts import slice_of
@@ -50,8 +51,10 @@ def open_checkpoint(path: Path) -> OpenedCheckpoint:
     Raises CheckpointError for damaged or hostile files, UnsupportedError for models homenode cannot run, UserError for
     other paths, HostError when the machine refuses a file call or memory.
     """
-    with named_refusals(f"reading the model {path}", CheckpointError):
-        return _opened(Path(path))
+    with named_refusals(f"reading the model {path}", CheckpointError), named_in_errors(Path(path)):
+        opened = _opened(Path(path))
+        rope_of(opened.spec)  # figures that contradict each other are told before weights are planned
+        return opened
 
 
 def _opened(path: Path) -> OpenedCheckpoint:

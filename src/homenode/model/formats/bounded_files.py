@@ -9,10 +9,12 @@ import os
 import re
 import stat
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
-from homenode.errors import CheckpointError
+from homenode.errors import CheckpointError, UnsupportedError
 from homenode.units import format_bytes, format_count
 
 # A JSON value needs a comma or an opening bracket before it, so this bounds the Python objects a text can turn into
@@ -50,6 +52,17 @@ def damaged(
     `seen` is words or a number of ours; text out of a file goes through `quoted` first.
     """
     return CheckpointError(f"{path}: {what}: seen {seen}, wanted {wanted}; {do}", path=path, seen=seen, wanted=wanted)
+
+
+@contextmanager
+def named_in_errors(path: Path) -> Iterator[None]:
+    """Put the path of a model in front of what is wrong with it, where that names neither it nor another part of it."""
+    try:
+        yield
+    except (CheckpointError, UnsupportedError) as error:
+        if str(path) in error.message or (path.suffix and path.suffix in error.message):
+            raise
+        raise type(error)(f"{path}: {error.message}", param=error.param, **error.facts) from error
 
 
 def quoted(value: object) -> str:

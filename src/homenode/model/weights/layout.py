@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -169,6 +169,7 @@ def plan_layout(
     UserError for values outside these or both given.
     """
     _check_settings(quantize, dtype, weight_types)
+    kept_alike = _of_experts(whole or tensors, lambda tensor: _choose(tensor, weight_types, quantize, dtype)[0])
     matrices, vector_bytes = [], 0
     for tensor in tensors:
         entry = tensor.entry
@@ -178,6 +179,9 @@ def plan_layout(
             vector_bytes += 4 * tensor.shape[0]
             continue
         target, reason = _choose(tensor, weight_types, quantize, dtype)
+        alike = kept_alike.get((tensor.expected.layer, tensor.expected.parameter.key), target)
+        if alike != target:
+            target, reason = alike, "as other experts of the layer are kept otherwise"
         rows, columns = tensor.shape
         size = rows * padded_row_bytes(BY_NAME[target], columns)
         of_expert = (tensor.expected.layer, tensor.expected.expert) if tensor.expected.expert is not None else ()
@@ -191,6 +195,24 @@ def plan_layout(
     told = unaffected((t.entry for t in whole or tensors if t.expected.parameter.kind == "matrix"), quantize, dtype)
     other_parts = OtherParts(tuple(t.entry.name for t in others), float32)
     return WeightLayout(tuple(matrices), vector_bytes, ignored, other_parts, told)
+
+
+def _of_experts(
+    tensors: Sequence[MatchedTensor], choose: Callable[[MatchedTensor], str]
+) -> dict[tuple[int | None, str], str]:
+    """The format of the matrices of one kind of a layer's experts, by layer and key, where they would have several:
+    kernels want one. Where some would be floats it is that of floats, which holds what any of them does.
+    """
+    chosen: dict[tuple[int | None, str], set[str]] = {}
+    for tensor in tensors:
+        if tensor.expected.expert is not None and tensor.expected.parameter.kind == "matrix":
+            chosen.setdefault((tensor.expected.layer, tensor.expected.parameter.key), set()).add(choose(tensor))
+    found = {}
+    for place, targets in chosen.items():
+        floats = targets & _FLOATS
+        if len(targets) > 1:
+            found[place] = floats.pop() if len(floats) == 1 else "F32" if floats else "Q8_0"
+    return found
 
 
 def unaffected(matrices: Iterable[TensorEntry], quantize: str | None, dtype: str) -> str | None:
