@@ -66,3 +66,17 @@ def test_what_no_architecture_of_the_name_has_is_refused(changes: dict[str, Any]
     embedding = TensorEntry(name, BY_NAME["F32"], shape, FILE, 0, 4 * shape[0] * shape[1])
     with pytest.raises(UnsupportedError, match=says):
         spec_from_gguf(FILE, keys, {name: embedding}, {})
+
+
+@pytest.mark.parametrize("scored", [1, 2])
+@pytest.mark.parametrize("key", [None, False, True])
+def test_weights_of_experts_add_up_to_1_only_where_the_file_says_so(scored: int, key: bool | None) -> None:
+    """Converters leave the key out where they do not."""
+    keys = metadata(expert_gating_func=scored, expert_weights_norm=key, expert_feed_forward_length=16)
+    shapes = {"model.embed_tokens.weight": (64, 32), "model.layers.1.mlp.gate.weight": (8, 32)}
+    tensors = {
+        name: TensorEntry(name, BY_NAME["F32"], shape, FILE, 0, 4 * shape[0] * shape[1])
+        for name, shape in shapes.items()
+    }
+    moe = spec_from_gguf(FILE, keys, tensors, {}).moe
+    assert moe is not None and moe.normalise is (key is True)

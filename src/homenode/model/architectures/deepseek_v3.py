@@ -50,9 +50,9 @@ def dense_layers(fields: Fields, layers: int, default: int) -> int:
 
 
 def read_gguf(config: GgufConfig) -> ModelSpec:
-    """The figures in a GGUF file."""
+    """The figures in a GGUF file, in which converters leave out that weights of experts do not add up to 1."""
     spec = latent_attention.read_gguf(config)
-    return replace(spec, moe=config.moe(spec, scores=(2,), epsilon=1e-20))
+    return replace(spec, moe=config.moe(spec, normalise=False, scores=(2,), epsilon=1e-20))
 
 
 def _scores_by_sigmoid(fields: Fields) -> bool:

@@ -52,7 +52,7 @@ def _read_folder(config: FolderConfig) -> ModelSpec:
 
 def _read_gguf(config: GgufConfig) -> ModelSpec:
     spec = latent_attention.read_gguf(config)
-    spec = replace(spec, moe=config.moe(spec, scores=(1, 3), epsilon=1e-20))
+    spec = replace(spec, moe=config.moe(spec, normalise=False, scores=(1, 3), epsilon=1e-20))
     if latent_attention.heads_of(spec).growth:
         return spec
     return latent_attention.with_growth(spec, GROWTH, spec.rope.original_max_position)

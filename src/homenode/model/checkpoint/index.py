@@ -8,7 +8,6 @@ from pathlib import Path
 
 from homenode.errors import CheckpointError, UnsupportedError, UserError
 from homenode.host.refusals import named_refusals
-from homenode.model.architectures.rope import rope_of
 from homenode.model.checkpoint.folder import CONFIG, read_folder
 from homenode.model.checkpoint.fused_tensors import FusedTensors, split_fused
 from homenode.model.checkpoint.gguf_names import GgufNames
@@ -52,9 +51,7 @@ def open_checkpoint(path: Path) -> OpenedCheckpoint:
     other paths, HostError when the machine refuses a file call or memory.
     """
     with named_refusals(f"reading the model {path}", CheckpointError), named_in_errors(Path(path)):
-        opened = _opened(Path(path))
-        rope_of(opened.spec)  # figures that contradict each other are told before weights are planned
-        return opened
+        return _opened(Path(path))
 
 
 def _opened(path: Path) -> OpenedCheckpoint:

@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 from homenode.model.formats.bounded_files import damaged
-from homenode.model.spec import ModelSpec, MoeSpec, TensorEntry
+from homenode.model.spec import ModelSpec, MoeSpec, RopeSpec, TensorEntry
 from homenode.units import format_count
 
 MOST_LAYERS = 10_000
@@ -32,20 +32,19 @@ def check_spec(spec: ModelSpec, source: Path) -> None:
         raise damaged(source, "key-value heads", seen=spec.num_kv_heads, wanted=wanted, do=_ASK)
     if spec.moe is not None:
         _check_moe(spec.moe, spec.num_layers, source)
-    rotary = spec.head_dim if spec.rope.rotary_dim is None else spec.rope.rotary_dim
-    if rotary % 2 or not 2 <= rotary <= spec.head_dim:
-        raise damaged(
-            source, "rotary dimensions", seen=rotary, wanted=f"an even number up to the head's {spec.head_dim}", do=_ASK
-        )
-    lists = (
-        (spec.rope.short_factors, spec.rope.long_factors)
-        if spec.rope.kind == "longrope"
-        else (spec.rope.factors or None,)
-    )
+    for rope in filter(None, (spec.rope, spec.local_rope)):
+        _check_rope(rope, spec.head_dim, source)
+
+
+def _check_rope(rope: RopeSpec, head_dim: int, source: Path) -> None:
+    rotary = head_dim if rope.rotary_dim is None else rope.rotary_dim
+    if rotary % 2 or not 2 <= rotary <= head_dim:
+        wanted = f"an even number up to the head's {head_dim}"
+        raise damaged(source, "rotary dimensions", seen=rotary, wanted=wanted, do=_ASK)
+    lists = (rope.short_factors, rope.long_factors) if rope.kind == "longrope" else (rope.factors or None,)
     for factors in lists:
         if factors is not None and len(factors) != rotary // 2:
             raise damaged(source, "rope frequency factors", seen=f"{len(factors)} of them", wanted=str(rotary // 2))
-    rope = spec.rope
     if rope.kind == "llama3" and not rope.low_freq_factor < rope.high_freq_factor:
         seen = f"low_freq_factor {rope.low_freq_factor}, high_freq_factor {rope.high_freq_factor}"
         raise damaged(source, "rope scaling", seen=seen, wanted="the low one below the high one", do=_ASK)
