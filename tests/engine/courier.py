@@ -28,7 +28,8 @@ from homenode.engine.scheduler.scheduler import Scheduler
 from homenode.sampling import SamplingParams
 from homenode.transfer import seam
 from homenode.transfer.figures import TransferFigures
-from tests.engine.engines import PATIENCE_S, config_for
+from tests.engine.engines import config_for
+from tests.waiting import PATIENCE_S
 
 
 class Member:

@@ -15,9 +15,9 @@ from homenode.engine.config import EngineConfig
 from homenode.engine.messages import Output
 from homenode.engine.request import Request
 from homenode.sampling import SamplingParams
+from tests.waiting import PATIENCE_S
 
 BACKENDS = ("reference", "native", "torch")
-PATIENCE_S = 60.0
 
 
 def config_for(path: Path, **settings: Any) -> EngineConfig:

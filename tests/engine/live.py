@@ -9,14 +9,16 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+
+import httpx
 
 import homenode
 from tests.paths import ROOT, STORIES
+from tests.waiting import PATIENCE_S, shown, wait_until
 
 BUILTIN = Path(homenode.__file__).parent / "builtin" / "model.safetensors"
-_PATIENCE_S = 900 if "HOMENODE_LAB" in os.environ else 60  # emulated processors are slow
 _READY = re.compile(rb"ready (http://\S+)")
 
 
@@ -40,7 +42,7 @@ class LiveServer:
         self._ready = threading.Event()
         self._reader = threading.Thread(target=self._read)  # a full pipe would stop the server
         self._reader.start()
-        if not self._ready.wait(_PATIENCE_S) or not self.url:
+        if not self._ready.wait(PATIENCE_S) or not self.url:
             self.close()
             raise AssertionError(f"the server was not ready: {b''.join(self.log).decode()[-3000:]}")
 
@@ -77,11 +79,25 @@ class LiveServer:
                         found.append(int(pid))
         return found
 
+    def wait_for(self, holds: Callable[[], object]) -> None:
+        """Return once it holds, asked again and again. An error of the connection, as of a front that was just killed,
+        is as if it did not; it is an error that the server ends meanwhile.
+        """
+
+        def looks() -> bool:
+            code = self.process.poll()
+            assert code is None, f"the server ended with {code}: {b''.join(self.log).decode()[-3000:]}"
+            with contextlib.suppress(httpx.TransportError):
+                return bool(holds())
+            return False
+
+        wait_until(looks, lambda: f"{shown(holds)}\n{b''.join(self.log).decode()[-3000:]}", 4 * PATIENCE_S, 0.05)
+
     def close(self) -> int:
         """SIGTERM, as an operator ends it; the exit code, -9 when it had to be killed."""
         self.process.send_signal(signal.SIGTERM)
         try:
-            self.process.wait(_PATIENCE_S)
+            self.process.wait(PATIENCE_S)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()

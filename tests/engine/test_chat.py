@@ -26,12 +26,12 @@ from homenode.engine.api.completion import Completion, Timings
 from homenode.model.hub.locate import BUILTIN_NAME
 from homenode.sampling import SamplingParams
 from tests.engine.live import BUILTIN
+from tests.waiting import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.skipif(not BUILTIN.is_file(), reason="no built-in model")
 
 _COMMAND = (sys.executable, "-m", "homenode", "chat", "--temperature", "0", "--threads", "1")
 _ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|[=>78])|[\x01\x02]")
-_PATIENCE_S = 60.0
 _COLUMNS = 40
 _FIGURES = r"\d+ tokens?(?:, [\d.]+ tokens/s)?, the first after"
 
@@ -57,44 +57,40 @@ class Terminal:
         os.close(slave)
         self._text = ""
 
-    def until(self, pattern: str) -> str:
+    def read_to(self, pattern: str) -> str:
         """What comes up to and with the pattern; what follows it is left for the next call."""
-        deadline = time.monotonic() + _PATIENCE_S
-        while (found := re.search(pattern, _ESCAPES.sub("", self._text))) is None:
-            assert time.monotonic() < deadline, self._text
-            self._read()
-        whole = _ESCAPES.sub("", self._text)
-        self._text = whole[found.end() :]
-        return whole[: found.end()]
+        found = wait_until(lambda: self._found(pattern) or self._read(), lambda: self._text, every_s=0)
+        assert found is not None
+        self._text = found.string[found.end() :]
+        return found.string[: found.end()]
 
     def type(self, text: str) -> None:
         """Type it, once lines are edited by the program and not by the terminal, as they are when it asks."""
-        deadline = time.monotonic() + _PATIENCE_S
-        while termios.tcgetattr(self._master)[3] & termios.ICANON:
-            assert time.monotonic() < deadline, self._text
-            time.sleep(0.01)
+        wait_until(lambda: not termios.tcgetattr(self._master)[3] & termios.ICANON, lambda: self._text)
         os.write(self._master, text.encode())
 
     def interrupt(self, pattern: str) -> str:
         """Ctrl-C, and what comes up to the pattern. Again after a second: CPython's `input` may miss one that comes
         while it handles a key.
         """
-        deadline, next_one = time.monotonic() + _PATIENCE_S, 0.0
-        while re.search(pattern, _ESCAPES.sub("", self._text)) is None:
-            now = time.monotonic()
-            assert now < deadline, self._text
-            if now >= next_one:
+        next_one = 0.0
+
+        def comes() -> bool:
+            nonlocal next_one
+            if self._found(pattern):
+                return True
+            if time.monotonic() >= next_one:
                 self.process.send_signal(signal.SIGINT)
-                next_one = now + 1
+                next_one = time.monotonic() + 1
             self._read()
-        return self.until(pattern)
+            return False
+
+        wait_until(comes, lambda: self._text, every_s=0)
+        return self.read_to(pattern)
 
     def end(self) -> int:
         """Its exit code, once it has ended by itself."""
-        deadline = time.monotonic() + _PATIENCE_S
-        while self.process.poll() is None:
-            assert time.monotonic() < deadline, self._text
-            self._read()
+        wait_until(lambda: self.process.poll() is not None or self._read(), lambda: self._text, every_s=0)
         return self.process.returncode
 
     def close(self) -> None:
@@ -103,13 +99,16 @@ class Terminal:
         self.process.wait()
         os.close(self._master)
 
+    def _found(self, pattern: str) -> re.Match[str] | None:
+        return re.search(pattern, _ESCAPES.sub("", self._text))
+
     def _read(self) -> None:
         ready, _, _ = select.select([self._master], [], [], 0.1)
         if ready:
             try:
                 self._text += os.read(self._master, 1 << 16).decode()
             except OSError:  # the other end is closed
-                self.process.wait(_PATIENCE_S)
+                self.process.wait(PATIENCE_S)
 
 
 @pytest.fixture
@@ -120,35 +119,33 @@ def terminal() -> Iterator[Terminal]:
 
 
 def piped(text: bytes, *flags: str) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run([*_COMMAND, *flags], input=text, capture_output=True, timeout=_PATIENCE_S)
+    return subprocess.run([*_COMMAND, *flags], input=text, capture_output=True, timeout=PATIENCE_S)
 
 
 def test_a_conversation_on_a_terminal(terminal: Terminal) -> None:
-    banner = terminal.until("you ")
+    banner = terminal.read_to("you ")
     assert BUILTIN_NAME in banner
     assert re.search(r"context of \d+ tokens", " ".join(banner.split()))
     terminal.type("What is NUMA?\n")
-    answer = terminal.until(_FIGURES.replace(" ", r"\s+")).replace("\r", "")
+    answer = terminal.read_to(_FIGURES.replace(" ", r"\s+")).replace("\r", "")
     assert "NUMA means non-uniform memory access." in " ".join(answer.split())
-    # The log, which tells of CPUs that are taken away, is not wrapped.
-    printed = [line for line in answer.split("\n") if not line.startswith("homenode: warning: ")]
-    assert max(map(len, printed)) <= _COLUMNS
-    terminal.until("you ")
+    assert max(len(line) for line in answer.split("\n")) <= _COLUMNS
+    terminal.read_to("you ")
     for line, told in (
         ("/rest", r"did\s+you\s+mean\s+/reset"),
         ("/reset", r"a\s+new\s+conversation"),
         ("/help", "/exit"),
     ):
         terminal.type(line + "\n")
-        assert "tokens/s" not in terminal.until(told)
+        assert "tokens/s" not in terminal.read_to(told)
     terminal.type("/exit\n")
     assert terminal.end() == 0
 
 
 def test_control_c_empties_the_line_and_control_d_ends(terminal: Terminal) -> None:
-    terminal.until("you ")
+    terminal.read_to("you ")
     terminal.type("half a quest")
-    terminal.until("half a quest")
+    terminal.read_to("half a quest")
     terminal.interrupt("Ctrl-D ends[\\s\\S]*you ")
     terminal.type("\x04")
     assert terminal.end() == 0
@@ -191,7 +188,7 @@ def test_what_is_logged_meanwhile_comes_after_the_answer(tmp_path: Any) -> None:
     for command in (("chat",), ("generate", "--chat", "--prompt", "What is NUMA?")):
         ran = subprocess.run(
             [sys.executable, str(program), *command, "--temperature", "0"],
-            input="What is NUMA?\n", stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=_PATIENCE_S,
+            input="What is NUMA?\n", stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=PATIENCE_S,
         )  # fmt: skip
         lines = ran.stdout.splitlines()
         warned = [number for number, line in enumerate(lines) if line == "homenode: warning: too warm"]

@@ -26,10 +26,9 @@ from homenode.errors import CapacityError, PeerError, UserError
 from tests.checkpoints import make_folder
 from tests.engine.engines import config_for, greedy
 from tests.paths import ROOT
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.alone
-
-PATIENCE_S = 30.0
 
 
 def sync(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:

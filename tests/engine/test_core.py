@@ -23,9 +23,9 @@ from homenode.engine.scheduler_config import KvConfig, SchedulerConfig
 from homenode.engine.step import Step, StepResult, WorkerLimits
 from homenode.errors import CapacityError, InternalError
 from homenode.sampling import SamplingParams
+from tests.waiting import PATIENCE_S
 
 LIMITS = WorkerLimits(num_blocks=64, block_size=32, max_model_len=512, vocab_size=1000, max_sampled_rows=256)
-PATIENCE_S = 20.0
 EOS = 999
 
 

@@ -19,7 +19,8 @@ from homenode.engine.scheduler.scheduler import Scheduler
 from homenode.engine.scheduler_config import KvConfig, SchedulerConfig
 from homenode.engine.step import Step
 from homenode.errors import InternalError
-from tests.engine.test_core import EOS, LIMITS, PATIENCE_S, Front, ScriptedRunner, expected, request
+from tests.engine.test_core import EOS, LIMITS, Front, ScriptedRunner, expected, request
+from tests.waiting import PATIENCE_S
 
 REASON = "worker 1 of 2 was killed (signal 9); it is being replaced"
 

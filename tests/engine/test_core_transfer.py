@@ -16,7 +16,8 @@ from homenode.engine.scheduler.scheduler import Scheduler
 from homenode.engine.scheduler_config import KvConfig, SchedulerConfig
 from homenode.transfer.figures import TransferFigures
 from homenode.transfer.seam import Released, ToAgent
-from tests.engine.test_core import EOS, LIMITS, PATIENCE_S, ScriptedRunner
+from tests.engine.test_core import EOS, LIMITS, ScriptedRunner
+from tests.waiting import PATIENCE_S
 
 
 class Told:

@@ -17,6 +17,7 @@ import pytest
 
 from tests.engine.live import BUILTIN, LiveServer
 from tests.paths import ROOT
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.skipif(not BUILTIN.is_file(), reason="no built-in model")
 
@@ -25,7 +26,6 @@ _BLOCK = re.compile(r"^```(console|python)\n(.*?)^```$", re.MULTILINE | re.DOTAL
 _ASKS = re.compile(
     r"(?:curl .*127\.0\.0\.1:8000|homenode (?:chat|generate) ?(?:--chat .*)?$|echo .*\| homenode chat)", re.DOTALL
 )
-_PATIENCE_S = 120
 _ANSWER = "non-uniform memory access"
 
 
@@ -58,7 +58,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def run(line: list[str], server: LiveServer, path: str, text: str = "") -> str:
     environment = {**os.environ, "PATH": path, "NO_PROXY": "*"}
-    ran = subprocess.run(line, input=text, capture_output=True, text=True, timeout=_PATIENCE_S, env=environment)
+    ran = subprocess.run(line, input=text, capture_output=True, text=True, timeout=2 * PATIENCE_S, env=environment)
     assert ran.returncode == 0, ran.stderr
     return ran.stdout
 

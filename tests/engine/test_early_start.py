@@ -17,8 +17,9 @@ from homenode.engine.connection import early_start
 from homenode.engine.connection.early_start import end_early_engine, needs_engine, start_engine_early, take_early_engine
 from homenode.engine.connection.engine_client import AsyncEngineClient
 from tests.checkpoints import make_folder
-from tests.engine.engines import PATIENCE_S, config_for
+from tests.engine.engines import config_for
 from tests.engine.live import LiveServer
+from tests.waiting import PATIENCE_S
 
 # A start is as long as what it imports. Whoever adds to it looks first whether the module is needed before the port is
 # open.

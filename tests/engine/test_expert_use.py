@@ -19,10 +19,10 @@ from homenode.engine.executor.processes import ProcessExecutor
 from homenode.engine.executor.worker_process import WorkerProcess
 from homenode.engine.messages import Output
 from homenode.engine.request import Request
-from tests.engine.engines import PATIENCE_S, config_for, greedy, run_all
+from tests.engine.engines import config_for, greedy, run_all
 from tests.engine.test_golden import golden
 from tests.paths import STORIES_MIXTURE, needs_data
-from tests.waits import eventually
+from tests.waiting import PATIENCE_S, wait_until
 
 pytestmark = needs_data
 
@@ -70,7 +70,7 @@ def test_figures_come_in_when_nothing_else_happens() -> None:
         prompt = golden()[0]["prompt_ids"]
         run_all(engine, [prompt], [greedy(TOKENS)])
         wanted = CHOSEN * LAYERS * (len(prompt) + TOKENS - 1)
-        eventually(lambda: sum(engine.statistics.compute["experts"]["tokens"]) >= wanted)  # type: ignore[index]
+        wait_until(lambda: sum(engine.statistics.compute["experts"]["tokens"]) >= wanted)  # type: ignore[index]
     finally:
         engine.close()
 
@@ -82,7 +82,7 @@ def test_a_server_at_rest_has_everything_in_its_file(tmp_path: Path) -> None:
     try:
         run_all(engine, [prompt], [greedy(TOKENS)])
         wanted = [CHOSEN * (len(prompt) + TOKENS - 1)] * LAYERS
-        eventually(lambda: path.exists() and [sum(layer) for layer in json.loads(path.read_text())] == wanted)
+        wait_until(lambda: path.exists() and [sum(layer) for layer in json.loads(path.read_text())] == wanted)
     finally:
         engine.close()
 

@@ -31,8 +31,7 @@ from homenode.engine.request import Request
 from homenode.engine.wire import MAX_FRAME, FrameSocket, decode_body
 from homenode.errors import CapacityError, PeerError
 from tests.engine.engines import greedy
-
-PATIENCE_S = 60.0
+from tests.waiting import PATIENCE_S
 
 
 class Hall:

@@ -22,9 +22,10 @@ from homenode.grammars.compile import compile_grammar
 from homenode.grammars.spec import Choice, GrammarSpec, JsonSchema, Regex
 from homenode.grammars.vocabulary import Vocabulary
 from homenode.model.tokenizer import Tokenizer, load_tokenizer
-from tests.engine.engines import PATIENCE_S, config_for, run_all, tokens_of
+from tests.engine.engines import config_for, run_all, tokens_of
 from tests.engine.test_workers import engine_of, executor_of, worker_pids
 from tests.paths import STORIES, needs_data
+from tests.waiting import PATIENCE_S
 
 pytestmark = needs_data
 

@@ -19,11 +19,12 @@ from homenode.engine.api.local import LocalEngine
 from homenode.engine.executor import launch
 from homenode.engine.messages import Output
 from homenode.engine.request import Request
-from tests.engine.engines import PATIENCE_S, greedy, tokens_of
+from tests.engine.engines import greedy, tokens_of
 from tests.engine.mortal_worker import MARKS
 from tests.engine.test_golden import golden
 from tests.engine.test_workers import TIGHT, engine_of, executor_of, worker_pids
 from tests.paths import ROOT, STORIES, needs_data
+from tests.waiting import PATIENCE_S
 
 pytestmark = needs_data
 
@@ -75,7 +76,7 @@ class Clients:
         self.left -= output.finish_reason is not None
         return output
 
-    def until(self, mark: Path) -> None:
+    def hear_up_to(self, mark: Path) -> None:
         """Outputs up to a moment that is marked as done, of more requests if those there are end before it comes."""
         for _ in range(5):
             while self.left and not mark.exists():
@@ -139,8 +140,8 @@ def test_killed_in_a_step(split: str, moment: str, tmp_path: Path) -> None:
         clients = Clients(engine)
         first = mark(tmp_path, moment, 0)
         clients.ask()
-        clients.until(first)
-        clients.until(mark(tmp_path, "again" if moment == "again" else "decode", last_of(split)))
+        clients.hear_up_to(first)
+        clients.hear_up_to(mark(tmp_path, "again" if moment == "again" else "decode", last_of(split)))
         clients.check()
         assert executor_of(engine).statistics()["restarts"] == 2
 
@@ -156,7 +157,7 @@ def test_killed_while_another_loss_is_made_good(split: str, moment: str, tmp_pat
         mark(tmp_path, "decode", 0)
         second = mark(tmp_path, moment, last_of(split) if moment == "first" else 0)
         clients.ask()
-        clients.until(second)
+        clients.hear_up_to(second)
         clients.check()
         assert executor_of(engine).statistics()["restarts"] == 2
 
@@ -191,7 +192,7 @@ def test_standing_still(split: str, moment: str, tmp_path: Path) -> None:
         if second:
             mark(tmp_path, "decode", last if moment in ("loading", "laying") else 0)
         clients.ask()
-        clients.until(done)
+        clients.hear_up_to(done)
         clients.check()
         assert executor_of(engine).statistics()["restarts"] == 1 + second
 
@@ -234,7 +235,7 @@ def test_an_engine_serves_again_within_seconds(split: str, tmp_path: Path) -> No
         clients, executor = Clients(engine), executor_of(engine)
         clients.ask()
         done = mark(tmp_path, "decode", 0)
-        clients.until(done)
+        clients.hear_up_to(done)
         while not (executor.serving and executor.statistics()["restarts"]):
             clients.hear()
         again = time.monotonic() - float(done.read_text())

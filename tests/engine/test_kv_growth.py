@@ -13,11 +13,10 @@ from homenode.engine.api.local import LocalEngine
 from homenode.engine.memory.headroom import headroom_of
 from homenode.host.topology.source import LiveSource
 from tests.engine.engines import config_for, greedy, run_all, tokens_of
-from tests.waits import eventually
+from tests.waiting import wait_until
 
 BUILTIN = Path(__file__).resolve().parents[2] / "src/homenode/builtin"
 PROMPTS = [[1, *(3 + (7 * n + k) % 200 for k in range(90 + 30 * n))] for n in range(6)]
-PATIENCE_S = 20.0
 
 
 @pytest.fixture
@@ -55,8 +54,8 @@ def test_tokens_are_those_of_memory_taken_at_once_through_growth_release_and_gro
     released = [0]
     for round_number in range(3):
         assert _tokens(growing, 1 + 100 * round_number) == expected
-        eventually(lambda: 0 < _present(growing) < 16 << 20)
-        eventually(lambda: growing.statistics.kv_released_bytes > released[-1] and _present(growing) <= 2 << 20)
+        wait_until(lambda: 0 < _present(growing) < 16 << 20)
+        wait_until(lambda: growing.statistics.kv_released_bytes > released[-1] and _present(growing) <= 2 << 20)
         released.append(growing.statistics.kv_released_bytes)
     assert growing.statistics.kv_released_bytes > 0
 
@@ -106,7 +105,7 @@ def test_a_group_that_is_full_ends_in_preemption_and_a_word(
     block_bytes = (16 << 20) // growing.ready.num_blocks
     monkeypatch.setattr(growing._executor, "change_pages", counted)
     assert _tokens(growing, 1) == expected
-    eventually(lambda: growing.statistics.preemptions > 0 and growing.statistics.kv_growths_refused > 0)
+    wait_until(lambda: growing.statistics.preemptions > 0 and growing.statistics.kv_growths_refused > 0)
     assert taken[0] <= room
     said = [record.message for record in caplog.records]
     assert any("KV memory cannot grow beyond" in text and "memory.high" in text for text in said)

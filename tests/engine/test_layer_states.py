@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,10 +30,10 @@ from homenode.model.parts import PartitionSpec, plan_parts
 from homenode.model.spec import ModelSpec, StateMixer
 from homenode.model.state import state_geometry_of
 from homenode.model.state_mixers import ConvolutionSpec, ScanSpec, with_mixer
-from tests.engine.engines import PATIENCE_S, config_for, greedy, run_all, tokens_of
-from tests.engine.state_engines import Bits, bits_alone, bits_of, engine_of, prompts_of, put_nan_in_every_slot
+from tests.engine.engines import config_for, greedy, run_all, tokens_of
 from tests.model.test_delta_net import CASES
 from tests.model.transformers_models import make_model, quiet_and_on_one_thread
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.torch
 
@@ -62,11 +61,14 @@ def _engine(folder: Path, **settings: Any) -> LocalEngine:
 
 def _at_rest(engine: LocalEngine, tokens: int) -> StateStats:
     """What is told of the state memory when so many tokens were drawn and nobody runs any more."""
-    deadline = time.monotonic() + PATIENCE_S
-    while (now := engine.statistics).generation_tokens < tokens or now.states is None or now.states.used:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    return now.states
+
+    def states_at_rest() -> StateStats | None:
+        now = engine.statistics
+        return now.states if now.generation_tokens >= tokens and now.states and not now.states.used else None
+
+    states = wait_until(states_at_rest, lambda: engine.statistics)
+    assert states is not None
+    return states
 
 
 @pytest.fixture(scope="module")

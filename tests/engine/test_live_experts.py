@@ -15,7 +15,7 @@ import pytest
 from homenode.host.topology.allowance import Allowance
 from tests.engine.live import LiveServer
 from tests.engine.test_experts_in_common import bytes_of
-from tests.engine.test_live_fronts import ask, fresh, fronts, of_fronts, until
+from tests.engine.test_live_fronts import ask, fresh, fronts, of_fronts
 from tests.engine.test_live_replicas import body, golden, is_golden, metrics
 from tests.paths import STORIES_MIXTURE, needs_data
 
@@ -50,8 +50,7 @@ def test_a_killed_engine_leaves_the_others_alone_and_comes_back() -> None:
             ("weight_bytes", weights["experts"] + 2 * weights["rest"]),
             ("shared_weight_bytes", weights["experts"]),
         ):
-            until(
-                server,
+            server.wait_for(
                 lambda name=name: set(metrics(server, name)) == {"0", "1"} and min(metrics(server, name).values()) > 0,
             )
             assert sum(metrics(server, name).values()) == pytest.approx(wanted, rel=0.2), "groups of rows are filled up"
@@ -61,15 +60,14 @@ def test_a_killed_engine_leaves_the_others_alone_and_comes_back() -> None:
             jobs[8].result(120)
             os.kill(server.children("homenode-worker")["homenode-worker-0"], signal.SIGKILL)
             assert all(job.result(120) for job in jobs)
-        until(server, lambda: of_fronts(server, "engine_restarts_total") == {1})
-        until(server, lambda: all(state["state"] == "ready" for state in fresh(server, "/health").json()["engines"]))
+        server.wait_for(lambda: of_fronts(server, "engine_restarts_total") == {1})
+        server.wait_for(lambda: all(state["state"] == "ready" for state in fresh(server, "/health").json()["engines"]))
         before = metrics(server, "generation_tokens_total")
         cases = [(entry, cut) for cut in (7, 31, 33, 64, 97) for entry in entries]
         with httpx.Client(base_url=server.url, timeout=120) as http, concurrent.futures.ThreadPoolExecutor(12) as pool:
             answers = list(pool.map(lambda case: http.post("/v1/completions", json=body(*case)), cases))
         assert all(is_golden(answer, *case) for answer, case in zip(answers, cases, strict=True))
-        until(
-            server,
+        server.wait_for(
             lambda: all(after > before[engine] for engine, after in metrics(server, "generation_tokens_total").items()),
         )
     finally:

@@ -10,8 +10,7 @@ import os
 import select
 import signal
 import socket
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -70,19 +69,6 @@ def running_at(server: LiveServer, engine: int) -> float:
     return sum(float(line.rsplit(" ", 1)[1]) for line in found)
 
 
-def until(server: LiveServer, holds: Callable[[], bool]) -> None:
-    """Asks again and again; waits for the end of the server, which should not come, between two looks."""
-    for _ in range(2000):
-        with contextlib.suppress(httpx.TransportError):  # of a front that was just killed
-            if holds():
-                return
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            raise RuntimeError(
-                f"the server ended with {server.process.wait(0.05)}: {b''.join(server.log).decode()[-3000:]}"
-            )
-    raise RuntimeError("it did not come to this")
-
-
 @pytest.mark.parametrize("flags", SHAPES)
 def test_all_of_them_give_the_golden_text_and_count_together(flags: tuple[str, ...]) -> None:
     entries = golden()
@@ -97,14 +83,14 @@ def test_all_of_them_give_the_golden_text_and_count_together(flags: tuple[str, .
                 assert http.get("/health").status_code == 200
             return all(connections(pid, port) for pid in fronts(server).values())
 
-        until(server, everybody_has_one)
+        server.wait_for(everybody_has_one)
         with concurrent.futures.ThreadPoolExecutor(24) as pool:
             answers = list(
                 pool.map(lambda job: https[job[0] % 24].post("/v1/completions", json=body(*job[1])), enumerate(cases))
             )
         assert all(is_golden(answer, *case) for answer, case in zip(answers, cases, strict=True))
         tokens = sum(LENGTH - cut for _, cut in cases)
-        until(server, lambda: of_fronts(server, "generation_tokens_total") == {tokens})
+        server.wait_for(lambda: of_fronts(server, "generation_tokens_total") == {tokens})
         assert (
             of_fronts(server, "request_success_total")
             == {len(cases)}
@@ -135,9 +121,9 @@ def test_a_killed_front_costs_its_own_connections_only(flags: tuple[str, ...]) -
             os.kill(before["homenode-front-1"], signal.SIGKILL)
             found = [job.result(120) for job in jobs]
         assert False not in found and found.count(None) <= 8 and all(found[-8:])
-        until(server, lambda: list(fronts(server)) == list(before) and fronts(server) != before)
-        until(server, lambda: of_fronts(server, "num_requests_running") == {0})
-        until(server, lambda: of_fronts(server, "front_restarts_total") == {1})  # each front hears of it by itself
+        server.wait_for(lambda: list(fronts(server)) == list(before) and fronts(server) != before)
+        server.wait_for(lambda: of_fronts(server, "num_requests_running") == {0})
+        server.wait_for(lambda: of_fronts(server, "front_restarts_total") == {1})  # each front hears of it by itself
         assert of_fronts(server, "request_success_total") <= {
             float(n) for n in range(found.count(True), len(found) + 1)
         }
@@ -168,11 +154,11 @@ def test_a_killed_engine_costs_no_token_at_any_front() -> None:
         with concurrent.futures.ThreadPoolExecutor(16) as pool:
             jobs = [pool.submit(ask, server, entry) for entry in entries * 20]
             engine = server.children("homenode-worker")["homenode-worker-1"]
-            until(server, lambda: running_at(server, 1) > 0)
+            server.wait_for(lambda: running_at(server, 1) > 0)
             os.kill(engine, signal.SIGKILL)
             assert all(job.result(120) for job in jobs)
-        until(server, lambda: of_fronts(server, "engine_restarts_total") == {1})
-        until(server, lambda: all(state["state"] == "ready" for state in fresh(server, "/health").json()["engines"]))
+        server.wait_for(lambda: of_fronts(server, "engine_restarts_total") == {1})
+        server.wait_for(lambda: all(state["state"] == "ready" for state in fresh(server, "/health").json()["engines"]))
         assert min(of_fronts(server, "requests_moved_total")) > 0
 
 

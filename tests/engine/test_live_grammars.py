@@ -19,10 +19,10 @@ import pytest
 
 from homenode.host.topology.allowance import Allowance
 from tests.engine.live import LiveServer
-from tests.engine.test_live_fronts import fronts, of_fronts, running_at, until
+from tests.engine.test_live_fronts import fronts, of_fronts, running_at
 from tests.engine.transfer_pair import Pair, prompts
 from tests.paths import ROOT, STORIES, needs_data
-from tests.waits import eventually
+from tests.waiting import wait_until
 
 pytest.importorskip("homenode._native", reason="needs the compiled core")
 pytestmark = [pytest.mark.alone, needs_data]
@@ -97,10 +97,10 @@ def test_an_engine_killed_behind_two_fronts(alone: list[list[int]]) -> None:
         with httpx.Client(base_url=server.url, timeout=120, limits=limits) as http, ThreadPoolExecutor(12) as pool:
             jobs = [pool.submit(streamed, http, body) for body in bodies() * 12]
             engine = server.children("homenode-worker")["homenode-worker-1"]
-            until(server, lambda: running_at(server, 1) > 0)
+            server.wait_for(lambda: running_at(server, 1) > 0)
             os.kill(engine, signal.SIGKILL)
             assert [job.result(120) for job in jobs] == alone * 12
-        until(server, lambda: of_fronts(server, "engine_restarts_total") == {1})
+        server.wait_for(lambda: of_fronts(server, "engine_restarts_total") == {1})
     finally:
         server.close()
 

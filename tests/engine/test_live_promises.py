@@ -21,7 +21,7 @@ from tests.engine.live import LiveServer
 from tests.engine.test_live_transfer import block_bytes
 from tests.engine.transfer_pair import MODES, Live, Pair, one_engine_says, prompts, tokens_of
 from tests.paths import ROOT
-from tests.waits import eventually
+from tests.waiting import wait_until
 
 pytest.importorskip("homenode._native", reason="needs the compiled core")
 pytestmark = [

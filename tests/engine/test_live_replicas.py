@@ -9,7 +9,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -95,17 +94,15 @@ def health(server: LiveServer) -> list[dict[str, Any]]:
     return states
 
 
-def until(server: LiveServer, holds: Callable[[list[dict[str, Any]]], bool]) -> None:
-    """Asks until the health of the engines is so. Waits for the end of the server, which should not come, between two
-    looks.
-    """
-    for _ in range(2000):
+def wait_for_states(server: LiveServer, holds: Callable[[list[dict[str, Any]]], bool]) -> None:
+    """Returns when the health of the engines is so."""
+
+    def looks() -> bool:
         with contextlib.suppress(AssertionError):  # while the whole machine is held up no engine answers in time
-            if holds(health(server)):
-                return
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            raise RuntimeError(f"the server ended with {server.process.wait(0.05)}")
-    raise RuntimeError("it did not come to this")
+            return holds(health(server))
+        return False
+
+    server.wait_for(looks)
 
 
 def test_golden_text_under_memory_pressure_and_figures_of_each_engine() -> None:
@@ -158,7 +155,7 @@ def test_kills_under_load_cost_no_token() -> None:
             for number, done in ((1, 8), (0, 30)):
                 jobs[done].result(120)
                 os.kill(engines(server)[number], signal.SIGKILL)
-                until(
+                wait_for_states(
                     server,
                     lambda states, number=number: states[number] == {"engine": number, "state": "ready", "restarts": 1},
                 )
@@ -174,12 +171,12 @@ def test_a_frozen_engine_is_passed_by() -> None:
         frozen = engines(server)[0]
         os.kill(frozen, signal.SIGSTOP)
         try:
-            until(server, lambda states: states[0]["state"] == "silent")
+            wait_for_states(server, lambda states: states[0]["state"] == "silent")
             answers = [http.post("/v1/completions", json=body(entry)) for entry in entries * 2]
             assert all(map(is_golden, answers, entries * 2))
         finally:
             os.kill(frozen, signal.SIGCONT)
-        until(server, lambda states: states[0]["state"] == "ready")
+        wait_for_states(server, lambda states: states[0]["state"] == "ready")
 
 
 def test_sigterm_lets_all_engines_finish() -> None:

@@ -14,7 +14,7 @@ import pytest
 from homenode.transfer.carriers.nixl_engine import BUILDS
 from tests.engine.live import LiveServer
 from tests.engine.transfer_pair import MODES, Live, Pair, one_engine_says, prompts, tokens_of
-from tests.waits import eventually
+from tests.waiting import wait_until
 
 pytest.importorskip("homenode._native", reason="needs the compiled core")
 pytestmark = [

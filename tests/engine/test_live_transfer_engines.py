@@ -14,7 +14,7 @@ from homenode.host.topology.allowance import Allowance
 from tests.engine.live import LiveServer
 from tests.engine.test_live_faults import Proxy
 from tests.engine.transfer_pair import Live, Pair, one_engine_says, prompts, tokens_of
-from tests.waits import eventually
+from tests.waiting import wait_until
 
 pytest.importorskip("homenode._native", reason="needs the compiled core")
 pytestmark = [

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import wait_until
+
 pytest.importorskip("torch", reason="needs torch, which the `torch` dependency group installs")
 pytest.importorskip("transformers", reason="needs transformers, which the `torch` dependency group installs")
 
 from tests.engine.live import LiveServer
 from tests.engine.transfer_pair import Pair, one_engine_says
-from tests.model.test_deepseek_v4 import made as make_deepseek_v4
 from tests.model.test_delta_net import CASES as DELTA_NETS
 from tests.model.test_gemma4 import SMALL as GEMMA_4
 from tests.model.test_latent_attention import V32

@@ -12,7 +12,7 @@ import pytest
 from tests.engine.live import LiveServer
 from tests.engine.transfer_pair import MODES, Live, Pair, prompts, tokens_of
 from tests.paths import STORIES_MIXTURE
-from tests.waits import eventually
+from tests.waiting import wait_until
 
 pytest.importorskip("homenode._native", reason="needs the compiled core")
 pytestmark = [pytest.mark.alone, pytest.mark.skipif(not LiveServer.possible(), reason="needs a model")]

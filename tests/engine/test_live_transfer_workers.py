@@ -13,7 +13,7 @@ import pytest
 from tests.engine.live import LiveServer
 from tests.engine.live import workers as workers_of
 from tests.engine.transfer_pair import Live, Pair, one_engine_says, prompts, tokens_of
-from tests.waits import eventually
+from tests.waiting import wait_until
 
 pytest.importorskip("homenode._native", reason="needs the compiled core")
 pytestmark = [pytest.mark.alone, pytest.mark.skipif(not LiveServer.possible(), reason="needs a model")]

@@ -12,11 +12,10 @@ import httpx
 import pytest
 
 from tests.engine.live import LiveServer, workers
-from tests.waits import eventually
+from tests.waiting import PATIENCE_S, wait_until
 
 pytest.importorskip("homenode._native", reason="needs the compiled core")
 pytestmark = [pytest.mark.alone, pytest.mark.skipif(not LiveServer.possible(), reason="needs a model")]
-PATIENCE_S = 60.0
 
 
 def test_a_service_with_stages() -> None:
@@ -40,21 +39,21 @@ def test_a_service_with_stages() -> None:
             os.kill(before["homenode-worker-1"], signal.SIGKILL)
             again = http.post("/v1/completions", json=ask)
             assert again.status_code == 200 and again.json()["choices"][0]["token_ids"] == first
-            eventually(lambda: http.get("/health").status_code == 200, "healthy again")
+            wait_until(lambda: http.get("/health").status_code == 200, "healthy again")
             after = workers(server)
             assert (
                 after["homenode-worker-0"] == before["homenode-worker-0"]
                 and after["homenode-worker-1"] != before["homenode-worker-1"]
             )
             os.kill(after["homenode-worker-1"], signal.SIGKILL)  # at rest
-            eventually(lambda: http.get("/health").status_code == 503, "health tells of a worker that is lost")
-            eventually(lambda: http.get("/health").status_code == 200, "healthy again")
+            wait_until(lambda: http.get("/health").status_code == 503, "health tells of a worker that is lost")
+            wait_until(lambda: http.get("/health").status_code == 200, "healthy again")
             assert "homenode:worker_restarts_total" in http.get("/metrics").text
     finally:
         pids = workers(server).values()
         code, log = server.close(), b"".join(server.log)
     assert code == 0 and b"Traceback" not in log, log.decode()[-6000:]
-    eventually(lambda: not [pid for pid in pids if Path(f"/proc/{pid}").exists()], "workers are left behind")
+    wait_until(lambda: not [pid for pid in pids if Path(f"/proc/{pid}").exists()], "workers are left behind")
 
 
 def test_workers_do_not_outlive_a_front_that_is_killed() -> None:
@@ -63,4 +62,4 @@ def test_workers_do_not_outlive_a_front_that_is_killed() -> None:
     assert len(pids) == 2
     server.process.kill()
     server.close()
-    eventually(lambda: not [pid for pid in pids if Path(f"/proc/{pid}").exists()], "workers are left behind")
+    wait_until(lambda: not [pid for pid in pids if Path(f"/proc/{pid}").exists()], "workers are left behind")

@@ -26,8 +26,8 @@ from homenode.sampling import SamplingParams
 from tests.engine.scripted_worker import BLOCKS, token_of
 from tests.engine.socket_channels import SocketChannels
 from tests.paths import ROOT
+from tests.waiting import PATIENCE_S, wait_until
 
-PATIENCE_S = 60.0
 SILENT_S = (
     5.0  # where a worker stands still; elsewhere nobody shall be taken for silent on a machine with much else to do
 )
@@ -158,11 +158,9 @@ def test_steps_go_through_all_workers(drive: Callable[..., Driver], stages: int,
         f"homenode-worker-{n}".encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
         for n, pid in enumerate(driver.pids())
     )
-    deadline = time.monotonic() + PATIENCE_S
-    while (figures := driver.executor.statistics())["stages"][0]["busy_s"] < 0.0095 and time.monotonic() < deadline:
-        time.sleep(
-            0.001
-        )  # earlier stages may say what the last step took after its result, and nobody is called for that
+    # Earlier stages may say what the last step took after its result, and nobody is called for that.
+    wait_until(lambda: driver.executor.statistics()["stages"][0]["busy_s"] >= 0.0095, driver.executor.statistics)
+    figures = driver.executor.statistics()
     assert [stage["busy_s"] for stage in figures["stages"]] == pytest.approx([0.010] * stages)
     assert figures["weight_bytes"] == 1000 * stages * ranks and figures["restarts"] == 0
     assert driver.executor.pending == 0 and driver.executor.result(0) is None
@@ -215,10 +213,7 @@ def test_where_others_use_kv_memory_a_loss_takes_a_failure_s_place(
     (tmp_path / "fails-1").touch()
     os.kill(driver.pids()[0], signal.SIGSTOP)  # in the middle of the step, as far as anybody knows
     driver.go_on()
-    deadline = time.monotonic() + PATIENCE_S
-    while driver.executor.serving:
-        assert time.monotonic() < deadline
-        time.sleep(0.001)  # nobody is called while the failure is held
+    wait_until(lambda: not driver.executor.serving)  # nobody is called while the failure is held
     assert driver.executor.result(0) is None
     os.kill(driver.pids()[0], signal.SIGKILL)
     with pytest.raises(StepsLostError, match="homenode-worker-0"):

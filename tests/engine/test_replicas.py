@@ -28,12 +28,12 @@ from tests.engine.scripted_process import LIMITS
 from tests.engine.test_client import collect, sync
 from tests.paths import ROOT
 from tests.pure.schedule_bench import expected
+from tests.waiting import PATIENCE_S, shown, wait_in_loop
 
 pytestmark = pytest.mark.alone
 
-PATIENCE_S = 240.0
 QUICK = RestartPolicy(
-    look_every_s=0.05, silent_after_s=0.5, lost_after_s=PATIENCE_S, first_delay_s=0.01, longest_delay_s=0.05
+    look_every_s=0.05, silent_after_s=0.5, lost_after_s=4 * PATIENCE_S, first_delay_s=0.01, longest_delay_s=0.05
 )
 LONG = 2000  # tokens of a request that is there for a while
 FOREVER = 8000  # and of one that will not end by itself during its test
@@ -61,7 +61,7 @@ async def started(
     client = ReplicasClient(
         configs(folder, count, **settings), lost, restart_policy=restart_policy, program="tests.engine.scripted_process"
     )
-    async with asyncio.timeout(PATIENCE_S), client:
+    async with asyncio.timeout(4 * PATIENCE_S), client:
         yield client
 
 
@@ -78,12 +78,17 @@ def is_right(asked: Request, outputs: list[Output]) -> bool:
     return outputs[-1].error is None and (tokens_of(outputs), outputs[-1].finish_reason) == expected(asked, LIMITS)[:2]
 
 
-async def until(client: ReplicasClient, holds: Callable[[tuple[ReplicaStats, ...]], bool]) -> None:
+async def wait_for_engines(client: ReplicasClient, holds: Callable[[tuple[ReplicaStats, ...]], bool]) -> None:
     """Looks as often as an engine answers, or at least as time passes."""
-    while not holds(client.engines):
+
+    async def looks() -> bool:
+        if holds(client.engines):
+            return True
         with contextlib.suppress(PeerError):
             await client.heartbeat(0.1)
-        await asyncio.sleep(0)
+        return False
+
+    await wait_in_loop(looks, lambda: f"{shown(holds)}: {client.engines}", 4 * PATIENCE_S, 0.0)
 
 
 def at_engine(streams: list[RoutedStream], number: int) -> int:
@@ -102,7 +107,7 @@ def test_they_start_together_share_the_work_and_end(tmp_path: Path, count: int) 
     async def run() -> None:
         seen: list[tuple[int, int]] = []
         client = ReplicasClient(configs(tmp_path, count), program="tests.engine.scripted_process")
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(4 * PATIENCE_S):
             ready = await client.start(lambda done, total: seen.append((done, total)))
             try:
                 assert seen[-1] == (100 * count, 100 * count) and all(done <= total for done, total in seen)
@@ -111,13 +116,13 @@ def test_they_start_together_share_the_work_and_end(tmp_path: Path, count: int) 
                 found = await asyncio.gather(*(collect(client.submit(one)) for one in asked))
                 assert all(map(is_right, asked, found))
                 wanted = sum(10 + number for number in range(4 * count))
-                await until(
+                await wait_for_engines(
                     client, lambda engines: sum(engine.statistics.generation_tokens for engine in engines) >= wanted
                 )
                 given = [engine.statistics.generation_tokens for engine in client.engines]
                 assert min(given) > 0 and sum(given) == wanted
                 assert client.statistics.generation_tokens == sum(given)
-                assert await client.heartbeat(PATIENCE_S) < PATIENCE_S
+                assert await client.heartbeat(4 * PATIENCE_S) < 4 * PATIENCE_S
                 assert [(e.number, e.state, e.restarts) for e in client.engines] == [
                     (n, "ready", 0) for n in range(count)
                 ]
@@ -139,7 +144,7 @@ def test_a_killed_engine_costs_nobody_a_token(tmp_path: Path, count: int) -> Non
             asked = [request(number, LONG, logprobs=0) for number in range(2 * count)]
             streams = [client.submit(one) for one in asked]
             firsts = [await anext(stream) for stream in streams]
-            await until(client, lambda engines: engines[0].statistics.generation_tokens > 0)
+            await wait_for_engines(client, lambda engines: engines[0].statistics.generation_tokens > 0)
             before, there = client.engines[0].statistics.generation_tokens, at_engine(streams, 0)
             stop(client, 0, signal.SIGKILL)
             rests = await asyncio.gather(*(collect(stream) for stream in streams))
@@ -147,7 +152,7 @@ def test_a_killed_engine_costs_nobody_a_token(tmp_path: Path, count: int) -> Non
                 outputs = [first, *rest]
                 assert is_right(one, outputs)
                 assert [len(o.logprobs) for o in outputs] == [len(o.tokens) for o in outputs]
-            await until(client, lambda engines: engines[0].state == "ready")
+            await wait_for_engines(client, lambda engines: engines[0].state == "ready")
             assert (client.engines[0].restarts, lost) == (1, [])
             assert 0 < client.engines[0].moved <= there
             again = [request(100 + number, 20) for number in range(2 * count)]
@@ -180,15 +185,15 @@ async def test_a_frozen_engine_gets_nothing_new_and_holds_up_nobody_else(tmp_pat
         for stream in streams:
             await anext(stream)
         stop(client, 0, signal.SIGSTOP)
-        await until(client, lambda engines: engines[0].state == "silent")
-        assert await client.heartbeat(PATIENCE_S) < PATIENCE_S, "a probe is answered by the other one"
+        await wait_for_engines(client, lambda engines: engines[0].state == "silent")
+        assert await client.heartbeat(4 * PATIENCE_S) < 4 * PATIENCE_S, "a probe is answered by the other one"
         news = [request(10 + number) for number in range(6)]
         found = await asyncio.gather(*(collect(client.submit(one)) for one in news))
         assert all(map(is_right, news, found))
         stop(client, 0, signal.SIGCONT)
         for one, stream in zip(asked, streams, strict=True):
             assert tokens_of(await collect(stream)) == expected(one, LIMITS)[0][1:]
-        await until(client, lambda engines: engines[0].state == "ready")
+        await wait_for_engines(client, lambda engines: engines[0].state == "ready")
         assert [engine.restarts for engine in client.engines] == [0, 0]
 
 
@@ -203,7 +208,7 @@ async def test_one_that_stays_frozen_is_ended_and_its_requests_go_on(tmp_path: P
         there = at_engine(streams, 1)
         for one, stream in zip(asked, streams, strict=True):
             assert tokens_of(await collect(stream)) == expected(one, LIMITS)[0][1:]
-        await until(client, lambda engines: engines[1].state == "ready")
+        await wait_for_engines(client, lambda engines: engines[1].state == "ready")
         assert (client.engines[1].restarts, client.engines[1].moved) == (1, there) and there > 0
 
 
@@ -214,7 +219,7 @@ async def test_requests_wait_while_no_engine_takes_any(tmp_path: Path) -> None:
         await anext(running)
         for number in range(2):
             stop(client, number, signal.SIGKILL)
-        await until(client, lambda engines: not any(engine.state == "ready" for engine in engines))
+        await wait_for_engines(client, lambda engines: not any(engine.state == "ready" for engine in engines))
         with pytest.raises(PeerError, match="restarting"):
             await client.heartbeat(0.1)
         held = [request(10 + number) for number in range(4)]
@@ -233,10 +238,10 @@ async def test_a_request_that_engines_die_of_ends_and_they_go_on(tmp_path: Path)
     async with started(tmp_path, 2) as client:
         poison = client.submit(request(1, FOREVER))
         for restarts in (1, 2):
-            await until(client, lambda engines: any(engine.statistics.num_running for engine in engines))
+            await wait_for_engines(client, lambda engines: any(engine.statistics.num_running for engine in engines))
             at = next(engine.number for engine in client.engines if engine.statistics.num_running)
             stop(client, at, signal.SIGKILL)
-            await until(
+            await wait_for_engines(
                 client,
                 lambda engines, n=restarts: (
                     sum(e.restarts for e in engines) == n and all(e.state == "ready" for e in engines)
@@ -254,7 +259,7 @@ async def test_the_service_ends_when_no_engine_can_be_had(tmp_path: Path) -> Non
     async with started(tmp_path, 2, replace(QUICK, tries=2), lost.append) as client:
         (tmp_path / "broken").touch()
         stop(client, 1, signal.SIGKILL)
-        await until(client, lambda engines: engines[1].state == "gone")
+        await wait_for_engines(client, lambda engines: engines[1].state == "gone")
         assert is_right(request(2), await collect(client.submit(request(2)))) and lost == [], "the other one serves on"
         running = client.submit(request(1, FOREVER))
         await anext(running)
@@ -285,7 +290,7 @@ async def test_a_drain_finishes_what_runs_on_all_of_them(tmp_path: Path) -> None
         streams = [client.submit(one) for one in asked]
         for stream in streams:
             await anext(stream)
-        drain = asyncio.create_task(client.drain(PATIENCE_S))
+        drain = asyncio.create_task(client.drain(4 * PATIENCE_S))
         await asyncio.sleep(0)
         refused = await collect(client.submit(request(9)))
         assert refused[-1].error_kind == "OverloadedError"
@@ -301,7 +306,7 @@ async def test_leaving_and_aborting_reach_the_engine_that_computes(tmp_path: Pat
         streams = [client.submit(request(number, LONG)) for number in range(4)]
         for stream in streams:
             await anext(stream)
-        await until(client, lambda engines: client.statistics.num_running == 4)
+        await wait_for_engines(client, lambda engines: client.statistics.num_running == 4)
         await client.abort(0, "stop")
         await client.abort(1, "stop")
         await client.abort(999)
@@ -313,7 +318,7 @@ async def test_leaving_and_aborting_reach_the_engine_that_computes(tmp_path: Pat
         reader.cancel()
         with pytest.raises(asyncio.CancelledError):
             await reader
-        await until(
+        await wait_for_engines(
             client, lambda engines: all((e.statistics.num_running, e.statistics.kv_usage) == (0, 0) for e in engines)
         )
         assert client.statistics.generation_tokens < 4 * LONG
@@ -329,7 +334,7 @@ async def test_prompts_find_the_engine_that_knows_their_beginning(tmp_path: Path
                 number += 1
                 outputs = await collect(client.submit(request(number, 4, [*beginning, number])))
                 assert outputs[0].cached_tokens == (96 if number > 3 else 0)
-        await until(client, lambda engines: client.statistics.generation_tokens == 36)
+        await wait_for_engines(client, lambda engines: client.statistics.generation_tokens == 36)
         assert [engine.statistics.prefix_hits for engine in client.engines] == [192, 192, 192]
 
 

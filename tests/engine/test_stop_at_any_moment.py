@@ -19,7 +19,7 @@ import pytest
 
 from tests.engine.live import LiveServer
 from tests.paths import ROOT
-from tests.waits import eventually
+from tests.waiting import PATIENCE_S, wait_until
 
 pytestmark = [
     pytest.mark.alone,
@@ -27,7 +27,6 @@ pytestmark = [
 ]
 
 _MARK = "HOMENODE_TEST_MARK"  # in the environment of every process that a start makes
-_PATIENCE_S = 60.0
 _MORE = int(os.environ.get("HOMENODE_FUZZ_EXAMPLES", "0")) // 100
 _SIGNALS = [signal.SIGTERM, signal.SIGKILL, *(_MORE * [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])]
 SHAPES = {
@@ -67,7 +66,7 @@ class _Start:
             except OSError:
                 return False
 
-        eventually(answers)
+        wait_until(answers)
         return time.monotonic() - began
 
     def processes(self) -> list[int]:
@@ -85,7 +84,7 @@ class _Start:
         """The exit code after this signal."""
         self.process.send_signal(number)
         try:
-            return self.process.wait(_PATIENCE_S)
+            return self.process.wait(PATIENCE_S)
         finally:
             for pid in self.processes():
                 if self.process.returncode is None:
@@ -113,7 +112,7 @@ def test_a_signal_at_any_moment_of_a_start_leaves_nothing(shape: str, tmp_path: 
         orderly = {0} if begun else {0, -number, 130, 1}  # 1: click's answer to Ctrl-C while the program is imported
         expected = {-number} if number is signal.SIGKILL else orderly
         assert code in expected, told
-        eventually(lambda start=start: not start.processes())
+        wait_until(lambda start=start: not start.processes())
         if number is not signal.SIGKILL:
             assert not list(tmp_path.iterdir()), told
     following = _Start(shape, tmp_path)
@@ -129,14 +128,18 @@ def test_signals_at_every_moment_of_a_stop_leave_nothing(shape: str, tmp_path: P
     names = _shared_names()
     start = _Start(shape, tmp_path)
     start.wait_until_answers()
-    deadline = time.monotonic() + _PATIENCE_S
     sent = 0
-    while start.process.poll() is None:
-        assert time.monotonic() < deadline
+
+    def has_ended() -> bool:
+        nonlocal sent
+        if start.process.poll() is not None:
+            return True
         start.process.send_signal((signal.SIGTERM, signal.SIGINT)[sent % 2])
         sent += 1
-        time.sleep(0.002)
+        return False
+
+    wait_until(has_ended, every_s=0.002)
     assert (start.process.returncode, sent > 5) == (0, True)
-    eventually(lambda: not start.processes())
+    wait_until(lambda: not start.processes())
     assert not list(tmp_path.iterdir())
     assert not [name for name in _shared_names() - names if "homenode" in name]

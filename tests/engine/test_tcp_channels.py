@@ -17,8 +17,8 @@ from homenode.engine.channels.greeting import MAGIC, Ask, IAm, Key, Rows, RowsOf
 from homenode.engine.channels.tcp import TcpInlet, TcpOutlet
 from homenode.engine.executor.rendezvous import Rendezvous
 from homenode.errors import PeerError
+from tests.waiting import PATIENCE_S
 
-PATIENCE_S = 30.0
 HOST = "127.0.0.1"
 SECRET = b"a secret of this start"
 KEY = Key(0, 1, 0)

@@ -28,8 +28,8 @@ from tests.native.rank_threads import ranks as on_one_host
 from tests.native.rank_threads import together
 from tests.native.steps import same_bits
 from tests.paths import ROOT
+from tests.waiting import PATIENCE_S
 
-PATIENCE_S = 30.0
 IP = "127.0.0.1"
 GROUP = Group(3, 1)
 FRAME = struct.Struct("<IIIIQ")  # number, flags, first line, lines, call: see csrc/host/rank_bridge.cpp

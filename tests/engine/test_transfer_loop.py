@@ -21,7 +21,8 @@ from homenode.errors import InternalError
 from homenode.sampling import SamplingParams
 from homenode.transfer import seam
 from homenode.transfer.figures import TransferFigures
-from tests.engine.test_core import LIMITS, PATIENCE_S, ScriptedRunner
+from tests.engine.test_core import LIMITS, ScriptedRunner
+from tests.waiting import PATIENCE_S
 
 
 class NotingAgent:

@@ -27,9 +27,10 @@ from homenode.engine.request import Request
 from homenode.engine.runtime.calibration import layer_seconds
 from homenode.model.checkpoint.index import open_checkpoint
 from homenode.model.part import ModelPart
-from tests.engine.engines import PATIENCE_S, config_for, greedy, run_all, tokens_of
+from tests.engine.engines import config_for, greedy, run_all, tokens_of
 from tests.engine.test_golden import check_golden, golden
 from tests.paths import STORIES, STORIES_MIXTURE, needs_data
+from tests.waiting import PATIENCE_S
 
 pytestmark = needs_data
 

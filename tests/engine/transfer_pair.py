@@ -15,9 +15,9 @@ from homenode.engine.api.local import LocalEngine
 from tests.engine import engines
 from tests.engine.live import BUILTIN, LiveServer
 from tests.paths import STORIES
+from tests.waiting import PATIENCE_S
 
 MODES = {"push": [], "pull-eager": ["--pd-pull-mode"], "pull-delay": ["--pd-pull-mode", "--pd-delay-pull"]}
-PATIENCE_S = 60.0
 
 
 class Live:

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.paths import ROOT
+from tests.waiting import PATIENCE_S
 
 KINDS = ("none", "files", "core", "large")  # as in calls.cpp
 _CALLS = Path(__file__).with_name("calls.cpp")
-_PATIENCE_S = 280
 
 
 class Attempt(NamedTuple):
@@ -40,7 +40,7 @@ def build(folder: Path) -> Path | str:
         return "there is no C++ compiler to build what makes calls fail"
     library = folder / "calls.so"
     command = [compiler, "-std=c++20", "-O1", "-fPIC", "-shared", "-pthread", str(_CALLS), "-o", str(library), "-ldl"]
-    built = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE_S)
+    built = subprocess.run(command, capture_output=True, text=True, timeout=4.5 * PATIENCE_S)
     return library if built.returncode == 0 else f"what makes calls fail cannot be built: {built.stderr[-300:]}"
 
 
@@ -51,7 +51,7 @@ def attempts(library: Path, task: str, kind: str, model: Path, most: int) -> lis
     command = [sys.executable, "-m", "tests.failing.child", task, kind, str(model), str(most)]
     variables = {"LD_PRELOAD": str(library), "FAILING_CALLS": str(library), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=_PATIENCE_S, cwd=ROOT, env={**os.environ, **variables}
+        command, capture_output=True, text=True, timeout=4.5 * PATIENCE_S, cwd=ROOT, env={**os.environ, **variables}
     )
     found = [Attempt(**json.loads(line)) for line in done.stdout.splitlines()]
     last = found[-1] if found else None

@@ -27,9 +27,9 @@ from homenode.engine.messages import Output
 from homenode.engine.request import Request
 from homenode.errors import HomenodeError
 from tests.failing.attempt import KINDS, Attempt
+from tests.waiting import PATIENCE_S
 
 Task = Callable[[], Any]
-PATIENCE_S = 60.0
 GREEDY = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True, logprobs=2)
 PROMPTS = ([1, 5, 9], [1, 7, 7, 8])
 CODES = (errno.EIO, errno.EMFILE, errno.ENOMEM, errno.ENOSPC, errno.EACCES)

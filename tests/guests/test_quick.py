@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.host.children import eventually
 from tests.paths import ROOT
+from tests.waiting import wait_until
 from tools.lab.folder import DEFAULT, LabFolder
 from tools.lab.guest import Guest
 from tools.lab.prepare import lacking
@@ -91,7 +91,7 @@ def test_a_guest_ends_with_the_process_that_started_it() -> None:
         (guest,) = Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()
         assert "qemu-system" in Path(f"/proc/{guest}/cmdline").read_text()
         parent.kill()
-    assert eventually(lambda: not alive(guest))
+    wait_until(lambda: not alive(guest))
 
 
 def alive(pid: str) -> bool:

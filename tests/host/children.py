@@ -8,8 +8,7 @@ import contextlib
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -188,13 +187,3 @@ def masks(pid: int) -> dict[int, tuple[int, ...]]:
             )
             found[int(task.name)] = parse_cpu_list(line.partition(":")[2])
     return found
-
-
-def eventually(true: Callable[[], bool], seconds: float = 5.0) -> bool:
-    """Whether it comes true in time."""
-    end = time.monotonic() + seconds
-    while not true():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.005)
-    return True

@@ -22,7 +22,8 @@ from homenode.host.binding.target import Target
 from homenode.host.binding.threads import ProcessId, identify
 from homenode.host.binding.undo import Remembered, recall, recorded, remember_irqs, undo
 from homenode.host.topology.source import RecordedSource
-from tests.host.children import CPUS, ONE, OTHER, child, cpuset, eventually, masks, numa, two_cpus
+from tests.host.children import CPUS, ONE, OTHER, child, cpuset, masks, numa, two_cpus
+from tests.waiting import wait_until
 
 GONE = 4194303
 
@@ -113,7 +114,7 @@ def test_a_thread_that_vanishes_meanwhile_is_no_error(state: State) -> None:
 
         def happens() -> None:
             assert running.tell("end", "short") == "ended"
-            assert eventually(lambda: vanishing not in masks(running.pid))
+            wait_until(lambda: vanishing not in masks(running.pid))
 
         report = apply(running.pid, Target((ONE,)), state=state, calls=Meanwhile(2, happens))
         assert report.ok

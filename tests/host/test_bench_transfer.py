@@ -7,6 +7,8 @@ import time
 
 import pytest
 
+from tests.waiting import wait_until
+
 pytest.importorskip("homenode._native", reason="the native core is not built")
 
 from homenode.bench.kv_transfer.other_process import OtherProcess
@@ -65,8 +67,7 @@ def test_the_agent_works_on_when_the_scheduler_does_not() -> None:
     hand_off = LastPageTransfer(peer, 16 << 10, 4)
     try:
         hand_off.side.send("t", hand_off.document, 4, late=[4])
-        # nobody takes what the sender's agent has to say
-        eventually(lambda: hand_off.side.agent.figures().peers > 0)
+        wait_until(lambda: hand_off.side.agent.figures().peers > 0)  # nobody takes what the sender's agent has to say
     finally:
         hand_off.side.close()
         peer.end()

@@ -15,7 +15,8 @@ import pytest
 from homenode.cpuset import format_cpu_list, parse_cpu_list
 from homenode.host.binding.claims import read_claims
 from homenode.host.binding.state import State, open_state
-from tests.host.children import CPUS, ONE, OTHER, Child, child, eventually, masks, numa, two_cpus
+from tests.host.children import CPUS, ONE, OTHER, Child, child, masks, numa, two_cpus
+from tests.waiting import wait_until
 
 _MASK = ("grep", "Cpus_allowed_list", "/proc/self/status")
 
@@ -111,7 +112,7 @@ def test_ranks_that_run_at_the_same_time_have_cpus_of_their_own() -> None:
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     running = subprocess.Popen([sys.executable, "-m", "homenode.cli.main", *first], stdin=subprocess.PIPE, env=env)
     try:
-        assert eventually(lambda: Path(f"/proc/{running.pid}/comm").read_text() == "cat\n")
+        wait_until(lambda: Path(f"/proc/{running.pid}/comm").read_text() == "cat\n")
         second = homenode("run", "--workers", 2, "--local-rank", 1, "--", *_MASK)
         assert second.stderr == ""
         assert set(parse_cpu_list(second.stdout.split()[1])).isdisjoint(os.sched_getaffinity(running.pid))
@@ -165,7 +166,7 @@ def test_a_running_program_keeps_its_claim_and_the_next_one_does_not_overlap(sta
     command = [sys.executable, "-m", "homenode.cli.main", "run", "--", "cat"]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=env) as first:
-        assert eventually(lambda: Path(f"/proc/{first.pid}/comm").read_text().strip() == "cat", 30)
+        wait_until(lambda: Path(f"/proc/{first.pid}/comm").read_text().strip() == "cat")
         (held,) = read_claims(state)
         assert (held.pid, held.cpus) == (first.pid, CPUS)
         second = homenode("run", "--strict", "--", "true")

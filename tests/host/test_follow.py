@@ -20,12 +20,11 @@ from homenode.host.binding.rank_hints import RankHint
 from homenode.host.binding.report import Report
 from homenode.host.binding.target import Target
 from homenode.host.binding.threads import identify
-from tests.waits import eventually
+from tests.waiting import PATIENCE_S, wait_until
 
 CPUS = sorted(os.sched_getaffinity(0))
 ONE, OTHER = CPUS[0], CPUS[-1]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-DEADLINE_S = 20.0
 
 # Starts one child for each word, waits for a line, then lets every child take its word as its title: by writing over
 # its arguments as setproctitle does, and by PR_SET_NAME (prctl(2)), which keeps 15 characters. Ends when its input
@@ -88,17 +87,19 @@ def _engine(*words: str) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
         assert engine.stdin and engine.stdout
         pids = [int(word) for word in engine.stdout.readline().split()]
         # Who starts a program may go on before the program's words and variables can be read.
-        eventually(lambda: all(Path(f"/proc/{pid}/environ").read_bytes() for pid in pids), "variables of the children")
+        wait_until(
+            lambda: all(Path(f"/proc/{pid}/environ").read_bytes() for pid in pids), "the children have no variables"
+        )
         yield engine, pids
         engine.stdin.close()
-        engine.wait(DEADLINE_S)
+        engine.wait(PATIENCE_S)
 
 
 def _name_them(engine: subprocess.Popen[str], pids: list[int], titles: list[str]) -> None:
     assert engine.stdin
     engine.stdin.write("\n")
     engine.stdin.flush()
-    eventually(lambda: [_title(pid) for pid in pids] == titles, "the children did not take their titles")
+    wait_until(lambda: [_title(pid) for pid in pids] == titles, "the children did not take their titles")
 
 
 def _bind(pid: int, target: Target) -> Report:
@@ -265,11 +266,11 @@ def test_descendants_are_found_kept_as_orphans_and_dropped_when_they_end() -> No
         assert root.pid not in [process.pid for process in before]
         root.stdin.write("\n")
         root.stdin.flush()
-        eventually(
+        wait_until(
             lambda: [process.pid for process in tree.scan()] == [grandchild], "the shell is gone, what it started stays"
         )
         os.kill(grandchild, 9)
-        eventually(lambda: not tree.scan(), "nobody is left")
+        wait_until(lambda: not tree.scan(), "nobody is left")
         root.stdin.close()
 
 
@@ -292,8 +293,8 @@ def test_following_ends_with_the_program(with_pidfd: bool) -> None:
         try:
             program.kill()
             begin = time.monotonic()
-            follow(follower, pidfd, until=begin + DEADLINE_S)
-            assert time.monotonic() - begin < DEADLINE_S / 2
+            follow(follower, pidfd, until=begin + PATIENCE_S)
+            assert time.monotonic() - begin < PATIENCE_S / 2
         finally:
             if pidfd is not None:
                 os.close(pidfd)
@@ -336,7 +337,7 @@ def test_a_program_started_with_a_follower_has_its_workers_bound_and_leaves_noth
     with subprocess.Popen(command, **pipes) as engine:  # type: ignore[call-overload]
         pids = [int(word) for word in engine.stdout.readline().split()]
         _name_them(engine, pids, titles)
-        eventually(
+        wait_until(
             lambda: [_mask(pid) for pid in pids] == [{ONE}, {CPUS[1 % len(CPUS)]}],
             "the follower did not bind the workers",
         )
@@ -348,6 +349,6 @@ def test_a_program_started_with_a_follower_has_its_workers_bound_and_leaves_noth
         assert not children.exists() or sorted(map(int, children.read_text().split())) == sorted(pids), (
             "the program has a child it does not know"
         )
-        out, err = engine.communicate(timeout=DEADLINE_S)
+        out, err = engine.communicate(timeout=PATIENCE_S)
         assert (engine.returncode, out, err) == (0, "", "")
-        eventually(lambda: _has_ended(follower), "the follower outlived the program")
+        wait_until(lambda: _has_ended(follower), "the follower outlived the program")

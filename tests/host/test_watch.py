@@ -18,7 +18,8 @@ from homenode.host.binding.syscalls import Syscalls
 from homenode.host.binding.target import Target
 from homenode.host.binding.threads import identify
 from homenode.host.binding.watch import watch
-from tests.host.children import CPUS, ONE, OTHER, Child, child, eventually, masks, two_cpus
+from tests.host.children import CPUS, ONE, OTHER, Child, child, masks, two_cpus
+from tests.waiting import wait_until
 
 PLAN = Target((ONE,), {"acl_thread": (OTHER,)})
 
@@ -61,12 +62,12 @@ def test_threads_born_late_and_those_that_take_a_role_are_bound() -> None:
         apply(running.pid, PLAN)
         with watched(running) as watcher:
             late = running.thread("acl_thread")
-            assert eventually(lambda: masks(running.pid)[late] == (OTHER,))
+            wait_until(lambda: masks(running.pid)[late] == (OTHER,))
             renamed = running.thread("worker")
-            assert eventually(lambda: masks(running.pid)[renamed] == (ONE,))
+            wait_until(lambda: masks(running.pid)[renamed] == (ONE,))
             assert running.tell("rename", "worker", "acl_thread_2") == "renamed"
-            assert eventually(lambda: masks(running.pid)[renamed] == (OTHER,))
-            assert eventually(lambda: len(watcher.done()) == 2)
+            wait_until(lambda: masks(running.pid)[renamed] == (OTHER,))
+            wait_until(lambda: len(watcher.done()) == 2)
             assert f"{late} (acl_thread) from CPUs {ONE} to {OTHER}" in watcher.done()[0]
             assert watcher.codes() == []
 
@@ -77,17 +78,17 @@ def test_drift_is_told_once_and_left_unless_repair_is_asked_for() -> None:
         tid = running.thread("worker")
         apply(running.pid, PLAN)
         with watched(running) as watcher:
-            assert eventually(lambda: masks(running.pid)[tid] == (ONE,))
+            wait_until(lambda: masks(running.pid)[tid] == (ONE,))
             witness = running.thread("acl_thread")
-            assert eventually(lambda: masks(running.pid)[witness] == (OTHER,))  # the watcher has had its first look
+            wait_until(lambda: masks(running.pid)[witness] == (OTHER,))  # the watcher has had its first look
             os.sched_setaffinity(tid, {OTHER})
-            assert eventually(lambda: watcher.codes() == ["thread_off_plan"])
+            wait_until(lambda: watcher.codes() == ["thread_off_plan"])
             running.thread("acl_thread_2")  # two more looks at least
-            assert eventually(lambda: len(watcher.done()) == 2)
+            wait_until(lambda: len(watcher.done()) == 2)
             assert masks(running.pid)[tid] == (OTHER,)
             assert watcher.codes() == ["thread_off_plan"]
             os.sched_setaffinity(tid, set(CPUS))
-            assert eventually(lambda: watcher.codes() == ["thread_off_plan"] * 2)
+            wait_until(lambda: watcher.codes() == ["thread_off_plan"] * 2)
 
 
 @two_cpus
@@ -96,11 +97,11 @@ def test_drift_is_repaired_when_asked() -> None:
         apply(running.pid, PLAN)
         with watched(running, repair=True) as watcher:
             witness = running.thread("acl_thread")
-            assert eventually(lambda: masks(running.pid)[witness] == (OTHER,))
+            wait_until(lambda: masks(running.pid)[witness] == (OTHER,))
             for times in (1, 2):
                 os.sched_setaffinity(running.pid, {OTHER})
-                assert eventually(lambda: masks(running.pid)[running.pid] == (ONE,))
-                assert eventually(lambda times=times: watcher.codes() == ["thread_off_plan"] * times)
+                wait_until(lambda: masks(running.pid)[running.pid] == (ONE,))
+                wait_until(lambda times=times: watcher.codes() == ["thread_off_plan"] * times)
 
 
 @two_cpus
@@ -109,7 +110,7 @@ def test_only_looking_touches_nothing() -> None:
         late = running.thread("acl_thread")
         before = masks(running.pid)
         with watched(running, bind_late=False) as watcher:
-            assert eventually(lambda: watcher.codes() == ["thread_off_plan"] * 2)
+            wait_until(lambda: watcher.codes() == ["thread_off_plan"] * 2)
             assert masks(running.pid) == before
             assert late in before
 
@@ -127,8 +128,8 @@ def test_a_refused_thread_is_told_once_and_not_tried_again(monkeypatch: pytest.M
     with child() as running:
         running.thread("one")
         with watched(running, repair=True) as watcher:
-            assert eventually(lambda: watcher.codes().count("affinity_refused") == 2)
-            assert eventually(lambda: watcher.codes().count("thread_off_plan") == 2)
+            wait_until(lambda: watcher.codes().count("affinity_refused") == 2)
+            wait_until(lambda: watcher.codes().count("thread_off_plan") == 2)
         assert len(tried) == len(set(tried)) == 2
         assert watcher.codes().count("affinity_refused") == 2
 
@@ -159,7 +160,7 @@ def test_threads_that_have_ended_are_forgotten() -> None:
             watched.check()
             assert {key[0] for key in watched.known} == set(masks(running.pid)) == {running.pid, tid}
             assert running.tell("end", f"worker{number}") == "ended"
-            assert eventually(lambda tid=tid: tid not in masks(running.pid))
+            wait_until(lambda tid=tid: tid not in masks(running.pid))
 
 
 def test_watching_costs_little() -> None:

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.host.children import ONE, OTHER, eventually, masks, two_cpus
+from tests.host.children import ONE, OTHER, masks, two_cpus
 from tests.host.test_irq import free, lists  # noqa: F401
+from tests.waiting import wait_until
 
 _PROGRAM = """
 import ctypes, sys, threading
@@ -63,7 +64,7 @@ def test_a_drivers_thread_is_bound_when_it_appears(tmp_path: Path) -> None:
     with program(tmp_path / "state") as running:
         assert running.stdout is not None
         thread = int(running.stdout.readline())
-        assert eventually(lambda: masks(running.pid).get(thread) == (OTHER,))
+        wait_until(lambda: masks(running.pid).get(thread) == (OTHER,))
         assert masks(running.pid)[running.pid] == (ONE,)
 
 
@@ -81,7 +82,7 @@ def test_interrupts_are_routed_before_the_program_starts_and_given_back_after_it
         assert running.stdin is not None
         running.stdin.close()
         running.wait(10)
-    assert eventually(lambda: lists() == before), "given back by the one that stayed behind"
+    wait_until(lambda: lists() == before, "given back by the one that stayed behind")
 
 
 def test_nobody_stays_behind_for_a_target_without_either(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

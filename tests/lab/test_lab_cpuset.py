@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from homenode.cpuset import parse_cpu_list
-from tests.host.children import child, eventually, masks
+from tests.host.children import child, masks
 from tests.lab.machine import CGROUPS, WHOLE, cpuset, homenode, own_machine, several_nodes, start, status
 from tests.lab.test_lab_run import SHOW, shown
+from tests.waiting import wait_until
 
 pytestmark = [several_nodes, own_machine]
 
@@ -85,7 +86,8 @@ def test_a_cpuset_that_changes_is_drift() -> None:
         (group / "cpuset.mems").write_text(str(other.id))
         (group / "cpuset.cpus").write_text(other.cpu_list)
         (group / "cgroup.procs").write_text(str(running.pid))
-        assert inside and eventually(lambda: set(masks(running.pid).values()) == {other.cpus})
+        assert inside
+        wait_until(lambda: set(masks(running.pid).values()) == {other.cpus})
         drifted = homenode("verify", "--pid", running.pid, *plan)
         assert (drifted.code, [finding["code"] for finding in drifted.json["findings"]]) == (1, ["thread_off_plan"])
         running.end()

@@ -21,10 +21,11 @@ from homenode.engine.memory import numa
 from homenode.errors import HostError
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Host
-from tests.host.children import child, eventually
+from tests.host.children import child
 from tests.lab.heavy import MATRIX_BYTES, PROMPTS, SAID, make_heavy
 from tests.lab.machine import NODES, WHOLE, homenode, own_machine, several_nodes, start
 from tests.lab.residency import PAGE, PlacedMemory, move, placed_memory
+from tests.waiting import wait_until
 
 pytest.importorskip("homenode._native", reason="needs the compiled core")
 from homenode.compute.native import NativeBackend
@@ -179,7 +180,7 @@ def test_a_full_node_is_named_with_what_was_wanted_and_what_is_free(model: Path)
         done = start("serve", model, "--port", 0, "--numa", "replicate", *MUCH)
         assert done.code == 2
         check_refusal(" ".join(done.err.split()), "replicate", full)
-        assert eventually(lambda: not engines_anywhere()), "the engine of another node was left behind"
+        wait_until(lambda: not engines_anywhere(), "the engine of another node was left behind")
 
 
 def engines_anywhere() -> list[str]:

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.host.children import eventually, masks
+from tests.host.children import masks
 from tests.lab.machine import WHOLE, Done, command, homenode, several_nodes
 from tests.lab.residency import places
+from tests.waiting import PATIENCE_S, wait_until
 
 pytestmark = several_nodes
 SIZE = 16 << 20
-DEADLINE_S = 60.0
 
 # Starts a process for each rank, which takes memory at once; prints the number and the address of each. Ends when its
 # input does.
@@ -55,13 +55,14 @@ def test_every_rank_ends_on_its_own_node(tmp_path: Path, monkeypatch: pytest.Mon
             }
             for rank, node in enumerate((last, first)):
                 pid = rank_of[rank]
-                assert eventually(lambda pid=pid, node=node: set(masks(pid).values()) == {node.cpus}, DEADLINE_S), (
-                    masks(pid)
+                wait_until(
+                    lambda pid=pid, node=node: set(masks(pid).values()) == {node.cpus}, lambda pid=pid: masks(pid)
                 )
-                assert eventually(lambda pid=pid, node=node: places(pid, ranks[pid], SIZE) == {node.id}, DEADLINE_S)
+                wait_until(lambda pid=pid, node=node: places(pid, ranks[pid], SIZE) == {node.id})
                 # The block is moved first; the rest of its memory follows.
-                assert eventually(lambda pid=pid, rank=rank: verified(pid, rank).code == 0, DEADLINE_S), verified(
-                    pid, rank
-                ).out
+                wait_until(
+                    lambda pid=pid, rank=rank: verified(pid, rank).code == 0,
+                    lambda pid=pid, rank=rank: verified(pid, rank).out,
+                )
         finally:
-            engine.communicate(timeout=DEADLINE_S)
+            engine.communicate(timeout=PATIENCE_S)

@@ -17,9 +17,9 @@ from homenode.model.spec import Checkpoint
 from homenode.model.weights.expert_share import ExpertShare
 from homenode.model.weights.load import load_model
 from tests.model.driver import Driver
+from tests.waiting import PATIENCE_S
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
-DEADLINE_S = 100.0
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Seat:
     members: int
     threads: int
     stops: int | None = None
-    timeout_s: float = DEADLINE_S
+    timeout_s: float = 2 * PATIENCE_S
 
 
 def sit(seat: Seat, checkpoint: Checkpoint, said: Connection, settings: dict[str, Any]) -> None:
@@ -73,7 +73,7 @@ class Process:
 
     def says(self) -> tuple[Any, ...]:
         """The next thing it says."""
-        assert self._said.poll(DEADLINE_S), "it says nothing"
+        assert self._said.poll(2 * PATIENCE_S), "it says nothing"
         said: tuple[Any, ...] = self._said.recv()
         return said
 
@@ -84,7 +84,7 @@ class Process:
     def kill(self) -> None:
         """SIGKILL, and wait until it is gone."""
         self.process.kill()
-        self.process.join(DEADLINE_S)
+        self.process.join(2 * PATIENCE_S)
         assert self.process.exitcode is not None
 
     def end(self) -> None:

@@ -18,8 +18,8 @@ from homenode.model.state import state_geometry_of
 from homenode.model.weights.alignment import alignments_of
 from homenode.model.weights.load import LoadedModel, load_model
 from tests.model.driver import STATE_SLOTS, Driver
+from tests.waiting import PATIENCE_S
 
-RANK_TIMEOUT_S = 60.0
 BLOCKS, BLOCK_SIZE = 64, 32
 
 
@@ -38,7 +38,7 @@ class SplitProgram:
             if results:
                 arrays = replace(arrays, hidden=np.array(results[0]))
             running = [self._threads.submit(program.run, arrays) for program in ranks]
-            results = [run.result(RANK_TIMEOUT_S) for run in running]
+            results = [run.result(PATIENCE_S) for run in running]
             assert all(np.array_equal(np.asarray(results[0]), np.asarray(other)) for other in results[1:])
         return results[0]
 
@@ -62,7 +62,7 @@ def split_driver(
         backend = make_backend()
         model = load_model(checkpoint, backend, part=part, **settings)
         if part.rank == 0:
-            group = ThreadRanks(how.ranks, RANK_TIMEOUT_S)
+            group = ThreadRanks(how.ranks, PATIENCE_S)
             stages.append([])
             last = model, backend
         cache = backend.kv_cache(model.kv_geometry(BLOCK_SIZE, kv_dtype), BLOCKS)

@@ -42,9 +42,7 @@ from tests.model.test_part_weights import handles, values
 from tests.model.toys import MIXTURES, array_checkpoint, toy_arrays, toy_spec
 from tests.paths import STORIES_MIXTURE, needs_data
 from tests.shared_memory import experts_memory
-
-TIMEOUT_S = 60.0
-
+from tests.waiting import PATIENCE_S, wait_until
 
 # 4, 6, 9 and 12 experts, with a shared expert, with a layer without experts, with biases; what is shared is found by
 # its name, so that further families say little more.
@@ -105,7 +103,7 @@ def load(
     checkpoint: Checkpoint, fd: int | None, member: int = 0, members: int = 1, threads: int = 2, **settings: Any
 ) -> tuple[LoadedModel, NativeBackend]:
     backend = NativeBackend([-1] * threads, spin_us=20)
-    experts = None if fd is None else ExpertShare(fd, member, members, settings.pop("timeout_s", TIMEOUT_S))
+    experts = None if fd is None else ExpertShare(fd, member, members, settings.pop("timeout_s", PATIENCE_S))
     return load_model(checkpoint, backend, experts=experts, **settings), backend
 
 
@@ -115,7 +113,7 @@ def load_all(checkpoint: Checkpoint, fd: int, members: int, **settings: Any) -> 
         begun = [
             pool.submit(load, checkpoint, fd, member, members, 1 + member % 3, **settings) for member in range(members)
         ]
-        return [loading.result(TIMEOUT_S) for loading in begun]
+        return [loading.result(PATIENCE_S) for loading in begun]
 
 
 def tokens_of(model: LoadedModel, backend: NativeBackend) -> list[int]:
@@ -252,10 +250,7 @@ def test_one_that_fails_ends_the_waiting_of_the_others_by_name(
 
 def until_it_waits(fd: int, member: int) -> None:
     """Its share is ready, and it has looked for the others'."""
-    until = time.monotonic() + TIMEOUT_S
-    while state(fd, member).state != STATE_READY:
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    wait_until(lambda: state(fd, member).state == STATE_READY)
     time.sleep(0.2)
 
 

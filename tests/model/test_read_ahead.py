@@ -11,9 +11,8 @@ import pytest
 
 from homenode.model.weights import read_ahead
 from homenode.model.weights.read_ahead import Extent, ReadAhead, begin_read_ahead
-from tests.waits import eventually
+from tests.waiting import PATIENCE_S, wait_until
 
-_PATIENCE_S = 20.0
 _PIECE, _AHEAD = 100, 250
 TENSORS = [
     [(Path("a"), 0, 250)],
@@ -45,13 +44,13 @@ def ahead_of(tensors: list[list[Extent]]) -> ReadAhead:
 
 def test_pieces_are_asked_for_in_order_and_not_too_far_ahead(asked: list[tuple[int, int, int]]) -> None:
     with ahead_of(TENSORS) as ahead:
-        eventually(lambda: len(asked) == 4)  # the fourth begins when no more than 250 bytes were asked for
+        wait_until(lambda: len(asked) == 4)  # the fourth begins when no more than 250 bytes were asked for
         time.sleep(0.05)
         assert asked == PIECES[:4]
         for count in range(len(TENSORS)):
             assert len(asked) >= min(4, count)
             ahead.advance()
-        eventually(lambda: not any(thread.name == "read ahead" for thread in threading.enumerate()))
+        wait_until(lambda: not any(thread.name == "read ahead" for thread in threading.enumerate()))
     assert asked == PIECES[: len(asked)] or set(asked) <= set(PIECES)
 
 
@@ -60,7 +59,7 @@ def test_all_of_it_is_asked_for_when_there_is_time(
 ) -> None:
     monkeypatch.setattr(read_ahead, "_AHEAD", 1 << 30)
     with ahead_of(TENSORS):
-        eventually(lambda: len(asked) == len(PIECES))
+        wait_until(lambda: len(asked) == len(PIECES))
     assert asked == PIECES
 
 
@@ -69,7 +68,7 @@ def test_what_is_read_already_is_not_asked_for(asked: list[tuple[int, int, int]]
     for _ in range(3):
         ahead.advance()
     with ahead:
-        eventually(lambda: len(asked) == 3)
+        wait_until(lambda: len(asked) == 3)
     assert asked == PIECES[5:8]
 
 
@@ -77,7 +76,7 @@ def test_its_end_does_not_wait_for_what_was_not_read(asked: list[tuple[int, int,
     began = time.monotonic()
     with ahead_of(TENSORS):
         pass
-    assert time.monotonic() - began < _PATIENCE_S / 4
+    assert time.monotonic() - began < PATIENCE_S / 4
     assert len(asked) <= 4
 
 
@@ -103,14 +102,14 @@ def test_a_file_that_cannot_be_asked_for_is_read_all_the_same(
 
     monkeypatch.setattr(os, "posix_fadvise", refuse)
     with ahead_of(TENSORS) as ahead:
-        eventually(lambda: len(asked) == 4)
+        wait_until(lambda: len(asked) == 4)
         ahead.advance()
 
 
 def begin_and_wait(model: Path) -> None:
     thread = begin_read_ahead(model)
     assert thread is not None
-    thread.join(_PATIENCE_S)
+    thread.join(PATIENCE_S)
 
 
 def test_the_beginning_of_a_model_is_asked_for_while_its_engine_starts(

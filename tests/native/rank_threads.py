@@ -7,8 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from homenode.compute.native import NativeRankGroup
-
-DEADLINE_S = 20.0
+from tests.waiting import PATIENCE_S
 
 
 def together(work: list[Callable[[], Any]], deadline_s: float = 60) -> list[Any]:
@@ -34,7 +33,7 @@ def together(work: list[Callable[[], Any]], deadline_s: float = 60) -> list[Any]
 
 
 def ranks(
-    size: int, bytes_per_rank: int = 1 << 20, timeout_s: float = DEADLINE_S, spin_us: int = 0
+    size: int, bytes_per_rank: int = 1 << 20, timeout_s: float = PATIENCE_S, spin_us: int = 0
 ) -> list[NativeRankGroup]:
     """All ranks of a group."""
     memory = NativeRankGroup.make(size, bytes_per_rank)

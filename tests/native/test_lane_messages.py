@@ -14,9 +14,9 @@ from homenode.bench.kv_transfer.transfer_side import Side
 from homenode.compute.native.kv_lane import NativeLanes
 from homenode.transfer.at_once import AtOnce
 from homenode.transfer.seam import Returned
-from tests.waits import eventually
+from tests.waiting import PATIENCE_S, wait_until
 
-PAGE, PAGES, PATIENCE_S = 64 << 10, 24, 60.0
+PAGE, PAGES = 64 << 10, 24
 _REHEARSED = 1 << 31  # page of an announcement that fits nothing
 
 
@@ -129,7 +129,7 @@ def prepared(sides: tuple[Side, Side], count: int, first: int) -> None:
     def ready(found: dict[Any, Any]) -> bool:
         return [one.next.first for one in list(found.values())] == [first] * count
 
-    eventually(lambda: ready(receiver._taking), f"{count} hand-overs are expected")
+    wait_until(lambda: ready(receiver._taking), f"{count} hand-overs are expected")
     sides[0].wait_for(lambda: ready(sender._sending), PATIENCE_S, f"{count} hand-overs to be announced")
 
 
@@ -184,12 +184,10 @@ def test_the_same_pages_announced_twice_cost_the_peer_only(sides: tuple[Side, Si
     sender.arrival("t", 2, PATIENCE_S)
     receiver.arrival("t", 2, PATIENCE_S)
     prepared(sides, 1, first=2)
-    sending, taking = sender.agent._performer._at_once._sending["t"], receiver.agent._performer._at_once
-    eventually(  # what is expected is put together anew, in another table, whenever the machine was told something
-        lambda: (
-            receiver.agent._working.acquire()
-            and (bool(taking._taking) or receiver.agent._working.release() is not None)
-        ),
+    sending = sender.agent._performer._at_once._sending["t"]
+    expected = receiver.agent._performer._at_once._taking
+    wait_until(
+        lambda: receiver.agent._working.acquire() and (bool(expected) or receiver.agent._working.release() is not None),
         "and still, under its lock",
     )
     try:
@@ -198,7 +196,7 @@ def test_the_same_pages_announced_twice_cost_the_peer_only(sides: tuple[Side, Si
             assert sending.lending.announce(sending.connection.sent, 2, [PAGES], False)
     finally:
         receiver.agent._working.release()
-    eventually(
+    wait_until(
         lambda: bool(receiver.agent.figures().bad_frames or receiver.agent._machine.figures().bad_frames),
         "the violation is counted",
     )
@@ -227,7 +225,7 @@ def test_garbage_ends_the_connection_and_nothing_else(sides: tuple[Side, Side], 
     assert lane is not None
     os.pwrite(lane.fd, written, 0)  # the header of the lane; a record of garbage lies behind it
     lane.wake()
-    eventually(lambda: bool(receiver.agent.statistics().refused), "the end of a connection")
+    wait_until(lambda: bool(receiver.agent.statistics().refused), "the end of a connection")
     assert receiver.agent.statistics().refused == {"garbage": 1}
     sender.wait_for(
         lambda: not sender.agent._machine.figures().peers, PATIENCE_S, "the end of the connection"

@@ -17,8 +17,9 @@ from homenode.compute.ops import Backend, Experts, KvGeometry, Ops, Routing, Ste
 from homenode.compute.ranks import RankGroup
 from homenode.compute.reference import ReferenceBackend, ThreadRanks
 from homenode.errors import PeerError, UnsupportedError
-from tests.native.rank_threads import DEADLINE_S, ranks, together
+from tests.native.rank_threads import ranks, together
 from tests.native.steps import Part, evaluate, limits, same_bits, step_of
+from tests.waiting import PATIENCE_S
 
 VOCABULARY, WIDTH, HEAD = 40, 64, 8
 Make = Callable[[Ops, Tensor], Tensor]
@@ -165,7 +166,7 @@ def test_programs_with_sums_compute_what_numpy_does(size: int) -> None:
         return [np.array(out) for out in together([lambda p=p: p.run(step) for p in programs])]
 
     found = run([Rank(r, 2) for r in range(size)], ranks(size))
-    wanted = run([Rank(r, 1, backend=ReferenceBackend()) for r in range(size)], ThreadRanks(size, DEADLINE_S).ranks)
+    wanted = run([Rank(r, 1, backend=ReferenceBackend()) for r in range(size)], ThreadRanks(size, PATIENCE_S).ranks)
     assert all(same_bits(found[0], out) for out in found[1:])
     np.testing.assert_allclose(found[0], wanted[0], rtol=1e-3, atol=2e-4)
 
@@ -293,8 +294,8 @@ def test_widths_that_are_not_those_of_the_ranks_are_refused() -> None:
 @pytest.mark.parametrize("way", ["leaves", "late"])
 def test_a_lost_rank_ends_the_run_and_every_later_one(spin_us: int, way: str) -> None:
     memory = NativeRankGroup.make(2)
-    mine = NativeRankGroup.attach(memory.fd, 0, DEADLINE_S if way == "leaves" else 0.2, spin_us)
-    other = NativeRankGroup.attach(memory.fd, 1, DEADLINE_S)
+    mine = NativeRankGroup.attach(memory.fd, 0, PATIENCE_S if way == "leaves" else 0.2, spin_us)
+    other = NativeRankGroup.attach(memory.fd, 1, PATIENCE_S)
     workers = [Rank(0, 3, spin_us=spin_us), Rank(1, 1)]
 
     def forward(worker: Rank) -> Callable[[Ops], Tensor]:

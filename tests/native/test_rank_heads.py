@@ -17,12 +17,12 @@ from homenode.compute.ops import KvGeometry
 from homenode.transfer.kv.pages import Heads, head_spans
 from tests.native.kv_bytes import head_of
 from tests.native.kv_memories import pool, shared_cache
+from tests.waiting import PATIENCE_S
 
 _FORK = multiprocessing.get_context("fork")
 GEOMETRY = KvGeometry.uniform(2, 8, 16, 64, "bf16")
 TABLE, TOKENS = [3, 1], 100
 PAGES = 2
-PATIENCE_S = 60.0
 WHOLE: list[Heads] = [(0, 8)]
 RANKS = [[(0, 4), (4, 8)], [(0, 3), (3, 6), (6, 8)], [(n, n + 1) for n in range(8)], [(0, 4), (0, 4), (4, 8), (4, 8)]]
 

@@ -21,9 +21,10 @@ import pytest
 from homenode import _native
 from homenode.compute.native import NativeRankGroup
 from homenode.errors import PeerError, UserError
-from tests.native.rank_threads import DEADLINE_S, ranks, together
+from tests.native.rank_threads import ranks, together
 from tests.native.steps import same_bits
 from tests.paths import ROOT
+from tests.waiting import PATIENCE_S
 
 F_ADD_SEALS, F_SEAL_SHRINK = 1033, 2
 
@@ -127,7 +128,7 @@ def test_processes_sum_and_gather(size: int, spin_us: int) -> None:
 
 def test_a_killed_rank_is_named_once_the_engine_says_so() -> None:
     memory = NativeRankGroup.make(3)
-    mine = NativeRankGroup.attach(memory.fd, 0, DEADLINE_S)
+    mine = NativeRankGroup.attach(memory.fd, 0, PATIENCE_S)
     processes = [start(memory.fd, rank, 0) for rank in (1, 2)]
     for process in processes:
         assert process.stdout and process.stdout.readline() == "there\n"
@@ -189,7 +190,7 @@ def test_a_rank_that_goes_has_left() -> None:
 
 def test_an_end_without_a_name() -> None:
     memory = NativeRankGroup.make(2)
-    group = NativeRankGroup.attach(memory.fd, 1, DEADLINE_S)
+    group = NativeRankGroup.attach(memory.fd, 1, PATIENCE_S)
     memory.leave()
     memory.leave([7, -1])
     with pytest.raises(PeerError, match="the group of 2 ranks was ended"):

@@ -19,8 +19,7 @@ from tests.native.rank_threads import together
 from tests.native.steps import Part, limits, same_bits, step_of
 from tests.native.test_ranks import memfd
 from tests.paths import ROOT
-
-WAIT_S = 20.0
+from tests.waiting import PATIENCE_S
 
 
 def rows_of(step: int, columns: int = 33) -> Any:
@@ -39,11 +38,11 @@ def test_every_reader_has_every_row(readers: int, slots: int, spin_us: int) -> N
 
     def write() -> None:
         for number in numbers:
-            writer.write(number, rows_of(number), WAIT_S)
+            writer.write(number, rows_of(number), PATIENCE_S)
 
     def read(end: RingReader) -> None:
         for i, number in enumerate(numbers):
-            rows = end.read(number, 33, WAIT_S)
+            rows = end.read(number, 33, PATIENCE_S)
             assert not rows.flags.writeable and same_bits(rows, rows_of(number))
             if i % 3 == 0:
                 end.release()
@@ -80,7 +79,7 @@ def test_processes_read() -> None:
     ]
     writer, digest = RingWriter(memory.fd), hashlib.sha256()
     for number in range(200):
-        writer.write(number, rows_of(number), WAIT_S)
+        writer.write(number, rows_of(number), PATIENCE_S)
         digest.update(rows_of(number).tobytes())
     assert [p.communicate(timeout=30)[0].strip() for p in processes] == [digest.hexdigest()] * 2
 
@@ -88,8 +87,8 @@ def test_processes_read() -> None:
 def test_rows_stay_while_they_are_held() -> None:
     memory = RingMemory.make(20, 33, slots=1)
     writer, reader = RingWriter(memory.fd), RingReader(memory.fd)
-    writer.write(0, rows_of(0), WAIT_S)
-    held = reader.read(0, 33, WAIT_S)
+    writer.write(0, rows_of(0), PATIENCE_S)
+    held = reader.read(0, 33, PATIENCE_S)
     with pytest.raises(PeerError, match=r"reader 0 of a ring made no room within 0\.1 s"):
         writer.write(1, rows_of(1), 0.1)
     assert same_bits(held, rows_of(0))
@@ -109,8 +108,8 @@ def test_programs_write_and_read_without_a_copy_between() -> None:
     memory = RingMemory.make(20, 40)
     writer, reader = RingWriter(memory.fd), RingReader(memory.fd)
     step = step_of([Part(0, 5)], [1, 8, 3, 0, 2])
-    writer.write(7, first.run(step), WAIT_S)
-    step.hidden = reader.read(7, 40, WAIT_S)
+    writer.write(7, first.run(step), PATIENCE_S)
+    step.hidden = reader.read(7, 40, PATIENCE_S)
     assert same_bits(
         second.run(step).numpy(),
         backend.compile(lambda ops: ops.rms_norm(ops.embedding(table), norm, 1e-5), limits(20)).run(step).numpy(),
@@ -138,8 +137,8 @@ def test_waits_have_ends() -> None:
 def test_leaving_ends_every_wait_but_keeps_what_was_written(who: str, spin_us: int) -> None:
     memory = RingMemory.make(20, 33, readers=2, slots=2)
     writer, readers = RingWriter(memory.fd, spin_us), [RingReader(memory.fd, r, spin_us) for r in range(2)]
-    writer.write(0, rows_of(0), WAIT_S)
-    writer.write(1, rows_of(1), WAIT_S)
+    writer.write(0, rows_of(0), PATIENCE_S)
+    writer.write(1, rows_of(1), PATIENCE_S)
     leave = {"writer": writer, "reader": readers[1], "engine": memory}[who].leave
     failures: list[str] = []
 
@@ -150,11 +149,12 @@ def test_leaving_ends_every_wait_but_keeps_what_was_written(who: str, spin_us: i
 
     def read_on() -> None:
         for number in range(2):
-            assert same_bits(readers[0].read(number, 33, WAIT_S), rows_of(number))
-        readers[0].read(2, 33, WAIT_S)
+            assert same_bits(readers[0].read(number, 33, PATIENCE_S), rows_of(number))
+        readers[0].read(2, 33, PATIENCE_S)
 
     threads = [
-        threading.Thread(target=end_up, args=(wait,)) for wait in (lambda: writer.write(2, rows_of(2), WAIT_S), read_on)
+        threading.Thread(target=end_up, args=(wait,))
+        for wait in (lambda: writer.write(2, rows_of(2), PATIENCE_S), read_on)
     ]
     for thread in threads:
         thread.start()
@@ -165,7 +165,7 @@ def test_leaving_ends_every_wait_but_keeps_what_was_written(who: str, spin_us: i
     assert len(failures) == 2
     leave()
     with pytest.raises(PeerError, match="was ended"):
-        writer.write(3, rows_of(3), WAIT_S)
+        writer.write(3, rows_of(3), PATIENCE_S)
 
 
 def test_wrong_rows_are_refused() -> None:
@@ -173,15 +173,15 @@ def test_wrong_rows_are_refused() -> None:
     writer, reader = RingWriter(memory.fd), RingReader(memory.fd)
     for rows in (np.ones((5, 33)), np.ones((1, 32)), np.ones((0, 33))):
         with pytest.raises(ValueError, match="for a ring of at most 4 x 33"):
-            writer.write(0, rows, WAIT_S)
-    writer.write(4, np.ones((4, 33), np.float32), WAIT_S)
+            writer.write(0, rows, PATIENCE_S)
+    writer.write(4, np.ones((4, 33), np.float32), PATIENCE_S)
     with pytest.raises(ValueError, match="step 4 after step 4"):
-        writer.write(4, np.ones((4, 33), np.float32), WAIT_S)
+        writer.write(4, np.ones((4, 33), np.float32), PATIENCE_S)
     with pytest.raises(ValueError, match="rows of 32 values from a ring of 33"):
-        reader.read(4, 32, WAIT_S)
+        reader.read(4, 32, PATIENCE_S)
     with pytest.raises(PeerError, match="step 4 in a ring where step 5 is wanted"):
-        reader.read(5, 33, WAIT_S)
-    assert reader.read(4, 33, WAIT_S).shape == (4, 33)
+        reader.read(5, 33, PATIENCE_S)
+    assert reader.read(4, 33, PATIENCE_S).shape == (4, 33)
     for reader_number in (-1, 1):
         with pytest.raises(UserError, match="of a ring with 1"):
             RingReader(memory.fd, reader_number)

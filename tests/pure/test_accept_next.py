@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from homenode.engine.channels.greeting import accept_next
-
-_PATIENCE_S = 20.0
+from tests.waiting import PATIENCE_S
 
 
 class Short(socket.socket):
@@ -46,6 +45,6 @@ def test_closing_ends_the_waiting(told: bool) -> None:
     if told:
         over.set()
     server.shutdown(socket.SHUT_RDWR)
-    waiting.join(_PATIENCE_S)
+    waiting.join(PATIENCE_S)
     server.close()
     assert found == [None]

@@ -11,9 +11,9 @@ from rich.console import Console
 
 from homenode.cli.output import loading_progress, report
 from homenode.units import format_progress
+from tests.waiting import PATIENCE_S
 
 _MIB = 1 << 20
-_PATIENCE_S = 20.0
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_without_a_terminal_there_is_a_line_now_and_then(monkeypatch: pytest.Mon
         assert lines == []  # nothing is known yet
         update(0, 100 * _MIB)
         update(40 * _MIB, 100 * _MIB)
-        deadline = time.monotonic() + _PATIENCE_S
+        deadline = time.monotonic() + PATIENCE_S
         while len(lines) < 2 and time.monotonic() < deadline:
             time.sleep(0.01)
     told = len(lines)

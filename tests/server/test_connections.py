@@ -19,7 +19,7 @@ import sys
 import termios
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,17 +32,9 @@ from tests.paths import ROOT
 from tests.server.conftest import Running, Start
 from tests.server.fakes import ScriptedClient
 from tests.server.test_life import LongWords, send_raw
+from tests.waiting import PATIENCE_S, wait_until
 
-_PATIENCE_S = 20.0
 _VERSION = b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n"
-
-
-def until(holds: Callable[[], bool]) -> bool:
-    """Whether it comes to hold."""
-    deadline, pause = time.monotonic() + _PATIENCE_S, threading.Event()
-    while not holds() and time.monotonic() < deadline:
-        pause.wait(0.02)
-    return holds()
 
 
 def address(url: str) -> tuple[str, int]:
@@ -84,10 +76,10 @@ def test_an_answer_that_nobody_reads_is_given_up_with_its_connection(
     body = json.dumps({"prompt": "x", "stream": stream}).encode()
     close = b"Connection: close\r\n" if last else b""
     head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n" + close
-    with socket.create_connection(address(server.url), timeout=_PATIENCE_S) as connection:
+    with socket.create_connection(address(server.url), timeout=PATIENCE_S) as connection:
         connection.sendall(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
-        assert until(lambda: unread_bytes(connection) > 0)
-        assert until(lambda: sockets_here() == before + 1)  # ours, without the server's end
+        wait_until(lambda: unread_bytes(connection) > 0)
+        wait_until(lambda: sockets_here() == before + 1)  # ours, without the server's end
     assert "took nothing of its answer for 0.4 s" in caplog.text
 
 
@@ -105,7 +97,7 @@ def test_a_client_that_reads_slowly_gets_all_of_it(start: Start) -> None:
 
 def half_closed(url: str, data: bytes) -> bytes:
     """Everything that comes back to a client that has nothing more to say."""
-    with socket.create_connection(address(url), timeout=_PATIENCE_S) as connection:
+    with socket.create_connection(address(url), timeout=PATIENCE_S) as connection:
         connection.sendall(data)
         connection.shutdown(socket.SHUT_WR)
         got = b""
@@ -130,10 +122,10 @@ def test_a_client_that_half_closes_gets_its_answer_and_then_the_end(start: Start
         target=lambda: answers.append(half_closed(server.url, request_for({"prompt": "x", "stream": stream}, version)))
     )
     asking.start()
-    assert client.held.wait(_PATIENCE_S)
+    assert client.held.wait(PATIENCE_S)
     assert not client.closed.wait(2.6)  # longer than it takes to find out who has left
     server.call(client.release)
-    asking.join(_PATIENCE_S)
+    asking.join(PATIENCE_S)
     kinds = re.findall(rb"HTTP/1.1 (\d+)", answers[0])
     assert kinds[-1] == b"200" and set(kinds[:-1]) <= ({b"100"} if version == "1.1" and not stream else set())
     assert (b"[DONE]" if stream else b'"finish_reason":"length"') in answers[0] and not client.aborts
@@ -166,7 +158,7 @@ def test_half_a_request_and_the_end_is_the_end(server: Running, data: bytes) -> 
     ],
 )
 def test_what_is_no_request_here_is_answered_once_and_closed(server: Running, data: bytes, status: int) -> None:
-    with socket.create_connection(address(server.url), timeout=_PATIENCE_S) as connection:
+    with socket.create_connection(address(server.url), timeout=PATIENCE_S) as connection:
         connection.sendall(data + _VERSION)
         got = b""
         with contextlib.suppress(ConnectionResetError):  # what was sent behind it is not read
@@ -196,7 +188,7 @@ class Process:
         self.address = address(self.process.stdout.readline().strip())
 
     def ask(self, path: str) -> tuple[int, bytes]:
-        connection = http.client.HTTPConnection(*self.address, timeout=_PATIENCE_S)
+        connection = http.client.HTTPConnection(*self.address, timeout=PATIENCE_S)
         connection.request("GET", path)
         answer = connection.getresponse()
         return answer.status, answer.read()
@@ -215,7 +207,7 @@ def test_the_connection_that_is_idle_longest_goes_when_descriptors_run_out(limit
     with contextlib.ExitStack() as stack:
         crowd = []
         for _ in range(200):
-            crowd.append(stack.enter_context(socket.create_connection(limited.address, timeout=_PATIENCE_S)))
+            crowd.append(stack.enter_context(socket.create_connection(limited.address, timeout=PATIENCE_S)))
         for _ in range(20):
             assert limited.ask("/health")[0] == limited.ask("/version")[0] == 200
         crowd[-1].sendall(_VERSION)  # the youngest is still there, the oldest is not
@@ -231,7 +223,7 @@ def test_health_is_answered_while_every_connection_is_at_work(limited: Process) 
     with contextlib.ExitStack() as stack:
         at_work, refused = 0, b""
         while not refused and at_work < 64:
-            client = stack.enter_context(socket.create_connection(limited.address, timeout=_PATIENCE_S))
+            client = stack.enter_context(socket.create_connection(limited.address, timeout=PATIENCE_S))
             client.sendall(request_for({"prompt": "x", "stream": True}))
             head = client.recv(1 << 16)
             while head.startswith(b"HTTP/1.1 503") and (piece := client.recv(1 << 16)):
@@ -243,7 +235,7 @@ def test_health_is_answered_while_every_connection_is_at_work(limited: Process) 
             assert limited.ask("/health")[0] == 200
         assert limited.ask("/version")[0] == 503
         limited.process.send_signal(signal.SIGUSR1)  # lets them go on
-    assert until(lambda: limited.ask("/version")[0] == 200)
+    wait_until(lambda: limited.ask("/version")[0] == 200)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -255,10 +247,10 @@ def test_a_drain_does_not_wait_for_an_answer_that_nobody_reads(limited: Process,
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.connect(limited.address)
         connection.sendall(request_for(body))
-        assert until(lambda: unread_bytes(connection) > 0)
+        wait_until(lambda: unread_bytes(connection) > 0)
         began = time.monotonic()
         limited.process.send_signal(signal.SIGTERM)
-        assert limited.process.wait(_PATIENCE_S) == 0
+        assert limited.process.wait(PATIENCE_S) == 0
     assert time.monotonic() - began < 15  # of the 30 that it may take, and of the 60 that a client may leave it unread
 
 

@@ -34,11 +34,13 @@ from tests.engine.test_client import sync
 from tests.engine.test_replicas import FOREVER, LONG, configs
 from tests.paths import ROOT
 from tests.server.test_metrics_files import has_all_blocks
+from tests.waiting import PATIENCE_S, shown, wait_in_loop
 
 pytestmark = pytest.mark.alone
 
-PATIENCE_S = 240.0
-QUICK = RestartPolicy(look_every_s=0.05, lost_after_s=PATIENCE_S, tries=1000, first_delay_s=0.01, longest_delay_s=0.05)
+QUICK = RestartPolicy(
+    look_every_s=0.05, lost_after_s=4 * PATIENCE_S, tries=1000, first_delay_s=0.01, longest_delay_s=0.05
+)
 Answer = Awaitable[httpx.Response]
 
 
@@ -51,7 +53,7 @@ def _programs_of_the_tests_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
 def coordinator(
     folder: Path, engines: int, fronts: int, patience: RestartPolicy = QUICK, **settings: Any
 ) -> tuple[Coordinator, ServerConfig]:
-    server = ServerConfig(port=0, served_model_name=("scripted",), shutdown_timeout=PATIENCE_S)
+    server = ServerConfig(port=0, served_model_name=("scripted",), shutdown_timeout=4 * PATIENCE_S)
     several = (
         configs(folder, engines, **settings)
         if engines > 1
@@ -74,21 +76,22 @@ class Service:
 
     async def get(self, path: str) -> httpx.Response:
         """Over a connection of its own, which any front may take."""
-        async with httpx.AsyncClient(base_url=self.url, timeout=PATIENCE_S) as http:
+        async with httpx.AsyncClient(base_url=self.url, timeout=4 * PATIENCE_S) as http:
             return await http.get(path)
 
     async def metric(self, name: str) -> float:
         lines = (await self.get("/metrics")).text.splitlines()
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"homenode:{name}{{"))
 
-    async def until(self, holds: Callable[[], Awaitable[bool]]) -> None:
+    async def wait_for(self, holds: Callable[[], Awaitable[bool]]) -> None:
         """Asks again and again."""
-        async with asyncio.timeout(PATIENCE_S):
-            while True:
-                with contextlib.suppress(httpx.TransportError):  # of a front that was just killed
-                    if await holds():
-                        return
-                await asyncio.sleep(0.01)
+
+        async def looks() -> bool:
+            with contextlib.suppress(httpx.TransportError):  # of a front that was just killed
+                return await holds()
+            return False
+
+        await wait_in_loop(looks, shown(holds), 4 * PATIENCE_S)
 
 
 @contextlib.asynccontextmanager
@@ -102,7 +105,7 @@ async def service(made: Coordinator, server: ServerConfig) -> AsyncIterator[Serv
     finally:
         made.signalled()
         made.signalled()
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(4 * PATIENCE_S):
             await serving
             await made.close()
 
@@ -114,11 +117,11 @@ async def spread(to: Service, each: int) -> AsyncIterator[list[httpx.AsyncClient
         https: list[httpx.AsyncClient] = []
 
         async def enough() -> bool:
-            https.append(await stack.enter_async_context(httpx.AsyncClient(base_url=to.url, timeout=PATIENCE_S)))
+            https.append(await stack.enter_async_context(httpx.AsyncClient(base_url=to.url, timeout=4 * PATIENCE_S)))
             assert (await https[-1].get("/version")).status_code == 200
             return all(connections(pid, to.port) >= each for pid in to.pids)
 
-        await to.until(enough)
+        await to.wait_for(enough)
         yield https
 
 
@@ -141,10 +144,10 @@ async def test_as_many_wait_as_are_allowed_at_all_fronts_together(tmp_path: Path
             lines = (await to.get("/metrics")).text.splitlines()
             return sum('state="restarting"} 1' in line for line in lines) == 2
 
-        await to.until(all_down)
+        await to.wait_for(all_down)
         asked = [complete(http) for http in https]
         done = 0
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(4 * PATIENCE_S):
             while done < len(asked) - limit:
                 finished, _ = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
                 done = len(finished)
@@ -153,7 +156,7 @@ async def test_as_many_wait_as_are_allowed_at_all_fronts_together(tmp_path: Path
         assert {(answer.status_code, answer.json()["error"]["code"]) for answer in refused} == {(503, "overloaded")}
         assert len(refused) == len(asked) - limit
         (tmp_path / "broken").unlink()
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(4 * PATIENCE_S):
             answers = await asyncio.gather(*asked)
         assert sorted(answer.status_code for answer in answers) == [200] * limit + [503] * len(refused)
 
@@ -167,7 +170,7 @@ async def test_a_killed_front_leaves_nothing_running_and_is_replaced(tmp_path: P
         async def all_run() -> bool:
             return await to.metric("num_requests_running") == len(https)
 
-        await to.until(all_run)
+        await to.wait_for(all_run)
         killed, other = to.pids
         there = connections(killed, to.port)
         os.kill(killed, signal.SIGKILL)
@@ -175,7 +178,7 @@ async def test_a_killed_front_leaves_nothing_running_and_is_replaced(tmp_path: P
         async def replaced() -> bool:
             return len(to.pids) == 2 and killed not in to.pids
 
-        await to.until(replaced)
+        await to.wait_for(replaced)
         lost = [task for task in endless if task.done()]
         assert (
             other in to.pids
@@ -186,7 +189,7 @@ async def test_a_killed_front_leaves_nothing_running_and_is_replaced(tmp_path: P
         async def only_theirs_run() -> bool:
             return await to.metric("num_requests_running") == len(https) - len(lost)
 
-        await to.until(only_theirs_run)
+        await to.wait_for(only_theirs_run)
         async with spread(to, 1) as again:
             assert [(await complete(http)).status_code for http in again] == [200] * len(again)
         for task in endless:
@@ -196,7 +199,7 @@ async def test_a_killed_front_leaves_nothing_running_and_is_replaced(tmp_path: P
         async def none_runs() -> bool:
             return await to.metric("num_requests_running") == 0
 
-        await to.until(none_runs)
+        await to.wait_for(none_runs)
 
 
 @pytest.mark.parametrize(("obstacle", "error"), [("unreadable", CheckpointError), ("broken", HostError)])
@@ -206,7 +209,7 @@ async def test_what_keeps_a_front_or_an_engine_from_starting_is_named(
 ) -> None:
     (tmp_path / obstacle).touch()
     made, server = coordinator(tmp_path, 1, 2)
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(4 * PATIENCE_S):
         with pytest.raises(error, match=r"cannot be read|is broken"):
             await made.start(bind(server))
     assert made.engine_pids == ()
@@ -214,7 +217,7 @@ async def test_what_keeps_a_front_or_an_engine_from_starting_is_named(
 
 @sync
 async def test_fronts_that_cannot_be_replaced_are_given_up(tmp_path: Path) -> None:
-    made, server = coordinator(tmp_path, 1, 2, RestartPolicy(tries=2, first_delay_s=0.01, lost_after_s=PATIENCE_S))
+    made, server = coordinator(tmp_path, 1, 2, RestartPolicy(tries=2, first_delay_s=0.01, lost_after_s=4 * PATIENCE_S))
     async with service(made, server) as to:
         (tmp_path / "unreadable").touch()
         first, second = to.pids
@@ -223,9 +226,9 @@ async def test_fronts_that_cannot_be_replaced_are_given_up(tmp_path: Path) -> No
         async def one_is_left() -> bool:
             return to.pids == [second] and (await to.get("/health")).status_code == 200
 
-        await to.until(one_is_left)
+        await to.wait_for(one_is_left)
         os.kill(second, signal.SIGKILL)
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(4 * PATIENCE_S):
             assert await to.serving == 1
 
 
@@ -241,7 +244,7 @@ async def test_a_silent_front_is_ended_and_replaced(tmp_path: Path) -> None:
         async def replaced() -> bool:
             return len(to.pids) == 2 and silent not in to.pids
 
-        await to.until(replaced)
+        await to.wait_for(replaced)
         async with spread(to, 1) as https:
             assert [(await complete(http)).status_code for http in https] == [200] * len(https)
 
@@ -257,7 +260,7 @@ async def test_nobody_was_silent_while_the_coordinator_itself_stood_still(tmp_pa
         async def asked() -> bool:
             return all(front._pings for front in fronts)
 
-        await to.until(asked)
+        await to.wait_for(asked)
         ends = time.monotonic() + 3.0
         while time.monotonic() < ends:  # as if all had been stopped together
             pass
@@ -268,14 +271,14 @@ async def test_nobody_was_silent_while_the_coordinator_itself_stood_still(tmp_pa
         async def answered() -> bool:
             return all(front._num_pings > number + 2 for front, number in zip(fronts, numbers, strict=True))
 
-        await to.until(answered)
+        await to.wait_for(answered)
         assert to.pids == before
 
 
 @sync
 async def test_a_silent_engine_holds_up_no_front_and_no_probe(tmp_path: Path) -> None:
     made, server = coordinator(
-        tmp_path, 2, 2, RestartPolicy(look_every_s=0.05, silent_after_s=0.5, lost_after_s=PATIENCE_S)
+        tmp_path, 2, 2, RestartPolicy(look_every_s=0.05, silent_after_s=0.5, lost_after_s=4 * PATIENCE_S)
     )
     async with service(made, server) as to, spread(to, 2) as https:
         silent = made.engine_pids[0]
@@ -287,12 +290,12 @@ async def test_a_silent_engine_holds_up_no_front_and_no_probe(tmp_path: Path) ->
 
         os.kill(silent, signal.SIGSTOP)
         try:
-            await to.until(lambda: seen("silent"))
+            await to.wait_for(lambda: seen("silent"))
             answers = await asyncio.gather(*(complete(http) for http in https))
             assert {answer.status_code for answer in answers} == {200}
         finally:
             os.kill(silent, signal.SIGCONT)
-        await to.until(lambda: seen("ready"))
+        await to.wait_for(lambda: seen("ready"))
 
 
 @sync
@@ -304,12 +307,12 @@ async def test_a_stream_that_breaks_is_made_anew_and_costs_no_token(tmp_path: Pa
         async def all_run() -> bool:
             return await to.metric("num_requests_running") == len(https)
 
-        await to.until(all_run)
+        await to.wait_for(all_run)
         for front in made._fronts.running:  # the engine hangs up on a front when another stream comes in its name
             stray = made._supervisors[0].client.connect(front.number)
             assert stray is not None
             stray.close()
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(4 * PATIENCE_S):
             answers = await asyncio.gather(*asked)
         assert [answer.json()["usage"]["completion_tokens"] for answer in answers] == [LONG] * len(https)
 
@@ -323,20 +326,20 @@ async def test_refusals_of_all_fronts_are_counted_together(tmp_path: Path) -> No
         async def all_run() -> bool:
             return await to.metric("num_requests_running") == len(https)
 
-        await to.until(all_run)
+        await to.wait_for(all_run)
         made.signalled()
         refusals = 0
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(4 * PATIENCE_S):
             while refusals < 4:
                 answer = await to.get("/health")
                 assert answer.status_code == 503
-                async with httpx.AsyncClient(base_url=to.url, timeout=PATIENCE_S) as http:
+                async with httpx.AsyncClient(base_url=to.url, timeout=4 * PATIENCE_S) as http:
                     refusals += (await complete(http)).json()["error"]["code"] == "draining"
         assert {await to.metric("admission_rejections_total") for _ in range(6)} == {4}
         for task in endless:
             task.cancel()
         await asyncio.gather(*endless, return_exceptions=True)
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(4 * PATIENCE_S):
             assert await to.serving == 0
 
 
@@ -355,7 +358,7 @@ async def test_no_file_in_which_a_front_counts_can_find_the_disk_full(
         async def is_replaced() -> bool:
             return len(to.pids) == 2 and to.pids != first and (await to.get("/health")).status_code == 200
 
-        await to.until(is_replaced)
+        await to.wait_for(is_replaced)
         (folder,) = (tmp_path / "temporary").iterdir()
         files = {path.name: path for path in folder.glob("*.db")}
         assert {f"{kind}_{pid}.db" for kind in FILE_BYTES for pid in {*first, *to.pids}} <= set(files)
@@ -381,7 +384,7 @@ async def test_a_response_is_kept_for_all_fronts(tmp_path: Path) -> None:
             answer = await to.get(f"/v1/responses/{kept[-1]['id']}")
             return answer.status_code == 200 and answer.json() == kept[-1]
 
-        await to.until(is_there)
+        await to.wait_for(is_there)
         folder = Path(made._metrics.path) / "responses"
         assert len(list(folder.iterdir())) == len(kept) + len(answers)
     assert not folder.exists()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from homenode.server.check_files import check_doors
 from homenode.server.http.config import ServerConfig
 from tests.server.conftest import Running, Start
 from tests.server.fakes import ScriptedClient
+from tests.waiting import wait_until
 
 ADA, BOB = "sk-ada-0123456789", "sk-bob-0123456789"
 
@@ -39,13 +39,6 @@ def value(server: Running, name: str, *labels: str) -> float:
     assert "0123456789" not in text
     found = [line for line in text.splitlines() if line.startswith(f"homenode:{name}{{")]
     return sum(float(line.rsplit(" ", 1)[1]) for line in found if all(label in line for label in labels))
-
-
-def until(holds: Any, wait_s: float = 20.0) -> None:
-    deadline = time.monotonic() + wait_s
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def test_requests_of_a_minute(start: Start, tmp_path: Path) -> None:
@@ -89,7 +82,7 @@ def test_requests_at_once(start: Start, tmp_path: Path) -> None:
             refused = other.post("/v1/completions", json={"prompt": "hi", "max_tokens": 1}, headers=headers)
         assert refused.status_code == 429 and "concurrent_requests" in refused.json()["error"]["message"]
         server.call(client.release)
-    until(lambda: ask(server, ADA).status_code == 200)
+    wait_until(lambda: ask(server, ADA).status_code == 200)
 
 
 def test_the_name_reaches_the_engine(start: Start, tmp_path: Path) -> None:
@@ -104,10 +97,10 @@ def test_a_change_is_taken_and_a_bad_one_is_not(start: Start, tmp_path: Path, ca
     server = start(api_key_file=path)
     assert ask(server, ADA).status_code == 200 and ask(server, BOB).status_code == 401
     Path(path).write_text("[keys.ada]\nkey = 5\n")
-    until(lambda: "keys.ada.key" in caplog.text)
+    wait_until(lambda: "keys.ada.key" in caplog.text)
     assert "stays in force" in caplog.text and ask(server, ADA).status_code == 200
     written(tmp_path, table("bob", BOB))
-    until(lambda: ask(server, BOB).status_code == 200)
+    wait_until(lambda: ask(server, BOB).status_code == 200)
     assert ask(server, ADA).status_code == 401
 
 

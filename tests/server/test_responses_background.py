@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +16,20 @@ from homenode.server.core.response_store import FolderStore, StoredResponse, Sto
 from tests.server.conftest import Running, Start
 from tests.server.fakes import ScriptedClient, scripted
 from tests.server.test_responses import PATH, Service
+from tests.waiting import wait_until
 
 ASKED = {"input": "hi", "background": True, "max_output_tokens": 9}
 
 
 def wait_for(server: Running, id: str, *statuses: str) -> dict[str, Any]:
-    deadline = time.monotonic() + 20
-    while (found := server.http.get(f"{PATH}/{id}").json())["status"] not in statuses:
-        assert time.monotonic() < deadline, found
-        time.sleep(0.01)
-    return dict(found)
+    found: dict[str, Any] = {}
+
+    def comes() -> bool:
+        found.update(server.http.get(f"{PATH}/{id}").json())
+        return found["status"] in statuses
+
+    wait_until(comes, lambda: found)
+    return found
 
 
 def test_it_is_answered_at_once_and_fetched_later(start: Start) -> None:

@@ -14,14 +14,13 @@ from homenode.server.core.text_work import TextWork
 from homenode.server.http.failures import ApiError
 from tests.server.conftest import Start
 from tests.server.fakes import ByteTokenizer
-
-_PATIENCE_S = 20.0
+from tests.waiting import PATIENCE_S
 
 
 def run_in_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
     @functools.wraps(test)
     def run() -> None:
-        asyncio.run(asyncio.wait_for(test(), _PATIENCE_S))
+        asyncio.run(asyncio.wait_for(test(), PATIENCE_S))
 
     return run
 

@@ -38,7 +38,8 @@ from homenode.transfer.wire.message import (
     encode,
     ready,
 )
-from tests.host.transfer.rig import FINGERPRINT, PATIENCE_S
+from tests.host.transfer.rig import FINGERPRINT
+from tests.waiting import PATIENCE_S
 
 
 def connect(address: str) -> socket.socket:

@@ -35,7 +35,8 @@ from homenode.transfer.seam import (
     ToScheduler,
 )
 from homenode.transfer.settings import TransferConfig
-from tests.host.transfer.rig import FINGERPRINT, PATIENCE_S, PythonKv, layout, new_memory
+from tests.host.transfer.rig import FINGERPRINT, PythonKv, layout, new_memory
+from tests.waiting import PATIENCE_S
 
 MODES = {"push": {}, "pull-eager": {"pd_pull_mode": True}, "pull-delay": {"pd_pull_mode": True, "pd_delay_pull": True}}
 

@@ -41,7 +41,8 @@ from homenode.transfer.seam import (
 )
 from homenode.transfer.sender import SenderMachine
 from tests.host.transfer.pair import Engine, content, identities
-from tests.host.transfer.rig import PATIENCE_S, layout, new_memory
+from tests.host.transfer.rig import layout, new_memory
+from tests.waiting import PATIENCE_S
 
 TOKENS = 100
 _FORK = multiprocessing.get_context("fork")

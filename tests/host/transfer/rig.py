@@ -27,9 +27,9 @@ from homenode.transfer.greeting import HandshakeLimits, Identity
 from homenode.transfer.kv.pages import contiguous
 from homenode.transfer.links import LinkLimits
 from homenode.transfer.machine import Action, Foreseen, FromEngine, Input, Own
+from tests.waiting import PATIENCE_S
 
 T = TypeVar("T")
-PATIENCE_S = 60.0
 FINGERPRINT = {"model": "toy", "dtype": "f16", "rope": "10000"}
 
 

@@ -23,7 +23,7 @@ from homenode.transfer.machine import (
 )
 from homenode.transfer.wire.message import Data, Done, DoneAck, Offer, Read
 from tests.host.transfer.rig import FINGERPRINT, Side, layout, running
-from tests.waits import eventually
+from tests.waiting import wait_until
 
 CHANNELS = [("shm", None), ("tcp", None), ("tcp", "a secret")]
 
@@ -138,7 +138,7 @@ def test_pull_over_shared_memory_reads_the_sender_in_place() -> None:
         words = sender.cache.words
         assert words is not None
         sender.do(Epochs(sender.cache.buffer.id, [3, 5], [7, 9]))
-        eventually(lambda: words.read(5) == 9, "the epochs are written, by another thread")
+        wait_until(lambda: words.read(5) == 9, "the epochs are written, by another thread")
         table, tokens = [3, 5], 50
         receiver.do(copy(1, source, table, receiver, [1, 0], tokens, epochs=[7, 9]))
         copied = receiver.machine.expect(Copied)

@@ -13,10 +13,9 @@ import pytest
 
 from tests.host.transfer.pair import MODES
 from tests.host.transfer.players import Outcome, Player, playing
-from tests.host.transfer.rig import PATIENCE_S
 from tests.host.transfer.test_deaths import freeze, other_process
 from tests.host.transfer.test_every_step import PATIENT
-from tests.waits import eventually
+from tests.waiting import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.alone
 
@@ -77,10 +76,10 @@ def test_each_of_a_batch_goes_to_its_own_receiver(channel: str, mode: str) -> No
             assert sorted(outcomes) == tickets_of(name) and untouched
             for ticket, outcome in outcomes.items():
                 assert outcome.end == "all arrived" and outcome.digests == sender.expected[ticket], ticket
-        eventually(
+        wait_until(
             lambda: all(sender.outcomes[t].end == "Returned" for name in pipes for t in tickets_of(name)),
             "both are done with",
         )
         os.kill(third.pid, signal.SIGKILL)
         sender.ends()
-        eventually(lambda: sender.agent.figures().pinned_pages == 0, "nothing is pinned")
+        wait_until(lambda: sender.agent.figures().pinned_pages == 0, "nothing is pinned")

@@ -16,8 +16,8 @@ import pytest
 
 from homenode.transfer.machine import Close, Connect, Connected, ConnectFailed, Input, PeerLost
 from tests.host.transfer.hostile import RawPeer
-from tests.host.transfer.rig import PATIENCE_S, Side, running
-from tests.waits import eventually
+from tests.host.transfer.rig import Side, running
+from tests.waiting import PATIENCE_S, wait_until
 
 
 @contextlib.contextmanager
@@ -45,7 +45,7 @@ def greets(side: Side, role: str) -> None:
     with RawPeer(side.address("done" if role == "receiver" else "alloc"), role) as peer:
         peer.greet()
         side.machine.expect(Connected)
-    eventually(lambda: not side.agent._links._connections, "its end")
+    wait_until(lambda: not side.agent._links._connections, "its end")
 
 
 @pytest.mark.parametrize("role", ["sender", "receiver"])
@@ -57,7 +57,7 @@ def test_who_connects_then_does_no_harm(role: str, spare: int) -> None:
         address = side.address("done" if other == "receiver" else "alloc")
         with socket.socket(socket.AF_UNIX) as sock, descriptors(spare):
             sock.connect("\0" + address.removeprefix("unix:@"))
-            eventually(
+            wait_until(
                 lambda: bool(side.refused()) or bool(side.agent._links._connections), "it is taken in or turned away"
             )
         greets(side, other)
@@ -72,7 +72,7 @@ def test_nobody_is_accepted_in_vain_all_the_time() -> None:
             begun = time.monotonic()
             for sock in socks:
                 sock.connect("\0" + side.address().removeprefix("unix:@"))
-            eventually(lambda: side.refused().get("accept", 0) >= 2 or time.monotonic() - begun > 2, "attempts")
+            wait_until(lambda: side.refused().get("accept", 0) >= 2 or time.monotonic() - begun > 2, "attempts")
             attempts = side.refused()["accept"]
             assert attempts <= 2 + (time.monotonic() - begun) / 0.5
         greets(side, "sender")

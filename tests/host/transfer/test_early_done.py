@@ -20,7 +20,7 @@ from homenode.transfer.wire.message import Done, DoneAck, Offer, OfferReply
 from tests.host.transfer.pair import identities, running_engine
 from tests.host.transfer.rig import FINGERPRINT, running
 from tests.host.transfer.test_deaths import other_process
-from tests.waits import eventually
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.alone
 
@@ -109,7 +109,7 @@ def test_a_done_before_the_answer_to_the_offer_is_remembered_in_bounded_memory(c
                 ticket, document(address, channel), TOKENS, identities(ticket, TOKENS, sender.block_size)
             )
             sender.agent.tell(wanted)
-        eventually(lambda: sender.agent.figures().early == HAND_OVERS, "each is counted, and once")
+        wait_until(lambda: sender.agent.figures().early == HAND_OVERS, "each is counted, and once")
         if has == "killed":
             os.kill(process.pid, signal.SIGKILL)
         for ticket in tickets:
@@ -120,11 +120,11 @@ def test_a_done_before_the_answer_to_the_offer_is_remembered_in_bounded_memory(c
             else:
                 sender.wait(ticket, SendRefused)
         completed = HAND_OVERS if has == "all" else 0
-        eventually(lambda: sender.agent.figures().completed == completed, f"{completed} are complete")
-        eventually(lambda: sender.agent.figures().pinned_pages == 0, "nothing is pinned")
+        wait_until(lambda: sender.agent.figures().completed == completed, f"{completed} are complete")
+        wait_until(lambda: sender.agent.figures().pinned_pages == 0, "nothing is pinned")
         if has != "killed":
             pipe.send("of nothing")
-            eventually(
+            wait_until(
                 lambda: sender.agent.figures().unknown == UNKNOWN, "those of hand-overs nobody offered are counted"
             )
             assert remembered(sender.agent) <= REMEMBERED

@@ -35,8 +35,8 @@ from homenode.transfer.seam import (
 from homenode.transfer.settings import TransferConfig, parse_networks
 from homenode.transfer.wire.message import Read
 from tests.host.transfer.pair import engines, hand_over, want, within
-from tests.host.transfer.rig import FINGERPRINT, PATIENCE_S, PythonKv, layout, new_memory, running
-from tests.waits import eventually
+from tests.host.transfer.rig import FINGERPRINT, PythonKv, layout, new_memory, running
+from tests.waiting import PATIENCE_S, wait_until
 
 
 def boom(given: object) -> list[Any]:
@@ -55,15 +55,15 @@ def test_a_broken_sender_ends_every_ticket_and_refuses_new_ones() -> None:
         side.agent.tell(SendWanted("b", b"", 64, []))
         side.do(Tell(SendAdmitted(0.0, "b")))
         side.agent.tell(Fetch("x", [], 0))
-        eventually(lambda: bool(side.agent.statistics().broken), "broken")
-        eventually(lambda: len(side.events) >= 3, "the tickets are ended")
+        wait_until(lambda: bool(side.agent.statistics().broken), "broken")
+        wait_until(lambda: len(side.events) >= 3, "the tickets are ended")
         assert kinds(side.events[1:3]) == [SendRefused, Returned]
         words = side.cache.words
         assert words is not None and all(
             words.read(block) == 1 for block in range(len(words))
         )  # whoever reads now notices
         side.agent.tell(SendWanted("c", b"", 64, []))
-        eventually(lambda: kinds(side.events)[3:] == [SendRefused], "the new one is refused")
+        wait_until(lambda: kinds(side.events)[3:] == [SendRefused], "the new one is refused")
         assert side.agent.close(1.0) is False
 
 
@@ -72,9 +72,9 @@ def test_a_broken_receiver_frees_only_what_nobody_can_write(mode: str, end: type
     with running("receiver", mode=mode, answer=boom) as side:
         side.do(Tell(Offered(0.0, "a", 64, 32, [], True)))
         side.agent.tell(Fetch("x", [], 0))
-        eventually(lambda: kinds(side.events) == [Offered, end], f"ended: {side.events}")
+        wait_until(lambda: kinds(side.events) == [Offered, end], f"ended: {side.events}")
         side.agent.tell(Stopped("b"))
-        eventually(lambda: kinds(side.events)[2:] == [Failed], "later ones are answered")
+        wait_until(lambda: kinds(side.events)[2:] == [Failed], "later ones are answered")
 
 
 def test_a_failure_over_a_peers_frame_costs_that_peer_only() -> None:
@@ -127,7 +127,7 @@ def test_closing_right_after_pages_were_announced(monkeypatch: pytest.MonkeyPatc
     with engines(mode="pull-delay") as (sender, receiver):
         want(sender, receiver, "t", 100)
         sender.wait("t", SendAdmitted)
-        eventually(lambda: sender.agent._mailbox._asleep, "the agent's thread sleeps")
+        wait_until(lambda: sender.agent._mailbox._asleep, "the agent's thread sleeps")
         with monkeypatch.context() as patch:
             patch.setattr(sender.agent._mailbox, "wake", lambda: None)  # and sleeps on
             sender.agent.tell(Computed("t", 0, sender.take_blocks("t", 100), True))
@@ -160,7 +160,7 @@ def test_no_thread_and_no_descriptor_is_left() -> None:
     for _ in range(3):
         with engines() as (sender, receiver):
             hand_over(sender, receiver, "t", 40)
-    eventually(lambda: threading.active_count() <= before[0], "threads have ended")
+    wait_until(lambda: threading.active_count() <= before[0], "threads have ended")
     assert len(open_sockets()) <= before[1]
 
 

@@ -16,7 +16,7 @@ import pytest
 from homenode.transfer.limits import Limits
 from tests.host.transfer.pair import MODES
 from tests.host.transfer.players import Child, Part, Player, children, playing, true_content
-from tests.waits import eventually
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.alone
 
@@ -75,9 +75,9 @@ def come_to_rest(child: Child, here: Player) -> None:
     def rests() -> bool:
         return stands_still(child) or (ended is not None and ended.end not in ("", "Returned"))
 
-    eventually(rests, f"{child.part} comes to its step or its end")
+    wait_until(rests, f"{child.part} comes to its step or its end")
     with contextlib.suppress(AssertionError):
-        eventually(partial(stands_still, child), "what it has heard of ends", LET_GO_S)
+        wait_until(partial(stands_still, child), "what it has heard of ends", LET_GO_S)
 
 
 def check(here: Player, them: list[Child]) -> None:
@@ -98,7 +98,7 @@ def serves_another(here: Player, channel: str, mode: str) -> None:
     with playing(OTHER[here.role], channel, mode, PATIENT) as fresh:
         sender, receiver = (here, fresh) if here.role == "sender" else (fresh, here)
         sender.want("after", receiver.document)
-        eventually(lambda: "after" in receiver.outcomes and bool(receiver.outcomes["after"].end), "the next one")
+        wait_until(lambda: "after" in receiver.outcomes and bool(receiver.outcomes["after"].end), "the next one")
         assert (
             receiver.outcomes["after"].end == "all arrived"
             and receiver.outcomes["after"].digests == sender.expected["after"]
@@ -133,7 +133,7 @@ def test_whatever_happens_after_any_step(channel: str, mode: str, role: str, fau
         may_be_written = [ticket for ticket, outcome in here.outcomes.items() if outcome.end == "Quarantined"]
         assert not may_be_written or ((channel, mode) == ("shm", "push") and fault != "kill")
         if not may_be_written:
-            eventually(lambda: here.agent.figures().pinned_pages == 0, "nothing is pinned", IN_TIME_S)
+            wait_until(lambda: here.agent.figures().pinned_pages == 0, "nothing is pinned", IN_TIME_S)
         assert time.monotonic() - begun < IN_TIME_S
         check(here, them)
         if fault == "raise":
@@ -145,7 +145,7 @@ def test_whatever_happens_after_any_step(channel: str, mode: str, role: str, fau
         for child in them:
             child.signal(signal.SIGKILL)
         here.ends(IN_TIME_S)
-        eventually(lambda: here.agent.figures().pinned_pages == 0, "nothing is pinned", IN_TIME_S)
+        wait_until(lambda: here.agent.figures().pinned_pages == 0, "nothing is pinned", IN_TIME_S)
         check(here, them)
         serves_another(here, channel, mode)
 

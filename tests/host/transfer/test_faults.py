@@ -29,9 +29,9 @@ from tests.host.transfer.hostile import RawPeer, say_last
 from tests.host.transfer.pair import MODES, Engine, compute, content, running_engine, want
 from tests.host.transfer.players import Outcome, Part, Player, children, playing, true_content
 from tests.host.transfer.relay import as_it_is, cut, flipped, relaying
-from tests.host.transfer.rig import PATIENCE_S, PythonKv, copy_pages
+from tests.host.transfer.rig import PythonKv, copy_pages
 from tests.host.transfer.test_every_step import PATIENT, QUICK
-from tests.waits import eventually
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.alone
 
@@ -44,8 +44,8 @@ def by_way_of(address: str, document: bytes) -> bytes:
 
 
 def both_ended(sender: Player, receiver: Player, ticket: str) -> Outcome:
-    eventually(lambda: bool(sender.outcomes[ticket].end), f"the sender's end of {ticket}")
-    eventually(
+    wait_until(lambda: bool(sender.outcomes[ticket].end), f"the sender's end of {ticket}")
+    wait_until(
         lambda: ticket not in receiver.outcomes or bool(receiver.outcomes[ticket].end),
         f"the receiver's end of {ticket}",
     )
@@ -77,7 +77,7 @@ def test_a_stream_that_is_changed_or_cut_anywhere_brings_nothing_wrong(fault: An
         assert sum(end != "all arrived" for end in ends) >= OFFSETS // 2, ends
         assert through("after", as_it_is)[0].end == "all arrived"
         for player in (sender, receiver):
-            eventually(lambda player=player: player.agent.figures().pinned_pages == 0, "nothing is pinned")
+            wait_until(lambda player=player: player.agent.figures().pinned_pages == 0, "nothing is pinned")
 
 
 @pytest.mark.parametrize(("channel", "heals"), [("shm", True), ("shm", False), ("tcp", False)])
@@ -190,7 +190,7 @@ def test_signals_that_are_lost_or_come_often(
         for n in range(5):
             assert both_ended(sender, receiver, f"t{n}").end == "all arrived"
             assert sender.outcomes[f"t{n}"].end == "Returned"
-        eventually(lambda: sender.agent.figures().pinned_pages == 0, "nothing is pinned")
+        wait_until(lambda: sender.agent.figures().pinned_pages == 0, "nothing is pinned")
         assert sender.agent.figures().expired == 0
 
 
@@ -207,7 +207,7 @@ def test_one_receiver_that_stands_still_keeps_nobody_waiting(channel: str, mode:
     ):
         stuck.pipe.send(b"")
         sender.want("stuck", stuck.document)
-        eventually(lambda: stuck.state == "T", "one stands still")
+        wait_until(lambda: stuck.state == "T", "one stands still")
         begun = time.monotonic()
         for n in range(40):
             sender.want(f"t{n}", receiver.document)

@@ -9,7 +9,7 @@ import pytest
 from homenode.transfer.seam import SendRefused
 from tests.host.transfer.pair import MODES, running_engine, want
 from tests.host.transfer.rig import layout, new_memory
-from tests.waits import eventually
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.alone
 
@@ -32,5 +32,5 @@ def test_memory_with_other_heads_is_refused_whatever_the_engines_say_of_themselv
         refused = sender.wait("t", SendRefused)
         if mode == "push":  # who registers memory is told what is wrong with it; a reader that finds it wrong hangs up
             assert "kv_heads" in refused.reason and str(ours) in refused.reason and str(theirs) in refused.reason
-        eventually(lambda: sender.agent.figures().pinned_pages == 0, "nothing is pinned")
+        wait_until(lambda: sender.agent.figures().pinned_pages == 0, "nothing is pinned")
         assert not receiver._events and bytes(receiver.cache.bytes) == before  # type: ignore[union-attr]

@@ -22,7 +22,7 @@ from homenode.transfer.wire.message import Buffer, Done, Envelope, Gone, Hello, 
 from tests.host.transfer.hostile import RawPeer, connect, hostile_frames, say_last
 from tests.host.transfer.pair import Engine, engines, hand_over
 from tests.host.transfer.rig import Side, layout, running
-from tests.waits import eventually
+from tests.waiting import wait_until
 
 FRAMES = int(os.environ.get("HOMENODE_FUZZ_EXAMPLES", "40000"))
 
@@ -50,7 +50,7 @@ def test_hostile_peers_of_real_engines_harm_nobody(channel: str, mode: str) -> N
             assert not statistics.broken and statistics.failures == 0
             assert statistics.refused.get("garbage", 0) > 0
         # The process of a sender whose offer was good is watched as long as its lease runs.
-        eventually(lambda: open_fds() <= fds + 12, f"descriptors given back: {open_fds()} of {fds}")
+        wait_until(lambda: open_fds() <= fds + 12, f"descriptors given back: {open_fds()} of {fds}")
 
 
 @pytest.mark.timeout(7200 if FRAMES > 100_000 else 300)
@@ -74,7 +74,7 @@ def test_a_flood_of_hostile_frames_ends_nothing_but_their_connections(channel: s
             and statistics.refused["too-large"] > 0
             and statistics.refused["stale"] > 0
         )
-        eventually(lambda: open_fds() <= fds + 1, "all descriptors are given back")
+        wait_until(lambda: open_fds() <= fds + 1, "all descriptors are given back")
 
 
 def frames_taken(engine: Engine | Side) -> int:
@@ -197,8 +197,8 @@ def test_a_flood_of_connections_leaves_room_for_others(channel: str) -> None:
     limits = LinkLimits(greeting_s=0.5, stall_s=5)
     with running("receiver", channel, admission=admission, limits=limits) as side:
         flood = [connect(side.address()) for _ in range(60)]
-        eventually(lambda: side.refused().get("crowd", 0) == 56, f"all but four are closed: {side.refused()}")
-        eventually(lambda: side.refused().get("overdue", 0) == 4, "those four end at their deadline")
+        wait_until(lambda: side.refused().get("crowd", 0) == 56, f"all but four are closed: {side.refused()}")
+        wait_until(lambda: side.refused().get("overdue", 0) == 4, "those four end at their deadline")
         for sock in flood:
             sock.close()
         works(side, channel)
@@ -236,7 +236,7 @@ def test_descriptors_nobody_asked_for_are_closed() -> None:
             )
             assert side.machine.expect(FromPeer).message == Read(1, 0, 1)
         os.close(null)
-        eventually(lambda: open_fds() <= before, "no descriptor is left")
+        wait_until(lambda: open_fds() <= before, "no descriptor is left")
 
 
 def memfd(nbytes: int, seals: int) -> int:

@@ -18,7 +18,7 @@ from tests.host.transfer.test_deaths import STEPS, other_process
 from tests.host.transfer.test_deaths import _Document as Document
 from tests.host.transfer.test_deaths import _receiver_until as receiver_until
 from tests.host.transfer.test_deaths import _sender_until as sender_until
-from tests.waits import eventually
+from tests.waiting import wait_until
 
 pytestmark = [
     pytest.mark.alone,
@@ -36,8 +36,8 @@ def test_kv_arrives_as_it_was(mode: str, receiver_block_size: int) -> None:
         for number, tokens in enumerate((1, 16, 31, 32, 33, 400)):
             hand_over(sender, receiver, f"t{number}", tokens)
         for engine in (sender, receiver):
-            eventually(lambda engine=engine: engine.agent.figures().completed == 6, "six hand-overs told")
-            eventually(lambda engine=engine: engine.agent.figures().pinned_pages == 0, "nothing pinned")
+            wait_until(lambda engine=engine: engine.agent.figures().completed == 6, "six hand-overs told")
+            wait_until(lambda engine=engine: engine.agent.figures().pinned_pages == 0, "nothing pinned")
 
 
 @pytest.mark.parametrize("mode", ["pull-eager", "pull-delay"])
@@ -77,7 +77,7 @@ def test_a_killed_receiver_frees_the_senders_pages(mode: str) -> None:
         compute(sender, "t", 300)
         os.kill(process.pid, signal.SIGKILL)
         sender.wait("t", Returned, timeout=10)
-        eventually(lambda: sender.agent.figures().pinned_pages == 0, "nothing pinned")
+        wait_until(lambda: sender.agent.figures().pinned_pages == 0, "nothing pinned")
 
 
 def test_a_frozen_receiver_that_was_never_reached_ends_in_time_and_is_not_written_twice() -> None:

@@ -24,7 +24,7 @@ from homenode.transfer.seam import (
 )
 from tests.host.transfer.pair import Engine, content, identities, running_engine
 from tests.host.transfer.test_deaths import freeze, other_process
-from tests.waits import eventually
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.alone
 
@@ -93,7 +93,7 @@ def test_one_of_two_readers_lets_go_and_the_other_reads_what_was_there(channel: 
         blocks = lend(sender, {"one": to_first.recv(), "two": to_second.recv()})
         wanted, before = content(sender, blocks, TOKENS), epochs(sender, blocks)
         assert to_first.recv() == to_second.recv() == "offered"
-        eventually(lambda: sender.agent.figures().pinned_pages == BLOCKS, "a page counts once, however many keep it")
+        wait_until(lambda: sender.agent.figures().pinned_pages == BLOCKS, "a page counts once, however many keep it")
         leaves(how, sender, first, to_first)
         sender.wait("one", Returned)
         assert epochs(sender, blocks) == before, "the pages are still lent to the other"
@@ -102,7 +102,7 @@ def test_one_of_two_readers_lets_go_and_the_other_reads_what_was_there(channel: 
         assert to_second.recv() == wanted
         sender.wait("two", Returned)
         assert epochs(sender, blocks) == [epoch + 1 for epoch in before]
-        eventually(lambda: sender.agent.figures().pinned_pages == 0, "nothing is pinned")
+        wait_until(lambda: sender.agent.figures().pinned_pages == 0, "nothing is pinned")
         if how == "freezes":
             used_again(sender, blocks)
             os.kill(first.pid, signal.SIGCONT)

@@ -17,7 +17,7 @@ from homenode.transfer.limits import Limits
 from homenode.transfer.seam import Abandoned, Arrived, Claimed, Computed, Fetch, Offered, Returned, SendAdmitted
 from tests.host.transfer.pair import MODES, Engine, running_engine, want
 from tests.host.transfer.test_deaths import _Document, freeze, other_process
-from tests.waits import eventually
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.alone
 
@@ -92,7 +92,7 @@ def is_over(engine: Engine, ticket: str) -> None:
     else:
         assert engine.ended(ticket, TOKENS, in_time) is not None, "neither all arrived nor an end was told"
         engine.agent.tell(Claimed(ticket, 0))
-    eventually(lambda: engine.agent.figures().pinned_pages == 0, f"{ticket}: nothing is pinned", in_time)
+    wait_until(lambda: engine.agent.figures().pinned_pages == 0, f"{ticket}: nothing is pinned", in_time)
 
 
 def closes(process: Any, pipe: Connection) -> None:

@@ -11,7 +11,7 @@ from homenode.transfer.grace import GRACE_S, LATE_S
 from homenode.transfer.machine import Action, FromEngine, Input
 from homenode.transfer.seam import Released
 from tests.host.transfer.rig import Side, running
-from tests.waits import eventually
+from tests.waiting import wait_until
 
 _DUE_S = 0.3
 
@@ -24,9 +24,9 @@ def missed(side: Side, heard: list[int]) -> bool:
     side.machine.expect(FromEngine)
     with side.agent._working:
         due = side.machine.deadline
-        eventually(lambda: due is None or time.monotonic() > due + 2 * LATE_S, "the deadline has passed")
+        wait_until(lambda: due is None or time.monotonic() > due + 2 * LATE_S, "the deadline has passed")
     begun = time.monotonic()
-    eventually(lambda: bool(side.machine.ticks) or time.monotonic() > begun + GRACE_S / 5, "time for a turn")
+    wait_until(lambda: bool(side.machine.ticks) or time.monotonic() > begun + GRACE_S / 5, "time for a turn")
     side.agent.tell(Released("t", "say something"))
     side.machine.expect(FromEngine)
     return due is not None and time.monotonic() < begun + GRACE_S / 2
@@ -44,9 +44,9 @@ def test_what_is_said_a_moment_later_is_heard_first() -> None:
 
     with running("receiver", answer=answer) as side:
         while not missed(side, heard):
-            eventually(lambda: side.machine.deadline is None, "the deadline")
+            wait_until(lambda: side.machine.deadline is None, "the deadline")
         assert heard == [0]
-        eventually(lambda: bool(side.machine.ticks), "then the deadline is seen to")
+        wait_until(lambda: bool(side.machine.ticks), "then the deadline is seen to")
 
 
 def test_who_could_not_hear_does_not_rest_before_it_has() -> None:
@@ -62,7 +62,7 @@ def test_who_could_not_hear_does_not_rest_before_it_has() -> None:
             finally:
                 agent.roused()
 
-        eventually(rests, "it has nothing to do")
+        wait_until(rests, "it has nothing to do")
         with agent._working:
             agent.hear()
         assert not any(rests() for _ in range(100))
@@ -71,4 +71,4 @@ def test_who_could_not_hear_does_not_rest_before_it_has() -> None:
             agent.hear()
             return rests()
 
-        eventually(hears, "nothing is left to hear")
+        wait_until(hears, "nothing is left to hear")

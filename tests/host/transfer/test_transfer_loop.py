@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.host.transfer.pair import MODES, compute, engines, hand_over, want
-from tests.waits import eventually
+from tests.waiting import wait_until
 
 CHANNELS: list[dict[str, Any]] = [
     {"channel": "shm"},
@@ -24,8 +24,8 @@ def test_kv_arrives_as_it_was(channel: dict[str, Any], mode: str, receiver_block
         for number, tokens in enumerate((1, 16, 31, 32, 33, 400)):
             hand_over(sender, receiver, f"t{number}", tokens)
         for engine in (sender, receiver):
-            eventually(lambda engine=engine: engine.agent.figures().completed == 6, "six hand-overs told")
-            eventually(lambda engine=engine: engine.agent.figures().pinned_pages == 0, "nothing pinned")
+            wait_until(lambda engine=engine: engine.agent.figures().completed == 6, "six hand-overs told")
+            wait_until(lambda engine=engine: engine.agent.figures().pinned_pages == 0, "nothing pinned")
 
 
 @pytest.mark.parametrize("channel", CHANNELS, ids=["shm", "tcp", "tcp-secret"])
@@ -50,4 +50,4 @@ def test_many_at_once(channel: dict[str, Any], mode: str) -> None:
         for ticket in tickets:
             receiver.arrived(ticket, 150)
             receiver.claim(ticket, 150)
-        eventually(lambda: sender.agent.figures().pinned_pages == 0, "nothing pinned")
+        wait_until(lambda: sender.agent.figures().pinned_pages == 0, "nothing pinned")

@@ -34,13 +34,6 @@ def run(test: Callable[[], Any]) -> None:
     asyncio.run(bounded())
 
 
-async def until(condition: Callable[[], object], seconds: float = 20) -> None:
-    """Waits for a condition; fails after a deadline."""
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.005)
-
-
 @dataclass
 class Asked:
     """A request a server got."""

@@ -11,7 +11,8 @@ import httpx
 import pytest
 
 from tests.server.proxy import scripted as by
-from tests.server.proxy.scripted import DONE, TOKENS, decoder, prefiller, run, stage, until
+from tests.server.proxy.scripted import DONE, TOKENS, decoder, prefiller, run, stage
+from tests.waiting import wait_in_loop
 
 WHOLE_STREAM = b"".join((*TOKENS, DONE))
 
@@ -116,7 +117,7 @@ def test_the_decoder_says_what_is_wrong_with_a_body() -> None:
                 and wrong.headers["x-why"] == "me"
             )
             assert len(on.prefillers[0].asked) == 1 and "ticket" not in on.decoders[0].asked[1].params
-            await until(lambda: on.prefillers[0].released and on.decoders[0].released)
+            await wait_in_loop(lambda: on.prefillers[0].released and on.decoders[0].released)
             await on.shows(2, "requests_total", outcome="error")
 
     run(test)
@@ -142,8 +143,10 @@ def test_another_prefill_server_is_asked(trouble: by.Behaviour) -> None:
             await on.shows(1, "fallbacks_total")
             tickets = on.tickets()
             assert len(tickets) == len(set(tickets)) == 2 and not on.decoders[0].asked[0].params
-            await until(lambda: sorted(r["ticket"] for r in on.decoders[0].released) == sorted(tickets))
-            await until(lambda: sorted(r["ticket"] for s in on.prefillers for r in s.released) == sorted(tickets))
+            await wait_in_loop(lambda: sorted(r["ticket"] for r in on.decoders[0].released) == sorted(tickets))
+            await wait_in_loop(
+                lambda: sorted(r["ticket"] for s in on.prefillers for r in s.released) == sorted(tickets)
+            )
 
     run(test)
 
@@ -156,7 +159,7 @@ def test_one_failure_costs_another_ticket_only() -> None:
                 assert await on.stream() == WHOLE_STREAM
             await on.shows(2, "requests_total", way="handover", outcome="ok")
             used = [asked.params["ticket"] for asked in on.decoders[0].asked]
-            await until(lambda: len(on.decoders[0].released) == 1)
+            await wait_in_loop(lambda: len(on.decoders[0].released) == 1)
             assert on.decoders[0].released[0]["ticket"] not in used
 
     run(test)
@@ -179,7 +182,7 @@ def test_another_decoder_is_asked_before_the_first_byte(trouble: by.Behaviour, s
                 if not server.behaviours and server.usual is by.tells and server.asked[-1].params
             )
             assert last is not None
-            await until(lambda: len(on.prefillers[0].released) == 2)
+            await wait_in_loop(lambda: len(on.prefillers[0].released) == 2)
             released = [r["ticket"] for r in on.prefillers[0].released]
             assert sorted(released) == sorted(tickets[:2])
 
@@ -203,7 +206,7 @@ def test_a_stream_that_is_cut_ends_with_an_error() -> None:
             assert content.startswith(TOKENS[0] + TOKENS[1] + b"data: {") and DONE not in content
             last = content.split(b"\n\n")[-2]
             assert json.loads(last.removeprefix(b"data: "))["error"]["code"] == "decoder_lost"
-            await until(lambda: on.prefillers[0].released and on.decoders[0].released)
+            await wait_in_loop(lambda: on.prefillers[0].released and on.decoders[0].released)
             assert on.prefillers[0].released[0]["ticket"] == on.tickets()[0]
             await on.shows(1, "requests_total", outcome="cut")
 
@@ -353,7 +356,7 @@ def test_two_hundred_at_once() -> None:
 async def leave(on: by.Stage, stream: bool, seen: Any) -> None:
     """A client that goes away once `seen` is true."""
     task = asyncio.create_task(on.complete(stream=stream))
-    await until(seen)
+    await wait_in_loop(seen)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 
@@ -367,8 +370,8 @@ def test_a_client_that_leaves_is_told_of_to_both(where: str, stream: bool) -> No
         async with stage([prefiller(behaviours=at_prefill)], [decoder(behaviours=at_decode)]) as on:
             waiting = on.prefillers[0] if where == "prefill" else on.decoders[0]
             await leave(on, stream, lambda: waiting.asked)
-            await until(lambda: waiting.asked[0].gone)
-            await until(lambda: on.prefillers[0].released and on.decoders[0].released)
+            await wait_in_loop(lambda: waiting.asked[0].gone)
+            await wait_in_loop(lambda: on.prefillers[0].released and on.decoders[0].released)
             assert (
                 on.prefillers[0].released
                 == on.decoders[0].released
@@ -405,8 +408,8 @@ def test_a_client_that_does_not_read_is_let_go() -> None:
             writer.write(
                 b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
             )
-            await until(lambda: on.prefillers[0].released and on.decoders[0].released)
-            await until(lambda: on.decoders[0].asked[0].gone)
+            await wait_in_loop(lambda: on.prefillers[0].released and on.decoders[0].released)
+            await wait_in_loop(lambda: on.decoders[0].asked[0].gone)
             await on.shows(1, "requests_total", outcome="client_gone")
             writer.close()
 

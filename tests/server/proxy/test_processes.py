@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from tests.paths import ROOT
-from tests.waits import eventually
+from tests.waiting import wait_until
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
 Start = Callable[..., subprocess.Popen[str]]
@@ -66,7 +66,7 @@ def proxy(start: Start, *arguments: str) -> tuple[subprocess.Popen[str], httpx.C
         except httpx.TransportError:
             return False
 
-    eventually(healthy)
+    wait_until(healthy)
     return process, http
 
 
@@ -93,7 +93,7 @@ def test_a_prefill_server_frozen_or_killed_under_load_and_back_again(start: Star
     prefiller.wait()
     assert ask(http, 1)["ticket"] is None
     scripted(start, "sender", int(prefill_url.rsplit(":", 1)[1]))
-    eventually(lambda: ask(http, 2)["ticket"] is not None)
+    wait_until(lambda: ask(http, 2)["ticket"] is not None)
     process.send_signal(signal.SIGTERM)
     assert process.wait(20) == 0
     assert "Traceback" not in process.communicate()[1]

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from tests.server.proxy import scripted as by
-from tests.server.proxy.scripted import DONE, FREEZES, TOKENS, decoder, document, prefiller, run, stage, until
+from tests.server.proxy.scripted import DONE, FREEZES, TOKENS, decoder, document, prefiller, run, stage
+from tests.waiting import wait_in_loop
 
 WHOLE_STREAM = b"".join((*TOKENS, DONE))
 
@@ -41,7 +42,7 @@ def test_a_prefill_server_that_is_killed_is_done_without_and_taken_back() -> Non
         async with stage([prefiller(behaviours=[by.waits] * 4)]) as on:
             server = on.prefillers[0]
             requests = [asyncio.create_task(on.stream()) for _ in range(4)]
-            await until(lambda: len(server.asked) == 4)
+            await wait_in_loop(lambda: len(server.asked) == 4)
             await server.kill()
             assert await asyncio.gather(*requests) == [WHOLE_STREAM] * 4
             await on.is_state("prefill", 0, "down")
@@ -61,9 +62,9 @@ def test_a_frozen_decoder_s_answers_are_begun_anew_or_end_with_an_error() -> Non
             on.decoders[1].health = (503, b"")
             await on.is_state("decode", 1, "unhealthy")
             begun = asyncio.create_task(on.stream())
-            await until(lambda: len(frozen.asked) == 1)
+            await wait_in_loop(lambda: len(frozen.asked) == 1)
             waiting = asyncio.create_task(on.stream())
-            await until(lambda: len(frozen.asked) == 2)
+            await wait_in_loop(lambda: len(frozen.asked) == 2)
             on.decoders[1].health = (200, {})
             await on.is_state("decode", 1, "ready")
             frozen.frozen.set()
@@ -284,9 +285,9 @@ def test_the_end_aborts_what_does_not_finish() -> None:
         behaviours: list[by.Behaviour] = [by.stalls, by.waits]
         async with stage(decoders=[decoder(behaviours=behaviours)], shutdown_timeout=0.3) as on:
             begun, waiting = asyncio.create_task(on.stream()), None
-            await until(lambda: on.decoders[0].asked)
+            await wait_in_loop(lambda: on.decoders[0].asked)
             waiting = asyncio.create_task(on.complete())
-            await until(lambda: len(on.decoders[0].asked) == 2)
+            await wait_in_loop(lambda: len(on.decoders[0].asked) == 2)
             os.kill(os.getpid(), signal.SIGTERM)
             async with asyncio.timeout(10):
                 while (health := await on.http.get("/health")).status_code == 200:
@@ -296,6 +297,6 @@ def test_the_end_aborts_what_does_not_finish() -> None:
             content, answer = await asyncio.gather(begun, waiting)
             assert json.loads(content.split(b"\n\n")[-2].removeprefix(b"data: "))["error"]["code"] == "aborted"
             assert answer.status_code == 503 and answer.json()["error"]["code"] == "aborted"
-            await until(lambda: len(on.decoders[0].released) == len(on.prefillers[0].released) == 2)
+            await wait_in_loop(lambda: len(on.decoders[0].released) == len(on.prefillers[0].released) == 2)
 
     run(test)
