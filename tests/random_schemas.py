@@ -160,22 +160,22 @@ class SchemaMaker:
 
     # What is not kept, or contradicts itself
 
-    def _not(self) -> Schema:
+    def not_(self) -> Schema:
         return {**self._part(1), "not": self._simple()} if self._rng.random() < 0.5 else {"not": self._part(1)}
 
-    def _if(self) -> Schema:
+    def if_(self) -> Schema:
         schema = {"if": self._simple(), "then": self._simple()}
         return schema if self._rng.random() < 0.5 else {**schema, "else": self._simple()}
 
-    def _remote(self) -> Schema:
+    def remote(self) -> Schema:
         return {"$ref": self._rng.choice(["https://example.org/a.json", "other.json#/$defs/a", "#/$defs/nobody",
             "#nobody", "urn:x:y"])}  # fmt: skip
 
-    def _overlapping(self) -> Schema:
+    def overlapping(self) -> Schema:
         patterns = {"^a": self._simple(), self._rng.choice(["b$", "^ab", "a"]): self._simple()}
         return {"type": "object", "patternProperties": patterns, "additionalProperties": False}
 
-    def _contradicting(self) -> Schema:
+    def contradicting(self) -> Schema:
         rng = self._rng
         low = rng.randint(-9, 9)
         return rng.choice(
@@ -196,7 +196,7 @@ class SchemaMaker:
             ]
         )
 
-    def _deep(self) -> Schema:
+    def deep(self) -> Schema:
         part, levels = self._simple(), self._rng.choice([20, 60, 200])
         wrap: Callable[[Schema], Schema] = self._rng.choice(
             [lambda p: _closed(a=p), lambda p: {"type": "array", "items": p, "minItems": 1, "maxItems": 1},
@@ -206,7 +206,7 @@ class SchemaMaker:
             part = wrap(part)
         return part
 
-    def _unkept(self) -> Schema:
+    def unkept(self) -> Schema:
         word, value = self._rng.choice(
             [
                 ("uniqueItems", True), ("contains", {"const": 1}), ("minContains", 2),
@@ -217,7 +217,7 @@ class SchemaMaker:
         )  # fmt: skip
         return {"type": "array" if "tems" in word or "ontains" in word else "object", word: value}
 
-    def _no_schema(self) -> Schema:
+    def no_schema(self) -> Schema:
         return self._rng.choice(
             [
                 {"type": "decimal"}, {"type": 7}, {"type": "array", "items": 3}, {"type": "object", "properties": []},
@@ -226,13 +226,13 @@ class SchemaMaker:
             ]
         )  # fmt: skip
 
-    def _overlapping_options(self) -> Schema:
+    def overlapping_options(self) -> Schema:
         return {"oneOf": [self._part(1), self._part(1), {"type": "string"}]}
 
 
 _HARD: list[Callable[[SchemaMaker], Schema]] = [
-    SchemaMaker._not, SchemaMaker._if, SchemaMaker._remote, SchemaMaker._overlapping, SchemaMaker._contradicting,
-    SchemaMaker._deep, SchemaMaker._unkept, SchemaMaker._no_schema, SchemaMaker._overlapping_options,
+    SchemaMaker.not_, SchemaMaker.if_, SchemaMaker.remote, SchemaMaker.overlapping, SchemaMaker.contradicting,
+    SchemaMaker.deep, SchemaMaker.unkept, SchemaMaker.no_schema, SchemaMaker.overlapping_options,
 ]  # fmt: skip
 
 

@@ -215,7 +215,7 @@ class Courier:
                 self._end(ticket, way)
                 return
             for at in range(page * self._page, min((page + 1) * self._page, way.tokens)):
-                for side, other in zip((*target._keys, *target._values), (*source._keys, *source._values), strict=True):
+                for side, other in zip((*target.keys, *target.values), (*source.keys, *source.values), strict=True):
                     side[way.given[at // size], at % size] = other[way.lent[page], at % self._page]
             way.copied = page + 1
         self.receiver.inbox.put(seam.Arrived(0.0, ticket, min(way.copied * self._page, way.tokens)))

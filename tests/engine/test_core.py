@@ -58,7 +58,7 @@ class Front:
     """The other end of the loop: collects what it sends."""
 
     def __init__(self, core: EngineCore, sent: SimpleQueue[ToFront], runner: ScriptedRunner) -> None:
-        self.core, self.runner, self._sent = core, runner, sent
+        self.core, self.runner, self.sent = core, runner, sent
         self.statistics: list[EngineStats] = []
         self.outputs: dict[int, list[Output]] = {}
         self.failure: Exception | None = None
@@ -67,7 +67,7 @@ class Front:
     def next(self, kind: type[Any]) -> Any:
         """The next message of a kind; everything before it is noted."""
         while True:
-            message = self._sent.get(timeout=PATIENCE_S)
+            message = self.sent.get(timeout=PATIENCE_S)
             if isinstance(message, EngineStats):
                 self.statistics.append(message)
             if isinstance(message, Outputs):
@@ -174,7 +174,7 @@ def test_at_rest_the_figures_are_sent_and_nothing_more() -> None:
             front.core.post(Ping(number))
             assert front.next(Heartbeat).number == number
         assert len(front.statistics) == sent
-        assert front._sent.empty()
+        assert front.sent.empty()
 
 
 def test_the_loop_plans_a_step_while_one_computes() -> None:

@@ -96,7 +96,7 @@ def test_counts_only_grow_when_a_worker_is_lost(tmp_path: Path) -> None:
     }
     engine = LocalEngine(config_for(STORIES_MIXTURE, **settings))
     try:
-        executor = engine._executor
+        executor = engine.executor
         assert isinstance(executor, CountingExecutor) and isinstance(executor.inner, ProcessExecutor)
         victim = executor.inner.handles[0].process
         assert isinstance(victim, WorkerProcess)

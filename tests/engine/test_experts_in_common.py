@@ -130,7 +130,7 @@ def test_golden_text_under_memory_pressure_with_experts_once(shape: str) -> None
         assert kept < 1.3 * (weights["experts"] + rest * (2 if settings else 1)), "groups of rows are filled up"
         pids = [pid for engine in client.pids if engine is not None for pid in tree(engine)]
         once, all_maps = mapped(pids, "Pss"), mapped(pids, "Rss")
-        assert once <= sum(os.fstat(memory).st_blocks * 512 for memory in client._experts.descriptors())
+        assert once <= sum(os.fstat(memory).st_blocks * 512 for memory in client.expert_files.descriptors())
         assert once >= weights["experts"] and all_maps == pytest.approx(count * once, rel=0.1), (
             "every engine has all of them in its maps"
         )

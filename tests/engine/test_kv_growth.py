@@ -96,14 +96,14 @@ def test_a_group_that_is_full_ends_in_preemption_and_a_word(
     expected = _tokens(whole, 1)
     monkeypatch.setattr(homenode.engine.runtime.build, "headroom_of", lambda parts: headroom_of(source=Group()))  # type: ignore[arg-type]
     growing = engine_of(kv_cache_memory="16MiB", kv_cache_release=0.0)
-    change = growing._executor.change_pages
+    change = growing.executor.change_pages
 
     def counted(changes: list[object]) -> None:
         taken[0] += sum(c.past - c.first for c in changes) * block_bytes  # type: ignore[attr-defined]
         change(changes)  # type: ignore[arg-type]
 
     block_bytes = (16 << 20) // growing.ready.num_blocks
-    monkeypatch.setattr(growing._executor, "change_pages", counted)
+    monkeypatch.setattr(growing.executor, "change_pages", counted)
     assert _tokens(growing, 1) == expected
     wait_until(lambda: growing.statistics.preemptions > 0 and growing.statistics.kv_growths_refused > 0)
     assert taken[0] <= room

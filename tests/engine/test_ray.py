@@ -96,7 +96,7 @@ def engine_on(cluster: Any, model: Path = STORIES, **settings: Any) -> Iterator[
 
 def hosts_of(engine: LocalEngine) -> list[str]:
     """The host of each worker, by Ray's name of it."""
-    launcher: Any = executor_of(engine)._pool._launch
+    launcher: Any = executor_of(engine).pool.launch
     return list(launcher.nodes)
 
 
@@ -142,14 +142,14 @@ def hosts_now(engine: LocalEngine) -> list[str]:
     """As `hosts_of`, where Ray has moved them since."""
     import ray
 
-    launcher: Any = executor_of(engine)._pool._launch
+    launcher: Any = executor_of(engine).pool.launch
     table = ray.util.placement_group_table(launcher._group)["bundles_to_node_id"]
     return [table[bundle_of(number, len(launcher.nodes), len(table))] for number in range(len(launcher.nodes))]
 
 
 def pids_of(engine: LocalEngine) -> list[int]:
     """The process of each worker: of those on this machine, the ones that called this engine."""
-    launcher: Any = executor_of(engine)._pool._launch
+    launcher: Any = executor_of(engine).pool.launch
     found: dict[int, int] = {}
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):

@@ -344,7 +344,7 @@ async def _start_counting(folder: Path, **settings: Any) -> tuple[tuple[int, ...
         asked = [request(number) for number in range(6)]
         found = await asyncio.gather(*(collect(client.submit(one)) for one in asked))
         assert all(map(is_right, asked, found))
-        memories = [os.pread(each, 3, 0) for each in client._experts.descriptors()]
+        memories = [os.pread(each, 3, 0) for each in client.expert_files.descriptors()]
         return tuple(engine.restarts for engine in client.engines), memories
 
 

@@ -52,13 +52,13 @@ class Loop:
     """An engine with that agent."""
 
     def __init__(self) -> None:
-        self.agent, self.inbox, self._sent = NotingAgent(), SimpleQueue[object](), SimpleQueue[ToFront]()
+        self.agent, self.inbox, self.sent = NotingAgent(), SimpleQueue[object](), SimpleQueue[ToFront]()
         self.statistics: list[EngineStats] = []
         self.failure: Exception | None = None
         self._executor = InlineExecutor(ScriptedRunner(), LIMITS, dict)
         config = SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=64)
         scheduler = Scheduler(config, KvConfig(block_size=32), LIMITS, (), b"k" * 32, 1)
-        self.core = EngineCore(scheduler, self._executor, self._sent.put, inbox=self.inbox, agent=self.agent)
+        self.core = EngineCore(scheduler, self._executor, self.sent.put, inbox=self.inbox, agent=self.agent)
         self.thread = threading.Thread(target=self._run)
         self.thread.start()
 
@@ -75,7 +75,7 @@ class Loop:
 
     def output(self) -> Output:
         while True:
-            message = self._sent.get(timeout=PATIENCE_S)
+            message = self.sent.get(timeout=PATIENCE_S)
             if isinstance(message, EngineStats):
                 self.statistics.append(message)
             if isinstance(message, Outputs):
@@ -129,7 +129,7 @@ def test_a_fetch_is_told_though_nothing_else_happens() -> None:
         identities = [b"1" * 16, b"2" * 16]
         engine.inbox.put(seam.Offered(0.0, "t2", 39, 32, identities, True))
         assert isinstance(engine.agent.next(), seam.Reserved)
-        wanted = Scheduler(SchedulerConfig(), KvConfig(block_size=32), LIMITS, (), b"k" * 32)._allocator.cache.chain("")
+        wanted = Scheduler(SchedulerConfig(), KvConfig(block_size=32), LIMITS, (), b"k" * 32).allocator.cache.chain("")
         engine.inbox.put(seam.Offered(0.0, "t3", 39, 32, wanted.identities([5] * 40, 39), False))
         engine.submit(3, sends=False)
         fetch = engine.agent.next()
@@ -147,8 +147,8 @@ def test_figures_and_releases_are_passed_on() -> None:
         engine.output()
         engine.core.post(Drain(PATIENCE_S))
         engine.thread.join(PATIENCE_S)
-        while not engine._sent.empty():
-            message = engine._sent.get()
+        while not engine.sent.empty():
+            message = engine.sent.get()
             engine.statistics += [message] if isinstance(message, EngineStats) else []
         last = engine.statistics[-1]
         assert last.transfer == TransferFigures(pinned_pages=3)

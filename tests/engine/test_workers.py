@@ -73,7 +73,7 @@ def shared_memories() -> set[int]:
 
 
 def executor_of(engine: LocalEngine) -> ProcessExecutor:
-    executor = engine._executor
+    executor = engine.executor
     if isinstance(executor, CountingExecutor):  # of a model with experts
         executor = executor.inner
     assert isinstance(executor, ProcessExecutor)

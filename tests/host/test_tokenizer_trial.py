@@ -55,8 +55,8 @@ def test_a_trial_may_take_some_memory_and_processor_time_and_no_more(tmp_path: P
         return next(line.removeprefix(name).split()[0] for line in limits.read_text().splitlines() if name in line)
 
     wait_until(lambda: soft("Max cpu time") != "unlimited")
-    assert (soft("Max address space"), soft("Max core file size")) == (str(begun._memory), "0")
-    assert begun._cpu_s < int(soft("Max cpu time")) < begun._cpu_s + 30  # of which starting takes some
+    assert (soft("Max address space"), soft("Max core file size")) == (str(begun.memory_bytes), "0")
+    assert begun.cpu_s < int(soft("Max cpu time")) < begun.cpu_s + 30  # of which starting takes some
     begun.wait()
 
 

@@ -124,13 +124,13 @@ def prepared(sides: tuple[Side, Side], count: int, first: int) -> None:
     """Both machines have said what they will answer about so many hand-overs, whose page `first` is next: of what was
     announced before something may be left.
     """
-    sender, receiver = (side.agent._performer._at_once for side in sides)
+    sender, receiver = (side.agent._performer.at_once for side in sides)
 
     def ready(found: dict[Any, Any]) -> bool:
         return [one.next.first for one in list(found.values())] == [first] * count
 
-    wait_until(lambda: ready(receiver._taking), f"{count} hand-overs are expected")
-    sides[0].wait_for(lambda: ready(sender._sending), PATIENCE_S, f"{count} hand-overs to be announced")
+    wait_until(lambda: ready(receiver.taking), f"{count} hand-overs are expected")
+    sides[0].wait_for(lambda: ready(sender.sending), PATIENCE_S, f"{count} hand-overs to be announced")
 
 
 def test_who_was_promised_pages_rehearses_and_looks_for_them(
@@ -142,9 +142,9 @@ def test_who_was_promised_pages_rehearses_and_looks_for_them(
     rehearse = AtOnce.rehearse
 
     def told(self: AtOnce, connection: Any) -> None:
-        looked.append(len(self._taking))
+        looked.append(len(self.taking))
         rehearse(self, connection)
-        assert len(self._taking) == looked[-1]  # nothing came of it
+        assert len(self.taking) == looked[-1]  # nothing came of it
 
     monkeypatch.setattr(AtOnce, "rehearse", told)
     for number in range(200):  # it may be awake at any of them
@@ -184,8 +184,8 @@ def test_the_same_pages_announced_twice_cost_the_peer_only(sides: tuple[Side, Si
     sender.arrival("t", 2, PATIENCE_S)
     receiver.arrival("t", 2, PATIENCE_S)
     prepared(sides, 1, first=2)
-    sending = sender.agent._performer._at_once._sending["t"]
-    expected = receiver.agent._performer._at_once._taking
+    sending = sender.agent._performer.at_once.sending["t"]
+    expected = receiver.agent._performer.at_once.taking
     wait_until(
         lambda: receiver.agent._working.acquire() and (bool(expected) or receiver.agent._working.release() is not None),
         "and still, under its lock",
@@ -197,10 +197,10 @@ def test_the_same_pages_announced_twice_cost_the_peer_only(sides: tuple[Side, Si
     finally:
         receiver.agent._working.release()
     wait_until(
-        lambda: bool(receiver.agent.figures().bad_frames or receiver.agent._machine.figures().bad_frames),
+        lambda: bool(receiver.agent.figures().bad_frames or receiver.agent.machine.figures().bad_frames),
         "the violation is counted",
     )
-    assert taken == [True, False] and receiver.agent._machine.figures().bad_frames == {"ready": 1}
+    assert taken == [True, False] and receiver.agent.machine.figures().bad_frames == {"ready": 1}
     assert not receiver.agent.statistics().broken
     sender.agent.close(0.0)  # its pages are waited for otherwise: nobody says Done to who broke the protocol
 
@@ -228,6 +228,6 @@ def test_garbage_ends_the_connection_and_nothing_else(sides: tuple[Side, Side], 
     wait_until(lambda: bool(receiver.agent.statistics().refused), "the end of a connection")
     assert receiver.agent.statistics().refused == {"garbage": 1}
     sender.wait_for(
-        lambda: not sender.agent._machine.figures().peers, PATIENCE_S, "the end of the connection"
+        lambda: not sender.agent.machine.figures().peers, PATIENCE_S, "the end of the connection"
     )  # what is offered before is refused
     hand_over(sender, receiver, "after", 2, 1)

@@ -75,9 +75,9 @@ class KeepingExecutor(ScriptedExecutor):
     """A lost step takes the worker's sequences with it, but not what is in the KV memory."""
 
     def _lose_everything(self) -> None:
-        memory = self._memory
+        memory = self.memory
         super()._lose_everything()
-        self._memory = memory
+        self.memory = memory
 
 
 class HandoverBench(Bench):
@@ -106,7 +106,7 @@ class HandoverBench(Bench):
         self.messages: list[seam.ToAgent] = []
         self.coming: dict[str, Coming] = {}
         self.going: dict[str, Going] = {}
-        self._prompts: dict[str, list[int]] = {}  # of tickets that are sent
+        self.prompts: dict[str, list[int]] = {}  # of tickets that are sent
 
     def content_of(self, tokens: list[int], size: int) -> Content:
         """What is handed over of so many positions: where there are states, whole pages, and behind them the state."""
@@ -141,7 +141,7 @@ class HandoverBench(Bench):
         coming, size = self.coming[ticket], self.limits.block_size
         upto = coming.offer.tokens if tokens is None else tokens
         for position in range(coming.arrived, upto):
-            self.executor._memory[coming.blocks[position // size]][position % size] = coming.content[position]
+            self.executor.memory[coming.blocks[position // size]][position % size] = coming.content[position]
         coming.arrived = max(coming.arrived, upto)
         coming.writes = coming.writes and coming.arrived < coming.offer.tokens
         self.apply(seam.Arrived(self.now, ticket, upto))
@@ -164,7 +164,7 @@ class HandoverBench(Bench):
         for coming in self.coming.values():
             if coming.writes:
                 for position in range(coming.arrived, coming.offer.tokens):
-                    self.executor._memory[coming.blocks[position // size]][position % size] = (
+                    self.executor.memory[coming.blocks[position // size]][position % size] = (
                         -1,
                         self.rng.getrandbits(31),
                     )
@@ -173,8 +173,8 @@ class HandoverBench(Bench):
 
     def send(self, prompt: list[int], ticket: str = "", **params: object) -> str:
         """A request comes whose KV is to be handed over."""
-        ticket = ticket or f"out{len(self._prompts)}"
-        self._prompts.setdefault(ticket, prompt)
+        ticket = ticket or f"out{len(self.prompts)}"
+        self.prompts.setdefault(ticket, prompt)
         self.submit(prompt, kv=seam.KvTicket(ticket, sends=True, peer=b"{}"), max_tokens=0, **params)  # type: ignore[arg-type]
         return ticket
 
@@ -198,7 +198,7 @@ class HandoverBench(Bench):
         for going in self.going.values():
             for page, block in going.blocks.items():
                 wanted = going.content[page * size : (page + 1) * size]
-                pairs = zip(self.executor._memory[block], wanted, strict=False)
+                pairs = zip(self.executor.memory[block], wanted, strict=False)
                 assert all(there == it for there, it in pairs if it), "a block on loan was written to"
 
     # What the scheduler tells
@@ -216,7 +216,7 @@ class HandoverBench(Bench):
     def _hear(self, message: seam.ToAgent) -> None:
         match message:
             case seam.SendWanted(ticket, _, tokens, identities):
-                prompt = self._prompts[ticket]
+                prompt = self.prompts[ticket]
                 content = self.content_of(prompt[:-1], self.limits.block_size)
                 assert ticket not in self.going and tokens == len(content)
                 assert len(identities) == -(-tokens // self.limits.block_size)
@@ -235,7 +235,7 @@ class HandoverBench(Bench):
             case seam.Reserved(ticket, blocks, held):
                 self._open(ticket, blocks, held)
             case seam.ReservationFailed(ticket, free_blocks, reason):
-                assert free_blocks == self.scheduler._allocator.pool.num_free and reason
+                assert free_blocks == self.scheduler.allocator.pool.num_free and reason
                 self.coming[ticket].refused = reason
             case seam.Fetch(ticket, blocks, held):
                 coming = self.coming[ticket]

@@ -132,8 +132,8 @@ class Bench:
         self._salt_of_block: dict[int, str] = {}
         self._blocks_in_flight: deque[set[int]] = deque()
         self._finished_preemptions = 0
-        self._told: dict[int, int] = {}  # tokens of a request so far
-        self._answers: dict[int, tuple[list[int], str, int | None]] = {}
+        self.told_counts: dict[int, int] = {}  # tokens of a request so far
+        self.answers: dict[int, tuple[list[int], str, int | None]] = {}
 
     # Moves
 
@@ -176,7 +176,7 @@ class Bench:
 
     def step(self) -> Step | None:
         """Ask for a step and send it."""
-        decoding = [s for s in self._running() if s.allocation and s.allocation.decoding and not s.exhausted]
+        decoding = [s for s in self.running() if s.allocation and s.allocation.decoding and not s.exhausted]
         before = [s for s in decoding if self.stages == 1 or not s.pending]
         handles = {s.id: s.allocation.seq for s in before if s.allocation}
         if self.scheduler.wants_headroom():
@@ -283,11 +283,11 @@ class Bench:
 
     def check_rest(self) -> None:
         """Nothing is left of anything, and every request had its answer."""
-        pool = self.scheduler._allocator.pool
+        pool = self.scheduler.allocator.pool
         assert pool.num_owned == 0
-        states = self.scheduler._allocator.states
-        assert states is None or (states.num_owned, len(states._coming)) == (0, 0)
-        assert self.executor.live == set(self.scheduler._allocator.ends) or self.executor._failed
+        states = self.scheduler.allocator.states
+        assert states is None or (states.num_owned, len(states.coming)) == (0, 0)
+        assert self.executor.live == set(self.scheduler.allocator.ends) or self.executor.failed
         statistics = self.scheduler.statistics()
         assert (statistics.num_running, statistics.num_waiting, statistics.kv_usage) == (0, 0, 0.0)
         assert statistics.preemptions == self._finished_preemptions
@@ -296,13 +296,13 @@ class Bench:
 
     # Invariants
 
-    def _running(self) -> list[Sequence]:
-        return self.scheduler._planner.running
+    def running(self) -> list[Sequence]:
+        return self.scheduler.planner.running
 
     def _expected(self, number: int) -> tuple[list[int], str, int | None]:
-        if number not in self._answers:
-            self._answers[number] = expected(self.requests[number], self.limits)
-        return self._answers[number]
+        if number not in self.answers:
+            self.answers[number] = expected(self.requests[number], self.limits)
+        return self.answers[number]
 
     def _take(self, output: Output) -> None:
         earlier = self.outputs.setdefault(output.id, [])
@@ -311,8 +311,8 @@ class Bench:
         if output.finish_reason:
             self._finished_preemptions += output.num_preemptions
         earlier.append(output)
-        told = self._told.get(output.id, 0)
-        self._told[output.id] = told + len(output.tokens)
+        told = self.told_counts.get(output.id, 0)
+        self.told_counts[output.id] = told + len(output.tokens)
         if output.tokens:
             assert output.tokens == self._expected(output.id)[0][told : told + len(output.tokens)]
 
@@ -336,12 +336,12 @@ class Bench:
         """Decodes are never left out for prefills or beyond the even share of a micro-batch, the first always advances,
         nobody overtakes in the queue.
         """
-        assert len(self._running()) <= self.config.max_num_seqs
+        assert len(self.running()) <= self.config.max_num_seqs
         inside = {item.seq for item in step.items}
         decodes = sum(handle in inside for handle in handles.values())
         share = -(-decoding // self.micro_batches)
         assert decodes <= share, "a micro-batch has more than its share"
-        several = self.scheduler._planner.shares.several  # then they may sit out a step with a prompt that goes first
+        several = self.scheduler.planner.shares.several  # then they may sit out a step with a prompt that goes first
         for sequence in before if decodes < share and not several else ():
             allocation = sequence.allocation
             if allocation is None or allocation.seq != handles[sequence.id] or allocation.seq in inside:
@@ -354,16 +354,16 @@ class Bench:
         assert len(positions) <= self.limits.max_sampled_rows
 
     def _check_order(self, step: Step, inside: set[int]) -> None:
-        running = self._running()
+        running = self.running()
         first = running[0]
         if (
             first.allocation
-            and not self.scheduler._planner.shares.several  # a key that had less goes before it
+            and not self.scheduler.planner.shares.several  # a key that had less goes before it
             and not (self.lookahead and self.stages == 1)
             and not (self.stages > 1 and self._is_held_up(first.allocation))
         ):
             assert first.allocation.seq in inside, "the first in order did not advance"
-        waiting = self.scheduler._planner.waiting.first()
+        waiting = self.scheduler.planner.waiting.first()
         started = {start.seq for start in step.starts}
         if waiting is not None:
             of_its_key = [s for s in running if s.request.key == waiting.request.key and s.allocation]
@@ -374,13 +374,13 @@ class Bench:
     def _is_held_up(self, allocation: BlockAllocation) -> bool:
         """A step in flight draws its token, or brings back the block that it needs."""
         return (
-            allocation.last_step > self.scheduler._allocator.completed_through
+            allocation.last_step > self.scheduler.allocator.completed_through
             or allocation.scheduled == len(allocation.blocks) * self.limits.block_size
         )
 
     def _check_blocks(self, step: Step) -> None:
         """Cached blocks come from sequences with the same salt; fresh ones are not in use by a step in flight."""
-        for sequence in self._running():
+        for sequence in self.running():
             if sequence.allocation:
                 self._salt_of_seq[sequence.allocation.seq] = sequence.request.cache_salt
         started = {start.seq for start in step.starts}

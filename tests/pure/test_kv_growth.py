@@ -27,7 +27,7 @@ def _warnings(bench: Bench) -> list[str]:
 
 
 def _blocks_there(bench: Bench) -> int:
-    return len(bench.executor._present)
+    return len(bench.executor.present)
 
 
 def test_memory_comes_with_use_and_not_with_admission() -> None:

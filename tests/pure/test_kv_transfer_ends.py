@@ -20,7 +20,7 @@ def test_an_abort_while_kv_comes_keeps_the_blocks_until_nobody_writes(reserve: b
     bench.arrive(ticket, arrived)
     bench.abort(number)
     assert bench.coming[ticket].stopped
-    assert bench.scheduler._allocator.pool.num_free == 4
+    assert bench.scheduler.allocator.pool.num_free == 4
     other = bench.submit(OTHER + OTHER, max_tokens=1)  # needs them
     bench.scribble()
     assert bench.step() is None
@@ -103,7 +103,7 @@ def test_what_may_still_be_written_to_is_not_used(early: bool) -> None:
         bench.ask(PROMPT, ticket, max_tokens=3)
     bench.arrive(ticket, 10)
     bench.quarantine(ticket)
-    assert bench.scheduler._allocator.pool.num_free == 62  # two of four blocks had arrived whole
+    assert bench.scheduler.allocator.pool.num_free == 62  # two of four blocks had arrived whole
     if not early:
         bench.ask(PROMPT, ticket, max_tokens=3)
     bench.scribble()

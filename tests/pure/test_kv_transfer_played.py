@@ -63,7 +63,7 @@ class Engine:
             return RuntimeError("lost") if step.number in lost else None
 
         self.executor = KeepingExecutor(self.limits, fault=fault)
-        process.memory.values = self.executor._memory
+        process.memory.values = self.executor.memory
         self.requests: dict[int, Request] = {}
         self.outputs: dict[int, list[Output]] = {}
         self._stepping = False
@@ -121,7 +121,7 @@ class Engine:
             assert tokens == wanted[: len(tokens)]
             assert outputs[-1].finish_reason in ("abort", "error") or tokens == wanted
         assert not self.scheduler.has_work()
-        pool = self.scheduler._allocator.pool
+        pool = self.scheduler.allocator.pool
         assert pool.num_free == pool.num_blocks
 
 
@@ -138,7 +138,7 @@ class SendingEngine(SenderProcess):
         return next(
             (
                 kv_export.ticket
-                for kv_export in self.real.scheduler._coordinator._kv_exports._of.values()
+                for kv_export in self.real.scheduler.coordinator.kv_exports.by_ticket.values()
                 if block in kv_export.blocks
             ),
             None,
@@ -179,9 +179,11 @@ class ReceivingEngine(ReceiverProcess):
         return machine
 
     def owner(self, block: int) -> Any:
-        deliveries = self.real.scheduler._coordinator._kv_imports
-        owners = [d.offer.ticket for d in deliveries._of.values() if block in d.blocks[d.cached // self.block_size :]]
-        return (owners + [ticket for ticket, blocks in deliveries._quarantine.items() if block in blocks] + [None])[0]
+        deliveries = self.real.scheduler.coordinator.kv_imports
+        owners = [
+            d.offer.ticket for d in deliveries.by_ticket.values() if block in d.blocks[d.cached // self.block_size :]
+        ]
+        return (owners + [ticket for ticket, blocks in deliveries.quarantined.items() if block in blocks] + [None])[0]
 
     def told(self, event: Any) -> None:
         kind = type(event).__name__
@@ -254,7 +256,7 @@ class EnginePlay(Play):
                 who.thaw()
         self.world.run(until + 40 * TTL)
         for who in (*self.senders, *self.receivers):
-            machine, state = who.machine, who.machine._state
+            machine, state = who.machine, who.machine.state
             assert machine.idle and machine.next_deadline() is None
             assert state.ledger.pinned == 0 and state.admission.used == 0 and state.admission.waiting == 0
             who.real.check_rest()  # type: ignore[union-attr]

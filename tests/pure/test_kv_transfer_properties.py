@@ -56,14 +56,14 @@ def _comes(bench: HandoverBench, rng: random.Random) -> None:
         salt=rng.choice(["", "", "other"]),
         lie=rng.random() < 0.1,
     )
-    bench._prompts[ticket] = prompt
+    bench.prompts[ticket] = prompt
     if rng.random() < 0.5:
         _asks(bench, rng, ticket)
 
 
 def _asks(bench: HandoverBench, rng: random.Random, ticket: str) -> None:
     bench.ask(
-        bench._prompts[ticket],
+        bench.prompts[ticket],
         ticket,
         deadline=bench.now + rng.randrange(1, 30) if rng.random() < 0.1 else None,
         **_sampling(rng),
@@ -113,7 +113,7 @@ def _sends(bench: HandoverBench, rng: random.Random, ticket: str) -> None:
         bench.give_back(ticket)
 
 
-def _move(bench: HandoverBench, rng: random.Random) -> None:
+def move(bench: HandoverBench, rng: random.Random) -> None:
     draw = rng.random()
     if draw < 0.05:
         bench.submit(_prompt(bench, rng), **_sampling(rng))  # type: ignore[arg-type]
@@ -136,7 +136,7 @@ def _move(bench: HandoverBench, rng: random.Random) -> None:
     bench.read()
 
 
-def _bench(
+def make_bench(
     rng: random.Random, lookahead: int, faults: bool = False, stages: int = 1, states: bool = False
 ) -> HandoverBench:
     blocks, length = rng.choice([(16, 64), (12, 40), (24, 90), (60, 50), (8, 64), (5, 64)])
@@ -170,9 +170,9 @@ def _bench(
 @pytest.mark.parametrize("seed", range(25))
 def test_any_life_keeps_every_promise(seed: int, faults: bool, lookahead: int) -> None:
     rng = random.Random(seed)
-    bench = _bench(rng, lookahead, faults)
+    bench = make_bench(rng, lookahead, faults)
     for _ in range(400):
-        _move(bench, rng)
+        move(bench, rng)
     if seed % 3 == 0:
         bench.drain()
     bench.settle()
@@ -184,9 +184,9 @@ def test_any_life_keeps_every_promise(seed: int, faults: bool, lookahead: int) -
 def test_any_life_with_states_keeps_every_promise(seed: int, faults: bool, lookahead: int) -> None:
     """Whoever goes on without the state that was handed over is found out by the scripted worker."""
     rng = random.Random(1000 + seed)
-    bench = _bench(rng, lookahead, faults, states=True)
+    bench = make_bench(rng, lookahead, faults, states=True)
     for _ in range(400):
-        _move(bench, rng)
+        move(bench, rng)
     bench.settle()
 
 
@@ -195,18 +195,18 @@ def test_any_life_with_states_keeps_every_promise(seed: int, faults: bool, looka
 def test_short_lives_shrink_to_the_shortest_that_fails(
     rng: random.Random, lookahead: int, faults: bool, moves: int
 ) -> None:
-    bench = _bench(rng, lookahead, faults)
+    bench = make_bench(rng, lookahead, faults)
     for _ in range(moves):
-        _move(bench, rng)
+        move(bench, rng)
     bench.settle()
 
 
 def _lives(seeds: int = 30) -> None:
     for seed in range(seeds):
         rng = random.Random(seed)
-        bench = _bench(rng, seed % 2)
+        bench = make_bench(rng, seed % 2)
         for _ in range(300):
-            _move(bench, rng)
+            move(bench, rng)
         bench.settle()
 
 

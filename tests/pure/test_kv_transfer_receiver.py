@@ -75,7 +75,7 @@ def test_a_state_comes_behind_keys_and_values(length: int, reserve: bool) -> Non
     assert items_of(bench) == [(length - 1, 1)]
     bench.settle()
     assert bench.scheduler.statistics().handed_tokens == length - 1
-    assert bench.scheduler._allocator.pool.num_free == 64
+    assert bench.scheduler.allocator.pool.num_free == 64
 
 
 @pytest.mark.parametrize("arrived", [0, 8, 16, 20])
@@ -151,7 +151,7 @@ def test_forgotten_blocks_are_free_and_the_late_request_computes() -> None:
     ticket = bench.offer(PROMPT)
     bench.arrive(ticket)
     bench.forget_for_good(ticket)
-    assert bench.scheduler._allocator.pool.num_free == 64
+    assert bench.scheduler.allocator.pool.num_free == 64
     bench.ask(PROMPT, ticket, max_tokens=2)
     assert items_of(bench) == [(0, 14)]
     bench.settle()
@@ -221,7 +221,7 @@ def test_pages_of_another_size(page_tokens: int, reserve: bool) -> None:
 def test_a_delayed_ticket_takes_blocks_when_its_request_runs() -> None:
     bench = bench_of()
     ticket = bench.offer(PROMPT, reserve=False)
-    assert not bench.messages and bench.scheduler._allocator.pool.num_free == 64
+    assert not bench.messages and bench.scheduler.allocator.pool.num_free == 64
     bench.ask(PROMPT, ticket, max_tokens=3)
     assert not bench.messages
     assert bench.step() is None

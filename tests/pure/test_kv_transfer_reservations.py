@@ -14,7 +14,7 @@ def test_there_is_room_for_all_or_for_nothing() -> None:
     first = bench.offer(PROMPT)
     second = bench.offer(OTHER)  # four more blocks, one to go on, and one for the first to grow
     assert not bench.coming[first].refused and "more are wanted" in bench.coming[second].refused
-    assert bench.scheduler._allocator.pool.num_free == 4
+    assert bench.scheduler.allocator.pool.num_free == 4
     bench.settle()
 
 

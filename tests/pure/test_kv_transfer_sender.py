@@ -48,7 +48,7 @@ def test_all_but_the_last_position_is_computed_and_told_of_chunk_by_chunk() -> N
     last = bench.final(0)
     assert (last.finish_reason, last.tokens) == ("length", [])
     assert bench.scheduler.has_work()  # four blocks are lent
-    assert bench.scheduler._allocator.pool.num_free == 60
+    assert bench.scheduler.allocator.pool.num_free == 60
     bench.give_back(ticket)
     bench.check_rest()
     assert not bench.scheduler.has_work()
@@ -82,7 +82,7 @@ def test_pages_held_over_there_are_computed_but_not_told_of() -> None:
     (told,) = bench.told(seam.Computed)
     assert isinstance(told, seam.Computed)
     assert (told.first, len(told.blocks), told.last) == (2, 2, True)
-    assert bench.scheduler._allocator.pool.num_free == 62  # the first two are not lent
+    assert bench.scheduler.allocator.pool.num_free == 62  # the first two are not lent
     bench.give_back(ticket)
     bench.check_rest()
 
@@ -240,7 +240,7 @@ def test_a_preempted_request_tells_of_no_page_twice(caching: bool) -> None:
     bench.finish_step()
     before = dict(bench.going[ticket].blocks)
     assert list(before) == [0]
-    bench.scheduler._planner.requeue(bench._running()[0])
+    bench.scheduler.planner.requeue(bench.running()[0])
     bench.scheduler.audit()
     bench.submit([9] * 20, max_tokens=8, priority=-1)
     bench.settle()  # which checks that pages are told of in order, each once

@@ -25,7 +25,7 @@ _BORNE = ("CapacityError", "OverloadedError", "WorkerLostError", "UserError")
 _ONE_STAGE = [(1, 0, False), (1, 0, True), (1, 1, False), (1, 1, True)]
 
 
-def _submit(bench: Bench, rng: random.Random, keys: tuple[str, ...] = ("",)) -> None:
+def submit(bench: Bench, rng: random.Random, keys: tuple[str, ...] = ("",)) -> None:
     stem = rng.choice(_STEMS)[: rng.choice([3, 10, rng.randrange(1, bench.limits.max_model_len)])]
     tail = [rng.randrange(40) for _ in range(rng.randrange(5))]
     bench.submit(
@@ -43,10 +43,10 @@ def _submit(bench: Bench, rng: random.Random, keys: tuple[str, ...] = ("",)) -> 
     )
 
 
-def _move(bench: Bench, rng: random.Random, arrivals: float, keys: tuple[str, ...] = ("",)) -> None:
+def move(bench: Bench, rng: random.Random, arrivals: float, keys: tuple[str, ...] = ("",)) -> None:
     draw = rng.random()
     if draw < arrivals:
-        _submit(bench, rng, keys)
+        submit(bench, rng, keys)
     elif draw < arrivals + 0.03 and bench.requests:
         bench.abort(rng.randrange(len(bench.requests)), rng.choice(["abort", "stop"]))
     elif draw < arrivals + 0.04:
@@ -57,7 +57,7 @@ def _move(bench: Bench, rng: random.Random, arrivals: float, keys: tuple[str, ..
         bench.finish_step()
 
 
-def _move_with_losses(bench: Bench, rng: random.Random) -> None:
+def move_with_losses(bench: Bench, rng: random.Random) -> None:
     """As above, while workers come and go."""
     draw = rng.random()
     if draw < 0.02:
@@ -65,10 +65,10 @@ def _move_with_losses(bench: Bench, rng: random.Random) -> None:
     elif draw < 0.12 and not bench.executor.serving:
         bench.restore()
     else:
-        _move(bench, rng, arrivals=0.12)
+        move(bench, rng, arrivals=0.12)
 
 
-def _bench(
+def make_bench(
     rng: random.Random,
     lookahead: int,
     faults: bool = False,
@@ -115,9 +115,9 @@ def _bench(
 def test_any_life_of_several_keys_keeps_every_promise(seed: int, faults: bool, lookahead: int, stages: int) -> None:
     """Who goes first changes no token of anybody, and everybody is answered."""
     rng = random.Random(seed)
-    bench = _bench(rng, lookahead, faults, stages, token_s=rng.choice([0.0, 0.05]))
+    bench = make_bench(rng, lookahead, faults, stages, token_s=rng.choice([0.0, 0.05]))
     for _ in range(300):
-        _move(bench, rng, arrivals=0.12, keys=("", "ada", "bob"))
+        move(bench, rng, arrivals=0.12, keys=("", "ada", "bob"))
     bench.run()
 
 
@@ -126,12 +126,12 @@ def test_any_life_of_several_keys_keeps_every_promise(seed: int, faults: bool, l
 @pytest.mark.parametrize("seed", range(25))
 def test_any_life_keeps_every_promise(seed: int, faults: bool, lookahead: int) -> None:
     rng = random.Random(seed)
-    bench = _bench(rng, lookahead, faults)
+    bench = make_bench(rng, lookahead, faults)
     for _ in range(300):
-        _move(bench, rng, arrivals=0.12)
+        move(bench, rng, arrivals=0.12)
     if seed % 3 == 0:
         bench.drain()
-        _submit(bench, rng)
+        submit(bench, rng)
         assert bench.outputs[len(bench.requests) - 1][-1].finish_reason == "error"
     bench.run()
 
@@ -141,19 +141,19 @@ def test_any_life_keeps_every_promise(seed: int, faults: bool, lookahead: int) -
 def test_any_life_with_states_keeps_every_promise(seed: int, faults: bool, lookahead: int, stages: int) -> None:
     """Whoever goes on from another state than that of its own tokens is found out by the scripted worker."""
     rng = random.Random(seed)
-    bench = _bench(rng, lookahead, faults, stages, states=True)
+    bench = make_bench(rng, lookahead, faults, stages, states=True)
     for _ in range(300):
-        (_move_with_losses if faults else partial(_move, arrivals=0.12))(bench, rng)
+        (move_with_losses if faults else partial(move, arrivals=0.12))(bench, rng)
     bench.run()
 
 
 @settings(derandomize=True, max_examples=60, deadline=None)
 @given(st.randoms(use_true_random=False), st.integers(0, 1), st.lists(st.sampled_from("asdtfx"), max_size=60))
 def test_short_lives_shrink_to_the_shortest_that_fails(rng: random.Random, lookahead: int, moves: list[str]) -> None:
-    bench = _bench(rng, lookahead)
+    bench = make_bench(rng, lookahead)
     for move in moves:
         if move == "a":
-            _submit(bench, rng)
+            submit(bench, rng)
         elif move == "s":
             bench.step()
         elif move == "d":
@@ -163,7 +163,7 @@ def test_short_lives_shrink_to_the_shortest_that_fails(rng: random.Random, looka
         elif move == "x" and bench.requests:
             bench.abort(rng.randrange(len(bench.requests)))
         elif move == "f":
-            _submit(bench, rng)
+            submit(bench, rng)
             bench.step()
     bench.run()
 
@@ -190,9 +190,9 @@ def test_memory_that_comes_and_goes_changes_no_token(seed: int, faults: bool, lo
         if rng.random() < 0.1:
             bench.tick(rng.choice([0.1, 0.3, 1.0, 7.0]))
         elif faults:
-            _move_with_losses(bench, rng)
+            move_with_losses(bench, rng)
         else:
-            _move(bench, rng, arrivals=0.12)
+            move(bench, rng, arrivals=0.12)
     bench.run()
     for number in bench.requests:
         assert bench.final(number).error_kind in (None, *_BORNE)

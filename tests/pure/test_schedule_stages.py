@@ -87,7 +87,7 @@ def test_nobody_is_left_behind(stages: int) -> None:
             )
         for sent in _turn(bench):
             drawn |= {item.seq: step for item in sent.items}
-        for sequence in bench._running():
+        for sequence in bench.running():
             assert sequence.allocation is not None
             if sequence.allocation.decoding and not sequence.exhausted:
                 assert step - drawn.setdefault(sequence.allocation.seq, step) <= 3 * stages, "left out again and again"
@@ -177,7 +177,7 @@ def test_the_lost_go_on_where_they_were_and_say_nothing_twice(stages: int) -> No
     _turn(bench, 3)
     before = [len(bench.tokens(n)) for n in range(6)]
     bench.lose()
-    assert bench.scheduler.statistics().num_running == 0 and bench.scheduler._allocator.usage == 0
+    assert bench.scheduler.statistics().num_running == 0 and bench.scheduler.allocator.usage == 0
     bench.submit([1, 2], max_tokens=3, ignore_eos=True)
     bench.restore()
     step = bench.step()
@@ -254,9 +254,9 @@ def test_a_sent_request_whose_pages_are_lost_is_refused_and_one_without_goes_on(
 @pytest.mark.parametrize("seed", range(12))
 def test_any_life_with_stages_keeps_every_promise(seed: int, faults: bool, stages: int) -> None:
     rng = random.Random(1000 * stages + seed)
-    bench = plain._bench(rng, 0, faults, stages, micro_batches=stages + seed % 2)
+    bench = plain.make_bench(rng, 0, faults, stages, micro_batches=stages + seed % 2)
     for _ in range(300):
-        plain._move(bench, rng, arrivals=0.12)
+        plain.move(bench, rng, arrivals=0.12)
     bench.run()
 
 
@@ -264,9 +264,9 @@ def test_any_life_with_stages_keeps_every_promise(seed: int, faults: bool, stage
 @pytest.mark.parametrize("seed", range(20))
 def test_any_life_with_losses_keeps_every_promise(seed: int, stages: int) -> None:
     rng = random.Random(1000 * stages + seed)
-    bench = plain._bench(rng, seed % 2, seed % 3 == 0, stages)
+    bench = plain.make_bench(rng, seed % 2, seed % 3 == 0, stages)
     for _ in range(300):
-        plain._move_with_losses(bench, rng)
+        plain.move_with_losses(bench, rng)
     bench.run()
     ended = [outputs[-1] for outputs in bench.outputs.values()]
     assert all(o.error_kind != "WorkerLostError" or str(o.error).startswith("worker_lost") for o in ended)
@@ -276,23 +276,23 @@ def test_any_life_with_losses_keeps_every_promise(seed: int, stages: int) -> Non
 @pytest.mark.parametrize("seed", range(12))
 def test_any_life_between_engines_keeps_every_promise(seed: int, stages: int) -> None:
     rng = random.Random(1000 * stages + seed)
-    bench = handover._bench(rng, seed % 2, seed % 3 == 0, stages)
+    bench = handover.make_bench(rng, seed % 2, seed % 3 == 0, stages)
     for _ in range(300):
         if rng.random() < 0.01:
             bench.lose()
         if not bench.executor.serving and rng.random() < 0.1:
             bench.restore()
-        handover._move(bench, rng)
+        handover.move(bench, rng)
     bench.settle()
 
 
 @settings(derandomize=True, max_examples=examples(80), deadline=None)
 @given(st.randoms(use_true_random=False), st.integers(1, 4), st.lists(st.sampled_from("asdtfxlr"), max_size=60))
 def test_short_lives_shrink_to_the_shortest_that_fails(rng: random.Random, stages: int, moves: list[str]) -> None:
-    bench = plain._bench(rng, 1, stages=stages)
+    bench = plain.make_bench(rng, 1, stages=stages)
     for move in moves:
         if move in "af":
-            plain._submit(bench, rng)
+            plain.submit(bench, rng)
         if move in "sf":
             bench.step()
         elif move == "d":

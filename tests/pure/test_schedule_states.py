@@ -127,7 +127,7 @@ def test_a_preempted_request_goes_on_from_its_newest_snapshot() -> None:
 def test_a_snapshot_goes_with_its_block_and_blocks_stay_without_snapshots() -> None:
     bench = _bench(slots=2)
     _ask(bench, _PROMPT[:13], tokens=1)
-    pool, states = bench.scheduler._allocator.pool, bench.scheduler._allocator.states
+    pool, states = bench.scheduler.allocator.pool, bench.scheduler.allocator.states
     assert states is not None and states.num_snapshots == 1
     for n in range(2):  # takes both slots for itself and its snapshot: the keys stay
         _ask(bench, [n + 2] * 13, tokens=1)
@@ -152,10 +152,10 @@ def test_a_spare_snapshot_that_was_of_use_stays_longer() -> None:
     bench = _bench(slots=5)
     _ask(bench, _PROMPT[:24], tokens=1)
     assert _ask(bench, [*_PROMPT[:10], 1], tokens=1) == 8
-    states = bench.scheduler._allocator.states
+    states = bench.scheduler.allocator.states
     assert states is not None
-    digests = bench.scheduler._allocator.cache.chain("").of(_PROMPT, 5)
-    assert list(states._snapshots)[-1] == digests[1]
+    digests = bench.scheduler.allocator.cache.chain("").of(_PROMPT, 5)
+    assert list(states.snapshots)[-1] == digests[1]
 
 
 def test_without_prefix_cache_there_are_no_snapshots() -> None:
@@ -171,7 +171,7 @@ def test_the_last_slot_is_taken_in_place() -> None:
     states.begin(first)
     assert states.write_answer(first, 4) == ()  # no other slot
     states.release(first)
-    states._snapshots[b"end"] = states._free.pop()
+    states.snapshots[b"end"] = states.free.pop()
     stay = SlotAllocation(origin=b"end", snapshot_at=4)
     states.begin(stay)
     assert (stay.slot, stay.source, states.num_snapshots) == (0, -1, 0)
@@ -191,8 +191,8 @@ def test_a_planted_early_snapshot_is_found(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(StatePool, "find", lambda self, digests: max(0, honest(self, digests) - 1))
     bench = _bench(interval=_BLOCK)
     _ask(bench, _PROMPT[:21])
-    states = bench.scheduler._allocator.states
+    states = bench.scheduler.allocator.states
     assert states is not None
-    states._snapshots = OrderedDict.fromkeys(bench.scheduler._allocator.pool.digests, 0)
+    states.snapshots = OrderedDict.fromkeys(bench.scheduler.allocator.pool.digests, 0)
     with pytest.raises(Exception, match=r"another state|in \d+ places"):
         _ask(bench, _PROMPT[:21])

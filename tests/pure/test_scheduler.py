@@ -112,7 +112,7 @@ def test_what_is_planned_takes_its_tokens_and_rows() -> None:
     plan = StepPlan(0, 10, 4)
     bench = Bench()
     bench.submit([1] * 6, max_tokens=1)
-    sequence = bench.scheduler._requests[0]
+    sequence = bench.scheduler.requests[0]
     plan.add(sequence, BlockAllocation(seq=0, blocks=[], scheduled=0, prefill_target=6, first_unscored=6), 6)
     assert (plan.tokens_left, plan.rows_left, plan.prefill) == (4, 3, 6)
     decoding = BlockAllocation(
@@ -128,7 +128,7 @@ def test_positions_scored_before_a_preemption_cost_no_rows() -> None:
     bench = Bench()
     bench.submit([1] * 20, max_tokens=1, prompt_logprobs=0)
     again = BlockAllocation(seq=0, blocks=[], scheduled=0, prefill_target=20, first_unscored=9)
-    assert prefill_count(bench.scheduler._requests[0], again, StepPlan(0, 32, 4), max_tokens=32, chunked=True) == 13
+    assert prefill_count(bench.scheduler.requests[0], again, StepPlan(0, 32, 4), max_tokens=32, chunked=True) == 13
 
 
 # The prefix cache
@@ -349,7 +349,7 @@ def test_the_token_drawn_too_much_is_dropped_and_its_block_kept_until_then() -> 
     while bench.scheduler.statistics().num_running:
         bench.step()
         bench.finish_step()
-    assert bench.executor.pending == 1 and bench.scheduler._allocator.pool.num_free == 0
+    assert bench.executor.pending == 1 and bench.scheduler.allocator.pool.num_free == 0
     bench.finish_step()
     assert len(bench.tokens(0)) == 3
     bench.check_rest()

@@ -43,8 +43,8 @@ def test_the_rest_is_the_same_tokens(count: int, chunk: int) -> None:
     tokens, _, _ = expected(whole, limits_of())
     bench = Bench(SchedulerConfig(max_num_batched_tokens=max(chunk, 3), max_num_seqs=3))
     bench.outputs[0] = []
-    bench._told[0] = count
-    bench._answers[0] = (tokens, "length", None)
+    bench.told_counts[0] = count
+    bench.answers[0] = (tokens, "length", None)
     assert outputs_of(bench, msgspec.structs.replace(whole, begun=tokens[:count])) == tokens[count:]
 
 
@@ -53,8 +53,8 @@ def test_tokens_of_before_count_for_the_least_and_the_most() -> None:
     tokens, reason, _ = expected(whole, limits_of())
     assert (len(tokens), reason) == (6, "length")
     bench = Bench()
-    bench._told[0] = 4
-    bench._answers[0] = (tokens, "length", None)
+    bench.told_counts[0] = 4
+    bench.answers[0] = (tokens, "length", None)
     assert outputs_of(bench, msgspec.structs.replace(whole, begun=tokens[:4])) == tokens[4:]
 
 

@@ -26,7 +26,7 @@ def _until_preemption(bench: Bench) -> Step:
 
 
 def _running(bench: Bench) -> list[int]:
-    return [s.id for s in bench.scheduler._planner.running]
+    return [s.id for s in bench.scheduler.planner.running]
 
 
 def test_the_cheapest_to_compute_again_gives_way_not_the_last() -> None:
@@ -74,7 +74,7 @@ def test_a_preempted_request_keeps_its_place_and_goes_on_under_a_new_handle() ->
     (victim,) = {0, 1, 2} - set(_running(bench))
     assert not step.starts, "nobody is admitted in a step that preempted"
     assert victim in step.ends
-    first = bench.scheduler._planner.waiting.first()
+    first = bench.scheduler.planner.waiting.first()
     assert first is not None and first.id == victim
     bench.finish_step()
     bench.run()
@@ -109,7 +109,7 @@ def test_the_bound_holds_but_for_the_sake_of_the_first(bound: int, lookahead: in
     counted: dict[int, int] = {}
     seen = 0
     while not bench.scheduler.idle():
-        first = bench.scheduler._planner.running[0].id if bench.scheduler._planner.running else None
+        first = bench.scheduler.planner.running[0].id if bench.scheduler.planner.running else None
         bench.step()
         bench.finish_step()
         warnings = [i.message for i in bench.instructions if isinstance(i, Warn)]
@@ -208,7 +208,7 @@ def test_a_block_on_its_way_back_serves_one_only() -> None:
     _ahead(bench, 5)
     bench.submit([9] * 3, max_tokens=12)
     _ahead(bench, 6)
-    assert bench.scheduler._allocator.pool.num_free == 1
+    assert bench.scheduler.allocator.pool.num_free == 1
     bench.abort(3)
     step = bench.step()
     assert step is not None and [item.seq for item in step.items] == [0]
@@ -240,7 +240,7 @@ def test_nobody_is_admitted_in_a_step_that_preempted_even_if_there_is_room() -> 
 def _sequence(number: int, *, priority: int = 0, preemptions: int = 0) -> Sequence:
     bench = Bench()
     bench.submit([1, 2, 3], max_tokens=9, priority=priority)
-    sequence = bench.scheduler._requests[0]
+    sequence = bench.scheduler.requests[0]
     sequence.order = (priority, 0.0, number)
     sequence.preemptions = preemptions
     return sequence

@@ -253,12 +253,12 @@ async def test_a_silent_front_is_ended_and_replaced(tmp_path: Path) -> None:
 async def test_nobody_was_silent_while_the_coordinator_itself_stood_still(tmp_path: Path) -> None:
     made, server = coordinator(tmp_path, 1, 2, RestartPolicy(look_every_s=0.05, silent_after_s=1.0, lost_after_s=1.0))
     async with service(made, server) as to:
-        before, fronts = to.pids, made._fronts.running
+        before, fronts = to.pids, made.fronts.running
         for pid in before:
             os.kill(pid, signal.SIGSTOP)
 
         async def asked() -> bool:
-            return all(front._pings for front in fronts)
+            return all(front.pings for front in fronts)
 
         await to.wait_for(asked)
         ends = time.monotonic() + 3.0
@@ -266,10 +266,10 @@ async def test_nobody_was_silent_while_the_coordinator_itself_stood_still(tmp_pa
             pass
         for pid in before:
             os.kill(pid, signal.SIGCONT)
-        numbers = [front._num_pings for front in fronts]
+        numbers = [front.num_pings for front in fronts]
 
         async def answered() -> bool:
-            return all(front._num_pings > number + 2 for front, number in zip(fronts, numbers, strict=True))
+            return all(front.num_pings > number + 2 for front, number in zip(fronts, numbers, strict=True))
 
         await to.wait_for(answered)
         assert to.pids == before
@@ -308,8 +308,8 @@ async def test_a_stream_that_breaks_is_made_anew_and_costs_no_token(tmp_path: Pa
             return await to.metric("num_requests_running") == len(https)
 
         await to.wait_for(all_run)
-        for front in made._fronts.running:  # the engine hangs up on a front when another stream comes in its name
-            stray = made._supervisors[0].client.connect(front.number)
+        for front in made.fronts.running:  # the engine hangs up on a front when another stream comes in its name
+            stray = made.supervisors[0].client.connect(front.number)
             assert stray is not None
             stray.close()
         async with asyncio.timeout(4 * PATIENCE_S):
@@ -385,7 +385,7 @@ async def test_a_response_is_kept_for_all_fronts(tmp_path: Path) -> None:
             return answer.status_code == 200 and answer.json() == kept[-1]
 
         await to.wait_for(is_there)
-        folder = Path(made._metrics.path) / "responses"
+        folder = Path(made.metrics_folder.path) / "responses"
         assert len(list(folder.iterdir())) == len(kept) + len(answers)
     assert not folder.exists()
 

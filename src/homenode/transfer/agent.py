@@ -77,7 +77,7 @@ class TransferAgent:
             clock=clock,
             in_place=in_place,
         )
-        self._mailbox, self._links, self._machine = self._turns.mailbox, self._turns.links, self._turns.machine
+        self._mailbox, self._links, self.machine = self._turns.mailbox, self._turns.links, self._turns.machine
         self._performer, self._feeder, self._local = self._turns.performer, self._turns.feeder, self._turns.local
         at_once = max(AT_ONCE_BYTES, cache.buffer.layout.block_bytes)
         self._promises = Promises(self._links.hearing, at_once, self._walk_through)

@@ -93,8 +93,8 @@ class AtOnce:
         self._prepared = (
             lanes is None
         )  # what is prepared holds: the machine was told nothing since; without lanes there is nothing
-        self._sending: dict[str, _Sending] = {}
-        self._taking: dict[tuple[int, int], _Taking] = {}
+        self.sending: dict[str, _Sending] = {}
+        self.taking: dict[tuple[int, int], _Taking] = {}
 
     # While there is time
 
@@ -106,31 +106,31 @@ class AtOnce:
         about = given.message if isinstance(given, FromEngine | FromPeer) else None
         ticket, pull_id = getattr(about, "ticket", None), getattr(about, "pull_id", None)
         if ticket is None and pull_id is None:
-            self._sending.clear()
-            self._taking.clear()
-        for name in [name for name, one in self._sending.items() if name == ticket or one.next.pull_id == pull_id]:
-            del self._sending[name]
-        for key in [key for key, one in self._taking.items() if one.next.ticket == ticket or key[1] == pull_id]:
-            del self._taking[key]
+            self.sending.clear()
+            self.taking.clear()
+        for name in [name for name, one in self.sending.items() if name == ticket or one.next.pull_id == pull_id]:
+            del self.sending[name]
+        for key in [key for key, one in self.taking.items() if one.next.ticket == ticket or key[1] == pull_id]:
+            del self.taking[key]
 
     def prepare(self) -> None:
         """Ask the machine what it will answer."""
         if self._prepared:
             return
         self._prepared = True
-        self._sending = {ticket: one for ticket, one in self._sending.items() if one.next.holds()}
-        self._taking = {key: one for key, one in self._taking.items() if one.next.holds()}
+        self.sending = {ticket: one for ticket, one in self.sending.items() if one.next.holds()}
+        self.taking = {key: one for key, one in self.taking.items() if one.next.holds()}
         words = self._cache.words
-        for sends in self._machine.announcing(_MOST_PREPARED - len(self._sending), self._sending):
+        for sends in self._machine.announcing(_MOST_PREPARED - len(self.sending), self.sending):
             connection = self._links.find(sends.peer)
             if words is not None and connection is not None and connection.lane_out is not None:
                 where = (self._cache.buffer.id, sends.pull_id, sends.first, sends.pages, sends.most, sends.tokens)
                 lending = connection.lane_out.export_pages(self._cache.memory, words, *where)
-                self._sending[sends.ticket] = _Sending(sends, connection, connection.lane_out, lending, words)
+                self.sending[sends.ticket] = _Sending(sends, connection, connection.lane_out, lending, words)
         for takes in self._machine.expecting(
-            _MOST_PREPARED - len(self._taking), {one.next.ticket for one in self._taking.values()}
+            _MOST_PREPARED - len(self.taking), {one.next.ticket for one in self.taking.values()}
         ):
-            self._taking[takes.peer, takes.pull_id] = _Taking(takes, self._expected(takes))
+            self.taking[takes.peer, takes.pull_id] = _Taking(takes, self._expected(takes))
 
     def _expected(self, next_: Expecting) -> Expected:
         assert self._lanes is not None
@@ -146,13 +146,13 @@ class AtOnce:
 
     def promise(self, tickets: Sequence[str]) -> None:
         """Pages of these are about to be announced. From any thread: a ticket that is not prepared is passed over."""
-        for sending in [self._sending.get(ticket) for ticket in tickets]:
+        for sending in [self.sending.get(ticket) for ticket in tickets]:
             if sending is not None:
                 sending.lane.hint_wake()
 
     def announce(self, computed: Computed) -> bool:
         """Tell of pages that were computed. False: nothing was done."""
-        sending, blocks = self._sending.get(computed.ticket), computed.blocks
+        sending, blocks = self.sending.get(computed.ticket), computed.blocks
         if sending is None:
             return False
         connection = sending.connection
@@ -167,7 +167,7 @@ class AtOnce:
         if seconds is None:
             return False
         self._counts.copy_seconds += seconds
-        del self._sending[computed.ticket]  # what comes next the machine will know when it has heard of this
+        del self.sending[computed.ticket]  # what comes next the machine will know when it has heard of this
         self._books.owe(lambda: self._announced(computed, sending), self._clock(), computed.ticket)
         return True
 
@@ -181,7 +181,7 @@ class AtOnce:
     def rehearse(self, connection: Connection) -> None:
         """Pages of this connection's peer will be announced in a moment: walk the way that `take` goes, so that it is
         in this CPU's caches then. Computing, or another page's bytes, have had them since."""
-        for (peer, pull_id), taking in self._taking.items():
+        for (peer, pull_id), taking in self.taking.items():
             if peer == connection.number:
                 said = taking.expected.rehearsal(pull_id)
                 if not self.take(connection, said):  # it fits nothing
@@ -191,7 +191,7 @@ class AtOnce:
     def take(self, connection: Connection, said: Announced) -> bool:
         """Verify pages that were announced, and tell of them. False: nothing was told."""
         key = connection.number, said.pull_id
-        taking = self._taking.get(key)
+        taking = self.taking.get(key)
         if (
             taking is None
             or not (self._prepared or taking.next.holds())
@@ -208,7 +208,7 @@ class AtOnce:
             return False
         for event in told:
             self._post(event)
-        del self._taking[key]  # a second announcement of the same is not to be taken for the next
+        del self.taking[key]  # a second announcement of the same is not to be taken for the next
         self._counts.copy_seconds += seconds
         self._books.owe(lambda: self._taken(key[0], said, taking.next, told), now)
         return True

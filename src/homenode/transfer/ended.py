@@ -35,6 +35,9 @@ class ReleasedTickets:
         self._most = most
         self._tickets: OrderedDict[str, None] = OrderedDict()
 
+    def __len__(self) -> int:
+        return len(self._tickets)
+
     def add(self, ticket: str) -> None:
         self._tickets[ticket] = None
         self._tickets.move_to_end(ticket)

@@ -35,11 +35,11 @@ class Intake:
 
     def __init__(self, own: Own, settings: TransferConfig, limits: Limits | None = None) -> None:
         self._limits = limits or Limits()
-        self._state = Receiving(own, settings, self._limits)
+        self.state = Receiving(own, settings, self._limits)
         self._retry_after = settings.pd_alloc_fail_backoff_ttl
-        self._tickets: dict[str, Incoming] = {}
-        self._pulls: dict[tuple[bytes, int], Incoming] = {}
-        self._going: dict[int, Incoming] = {}
+        self.tickets: dict[str, Incoming] = {}
+        self.pulls: dict[tuple[bytes, int], Incoming] = {}
+        self.going: dict[int, Incoming] = {}
         self._done_at: dict[bytes, str] = {}  # incarnation -> its done address
         self._connecting: dict[str, None] = {}
         self._draining = ""
@@ -48,7 +48,7 @@ class Intake:
     # The scheduler
 
     def _from_engine(self, message: ToAgent) -> None:
-        incoming = self._tickets.get(message.ticket)
+        incoming = self.tickets.get(message.ticket)
         reading, incoming = incoming, None if incoming is not None and incoming.parted else incoming
         match message:
             case Unused() if reading is not None:
@@ -56,7 +56,7 @@ class Intake:
                 self._look(reading)
             case Reserved() | ReservationFailed() if incoming is None or incoming.stage != "asked":
                 if isinstance(message, Reserved) and incoming is None:
-                    self._state.tell(Forgotten(self._state.now, message.ticket))
+                    self.state.tell(Forgotten(self.state.now, message.ticket))
             case Reserved() if incoming is not None:
                 self._room(incoming, message)
             case ReservationFailed(_, free, reason) if incoming is not None:
@@ -66,7 +66,7 @@ class Intake:
             case Stopped() if incoming is not None:
                 self._stopped(incoming)
             case Fetch(ticket) | Stopped(ticket):
-                self._state.tell(Failed(self._state.now, ticket, "nothing is on its way under this ticket"))
+                self.state.tell(Failed(self.state.now, ticket, "nothing is on its way under this ticket"))
             case Released(ticket) if incoming is None:
                 self._released.add(ticket)
             case Released() if incoming is not None and not incoming.wanted:
@@ -88,7 +88,7 @@ class Intake:
             incoming.lose("the blocks do not fit", hard=True, code="internal")
             return self._forget(incoming)
         incoming.stage = "open"
-        state, offer = self._state, incoming.offer
+        state, offer = self.state, incoming.offer
         state.deadlines.drop(("room", offer.ticket))
         size = state.layout.block_size
         state.admission.keep(offer.ticket, len(state.ledger.kept(offer.ticket)))
@@ -106,7 +106,7 @@ class Intake:
         self._remove(incoming)
 
     def _fetch(self, incoming: Incoming, fetch: Fetch) -> None:
-        state = self._state
+        state = self.state
         incoming.wanted = True
         state.deadlines.drop(("ttl", incoming.ticket))
         if incoming.told_end:
@@ -148,7 +148,7 @@ class Intake:
         if not incoming.over:
             self._reply(incoming, OfferReply(incoming.offer.pull_id, refused=True, reason="the request ended"))
             incoming.lose("the request ended", hard=True, code="stopped")
-        self._state.tell(Failed(self._state.now, incoming.ticket, "the request ended"))
+        self.state.tell(Failed(self.state.now, incoming.ticket, "the request ended"))
         if incoming.stage == "queued":
             self._remove(incoming)
         return None
@@ -171,8 +171,8 @@ class Intake:
         """No request came for it, or its blocks came too late."""
         if incoming.stage == "asked":
             incoming.ended = True
-            self._state.tally.forgotten += 1
-            self._state.tell(Forgotten(self._state.now, incoming.ticket))
+            self.state.tally.forgotten += 1
+            self.state.tell(Forgotten(self.state.now, incoming.ticket))
         else:
             incoming.over = incoming.over or "no request came for it"
             incoming.finish("forgotten")
@@ -182,9 +182,9 @@ class Intake:
 
     def _admit(self) -> None:
         """Whoever's turn it is: the scheduler is asked for its blocks."""
-        state = self._state
+        state = self.state
         while (ticket := state.admission.admit(lambda *_: True, max(len(state.processes), 1))) is not None:
-            incoming = self._tickets[ticket]
+            incoming = self.tickets[ticket]
             incoming.stage = "asked"
             offer = incoming.offer
             state.tell(
@@ -192,7 +192,7 @@ class Intake:
             )
 
     def _opened(self, incoming: Incoming) -> None:
-        state, incarnation = self._state, incoming.process.incarnation
+        state, incarnation = self.state, incoming.process.incarnation
         if not incoming.wanted:
             state.deadlines.set(("ttl", incoming.ticket), state.now + state.ttl)
         else:
@@ -206,17 +206,17 @@ class Intake:
         return max(min(self._limits.heartbeat, incoming.offer.lease_s / 3), 0.01)
 
     def _progress(self, incoming: Incoming) -> None:
-        deadlines, now = self._state.deadlines, self._state.now
+        deadlines, now = self.state.deadlines, self.state.now
         if incoming.wanted:
             deadlines.set(("progress", incoming.ticket), now + self._limits.progress)
         else:
-            deadlines.set(("ttl", incoming.ticket), now + self._state.ttl)
+            deadlines.set(("ttl", incoming.ticket), now + self.state.ttl)
 
     def _reply(self, incoming: Incoming, reply: OfferReply) -> None:
-        self._state.send(incoming.process.came, reply)
+        self.state.send(incoming.process.came, reply)
 
     def _full(self, incoming: Incoming, free: int, reason: str) -> OfferReply:
-        self._state.tally.refused["no room"] += 1
+        self.state.tally.refused["no room"] += 1
         return OfferReply(
             incoming.offer.pull_id, alloc_failed=True, free_pages=free, retry_after_s=self._retry_after, reason=reason
         )
@@ -224,32 +224,32 @@ class Intake:
     # What is over
 
     def _with(self, process: PeerProcess) -> list[Incoming]:
-        return [incoming for incoming in self._pulls.values() if incoming.process is process]
+        return [incoming for incoming in self.pulls.values() if incoming.process is process]
 
     def _look(self, incoming: Incoming) -> None:
         """After anything happened to a hand-over."""
         for token in incoming.copies:
-            self._going[token] = incoming
-        if incoming.ended and self._tickets.get(incoming.ticket) is incoming:
+            self.going[token] = incoming
+        if incoming.ended and self.tickets.get(incoming.ticket) is incoming:
             self._part(incoming)
             if not incoming.placed:
                 self._remove(incoming)
         elif incoming.told_end or incoming.complete:
-            self._state.deadlines.drop(("progress", incoming.ticket))
+            self.state.deadlines.drop(("progress", incoming.ticket))
 
     def _remove(self, incoming: Incoming) -> None:
         ticket = incoming.ticket
-        if self._tickets.get(ticket) is not incoming:
+        if self.tickets.get(ticket) is not incoming:
             return
         self._part(incoming)
-        del self._tickets[ticket], self._pulls[incoming.process.incarnation, incoming.offer.pull_id]
+        del self.tickets[ticket], self.pulls[incoming.process.incarnation, incoming.offer.pull_id]
         self._reap(incoming.process)
         self._admit()
 
     def _part(self, incoming: Incoming) -> None:
         """It has ended for the scheduler, but for pages that are read in place: its own blocks are none of ours any
         more."""
-        state, ticket = self._state, incoming.ticket
+        state, ticket = self.state, incoming.ticket
         if incoming.parted:
             return
         incoming.parted = True
@@ -263,7 +263,7 @@ class Intake:
 
     def _reap(self, process: PeerProcess) -> None:
         """Let go of connections that nothing hangs on any more."""
-        state = self._state
+        state = self.state
         if self._with(process):
             return
         if state.in_place and not (process.dead or process.banned) and state.dones.waits_for(process.incarnation):
@@ -283,5 +283,5 @@ class Intake:
         if address is None or process.made is not None or process.dead or process.banned or address in self._connecting:
             return
         self._connecting[address] = None
-        self._state.deadlines.set(("connect", address), self._state.now + self._limits.connect)
-        self._state.act(Connect(address))
+        self.state.deadlines.set(("connect", address), self.state.now + self._limits.connect)
+        self.state.act(Connect(address))

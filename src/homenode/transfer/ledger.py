@@ -50,7 +50,7 @@ class Ledger:
         self._sharers: dict[int, dict[str, None]] = {}  # of a page that has several
         self._state = np.zeros(pages, np.uint8)
         self._epoch = np.zeros(pages, np.int64)
-        self._kept: dict[str, tuple[int, list[Pages]]] = {}  # an owner's number, and what it keeps
+        self.by_owner: dict[str, tuple[int, list[Pages]]] = {}  # an owner's number, and what it keeps
         self._names: dict[int, str] = {}
         self._last = 0
         self._free = list(range(pages - 1, -1, -1))
@@ -86,7 +86,7 @@ class Ledger:
                 raise InternalError(
                     f"KV pages {low} to {high} lent to {owner!r}: there are {self.pages}, and it has {len(before)}"
                 )
-        number, kept = self._kept.get(owner) or self._enter(owner)
+        number, kept = self.by_owner.get(owner) or self._enter(owner)
         kept.append(new)
         of = self._owner[new]
         for page in new[of != 0].tolist():
@@ -99,10 +99,10 @@ class Ledger:
     def _enter(self, owner: str) -> tuple[int, list[Pages]]:
         self._last += 1
         self._names[self._last] = owner
-        return self._kept.setdefault(owner, (self._last, []))
+        return self.by_owner.setdefault(owner, (self._last, []))
 
     def _kept_by(self, owner: str) -> Pages:
-        kept = self._kept.get(owner, (0, []))[1]
+        kept = self.by_owner.get(owner, (0, []))[1]
         return kept[0] if len(kept) == 1 else np.concatenate([np.empty(0, np.int64), *kept])
 
     def _share(self, owner: str, page: int, state: PageState) -> None:
@@ -135,7 +135,7 @@ class Ledger:
     def end(self, owner: str) -> tuple[list[int], list[int]]:
         """Let go of all an owner keeps: returns the pages nobody keeps any more and their new epochs."""
         freed = self._kept_by(owner)
-        number, _ = self._kept.pop(owner, (0, []))
+        number, _ = self.by_owner.pop(owner, (0, []))
         self._names.pop(number, None)
         others = self._owner[freed] != number
         if others.any():

@@ -50,13 +50,13 @@ class Offers:
 
     def __init__(self, own: Own, settings: TransferConfig, limits: Limits | None = None) -> None:
         self._limits = limits or Limits()
-        self._state = Sending(own, settings, self._limits)
-        self._mode = "push" if self._state.push else "pull-delay" if settings.pd_delay_pull else "pull-eager"
+        self.state = Sending(own, settings, self._limits)
+        self._mode = "push" if self.state.push else "pull-delay" if settings.pd_delay_pull else "pull-eager"
         self._breaker_ttl = settings.pd_alloc_fail_backoff_ttl
         self._receivers: dict[str, Receiver] = {}
-        self._tickets: dict[str, Outgoing] = {}
-        self._pulls: dict[int, Outgoing] = {}
-        self._going: dict[int, Outgoing] = {}  # of copies and sends
+        self.tickets: dict[str, Outgoing] = {}
+        self.pulls: dict[int, Outgoing] = {}
+        self.going: dict[int, Outgoing] = {}  # of copies and sends
         self._empty: set[str] = set()  # tickets of prompts of one token
         self._next_pull = 0
         self._draining = ""
@@ -72,18 +72,18 @@ class Offers:
             return self._tell_refused(wanted.ticket, code, reason)
         if not wanted.tokens:
             self._empty.add(wanted.ticket)
-            return self._state.tell(SendAdmitted(self._state.now, wanted.ticket))
+            return self.state.tell(SendAdmitted(self.state.now, wanted.ticket))
         try:
             address = self._address(wanted.peer)
         except (msgspec.DecodeError, ValueError) as error:
             return self._tell_refused(
                 wanted.ticket, "peer", f"the receiver's published document cannot be used: {error}"
             )
-        now = self._state.now
+        now = self.state.now
         receiver = self._receivers.get(address)
         if receiver is None:
             receiver = self._receivers[address] = Receiver(address, PeerBreaker(self._breaker_ttl))
-        outgoing = Outgoing(self._state, wanted.ticket, address, wanted.tokens, wanted.identities, now)
+        outgoing = Outgoing(self.state, wanted.ticket, address, wanted.tokens, wanted.identities, now)
         if receiver.breaker.ask(wanted.ticket, now) == "refuse":
             return self._tell_refused(
                 wanted.ticket, "breaker", "the receiver had no room a moment ago", receiver.breaker.left(now)
@@ -91,22 +91,22 @@ class Offers:
         if not receiver.connected and now < receiver.failed_at + self._limits.backoff:
             left = receiver.failed_at + self._limits.backoff - now
             return self._tell_refused(wanted.ticket, "connect", f"{address}: {receiver.failure}", left)
-        self._tickets[wanted.ticket] = outgoing
-        self._state.admission.wait(wanted.ticket, address, outgoing.pages)
-        self._state.deadlines.set(("room", wanted.ticket), now + self._limits.room)
+        self.tickets[wanted.ticket] = outgoing
+        self.state.admission.wait(wanted.ticket, address, outgoing.pages)
+        self.state.deadlines.set(("room", wanted.ticket), now + self._limits.room)
         self._connect(receiver)
         self._admit()
-        if receiver.connected and wanted.ticket in self._state.admission.waits_for(address):
-            self._state.admission.waits += 1
+        if receiver.connected and wanted.ticket in self.state.admission.waits_for(address):
+            self.state.admission.waits += 1
         return None
 
     def _objection(self, wanted: SendWanted) -> tuple[str, str] | None:
-        state, pages = self._state, len(wanted.identities)
+        state, pages = self.state, len(wanted.identities)
         if self._draining:
             return "draining", self._draining
         if self._released.take(wanted.ticket):
             return "released", "the ticket was given up before it came"
-        if wanted.ticket in self._tickets or wanted.ticket in self._empty:
+        if wanted.ticket in self.tickets or wanted.ticket in self._empty:
             return "duplicate", f"ticket {wanted.ticket!r} is in hand already"
         if wanted.tokens < 0 or pages != page_count(wanted.tokens, state.page_tokens):
             return (
@@ -143,25 +143,25 @@ class Offers:
         if receiver.connected or receiver.connecting:
             return
         receiver.connecting = True
-        self._state.deadlines.set(("connect", receiver.address), self._state.now + self._limits.connect)
-        self._state.act(Connect(receiver.address))
+        self.state.deadlines.set(("connect", receiver.address), self.state.now + self._limits.connect)
+        self.state.act(Connect(receiver.address))
 
     def _may_go(self, address: str, ticket: str) -> bool:
         receiver = self._receivers[address]
-        return receiver.connected and receiver.breaker.ask(ticket, self._state.now) == "go"
+        return receiver.connected and receiver.breaker.ask(ticket, self.state.now) == "go"
 
     def _admit(self) -> None:
         """Whoever's turn it is now."""
-        while (ticket := self._state.admission.admit(self._may_go, max(len(self._receivers), 1))) is not None:
-            self._offer(self._tickets[ticket])
+        while (ticket := self.state.admission.admit(self._may_go, max(len(self._receivers), 1))) is not None:
+            self._offer(self.tickets[ticket])
 
     def _offer(self, outgoing: Outgoing) -> None:
-        state, receiver = self._state, self._receivers[outgoing.address]
+        state, receiver = self.state, self._receivers[outgoing.address]
         assert receiver.process is not None
         receiver.breaker.go(outgoing.ticket)
         outgoing.pull_id, outgoing.process = self._next_pull, receiver.process
         self._next_pull += 1
-        self._pulls[outgoing.pull_id] = outgoing
+        self.pulls[outgoing.pull_id] = outgoing
         state.deadlines.drop(("room", outgoing.ticket))
         state.deadlines.set(("reply", outgoing.ticket), state.now + self._limits.reply)
         lease = state.leases.ttl
@@ -180,20 +180,20 @@ class Offers:
         self._admit()
 
     def _tell_refused(self, ticket: str, code: str, reason: str, retry_after: float | None = None) -> None:
-        self._state.tally.refused[code] += 1
-        self._state.tell(SendRefused(self._state.now, ticket, reason, retry_after))
+        self.state.tally.refused[code] += 1
+        self.state.tell(SendRefused(self.state.now, ticket, reason, retry_after))
 
     def _drop(self, outgoing: Outgoing, reason: str, *, notify: bool = True) -> None:
         """Forget a hand-over that was not admitted; the receiver may have made room for it."""
-        state = self._state
-        del self._tickets[outgoing.ticket]
+        state = self.state
+        del self.tickets[outgoing.ticket]
         state.deadlines.drop(("room", outgoing.ticket))
         state.deadlines.drop(("reply", outgoing.ticket))
         state.admission.leave(outgoing.ticket, outgoing.address)
         state.admission.release(outgoing.ticket)
         self._receivers[outgoing.address].breaker.spared(outgoing.ticket)
         if outgoing.process is not None:
-            del self._pulls[outgoing.pull_id]
+            del self.pulls[outgoing.pull_id]
             state.leases.end(outgoing.pull_id)
             state.ended.add(outgoing.pull_id, outgoing.process.incarnation, "called off")
             if notify:
@@ -201,22 +201,22 @@ class Offers:
             self._reap(outgoing.process)
 
     def _refuse_waiting(self, address: str, code: str, reason: str) -> None:
-        for ticket in self._state.admission.waits_for(address):
-            self._refuse(self._tickets[ticket], code, reason, self._limits.backoff)
+        for ticket in self.state.admission.waits_for(address):
+            self._refuse(self.tickets[ticket], code, reason, self._limits.backoff)
         self._tidy(address)
 
     # What is over
 
     def _with(self, process: PeerProcess) -> list[Outgoing]:
-        return [outgoing for outgoing in self._pulls.values() if outgoing.process is process]
+        return [outgoing for outgoing in self.pulls.values() if outgoing.process is process]
 
     def _reap(self, process: PeerProcess) -> None:
         """Let go of ended connections once nothing hangs on them; of those of a process that broke the protocol too."""
         if process.banned and process.live and not self._with(process):
             for peer in sorted(process.live):
-                self._state.processes.lost(peer, False)
+                self.state.processes.lost(peer, False)
         if process.lost and not self._with(process):
-            self._state.close(process, "done with")
+            self.state.close(process, "done with")
             for receiver in list(self._receivers.values()):
                 if receiver.process is process and not process.live:
                     receiver.process = None
@@ -226,24 +226,24 @@ class Offers:
         """Forget an address that means nothing any more."""
         receiver = self._receivers.get(address)
         idle = receiver is not None and receiver.process is None and not receiver.connecting
-        if receiver is None or not idle or self._state.admission.waits_for(address):
+        if receiver is None or not idle or self.state.admission.waits_for(address):
             return
-        if receiver.breaker.left(self._state.now) or self._state.now < receiver.failed_at + self._limits.backoff:
-            self._state.deadlines.set(("tidy", address), self._state.now + max(self._limits.backoff, self._breaker_ttl))
+        if receiver.breaker.left(self.state.now) or self.state.now < receiver.failed_at + self._limits.backoff:
+            self.state.deadlines.set(("tidy", address), self.state.now + max(self._limits.backoff, self._breaker_ttl))
         else:
             del self._receivers[address]
 
     def _look(self, outgoing: Outgoing) -> None:
         """After anything happened to a hand-over: whose copies it waits for, and whether it is over."""
-        state = self._state
+        state = self.state
         for token in (*outgoing.copies, *outgoing.sends):
-            self._going[token] = outgoing
-        if outgoing.returned and self._tickets.get(outgoing.ticket) is outgoing:
-            del self._tickets[outgoing.ticket]
+            self.going[token] = outgoing
+        if outgoing.returned and self.tickets.get(outgoing.ticket) is outgoing:
+            del self.tickets[outgoing.ticket]
         if outgoing.read and not state.push:
             state.leases.end(outgoing.pull_id)
-        if outgoing.finished and self._pulls.get(outgoing.pull_id) is outgoing:
-            del self._pulls[outgoing.pull_id]
+        if outgoing.finished and self.pulls.get(outgoing.pull_id) is outgoing:
+            del self.pulls[outgoing.pull_id]
             state.leases.end(outgoing.pull_id)
             assert outgoing.process is not None
             state.ended.add(outgoing.pull_id, outgoing.process.incarnation, outgoing.end)

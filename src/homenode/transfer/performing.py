@@ -66,10 +66,10 @@ class Performer:
     def join(self, links: Links, post: Callable[[ToScheduler], None], lanes: Lanes | None) -> None:
         """The connections, made with this as their listener. `post`: as in `at_once.AtOnce`."""
         self._links = self.pages.links = links
-        self._at_once = AtOnce(
+        self.at_once = AtOnce(
             self._machine, self.feeder, self.pages, self._buffers, self._copies, links, post, self._clock, lanes
         )
-        self.feeder.forget = self._at_once.forget
+        self.feeder.forget = self.at_once.forget
 
     # Ahead of the machine
 
@@ -96,30 +96,30 @@ class Performer:
         self.feeder.owe(lambda: (given, actions, [digest for each in digests for digest in each]), now, ticket)
         for action in actions:
             self._perform_now(action, now)
-        self._at_once.forget(given)
+        self.at_once.forget(given)
         return True
 
     def prepare(self) -> None:
         """What can be done at once, should it be wanted next; for when there is time."""
         if not self.feeder.busy and not self.feeder.behind:
-            self._at_once.prepare()
+            self.at_once.prepare()
 
     def promise(self, tickets: Sequence[str]) -> None:
         """See `at_once.AtOnce.promise`."""
-        self._at_once.promise(tickets)
+        self.at_once.promise(tickets)
 
     def announce(self, computed: Computed) -> bool:
         """Tell of pages over a lane, ahead of the machine. False: nothing was done."""
-        return not self.feeder.busy and self._at_once.announce(computed)
+        return not self.feeder.busy and self.at_once.announce(computed)
 
     def rehearse(self, connection: Connection) -> None:
         """See `at_once.AtOnce.rehearse`."""
         if not self.feeder.busy:
-            self._at_once.rehearse(connection)
+            self.at_once.rehearse(connection)
 
     def on_announced(self, connection: Connection, said: Announced) -> None:
         """See `links.Listener`."""
-        if self.feeder.busy or not self._at_once.take(connection, said):
+        if self.feeder.busy or not self.at_once.take(connection, said):
             self.on_message(connection, ready_of(said))
 
     def _perform_now(self, action: Action, now: float) -> None:
@@ -205,7 +205,7 @@ class Performer:
             case Connect(address):
                 self._links.connect(address, self._clock())
             case Close(peer, reason):
-                self._at_once.forget()
+                self.at_once.forget()
                 self._links.close(peer, reason, self._clock())
                 self.pages.release(peer, reason)
             case _:

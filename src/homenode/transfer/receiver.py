@@ -51,7 +51,7 @@ class ReceiverMachine(SenderPeers):
             case PeerLost(peer, reason, dead):
                 self._lost(peer, reason, dead)
             case Copied(token, digests):
-                if (incoming := self._going.pop(token, None)) is not None:
+                if (incoming := self.going.pop(token, None)) is not None:
                     incoming.copied(token, digests)
                     self._look(incoming)
             case Sent():
@@ -61,13 +61,13 @@ class ReceiverMachine(SenderPeers):
     def foresee(self, input: Input, now: float) -> Foreseen | None:
         """Pages that were announced, and pages that nobody reads any more."""
         if type(input) is FromPeer and type(input.message) is Ready:
-            process = self._state.processes.of(input.peer)
+            process = self.state.processes.of(input.peer)
             if process is None or input.peer not in process.live or process.banned:
                 return None
-            incoming = self._pulls.get((process.incarnation, input.message.pull_id))
+            incoming = self.pulls.get((process.incarnation, input.message.pull_id))
             return incoming.foresee(input.message, now) if incoming is not None else None
         if type(input) is FromEngine and type(input.message) is Unused:
-            incoming = self._tickets.get(input.message.ticket)
+            incoming = self.tickets.get(input.message.ticket)
             return incoming.foresee_unused() if incoming is not None else None
         return None
 
@@ -79,7 +79,7 @@ class ReceiverMachine(SenderPeers):
         """What can be taken as soon as it is announced."""
         found = (
             incoming.expecting()
-            for incoming in self._tickets.values()
+            for incoming in self.tickets.values()
             if not incoming.complete and incoming.ticket not in but
         )
         return list(islice((one for one in found if one is not None), most))
@@ -87,28 +87,28 @@ class ReceiverMachine(SenderPeers):
     def tick(self, now: float) -> list[Action]:
         """Whatever is due by now."""
         self._begin(now)
-        while (key := self._state.deadlines.due(now)) is not None:
+        while (key := self.state.deadlines.due(now)) is not None:
             self._due(key)
         return self._end()
 
     def next_deadline(self) -> float | None:
-        return self._state.deadlines.next()
+        return self.state.deadlines.next()
 
     def drain(self, now: float) -> list[Action]:
         """No new offers are taken, and what is not complete is called off. `idle` once nothing is left."""
         self._begin(now)
         self._draining = "the engine is shutting down"
-        for incoming in list(self._tickets.values()):
+        for incoming in list(self.tickets.values()):
             self._call_off(incoming, self._draining)
         return self._end()
 
     @property
     def idle(self) -> bool:
-        return not self._tickets and not len(self._state.dones)
+        return not self.tickets and not len(self.state.dones)
 
     def figures(self) -> TransferFigures:
-        state = self._state
-        waiting = sum(not incoming.complete and not incoming.over for incoming in self._tickets.values())
+        state = self.state
+        waiting = sum(not incoming.complete and not incoming.over for incoming in self.tickets.values())
         return state.tally.figures(
             pinned=state.ledger.pinned, waiting=waiting, waits=state.admission.waits, peers=len(state.processes)
         )
@@ -122,17 +122,17 @@ class ReceiverMachine(SenderPeers):
     def _due(self, key: object) -> None:
         match key:
             case ("room", str(ticket)):
-                self._no_answer(self._tickets[ticket])
+                self._no_answer(self.tickets[ticket])
             case ("ttl", str(ticket)):
-                self._forget(self._tickets[ticket])
+                self._forget(self.tickets[ticket])
             case ("progress", str(ticket)):
-                self._stuck(self._tickets[ticket])
+                self._stuck(self.tickets[ticket])
             case ("drain", str(ticket)):
-                self._tickets[ticket].not_drained()
+                self.tickets[ticket].not_drained()
             case ("read", str(ticket), int()):
-                self._slow(self._tickets[ticket])
+                self._slow(self.tickets[ticket])
             case ("bytes", int(token)):
-                if (incoming := self._going.get(token)) is not None:
+                if (incoming := self.going.get(token)) is not None:
                     self._cut(incoming.process, incoming.copies[token].peer, "bytes did not come in time")
             case ("beat", bytes(incarnation)):
                 self._heartbeat(incarnation)
@@ -141,13 +141,13 @@ class ReceiverMachine(SenderPeers):
             case ("connect", str(address)):
                 self._connect_failed(address, "no connection in time")
             case ("reconnect", bytes(incarnation)):
-                process = self._state.processes.get(incarnation)
-                if process is not None and (self._with(process) or self._state.dones.waits_for(incarnation)):
+                process = self.state.processes.get(incarnation)
+                if process is not None and (self._with(process) or self.state.dones.waits_for(incarnation)):
                     self._ensure_done(process)
 
     def _no_answer(self, incoming: Incoming) -> None:
         """There was no room in time, or the scheduler was silent; should it still answer, its blocks go back."""
-        self._reply(incoming, self._full(incoming, self._state.admission.free, "no room in time"))
+        self._reply(incoming, self._full(incoming, self.state.admission.free, "no room in time"))
         if incoming.stage == "queued":
             return self._remove(incoming)
         return incoming.lose("no room in time", hard=True, code="room")
@@ -164,14 +164,14 @@ class ReceiverMachine(SenderPeers):
         self._look(incoming)
 
     def _heartbeat(self, incarnation: bytes) -> None:
-        process = self._state.processes.get(incarnation)
+        process = self.state.processes.get(incarnation)
         if process is None:
             return
         reading = [incoming for incoming in self._with(process) if incoming.kept]
         process.beating = bool(reading)
         if not reading:
             return
-        now, state = self._state.now, self._state
+        now, state = self.state.now, self.state
         if process.asked is not None and now - process.asked >= self._limits.silence and not process.silent:
             process.silent = True
             self._lose_all(process, "the sender is silent", "silent")
@@ -183,7 +183,7 @@ class ReceiverMachine(SenderPeers):
         state.deadlines.set(("beat", incarnation), now + min(self._beat(incoming) for incoming in reading))
 
     def _again(self, incarnation: bytes, pull_id: int) -> None:
-        state = self._state
+        state = self.state
         done = state.dones.again((incarnation, pull_id), state.now)
         process = state.processes.get(incarnation)
         if process is None:
@@ -197,7 +197,7 @@ class ReceiverMachine(SenderPeers):
     # Around each step
 
     def _begin(self, now: float) -> None:
-        self._state.now, self._state.actions = now, []
+        self.state.now, self.state.actions = now, []
 
     def _end(self) -> list[Action]:
-        return self._state.actions
+        return self.state.actions

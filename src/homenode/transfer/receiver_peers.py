@@ -34,7 +34,7 @@ class ReceiverPeers(Offers):
     # Connections
 
     def _connected(self, connected: Connected) -> None:
-        state = self._state
+        state = self.state
         if connected.address and connected.address in self._receivers:
             self._receivers[connected.address].connecting = False
             state.deadlines.drop(("connect", connected.address))
@@ -60,18 +60,18 @@ class ReceiverPeers(Offers):
         if receiver is None:
             return
         receiver.connecting = False
-        receiver.failed_at, receiver.failure = self._state.now, reason
-        self._state.deadlines.drop(("connect", address))
+        receiver.failed_at, receiver.failure = self.state.now, reason
+        self.state.deadlines.drop(("connect", address))
         self._refuse_waiting(address, "connect", f"{address}: {reason}")
 
     def _lost(self, peer: int, reason: str, dead: bool) -> None:
-        state = self._state
+        state = self.state
         process = state.processes.lost(peer, dead)
         if process is not None:
             self._after_loss(process, reason)
 
     def _after_loss(self, process: PeerProcess, reason: str) -> None:
-        state = self._state
+        state = self.state
         if process.made is None:
             for outgoing in self._with(process):
                 self._lost_for(outgoing, process, reason)
@@ -89,16 +89,16 @@ class ReceiverPeers(Offers):
         unreadable = (
             process.dead
             or (bool(process.banned) and not outgoing.lent)
-            or (not self._state.shared and process.by_made is None)
+            or (not self.state.shared and process.by_made is None)
         )
-        if outgoing.told == outgoing.pages and not unreadable and not self._state.push:
+        if outgoing.told == outgoing.pages and not unreadable and not self.state.push:
             return None  # it may still be read
         outgoing.gone("lost", f"the receiver was lost: {reason}", unreadable=unreadable)
         return self._look(outgoing)
 
     def _violation(self, process: PeerProcess, code: str, reason: str) -> None:
         """It broke the protocol: its hand-overs end, its connections too."""
-        self._state.tally.violations[code] += 1
+        self.state.tally.violations[code] += 1
         process.banned = reason
         if not any(outgoing.lent for outgoing in self._with(process)):
             return self._cut(process, reason)
@@ -108,18 +108,18 @@ class ReceiverPeers(Offers):
 
     def _cut(self, process: PeerProcess, reason: str) -> None:
         for peer in sorted(process.live):
-            self._state.act(Close(peer, reason))
-            self._state.processes.lost(peer, False)
-            self._state.processes.closed(peer)
+            self.state.act(Close(peer, reason))
+            self.state.processes.lost(peer, False)
+            self.state.processes.closed(peer)
         self._after_loss(process, reason)
 
     # Frames
 
     def _from_peer(self, peer: int, message: Message) -> None:
-        process = self._state.processes.of(peer)
+        process = self.state.processes.of(peer)
         if process is None or peer not in process.live or (process.banned and not isinstance(message, Done)):
             return
-        process.heard = self._state.now
+        process.heard = self.state.now
         match message:
             case Done(pull_id):
                 self._done(peer, process, pull_id)
@@ -131,9 +131,9 @@ class ReceiverPeers(Offers):
                 self._violation(process, "wrong role", f"{type(message).__name__} from a receiver")
 
     def _about(self, peer: int, process: PeerProcess, pull_id: int, message: Message) -> None:
-        outgoing = self._pulls.get(pull_id)
+        outgoing = self.pulls.get(pull_id)
         if outgoing is not None and outgoing.process is not process:
-            self._state.tally.forged += 1
+            self.state.tally.forged += 1
             return self._violation(process, "forged", "a frame about another receiver's hand-over")
         if outgoing is None:
             return self._about_ended(peer, process, pull_id, message)
@@ -143,17 +143,17 @@ class ReceiverPeers(Offers):
                     return self._violation(process, "offer-reply", "a second answer to an offer")
                 return self._replied(outgoing, message)
             case Read() if (
-                self._state.push or self._state.shared or not outgoing.admitted or not outgoing.read_by(peer, message)
+                self.state.push or self.state.shared or not outgoing.admitted or not outgoing.read_by(peer, message)
             ):
                 return self._violation(process, "read", "pages were asked for that are not to be read")
             case Stored(_, pages, ok, reason) if (
-                not self._state.push or not outgoing.admitted or not outgoing.store(pages, ok, reason)
+                not self.state.push or not outgoing.admitted or not outgoing.store(pages, ok, reason)
             ):
                 return self._violation(process, "stored", "pages are said to be stored that were not sent")
-            case Cancel() if not self._state.push:
+            case Cancel() if not self.state.push:
                 return self._violation(process, "cancel", "Cancel is for push")
             case Cancel() if not outgoing.admitted:
-                self._state.send(peer, Drained(pull_id))
+                self.state.send(peer, Drained(pull_id))
                 return self._refuse(outgoing, "refused", "the receiver called it off", notify=False)
             case Cancel():
                 outgoing.cancel()
@@ -164,15 +164,15 @@ class ReceiverPeers(Offers):
             return self._violation(process, "unknown", f"hand-over {pull_id} was never offered")
         match message:
             case Cancel():
-                self._state.send(peer, Drained(pull_id))
+                self.state.send(peer, Drained(pull_id))
             case Read(_, first):
-                self._state.send(peer, Data(pull_id, first, 0, 0, [], False, epochs_ok=False))
+                self.state.send(peer, Data(pull_id, first, 0, 0, [], False, epochs_ok=False))
             case OfferReply() | Stored():
-                self._state.tally.late += 1
+                self.state.tally.late += 1
         return None
 
     def _replied(self, outgoing: Outgoing, reply: OfferReply) -> None:
-        state, receiver = self._state, self._receivers[outgoing.address]
+        state, receiver = self.state, self._receivers[outgoing.address]
         process = outgoing.process
         assert process is not None
         if reply.alloc_failed:
@@ -182,7 +182,7 @@ class ReceiverPeers(Offers):
             reason = f"the receiver has no room ({format_count(reply.free_pages, 'page')} free): {reply.reason}"
             self._refuse(outgoing, "no room", reason, left, notify=False)
             for ticket in state.admission.waits_for(receiver.address) if receiver.breaker.open else ():
-                self._refuse(self._tickets[ticket], "breaker", "the receiver has no room", left)
+                self._refuse(self.tickets[ticket], "breaker", "the receiver has no room", left)
             return None
         if reply.refused:
             return self._refuse(outgoing, "refused", reply.reason or "the receiver refused", notify=False)
@@ -201,7 +201,7 @@ class ReceiverPeers(Offers):
         return self._look(outgoing)
 
     def _done(self, peer: int, process: PeerProcess, pull_id: int) -> None:
-        state, outgoing = self._state, self._pulls.get(pull_id)
+        state, outgoing = self.state, self.pulls.get(pull_id)
         known = state.ended.how(pull_id) if outgoing is None else None
         whose = (
             outgoing.process.incarnation
@@ -225,7 +225,7 @@ class ReceiverPeers(Offers):
         return self._done_now(peer, outgoing)
 
     def _done_now(self, peer: int, outgoing: Outgoing) -> None:
-        state = self._state
+        state = self.state
         if not outgoing.admitted:
             state.send(peer, DoneAck(outgoing.pull_id, "early"))
             state.tally.early += not outgoing.early
@@ -243,7 +243,7 @@ class ReceiverPeers(Offers):
         return self._look(outgoing)
 
     def _renew(self, peer: int, process: PeerProcess, pull_ids: list[int]) -> None:
-        state = self._state
-        mine = [n for n in pull_ids if (o := self._pulls.get(n)) is not None and o.process is process]
-        live = set(mine) - set(state.leases.renew((n for n in mine if self._pulls[n].admitted), state.now))
+        state = self.state
+        mine = [n for n in pull_ids if (o := self.pulls.get(n)) is not None and o.process is process]
+        live = set(mine) - set(state.leases.renew((n for n in mine if self.pulls[n].admitted), state.now))
         state.send(peer, Renewed(state.leases.ttl, [n for n in pull_ids if n not in live]))

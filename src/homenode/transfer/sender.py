@@ -50,11 +50,11 @@ class SenderMachine(ReceiverPeers):
             case PeerLost(peer, reason, dead):
                 self._lost(peer, reason, dead)
             case Copied(token, digests, reason):
-                if (outgoing := self._going.pop(token, None)) is not None:
+                if (outgoing := self.going.pop(token, None)) is not None:
                     outgoing.copied(token, digests, reason)
                     self._look(outgoing)
             case Sent(token, ok):
-                if (outgoing := self._going.pop(token, None)) is not None:
+                if (outgoing := self.going.pop(token, None)) is not None:
                     outgoing.sent(token, ok)
                     self._look(outgoing)
         return self._end()
@@ -63,14 +63,14 @@ class SenderMachine(ReceiverPeers):
         """Pages that were computed."""
         if type(input) is not FromEngine or type(input.message) is not Computed:
             return None
-        outgoing = self._tickets.get(input.message.ticket)
+        outgoing = self.tickets.get(input.message.ticket)
         return outgoing.foresee(input.message) if outgoing is not None and outgoing.admitted else None
 
     def announcing(self, most: int, but: Container[str] = ()) -> list[Announcing]:
         """What can be announced as soon as it is computed."""
         found = (
             outgoing.announcing()
-            for outgoing in self._tickets.values()
+            for outgoing in self.tickets.values()
             if outgoing.admitted and outgoing.ticket not in but
         )
         return list(islice((one for one in found if one is not None), most))
@@ -82,12 +82,12 @@ class SenderMachine(ReceiverPeers):
     def tick(self, now: float) -> list[Action]:
         """Whatever is due by now."""
         self._begin(now)
-        while (key := self._state.deadlines.due(now)) is not None:
+        while (key := self.state.deadlines.due(now)) is not None:
             self._due(key)
         return self._end()
 
     def next_deadline(self) -> float | None:
-        return self._state.deadlines.next()
+        return self.state.deadlines.next()
 
     def drain(self, now: float) -> list[Action]:
         """No new hand-overs; those whose pages are all announced may still be read. `idle` once nothing is left.
@@ -98,7 +98,7 @@ class SenderMachine(ReceiverPeers):
         self._draining = "the engine is shutting down"
         for ticket in sorted(self._empty):
             self._return_empty(ticket)
-        for outgoing in list(self._tickets.values()):
+        for outgoing in list(self.tickets.values()):
             if not outgoing.admitted:
                 self._refuse(outgoing, "draining", self._draining)
                 continue
@@ -111,10 +111,10 @@ class SenderMachine(ReceiverPeers):
 
     @property
     def idle(self) -> bool:
-        return not self._tickets and not self._pulls
+        return not self.tickets and not self.pulls
 
     def figures(self) -> TransferFigures:
-        state = self._state
+        state = self.state
         return state.tally.figures(
             pinned=state.ledger.pinned,
             waiting=state.admission.waiting,
@@ -125,7 +125,7 @@ class SenderMachine(ReceiverPeers):
     def lent(self) -> frozenset[str]:
         """Tickets whose pages others may be reading where they are: they stay as they are even if this machine is no
         more."""
-        return frozenset(outgoing.ticket for outgoing in self._pulls.values() if outgoing.lent)
+        return frozenset(outgoing.ticket for outgoing in self.pulls.values() if outgoing.lent)
 
     # The scheduler
 
@@ -136,23 +136,23 @@ class SenderMachine(ReceiverPeers):
             case Computed(ticket, first, blocks, last):
                 if ticket in self._empty and last:
                     self._return_empty(ticket)
-                elif (outgoing := self._tickets.get(ticket)) is not None and outgoing.admitted:
+                elif (outgoing := self.tickets.get(ticket)) is not None and outgoing.admitted:
                     outgoing.add(first, blocks, last)
                     self._look(outgoing)
-            case Released(ticket) if ticket not in self._tickets and ticket not in self._empty:
+            case Released(ticket) if ticket not in self.tickets and ticket not in self._empty:
                 self._released.add(ticket)
             case Released(ticket, reason) if ticket not in self._empty:
-                self._given_up(self._tickets[ticket], reason)
+                self._given_up(self.tickets[ticket], reason)
             case Abandoned(ticket, reason) | Released(ticket, reason):
                 if ticket in self._empty:
                     self._return_empty(ticket)
-                elif (outgoing := self._tickets.get(ticket)) is not None:
+                elif (outgoing := self.tickets.get(ticket)) is not None:
                     self._abandoned(outgoing, reason)
 
     def _abandoned(self, outgoing: Outgoing, reason: str) -> None:
         if not outgoing.admitted:
             self._drop(outgoing, reason)
-            self._state.tell(Returned(self._state.now, outgoing.ticket))
+            self.state.tell(Returned(self.state.now, outgoing.ticket))
             return self._admit()
         outgoing.computing = False
         if outgoing.told < outgoing.pages:
@@ -171,7 +171,7 @@ class SenderMachine(ReceiverPeers):
 
     def _return_empty(self, ticket: str) -> None:
         self._empty.discard(ticket)
-        self._state.tell(Returned(self._state.now, ticket))
+        self.state.tell(Returned(self.state.now, ticket))
 
     # Time
 
@@ -179,13 +179,13 @@ class SenderMachine(ReceiverPeers):
         match key:
             case ("room", str(ticket)):
                 self._refuse(
-                    self._tickets[ticket], "no room", "the transfer buffer was full for too long", self._limits.backoff
+                    self.tickets[ticket], "no room", "the transfer buffer was full for too long", self._limits.backoff
                 )
             case ("reply", str(ticket)):
-                outgoing = self._tickets[ticket]
+                outgoing = self.tickets[ticket]
                 breaker = self._receivers[outgoing.address].breaker
-                breaker.failed(self._state.now)
-                self._state.tally.breaker_opens += breaker.open
+                breaker.failed(self.state.now)
+                self.state.tally.breaker_opens += breaker.open
                 self._refuse(outgoing, "no answer", "the receiver did not answer the offer", self._breaker_ttl)
             case ("connect", str(address)):
                 self._connect_failed(address, "no connection in time")
@@ -197,27 +197,27 @@ class SenderMachine(ReceiverPeers):
                 self._tidy(address)
 
     def _expired(self, pull_id: int) -> None:
-        self._state.leases.end(pull_id)
-        outgoing = self._pulls[pull_id]
-        if not (self._state.push and outgoing.over) and not outgoing.retired:
-            self._state.tally.expired += 1
+        self.state.leases.end(pull_id)
+        outgoing = self.pulls[pull_id]
+        if not (self.state.push and outgoing.over) and not outgoing.retired:
+            self.state.tally.expired += 1
         if outgoing.lent:
             outgoing.retired = True
-            self._state.leases.grant(pull_id, self._state.now)
+            self.state.leases.grant(pull_id, self.state.now)
             return
         outgoing.expire()
         self._look(outgoing)
 
     def _stuck(self, token: int) -> None:
         """The receiver takes no bytes: its connections end, and with them what is being sent."""
-        outgoing = self._going.get(token)
+        outgoing = self.going.get(token)
         if outgoing is not None and outgoing.process is not None:
             self._cut(outgoing.process, "bytes were not taken in time")
 
     # Around each step
 
     def _begin(self, now: float) -> None:
-        self._state.now, self._state.actions = now, []
+        self.state.now, self.state.actions = now, []
 
     def _end(self) -> list[Action]:
-        return self._state.actions
+        return self.state.actions

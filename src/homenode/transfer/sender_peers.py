@@ -21,7 +21,7 @@ class SenderPeers(Intake):
     # Connections
 
     def _connected(self, connected: Connected) -> None:
-        state = self._state
+        state = self.state
         self._connecting.pop(connected.address, None)
         state.deadlines.drop(("connect", connected.address))
         wrong = "this engine receives KV, and so does the other" if connected.hello.role != "sender" else None
@@ -48,35 +48,35 @@ class SenderPeers(Intake):
 
     def _connect_failed(self, address: str, reason: str) -> None:
         self._connecting.pop(address, None)
-        self._state.deadlines.drop(("connect", address))
+        self.state.deadlines.drop(("connect", address))
         self._unreachable(address, reason, b"")
 
     def _unreachable(self, address: str, reason: str, but: bytes) -> None:
         """The done channel of a sender cannot be had: what is not in shared memory cannot be read."""
         for incarnation in [key for key, at in self._done_at.items() if at == address and key != but]:
-            process = self._state.processes.get(incarnation)
+            process = self.state.processes.get(incarnation)
             if process is None or but:
-                self._state.dones.forget(incarnation)
+                self.state.dones.forget(incarnation)
                 del self._done_at[incarnation]
-            if process is not None and not self._state.shared and not self._state.push:
+            if process is not None and not self.state.shared and not self.state.push:
                 for incoming in self._with(process):
                     incoming.lose(f"its done channel: {reason}", hard=True)
                     incoming.settle()
                     self._look(incoming)
             if process is not None:
                 process.failures = min(process.failures + 1, 6)
-                self._state.deadlines.set(
-                    ("reconnect", incarnation), self._state.now + self._limits.backoff * 2**process.failures
+                self.state.deadlines.set(
+                    ("reconnect", incarnation), self.state.now + self._limits.backoff * 2**process.failures
                 )
 
     def _lost(self, peer: int, reason: str, dead: bool) -> None:
-        process = self._state.processes.lost(peer, dead)
+        process = self.state.processes.lost(peer, dead)
         if process is not None:
             self._after_loss(process, reason)
 
     def _after_loss(self, process: PeerProcess, reason: str) -> None:
         if process.dead:
-            self._state.dones.forget(process.incarnation)
+            self.state.dones.forget(process.incarnation)
         if process.came is None or process.dead:
             self._lose_all(process, f"the sender was lost: {reason}")
         for incoming in self._with(process):
@@ -86,14 +86,14 @@ class SenderPeers(Intake):
                 incoming.unanswered()
                 incoming.pump()
                 self._look(incoming)
-            if self._with(process) or self._state.dones.waits_for(process.incarnation):
+            if self._with(process) or self.state.dones.waits_for(process.incarnation):
                 self._ensure_done(process)
         self._reap(process)
 
     def _lose_all(self, process: PeerProcess, reason: str, code: str = "lost") -> None:
         """Nothing more is announced. What was announced in shared memory can still be read, even if the process is
         gone."""
-        state = self._state
+        state = self.state
         soft = state.shared and not state.push and not process.banned
         for incoming in self._with(process):
             incoming.lose(reason, hard=not soft, code=code)
@@ -106,7 +106,7 @@ class SenderPeers(Intake):
     def _violation(self, process: PeerProcess, code: str, reason: str) -> None:
         """It broke the protocol: its hand-overs end, and its connections, where it may still write once it cannot any
         more."""
-        state = self._state
+        state = self.state
         state.tally.violations[code] += 1
         process.banned = reason
         state.dones.forget(process.incarnation)
@@ -120,18 +120,18 @@ class SenderPeers(Intake):
     def _cut(self, process: PeerProcess, peer: int, reason: str) -> None:
         """End one connection."""
         if peer in process.live:
-            self._state.act(Close(peer, reason))
-            self._state.processes.lost(peer, False)
-            self._state.processes.closed(peer)
+            self.state.act(Close(peer, reason))
+            self.state.processes.lost(peer, False)
+            self.state.processes.closed(peer)
             self._after_loss(process, reason)
 
     # Frames
 
     def _from_peer(self, peer: int, message: Message) -> None:
-        process = self._state.processes.of(peer)
+        process = self.state.processes.of(peer)
         if process is None or peer not in process.live:
             return
-        process.heard, process.asked, process.silent = self._state.now, None, False
+        process.heard, process.asked, process.silent = self.state.now, None, False
         if process.banned and not isinstance(message, Drained):
             return
         match message:
@@ -149,7 +149,7 @@ class SenderPeers(Intake):
                 self._violation(process, "wrong role", f"{type(message).__name__} from a sender")
 
     def _offered(self, peer: int, process: PeerProcess, offer: Offer) -> None:
-        state = self._state
+        state = self.state
         objection = self._objection(process, offer)
         if objection is not None:
             return self._violation(process, "offer", objection)
@@ -162,7 +162,7 @@ class SenderPeers(Intake):
             state.tally.refused[code] += 1
             return state.send(peer, reply)
         incoming.in_place = state.in_place and bool(process.bases) and process.bases.keys() >= process.buffers.keys()
-        self._tickets[offer.ticket] = self._pulls[process.incarnation, offer.pull_id] = incoming
+        self.tickets[offer.ticket] = self.pulls[process.incarnation, offer.pull_id] = incoming
         if offer.done:
             self._done_at[process.incarnation] = offer.done
             self._ensure_done(process)
@@ -192,7 +192,7 @@ class SenderPeers(Intake):
             or page_count(offer.tokens, offer.page_tokens) != len(offer.identities)
         ):
             return f"{len(offer.identities)} identities for {format_count(offer.tokens, 'token')} in pages of {offer.page_tokens}"
-        if self._state.push:
+        if self.state.push:
             return None
         if not offer.done or self._done_at.get(process.incarnation, offer.done) != offer.done:
             return "no done address, or another one than before"
@@ -201,12 +201,12 @@ class SenderPeers(Intake):
         return None
 
     def _refusal(self, process: PeerProcess, offer: Offer, need: int) -> tuple[str, OfferReply] | None:
-        state = self._state
+        state = self.state
         if self._draining:
             return "draining", OfferReply(offer.pull_id, refused=True, reason=self._draining)
         if self._released.take(offer.ticket):
             return "released", OfferReply(offer.pull_id, refused=True, reason="the ticket was given up before it came")
-        if offer.ticket in self._tickets:
+        if offer.ticket in self.tickets:
             return "duplicate", OfferReply(
                 offer.pull_id, refused=True, reason=f"ticket {offer.ticket!r} is in hand already"
             )
@@ -228,12 +228,12 @@ class SenderPeers(Intake):
         return None
 
     def _about(self, peer: int, process: PeerProcess, pull_id: int, message: Message) -> None:
-        incoming = self._pulls.get((process.incarnation, pull_id))
+        incoming = self.pulls.get((process.incarnation, pull_id))
         if incoming is None:
             if pull_id > process.highest:
                 self._violation(process, "unknown", f"hand-over {pull_id} was never offered")
             else:
-                self._state.tally.late += 1
+                self.state.tally.late += 1
             return None
         match message:
             case Ready():
@@ -252,7 +252,7 @@ class SenderPeers(Intake):
             return None
         wrong = (
             incoming.objection(ready)
-            if not (self._state.push and not self._state.shared)
+            if not (self.state.push and not self.state.shared)
             else "Ready, where Data was due"
         )
         if wrong is not None:
@@ -261,9 +261,9 @@ class SenderPeers(Intake):
         return incoming.ready(ready)
 
     def _data(self, peer: int, incoming: Incoming, process: PeerProcess, data: Data) -> None:
-        if self._state.shared:
+        if self.state.shared:
             return self._violation(process, "data", "bytes where memory is shared")
-        if not self._state.push:
+        if not self.state.push:
             wrong = incoming.answer(peer, data)
         elif incoming.over:
             return None
@@ -277,13 +277,13 @@ class SenderPeers(Intake):
 
     def _abandon(self, incoming: Incoming, reason: str) -> None:
         incoming.drained = True
-        incoming.lose(f"the sender gave up: {reason}", hard=self._state.push or not incoming.wanted, code="abandoned")
+        incoming.lose(f"the sender gave up: {reason}", hard=self.state.push or not incoming.wanted, code="abandoned")
         if incoming.stage == "queued":
             return self._remove(incoming)
         return incoming.settle()
 
     def _acknowledged(self, process: PeerProcess, pull_id: int, status: str) -> None:
-        state = self._state
+        state = self.state
         if not state.dones.acknowledged((process.incarnation, pull_id)):
             state.tally.duplicates += 1
         elif status == "late":
@@ -292,9 +292,9 @@ class SenderPeers(Intake):
 
     def _renewed(self, process: PeerProcess, gone: list[int]) -> None:
         for pull_id in gone:
-            incoming = self._pulls.get((process.incarnation, pull_id))
+            incoming = self.pulls.get((process.incarnation, pull_id))
             if incoming is None or not incoming.reading:
                 continue
-            incoming.lose("the sender no longer keeps it", hard=not self._state.shared, code="expired")
+            incoming.lose("the sender no longer keeps it", hard=not self.state.shared, code="expired")
             incoming.settle()
             self._look(incoming)

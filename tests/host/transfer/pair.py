@@ -71,8 +71,8 @@ class Engine:
         self.free = list(range(self.cache.layout.blocks))
         self.placed: dict[str, list[int]] = {}
         self._offers: dict[str, Offered] = {}
-        self._events: list[ToScheduler] = []
-        self._changed = threading.Condition()
+        self.events: list[ToScheduler] = []
+        self.changed = threading.Condition()
         self.agent = open_agent(
             config,
             FINGERPRINT,
@@ -112,9 +112,9 @@ class Engine:
                     self.agent.tell(ReservationFailed(ticket, len(self.free), "full"))
             case Returned(_, ticket) | Forgotten(_, ticket):
                 self.free += self.placed.pop(ticket, [])
-        with self._changed:
-            self._events.append(event)
-            self._changed.notify_all()
+        with self.changed:
+            self.events.append(event)
+            self.changed.notify_all()
 
     def has_room(self, ticket: str, tokens: int) -> bool:
         """Whether `take_blocks` would do."""
@@ -144,30 +144,30 @@ class Engine:
         found: list[Any] = []
 
         def look() -> bool:
-            found[:] = [event for event in self._events if event.ticket == ticket and isinstance(event, kinds)]
+            found[:] = [event for event in self.events if event.ticket == ticket and isinstance(event, kinds)]
             return bool(found)
 
-        with self._changed:
-            if not self._changed.wait_for(look, timeout):
+        with self.changed:
+            if not self.changed.wait_for(look, timeout):
                 raise AssertionError(
-                    f"{self.role}: no {kinds} of {ticket} within {timeout} s; there came {self._events[-8:]}"
+                    f"{self.role}: no {kinds} of {ticket} within {timeout} s; there came {self.events[-8:]}"
                 )
         return found[0]
 
     def arrived(self, ticket: str, tokens: int, timeout: float = PATIENCE_S) -> None:
         """All of it, or an error."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._ended(ticket, tokens) is not None, timeout)
-        assert self._ended(ticket, tokens) is True, f"{ticket}: {[e for e in self._events if e.ticket == ticket]}"
+        with self.changed:
+            self.changed.wait_for(lambda: self._ended(ticket, tokens) is not None, timeout)
+        assert self._ended(ticket, tokens) is True, f"{ticket}: {[e for e in self.events if e.ticket == ticket]}"
 
     def ended(self, ticket: str, tokens: int, timeout: float = PATIENCE_S) -> bool | None:
         """Whether all of it arrived (True) or its end was told (False); None: neither in time."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._ended(ticket, tokens) is not None, timeout)
+        with self.changed:
+            self.changed.wait_for(lambda: self._ended(ticket, tokens) is not None, timeout)
         return self._ended(ticket, tokens)
 
     def _ended(self, ticket: str, tokens: int) -> bool | None:
-        for event in self._events:
+        for event in self.events:
             if event.ticket == ticket:
                 if isinstance(event, Failed | Forgotten | Quarantined):
                     return False

@@ -85,13 +85,13 @@ class Player(Engine):
 
     def expect(self, ticket: str) -> None:
         """A request will come to this receiver, or came to it, and was perhaps over, before this was called."""
-        with self._changed:
+        with self.changed:
             self.outcomes.setdefault(ticket, Outcome())
 
     def ends(self, timeout: float = PATIENCE_S) -> dict[str, Outcome]:
         """When every ticket it has heard of has ended."""
-        with self._changed:
-            done = self._changed.wait_for(lambda: all(outcome.end for outcome in list(self.outcomes.values())), timeout)
+        with self.changed:
+            done = self.changed.wait_for(lambda: all(outcome.end for outcome in list(self.outcomes.values())), timeout)
         assert done, f"{self.role}: not ended in {timeout} s: {self.outcomes}"
         return self.outcomes
 
@@ -134,9 +134,9 @@ class Player(Engine):
             case Forgotten(_, ticket):
                 self._free(ticket)
                 self._end(ticket, "Forgotten")
-        with self._changed:
-            self._events.append(event)
-            self._changed.notify_all()
+        with self.changed:
+            self.events.append(event)
+            self.changed.notify_all()
 
     def _offer(self, ticket: str, tokens: int, reserve: bool) -> None:
         if not self.has_room(ticket, tokens):
@@ -154,7 +154,7 @@ class Player(Engine):
         self._end(ticket, end)
 
     def _end(self, ticket: str, end: str) -> None:
-        with self._changed:
+        with self.changed:
             self.outcomes[ticket].end = self.outcomes[ticket].end or end
 
     def _allocate(self, ticket: str, tokens: int) -> list[int]:
@@ -318,8 +318,8 @@ def _play(part: Part, said: Connection) -> None:
         kv.expect(part.ticket)  # until it has ended, whether it is offered or not
     said.send(None)  # it plays
     while not kv.outcomes[part.ticket].end and not said.poll(0):
-        with kv._changed:
-            kv._changed.wait_for(lambda: bool(kv.outcomes[part.ticket].end), 0.05)
+        with kv.changed:
+            kv.changed.wait_for(lambda: bool(kv.outcomes[part.ticket].end), 0.05)
     said.send((made[0].steps, kv.outcomes[part.ticket], kv.untouched()))
     said.recv()
     os._exit(0)

@@ -133,5 +133,5 @@ def test_a_done_before_the_answer_to_the_offer_is_remembered_in_bounded_memory(c
 
 def remembered(agent: Any) -> int:
     """Entries in all that the machine keeps of hand-overs."""
-    machine = agent._machine
-    return len(machine._state.ended) + len(machine._pulls) + len(machine._tickets) + len(machine._state.deadlines)
+    machine = agent.machine
+    return len(machine.state.ended) + len(machine.pulls) + len(machine.tickets) + len(machine.state.deadlines)

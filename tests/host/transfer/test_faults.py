@@ -96,9 +96,9 @@ def test_a_bit_that_flips_in_memory_after_the_digest_was_taken(channel: str, hea
         want(sender, receiver, "t", 100)
         assert compute(sender, "t", 100) == blocks
         receiver.fetch("t")
-        assert receiver.ended("t", 100) is heals, receiver._events
+        assert receiver.ended("t", 100) is heals, receiver.events
         assert bad.flipped.is_set()
-        arrived = max((event.tokens for event in receiver._events if isinstance(event, Arrived)), default=0)
+        arrived = max((event.tokens for event in receiver.events if isinstance(event, Arrived)), default=0)
         assert arrived == (100 if heals else 32)
         assert content(receiver, receiver.placed["t"], arrived) == wanted[: -(-arrived // 16)]
 

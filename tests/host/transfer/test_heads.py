@@ -33,4 +33,4 @@ def test_memory_with_other_heads_is_refused_whatever_the_engines_say_of_themselv
         if mode == "push":  # who registers memory is told what is wrong with it; a reader that finds it wrong hangs up
             assert "kv_heads" in refused.reason and str(ours) in refused.reason and str(theirs) in refused.reason
         wait_until(lambda: sender.agent.figures().pinned_pages == 0, "nothing is pinned")
-        assert not receiver._events and bytes(receiver.cache.bytes) == before  # type: ignore[union-attr]
+        assert not receiver.events and bytes(receiver.cache.bytes) == before  # type: ignore[union-attr]

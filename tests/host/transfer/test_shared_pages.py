@@ -97,7 +97,7 @@ def test_one_of_two_readers_lets_go_and_the_other_reads_what_was_there(channel: 
         leaves(how, sender, first, to_first)
         sender.wait("one", Returned)
         assert epochs(sender, blocks) == before, "the pages are still lent to the other"
-        assert not any(event for event in sender._events if isinstance(event, Returned) and event.ticket == "two")
+        assert not any(event for event in sender.events if isinstance(event, Returned) and event.ticket == "two")
         to_second.send("fetch")
         assert to_second.recv() == wanted
         sender.wait("two", Returned)

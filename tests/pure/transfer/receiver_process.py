@@ -184,7 +184,7 @@ class ReceiverProcess(Process):
         return None
 
     def watch(self) -> None:
-        ledger = self.machine._state.ledger
+        ledger = self.machine.state.ledger
         assert all(len(ledger.owners(page)) == 1 for page in range(ledger.pages) if ledger.owners(page))
-        assert set(ledger._kept) <= set(self.machine._tickets)
-        assert len(self.machine._state.dones) <= LIMITS.remembered
+        assert set(ledger.by_owner) <= set(self.machine.tickets)
+        assert len(self.machine.state.dones) <= LIMITS.remembered

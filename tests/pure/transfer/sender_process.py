@@ -142,8 +142,8 @@ class SenderProcess(Process):
         self.engine(s.Abandoned(ticket, "aborted"))
 
     def watch(self) -> None:
-        ledger = self.machine._state.ledger
-        for owner in ledger._kept:
-            assert owner in self.machine._tickets or any(o.ticket == owner for o in self.machine._pulls.values())
-        assert self.machine._state.admission.used <= self.machine._state.admission.total
-        assert len(self.machine._state.ended) <= LIMITS.remembered
+        ledger = self.machine.state.ledger
+        for owner in ledger.by_owner:
+            assert owner in self.machine.tickets or any(o.ticket == owner for o in self.machine.pulls.values())
+        assert self.machine.state.admission.used <= self.machine.state.admission.total
+        assert len(self.machine.state.ended) <= LIMITS.remembered

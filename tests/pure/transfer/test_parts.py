@@ -356,5 +356,5 @@ class TestEnded:
             ended.add(n, b"p", "done")
             released.add(str(n))
         assert len(ended) == 10 and ended.how(999) == (b"p", "done") and ended.how(0) is None
-        assert len(released._tickets) == 10
+        assert len(released) == 10
         assert released.take("999") and not released.take("999") and not released.take("0")

@@ -22,13 +22,13 @@ class ReferenceKvCache:
         self.geometry = geometry
         self.blocks = blocks
         slots = (blocks, geometry.block_size)
-        self._keys = [np.zeros((*slots, of.kv_heads, of.key_width), np.float32) for of in geometry.layers]
-        self._values = [np.zeros((*slots, of.kv_heads, of.value_width), np.float32) for of in geometry.layers]
+        self.keys = [np.zeros((*slots, of.kv_heads, of.key_width), np.float32) for of in geometry.layers]
+        self.values = [np.zeros((*slots, of.kv_heads, of.value_width), np.float32) for of in geometry.layers]
 
     @property
     def nbytes(self) -> int:
         """Bytes really held."""
-        return sum(side.nbytes for side in (*self._keys, *self._values))
+        return sum(side.nbytes for side in (*self.keys, *self.values))
 
     def check(self, block_row: IntArray, context: int) -> None:
         """ValueError unless `block_row` begins with the blocks of a context of this length."""
@@ -47,7 +47,7 @@ class ReferenceKvCache:
         size = self.geometry.block_size
         where = (block_row[positions // size], positions % size)
         rounded = _AS_STORED[self.geometry.dtype]
-        for side, rows in ((self._keys[layer], keys), (self._values[layer], values)):
+        for side, rows in ((self.keys[layer], keys), (self.values[layer], values)):
             if rows is not None:
                 side[where] = rounded(rows.reshape(len(positions), *side.shape[2:]))
 
@@ -57,7 +57,7 @@ class ReferenceKvCache:
         shape = self.geometry.layers[layer]
         keys, values = (
             np.ascontiguousarray(side[used].reshape(-1, *side.shape[2:])[:context].transpose(1, 0, 2))
-            for side in (self._keys[layer], self._values[layer] if shape.sides == 2 else self._keys[layer])
+            for side in (self.keys[layer], self.values[layer] if shape.sides == 2 else self.keys[layer])
         )
         return keys, values[..., : shape.value_size]
 

@@ -32,7 +32,7 @@ class LocalEngine:
         engine = build_engine(EngineAssignment(config), progress)
         self.ready: EngineReady = engine.ready
         self.statistics = EngineStats()
-        self._executor = engine.executor
+        self.executor = engine.executor
         self._core = EngineCore(
             engine.scheduler,
             engine.executor,
@@ -47,7 +47,7 @@ class LocalEngine:
         try:
             start_thread(self._thread)
         except HomenodeError:
-            self._executor.close()
+            self.executor.close()
             raise
 
     def submit(self, requests: Sequence[Request], sink: Sink) -> None:
@@ -85,7 +85,7 @@ class LocalEngine:
             reason = f"{type(error).__name__}: {error}"
             _log.exception("the engine failed")
         finally:
-            self._executor.close()
+            self.executor.close()
             self._end(reason, kind)
 
     def _take(self, message: ToFront) -> None:

@@ -78,7 +78,7 @@ class ProcessExecutor:
         """
         launch = launch or (lambda plan: WorkerProcess(plan.name, program))
         self._on_end, self._experts, self._clock = on_end, experts, clock
-        self._pool = WorkerPool(plans, join_of, make_channels, launch, experts, clock, memories_of)
+        self.pool = WorkerPool(plans, join_of, make_channels, launch, experts, clock, memories_of)
         self._exports_kv = exports_kv
         self._held_failure: StepError | None = None  # a step's failure, until all workers have ended the step
         self._kv_layouts: dict[int, KvLayout] = {}
@@ -97,14 +97,14 @@ class ProcessExecutor:
         self._notify: Callable[[], None] = lambda: None
         self._changed = threading.Condition()  # around everything that both threads use
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._pool.selector.register(self._wake_read, selectors.EVENT_READ, None)
+        self.pool.selector.register(self._wake_read, selectors.EVENT_READ, None)
         self._closing = False
         self._thread = threading.Thread(target=self._watch, name="homenode-workers", daemon=True)
 
     @property
     def handles(self) -> Sequence[WorkerHandle]:
         """The workers as they are now."""
-        return self._pool.handles
+        return self.pool.handles
 
     # Starting
 
@@ -123,12 +123,12 @@ class ProcessExecutor:
         and prepare to compute. Raises as `start`.
         """
         with self._changed:
-            self._pool.kv_file = kv_file
+            self.pool.kv_file = kv_file
             self._limits, self._num_blocks = limits, limits.num_blocks
             self._state_slots = limits.state_slots
-            self._pool.grows = limits.chunk_blocks > 0
+            self.pool.grows = limits.chunk_blocks > 0
             for handle in self.handles:
-                self._pool.lay(handle, self._num_blocks, self._state_slots)
+                self.pool.lay(handle, self._num_blocks, self._state_slots)
         self._wait(lambda: self._serving, "ready")
 
     def kv_layouts(self) -> list[KvLayout]:
@@ -140,14 +140,14 @@ class ProcessExecutor:
         result) + b. From any thread; ValueError where that cannot be. The descriptor stays the caller's.
         """
         with self._changed:
-            first = self._pool.attach(fd, layout, self._num_blocks)
+            first = self.pool.attach(fd, layout, self._num_blocks)
         self._wake()
         return first
 
     def detach(self, first: int) -> None:
         """End that: no step submitted from now on names those blocks. From any thread."""
         with self._changed:
-            self._pool.detach(first)
+            self.pool.detach(first)
         self._wake()
 
     def _wait(self, done: Callable[[], bool], what: str) -> None:
@@ -194,7 +194,7 @@ class ProcessExecutor:
         they are used.
         """
         with self._changed:
-            self._pool.change_pages(changes)
+            self.pool.change_pages(changes)
         self._wake()
 
     def result(self, timeout: float | None = None) -> StepResult | None:
@@ -220,7 +220,7 @@ class ProcessExecutor:
             stages = self._traffic.stages(self._clock())
             states = [(m.plan, m.word, m.compute) for m in self.handles]
             uses = [(m.plan.part, m.uses) for m in self.handles]
-        return combined_stats(states, stages, self._pool.restarts) | uses_of(uses, self._experts)
+        return combined_stats(states, stages, self.pool.restarts) | uses_of(uses, self._experts)
 
     def close(self) -> None:
         """See `Executor.close`."""
@@ -235,7 +235,7 @@ class ProcessExecutor:
     def _watch(self) -> None:
         try:
             with self._changed:
-                self._pool.begin()
+                self.pool.begin()
             while not self._closing:
                 self._look_once()
         except HomenodeError as error:
@@ -247,7 +247,7 @@ class ProcessExecutor:
             self._end()
 
     def _look_once(self) -> None:
-        for key, events in self._pool.selector.select(self._time_left()):
+        for key, events in self.pool.selector.select(self._time_left()):
             if key.data is None:
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._wake_read, 4096)
@@ -256,7 +256,7 @@ class ProcessExecutor:
                 self._serve(key.data, events)
         with self._changed:
             self._look_at_the_clock()
-            self._pool.watch_writable()
+            self.pool.watch_writable()
 
     def _serve(self, handle: WorkerHandle, events: int) -> None:
         process = handle.process
@@ -347,7 +347,7 @@ class ProcessExecutor:
             self._start_error = PeerError(f"the engine did not start: {'; '.join(told.values())}")
             self._changed.notify_all()
             for number in why:
-                self._pool.drop(self.handles[number])
+                self.pool.drop(self.handles[number])
             return
         loss = self._failures.count(told, len(self._plans), self._clock())
         knows = not self._serving and self._held_failure is None
@@ -358,19 +358,19 @@ class ProcessExecutor:
             _log.error("%s", loss.text)
         if loss.fatal:
             for number in why:
-                self._pool.drop(self.handles[number])
+                self.pool.drop(self.handles[number])
             return
         self._start_anew(why)
 
     def _start_anew(self, dead: dict[int, str]) -> None:
         self._traffic.clear(self._clock())
-        self._pool.start_anew(dead)
+        self.pool.start_anew(dead)
 
     def _broke(self, handle: WorkerHandle, kind: str, text: str) -> None:
         if not self._limits:
             self._start_error = named_error(kind, f"{handle.process.name}: {text}")
             self._changed.notify_all()
-            self._pool.drop(handle)
+            self.pool.drop(handle)
         else:
             self._lose({handle.plan.number: f"failed: {text}"})
 
@@ -383,7 +383,7 @@ class ProcessExecutor:
             )
             self._lose({handle.plan.number: text})
         else:
-            self._pool.lay(handle, self._num_blocks, self._state_slots)
+            self.pool.lay(handle, self._num_blocks, self._state_slots)
 
     def _is_laid(self, handle: WorkerHandle) -> None:
         if handle.answers == 0 and handle.state == "laying":
@@ -394,7 +394,7 @@ class ProcessExecutor:
             held, self._held_failure = self._held_failure, None
             if held is not None:
                 self._report(held)
-            elif self._pool.restarts:
+            elif self.pool.restarts:
                 _log.info("all %d workers are there again", len(self.handles))
             self._changed.notify_all()
             self._notify()
@@ -438,9 +438,9 @@ class ProcessExecutor:
     def _end(self) -> None:
         with self._changed:
             self._serving = False
-            self._pool.dismiss()
-        self._pool.end()
+            self.pool.dismiss()
+        self.pool.end()
         self._on_end()
-        self._pool.selector.close()
+        self.pool.selector.close()
         os.close(self._wake_read)
         os.close(self._wake_write)

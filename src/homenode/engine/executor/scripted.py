@@ -86,11 +86,9 @@ class ScriptedExecutor:
         self._serving = True
         self._loss: StepsLostError | None = None  # not told yet
         self._states: dict[int, _State] = {}
-        self._memory: list[list[tuple[int, int] | None]] = [
-            [None] * limits.block_size for _ in range(limits.num_blocks)
-        ]
+        self.memory: list[list[tuple[int, int] | None]] = [[None] * limits.block_size for _ in range(limits.num_blocks)]
         self._slots: list[tuple[int, int] | None] = [None] * limits.state_slots  # the last position, and all up to it
-        self._present: set[int] = set()  # blocks whose pages were taken, where memory grows
+        self.present: set[int] = set()  # blocks whose pages were taken, where memory grows
         self._attached: dict[int, list[list[tuple[int, int] | None]]] = {}  # other memory, by its first block
         self._next_first = limits.num_blocks
         self._users: Counter[int] = Counter()  # live sequences that have the block in their table
@@ -98,7 +96,7 @@ class ScriptedExecutor:
         self._notify: Callable[[], None] = lambda: None
         self._last_number = -1
         self._last_seq = -1
-        self._failed = False  # a step was lost, so ends of unknown sequences are to be expected
+        self.failed = False  # a step was lost, so ends of unknown sequences are to be expected
 
     def limits(self) -> WorkerLimits:
         """What this worker takes."""
@@ -135,11 +133,11 @@ class ScriptedExecutor:
         for change in changes:
             blocks = range(change.first, change.past)
             if change.presence:
-                self._present.update(blocks)
+                self.present.update(blocks)
                 continue
-            self._present.difference_update(blocks)
+            self.present.difference_update(blocks)
             for block in blocks:
-                self._memory[block] = [None] * self._limits.block_size
+                self.memory[block] = [None] * self._limits.block_size
 
     def result(self, timeout: float | None = None) -> StepResult | None:
         """The oldest result not taken yet; None if there is none. Raises StepError for a lost step; those after it are
@@ -161,8 +159,8 @@ class ScriptedExecutor:
         self._serving = False
         self._results.clear()
         self._lose_everything()
-        self._present.clear()
-        self._failed = False  # whoever sends steps has been told
+        self.present.clear()
+        self.failed = False  # whoever sends steps has been told
         self._loss = StepsLostError(reason, fatal=fatal)
         self._notify()
 
@@ -222,7 +220,7 @@ class ScriptedExecutor:
 
     def _end(self, seq: int) -> None:
         state = self._states.pop(seq, None)
-        self._demand(state is not None or self._failed, f"sequence {seq} is ended, but it is not there")
+        self._demand(state is not None or self.failed, f"sequence {seq} is ended, but it is not there")
         for block in state.table if state else ():
             self._users[block] -= 1
 
@@ -239,7 +237,7 @@ class ScriptedExecutor:
             if start.state_source >= 0:
                 self._slots[state.slot] = self._slots[start.state_source]
             if start.state_pages:
-                held = {entry for block in start.state_pages for entry in self._memory[block]}
+                held = {entry for block in start.state_pages for entry in self.memory[block]}
                 self._demand(len(held) == 1, f"sequence {start.seq} is given a state that is not all there")
                 self._slots[state.slot] = held.pop()
         self._extend_sums(state)
@@ -277,7 +275,7 @@ class ScriptedExecutor:
         """Whether all blocks it writes to have pages."""
         size = self._limits.block_size
         written = state.table[item.start // size : -(-(item.start + item.count) // size)]
-        return not self._limits.chunk_blocks or self._present.issuperset(written)
+        return not self._limits.chunk_blocks or self.present.issuperset(written)
 
     def _draws(self, seq: int) -> bool:
         """Whether the result of a token drawn for it was not taken yet."""
@@ -301,7 +299,7 @@ class ScriptedExecutor:
     def _content(self, block: int) -> list[tuple[int, int] | None] | None:
         """What is in a block; None if there is none."""
         if 0 <= block < self._limits.num_blocks:
-            return self._memory[block]
+            return self.memory[block]
         return next(
             (memory[block - first] for first, memory in self._attached.items() if first <= block < first + len(memory)),
             None,
@@ -312,7 +310,7 @@ class ScriptedExecutor:
         index, filled = divmod(item.start, self._limits.block_size)
         block = item.new_blocks[index] if index < len(item.new_blocks) else -1
         own = 0 <= block < self._limits.num_blocks and not self._users[block]
-        return own and self._memory[block][:filled] == state.sums[index * self._limits.block_size : item.start]
+        return own and self.memory[block][:filled] == state.sums[index * self._limits.block_size : item.start]
 
     def _append_blocks(self, item: StepItem, state: _State) -> None:
         size = self._limits.block_size
@@ -338,7 +336,7 @@ class ScriptedExecutor:
             self._demand(
                 self._users[block] == 1, f"sequence {item.seq} writes to block {block}, which another one uses"
             )
-            self._memory[block][position % size] = state.sums[position]
+            self.memory[block][position % size] = state.sums[position]
 
     def _advance(self, item: StepItem, state: _State) -> None:
         """Bring the sequence's state to the end of the item, and copy it on the way."""
@@ -359,7 +357,7 @@ class ScriptedExecutor:
             self._slots[to], before = state.sums[at], at
         for block in item.state_pages:
             self._demand(not self._users[block], f"the state of sequence {item.seq} is put into block {block}")
-            self._memory[block] = [state.sums[end - 1]] * self._limits.block_size
+            self.memory[block] = [state.sums[end - 1]] * self._limits.block_size
 
     def _read_back(self, item: StepItem, state: _State, end: int) -> None:
         size = self._limits.block_size
@@ -376,7 +374,7 @@ class ScriptedExecutor:
         self._demand(
             position + 1 < self._limits.max_model_len, f"sequence {seq} is sampled beyond the longest sequence"
         )
-        content = self._memory[state.table[position // self._limits.block_size]][position % self._limits.block_size]
+        content = self.memory[state.table[position // self._limits.block_size]][position % self._limits.block_size]
         assert content is not None  # just written
         token = content[1] % self._limits.vocab_size
         state.tokens.append(token)
@@ -406,9 +404,9 @@ class ScriptedExecutor:
         """What a restarted worker looks like."""
         self._states.clear()
         self._users.clear()
-        self._memory = [[None] * self._limits.block_size for _ in range(self._limits.num_blocks)]
+        self.memory = [[None] * self._limits.block_size for _ in range(self._limits.num_blocks)]
         self._slots = [None] * self._limits.state_slots
-        self._failed = True
+        self.failed = True
 
     def _demand(self, condition: bool, complaint: str) -> None:
         if not condition:

@@ -50,7 +50,7 @@ class WorkerPool:
     ) -> None:
         """As `ProcessExecutor`."""
         self._plans, self._join_of, self._make_channels = plans, join_of, make_channels
-        self._launch, self._experts, self._clock = launch, experts, clock
+        self.launch, self._experts, self._clock = launch, experts, clock
         self._memories_of = memories_of
         self._channels: Channels | None = None
         self.kv_file: KvFile | None = None  # where the workers' KV memory lies, if that is not their own
@@ -162,7 +162,7 @@ class WorkerPool:
 
     def _started(self, plan: WorkerPlan, uses: Table | None = None) -> WorkerHandle:
         assert self._channels is not None
-        process = self._launch(plan)
+        process = self.launch(plan)
         handle = WorkerHandle(plan, process, heard_at=self._clock(), uses=uses, uses_before=uses)
         self.selector.register(process.socket, selectors.EVENT_READ, handle)
         channels, descriptors = self._channels.of(plan.number)

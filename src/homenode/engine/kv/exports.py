@@ -20,21 +20,21 @@ class KvExports:
     def __init__(self, allocator: KvAllocator) -> None:
         self._allocator = allocator
         self._pool = allocator.pool
-        self._of: dict[str, KvExport] = {}
+        self.by_ticket: dict[str, KvExport] = {}
 
     def __contains__(self, ticket: str) -> bool:
-        return ticket in self._of
+        return ticket in self.by_ticket
 
     def find(self, ticket: str) -> KvExport | None:
         """The export of a ticket, if there is one."""
-        return self._of.get(ticket)
+        return self.by_ticket.get(ticket)
 
     def open(self, sequence: Sequence) -> SendWanted:
         """Begin the export of a request whose ticket is not in use."""
         kv = sequence.request.kv
         assert kv is not None  # asked for by its ticket
         tokens = len(sequence.tokens) - 1
-        sequence.kv_export = self._of[kv.ticket] = KvExport(kv.ticket, sequence, tokens)
+        sequence.kv_export = self.by_ticket[kv.ticket] = KvExport(kv.ticket, sequence, tokens)
         identities = sequence.chain.identities(sequence.tokens, tokens, self._allocator.state_pages)
         return SendWanted(kv.ticket, kv.peer, self._allocator.handed_over(tokens), identities)
 
@@ -63,12 +63,12 @@ class KvExports:
             return None
         kv_export.sequence = None
         if not kv_export.blocks:
-            self._of.pop(kv_export.ticket, None)
+            self.by_ticket.pop(kv_export.ticket, None)
         return None if kv_export.closed else Abandoned(kv_export.ticket, reason)
 
     def returned(self, ticket: str) -> KvExport | None:
         """Nobody reads the blocks of a ticket any more. Its export, which is over; None if there was none."""
-        kv_export = self._of.pop(ticket, None)
+        kv_export = self.by_ticket.pop(ticket, None)
         if kv_export is not None:
             self._pool.release(kv_export.blocks)
             kv_export.blocks = []
@@ -77,8 +77,8 @@ class KvExports:
 
     def hold_blocks(self) -> bool:
         """Whether any block is lent."""
-        return any(kv_export.blocks for kv_export in self._of.values())
+        return any(kv_export.blocks for kv_export in self.by_ticket.values())
 
     def tables(self) -> Iterator[list[int]]:
         """The blocks of each export."""
-        return (kv_export.blocks for kv_export in self._of.values())
+        return (kv_export.blocks for kv_export in self.by_ticket.values())

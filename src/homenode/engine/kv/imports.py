@@ -23,22 +23,22 @@ class KvImports:
         self._allocator = allocator
         self._messages = messages
         self._reservations = KvReservations(allocator)
-        self._of: dict[str, KvImport] = {}
+        self.by_ticket: dict[str, KvImport] = {}
         self.ready: list[
             Sequence
         ] = []  # whose import is done, in order; they hold their blocks and wait for their turn
         self.fetching: set[int] = set()  # requests that were admitted and wait for their KV
         self.released: list[Sequence] = []  # requests that waited for another one's import, which is over
-        self._quarantine: dict[str, list[int]] = {}  # blocks that somebody out of reach may write to, by ticket
+        self.quarantined: dict[str, list[int]] = {}  # blocks that somebody out of reach may write to, by ticket
 
     def find(self, ticket: str) -> KvImport | None:
         """The import of a ticket, if it is known and not given up."""
-        kv_import = self._of.get(ticket)
+        kv_import = self.by_ticket.get(ticket)
         return None if kv_import is None or kv_import.stopped else kv_import
 
     def of(self, ticket: str) -> KvImport | None:
         """The import of a ticket, if it is known at all."""
-        return self._of.get(ticket)
+        return self.by_ticket.get(ticket)
 
     def is_for(self, kv_import: KvImport, sequence: Sequence) -> bool:
         """Whether a request's own tokens, all but the last, are those that the offer was made for."""
@@ -57,12 +57,12 @@ class KvImports:
 
         `refusal`: why nothing is taken in, if so. `kept_free`: blocks that are to stay free for others.
         """
-        if not refusal and (offer.ticket in self._of or offer.ticket in self._quarantine):
+        if not refusal and (offer.ticket in self.by_ticket or offer.ticket in self.quarantined):
             refusal = "the ticket is known already"
         if not refusal and offer.reserve:
             refusal = self._reserve(offer, kept_free)
         elif not refusal:
-            self._of[offer.ticket] = KvImport(offer)
+            self.by_ticket[offer.ticket] = KvImport(offer)
         if refusal and offer.reserve:
             self._messages.append(ReservationFailed(offer.ticket, self._allocator.pool.num_free, refusal))
 
@@ -71,7 +71,7 @@ class KvImports:
         kv_import = self._reservations.reserve(offer, kept_free)
         if isinstance(kv_import, str):
             return kv_import
-        self._of[offer.ticket] = kv_import
+        self.by_ticket[offer.ticket] = kv_import
         self._messages.append(
             Reserved(
                 offer.ticket,
@@ -185,7 +185,7 @@ class KvImports:
 
     def placed(self, ticket: str, first: int, blocks: list[int]) -> None:
         """These pages of a ticket are read where they are. One that is not known any more has no use for them."""
-        kv_import = self._of.get(ticket)
+        kv_import = self.by_ticket.get(ticket)
         if kv_import is None or not kv_import.blocks:
             self._messages.append(Unused(ticket))
             return
@@ -236,17 +236,17 @@ class KvImports:
         if sequence is not None:
             allocator.cache.publish(sequence.chain, sequence.tokens, kv_import.blocks, 0, kv_import.arrived)
         allocator.pool.release(kv_import.blocks[:full])
-        self._quarantine[kv_import.offer.ticket] = kv_import.blocks[full:]
+        self.quarantined[kv_import.offer.ticket] = kv_import.blocks[full:]
         self._claim(kv_import, full * allocator.block_size if sequence is not None else 0)
 
     def end_quarantine(self, ticket: str) -> None:
         """Nobody writes to a ticket's blocks any more, if they were in quarantine."""
-        self._allocator.pool.release(self._quarantine.pop(ticket, []))
+        self._allocator.pool.release(self.quarantined.pop(ticket, []))
 
     @property
     def num_quarantined(self) -> int:
         """Blocks that are out of use, perhaps for ever."""
-        return sum(len(blocks) for blocks in self._quarantine.values())
+        return sum(len(blocks) for blocks in self.quarantined.values())
 
     def give_way(self) -> Sequence | None:
         """Free the blocks of the ready request that is last in order; what arrived of it can still be found in the
@@ -266,9 +266,9 @@ class KvImports:
         """Give up the newest reservation that no request has come for, unless blocks are on their way back already.
         True: they are free now.
         """
-        if any(kv_import.stopped for kv_import in self._of.values()):
+        if any(kv_import.stopped for kv_import in self.by_ticket.values()):
             return False
-        newest = next((d for d in reversed(self._of.values()) if d.blocks and d.sequence is None), None)
+        newest = next((d for d in reversed(self.by_ticket.values()) if d.blocks and d.sequence is None), None)
         if newest is None:
             return False
         self.give_up(newest)
@@ -276,31 +276,33 @@ class KvImports:
 
     def unclaimed(self) -> list[KvImport]:
         """Those that no request has come for, and that were not given up."""
-        return [d for d in self._of.values() if d.sequence is None and not d.stopped]
+        return [d for d in self.by_ticket.values() if d.sequence is None and not d.stopped]
 
     def claimed(self) -> list[KvImport]:
         """Those whose request waits for them."""
-        return [d for d in self._of.values() if d.sequence is not None]
+        return [d for d in self.by_ticket.values() if d.sequence is not None]
 
     def tables(self) -> Iterator[list[int]]:
         """The blocks of each import."""
-        yield from (kv_import.blocks for kv_import in self._of.values())
-        yield from self._quarantine.values()
+        yield from (kv_import.blocks for kv_import in self.by_ticket.values())
+        yield from self.quarantined.values()
 
     def hold_blocks(self) -> bool:
         """Whether any import has blocks."""
-        return any(kv_import.blocks for kv_import in self._of.values())
+        return any(kv_import.blocks for kv_import in self.by_ticket.values())
 
     def await_news(self) -> bool:
         """Whether the agent will sooner or later say that blocks are free, or that KV has come."""
-        return any(kv_import.blocks and not (kv_import.done and kv_import.sequence) for kv_import in self._of.values())
+        return any(
+            kv_import.blocks and not (kv_import.done and kv_import.sequence) for kv_import in self.by_ticket.values()
+        )
 
     def _claim(self, kv_import: KvImport, tokens: int) -> None:
         self._messages.append(Claimed(kv_import.offer.ticket, tokens))
         self._forget(kv_import)
 
     def _forget(self, kv_import: KvImport) -> None:
-        del self._of[kv_import.offer.ticket]
+        del self.by_ticket[kv_import.offer.ticket]
         self._part(kv_import)
 
     def _part(self, kv_import: KvImport) -> None:

@@ -53,14 +53,14 @@ class StatePool:
         self._block_size = block_size
         self.hits = 0  # stays that began with a snapshot
         self.uncovered = 0  # positions that were computed again, as their KV was there, but no state
-        self._free = list(range(num_slots - 1, -1, -1))
-        self._snapshots: OrderedDict[bytes, int] = OrderedDict()  # slots by digest, the least recently used first
-        self._coming: Counter[bytes] = Counter()  # digests of the snapshots that running sequences want
+        self.free = list(range(num_slots - 1, -1, -1))
+        self.snapshots: OrderedDict[bytes, int] = OrderedDict()  # slots by digest, the least recently used first
+        self.coming: Counter[bytes] = Counter()  # digests of the snapshots that running sequences want
 
     @property
     def num_available(self) -> int:
         """Slots that can be handed out now: free ones and those of snapshots."""
-        return len(self._free) + len(self._snapshots)
+        return len(self.free) + len(self.snapshots)
 
     @property
     def num_owned(self) -> int:
@@ -70,21 +70,21 @@ class StatePool:
     @property
     def num_snapshots(self) -> int:
         """Snapshots that can be found."""
-        return len(self._snapshots)
+        return len(self.snapshots)
 
     def find(self, digests: Sequence[bytes]) -> int:
         """The most of the first of these blocks after which there is a snapshot."""
-        return next((count for count in range(len(digests), 0, -1) if digests[count - 1] in self._snapshots), 0)
+        return next((count for count in range(len(digests), 0, -1) if digests[count - 1] in self.snapshots), 0)
 
     def awaits(self, digests: Sequence[bytes]) -> bool:
         """Whether a running sequence is about to take a snapshot after one of these blocks."""
-        return bool(self._coming) and any(digest in self._coming for digest in digests)
+        return bool(self.coming) and any(digest in self.coming for digest in digests)
 
     def begin(self, stay: SlotAllocation) -> None:
         """Give a stay its slot. InternalError when there is none: ask `num_available` first."""
         if stay.origin is not None:
-            self._snapshots.move_to_end(stay.origin)
-            stay.source = self._snapshots[stay.origin]
+            self.snapshots.move_to_end(stay.origin)
+            stay.source = self.snapshots[stay.origin]
             self.hits += 1
         slot = self._take()
         if slot is None:
@@ -93,7 +93,7 @@ class StatePool:
         if stay.source == slot:  # no other could be had: the stay goes on where the snapshot was
             stay.source = -1
         self.uncovered += stay.uncovered
-        self._coming.update(digest for _, digest in stay.wanted)
+        self.coming.update(digest for _, digest in stay.wanted)
 
     def write(self, stay: SlotAllocation, start: int, end: int) -> tuple[tuple[int, int], ...]:
         """Slots for the snapshots in the step that computes positions start .. end - 1 of a prompt, and the position
@@ -105,7 +105,7 @@ class StatePool:
         needed = sum(digest not in stay.spare for _, digest in passed)  # slots, of which spare ones take none
         for at, digest in passed:
             spare = digest in stay.spare
-            slot = self._write(stay, at) if at > start and not (spare and len(self._free) <= needed) else -1
+            slot = self._write(stay, at) if at > start and not (spare and len(self.free) <= needed) else -1
             needed -= not spare
             if slot < 0:
                 self._end_waits([digest])
@@ -129,12 +129,12 @@ class StatePool:
             if digest in stay.coming:
                 stay.coming.remove(digest)
                 self._end_waits([digest])
-            if digest in self._snapshots or digest not in findable:
-                self._free.append(slot)
+            if digest in self.snapshots or digest not in findable:
+                self.free.append(slot)
                 continue
-            self._snapshots[digest] = slot
+            self.snapshots[digest] = slot
             if digest in stay.spare:
-                self._snapshots.move_to_end(digest, last=False)
+                self.snapshots.move_to_end(digest, last=False)
             stay.snapshot_at = at
             if at > prompt:
                 if stay.answer_digest is not None:
@@ -143,30 +143,30 @@ class StatePool:
 
     def release(self, stay: SlotAllocation) -> None:
         """A stay is over, and no step in flight contains it."""
-        self._free += [stay.slot, *(slot for _, slot in stay.writing)]
+        self.free += [stay.slot, *(slot for _, slot in stay.writing)]
         self._end_waits([*stay.coming, *(digest for _, digest in stay.wanted)])
         stay.writing, stay.coming, stay.wanted = [], [], []
 
     def forget(self, digest: bytes) -> None:
         """The KV block of this digest was given up, and with it goes the snapshot at its end, if there is one."""
-        if (slot := self._snapshots.pop(digest, None)) is not None:
-            self._free.append(slot)
+        if (slot := self.snapshots.pop(digest, None)) is not None:
+            self.free.append(slot)
 
     def forget_all(self) -> None:
         """No snapshot can be found any more."""
-        self._free += self._snapshots.values()
-        self._snapshots.clear()
+        self.free += self.snapshots.values()
+        self.snapshots.clear()
 
     def audit(self, stays: Iterable[SlotAllocation], findable: Collection[bytes]) -> None:
         """Check every slot against the stays that there are. InternalError names the first in the wrong place."""
         places = Counter(slot for stay in stays for slot in (stay.slot, *(slot for _, slot in stay.writing)))
-        places.update(self._free)
-        places.update(self._snapshots.values())
+        places.update(self.free)
+        places.update(self.snapshots.values())
         for slot in range(self.num_slots):
             if places[slot] != 1:
                 where = f"{format_count(places[slot], 'place')} of owned, free and snapshots"
                 raise InternalError(f"slot {slot} of the state memory is in {where}", slot=slot)
-        if any(digest not in findable for digest in self._snapshots):
+        if any(digest not in findable for digest in self.snapshots):
             raise InternalError("a snapshot of a state can be found, and the KV block at its end cannot")
 
     def _write(self, stay: SlotAllocation, at: int) -> int:
@@ -178,13 +178,13 @@ class StatePool:
 
     def _take(self) -> int | None:
         """A free slot, or that of the least recently used snapshot."""
-        if self._free:
-            return self._free.pop()
-        return self._snapshots.popitem(last=False)[1] if self._snapshots else None
+        if self.free:
+            return self.free.pop()
+        return self.snapshots.popitem(last=False)[1] if self.snapshots else None
 
     def _end_waits(self, digests: Iterable[bytes]) -> None:
         """Snapshots that a running sequence wanted are there, or do not come."""
         for digest in digests:
-            self._coming[digest] -= 1
-            if not self._coming[digest]:
-                del self._coming[digest]
+            self.coming[digest] -= 1
+            if not self.coming[digest]:
+                del self.coming[digest]

@@ -57,7 +57,7 @@ class ReplicasClient(Dispatcher):
         super().__init__(settings, restart_policy, Router(settings.block_size, settings.prefix_caching))
         self.on_engine_lost = on_engine_lost
         self._bindings = [each.replica.binding for each in assignments if each.replica is not None]
-        self._experts = ExpertMemoryFiles(assignments)
+        self.expert_files = ExpertMemoryFiles(assignments)
         self._supervisors = [
             EngineSupervisor(assignment, self, restart_policy, lambda each: self._client_of(each, program))
             for assignment in assignments
@@ -66,7 +66,7 @@ class ReplicasClient(Dispatcher):
         self._ready: EngineReady | None = None
 
     def _client_of(self, assignment: EngineAssignment, program: str) -> AsyncEngineClient:
-        return AsyncEngineClient(assignment, program=program, memories=self._experts.descriptors)
+        return AsyncEngineClient(assignment, program=program, memories=self.expert_files.descriptors)
 
     async def __aenter__(self) -> ReplicasClient:
         await self.start()
@@ -104,7 +104,7 @@ class ReplicasClient(Dispatcher):
         """End all engines. Pending requests get an error."""
         self._ending = self._ending or "the engines were closed"
         await asyncio.gather(*(supervisor.close() for supervisor in self._supervisors))
-        self._experts.close()
+        self.expert_files.close()
         for stream in tuple(self._streams.values()):
             self._fail(stream, self._ending)
 

@@ -40,8 +40,8 @@ class KvCoordinator:
     ) -> None:
         self._limits = limits
         self._planner = planner
-        self._kv_imports = kv_imports
-        self._kv_exports = KvExports(allocator)
+        self.kv_imports = kv_imports
+        self.kv_exports = KvExports(allocator)
         self._allocator = allocator
         self.messages = messages
         self._closed = False
@@ -56,7 +56,7 @@ class KvCoordinator:
                 f"max_tokens is {max_tokens}; a request whose KV is handed over draws no token: make it 0",
                 param="max_tokens",
             )
-        if ticket.sends and ticket.ticket in self._kv_exports:
+        if ticket.sends and ticket.ticket in self.kv_exports:
             return UserError(
                 f"ticket {ticket.ticket} is in use by another request; draw a new one for each", param="ticket"
             )
@@ -70,12 +70,12 @@ class KvCoordinator:
         assert kv is not None
         if kv.sends:
             self._planner.waiting_for_kv[sequence.id] = sequence
-            self.messages.append(self._kv_exports.open(sequence))
+            self.messages.append(self.kv_exports.open(sequence))
             return
-        kv_import = self._kv_imports.find(kv.ticket)
+        kv_import = self.kv_imports.find(kv.ticket)
         if kv_import is not None and kv_import.sequence is None:
             self._bind(kv_import, sequence)
-        elif kv_import is not None and self._kv_imports.follow(kv_import, sequence):
+        elif kv_import is not None and self.kv_imports.follow(kv_import, sequence):
             self._planner.waiting_for_kv[sequence.id] = sequence
             return
         if sequence.kv_import is None or not sequence.kv_import.blocks:
@@ -85,30 +85,30 @@ class KvCoordinator:
 
     def _bind(self, kv_import: KvImport, sequence: Sequence) -> None:
         """Bind a request to its import, if the tokens are the same and it has a use for their KV."""
-        if not self._kv_imports.is_for(kv_import, sequence):
+        if not self.kv_imports.is_for(kv_import, sequence):
             ticket = kv_import.offer.ticket
             self._planner.warnings.append(
                 f"request {sequence.id} came with ticket {ticket}, but the KV of that ticket is of other tokens: its prompt is computed here. "
                 f"Both engines must be given the same prompt and cache salt, and have the same pd_secret."
             )
         elif sequence.scoring:  # all positions are to be computed, for their logits
-            self._kv_imports.give_up(kv_import)
+            self.kv_imports.give_up(kv_import)
         else:
-            self._kv_imports.bind(kv_import, sequence)
+            self.kv_imports.bind(kv_import, sequence)
 
     def end(self, sequence: Sequence, reason: str) -> None:
         """A request with a ticket has ended; it is neither running nor waiting any more."""
         if sequence.kv_import is not None:
-            self._kv_imports.give_up(sequence.kv_import)
+            self.kv_imports.give_up(sequence.kv_import)
             self._planner.let_followers_go()
-        abandoned = self._kv_exports.end(sequence, reason)
+        abandoned = self.kv_exports.end(sequence, reason)
         if abandoned is not None:
             self.messages.append(abandoned)
 
     def computed(self, sequence: Sequence, allocation: BlockAllocation) -> None:
         """Tell of the pages of a sent request that are complete by now."""
         if sequence.kv_export is not None:
-            told = self._kv_exports.export_complete(sequence.kv_export, allocation)
+            told = self.kv_exports.export_complete(sequence.kv_export, allocation)
             if told is not None:
                 self.messages.append(told)
 
@@ -126,34 +126,34 @@ class KvCoordinator:
             case seam.SendAdmitted(_, ticket, held):
                 self._admitted(ticket, held)
             case seam.SendRefused(_, ticket, reason, retry_after_s):
-                kv_export = self._kv_exports.find(ticket)
+                kv_export = self.kv_exports.find(ticket)
                 if kv_export is not None and kv_export.sequence is not None:
                     kv_export.closed = True
                     return KvRefusal(kv_export.sequence, reason, retry_after_s)
             case seam.Returned(_, ticket):
-                kv_export = self._kv_exports.returned(ticket)
+                kv_export = self.kv_exports.returned(ticket)
                 if kv_export is not None and kv_export.sequence is not None:
                     return KvRefusal(
                         kv_export.sequence, "the hand-over was ended before all of the prompt was computed"
                     )
             case seam.Offered():
-                self._kv_imports.offer(event, self._offer_problem(event), self._kept_free())
+                self.kv_imports.offer(event, self._offer_problem(event), self._kept_free())
             case seam.Arrived(_, ticket, tokens, first, blocks):
                 if blocks:
-                    self._kv_imports.placed(ticket, first, blocks)
+                    self.kv_imports.placed(ticket, first, blocks)
                 self._arrived(ticket, tokens)
             case seam.Failed(_, ticket):
                 self._end_import(ticket)
             case seam.Quarantined(_, ticket, tokens):
                 self._quarantined(ticket, tokens)
             case seam.Forgotten(_, ticket):
-                self._kv_imports.end_quarantine(ticket)
+                self.kv_imports.end_quarantine(ticket)
                 self._end_import(ticket, forgotten=True)
         self._planner.let_followers_go()
         return None
 
     def _admitted(self, ticket: str, held: int) -> None:
-        kv_export = self._kv_exports.find(ticket)
+        kv_export = self.kv_exports.find(ticket)
         if kv_export is None or kv_export.sequence is None or kv_export.admitted:
             return
         kv_export.admitted = True
@@ -185,30 +185,30 @@ class KvCoordinator:
         """
         first = self._planner.waiting.first()
         wanted = self._allocator.blocks_for(len(first.tokens) + 1) if first is not None else 0
-        return wanted + (self._planner.spare or int(self._kv_imports.hold_blocks()))
+        return wanted + (self._planner.spare or int(self.kv_imports.hold_blocks()))
 
     def _arrived(self, ticket: str, tokens: int) -> None:
-        kv_import = self._kv_imports.of(ticket)
+        kv_import = self.kv_imports.of(ticket)
         if kv_import is not None:
-            self._kv_imports.arrived(kv_import, tokens)
+            self.kv_imports.arrived(kv_import, tokens)
             if kv_import.done:
                 self._finish(kv_import)
 
     def _end_import(self, ticket: str, forgotten: bool = False) -> None:
-        kv_import = self._kv_imports.of(ticket)
+        kv_import = self.kv_imports.of(ticket)
         if kv_import is None:
             return
         kv_import.ended = True
         unclaimed = kv_import.sequence is None
         if kv_import.stopped or (unclaimed and forgotten):
-            self._kv_imports.drop(kv_import)
+            self.kv_imports.drop(kv_import)
         elif not kv_import.blocks or (unclaimed and kv_import.arrived <= kv_import.cached):
-            self._kv_imports.give_up(
+            self.kv_imports.give_up(
                 kv_import
             )  # nothing came of it; a request that waits in the queue is one like any other now
         elif self._allocator.state_pages and kv_import.arrived < kv_import.offer.tokens:
             self._compute_instead(kv_import)  # keys and values are of no use without the state behind them
-        elif not self._kv_imports.fill_holes(kv_import, self._kept_free()):
+        elif not self.kv_imports.fill_holes(kv_import, self._kept_free()):
             self._compute_instead(kv_import)
         else:
             self._finish(kv_import)
@@ -216,7 +216,7 @@ class KvCoordinator:
     def _compute_instead(self, kv_import: KvImport) -> None:
         """There are no blocks for the rest of it now: its request, if it is here, waits for its turn like any other."""
         sequence = kv_import.sequence
-        self._kv_imports.give_up(kv_import)
+        self.kv_imports.give_up(kv_import)
         if sequence is not None and self._planner.waiting_for_kv.pop(sequence.id, None) is not None:
             self._planner.waiting.push(sequence)
 
@@ -224,13 +224,13 @@ class KvCoordinator:
         """The rest of an import's blocks is out of use; its request, if it is here, goes the ordinary way, with what
         the cache holds of it.
         """
-        kv_import = self._kv_imports.of(ticket)
+        kv_import = self.kv_imports.of(ticket)
         if kv_import is None or not kv_import.blocks:
             self._end_import(ticket)
             return
-        self._kv_imports.arrived(kv_import, tokens)
+        self.kv_imports.arrived(kv_import, tokens)
         sequence = kv_import.sequence
-        self._kv_imports.quarantine(kv_import)
+        self.kv_imports.quarantine(kv_import)
         if sequence is not None:
             self._planner.waiting_for_kv.pop(sequence.id, None)
             self._planner.waiting.push(sequence)
@@ -239,17 +239,17 @@ class KvCoordinator:
         """An import is done: its request goes on, if it waits for that; one that was given up frees its blocks."""
         sequence = kv_import.sequence
         if kv_import.stopped:
-            self._kv_imports.drop(kv_import)
+            self.kv_imports.drop(kv_import)
         elif sequence is not None and self._planner.waiting_for_kv.pop(sequence.id, None) is not None:
-            self._kv_imports.make_ready(sequence)
+            self.kv_imports.make_ready(sequence)
 
     # The engine
 
     def start_drain(self) -> None:
         """No request will come any more for what was offered."""
         self._closed = True
-        for kv_import in self._kv_imports.unclaimed():
-            self._kv_imports.give_up(kv_import)
+        for kv_import in self.kv_imports.unclaimed():
+            self.kv_imports.give_up(kv_import)
 
     def step_failed(self) -> None:
         """What came from outside is given up together with all else that was computed before: its requests compute
@@ -258,31 +258,31 @@ class KvCoordinator:
         What was lent stays lent: those pages were complete, and no lost step wrote to them. That they are what they
         were shows in their digests.
         """
-        for kv_import in self._kv_imports.claimed():
+        for kv_import in self.kv_imports.claimed():
             sequence = kv_import.sequence
             if sequence is not None and kv_import.blocks:
                 self._planner.waiting_for_kv.pop(sequence.id, None)
-                self._kv_imports.give_up(kv_import)
+                self.kv_imports.give_up(kv_import)
                 self._planner.waiting.push(sequence)
-        for kv_import in self._kv_imports.unclaimed():
+        for kv_import in self.kv_imports.unclaimed():
             if kv_import.blocks:
-                self._kv_imports.give_up(kv_import)
+                self.kv_imports.give_up(kv_import)
         self._planner.let_followers_go()
 
     def stuck_for(self) -> str:
         """Why requests may wait for ever, if the agent may never free blocks; empty if it cannot be blamed."""
-        count = self._kv_imports.num_quarantined
+        count = self.kv_imports.num_quarantined
         text = f"{format_count(count, 'KV block is', 'KV blocks are')} out of use, since an engine that is out of reach may still write to them"
         return f"{text}; the rest is too small for this request" if count else ""
 
     def awaits(self) -> bool:
         """The agent will tell something, in bounded time, that lets a request go on or frees blocks."""
-        return bool(self._planner.waiting_for_kv) or self._kv_exports.hold_blocks() or self._kv_imports.await_news()
+        return bool(self._planner.waiting_for_kv) or self.kv_exports.hold_blocks() or self.kv_imports.await_news()
 
     def holds_blocks(self) -> bool:
         """Blocks are lent, or kept for KV that comes."""
-        return self._kv_exports.hold_blocks() or self._kv_imports.hold_blocks()
+        return self.kv_exports.hold_blocks() or self.kv_imports.hold_blocks()
 
     def tables(self) -> list[list[int]]:
         """The blocks that are held here, for the books."""
-        return [*self._kv_exports.tables(), *self._kv_imports.tables()]
+        return [*self.kv_exports.tables(), *self.kv_imports.tables()]

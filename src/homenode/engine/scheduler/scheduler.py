@@ -86,7 +86,7 @@ class Scheduler:
         if limits.state_slots:
             interval = limits.state_interval if kv.enable_prefix_caching else 0
             states = StatePool(limits.state_slots, interval, limits.block_size)
-        self._allocator = allocator = KvAllocator(
+        self.allocator = allocator = KvAllocator(
             limits.num_blocks,
             limits.block_size,
             enable_prefix_caching=kv.enable_prefix_caching,
@@ -102,11 +102,11 @@ class Scheduler:
         counters = SchedulerCounters()
         self._messages: list[ToAgent] = []
         kv_imports = KvImports(allocator, self._messages)
-        self._planner = planner = Planner(config, limits.max_sampled_rows, batching, allocator, kv_imports, counters)
+        self.planner = planner = Planner(config, limits.max_sampled_rows, batching, allocator, kv_imports, counters)
         self._shares = planner.shares
-        self._coordinator = coordinator = KvCoordinator(limits, allocator, planner, kv_imports, self._messages)
+        self.coordinator = coordinator = KvCoordinator(limits, allocator, planner, kv_imports, self._messages)
         self._pending_steps = pending = PendingSteps()
-        self._requests = requests = RequestTable(planner, coordinator, counters)
+        self.requests = requests = RequestTable(planner, coordinator, counters)
         seeds = seeds or random.Random(secrets.randbits(128))
         self._arrivals = Arrivals(
             config,
@@ -138,7 +138,7 @@ class Scheduler:
 
         InternalError if the event cannot have happened, such as the result of a step that was never sent.
         """
-        self._planner.now = event.now
+        self.planner.now = event.now
         self._shares.now = event.now
         if self._growth is not None:
             self._growth.advance(event.now)
@@ -146,8 +146,8 @@ class Scheduler:
             case RequestArrived(now, request):
                 self._arrivals.take(request, now)
             case Aborted(_, request_id, reason):
-                if request_id in self._requests:
-                    self._requests.finish(self._requests[request_id], finish_reason=reason)
+                if request_id in self.requests:
+                    self.requests.finish(self.requests[request_id], finish_reason=reason)
             case StepDone(_, result):
                 self._results.take(result)
             case StepFailed(_, error, kind):
@@ -160,29 +160,29 @@ class Scheduler:
                 self._losses.workers_back()
             case DrainStarted():
                 self._arrivals.start_drain()
-                self._coordinator.start_drain()
+                self.coordinator.start_drain()
             case KvHeadroom():
                 if self._growth is not None:
                     self._growth.take(event)
             case Ticked():
                 pass
             case _:
-                if refused := self._coordinator.take(event):
-                    self._requests.fail_refused(refused)
-        self._requests.end_late(event.now)
+                if refused := self.coordinator.take(event):
+                    self.requests.fail_refused(refused)
+        self.requests.end_late(event.now)
         return self.instructions()
 
     def instructions(self) -> list[Instruction]:
         """What is to be told and was not yet, such as because of `next_step`. Empties the list."""
-        instructions = self._requests.tell()
-        self._messages += [Unused(ticket) for ticket in self._allocator.unused]
-        self._allocator.unused.clear()
+        instructions = self.requests.tell()
+        self._messages += [Unused(ticket) for ticket in self.allocator.unused]
+        self.allocator.unused.clear()
         if self._growth is not None and self._growth.warnings:
             instructions += map(Warn, self._growth.warnings)
             self._growth.warnings.clear()
-        if self._planner.warnings or self._messages:
-            instructions += [*map(Warn, self._planner.warnings), *map(ToTransfer, self._messages)]
-            self._planner.warnings.clear()
+        if self.planner.warnings or self._messages:
+            instructions += [*map(Warn, self.planner.warnings), *map(ToTransfer, self._messages)]
+            self.planner.warnings.clear()
             self._messages.clear()
         return instructions
 
@@ -194,16 +194,16 @@ class Scheduler:
             len(self._pending_steps), self._pending_steps.draw
         ):
             return None
-        if self._pending_steps and self._planner.waits_for_results():
+        if self._pending_steps and self.planner.waits_for_results():
             return None
         withheld = self._withholds()
-        plan = self._planner.plan(self._step_builder.number, self._pending_steps.prefill)
-        ended = self._planner.nothing_left and self._end_with_nothing_left()
+        plan = self.planner.plan(self._step_builder.number, self._pending_steps.prefill)
+        ended = self.planner.nothing_left and self._end_with_nothing_left()
         if not plan.empty:
             return self._step_builder.send(plan)
         if self._withholds() and not withheld and not self._pending_steps:
             return self.next_step()  # with the memory there is, as far as it goes
-        if self._requests and not self._pending_steps and not ended and not self._coordinator.awaits():
+        if self.requests and not self._pending_steps and not ended and not self.coordinator.awaits():
             ended = self._end_stuck()
         return self.next_step() if ended else None
 
@@ -216,7 +216,7 @@ class Scheduler:
 
     def wants_headroom(self) -> bool:
         """Whether a `KvHeadroom` event is needed before the next step: KV memory may grow."""
-        return self._growth is not None and bool(self._requests) and self._growth.wants_headroom()
+        return self._growth is not None and bool(self.requests) and self._growth.wants_headroom()
 
     def lends_next(self) -> tuple[str, ...]:
         """Tickets of which the next result brings the last pages; these are told of as soon as it is taken."""
@@ -224,36 +224,36 @@ class Scheduler:
 
     def _end_with_nothing_left(self) -> bool:
         """End the requests that were only to compute what the cache holds already."""
-        sequences, self._planner.nothing_left = self._planner.nothing_left, []
+        sequences, self.planner.nothing_left = self.planner.nothing_left, []
         for sequence in sequences:
             if sequence.allocation is not None:
-                self._coordinator.computed(sequence, sequence.allocation)
-            self._requests.end_prefill(sequence)
+                self.coordinator.computed(sequence, sequence.allocation)
+            self.requests.end_prefill(sequence)
         return True
 
     def _end_stuck(self) -> bool:
         """Nothing runs, nothing is in flight and nothing is waited for: that must not be, unless blocks are out of use
         for good.
         """
-        reason: str | None = self._coordinator.stuck_for()
+        reason: str | None = self.coordinator.stuck_for()
         if not reason and self._growth is not None and (reason := self._growth.refuses()) == "":
             return False
-        first = self._planner.running[0] if self._planner.running else self._planner.waiting.first()
+        first = self.planner.running[0] if self.planner.running else self.planner.waiting.first()
         if not reason or first is None:
             raise InternalError(
-                f"{format_count(len(self._requests), 'request is', 'requests are')} there, but none of them can run",
+                f"{format_count(len(self.requests), 'request is', 'requests are')} there, but none of them can run",
                 statistics=self.statistics(),
             )
-        self._requests.fail(first, reason, "OverloadedError", self._requests.retry_after())
+        self.requests.fail(first, reason, "OverloadedError", self.requests.retry_after())
         return True
 
     def has_work(self) -> bool:
         """Requests are unfinished, steps in flight, or KV blocks in another engine's hands."""
-        return bool(self._requests or self._pending_steps or self._coordinator.holds_blocks())
+        return bool(self.requests or self._pending_steps or self.coordinator.holds_blocks())
 
     def has_requests(self) -> bool:
         """Requests are unfinished."""
-        return bool(self._requests)
+        return bool(self.requests)
 
     def idle(self) -> bool:
         """Nothing to do until the next request."""
@@ -261,8 +261,8 @@ class Scheduler:
 
     def next_deadline(self) -> float | None:
         """When a `Ticked` event is needed at the latest, if ever."""
-        due = self._requests.next_deadline()
-        growth = None if self._growth is None else self._growth.due(bool(self._requests))
+        due = self.requests.next_deadline()
+        growth = None if self._growth is None else self._growth.due(bool(self.requests))
         return growth if due is None else due if growth is None else min(due, growth)
 
     def statistics(self) -> EngineStats:

@@ -44,11 +44,11 @@ class TokenizerTrial:
         """
         size = min(_size(file), _LARGEST_COUNTED)
         self._path, self._file = path, file
-        self._cpu_s = _CPU_S + _CPU_S_A_MIB * size / _MIB
-        self._memory = _MEMORY_BYTES + _MEMORY_A_BYTE * size
+        self.cpu_s = _CPU_S + _CPU_S_A_MIB * size / _MIB
+        self.memory_bytes = _MEMORY_BYTES + _MEMORY_A_BYTE * size
         self._wait_s = _WAIT_S + _WAIT_S_A_MIB * size / _MIB
         self._deadline = time.monotonic() + self._wait_s
-        self._process = SandboxProcess(_MODULE, (str(path.absolute()), str(self._memory), str(self._cpu_s)))
+        self._process = SandboxProcess(_MODULE, (str(path.absolute()), str(self.memory_bytes), str(self.cpu_s)))
 
     def wait(self) -> None:
         """Returns when the tokenizer may be loaded.
@@ -62,8 +62,8 @@ class TokenizerTrial:
             self._refuse(f"reading it and encoding a sample text did not come to an end within {self._wait_s:.0f} s")
         except ProcessLostError as error:
             self._refuse(
-                f"the process that tried it was lost, {error} (it may use {self._memory // _MIB} MiB and "
-                f"{self._cpu_s:.0f} s of processor time)"
+                f"the process that tried it was lost, {error} (it may use {self.memory_bytes // _MIB} MiB and "
+                f"{self.cpu_s:.0f} s of processor time)"
             )
         finally:
             self._process.end()

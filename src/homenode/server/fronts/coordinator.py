@@ -85,12 +85,12 @@ class Coordinator:
         self._restart_policy = restart_policy or RestartPolicy()
         of_engines = self._restart_policy if len(assignments) > 1 else replace(self._restart_policy, tries=0)
         self._experts = ExpertMemoryFiles(assignments)
-        self._supervisors = [
+        self.supervisors = [
             EngineSupervisor(assignment, self, of_engines, self._maker(number, engine_program))
             for number, assignment in enumerate(assignments)
         ]
         self._blocks = [0] * len(assignments)  # of each engine's KV memory, while it is there
-        self._fronts = FrontSupervisor(
+        self.fronts = FrontSupervisor(
             count, front_program, self._restart_policy, self.front_begins, self.front_says, self.front_left
         )
         self._waiting: dict[int, set[int]] = {}  # requests that wait for an engine, by front
@@ -102,14 +102,14 @@ class Coordinator:
         self._keys = KeySource(server.api_key, server.api_key_file)
         self._key_counts = KeyCounts.shared_memory(count) if self._keys.counts else -1
         self._watching: asyncio.Task[None] | None = None
-        self._metrics = MetricsFolder()
+        self.metrics_folder = MetricsFolder()
         self._draining = False
         self._lost: str | None = None
 
     def _maker(self, number: int, program: str) -> Callable[[EngineAssignment], SharedEngine]:
         def made(assignment: EngineAssignment) -> SharedEngine:
             return SharedEngine(
-                assignment, program, lambda: self._announce(self._supervisors[number]), self._experts.descriptors
+                assignment, program, lambda: self._announce(self.supervisors[number]), self._experts.descriptors
             )
 
         return made
@@ -123,20 +123,20 @@ class Coordinator:
         Raises what an engine or a front could not start for; then nothing is left running.
         """
         self._listener = listener
-        told = Progress(len(self._supervisors), progress)
+        told = Progress(len(self.supervisors), progress)
         prepare = Prepare(
-            self._server, self._text, str(self._assignments[0].config.model.path), str(self._metrics.path)
+            self._server, self._text, str(self._assignments[0].config.model.path), str(self.metrics_folder.path)
         )
         starting = [
-            asyncio.ensure_future(supervisor.start(told.of(supervisor.number))) for supervisor in self._supervisors
+            asyncio.ensure_future(supervisor.start(told.of(supervisor.number))) for supervisor in self.supervisors
         ]
         await asyncio.sleep(0)  # engines are started first: they have the longer way to go
-        fronts = asyncio.ensure_future(self._fronts.start(listener, prepare, self._key_counts))
+        fronts = asyncio.ensure_future(self.fronts.start(listener, prepare, self._key_counts))
         try:
             await asyncio.gather(fronts, *starting)
             self._ready = self._all_ready([task.result() for task in starting])
             listener.listen(_BACKLOG)
-            await self._fronts.serve()
+            await self.fronts.serve()
         except BaseException:
             for task in (fronts, *starting):
                 task.cancel()
@@ -155,7 +155,7 @@ class Coordinator:
             if on_listening is not None:
                 on_listening(url_of(self._listener, self._server.scheme))
             self._watching = asyncio.ensure_future(self._keys.watch(self._change_keys))
-            code = await self._fronts.kept()
+            code = await self.fronts.kept()
         if self._draining and code is not None:
             return code
         if self._lost is None:
@@ -165,8 +165,8 @@ class Coordinator:
     async def close(self) -> None:
         """End everybody."""
         self._lost = self._lost or "the server is closed"
-        await self._fronts.close()
-        await asyncio.gather(*(supervisor.close() for supervisor in self._supervisors))
+        await self.fronts.close()
+        await asyncio.gather(*(supervisor.close() for supervisor in self.supervisors))
         self._experts.close()
         if self._watching is not None:
             self._watching.cancel()
@@ -176,13 +176,13 @@ class Coordinator:
         if self._key_counts >= 0:
             os.close(self._key_counts)
             self._key_counts = -1
-        self._metrics.remove()
+        self.metrics_folder.remove()
 
     def signalled(self) -> None:
         """The first signal drains, the second ends at once."""
         if self._draining or self._lost is not None:
             _log.warning("second signal: ending at once")
-            self._fronts.kill()
+            self.fronts.kill()
             return
         _log.warning(
             "draining: requests in flight have up to %g s; signal again to end at once", self._server.shutdown_timeout
@@ -193,19 +193,19 @@ class Coordinator:
     def _end_fronts(self, last: Stop | EnginesGone, patience_s: float) -> None:
         if self._listener is not None:
             self._listener.close()  # the last front to close it ends the listening
-        self._fronts.end(last, patience_s)
+        self.fronts.end(last, patience_s)
 
     @property
     def front_pids(self) -> tuple[int, ...]:
         """The processes of the fronts that are there."""
-        return tuple(front.pid for front in self._fronts.running if front.pid is not None)
+        return tuple(front.pid for front in self.fronts.running if front.pid is not None)
 
     @property
     def engine_pids(self) -> tuple[int, ...]:
         """The processes of the engines that are there."""
         return tuple(
             supervisor.client.pid
-            for supervisor in self._supervisors
+            for supervisor in self.supervisors
             if supervisor.up and supervisor.client.pid is not None
         )
 
@@ -215,11 +215,11 @@ class Coordinator:
         """It is told all that the others know, in the order in which it would have heard it."""
         if self._ready is None:
             raise InternalError("a front begins before the engines are ready")
-        count = len(self._supervisors)
+        count = len(self.supervisors)
         favourite = favourite_of(front.slot, self._count, count)
         engines = LinkedSettings(self._ready, count, self._dispatch, self._restart_policy, self._key, favourite)
         front.send(Begin(front.number, front.slot, self._count, self._started, engines, self._keys.keys))
-        for supervisor in self._supervisors:
+        for supervisor in self.supervisors:
             if supervisor.up:
                 self._connect(supervisor, front)
             front.send(self._seen(supervisor))
@@ -228,23 +228,23 @@ class Coordinator:
 
     def _change_keys(self, keys: tuple[NamedKey, ...]) -> None:
         """Every front takes these from now on."""
-        self._fronts.broadcast(KeysChanged(keys))
+        self.fronts.broadcast(KeysChanged(keys))
 
     def front_says(self, front: FrontProcess, message: FromFront) -> None:
         """What concerns the others is told to them."""
         match message:
             case Booked() | Began() | RequestEnded():
                 self._loads.take(message)
-                self._fronts.broadcast(message, except_for=front)
+                self.fronts.broadcast(message, except_for=front)
             case TicketGivenUp():
-                self._fronts.broadcast(message, except_for=front)
+                self.fronts.broadcast(message, except_for=front)
             case Held(request):
                 self._hold(front, request)
             case Unheld(request):
                 self._waiting.get(front.number, set()).discard(request)
             case Moved(engine):
-                self._supervisors[engine].moved += 1
-                self._announce(self._supervisors[engine])
+                self.supervisors[engine].moved += 1
+                self._announce(self.supervisors[engine])
             case LinkLost(engine, process):
                 asyncio.get_running_loop().call_later(_AGAIN_S, self._connect_again, front, engine, process)
 
@@ -253,7 +253,7 @@ class Coordinator:
         self._waiting.pop(front.number, None)
         left = FrontLeft(front.number)
         self._loads.take(left)
-        self._fronts.broadcast(left)
+        self.fronts.broadcast(left)
 
     def _hold(self, front: FrontProcess, request: int) -> None:
         """All fronts together have as many waiting as one has where it is alone."""
@@ -272,12 +272,12 @@ class Coordinator:
                 front.send_stream(Way(supervisor.number, supervisor.restarts), connected)
 
     def _connect_again(self, front: FrontProcess, engine: int, process: int) -> None:
-        supervisor = self._supervisors[engine]
-        if supervisor.up and supervisor.restarts == process and self._fronts.has(front.number) and not self._draining:
+        supervisor = self.supervisors[engine]
+        if supervisor.up and supervisor.restarts == process and self.fronts.has(front.number) and not self._draining:
             self._connect(supervisor, front)
 
     def _announce(self, supervisor: EngineSupervisor[Any]) -> None:
-        self._fronts.broadcast(self._seen(supervisor))
+        self.fronts.broadcast(self._seen(supervisor))
 
     def _seen(self, supervisor: EngineSupervisor[Any]) -> EngineSeen:
         return EngineSeen(supervisor.stats, self._blocks[supervisor.number], supervisor.hindrance)
@@ -287,7 +287,7 @@ class Coordinator:
         if ready is not None:
             self._blocks[supervisor.number] = ready.num_blocks
             self._loads.add(supervisor.number, ready.num_blocks)
-            for front in self._fronts.running:
+            for front in self.fronts.running:
                 self._connect(supervisor, front)
         self._announce(supervisor)
 
@@ -304,9 +304,9 @@ class Coordinator:
     def engine_gone(self, supervisor: EngineSupervisor[Any], reason: str) -> None:
         """The service goes on while there is another one, or one may come back."""
         self._announce(supervisor)
-        if self._lost is not None or not all(other.state == "gone" for other in self._supervisors):
+        if self._lost is not None or not all(other.state == "gone" for other in self.supervisors):
             return
-        self._lost = reason if len(self._supervisors) == 1 else f"no engine is left; the last was lost because {reason}"
+        self._lost = reason if len(self.supervisors) == 1 else f"no engine is left; the last was lost because {reason}"
         _log.error("the engine is gone: %s; the server ends", self._lost)
         self._end_fronts(EnginesGone(self._lost), _ENDING_S)
 

@@ -44,8 +44,8 @@ class FrontProcess:
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
         self._door: socket.socket | None = None
-        self._pings: dict[int, asyncio.Future[None]] = {}
-        self._num_pings = 0
+        self.pings: dict[int, asyncio.Future[None]] = {}
+        self.num_pings = 0
         self._failure: Fatal | None = None
 
     async def start(self, program: str, listener: socket.socket, prepare: Prepare, key_counts: int = -1) -> None:
@@ -94,9 +94,9 @@ class FrontProcess:
 
     async def heartbeat(self, timeout: float) -> float:
         """Seconds its loop took to answer. PeerError when it is silent for `timeout` seconds."""
-        self._num_pings += 1
-        number, begin = self._num_pings, time.monotonic()
-        answer = self._pings[number] = asyncio.get_running_loop().create_future()
+        self.num_pings += 1
+        number, begin = self.num_pings, time.monotonic()
+        answer = self.pings[number] = asyncio.get_running_loop().create_future()
         self.send(Ping(number))
         try:
             async with asyncio.timeout(timeout):
@@ -104,7 +104,7 @@ class FrontProcess:
         except TimeoutError:
             raise PeerError(f"{self.name} did not answer within {timeout:g} s") from None
         finally:
-            self._pings.pop(number, None)
+            self.pings.pop(number, None)
         return time.monotonic() - begin
 
     def kill(self) -> None:
@@ -142,7 +142,7 @@ class FrontProcess:
     def _take(self, message: FromFront) -> None:
         match message:
             case Heartbeat(number):
-                if (answer := self._pings.get(number)) is not None and not answer.done():
+                if (answer := self.pings.get(number)) is not None and not answer.done():
                     answer.set_result(None)
             case Prepared():
                 _done(self.prepared)
@@ -165,7 +165,7 @@ class FrontProcess:
     def _end(self, code: int) -> None:
         self.left.set_result(code)
         error = self._why(code)
-        for waiting in (self.prepared, self.serving, *self._pings.values()):
+        for waiting in (self.prepared, self.serving, *self.pings.values()):
             if not waiting.done():
                 waiting.set_exception(error)
                 waiting.exception()  # marks it as seen, should nobody wait any more
