@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from homenode.errors import HomenodeError, HostError, OverloadedError, UserError
 from homenode.model.sandbox.renderer import TemplateRenderer
 from homenode.model.sandbox.template_process import MEMORY_BYTES
 from homenode.model.tokenizer.chat import ChatTemplate
+from tests.waiting import wait_until
 
 HI = [{"role": "user", "content": "hi"}]
 LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}x"
@@ -190,11 +190,8 @@ def test_it_ends_with_its_parent_however_that_ends(state: str) -> None:
 
 def wait_until_busy(pid: int) -> None:
     """Waits until a process uses processor time, which it does when it has got its request."""
-    deadline = time.monotonic() + 30
     first = _ticks(pid)
-    while _ticks(pid) < first + 5:
-        assert time.monotonic() < deadline
-        os.sched_yield()
+    wait_until(lambda: _ticks(pid) >= first + 5)
 
 
 def _ticks(pid: int) -> int:

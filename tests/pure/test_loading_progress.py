@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import threading
 import time
 
 import pytest
@@ -11,9 +12,10 @@ from rich.console import Console
 
 from homenode.cli.output import loading_progress, report
 from homenode.units import format_progress
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, wait_until
 
 _MIB = 1 << 20
+_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 
 
 @pytest.mark.parametrize(
@@ -39,13 +41,9 @@ def test_without_a_terminal_there_is_a_line_now_and_then(monkeypatch: pytest.Mon
         assert lines == []  # nothing is known yet
         update(0, 100 * _MIB)
         update(40 * _MIB, 100 * _MIB)
-        deadline = time.monotonic() + PATIENCE_S
-        while len(lines) < 2 and time.monotonic() < deadline:
-            time.sleep(0.01)
-    told = len(lines)
-    assert told >= 2 and all(re.fullmatch(r"loading: 40MiB of 100MiB, \S+/s, \d+ s left", line) for line in lines)
-    time.sleep(0.1)
-    assert len(lines) == told, "the end ends them"
+        wait_until(lambda: len(lines) >= 2)
+    assert all(re.fullmatch(r"loading: 40MiB of 100MiB, \S+/s, \d+ s left", line) for line in lines)
+    assert not [thread for thread in threading.enumerate() if thread.name == "loading progress"], "the end ends them"
 
 
 def test_a_model_that_is_there_at_once_is_not_spoken_of(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,13 +60,13 @@ def test_on_a_terminal_there_is_a_bar_that_goes_away(monkeypatch: pytest.MonkeyP
     terminal.isatty = lambda: True  # type: ignore[method-assign]
     monkeypatch.setattr("sys.stderr", terminal)
     monkeypatch.setattr(report, "ERR", Console(file=terminal, force_terminal=True, width=100), raising=False)
-    monkeypatch.setattr(loading_progress, "_QUICK_S", 0.05)
+    monkeypatch.setattr(loading_progress, "_QUICK_S", PATIENCE_S)
     with loading_progress.loading_progress(lambda line: None) as update:
         update(1 * _MIB, 100 * _MIB)
         assert terminal.getvalue() == ""
-        time.sleep(0.1)
+        monkeypatch.setattr(loading_progress, "_QUICK_S", 0.0)  # as if that time had passed
         for done in (10, 40, 60):
             update(done * _MIB, 100 * _MIB)
-            time.sleep(0.15)
-    shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", terminal.getvalue())
+            wait_until(lambda done=done: f"{done}.0/100.0" in _ESCAPES.sub("", terminal.getvalue()))  # type: ignore[misc]
+    shown = _ESCAPES.sub("", terminal.getvalue())
     assert re.search(r"loading .*60\.0/100\.0 MiB .*/s .* left", shown)

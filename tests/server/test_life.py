@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +23,7 @@ from homenode.server.run import bind, url_of
 from tests.paths import ROOT
 from tests.server.conftest import Start
 from tests.server.fakes import ByteTokenizer, ScriptedClient
+from tests.waiting import wait_until
 
 
 def send_raw(url: str, body: dict[str, Any]) -> socket.socket:
@@ -47,9 +47,7 @@ def test_a_client_that_leaves_aborts_its_requests(start: Start, stream: bool, n:
         assert client.held.wait(20)
         if stream:
             assert connection.recv(10).startswith(b"HTTP/1.1 2")
-    deadline = time.monotonic() + 20
-    while len(client.aborts) < n and time.monotonic() < deadline:
-        client.closed.wait(0.05)
+    wait_until(lambda: len(client.aborts) >= n)
     assert sorted(id for id, _ in client.aborts) == [request.id for request in client.requests]
     assert server.metric("homenode:request_success_total") == n
     assert 'finished_reason="abort"' in server.http.get("/metrics").text
@@ -229,12 +227,13 @@ class Process:
         self.process.send_signal(number)
 
     def until_unhealthy(self) -> httpx.Response:
-        deadline = time.monotonic() + 20
-        while time.monotonic() < deadline:
-            health = self.http.get("/health")
-            if health.status_code != 200:
-                return health
-        raise AssertionError("/health stayed 200")
+        def health() -> httpx.Response | None:
+            answer = self.http.get("/health")
+            return answer if answer.status_code != 200 else None
+
+        found = wait_until(health, "/health is not 200")
+        assert found is not None
+        return found
 
     @contextlib.contextmanager
     def stream(self) -> Iterator[Iterator[str]]:

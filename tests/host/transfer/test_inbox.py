@@ -13,7 +13,7 @@ from queue import Empty
 import pytest
 
 from homenode.transfer.inbox import Inbox
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, wait_until
 
 
 class Chores:
@@ -103,10 +103,7 @@ def test_what_comes_meanwhile_is_worked_on_by_who_waits(inbox: Inbox, watched: f
 
     def bring() -> None:
         os.eventfd_write(chores.fd, 7)
-        deadline = time.monotonic() + PATIENCE_S
-        while 7 not in chores.done:
-            assert time.monotonic() < deadline
-            os.sched_yield()
+        wait_until(lambda: 7 in chores.done)
         inbox.put("message")
 
     thread = later(bring)

@@ -16,6 +16,7 @@ import httpx
 
 from homenode.server.proxy.config import ProxyConfig
 from homenode.server.proxy.run import bind, serve
+from tests.waiting import PATIENCE_S, wait_in_loop
 
 FINGERPRINT = {"protocol": "1-1", "weights": "abc", "layers": "5"}
 TOKENS = [b'data: {"token": %d}\n\n' % number for number in range(6)]
@@ -308,10 +309,11 @@ class Stage:
     async def health(self) -> dict[str, Any]:
         return dict((await self.http.get("/health")).json())
 
-    async def is_state(self, role: str, number: int, state: str, seconds: float = 20) -> None:
-        async with asyncio.timeout(seconds):
-            while (await self.health())[role][number]["state"] != state:
-                await asyncio.sleep(0.005)
+    async def is_state(self, role: str, number: int, state: str, seconds: float = PATIENCE_S) -> None:
+        async def looks() -> bool:
+            return bool((await self.health())[role][number]["state"] == state)
+
+        await wait_in_loop(looks, f"{role} {number} is {state}", seconds)
 
     async def metric(self, name: str, **labels: str) -> float:
         text = (await self.http.get("/metrics")).text
@@ -328,9 +330,11 @@ class Stage:
 
     async def shows(self, value: float, name: str, **labels: str) -> None:
         """Waits for a metric to have a value: a request's end is counted after its client has seen it."""
-        async with asyncio.timeout(20):
-            while await self.metric(name, **labels) != value:
-                await asyncio.sleep(0.005)
+
+        async def looks() -> bool:
+            return await self.metric(name, **labels) == value
+
+        await wait_in_loop(looks, f"{name} is {value}")
 
     def tickets(self) -> list[str]:
         """Those drawn, as prefill servers saw them."""
@@ -371,9 +375,11 @@ async def stage(
     async with httpx.AsyncClient(base_url=url, timeout=120, limits=httpx.Limits(max_connections=None)) as http:
         made = Stage(url, http, prefillers, decoders)
         if ready:
-            async with asyncio.timeout(20):
-                while (await http.get("/health")).status_code != 200:
-                    await asyncio.sleep(0.005)
+
+            async def healthy() -> bool:
+                return (await http.get("/health")).status_code == 200
+
+            await wait_in_loop(healthy)
         try:
             yield made
         finally:
