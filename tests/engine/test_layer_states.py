@@ -31,6 +31,7 @@ from homenode.model.spec import ModelSpec, StateMixer
 from homenode.model.state import state_geometry_of
 from homenode.model.state_mixers import ConvolutionSpec, ScanSpec, with_mixer
 from tests.engine.engines import config_for, greedy, run_all, tokens_of
+from tests.engine.state_engines import Bits, bits_alone, bits_of, engine_of, prompts_of, put_nan_in_every_slot
 from tests.model.test_delta_net import CASES
 from tests.model.transformers_models import make_model, quiet_and_on_one_thread
 from tests.waiting import wait_until

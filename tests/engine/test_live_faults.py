@@ -68,7 +68,7 @@ class Proxy:
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
         assert self._ready.wait(PATIENCE_S) and self.http is not None, "the proxy did not say where it listens"
-        eventually(self.healthy)
+        wait_until(self.healthy)
 
     def _read(self) -> None:
         assert self.process.stderr is not None
@@ -122,7 +122,7 @@ def test_sixty_four_at_once_through_buffers_of_a_few(
             assert list(pool.map(proxy.answer, PROMPTS)) == expected
         assert pair.receiver.metric("bytes_total") > 0
         assert pair.sender.metric("waits_total") + pair.receiver.metric("waits_total") > 0
-        eventually(pair.nothing_pinned)
+        wait_until(pair.nothing_pinned)
         assert proxy.close() == 0
     assert pair.codes == [0, 0]
 
@@ -145,14 +145,14 @@ def test_a_receiver_killed_under_load_comes_back_on_its_ports(expected: list[lis
         proxy = Proxy(pair)
         with ThreadPoolExecutor(64) as pool:
             answers = [pool.submit(proxy.answer, prompt) for prompt in PROMPTS]
-            eventually(lambda: pair.receiver.metric("bytes_total") > 0)
+            wait_until(lambda: pair.receiver.metric("bytes_total") > 0)
             os.kill(pair.receiver.server.process.pid, signal.SIGKILL)
             pair.receiver.close()
             pair.receiver = Live("--pd-role", "receiver", "--transfer-channel", "tcp", *MODES["pull-eager"], *flags)
             assert [answer.result(PATIENCE_S) for answer in answers] == expected
         before = pair.receiver.metric("bytes_total")
-        eventually(lambda: proxy.answer(_prompt(11, 7)) is not None and pair.receiver.metric("bytes_total") > before)
-        eventually(pair.nothing_pinned)
+        wait_until(lambda: proxy.answer(_prompt(11, 7)) is not None and pair.receiver.metric("bytes_total") > before)
+        wait_until(pair.nothing_pinned)
         assert proxy.close() == 0
     assert pair.codes == [0, 0]
 
@@ -167,7 +167,7 @@ def test_two_proxies_and_one_that_is_killed_and_started_again(expected: list[lis
         with ThreadPoolExecutor(64) as pool:
             lost = [pool.submit(first.answer, prompt) for prompt in PROMPTS[:32]]
             kept = [pool.submit(second.answer, prompt) for prompt in PROMPTS]
-            eventually(lambda: pair.sender.metric("completed_total") + pair.sender.metric("pinned_pages") > 0)
+            wait_until(lambda: pair.sender.metric("completed_total") + pair.sender.metric("pinned_pages") > 0)
             assert first.close(signal.SIGKILL) == -signal.SIGKILL
             again = Proxy(pair)
             anew = [pool.submit(again.answer, prompt) for prompt in PROMPTS[:32]]
@@ -176,7 +176,7 @@ def test_two_proxies_and_one_that_is_killed_and_started_again(expected: list[lis
             ended = [_tokens_or_none(answer) for answer in lost]
         assert any(answer is None for answer in ended), "it was killed too late"
         assert all(answer in (None, wanted) for answer, wanted in zip(ended, expected, strict=False))
-        eventually(pair.nothing_pinned)
+        wait_until(pair.nothing_pinned)
         assert [proxy.close() for proxy in (second, again)] == [0, 0]
     assert pair.codes == [0, 0]
 

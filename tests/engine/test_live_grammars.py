@@ -125,7 +125,7 @@ def test_a_sender_a_receiver_and_the_proxy(alone: list[list[int]], mode: str) ->
             assert list(pool.map(lambda body: streamed(http, body), bodies())) == alone
             broken = http.post("/v1/completions", json={"prompt": "x", "structured_outputs": {"regex": "([a-z"}})
             assert broken.status_code == 400 and broken.json()["error"]["param"] == "structured_outputs.regex"
-        eventually(pair.nothing_pinned)
+        wait_until(pair.nothing_pinned)
 
 
 @contextlib.contextmanager
@@ -139,7 +139,7 @@ def proxied(pair: Pair) -> Iterator[httpx.Client]:
             line = next(line for line in proxy.stderr if "listening http" in line)
             url = next(word for word in line.split() if word.startswith("http://"))
             with httpx.Client(base_url=url, timeout=120) as http:
-                eventually(lambda: http.get("/health").status_code == 200)
+                wait_until(lambda: http.get("/health").status_code == 200)
                 yield http
         finally:
             proxy.terminate()

@@ -72,7 +72,7 @@ def test_a_prompt_larger_than_the_buffer_is_refused_at_once(expected: list[list[
         assert at_the_receiver(pair.receiver, LARGE, ticket) == expected[6]  # computed there
         assert pair.answer(PROMPTS[3]) == expected[3]
         assert pair.sender.metric("waits_total") == pair.receiver.metric("waits_total") == 0
-        eventually(pair.nothing_pinned)
+        wait_until(pair.nothing_pinned)
 
 
 def test_pages_that_two_receivers_share_outlive_one_of_them(expected: list[list[int]]) -> None:
@@ -84,21 +84,21 @@ def test_pages_that_two_receivers_share_outlive_one_of_them(expected: list[list[
         try:
             first, second = pair.ticket(), pair.ticket()
             assert pair.prefill(LARGE, first).status_code == 200
-            eventually(lambda: pair.sender.metric("pinned_pages") == 4)
+            wait_until(lambda: pair.sender.metric("pinned_pages") == 4)
             params = {"do_remote_decode": True, "ticket": second, "peer": other.published()}
             assert pair.sender.complete(LARGE, kv_transfer_params=params).status_code == 200
-            eventually(
+            wait_until(
                 lambda: 4 < pair.sender.metric("pinned_pages") < 8
             )  # the full pages of the beginning are there once
             both = pair.sender.metric("pinned_pages")
             os.kill(pair.receiver.server.process.pid, signal.SIGKILL)
-            eventually(lambda: pair.sender.metric("pinned_pages") < both)
+            wait_until(lambda: pair.sender.metric("pinned_pages") < both)
             assert pair.sender.metric("pinned_pages") == 4
             for shift in range(12):  # all other blocks are used again
                 tokens_of(pair.sender.complete([7 + (shift * 17 + 3 * k) % 300 for k in range(130)], max_tokens=2))
             assert at_the_receiver(other, LARGE, second) == expected[6]
             assert other.metric("recomputed_tokens_total") == 0 and other.metric("bytes_total") > 0
-            eventually(lambda: pair.sender.metric("pinned_pages") == 0)
+            wait_until(lambda: pair.sender.metric("pinned_pages") == 0)
         finally:
             assert other.close() == 0
 
@@ -168,10 +168,10 @@ def test_a_wall_clock_that_jumps_under_the_engines_changes_nothing(expected: lis
             assert list(pool.map(pair.answer, PROMPTS)) == expected
         assert pair.sender.metric("lease_expiries_total") == 0 == pair.receiver.metric("recomputed_tokens_total")
         assert pair.prefill(LARGE, pair.ticket()).status_code == 200
-        eventually(lambda: pair.sender.metric("pinned_pages") > 0)
+        wait_until(lambda: pair.sender.metric("pinned_pages") > 0)
         begun = time.monotonic()
         with frozen(pair.receiver):
-            eventually(lambda: pair.sender.metric("pinned_pages") == 0)
+            wait_until(lambda: pair.sender.metric("pinned_pages") == 0)
             took = time.monotonic() - begun
         assert ttl - 1.5 < took < ttl + 3, took
         assert pair.sender.metric("lease_expiries_total") == 1
@@ -213,7 +213,7 @@ def test_a_server_that_is_to_end_does_so_beside_a_frozen_one(
             assert time.monotonic() - begun < 15  # three seconds for what is handed over, and the server's own end
         if ending == "sender":
             assert at_the_receiver(stands, LARGE, ticket) == expected[6]
-        eventually(lambda: stands.metric("pinned_pages") == 0)
+        wait_until(lambda: stands.metric("pinned_pages") == 0)
 
 
 @pytest.mark.parametrize(

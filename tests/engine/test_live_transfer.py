@@ -65,8 +65,8 @@ def test_the_tokens_of_one_engine(expected: list[list[int]], channel: str, mode:
             assert list(pool.map(pair.answer, PROMPTS)) == expected
         assert pair.receiver.metric("bytes_total") > 0
         assert pair.receiver.metric("recomputed_tokens_total") == 0
-        eventually(pair.nothing_pinned)
-        eventually(lambda: pair.sender.metric("completed_total") == len(PROMPTS))
+        wait_until(pair.nothing_pinned)
+        wait_until(lambda: pair.sender.metric("completed_total") == len(PROMPTS))
     if channel != "nixl":  # a library that its wheels bring crashes in an exit handler, after everything is done
         assert pair.codes == [0, 0]
 
@@ -87,7 +87,7 @@ def test_blocks_of_different_sizes(expected: list[list[int]], channel: str, mode
         with ThreadPoolExecutor(8) as pool:
             assert list(pool.map(pair.answer, PROMPTS)) == expected
         assert pair.receiver.metric("recomputed_tokens_total") == 0
-        eventually(pair.nothing_pinned)
+        wait_until(pair.nothing_pinned)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_buffers_far_smaller_than_the_load(expected: list[list[int]], channel: s
         with ThreadPoolExecutor(16) as pool:
             assert list(pool.map(pair.answer, PROMPTS)) == expected
         assert pair.sender.metric("waits_total") + pair.receiver.metric("waits_total") > 0
-        eventually(pair.nothing_pinned)
+        wait_until(pair.nothing_pinned)
 
 
 def block_bytes() -> int:
@@ -137,14 +137,14 @@ def test_a_ticket_nobody_knows_is_computed_at_once(expected: list[list[int]]) ->
 def test_what_the_receiver_has_is_not_sent_again(expected: list[list[int]]) -> None:
     with Pair("pull-eager") as pair:
         assert pair.answer(PROMPTS[5]) == expected[5]
-        eventually(
+        wait_until(
             lambda: pair.receiver.metric("bytes_total") > 0 and pair.sender.metric("completed_total") == 1
         )  # figures come a little later
-        eventually(pair.nothing_pinned)
+        wait_until(pair.nothing_pinned)
         before = pair.receiver.metric("bytes_total")
         assert pair.answer(PROMPTS[5]) == expected[5]
-        eventually(lambda: pair.sender.metric("completed_total") == 2)
-        eventually(lambda: pair.sender.metric("held_pages_total") >= 2)
+        wait_until(lambda: pair.sender.metric("completed_total") == 2)
+        wait_until(lambda: pair.sender.metric("held_pages_total") >= 2)
         sent = pair.receiver.metric("bytes_total") - before
         assert sent <= before / 2
 
@@ -153,12 +153,12 @@ def test_a_ticket_that_is_given_up_frees_the_sender() -> None:
     with Pair("pull-delay") as pair:
         ticket = pair.ticket()
         assert pair.prefill(PROMPTS[6], ticket).status_code == 200
-        eventually(lambda: pair.sender.metric("pinned_pages") > 0)
+        wait_until(lambda: pair.sender.metric("pinned_pages") > 0)
         for server in (pair.receiver, pair.sender, pair.sender):
             assert (
                 server.http.post("/kv_transfer/release", json={"ticket": ticket, "reason": "a test"}).status_code == 200
             )
-        eventually(pair.nothing_pinned)
+        wait_until(pair.nothing_pinned)
 
 
 def test_engines_that_do_not_fit_say_what_differs(expected: list[list[int]]) -> None:
@@ -193,7 +193,7 @@ def test_a_sender_that_is_killed_costs_nothing_but_time(expected: list[list[int]
         for prompt, ticket, wanted in zip(PROMPTS, tickets, expected, strict=False):
             answer = pair.receiver.complete(prompt, kv_transfer_params={"do_remote_prefill": True, "ticket": ticket})
             assert tokens_of(answer) == wanted
-        eventually(lambda: pair.receiver.metric("pinned_pages") == 0)
+        wait_until(lambda: pair.receiver.metric("pinned_pages") == 0)
     assert pair.codes[1] == 0
 
 
@@ -204,9 +204,9 @@ def test_a_receiver_that_is_killed_frees_the_sender_and_the_next_one_is_served(
     with Pair("pull-delay", channel) as pair:
         for prompt in PROMPTS[:6]:
             assert pair.prefill(prompt, pair.ticket()).status_code == 200
-        eventually(lambda: pair.sender.metric("pinned_pages") > 0)
+        wait_until(lambda: pair.sender.metric("pinned_pages") > 0)
         os.kill(pair.receiver.server.process.pid, signal.SIGKILL)
-        eventually(lambda: pair.sender.metric("pinned_pages") == 0)
+        wait_until(lambda: pair.sender.metric("pinned_pages") == 0)
         pair.receiver.close()
         pair.receiver = Live("--pd-role", "receiver", "--transfer-channel", channel, *MODES["pull-delay"])
         assert [pair.answer(prompt) for prompt in PROMPTS[:6]] == expected[:6]
@@ -257,7 +257,7 @@ def test_pages_are_read_in_place(expected: list[list[int]], mode: str, offload: 
             assert list(pool.map(pair.answer, PROMPTS)) == expected
         assert pair.receiver.metric("in_place_pages_total") > 0
         assert pair.receiver.metric("recomputed_tokens_total") == 0
-        eventually(pair.nothing_pinned)
+        wait_until(pair.nothing_pinned)
     assert pair.codes == [0, 0]
 
 
@@ -270,8 +270,8 @@ def test_a_request_goes_on_in_the_memory_of_a_sender_that_was_killed(expected: l
         with ThreadPoolExecutor(1) as pool:
             params = {"do_remote_prefill": True, "ticket": ticket}
             answer = pool.submit(pair.receiver.complete, prompt, 200, kv_transfer_params=params)
-            eventually(lambda: pair.receiver.metric("in_place_pages_total") > 0)
+            wait_until(lambda: pair.receiver.metric("in_place_pages_total") > 0)
             os.kill(pair.sender.server.process.pid, signal.SIGKILL)
             assert tokens_of(answer.result()) == wanted
         assert pair.receiver.metric("recomputed_tokens_total") == 0
-        eventually(lambda: pair.receiver.metric("pinned_pages") == 0)
+        wait_until(lambda: pair.receiver.metric("pinned_pages") == 0)

@@ -80,7 +80,7 @@ def test_the_tokens_of_one_engine(
         for live, flags in ((pair.receiver, theirs), (pair.sender, ours)):
             if flags[: len(TWO)] == TWO:
                 assert min(by_engine(live, "bytes_total").values()) > 0, "all of them had something to do"
-        eventually(pair.nothing_pinned)
+        wait_until(pair.nothing_pinned)
         assert proxy.close() == 0
     assert pair.codes == [0, 0]
 
@@ -103,10 +103,10 @@ def test_a_ticket_is_of_one_engine_until_it_is_released_or_the_engine_is_lost(
         for number, peer in enumerate(published(pair.receiver)):
             ticket = pair.ticket()
             prefill(pair, PROMPTS[5], ticket, peer)
-            eventually(lambda number=number: by_engine(pair.receiver, "pinned_pages")[str(number)] > 0)  # type: ignore[misc]
+            wait_until(lambda number=number: by_engine(pair.receiver, "pinned_pages")[str(number)] > 0)  # type: ignore[misc]
             assert by_engine(pair.receiver, "pinned_pages")[str(1 - number)] == 0
             assert pair.receiver.http.post("/kv_transfer/release", json={"ticket": ticket}).status_code == 200
-            eventually(pair.nothing_pinned)
+            wait_until(pair.nothing_pinned)
         before = published(pair.receiver)
         for number, peer in enumerate(before):
             had = by_engine(pair.receiver, "recomputed_tokens_total")
@@ -116,14 +116,14 @@ def test_a_ticket_is_of_one_engine_until_it_is_released_or_the_engine_is_lost(
         prefill(pair, PROMPTS[7], ticket := pair.ticket(), before[0])
         os.kill(engine_pids(pair.receiver)[0], signal.SIGKILL)
         assert decode(pair, PROMPTS[7], ticket, before[0]["incarnation"]) == expected[7], "another one computes it"
-        eventually(
+        wait_until(
             lambda: len(now := published(pair.receiver)) == 2 and now[0]["incarnation"] != before[0]["incarnation"]
         )
         now = published(pair.receiver)
         assert now[1] == before[1]
         prefill(pair, PROMPTS[8], ticket := pair.ticket(), now[0])
         assert decode(pair, PROMPTS[8], ticket, now[0]["incarnation"]) == expected[8]
-        eventually(pair.nothing_pinned)
+        wait_until(pair.nothing_pinned)
     assert pair.codes == [0, 0]
 
 
@@ -134,11 +134,11 @@ def test_an_engine_of_each_side_killed_under_load(expected: list[list[int]]) -> 
         many = PROMPTS * 4
         with ThreadPoolExecutor(16) as pool:
             answers = [pool.submit(proxy.answer, prompt, TOKENS) for prompt in many]
-            eventually(lambda: pair.receiver.metric("bytes_total") > 0)
+            wait_until(lambda: pair.receiver.metric("bytes_total") > 0)
             os.kill(engine_pids(pair.receiver)[1], signal.SIGKILL)
             os.kill(engine_pids(pair.sender)[0], signal.SIGKILL)
             assert [answer.result() for answer in answers] == expected * 4
-        eventually(lambda: len(published(pair.receiver)) == 2 == len(published(pair.sender)))
+        wait_until(lambda: len(published(pair.receiver)) == 2 == len(published(pair.sender)))
         before = by_engine(pair.receiver, "bytes_total")
         fresh = iter(range(1000))
 
@@ -148,7 +148,7 @@ def test_an_engine_of_each_side_killed_under_load(expected: list[list[int]]) -> 
             now = by_engine(pair.receiver, "bytes_total")
             return all(now[engine] > before[engine] for engine in now)
 
-        eventually(comes_to_both)
-        eventually(pair.nothing_pinned)
+        wait_until(comes_to_both)
+        wait_until(pair.nothing_pinned)
         assert proxy.close() == 0
     assert pair.codes == [0, 0]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.model.test_deepseek_v4 import made as make_deepseek_v4
 from tests.waiting import wait_until
 
 pytest.importorskip("torch", reason="needs torch, which the `torch` dependency group installs")
@@ -24,7 +25,6 @@ from tests.model.test_mamba_hybrids import CASES as HYBRIDS
 from tests.model.test_minimax_m3 import CASE as M3
 from tests.model.transformers_models import make_model, quiet_and_on_one_thread
 from tests.tokenizer_files import tokenizer_json
-from tests.waits import eventually
 
 pytestmark = [
     pytest.mark.torch,
@@ -92,5 +92,5 @@ def test_a_pair_says_what_one_engine_says(
         assert pair.receiver.metric("bytes_total") > 0
         assert pair.receiver.metric("recomputed_tokens_total") == 0
         assert pair.receiver.metric("digest_mismatches_total") == 0
-        eventually(pair.nothing_pinned)
+        wait_until(pair.nothing_pinned)
     assert pair.codes == [0, 0]

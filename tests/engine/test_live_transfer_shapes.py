@@ -72,5 +72,5 @@ def test_a_pair_says_what_one_engine_says(name: str, mode: str) -> None:
             assert list(pool.map(pair.answer, PROMPTS)) == wanted
         assert pair.receiver.metric("bytes_total") > 0
         assert pair.receiver.metric("digest_mismatches_total") == 0
-        eventually(pair.nothing_pinned)
+        wait_until(pair.nothing_pinned)
     assert pair.codes == [0, 0]

@@ -63,7 +63,7 @@ def test_the_tokens_of_one_worker(
         assert pair.receiver.metric("recomputed_tokens_total") == 0
         assert pair.receiver.metric("digest_mismatches_total") == 0
         assert ("--pd-in-place" in theirs) == (pair.receiver.metric("in_place_pages_total") > 0)
-        eventually(pair.nothing_pinned)
+        wait_until(pair.nothing_pinned)
     assert pair.codes == [0, 0]
 
 
@@ -80,14 +80,14 @@ def test_what_was_lent_outlives_the_worker_that_computed_it(expected: list[list[
         for prompt, ticket in zip(PROMPTS, tickets, strict=False):
             assert pair.prefill(prompt, ticket).status_code == 200
         kill_a_worker(pair.sender, 1)
-        eventually(lambda: pair.sender.http.get("/health").status_code == 503)
+        wait_until(lambda: pair.sender.http.get("/health").status_code == 503)
         for prompt, ticket, wanted in zip(PROMPTS, tickets, expected, strict=False):
             answer = pair.receiver.complete(prompt, kv_transfer_params={"do_remote_prefill": True, "ticket": ticket})
             assert tokens_of(answer) == wanted
-        eventually(lambda: pair.sender.http.get("/health").status_code == 200)
+        wait_until(lambda: pair.sender.http.get("/health").status_code == 200)
         assert [pair.answer(prompt) for prompt in PROMPTS] == expected
         assert pair.receiver.metric("recomputed_tokens_total") == 0 == pair.receiver.metric("digest_mismatches_total")
-        eventually(pair.nothing_pinned)
+        wait_until(pair.nothing_pinned)
     assert pair.codes == [0, 0]
 
 
@@ -101,7 +101,7 @@ def test_a_receiver_s_worker_that_is_killed_costs_nothing_but_time(expected: lis
         for prompt, ticket in zip(PROMPTS, tickets, strict=False):
             assert pair.prefill(prompt, ticket).status_code == 200
         kill_a_worker(pair.receiver, 0)
-        eventually(lambda: pair.receiver.http.get("/health").status_code == 503)
+        wait_until(lambda: pair.receiver.http.get("/health").status_code == 503)
         if mode != "pull-delay":
             refused = pair.prefill(PROMPTS[8], pair.ticket())
             assert (
@@ -110,11 +110,11 @@ def test_a_receiver_s_worker_that_is_killed_costs_nothing_but_time(expected: lis
         for prompt, ticket, wanted in zip(PROMPTS, tickets, expected, strict=False):
             answer = pair.receiver.complete(prompt, kv_transfer_params={"do_remote_prefill": True, "ticket": ticket})
             assert tokens_of(answer) == wanted
-        eventually(lambda: pair.receiver.http.get("/health").status_code == 200)
-        eventually(
+        wait_until(lambda: pair.receiver.http.get("/health").status_code == 200)
+        wait_until(
             lambda: pair.prefill(PROMPTS[9], pair.ticket()).status_code == 200
         )  # the sender leaves it alone for a while
-        eventually(lambda: pair.receiver.metric("pinned_pages") > 0)
+        wait_until(lambda: pair.receiver.metric("pinned_pages") > 0)
         assert [pair.answer(prompt) for prompt in PROMPTS] == expected
         assert pair.receiver.metric("digest_mismatches_total") == 0
     assert pair.codes == [0, 0]
@@ -132,7 +132,7 @@ def test_a_request_that_reads_in_place_goes_on(expected: list[list[int]], victim
         with ThreadPoolExecutor(1) as pool:
             params = {"do_remote_prefill": True, "ticket": ticket}
             answer = pool.submit(pair.receiver.complete, prompt, 200, kv_transfer_params=params)
-            eventually(lambda: pair.receiver.metric("in_place_pages_total") > 0)
+            wait_until(lambda: pair.receiver.metric("in_place_pages_total") > 0)
             if victim == "sender":
                 os.kill(pair.sender.server.process.pid, signal.SIGKILL)
             else:
@@ -140,13 +140,13 @@ def test_a_request_that_reads_in_place_goes_on(expected: list[list[int]], victim
             assert tokens_of(answer.result()) == wanted
         if victim != "sender":
             for live in (pair.sender, pair.receiver):
-                eventually(lambda one=live: one.http.get("/health").status_code == 200)  # type: ignore[misc]
+                wait_until(lambda one=live: one.http.get("/health").status_code == 200)  # type: ignore[misc]
             before = pair.receiver.metric("in_place_pages_total")
             assert [pair.answer(prompt) for prompt in PROMPTS] == expected
             assert pair.receiver.metric("in_place_pages_total") > before
-            eventually(pair.nothing_pinned)
+            wait_until(pair.nothing_pinned)
         else:
-            eventually(lambda: pair.receiver.metric("pinned_pages") == 0)
+            wait_until(lambda: pair.receiver.metric("pinned_pages") == 0)
     assert pair.codes[1] == 0
 
 
@@ -176,14 +176,14 @@ def test_workers_killed_on_both_sides_under_load(expected: list[list[int]], chan
         with ThreadPoolExecutor(16) as pool:
             asked = [pool.submit(ask, number) for number in range(60)]
             for kills, live in enumerate((pair.sender, pair.receiver, pair.sender), start=1):
-                eventually(lambda least=12 * kills: sum(one.done() for one in asked) >= least)  # type: ignore[misc]
-                eventually(lambda one=live: one.http.get("/health").status_code == 200)  # type: ignore[misc]
+                wait_until(lambda least=12 * kills: sum(one.done() for one in asked) >= least)  # type: ignore[misc]
+                wait_until(lambda one=live: one.http.get("/health").status_code == 200)  # type: ignore[misc]
                 kill_a_worker(live, kills % 2)
             for one in asked:
                 one.result()
         for live in (pair.sender, pair.receiver):
-            eventually(lambda one=live: one.http.get("/health").status_code == 200)  # type: ignore[misc]
+            wait_until(lambda one=live: one.http.get("/health").status_code == 200)  # type: ignore[misc]
         assert pair.receiver.metric("digest_mismatches_total") == 0
-        eventually(pair.nothing_pinned)
+        wait_until(pair.nothing_pinned)
         assert [pair.answer(prompt) for prompt in PROMPTS] == expected
     assert pair.codes == [0, 0]

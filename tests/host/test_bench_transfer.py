@@ -13,7 +13,6 @@ from homenode.bench.kv_transfer.timed_transfers import LastPageTransfer, WholeTr
 from homenode.bench.kv_transfer.transfer import TransferBenchPlan, measure
 from homenode.errors import PeerError
 from homenode.transfer.seam import Abandoned, Returned
-from tests.waits import eventually
 
 
 def test_rows_of_small_pages() -> None:

@@ -184,10 +184,12 @@ def test_the_same_pages_announced_twice_cost_the_peer_only(sides: tuple[Side, Si
     sender.arrival("t", 2, PATIENCE_S)
     receiver.arrival("t", 2, PATIENCE_S)
     prepared(sides, 1, first=2)
-    sending = sender.agent._performer.at_once.sending["t"]
-    expected = receiver.agent._performer.at_once.taking
-    wait_until(
-        lambda: receiver.agent._working.acquire() and (bool(expected) or receiver.agent._working.release() is not None),
+    sending, prepared_there = sender.agent._performer.at_once.sending["t"], receiver.agent._performer.at_once
+    wait_until(  # what is expected is put together anew, in another table, whenever the machine was told something
+        lambda: (
+            receiver.agent._working.acquire()
+            and (bool(prepared_there.taking) or receiver.agent._working.release() is not None)
+        ),
         "and still, under its lock",
     )
     try:

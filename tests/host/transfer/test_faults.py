@@ -31,7 +31,7 @@ from tests.host.transfer.players import Outcome, Part, Player, children, playing
 from tests.host.transfer.relay import as_it_is, cut, flipped, relaying
 from tests.host.transfer.rig import PythonKv, copy_pages
 from tests.host.transfer.test_every_step import PATIENT, QUICK
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.alone
 
