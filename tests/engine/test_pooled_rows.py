@@ -13,27 +13,26 @@ pytest.importorskip("torch", reason="needs torch, which the `torch` dependency g
 pytest.importorskip("transformers", reason="needs transformers, which the `torch` dependency group installs")
 
 from homenode.compute.native.backend import NativeBackend
-from homenode.compute.ops import KvGeometry, StateGeometry
+from homenode.compute.ops import KvGeometry
 from homenode.engine.api.local import LocalEngine
 from homenode.engine.config import EngineConfig, TransferConfig
 from homenode.engine.memory.state_sizing import state_handover_problem, state_pages
-from homenode.engine.messages import Output
 from homenode.engine.worker.state_pages import StatePages
 from homenode.errors import HomenodeError
 from homenode.model.checkpoint.index import open_checkpoint
 from homenode.model.part import ModelPart
 from homenode.model.state import state_geometry_of
 from homenode.model.weights.load import kv_geometry_of, layers_kv, plan_model
-from tests.engine.engines import config_for, greedy, run_all, tokens_of
+from tests.engine.engines import greedy, run_all
+from tests.engine.state_engines import Bits, bits_alone, bits_of, engine_of, prompts_of, put_nan_in_every_slot
 from tests.model.test_deepseek_v4 import made
 from tests.model.transformers_models import quiet_and_on_one_thread
 
 pytestmark = pytest.mark.torch
 
 LENGTHS = (3, 25, 30, 50)
-PROMPTS = [[3 + (11 * n + 7 * k) % 60 for k in range(length)] for n, length in enumerate(LENGTHS)]
+PROMPTS = prompts_of(LENGTHS)
 PARAMS = greedy(12, logprobs=0)
-Bits = tuple[list[int], list[float]]
 
 
 @pytest.fixture(scope="module")
@@ -46,32 +45,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def not_a_number_in_every_slot(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever reads of a slot what nothing was written to has no numbers from then on."""
-    honest = NativeBackend.state_memory
-
-    def state_memory(self: NativeBackend, geometry: StateGeometry, slots: int) -> Any:
-        memory = honest(self, geometry, slots)
-        for slot in range(slots):
-            memory.write_slot(slot, np.full_like(memory.read_slot(slot), np.nan))
-        return memory
-
-    monkeypatch.setattr(NativeBackend, "state_memory", state_memory)
+    put_nan_in_every_slot(monkeypatch)
 
 
 def _engine(folder: Path, **settings: Any) -> LocalEngine:
-    chosen = {"threads": 1, "block_size": 32, "max_model_len": 80, "kv_cache_memory": "8MiB", "dtype": "float32"}
-    return LocalEngine(config_for(folder, **(chosen | settings)))
-
-
-def _bits(outputs: list[Output]) -> Bits:
-    return tokens_of(outputs), [logprob.logprob for output in outputs for logprob in output.logprobs]
+    return engine_of(folder, **({"max_model_len": 80} | settings))
 
 
 @pytest.fixture(scope="module")
 def alone(folder: Path) -> Iterator[list[Bits]]:
     """Each prompt by itself, without a prefix cache."""
     engine = _engine(folder, enable_prefix_caching=False)
-    yield [_bits(run_all(engine, [prompt], [PARAMS], first_id=n)[0]) for n, prompt in enumerate(PROMPTS, 1)]
+    yield bits_alone(engine, PROMPTS, PARAMS)
     engine.close()
 
 
@@ -99,7 +84,7 @@ def test_together_and_again_every_request_has_the_bits_it_has_alone(
     engine = _engine(folder, **settings)
     for turn in range(2):
         found = run_all(engine, PROMPTS, [PARAMS] * len(PROMPTS), first_id=1 + turn * len(PROMPTS))
-        assert [_bits(outputs) for outputs in found] == alone
+        assert [bits_of(outputs) for outputs in found] == alone
     engine.close()
     if few:
         assert sum(output.num_preemptions for outputs in found for output in outputs) > 0

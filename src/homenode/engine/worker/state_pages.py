@@ -2,8 +2,8 @@
 
 The blocks are cut over ranks and stages as all KV memory is: a worker has of each block its KV heads in its layers. Of
 its state it puts what goes with a KV head (`state_by_kv_head`) into that head's part of the blocks: what it has of the
-head in block 0, layer after layer, of each shape of layers, then in block 1, and so on, as float32. So an engine with more ranks or fewer finds
-with each head what it needs.
+head in block 0, layer after layer, of each shape of layers, then in block 1, and so on, as float32. So an engine with
+more ranks or fewer finds with each head what it needs.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class _LayerPlace:
 
 
 class StatePages:
-    """Of one worker. `memories`: its KV memory, of each shape of layers; `state`: its state memory, all of `geometry`."""
+    """Of one worker. `memories`: its KV memory, of each shape of layers; `state`: its state memory, all of
+    `geometry`."""
 
     def __init__(
         self, memories: Sequence[KvMemory], state: StateMemory, geometry: KvGeometry, spec: ModelSpec, part: ModelPart
