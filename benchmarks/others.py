@@ -72,7 +72,6 @@ class Others:
 
 def process_seconds(process: int) -> float:
     """CPU time of all threads of a process so far."""
-    fields = (
-        Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-    )  # from the third on: the name may hold spaces
+    # From the third on: the name may hold spaces.
+    fields = Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / _TICKS

@@ -60,9 +60,8 @@ def _until_counted(
     sides: list[dict[str, Any]], read: Callable[[], MachineReading], standing: Standing, patience_s: float
 ) -> list[dict[str, Any]]:
     for side in sides:
-        if (
-            side["question"] is not None
-        ):  # asked for the first time: loads and warms up, which is not to happen between two readings
+        # Asked for the first time: loads and warms up, which is not to happen between two readings.
+        if side["question"] is not None:
             _output(side, standing)
     tries: list[dict[str, Any]] = []
     end = time.monotonic() + patience_s

@@ -73,9 +73,8 @@ def llama_server(folder: Path, model: Path, threads: int, load: ClientLoad, *, h
     """`llama-server` with a slot for each client and room for prompt and answer in each; nothing to reuse between
     requests. Raises Unavailable."""
     port = free_port()
-    room = (
-        -(-(load.prompt_tokens + load.gen_tokens + 8) // 256) * 256
-    )  # its slots are rounded up to so many tokens anyway
+    # Its slots are rounded up to so many tokens anyway.
+    room = -(-(load.prompt_tokens + load.gen_tokens + 8) // 256) * 256
     argv = (
         *(str(existing(folder / "llama-server")), "-m", str(model), "--port", str(port), "-t", str(threads)),
         *(

@@ -214,9 +214,8 @@ def _float4(form: Form, name: str, values: Array) -> tuple[Stored, Array]:
     return tensors, FLOAT4[codes] * wide
 
 
-FLOAT4 = np.array(
-    [0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32
-)  # what each E2M1 code stands for
+# What each E2M1 code stands for.
+FLOAT4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 
 
 def float8_values() -> npt.NDArray[np.float32]:

@@ -27,9 +27,8 @@ from homenode.sampling import SamplingParams
 
 _LIMIT_S = 300.0  # of one turn
 
-Reading = tuple[
-    float, int, dict[str, tuple[float, float]]
-]  # the time, tokens so far, and by stage seconds it was busy and waited
+# The time, tokens so far, and by stage seconds it was busy and waited.
+Reading = tuple[float, int, dict[str, tuple[float, float]]]
 
 
 class DecodeTurns:

@@ -9,9 +9,8 @@ from itertools import chain
 
 from homenode.errors import UserError
 
-_LIMIT = (
-    1 << 16
-)  # no machine has more logical CPUs; a larger number is a typing error, and a range of it would eat memory
+# No machine has more logical CPUs; a larger number is a typing error, and a range of it would eat memory.
+_LIMIT = 1 << 16
 _GROUP_BITS = 32
 _HEX = frozenset("0123456789abcdefABCDEF")
 

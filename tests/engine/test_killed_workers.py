@@ -116,9 +116,8 @@ def mark(folder: Path, moment: str, worker: int, number: signal.Signals = signal
 
 
 def engine_for(split: str, silent_s: float = 30.0) -> Any:
-    memory = (
-        "128KiB" if split == "stages of ranks" else "256KiB"
-    )  # of each worker: the same number of blocks, fewer than are wanted at once
+    # Of each worker: the same number of blocks, fewer than are wanted at once.
+    memory = "128KiB" if split == "stages of ranks" else "256KiB"
     return engine_of(
         STORIES, kv_cache_memory=memory, max_model_len=256, worker_timeout=silent_s, **TIGHT, **SPLITS[split]
     )

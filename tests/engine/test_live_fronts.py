@@ -139,9 +139,8 @@ def test_a_frozen_front_is_passed_by() -> None:
             assert all(ask(server, entry) for entry in entries)
             assert fresh(server, "/health").status_code == 200
         finally:
-            with contextlib.suppress(
-                ProcessLookupError
-            ):  # frozen for so long, where all is slow, that another one was started
+            # Frozen for so long, where all is slow, that another one was started.
+            with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(frozen, signal.SIGCONT)
             os.close(frozen)
 

@@ -87,9 +87,8 @@ def test_pages_that_two_receivers_share_outlive_one_of_them(expected: list[list[
             wait_until(lambda: pair.sender.metric("pinned_pages") == 4)
             params = {"do_remote_decode": True, "ticket": second, "peer": other.published()}
             assert pair.sender.complete(LARGE, kv_transfer_params=params).status_code == 200
-            wait_until(
-                lambda: 4 < pair.sender.metric("pinned_pages") < 8
-            )  # the full pages of the beginning are there once
+            # The full pages of the beginning are there once.
+            wait_until(lambda: 4 < pair.sender.metric("pinned_pages") < 8)
             both = pair.sender.metric("pinned_pages")
             os.kill(pair.receiver.server.process.pid, signal.SIGKILL)
             wait_until(lambda: pair.sender.metric("pinned_pages") < both)

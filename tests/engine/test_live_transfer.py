@@ -137,9 +137,8 @@ def test_a_ticket_nobody_knows_is_computed_at_once(expected: list[list[int]]) ->
 def test_what_the_receiver_has_is_not_sent_again(expected: list[list[int]]) -> None:
     with Pair("pull-eager") as pair:
         assert pair.answer(PROMPTS[5]) == expected[5]
-        wait_until(
-            lambda: pair.receiver.metric("bytes_total") > 0 and pair.sender.metric("completed_total") == 1
-        )  # figures come a little later
+        # Figures come a little later.
+        wait_until(lambda: pair.receiver.metric("bytes_total") > 0 and pair.sender.metric("completed_total") == 1)
         wait_until(pair.nothing_pinned)
         before = pair.receiver.metric("bytes_total")
         assert pair.answer(PROMPTS[5]) == expected[5]

@@ -111,9 +111,8 @@ def test_a_receiver_s_worker_that_is_killed_costs_nothing_but_time(expected: lis
             answer = pair.receiver.complete(prompt, kv_transfer_params={"do_remote_prefill": True, "ticket": ticket})
             assert tokens_of(answer) == wanted
         wait_until(lambda: pair.receiver.http.get("/health").status_code == 200)
-        wait_until(
-            lambda: pair.prefill(PROMPTS[9], pair.ticket()).status_code == 200
-        )  # the sender leaves it alone for a while
+        # The sender leaves it alone for a while.
+        wait_until(lambda: pair.prefill(PROMPTS[9], pair.ticket()).status_code == 200)
         wait_until(lambda: pair.receiver.metric("pinned_pages") > 0)
         assert [pair.answer(prompt) for prompt in PROMPTS] == expected
         assert pair.receiver.metric("digest_mismatches_total") == 0

@@ -33,11 +33,8 @@ from tests.paths import STORIES, STORIES_MIXTURE, needs_data
 from tests.waiting import PATIENCE_S, wait_until
 
 pytest.importorskip("ray", reason="needs ray, which the extra `ray` installs")
-pytestmark = [
-    needs_data,
-    pytest.mark.slow,
-    pytest.mark.alone,
-]  # Ray gives up on its own processes when they take long to start
+# Ray gives up on its own processes when they take long to start.
+pytestmark = [needs_data, pytest.mark.slow, pytest.mark.alone]
 
 ALONE = {"executor": "ray", "threads": 1, "max_num_batched_tokens": 48, "max_num_seqs": 16, "worker_timeout": 60.0}
 TWO = {**ALONE, "pipeline_parallel_size": 2, "stage_devices": "cpu,cpu"}

@@ -80,9 +80,8 @@ def bodies(count: int) -> list[dict[str, Any]]:
 def small_server(request: pytest.FixtureRequest) -> Iterator[LiveServer]:
     if not LiveServer.possible():
         pytest.skip("needs the built-in model or the data folder ../shared/data, and this clone has neither")
-    memory = {"auto": "4MiB", "int8": "2MiB"}[
-        request.param
-    ]  # less than half of what the clients' sequences take together
+    # Less than half of what the clients' sequences take together.
+    memory = {"auto": "4MiB", "int8": "2MiB"}[request.param]
     server = LiveServer(*FLAGS, "--kv-cache-dtype", request.param, "--kv-cache-memory", memory)
     yield server
     assert server.close() == 0, b"".join(server.log).decode()[-3000:]

@@ -106,9 +106,8 @@ def test_a_sent_request_goes_through_the_agent_and_back() -> None:
         told = engine.agent.next()
         assert isinstance(told, seam.Computed) and told.last and len(told.blocks) == 2
         assert engine.output().finish_reason == "length"
-        assert engine.agent.promised == [
-            ("homenode-steps", ["t1"])
-        ]  # by who computes, before the loop has heard of the result
+        # By who computes, before the loop has heard of the result.
+        assert engine.agent.promised == [("homenode-steps", ["t1"])]
 
 
 def test_only_the_step_that_ends_a_prompt_promises_pages() -> None:

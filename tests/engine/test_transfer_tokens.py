@@ -22,9 +22,8 @@ from tests.checkpoints import make_folder
 from tests.engine.courier import Courier
 from tests.engine.engines import config_for, greedy, run_all, tokens_of
 
-_BLOCK_BYTES = (
-    2 * 2 * 2 * 16 * 4 * 32
-)  # layers, sides, heads, head_dim, float32, tokens: of the toy model's block of 32
+# Layers, sides, heads, head_dim, float32, tokens: of the toy model's block of 32.
+_BLOCK_BYTES = 2 * 2 * 2 * 16 * 4 * 32
 ROOMY: dict[str, Any] = {
     "kv_cache_memory": str(100 * _BLOCK_BYTES),
     "block_size": 32,

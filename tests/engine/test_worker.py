@@ -180,9 +180,8 @@ def test_sampling_parameters_as_arrays() -> None:
 
 def test_what_would_stop_a_sequence_is_forbidden_until_min_tokens() -> None:
     table = SequenceTable(BLOCK, eos_token_ids=(7,))
-    table.start(
-        start(1, [1, 2, 3], 2, SamplingParams(min_tokens=3, stop_token_ids=(5,), logit_bias={9: 1.0}))
-    )  # one token is drawn already
+    # One token is drawn already.
+    table.start(start(1, [1, 2, 3], 2, SamplingParams(min_tokens=3, stop_token_ids=(5,), logit_bias={9: 1.0})))
     table.start(start(2, [1], params=SamplingParams(min_tokens=1, ignore_eos=True)))
     slots = np.array([table.slot(1), table.slot(2)])
     forbidden = [{9: (1.0,), 5: (-np.inf,), 7: (-np.inf,)}, {}]

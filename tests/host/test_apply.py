@@ -347,9 +347,8 @@ def test_a_damaged_record_is_named(state: State) -> None:
             state.save(mine.name, broken)
             with pytest.raises(HostError, match="damaged"):
                 undo(running.pid, state)
-        assert not apply(
-            running.pid, Target((OTHER,)), state=state
-        ).findings  # a damaged record does not stand in the way
+        # A damaged record does not stand in the way.
+        assert not apply(running.pid, Target((OTHER,)), state=state).findings
 
 
 @two_cpus
@@ -365,9 +364,8 @@ def test_interrupts_of_a_process_that_has_ended_are_given_back(state: State) -> 
         remember_irqs(identify(running.pid), [{"irq": 27, "list": "0-1"}], state)
         remember_irqs(identify(running.pid), [{"irq": 27, "list": "0"}], state)
     with child() as bystander:
-        apply(
-            bystander.pid, Target((ONE,)), state=state
-        )  # tidies up, and must keep what still has interrupts to give back
+        # Tidies up, and must keep what still has interrupts to give back.
+        apply(bystander.pid, Target((ONE,)), state=state)
         assert outcomes(undo(running.pid, state)) == [("affinity", "skipped"), ("interrupts", "skipped")]
         report = undo(running.pid, state, restore_irqs=restore)
     assert outcomes(report) == [("affinity", "skipped"), ("interrupts", "undone")]

@@ -19,9 +19,8 @@ def test_rows_of_small_pages() -> None:
     rows = measure(TransferBenchPlan((16 << 10,), 80 * (16 << 10), rounds=1, channels=("shm",)))
     by_name = {row.what: row for row in rows}
     assert {f"shm, control, pages: {n}" for n in (1, 64, 80)} <= by_name.keys()
-    assert all(
-        seconds > 0 for row in rows for seconds in row.seconds if "hand-off" not in row.what
-    )  # of which digests are taken off
+    # Of which digests are taken off.
+    assert all(seconds > 0 for row in rows for seconds in row.seconds if "hand-off" not in row.what)
     assert {f"hand-off, pages: {n}" for n in (1, 64, 80)} | {
         "hand-back, pages: 80",
         "two bare round trips, paused",

@@ -82,9 +82,8 @@ def test_a_claim_ends_with_its_process(state: State, sleeper: subprocess.Popen[b
     claim(state, Claim(os.getpid(), (1,)))
     assert [found.cpus for found in read_claims(state)] == ([(0,), (1,)] if sleeper.pid < os.getpid() else [(1,), (0,)])
     sleeper.kill()
-    os.waitid(
-        os.P_PID, sleeper.pid, os.WEXITED | os.WNOWAIT
-    )  # it has ended and is not yet reaped: its /proc folder is still there
+    # It has ended and is not yet reaped: its /proc folder is still there.
+    os.waitid(os.P_PID, sleeper.pid, os.WEXITED | os.WNOWAIT)
     assert Path(f"/proc/{sleeper.pid}").is_dir()
     assert [found.pid for found in read_claims(state)] == [os.getpid()]
     sleeper.wait()

@@ -71,9 +71,8 @@ def _title(pid: int) -> str:
 
 def _has_ended(pid: int) -> bool:
     try:
-        return (
-            Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
-        )  # some inits take long to reap what they adopt
+        # Some inits take long to reap what they adopt.
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
     except OSError:
         return True
 

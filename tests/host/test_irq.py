@@ -171,9 +171,8 @@ def test_what_the_kernel_places_itself_is_reported_and_stops_no_other(
     assert all(lists()[irq] == before[irq] for irq in managed)
     off = verify_target(planned, host, NO_DAEMON)
     assert {finding.message.split()[1] for finding in off.findings} <= {str(irq) for irq in managed}
-    assert off.ok == all(
-        NO_DAEMON.kept_by_kernel(irq) for irq in managed if irq in device.irqs
-    )  # older kernels do not tell
+    # Older kernels do not tell.
+    assert off.ok == all(NO_DAEMON.kept_by_kernel(irq) for irq in managed if irq in device.irqs)
     assert undo(running.pid, state, restore_irqs=lambda entries: restore(entries, interrupts=NO_DAEMON)).ok
     assert lists() == before
 

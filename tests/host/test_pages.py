@@ -320,9 +320,8 @@ def test_shared_and_device_mappings_of_a_real_process_are_left_alone() -> None:
         memory = read_memory_map(running.pid)
         assert memory is not None
         calls = Recorder()
-        moves = move_private_pages(
-            running.pid, memory, [1023], calls
-        )  # a node that is not there: every page counts as elsewhere
+        # A node that is not there: every page counts as elsewhere.
+        moves = move_private_pages(running.pid, memory, [1023], calls)
         assert set(range(own, own + (1 << 20), PAGE)) <= calls.touched
         assert not set(range(table, table + (1 << 20), PAGE)) & calls.touched
         assert moves.left["in shared mappings"] >= 1 << 20

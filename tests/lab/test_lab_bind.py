@@ -62,9 +62,8 @@ def test_a_process_is_taken_to_another_node_checked_moved_away_and_put_back(tmp_
         assert set(masks(running.pid).values()) == {there.cpus}
 
         seen = homenode("verify", "--pid", running.pid, *plan)
-        assert codes(seen) == [
-            "policy_off_plan"
-        ]  # it was started bound to the other node, and nobody can change that from outside
+        # It was started bound to the other node, and nobody can change that from outside.
+        assert codes(seen) == ["policy_off_plan"]
 
         move(running.pid, (own, BLOCK), here.id)
         assert "pages_off_plan" in codes(homenode("verify", "--pid", running.pid, *plan))

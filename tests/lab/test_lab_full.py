@@ -33,13 +33,8 @@ from homenode.compute.native import NativeBackend
 pytestmark = [several_nodes, own_machine, pytest.mark.usefixtures("as_before")]
 KV, MIB, AWAY = 2 << 20, 1 << 20, 256 << 10
 FLAGS = ("--kv-cache-memory", KV, "--kv-cache-prealloc", "--max-num-batched-tokens", 64)
-MUCH = (
-    "--kv-cache-memory",
-    64 * MIB,
-    "--kv-cache-prealloc",
-    "--max-num-batched-tokens",
-    64,
-)  # a node does not stay as full as it was made: the kernel drops file pages
+# A node does not stay as full as it was made: the kernel drops file pages.
+MUCH = ("--kv-cache-memory", 64 * MIB, "--kv-cache-prealloc", "--max-num-batched-tokens", 64)
 _KEPT = Path("/proc/sys/vm/min_free_kbytes")  # what the kernel keeps for itself, shared out over the nodes
 _LITTLE = 4096
 _NEARLY = 6 << 20  # with less than so much too much a node is full; the kernel keeps some file pages whatever is asked
@@ -87,9 +82,8 @@ def filled(node: int, left: int) -> Iterator[None]:
             for _ in range(_ROUNDS):
                 if (more := easily_had(node) - left) < _NEARLY:
                     break
-                size = (
-                    max(min(more, (free(node) - left) // 2), MIB) // PAGE * PAGE
-                )  # file pages make room little by little
+                # File pages make room little by little.
+                size = max(min(more, (free(node) - left) // 2), MIB) // PAGE * PAGE
                 assert other.tell("placed", size, node), f"node {node} could not be filled"
             assert more < _NEARLY, f"node {node} still has {more} bytes more that can be had"
             yield

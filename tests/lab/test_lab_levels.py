@@ -14,9 +14,8 @@ pytest.importorskip("homenode._native", reason="needs the compiled core")
 from homenode.compute.native import available_levels
 
 pytestmark = [several_nodes, pytest.mark.usefixtures("as_before")]
-LEVELS = tuple(
-    level for level in available_levels() if level != "scalar"
-)  # emulated, the scalar one takes half a minute
+# Emulated, the scalar one takes half a minute.
+LEVELS = tuple(level for level in available_levels() if level != "scalar")
 KV = 2 << 20
 
 

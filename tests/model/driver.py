@@ -14,9 +14,8 @@ from homenode.compute.ops import Backend, FloatArray, IntArray, Program, StepArr
 from homenode.model.state import state_geometry_of
 from homenode.model.weights.load import LoadedModel
 
-ROUNDING_LEVELS = frozenset(
-    {"avx512bf16", "amx", "i8mm"}
-)  # at which BF16 matrices are multiplied with activations rounded to bfloat16
+# At which BF16 matrices are multiplied with activations rounded to bfloat16.
+ROUNDING_LEVELS = frozenset({"avx512bf16", "amx", "i8mm"})
 
 
 def rounds_activations(backend: Backend) -> bool:
@@ -35,9 +34,8 @@ class Sequence:
     computed: int = 0
     blocks: list[int] = field(default_factory=list)
     slot: int | None = None  # of its state
-    copies: list[tuple[int, int]] = field(
-        default_factory=list
-    )  # slots for copies of its state, and after which position
+    # Slots for copies of its state, and after which position.
+    copies: list[tuple[int, int]] = field(default_factory=list)
     logprobs: list[FloatArray] = field(default_factory=list)  # the distributions its new tokens were chosen from
 
 

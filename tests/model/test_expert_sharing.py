@@ -358,9 +358,8 @@ class TestPackedCache:
         load(mixtral, None, packed_cache=tmp_path / "cache")
         (file,) = (tmp_path / "cache").glob("*.packed")
         whole = file.read_bytes()
-        for at in range(
-            len(whole) - 4096 * 12, len(whole), 4096 * 3
-        ):  # experts of the last layer, and the output matrix
+        # Experts of the last layer, and the output matrix.
+        for at in range(len(whole) - 4096 * 12, len(whole), 4096 * 3):
             file.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
             with experts_memory() as fd:
                 loaded = load_all(mixtral, fd, 2, packed_cache=tmp_path / "cache")

@@ -45,9 +45,8 @@ def run_steps(program: NativeProgram) -> list[FloatArray]:
     outs = []
     for number, parts in enumerate(STEPS):
         tokens = sum(p.count for p in parts)
-        rows = (
-            sorted({0, tokens // 2, tokens - 1}) if number < len(STEPS) - 1 else []
-        )  # the last one is of a prompt that goes on
+        # The last one is of a prompt that goes on.
+        rows = sorted({0, tokens // 2, tokens - 1}) if number < len(STEPS) - 1 else []
         outs.append(program.run(step_of(parts, [(7 * i + number) % 80 for i in range(tokens)], rows)).numpy())
     return outs
 
@@ -103,9 +102,8 @@ def test_a_layer_waits_five_times_for_few_tokens(architecture: str, quantize: st
     program = program_of(NativeBackend([-1, -1]), tmp_path / "weights", spec, quantize, "bf16", fuse=True)
     for batch in (1, 2, 8):
         assert program.barriers(batch, batch) <= 5 * spec.num_layers + 1
-    assert (
-        program.barriers(8, 1) <= 6 * spec.num_layers + 1
-    )  # keys and values of several tokens of a sequence are written first
+    # Keys and values of several tokens of a sequence are written first.
+    assert program.barriers(8, 1) <= 6 * spec.num_layers + 1
     assert program.barriers(64, 1) <= 9 * spec.num_layers + 2
 
 

@@ -59,9 +59,8 @@ def transformers_rope(spec: Any) -> tuple[Any, float]:
         head_dim=spec.head_dim,
         max_position_embeddings=spec.max_position, rope_parameters=given,
     )  # fmt: skip
-    kind = (
-        "linear" if rope.kind == "default" else rope.kind
-    )  # linear by a factor of one, as that one knows partial rotation
+    # Linear by a factor of one, as that one knows partial rotation.
+    kind = "linear" if rope.kind == "default" else rope.kind
     frequencies, scale = rope_utils.ROPE_INIT_FUNCTIONS[kind](config, "cpu")
     return frequencies.numpy(), scale
 

@@ -92,9 +92,8 @@ def test_bfloat16_weights(name: str, bfloat16_model: tuple[Path, Any], exact_bac
     folder, theirs = bfloat16_model
     backend = exact_backend
     model = load_model(open_checkpoint(folder), backend)
-    widened = all(
-        m.target == "F32" for m in model.layout.matrices
-    )  # torch's CPU multiplies float32 only; keys and values are then f32 too
+    # torch's CPU multiplies float32 only; keys and values are then f32 too.
+    widened = all(m.target == "F32" for m in model.layout.matrices)
     assert model.spec.storage == "BF16" and model.kv_geometry(32).dtype == ("f32" if widened else "bf16")
     for prompt in prompts():
         expected = logprobs(theirs, prompt)

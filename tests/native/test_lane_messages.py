@@ -229,7 +229,6 @@ def test_garbage_ends_the_connection_and_nothing_else(sides: tuple[Side, Side], 
     lane.wake()
     wait_until(lambda: bool(receiver.agent.statistics().refused), "the end of a connection")
     assert receiver.agent.statistics().refused == {"garbage": 1}
-    sender.wait_for(
-        lambda: not sender.agent.machine.figures().peers, PATIENCE_S, "the end of the connection"
-    )  # what is offered before is refused
+    # What is offered before is refused.
+    sender.wait_for(lambda: not sender.agent.machine.figures().peers, PATIENCE_S, "the end of the connection")
     hand_over(sender, receiver, "after", 2, 1)

@@ -96,10 +96,8 @@ def test_products(backend: NativeBackend, level: str, tmp_path: Path, format: st
 @pytest.mark.parametrize("format", FORMATS)
 def test_a_row_has_the_same_bits_alone_in_any_batch_and_at_any_place(level: str, tmp_path: Path, format: str) -> None:
     backend = NativeBackend([-1], spin_us=20, level=level)
-    weight, x = (
-        make(backend, tmp_path / "w", format, 75, 1280),
-        random(103, 1280),
-    )  # more tokens and columns than one cache block
+    # More tokens and columns than one cache block.
+    weight, x = (make(backend, tmp_path / "w", format, 75, 1280), random(103, 1280))
     whole = multiply(backend, x, weight)
     for begin, end in [(0, 1), (102, 103), (3, 5), (50, 53), (10, 14), (7, 12), (20, 26), (90, 97), (35, 68), (1, 103)]:
         assert same_bits(multiply(backend, x[begin:end], weight), whole[begin:end]), (begin, end)

@@ -136,10 +136,8 @@ def test_a_file_that_ends_early_is_refused_before_memory_is_taken(pool: NativeBa
 
 
 def test_a_file_that_cannot_be_read_names_the_call(tmp_path: Path) -> None:
-    with (
-        (tmp_path / "w").open("wb") as opened,
-        pytest.raises(OSError, match="pread"),
-    ):  # open for writing only: reading fails
+    # Open for writing only: reading fails.
+    with (tmp_path / "w").open("wb") as opened, pytest.raises(OSError, match="pread"):
         opened.write(bytes(4096))
         opened.flush()
         _native.weight_from_file(

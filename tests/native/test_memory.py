@@ -36,9 +36,8 @@ def test_many_small_matrices_lie_on_few_huge_pages(threads: int) -> None:
     size = sum(weight.nbytes for weight in kept)
     pages = backend.statistics()["weight_pages"]
     assert size <= pages["present"] <= size + 2 * threads * HUGE
-    assert (
-        pages["huge"] >= 0.8 * pages["present"]
-    )  # the first ones of a thread came before it was known that more would
+    # The first ones of a thread came before it was known that more would.
+    assert pages["huge"] >= 0.8 * pages["present"]
 
 
 @given

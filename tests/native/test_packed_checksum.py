@@ -73,9 +73,8 @@ def test_it_tells_what_happens_to_files(tmp_path: Path) -> None:
         data + b"\0",
         bytes(len(data)),
     ]
-    for first, second in random.integers(
-        0, len(words), (600, 2)
-    ):  # two words that change places, or both lose their highest bit
+    # Two words that change places, or both lose their highest bit.
+    for first, second in random.integers(0, len(words), (600, 2)):
         for change in (words[[second, first]], words[[first, second]] ^ np.uint64(1 << 63)):
             other = words.copy()
             other[[first, second]] = change

@@ -71,10 +71,8 @@ def test_gathers_take_columns_of_uneven_widths(size: int) -> None:
     group = ranks(size, 1 << 14)
     rng = np.random.default_rng(size)
     cases = [(int(rng.integers(1, 30)), [int(w) for w in rng.integers(1, 300, size)]) for _ in range(10)]
-    cases += [
-        (2, [5000 * (r + 1) for r in range(size)]),
-        (3, [7] + [0] * (size - 1)),
-    ]  # rows in pieces; ranks that have nothing
+    # Rows in pieces; ranks that have nothing.
+    cases += [(2, [5000 * (r + 1) for r in range(size)]), (3, [7] + [0] * (size - 1))]
     values = [
         [normal(rows, w, seed=100 * i + r) for r, w in enumerate(widths)] for i, (rows, widths) in enumerate(cases)
     ]

@@ -183,10 +183,8 @@ def test_what_generation_config_says(folder: Path) -> None:
     )
     assert spec_of(folder, generation={"eos_token_id": None}).eos_token_ids == (2,)
     assert spec_of(folder, generation={"eos_token_id": 9}).eos_token_ids == (9, 2)
-    assert spec_of(folder, generation={}, eos_token_id=[4, 6, 4000, -1]).eos_token_ids == (
-        4,
-        6,
-    )  # 4000 and -1 are no tokens of this model
+    # 4000 and -1 are no tokens of this model.
+    assert spec_of(folder, generation={}, eos_token_id=[4, 6, 4000, -1]).eos_token_ids == (4, 6)
     assert spec_of(folder, generation={}, eos_token_id=None, bos_token_id=None).eos_token_ids == ()
 
 

@@ -44,9 +44,8 @@ from tests.memory import memory_headroom
 
 pytest.importorskip("gguf", reason="needs the gguf package to write files")
 
-HEADROOM = (
-    256 * 2**20
-)  # the inputs are below 200 KB: anything that needs more followed a number it should not have believed
+# The inputs are below 200 KB: anything that needs more followed a number it should not have believed.
+HEADROOM = 256 * 2**20
 EXAMPLES = int(os.environ.get("HOMENODE_FUZZ_EXAMPLES", "40"))
 fuzz = settings(
     max_examples=EXAMPLES, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck)

@@ -71,9 +71,8 @@ def test_a_workload_is_cut_into_pieces_that_together_are_all_of_it() -> None:
     assert [piece.cases for piece in Workload(prompt=0, batches=(8,)).parts()] == [("batch 8",)]
     ours = in_python.own_side(Path("m"), Workload(prompt=0, batches=(8,)))
     assert ours.question == {"prompt": 0, "context": 16, "steps": 32, "batches": [8]}
-    assert (
-        ours.commands == in_python.own_side(Path("m"), Workload(batches=(1,))).commands
-    )  # one program for all of them
+    # One program for all of them.
+    assert ours.commands == in_python.own_side(Path("m"), Workload(batches=(1,))).commands
 
 
 def test_a_move_between_any_two_readings_is_seen_and_none_otherwise() -> None:

@@ -26,10 +26,8 @@ from tests.paths import ROOT
 PAGES = ROOT / "docs" / "placement"
 SOURCE = ROOT / "src" / "homenode"
 COMMANDS = ("host", "plan", "run", "bind", "verify", "doctor")
-PAGE_OF = {
-    "global-slice": "ascend",
-    "topo-affinity": "ascend",
-}  # two strategies that have their page with the one that chooses them
+# Two strategies that have their page with the one that chooses them.
+PAGE_OF = {"global-slice": "ascend", "topo-affinity": "ascend"}
 
 # Codes that are put together while the program runs, by where that is done.
 COMPUTED = {"host/placement/policies/numa_bind.py": {"numa_bind_nodes_ignored", "numa_bind_cpus_ignored"}}

@@ -69,9 +69,8 @@ def test_a_model_without_experts_is_refused(tmp_path: Path) -> None:
     dense, mixture = (open_checkpoint(make_folder(tmp_path / name, name)).spec for name in ("llama", "mixtral"))
     problem = expert_problem(one_of(2), dense)
     assert problem is not None and problem.param == "enable_expert_parallel" and "no experts" in problem.message
-    assert (
-        expert_problem(one_of(2), mixture) is None and expert_problem(one_of(8), mixture) is None
-    )  # some of eight keep none
+    # Some of eight keep none.
+    assert expert_problem(one_of(2), mixture) is None and expert_problem(one_of(8), mixture) is None
     assert (
         expert_problem(one_of(1), dense) is None
         and expert_problem(EngineAssignment(config_for(tmp_path, enable_expert_parallel=True)), dense) is None

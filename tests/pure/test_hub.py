@@ -160,9 +160,8 @@ def test_the_largest_gguf_file_that_fits_is_taken(hub: FakeHub, tmp_path: Path) 
     )
     assert all(word in done.stderr for word in words) and "mmproj" not in done.stderr, done.stderr
     sent = hub.weights_sent
-    again = ran(
-        hub, "org/ggufs", tmp_path / "home", 1
-    )  # what the cache holds stays, whatever the memory has room for now
+    # What the cache holds stays, whatever the memory has room for now.
+    again = ran(hub, "org/ggufs", tmp_path / "home", 1)
     assert again.stdout == done.stdout and again.stderr == "" and hub.weights_sent == sent
 
 

@@ -208,9 +208,8 @@ class ReceivingEngine(ReceiverProcess):
             if memory is not None
         }
         for buffer in [buffer for buffer in self.attached if buffer not in reached]:
-            self.real.executor.detach(
-                self.attached.pop(buffer)
-            )  # a step that names one of its blocks from here on fails the test
+            # A step that names one of its blocks from here on fails the test.
+            self.real.executor.detach(self.attached.pop(buffer))
 
     def ask(self, ticket: str, prompt: tuple[int, ...]) -> None:
         def begin() -> None:

@@ -226,9 +226,8 @@ def test_a_lost_step_ends_its_request_but_not_its_loan(lookahead: int) -> None:
     again = bench.send(PROMPT, "again")
     bench.admit(again)
     bench.settle()
-    assert (
-        len(bench.told(seam.Computed)) == 4
-    )  # one of the lost request, three of the second: nothing was found in the cache
+    # One of the lost request, three of the second: nothing was found in the cache.
+    assert len(bench.told(seam.Computed)) == 4
 
 
 @pytest.mark.parametrize("caching", [False, True])

@@ -92,9 +92,8 @@ def test_a_cached_model_is_found_offline(tmp_path: Path) -> None:
     assert found == snapshot
     from homenode.model.checkpoint.index import open_checkpoint
 
-    assert (
-        open_checkpoint(found).spec.architecture == "llama"
-    )  # its files are links out of the folder, and that is fine
+    # Its files are links out of the folder, and that is fine.
+    assert open_checkpoint(found).spec.architecture == "llama"
     assert locate("org/name", cache_dir=tmp_path / "cache", progress=False) == snapshot  # HF_HUB_OFFLINE alone
 
 

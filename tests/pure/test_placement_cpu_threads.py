@@ -160,10 +160,8 @@ def test_a_reserve_below_the_rule_is_obeyed_and_said() -> None:
 
 
 def test_the_last_cpu_of_a_rank_is_never_kept() -> None:
-    assert pools(plan(host("2s/2n/3c"), Demand(workers=2, reserve_cpus=1))) == [
-        "0",
-        "2",
-    ]  # rank 1 has one CPU only: rank 0 gives
+    # Rank 1 has one CPU only: rank 0 gives.
+    assert pools(plan(host("2s/2n/3c"), Demand(workers=2, reserve_cpus=1))) == ["0", "2"]
     for text, demand in [("1n/1c", Demand()), ("2s/2n/4c", Demand(workers=2, reserve_cpus=3))]:
         with pytest.raises(PlacementError, match="reserve-cpus") as caught:
             plan(host(text), demand)

@@ -115,10 +115,8 @@ def test_one_device_of_unknown_locality_refuses_all_and_is_named() -> None:
             True,
         )
     assert memory(plan(host("2s/2n/8c", chips=chips), Demand(numa_bind_nodes=(0, 0, 1)))) == [(0,), (0,), (1,)]
-    assert memory(plan(host("2s/2n/8c", chips=chips), Demand(visible=(2, 0)))) == [
-        (1,),
-        (0,),
-    ]  # a hidden device does no harm
+    # A hidden device does no harm.
+    assert memory(plan(host("2s/2n/8c", chips=chips), Demand(visible=(2, 0)))) == [(1,), (0,)]
 
 
 def test_a_memory_node_without_cpus_is_never_a_devices_node() -> None:
@@ -238,10 +236,8 @@ def test_a_tool_that_fails_is_not_taken_for_a_host_without_accelerators(code: st
 
 def test_cpu_workers_take_the_nodes_by_their_number() -> None:
     made = plan(host("2s/4n/8c/memoryless=1/allowed=0-1,4-7"), Demand(workers=2))
-    assert (pools(made), memory(made)) == (
-        {0: "0-1", 1: "4-5"},
-        [(0,), (2,)],
-    )  # node 1 has no allowed CPU, node 3 no memory
+    # Node 1 has no allowed CPU, node 3 no memory.
+    assert (pools(made), memory(made)) == ({0: "0-1", 1: "4-5"}, [(0,), (2,)])
     assert {place.name for place in made.processes} == {"api_server_0"}
     listed = plan(host("2s/2n/8c"), Demand(workers=2, numa_bind_cpus=("6,3-5", "0-1")))
     assert (pools(listed), memory(listed)) == ({0: "3-6", 1: "0-1"}, [(1,), (0,)])

@@ -70,11 +70,8 @@ def test_what_else_should_be_known() -> None:
 
 def test_our_own_engine() -> None:
     own = requirements(host("1n/8c"), Demand(workers=2)).homenode
-    assert (own.physical_cores, own.met, own.compute_cores) == (
-        3,
-        True,
-        3,
-    )  # the front, and seven cores for two workers
+    # The front, and seven cores for two workers.
+    assert (own.physical_cores, own.met, own.compute_cores) == (3, True, 3)
     small = requirements(host("1n/2c"), Demand(workers=2)).homenode
     assert (small.physical_cores, small.met, small.compute_cores) == (3, False, 0)
 

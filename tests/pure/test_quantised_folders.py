@@ -60,9 +60,8 @@ def test_every_form_gives_the_values_it_stands_for(tmp_path: Path, name: str) ->
         assert entry.dtype.name == form.keeps and entry.nbytes == entry.shape[0] * entry.dtype.row_bytes(entry.shape[1])
         rows, columns = entry.shape
         found = read(entry, (0, rows), (0, columns))
-        if (
-            form.keeps == "Q4_1"
-        ):  # zero points times scales are kept as float16; they may be larger than any weight, but not twice as large
+        # Zero points times scales are kept as float16; they may be larger than any weight, but not twice as large.
+        if form.keeps == "Q4_1":
             assert np.abs(found - wanted).max() <= HALF_STEP * 2 * np.abs(wanted).max() and found.std() > 0
         else:
             assert np.array_equal(found, wanted)

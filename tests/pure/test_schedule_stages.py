@@ -98,11 +98,8 @@ def test_parts_of_one_prompt_follow_each_other_without_waiting() -> None:
     bench = Bench(SchedulerConfig(max_num_batched_tokens=64, max_num_seqs=4), limits=_ROOM, stages=2)
     bench.submit([1] * 300, max_tokens=2, ignore_eos=True)
     bench.fill()
-    assert [(item.start, item.count) for step in bench.steps for item in step.items] == [
-        (0, 64),
-        (64, 64),
-        (128, 64),
-    ]  # one more than stages
+    # One more than stages.
+    assert [(item.start, item.count) for step in bench.steps for item in step.items] == [(0, 64), (64, 64), (128, 64)]
     bench.run()
 
 

@@ -205,15 +205,8 @@ def test_the_cut_of_a_byte_level_kind_may_ask_for_merges_over_text(tmp_path: Pat
     keys = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "sarvam-moe"}
     tokenizer = load_tokenizer(write_gguf(tmp_path / "v.gguf", of_text(**keys)))
     ids = tokenizer.encode("ab é\n\n\n\nü")
-    assert [TEXT_TOKENS[i] for i in ids] == [
-        "ab",
-        "▁",
-        "é",
-        "\n\n",
-        "\n\n",
-        "<0xC3>",
-        "<0xBC>",
-    ]  # no run of ends is whole
+    # No run of ends is whole.
+    assert [TEXT_TOKENS[i] for i in ids] == ["ab", "▁", "é", "\n\n", "\n\n", "<0xC3>", "<0xBC>"]
     assert tokenizer.decode(ids) == "ab é\n\n\n\nü"
 
 

@@ -268,9 +268,8 @@ def test_nvml_fills_what_a_live_host_lacks(live: Callable[[], LiveSource], monke
         (40,),
     )
     assert (second.local_cpus, second.node, second.memory_node) == ((2, 3), 0, 10)  # sysfs was there first
-    assert (
-        nvml.asked == [5] and nvml.closed == 1
-    )  # five words of 64 CPUs hold CPU 300; the GPU this container may not use is left out
+    # Five words of 64 CPUs hold CPU 300; the GPU this container may not use is left out.
+    assert nvml.asked == [5] and nvml.closed == 1
 
 
 def test_nvml_is_not_asked_for_what_is_recorded(

@@ -156,9 +156,8 @@ def test_no_core_spans_nodes(data: st.DataObject) -> None:
     files |= {f"{CPU}/cpu{cpu}/topology/core_cpus_list": format_cpu_list(siblings[cpu]) for cpu in range(count)}
     recorded = RecordedSource("aarch64", files)
     host = read_host(recorded)
-    wanted = {
-        tuple(c for c in siblings[cpu] if node_of[c] == node_of[cpu]) for cpu in range(count)
-    }  # those of its siblings that are on its node
+    # Those of its siblings that are on its node.
+    wanted = {tuple(c for c in siblings[cpu] if node_of[c] == node_of[cpu]) for cpu in range(count)}
     assert set(host.cores.values()) == wanted
     assert host.allowance.physical_cpus == Allowance.of_process(recorded).physical_cpus
     spanning = any(node_of[other] != node_of[cpu] for cpu in range(count) for other in siblings[cpu])

@@ -112,10 +112,8 @@ def test_a_turn_in_parts_can_be_continued(server: Running) -> None:
 
 def test_the_tokens_that_end_an_answer_go_with_every_request(start: Start) -> None:
     tokenizer = ByteTokenizer()
-    tokenizer.stop_token_ids = (
-        ord("u"),
-        99999,
-    )  # the second is no token of the model, as with a tokenizer given by --tokenizer
+    # The second is no token of the model, as with a tokenizer given by --tokenizer.
+    tokenizer.stop_token_ids = (ord("u"), 99999)
     server = start(tokenizer=tokenizer)
     for ask in (server.chat, server.complete):
         answer = ask(max_tokens=30, return_token_ids=True).json()["choices"][0]

@@ -61,9 +61,8 @@ class LongWords(ByteTokenizer):
 
 
 def test_a_reader_that_stops_reading_is_let_go(start: Start) -> None:
-    client = ScriptedClient(
-        lambda request: [Output(id=request.id, tokens=[1])] * 400
-    )  # 20 MB, more than the buffers of both ends hold
+    # 20 MB, more than the buffers of both ends hold.
+    client = ScriptedClient(lambda request: [Output(id=request.id, tokens=[1])] * 400)
     server = start(client, LongWords(), write_timeout=0.2)
     with send_raw(server.url, {"prompt": "x", "stream": True}):  # and read nothing
         assert client.closed.wait(30)

@@ -48,9 +48,8 @@ def train_tokenizer(size: int, seed: int, conversations: int = 40_000) -> Tokeni
 
 def _texts(seed: int, conversations: int) -> Iterator[str]:
     source = Source(seed)
-    yield from (
-        " ".join(str(number) for number in range(101)) for _ in range(conversations // 100)
-    )  # Each number is one entry.
+    # Each number is one entry.
+    yield from (" ".join(str(number) for number in range(101)) for _ in range(conversations // 100))
     for _ in range(conversations):
         conversation = source.conversation()
         yield conversation.text

@@ -20,10 +20,8 @@ from tools.lab.folder import LabError
 _KEYS = "/usr/share/keyrings/debian-archive-keyring.gpg"
 _SOURCES = "$(REPO_URI) $(RELEASE) $(COMPONENT)"
 _ARM_PROGRAMS = "python3 busybox-static dash coreutils grep sed util-linux numactl libgomp1 libstdc++6".split()
-_KERNELS = (
-    "linux-image-6.12-{arch}",
-    "linux-image-{arch}",
-)  # the newest kernel of Debian 12 first; both name the package to be had
+# The newest kernel of Debian 12 first; both name the package to be had.
+_KERNELS = ("linux-image-6.12-{arch}", "linux-image-{arch}")
 DOWNLOAD_S = 600.0
 _LISTS_S = 3600.0
 

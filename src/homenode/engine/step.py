@@ -40,9 +40,8 @@ class StepItem(msgspec.Struct, frozen=True, array_like=True, gc=False):
     count: int
     new_blocks: list[int]
     sample: bool  # draw the token that follows the last position, or give the vector of the text that ends there
-    score_from: int = (
-        -1
-    )  # >= 0: also return log-probabilities of the prompt tokens at positions score_from + 1 .. start + count
+    # >= 0: also return log-probabilities of the prompt tokens at positions score_from + 1 .. start + count.
+    score_from: int = -1
     # slots that get a copy of the state, and the position of the item after which each does, ascending
     state_copies: tuple[tuple[int, int], ...] = ()
     state_pages: tuple[int, ...] = ()  # KV blocks that get the state as it is after the item, for another engine

@@ -28,11 +28,8 @@ _NOT_KEPT = frozenset(
         "$dynamicRef", "$recursiveRef", "x-guidance",
     )
 )  # fmt: skip
-NO_EFFECT = {
-    "uniqueItems": False,
-    "unevaluatedItems": True,
-    "unevaluatedProperties": True,
-}  # values that change nothing
+# Values that change nothing.
+NO_EFFECT = {"uniqueItems": False, "unevaluatedItems": True, "unevaluatedProperties": True}
 _COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 _LARGEST_COUNT = 1_000_000  # no answer is that long

@@ -17,9 +17,8 @@ _DEEPEST = 40
 _MOST_RULES = 500
 _ANY_TEXT = r"/(.|\n)*/"
 
-ContentRule = Callable[
-    [str, Any, FieldPath], str
-]  # of a kind (json_schema, regex, grammar), its value and place: a body
+# Of a kind (json_schema, regex, grammar), its value and place: a body.
+ContentRule = Callable[[str, Any, FieldPath], str]
 
 
 def structural_tag_lark(description: Any, content: ContentRule, place: FieldPath) -> str:

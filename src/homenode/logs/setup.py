@@ -88,7 +88,6 @@ def _begin(stream: TextIO | HeldStream, form: logging.Formatter, level: str | No
     root.addHandler(handler)
     root.setLevel(max(number, logging.WARNING))  # of libraries it is told what is wrong, not what they do
     logging.getLogger("homenode").setLevel(number)
-    logging.getLogger("asyncio").setLevel(
-        logging.ERROR
-    )  # it warns of each write to a client that has left, which is no fault
+    # It warns of each write to a client that has left, which is no fault.
+    logging.getLogger("asyncio").setLevel(logging.ERROR)
     logging.captureWarnings(True)

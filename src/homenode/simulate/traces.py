@@ -80,9 +80,8 @@ def _of_row(path: str, number: int, line: str) -> Job:
     if len(row) != len(_HEADER):
         raise _refusal(path, number, f"it has {format_count(len(row), 'value')}; {len(_HEADER)} are wanted")
     try:
-        at = datetime.fromisoformat(
-            row[0].strip()[:26]
-        ).timestamp()  # the last digit of seven is beyond what a datetime holds
+        # The last digit of seven is beyond what a datetime holds.
+        at = datetime.fromisoformat(row[0].strip()[:26]).timestamp()
         prompt, output = int(row[1]), int(row[2])
     except (ValueError, OverflowError, OSError):
         raise _refusal(path, number, f"{line[:80]!r} is no time and two whole numbers") from None

@@ -90,9 +90,8 @@ class AtOnce:
         self._cache = next(iter(buffers.local.values()))
         self._size = self._cache.buffer.layout.block_size
         self._block_bytes = self._cache.buffer.layout.block_bytes
-        self._prepared = (
-            lanes is None
-        )  # what is prepared holds: the machine was told nothing since; without lanes there is nothing
+        # What is prepared holds: the machine was told nothing since; without lanes there is nothing.
+        self._prepared = lanes is None
         self.sending: dict[str, _Sending] = {}
         self.taking: dict[tuple[int, int], _Taking] = {}
 
@@ -200,9 +199,8 @@ class AtOnce:
         ):
             return False
         now = self._clock()
-        told = self._told(
-            said, taking.next, taking.next.bases[said.buffer], now
-        )  # before the pages are read, which leaves nothing else in the caches
+        # Before the pages are read, which leaves nothing else in the caches.
+        told = self._told(said, taking.next, taking.next.bases[said.buffer], now)
         seconds = taking.expected.take(said)
         if seconds is None:
             return False

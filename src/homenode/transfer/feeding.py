@@ -75,9 +75,8 @@ class Feeder:
         self.failures = 0
         self.changed = False
         self.off = False  # the machine is asked nothing more
-        self.forget: Callable[[Input | None], None] = lambda _: (
-            None
-        )  # the machine is about to be told something; see `at_once.AtOnce.forget`
+        # The machine is about to be told something; see `at_once.AtOnce.forget`.
+        self.forget: Callable[[Input | None], None] = lambda _: None
         self._machine, self._perform, self._blame, self._clock = machine, perform, blame, clock
         self._inputs: deque[Input] = deque()
         self._feeding = False

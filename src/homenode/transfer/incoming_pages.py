@@ -13,9 +13,8 @@ from homenode.transfer.processes import PeerProcess
 from homenode.transfer.receiving import Receiving
 from homenode.transfer.wire.message import Offer
 
-Stage = Literal[
-    "queued", "asked", "open"
-]  # waits for room; the scheduler was asked for blocks; the sender was answered
+# Waits for room; the scheduler was asked for blocks; the sender was answered.
+Stage = Literal["queued", "asked", "open"]
 Ending = Literal["", "failed", "stopped", "forgotten"]  # what the scheduler is told once nobody writes any more
 
 

@@ -23,9 +23,8 @@ class OutgoingCopies(OutgoingPages):
             and len(self.copies) + (len(self.sends) if self.with_.push else 0)
             < self.with_.limits.in_flight  # a reader waits for digests
         ):
-            begun = max(
-                self.with_.chunk, min(self.asked - self.held, self.with_.most)
-            )  # the first ones soon, then fewer and larger
+            # The first ones soon, then fewer and larger.
+            begun = max(self.with_.chunk, min(self.asked - self.held, self.with_.most))
             self._copy(self.asked, min(begun, self.computed - self.asked))
         self._settle()
 

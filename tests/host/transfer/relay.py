@@ -7,9 +7,8 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 
-Change = Callable[
-    [bytes, int], bytes | None
-]  # what has come, how much went before -> what goes on; None: nothing does, ever again
+# What has come, how much went before -> what goes on; None: nothing does, ever again.
+Change = Callable[[bytes, int], bytes | None]
 
 
 def as_it_is(data: bytes, before: int) -> bytes | None:

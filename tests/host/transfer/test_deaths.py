@@ -205,9 +205,8 @@ def test_a_frozen_sender_is_given_up_in_time(channel: str, mode: str) -> None:
         begun = time.monotonic()
         ended = receiver.wait("t", Failed, Forgotten, Quarantined)
         assert time.monotonic() - begun < 10
-        if isinstance(
-            ended, Quarantined
-        ):  # it may still write into this process's memory, until it is known to be dead
+        # It may still write into this process's memory, until it is known to be dead.
+        if isinstance(ended, Quarantined):
             assert (channel, mode) == ("shm", "push")
             os.kill(process.pid, signal.SIGKILL)
             receiver.wait("t", Forgotten)

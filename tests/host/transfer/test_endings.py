@@ -59,9 +59,8 @@ def test_a_broken_sender_ends_every_ticket_and_refuses_new_ones() -> None:
         wait_until(lambda: len(side.events) >= 3, "the tickets are ended")
         assert kinds(side.events[1:3]) == [SendRefused, Returned]
         words = side.cache.words
-        assert words is not None and all(
-            words.read(block) == 1 for block in range(len(words))
-        )  # whoever reads now notices
+        # Whoever reads now notices.
+        assert words is not None and all(words.read(block) == 1 for block in range(len(words)))
         side.agent.tell(SendWanted("c", b"", 64, []))
         wait_until(lambda: kinds(side.events)[3:] == [SendRefused], "the new one is refused")
         assert side.agent.close(1.0) is False

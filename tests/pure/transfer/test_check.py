@@ -139,9 +139,8 @@ def test_what_several_workers_cannot() -> None:
 
 
 def test_off_this_host_a_secret_is_needed_and_no_address_for_all() -> None:
-    assert (
-        said(OUTSIDE, pd_role="sender", transfer_channel="shm", pd_peer_host="10.0.0.1") == []
-    )  # nothing listens on that address
+    # Nothing listens on that address.
+    assert said(OUTSIDE, pd_role="sender", transfer_channel="shm", pd_peer_host="10.0.0.1") == []
     (found,) = said(OUTSIDE, pd_role="sender", transfer_channel="tcp", pd_peer_host="10.0.0.1")
     assert "pd_secret (--pd-secret)" in found
     (found,) = said(OUTSIDE, pd_role="sender", transfer_channel="tcp", pd_peer_host="10.0.0.1", pd_secret="short")

@@ -88,10 +88,8 @@ def test_the_field_s_sender_file(tmp_path: Path) -> None:
 
 def test_the_field_s_receiver_file(tmp_path: Path) -> None:
     config, _ = built("--kv-transfer-config", file_of(tmp_path, RECEIVER))
-    assert (config.pd_peer_init_port, config.pd_peer_alloc_port) == (
-        (7300,),
-        (7400, 7401),
-    )  # one port may stand without a list
+    # One port may stand without a list.
+    assert (config.pd_peer_init_port, config.pd_peer_alloc_port) == ((7300,), (7400, 7401))
     assert config.pd_buffer_size == 128 << 20
     assert config.done_ports == (7500, 7501)
 

@@ -236,9 +236,8 @@ def test_a_server_whose_requests_fail_is_left_alone_for_a_while() -> None:
             assert len(server.asked) == 3 and await on.metric("server_breaker_open", role="prefill") == 1
             await on.shows(0, "server_breaker_open", role="prefill")
             await on.stream()
-            assert (
-                len(server.asked) == 4 and await on.metric("server_breaker_open", role="prefill") == 1
-            )  # the probe failed
+            # The probe failed.
+            assert len(server.asked) == 4 and await on.metric("server_breaker_open", role="prefill") == 1
             await on.shows(0, "server_breaker_open", role="prefill")
             await on.stream()
             await on.stream()

@@ -50,9 +50,8 @@ class ModelBenchResult:
     limit: str
     best_step_tok_s: float
     cpu_seconds: float
-    step: dict[
-        str, float
-    ]  # of one step, the middle one of a run: bytes read, operations by kind; and operations for each token
+    # Of one step, the middle one of a run: bytes read, operations by kind; and operations for each token.
+    step: dict[str, float]
     ceilings: dict[str, float]
     placement: dict[str, Any]
     discarded: tuple[str, ...]

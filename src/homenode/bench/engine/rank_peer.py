@@ -59,9 +59,8 @@ def ring(work: dict[str, Any]) -> list[tuple[float, float]]:
     if not first:
         reader.release()
         with contextlib.suppress(PeerError):
-            reader.read(
-                work["rounds"], columns, _WAIT_S
-            )  # ends when the first process, which may still be reading, does
+            # Ends when the first process, which may still be reading, does.
+            reader.read(work["rounds"], columns, _WAIT_S)
     return [(statistics.median(seconds), statistics.median(copies))]
 
 

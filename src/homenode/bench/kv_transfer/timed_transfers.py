@@ -122,9 +122,8 @@ class LastPageTransfer:
 
     def next(self, pages: int) -> tuple[float, float, float]:
         """The medians of a row of hand-offs, one right after the other but for the pause."""
-        at_once = max(
-            1, min(self._count, self._pages // (2 * pages))
-        )  # half of the sender's buffer, so that none has to wait
+        # Half of the sender's buffer, so that none has to wait.
+        at_once = max(1, min(self._count, self._pages // (2 * pages)))
         found = [times for _ in range(self._count // at_once) for times in self._several(at_once, pages)]
         bare = statistics.median(there - digests for there, _, digests in found)
         return bare, statistics.median(back for _, back, _ in found), statistics.median(there for there, _, _ in found)

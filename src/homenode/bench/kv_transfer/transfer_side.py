@@ -91,12 +91,10 @@ class Side:
     in_place: bool = False
     _ends: dict[str, TicketEnd] = field(default_factory=dict)
     _pages: dict[str, int] = field(default_factory=dict)  # of each ticket
-    _late: dict[str, list[int]] = field(
-        default_factory=dict
-    )  # blocks of a ticket's last pages, computed when `finish` says so
-    _arrivals: dict[str, tuple[int, float]] = field(
-        default_factory=dict
-    )  # tokens that have arrived (sender: that were computed), since when
+    # Blocks of a ticket's last pages, computed when `finish` says so.
+    _late: dict[str, list[int]] = field(default_factory=dict)
+    # Tokens that have arrived (sender: that were computed), since when.
+    _arrivals: dict[str, tuple[int, float]] = field(default_factory=dict)
     _inbox: Inbox = field(default_factory=Inbox)
     _used: deque[tuple[float, str]] = field(default_factory=deque)  # tickets that are read in place, until when
     _changed: threading.Condition = field(default_factory=threading.Condition)

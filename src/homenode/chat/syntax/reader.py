@@ -66,10 +66,8 @@ class Reader:
     ) -> None:
         """`eager`: calls are shown as soon as their names are known, because decoding is bound to make them whole."""
         self.source, self.writer, self.thoughts, self.tools, self.eager = source, writer, thoughts, tools, eager
-        self.on_new_line, self._fenced = (
-            True,
-            False,
-        )  # whether only white space is before, on this line; in a code block
+        # Whether only white space is before, on this line; in a code block.
+        self.on_new_line, self._fenced = (True, False)
 
     def read_content(self, markers: Sequence[Marker] = ()) -> Reading[Marker | None]:
         """Write content up to one of the markers, which is taken; None at the end. Thoughts on the way are written as

@@ -53,9 +53,8 @@ def _speed(taken: Candidate, config: EngineConfig) -> str:
 
     if taken.spec is None:
         return "how fast it will be is not predicted: its figures are not known before it is here"
-    if (
-        config.model.max_model_len is not None
-    ):  # a prompt that `generate` has room for may be longer than the model's context
+    # A prompt that `generate` has room for may be longer than the model's context.
+    if config.model.max_model_len is not None:
         length = min(config.model.max_model_len, taken.spec.max_position)
         config = replace(config, model=replace(config.model, max_model_len=length))
     verdict = judge(sized_checkpoint(taken.spec, taken.size), config, read_host(LiveSource(), accelerators=False))

@@ -22,11 +22,8 @@ from homenode.units import format_count
 
 _LOG = logging.getLogger("homenode.proxy")
 _URL = re.compile(r"https?://")
-_OF_PREFILL = (
-    "prefill_tries",
-    "prefill_timeout",
-    "min_handover_tokens",
-)  # settings that are about prefill servers alone
+# Settings that are about prefill servers alone.
+_OF_PREFILL = ("prefill_tries", "prefill_timeout", "min_handover_tokens")
 _MANY = {"--prefill": _URL, "--decode": _URL}
 
 

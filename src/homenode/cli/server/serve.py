@@ -111,9 +111,8 @@ async def _serve(server: ServerConfig, engine: EngineConfig, text: TextConfig, s
     try:
         with loading_progress(_LOG.info) as update:
             loading = asyncio.ensure_future(client.start(update))
-            loading.add_done_callback(
-                lambda ended: ended.cancelled() or ended.exception()
-            )  # a start may be given up before it is awaited
+            # A start may be given up before it is awaited.
+            loading.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
             await asyncio.sleep(0)  # the child is started first: it has the longer way to go
             from homenode.server.run import bind, serve
 

@@ -12,9 +12,8 @@ from collections.abc import Callable
 import torch
 
 TILE = 16
-Product = Callable[
-    [torch.Tensor, torch.Tensor], torch.Tensor
-]  # x float32 [rows, columns], matrix [outputs, columns] -> float32 [rows, outputs]
+# x: float32 [rows, columns], matrix [outputs, columns] -> float32 [rows, outputs].
+Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def whole(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

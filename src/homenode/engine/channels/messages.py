@@ -27,9 +27,8 @@ from homenode.engine.step import Step, StepResult
 from homenode.host.placement.numa_demand import Decision
 from homenode.model.part import ModelPart
 
-Role = Literal[
-    "ranks", "inlet", "outlet"
-]  # sums and gathers of one stage's ranks; rows from the stage before; rows for the stage after
+# Sums and gathers of one stage's ranks; rows from the stage before; rows for the stage after.
+Role = Literal["ranks", "inlet", "outlet"]
 
 
 class Channel(msgspec.Struct, frozen=True, array_like=True):

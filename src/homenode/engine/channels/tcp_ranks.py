@@ -89,9 +89,8 @@ class TcpRanks:
         while True:
             begin = time.monotonic()
             with self._streams.keep(call(self._engine, self._name.secret, seated, _GREETING_S)) as sock:
-                sock.settimeout(
-                    self._timeout + _GREETING_S
-                )  # the engine answers, or does not, within the first of these
+                # The engine answers, or does not, within the first of these.
+                sock.settimeout(self._timeout + _GREETING_S)
                 body = FrameSocket(sock, limit=_MOST_ADDRESSES).receive()
             if body is not None:
                 addresses: list[str] = decode_body(body, list[str])

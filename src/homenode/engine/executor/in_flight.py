@@ -27,9 +27,8 @@ class StepsInFlight:
         self._waiting: dict[int, StepResult] = {}  # results of steps that others still compute
         self.reporter = stage_of.index(stage_of[-1])
         self._first_ranks = {stage_of.index(stage): stage for stage in stage_of}
-        self._answered: dict[
-            int, set[int]
-        ] = {}  # step -> workers that are done with it, one way or the other; in the order of the steps
+        # Step -> workers that are done with it, one way or the other; in the order of the steps.
+        self._answered: dict[int, set[int]] = {}
         self._results = 0  # of the steps in flight, how many have their result
         self.busy = [0.0] * (stage_of[-1] + 1)
         self.steps = 0  # that have their result

@@ -20,10 +20,8 @@ from homenode.engine.step import Step, StepResult, WorkerLimits
 from homenode.host.refusals import start_thread
 
 _log = logging.getLogger(__name__)
-_EXPECTED = (
-    MemoryError,
-    ValueError,
-)  # a request's own fault, or the machine's for a moment; anything else is logged with its traceback
+# A request's own fault, or the machine's for a moment; anything else is logged with its traceback.
+_EXPECTED = (MemoryError, ValueError)
 
 
 class StepRunner(Protocol):

@@ -39,9 +39,8 @@ class KvAllocator:
         self.pool = BlockPool(num_blocks, chunks)
         self.states = self.pool.states = states
         self.cache = PrefixCache(self.pool, block_size, enabled=enable_prefix_caching, seed=hash_seed)
-        self.unused: list[
-            str
-        ] = []  # tickets whose pages nobody here reads in place any more; the agent has yet to be told
+        # Tickets whose pages nobody here reads in place any more; the agent has yet to be told.
+        self.unused: list[str] = []
         self.ends: list[int] = []  # handles the worker has yet to be told are gone
         self.completed_through = -1  # the number of the newest step that is not in flight any more
         self._next_seq = 0

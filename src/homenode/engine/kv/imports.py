@@ -24,9 +24,8 @@ class KvImports:
         self._messages = messages
         self._reservations = KvReservations(allocator)
         self.by_ticket: dict[str, KvImport] = {}
-        self.ready: list[
-            Sequence
-        ] = []  # whose import is done, in order; they hold their blocks and wait for their turn
+        # Whose import is done, in order; they hold their blocks and wait for their turn.
+        self.ready: list[Sequence] = []
         self.fetching: set[int] = set()  # requests that were admitted and wait for their KV
         self.released: list[Sequence] = []  # requests that waited for another one's import, which is over
         self.quarantined: dict[str, list[int]] = {}  # blocks that somebody out of reach may write to, by ticket

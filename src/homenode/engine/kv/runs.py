@@ -65,9 +65,8 @@ class FreeRuns:
         self._end[start] = end
         self._start[end] = start
         heapq.heappush(self._longest, (start - end, start))
-        if (
-            len(self._longest) > 2 * len(self._end) + 64
-        ):  # mostly outdated entries: rebuild, at a cost the pushes have paid for
+        # Mostly outdated entries: rebuild, at a cost the pushes have paid for.
+        if len(self._longest) > 2 * len(self._end) + 64:
             self._longest = [(first - after, first) for first, after in self._end.items()]
             heapq.heapify(self._longest)
 

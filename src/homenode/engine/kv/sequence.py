@@ -32,9 +32,8 @@ class BlockAllocation:
     computed: int = 0  # positions whose step came back, which were found in the cache, or which were handed over
     last: int = 0  # tokens there will be at most
     last_step: int = -1  # the number of the newest step that contains it
-    unchecked_until: int = (
-        -1
-    )  # while it decodes: up to this position there is nothing to look at, neither a block it lacks nor its end
+    # While it decodes: up to this position there is nothing to look at, neither a block it lacks nor its end.
+    unchecked_until: int = -1
     placed: str = ""  # the ticket whose pages it reads where another engine has them
     state: SlotAllocation | None = None  # of a model whose layers keep a state
     state_pages: list[int] = field(default_factory=list)  # blocks in which its state comes, or goes to another engine
@@ -56,9 +55,8 @@ class Sequence:
     chain: HashChain
     tokens: list[int]  # prompt and output so far
     deadline: float | None = None
-    scores: list[TokenLogprob | None] = field(
-        default_factory=lambda: [None]
-    )  # of the prompt tokens known so far; the first has none
+    # Of the prompt tokens known so far; the first has none.
+    scores: list[TokenLogprob | None] = field(default_factory=lambda: [None])
     allocation: BlockAllocation | None = None
     last_step: int = -1  # the number of the newest step that contained it under an earlier handle
     next_check_len: int = 0  # once there are so many tokens there is more to do than to pass the newest on
@@ -159,9 +157,8 @@ class KvImport:
     """What comes under one ticket."""
 
     offer: Offered
-    blocks: list[int] = field(
-        default_factory=list
-    )  # a reference to each: for all positions of the request that is to come
+    # A reference to each: for all positions of the request that is to come.
+    blocks: list[int] = field(default_factory=list)
     cached: int = 0  # positions that were here already
     arrived: int = 0  # positions that are there and verified, the held ones included
     ended: bool = False  # no more comes, and nobody writes
@@ -169,9 +166,8 @@ class KvImport:
     placed: bool = False
     stopped: bool = False  # given up; the agent was told to end it
     sequence: Sequence | None = None  # the request it is for has come
-    others: list[Sequence] = field(
-        default_factory=list
-    )  # more requests for the same tokens: they wait to find them in the cache
+    # More requests for the same tokens: they wait to find them in the cache.
+    others: list[Sequence] = field(default_factory=list)
 
     @property
     def done(self) -> bool:

@@ -57,9 +57,8 @@ def balanced_layers(
     split = [1] * len(costs)
     if any(not capacity.holds(split) for capacity in capacities):
         raise _no_room(capacities, layers)
-    for _ in range(
-        layers - len(costs)
-    ):  # each where it ends first: costs only grow, so the slowest stage stays the fastest possible
+    # Each where it ends first: costs only grow, so the slowest stage stays the fastest possible.
+    for _ in range(layers - len(costs)):
         can = [
             stage
             for stage in range(len(costs))

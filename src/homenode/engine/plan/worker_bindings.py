@@ -80,9 +80,8 @@ def _on_cpus(host: Host, assignment: EngineAssignment, count: int) -> WorkerBind
     cores = host.allowance.physical_cpus
     if len(cores) < count:
         return _sharing(host, config, count)
-    settings = (
-        replace(config, placement=type(config.placement)()) if replica else config
-    )  # what was asked for made the engine's place
+    # What was asked for made the engine's place.
+    settings = replace(config, placement=type(config.placement)()) if replica else config
     if replica:  # where the loop goes was decided with it, so every core of it computes
         settings = replace(settings, placement=replace(settings.placement, reserve_cpus=0))
     bindings = divided_places(

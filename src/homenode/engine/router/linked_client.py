@@ -96,9 +96,8 @@ class LinkedEngine:
         self.stats = ReplicaStats(number, None, "loading", 0, 0, EngineStats())
         self.hindrance: str | None = None
         self.client: EngineLink = _NotYet()
-        self.connected_process = (
-            self.booked
-        ) = -1  # the process that `client` leads to, and the one that the router's books are of
+        # The process that `client` leads to, and the one that the router's books are of.
+        self.connected_process = self.booked = -1
 
     @property
     def state(self) -> EngineState:

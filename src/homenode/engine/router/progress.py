@@ -17,8 +17,7 @@ class Progress:
         def take(done: int, total: int) -> None:
             self._done[number], self._total[number] = done, total
             if self._report is not None:
-                self._report(
-                    sum(self._done), sum(each or max(self._total) for each in self._total)
-                )  # all read the same files, or parts of them
+                # All read the same files, or parts of them.
+                self._report(sum(self._done), sum(each or max(self._total) for each in self._total))
 
         return take

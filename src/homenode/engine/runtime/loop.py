@@ -61,10 +61,8 @@ _STATISTICS_EVERY_S = 0.1
 _LOG_EVERY_S = 10.0
 _LONGEST_WAIT_S = 3600.0
 _MOST_FAILURES = 5  # failed steps in a row after which the engine gives up...
-_OF_REQUESTS = (
-    "MemoryError",
-    "ValueError",
-)  # ...apart from those a request can cause: no client shall be able to end the engine
+# ...apart from those a request can cause: no client shall be able to end the engine.
+_OF_REQUESTS = ("MemoryError", "ValueError")
 _OF_THE_MACHINE = ("MemoryError", "HostError")  # no bug of ours, and none is to be reported
 
 
@@ -303,9 +301,8 @@ class EngineCore:
                     self._outputs += outputs
                     self._live.difference_update([output.id for output in outputs if output.finish_reason is not None])
                 case ToTransfer(told):
-                    assert (
-                        self._agent is not None
-                    )  # requests with a ticket were refused, and nobody else tells of tickets
+                    # Requests with a ticket were refused, and nobody else tells of tickets.
+                    assert self._agent is not None
                     self._agent.tell(told)
                 case Warn(message):
                     _log.warning("%s", message)

@@ -39,9 +39,8 @@ if TYPE_CHECKING:
 _HANDING_OVER_ENDS_S = 3.0  # for other engines to hear that what was handed over is no more
 _log = logging.getLogger(__name__)
 
-Build = Callable[
-    [EngineAssignment, Callable[[int, int], None], Sequence[int]], "Engine"
-]  # with the memory for experts in common
+# With the memory for experts in common.
+Build = Callable[[EngineAssignment, Callable[[int, int], None], Sequence[int]], "Engine"]
 
 
 def main(arguments: list[str], build: Build | None = None) -> int:

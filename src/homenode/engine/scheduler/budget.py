@@ -23,9 +23,8 @@ class StepPlan:
         self.decoding: list[Sequence] = []
         self.allocations: list[BlockAllocation] = []  # of those
         self.decodes: list[StepItem] = []  # of those
-        self.parts: list[
-            tuple[Sequence, BlockAllocation, int]
-        ] = []  # prompts and how many positions of each, in the order planned
+        # Prompts and how many positions of each, in the order planned.
+        self.parts: list[tuple[Sequence, BlockAllocation, int]] = []
         self.prefill = 0  # tokens of all parts
         self.claims = 0  # sequences that wait for a block some step in flight brings back
         self.short = False  # blocks ran out: nobody new is admitted in this step

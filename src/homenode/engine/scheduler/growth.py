@@ -77,9 +77,8 @@ class Growth:
             return False
         chunks, waited = self._chunks, self._chunks.now - self._looked_at
         if chunks.credit is not None and chunks.credit * self._chunk_bytes >= _PLENTY:
-            return (
-                waited >= LOOK_SELDOM_S
-            )  # a look costs as much as a chunk, and where threads compute on every CPU it delays the step
+            # A look costs as much as a chunk, and where threads compute on every CPU it delays the step.
+            return waited >= LOOK_SELDOM_S
         return chunks.num_present > self._present_then or waited >= LOOK_EVERY_S
 
     @property

@@ -203,9 +203,8 @@ class KvCoordinator:
         if kv_import.stopped or (unclaimed and forgotten):
             self.kv_imports.drop(kv_import)
         elif not kv_import.blocks or (unclaimed and kv_import.arrived <= kv_import.cached):
-            self.kv_imports.give_up(
-                kv_import
-            )  # nothing came of it; a request that waits in the queue is one like any other now
+            # Nothing came of it; a request that waits in the queue is one like any other now.
+            self.kv_imports.give_up(kv_import)
         elif self._allocator.state_pages and kv_import.arrived < kv_import.offer.tokens:
             self._compute_instead(kv_import)  # keys and values are of no use without the state behind them
         elif not self.kv_imports.fill_holes(kv_import, self._kept_free()):

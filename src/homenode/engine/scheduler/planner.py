@@ -50,9 +50,8 @@ class Planner:
         self._held_back = False  # the step before left out some that decode
         self.waiting = WaitingQueue(self.shares)
         self.waiting_for_kv: dict[int, Sequence] = {}  # by request id
-        self.nothing_left: list[
-            Sequence
-        ] = []  # admitted, but all it is to compute is in the cache; the scheduler ends it
+        # Admitted, but all it is to compute is in the cache; the scheduler ends it.
+        self.nothing_left: list[Sequence] = []
         self.warnings: list[str] = []  # for the operator; the scheduler passes them on
 
     def plan(self, number: int, prefill_in_flight: int = 0) -> StepPlan:
@@ -127,10 +126,8 @@ class Planner:
         for sequence in able:
             if len(chosen) == left:
                 break
-            allocation, preemptions = (
-                sequence.allocation,
-                self._counters.preemptions,
-            )  # preemption takes some out while we go
+            # Preemption takes some out while we go.
+            allocation, preemptions = (sequence.allocation, self._counters.preemptions)
             if allocation and self._secure_block(sequence, allocation, plan):
                 chosen.append(sequence)
             if self._counters.preemptions > preemptions:

@@ -53,11 +53,8 @@ if TYPE_CHECKING:
     from homenode.engine.worker.worker import PartWorker
 
 _log = logging.getLogger(__name__)
-_EXPECTED = (
-    MemoryError,
-    ValueError,
-    PeerError,
-)  # a request's own fault, the machine's for a moment, or another worker's
+# A request's own fault, the machine's for a moment, or another worker's.
+_EXPECTED = (MemoryError, ValueError, PeerError)
 
 MakeWorker = Callable[[Join], "PartWorker"]
 OpenFor = Callable[[Join], OpenChannels]

@@ -198,9 +198,8 @@ class _Binding:
         back."""
         left = put_back(self.journal, self.calls) if self.journal is not None else []
         if self.state is not None and not left:
-            with suppress(
-                HostError
-            ):  # a record too many does no harm: undoing would give the threads the masks they have
+            # A record too many does no harm: undoing would give the threads the masks they have.
+            with suppress(HostError):
                 if self.earlier is not None:
                     self.state.save(self.earlier.name, self.earlier.to_dict())
                 else:

@@ -30,9 +30,8 @@ def _openmp(host: Host) -> Iterable[Finding]:
 
 
 def _binding_variables(env: Mapping[str, str]) -> list[str]:
-    off = (
-        env.get("OMP_PROC_BIND", "").strip().lower() == "false"
-    )  # OpenMP 5.2, section 21.1.6: then places count for nothing
+    # OpenMP 5.2, section 21.1.6: then places count for nothing.
+    off = env.get("OMP_PROC_BIND", "").strip().lower() == "false"
     wanted = [name for name in _OPENMP if env.get(name, "").strip().lower() not in _OFF]
     return [name for name in wanted if not (off and name == "OMP_PLACES")]
 

@@ -22,9 +22,8 @@ from homenode.host.binding.threads import ProcessId, Thread, same, threads
 from homenode.units import format_count
 
 Cpus = tuple[int, ...]
-MaskOf = Callable[
-    [Thread, Cpus], Cpus | None
-]  # from a thread and its mask to the mask it should have; None: leave it alone
+# From a thread and its mask to the mask it should have; None: leave it alone.
+MaskOf = Callable[[Thread, Cpus], Cpus | None]
 
 _QUIET_PASSES = 2
 _CUT = (0, errno.EINVAL)  # the mask and the cpuset have some CPUs in common, or none
@@ -165,9 +164,8 @@ def explain(process: ProcessId, refusal: Refusal) -> tuple[str, str]:
     who = f"thread {thread.tid} ({thread.name}) of process {process.pid}"
     if refusal.code in _CUT:
         cpuset = cpuset_of(process.pid) or ()
-        told = (
-            () if set(refusal.planned) <= set(cpuset) else cpuset
-        )  # a group that this process cannot see must be the narrower one
+        # A group that this process cannot see must be the narrower one.
+        told = () if set(refusal.planned) <= set(cpuset) else cpuset
         allowed = format_cpu_list(told or (() if refusal.code else refusal.seen))
         what = f"{who} cannot run on CPUs {cpus}: its cpuset allows {allowed or 'none of them'}"
         return what, "Choose CPUs inside it, or widen the cpuset of its container or cgroup"

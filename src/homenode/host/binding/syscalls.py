@@ -21,15 +21,8 @@ from homenode.units import format_count
 MPOL_DEFAULT, MPOL_PREFERRED, MPOL_BIND, MPOL_INTERLEAVE, MPOL_LOCAL, MPOL_PREFERRED_MANY, MPOL_WEIGHTED_INTERLEAVE = (
     range(7)
 )
-MODE_NAMES = (
-    "default",
-    "prefer",
-    "bind",
-    "interleave",
-    "local",
-    "prefer (many)",
-    "weighted interleave",
-)  # as /proc/PID/numa_maps says
+# As /proc/PID/numa_maps says.
+MODE_NAMES = ("default", "prefer", "bind", "interleave", "local", "prefer (many)", "weighted interleave")
 MPOL_F_STATIC_NODES, MPOL_F_RELATIVE_NODES, MPOL_F_NUMA_BALANCING = 1 << 15, 1 << 14, 1 << 13  # modifiers of a mode
 MPOL_F_NODE, MPOL_F_ADDR, MPOL_F_MEMS_ALLOWED = 1, 2, 4  # questions to get_mempolicy
 MPOL_MF_STRICT, MPOL_MF_MOVE, MPOL_MF_MOVE_ALL = 1, 2, 4  # what mbind and move_pages do with pages that exist

@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from homenode.host.discovery.synthetic_shape import Shape
 
 _NVIDIA, _AMD, _HUAWEI = 0x10DE, 0x1002, 0x19E5
-_GRAPHICS, _ACCELERATOR = (
-    0x030200,
-    0x120000,
-)  # 3D controller; processing accelerator (PCI Code and ID Assignment Specification)
+# 3D controller; processing accelerator (PCI Code and ID Assignment Specification)
+_GRAPHICS, _ACCELERATOR = (0x030200, 0x120000)
 _H100, _MI300X, _ASCEND = 0x2330, 0x74A1, 0xD802
 _FIRST_IRQ = 1024
 _CARDS_OF_310P = (1, 32, 96, 32768, 32800, 32832, 32896, 2944)  # NPU ids of this family follow the slot, not the count

@@ -22,12 +22,8 @@ from homenode.units import format_count
 _OVERLAP_SEVERITY: dict[str, str] = {Strategy.FAIR: "error", Strategy.NUMA_BIND: "info"}
 _UNEVEN = 0.75  # pools count as uneven when the smallest has less than this part of the largest
 _MOSTLY_LOCAL = 0.5
-_OF_VENDORS_TOOLS = (
-    "tool_",
-    "npu_",
-    "topo_row_",
-    "nvidia_smi_",
-)  # beginnings of the codes of what a tool failed to tell
+# Beginnings of the codes of what a tool failed to tell.
+_OF_VENDORS_TOOLS = ("tool_", "npu_", "topo_row_", "nvidia_smi_")
 
 
 def check(host: Host, plan: Plan) -> tuple[Finding, ...]:

@@ -120,9 +120,8 @@ def _shown_online(reader: FactReader, cpu: int, listed: Collection[int], folders
         return switch == "1"
     if cpu in folders and reader.source.names(f"{CPU_FOLDER}/cpu{cpu}/topology"):
         return True
-    return (
-        True if cpu in listed and (cpu in folders or not folders) else None
-    )  # old kernels list CPUs that are not there
+    # Old kernels list CPUs that are not there.
+    return True if cpu in listed and (cpu in folders or not folders) else None
 
 
 def _is_limit(mask: Collection[int], reported: Collection[int]) -> bool:

@@ -29,16 +29,8 @@ _CHUNK_ELEMENTS = 2**20
 _MOST_THREADS = 16
 _BLOCK = 32  # columns of a block of Q4_0, Q4_1, Q8_0 and MXFP4
 _E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)  # 4-bit floats
-_AWQ_ROWS = (
-    0,
-    2,
-    4,
-    6,
-    1,
-    3,
-    5,
-    7,
-)  # of a word's eight codes, from the lowest bits on: which of its eight rows each is of
+# Of a word's eight codes, from the lowest bits on: which of its eight rows each is of.
+_AWQ_ROWS = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
 def column_order(entry: TensorEntry, groups: int) -> Indices:
@@ -87,9 +79,8 @@ def decoded(entry: TensorEntry, rows: tuple[int, int], columns: tuple[int, int])
 
 def _each_chunk(work: Callable[[int, int], None], rows: tuple[int, int], columns: int) -> None:
     def quietly(first: int, end: int) -> None:
-        with np.errstate(
-            all="ignore"
-        ):  # a scale may be infinite or no number: so are the weights then, which is not for us to judge
+        # A scale may be infinite or no number: so are the weights then, which is not for us to judge.
+        with np.errstate(all="ignore"):
             work(first, end)
 
     step = max(8, _CHUNK_ELEMENTS // columns)

@@ -94,9 +94,8 @@ def _by_package(raw: Bytes, dtype: DType) -> FloatArray:
     import gguf  # most models never need it
 
     kind = gguf.GGMLQuantizationType(dtype.gguf_id)
-    with np.errstate(
-        all="ignore"
-    ):  # a scale may be infinite or no number: so are the weights then, which is not for us to judge
+    # A scale may be infinite or no number: so are the weights then, which is not for us to judge.
+    with np.errstate(all="ignore"):
         values: Any = gguf.quants.dequantize(raw, kind)
     return np.ascontiguousarray(values, np.float32)
 

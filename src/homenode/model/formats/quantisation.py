@@ -44,9 +44,8 @@ class Quantisation:
     method: str  # "gptq", "awq", "float8", "mxfp4", "compressed" or "modelopt": which tensors make up a matrix
     label: str  # for people
     bits: int = 8
-    blocks: tuple[
-        tuple[int, int], ...
-    ] = ()  # rows and columns that may share a scale, besides one row and all; 0: all there are
+    # Rows and columns that may share a scale, besides one row and all; 0: all there are.
+    blocks: tuple[tuple[int, int], ...] = ()
     symmetric: bool = False  # all zero points are the middle of the codes
     zero_offset: int = 0  # added to stored zero points
     widths: tuple[int, ...] = ()  # bits that a packed code may have; none: the tensors tell

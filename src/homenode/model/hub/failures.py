@@ -60,9 +60,8 @@ def explain_failure(error: Exception, repository: str, revision: str | None, off
         return CapacityError(f"model {name}: the disk of the cache is full ({error.strerror}); {todo}", param="model")
     if isinstance(error, ValueError):
         return UserError(f"model {name}: not a name the Hub accepts; {NAMES}", param="model")
-    if (
-        isinstance(error, OSError) and error.errno is not None
-    ):  # the errors of HTTP clients are OSErrors too, but without a number
+    # The errors of HTTP clients are OSErrors too, but without a number.
+    if isinstance(error, OSError) and error.errno is not None:
         return HostError(
             f"model {name}: fetching failed: {error}; check free space and permissions of the cache folder"
         )

@@ -59,9 +59,8 @@ def locate(
 
 def builtin_model() -> Path:
     """The folder of the model that comes with homenode."""
-    folder = Path(
-        str(importlib.resources.files("homenode").joinpath("builtin"))
-    )  # an editable installation has several package folders
+    # An editable installation has several package folders.
+    folder = Path(str(importlib.resources.files("homenode").joinpath("builtin")))
     if not (folder / "config.json").is_file():
         raise InternalError(
             f"the built-in model is missing from this installation ({folder}); install homenode again, or name a model"

@@ -68,7 +68,6 @@ def _size(path: Path) -> int:
 
 
 def _say(line: str) -> None:
-    begin, end = (
-        ("\r", "\x1b[K") if sys.stderr.isatty() else ("homenode: ", "\n")
-    )  # what is left of a longer line is erased
+    # What is left of a longer line is erased.
+    begin, end = ("\r", "\x1b[K") if sys.stderr.isatty() else ("homenode: ", "\n")
     print(f"{begin}{line}", end=end, file=sys.stderr, flush=True)

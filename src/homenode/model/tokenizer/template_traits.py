@@ -17,9 +17,8 @@ from typing import Any
 
 from homenode.errors import UserError
 
-Render = Callable[
-    [Sequence[Mapping[str, Any]], bool], str
-]  # of messages; the second says whether an answer is to follow
+# Of messages; the second says whether an answer is to follow.
+Render = Callable[[Sequence[Mapping[str, Any]], bool], str]
 _WORD = "Qx7Vh2"
 _BRACKETED = re.compile(r"<[^<>\s]{1,64}>|\[[^\[\]\s]{1,64}\]")
 _LONGEST_TRIAL_S = 1.0  # a template that takes longer for one trial is not tried further

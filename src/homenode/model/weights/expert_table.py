@@ -79,9 +79,8 @@ def expert_table(layout: WeightLayout, part: ModelPart, members: int, packed_byt
         expert = owned[m.layer or 0, m.expert or 0]
         return expert.owner, expert.turn
 
-    order = sorted(
-        (m for m in layout.matrices if m.expert is not None), key=run
-    )  # stable: within a run as the layout has them
+    # Stable: within a run as the layout has them.
+    order = sorted((m for m in layout.matrices if m.expert is not None), key=run)
     matrices: dict[str, SharedMatrix] = {}
     runs: list[list[Extent]] = [[] for _ in range(members)]
     at = _up(HEADER_BYTES, HUGE_PAGE)

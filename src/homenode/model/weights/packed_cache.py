@@ -81,9 +81,8 @@ class PackedCache:
         self._fd: int | None = None
         self._writes = writes
         self._found: dict[str, PackedMatrix] = {}  # not read yet, in the order of the file
-        self._prefetched: dict[
-            str, tuple[Weight, str, str]
-        ] = {}  # read with others before it was asked for; checksums read and written
+        # Read with others before it was asked for; checksums read and written.
+        self._prefetched: dict[str, tuple[Weight, str, str]] = {}
         self._weights: dict[str, Weight] = {}
         self._begun: set[str] = set()  # whatever came of it
         try:

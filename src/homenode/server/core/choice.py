@@ -85,9 +85,8 @@ def echo_prompt(tokenizer: TokenizerLike, ids: list[int], text: str | None, *, o
         length += len(decoded[-1])
     decoded.append(stream.flush())
     shown = "".join(decoded) if text is None else text
-    return PromptEcho(
-        shown, ids, [min(place, len(shown)) for place in places]
-    )  # a normaliser may have shortened the text that was given
+    # A normaliser may have shortened the text that was given.
+    return PromptEcho(shown, ids, [min(place, len(shown)) for place in places])
 
 
 class ChoiceText:

@@ -66,9 +66,8 @@ def _locked(path: Path) -> int | None:
 def _remove_left_ones() -> None:
     """Those of coordinators that were killed."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        with contextlib.suppress(
-            OSError
-        ):  # it is somebody else's, or was removed meanwhile, or is about to get its lock
+        # It is somebody else's, or was removed meanwhile, or is about to get its lock.
+        with contextlib.suppress(OSError):
             lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -171,9 +171,8 @@ class _Front:
         except Exception:
             _log.exception("what the coordinator said could not be taken")
         end_log()
-        os._exit(
-            1
-        )  # nobody would tell it of anything; where the coordinator is gone the kernel is about to end it anyway
+        # Nobody would tell it of anything; where the coordinator is gone the kernel is about to end it anyway.
+        os._exit(1)
 
     def _send(self, message: FromFront) -> None:
         if self._writer is not None:

@@ -30,11 +30,8 @@ _LOG = logging.getLogger("homenode.server")
 _LOOKS = 4  # at a client that does not read, within its time
 _LOOK_S = 0.5  # between looks at a client that has closed its sending side
 _LOOKS_PER_PROBE = 10
-_KEEP_ALIVE_PROBES = (
-    (socket.TCP_KEEPIDLE, 10),
-    (socket.TCP_KEEPINTVL, 5),
-    (socket.TCP_KEEPCNT, 3),
-)  # seconds, seconds, number
+# Seconds, seconds, number.
+_KEEP_ALIVE_PROBES = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
 
 
 class BoundedProtocol(H11Protocol):

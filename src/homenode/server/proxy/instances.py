@@ -52,9 +52,8 @@ class Instance:
     since: float = 0.0
     looked_at: bool = False
     busy_until: float = 0.0  # it asked to be left alone until then
-    heard_at: float = float(
-        "-inf"
-    )  # when bytes of an answer came last: whoever answers is not frozen, however long a look may take
+    # When bytes of an answer came last: whoever answers is not frozen, however long a look may take.
+    heard_at: float = float("-inf")
 
     def looked(self, now: float, sight: Sight) -> bool:
         """Take a sight in; whether anything changed."""

@@ -7,9 +7,8 @@ import httpx
 from homenode.server.keys.told_usage import USAGE_HEADER, usage_of_header
 from homenode.server.proxy.upstreams import UpstreamError, chunks, passed_on
 
-_KEPT_WHOLE = (
-    8 << 20
-)  # bytes of an answer that is no stream; up to there a server may die in the middle of it and another be asked
+# Bytes of an answer that is no stream; up to there a server may die in the middle of it and another be asked.
+_KEPT_WHOLE = 8 << 20
 _STREAMS = ("text/event-stream", "application/x-ndjson")
 
 

@@ -44,9 +44,8 @@ class ProxyState(RequestAdmission):
         self.releases = Releases(self.upstreams, config.release_timeout, self.metrics.released)
         self.bodies = Bodies(_BODIES_AT_ONCE * config.max_request_body)
         self.aborting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._incarnation = secrets.token_hex(
-            8
-        )  # tickets of several proxies, and of one before and after a restart, are never the same
+        # Tickets of several proxies, and of one before and after a restart, are never the same.
+        self._incarnation = secrets.token_hex(8)
         self._tickets = itertools.count(1)
         self._lives: dict[str, int] = {}
         self._logged_obstacles: set[tuple[str, str, str]] = set()

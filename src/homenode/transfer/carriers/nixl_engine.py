@@ -36,9 +36,8 @@ def _api() -> Any:
     for build in BUILDS:
         try:
             api = importlib.import_module(f"{build}._api")
-            for handler in list(
-                logging.getLogger("nixl").handlers
-            ):  # it writes to standard output, which is ours for results
+            # It writes to standard output, which is ours for results.
+            for handler in list(logging.getLogger("nixl").handlers):
                 logging.getLogger("nixl").removeHandler(handler)
             _end_without_destructors()
             return api
@@ -90,9 +89,8 @@ class NixlEngine:
         self.name = f"homenode-{os.urandom(8).hex()}"
         try:
             self._agent: Any = api.nixl_agent(self.name, api.nixl_agent_config(enable_prog_thread=False, backends=[]))
-            self._agent.create_backend(
-                "UCX", {"ucx_error_handling_mode": "peer"}
-            )  # without it a killed peer is never noticed
+            # Without it a killed peer is never noticed.
+            self._agent.create_backend("UCX", {"ucx_error_handling_mode": "peer"})
         except Exception as error:
             raise HostError(f"NIXL does not start here: {error}") from error
         self._lock = threading.Lock()

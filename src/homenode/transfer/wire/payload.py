@@ -47,9 +47,8 @@ class PayloadReader:
         if len(self._window) > 1:
             space = 0
             views.clear()
-            for view in (
-                self._window
-            ):  # not all: each view named costs time in every call, and the kernel never has so much at once
+            # Not all: each view named costs time in every call, and the kernel never has so much at once.
+            for view in self._window:
                 views.append(view)
                 space += view.nbytes
                 if space >= _MOST_BYTES:

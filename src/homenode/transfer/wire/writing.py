@@ -49,9 +49,8 @@ class WriteQueue:
 
     def __init__(self) -> None:
         self._queue: deque[bytes | _Payload | _Pages] = deque()
-        self._window: deque[memoryview | int] = (
-            deque()
-        )  # views that come next; a number: the token of the payload that ended there
+        # Views that come next; a number: the token of the payload that ended there.
+        self._window: deque[memoryview | int] = deque()
         self._source: Iterator[memoryview] | None = None
         self._source_token = 0
         self._pages: _Pages | None = None  # on their way
@@ -102,9 +101,8 @@ class WriteQueue:
             return self._flush_one(sock, queue[0])
         views = self._batch()
         if views:
-            more = (
-                socket.MSG_MORE if queue and isinstance(queue[0], _Pages) else 0
-            )  # the header goes with the first of them
+            # The header goes with the first of them.
+            more = socket.MSG_MORE if queue and isinstance(queue[0], _Pages) else 0
             count = (
                 sock.send(views[0], more)
                 if len(views) == 1 and not ancillary

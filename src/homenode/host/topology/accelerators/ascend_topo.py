@@ -63,9 +63,8 @@ def parse_topo(text: str, problems: Problems) -> tuple[AscendTopoRow, ...]:
         if at is None or not label:
             continue
         cell = " ".join(words[at:] if last else words[at : at + 1])
-        if (
-            last and not cell and words[-1][0].isdigit()
-        ):  # a relation is blank, which leaves no trace: no relation begins with a digit
+        # A relation is blank, which leaves no trace: no relation begins with a digit.
+        if last and not cell and words[-1][0].isdigit():
             cell = words[-1]
         if cell in _UNKNOWN:
             continue

@@ -174,9 +174,8 @@ def _from_pci(index: int, device: PciDevice, source: Source) -> Accelerator:
         name, _, value = line.partition(":")
         facts[name.strip().lower()] = value.strip()
     uuid = facts.get("gpu uuid", "")
-    uuid = (
-        uuid if uuid.startswith("GPU-") and "?" not in uuid else ""
-    )  # question marks until the GPU has been opened once
+    # Question marks until the GPU has been opened once.
+    uuid = uuid if uuid.startswith("GPU-") and "?" not in uuid else ""
     return Accelerator(
         "cuda", index, label(facts.get("model", f"NVIDIA {device.device:04x}")), address=device.address, uuid=uuid
     )

@@ -20,9 +20,8 @@ from homenode.server.http.failures import ApiError
 
 # A number, or its decimal digits, as some clients write it.
 Bias = Annotated[float, Meta(ge=-100, le=100)] | Annotated[str, Meta(pattern=r"^-?(100|[0-9]{1,2})(\.[0-9]{1,9})?$")]
-MaxTokens = Annotated[
-    int, Meta(ge=-1, le=2**31 - 1)
-]  # -1: no limit but the context's, as clients of llama.cpp write it
+# -1: no limit but the context's, as clients of llama.cpp write it.
+MaxTokens = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True, kw_only=True):
