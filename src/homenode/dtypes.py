@@ -38,7 +38,7 @@ _ALL = (
     DType("IQ2_XXS", 256, 66, 16), DType("IQ2_XS", 256, 74, 17), DType("IQ3_XXS", 256, 98, 18), DType("IQ1_S", 256, 50, 19),
     DType("IQ4_NL", 32, 18, 20), DType("IQ3_S", 256, 110, 21), DType("IQ2_S", 256, 82, 22), DType("IQ4_XS", 256, 136, 23),
     DType("IQ1_M", 256, 56, 29), DType("TQ1_0", 256, 54, 34), DType("TQ2_0", 256, 66, 35), DType("MXFP4", 32, 17, 39),
-    DType("NVFP4", 64, 36, 40), DType("Q1_0", 128, 18, 41),
+    DType("NVFP4", 64, 36, 40), DType("Q1_0", 128, 18, 41), DType("Q2_0", 64, 18, 42),
 )  # fmt: skip
 
 BY_NAME: dict[str, DType] = {t.name: t for t in _ALL}

@@ -18,7 +18,7 @@ from homenode.model.formats.fallback_decode import decode_rows, iter_decoded_row
 from homenode.model.spec import TensorEntry
 from tests.checkpoints import bf16_bits
 
-OWN = ("Q8_1", "Q8_K", "Q1_0")  # the package lists these without a decoder
+OWN = ("Q8_1", "Q8_K", "Q1_0", "Q2_0")  # the package has no decoder of these
 BLOCKS = [dtype for dtype in BY_GGUF_ID.values() if dtype.block > 1 and dtype.name not in OWN]
 
 
@@ -102,6 +102,14 @@ def test_blocks_the_package_leaves_out() -> None:
     assert decode_rows(struct.pack("<e", 0.75) + bits, BY_NAME["Q1_0"], (1, 128)).tolist() == [
         [0.75 * s for s in signs]
     ]
+
+
+def test_blocks_of_two_bits() -> None:
+    codes = [(i * 7 + i // 5) % 4 for i in range(128)]
+    packed = [sum(code << 2 * j for j, code in enumerate(codes[i : i + 4])) for i in range(0, 128, 4)]
+    blocks = struct.pack("<e16B", 0.75, *packed[:16]) + struct.pack("<e16B", -2.0, *packed[16:])
+    wanted = [0.75 * (code - 1) for code in codes[:64]] + [-2.0 * (code - 1) for code in codes[64:]]
+    assert decode_rows(blocks, BY_NAME["Q2_0"], (1, 128)).tolist() == [wanted]
 
 
 def test_every_known_type_has_a_decoder() -> None:

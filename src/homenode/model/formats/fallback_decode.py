@@ -1,7 +1,7 @@
 """Stored numbers -> float32 in Python, for every format: slow, exact, and needed only where a backend has no decoder of
 its own.
 
-Block formats are decoded by the `gguf` package (imported here only, when first needed); the plain formats, and three
+Block formats are decoded by the `gguf` package (imported here only, when first needed); the plain formats, and four
 block formats that package leaves out, by the layouts written down below. Source of the layouts: the block structures of
 the ggml project.
 """
@@ -142,11 +142,17 @@ def _q1_0(blocks: Bytes) -> FloatArray:
     return _scales(blocks[:, :2], "<f2") * (2.0 * bits - 1.0).astype(np.float32)
 
 
+def _q2_0(blocks: Bytes) -> FloatArray:
+    """Block of 64: f16 scale, 64 codes of two bits, lowest first: minus one to two times the scale."""
+    codes = blocks[:, 2:, None] >> np.array([0, 2, 4, 6], np.uint8) & 3
+    return _scales(blocks[:, :2], "<f2") * (codes.reshape(len(blocks), -1).astype(np.float32) - 1)
+
+
 def _scales(columns: Bytes, layout: str) -> FloatArray:
     return np.ascontiguousarray(columns).view(layout).astype(np.float32)
 
 
 _OWN: dict[str, Callable[[Bytes], FloatArray]] = {
     "BF16": _bf16, "F8_E5M2": _f8_e5m2, "F8_E4M3": _f8_e4m3, "F8_E8M0": _f8_e8m0, "Q8_1": _q8_1, "Q8_K": _q8_k,
-    "Q1_0": _q1_0,
+    "Q1_0": _q1_0, "Q2_0": _q2_0,
 }  # fmt: skip
