@@ -1,4 +1,5 @@
-"""How tests wait: until something holds, with one deadline for all, and with a failure that says what did not happen."""
+"""How tests wait: until something holds, with one deadline for all, and with a failure that says what did not
+happen."""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
 """Recorded arrivals: the formats of the published serving traces, read with bounds.
 
-CSV    TIMESTAMP,ContextTokens,GeneratedTokens       a time of day and two numbers of tokens (the Azure LLM inference traces)
-JSONL  {"timestamp": ms, "input_length": ..., "output_length": ..., "hash_ids": [...]}   an id for each 512 tokens of the prompt (Mooncake's)
+CSV    TIMESTAMP,ContextTokens,GeneratedTokens
+       a time of day and two numbers of tokens (the Azure LLM inference traces)
+JSONL  {"timestamp": ms, "input_length": ..., "output_length": ..., "hash_ids": [...]}
+       an id for each 512 tokens of the prompt (Mooncake's)
 """
 
 from __future__ import annotations

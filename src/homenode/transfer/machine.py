@@ -1,12 +1,15 @@
 """What goes into a sending or receiving machine (`sender.SenderMachine`, `receiver.ReceiverMachine`), and what comes
 out. No I/O, no clock.
 
-    machine.handle(input, now) -> list[Action]        machine.next_deadline() -> float | None        machine.tick(now) -> list[Action]
-    machine.foresee(input, now) -> Foreseen | None    changes nothing: what others wait for can be done before the books are kept
-    machine.announcing(most, but), .expecting(most, but)    the same for pages that are announced over a lane (`lane.py`), asked before there is an input. Of
-                                                            at most so many hand-overs, the oldest `but` for some
-                                                            tickets. It holds until an input about the same hand-over,
-                                                            and longer than it `holds` nobody uses it
+    machine.handle(input, now) -> list[Action]
+    machine.next_deadline() -> float | None
+    machine.tick(now) -> list[Action]
+    machine.foresee(input, now) -> Foreseen | None
+        changes nothing: what others wait for can be done before the books are kept
+    machine.announcing(most, but), .expecting(most, but)
+        the same for pages that are announced over a lane (`lane.py`), asked before there is an input. Of at most so
+        many hand-overs, the oldest `but` for some tickets. It holds until an input about the same hand-over, and longer
+        than it `holds` nobody uses it
 
 `peer` numbers a connected process for the agent: a new number for each connection made, so that nothing of an old one
 is mistaken for the new. The agent answers every `Connect`, `Copy`, `Send...` in the end with the input named there, or

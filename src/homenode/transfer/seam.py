@@ -10,15 +10,19 @@ its end (`kv.prefix.HashChain`), for the last, partly filled one of all tokens u
 told before anything is computed.
 
 Sender                                              Receiver
-  scheduler: SendWanted    (nothing computed yet)     agent: Offered        (what will come; `reserve`: take blocks for it now)
+  scheduler: SendWanted    (nothing computed yet)     agent: Offered        (what will come; `reserve`: take blocks
+                                                                             for it now)
   agent:     SendAdmitted | SendRefused               scheduler: Reserved | ReservationFailed
   scheduler: Computed...   (as chunks are computed)   agent: Arrived...     (verified, in the blocks)
-  scheduler: Abandoned     (the request ended early)  scheduler: Fetch      (the request is here; pull-delay: it runs now, fill these blocks)
-  agent:     Returned      (the blocks are free)      agent: Failed         (no more will come, and nobody writes any more)
+  scheduler: Abandoned     (the request ended early)  scheduler: Fetch      (the request is here; pull-delay: it
+                                                                             runs now, fill these blocks)
+  agent:     Returned      (the blocks are free)      agent: Failed         (no more will come, and nobody writes
+                                                                             any more)
                                                              or Quarantined (push: no more will come, but somebody may
-                                                             still write)
+                                                                             still write)
                                                       scheduler: Claimed | Stopped
-                                                      agent: Forgotten      (the blocks of a ticket no request came for are free)
+                                                      agent: Forgotten      (the blocks of a ticket no request came
+                                                                             for are free)
 
 Pages that are read in place, where the sender has them: the table of Reserved or Fetch names no block for them (-1),
 `Arrived` lists their foreign blocks, and `Unused` follows in the end, once for each ticket with such an `Arrived`,

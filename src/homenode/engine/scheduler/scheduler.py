@@ -1,6 +1,7 @@
 """The scheduler: a state machine from events to steps and outputs. It does no I/O and reads no clock.
 
-    apply(event)   -> instructions     something happened; what to tell the clients, the operator, and the agent that hands KV over
+    apply(event)   -> instructions     something happened; what to tell the clients, the operator, and the agent that
+                                       hands KV over
     next_step()    -> Step or None     what the worker should compute next
     instructions() -> instructions     what to tell because of it
 

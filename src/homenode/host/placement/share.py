@@ -2,7 +2,8 @@
 first. Pure.
 
 own nodes        |== node 0 ==|              |== node 2 ==|          an equal run for each device of that node
-nobody's nodes                 |-- node 1 --|              |-- 3 --|  to those with the fewest cores, until all have as many
+nobody's nodes                 |-- node 1 --|              |-- 3 --|  to those with the fewest cores, until all have
+                                                                      as many
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 Formats seen in the field, all read here:
 
 - the map: `NPU ID`, `Chip ID`, `Chip Logic ID`, `Chip Name` (A2, 310P), with `Chip Phy-ID` (A3), or `NPU ID`,
-  `Slot ID`, `Chip ID`, `Chip Phy-ID`, `Chip Name` (950, where the NPU ID is the logical number); indented or not, columns of
-  any width. Rows of a card's controller, named `Mcu` and without a logical number, are passed over.
+  `Slot ID`, `Chip ID`, `Chip Phy-ID`, `Chip Name` (950, where the NPU ID is the logical number); indented or not,
+  columns of any width. Rows of a card's controller, named `Mcu` and without a logical number, are passed over.
 - the device table: two lines for each chip, `| NPU Name | Health |...` and `| Chip [Phy-ID] | Bus-Id |...`.
 - the process table: `| NPU Chip | Process id |...` with four or five columns, or `| NPU ID | Process id |...` (950).
 """
