@@ -26,7 +26,9 @@ from tests.host.transfer.rig import running
 pytestmark = pytest.mark.alone
 
 _FORK = multiprocessing.get_context("fork")
-NOTICED_S = 0.1
+NOTICED_S = (
+    0.5  # milliseconds, and 50 more without proof of death, if nobody else runs; a missed heartbeat takes seconds
+)
 
 
 def _serve(channel: str, mode: str, said: Connection) -> None:
