@@ -31,17 +31,18 @@ _QUOTE, _BRACKET, _NEXT, _CLOSING, _DIGIT, _LOWER, _UPPER, _OTHER, _OPENING, _BL
 _EACH_BYTE = -1  # at the end of a path: every single byte that may come there
 
 
-class _Way(NamedTuple):
-    """A way that is to be looked at. `before`: mark of the mask one token earlier; `still`: tokens that did not change
-    it.
+class _Node(NamedTuple):
+    """A path of the frontier, in the order in which nodes are expanded: by `cost`, the longest path first, then by
+    `number`. `mask_before`: mark of the mask one token earlier; `unchanged`: tokens at the end of the path that did not
+    change it.
     """
 
-    aside: int
-    shortness: int
+    cost: int
+    minus_length: int
     number: int
     path: End
-    before: int
-    still: int
+    mask_before: int
+    unchanged: int
 
 
 class ShortEnds:
@@ -64,7 +65,7 @@ class ShortEnds:
         self, matcher: LLMatcher, looks: int, tail: End = (), longest: int = LONGEST_END
     ) -> tuple[End | None, int]:
         """A short end from where `matcher` is, None where none was found, and how many looks at a mask that took, at
-        most `looks`. `tail`: what would be the rest of one if a way led to it. `longest`: tokens of a way. The matcher
+        most `looks`. `tail`: what would be the rest of one if a path led to it. `longest`: tokens of a path. The matcher
         is where it was afterwards.
         """
         return _Search(self, matcher, looks, tail, min(longest, LONGEST_END)).run()
@@ -192,9 +193,9 @@ class ShortEnds:
 
 
 class _Search:
-    """One search. Ways are ordered by how far they lead from the first choices, and of those the longest goes first.
-    Where a step changes nothing (the mask stays the same) it is taken again and again, but at growing cost; of two ways
-    of one length with the same mask only the first goes on.
+    """A best-first search. The cost of a path counts the tokens that were not the first choice. Where a token changes
+    nothing (the mask stays the same) it is taken again and again, but at growing cost; of two paths of one length with
+    the same mask only the first is expanded.
     """
 
     def __init__(self, ends: ShortEnds, matcher: LLMatcher, looks: int, tail: End, longest: int) -> None:
@@ -203,30 +204,30 @@ class _Search:
         self._address = self._scratch.ctypes.data
         self._at: End = ()  # tokens that the matcher has taken
         self._seen: set[tuple[int, int]] = set()  # lengths and marks of masks
-        self._open: list[_Way] = [_Way(0, 0, 0, (), 0, 0)]
-        self._count = 0  # of ways
+        self._frontier: list[_Node] = [_Node(0, 0, 0, (), 0, 0)]  # a heap
+        self._count = 0  # of nodes
 
     def run(self) -> tuple[End | None, int]:
         looks, found = 0, None
-        while self._open and looks < self._looks and found is None:
-            way = heapq.heappop(self._open)
+        while self._frontier and looks < self._looks and found is None:
+            node = heapq.heappop(self._frontier)
             looks += 1
-            if way.path and way.path[-1] == _EACH_BYTE:
-                self._go(way.path[:-1])
+            if node.path and node.path[-1] == _EACH_BYTE:
+                self._move_to(node.path[:-1])
                 for token in self._ends.singles(self._mask()):
-                    self._push(way.aside, (*way.path[:-1], token), way.before, way.still)
-            elif self._go(way.path):
+                    self._push(node.cost, (*node.path[:-1], token), node.mask_before, node.unchanged)
+            elif self._move_to(node.path):
                 if self._matcher.is_accepting():
-                    found = way.path
+                    found = node.path
                 elif self._tail and self._ends.completes(self._matcher, self._tail):
-                    found = (*way.path, *self._tail)
-                elif len(way.path) < self._longest:
-                    self._look(way)
-        self._go(())
+                    found = (*node.path, *self._tail)
+                elif len(node.path) < self._longest:
+                    self._expand(node)
+        self._move_to(())
         return (None if found is None else self._ends.shortened(found, self._matcher)), looks
 
-    def _go(self, path: End) -> bool:
-        """Take the matcher to the end of `path`, if that is a way."""
+    def _move_to(self, path: End) -> bool:
+        """Take the matcher to the end of `path`; False where the grammar does not allow that."""
         same = len(self._at)
         if path[:same] != self._at:
             same = next(at for at, token in enumerate(self._at) if path[at : at + 1] != (token,))
@@ -236,8 +237,8 @@ class _Search:
         self._at = path[: same + taken]
         return self._at == path
 
-    def _look(self, way: _Way) -> None:
-        path, mask = way.path, self._mask()
+    def _expand(self, node: _Node) -> None:
+        path, mask = node.path, self._mask()
         known = self._ends.mark(mask)
         if (len(path), known) in self._seen:
             return
@@ -245,21 +246,21 @@ class _Search:
         candidates, in_text = self._ends.candidates(mask, known)
         closed = not in_text and bool(path) and self._ends.closes(path[-1])  # brackets close one after another
         counted = len(candidates) == 1 and self._ends.is_number(candidates[0])  # goes on until others may come
-        still = way.still + 1 if known == way.before and not closed and not counted else 0
-        turns = still.bit_count() == 1  # 1, 2, 4, ... steps have changed nothing
-        for index, token in enumerate(candidates if turns or not still else candidates[:1]):
-            self._push(way.aside + turns + (index > 0), (*path, token), known, still)
-        if not still:
-            self._push(way.aside + 2, (*path, _EACH_BYTE), known, still)
+        unchanged = node.unchanged + 1 if known == node.mask_before and not closed and not counted else 0
+        turns = unchanged.bit_count() == 1  # 1, 2, 4, ... tokens have changed nothing
+        for index, token in enumerate(candidates if turns or not unchanged else candidates[:1]):
+            self._push(node.cost + turns + (index > 0), (*path, token), known, unchanged)
+        if not unchanged:
+            self._push(node.cost + 2, (*path, _EACH_BYTE), known, unchanged)
 
     def _mask(self) -> npt.NDArray[np.uint32]:
         """Where the matcher is; overwritten by the next one of this search."""
         self._ends.compute_mask(self._matcher, self._address)
         return self._scratch
 
-    def _push(self, aside: int, path: End, before: int, still: int) -> None:
+    def _push(self, cost: int, path: End, mask_before: int, unchanged: int) -> None:
         self._count += 1
-        heapq.heappush(self._open, _Way(aside, -len(path), self._count, path, before, still))
+        heapq.heappush(self._frontier, _Node(cost, -len(path), self._count, path, mask_before, unchanged))
 
 
 def _kinds(texts: Sequence[bytes], lengths: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
