@@ -17,20 +17,22 @@ from homenode.grammars.short_ends import LONGEST_END, End, ShortEnds
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-_LOOKS, _NEAR_LOOKS = 512, 16  # of a search, and of one for a way back to the end that was known
+_LOOKS, _NEAR_LOOKS = 512, 16  # of a search, and of one for a path back to the end that was known
 _LEAST_LOOKS, _LOOKS_A_TOKEN = 32, 4  # of a search where few tokens are left
-_JOINED = 32  # tokens that a way may have beyond twice those that are left; those of an end are joined when it is found
+_JOINED = (
+    32  # tokens that a path may have beyond twice those that are left; those of an end are joined when it is found
+)
 _ALL_LOOKS = 2048  # of an answer
 _ALL_TOKENS = 2**31
 _PAUSE = 8  # tokens at least after a search in vain
 _SURE = 16  # tokens beyond a known end, with which a token counts whose end was not found
 _FARTHER = 16  # tokens by which an end moves away at most with a word in a text
-_WAYS = (8, 64, LONGEST_END)  # tokens of ways on which an end is searched for, one length after the other
+_PATH_LENGTHS = (8, 64, LONGEST_END)  # tokens of the paths of a search, one length after the other
 
 
 def short_end(ends: ShortEnds, matcher: LLMatcher, looks: int = _LOOKS) -> End | None:
     """From where `matcher` is; None where none was found with so many looks, or somewhat more."""
-    for longest in _WAYS:
+    for longest in _PATH_LENGTHS:
         end, _ = ends.find(matcher, min(looks, 4 * longest), longest=longest)
         if end is not None:
             return end
