@@ -118,6 +118,27 @@ def test_tensors_for_rounding_activations_are_left_out(tmp_path: Path) -> None:
     assert entry.name == f"{FIRST}.weight"
 
 
+def test_modules_of_model_opt_may_be_of_two_kinds(tmp_path: Path) -> None:
+    values = np.random.default_rng(2).standard_normal((16, 64)).astype(np.float32)
+    tensors: Stored = {}
+    wanted, modules = {}, {}
+    for form, kind in (("8-bit floats by ModelOpt", "FP8"), ("4-bit floats by ModelOpt", "NVFP4")):
+        parts, wanted[f"{kind}.weight"] = quantised(FORMS[form], kind, values)
+        tensors |= parts
+        modules[kind] = {"quant_algo": kind}
+    write_folder(tmp_path, {}, tensors)
+    table: dict[str, Any] = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": modules}
+    quantisation = quantisation_of(Fields(tmp_path, {"quantization_config": table}))
+    assert quantisation is not None
+    found = with_coded_matrices(read_safetensors(tmp_path / "model.safetensors"), quantisation)
+    assert found.keys() == wanted.keys()
+    for name, entry in found.items():
+        assert np.array_equal(read(entry, (0, 16), (0, 64)), wanted[name])
+    modules["other"] = {"quant_algo": "W4A8_AWQ"}
+    with pytest.raises(UnsupportedError, match="W4A8_AWQ"):
+        quantisation_of(Fields(tmp_path, {"quantization_config": table}))
+
+
 @pytest.mark.parametrize("kind", ["e4m3", "e4m3fn", "float8_e4m3fn"])
 def test_kinds_of_8_bit_floats_have_several_names(tmp_path: Path, kind: str) -> None:
     config = {"quantization_config": FORMS["8-bit floats"].config | {"fmt": kind}}

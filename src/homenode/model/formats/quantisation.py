@@ -128,11 +128,14 @@ def _mxfp4(_table: Fields) -> Quantisation:
 
 
 def _modelopt(table: Fields) -> Quantisation:
-    kind = table.text("quant_algo", "unnamed")
-    if kind not in ("FP8", "NVFP4"):
-        raise _unsupported(
-            table, f"ModelOpt weights of the kind {quoted(kind)}", f"homenode reads FP8 and NVFP4; else {_ORIGINAL}"
-        )
+    kinds = {table.text("quant_algo", "unnamed")}
+    if kinds == {"MIXED_PRECISION"}:  # a kind for each module; tensors tell which theirs is
+        modules = table.table("quantized_layers") or Fields(table.path, {})
+        told = filter(None, map(modules.optional_table, modules.names()))
+        kinds = {module.text("quant_algo", "unnamed") for module in told} or kinds
+    if other := kinds - {"FP8", "NVFP4"}:
+        known = f"homenode reads FP8 and NVFP4; else {_ORIGINAL}"
+        raise _unsupported(table, f"ModelOpt weights of the kind {quoted(min(other))}", known)
     return Quantisation("modelopt", "ModelOpt")
 
 
