@@ -118,6 +118,18 @@ def test_tensors_for_rounding_activations_are_left_out(tmp_path: Path) -> None:
     assert entry.name == f"{FIRST}.weight"
 
 
+def test_modules_that_gptq_names_without_settings_of_their_own(tmp_path: Path) -> None:
+    """As Qwen 3.5 is published: left out, named for nothing, or with the settings of all."""
+    table: dict[str, Any] = FORMS["gptq"].config
+    left = {"-:.*attn.*": {}, "-:.*shared_expert.*": {"bits": 8}, "lm_head": {}, "model.embed_tokens": None}
+    for more in ({}, {"+:.*down.*": {"bits": table["bits"], "group_size": table["group_size"], "desc_act": True}}):
+        found = quantisation_of(Fields(tmp_path, {"quantization_config": table | {"dynamic": left | more}}))
+        assert found is not None and found.bits == table["bits"]
+    for own in ({"bits": 8}, {"group_size": 128}, {"sym": False}):
+        with pytest.raises(UnsupportedError, match="for some modules"):
+            quantisation_of(Fields(tmp_path, {"quantization_config": table | {"dynamic": left | {"lm_head": own}}}))
+
+
 def test_modules_of_model_opt_may_be_of_two_kinds(tmp_path: Path) -> None:
     values = np.random.default_rng(2).standard_normal((16, 64)).astype(np.float32)
     tensors: Stored = {}

@@ -23,6 +23,7 @@ from homenode.model.formats.fields import Fields
 # read.
 QUANTISATION_FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
 _AWQ_KEYS = ("zero_point", "w_bit", "q_group_size", "version")  # that files of GPTQ lack
+_GPTQ_FORM = ("bits", "group_size", "sym")  # on which it depends what the tensors of a module mean
 _FLOATS = ("e4m3", "e4m3fn", "float8_e4m3fn")  # spellings of one kind of 8-bit floats
 _ORIGINAL = "use the original model (with --quantize, if it is too large) or a GGUF of it"
 _COMPRESSED_FORMATS = (
@@ -93,8 +94,9 @@ def _gptq(table: Fields) -> Quantisation:
         raise _unsupported(
             table, f"GPTQ weights in the form {quoted(form)}", f"homenode reads gptq and gptq_v2; else {_ORIGINAL}"
         )
-    modules = table.table("dynamic")
-    if modules is not None and not all(name.startswith("-:") for name in modules.names()):
+    modules = table.table("dynamic") or Fields(table.path, {})
+    named = (modules.optional_table(name) for name in modules.names() if not name.startswith("-:"))
+    if any(own.value(key) != table.value(key) for own in named if own for key in own.names() if key in _GPTQ_FORM):
         raise _unsupported(table, "GPTQ weights with settings of their own for some modules (dynamic)", _ORIGINAL)
     bits = table.integer("bits", minimum=2, maximum=8)
     offset, label = (1, "GPTQ") if form == "gptq" else (0, "GPTQ v2")  # the first form stores a zero point less one
