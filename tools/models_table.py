@@ -25,6 +25,7 @@ SIZES: Mapping[str, tuple[tuple[str, float], ...]] = {
     "bloom": (("BLOOM 560M", 0.56), ("7B1", 7.1), ("176B", 176)),
     "cohere": (("Aya 23 8B", 8.0), ("Command R", 35), ("Command R+", 104)),
     "cohere2": (("Command R7B", 8.0), ("Command A", 111)),
+    "longcat_flash": (("LongCat Flash 560B-A27B", 562),),
     "cohere2_moe": (("North Mini Code 30B-A3B", 30.0),),
     "codegen": (("CodeGen 350M", 0.36), ("2B", 2.8), ("16B", 16.1)),
     "dbrx": (("DBRX 132B-A36B", 132),),
@@ -171,6 +172,7 @@ NOTES: Mapping[str, str] = {
     "deepseek_v4": "rows pooled from runs of tokens beside a window, hyper-connections; keeps about 90 KiB of a token",
     "minimax_m3": "an indexer chooses blocks of tokens for each KV head",
     "olmo_hybrid": "gated delta nets beside attention, mostly without a rope; CPUs only",
+    "longcat_flash": "experts that return a row as it is; two layers here for one of its folders",
     "flex_olmo": "OLMo 2 with experts",
     "laguna": "unlike numbers of query heads in layers with and without a window",
     "mimo_v2_flash": "keys wider than values; folders count a window's tokens without the token itself, GGUF files with it",
@@ -188,8 +190,10 @@ NOTES: Mapping[str, str] = {
 }
 # Of which no converter writes GGUF files.
 FOLDERS_ONLY = frozenset(
-    "codegen cwm flex_olmo gpt_neo gptj gte helium hyperclovax lfm3 ministral nanochat olmo_hybrid "
-    "persimmon vaultgemma".split()
+    (
+        "codegen cwm flex_olmo gpt_neo gptj gte helium hyperclovax lfm3 longcat_flash ministral nanochat "
+        "olmo_hybrid persimmon vaultgemma"
+    ).split()
 )
 # By architecture: what people ask for that it does not do, besides what the code tells; it is refused by name.
 LIMITS: Mapping[str, tuple[str, ...]] = {

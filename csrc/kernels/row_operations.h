@@ -5,6 +5,7 @@
 #include <cstring>
 #include <vector>
 
+#include "kernels/identity_weight.h"
 #include "kernels/row_operation.h"
 #include "kernels/stream_weights.h"
 
@@ -418,6 +419,7 @@ struct JoinHeads {
   X(GatedNorm) \
   X(Regroup) \
   X(JoinHeads) \
+  X(IdentityWeight) \
   X(StreamWeights)
 
 }  // namespace homenode

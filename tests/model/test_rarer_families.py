@@ -72,6 +72,23 @@ DBRX = Case(
     bound=5e-4,  # what transformers itself is off by: toys have matrices of attention that take differences away
 )
 CODEGEN = {"n_embd": 64, "n_layer": 3, "n_head": 8, "n_inner": 96, "n_positions": 256, "rotary_dim": 4}
+LONGCAT = {
+    "q_lora_rank": 24,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+    "head_dim": 8,
+    "num_layers": 2,
+    "num_key_value_heads": 4,
+    "ffn_hidden_size": 96,
+    "expert_ffn_hidden_size": 40,
+    "n_routed_experts": 6,
+    "zero_expert_num": 4,
+    "moe_topk": 3,
+    "routed_scaling_factor": 1.5,
+    "pad_token_id": 0,
+}
 FOLDERS = {
     "cohere2_moe": COHERE2_MOE,
     "cohere2_moe-softmax": Case(
@@ -85,6 +102,7 @@ FOLDERS = {
         },
     ),
     "dbrx": DBRX,
+    "longcat_flash": Case("longcat_flash", LONGCAT, seed=1),
     "codegen": Case("codegen", CODEGEN, seed=1),
     "persimmon": Case("persimmon", {"pad_token_id": 0}),
     "persimmon-plain": Case("persimmon", {"qk_layernorm": False, "pad_token_id": 0}),
@@ -113,6 +131,8 @@ def test_a_gguf_file_has_the_tokens_of_transformers(case: Case, tmp_path: Path, 
     ("name", "field", "value"),
     [
         ("cohere2_moe", "expert_selection_fn", "tanh"),
+        ("longcat_flash", "zero_expert_type", "copy"),
+        ("longcat_flash", "router_bias", True),
     ],
 )
 def test_what_is_not_run_is_refused_by_name(name: str, field: str, value: object, tmp_path: Path) -> None:

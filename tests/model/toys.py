@@ -71,6 +71,7 @@ MIXTURES = {
     "solar_open": MoeSpec(6, 3, 40, True, 48, score="sigmoid", epsilon=1e-20, scale=1.5),
     "nomic_bert": MoeSpec(6, 2, 40, False, dense_layers=(0,), activation="gelu_erf"),
     "llama4": MoeSpec(5, 1, 40, True, 40, (1,), score="chosen_softmax", weighted="input"),
+    "longcat_flash": MoeSpec(6, 3, 40, False, dense_layers=(1, 3), scale=1.5, identities=3),
     "cohere2_moe": MoeSpec(6, 3, 40, True, 48, (0,), score="sigmoid"),
     "dbrx": MoeSpec(6, 3, 40, True),
 }
@@ -82,6 +83,7 @@ LATENTS = {
 LATENTS |= dict.fromkeys(("deepseek_v32", "glm_moe_dsa"), LATENTS["deepseek_v3"])
 LATENTS["mistral4"] = replace(LATENTS["deepseek_v3"], growth=0.4, growth_length=8)
 LATENTS["youtu"] = LATENTS["deepseek_v3"]
+LATENTS["longcat_flash"] = LATENTS["deepseek_v3"]
 LATENTS["minicpm3"] = replace(LATENTS["deepseek_v3"], adjacent=False)
 INDEXERS = {
     "deepseek_v32": IndexerSpec(heads=3, width=12, chosen=9, layers=(), adjacent=False),
@@ -130,6 +132,7 @@ WINDOWED: dict[str, dict[str, Any]] = {
     "cohere2": _PLACED,
     "cohere2_moe": _PLACED,
     "muse_glimmer": _WINDOWED | {"logits_softcap": 9.0},
+    "longcat_flash": {"num_layers": 4, "streams": 2},
     **{key: {"dimensions": {"positions": 256}} for key in ("gpt2", "gpt_bigcode", "gpt_neo")},
     "bert": {"dimensions": {"positions": 256, "types": 2}},
     "nomic_bert": {"dimensions": {"experts_bias": 1}},

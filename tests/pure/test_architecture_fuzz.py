@@ -75,6 +75,7 @@ OWN: dict[str, dict[str, Any]] = {
     "llama4": {"num_experts_per_tok": 1},
     "mimo_v2_flash": {"partial_rotary_factor": 0.5},
     "gptj": {"rotary_dim": 8},
+    "longcat_flash": {"num_layers": 2, "zero_expert_num": 2},
     "codegen": {"rotary_dim": 8},
     "dbrx": {
         "attn_config": {"kv_n_heads": 2},
@@ -211,7 +212,7 @@ OWN_KEYS: dict[str, dict[str, Any]] = {
     "apertus": {"xielu.alpha_p": [0.5] * 4, "xielu.alpha_n": [-0.5] * 4, "xielu.beta": [0.5] * 4,
         "xielu.eps": [-1e-6] * 4},
     "muse_glimmer": {"logit_scale": 0.5},
-    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3", "mistral4", "youtu"), LATENT),
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3", "mistral4", "youtu", "longcat_flash"), LATENT),
     **dict.fromkeys(("deepseek_v32", "glm_moe_dsa"), LATENT | INDEXER),
     "minimax_m3": INDEXER | {"expert_gating_func": 2, "attention.indexer.block_size": 16,
         "attention.indexer.local_blocks": 1},

@@ -77,6 +77,15 @@ def test_a_model_that_is_not_run_is_told_before_its_tokenizer_is_missed(tmp_path
         load_model_tokenizer(folder)
 
 
+@pytest.mark.parametrize(
+    ("named", "reason"), [("JambaForCausalLM", "Mamba 1"), ("BaichuanForCausalLM", "output matrix")]
+)
+def test_a_family_that_people_ask_for_is_refused_with_the_reason(tmp_path: Path, named: str, reason: str) -> None:
+    folder = make_folder(tmp_path / "model", architectures=[named], model_type="x")
+    with pytest.raises(UnsupportedError, match=f"'{named}' is not supported; .*{reason}.*homenode runs"):
+        open_checkpoint(folder)
+
+
 def test_of_a_model_that_is_run_the_missing_tokenizer_is_told(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"tokenizer\.json"):
         load_model_tokenizer(make_folder(tmp_path / "model"))

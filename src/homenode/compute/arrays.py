@@ -55,6 +55,12 @@ def largest(x: Array, axis: int) -> Array:
 
 
 @singledispatch
+def are_largest(x: Array, count: int) -> Array:
+    """Which values of each row are its `count` largest, as 1 and 0; of equals the first."""
+    raise TypeError(f"no array: {type(x).__name__}")
+
+
+@singledispatch
 def join(x: Array, *others: Array, axis: int) -> Array:
     """Arrays one behind the other along an axis."""
     raise TypeError(f"no array: {type(x).__name__}")
@@ -100,6 +106,13 @@ def _(x: NumpyArray, axis: int) -> NumpyArray:
 @largest.register(np.ndarray)
 def _(x: NumpyArray, axis: int) -> NumpyArray:
     return np.asarray(x.max(axis=axis, keepdims=True), np.float32)
+
+
+@are_largest.register(np.ndarray)
+def _(x: NumpyArray, count: int) -> NumpyArray:
+    found = np.zeros_like(x)
+    np.put_along_axis(found, np.argsort(-x, axis=1, kind="stable")[:, :count], 1, axis=1)
+    return found
 
 
 @join.register(np.ndarray)

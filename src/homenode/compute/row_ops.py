@@ -10,7 +10,16 @@ from collections.abc import Sequence
 from typing import Any, Literal, Protocol
 
 from homenode.compute.activations import PLAIN, PlainActivation, gated, halves
-from homenode.compute.arrays import exponential, hyperbolic_tangent, join, largest, mean, root, soft_plus
+from homenode.compute.arrays import (
+    are_largest,
+    exponential,
+    hyperbolic_tangent,
+    join,
+    largest,
+    mean,
+    root,
+    soft_plus,
+)
 
 Tensor = Any  # as in `homenode.compute.ops`
 
@@ -86,6 +95,16 @@ class RowOps(Protocol):
         for index in range(runs.shape[1]):
             out = out + (offset if factors is None else factors[:, :, index]) * runs[:, index : index + 1]
         return out.reshape(x.shape)
+
+    def identity_weight(self, logits: Tensor, bias: Tensor, first: int, chosen: int, scale: float) -> Tensor:
+        """The weight that a row itself has among its experts, [rows, 1]: of the `chosen` ones whose softmax of the logits
+        plus `bias` is largest, of equals the lowest, those from number `first` on return the row. The sum of their
+        softmax, times scale.
+        """
+        scores = exponential(logits - largest(logits, 1))
+        scores = scores / (mean(scores, 1) * scores.shape[1])
+        weights = (scores * are_largest(scores + bias, chosen))[:, first:]
+        return mean(weights, 1) * (weights.shape[1] * scale)
 
     def match_magnitude(self, x: Tensor, y: Tensor, floor: float) -> Tensor:
         """Each run of x that is as long as y, made as large as that: x * sqrt(mean(y^2) / max(mean(x^2), floor))."""

@@ -67,6 +67,7 @@ class MoeSpec:
     activation: Activation = "silu"  # of an expert: see compute.ops.Experts
     jitter: float = 0.0
     weighted: Literal["output", "input"] = "output"  # "input": of a token's one expert, by sigmoid of its logit
+    identities: int = 0  # further experts behind the others, which return a row as it is
 
     @property
     def routing(self) -> Routing:

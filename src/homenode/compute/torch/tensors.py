@@ -7,6 +7,7 @@ import math
 import torch
 
 from homenode.compute.arrays import (
+    are_largest,
     exponential,
     hyperbolic_tangent,
     join,
@@ -58,6 +59,12 @@ def _(x: torch.Tensor, axis: int) -> torch.Tensor:
 @largest.register(torch.Tensor)
 def _(x: torch.Tensor, axis: int) -> torch.Tensor:
     return x.amax(dim=axis, keepdim=True)
+
+
+@are_largest.register(torch.Tensor)
+def _(x: torch.Tensor, count: int) -> torch.Tensor:
+    places = x.sort(dim=1, descending=True, stable=True).indices[:, :count]
+    return torch.zeros_like(x).scatter_(1, places, 1.0)
 
 
 @join.register(torch.Tensor)

@@ -26,7 +26,7 @@ def of_part(part: ModelPart, spec: ModelSpec, uses: Table) -> Table:
     table = empty(part.layers.count, spec)
     mixtures = [layer for layer in range(part.layers.count) if every_expert(spec, part.layers.first + layer)]
     if len(uses):
-        table[mixtures[: len(uses)]] = uses
+        table[mixtures[: len(uses)]] = uses[:, : table.shape[1]]  # what returns a row as it is counts for nothing
     return table
 
 

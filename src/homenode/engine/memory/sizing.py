@@ -218,7 +218,9 @@ def step_bytes(config: EngineConfig, spec: ModelSpec) -> int:
         # Beside an MLP's, for each of a token's experts its own copy of the row, the gated values, and both encoded: at
         # most as long again.
         inner = max(inner, 3 * moe.shared_intermediate_size)
-        inner += moe.num_experts + 2 * moe.experts_per_token * (spec.hidden_size + moe.intermediate_size)
+        inner += (
+            moe.num_experts + moe.identities + 2 * moe.experts_per_token * (spec.hidden_size + moe.intermediate_size)
+        )
     columns = 4 * spec.handed_columns + heads + inner
     if spec.layer_states:  # what enters a convolution and comes out of it, a gate, and the outputs
         columns += 4 * max(state.channels for state in spec.layer_states if state is not None)

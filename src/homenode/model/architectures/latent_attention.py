@@ -29,6 +29,7 @@ from homenode.model.spec import ModelSpec, TensorEntry
 from homenode.units import format_count
 
 _BOTH = "attn_kv_b.weight"
+NORM_EPSILON = 1e-6  # of the norms of latents, whatever that of others is
 INDEXED = "indexed_attention"  # in layer_types: the class attends to the tokens that an indexer chooses
 _IN_LAYER = "model.layers.{layer}.self_attn."
 
@@ -122,8 +123,10 @@ def read_folder(config: FolderConfig, defaults: Defaults, heads: LatentHeads) ->
     return spec if spec.rope.kind != "yarn" else _with_magnitude(spec, 0.1 * (all_dimensions or 0.0))
 
 
-def read_gguf(config: GgufConfig, *, value: int | None = None) -> ModelSpec:
-    """The figures in a GGUF file but for the experts. `value`: elements of a head's value, where it does not say."""
+def read_gguf(config: GgufConfig, *, value: int | None = None, layers_differ: bool = False) -> ModelSpec:
+    """The figures in a GGUF file but for the experts. `value`: elements of a head's value, where it does not say.
+    `layers_differ`: some layers have no attention.
+    """
     fields = config.fields
     # Files of before 2025-04 have the lengths of whole heads under the names of other architectures
     suffix = "_mla" if fields.has("attention.key_length_mla") else ""
@@ -136,7 +139,8 @@ def read_gguf(config: GgufConfig, *, value: int | None = None) -> ModelSpec:
         rotary,
         fields.integer(f"attention.value_length{suffix}", value, maximum=limits.MOST_HEAD_DIM),
     )
-    spec = with_heads(config.decoder(head_dim=heads.row, own_scale=True, own_magnitude=True), heads)
+    figures = config.decoder(head_dim=heads.row, own_scale=True, own_magnitude=True, layers_differ=layers_differ)
+    spec = with_heads(figures, heads)
     if growth := fields.number("attention.temperature_scale", 0.0, least=0.0):
         length = fields.optional_integer("attention.temperature_length", maximum=limits.MOST_POSITION)
         spec = with_growth(spec, growth, length or spec.rope.original_max_position)
@@ -238,31 +242,35 @@ def split_gguf_heads(tensors: Tensors, spec: ModelSpec) -> dict[str, TensorEntry
 
 
 def attend(
-    ops: Ops, model: ForwardContext, index: int, x: Tensor, rotation: Tensor, chosen: Tensor | None
+    ops: Ops, model: ForwardContext, index: int, x: Tensor, rotation: Tensor | None, chosen: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
     """x plus the attention of layer `index` of this stage, projected; of the model's last layer the selected rows only.
     And the tokens it was over, None: all; where the layer has no indexer they are `chosen`, those of the layer before.
+    Without `rotation` nothing turns.
     """
     layer, own, heads = model.parameters.layers[index], heads_of(model.spec), model.part.heads.count
     h = stage.normed(ops, model, x, layer["input_norm"])
     q, row, rank = _project(ops, model, layer, h)
     if "index_q" in layer:
-        assert rank is not None  # a model with an indexer makes its queries of one
+        assert rank is not None and rotation is not None  # a model with an indexer makes its queries of one
         chosen = token_indexer.choose(ops, model, index, h, rank, rotation)
     if own.growth:
         q = ops.scale_by_position(q, own.growth, own.growth_length)
     latent, key = ops.split(row, (own.latent, own.rotary))
-    latent = stage.normed(ops, model, latent, layer["kv_a_norm"])
-    key = ops.join_heads(latent, ops.rope(key, rotation, own.rotary, own.adjacent), 1)
+    latent = ops.rms_norm(latent, layer["kv_a_norm"], NORM_EPSILON)
+    key = ops.join_heads(latent, _turned(ops, own, key, rotation), 1)
     plain, turned = ops.split(ops.regroup(q, (own.plain, own.rotary)), (heads * own.plain, heads * own.rotary))
-    turned = ops.rope(turned, rotation, own.rotary, own.adjacent)
-    query = ops.join_heads(ops.linear_heads(plain, layer["k_b"]), turned, heads)
+    query = ops.join_heads(ops.linear_heads(plain, layer["k_b"]), _turned(ops, own, turned, rotation), heads)
     assert model.spec.attention_scale is not None
     place = model.cache_layers[model.part.layers.first + index]
     scale, columns = model.spec.attention_scale, own.latent
     latents = ops.attention(query, key, None, model.cache, place, scale, value_columns=columns, chosen=chosen)
     inner = ops.linear_heads(stage.select_last(ops, model, index, latents), layer["v_b"])
     return stage.add_mixed(ops, model, index, x, inner, "o"), chosen
+
+
+def _turned(ops: Ops, own: LatentHeads, x: Tensor, rotation: Tensor | None) -> Tensor:
+    return x if rotation is None else ops.rope(x, rotation, own.rotary, own.adjacent)
 
 
 def _project(ops: Ops, model: ForwardContext, layer: Layer, h: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -276,7 +284,7 @@ def _project(ops: Ops, model: ForwardContext, layer: Layer, h: Tensor) -> tuple[
         )
         return q, row, None
     rank, row = ops.split(ops.linear(h, (layer["q_a"], layer["kv_a"])), (own.query_rank, own.row))
-    rank = stage.normed(ops, model, rank, layer["q_a_norm"])
+    rank = ops.rms_norm(rank, layer["q_a_norm"], NORM_EPSILON)
     return ops.linear(rank, (layer["q_b"],)), row, rank
 
 

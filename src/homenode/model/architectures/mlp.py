@@ -41,7 +41,7 @@ def add_experts(
     """
     layer, moe, here = model.parameters.layers[index], model.spec.moe, model.part.experts[index]
     assert moe is not None  # a layer has a router only where the figures say so
-    ids = None if len(here) == moe.num_experts else here
+    ids = None if len(here) == moe.num_experts and not moe.identities else here
     experts = Experts(
         layer.get("expert_gate", ()),
         layer["expert_up"],

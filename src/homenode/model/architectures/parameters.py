@@ -117,7 +117,7 @@ def dimensions(spec: ModelSpec, layer: int | None = None) -> dict[str, int]:
             ("intermediate", "all_intermediate"),  # the second where no rank has a part of it
             spec.intermediate_size if layer is None else spec.intermediate_of(layer),
         ),
-        "experts": moe.num_experts if moe else 0,
+        "experts": moe.num_experts + moe.identities if moe else 0,
         "expert_intermediate": moe.intermediate_size if moe else 0,
         "shared_intermediate": moe.shared_intermediate_size if moe else 0,
         "heads": heads,

@@ -18,6 +18,19 @@ from homenode.model.architectures.architecture import Architecture
 
 _DESCRIBES = re.compile(r"^ARCHITECTURE = ", re.MULTILINE)
 _LONGEST = 100  # letters of a name that are compared with others
+# What families need that people ask for and that are not run, by their classes and `general.architecture`.
+_MAMBA_1 = "its layers keep states as Mamba 1 does, with a decay for each channel and state, which homenode lacks"
+_LACKING: Mapping[str, str] = {
+    **dict.fromkeys("JambaForCausalLM jamba MambaForCausalLM FalconMambaForCausalLM mamba".split(), _MAMBA_1),
+    **dict.fromkeys(
+        "MiniMaxForCausalLM MiniMaxText01ForCausalLM minimax-01".split(),
+        "it needs lightning attention, which homenode lacks",
+    ),
+    **dict.fromkeys(
+        "BaichuanForCausalLM BaiChuanForCausalLM baichuan".split(),
+        "Baichuan 2 divides the rows of its output matrix by their lengths, which neither homenode nor GGUF files do",
+    ),
+}
 
 
 class Architectures(Mapping[str, Architecture]):
@@ -87,12 +100,13 @@ def gguf_names() -> tuple[str, ...]:
 
 
 def instead_of(seen: str, names: Sequence[str], files: str = "") -> str:
-    """For messages: what runs: how many there are, and which of these names look most like the one seen. `files`: what
-    they are the architectures of.
+    """For messages: why one that people ask for does not run, and what does: how many there are, and which of these
+    names look most like the one seen. `files`: what they are the architectures of.
     """
     alike = get_close_matches(seen[:_LONGEST], names, n=3, cutoff=0.4)
     like = f", such as {', '.join(alike)}" if alike else ""
-    return f"homenode runs {files}{len(names)} others{like} (docs/models.md has all)"
+    lacking = f"{_LACKING[seen]}; " if seen in _LACKING else ""
+    return f"{lacking}homenode runs {files}{len(names)} others{like} (docs/models.md has all)"
 
 
 def architecture_of(name: str) -> Architecture:
