@@ -31,6 +31,7 @@ ABSENT = "(absent)"
 # What the model is called, and what its classes are chosen by.
 _NAMES = ("architectures", "model_type", "transformers_version", "id2label", "label2id", "_name_or_path")
 _LAYERS = 8  # lists of so many values are cut to the model's number of layers
+_COUNTS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")  # what configurations call that
 ADDED: dict[str, list[Any]] = {
     "is_causal": [False], "use_bidirectional_attention": [True], "is_decoder": [True], "add_cross_attention": [True],
     "attn_logit_softcapping": [1.0], "final_logit_softcapping": [2.0], "query_pre_attn_scalar": [7],
@@ -108,7 +109,9 @@ def changes_of(config: Config) -> Iterator[tuple[Path_, Any]]:
         yield path, ABSENT
     for key, values in ADDED.items():
         for value in values:
-            layers = config.get("num_hidden_layers") or len(config["layers_block_type"])
+            layers = next((config[each] for each in _COUNTS if each in config), None) or len(
+                config["layers_block_type"]
+            )
             cut = value[:layers] if isinstance(value, list) and len(value) == _LAYERS else value
             if config.get(key, ABSENT) != cut:
                 yield (key,), cut
