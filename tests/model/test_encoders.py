@@ -306,6 +306,14 @@ def test_rerankers_that_lack_what_makes_the_score_are_refused(tmp_path: Path) ->
         open_checkpoint(decoder)
 
 
+@pytest.mark.parametrize("name", ["bert", "eurobert", "nomic_bert"])
+def test_an_encoder_may_say_that_it_is_not_causal(name: str, tmp_path: Path) -> None:
+    make_encoder(CASES[name], tmp_path)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"is_causal": False}))
+    assert open_checkpoint(tmp_path).spec.encodes
+
+
 @pytest.mark.parametrize(
     ("name", "field", "value"),
     [
@@ -318,6 +326,7 @@ def test_rerankers_that_lack_what_makes_the_score_are_refused(tmp_path: Path) ->
         ("nomic_bert", "qkv_proj_bias", True),
         ("gte", "logn_attention_scale", True),
         ("gte", "hidden_act", "silu"),
+        ("eurobert", "is_causal", True),
     ],
 )
 def test_what_changes_the_result_is_refused_by_name(name: str, field: str, value: object, tmp_path: Path) -> None:

@@ -130,7 +130,7 @@ POST_NORMS = tuple(
 
 def folder_figures(config: FolderConfig, defaults: Defaults) -> ModelSpec:
     """The figures in config.json that encoders have in common."""
-    return _encoder(config.respelled(EPS).decoder(defaults))
+    return _encoder(config.respelled(EPS).of_encoder().decoder(defaults))
 
 
 def gguf_figures(config: GgufConfig) -> ModelSpec:

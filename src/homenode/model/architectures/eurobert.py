@@ -24,7 +24,7 @@ def _read_folder(config: FolderConfig) -> ModelSpec:
         raise UnsupportedError(
             f"{config.path}: EuroBERT with a head for scores is not supported; homenode makes vectors with it"
         )
-    return _both_ways(config.uniform_decoder(DEFAULTS))
+    return _both_ways(config.of_encoder().uniform_decoder(DEFAULTS))
 
 
 def _read_gguf(config: GgufConfig) -> ModelSpec:

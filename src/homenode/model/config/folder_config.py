@@ -122,6 +122,13 @@ class FolderConfig:
             fields = fields.with_value(key, None)
         return replace(self, fields=fields)
 
+    def of_encoder(self) -> FolderConfig:
+        """The same of a class whose tokens see what comes behind them, which a file may say or not. UnsupportedError
+        where it says that they do not.
+        """
+        self.fields.refuse_others({"is_causal": False})
+        return self.without("is_causal")
+
     @property
     def rope_table(self) -> Fields | None:
         """What config.json says of the rope in a table of its own, None where it has none, or an empty one."""
