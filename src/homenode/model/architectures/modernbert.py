@@ -24,7 +24,7 @@ DEFAULTS = Defaults(
     activation=None,
 )  # fmt: skip
 PATTERN = 3  # each layer of that number, from the first on, sees its whole text, the others a window
-_SPELLED = {"norm_eps": "rms_norm_eps", "global_rope_theta": "rope_theta", "local_rope_theta": "rope_local_base_freq"}
+_SPELLED = {"norm_eps": "layer_norm_eps", "global_rope_theta": "rope_theta", "local_rope_theta": "rope_local_base_freq"}
 _WANTED = {"hidden_activation": "gelu", "attention_bias": False, "mlp_bias": False, "norm_bias": False}
 _LAYER = "model.layers.{layer}."
 _MODULES = {
