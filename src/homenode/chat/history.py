@@ -10,12 +10,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from homenode.chat.formats import ToolFormat
-from homenode.chat.template_messages import arrange_turns, text_of
+from homenode.chat.template_messages import arrange_turns, result_as_user, text_of
 
 _TOOLS = re.compile(r"(?<!['\".\w])tools\b")
 _TOOLS_OF_MESSAGE = re.compile(r"message(\[['\"]|\.)tools\b")
 _NO_SYSTEM = re.compile(r"system role (is )?not supported", re.IGNORECASE)
 _ARGUMENTS_ARE_TEXT = re.compile(r"[+~]\s*[\w.]+(?:\[['\"]\w+['\"]\])*(?:\.|\[['\"])arguments(?:['\"]\])?\s*[+~]")
+_READS_MEMBERS = re.compile(r"\.items\(\)|\|\s*(?:items|from_json)\b")  # of objects
+_NO_OBJECT = "INVALID_JSON"  # what a text is called that stands for arguments and is no object, as one that was cut off
 _SYSTEM = {"role": "system", "content": "You are a helpful assistant with tools."}
 _FORM = (
     'To call a tool, write on a line of its own an object such as {"name": "NAME", "arguments": {"PARAMETER": VALUE}}, '
@@ -40,7 +42,8 @@ def conversation_for(
     """
     said = [dict(message) for message in messages]
     if not _ARGUMENTS_ARE_TEXT.search(template):
-        said = [_with_objects(message) for message in said]
+        members = _READS_MEMBERS.search(template) is not None
+        said = [_with_objects(message, members=members) for message in said]
     if shows_tools(template):
         said = said if "tool_calls" in template else [_with_written_calls(message, tool_format) for message in said]
         return arrange_turns(template, said)
@@ -49,23 +52,27 @@ def conversation_for(
     return arrange_turns(template, _with_tools(said, template, tool_format, tools) if tools else said)
 
 
-def _with_objects(message: Mapping[str, Any]) -> dict[str, Any]:
-    """The message with the arguments of its calls as objects, where they are."""
+def _with_objects(message: Mapping[str, Any], *, members: bool) -> dict[str, Any]:
+    """The message with the arguments of its calls as objects, where they are. `members`: they must be."""
     calls = message.get("tool_calls")
     if not isinstance(calls, list):
         return dict(message)
-    return {**message, "tool_calls": [_with_object(call) for call in calls]}
+    return {**message, "tool_calls": [_with_object(call, members=members) for call in calls]}
 
 
-def _with_object(call: Any) -> Any:
+def _with_object(call: Any, *, members: bool) -> Any:
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
         return call
     try:
         arguments = json.loads(function["arguments"] or "{}")
     except (ValueError, RecursionError):
-        return call
-    return {**call, "function": {**function, "arguments": arguments}} if isinstance(arguments, dict) else call
+        arguments = None
+    if not isinstance(arguments, dict):
+        if not members:
+            return call
+        arguments = {_NO_OBJECT: function["arguments"]}
+    return {**call, "function": {**function, "arguments": arguments}}
 
 
 def _as_text(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -77,7 +84,7 @@ def _as_text(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             rest = {key: value for key, value in message.items() if key != "tool_calls"}
             said.append({**rest, "content": "\n".join(line for line in lines if line)})
         elif message.get("role") == "tool":
-            said.append({"role": "user", "content": f"Result of the tool:\n{text_of(message.get('content'))}"})
+            said.append(result_as_user(message))
         else:
             said.append(message)
         if len(said) > 1 and said[-1].get("role") == said[-2].get("role") == "user":

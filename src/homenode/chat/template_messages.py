@@ -21,7 +21,17 @@ _LAST_SYSTEM_ONLY = re.compile(r"system_prompt\s*=\s*message")
 _ALTERNATE = re.compile(r"must alternate")
 _ALL_CALLS = re.compile(r"\bin\s+[\w.]*(?:\[['\"])?tool_calls")
 _SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")
-_EMPTY_IS_NONE = re.compile(r"content['\"]?\]?\s+is\s+none\b")
+_CALLS_WITHOUT_TEXT = re.compile(  # content that is shown beside no calls, or calls beside no content
+    r"assistant['\"]\s+and\s+message(?:\.content|\[['\"]content['\"]\])\s+is\s+none|if 'tool_calls' in message\s*-?%\}"
+)
+_NEEDS_CALL = re.compile(
+    r"no previous assistant message with a tool call|Tool message outside of assistant|need a resolvable tool name"
+)
+_NEEDS_TEXT = re.compile(r"Assistant message must have a string")
+_SYSTEM_FIRST = re.compile(r"system message must be at the beginning", re.IGNORECASE)
+_TOLD_PROPERTY = "param_fields.description"
+_UNION = "Union["  # what a template calls a list of types
+_EMPTY_IS_NONE = re.compile(r"content['\"]?\]?\s+is\s+none\b(?!\s+or\b)")
 
 
 def arrange_turns(template: str, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -31,20 +41,73 @@ def arrange_turns(template: str, messages: Sequence[Mapping[str, Any]]) -> list[
         said = _one_call_each(said)
     if "length 9" in template:
         said = [_with_short_ids(message) for message in said]
+    if _CALLS_WITHOUT_TEXT.search(template):
+        said = [part for message in said for part in _text_before_calls(message)]
+    if _NEEDS_CALL.search(template):
+        said = _with_calls_before_results(said)
     said = _with_system(template, said)
-    return _joined(said) if _ALTERNATE.search(template) else said
+    if _ALTERNATE.search(template):
+        said = _alternating(_joined(said))
+    return [_with_some_text(message) for message in said] if _NEEDS_TEXT.search(template) else said
 
 
-def template_tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Tools as templates show them: the fields of each function in the order that models know, and without `strict`,
-    which is a wish about decoding.
+def template_tools(tools: Sequence[Mapping[str, Any]], template: str = "") -> list[dict[str, Any]]:
+    """Tools as `template` shows them: the fields of each function in the order that models know, with those that it
+    reads although a client may leave them out, and without `strict`, which is a wish about decoding.
     """
-    return [{**tool, "function": _ordered(tool["function"])} if "function" in tool else dict(tool) for tool in tools]
+    return [
+        {**tool, "function": _ordered(_filled(template, tool["function"]))} if "function" in tool else dict(tool)
+        for tool in tools
+    ]
+
+
+def _filled(template: str, function: Mapping[str, Any]) -> dict[str, Any]:
+    filled = {name: value for name, value in function.items() if value is not None}
+    if "description" in template:
+        filled.setdefault("description", "")
+    if "parameters" in template:
+        filled["parameters"] = _whole_schema(template, filled.get("parameters") or {"type": "object"})
+    return filled
+
+
+def _whole_schema(template: str, schema: Any) -> Any:
+    """A schema of parameters with `properties` where `template` reads them, and without null for `required`."""
+    if not isinstance(schema, Mapping):
+        return schema
+    whole = {name: value for name, value in schema.items() if name != "required" or value is not None}
+    properties = whole.get("properties")
+    if "properties" in template and properties is None:
+        whole["properties"] = {}
+    elif isinstance(properties, Mapping):
+        whole["properties"] = {name: _told(template, value) for name, value in properties.items()}
+    return whole
+
+
+def _told(template: str, schema: Any) -> Any:
+    """The schema of a property with what `template` reads of it."""
+    if not isinstance(schema, Mapping):
+        return schema
+    told = _with_one_type(schema) if _UNION in template else schema
+    return {"description": "", **told} if _TOLD_PROPERTY in template else told
+
+
+def _with_one_type(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A schema whose `type` is no list with null in it, which some templates cannot name."""
+    kinds = schema.get("type")
+    if not isinstance(kinds, list):
+        return schema
+    named = [kind for kind in kinds if kind != "null"]
+    return {**schema, "type": named[0] if len(named) == 1 else named}
 
 
 def _ordered(function: Mapping[str, Any]) -> dict[str, Any]:
     known = {name: function[name] for name in _FUNCTION_FIELDS if name in function}
     return known | {name: value for name, value in function.items() if name not in (*_FUNCTION_FIELDS, "strict")}
+
+
+def result_as_user(message: Mapping[str, Any]) -> dict[str, Any]:
+    """The result of a tool as words of the user."""
+    return {"role": "user", "content": f"Result of the tool:\n{text_of(message.get('content'))}"}
 
 
 def text_of(content: Any) -> str:
@@ -81,6 +144,48 @@ def _with_empty(template: str, message: dict[str, Any]) -> dict[str, Any]:
     if message.get("tool_calls") and _EMPTY_IS_NONE.search(template):
         return {**message, "content": None}
     return {**message, "content": ""} if "content" in message else message
+
+
+def _text_before_calls(message: dict[str, Any]) -> list[dict[str, Any]]:
+    """What is said beside calls in a message of its own."""
+    if not message.get("tool_calls") or not message.get("content"):
+        return [message]
+    calls = {name: value for name, value in message.items() if name not in _THOUGHT_NAMES}
+    said = {name: value for name, value in message.items() if name != "tool_calls"}
+    return [said, {**calls, "content": None}]
+
+
+def _with_calls_before_results(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Results that no call is before as words of the user."""
+    said: list[dict[str, Any]] = []
+    called = False
+    for message in messages:
+        if message.get("role") == "assistant":
+            called = bool(message.get("tool_calls"))
+        said.append(result_as_user(message) if message.get("role") == "tool" and not called else message)
+    return said
+
+
+def _alternating(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages with empty ones where the user and the assistant do not take turns, calls and results apart."""
+    said: list[dict[str, Any]] = []
+    turn = "user"
+    for message in messages:
+        role = message.get("role")
+        if role not in ("user", "assistant") or message.get("tool_calls"):
+            said.append(message)
+            continue
+        if role != turn:
+            said.append({"role": turn, "content": ""})
+        said.append(message)
+        turn = "assistant" if role == "user" else "user"
+    return said
+
+
+def _with_some_text(message: dict[str, Any]) -> dict[str, Any]:
+    """The message with a space as its content where the assistant says nothing and calls nothing."""
+    silent = message.get("role") == "assistant" and not (message.get("content") or message.get("tool_calls"))
+    return {**message, "content": " "} if silent else message
 
 
 def _one_call_each(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -139,7 +244,9 @@ def _with_system(template: str, messages: list[dict[str, Any]]) -> list[dict[str
         others = [message for message in messages if not _is_system(message)]
         return [*_joined(system), *others]
     shows_any_role = _ROLE_SHOWN.search(template) and not _USER_IN_LOOP.search(template)
-    if "messages[0]" not in template or _SYSTEM_IN_LOOP.search(template) or shows_any_role:
+    if not _SYSTEM_FIRST.search(template) and (
+        "messages[0]" not in template or _SYSTEM_IN_LOOP.search(template) or shows_any_role
+    ):
         return messages
     leading = next((i for i, message in enumerate(messages) if not _is_system(message)), len(messages))
     return _said_by_user([*_joined(messages[:leading]), *messages[leading:]], kept=min(leading, 1))

@@ -34,6 +34,8 @@ def test_arguments_that_are_no_object_stay_as_they_are() -> None:
     broken = {**CALL, "function": {"name": "x", "arguments": '{"a'}}
     message = {"role": "assistant", "tool_calls": [broken]}
     assert conversation_for("{{ tools }}{{ tool_calls }}", choose("").tools, [message], TOOLS) == [message]
+    (said,) = conversation_for("{{ tools }}{% for k, v in call.arguments|items %}", choose("").tools, [message], TOOLS)
+    assert json.loads(said["content"])["arguments"] == {"INVALID_JSON": '{"a'}
 
 
 def test_a_template_that_shows_tools_but_no_calls_gets_them_as_text() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from homenode.chat.choice import choose
 from homenode.chat.history import conversation_for
+from homenode.chat.template_messages import template_tools
 from homenode.model.sandbox.renderer import TemplateRenderer
 from homenode.model.tokenizer.chat import ChatTemplate
 from homenode.model.tokenizer.template_traits import read_traits
@@ -36,6 +37,7 @@ def result(number: int, words: str) -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": f"call_{number}", "name": "weather", "content": words}
 
 
+CUT = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": "{'pl"}}
 ASKED = {"role": "user", "content": "Weather in Oslo and Rome?"}
 CALLED = {"role": "assistant", "content": None, "tool_calls": [call(1, "Oslo"), call(2, "Rome")]}
 CONVERSATIONS: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
@@ -72,7 +74,27 @@ CONVERSATIONS: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
          {"role": "user", "content": "Anybody?"}],
         ["Hello.", "Be kind.", "Anybody?"],
     ),
+    "calls without results, results without calls, and questions between them": (
+        [
+            {"role": "assistant", "content": "Welcome."}, ASKED, {**CALLED, "tool_calls": [call(1, "Oslo")]},
+            {"role": "user", "content": "Well?"}, {**CALLED, "tool_calls": [call(2, "Rome")]}, result(2, "sun"),
+            {"role": "user", "content": "And?"}, {"role": "assistant", "content": "Warm."}, result(3, "rain"),
+            {"role": "user", "content": "Thanks."},
+        ],
+        ["Welcome.", "Oslo", "Well?", "Rome", "sun", "And?", "Warm.", "rain", "Thanks."],
+    ),
+    "arguments that were cut": (
+        [ASKED, {**CALLED, "content": "", "tool_calls": [CUT]}, result(1, "snow")], ["pl", "snow"],
+    ),
 }  # fmt: skip
+FUNCTIONS: list[dict[str, Any]] = [
+    {"name": "weather"},
+    {"name": "weather", "description": None, "parameters": {}},
+    {"name": "weather", "parameters": {"type": "object", "required": None}},
+    {"name": "weather", "parameters": {"type": "object", "properties": {"place": {}}}},
+    {"name": "weather", "parameters": {"type": "object", "properties": {"place": {"type": ["string", "null"]}}}},
+    {"name": "weather", "parameters": {"type": "object", "properties": {"place": {"anyOf": [{"type": "string"}]}}}},
+]
 
 
 @pytest.fixture(scope="module")
@@ -98,3 +120,14 @@ def test_every_word_is_shown(file: Path, name: str, tools: list[Any], renderer: 
     lost = [word for word in words if word not in shown]
     assert not lost, shown
     assert "None" not in shown
+
+
+@needs_data
+@pytest.mark.parametrize("file", TEMPLATES, ids=lambda file: file.stem)
+def test_tools_of_few_words_are_shown(file: Path, renderer: TemplateRenderer) -> None:
+    source = file.read_text()
+    template = ChatTemplate(source, VALUES, renderer)
+    for function in FUNCTIONS:
+        tools = template_tools([{"type": "function", "function": function}], source)
+        said = conversation_for(source, choose(source).tools, [ASKED], tools)
+        assert "weather" in template.render(said, tools=tools)

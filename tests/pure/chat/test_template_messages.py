@@ -117,6 +117,58 @@ def test_switches(template: str, thinking: bool | None, effort: str | None, valu
     assert thinking_values(template, thinking=thinking, effort=effort) == values
 
 
+def test_turns_that_must_alternate_do_whatever_is_missing() -> None:
+    template = "{{ raise_exception('Conversation roles must alternate') }}" + CHATML
+    called = {"role": "assistant", "content": "", "tool_calls": [{"id": "a", "function": {"name": "look"}}]}
+    shown = arrange_turns(template, [{"role": "assistant", "content": "Hi."}, ASKED, called, result("a"), ASKED])
+    assert [message["role"] for message in shown] == [
+        "user",
+        "assistant",
+        "user",
+        "assistant",
+        "tool",
+        "assistant",
+        "user",
+    ]
+    assert shown[0]["content"] == shown[5]["content"] == ""
+    strict = template + "Assistant message must have a string"
+    assert arrange_turns(strict, [ASKED, called, result("a"), ASKED])[3] == {"role": "assistant", "content": " "}
+
+
+def test_text_beside_calls_where_a_template_shows_one_of_them() -> None:
+    said = {"role": "assistant", "content": "Let me.", "tool_calls": [{"id": "a", "function": {"name": "look"}}]}
+    template = "{%- if message['role'] == 'assistant' and message['content'] is none %}{{ message['tool_calls'] }}"
+    text, called = arrange_turns(template, [said])
+    assert text == {"role": "assistant", "content": "Let me."}
+    assert called == {**said, "content": None}
+    assert arrange_turns(CHATML, [said]) == [said]
+
+
+def test_a_result_that_no_call_is_before() -> None:
+    template = "{{ raise_exception('there was no previous assistant message with a tool call!') }}"
+    called = {"role": "assistant", "content": "", "tool_calls": [{"id": "a", "function": {"name": "look"}}]}
+    shown = arrange_turns(
+        template, [result("z"), called, result("a"), {"role": "assistant", "content": "b"}, result("a")]
+    )
+    assert [message["role"] for message in shown] == ["user", "assistant", "tool", "assistant", "user"]
+
+
+def test_tools_have_what_a_template_reads_of_them() -> None:
+    def function(template: str, **fields: Any) -> dict[str, Any]:
+        (tool,) = template_tools([{"type": "function", "function": {"name": "look", **fields}}], template)
+        return dict(tool["function"])
+
+    assert function("{{ tool | tojson }}", description=None) == {"name": "look"}
+    reads = "{{ tool.description + tool.parameters.properties }}"
+    nothing = {"type": "object", "properties": {}}
+    assert function(reads) == {"name": "look", "description": "", "parameters": nothing}
+    assert function(reads, parameters={"type": "object", "required": None})["parameters"] == nothing
+    schema = {"type": "object", "properties": {"a": {"type": ["string", "null"]}, "b": {"type": ["string", "integer"]}}}
+    assert function(reads, parameters=schema)["parameters"] == schema
+    unions = function(reads + "Union[ param_fields.description", parameters=schema)["parameters"]["properties"]
+    assert unions["a"] == {"description": "", "type": "string"} and unions["b"]["type"] == ["string", "integer"]
+
+
 def test_a_switch_under_another_name_is_found() -> None:
     assert same_switch("{% if thinking %}", {"enable_thinking": False}) == {"enable_thinking": False, "thinking": False}
     assert same_switch("{% if thinking %}", {"thinking": True, "x": 1}) == {"thinking": True, "x": 1}

@@ -105,7 +105,7 @@ def render_conversation(
 
     source = tokenizer.template_source(bool(tools)) or ""
     chosen = choose(source, response_template=tokenizer.response_template)
-    shown = template_tools(tools)
+    shown = template_tools(tools, source)
     said = conversation_for(source, chosen.tools, messages, shown)
     return tokenizer.render_chat(said, tools=shown or None, **same_switch(source, values))
 

@@ -159,7 +159,7 @@ async def conversation_text(state: ServerState, request: ConversationRequest) ->
     formats = state.formats.of(with_tools=bool(request.tools))
     template = formats.template
     asked = thinking_values(template, thinking=request.thinking, effort=request.reasoning_effort)
-    tools = template_tools(request.tools)
+    tools = template_tools(request.tools, template)
     return await chat_text(
         state,
         conversation_for(template, formats.chosen.tools, request.messages, tools),
