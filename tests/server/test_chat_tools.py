@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from starlette.requests import Request
 
-from homenode.server.apis.openai.messages import Messages, template_messages
+from homenode.server.apis.openai.chat_messages import Messages, template_messages
 from tests.server.test_completions import events
 from tests.server.written_answers import CALL, CALLS, LOOK, THINKS, Writer
 
