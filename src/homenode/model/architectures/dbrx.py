@@ -20,6 +20,7 @@ from homenode.model.formats.fields import Fields
 from homenode.model.formats.fused_rows import split_fused_rows
 from homenode.model.formats.tensor_parts import rows_of, transposed
 from homenode.model.spec import ModelSpec, MoeSpec, TensorEntry
+from homenode.units import format_count
 
 EPSILON = 1e-5
 DEFAULTS = Defaults(max_position=2048, heads=16, vocab=32000, norm_eps=EPSILON, intermediate=3584, activation=None)
@@ -82,7 +83,7 @@ def _split_folder(tensors: Mapping[str, TensorEntry], spec: ModelSpec) -> dict[s
             found[name] = entry
             continue
         if part not in parts or entry.shape != (spec.moe.num_experts * size, spec.hidden_size):
-            wanted = f"{size} rows of each of {spec.moe.num_experts} experts"
+            wanted = f"{size} rows of each of {format_count(spec.moe.num_experts, 'expert')}"
             raise damaged(entry.file, f"shape of {entry.name}", seen=list(entry.shape), wanted=wanted)
         for expert in range(spec.moe.num_experts):
             own = f"{front}mlp.experts.{expert}.{parts[part]}.weight"
