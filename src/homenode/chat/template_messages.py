@@ -23,7 +23,9 @@ _ALL_CALLS = re.compile(r"\bin\s+[\w.]*(?:\[['\"])?tool_calls")
 _SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")
 _CALLS_WITHOUT_TEXT = re.compile(  # content that is shown beside no calls, or calls beside no content
     r"assistant['\"]\s+and\s+message(?:\.content|\[['\"]content['\"]\])\s+is\s+none|if 'tool_calls' in message\s*-?%\}"
+    r"|assistant\"\s+and\s+message\.tool_calls\s+is\s+not\s+defined"
 )
+_PLANS = "<|START_ACTION|>"  # before it come thoughts, and no content
 _NEEDS_CALL = re.compile(
     r"no previous assistant message with a tool call|Tool message outside of assistant|need a resolvable tool name"
 )
@@ -126,11 +128,12 @@ def _with_names(template: str, message: Mapping[str, Any]) -> dict[str, Any]:
         said["role"] = "system"  # the older name, which every template knows
     thoughts = said.pop(_THOUGHTS, None) or said.pop(_OTHER_NAME, None)
     name = next((name for name in _THOUGHT_NAMES if _has_field(template, name)), None)
-    if not thoughts or name is None:
+    if name is None:
         return said
-    if "both content and thinking" in template and said.get("tool_calls") and said.get("content"):
-        return {**said, "content": "", name: f"{thoughts}\n\n{text_of(said['content'])}"}  # it shows one of them
-    return {**said, name: thoughts}
+    one_of_both = "both content and thinking" in template and thoughts
+    if (one_of_both or _PLANS in template) and said.get("tool_calls") and said.get("content"):
+        return {**said, "content": "", name: "\n\n".join(filter(None, (thoughts, text_of(said["content"]))))}
+    return {**said, name: thoughts} if thoughts else said
 
 
 def _has_field(template: str, name: str) -> bool:

@@ -83,6 +83,10 @@ CONVERSATIONS: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
         ],
         ["Welcome.", "Oslo", "Well?", "Rome", "sun", "And?", "Warm.", "rain", "Thanks."],
     ),
+    "text beside a call": (
+        [ASKED, {**CALLED, "content": "Let me.", "tool_calls": [call(1, "Oslo")]}, result(1, "snow")],
+        ["Let me.", "Oslo", "snow"],
+    ),
     "arguments that were cut": (
         [ASKED, {**CALLED, "content": "", "tool_calls": [CUT]}, result(1, "snow")], ["pl", "snow"],
     ),
@@ -117,6 +121,8 @@ def test_every_word_is_shown(file: Path, name: str, tools: list[Any], renderer: 
     said = conversation_for(source, choose(source).tools, messages, tools)
     traits = read_traits(lambda some, follows: template.render(some, add_generation_prompt=follows), [], [])
     shown = template.render(traits.conform(said), tools=tools or None)
+    if "Mistral-Nemo" in file.stem:
+        words = [word for word in words if word != "Let me."]  # which it has no place for
     lost = [word for word in words if word not in shown]
     assert not lost, shown
     assert "None" not in shown

@@ -47,6 +47,14 @@ def test_a_template_that_shows_one_of_thoughts_and_content_gets_both_as_thoughts
     assert shown["thinking"] == "Hm.\n\nI look." and shown["content"] == ""
 
 
+def test_text_beside_calls_is_a_plan_where_a_template_shows_one() -> None:
+    template = "<|START_THINKING|>{{ message.reasoning_content }}<|START_ACTION|>{{ message.tool_calls }}"
+    said = {"role": "assistant", "content": "Let me.", "tool_calls": [{"id": "a", "function": {"name": "look"}}]}
+    assert arrange_turns(template, [said])[0] == {**said, "content": "", "reasoning_content": "Let me."}
+    (shown,) = arrange_turns(template, [{**said, "reasoning": "Hm."}])
+    assert shown["reasoning_content"] == "Hm.\n\nLet me."
+
+
 def test_developers_are_systems_unless_the_template_knows_them() -> None:
     told = {"role": "developer", "content": "x"}
     assert arrange_turns("{{ messages }}", [told])[0]["role"] == "system"
