@@ -169,7 +169,7 @@ NOTES: Mapping[str, str] = {
     "hyperclovax": "Granite with norms behind attention and MLP",
     "mistral": "sliding window",
     "mixtral": "GGUF files with stacked experts and older ones with a tensor for each",
-    "deepseek_v4": "rows pooled from runs of tokens beside a window, hyper-connections; keeps about 90 KiB of a token",
+    "deepseek_v4": "rows pooled from runs of tokens beside a window, hyper-connections; keeps about 51 KiB of a token",
     "minimax_m3": "an indexer chooses blocks of tokens for each KV head",
     "olmo_hybrid": "gated delta nets beside attention, mostly without a rope; CPUs only",
     "longcat_flash": "experts that return a row as it is; two layers here for one of its folders",

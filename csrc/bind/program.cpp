@@ -307,10 +307,13 @@ void bind_recorder(nb::module_& m) {
       .def(
           "record_pooled_attention",
           [](Recorder& r, const Tensor& q, const Tensor& k, std::shared_ptr<KvCache> cache,
-             const AttentionParams& params, const Tensor& rows, int layer,
-             int ratio) { return take(r.attention_pooled(q, k, std::move(cache), params, rows, layer, ratio)); },
-          nb::arg("q"), nb::arg("k"), nb::arg("cache"), nb::arg("params"), nb::arg("rows"), nb::arg("layer"),
-          nb::arg("ratio"))
+             const AttentionParams& params, const Tensor& rows, std::shared_ptr<KvCache> window_cache, int layer,
+             int ratio) {
+            return take(
+                r.attention_pooled(q, k, std::move(cache), params, rows, std::move(window_cache), layer, ratio));
+          },
+          nb::arg("q"), nb::arg("k"), nb::arg("cache"), nb::arg("params"), nb::arg("rows"), nb::arg("window_cache"),
+          nb::arg("layer"), nb::arg("ratio"))
       .def(
           "choose_blocks",
           [](Recorder& r, const Tensor& q, const Tensor& k, std::shared_ptr<KvCache> cache, int layer, int block,

@@ -10,7 +10,8 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "kernels/attention.h"
+#include "kernels/attention_pieces.h"
+#include "kernels/kv_keys.h"
 
 namespace homenode {
 
@@ -38,17 +39,8 @@ struct ChosenTokens {
   Choice choice;
 };
 
-// The sequence of a step that a token is of.
-int sequence_of(const Step&, int token);
-
-// The tile that holds the key of a position of a sequence.
-const std::byte* tile_at(const KvCache&, int layer, const Step&, int sequence, int position, int head = 0);
-
 // Whether every token of a step attends to all there is.
 bool chooses_all(const Step&, int count);
-
-// In steps of at most so many tokens, threads share the keys and the chunks of each.
-constexpr int kFewTokens = 16;
 
 // Work space of attention over chosen tokens: a part for each thread, and what threads share.
 struct ChosenScratch {
@@ -72,17 +64,5 @@ void attend_chosen(const AttentionCall&, const ChosenTokens&, const Step&, const
 bool divides_chunks(const Step&, const AttentionShape&, int threads);
 void merge_chosen(const AttentionCall&, const ChosenTokens&, const Step&, const AttentionShape&, const Kernels&,
                   float* partials, int thread, int threads);
-
-// Keys of pooled windows beside those of a window of tokens: see homenode.compute.ops.PooledKeys.
-struct PooledRows {
-  int layer, ratio;
-  const float* chosen;  // [tokens] rows of `count` positions; null: all up to the token's
-  int64_t stride;
-  int count;
-};
-// Attention to both in one softmax: the share of one thread of all tokens and heads. Values are columns of the keys of
-// one head. own: the scratch of the thread, of ChosenScratch::own_bytes.
-void attend_pooled(const AttentionCall&, const PooledRows&, const Step&, const AttentionShape&, const Kernels&,
-                   std::byte* own, int thread, int threads);
 
 }  // namespace homenode

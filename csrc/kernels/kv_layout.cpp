@@ -82,15 +82,16 @@ std::optional<Error> check_cover(const KvLayout& layout) {
 
 }  // namespace
 
-int64_t tile_bytes_of(const KvShape& shape) {
-  const int64_t elements = int64_t(kTileKeys) * shape.head_dim;
-  switch (shape.type) {
-    case KvType::f32: return 4 * elements;
-    case KvType::bf16: return 2 * elements;
+int64_t key_bytes_of(KvType type, int64_t width) {
+  switch (type) {
+    case KvType::f32: return 4 * width;
+    case KvType::bf16: return 2 * width;
     case KvType::int8: break;
   }
-  return elements + kTileKeys * static_cast<int64_t>(sizeof(float));
+  return width + static_cast<int64_t>(sizeof(float));
 }
+
+int64_t tile_bytes_of(const KvShape& shape) { return kTileKeys * key_bytes_of(shape.type, shape.head_dim); }
 
 int64_t head_bytes_of(const KvShape& shape) {
   return shape.sides * tile_bytes_of(shape) * (shape.block_size / kTileKeys);

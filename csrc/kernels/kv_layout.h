@@ -21,6 +21,7 @@ struct KvShape {
 };
 
 std::optional<Error> check(const KvShape&);
+int64_t key_bytes_of(KvType, int64_t width);  // a key (or a value) of so many elements, and its scale
 int64_t tile_bytes_of(const KvShape&);  // keys (or values) of 16 tokens, one head
 int64_t head_bytes_of(const KvShape&);  // keys of a block, and values where they are kept, one head
 

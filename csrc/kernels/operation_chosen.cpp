@@ -6,22 +6,19 @@
 namespace homenode {
 namespace {
 
-int chunks_of(const Step& step, int token) { return step.positions[static_cast<size_t>(token)] / kChunkKeys + 1; }
-
 bool chooses(const Step& step, int token, int most) { return step.positions[static_cast<size_t>(token)] >= most; }
 
 // Runs of a token's chunks that a thread scores: its part of all, or, where keys lie at homes, of those at its own.
 template <class Score>
-void each_run(const BlockHomes& homes, const Step& step, int token, int block_size, int thread, int threads,
-              const Score& score) {
-  const int chunks = chunks_of(step, token);
+void each_run(const BlockHomes& homes, const Step& step, int token, int block_size, int chunks, int64_t chunk_tokens,
+              int thread, int threads, const Score& score) {
   if (!homes.stripe) {
     const RowRange mine = rows_of(chunks, thread, threads);
     if (mine.begin < mine.end) score(mine.begin, mine.end);
     return;
   }
   const int32_t* table = &step.block_table[static_cast<size_t>(sequence_of(step, token) * step.table_width)];
-  const auto home_of = [&](int chunk) { return homes.of(table[int64_t(chunk) * kChunkKeys / block_size]); };
+  const auto home_of = [&](int chunk) { return homes.of(table[chunk * chunk_tokens / block_size]); };
   const size_t home = homes.of_thread(thread);
   const int first = home ? homes.past_thread[home - 1] : 0, beside = homes.past_thread[home] - first;
   int found = 0;  // chunks at this home
@@ -38,7 +35,7 @@ void each_run(const BlockHomes& homes, const Step& step, int token, int block_si
 
 ScoreCall ChooseOperation::call() const {
   const View queries(q);
-  ScoreCall found{queries.row(0), queries.stride(), nullptr, 0, heads(), cache.get(), layer};
+  ScoreCall found{queries.row(0), queries.stride(), nullptr, 0, heads(), cache.get(), layer, of_windows()};
   if (!weights.value) return found;
   const View factors(weights);
   found.weights = factors.row(0), found.weight_stride = factors.stride();
@@ -54,10 +51,14 @@ void ChooseOperation::score(const Step& step, const Kernels& table, int token, i
 void ChooseOperation::lower(Lowering& to) {
   const KvShape& shape = cache->shape();
   const Kernels* table = &kernels(to.level());
-  const int64_t tokens = int64_t(to.limits().max_blocks_per_sequence) * shape.block_size,
-                longest = (tokens + choice.block - 1) / choice.block, each = longest * rows_of_scores();
+  const int64_t tokens = int64_t(to.limits().max_blocks_per_sequence) * shape.block_size / choice.ratio,
+                longest = (tokens + choice.block - 1) / choice.block, each = longest * rows_of_scores(),
+                chunk_tokens = int64_t(kChunkKeys) * choice.ratio;
   const auto row_bytes = static_cast<size_t>(each) * sizeof(float);
-  const size_t scoring = (score_scratch_bytes(shape, heads()) + 63) / 64 * 64;
+  const size_t scoring = (score_scratch_bytes(shape, heads(), of_windows()) + 63) / 64 * 64;
+  const auto chunks = [this](const Step& step, int token) {
+    return chunks_of(call().seen(step.positions[static_cast<size_t>(token)]));
+  };
   const int most = choice.most();
   Memory* own = to.own_scratch(scoring + row_bytes);
   Memory* shared = to.scratch(kFewTokens * row_bytes);
@@ -71,19 +72,24 @@ void ChooseOperation::lower(Lowering& to) {
             [=, this](const Step& step, int thread, int threads) {
               const View keys(k);
               const RowRange rows = rows_of(step.tokens, thread, threads);
+              if (of_windows()) {
+                std::byte* scratch = own->data + own->own_bytes * static_cast<size_t>(thread);
+                windows.write(keys.row(0), keys.stride(), step, *table, rows.begin, rows.end, scratch);
+                return;
+              }
               const KvWrite write{keys.row(0), keys.stride(), nullptr, 0, cache.get(), layer, {}};
               write_keys_values(write, step, *table, rows.begin, rows.end, 0, 1);
             },
             true},
-           {memory_of(k)});
+           {memory_of(k), own});
   to.phase({"choose",  // like the one below: where there are many tokens, these are scored there
             [=, this](const Step& step, int thread, int threads) {
               std::byte* scratch = own->data + own->own_bytes * static_cast<size_t>(thread);
               auto* rows = reinterpret_cast<float*>(shared->data);
               for (int token = 0; token < step.tokens; ++token) {
                 if (!chooses(step, token, most)) continue;
-                each_run(cache->block_homes(), step, token, cache->shape().block_size, thread, threads,
-                         [&](int first, int past) {
+                each_run(cache->block_homes(), step, token, cache->shape().block_size, chunks(step, token),
+                         chunk_tokens, thread, threads, [&](int first, int past) {
                            score(step, *table, token, first, past, rows + token * each, longest, scratch);
                          });
               }
@@ -100,9 +106,8 @@ void ChooseOperation::lower(Lowering& to) {
                 auto* scores = reinterpret_cast<float*>(scored ? shared->data : scratch + scoring);
                 if (scored) scores += token * each;
                 else if (chooses(step, token, most))
-                  score(step, *table, token, 0, chunks_of(step, token), scores, longest, scratch);
+                  score(step, *table, token, 0, chunks(step, token), scores, longest, scratch);
                 const int seen = choice.seen(step.positions[static_cast<size_t>(token)]), ratio = choice.ratio;
-                for (int i = 0; ratio > 1 && i < seen; ++i) scores[i] = scores[(i + 1) * ratio - 1];
                 for (int row = 0; row < rows_of_scores(); ++row, scores += longest) {
                   const int forced = std::min(local, seen);
                   std::fill_n(scores + seen - forced, forced, std::numeric_limits<float>::infinity());

@@ -30,8 +30,10 @@ class ChooseOperation : public Operation {
   Choice choice;
   int local;
   Tensor out;
+  WindowRows windows{};  // with a ratio of the choice above 1: what its positions are of
 
  private:
+  const WindowRows* of_windows() const { return choice.ratio > 1 ? &windows : nullptr; }
   ScoreCall call() const;
   // Of chunks first .. past - 1 of a token into scores [rows_of_scores(), longest].
   void score(const Step&, const Kernels&, int token, int first, int past, float* scores, int64_t longest,

@@ -4,7 +4,6 @@
 #include <cmath>
 #include <cstring>
 
-#include "kernels/attention_chosen.h"
 #include "kernels/kernels.h"
 
 namespace homenode {
@@ -90,33 +89,46 @@ void PooledAttentionOperation::lower(Lowering& to) {
   AttentionShape shape{1, static_cast<int>(q.columns / kept.head_dim), kept.head_dim, params.window};
   shape.value_columns = params.value_columns;
   const Kernels* table = &kernels(to.level());
-  Memory* own = to.own_scratch(ChosenScratch::own_bytes(shape, *cache));
-  const auto write = [=, this](const Tensor& rows, int in_layer, const Step& step, const RowRange& mine) {
-    const View from(rows);
-    const KvWrite keys{from.row(0), from.stride(), nullptr, 0, cache.get(), in_layer, {}};
-    write_keys_values(keys, step, *table, mine.begin, mine.end, 0, 1);
+  const int64_t context = int64_t(to.limits().max_blocks_per_sequence) * kept.block_size;
+  const int64_t seen = context / windows.ratio;
+  const auto most = static_cast<int>(params.chosen.value ? std::min(seen, params.chosen.columns) : seen);
+  Memory* own = to.own_scratch(
+      std::max(PooledScratch::own_bytes(shape, windows, most), static_cast<size_t>(windows.tile_bytes())));
+  const bool alone = to.threads() == 1;
+  Memory* shared = to.scratch(alone ? 0 : PooledScratch::shared_bytes(windows, most, to.limits().max_tokens));
+  const auto shares = [=](const Step& step) { return !alone && step.tokens <= kFewTokens; };
+  const auto own_of = [=](int thread) { return own->data + own->own_bytes * static_cast<size_t>(thread); };
+  const auto rows = [this] {
+    const View chosen(params.chosen);
+    if (!chosen.exists()) return PooledRows{windows, nullptr, 0, 0};
+    return PooledRows{windows, chosen.row(0), chosen.stride(), static_cast<int>(params.chosen.columns)};
   };
   to.phase({"kv",
             [=, this](const Step& step, int thread, int threads) {
               const RowRange mine = rows_of(step.tokens, thread, threads);
-              write(k, params.layer, step, mine);
-              write(pooled, layer, step, mine);
+              const View keys(k), of_windows(pooled);
+              const KvWrite write{keys.row(0), keys.stride(), nullptr, 0, cache.get(), params.layer, {}};
+              write_keys_values(write, step, *table, mine.begin, mine.end, 0, 1);
+              windows.write(of_windows.row(0), of_windows.stride(), step, *table, mine.begin, mine.end, own_of(thread));
             },
             true},
-           {memory_of(k), memory_of(pooled)});
+           {memory_of(k), memory_of(pooled), own});
   const float* sinks = params.sinks.value ? View(params.sinks).row(0) : nullptr;
-  std::vector<Memory*> touched{memory_of(q), memory_of(out), own};
+  std::vector<Memory*> touched{memory_of(q), memory_of(out), own, shared};
   if (params.chosen.value) touched.push_back(memory_of(params.chosen));
+  to.phase({"attention",  // rows that are brought together
+            [=](const Step& step, int thread, int threads) {
+              share_rows(rows(), step, shared->data, most, thread, threads);
+            },
+            false, shares},
+           touched);
   to.phase({"attention",
             [=, this, y = View(out)](const Step& step, int thread, int threads) {
-              const View queries(q), chosen(params.chosen);
+              const View queries(q);
               const AttentionCall call{queries.row(0), queries.stride(), y.row(0), y.stride(), cache.get(),
                                        params.layer,   params.scale,     0,        {},         sinks};
-              PooledRows rows{layer, ratio, nullptr, 0, 0};
-              if (chosen.exists())
-                rows = {layer, ratio, chosen.row(0), chosen.stride(), static_cast<int>(params.chosen.columns)};
-              attend_pooled(call, rows, step, shape, *table, own->data + own->own_bytes * static_cast<size_t>(thread),
-                            thread, threads);
+              attend_pooled(call, rows(), step, shape, *table, {own_of(thread), shares(step) ? shared->data : nullptr},
+                            most, thread, threads);
             }},
            touched);
 }

@@ -4,6 +4,7 @@
 #include <memory>
 #include <vector>
 
+#include "kernels/attention_pooled.h"
 #include "kernels/operation_attention.h"
 #include "kernels/state_memory.h"
 
@@ -48,22 +49,24 @@ class PoolOperation : public Operation {
 class PooledAttentionOperation : public Operation {
  public:
   // params: layer, scale, window, sinks, value columns and what is chosen.
-  PooledAttentionOperation(Tensor query, Tensor key, Tensor of_windows, std::shared_ptr<KvCache> memory,
-                           const AttentionParams& how, int layer_of_windows, int tokens_of_window, Tensor to)
+  // kept, in_memory: the rows of windows, and the memory they are kept in.
+  PooledAttentionOperation(Tensor query, Tensor key, Tensor of_windows, std::shared_ptr<KvCache> of_tokens,
+                           const AttentionParams& how, std::shared_ptr<KvCache> in_memory, const WindowRows& kept,
+                           Tensor to)
       : q(std::move(query)),
         k(std::move(key)),
         pooled(std::move(of_windows)),
-        cache(std::move(memory)),
+        cache(std::move(of_tokens)),
+        window_cache(std::move(in_memory)),
         params(how),
-        layer(layer_of_windows),
-        ratio(tokens_of_window),
+        windows(kept),
         out(std::move(to)) {}
   void lower(Lowering&) override;
 
   Tensor q, k, pooled;
-  std::shared_ptr<KvCache> cache;
+  std::shared_ptr<KvCache> cache, window_cache;
   AttentionParams params;
-  int layer, ratio;
+  WindowRows windows;
   Tensor out;
 };
 

@@ -49,9 +49,10 @@ class Recorder {
   // A handle for AttentionParams::chosen.
   Result<Tensor> choose_tokens(const Tensor& q, const Tensor& weights, const Tensor& k, std::shared_ptr<KvCache> cache,
                                int layer, int count, int ratio = 1);
-  // Attention to a window and to rows of pooled windows of `ratio` tokens, which are stored in layer `layer`.
+  // Attention to a window and to rows of pooled windows of `ratio` tokens, which are stored in a layer of their memory.
   Result<Tensor> attention_pooled(const Tensor& q, const Tensor& k, std::shared_ptr<KvCache> cache,
-                                  const AttentionParams&, const Tensor& rows, int layer, int ratio);
+                                  const AttentionParams&, const Tensor& rows, std::shared_ptr<KvCache> window_cache,
+                                  int layer, int ratio);
   Result<Tensor> choose_blocks(const Tensor& q, const Tensor& k, std::shared_ptr<KvCache> cache, int layer,
                                const Choice&, int local);
   // up: an empty handle where gate_up has both halves. form: gelu or gelu_erf.

@@ -120,19 +120,21 @@ Result<Tensor> Recorder::choose_tokens(const Tensor& q, const Tensor& weights, c
     if (t->rows == RowKind::sampled) return misuse("choose_tokens: rows after select");
   }
   const KvShape& shape = cache->shape();
-  if (shape.sides != 1 || shape.kv_heads != 1 || k.columns != shape.head_dim ||
+  const WindowRows windows{cache.get(), layer, ratio, k.columns};
+  if (count < 1 || ratio < 1)
+    return misuse("choose_tokens: " + to_string(count) + " tokens, of every " + to_string(ratio));
+  if (shape.sides != 1 || shape.kv_heads != 1 || (ratio > 1 ? !windows.fit() : k.columns != shape.head_dim) ||
       q.columns != weights.columns * k.columns) {
     return misuse("choose_tokens: q, weights, k of " + to_string(q.columns) + ", " + to_string(weights.columns) + ", " +
                   to_string(k.columns) + " columns with KV memory of " + to_string(shape.kv_heads) + " heads of " +
                   to_string(shape.head_dim));
   }
-  if (count < 1 || ratio < 1)
-    return misuse("choose_tokens: " + to_string(count) + " tokens, of every " + to_string(ratio));
   if (auto error = check_cache(*cache, layer)) return *error;
   const Tensor out = make(count, RowKind::tokens);
-  return append(
-      std::make_unique<ChooseOperation>(q, weights, k, std::move(cache), layer, Choice{count, 1, ratio}, 0, out), out,
-      {{q, weights, k}});
+  auto operation =
+      std::make_unique<ChooseOperation>(q, weights, k, std::move(cache), layer, Choice{count, 1, ratio}, 0, out);
+  operation->windows = windows;
+  return append(std::move(operation), out, {{q, weights, k}});
 }
 
 Result<Tensor> Recorder::choose_blocks(const Tensor& q, const Tensor& k, std::shared_ptr<KvCache> cache, int layer,

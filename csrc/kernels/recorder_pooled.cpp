@@ -41,20 +41,22 @@ Result<Tensor> Recorder::pool_windows(const Tensor& x, const std::vector<Tensor>
 }
 
 Result<Tensor> Recorder::attention_pooled(const Tensor& q, const Tensor& k, std::shared_ptr<KvCache> cache,
-                                          const AttentionParams& params, const Tensor& rows, int layer, int ratio) {
+                                          const AttentionParams& params, const Tensor& rows,
+                                          std::shared_ptr<KvCache> window_cache, int layer, int ratio) {
   if (auto error = check_attention(q, k, {}, *cache, params)) return *error;
   if (auto error = check_input(rows, "attention")) return *error;
-  if (auto error = check_cache(*cache, layer)) return *error;
-  const KvShape& shape = cache->shape();
+  if (auto error = check_cache(*window_cache, layer)) return *error;
+  const KvShape &shape = cache->shape(), &kept = window_cache->shape();
   const int64_t heads = q.columns / shape.head_dim;
   const bool plain = !params.softcap && !params.slopes.value && params.causal && params.chosen_block == 1 &&
                      params.window_kind == WindowKind::sliding;
+  const WindowRows windows{window_cache.get(), layer, ratio, rows.columns};
   if (!plain || !k.value || shape.kv_heads != 1 || !params.value_columns || rows.columns != shape.head_dim ||
-      rows.rows != RowKind::tokens || ratio < 2 || layer == params.layer ||
-      (params.sinks.value && !is_vector_of(params.sinks, heads))) {
+      rows.rows != RowKind::tokens || !windows.fit() || kept.type != shape.type ||
+      (cache == window_cache && layer == params.layer) || (params.sinks.value && !is_vector_of(params.sinks, heads))) {
     return misuse("attention: rows of " + to_string(rows.columns) + " of every " + to_string(ratio) +
-                  " tokens with heads of " + to_string(shape.head_dim) +
-                  "; wanted keys alone of one head, and neither " + "a cap nor slopes");
+                  " tokens with heads of " + to_string(shape.head_dim) + ", kept as " + to_string(kept.head_dim) +
+                  " of a token; wanted keys alone of one head, and neither a cap nor slopes");
   }
   std::vector<Tensor> inputs{q, k, rows};
   if (params.chosen.value) {
@@ -62,7 +64,8 @@ Result<Tensor> Recorder::attention_pooled(const Tensor& q, const Tensor& k, std:
     inputs.push_back(params.chosen);
   }
   const Tensor out = make(heads * params.value_columns, RowKind::tokens);
-  return append(std::make_unique<PooledAttentionOperation>(q, k, rows, std::move(cache), params, layer, ratio, out),
+  return append(std::make_unique<PooledAttentionOperation>(q, k, rows, std::move(cache), params,
+                                                           std::move(window_cache), windows, out),
                 out, inputs);
 }
 

@@ -16,32 +16,42 @@ uint32_t ordered(float score) {
   return bits >> 31 ? ~bits : bits | 0x80000000u;
 }
 
-// Calls take(head, position, products, keys) with the products of each head's query and the keys of chunks
-// first .. past - 1, those from `position` on; heads of a chunk ascend.
+// Room for a chunk of keys of windows that are brought together.
+size_t window_bytes(const WindowRows* windows) {
+  return windows ? static_cast<size_t>(kChunkTiles * windows->tile_bytes()) : 0;
+}
+
+// Calls take(head, key, products, keys) with the products of each head's query and the keys of chunks first .. past - 1,
+// those from number `key` on; heads of a chunk ascend.
 template <class Take>
 void multiply_keys(const ScoreCall& call, const Step& step, const Kernels& kernels, int token, int first, int past,
                    std::byte* scratch, const Take& take) {
-  const KvShape& shape = call.cache->shape();
+  const int64_t width = call.windows ? call.windows->width : call.cache->shape().head_dim;
   const KvKernels& kv = call.cache->kernels(kernels);
-  auto* found = reinterpret_cast<float*>(scratch);
+  const size_t tile_bytes = window_bytes(call.windows) / kChunkTiles;
+  auto* found = reinterpret_cast<float*>(scratch + tile_bytes * kChunkTiles);
   float* scales = found + kQueryRows * kChunkKeys;
   auto* queries = reinterpret_cast<std::byte*>(scales + call.heads);
-  const int64_t query_bytes = int64_t(shape.head_dim) * kv.query_bytes;
+  const int64_t query_bytes = width * kv.query_bytes;
   const float* q = call.queries + token * call.query_stride;
   for (int head = 0; head < call.heads; ++head)
-    scales[head] = kv.load_query(q + int64_t(head) * shape.head_dim, shape.head_dim, 1, queries + head * query_bytes);
-  const int sequence = sequence_of(step, token), seen = step.positions[static_cast<size_t>(token)] + 1;
+    scales[head] = kv.load_query(q + int64_t(head) * width, width, 1, queries + head * query_bytes);
+  const int sequence = sequence_of(step, token), seen = call.seen(step.positions[static_cast<size_t>(token)]);
   int begin[kQueryRows] = {}, end[kQueryRows];
   for (int chunk = first; chunk < past; ++chunk) {
     const int at = chunk * kChunkKeys, keys = std::min(kChunkKeys, seen - at);
     const void* tiles[kChunkTiles];
-    for (int key = 0; key < keys; key += kTileKeys)
-      tiles[key / kTileKeys] = tile_at(*call.cache, call.layer, step, sequence, at + key);
+    if (call.windows) call.windows->bring(step, sequence, nullptr, at, at + keys, scratch, 0);
+    for (int key = 0; key < keys; key += kTileKeys) {
+      const auto tile = static_cast<size_t>(key / kTileKeys);
+      tiles[tile] =
+          call.windows ? scratch + tile * tile_bytes : tile_at(*call.cache, call.layer, step, sequence, at + key);
+    }
     std::fill_n(end, kQueryRows, keys);
     for (int head = 0; head < call.heads; head += kQueryRows) {
       const int rows = std::min(kQueryRows, call.heads - head);
-      kv.score({rows, shape.head_dim, shape.head_dim, queries + head * query_bytes, scales + head, 0, tiles, tiles,
-                begin, end, found, nullptr, nullptr, nullptr, 0, nullptr});
+      kv.score({rows, static_cast<int>(width), static_cast<int>(width), queries + head * query_bytes, scales + head, 0,
+                tiles, tiles, begin, end, found, nullptr, nullptr, nullptr, 0, nullptr});
       for (int r = 0; r < rows; ++r) take(head + r, at, found + r * kChunkKeys, keys);
     }
   }
@@ -49,8 +59,10 @@ void multiply_keys(const ScoreCall& call, const Step& step, const Kernels& kerne
 
 }  // namespace
 
-size_t score_scratch_bytes(const KvShape& shape, int heads) {
-  return sizeof(float) * static_cast<size_t>(int64_t(heads) * (shape.head_dim + 1) + kQueryRows * kChunkKeys);
+size_t score_scratch_bytes(const KvShape& shape, int heads, const WindowRows* windows) {
+  const int64_t width = windows ? windows->width : shape.head_dim;
+  return window_bytes(windows) +
+         sizeof(float) * static_cast<size_t>(int64_t(heads) * (width + 1) + kQueryRows * kChunkKeys);
 }
 
 void score_tokens(const ScoreCall& call, const Step& step, const Kernels& kernels, int token, int first, int past,

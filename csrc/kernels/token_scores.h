@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "kernels/attention_chosen.h"
+#include "kernels/kv_keys.h"
 
 namespace homenode {
 
@@ -15,11 +16,16 @@ struct ScoreCall {
   int heads;
   const KvCache* cache;
   int layer;
+  const WindowRows* windows = nullptr;  // keys of windows of tokens; null: of each token
+
+  // How many keys a token at this position sees.
+  int seen(int position) const { return windows ? windows->seen(position) : position + 1; }
 };
 
-size_t score_scratch_bytes(const KvShape&, int heads);
+// windows: null, or those that are scored.
+size_t score_scratch_bytes(const KvShape&, int heads, const WindowRows* windows = nullptr);
 // Scores of a token, whose position ends its context so far, against the keys of chunks first .. past - 1: scores[i] of
-// position i. What it is does not depend on how chunks are divided among calls.
+// key i. What it is does not depend on how chunks are divided among calls.
 void score_tokens(const ScoreCall&, const Step&, const Kernels&, int token, int first, int past, float* scores,
                   std::byte* scratch);
 // The same for each head by itself of blocks of `block` positions, a divisor of a chunk: scores[head * stride + i] of

@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "host/arena.h"
+#include "kernels/attention_pooled.h"
 #include "kernels/kv_write.h"
 #include "tests/cases.h"
 
@@ -158,22 +159,70 @@ Exact<float> attended(const Chosen& of, const AttentionCall& to, const Exact<flo
   return out;
 }
 
-// To a window of a few tokens and to every `ratio`-th key of the same layer.
-Exact<float> attended_to_both(const Chosen& of, const AttentionCall& to, int ratio, const Kernels& table,
-                              ThreadPool& pool) {
+// To a window of a few tokens and to rows of every `ratio` tokens, which are keys of the same tokens; `count` chosen by
+// the scores of such rows, or all (0).
+Exact<float> attended_to_both(const Chosen& of, const AttentionCall& to, const WindowRows& rows, const ScoreCall& index,
+                              int count, const Kernels& table, ThreadPool& pool, bool share) {
   const int64_t stride = int64_t(of.shape.group) * of.shape.value_dim();
-  Exact<float> out(static_cast<size_t>(of.tokens * stride));
+  Exact<float> out(static_cast<size_t>(of.tokens * stride)), scores(static_cast<size_t>(of.context)),
+      positions(static_cast<size_t>(of.tokens * std::max(count, 1)));
+  const Exact<std::byte> scoring(score_scratch_bytes(index.cache->shape(), index.heads, index.windows));
+  for (int token = 0; count && token < of.tokens; ++token) {
+    const int seen = index.seen(of.step.positions[static_cast<size_t>(token)]);
+    score_tokens(index, of.step, table, token, 0, chunks_of(seen), scores.get(), scoring.get());
+    choose_highest(scores.get(), seen, count, positions.get() + token * count, rows.ratio);
+  }
   AttentionCall call = to;
   call.out = out.get(), call.out_stride = stride;
-  const size_t own = (ChosenScratch::own_bytes(of.shape, *call.cache) + 63) / 64 * 64;
-  const Exact<std::byte> scratch(own * static_cast<size_t>(pool.size()));
   AttentionShape shape = of.shape;
-  shape.window = 3 * ratio;
+  shape.window = 3 * rows.ratio;
+  const int windows = kBlocks * of.block_size / rows.ratio, most = count ? std::min(count, windows) : windows;
+  const PooledRows pooled{rows, count ? positions.get() : nullptr, count, count};
+  const size_t own = (PooledScratch::own_bytes(shape, rows, most) + 63) / 64 * 64;
+  const Exact<std::byte> scratch(own * static_cast<size_t>(pool.size())),
+      shared(PooledScratch::shared_bytes(rows, most, of.tokens));
+  std::byte* together = share && of.tokens <= kFewTokens ? shared.get() : nullptr;
+  if (together) pool.run([&](int thread) { share_rows(pooled, of.step, together, most, thread, pool.size()); });
   pool.run([&](int thread) {
-    attend_pooled(call, {0, ratio, nullptr, 0, 0}, of.step, shape, table,
-                  scratch.get() + own * static_cast<size_t>(thread), thread, pool.size());
+    attend_pooled(call, pooled, of.step, shape, table, {scratch.get() + own * static_cast<size_t>(thread), together},
+                  most, thread, pool.size());
   });
   return out;
+}
+
+// Rows of windows are kept, scored and attended to alike by one thread and by several, at homes and not.
+void check_windows(Chosen& of, const AttentionCall& call, const Exact<float>& keys, const ScoreCall& index,
+                   const Exact<float>& index_keys, const Kernels& table, ThreadPool& one, ThreadPool& several,
+                   const Homes& homes) {
+  const int ratio = 2 + of.count % 40, ends = (kTileKeys + ratio - 1) / ratio;
+  const auto kept = [&](ThreadPool& pool, const Exact<float>& from, int width, const Homes* at) {
+    const int each = (ends * width + kTileKeys - 1) / kTileKeys, even = each + each % 2;
+    auto cache = taken(KvCache::create(pool, {1, 1, even, of.block_size, of.kv, 1}, kBlocks, at));
+    const WindowRows rows{cache.get(), 0, ratio, width};
+    require(rows.fit(), "rows of windows fit");
+    const Exact<std::byte> scratch(static_cast<size_t>(rows.tile_bytes()));
+    of.take(0, of.context);
+    rows.write(from.get(), width, of.step, table, 0, of.context, scratch.get());
+    of.take(of.context - of.tokens, of.context);
+    return cache;
+  };
+  const auto rows = kept(one, keys, of.shape.head_dim, nullptr),
+             scored = kept(one, index_keys, of.index_width, nullptr),
+             apart = kept(several, keys, of.shape.head_dim, &homes);
+  const WindowRows of_rows{rows.get(), 0, ratio, of.shape.head_dim}, of_index{scored.get(), 0, ratio, of.index_width},
+      at_homes{apart.get(), 0, ratio, of.shape.head_dim};
+  ScoreCall choosing = index;
+  choosing.cache = scored.get(), choosing.windows = &of_index;
+  for (const int count : {0, 1 + of.count / 7}) {
+    const Exact<float> both = attended_to_both(of, call, of_rows, choosing, count, table, one, false);
+    for (const WindowRows* from : {&of_rows, &at_homes}) {
+      for (const bool share : {false, true}) {
+        const Exact<float> other = attended_to_both(of, call, *from, choosing, count, table, several, share);
+        require(!std::memcmp(both.get(), other.get(), both.size() * sizeof(float)),
+                "several threads attend to rows of windows as one does");
+      }
+    }
+  }
 }
 
 Exact<float> attended_to_all(const Chosen& of, const AttentionCall& to, const Kernels& table, ThreadPool& pool) {
@@ -229,11 +278,8 @@ void check_chosen(Random& random) {
     require(same(attended(of, at_homes, positions, table, *several, true)), "homes compute what one does");
     of.shape.groups.clear();
     if (of.shape.value_columns) {
-      const int ratio = 2 + of.count % 40;
-      const Exact<float> both = attended_to_both(of, call, ratio, table, *one);
-      require(!std::memcmp(both.get(), attended_to_both(of, call, ratio, table, *several).get(),
-                           both.size() * sizeof(float)),
-              "several threads attend to rows of windows as one does");
+      const ScoreCall scoring{index_q.get(), index_width, weights.get(), of.index_heads, of.index_heads, nullptr, 0};
+      check_windows(of, call, k, scoring, index_k, table, *one, *several, homes);
     }
     if (of.count * of.block >= of.context)
       require(same(attended_to_all(of, call, table, *several)), "all tokens chosen are all tokens");

@@ -888,7 +888,15 @@ class NativeRecorder:
         self, q: Tensor, weights: Tensor, k: Tensor, cache: KvCache, layer: int, count: int, ratio: int = 1
     ) -> Tensor: ...
     def record_pooled_attention(
-        self, q: Tensor, k: Tensor, cache: KvCache, params: AttentionParams, rows: Tensor, layer: int, ratio: int
+        self,
+        q: Tensor,
+        k: Tensor,
+        cache: KvCache,
+        params: AttentionParams,
+        rows: Tensor,
+        window_cache: KvCache,
+        layer: int,
+        ratio: int,
     ) -> Tensor: ...
     def choose_blocks(
         self, q: Tensor, k: Tensor, cache: KvCache, layer: int, block: int, count: int, local: int

@@ -50,7 +50,7 @@ WAYS = (
     ("shm", "pull-delay", RANKS, ("--max-num-seqs", "3")),
 )
 # Rows of runs, and of runs that are not over what they are pooled from.
-POOLED_WAYS = (("tcp", "pull-eager", CHUNKS, ("--max-num-batched-tokens", "48")), ("shm", "push", (), CHUNKS))
+POOLED_WAYS = (WAYS[1], ("shm", "push", RANKS, CHUNKS))
 # Every kind of layer once, one of them in every way; each pair is two servers.
 IN_EVERY_RUN = [("states", WAYS[0]), ("states", WAYS[2])]
 IN_EVERY_RUN += [("pooled rows", POOLED_WAYS[1])]

@@ -116,7 +116,9 @@ def test_published_folders_have_other_names_and_figures(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(published))
     assert open_checkpoint(tmp_path).spec == wanted.spec
     row, spec = LayerKv(1, 32, 0, 32), wanted.spec
-    assert layers_kv(spec, ModelPart.whole(spec)) == (*(row,) * 4, *(LayerKv(1, 16, 0),) * 2, *(row,) * 3)
+    # Of 16 tokens four keys of 16 elements, and four rows of 32 or one
+    windows = [LayerKv(1, width, 0) for width in (4, 4, 8, 2, 8)]
+    assert layers_kv(spec, ModelPart.whole(spec)) == (*(row,) * 4, *windows)
     assert spec.layer_states == (LayerState(192, 8), None, LayerState(64, 128), LayerState(192, 8))
     assert spec.rope.theta == 160000.0 and spec.local_rope is not None and spec.local_rope.theta == 10000.0
 

@@ -68,7 +68,8 @@ class Pooled:
 class Machine:
     def __init__(self, backend: Any, case: Pooled) -> None:
         row, series = LayerKv(1, case.width, 0, case.width), 2 if case.count else 1
-        geometry = KvGeometry((row, row, LayerKv(1, case.index_width, 0)), SIZE, case.dtype)
+        windows = [LayerKv.of_windows(width, case.ratio) for width in (case.width, case.index_width)]
+        geometry = KvGeometry((row, *windows), SIZE, case.dtype)
         self.cache = backend.kv_cache(geometry, BLOCKS)
         state = LayerState(case.columns[2], series * case.ratio)
         self.memory = backend.state_memory(StateGeometry((LayerState(3, 1), state)), SLOTS)
@@ -237,7 +238,7 @@ def test_what_does_not_fit_is_refused(backend: NativeBackend) -> None:
         "pool_windows: windows of 8 tokens, 2": lambda ops: pool(ops, 8, (20, 4)),
         "attention: rows of 20 of every 1": lambda ops: attend(ops, row, 1, 1),
         "attention: layer 9": lambda ops: attend(ops, row, 9, 8),
-        "pooled keys": lambda ops: attend(ops, row, 2, 8),
+        "kept as 2 of a token": lambda ops: attend(ops, row, 2, 8),
         "a cap": lambda ops: attend(ops, row, 1, 8, softcap=3.0),
         "stream_weights: rows of 8 for 3": lambda ops: ops.stream_weights(mixes, vector, vector, 3, 2, 0.1),
         "of every 0": lambda ops: ops.choose_tokens(key, one, key, machine.cache, 2, 3, 0),

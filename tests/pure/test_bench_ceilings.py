@@ -140,7 +140,7 @@ def test_where_an_indexer_chooses_its_keys_count_and_the_chosen_tokens() -> None
     indexer = IndexerSpec(heads=3, width=8, chosen=20, layers=(0,), adjacent=False)
     widths = {"latent_query": 18, "latent_value": 12}
     latent = replace(spec(), layer_kv=(LayerKv(1, 40, 0, 32),) * 2, head_widths=widths)
-    kept = KvGeometry((*latent.layer_kv, indexer.kept), 32, "bf16")  # type: ignore[arg-type]
+    kept = KvGeometry((*latent.layer_kv, LayerKv(1, 8, 0)), 32, "bf16")  # type: ignore[arg-type]
     sparse = WorkCounter(WeightLayout(LAYERS, 0), replace(latent, indexer=indexer), kept)
     dense = WorkCounter(WeightLayout(LAYERS, 0), latent, kept)
     assert sparse.decode(3, 19) == dense.decode(3, 19)  # all are chosen

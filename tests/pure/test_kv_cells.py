@@ -30,14 +30,14 @@ SPEC = ModelSpec(
 LATENT, INDEX = LayerKv(1, 48, 0, 40), IndexerSpec(heads=4, width=16, chosen=8, layers=(0, 1, 3, 4, 5), adjacent=True)
 SPARSE = replace(SPEC, num_kv_heads=1, head_dim=48, layer_kv=(LATENT,) * 6, indexer=INDEX)
 BLOCKS_OF_HEADS = replace(SPARSE, num_kv_heads=4, head_dim=32, layer_kv=(LayerKv(4, 32, 32),) * 6)
-POOLED = replace(SPARSE, pooled=PooledSpec((4, 0, 8, 4, 8, 0), LATENT))
+POOLED = replace(SPARSE, pooled=PooledSpec((4, 0, 8, 4, 8, 0), 48))
 # Cells of each model: 3 * 4 + 2 * 2 * 2 of two sides, 6 * 3 + 5 of keys alone, 6 * 4 * 2 * 2 + 5 of keys and of values,
-# and 4 * 3 more than 6 * 3 + 5.
+# and of 2 elements 6 * 24, 2 + 8 + 2 + 1 + 8 and 6 + 3 + 6 + 3.
 MODELS = {
     "unlike heads": (SPEC, 16, 20),
     "latents with an indexer": (SPARSE, 16, 23),
     "heads with an indexer": (BLOCKS_OF_HEADS, 16, 101),
-    "pooled rows": (POOLED, 16, 35),
+    "pooled rows": (POOLED, 2, 183),
 }
 
 
@@ -92,8 +92,8 @@ def test_every_head_is_found_at_its_place(model: str, how: PartitionSpec) -> Non
     for (cell, each), seen in heads.items():
         for at, _ in seen:
             for part in range(each):
-                # keys and values of two tiles of 16 tokens and 16 elements of two bytes
-                step = sides * 2 * 2 * 16 * 16 * part
+                # keys and values of two tiles of 16 tokens and elements of two bytes
+                step = sides * 2 * 2 * 16 * width * part
                 assert at + step in [place for _, place in places(layout, 0, cell + part, 1)]
 
 

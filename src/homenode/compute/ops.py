@@ -99,6 +99,9 @@ ARRAY_TYPES = {int: np.int32, float: np.float32}  # of the arrays of a sampling 
 KV_DTYPES = {"f32": (4, 0), "bf16": (2, 0), "int8": (1, 4)}
 
 
+ROW_TOKENS = 16  # tokens beside each other in KV memory among which rows of windows lie
+
+
 class LayerKv(NamedTuple):
     """What one layer keeps of a token in KV memory: for each of `kv_heads` heads a key of `key_width` and a value of
     `value_width` elements; or keys alone (0), whose first `value_columns` elements are read as values.
@@ -108,6 +111,15 @@ class LayerKv(NamedTuple):
     key_width: int
     value_width: int
     value_columns: int = 0
+
+    @classmethod
+    def of_windows(cls, width: int, ratio: int) -> LayerKv:
+        """Where a layer keeps a row of `width` elements of every window of `ratio` tokens, and none of tokens: a row lies
+        whole in what is kept of those 16 tokens among which the last of its window is, as row (position of that token %
+        16) // ratio of them.
+        """
+        elements = -(-(-(-ROW_TOKENS // ratio) * width) // ROW_TOKENS)
+        return cls(1, elements + elements % 2, 0)
 
     @property
     def sides(self) -> int:
@@ -219,7 +231,7 @@ class ScanHeads:
 class PooledKeys:
     """Keys alone of one head that a layer keeps beside those of each token: `rows` [tokens, key width], of which every
     `ratio`-th counts, from position `ratio` - 1 on: one that `Ops.pool_windows` has made of the window that ends there.
-    `layer`: of the cache, where they are stored. `chosen`: to which of these positions each token attends (see
+    `layer`: of the cache, where they are stored as `LayerKv.of_windows` says. `chosen`: to which of these positions each token attends (see
     `Ops.choose_tokens`); None: to all up to its own.
     """
 
@@ -538,8 +550,8 @@ class Ops(RowOps, Protocol):
 
         The score of a position is the sum over heads of weights[head] * max(q[head] . k, 0) with the k stored there.
         First k of the step's tokens is stored in layer `layer` of the cache, which keeps keys alone, of one head. q:
-        [tokens, heads * width of k], weights: [tokens, heads]. Of the positions every `ratio`-th can be chosen, from
-        `ratio` - 1 on.
+        [tokens, heads * width of k], weights: [tokens, heads]. With a `ratio` above 1 the last position of each window
+        of so many tokens can be chosen: of k only their rows count, and are stored as `LayerKv.of_windows` says.
         """
 
     def choose_blocks(

@@ -56,8 +56,8 @@ def kv_cells(spec: ModelSpec) -> KvCells | None:
     each other.
     """
     own = dict(_own_layers(spec))
-    index = dict.fromkeys(spec.indexer.layers, spec.indexer.kept) if spec.indexer is not None else {}
-    pooled = dict.fromkeys(spec.pooled_layers(0, spec.num_layers), spec.pooled.kept) if spec.pooled is not None else {}
+    index = {layer: spec.index_kv(layer) for layer in spec.index_layers(0, spec.num_layers)}
+    pooled = {layer: spec.pooled_kv(layer) for layer in spec.pooled_layers(0, spec.num_layers)}
     shapes = [*own.values(), *index.values(), *pooled.values()]
     if len(set(shapes)) < 2:
         return None

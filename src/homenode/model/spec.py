@@ -167,20 +167,15 @@ class IndexerSpec:
     adjacent: bool
     blocks: BlockChoice | None = None  # None: tokens are chosen one by one, for all heads together
 
-    @property
-    def kept(self) -> LayerKv:
-        """What a layer keeps of a token for it."""
-        return LayerKv(1, self.width, 0)
-
 
 @dataclass(frozen=True)
 class PooledSpec:
-    """Layers that keep a row of each window of tokens beside one of each token: see compute.ops.PooledKeys. `ratios`:
-    of each layer the tokens of a window, 0 where it keeps none. `kept`: what of a window.
+    """Layers that keep a row of each window of tokens beside one of each token: see compute.ops.PooledKeys. `ratios`: of
+    each layer the tokens of a window, 0 where it keeps none. `width`: elements of a row.
     """
 
     ratios: tuple[int, ...]
-    kept: LayerKv
+    width: int
 
 
 @dataclass(frozen=True)
@@ -321,6 +316,22 @@ class ModelSpec:
         own = len(set(self.cache_layers(first, past).values()))
         having = [layer for layer in (self.indexer.layers if self.indexer else ()) if first <= layer < past]
         return {layer: own + number for number, layer in enumerate(having)}
+
+    def window_tokens(self, layer: int) -> int:
+        """Of how many tokens a layer's indexer has a key, and the layer a row beside those of tokens: 1, or those of a
+        window that is pooled.
+        """
+        return (self.pooled.ratios[layer] or 1) if self.pooled is not None else 1
+
+    def index_kv(self, layer: int) -> LayerKv:
+        """What a layer that has an indexer keeps of a token for it."""
+        assert self.indexer is not None
+        return LayerKv.of_windows(self.indexer.width, self.window_tokens(layer))
+
+    def pooled_kv(self, layer: int) -> LayerKv:
+        """What a layer that keeps rows of windows keeps of a token for them."""
+        assert self.pooled is not None
+        return LayerKv.of_windows(self.pooled.width, self.window_tokens(layer))
 
     def pooled_layers(self, first: int, past: int) -> dict[int, int]:
         """For each of layers first .. past - 1 that keeps rows of windows, the layer of a KV memory of those that holds

@@ -104,10 +104,10 @@ def _of_indexers(spec: ModelSpec, geometry: KvGeometry, part: ModelPart, scanned
     if indexer is None:
         return None
     here = range(part.layers.first, part.layers.end)
-    layers = len(spec.index_layers(here.start, here.stop))
-    key_bytes = layers * indexer.kept.token_bytes(geometry.dtype)
+    having = spec.index_layers(here.start, here.stop)
+    key_bytes = sum(spec.index_kv(layer).token_bytes(geometry.dtype) for layer in having)
     dense = sum(_attention(spec, part, layer) for layer in here if not spec.chooses(layer))
-    operations = 2.0 * layers * indexer.heads * indexer.width
+    operations = sum(2.0 * indexer.heads * indexer.width / spec.window_tokens(layer) for layer in having)
     return IndexerWork(indexer.chosen, float(key_bytes), operations, float(scanned - key_bytes), dense)
 
 

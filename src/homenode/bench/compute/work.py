@@ -143,10 +143,10 @@ class WorkCounter:
         indexer, dtype = self.spec.indexer, self.geometry.dtype
         if indexer is None:
             return {}
-        scored = sum(map(pairs, indexer.layers))
-        products = 2.0 * indexer.heads * indexer.width * scored
-        read = float(scored * indexer.kept.token_bytes(dtype))
-        return {"choose": Work(read, Operations.of(path_of(dtype.upper()), products))}
+        scored = {layer: pairs(layer) / self.spec.window_tokens(layer) for layer in indexer.layers}
+        products = 2.0 * indexer.heads * indexer.width * sum(scored.values())
+        read = sum(pairs(layer) * self.spec.index_kv(layer).token_bytes(dtype) for layer in scored)
+        return {"choose": Work(float(read), Operations.of(path_of(dtype.upper()), products))}
 
     def _attention(self, pairs: Callable[[int], int]) -> dict[str, Work]:
         """What all layers that attend read, the keys and values of each pair's token, and multiply: for each pair and

@@ -69,17 +69,13 @@ class RecordingOps(_native.NativeRecorder):
         mask: AttentionMask = "causal",
         pooled: PooledKeys | None = None,
     ) -> _native.Tensor:
-        """See `Ops.attention`. ValueError for a window below 1 or a cap that is not above 0, and where pooled keys are
-        of another shape than others.
-        """
+        """See `Ops.attention`. ValueError for a window below 1 or a cap that is not above 0."""
         if window is not None and window < 1:
             raise ValueError(f"an attention window of {window}; wanted at least 1, or None for no window")
         if softcap is not None and not softcap > 0:
             raise ValueError(f"attention scores capped at {softcap}; wanted more than 0, or None for no cap")
-        beside, place = cache, 0 if pooled is None else pooled.layer
+        layers = cache
         if isinstance(cache, NativeKvLayers):
-            if pooled is not None:
-                beside, place = cache.place(pooled.layer)
             cache, layer = cache.place(layer)
         params = _native.AttentionParams(
             layer=layer,
@@ -96,9 +92,9 @@ class RecordingOps(_native.NativeRecorder):
         )
         if pooled is None:
             return self.record_attention(q, k, v, cache, params)
-        if k is None or v is not None or chosen is not None or beside is not cache:
-            raise ValueError("attention: pooled keys beside values, chosen tokens, or keys of another shape")
-        return self.record_pooled_attention(q, k, cache, params, pooled.rows, place, pooled.ratio)
+        if k is None or v is not None or chosen is not None or not isinstance(layers, NativeKvLayers):
+            raise ValueError("attention: pooled keys beside values, chosen tokens, or in memory of one shape")
+        return self.record_pooled_attention(q, k, cache, params, pooled.rows, *layers.place(pooled.layer), pooled.ratio)
 
     def choose_tokens(
         self,

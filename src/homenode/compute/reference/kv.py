@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from homenode.compute.ops import FloatArray, IntArray, KvGeometry
+from homenode.compute.ops import ROW_TOKENS, FloatArray, IntArray, KvGeometry, LayerKv
 from homenode.compute.reference.formats import round_bf16
 
 
@@ -50,6 +50,31 @@ class ReferenceKvCache:
         for side, rows in ((self.keys[layer], keys), (self.values[layer], values)):
             if rows is not None:
                 side[where] = rounded(rows.reshape(len(positions), *side.shape[2:]))
+
+    def store_windows(self, layer: int, block_row: IntArray, positions: IntArray, rows: FloatArray, ratio: int) -> None:
+        """Put those of `rows` [n, width] whose positions end a window of `ratio` tokens where `LayerKv.of_windows` says."""
+        ends = positions % ratio == ratio - 1
+        rounded = _AS_STORED[self.geometry.dtype](rows[ends])
+        self._windows(layer)[self._places(layer, block_row, positions[ends], ratio, rows.shape[1])] = rounded
+
+    def gather_windows(self, layer: int, block_row: IntArray, ratio: int, width: int, count: int) -> FloatArray:
+        """Those of the first `count` windows: [count, width]."""
+        ends = np.arange(1, count + 1, dtype=np.int32) * ratio - 1
+        return self._windows(layer)[self._places(layer, block_row, ends, ratio, width)]
+
+    def _windows(self, layer: int) -> FloatArray:
+        """What a layer keeps of each 16 tokens of each block, one element after the other."""
+        keys = self._keys[layer]
+        return keys.reshape(self.blocks, self.geometry.block_size // ROW_TOKENS, ROW_TOKENS * keys.shape[3])
+
+    def _places(
+        self, layer: int, block_row: IntArray, ends: IntArray, ratio: int, width: int
+    ) -> tuple[IntArray, IntArray, IntArray]:
+        size = self.geometry.block_size
+        if size % ROW_TOKENS or self.geometry.layers[layer] != LayerKv.of_windows(width, ratio):
+            raise ValueError(f"rows of {width} of every {ratio} tokens in blocks of {size} tokens of layer {layer}")
+        elements = (ends % ROW_TOKENS // ratio * width)[:, None] + np.arange(width)
+        return block_row[ends // size][:, None], (ends % size // ROW_TOKENS)[:, None], elements
 
     def gather(self, layer: int, block_row: IntArray, context: int) -> tuple[FloatArray, FloatArray]:
         """Keys and values of positions 0 .. context - 1: two contiguous arrays [kv_heads, context, width]."""

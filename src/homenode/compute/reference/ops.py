@@ -186,8 +186,9 @@ class EagerOps(RowOps):
                 cache.store(layer, block_row, positions, k[tokens], None if v is None else v[tokens])
             keys, values = cache.gather(layer, block_row, int(context))
             if pooled is not None:
-                cache.store(pooled.layer, block_row, positions, pooled.rows[tokens], None)
-                more = cache.gather(pooled.layer, block_row, int(context))[0]
+                cache.store_windows(pooled.layer, block_row, positions, pooled.rows[tokens], pooled.ratio)
+                count = int(context) // pooled.ratio
+                more = cache.gather_windows(pooled.layer, block_row, pooled.ratio, pooled.rows.shape[1], count)
             for row, position in zip(range(tokens.start, tokens.stop), positions, strict=True):
                 first = first_visible(int(position), window, window_kind)
                 past = int(position) + 1
@@ -198,10 +199,10 @@ class EagerOps(RowOps):
                 added = None if slopes is None else slopes[:, None] * apart
                 query = q[row].reshape(shape.kv_heads, -1, shape.key_width)
                 if pooled is not None:
-                    ends: Any = slice(pooled.ratio - 1, past, pooled.ratio)
+                    windows: Any = slice(past // pooled.ratio)
                     if pooled.chosen is not None:
-                        ends = pooled.chosen[row][pooled.chosen[row] >= 0]
-                    seen = np.concatenate([keys[:, visible], more[:, ends]], axis=1)
+                        windows = pooled.chosen[row][pooled.chosen[row] >= 0] // pooled.ratio
+                    seen = np.concatenate([keys[:, visible], more[None, windows]], axis=1)
                     found = _attention_of_row(query, seen, seen[..., :value_columns], scale, softcap, sinks, added)
                     out[row] = found.reshape(-1)
                     continue
@@ -219,17 +220,25 @@ class EagerOps(RowOps):
                     out[row].reshape(shape.kv_heads, -1)[head] = found.reshape(-1)
         return out
 
-    def _indexed_keys(self, k: FloatArray, cache: ReferenceKvCache, layer: int) -> Iterator[tuple[int, FloatArray]]:
-        """Store the keys of an indexer. Yields each row of the step with the keys up to its own, [positions, width]."""
+    def _indexed_keys(
+        self, k: FloatArray, cache: ReferenceKvCache, layer: int, ratio: int = 1
+    ) -> Iterator[tuple[int, FloatArray]]:
+        """Store the keys of an indexer. Yields each row of the step with the keys up to its own, [positions or windows of
+        `ratio` tokens, width].
+        """
         step = self._step
         for i, context in enumerate(step.context_len):
             tokens = slice(step.query_start[i], step.query_start[i + 1])
             positions, block_row = step.positions[tokens], step.block_table[i]
             cache.check(block_row, int(context))
-            cache.store(layer, block_row, positions, k[tokens], None)
-            keys = cache.gather(layer, block_row, int(context))[0][0]
+            if ratio > 1:
+                cache.store_windows(layer, block_row, positions, k[tokens], ratio)
+                keys = cache.gather_windows(layer, block_row, ratio, k.shape[1], int(context) // ratio)
+            else:
+                cache.store(layer, block_row, positions, k[tokens], None)
+                keys = cache.gather(layer, block_row, int(context))[0][0]
             for row, position in zip(range(tokens.start, tokens.stop), positions, strict=True):
-                yield row, keys[: position + 1]
+                yield row, keys[: (position + 1) // ratio]
 
     def choose_tokens(
         self,
@@ -243,8 +252,8 @@ class EagerOps(RowOps):
     ) -> IntArray:
         """See `Ops.choose_tokens`: [tokens, count], ascending, -1 behind the last."""
         found = np.full((len(q), count), -1, np.int32)
-        for row, keys in self._indexed_keys(k, cache, layer):
-            products = q[row].reshape(-1, keys.shape[1]) @ keys[ratio - 1 :: ratio].T
+        for row, keys in self._indexed_keys(k, cache, layer, ratio):
+            products = q[row].reshape(-1, keys.shape[1]) @ keys.T
             scores = weights[row] @ np.maximum(products, np.float32(0))
             best = np.sort(np.argsort(-scores, kind="stable")[:count]) * ratio + ratio - 1
             found[row, : len(best)] = best

@@ -1,5 +1,4 @@
-"""Attention over chosen tokens, and the choice: a few tokens at a time, the keys that they are about gathered for
-each."""
+"""Attention over chosen tokens, and the choice: a few tokens at a time, the keys that they are about gathered for each."""
 
 from __future__ import annotations
 
@@ -32,13 +31,13 @@ def choose_positions(
     Only every `ratio`-th is chosen.
     """
     found = torch.full((q.shape[0], count), -1, dtype=torch.int64, device=q.device)
-    for rows, products in _products(q, cache, layer, step):
-        positions = torch.arange(products.shape[2], device=q.device)
+    for rows, products in _products(q, cache, layer, step, ratio):
+        positions = torch.arange(1, products.shape[2] + 1, device=q.device) * ratio - 1
         scores = (weights[rows].unsqueeze(1) @ torch.relu(products)).squeeze(1)
-        unseen = (positions > step.positions[rows].unsqueeze(1)) | (positions % ratio != ratio - 1)
+        unseen = positions > step.positions[rows].unsqueeze(1)
         scores = scores.masked_fill(unseen, -torch.inf)
         best = scores.argsort(dim=1, descending=True, stable=True)[:, :count]
-        found[rows, : best.shape[1]] = best.masked_fill(unseen.gather(1, best), -1)
+        found[rows, : best.shape[1]] = positions[best].masked_fill(unseen.gather(1, best), -1)
     return found
 
 
@@ -61,15 +60,20 @@ def choose_best_blocks(
 
 
 def _products(
-    q: torch.Tensor, cache: TorchKvCache, layer: int, step: DeviceStep
+    q: torch.Tensor, cache: TorchKvCache, layer: int, step: DeviceStep, ratio: int = 1
 ) -> Iterator[tuple[slice, torch.Tensor]]:
-    """Some tokens of a sequence at a time, and the products of their queries with the keys of its whole context."""
+    """Some tokens of a sequence at a time, and the products of their queries with the keys of its whole context, of
+    each token or of each window of `ratio`.
+    """
     step.by_values = True
     for sequence, context in enumerate(step.host.context_len):
         begin, end = (int(step.host.query_start[sequence + i]) for i in (0, 1))
-        positions = torch.arange(int(context), device=q.device)
+        positions = torch.arange(1, int(context) // ratio + 1, device=q.device) * ratio - 1
         slots = step.slots(torch.full_like(positions, sequence), positions, cache.geometry.block_size)
-        keys = cache.gather(layer, slots)[0][:, 0].float()
+        kept = (
+            cache.gather(layer, slots)[0][:, 0] if ratio == 1 else cache.gather_windows(layer, slots, ratio, q.shape[2])
+        )
+        keys = kept.float()
         at_once = max(1, _GATHERED // (q.shape[1] * int(context)))
         for first in range(begin, end, at_once):
             rows = slice(first, min(first + at_once, end))

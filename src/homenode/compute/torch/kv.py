@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from homenode.compute.ops import KvGeometry
+from homenode.compute.ops import ROW_TOKENS, KvGeometry
 from homenode.compute.torch.device import TorchDevice
 
 _KEPT = {"f32": torch.float32, "bf16": torch.bfloat16, "int8": torch.int8}
@@ -70,6 +70,32 @@ class TorchKvCache:
             for side, scales in ((self.keys, self._key_scales), (self.values, self._value_scales))
         )
         return keys, values
+
+    def store_windows(self, layer: int, slots: torch.Tensor, rows: torch.Tensor, ratio: int) -> None:
+        """Put `rows` [n, width] of windows of `ratio` tokens, the last of which are at `slots` [n], where
+        `LayerKv.of_windows` says.
+        """
+        tiles, places = slots // ROW_TOKENS, slots % ROW_TOKENS // ratio
+        if self.geometry.dtype == "int8":
+            rows, scale = _int8(rows)
+            self._key_scales[layer].view(-1, ROW_TOKENS)[tiles, places] = scale
+        flat, elements = self._tiles(layer, places, rows.shape[1])
+        flat[tiles.unsqueeze(1), elements] = rows.to(flat.dtype)
+
+    def gather_windows(self, layer: int, slots: torch.Tensor, ratio: int, width: int) -> torch.Tensor:
+        """Such rows: [n, width], in the type `reads`."""
+        tiles, places = slots // ROW_TOKENS, slots % ROW_TOKENS // ratio
+        flat, elements = self._tiles(layer, places, width)
+        rows = flat[tiles.unsqueeze(1), elements].to(self.reads)
+        if self.geometry.dtype != "int8":
+            return rows
+        return rows * self._key_scales[layer].view(-1, ROW_TOKENS)[tiles, places].unsqueeze(1)
+
+    def _tiles(self, layer: int, places: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """What a layer keeps of each 16 tokens, and where in it rows of so many elements are."""
+        keys = self.keys[layer]
+        elements = places.unsqueeze(1) * width + torch.arange(width, device=keys.device)
+        return keys.view(-1, ROW_TOKENS * keys.shape[3]), elements
 
     def _read(self, side: torch.Tensor, scales: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
         flat = side.view(-1, *side.shape[2:])

@@ -205,13 +205,24 @@ class TorchOps(RowOps):
         falling = None if slopes is None else self._constant(slopes)
         how = Scoring(scale, window, softcap, sinks, falling, window_kind, mask)
         if pooled is not None:
-            cache.store(pooled.layer, step.planned["written"], pooled.rows.reshape(rows, 1, -1), None)
+            self._store_windows(cache, pooled.layer, pooled.rows, pooled.ratio)
             found = attend_to_both(queries[:, 0], cache, layer, step, how, pooled)
         elif chosen is not None:
             found = chosen_attention(queries, cache, layer, step, how, chosen, chosen_block)
         else:
             found = self._attention(queries, cache, layer, step, how)
         return (found[..., :value_columns] if value_columns else found).reshape(rows, -1)
+
+    def _store_windows(self, cache: TorchKvCache, layer: int, rows: torch.Tensor, ratio: int) -> None:
+        """Those of `rows` [tokens, width] whose tokens end a window of `ratio`."""
+        step = self._step
+        slots = step.slots(step.sequence, step.positions, cache.geometry.block_size)
+        if ratio == 1:
+            cache.store(layer, slots, rows.unsqueeze(1), None)
+            return
+        step.by_values = True
+        ends = (step.positions % ratio == ratio - 1).nonzero().squeeze(1)
+        cache.store_windows(layer, slots[ends], rows[ends], ratio)
 
     def choose_tokens(
         self,
@@ -226,8 +237,7 @@ class TorchOps(RowOps):
         """See `Ops.choose_tokens`."""
         step, rows, width = self._step, k.shape[0], k.shape[1]
         self._seen.cache = cache
-        slots = step.slots(step.sequence, step.positions, cache.geometry.block_size)
-        cache.store(layer, slots, k.reshape(rows, 1, width), None)
+        self._store_windows(cache, layer, k, ratio)
         return choose_positions(q.reshape(rows, -1, width), weights, cache, layer, step, count, ratio)
 
     def choose_blocks(

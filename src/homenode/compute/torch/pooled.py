@@ -60,12 +60,9 @@ def attend_to_both(
         first = max(0, context - (end - begin) - (how.window or context) + 1)
         near = torch.arange(first, context, device=q.device)
         ends = torch.arange(1, context // pooled.ratio + 1, device=q.device) * pooled.ratio - 1
-        keys = torch.cat(
-            [
-                cache.gather(place, step.slots(torch.full_like(at, sequence), at, size))[0][:, 0].float()
-                for place, at in ((layer, near), (pooled.layer, ends))
-            ]
-        )
+        slots, of_rows = (step.slots(torch.full_like(at, sequence), at, size) for at in (near, ends))
+        tokens = cache.gather(layer, slots)[0][:, 0]
+        keys = torch.cat([tokens, cache.gather_windows(pooled.layer, of_rows, pooled.ratio, q.shape[2])]).float()
         at_once = max(1, _SCORES // (q.shape[1] * len(keys)))
         for row in range(begin, end, at_once):
             rows = slice(row, min(row + at_once, end))

@@ -279,7 +279,7 @@ def with_layers(
         streams=streams,
         num_kv_heads=1,
         layer_kv=(row,) * spec.num_layers,
-        pooled=PooledSpec(ratios, row),
+        pooled=PooledSpec(ratios, head),
         layer_states=tuple(
             overlapping if layer in figures.overlapping else states[ratio] for layer, ratio in enumerate(ratios)
         ),

@@ -1,7 +1,8 @@
 """Attention to rows that are pooled from runs of tokens, beside those of a window of tokens (DeepSeek V4). One row is key
 and value of all heads; it turns with its position, and what attention makes is turned back by the query's.
 
-Pooled rows are kept in the KV memory where the last token of their run is, and what is still to be pooled as a state.
+Pooled rows are kept in the KV memory with the tokens that the last one of their run is among, one of each run (see
+`LayerKv.of_windows`), and what is still to be pooled as a state.
 """
 
 from __future__ import annotations

@@ -109,10 +109,8 @@ def layers_kv(spec: ModelSpec, part: ModelPart) -> tuple[LayerKv, ...]:
         if kv is not None and spec.donor_of(layer) == layer:
             alike = kv.key_width == kv.value_width
             found.append(kv._replace(kv_heads=part.heads_in(layer)[1].count) if alike else kv)
-    if spec.indexer is not None:
-        found += [spec.indexer.kept] * len(spec.index_layers(part.layers.first, part.layers.end))
-    if spec.pooled is not None:
-        found += [spec.pooled.kept] * len(spec.pooled_layers(part.layers.first, part.layers.end))
+    found += [spec.index_kv(layer) for layer in spec.index_layers(part.layers.first, part.layers.end)]
+    found += [spec.pooled_kv(layer) for layer in spec.pooled_layers(part.layers.first, part.layers.end)]
     # Blocks are counted alike in all stages: one without attention has a layer of them that nobody reads
     return tuple(found) or (LayerKv(1, 2, 2),)
 

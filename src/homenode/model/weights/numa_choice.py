@@ -80,7 +80,8 @@ def _scanned_bytes(spec: ModelSpec, geometry: KvGeometry, part: ModelPart) -> in
     """
     here = range(part.layers.first, part.layers.end)
     own = [layer for layer in here if spec.kv_of(layer) is not None and spec.donor_of(layer) == layer]
-    choosing = (kv for layer, kv in zip(own, geometry.layers, strict=False) if spec.chooses(layer))
+    choosing = [kv for layer, kv in zip(own, geometry.layers, strict=False) if spec.chooses(layer)]
+    choosing += [spec.pooled_kv(layer) for layer in spec.pooled_layers(here.start, here.stop) if spec.chooses(layer)]
     return geometry.block_bytes // geometry.block_size - sum(kv.token_bytes(geometry.dtype) for kv in choosing)
 
 
