@@ -93,8 +93,15 @@ def test_together_and_again_every_request_has_the_bits_it_has_alone(
 
 
 def test_what_cannot_be_is_refused_by_name(folder: Path) -> None:
-    with pytest.raises(HomenodeError, match="--tensor-parallel-size 2"):
-        _engine(folder, tensor_parallel_size=2).close()
+    with pytest.raises(HomenodeError, match="--tensor-parallel-size 3"):
+        _engine(folder, tensor_parallel_size=3).close()
+
+
+def test_ranks_say_what_one_worker_says(folder: Path, alone: list[Bits]) -> None:
+    engine = _engine(folder, tensor_parallel_size=2, max_num_batched_tokens=23)
+    found = run_all(engine, PROMPTS, [PARAMS] * len(PROMPTS))
+    engine.close()
+    assert [tokens_of(outputs) for outputs in found] == [tokens for tokens, _ in alone]
 
 
 def test_what_is_still_to_be_pooled_lies_in_kv_blocks(folder: Path) -> None:

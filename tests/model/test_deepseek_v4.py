@@ -174,10 +174,12 @@ def test_what_is_refused_by_name(case: str, folder: Path, tmp_path: Path) -> Non
         open_checkpoint(tmp_path)
 
 
-def test_ranks_are_refused_by_name(folder: Path) -> None:
+def test_ranks_have_whole_groups_of_heads(folder: Path) -> None:
     spec = open_checkpoint(folder).spec
-    with pytest.raises(UserError, match="--tensor-parallel-size 2"):
-        plan_parts(spec, {}, PartitionSpec(ranks=2))
+    parts = plan_parts(spec, {}, PartitionSpec(ranks=2))
+    assert [(part.heads.first, part.heads.count, part.kv_heads.count) for part in parts] == [(0, 2, 1), (2, 2, 1)]
+    with pytest.raises(UserError, match="--tensor-parallel-size 3"):
+        plan_parts(spec, {}, PartitionSpec(ranks=3))
 
 
 @pytest.mark.slow

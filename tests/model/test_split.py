@@ -286,6 +286,19 @@ def test_what_ranks_cannot_divide_answers_in_stages_as_whole(tmp_path: Path, arc
     check_same(toy(tmp_path / "weights", architecture), PartitionSpec(stages=stages))
 
 
+@pytest.mark.parametrize(
+    "how",
+    [
+        PartitionSpec(ranks=3),
+        PartitionSpec(stages=2, ranks=2, layers=(1, 2)),
+        PartitionSpec(ranks=2, experts_whole=True),
+    ],
+    ids=name,
+)
+def test_heads_with_a_matrix_in_common_stay_together(tmp_path: Path, how: PartitionSpec) -> None:
+    check_same(toy(tmp_path / "weights", "deepseek_v4"), how)
+
+
 @pytest.mark.parametrize(("architecture", "how"), cuts(MIXTURES, EXPERT_SPLITS, MORE_EXPERT_SPLITS))
 def test_experts_divided_as_wholes(answered: Callable[[str], Answered], architecture: str, how: PartitionSpec) -> None:
     whole = answered(architecture)

@@ -252,7 +252,7 @@ def _with_pooled_rows(spec: ModelSpec) -> ModelSpec:
     ropes = {"rope": RopeSpec(rotary_dim=8), "local_rope": RopeSpec(theta=100.0, rotary_dim=8)}
     indexer, figures = IndexerSpec(3, 12, 2, (1,), True), DeepseekV4Spec(5, (1,), 1, StreamMixing(3, 1e-6))
     ratios = (8, 4, 0)[: spec.num_layers]
-    return with_layers(replace(spec, num_kv_heads=1, **ropes), ratios, figures, indexer, 20, (2, 12), 3)  # type: ignore[arg-type]
+    return with_layers(replace(spec, num_kv_heads=1, **ropes), ratios, figures, indexer, 20, (3, 12), 3)  # type: ignore[arg-type]
 
 
 def with_toy_mixer(spec: ModelSpec) -> ModelSpec:

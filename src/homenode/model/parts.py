@@ -223,6 +223,12 @@ def _head_alignment(spec: ModelSpec, alignments: Mapping[str, Alignment]) -> Ali
         needed, wanted = (size // math.gcd(size, width) * spec.head_dim for size in (each.needed, each.wanted))
         if each != Alignment():
             found = Alignment(math.lcm(found.needed, needed), math.lcm(found.wanted, wanted))
+    if spec.group_heads > 1:
+        together = spec.group_heads * spec.head_dim
+        for name, width in spec.group_widths.items():
+            each = alignments.get(name, Alignment())
+            needed, wanted = (size // math.gcd(size, width) * together for size in (each.needed, each.wanted))
+            found = Alignment(math.lcm(found.needed, needed), math.lcm(found.wanted, wanted))
     return found
 
 
@@ -240,7 +246,7 @@ def _state_groups(spec: ModelSpec, ranks: int, alignments: Mapping[str, Alignmen
     aligned.
     """
     delta, mixer = spec.delta, spec.mixer
-    if ranks == 1 or not spec.layer_states:
+    if ranks == 1 or not spec.layer_states or spec.pooled is not None:  # what is to be pooled is with every rank
         return (IndexRange(0, spec.state_groups),) * ranks
     name, columns = ("delta_value", 1) if mixer is None else mixer.columns
     if delta is not None:

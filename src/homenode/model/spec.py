@@ -232,6 +232,8 @@ class ModelSpec:
     dimensions: Mapping[str, int] = field(default_factory=dict)  # further lengths of tensors, which are never divided
     head_widths: Mapping[str, int] = field(default_factory=dict)  # and those that are so many for each query head
     kv_head_widths: Mapping[str, int] = field(default_factory=dict)  # or for each KV head
+    group_heads: int = 1  # query heads that a rank has all or none of, as their outputs have a matrix in common
+    group_widths: Mapping[str, int] = field(default_factory=dict)  # lengths that are so many for each group of them
     streams: int = 1  # of hidden_size columns each, which layers hand on beside each other
     pooling: PoolingSpec | None = None  # how texts become vectors or scores; None: the model generates text
     attention_mask: AttentionMask = "causal"

@@ -277,6 +277,8 @@ def with_layers(
         spec,
         own=figures,
         streams=streams,
+        group_heads=spec.num_heads // groups,
+        group_widths={"groups": 1, "output_ranks": rank},
         num_kv_heads=1,
         layer_kv=(row,) * spec.num_layers,
         pooled=PooledSpec(ratios, head),
@@ -285,10 +287,8 @@ def with_layers(
         ),
         dimensions={
             "query_rank": query_rank,
-            "groups": groups,
             "group_query": spec.num_heads // groups * head,
             "output_rank": rank,
-            "output_ranks": groups * rank,
             "two_heads": 2 * head,
             "heavy_biases": heavy * head,
             "sparse_biases": sparse * 2 * head,
@@ -372,7 +372,7 @@ def convert_folder(tensors: Tensors, spec: ModelSpec) -> dict[str, TensorEntry]:
 
 def convert(tensors: Tensors, spec: ModelSpec) -> dict[str, TensorEntry]:
     """The tensors with a matrix for each group of the output, and biases as vectors. CheckpointError for others."""
-    groups, rank, found = spec.dimensions["groups"], spec.dimensions["output_rank"], {}
+    groups, rank, found = spec.num_heads // spec.group_heads, spec.dimensions["output_rank"], {}
     for name, entry in tensors.items():
         if name.endswith(".position_bias"):
             found[name] = replace(entry, shape=(math.prod(entry.shape),))

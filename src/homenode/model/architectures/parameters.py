@@ -32,8 +32,8 @@ class Parameter:
     """One line of an architecture's table.
 
     `name` is the Hugging Face name, with `{layer}` for the layer's number where every layer has one, and `{expert}`
-    where every expert of a layer has one, or `{head}` where every query head has, or `{group}` of the `groups` of its
-    dimensions: its handle is a list of them.
+    where every expert of a layer has one, or `{head}` where every query head has, or `{group}` where every group of
+    them has (`ModelSpec.group_heads`): its handle is a list of them.
     `gguf_name` is the name in GGUF files, with
     `{layer}` likewise; the matrices of a layer's experts are stacked in one tensor there. `shape` holds names of
     `dimensions()`: two for a matrix [rows = outputs, columns = inputs], one for a vector. `when` says whether a part
@@ -70,6 +70,11 @@ class Parameter:
     def per_head(self) -> bool:
         """Is there one for every query head of a layer, or every group of them?"""
         return "{head}" in self.name or "{group}" in self.name
+
+    @property
+    def of_several(self) -> str:
+        """Of what there is one each then: a name of `dimensions()`."""
+        return "groups" if "{group}" in self.name else "heads"
 
 
 @dataclass(frozen=True)
@@ -110,7 +115,6 @@ def dimensions(spec: ModelSpec, layer: int | None = None) -> dict[str, int]:
     heads = spec.num_heads if layer is None else spec.query_heads_of(layer)
     return {
         "one": 1,
-        "groups": 1,
         "vocabulary": spec.vocab_size,
         "hidden": spec.hidden_size,
         **dict.fromkeys(
@@ -130,6 +134,7 @@ def dimensions(spec: ModelSpec, layer: int | None = None) -> dict[str, int]:
         **spec.dimensions,
         **{name: heads * width for name, width in spec.head_widths.items()},
         **{name: kv_heads * width for name, width in spec.kv_head_widths.items()},
+        **{name: heads // spec.group_heads * width for name, width in spec.group_widths.items()},
         **_delta_dimensions(spec.delta, spec.state_groups),
         **(spec.mixer.dimensions() if spec.mixer is not None else {}),
     }
@@ -172,6 +177,7 @@ def ranges(spec: ModelSpec, part: ModelPart, layer: int | None = None) -> dict[s
     whole = {name: IndexRange(0, size) for name, size in dimensions(spec, layer).items()}
     heads, kv_heads = (part.heads, part.kv_heads) if layer is None else part.heads_in(layer)
     head_dim = whole["head"].count
+    groups = IndexRange(heads.first // spec.group_heads, heads.count // spec.group_heads)
     whole |= _delta_ranges(spec.delta, part.state_groups)
     whole |= spec.mixer.ranges(part) if spec.mixer is not None else {}
     return whole | {
@@ -185,6 +191,7 @@ def ranges(spec: ModelSpec, part: ModelPart, layer: int | None = None) -> dict[s
         "kv": IndexRange(kv_heads.first * head_dim, kv_heads.count * head_dim),
         **{name: IndexRange(heads.first * n, heads.count * n) for name, n in spec.head_widths.items()},
         **{name: IndexRange(kv_heads.first * n, kv_heads.count * n) for name, n in spec.kv_head_widths.items()},
+        **{name: IndexRange(groups.first * n, groups.count * n) for name, n in spec.group_widths.items()},
     }
 
 
@@ -224,7 +231,7 @@ def expected_tensors(
             if parameter.per_layer == (layer is not None) and parameter.when(spec, part, layer):
                 shape, cut = tuple(sizes[d] for d in parameter.shape), tuple(has[d] for d in parameter.shape)
                 for expert in experts if parameter.per_expert else (None,):
-                    several = has["groups" if "{group}" in parameter.name else "heads"]
+                    several = has[parameter.of_several]
                     for head in range(several.first, several.end) if parameter.per_head else (None,):
                         name = parameter.name.format(layer=layer, expert=expert, head=head, group=head)
                         yield ExpectedTensor(parameter, layer, name, shape, cut, expert, head)

@@ -164,10 +164,11 @@ def _pooled(
 
 def attended(ops: Ops, model: ForwardContext, index: int, h: Tensor, of_layers: Mapping[int, PooledAngles]) -> Tensor:
     """What the attention of layer `index` of this stage makes of its normed rows h; of the model's last layer the
-    selected rows only. `of_layers`: see `turns`.
+    selected rows only. Ranks divide the query heads; rows, and what of them is chosen, are with each. `of_layers`: see
+    `angles_of_layers`.
     """
     how = of_layers[index]
-    layer, spec, heads, head = model.parameters.layers[index], model.spec, model.spec.num_heads, model.spec.head_dim
+    layer, spec, heads, head = model.parameters.layers[index], model.spec, model.part.heads.count, model.spec.head_dim
     rotary = 2 * len(model.rope.inverse_frequencies)
     made = ops.linear(h, (layer["q_a"], layer["kv"]), precision="fine")
     rank, row = ops.split(made, (spec.dimensions["query_rank"], head))
@@ -182,4 +183,4 @@ def attended(ops: Ops, model: ForwardContext, index: int, h: Tensor, of_layers: 
         sinks=layer["sinks"], value_columns=head, pooled=pooled,
     )  # fmt: skip
     found = stage.select_last(ops, model, index, _turned(ops, found, how.back, heads, head, rotary))
-    return ops.linear(ops.linear_heads(found, layer["o_a"]), (layer["o_b"],))
+    return stage.over_ranks(ops, model, ops.linear(ops.linear_heads(found, layer["o_a"]), (layer["o_b"],)))
