@@ -216,7 +216,6 @@ LIMITS: Mapping[str, tuple[str, ...]] = {
     "llama4": ("several experts for a token",),
     "olmoe": ("limits of q, k and v in GGUF, which keeps none",),
     "minicpm": ("`sparse_config`",),
-    "deepseek_v4": ("`--tensor-parallel-size`",),
     "minimax_m3": ("index heads that are not as many as KV heads",),
     "llama": ("rope scaling but linear, llama3, yarn, and dynamic up to the original context",),
     **dict.fromkeys(("qwen2", "qwen2_moe", "qwen3", "qwen3_moe"), ("GGUF files with a window within the context",)),

@@ -1,5 +1,5 @@
-// Attention of some query heads of one token at a time, over chunks of keys that are found one by one: what attention to
-// chosen tokens and to rows of windows have in common.
+// Attention of some query heads of one token at a time, over chunks of keys that are found one by one: what attention
+// to chosen tokens and to rows of windows have in common.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -31,7 +31,8 @@ struct QueryPiece {
   int token, kv_head, first, rows, number;
 };
 
-// Calls take(piece, part) for the share of a thread of the pieces, each in so many parts: those of the heads at its home.
+// Calls take(piece, part) for the share of a thread of the pieces, each in so many parts: those of the heads at its
+// home.
 template <class Take>
 void each_piece(const Step& step, const AttentionShape& shape, const QueryPieces& pieces, int parts, int thread,
                 int threads, const Take& take) {

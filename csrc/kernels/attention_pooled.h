@@ -1,5 +1,5 @@
-// Attention of each token to the keys of a window of tokens and to rows of windows that were pooled, in one softmax: see
-// homenode.compute.ops.PooledKeys. Values are columns of the keys of one head.
+// Attention of each token to the keys of a window of tokens and to rows of windows that were pooled, in one softmax:
+// see homenode.compute.ops.PooledKeys. Values are columns of the keys of one head.
 //
 // Rows are brought together into tiles once: in steps of few tokens by all threads, each those at its home, for all of
 // them; in others by each thread, for all heads and tokens it has one after the other.

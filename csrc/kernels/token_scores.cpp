@@ -21,8 +21,8 @@ size_t window_bytes(const WindowRows* windows) {
   return windows ? static_cast<size_t>(kChunkTiles * windows->tile_bytes()) : 0;
 }
 
-// Calls take(head, key, products, keys) with the products of each head's query and the keys of chunks first .. past - 1,
-// those from number `key` on; heads of a chunk ascend.
+// Calls take(head, key, products, keys) with the products of each head's query and the keys of chunks first .. past - 1
+// from number `key` on; heads of a chunk ascend.
 template <class Take>
 void multiply_keys(const ScoreCall& call, const Step& step, const Kernels& kernels, int token, int first, int past,
                    std::byte* scratch, const Take& take) {

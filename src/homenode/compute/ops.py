@@ -114,9 +114,9 @@ class LayerKv(NamedTuple):
 
     @classmethod
     def of_windows(cls, width: int, ratio: int) -> LayerKv:
-        """Where a layer keeps a row of `width` elements of every window of `ratio` tokens, and none of tokens: a row lies
-        whole in what is kept of those 16 tokens among which the last of its window is, as row (position of that token %
-        16) // ratio of them.
+        """Where a layer keeps a row of `width` elements of every window of `ratio` tokens, and none of tokens: a row
+        lies whole in what is kept of those 16 tokens among which the last of its window is, as row (position of that
+        token % 16) // ratio of them.
         """
         elements = -(-(-(-ROW_TOKENS // ratio) * width) // ROW_TOKENS)
         return cls(1, elements + elements % 2, 0)
@@ -231,8 +231,8 @@ class ScanHeads:
 class PooledKeys:
     """Keys alone of one head that a layer keeps beside those of each token: `rows` [tokens, key width], of which every
     `ratio`-th counts, from position `ratio` - 1 on: one that `Ops.pool_windows` has made of the window that ends there.
-    `layer`: of the cache, where they are stored as `LayerKv.of_windows` says. `chosen`: to which of these positions each token attends (see
-    `Ops.choose_tokens`); None: to all up to its own.
+    `layer`: of the cache, where they are stored as `LayerKv.of_windows` says. `chosen`: to which of these positions
+    each token attends (see `Ops.choose_tokens`); None: to all up to its own.
     """
 
     rows: Tensor
@@ -534,12 +534,12 @@ class Ops(RowOps, Protocol):
         `sinks` [query heads]: a further score of each head, not capped, whose weight has no value (as in gpt-oss). With
         `value_columns` there is no v: the values are the first so many elements of each head's keys, which are all that
         the layer keeps (see LayerKv), and the result has so many columns for each query head. With `chosen` (see
-        `choose_tokens`; of layers of one KV head with value columns) each token attends to those positions only;
-        with a `chosen_block` above 1 (see `choose_blocks`; of layers with values beside the keys) the query heads of
-        each KV head attend to those blocks of so many positions. With `slopes` [query heads], which go with neither
-        softcap nor chosen, a score of a key n positions away from the query is less by n times the head's slope (ALiBi;
-        Press et al. 2021). With `pooled`, of layers of one KV head with value columns, a token sees those keys besides,
-        whatever the window is, in one softmax with the others.
+        `choose_tokens`; of layers of one KV head with value columns) each token attends to those positions only; with a
+        `chosen_block` above 1 (see `choose_blocks`; of layers with values beside the keys) the query heads of each KV
+        head attend to those blocks of so many positions. With `slopes` [query heads], which go with neither softcap nor
+        chosen, a score of a key n positions away from the query is less by n times the head's slope (ALiBi; Press et
+        al. 2021). With `pooled`, of layers of one KV head with value columns, a token sees those keys besides, whatever
+        the window is, in one softmax with the others.
         """
 
     def choose_tokens(

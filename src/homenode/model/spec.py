@@ -170,8 +170,8 @@ class IndexerSpec:
 
 @dataclass(frozen=True)
 class PooledSpec:
-    """Layers that keep a row of each window of tokens beside one of each token: see compute.ops.PooledKeys. `ratios`: of
-    each layer the tokens of a window, 0 where it keeps none. `width`: elements of a row.
+    """Layers that keep a row of each window of tokens beside one of each token: see compute.ops.PooledKeys. `ratios`:
+    of each layer the tokens of a window, 0 where it keeps none. `width`: elements of a row.
     """
 
     ratios: tuple[int, ...]

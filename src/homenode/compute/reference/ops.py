@@ -223,8 +223,8 @@ class EagerOps(RowOps):
     def _indexed_keys(
         self, k: FloatArray, cache: ReferenceKvCache, layer: int, ratio: int = 1
     ) -> Iterator[tuple[int, FloatArray]]:
-        """Store the keys of an indexer. Yields each row of the step with the keys up to its own, [positions or windows of
-        `ratio` tokens, width].
+        """Store the keys of an indexer. Yields each row of the step with the keys up to its own, [positions or windows
+        of `ratio` tokens, width].
         """
         step = self._step
         for i, context in enumerate(step.context_len):

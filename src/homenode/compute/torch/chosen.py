@@ -1,4 +1,5 @@
-"""Attention over chosen tokens, and the choice: a few tokens at a time, the keys that they are about gathered for each."""
+"""Attention over chosen tokens, and the choice: a few tokens at a time, the keys that they are about gathered for
+each."""
 
 from __future__ import annotations
 

@@ -1,18 +1,19 @@
-"""DeepSeek V4: one row of a token is key and value of all heads. A token sees the rows of a window, and besides, in most
-layers, rows that are pooled from runs of tokens before it: all of those, or of short runs those that an indexer chooses.
-Layers hand on several streams. The first layers have experts that go by the token's id, the others by the root of the
-softplus of their logits.
+"""DeepSeek V4: one row of a token is key and value of all heads. A token sees the rows of a window, and besides, in
+most layers, rows that are pooled from runs of tokens before it: all of those, or of short runs those that an indexer
+chooses. Layers hand on several streams. The first layers have experts that go by the token's id, the others by the root
+of the softplus of their logits.
 
-transformers and llama.cpp agree on it but for figures that no published model has: runs of other lengths than 4 and 128,
-which transformers and homenode take; and norm_topk_prob false, other than one shared expert and other than four streams,
-of which llama.cpp reads the first two and transformers the last. homenode refuses the first two by name. What predicts
-further tokens is left unread.
+transformers and llama.cpp agree on it but for figures that no published model has: runs of other lengths than 4 and
+128, which transformers and homenode take; and norm_topk_prob false, other than one shared expert and other than four
+streams, of which llama.cpp reads the first two and transformers the last. homenode refuses the first two by name. What
+predicts further tokens is left unread.
 """
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 
 from homenode.compute.ops import LayerKv, LayerState, Ops, Tensor
@@ -50,6 +51,18 @@ ROTARY, COMPRESS_THETA, LIMIT, HASHED = 64, 160000.0, 10.0, 3
 SLIDING, SPARSE, HEAVY = "sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"
 RATIOS = {SLIDING: 0, SPARSE: 4, HEAVY: 128}
 _MOST_STREAMS, _MOST_ROUNDS, _MOST_RATIO = 16, 1000, 4096
+# Each with its field in config.json, what it is where that says nothing, its key in a GGUF file, and its largest value.
+_SIZES: Mapping[str, tuple[str, int, str, int]] = {
+    "window": ("sliding_window", 128, "attention.sliding_window", limits.MOST_POSITION),
+    "query_rank": ("q_lora_rank", 1024, "attention.q_lora_rank", limits.MOST_HIDDEN),
+    "output_groups": ("o_groups", 8, "attention.output_group_count", limits.MOST_HEADS),
+    "output_rank": ("o_lora_rank", 1024, "attention.output_lora_rank", limits.MOST_HIDDEN),
+    "index_heads": ("index_n_heads", 64, "attention.indexer.head_count", limits.MOST_HEADS),
+    "index_width": ("index_head_dim", 128, "attention.indexer.key_length", limits.MOST_HEAD_DIM),
+    "index_chosen": ("index_topk", 512, "attention.indexer.top_k", limits.MOST_POSITION),
+    "streams": ("hc_mult", 4, "hyper_connection.count", _MOST_STREAMS),
+    "rounds": ("hc_sinkhorn_iters", 20, "hyper_connection.sinkhorn_iterations", _MOST_ROUNDS),
+}
 
 
 def _is_hashed(spec: ModelSpec, _part: ModelPart, layer: int | None) -> bool:
@@ -108,17 +121,15 @@ _RENAMED = tuple(
     )
 )
 MODULES = {"embed": "model.embed_tokens", "head": "lm_head", "norm": "model.norm", "layers.": "model.layers."}
-KEYS = frozenset(
-    "attention.q_lora_rank attention.output_group_count attention.output_lora_rank attention.compress_ratios "
-    "attention.compress_rope_freq_base hyper_connection.count hyper_connection.sinkhorn_iterations "
-    "hyper_connection.epsilon hash_layer_count swiglu_clamp_exp swiglu_clamp_shexp".split()
+KEYS = frozenset(key for _, _, key, _ in _SIZES.values()) | frozenset(
+    "attention.compress_ratios attention.compress_rope_freq_base hyper_connection.epsilon hash_layer_count "
+    "swiglu_clamp_exp swiglu_clamp_shexp".split()
 )
-FIELDS = frozenset(
-    "hidden_act attention_bias mlp_bias q_lora_rank qk_rope_head_dim moe_intermediate_size n_routed_experts "
-    "num_local_experts num_experts_per_tok n_shared_experts scoring_func norm_topk_prob routed_scaling_factor "
-    "topk_method compress_ratios compress_rates compress_rate_csa compress_rate_hca compress_rope_theta hc_mult "
-    "hc_sinkhorn_iters hc_eps mlp_layer_types num_hash_layers swiglu_limit o_groups o_lora_rank "
-    "index_n_heads index_head_dim index_topk sliding_window".split()
+FIELDS = frozenset(key for key, _, _, _ in _SIZES.values()) | frozenset(
+    "hidden_act attention_bias mlp_bias qk_rope_head_dim moe_intermediate_size n_routed_experts num_local_experts "
+    "num_experts_per_tok n_shared_experts scoring_func norm_topk_prob routed_scaling_factor topk_method "
+    "compress_ratios compress_rates compress_rate_csa compress_rate_hca compress_rope_theta hc_eps mlp_layer_types num_hash_layers "
+    "swiglu_limit".split()
 )
 _WANTED = {
     "attention_bias": False,
@@ -141,35 +152,11 @@ def read_folder(config: FolderConfig) -> ModelSpec:
             raise UnsupportedError(f"{config.path}: {key} {seen} is not supported in {NAME}; homenode wants {wanted!r}")
     config.refuse_activation("hidden_act", "silu")
     spec = _with_ropes(config)
-    moe = config.moe(EXPERTS, normalise=True)
-    ratios = _ratios(fields, spec.num_layers)
-
-    def size(key: str, default: int, most: int = limits.MOST_HIDDEN) -> int:
-        return fields.integer(key, default, maximum=most)
-
+    moe = _routed(config.moe(EXPERTS, normalise=True), fields.number("routed_scaling_factor", 1.5))
     overlapping = tuple(layer for layer, kind in enumerate(_kinds(fields, spec.num_layers)) if kind == SPARSE)
-    figures = DeepseekV4Spec(
-        size("sliding_window", 128, limits.MOST_POSITION),
-        overlapping,
-        _hashed(fields, spec.num_layers),
-        StreamMixing(size("hc_sinkhorn_iters", 20, _MOST_ROUNDS), fields.number("hc_eps", 1e-6, most=1.0)),
-    )
-    indexer = IndexerSpec(
-        size("index_n_heads", 64, limits.MOST_HEADS),
-        size("index_head_dim", 128, limits.MOST_HEAD_DIM),
-        size("index_topk", 512, limits.MOST_POSITION),
-        overlapping,
-        True,
-    )
-    return with_layers(
-        replace(spec, moe=_routed(moe, fields.number("routed_scaling_factor", 1.5))),
-        ratios,
-        figures,
-        indexer,
-        size("q_lora_rank", 1024),
-        (size("o_groups", 8, limits.MOST_HEADS), size("o_lora_rank", 1024)),
-        size("hc_mult", 4, _MOST_STREAMS),
-    )
+    sizes = {name: fields.integer(key, default, maximum=most) for name, (key, default, _, most) in _SIZES.items()}
+    hashed, eps = _hashed(fields, spec.num_layers), fields.number("hc_eps", 1e-6, most=1.0)
+    return _with_figures(replace(spec, moe=moe), _ratios(fields, spec.num_layers), overlapping, hashed, eps, sizes)
 
 
 def _with_ropes(config: FolderConfig) -> ModelSpec:
@@ -244,6 +231,22 @@ def _routed(moe: MoeSpec, scale: float) -> MoeSpec:
         activation="limited",
         shared_intermediate_size=shared,
     )
+
+
+def _with_figures(
+    spec: ModelSpec,
+    ratios: tuple[int, ...],
+    overlapping: tuple[int, ...],
+    hashed: int,
+    eps: float,
+    sizes: Mapping[str, int],
+) -> ModelSpec:
+    """`spec` with what `_SIZES` names, and the figures that folders and GGUF files tell otherwise."""
+    mixing = StreamMixing(sizes["rounds"], eps)
+    figures = DeepseekV4Spec(sizes["window"], overlapping, hashed, mixing)
+    indexer = IndexerSpec(sizes["index_heads"], sizes["index_width"], sizes["index_chosen"], overlapping, True)
+    output = sizes["output_groups"], sizes["output_rank"]
+    return with_layers(spec, ratios, figures, indexer, sizes["query_rank"], output, sizes["streams"])
 
 
 def with_layers(
@@ -329,35 +332,12 @@ def read_gguf(config: GgufConfig) -> ModelSpec:
             f"are not supported in {NAME}"
         )
 
-    def size(key: str, most: int = limits.MOST_HIDDEN) -> int:
-        return fields.integer(key, maximum=most)
-
+    spec = replace(spec, rope=rope, local_rope=local, moe=_routed(moe, moe.scale))
     overlapping = tuple(layer for layer, ratio in enumerate(ratios) if ratio == RATIOS[SPARSE])
-    indexer = IndexerSpec(
-        size("attention.indexer.head_count", limits.MOST_HEADS),
-        size("attention.indexer.key_length", limits.MOST_HEAD_DIM),
-        size("attention.indexer.top_k", limits.MOST_POSITION),
-        overlapping,
-        True,
-    )
-    figures = DeepseekV4Spec(
-        size("attention.sliding_window", limits.MOST_POSITION),
-        overlapping,
-        min(fields.integer("hash_layer_count", minimum=0, maximum=limits.MOST_LAYERS), layers),
-        StreamMixing(
-            size("hyper_connection.sinkhorn_iterations", _MOST_ROUNDS),
-            fields.number("hyper_connection.epsilon", most=1.0),
-        ),
-    )
-    return with_layers(
-        replace(spec, rope=rope, local_rope=local, moe=_routed(moe, moe.scale)),
-        ratios,
-        figures,
-        indexer,
-        size("attention.q_lora_rank"),
-        (size("attention.output_group_count", limits.MOST_HEADS), size("attention.output_lora_rank")),
-        size("hyper_connection.count", _MOST_STREAMS),
-    )
+    sizes = {name: fields.integer(key, maximum=most) for name, (_, _, key, most) in _SIZES.items()}
+    hashed = min(fields.integer("hash_layer_count", minimum=0, maximum=limits.MOST_LAYERS), layers)
+    eps = fields.number("hyper_connection.epsilon", most=1.0)
+    return _with_figures(spec, ratios, overlapping, hashed, eps, sizes)
 
 
 def convert_folder(tensors: Tensors, spec: ModelSpec) -> dict[str, TensorEntry]:
@@ -421,7 +401,7 @@ ARCHITECTURE = Architecture(
     GgufFormat(
         "deepseek4",
         read_gguf,
-        keys=KEYS | token_indexer.KEYS,
+        keys=KEYS,
         names={"blk.{layer}.attn_output_a.weight": "model.layers.{layer}.self_attn.o_a_proj.weight"},
         convert=convert,
     ),

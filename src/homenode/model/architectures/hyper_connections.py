@@ -1,5 +1,5 @@
-"""Several streams of rows that layers hand on beside each other (hyper-connections; Xie et al. 2026): half a layer takes
-in one row that is joined of all, and what it makes goes to each, which keeps some of every stream.
+"""Several streams of rows that layers hand on beside each other (hyper-connections; Xie et al. 2026): half a layer
+takes in one row that is joined of all, and what it makes goes to each, which keeps some of every stream.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Attention to rows that are pooled from runs of tokens, beside those of a window of tokens (DeepSeek V4). One row is key
-and value of all heads; it turns with its position, and what attention makes is turned back by the query's.
+"""Attention to rows that are pooled from runs of tokens, beside those of a window of tokens (DeepSeek V4). One row is
+key and value of all heads; it turns with its position, and what attention makes is turned back by the query's.
 
 Pooled rows are kept in the KV memory with the tokens that the last one of their run is among, one of each run (see
 `LayerKv.of_windows`), and what is still to be pooled as a state.
@@ -134,7 +134,7 @@ def _turned(ops: Ops, x: Tensor, angles: Tensor, heads: int, head_dim: int, rota
 def _pooled(
     ops: Ops, model: ForwardContext, index: int, h: Tensor, rank: Tensor, how: PooledAngles, rotary: int
 ) -> PooledKeys | None:
-    """What layer `index` of this stage attends to beside tokens. h: its normed rows; `rank`: what queries are made of."""
+    """What layer `index` of this stage attends to beside tokens. h: its normed rows; `rank`: what queries are of."""
     layer, spec, number = model.parameters.layers[index], model.spec, model.part.layers.first + index
     if spec.pooled is None or not (ratio := spec.pooled.ratios[number]):
         return None
