@@ -23,7 +23,7 @@ from homenode.model.checkpoint.index import open_checkpoint
 from homenode.model.part import ModelPart
 from homenode.model.state import state_geometry_of
 from homenode.model.weights.load import kv_geometry_of, layers_kv, plan_model
-from tests.engine.engines import greedy, run_all
+from tests.engine.engines import greedy, run_all, tokens_of
 from tests.engine.state_engines import Bits, bits_alone, bits_of, engine_of, prompts_of, put_nan_in_every_slot
 from tests.model.test_deepseek_v4 import made
 from tests.model.transformers_models import quiet_and_on_one_thread
