@@ -64,7 +64,7 @@ class ReferenceKvCache:
 
     def _windows(self, layer: int) -> FloatArray:
         """What a layer keeps of each 16 tokens of each block, one element after the other."""
-        keys = self._keys[layer]
+        keys = self.keys[layer]
         return keys.reshape(self.blocks, self.geometry.block_size // ROW_TOKENS, ROW_TOKENS * keys.shape[3])
 
     def _places(
