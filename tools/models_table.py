@@ -25,6 +25,9 @@ SIZES: Mapping[str, tuple[tuple[str, float], ...]] = {
     "bloom": (("BLOOM 560M", 0.56), ("7B1", 7.1), ("176B", 176)),
     "cohere": (("Aya 23 8B", 8.0), ("Command R", 35), ("Command R+", 104)),
     "cohere2": (("Command R7B", 8.0), ("Command A", 111)),
+    "kimi_linear": (("Kimi Linear 48B-A3B", 49.1),),
+    "mpnet": (("all-mpnet-base", 0.11),),
+    "opt": (("OPT 125M", 0.13), ("6.7B", 6.7), ("66B", 65.7)),
     "longcat_flash": (("LongCat Flash 560B-A27B", 562),),
     "cohere2_moe": (("North Mini Code 30B-A3B", 30.0),),
     "codegen": (("CodeGen 350M", 0.36), ("2B", 2.8), ("16B", 16.1)),
@@ -172,6 +175,8 @@ NOTES: Mapping[str, str] = {
     "deepseek_v4": "rows pooled from runs of tokens beside a window, hyper-connections; keeps about 51 KiB of a token",
     "minimax_m3": "an indexer chooses blocks of tokens for each KV head",
     "olmo_hybrid": "gated delta nets beside attention, mostly without a rope; CPUs only",
+    "kimi_linear": "delta nets with a decay of each channel beside latent attention without a rope",
+    "mpnet": "biases by distance; makes [vectors](embeddings.md)",
     "longcat_flash": "experts that return a row as it is; two layers here for one of its folders",
     "flex_olmo": "OLMo 2 with experts",
     "laguna": "unlike numbers of query heads in layers with and without a window",
@@ -191,8 +196,8 @@ NOTES: Mapping[str, str] = {
 # Of which no converter writes GGUF files.
 FOLDERS_ONLY = frozenset(
     (
-        "codegen cwm flex_olmo gpt_neo gptj gte helium hyperclovax lfm3 longcat_flash ministral nanochat "
-        "olmo_hybrid persimmon vaultgemma"
+        "codegen cwm flex_olmo gpt_neo gptj gte helium hyperclovax lfm3 longcat_flash ministral mpnet "
+        "nanochat olmo_hybrid opt persimmon vaultgemma"
     ).split()
 )
 # By architecture: what people ask for that it does not do, besides what the code tells; it is refused by name.
@@ -208,6 +213,7 @@ LIMITS: Mapping[str, tuple[str, ...]] = {
         "folders of its rerankers",
     ),
     "eurobert": ("heads for scores",),
+    "opt": ("OPT 350M, whose norms come behind",),
     "jina_embeddings_v3": ("adapters for tasks",),
     "bloom": ("`apply_residual_connection_post_layernorm`",),
     "mpt": ("models without ALiBi",),

@@ -193,7 +193,8 @@ void bind_recorder(nb::module_& m) {
           "__init__",
           [](AttentionParams* self, int layer, float scale, int window, float softcap,
              const std::optional<Tensor>& sinks, int value_columns, const std::optional<Tensor>& chosen,
-             int chosen_block, const std::optional<Tensor>& slopes, const std::string& window_kind, bool causal) {
+             int chosen_block, const std::optional<Tensor>& slopes, const std::string& window_kind, bool causal,
+             const std::optional<Tensor>& bias, const std::vector<int>& buckets, int bias_heads, int first_head) {
             const std::pair<const char*, WindowKind> kinds[] = {{"sliding", WindowKind::sliding},
                                                                 {"chunked", WindowKind::chunked}};
             new (self) AttentionParams{.layer = layer,
@@ -206,12 +207,14 @@ void bind_recorder(nb::module_& m) {
                                        .chosen_block = chosen_block,
                                        .slopes = slopes.value_or(Tensor{}),
                                        .window_kind = named(window_kind, kinds, "a kind of window"),
-                                       .causal = causal};
+                                       .causal = causal,
+                                       .bias = {bias.value_or(Tensor{}), buckets, bias_heads, first_head}};
           },
           nb::kw_only(), nb::arg("layer"), nb::arg("scale"), nb::arg("window") = 0, nb::arg("softcap") = 0.0f,
           nb::arg("sinks").none() = nb::none(), nb::arg("value_columns") = 0, nb::arg("chosen").none() = nb::none(),
           nb::arg("chosen_block") = 1, nb::arg("slopes").none() = nb::none(), nb::arg("window_kind") = "sliding",
-          nb::arg("causal") = true);
+          nb::arg("causal") = true, nb::arg("bias").none() = nb::none(), nb::arg("buckets") = std::vector<int>(),
+          nb::arg("bias_heads") = 0, nb::arg("first_head") = 0);
   nb::class_<ExpertWeights>(m, "ExpertWeights", "The matrices of an MoE layer's experts.")
       .def("__init__", &make_experts, nb::kw_only(), nb::arg("gate"), nb::arg("up"), nb::arg("down"), nb::arg("ids"),
            nb::arg("gate_bias"), nb::arg("up_bias"), nb::arg("down_bias"), nb::arg("scales").none(),

@@ -4,7 +4,7 @@
 #include <cstdint>
 
 // X(name), of each that is a function of one value.
-#define HOMENODE_PLAIN_ACTIVATIONS(X) X(silu) X(gelu) X(gelu_erf) X(relu2) X(exp_rest)
+#define HOMENODE_PLAIN_ACTIVATIONS(X) X(silu) X(gelu) X(gelu_erf) X(relu) X(relu2) X(exp_rest)
 // Of those that are functions of a gate and what it is multiplied with.
 #define HOMENODE_PAIR_ACTIVATIONS(X) X(clamped) X(limited)
 #define HOMENODE_ACTIVATIONS(X) HOMENODE_PLAIN_ACTIVATIONS(X) HOMENODE_PAIR_ACTIVATIONS(X)

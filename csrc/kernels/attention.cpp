@@ -13,8 +13,6 @@ struct Rows {
   Rows(float* memory) : largest(memory), sum(memory + kQueryRows), out(memory + 2 * kQueryRows) {}
 };
 
-constexpr float kLog2E = 1.44269504f;  // scores are in base 2: an exponential takes a multiplication less
-
 constexpr int kFewTiles = kChunkTiles / 2;  // too short a chunk to ask for a whole one meanwhile
 constexpr int64_t kNearBytes = 512 << 10;  // half of the second cache of the processors with wide vectors
 
@@ -124,10 +122,12 @@ class TileWork {
     prefetch_chunk(chunk, wanted);
     int begin[kQueryRows], end[kQueryRows], apart[kQueryRows];
     float slopes[kQueryRows];
+    const float* biases[kQueryRows];
     for (int r = 0; r < tile_->rows; ++r) {
       const int p = positions_[r];
       apart[r] = first - p;
       if (call_.slopes) slopes[r] = call_.slopes[places_[r].head] * kLog2E;
+      if (call_.biases) biases[r] = call_.biases + int64_t(places_[r].head) * (2 * call_.reach + 1);
       begin[r] = std::max(first_visible(p, shape_) - first, 0);
       end[r] = std::min(past_visible(shape_, p, context_) - first, kChunkKeys);
     }
@@ -150,7 +150,9 @@ class TileWork {
                                            wanted.ranges(),
                                            wanted.count(),
                                            call_.slopes ? slopes : nullptr,
-                                           apart});
+                                           apart,
+                                           call_.biases ? biases : nullptr,
+                                           call_.reach});
   }
 
   // A chunk that is the first of every row, straight into the merged result; any other beside it, then merged.

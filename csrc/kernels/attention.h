@@ -21,6 +21,8 @@
 
 namespace homenode {
 
+constexpr float kLog2E = 1.44269504f;  // scores are in base 2: an exponential takes a multiplication less
+
 // Which keys up to its own position a query sees with a window: the nearest, or those of its own run of as many.
 enum class WindowKind : uint8_t { sliding, chunked };
 
@@ -32,7 +34,7 @@ struct AttentionShape {
   int value_columns = 0;  // values are the first so many elements of keys; 0: they are beside them, and as wide
   WindowKind window_kind = WindowKind::sliding;
   BlockHomes homes = {};  // as KvCache::block_homes: a chunk is attended to where its first block lies
-  bool causal = true;     // rows see keys up to their own; else all of the context, within the window both ways
+  bool causal = true;  // rows see keys up to their own; else all of the context, within the window both ways
   int value_dim() const { return value_columns ? value_columns : head_dim; }
   bool operator==(const AttentionShape&) const = default;
 };
@@ -141,6 +143,10 @@ struct AttentionCall {
   NormRope query_transform;
   const float* sinks = nullptr;  // of each query head a score without a value, which is not capped; null: none
   const float* slopes = nullptr;  // of each query head what a score loses for each key in between; null: nothing
+  // [query heads, 2 * reach + 1] what is added to a score by the key's position less the query's, in base 2; null:
+  // nothing
+  const float* biases = nullptr;
+  int reach = 0;
   // Keys and values of a step that is still to be written: each by the one work item that reads it first, so
   // AttentionPlan::writes_alone.
   const KvWrite* write = nullptr;

@@ -10,7 +10,6 @@
 
 namespace homenode {
 
-constexpr float kLog2E = 1.44269504f;  // scores of attention are in base 2
 constexpr int kFewHeads = 8;  // work items of fewer query heads would read keys too often
 
 // In steps of at most so many tokens, threads share the keys and the chunks of each.

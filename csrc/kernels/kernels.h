@@ -59,6 +59,10 @@ struct AttendArgs {
   // times the distance of its key from the row; null: nothing. Not with a softcap.
   const float* slopes = nullptr;
   const int* apart = nullptr;
+  // [rows] what is added to a score by how far its key is behind the row, in base 2: [2 * reach + 1] of distances
+  // -reach .. reach, whose ends count for all beyond; null: nothing.
+  const float* const* biases = nullptr;
+  int reach = 0;
 };
 
 // A chunk's results (largest2, sum2, out2) into those of the chunks before it. Rows of `largest` are kQueryRows,
@@ -79,7 +83,8 @@ struct Largest {
 };
 
 // Tokens of a sequence through a panel of a head's state, 16 value columns of it: the gated delta rule. Of each token,
-// with the state S [key_width, 16]: r = (v - decay * S^T k) * beta; S = decay * S + k r^T; out = S^T q.
+// with the state S [key_width, 16]: r = (v - decay * S^T k) * beta; S = decay * S + k r^T; out = S^T q. With `by_row`
+// each row of S has a decay of its own, of [tokens, key_width].
 struct DeltaArgs {
   int tokens, key_width;
   const float *q, *k;  // [tokens, key_width]
@@ -90,6 +95,7 @@ struct DeltaArgs {
   int64_t out_stride;
   int columns;  // that the panel has, at most 16
   float* state;  // [key_width, 16]
+  bool by_row = false;
 };
 
 // Tokens of a sequence through a panel of a head's state, 16 value columns of it: the recurrence of Mamba 2. Of each

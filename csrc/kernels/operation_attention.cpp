@@ -48,6 +48,16 @@ KvWrite AttentionOperation::write() const {
   return write;
 }
 
+std::vector<float> RelativeBias::by_distance(int64_t heads_here) const {
+  std::vector<float> found;
+  if (!values.value) return found;
+  const float* of = View(values).row(0);
+  for (int64_t head = first; head < first + heads_here; ++head) {
+    for (const int bucket : buckets) found.push_back(of[int64_t(bucket) * heads + head] * kLog2E);
+  }
+  return found;
+}
+
 void AttentionOperation::lower(Lowering& to) {
   const KvShape& shape = cache->shape();
   const int head_dim = shape.head_dim, kv_heads = shape.kv_heads;
@@ -87,15 +97,25 @@ void AttentionOperation::lower(Lowering& to) {
   touched.insert(touched.end(), {memory_of(out), own, partials});
   const float* sinks = params.sinks.value ? View(params.sinks).row(0) : nullptr;
   const float* slopes = params.slopes.value ? View(params.slopes).row(0) : nullptr;
+  const auto biases = std::make_shared<const std::vector<float>>(params.bias.by_distance(q.x.columns / head_dim));
   to.phase({"attention",
             [=, this, y = View(out)](const Step& step, int thread, int) {
               const KvWrite fresh = stores() ? write() : KvWrite{};
               const View queries(q.x);
-              const AttentionCall call{
-                  queries.row(0), queries.stride(), y.row(0),
-                  y.stride(),     cache.get(),      params.layer,
-                  params.scale,   params.softcap,   q.transform(),
-                  sinks,          slopes,           stores() && plan->writes_alone(step) ? &fresh : nullptr};
+              const AttentionCall call{queries.row(0),
+                                       queries.stride(),
+                                       y.row(0),
+                                       y.stride(),
+                                       cache.get(),
+                                       params.layer,
+                                       params.scale,
+                                       params.softcap,
+                                       q.transform(),
+                                       sinks,
+                                       slopes,
+                                       biases->empty() ? nullptr : biases->data(),
+                                       params.bias.reach(),
+                                       stores() && plan->writes_alone(step) ? &fresh : nullptr};
               attend(call, step, *plan, AttentionScratch(own->data, own->own_bytes, partials->data, value_dim), *table,
                      claims, thread);
             },

@@ -1,6 +1,7 @@
 // Attention: keys and values into the KV memory, then the work items of attention.h.
 #pragma once
 #include <memory>
+#include <vector>
 
 #include "kernels/attention_chosen.h"
 #include "kernels/operation.h"
@@ -20,6 +21,17 @@ struct HeadRows {
   float eps = 0;
 };
 
+// What is added to scores by how far keys are from queries: see homenode.compute.ops.RelativeBias.
+struct RelativeBias {
+  Tensor values;             // [buckets * heads]; empty: nothing is added
+  std::vector<int> buckets;  // of distances -reach .. reach
+  int heads = 0, first = 0;  // of the whole model, and which of them is the first here
+
+  int reach() const { return static_cast<int>(buckets.size()) / 2; }
+  // [heads_here, 2 * reach + 1] in base 2, once the values are there.
+  std::vector<float> by_distance(int64_t heads_here) const;
+};
+
 // How a query's scores are made: see homenode.compute.ops.Ops.attention.
 struct AttentionParams {
   int layer;         // of the KV memory
@@ -33,6 +45,7 @@ struct AttentionParams {
   Tensor slopes = {};     // of each query head; may be empty
   WindowKind window_kind = WindowKind::sliding;
   bool causal = true;     // a query sees keys up to its own; else all of its sequence
+  RelativeBias bias = {};
 };
 
 class AttentionOperation : public Operation {

@@ -65,7 +65,7 @@ void ConvolutionOperation::convolve_sequence(const Step& step, int sequence, con
 
 void DeltaOperation::lower(Lowering& to) {
   const auto width = static_cast<size_t>(shape().key_width);
-  Memory* own = to.own_scratch((2 * width + 2) * kChunk * sizeof(float));
+  Memory* own = to.own_scratch((2 * width + decays() + 1) * kChunk * sizeof(float));
   to.phase({"delta rule",
             [this, own, kernels = &kernels(to.level())](const Step& step, int thread, int threads) {
               auto* scratch = reinterpret_cast<float*>(own->data + own->own_bytes * static_cast<size_t>(thread));
@@ -83,7 +83,7 @@ void DeltaOperation::compute_head(const Step& step, size_t sequence, int64_t hea
   const int begin = step.query_start[sequence], end = step.query_start[sequence + 1];
   for (int first = begin; first < end; first += kChunk) {
     const Chunk chunk{
-        scratch, scratch + width * kChunk,     scratch + 2 * width * kChunk, scratch + (2 * width + 1) * kChunk,
+        scratch, scratch + width * kChunk,     scratch + (2 * width + 1) * kChunk, scratch + 2 * width * kChunk,
         first,   std::min(kChunk, end - first)};
     load(chunk, head, kernels);
     for (int64_t panel = first_panel; panel < past_panel; ++panel) compute_panel(step, sequence, chunk, panel, kernels);
@@ -93,13 +93,15 @@ void DeltaOperation::compute_head(const Step& step, size_t sequence, int64_t hea
 void DeltaOperation::load(const Chunk& chunk, int64_t head, const Kernels& kernels) const {
   const int64_t width = shape().key_width, keys = params.key_heads, heads = shape().heads,
                 key_head = params.interleaved ? head % keys : head / (heads / keys);
-  const View rows(qkv), betas(beta), decays(decay);
-  const float weight = View(decay_weight).row(0)[head], bias = View(decay_bias).row(0)[head];
+  const View rows(qkv), betas(beta), faded(decay);
+  const auto each = static_cast<int64_t>(decays());
+  const float weight = View(decay_weight).row(0)[head], *bias = View(decay_bias).row(0) + head * each;
   for (int t = 0; t < chunk.tokens; ++t) {
     const float* q = rows.row(chunk.first + t) + key_head * width;
     normalise(q, width, 1.0f / std::sqrt(static_cast<float>(width)), chunk.q + t * width, kernels);
     normalise(q + keys * width, width, 1.0f, chunk.k + t * width, kernels);
-    chunk.decay[t] = std::exp(weight * softplus(decays.row(chunk.first + t)[head] + bias));
+    const float* given = faded.row(chunk.first + t) + head * each;
+    for (int64_t i = 0; i < each; ++i) chunk.decay[t * each + i] = std::exp(weight * softplus(given[i] + bias[i]));
     chunk.beta[t] = params.gain / (1.0f + std::exp(-betas.row(chunk.first + t)[head]));
   }
 }
@@ -112,10 +114,11 @@ void DeltaOperation::compute_panel(const Step& step, size_t sequence, const Chun
   float* const state = memory->panel(params.layer, panel, step.state_slot[sequence]);
   const auto pass = [&](int first, int past) {
     const int row = chunk.first + first;
-    kernels.delta_rule({past - first, static_cast<int>(width), chunk.q + first * width, chunk.k + first * width,
-                        chunk.decay + first, chunk.beta + first, rows.row(row) + 2 * params.key_heads * width + column,
-                        rows.stride(), found.row(row) + column, found.stride(),
-                        static_cast<int>(std::min(kPanel, shape().value_width - panel % of_head * kPanel)), state});
+    kernels.delta_rule(
+        {past - first, static_cast<int>(width), chunk.q + first * width, chunk.k + first * width,
+         chunk.decay + first * static_cast<int64_t>(decays()), chunk.beta + first,
+         rows.row(row) + 2 * params.key_heads * width + column, rows.stride(), found.row(row) + column, found.stride(),
+         static_cast<int>(std::min(kPanel, shape().value_width - panel % of_head * kPanel)), state, by_row()});
   };
   pass_copying(step, sequence, *memory, params.layer, panel, chunk.first - step.query_start[sequence], chunk.tokens,
                pass);

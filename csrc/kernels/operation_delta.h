@@ -74,6 +74,9 @@ class DeltaOperation : public Operation {
     int first, tokens;  // rows of the step
   };
   const StateShape& shape() const { return memory->layers()[static_cast<size_t>(params.layer)]; }
+  bool by_row() const { return decay.columns != shape().heads; }
+  // Of a head and token.
+  size_t decays() const { return by_row() ? static_cast<size_t>(shape().key_width) : 1; }
   void compute_head(const Step&, size_t sequence, int64_t head, int64_t first_panel, int64_t past_panel, const Kernels&,
                     float* scratch) const;
   void load(const Chunk&, int64_t head, const Kernels&) const;

@@ -74,6 +74,28 @@ std::optional<Error> Recorder::check_cache(const KvCache& cache, int layer) {
   return {};
 }
 
+namespace {
+
+// A bias by distance needs a number of every head in each of its buckets.
+std::optional<Error> check_bias(const AttentionParams& params, int64_t heads) {
+  const RelativeBias& bias = params.bias;
+  const Tensor& values = bias.values;
+  if (!values.value) return {};
+  const auto is_missing = [&](int bucket) { return bucket < 0 || (bucket + 1) * int64_t(bias.heads) > values.columns; };
+  if (values.rows != RowKind::fixed || values.fixed_rows != 1 || bias.first < 0 || bias.first + heads > bias.heads ||
+      bias.buckets.size() % 2 != 1 || std::any_of(bias.buckets.begin(), bias.buckets.end(), is_missing)) {
+    return misuse(
+        "attention: a bias of " + to_string(values.columns) + " numbers for " + to_string(bias.heads) + " heads and " +
+        to_string(bias.buckets.size()) +
+        " distances; wanted a parameter with a number of each head for every bucket, and as many distances to "
+        "either side");
+  }
+  if (params.softcap > 0 || params.chosen.value) return misuse("attention: a bias beside a cap or chosen tokens");
+  return {};
+}
+
+}  // namespace
+
 Result<Tensor> Recorder::attention(const Tensor& q, const Tensor& k, const Tensor& v, std::shared_ptr<KvCache> cache,
                                    const AttentionParams& params) {
   const float cap = params.softcap;
@@ -90,6 +112,7 @@ Result<Tensor> Recorder::attention(const Tensor& q, const Tensor& k, const Tenso
   }
   if (params.slopes.value && (cap > 0 || params.chosen.value))
     return misuse("attention: slopes, which go with neither a cap nor chosen tokens");
+  if (auto error = check_bias(params, heads)) return *error;
   if (!params.causal && (params.chosen.value || params.window_kind == WindowKind::chunked))
     return misuse("attention: to what comes later, which goes with neither chosen tokens nor chunks");
   if (params.chosen.value) {

@@ -1,4 +1,5 @@
 #include <string>
+#include <utility>
 
 #include "kernels/operation_delta.h"
 #include "kernels/recorder.h"
@@ -74,12 +75,16 @@ Result<Tensor> Recorder::delta_rule(const Tensor& qkv, const Tensor& beta, const
   }
   if (auto error = check_state(memory.get(), params.layer, name)) return *error;
   const StateShape& shape = memory->layers()[static_cast<size_t>(params.layer)];
-  for (const Tensor* t : {&decay_weight, &decay_bias}) {
-    if (!t->value || t->rows != RowKind::fixed || t->fixed_rows != 1 || t->columns != shape.heads)
-      return misuse("delta_rule: parameters that are not a number for each of " + to_string(shape.heads) + " heads");
+  const bool by_row = decay.columns == shape.heads * shape.key_width;
+  for (const auto& [t, count] : {std::pair(&decay_weight, shape.heads),
+                                 std::pair(&decay_bias, by_row ? shape.heads * shape.key_width : shape.heads)}) {
+    if (!t->value || t->rows != RowKind::fixed || t->fixed_rows != 1 || t->columns != count)
+      return misuse("delta_rule: parameters that are not a number for each of " + to_string(shape.heads) +
+                    " heads, or of each decay");
   }
   const int64_t keys = params.key_heads;
-  if (keys < 1 || !shape.heads || shape.heads % keys || beta.columns != shape.heads || decay.columns != shape.heads ||
+  if (keys < 1 || !shape.heads || shape.heads % keys || beta.columns != shape.heads ||
+      (decay.columns != shape.heads && !by_row) ||
       qkv.columns != 2 * keys * shape.key_width + shape.heads * shape.value_width) {
     return misuse("delta_rule: " + to_string(keys) + " key heads, rows of " + to_string(qkv.columns) + ", " +
                   to_string(beta.columns) + " and " + to_string(decay.columns) + " with a state of " +

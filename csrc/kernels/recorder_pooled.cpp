@@ -48,8 +48,8 @@ Result<Tensor> Recorder::attention_pooled(const Tensor& q, const Tensor& k, std:
   if (auto error = check_cache(*window_cache, layer)) return *error;
   const KvShape &shape = cache->shape(), &kept = window_cache->shape();
   const int64_t heads = q.columns / shape.head_dim;
-  const bool plain = !params.softcap && !params.slopes.value && params.causal && params.chosen_block == 1 &&
-                     params.window_kind == WindowKind::sliding;
+  const bool plain = !params.softcap && !params.slopes.value && !params.bias.values.value && params.causal &&
+                     params.chosen_block == 1 && params.window_kind == WindowKind::sliding;
   const WindowRows windows{window_cache.get(), layer, ratio, rows.columns};
   if (!plain || !k.value || shape.kv_heads != 1 || !params.value_columns || rows.columns != shape.head_dim ||
       rows.rows != RowKind::tokens || !windows.fit() || kept.type != shape.type ||

@@ -16,12 +16,13 @@ constexpr int kMaxTokens = 90, kSlots = 5;
 
 struct Shape {
   int keys, each, key_width, value_width, taps;
-  bool scans, interleaved, silu, biased;
+  bool scans, interleaved, silu, biased, by_row;
   uint64_t seed;
 
   int heads() const { return keys * each; }
   int channels() const { return 2 * keys * key_width + heads() * value_width; }
-  int columns() const { return channels() + 2 * heads(); }
+  int decays() const { return heads() * (by_row && !scans ? key_width : 1); }
+  int columns() const { return channels() + heads() + decays(); }
 };
 
 // A program of both operations, its state memory, and the rows that a step brings.
@@ -32,7 +33,7 @@ class Layer {
     memory_ = taken(StateMemory::create(
         *pool, {{shape.channels(), shape.taps, shape.heads(), shape.key_width, shape.value_width}}, kSlots));
     Recorder r(pool, level, {kMaxTokens, kSlots, 0, 0});
-    const int64_t widths[] = {shape.channels(), shape.heads(), shape.heads()};
+    const int64_t widths[] = {shape.channels(), shape.heads(), shape.decays()};
     const std::vector<Tensor> parts = taken(r.split(taken(r.received(shape.columns())), widths));
     const auto vector = [&](int count) {
       return taken(constant(reals(random, static_cast<size_t>(count)).get(), 1, count));
@@ -41,7 +42,7 @@ class Layer {
     const Tensor qkv = taken(r.short_convolution(parts[0], {weights},
                                                  shape.biased ? std::vector<Tensor>{biases} : std::vector<Tensor>{},
                                                  memory_, 0, shape.silu));
-    const Tensor weight = vector(shape.heads()), bias = vector(shape.heads());
+    const Tensor weight = vector(shape.heads()), bias = vector(shape.decays());
     if (shape.scans) {
       const Tensor found =
           taken(r.selective_scan(qkv, parts[1], weight, bias, vector(shape.heads()), memory_, {0, shape.each, 0}));
@@ -85,7 +86,7 @@ class Layer {
 void check_delta(Random& random) {
   const Shape shape{random.between(1, 3), random.between(1, 3), random.between(1, 40), random.between(1, 40),
                     random.between(1, 6), random.one_in(2),     random.one_in(2),      random.one_in(2),
-                    random.one_in(2),     random.bits()};
+                    random.one_in(2),     random.one_in(2),     random.bits()};
   const int tokens = random.between(3, kMaxTokens), early = random.between(0, tokens - 3),
             late = random.between(early + 1, tokens - 2);
   const Exact<float> rows = reals(random, static_cast<size_t>(tokens * shape.columns()));

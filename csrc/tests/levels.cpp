@@ -100,6 +100,8 @@ struct Chunk {
   std::vector<int> begin, end;
   std::vector<float> queries, slopes;
   std::vector<int> apart;
+  int reach;
+  std::vector<float> bias;  // of each row, of distances up to `reach`
 
   Chunk(Random& random, ThreadPool& pool, KvType kind, bool within)
       : head_dim(2 * random.between(1, 70)),
@@ -107,7 +109,8 @@ struct Chunk {
         keys(random.between(1, kChunkKeys)),
         type(kind),
         value_columns(within ? random.between(1, head_dim) : 0),
-        cache(taken(KvCache::create(pool, {1, 1, head_dim, kChunkKeys, type}, 1))) {
+        cache(taken(KvCache::create(pool, {1, 1, head_dim, kChunkKeys, type}, 1))),
+        reach(random.between(0, 200)) {
     const KvKernels& scalar = kernels(Level::scalar).kv[int(type)];
     for (int k = 0; k < keys; ++k) {
       scalar.put_key(reals(random, size_t(head_dim), 3).get(), head_dim, k % kTileKeys, cache->key_tile(0, 0, 0, k));
@@ -121,6 +124,7 @@ struct Chunk {
       end.push_back(random.between(begin.back() + 1, keys));
       slopes.push_back(0.01f * random.real()), apart.push_back(-random.between(0, 600));
       for (int d = 0; d < head_dim; ++d) queries.push_back(random.real());
+      for (int d = -reach; d <= reach; ++d) bias.push_back(random.real());
     }
   }
 
@@ -134,7 +138,9 @@ struct Chunk {
         sum(static_cast<size_t>(rows)), out(size_t(rows) * padded);
     const Exact<float> loaded(queries.size());
     std::vector<float> scales;
+    std::vector<const float*> biases;
     for (int r = 0; r < rows; ++r) {
+      biases.push_back(bias.data() + r * (2 * reach + 1));
       auto* row = reinterpret_cast<std::byte*>(loaded.get()) + int64_t(r) * head_dim * kv.query_bytes;
       scales.push_back(kv.load_query(queries.data() + r * head_dim, head_dim, 0.2f, row));
     }
@@ -157,7 +163,9 @@ struct Chunk {
                nullptr,
                0,
                softcap == 0 ? slopes.data() : nullptr,
-               apart.data()});
+               apart.data(),
+               softcap == 0 ? biases.data() : nullptr,
+               reach});
     std::vector<float> found(largest.get(), largest.get() + rows);
     for (int r = 0; r < rows; ++r) {
       for (int d = 0; d < value_dim; ++d) found.push_back(out[size_t(r) * padded + size_t(d)] / sum[size_t(r)]);
@@ -260,14 +268,14 @@ void compare_delta(Random& random) {
   const int tokens = random.between(1, 9), width = random.between(1, 140), columns = random.between(1, 16);
   const auto rows = size_t(tokens * width), found = size_t(tokens * columns), state = size_t(16 * width);
   const Exact<float> q = reals(random, rows), k = reals(random, rows), v = reals(random, found),
-                     start = reals(random, state), decay = reals(random, size_t(tokens)),
-                     beta = reals(random, size_t(tokens));
+                     start = reals(random, state), decay = reals(random, rows), beta = reals(random, size_t(tokens));
+  const bool by_row = random.one_in(2);
   for (size_t i = 0; i < rows; ++i) k[i] /= float(width);  // so that states stay about as large as they are
   const auto after = [&](Level level) {
     const Exact<float> all(found + state);
     std::copy_n(start.get(), state, all.get() + found);
     kernels(level).delta_rule({tokens, width, q.get(), k.get(), decay.get(), beta.get(), v.get(), columns, all.get(),
-                               columns, columns, all.get() + found});
+                               columns, columns, all.get() + found, by_row});
     return std::vector<float>(all.get(), all.get() + found + state);
   };
   const auto scanned = [&](Level level) {

@@ -85,6 +85,9 @@ class Model {
     return taken(constant(values.get(), 1, columns));
   }
 
+  // Of the second and later of one head more than there are.
+  RelativeBias bias() { return {parameter(2 * (shape_.heads + 1)), {0, 1, 1, 0, 1}, shape_.heads + 1, 1}; }
+
   Tensor attention(Recorder& r, const Tensor& x) {
     const int queries = shape_.heads * shape_.head_dim, keys = shape_.kv_heads * shape_.head_dim;
     const Tensor normed = taken(r.rms_norm(x, parameter(shape_.hidden), 1e-6f));
@@ -105,7 +108,8 @@ class Model {
                            .softcap = shape_.softcap,
                            .sinks = shape_.early ? parameter(shape_.heads) : Tensor{},
                            .slopes = shape_.softcap == 0 ? parameter(shape_.heads) : Tensor{},
-                           .window_kind = shape_.qk_norm ? WindowKind::chunked : WindowKind::sliding}));
+                           .window_kind = shape_.qk_norm ? WindowKind::chunked : WindowKind::sliding,
+                           .bias = shape_.softcap == 0 && shape_.early ? bias() : RelativeBias{}}));
     const Tensor residual = selected(r, x, shape_.early);
     return taken(r.linear(selected(r, attended, shape_.early), {weight(shape_.hidden, queries)}, {}, &residual));
   }
@@ -126,7 +130,7 @@ class Model {
 
   // An MLP without a gate.
   Tensor plain(Recorder& r, const Tensor& normed, const Tensor& x) {
-    const Activation how = shape_.qk_norm ? Activation::relu2 : Activation::gelu_erf;
+    const Activation how = shape_.qk_norm ? Activation::relu : Activation::gelu_erf;
     const Tensor up =
         taken(r.linear(normed, {weight(shape_.inner, shape_.hidden)}, {parameter(shape_.inner)}, nullptr));
     const Tensor inner = taken(r.rows(ReluAbove{taken(r.activate(up, how)), 0.1f}));

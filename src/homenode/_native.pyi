@@ -786,6 +786,10 @@ class AttentionParams:
         slopes: Tensor | None = None,
         window_kind: str = "sliding",
         causal: bool = True,
+        bias: Tensor | None = None,
+        buckets: Sequence[int] = [],
+        bias_heads: int = 0,
+        first_head: int = 0,
     ) -> None: ...
 
 class ExpertWeights:

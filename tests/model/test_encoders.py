@@ -60,6 +60,7 @@ CASES |= {
         gguf_name="jina-bert-v3",
     ),
 }
+CASES["mpnet"] = Case("mpnet", ALIKE | {"pad_token_id": 1})
 TEXTS = prompts((1, 5, 40, 130))
 
 
@@ -120,6 +121,7 @@ def test_a_text_by_itself_has_the_same_bits(name: str, tmp_path: Path, backend: 
         ("bert", {"num_labels": 3}),
         ("distilbert", {"num_labels": 1}),
         ("gte", {"num_labels": 1}),
+        ("mpnet", {"num_labels": 1}),
     ],
 )
 def test_the_head_of_a_model_that_scores(name: str, more: dict[str, Any], tmp_path: Path, reference: Backend) -> None:
@@ -327,6 +329,7 @@ def test_an_encoder_may_say_that_it_is_not_causal(name: str, tmp_path: Path) -> 
         ("gte", "logn_attention_scale", True),
         ("gte", "hidden_act", "silu"),
         ("eurobert", "is_causal", True),
+        ("mpnet", "relative_attention_num_buckets", 16),
     ],
 )
 def test_what_changes_the_result_is_refused_by_name(name: str, field: str, value: object, tmp_path: Path) -> None:

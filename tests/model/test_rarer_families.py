@@ -22,7 +22,7 @@ from tests.model.transformers_models import make_model, quiet_and_on_one_thread
 
 pytestmark = pytest.mark.torch
 
-SLIDING, FULL = "sliding_attention", "full_attention"
+SLIDING, FULL, LINEAR = "sliding_attention", "full_attention", "linear_attention"
 EPS = {"attention.layer_norm_epsilon": 1e-5}
 EXPERT_KEYS = {"expert_count": 6, "expert_used_count": 2}
 NORTH = {
@@ -89,6 +89,45 @@ LONGCAT = {
     "routed_scaling_factor": 1.5,
     "pad_token_id": 0,
 }
+KIMI = Case(
+    "kimi_linear",
+    {
+        "q_lora_rank": None,
+        "kv_lora_rank": 32,
+        "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 12,
+        "num_hidden_layers": 4,
+        "num_key_value_heads": 4,
+        "layer_types": [LINEAR, LINEAR, FULL, LINEAR],
+        "linear_head_dim": 12,
+        "linear_num_heads": 4,
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 40,
+        "routed_scaling_factor": 1.5,
+        "pad_token_id": 0,
+    },
+    EXPERT_KEYS
+    | {
+        "expert_feed_forward_length": 40,
+        "expert_shared_feed_forward_length": 40,
+        "expert_weights_scale": 1.5,
+        "expert_gating_func": 2,
+        "attention.head_count_kv": [0, 0, 1, 0],
+        "attention.kv_lora_rank": 32,
+        "attention.key_length": 40,
+        "attention.value_length": 32,
+        "attention.key_length_mla": 24,
+        "attention.value_length_mla": 12,
+        "rope.dimension_count": 8,
+        "kda.head_dim": 12,
+        "ssm.conv_kernel": 4,
+    },
+    gguf_name="kimi-linear",
+    bound=3e-5,
+)
+OPT = {"ffn_dim": 96, "word_embed_proj_dim": 64, "pad_token_id": 0}
 FOLDERS = {
     "cohere2_moe": COHERE2_MOE,
     "cohere2_moe-softmax": Case(
@@ -103,11 +142,14 @@ FOLDERS = {
     ),
     "dbrx": DBRX,
     "longcat_flash": Case("longcat_flash", LONGCAT, seed=1),
+    "kimi_linear": KIMI,
+    "opt": Case("opt", OPT),
+    "opt-plain": Case("opt", OPT | {"enable_bias": False, "activation_function": "gelu", "tie_word_embeddings": True}),
     "codegen": Case("codegen", CODEGEN, seed=1),
     "persimmon": Case("persimmon", {"pad_token_id": 0}),
     "persimmon-plain": Case("persimmon", {"qk_layernorm": False, "pad_token_id": 0}),
 }
-STACKED = (COHERE2_MOE, DBRX)
+STACKED = (COHERE2_MOE, DBRX, KIMI)
 
 
 @pytest.mark.parametrize("name", FOLDERS)
@@ -133,6 +175,9 @@ def test_a_gguf_file_has_the_tokens_of_transformers(case: Case, tmp_path: Path, 
         ("cohere2_moe", "expert_selection_fn", "tanh"),
         ("longcat_flash", "zero_expert_type", "copy"),
         ("longcat_flash", "router_bias", True),
+        ("kimi_linear", "moe_router_activation_func", "softmax"),
+        ("opt", "do_layer_norm_before", False),
+        ("opt", "word_embed_proj_dim", 32),
     ],
 )
 def test_what_is_not_run_is_refused_by_name(name: str, field: str, value: object, tmp_path: Path) -> None:

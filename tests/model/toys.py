@@ -71,6 +71,7 @@ MIXTURES = {
     "solar_open": MoeSpec(6, 3, 40, True, 48, score="sigmoid", epsilon=1e-20, scale=1.5),
     "nomic_bert": MoeSpec(6, 2, 40, False, dense_layers=(0,), activation="gelu_erf"),
     "llama4": MoeSpec(5, 1, 40, True, 40, (1,), score="chosen_softmax", weighted="input"),
+    "kimi_linear": MoeSpec(6, 3, 40, True, 48, (0,), score="sigmoid", epsilon=1e-20, scale=1.5),
     "longcat_flash": MoeSpec(6, 3, 40, False, dense_layers=(1, 3), scale=1.5, identities=3),
     "cohere2_moe": MoeSpec(6, 3, 40, True, 48, (0,), score="sigmoid"),
     "dbrx": MoeSpec(6, 3, 40, True),
@@ -84,6 +85,7 @@ LATENTS |= dict.fromkeys(("deepseek_v32", "glm_moe_dsa"), LATENTS["deepseek_v3"]
 LATENTS["mistral4"] = replace(LATENTS["deepseek_v3"], growth=0.4, growth_length=8)
 LATENTS["youtu"] = LATENTS["deepseek_v3"]
 LATENTS["longcat_flash"] = LATENTS["deepseek_v3"]
+LATENTS["kimi_linear"] = LATENTS["deepseek_v2"]
 LATENTS["minicpm3"] = replace(LATENTS["deepseek_v3"], adjacent=False)
 INDEXERS = {
     "deepseek_v32": IndexerSpec(heads=3, width=12, chosen=9, layers=(), adjacent=False),
@@ -133,8 +135,10 @@ WINDOWED: dict[str, dict[str, Any]] = {
     "cohere2_moe": _PLACED,
     "muse_glimmer": _WINDOWED | {"logits_softcap": 9.0},
     "longcat_flash": {"num_layers": 4, "streams": 2},
-    **{key: {"dimensions": {"positions": 256}} for key in ("gpt2", "gpt_bigcode", "gpt_neo")},
+    "kimi_linear": {"rope_layers": (False,) * 3},
+    **{key: {"dimensions": {"positions": 256}} for key in ("gpt2", "gpt_bigcode", "gpt_neo", "opt")},
     "bert": {"dimensions": {"positions": 256, "types": 2}},
+    "mpnet": {"dimensions": {"positions": 256, "relative_biases": 192}},
     "nomic_bert": {"dimensions": {"experts_bias": 1}},
     "jina_bert": {"dimensions": {"types": 2, "normed_heads": 1}},
 }
@@ -144,6 +148,7 @@ DELTAS = {
     "qwen3_5": DeltaSpec((), 6, 6, 16, 8, 2),
     "olmo_hybrid": DeltaSpec((), 6, 12, 10, 12, 3, gain=2.0, norm_epsilon=1e-3),
     "qwen3_5_moe": DeltaSpec((), 6, 18, 8, 18, 5),
+    "kimi_linear": DeltaSpec((), 6, 6, 10, 10, 3),
 }
 # Heads and their widths, groups, the width of states, and tokens that a convolution looks back.
 _SCAN = ScanSpec((), 6, 10, 2, 12, 3)
@@ -208,6 +213,7 @@ OWN: dict[str, object] = {
     "solar_open": HeadNorms(False),
     "laguna": AttentionGates("heads"),
     "jais2": BlockStyle("relu2"),
+    "opt": BlockStyle("relu", positions="table"),
     "codegen": BlockStyle("gelu", "one_norm", positions="neighbours", head_bias=True),
     "cohere2_moe": AveragedExperts(True, 0.5),
     "dbrx": BlockStyle(norm_biases=False, clip=0.7),

@@ -10,7 +10,16 @@ import numpy as np
 import pytest
 
 from homenode.compute.native import NativeBackend
-from homenode.compute.ops import AttentionMask, FloatArray, KvGeometry, Ops, StepLimits, Tensor, WindowKind
+from homenode.compute.ops import (
+    AttentionMask,
+    FloatArray,
+    KvGeometry,
+    Ops,
+    RelativeBias,
+    StepLimits,
+    Tensor,
+    WindowKind,
+)
 from homenode.compute.reference import ReferenceBackend
 from tests.native.steps import Part, same_bits, step_of
 
@@ -31,12 +40,22 @@ class Case:
     softcap: float | None = None
     sinks: bool = False
     sloped: bool = False
+    reach: int = 0  # of biases by distance; 0: none
     window_kind: WindowKind = "sliding"
     mask: AttentionMask = "causal"
 
     def slopes(self) -> FloatArray | None:
         """From none to one that leaves a few keys only."""
         return np.linspace(0, 0.7, self.heads, dtype=np.float32) if self.sloped else None
+
+    def biases(self) -> FloatArray | None:
+        """Of five buckets, of each head and of one before them that is elsewhere."""
+        return np.random.default_rng(7).standard_normal((5, self.heads + 1)).astype(np.float32) if self.reach else None
+
+    @property
+    def buckets(self) -> tuple[int, ...]:
+        """Of each distance."""
+        return tuple((3 * apart) % 5 for apart in range(2 * self.reach + 1))
 
     def head_sinks(self) -> FloatArray | None:
         """From far below the scores to far above them."""
@@ -64,6 +83,9 @@ class Cached:
         case, rows = self.case, sum(p.count for p in parts)
         sinks = case.head_sinks()
         given = None if sinks is None else self.backend.vector(sinks)
+        bias = case.biases()
+        if bias is not None:
+            bias = RelativeBias(self.backend.vector(bias.reshape(-1)), case.buckets, case.heads + 1, 1)
         program = self.backend.compile(
             lambda ops: ops.attention(
                 q,
@@ -78,6 +100,7 @@ class Cached:
                 slopes=case.slopes(),
                 window_kind=case.window_kind,
                 mask=case.mask,
+                bias=bias,
             ),
             StepLimits(rows, len(parts), 1, BLOCKS),
         )
@@ -104,6 +127,9 @@ def oracle(case: Case, inputs: Sequence[FloatArray], first: int = 0) -> FloatArr
         visible = np.abs(distance) < (case.window or n)
     if (slopes := case.slopes()) is not None:
         scores = scores - slopes.astype(np.float64)[:, None, None] * np.abs(distance)
+    if (biases := case.biases()) is not None:
+        places = np.array(case.buckets)[np.clip(-distance, -case.reach, case.reach) + case.reach]
+        scores = scores + biases[places, 1:].transpose(2, 0, 1)
     scores = np.where(visible, scores, -np.inf)
     sinks = case.head_sinks()
     sink = np.full((1, 1, 1), -np.inf) if sinks is None else sinks.astype(np.float64)[:, None, None]
@@ -175,6 +201,7 @@ CASES = [
     Case(8, 4, 64, 300, sloped=True),
     Case(3, 3, 80, 700, "bf16", sloped=True),
     Case(8, 2, 64, 300, "int8", window=128, sinks=True, sloped=True),
+    Case(8, 2, 64, 300, "bf16", sinks=True, reach=40),
     Case(7, 1, 64, 290, softcap=1.5),
     Case(7, 1, 64, 290, "bf16", softcap=1.5),
     Case(7, 1, 64, 290, "int8", softcap=1.5),
@@ -211,6 +238,8 @@ BOTH_WAYS = [
     Case(4, 2, 16, 700, "int8", mask="all", window=257),
     Case(4, 4, 64, 600, sloped=True, mask="all"),
     Case(12, 12, 64, 70, "bf16", sloped=True, mask="all"),
+    Case(4, 4, 64, 600, reach=128, mask="all"),
+    Case(12, 12, 64, 70, "int8", reach=9, mask="all"),
 ]
 
 

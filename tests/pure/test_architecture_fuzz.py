@@ -75,6 +75,11 @@ OWN: dict[str, dict[str, Any]] = {
     "llama4": {"num_experts_per_tok": 1},
     "mimo_v2_flash": {"partial_rotary_factor": 0.5},
     "gptj": {"rotary_dim": 8},
+    "opt": {"head_dim": None},
+    "kimi_linear": {
+        "q_lora_rank": None, "linear_num_heads": 4, "linear_head_dim": 16,
+        "layer_types": ["linear_attention", "full_attention"] * 2,
+    },
     "longcat_flash": {"num_layers": 2, "zero_expert_num": 2},
     "codegen": {"rotary_dim": 8},
     "dbrx": {
@@ -225,6 +230,9 @@ OWN_KEYS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("qwen3_next", "qwen3_5", "qwen3_5_moe"), DELTA),
     "mpt": {"attention.max_alibi_bias": 8.0},
     "bailing_moe_v2": {"expert_gating_func": 2},
+    "kimi_linear": LATENT | {
+        "attention.head_count_kv": [0, 1] * 2, "expert_gating_func": 2, "kda.head_dim": 16, "ssm.conv_kernel": 4,
+    },
     "laguna": {"attention.sliding_window": 8, "attention.head_count": [4, 6] * 2, "expert_gating_func": 2},
     "mimo_v2_flash": {
         "attention.sliding_window": 8, "attention.sliding_window_pattern": [False, True] * 2, "attention.value_length": 8, "expert_gating_func": 2,

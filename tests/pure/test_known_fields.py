@@ -44,6 +44,7 @@ WAYS: list[dict[str, Any]] = [
 # Of single architectures: what their class must have, and a class that reads more.
 NEEDED = {"embedding_gemma": {"use_bidirectional_attention": True}, "apertus": {"hidden_act": "xielu"}}
 NEEDED |= {"nanochat": {"hidden_act": "relu2"}, "gte": {"hidden_act": "gelu"}}
+NEEDED["kimi_linear"] = {"layer_types": ["linear_attention", "full_attention"], "q_lora_rank": None}
 NEEDED["deepseek_v4"] = {
     "num_key_value_heads": 1, "qk_rope_head_dim": 8, "compress_ratios": [4, 128], "index_head_dim": 16,
 }  # fmt: skip
@@ -51,10 +52,11 @@ SCORING = {
     "bert": "XLMRobertaForSequenceClassification",
     "gte": "GteForSequenceClassification",
     "modernbert": "ModernBertForSequenceClassification",
+    "mpnet": "MPNetForSequenceClassification",
     "qwen3": "Qwen3ForSequenceClassification",
 }
 # Read with windows, which these have none of.
-UNASKED = {name: {"layer_types"} for name in ("bert", "gte", "jina_bert", "jina_embeddings_v3", "nomic_bert")}
+UNASKED = {name: {"layer_types"} for name in ("bert", "gte", "jina_bert", "jina_embeddings_v3", "mpnet", "nomic_bert")}
 UNASKED["bert"] |= {"activation", "dim", "hidden_dim", "n_heads", "n_layers"}  # DistilBERT's
 UNASKED["eurobert"] = {"id2label"}  # its scores are refused before
 UNASKED["cohere2_moe"] = {"layer_norm_eps"}  # the toy has RMS norms

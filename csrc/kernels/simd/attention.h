@@ -210,10 +210,25 @@ inline void slope_scores(const AttendArgs& a, int row) {
   });
 }
 
-// Caps or slopes of a row, where there are any.
+// Adds to the scores of all tiles a row sees the biases of their keys' distances.
+inline void bias_scores(const AttendArgs& a, int row) {
+  const float* biases = a.biases[row] + a.reach;  // of distance 0
+  for_tiles(a, row, [&]<bool>(int t) {
+    const int first = a.apart[row] + t * kTileKeys;
+    float added[kTileKeys];
+    for (int k = 0; k < kTileKeys; ++k) {
+      const int apart = first + k;
+      added[k] = biases[apart < -a.reach ? -a.reach : apart > a.reach ? a.reach : apart];
+    }
+    store(tile_scores(a, row, t), add(load(tile_scores(a, row, t)), load(added)));
+  });
+}
+
+// Caps, slopes or biases of a row, where there are any.
 inline void adjust_scores(const AttendArgs& a, int row) {
   if (a.softcap != 0) cap_scores(a, row);
   if (a.slopes) slope_scores(a, row);
+  if (a.biases) bias_scores(a, row);
 }
 
 // The largest visible score of a row, adjusted first.

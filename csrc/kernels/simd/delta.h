@@ -31,7 +31,33 @@ inline Lanes sum_of_rows(int count, Row&& row) {
   return add(add(sums[0], sums[1]), add(sums[2], sums[3]));
 }
 
+// The same where each row of the state has a decay of its own.
+void delta_rule_by_row(const DeltaArgs& a) {
+  const bool whole = a.columns == 16;
+  const int width = a.key_width;
+  float* const state = a.state;
+  for (int t = 0; t < a.tokens; ++t) {
+    const int64_t first = int64_t(t) * width;
+    const float *k = a.k + first, *q = a.q + first, *decay = a.decay + first, *v = a.v + t * a.v_stride;
+    float* const out = a.out + t * a.out_stride;
+    const Lanes seen = sum_of_rows(width, [&](int i, Lanes& sum) {
+      const Lanes kept = multiply(load(state + 16 * i), fill(decay[i]));
+      store(state + 16 * i, kept);
+      sum = multiply_add(fill(k[i]), kept, sum);
+    });
+    const Lanes change = multiply(subtract(whole ? load(v) : load_first(v, a.columns), seen), fill(a.beta[t]));
+    const Lanes found = sum_of_rows(width, [&](int i, Lanes& sum) {
+      const Lanes row = multiply_add(fill(k[i]), change, load(state + 16 * i));
+      store(state + 16 * i, row);
+      sum = multiply_add(fill(q[i]), row, sum);
+    });
+    if (whole) store(out, found);
+    else store_first(out, a.columns, found);
+  }
+}
+
 void delta_rule(const DeltaArgs& a) {
+  if (a.by_row) return delta_rule_by_row(a);
   const bool whole = a.columns == 16;
   const int width = a.key_width;
   float* const state = a.state;  // by itself: what is stored there is no argument

@@ -112,6 +112,8 @@ inline Lanes gelu_erf(const Lanes& x) {
   return subtract(larger(fill(0), x), multiply(multiply(size, fill(0.5f)), tail));
 }
 
+inline Lanes relu(const Lanes& x) { return larger(fill(0), x); }
+
 inline Lanes relu2(const Lanes& x) {
   const Lanes positive = larger(fill(0), x);
   return multiply(positive, positive);

@@ -12,7 +12,7 @@ from typing import Literal
 from homenode.compute.arrays import Array, exponential, normal_distribution
 
 # Of one value.
-PlainActivation = Literal["silu", "gelu", "gelu_erf", "relu2", "exp_rest"]
+PlainActivation = Literal["silu", "gelu", "gelu_erf", "relu", "relu2", "exp_rest"]
 # Of a gate and what it is multiplied with.
 PairActivation = Literal["clamped", "limited"]
 
@@ -35,6 +35,11 @@ def gelu(x: Array) -> Array:
 def gelu_erf(x: Array) -> Array:
     """x * Phi(x), the normal distribution."""
     return x * normal_distribution(x)
+
+
+def relu(x: Array) -> Array:
+    """max(x, 0)."""
+    return x.clip(0, None)
 
 
 def relu2(x: Array) -> Array:
@@ -65,6 +70,7 @@ PLAIN: Mapping[str, Callable[[Array], Array]] = {
     "silu": silu,
     "gelu": gelu,
     "gelu_erf": gelu_erf,
+    "relu": relu,
     "relu2": relu2,
     "exp_rest": exp_rest,
 }

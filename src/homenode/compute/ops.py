@@ -242,6 +242,24 @@ class PooledKeys:
 
 
 @dataclass(frozen=True)
+class RelativeBias:
+    """What is added to scores by the position of the key less that of the query (as in T5; Raffel et al. 2020), of the
+    query heads from `first` on of a model with `heads`. `values` [buckets * heads]: a bucket's numbers of all heads
+    beside each other; `buckets`: which of them counts for distances -reach .. reach; those beyond have that of the ends.
+    """
+
+    values: Tensor
+    buckets: tuple[int, ...]
+    heads: int
+    first: int = 0
+
+    @property
+    def reach(self) -> int:
+        """The largest distance with a bucket of its own."""
+        return len(self.buckets) // 2
+
+
+@dataclass(frozen=True)
 class StepLimits:
     """Upper bounds of a step; buffers are made for them once."""
 
@@ -522,6 +540,7 @@ class Ops(RowOps, Protocol):
         window_kind: WindowKind = "sliding",
         mask: AttentionMask = "causal",
         pooled: PooledKeys | None = None,
+        bias: RelativeBias | None = None,
     ) -> Tensor:
         """Store k and v of the step's tokens in layer `layer` of the cache, then attend over each sequence's context.
         `layer` counts the layers of the cache, not those of the model. Without k and v nothing is stored: an earlier
@@ -539,7 +558,8 @@ class Ops(RowOps, Protocol):
         head attend to those blocks of so many positions. With `slopes` [query heads], which go with neither softcap nor
         chosen, a score of a key n positions away from the query is less by n times the head's slope (ALiBi; Press et
         al. 2021). With `pooled`, of layers of one KV head with value columns, a token sees those keys besides, whatever
-        the window is, in one softmax with the others.
+        the window is, in one softmax with the others. `bias`, which goes with neither softcap nor chosen nor pooled, is
+        added to scores.
         """
 
     def choose_tokens(
@@ -634,7 +654,9 @@ class Ops(RowOps, Protocol):
         qkv: the queries of all key heads, their keys, the values of all value heads. beta and decay: [tokens, value
         heads]. A head's q and k are divided by sqrt(sum of squares + 1e-6), q by sqrt(key width) as well. Of each
         token in turn, S being the head's matrix: S = exp(decay_weight * softplus(decay + decay_bias)) * S;
-        r = (v - S^T k) * gain * sigmoid(beta); S = S + k r^T; the output is S^T q.
+        r = (v - S^T k) * gain * sigmoid(beta); S = S + k r^T; the output is S^T q. Where decay and decay_bias have a
+        number for each element of each value head's key, every row of S has a decay of its own (Kimi Delta Attention;
+        Kimi Team 2025).
         """
 
     def selective_scan(

@@ -18,6 +18,7 @@ from homenode.compute.ops import (
     Experts,
     FloatArray,
     PooledKeys,
+    RelativeBias,
     Routing,
     ScanHeads,
     WindowKind,
@@ -68,6 +69,7 @@ class RecordingOps(_native.NativeRecorder):
         window_kind: WindowKind = "sliding",
         mask: AttentionMask = "causal",
         pooled: PooledKeys | None = None,
+        bias: RelativeBias | None = None,
     ) -> _native.Tensor:
         """See `Ops.attention`. ValueError for a window below 1 or a cap that is not above 0."""
         if window is not None and window < 1:
@@ -89,6 +91,10 @@ class RecordingOps(_native.NativeRecorder):
             slopes=None if slopes is None else _native.constant(np.ascontiguousarray(slopes[None], np.float32)),
             window_kind=window_kind,
             causal=mask == "causal",
+            bias=None if bias is None else bias.values,
+            buckets=() if bias is None else bias.buckets,
+            bias_heads=0 if bias is None else bias.heads,
+            first_head=0 if bias is None else bias.first,
         )
         if pooled is None:
             return self.record_attention(q, k, v, cache, params)

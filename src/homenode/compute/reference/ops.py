@@ -21,6 +21,7 @@ from homenode.compute.ops import (
     IntArray,
     PooledKeys,
     Precision,
+    RelativeBias,
     Routing,
     ScanHeads,
     StepArrays,
@@ -170,6 +171,7 @@ class EagerOps(RowOps):
         window_kind: WindowKind = "sliding",
         mask: AttentionMask = "causal",
         pooled: PooledKeys | None = None,
+        bias: RelativeBias | None = None,
     ) -> FloatArray:
         """See `Ops.attention`. ValueError for other value columns than the layer has."""
         step = self._step
@@ -195,8 +197,10 @@ class EagerOps(RowOps):
                 if mask == "all":
                     past = int(context) if window is None else min(int(context), int(position) + window)
                 visible: Any = slice(first, past)
-                apart = -np.abs(np.arange(first, past, dtype=np.float32) - np.float32(position))
-                added = None if slopes is None else slopes[:, None] * apart
+                apart = np.arange(first, past) - int(position)
+                added = None if slopes is None else slopes[:, None] * -np.abs(apart).astype(np.float32)
+                if bias is not None:
+                    added = _bias_of(bias, heads, apart)
                 query = q[row].reshape(shape.kv_heads, -1, shape.key_width)
                 if pooled is not None:
                     windows: Any = slice(past // pooled.ratio)
@@ -413,6 +417,13 @@ def first_visible(position: int, window: int | None, kind: WindowKind) -> int:
     if window is None:
         return 0
     return position // window * window if kind == "chunked" else max(0, position - window + 1)
+
+
+def _bias_of(bias: RelativeBias, heads: int, apart: Any) -> FloatArray:
+    """What `heads` query heads add to the scores of keys so far behind a query: [heads, keys]."""
+    buckets = np.array(bias.buckets)[np.clip(apart, -bias.reach, bias.reach) + bias.reach]
+    found: FloatArray = bias.values.reshape(-1, bias.heads)[buckets, bias.first : bias.first + heads].T
+    return found
 
 
 def _attention_of_row(

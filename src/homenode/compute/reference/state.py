@@ -114,7 +114,8 @@ def delta_rule(
     keys = how.key_heads * key_width
     with np.errstate(over="ignore"):
         share = np.asarray(how.gain / (1 + np.exp(-beta)), np.float32)
-    kept = np.exp(decay_weight * _softplus(decay + decay_bias))
+    faded = _softplus(decay + decay_bias).reshape(len(qkv), heads, -1)
+    kept = np.exp(decay_weight[:, None] * faded)
     out = np.empty((len(qkv), heads, value_width), np.float32)
     for row, slot, begins, copied_to in _rows(step):
         if begins:
@@ -122,7 +123,7 @@ def delta_rule(
         q = _unit(qkv[row, :keys].reshape(-1, key_width))[key_head] / np.sqrt(np.float32(key_width))
         k = _unit(qkv[row, keys : 2 * keys].reshape(-1, key_width))[key_head]
         v = qkv[row, 2 * keys :].reshape(heads, value_width)
-        state = matrices[slot] * kept[row, :, None, None]
+        state = matrices[slot] * kept[row, :, :, None]
         change = (v - np.einsum("hkv,hk->hv", state, k)) * share[row, :, None]
         matrices[slot] = state + k[:, :, None] * change[:, None, :]
         out[row] = np.einsum("hkv,hk->hv", matrices[slot], q)

@@ -18,6 +18,7 @@ from homenode.compute.ops import (
     FloatArray,
     PooledKeys,
     Precision,
+    RelativeBias,
     Routing,
     ScanHeads,
     WindowKind,
@@ -191,6 +192,7 @@ class TorchOps(RowOps):
         window_kind: WindowKind = "sliding",
         mask: AttentionMask = "causal",
         pooled: PooledKeys | None = None,
+        bias: RelativeBias | None = None,
     ) -> torch.Tensor:
         """See `Ops.attention`."""
         shape, step, rows = cache.geometry.layers[layer], self._step, q.shape[0]
@@ -203,7 +205,11 @@ class TorchOps(RowOps):
             cache.store(layer, step.planned["written"], keys, values)
         queries = q.reshape(rows, shape.kv_heads, -1, shape.key_width)
         falling = None if slopes is None else self._constant(slopes)
-        how = Scoring(scale, window, softcap, sinks, falling, window_kind, mask)
+        biases = None
+        if bias is not None:
+            here = slice(bias.first, bias.first + queries.shape[1] * queries.shape[2])
+            biases = bias.values.view(-1, bias.heads)[list(bias.buckets), here].T
+        how = Scoring(scale, window, softcap, sinks, falling, biases, window_kind, mask)
         if pooled is not None:
             self._store_windows(cache, pooled.layer, pooled.rows, pooled.ratio)
             found = attend_to_both(queries[:, 0], cache, layer, step, how, pooled)

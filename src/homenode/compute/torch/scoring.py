@@ -23,6 +23,7 @@ class Scoring:
     softcap: float | None
     sinks: torch.Tensor | None = field(default=None, compare=False)
     slopes: torch.Tensor | None = field(default=None, compare=False)
+    biases: torch.Tensor | None = field(default=None, compare=False)  # [query heads, distances -reach .. reach]
     window_kind: WindowKind = "sliding"
     mask: AttentionMask = "causal"
 

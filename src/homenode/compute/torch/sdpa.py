@@ -53,11 +53,17 @@ class Grouped:
 
 
 def sdpa_attention(q: torch.Tensor, cache: TorchKvCache, layer: int, step: DeviceStep, how: Scoring) -> torch.Tensor:
-    """See `Attention`. Layers with a softcap, sinks or slopes, which torch's function has no word for, those with
+    """See `Attention`. Layers with a softcap, sinks, slopes or biases, which torch's function has no word for, those with
     chunks, and those that see what comes behind are computed in tiles.
     """
     plain = how.window_kind == "sliding" and how.mask == "causal"
-    if how.softcap is not None or how.sinks is not None or how.slopes is not None or not plain:
+    if (
+        how.softcap is not None
+        or how.sinks is not None
+        or how.slopes is not None
+        or how.biases is not None
+        or not plain
+    ):
         return tiled_attention(q, cache, layer, step, how)
     if "grouped" not in step.planned:
         step.planned["grouped"] = group_step(step, cache.geometry.block_size)

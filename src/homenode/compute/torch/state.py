@@ -149,7 +149,7 @@ def delta_rule(
     how: DeltaHeads,
 ) -> torch.Tensor:
     """See `Ops.delta_rule`. matrices: [slots, heads, key_width, value_width]; `gates`: by how much a token's value
-    counts, and how much of the state stays, [tokens, heads] each.
+    counts, [tokens, heads], and how much of the state stays, [tokens, heads, 1 or key_width].
     """
     heads, key_width, value_width = matrices.shape[1:]
     numbers = torch.arange(heads, device=qkv.device)
@@ -161,7 +161,7 @@ def delta_rule(
     out = torch.empty(len(qkv), heads, value_width, device=qkv.device)
 
     def advance(state: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        state = state * kept[rows, :, None, None]
+        state = state * kept[rows, :, :, None]
         change = (v[rows] - (state * k[rows, :, :, None]).sum(dim=2)) * share[rows, :, None]
         state = state + k[rows, :, :, None] * change[:, :, None, :]
         out[rows] = (state * q[rows, :, :, None]).sum(dim=2)
@@ -226,8 +226,9 @@ def _states(step: StateStep, memory: torch.Tensor) -> torch.Tensor:
 def gates_of(
     beta: torch.Tensor, decay: torch.Tensor, decay_weight: torch.Tensor, decay_bias: torch.Tensor, gain: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """gain * sigmoid(beta), and exp(decay_weight * softplus(decay + decay_bias))."""
-    return gain / (1 + torch.exp(-beta)), torch.exp(decay_weight * softplus(decay + decay_bias))
+    """gain * sigmoid(beta) [tokens, heads], and exp(decay_weight * softplus(decay + decay_bias)), as many of each head."""
+    faded = softplus(decay + decay_bias).reshape(*beta.shape, -1)
+    return gain / (1 + torch.exp(-beta)), torch.exp(decay_weight[:, None] * faded)
 
 
 def softplus(x: torch.Tensor) -> torch.Tensor:

@@ -118,8 +118,13 @@ def _scores(
     slots, masks = _keys_of(step, tiles, first, cache.geometry.block_size, how)
     keys, values = (side.float().transpose(1, 2) for side in cache.gather(layer, slots[some]))
     scores = _batched(rows, keys.transpose(2, 3)) * how.scale
-    if how.slopes is not None:
+    if how.biases is not None or how.slopes is not None:
         apart = torch.arange(first, first + KEYS, device=rows.device) - step.positions[tiles.tokens[some]].unsqueeze(2)
+    if how.biases is not None:
+        reach = how.biases.shape[1] // 2
+        biases = how.biases.view(rows.shape[1], -1, 2 * reach + 1)[..., apart.clip(-reach, reach).long() + reach]
+        scores = scores + biases.permute(2, 0, 3, 1, 4).reshape(scores.shape)
+    if how.slopes is not None:
         slopes = how.slopes.view(1, rows.shape[1], 1, -1, 1)
         scores = scores - (slopes * apart[:, None, :, None].abs().float()).reshape(scores.shape)
     if how.softcap is not None:

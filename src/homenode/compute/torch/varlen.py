@@ -128,6 +128,7 @@ def _refuse_more(how: Scoring, package: str) -> None:
     lacking = (
         ("sinks", how.sinks),
         ("slopes (ALiBi)", how.slopes),
+        ("with biases by distance", how.biases),
         ("in chunks", chunks),
         ("to what comes behind", behind),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from homenode.compute.ops import FloatArray, Ops, Precision, Tensor
+from homenode.compute.ops import FloatArray, Ops, Precision, RelativeBias, Tensor
 from homenode.model.architectures import stage
 from homenode.model.architectures.parameters import ForwardContext
 from homenode.model.architectures.rope import Rope
@@ -96,6 +96,7 @@ def attended(
     qkv: tuple[Tensor, Tensor, Tensor],
     rotation: Tensor | None,
     slopes: FloatArray | None = None,
+    bias: RelativeBias | None = None,
 ) -> Tensor:
     """What layer `index` of this stage attends to: rotate q and k, attend over the cache, within the layer's window, if
     any. `rotation`: None where q and k are rotated already.
@@ -106,7 +107,7 @@ def attended(
     scale = spec.head_dim**-0.5 if spec.attention_scale is None else spec.attention_scale
     where = model.cache_layers[model.part.layers.first + index]
     seen, cap = window(model, index), spec.attention_softcap
-    kinds: Any = {"window_kind": spec.window_kind, "mask": spec.attention_mask}
+    kinds: Any = {"window_kind": spec.window_kind, "mask": spec.attention_mask, "bias": bias}
     return ops.attention(q, k, v, model.cache, where, scale, seen, cap, sinks=sinks, slopes=slopes, **kinds)
 
 

@@ -158,7 +158,7 @@ def with_delta(spec: ModelSpec, delta: DeltaSpec) -> ModelSpec:
     return replace(
         spec,
         delta=delta,
-        layer_kv=tuple(None if layer in delta.layers else kept for layer in layers),
+        layer_kv=tuple(None if n in delta.layers else spec.layer_kv[n] if spec.layer_kv else kept for n in layers),
         layer_states=tuple(state if layer in delta.layers else None for layer in layers),
         state_groups=delta.key_heads,
         dimensions={**spec.dimensions, "delta_width": delta.value_width},

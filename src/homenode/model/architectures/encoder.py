@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from homenode.compute.ops import Ops, PlainActivation, Tensor
+from homenode.compute.ops import Ops, PlainActivation, RelativeBias, Tensor
 from homenode.model.architectures import attention, mlp, stage
 from homenode.model.architectures.architecture import Conversion, GgufFormat
 from homenode.model.architectures.layer_norm_decoder import EPS_KEY, normed, slopes_of
@@ -214,10 +214,12 @@ def enter(ops: Ops, model: ForwardContext) -> Tensor:
 
 
 def forward_with(
-    positions: Literal["table", "rope", "alibi"], project: Project = attention.project_qkv
+    positions: Literal["table", "rope", "alibi"],
+    project: Project = attention.project_qkv,
+    bias: Callable[[ForwardContext], RelativeBias | None] = lambda model: None,
 ) -> Callable[[Ops, ForwardContext], Tensor]:
     """The forward function of an encoder each half of whose layers is normed after it was added. `project`: rows to q,
-    k and v.
+    k and v. `bias`: what all layers add to scores.
     """
 
     def forward(ops: Ops, model: ForwardContext) -> Tensor:
@@ -227,7 +229,8 @@ def forward_with(
         if positions == "alibi":
             slopes = slopes_of(model.spec.num_heads, _ALIBI_BITS)[here.first : here.end]
         for index, layer in enumerate(model.parameters.layers):
-            found = attention.attended(ops, model, index, project(ops, model, layer, x), rotation, slopes)
+            qkv = project(ops, model, layer, x)
+            found = attention.attended(ops, model, index, qkv, rotation, slopes, bias(model))
             x = _add_attended(ops, model, index, x, found)
             x = normed(ops, model, layer, "mlp_norm", _feed_forward(ops, model, index, x))
         return x

@@ -33,6 +33,7 @@ _PLAIN: Mapping[str, PlainActivation] = {
     **dict.fromkeys((GELU, "gelu_new", "gelu_fast"), "gelu"),
     **dict.fromkeys(("gelu", "gelu_python"), "gelu_erf"),
     **dict.fromkeys(("silu", "swish"), "silu"),
+    "relu": "relu",
     "relu2": "relu2",
 }
 
