@@ -34,7 +34,7 @@ STORIES = ModelSpec("llama", 64, 172, 5, 8, 4, 8, 512, 512, 1e-5, RopeSpec(), ti
 # `test_a_drawn_spec_has_the_figures_of_its_tensors`, always, not only when it is drawn.
 WITH_FIGURES = {
     *(name for name, each in ARCHITECTURES.items() if "latent_row" in {d for p in each.parameters for d in p.shape}),
-    "deepseek_v4", "gemma3n", "mimo_v2_flash", "nemotron_h",
+    "deepseek_v4", "gemma3n", "mimo_v2_flash", "mpnet", "nemotron_h",
 }  # fmt: skip
 DRAWN = sorted(ARCHITECTURES.keys() - WITH_FIGURES)
 
