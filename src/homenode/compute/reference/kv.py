@@ -72,7 +72,9 @@ class ReferenceKvCache:
     ) -> tuple[IntArray, IntArray, IntArray]:
         size = self.geometry.block_size
         if size % ROW_TOKENS or self.geometry.layers[layer] != LayerKv.of_windows(width, ratio):
-            raise ValueError(f"layer {layer} has no rows of width {width} for runs of length {ratio} in blocks of {size}")
+            raise ValueError(
+                f"layer {layer} has no rows of width {width} for runs of length {ratio} in blocks of {size}"
+            )
         elements = (ends % ROW_TOKENS // ratio * width)[:, None] + np.arange(width)
         return block_row[ends // size][:, None], (ends % size // ROW_TOKENS)[:, None], elements
 
