@@ -76,7 +76,7 @@ def test_of_a_table_of_its_own_a_token_reads_a_row(model: SimpleNamespace) -> No
 def test_where_indexers_choose_their_keys_and_layers_without_them_are_read_whole(model: SimpleNamespace) -> None:
     blocks = IndexerSpec(2, 24, 2048, (1, 2), False, BlockChoice(128, 16, 1))
     spec = spec_of(num_layers=3, indexer=blocks)
-    kept = (*[LayerKv(2, 16, 16)] * 3, *[blocks.kept] * 2)
+    kept = (*[LayerKv(2, 16, 16)] * 3, *[spec.index_kv(layer) for layer in (1, 2)])
     work = model_work(spec, layout_of(**TABLE), KvGeometry(kept, 64, "bf16"))
     assert (work.chosen, work.kv_bytes_per_token) == (2048, 2 * (3 * 64 + 2 * 24))
     assert work.scanned_bytes == 2 * (64 + 2 * 24)

@@ -121,15 +121,15 @@ _RENAMED = tuple(
     )
 )
 MODULES = {"embed": "model.embed_tokens", "head": "lm_head", "norm": "model.norm", "layers.": "model.layers."}
-KEYS = frozenset(key for _, _, key, _ in _SIZES.values()) | frozenset(
+KEYS = frozenset(key for name, (_, _, key, _) in _SIZES.items() if name != "window") | frozenset(  # a common key
     "attention.compress_ratios attention.compress_rope_freq_base hyper_connection.epsilon hash_layer_count "
     "swiglu_clamp_exp swiglu_clamp_shexp".split()
 )
 FIELDS = frozenset(key for key, _, _, _ in _SIZES.values()) | frozenset(
     "hidden_act attention_bias mlp_bias qk_rope_head_dim moe_intermediate_size n_routed_experts num_local_experts "
     "num_experts_per_tok n_shared_experts scoring_func norm_topk_prob routed_scaling_factor topk_method "
-    "compress_ratios compress_rates compress_rate_csa compress_rate_hca compress_rope_theta hc_eps mlp_layer_types num_hash_layers "
-    "swiglu_limit".split()
+    "compress_ratios compress_rates compress_rate_csa compress_rate_hca compress_rope_theta hc_eps mlp_layer_types "
+    "num_hash_layers swiglu_limit".split()
 )
 _WANTED = {
     "attention_bias": False,

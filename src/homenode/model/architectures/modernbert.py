@@ -60,7 +60,8 @@ def _read_folder(config: FolderConfig) -> ModelSpec:
     spec = encoder.folder_figures(config.respelled(_SPELLED), DEFAULTS)
     every = fields.integer("global_attn_every_n_layers", PATTERN, maximum=limits.MOST_LAYERS)
     local = fields.integer("local_attention", 128, minimum=2, maximum=limits.MOST_POSITION)
-    spec = config.with_window_in(spec, local // 2 + 1, lambda layers: all_but_first_of_each(layers, every))
+    half = fields.optional_integer("sliding_window", maximum=limits.MOST_POSITION) or local // 2  # of the window
+    spec = config.with_window_in(spec, half + 1, lambda layers: all_but_first_of_each(layers, every))
     if not (labels := config.labels()):
         return spec
     rows = fields.text("classifier_pooling", "cls")
@@ -111,7 +112,8 @@ ARCHITECTURE = Architecture(
                 *encoder.EPS,
                 *_SPELLED,
                 *_WANTED,
-                *"global_attn_every_n_layers local_attention rope_local_base_freq classifier_pooling id2label".split(),
+                *"global_attn_every_n_layers local_attention sliding_window rope_local_base_freq".split(),
+                *"classifier_pooling id2label".split(),
             )
         ),
         harmless=encoder.HARMLESS
