@@ -124,7 +124,7 @@ def test_a_gguf_file_has_the_tokens_of_transformers(name: str, tmp_path: Path, b
     ("kind", "changes", "message"),
     [
         ("stablelm", {"qk_layernorm": True}, "qk_layernorm true is not supported"),
-        ("phi", {"hidden_act": "relu"}, "hidden_act 'relu' is not supported; homenode runs gelu_pytorch_tanh"),
+        ("phi", {"hidden_act": "mish"}, "hidden_act 'mish' is not supported; homenode runs gelu_pytorch_tanh"),
         (
             "gpt2",
             {"scale_attn_by_inverse_layer_idx": True},
