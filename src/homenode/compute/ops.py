@@ -245,7 +245,8 @@ class PooledKeys:
 class RelativeBias:
     """What is added to scores by the position of the key less that of the query (as in T5; Raffel et al. 2020), of the
     query heads from `first` on of a model with `heads`. `values` [buckets * heads]: a bucket's numbers of all heads
-    beside each other; `buckets`: which of them counts for distances -reach .. reach; those beyond have that of the ends.
+    beside each other; `buckets`: which of them counts for distances -reach .. reach; those beyond have that of the
+    ends.
     """
 
     values: Tensor

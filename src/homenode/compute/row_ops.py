@@ -97,9 +97,9 @@ class RowOps(Protocol):
         return out.reshape(x.shape)
 
     def identity_weight(self, logits: Tensor, bias: Tensor, first: int, chosen: int, scale: float) -> Tensor:
-        """The weight that a row itself has among its experts, [rows, 1]: of the `chosen` ones whose softmax of the logits
-        plus `bias` is largest, of equals the lowest, those from number `first` on return the row. The sum of their
-        softmax, times scale.
+        """The weight that a row itself has among its experts, [rows, 1]: of the `chosen` ones whose softmax of the
+        logits plus `bias` is largest, of equals the lowest, those from number `first` on return the row. The sum of
+        their softmax, times scale.
         """
         scores = exponential(logits - largest(logits, 1))
         scores = scores / (mean(scores, 1) * scores.shape[1])

@@ -65,8 +65,8 @@ class ShortEnds:
         self, matcher: LLMatcher, looks: int, tail: End = (), longest: int = LONGEST_END
     ) -> tuple[End | None, int]:
         """A short end from where `matcher` is, None where none was found, and how many looks at a mask that took, at
-        most `looks`. `tail`: what would be the rest of one if a path led to it. `longest`: tokens of a path. The matcher
-        is where it was afterwards.
+        most `looks`. `tail`: what would be the rest of one if a path led to it. `longest`: tokens of a path. The
+        matcher is where it was afterwards.
         """
         return _Search(self, matcher, looks, tail, min(longest, LONGEST_END)).run()
 

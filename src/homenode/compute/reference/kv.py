@@ -52,7 +52,9 @@ class ReferenceKvCache:
                 side[where] = rounded(rows.reshape(len(positions), *side.shape[2:]))
 
     def store_windows(self, layer: int, block_row: IntArray, positions: IntArray, rows: FloatArray, ratio: int) -> None:
-        """Put those of `rows` [n, width] whose positions end windows of `ratio` tokens where `LayerKv.of_windows` says."""
+        """Put those of `rows` [n, width] whose positions end windows of `ratio` tokens where `LayerKv.of_windows`
+        says.
+        """
         ends = positions % ratio == ratio - 1
         rounded = _AS_STORED[self.geometry.dtype](rows[ends])
         self._windows(layer)[self._places(layer, block_row, positions[ends], ratio, rows.shape[1])] = rounded

@@ -53,8 +53,8 @@ class Grouped:
 
 
 def sdpa_attention(q: torch.Tensor, cache: TorchKvCache, layer: int, step: DeviceStep, how: Scoring) -> torch.Tensor:
-    """See `Attention`. Layers with a softcap, sinks, slopes or biases, which torch's function has no word for, those with
-    chunks, and those that see what comes behind are computed in tiles.
+    """See `Attention`. Layers with a softcap, sinks, slopes or biases, which torch's function has no word for, those
+    with chunks, and those that see what comes behind are computed in tiles.
     """
     plain = how.window_kind == "sliding" and how.mask == "causal"
     if (

@@ -226,7 +226,9 @@ def _states(step: StateStep, memory: torch.Tensor) -> torch.Tensor:
 def gates_of(
     beta: torch.Tensor, decay: torch.Tensor, decay_weight: torch.Tensor, decay_bias: torch.Tensor, gain: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """gain * sigmoid(beta) [tokens, heads], and exp(decay_weight * softplus(decay + decay_bias)), as many of each head."""
+    """gain * sigmoid(beta) [tokens, heads], and exp(decay_weight * softplus(decay + decay_bias)), as many of each
+    head.
+    """
     faded = softplus(decay + decay_bias).reshape(*beta.shape, -1)
     return gain / (1 + torch.exp(-beta)), torch.exp(decay_weight[:, None] * faded)
 

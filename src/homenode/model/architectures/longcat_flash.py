@@ -1,5 +1,5 @@
-"""LongCat-Flash: latent attention; a layer of its folders is two here, each with an MLP. Experts of the first one's rows
-are added behind the second one's MLP; some of them return the row as it is.
+"""LongCat-Flash: latent attention; a layer of its folders is two here, each with an MLP. Experts of the first one's
+rows are added behind the second one's MLP; some of them return the row as it is.
 """
 
 from __future__ import annotations
