@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import msgspec
 from starlette.requests import Request
@@ -22,9 +24,18 @@ _LARGEST_ANSWER = 256 << 20  # bytes; token ids take more room than the text the
 
 async def passed(state: ProxyState, request: Request) -> Response:
     """The answer of a decode server; of another one when the first does not answer. Raises ApiError 502, 503 or 504."""
+    return await passed_with(state, request, _answer)
+
+
+async def passed_with(
+    state: ProxyState,
+    request: Request,
+    ask: Callable[[ProxyState, Request, bytes], Coroutine[Any, Any, UpstreamAnswer]],
+) -> Response:
+    """The answer that `ask` gets for a request and its body, with its status and headers."""
     with state.bodies.lease() as lease:
         body = await read_body(state, request, lease)
-        answer = await unless_gone(request.receive, _answer(state, request, body))
+        answer = await unless_gone(request.receive, ask(state, request, body))
     response = Response(answer.body, answer.status)
     response.raw_headers = [
         *(pair for pair in answer.headers if pair[0] != b"content-length"),

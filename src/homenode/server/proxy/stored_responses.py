@@ -8,8 +8,8 @@ import re
 from starlette.requests import Request
 from starlette.responses import Response
 
-from homenode.server.http.exchange import read_body, unless_gone
 from homenode.server.http.failures import ApiError
+from homenode.server.proxy.passed_requests import passed_with
 from homenode.server.proxy.state import ProxyState
 from homenode.server.proxy.upstreams import UpstreamAnswer, UpstreamAnswerTooLong, UpstreamError
 
@@ -34,15 +34,7 @@ async def passed_to_holder(state: ProxyState, request: Request) -> Response:
     """The answer of the decode server that keeps a response; where none does, that of the last one that was asked.
     Raises ApiError 503.
     """
-    with state.bodies.lease() as lease:
-        body = await read_body(state, request, lease)
-        answer = await unless_gone(request.receive, _answer(state, request, body))
-    response = Response(answer.body, answer.status)
-    response.raw_headers = [
-        *(pair for pair in answer.headers if pair[0] != b"content-length"),
-        (b"content-length", b"%d" % len(answer.body)),
-    ]
-    return response
+    return await passed_with(state, request, _answer)
 
 
 async def _answer(state: ProxyState, request: Request, body: bytes) -> UpstreamAnswer:
