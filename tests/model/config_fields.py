@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +73,8 @@ ADDED_TO_ROPE: dict[str, Any] = {
 REFUSED_ANYWAY = frozenset(
     ("attention_bias", "mlp_bias", "use_bidirectional_attention", "partial_rotary_factor", "attn_logit_softcapping",
         "layer_types", "intermediate_size", "key_multiplier",
-     "rms_norm_eps", "factor", "beta_fast", "beta_slow", "swiglu_limit", "use_expert_bias", "rotary_dim")
+     "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "factor", "beta_fast", "beta_slow",
+     "swiglu_limit", "use_expert_bias", "rotary_dim")
 )  # fmt: skip
 # Of which transformers is no measure: it divides weights of Mamba 2 that it has loaded, and has limits of steps in
 # prompts that it does not have in answers.
@@ -153,10 +154,10 @@ def ours(folder: Path) -> FloatArray | UserError:
     return Driver(model, backend, kv_dtype="f32").prefill(PROMPT)[1]
 
 
-def differ(one: FloatArray, other: FloatArray) -> bool:
+def differ(one: FloatArray, other: FloatArray, bound: float = BOUND) -> bool:
     """By more than the order of sums, and what a logarithm of all of them together is rounded to."""
     rounding = 2 * np.spacing(np.abs(other).max())
-    return not np.abs(one - other).max() <= BOUND * (other.max() - other.min()) + rounding
+    return not np.abs(one - other).max() <= bound * (other.max() - other.min()) + rounding
 
 
 def judged(
@@ -165,16 +166,17 @@ def judged(
     found: FloatArray | UserError,
     before: FloatArray,
     refused: frozenset[str] = frozenset(),
+    bound: float = BOUND,
 ) -> str | None:
     """What is wrong, None where nothing is."""
     if isinstance(found, UserError):
         if wanted is not None and not differ(wanted, before) and key not in REFUSED_ANYWAY | refused:
             return f"refused, though it changes nothing: {found.message[-120:]}"
         return None
-    if wanted is None or not differ(found, wanted):
+    if wanted is None or not differ(found, wanted, bound):
         return None
     return (
-        f"read as {'before' if not differ(found, before) else 'something else'}, transformers "
+        f"read as {'before' if not differ(found, before, bound) else 'something else'}, transformers "
         f"{'reads it' if differ(wanted, before) else 'leaves it alone'}"
     )
 
@@ -185,21 +187,42 @@ def check_fields(
     folder: Path,
     only: frozenset[str] | None = None,
     refused: frozenset[str] = frozenset(),
+    bound: float = BOUND,
+) -> None:
+    """`check_changes` of the model `make_model(kind, changes)` and the logits of a prompt."""
+    with quiet_and_on_one_thread():
+        make_model(kind, changes, folder)
+    check_changes(folder, theirs, ours, only, refused, bound)
+
+
+def check_changes(
+    folder: Path,
+    theirs: Callable[[Path], FloatArray | None],
+    ours: Callable[[Path], FloatArray | UserError],
+    only: frozenset[str] | None = None,
+    refused: frozenset[str] = frozenset(),
+    bound: float = BOUND,
 ) -> None:
     """AssertionError that lists every change, of fields in `only` if given, of which the load makes something else than
-    transformers does. `refused`: fields whose other values no model of the family has, so that they may be refused.
+    transformers does.
 
-    The model is `make_model(kind, changes)`.
+    `theirs`, `ours`: what transformers and homenode compute with a folder. `refused`: fields whose other values no
+    model of the family has, or other engines follow, so that they may be refused. `bound`: how far the two may be
+    apart, of the spread.
     """
     with quiet_and_on_one_thread():
-        wrong = _wrong(kind, changes, folder, only, refused)
+        wrong = _wrong(folder, theirs, ours, only, refused, bound)
     assert not wrong, "\n" + "\n".join(wrong)
 
 
 def _wrong(
-    kind: str, changes: Mapping[str, Any], folder: Path, only: frozenset[str] | None, refused: frozenset[str]
+    folder: Path,
+    theirs: Callable[[Path], FloatArray | None],
+    ours: Callable[[Path], FloatArray | UserError],
+    only: frozenset[str] | None,
+    refused: frozenset[str],
+    bound: float,
 ) -> list[str]:
-    make_model(kind, changes, folder)
     file = folder / "config.json"
     config = json.loads(file.read_text())
     before = theirs(folder)
@@ -212,6 +235,6 @@ def _wrong(
         if new.get("max_position_embeddings", 10**6) < len(PROMPT):
             continue  # no context of that length is served
         file.write_text(json.dumps(new))
-        if problem := judged(path[-1], theirs(folder), ours(folder), before, refused):
+        if problem := judged(path[-1], theirs(folder), ours(folder), before, refused, bound):
             wrong.append(f"{'.'.join(path)} = {value!r}: {problem}")
     return wrong

@@ -14,10 +14,12 @@ pytest.importorskip("torch", reason="needs torch, which the `torch` dependency g
 pytest.importorskip("transformers", reason="needs transformers, which the `torch` dependency group installs")
 
 from homenode.compute.ops import Backend, FloatArray
-from homenode.errors import CheckpointError, UnsupportedError
+from homenode.errors import CheckpointError, UnsupportedError, UserError
 from homenode.model.checkpoint.index import open_checkpoint
 from homenode.model.weights.pooling_head import load_pooling_head
-from tests.model.encoder_rows import near, rows_of
+from tests.model.config_fields import PROMPT, check_changes
+from tests.model.conftest import make_backend
+from tests.model.encoder_rows import BOUND, near, rows_of
 from tests.model.parity import Case, write_stacked_gguf
 from tests.model.transformers_models import SIZES, prompts, quiet_and_on_one_thread
 
@@ -378,3 +380,32 @@ def test_a_gguf_file_of_embedding_gemma_has_the_rows_of_transformers(tmp_path: P
 
 
 DENSE = ("dense_2.weight", "dense_3.weight")
+
+
+def theirs_of(folder: Path) -> FloatArray | None:
+    """Rows as transformers has them; None where it fails, or makes up tensors that rows are made of."""
+    import transformers
+
+    try:
+        model, told = transformers.AutoModel.from_pretrained(
+            folder, attn_implementation="eager", dtype="float32", output_loading_info=True
+        )
+        missing = [key for key in told["missing_keys"] if "pooler" not in key]
+        return None if missing else hidden_of(model.eval(), PROMPT)
+    except Exception:  # whatever a configuration that does not hold together runs into
+        return None
+
+
+def ours_of(folder: Path) -> FloatArray | UserError:
+    try:
+        return rows_of(folder, make_backend("native", rounding=False), [PROMPT])[0]
+    except UserError as error:
+        return error
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", CASES)
+def test_every_field_is_read_as_transformers_reads_it_or_refused(name: str, tmp_path: Path) -> None:
+    make_encoder(CASES[name], tmp_path)
+    check_changes(tmp_path, theirs_of, ours_of, bound=BOUND)

@@ -17,6 +17,7 @@ from homenode.errors import UnsupportedError
 from homenode.model.architectures.layer_norm_decoder import slopes_of
 from homenode.model.checkpoint.index import open_checkpoint
 from tests.checkpoints import interleave_heads
+from tests.model.config_fields import check_fields
 from tests.model.parity import BOUND, Case, check_file, check_folder, write_stacked_gguf
 from tests.model.transformers_models import make_model, quiet_and_on_one_thread
 
@@ -150,3 +151,11 @@ def test_slopes_halve_over_a_power_of_two_and_are_filled_up_between() -> None:
     assert slopes_of(8, 8.0).tolist() == [2.0**-i for i in range(1, 9)]
     np.testing.assert_allclose(slopes_of(3, 8.0), [2.0**-4, 2.0**-8, 2.0**-2])
     assert len(slopes_of(71, 8.0)) == 71
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", CASES)
+def test_every_field_is_read_as_transformers_reads_it_or_refused(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    check_fields(case.kind, case.changes, tmp_path / "model", bound=2 * case.bound)

@@ -15,6 +15,7 @@ from homenode.model.checkpoint.unknown_names import unknown_names
 from homenode.model.config.folder_config import FolderConfig
 from homenode.model.config.known_fields import HARMLESS, READ, ROPE_HARMLESS, ROPE_READ, unknown_fields
 from homenode.model.formats.fields import Fields
+from homenode.model.spec import ModelSpec
 from tests.checkpoints import make_folder, toy_config
 
 WINDOWS = {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}
@@ -45,6 +46,7 @@ WAYS: list[dict[str, Any]] = [
 NEEDED = {"embedding_gemma": {"use_bidirectional_attention": True}, "apertus": {"hidden_act": "xielu"}}
 NEEDED |= {"nanochat": {"hidden_act": "relu2"}, "gte": {"hidden_act": "gelu"}}
 NEEDED["kimi_linear"] = {"layer_types": ["linear_attention", "full_attention"], "q_lora_rank": None}
+NEEDED |= {key: {"rotary_dim": 8} for key in ("codegen", "gptj")} | {"mamba2": {"num_heads": 8}}
 NEEDED["deepseek_v4"] = {
     "num_key_value_heads": 1, "qk_rope_head_dim": 8, "compress_ratios": [4, 128], "index_head_dim": 16,
 }  # fmt: skip
@@ -61,9 +63,14 @@ UNASKED["bert"] |= {"activation", "dim", "hidden_dim", "n_heads", "n_layers"}  #
 UNASKED["eurobert"] = {"id2label"}  # its scores are refused before
 UNASKED["cohere2_moe"] = {"layer_norm_eps"}  # the toy has RMS norms
 UNASKED["qwen3"] = {"classifier_from_token"}  # asked for with the tokenizer's words
-# The toys have no rope.
-_OF_ROPE = {"partial_rotary_factor", "rope_parameters", "rope_scaling"}
-UNASKED |= {"granitemoehybrid": _OF_ROPE, "mamba2": _OF_ROPE | {"is_causal"}, "nemotron_h": _OF_ROPE}
+# Of which the class has no rope, or one whose figures no file tells; of granitemoehybrid the toy.
+WITHOUT_ROPE = (
+    "bert", "bloom", "codegen", "gpt2", "gpt_bigcode", "gpt_neo", "gptj", "granitemoehybrid", "jina_bert",
+    "kimi_linear", "mamba2", "mpnet", "mpt", "nemotron_h", "opt",
+)  # fmt: skip
+UNASKED |= {name: {"is_causal"} for name in ("gpt_neo", "mamba2")}
+for _name in WITHOUT_ROPE:
+    UNASKED[_name] = UNASKED.get(_name, set()) | {"partial_rotary_factor", "rope_parameters", "rope_scaling"}
 
 
 class Asked(dict[str, Any]):
@@ -101,6 +108,20 @@ def test_the_table_of_fields_that_are_read_is_what_the_code_asks_for(architectur
     assert asked - read - {"attention heads"} == set()
     unasked = {"qkv_bias", "mlp_bias"} | UNASKED.get(architecture, set())
     assert read - asked - files - other_classes - set(toy_config(architecture)) <= unasked
+
+
+@pytest.mark.parametrize("architecture", WITHOUT_ROPE)
+def test_figures_of_a_rope_that_the_class_lacks_are_left_alone(architecture: str) -> None:
+    def spec_of(**changes: Any) -> ModelSpec:
+        config = toy_config(architecture) | NEEDED.get(architecture, {}) | changes
+        fields = Fields(Path("config.json"), config)
+        return spec_from_config(FolderConfig(fields, Fields(Path("g"), {}), has_output=True, storage="F32"))
+
+    yarn = {"rope_type": "yarn", "factor": 64.0, "original_max_position_embeddings": 64}
+    others = {"rope_theta": 777.0, "rope_scaling": yarn, "partial_rotary_factor": 0.5}
+    assert spec_of(**others) == spec_of()
+    if architecture not in ("granitemoehybrid", "mamba2", "nemotron_h"):  # which have heads of their own
+        assert spec_of(head_dim=4, num_key_value_heads=1) == spec_of()
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

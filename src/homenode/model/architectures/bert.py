@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from homenode.model.architectures import encoder, tables
 from homenode.model.architectures.architecture import Architecture, FolderFormat
-from homenode.model.config.folder_config import Defaults, FolderConfig
+from homenode.model.config.folder_config import HEAD_FIELDS, ROPE, Defaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.pooling import HeadLayer, PoolingSpec
 from homenode.model.spec import ModelSpec
@@ -87,7 +87,7 @@ _DISTILLED_MODULES = {  # names lack `transformer.` in front
 def _read_folder(config: FolderConfig) -> ModelSpec:
     named = next(iter(config.fields.texts("architectures")), "")
     is_distilled = named.startswith(DISTILLED) or (not named and config.fields.text("model_type") == DISTILLED_TYPE)
-    config = config.respelled(_SPELLED) if is_distilled else config
+    config = (config.respelled(_SPELLED) if is_distilled else config).without(*ROPE, *HEAD_FIELDS)
     fields = config.fields
     fields.refuse_others({"is_decoder": False, "position_embedding_type": "absolute"})
     spec = encoder.folder_figures(config, DEFAULTS)

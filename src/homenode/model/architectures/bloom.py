@@ -12,7 +12,7 @@ from homenode.model.architectures.layer_norm_decoder import (
     gguf_figures,
     split_grouped_rows,
 )
-from homenode.model.config.folder_config import Defaults, FolderConfig
+from homenode.model.config.folder_config import HEAD_FIELDS, ROPE, Defaults, FolderConfig
 from homenode.model.spec import ModelSpec
 
 DEFAULTS = Defaults(
@@ -41,7 +41,7 @@ _SPELLED = {
 
 def read_folder(config: FolderConfig) -> ModelSpec:
     """The figures in config.json. The inner columns of the MLP are always four times the hidden size."""
-    config = config.respelled(_SPELLED)
+    config = config.respelled(_SPELLED).without(*ROPE, *HEAD_FIELDS)
     config.fields.refuse_others({"apply_residual_connection_post_layernorm": False})
     spec = config.uniform_decoder(DEFAULTS)
     return replace(

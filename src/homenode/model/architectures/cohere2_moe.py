@@ -42,6 +42,11 @@ class AveragedExperts:
 
 def _read_folder(config: FolderConfig) -> ModelSpec:
     fields = config.fields
+    if (table := fields.table("rope_scaling")) is not None and table.names():
+        raise UnsupportedError(
+            f"{config.path}: rope_scaling is not supported in {config.architecture}: transformers leaves it alone and "
+            "other engines follow it; homenode wants rope_parameters, or rope_theta"
+        )
     centred = not fields.has("rms_norm_eps")
     spec = config.respelled({"layer_norm_eps": "rms_norm_eps"} if centred else {}).decoder(DEFAULTS)
     first = fields.integer("first_k_dense_replace", 0, minimum=0, maximum=limits.MOST_LAYERS)

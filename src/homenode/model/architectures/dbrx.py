@@ -43,7 +43,8 @@ def _read_folder(config: FolderConfig) -> ModelSpec:
     config = config.respelled(_SPELLED)
     empty = Fields(config.path, {})
     attention, experts = (config.fields.table(key) or empty for key in ("attn_config", "ffn_config"))
-    if (theta := attention.optional_number("rope_theta", above=1.0, most=limits.MOST_THETA)) is not None:
+    if config.rope_table is None and attention.has("rope_theta"):
+        theta = attention.number("rope_theta", above=1.0, most=limits.MOST_THETA)
         config = config.with_rope({"rope_type": "default", "rope_theta": theta})
     if (how := experts.table("ffn_act_fn")) is not None:
         how.refuse_others({"name": "silu"})

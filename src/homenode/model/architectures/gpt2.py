@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
 from homenode.model.architectures.layer_norm_decoder import PARAMETERS, BlockStyle, forward, gguf_figures
-from homenode.model.config.folder_config import Defaults, FolderConfig
+from homenode.model.config.folder_config import HEAD_FIELDS, ROPE, Defaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.formats import limits
 from homenode.model.formats.fused_rows import split_fused_rows
@@ -41,7 +41,7 @@ HARMLESS = {
 
 
 def _read_folder(config: FolderConfig) -> ModelSpec:
-    config = config.respelled(SPELLED)
+    config = config.respelled(SPELLED).without(*ROPE, *HEAD_FIELDS)
     fields = config.fields
     fields.refuse_others({"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False})
     spec = config.uniform_decoder(DEFAULTS)

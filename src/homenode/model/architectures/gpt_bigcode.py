@@ -7,13 +7,13 @@ from dataclasses import replace
 from homenode.model.architectures import gpt2
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
 from homenode.model.architectures.layer_norm_decoder import PARAMETERS, forward, split_grouped_rows
-from homenode.model.config.folder_config import GELU, FolderConfig
+from homenode.model.config.folder_config import GELU, HEAD_FIELDS, ROPE, FolderConfig
 from homenode.model.formats import limits
 from homenode.model.spec import ModelSpec
 
 
 def _read_folder(config: FolderConfig) -> ModelSpec:
-    config = config.respelled(gpt2.SPELLED)
+    config = config.respelled(gpt2.SPELLED).without(*ROPE, *HEAD_FIELDS)
     fields = config.fields
     spec = config.uniform_decoder(gpt2.DEFAULTS)
     return replace(

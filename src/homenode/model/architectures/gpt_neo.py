@@ -7,7 +7,7 @@ from dataclasses import replace
 from homenode.model.architectures import gpt2
 from homenode.model.architectures.architecture import Architecture, FolderFormat
 from homenode.model.architectures.layer_norm_decoder import PARAMETERS, forward
-from homenode.model.config.folder_config import Defaults, FolderConfig
+from homenode.model.config.folder_config import HEAD_FIELDS, ROPE, Defaults, FolderConfig
 from homenode.model.formats import limits
 from homenode.model.formats.fields import Fields
 from homenode.model.spec import ModelSpec
@@ -23,7 +23,7 @@ _LAYER = "model.layers.{layer}."
 
 
 def _read_folder(config: FolderConfig) -> ModelSpec:
-    config = config.respelled(_SPELLED)
+    config = config.respelled(_SPELLED).without(*ROPE, *HEAD_FIELDS, "is_causal")
     fields = config.fields
     spec = config.uniform_decoder(DEFAULTS)
     window = fields.integer("window_size", WINDOW, maximum=limits.MOST_POSITION)
@@ -43,9 +43,13 @@ def _read_folder(config: FolderConfig) -> ModelSpec:
 
 
 def _kinds(fields: Fields, layers: int) -> tuple[object, ...]:
-    """The kind of each layer: `attention_types` has runs of kinds, each with how often it comes. CheckpointError for
-    others.
+    """The kind of each layer: by itself in `attention_layers`, which counts where a file has both, or in runs of kinds,
+    each with how often it comes, in `attention_types`. CheckpointError for others.
     """
+    if named := fields.texts("attention_layers"):
+        if len(named) != layers or not set(named) <= set(KINDS):
+            raise fields.wrong("attention_layers", named, f"{layers} values, each {' or '.join(KINDS)}")
+        return named
     runs = fields.value("attention_types")
     runs = [[list(KINDS), (layers + 1) // 2]] if runs is None and layers % 2 == 0 else runs
     kinds: list[object] = []
@@ -63,10 +67,8 @@ ARCHITECTURE = Architecture(
     FolderFormat(
         "GPTNeoForCausalLM",
         _read_folder,
-        fields=frozenset((*_SPELLED, "attention_types", "window_size", "activation_function")),
-        harmless=gpt2.HARMLESS
-        | {"attention_layers": "attention_types tells it"}
-        | dict.fromkeys(("resid_dropout", "embed_dropout"), "of training only"),
+        fields=frozenset((*_SPELLED, "attention_layers", "attention_types", "window_size", "activation_function")),
+        harmless=gpt2.HARMLESS | dict.fromkeys(("resid_dropout", "embed_dropout"), "of training only"),
         modules={
             "wte": "model.embed_tokens",
             "wpe": "model.positions",

@@ -9,7 +9,7 @@ from dataclasses import replace
 from homenode.model.architectures import gpt2
 from homenode.model.architectures.architecture import Architecture, FolderFormat
 from homenode.model.architectures.layer_norm_decoder import PARAMETERS, BlockStyle, forward
-from homenode.model.config.folder_config import Defaults, FolderConfig
+from homenode.model.config.folder_config import HEAD_FIELDS, ROPE, Defaults, FolderConfig
 from homenode.model.formats import limits
 from homenode.model.spec import ModelSpec
 
@@ -22,7 +22,7 @@ _LAYER = "model.layers.{layer}."
 
 
 def _read_folder(config: FolderConfig) -> ModelSpec:
-    config = config.respelled(gpt2.SPELLED)
+    config = config.respelled(gpt2.SPELLED).without(*ROPE, *HEAD_FIELDS)
     fields = config.fields
     spec = config.uniform_decoder(DEFAULTS)
     rotary = fields.integer("rotary_dim", 64, maximum=limits.MOST_HEAD_DIM)

@@ -15,7 +15,7 @@ from homenode.model.architectures.layer_norm_decoder import normed
 from homenode.model.architectures.parameters import ForwardContext, Parameter, of_model
 from homenode.model.architectures.stage import Layer
 from homenode.model.architectures.tables import layer_bias, layer_weight
-from homenode.model.config.folder_config import Defaults, FolderConfig
+from homenode.model.config.folder_config import HEAD_FIELDS, ROPE, Defaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.formats.fused_rows import split_fused_rows
 from homenode.model.formats.tensor_parts import rows_of
@@ -81,7 +81,7 @@ def _read_folder(config: FolderConfig) -> ModelSpec:
     fields = config.fields
     fields.refuse_others(_WANTED)
     types = encoder.types_of_folder(fields, 2)
-    spec = encoder.folder_figures(config, DEFAULTS)
+    spec = encoder.folder_figures(config.without(*ROPE, *HEAD_FIELDS), DEFAULTS)
     return _styled(spec, types, int("qk-post-norm" in str(fields.value("auto_map"))))
 
 

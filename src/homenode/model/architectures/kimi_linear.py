@@ -15,7 +15,14 @@ from homenode.model.architectures.latent_attention import LatentHeads
 from homenode.model.architectures.layer_kinds import layers_with_mlp
 from homenode.model.architectures.parameters import Condition, ForwardContext, Parameter
 from homenode.model.architectures.tables import layer_weight
-from homenode.model.config.folder_config import SIGMOID_MOE_FIELDS, Defaults, ExpertDefaults, FolderConfig
+from homenode.model.config.folder_config import (
+    HEAD_FIELDS,
+    ROPE,
+    SIGMOID_MOE_FIELDS,
+    Defaults,
+    ExpertDefaults,
+    FolderConfig,
+)
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.formats import limits
 from homenode.model.formats.fields import Fields
@@ -87,7 +94,7 @@ PARAMETERS = (
 
 
 def _read_folder(config: FolderConfig) -> ModelSpec:
-    config = config.respelled(_SPELLED).without("num_key_value_heads", "head_dim")
+    config = config.respelled(_SPELLED).without(*ROPE, *HEAD_FIELDS)
     fields = config.fields
     fields.refuse_others(_PLAIN)
     table = fields.table("linear_attn_config") or Fields(config.path, {})

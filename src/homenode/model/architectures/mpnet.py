@@ -13,7 +13,7 @@ from homenode.compute.ops import RelativeBias
 from homenode.model.architectures import bert, encoder
 from homenode.model.architectures.architecture import Architecture, FolderFormat
 from homenode.model.architectures.parameters import ForwardContext, Parameter
-from homenode.model.config.folder_config import FolderConfig
+from homenode.model.config.folder_config import HEAD_FIELDS, ROPE, FolderConfig
 from homenode.model.pooling import PoolingSpec
 from homenode.model.spec import ModelSpec, TensorEntry
 
@@ -40,7 +40,7 @@ FIELDS = frozenset((*encoder.EPS, "hidden_act", "relative_attention_num_buckets"
 def _read_folder(config: FolderConfig) -> ModelSpec:
     fields = config.fields
     fields.refuse_others({"relative_attention_num_buckets": BUCKETS})
-    spec, labels = encoder.folder_figures(config, DEFAULTS), config.labels()
+    spec, labels = encoder.folder_figures(config.without(*ROPE, *HEAD_FIELDS), DEFAULTS), config.labels()
     if spec.max_position <= FIRST_POSITION:
         raise fields.wrong("max_position_embeddings", spec.max_position, f"a whole number above {FIRST_POSITION}")
     style = encoder.EncoderStyle(config.plain_activation("hidden_act", "gelu"), FIRST_POSITION)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from homenode.errors import UnsupportedError
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
 from homenode.model.architectures.layer_norm_decoder import PARAMETERS, BlockStyle, forward, gguf_figures
-from homenode.model.config.folder_config import Defaults, FolderConfig
+from homenode.model.config.folder_config import HEAD_FIELDS, ROPE, Defaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.formats.fields import Fields
 from homenode.model.formats.fused_rows import split_fused_rows
@@ -29,7 +29,7 @@ _WANTED_OF_ATTENTION = {"alibi": True, "prefix_lm": False, "qk_ln": False, "attn
 
 
 def _read_folder(config: FolderConfig) -> ModelSpec:
-    config = config.respelled(_SPELLED)
+    config = config.respelled(_SPELLED).without(*ROPE, *HEAD_FIELDS)
     fields = config.fields
     attention = fields.table("attn_config") or Fields(config.path, {})
     fields.refuse_others(_WANTED)

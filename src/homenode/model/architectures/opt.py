@@ -8,7 +8,7 @@ from dataclasses import replace
 from homenode.model.architectures import gpt2
 from homenode.model.architectures.architecture import Architecture, FolderFormat
 from homenode.model.architectures.layer_norm_decoder import PARAMETERS, BlockStyle, forward
-from homenode.model.config.folder_config import Defaults, FolderConfig
+from homenode.model.config.folder_config import HEAD_FIELDS, ROPE, Defaults, FolderConfig
 from homenode.model.formats.tensor_parts import rows_of
 from homenode.model.spec import ModelSpec, TensorEntry
 
@@ -34,9 +34,7 @@ _MODULES = {
 
 
 def _read_folder(config: FolderConfig) -> ModelSpec:
-    config = config.respelled({"ffn_dim": "intermediate_size"}).without(
-        "rms_norm_eps", "num_key_value_heads", "head_dim"
-    )
+    config = config.respelled({"ffn_dim": "intermediate_size"}).without("rms_norm_eps", *ROPE, *HEAD_FIELDS)
     fields = config.fields
     spec = config.uniform_decoder(DEFAULTS)
     fields.refuse_others({**_PLAIN, "word_embed_proj_dim": spec.hidden_size})

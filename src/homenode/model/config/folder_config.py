@@ -27,6 +27,7 @@ SIGMOID_MOE_FIELDS = frozenset(
 _SAMPLING = {name: name for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")}
 GELU = "gelu_pytorch_tanh"
 ROPE = ("rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor")  # the keys of its figures
+HEAD_FIELDS = ("num_key_value_heads", "head_dim")  # the keys of what heads are where the class derives it from others
 _SPELLINGS = {"silu": ("silu", "swish"), GELU: (GELU,), "xielu": ("xielu",)}
 # What transformers calls the activations of MLPs without a gate.
 _PLAIN: Mapping[str, PlainActivation] = {
