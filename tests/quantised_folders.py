@@ -1,5 +1,5 @@
-"""Makers of folders whose matrices are quantised as GPTQ, AWQ, llm-compressor and makers of 8-bit floats store them:
-bit by bit, by the formats' definitions.
+"""Makers of folders whose matrices are quantised as GPTQ, AWQ, AutoRound, llm-compressor and makers of 8-bit floats store
+them: bit by bit, by the formats' definitions.
 
 Every matrix comes with the float32 values it stands for.
 """
@@ -34,12 +34,19 @@ class Form:
     group: int = GROUP  # -1: a row
     symmetric: bool = True
     version: str = ""
+    packing: str = ""  # what AutoRound calls the way
     shuffled: bool = False  # columns belong to groups in no order
     blocks: tuple[int, int] | None = None  # of 8-bit floats: rows and columns that share a scale
 
     @property
     def config(self) -> dict[str, Any]:
         """What config.json says of it."""
+        if self.packing:
+            return {
+                "quant_method": "auto-round", "packing_format": self.packing, "bits": self.bits,
+                "group_size": self.group, "sym": self.symmetric, "data_type": "int", "autoround_version": "0.9.0",
+                "extra_config": {"lm_head": {"bits": 16, "data_type": "float"}},
+            }  # fmt: skip
         if self.method == "gptq":
             form = {"checkpoint_format": self.version} if self.version else {}
             return {
@@ -83,6 +90,16 @@ FORMS = {
     "gptq of 8 bits with zero points": Form("gptq", "F32", bits=8, symmetric=False),
     "gptq in groups of 16": Form("gptq", "F32", group=16),
     "awq": Form("awq", "Q4_1", symmetric=False),
+    "AutoRound": Form("gptq", "Q4_0", packing="auto_round:auto_gptq"),
+    "AutoRound of 2 bits": Form("gptq", "Q4_0", bits=2, packing="auto_round:auto_gptq"),
+    "AutoRound of 8 bits": Form("gptq", "Q8_0", bits=8, packing="auto_round:auto_gptq"),
+    "AutoRound with zero points": Form("gptq", "Q4_1", symmetric=False, packing="auto_round:auto_gptq"),
+    "AutoRound for GPTQModel": Form("gptq", "Q4_0", version="gptq_v2", packing="auto_round:gptqmodel"),
+    "AutoRound for GPTQModel with zero points": Form(
+        "gptq", "Q4_1", symmetric=False, version="gptq_v2", packing="auto_round:gptqmodel"
+    ),
+    "AutoRound as AWQ": Form("awq", "Q4_0", packing="auto_round:auto_awq"),
+    "AutoRound as AWQ with zero points": Form("awq", "Q4_1", symmetric=False, packing="auto_round:auto_awq"),
     "packed": Form("compressed", "Q4_0", version="pack-quantized"),
     "packed with zero points": Form("compressed", "Q4_1", version="pack-quantized", symmetric=False),
     "packed 6 bits": Form("compressed", "Q8_0", bits=6, version="pack-quantized"),

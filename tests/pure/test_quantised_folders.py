@@ -28,6 +28,7 @@ from tests.memory import memory_headroom
 from tests.quantised_folders import FORMS, Form, Stored, is_quantised, quantised, write_folder, write_quantised
 
 FIRST = "model.layers.0.self_attn.q_proj"
+SECOND = "model.layers.0.mlp.down_proj"
 HALF_STEP = 2**-11  # of what is rounded to float16
 
 
@@ -124,10 +125,65 @@ def test_modules_that_gptq_names_without_settings_of_their_own(tmp_path: Path) -
     left = {"-:.*attn.*": {}, "-:.*shared_expert.*": {"bits": 8}, "lm_head": {}, "model.embed_tokens": None}
     for more in ({}, {"+:.*down.*": {"bits": table["bits"], "group_size": table["group_size"], "desc_act": True}}):
         found = quantisation_of(Fields(tmp_path, {"quantization_config": table | {"dynamic": left | more}}))
-        assert found is not None and found.bits == table["bits"]
-    for own in ({"bits": 8}, {"group_size": 128}, {"sym": False}):
-        with pytest.raises(UnsupportedError, match="for some modules"):
-            quantisation_of(Fields(tmp_path, {"quantization_config": table | {"dynamic": left | {"lm_head": own}}}))
+        assert found is not None and found.widths == (table["bits"],) and found.symmetric
+
+
+OWN_SETTINGS = {
+    "wider codes": {"bits": 8},
+    "narrower codes": {"bits": 2},
+    "larger groups": {"group_size": 64},
+    "a group for a row": {"group_size": -1},
+    "zero points": {"sym": False},
+    "all of these": {"bits": 3, "group_size": 64, "sym": False},
+}
+
+
+@pytest.mark.parametrize("case", OWN_SETTINGS)
+@pytest.mark.parametrize("name", ["gptq", "gptq, second version", "AutoRound", "AutoRound for GPTQModel"])
+def test_modules_with_settings_of_their_own(tmp_path: Path, name: str, case: str) -> None:
+    """Those of `dynamic` (GPTQ) and `extra_config` (AutoRound), which the shapes of the tensors tell apart."""
+    form, own = FORMS[name], OWN_SETTINGS[case]
+    renamed = {"bits": "bits", "group_size": "group", "sym": "symmetric"}
+    other = replace(form, **{renamed[key]: value for key, value in own.items()})
+    values = np.random.default_rng(5).standard_normal((64, 128)).astype(np.float32)
+    tensors: Stored = {}
+    wanted = {}
+    for module, kind in ((FIRST, form), (SECOND, other)):
+        parts, wanted[f"{module}.weight"] = quantised(kind, module, values)
+        tensors |= parts
+    key = "extra_config" if form.packing else "dynamic"
+    table = form.config | {key: {SECOND if form.packing else f"+:{SECOND}": own}}
+    write_folder(tmp_path, {}, tensors)
+    quantisation = quantisation_of(Fields(tmp_path / "config.json", {"quantization_config": table}))
+    assert quantisation is not None
+    found = with_coded_matrices(read_safetensors(tmp_path / "model.safetensors"), quantisation)
+    assert found.keys() == wanted.keys()
+    for tensor, entry in found.items():
+        assert np.array_equal(decoded(entry, (0, 64), (0, 128)), wanted[tensor])
+        if entry.dtype.name in ("Q4_0", "Q8_0"):
+            assert np.array_equal(read(entry, (0, 64), (0, 128)), wanted[tensor])
+
+
+@pytest.mark.parametrize(
+    ("table", "name"),
+    [
+        ({}, "AutoRound"),
+        ({"packing_format": "auto"}, "AutoRound"),
+        ({"packing_format": "auto_round:gptq"}, "AutoRound"),
+        ({"backend": "auto"}, "AutoRound"),
+        ({"backend": "auto_round:gptq:exllamav2"}, "AutoRound"),
+        ({"backend": "autoround:exllamav2"}, "AutoRound for GPTQModel"),
+        ({"packing_format": "auto_round"}, "AutoRound for GPTQModel"),
+        ({"packing_format": "auto_round:awq"}, "AutoRound as AWQ"),
+    ],
+)
+@pytest.mark.parametrize("method", ["auto-round", "intel/auto-round"])
+def test_auto_round_calls_a_form_by_several_names(
+    tmp_path: Path, table: dict[str, Any], name: str, method: str
+) -> None:
+    wanted = quantisation_of(Fields(tmp_path, {"quantization_config": FORMS[name].config}))
+    told = {"quant_method": method, "bits": 4, "group_size": 32} | table
+    assert wanted is not None and quantisation_of(Fields(tmp_path, {"quantization_config": told})) == wanted
 
 
 def test_modules_of_model_opt_may_be_of_two_kinds(tmp_path: Path) -> None:
@@ -265,9 +321,22 @@ UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
     "another method": ({"quant_method": "bitsandbytes"}, "quantised by 'bitsandbytes' .*homenode reads gptq, awq, fp8"),
     "no method": ({"bits": 4}, "quantised by 'unnamed'"),
     "gptq in another form": ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "form 'marlin'"),
-    "gptq with modules of their own": (
-        {"quant_method": "gptq", "bits": 4, "dynamic": {"+:.*down.*": {"bits": 8}}},
-        "for some modules",
+    "AutoRound in another form": (
+        {"quant_method": "auto-round", "bits": 4, "packing_format": "auto_round:llm_compressor"},
+        "AutoRound weights in the form 'auto_round:llm_compressor'",
+    ),
+    "AutoRound of floats": (
+        {"quant_method": "auto-round", "bits": 4, "packing_format": "auto_round:auto_gptq", "data_type": "mx_fp"},
+        "of the kind 'mx_fp'",
+    ),
+    "AutoRound as AWQ of other bits": (
+        {
+            "quant_method": "auto-round",
+            "bits": 4,
+            "packing_format": "auto_round:auto_awq",
+            "extra_config": {"lm_head": {"bits": 8}},
+        },
+        "AutoRound weights of 4 and 8 bits in the form 'auto_round:auto_awq'",
     ),
     "awq in another form": ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "form 'gemv'"),
     "awq of other bits": ({"quant_method": "awq", "bits": 8}, "AWQ weights of 8 bits"),
@@ -310,6 +379,14 @@ def test_what_is_not_read_is_said_by_name(tmp_path: Path, case: str) -> None:
         ({"quant_method": "gptq", "bits": 9}, r"bits: seen 9, wanted a whole number from 2 to 8"),
         ({"quant_method": "gptq", "bits": 4, "group_size": -2}, "group_size: seen -2"),
         ({"quant_method": "gptq", "bits": 4, "sym": "yes"}, "sym: seen 'yes'"),
+        ({"quant_method": "gptq", "bits": 4, "dynamic": {"x": {"bits": 9}}}, r"dynamic\.x\.bits: seen 9"),
+        ({"quant_method": "auto-round", "bits": 0}, r"quantization_config\.bits: seen 0"),
+        ({"quant_method": "auto-round", "bits": 4, "extra_config": [1]}, "extra_config: seen"),
+        (
+            {"quant_method": "auto-round", "bits": 4, "extra_config": {"x": {"group_size": -2}}},
+            r"extra_config\.x\.group_size: seen -2",
+        ),
+        ({"quant_method": "auto-round", "bits": 4, "extra_config": {"x": {"bits": 10**30}}}, r"x\.bits: seen 1000"),
         ({"quant_method": "fp8", "weight_block_size": [128]}, "weight_block_size: seen \\[128\\]"),
         ({"quant_method": "fp8", "weight_block_size": [128, 0]}, "weight_block_size"),
         ({"quant_method": "compressed-tensors", "config_groups": {"group_0": 4}}, "group_0: seen 4, wanted an object"),

@@ -95,21 +95,28 @@ class _Module:
 
 
 def _by_columns(module: _Module, name: str, q: Quantisation) -> _Matrix | None:
-    """GPTQ and AWQ: qweight, qzeros and scales have the matrix's columns, or groups of them, as rows."""
+    """GPTQ and AWQ: qweight, qzeros and scales have the matrix's columns, or groups of them, as rows. Of modules that
+    differ the tensors' shapes tell whose settings are theirs.
+    """
     if not name.endswith(".qweight") or (codes := module.get("qweight", _WORDS, (2,))) is None:
         return None
-    rows, columns = codes.shape[1], codes.shape[0]
-    if q.method == "gptq":
-        columns = columns * _WORD_BITS // q.bits
+    zeros = module.need("qzeros", _WORDS, (2,), codes)
+    scales = module.need("scales", _FLOATS, (2,), codes)
+    rows, columns, bits = codes.shape[1], codes.shape[0], q.widths[0]
+    if q.method == "gptq":  # of modules that differ the zero points tell how wide theirs are
+        bits = next((b for b in q.widths if zeros.shape[1] == -(-rows * b // _WORD_BITS)), bits)
+        columns = columns * _WORD_BITS // bits
     else:
-        rows = rows * _WORD_BITS // q.bits
-    group = q.blocks[0][1] or columns
+        rows = rows * _WORD_BITS // bits
+    sizes = [g or columns for _, g in q.blocks]
+    group = next((g for g in sizes if scales.shape[0] == -(-columns // g)), sizes[0])
     groups = -(-columns // group)
-    scales = _of_shape(module.need("scales", _FLOATS, (2,), codes), groups, rows)
-    zeros = _of_shape(module.need("qzeros", _WORDS, (2,), codes), groups, -(-rows * q.bits // _WORD_BITS))
+    _of_shape(scales, groups, rows)
+    _of_shape(zeros, groups, -(-rows * bits // _WORD_BITS))
     order = _order(module.get("g_idx", _INDICES, (1,)), group, groups, columns)
+    label = f"{q.label} {bits}-bit"
     return _Matrix(
-        rows, columns, CodedMatrix(q.label, q.method, q.bits, (1, group), codes, scales, zeros, q.zero_offset, order)
+        rows, columns, CodedMatrix(label, q.method, bits, (1, group), codes, scales, zeros, q.zero_offset, order)
     )
 
 

@@ -1,16 +1,17 @@
-"""What a folder says of matrices that were quantised by GPTQ, AWQ, llm-compressor (compressed-tensors), ModelOpt or to
-8-bit floats.
+"""What a folder says of matrices that were quantised by GPTQ, AWQ, AutoRound, llm-compressor (compressed-tensors),
+ModelOpt or to 8-bit floats.
 
 The description is in config.json or, as each of these tools wrote it at first, in a file of its own beside it.
 
 How activations, keys and values were rounded is not followed: homenode has its own way of that. Lists of modules left
-as they were need no reading either, as the tensors' names tell (coded_matrices.py). Sources: the configurations of the
-AutoGPTQ, GPTQModel, AutoAWQ and compressed-tensors projects, of transformers for 8-bit floats, and of NVIDIA's
-ModelOpt.
+as they were need no reading either, as the tensors' names tell, and of modules with settings of their own the tensors'
+shapes tell which are theirs (coded_matrices.py). Sources: the configurations of the AutoGPTQ, GPTQModel, AutoAWQ,
+AutoRound and compressed-tensors projects, of transformers for 8-bit floats, and of NVIDIA's ModelOpt.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -23,7 +24,14 @@ from homenode.model.formats.fields import Fields
 # read.
 QUANTISATION_FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
 _AWQ_KEYS = ("zero_point", "w_bit", "q_group_size", "version")  # that files of GPTQ lack
-_GPTQ_FORM = ("bits", "group_size", "sym")  # on which it depends what the tensors of a module mean
+# How AutoRound stores codes, by what it calls that: as GPTQ does in its first form, or in its second, or as AWQ does.
+_AUTO_ROUND_PACKINGS = {
+    **dict.fromkeys(("", "auto", "auto_round:gptq", "auto_round:auto_gptq"), "gptq"),
+    **dict.fromkeys(("auto_round", "auto_round:gptqmodel"), "gptq_v2"),
+    **dict.fromkeys(("auto_round:awq", "auto_round:auto_awq"), "awq"),
+}
+_AUTO_ROUND_KERNELS = (":exllamav2", ":triton", ":tritonv2", ":cuda", ":marlin", ":gemm")
+_UNQUANTISED_BITS = 16  # from here on AutoRound means that a module was left as it was
 _FLOATS = ("e4m3", "e4m3fn", "float8_e4m3fn")  # spellings of one kind of 8-bit floats
 _ORIGINAL = "use the original model (with --quantize, if it is too large) or a GGUF of it"
 _COMPRESSED_FORMATS = (
@@ -44,7 +52,6 @@ class Quantisation:
 
     method: str  # "gptq", "awq", "float8", "mxfp4", "compressed" or "modelopt": which tensors make up a matrix
     label: str  # for people
-    bits: int = 8
     # Rows and columns that may share a scale, besides one row and all; 0: all there are.
     blocks: tuple[tuple[int, int], ...] = ()
     symmetric: bool = False  # all zero points are the middle of the codes
@@ -96,13 +103,8 @@ def _gptq(table: Fields) -> Quantisation:
         )
     modules = table.table("dynamic") or Fields(table.path, {})
     named = (modules.optional_table(name) for name in modules.names() if not name.startswith("-:"))
-    if any(own.value(key) != table.value(key) for own in named if own for key in own.names() if key in _GPTQ_FORM):
-        raise _unsupported(table, "GPTQ weights with settings of their own for some modules (dynamic)", _ORIGINAL)
-    bits = table.integer("bits", minimum=2, maximum=8)
-    offset, label = (1, "GPTQ") if form == "gptq" else (0, "GPTQ v2")  # the first form stores a zero point less one
-    return Quantisation(
-        "gptq", f"{label} {bits}-bit", bits, (_group(table, "group_size"),), table.boolean("sym", False), offset
-    )
+    label = "GPTQ" if form == "gptq" else "GPTQ v2"
+    return _with_modules(label, form, table, [own for own in named if own is not None], symmetric=False)
 
 
 def _awq(table: Fields) -> Quantisation:
@@ -113,8 +115,42 @@ def _awq(table: Fields) -> Quantisation:
             f"AWQ weights of {bits} bits in the form {quoted(form)}",
             f"homenode reads 4 bits in the form gemm; else {_ORIGINAL}",
         )
+    group = _group(table, "group_size" if table.has("group_size") else "q_group_size")
+    return Quantisation("awq", "AWQ", (group,), widths=(bits,))
+
+
+def _auto_round(table: Fields) -> Quantisation:
+    backend = re.sub("^auto[-_]?round", "auto_round", table.text("backend"))  # where older files have it, with a kernel
+    packing = table.text("packing_format") or (backend if backend.startswith("auto_round") else "")
+    kernel = next((end for end in _AUTO_ROUND_KERNELS if packing.endswith(end)), "")
+    form, kind = _AUTO_ROUND_PACKINGS.get(packing.removesuffix(kernel)), table.text("data_type", "int")
+    if form is None or kind != "int":
+        what = f"AutoRound weights in the form {quoted(packing)}, of the kind {quoted(kind)},"
+        raise _unsupported(table, what, f"homenode reads int in the forms of GPTQ and AWQ; else {_ORIGINAL}")
+    modules = table.table("extra_config") or Fields(table.path, {})
+    named = [own for name in modules.names() if (own := modules.optional_table(name)) is not None]
+    quantised = [own for own in named if own.integer("bits", 2, maximum=32) < _UNQUANTISED_BITS]
+    found = _with_modules("AutoRound", form, table, quantised, symmetric=True)
+    if form == "awq" and found.widths != (4,):
+        what = f"AutoRound weights of {' and '.join(map(str, found.widths))} bits in the form {quoted(packing)}"
+        raise _unsupported(table, what, f"homenode reads 4 bits in that form; else {_ORIGINAL}")
+    return found
+
+
+def _with_modules(label: str, form: str, table: Fields, own: list[Fields], *, symmetric: bool) -> Quantisation:
+    """Matrices stored as `form` says, with the settings of `table` or those that modules have of their `own`.
+    `symmetric`: whether zero points are the middle of the codes where the file does not say.
+    """
+    bits, symmetric = table.integer("bits", minimum=2, maximum=8), table.boolean("sym", symmetric)
+    widths = [bits, *(each.integer("bits", bits, minimum=2, maximum=8) for each in own)]
+    blocks = [_group(each, "group_size") for each in (table, *own) if each is table or each.has("group_size")]
     return Quantisation(
-        "awq", "AWQ 4-bit", bits, (_group(table, "group_size" if table.has("group_size") else "q_group_size"),)
+        "awq" if form == "awq" else "gptq",
+        label,
+        tuple(dict.fromkeys(blocks)),
+        all([symmetric, *(each.boolean("sym", symmetric) for each in own)]),
+        1 if form == "gptq" else 0,  # that form stores a zero point less one
+        tuple(dict.fromkeys(widths)),
     )
 
 
@@ -167,6 +203,7 @@ def _compressed(table: Fields) -> Quantisation:
 _METHODS: dict[str, Callable[[Fields], Quantisation]] = {
     "gptq": _gptq, "awq": _awq, "fp8": _float8, "fbgemm_fp8": _float8, "mxfp4": _mxfp4,
     "compressed-tensors": _compressed, "modelopt": _modelopt, "modelopt_fp4": _modelopt,
+    "auto-round": _auto_round, "auto_round": _auto_round, "intel/auto-round": _auto_round,
 }  # fmt: skip
 
 
