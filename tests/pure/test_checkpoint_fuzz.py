@@ -41,6 +41,7 @@ from tests.checkpoints import (
     toy_config,
 )
 from tests.memory import memory_headroom
+from tests.mistral_folders import CASES, case_config, params_of, write_both
 
 pytest.importorskip("gguf", reason="needs the gguf package to write files")
 
@@ -294,6 +295,43 @@ def test_configurations_of_any_json(
     (model / "config.json").write_text(json.dumps(toy_config(architecture, **TINY) | changes))
     (model / "generation_config.json").write_text(json.dumps(generation))
     survive(lambda: open_folder(model))
+
+
+PARAMS = (
+    "multimodal",
+    "model_type",
+    "activation",
+    "quantization",
+    "quantization_config",
+    "yarn",
+    "moe",
+    "sliding_window",
+)
+
+
+@pytest.fixture(scope="module")
+def mistral_folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("mistral")
+    for name in CASES:
+        write_both(folder / name, name)
+    return folder
+
+
+@fuzz
+@given(
+    name=st.sampled_from(sorted(CASES)),
+    changes=st.dictionaries(st.integers(0, 40), JSON, max_size=3),
+    inner=st.dictionaries(st.sampled_from(("moe", "yarn", "llama_4_scaling")), JSON, max_size=1),
+)
+def test_params_of_any_json(name: str, changes: dict[int, Any], inner: dict[str, Any], mistral_folders: Path) -> None:
+    folder, params = mistral_folders / name / "mistral", params_of(name, case_config(name))
+    keys = [*params, *PARAMS]
+    params |= {keys[number % len(keys)]: value for number, value in changes.items()}
+    for table, value in inner.items():
+        if isinstance(params.get(table), dict) and params[table]:
+            params[table] |= {sorted(params[table])[len(changes) % len(params[table])]: value}
+    (folder / "params.json").write_text(json.dumps(params))
+    survive(lambda: open_checkpoint(folder))
 
 
 PREFIXES = ("", "./", "../hf/", "a/../", "/", ".././hf/../hf/")

@@ -21,6 +21,7 @@ from homenode.model.hub.repository import HubFile, HubRepository
 from homenode.units import format_bytes
 from tests.checkpoints import gguf_bytes, make_folder, make_gguf
 from tests.fake_hub import FakeFile, FakeHub, serving
+from tests.mistral_folders import write_both
 
 pytest.importorskip("huggingface_hub")
 
@@ -61,6 +62,8 @@ def hub(tmp_path: Path) -> Iterator[FakeHub]:
                 "org/whole": made,
                 "org/foreign": {**made, "config.json": FakeFile(json.dumps(foreign).encode())},
                 "org/large": {**small, **large},
+                "org/mistral": _mistral(tmp_path / "mistral"),
+                "org/both": {**made, **_mistral(tmp_path / "both")},
                 "org/foreign-gguf": {"m-Q8_0.gguf": FakeFile(size=1 << 20)},
                 "org/gated": made,
                 "org/ggufs": _ggufs(make_gguf(tmp_path / "made.gguf").read_bytes()),
@@ -72,6 +75,13 @@ def hub(tmp_path: Path) -> Iterator[FakeHub]:
             gated=frozenset({"org/gated"}),
         )
     )
+
+
+def _mistral(folder: Path) -> dict[str, FakeFile]:
+    """A model in Mistral's own form."""
+    own, _ = write_both(folder, "mistral")
+    (own / "tokenizer.model.v3").write_bytes(b"x")
+    return {file.name: FakeFile(file.read_bytes()) for file in own.iterdir()}
 
 
 def _ggufs(content: bytes) -> dict[str, FakeFile]:
@@ -114,6 +124,16 @@ def test_a_whole_model_comes(hub: FakeHub, tmp_path: Path) -> None:
     sent = hub.weights_sent
     assert located(hub, "org/whole", tmp_path / "home", memory=1) == str(folder)  # what is here is not judged again
     assert hub.weights_sent == sent
+
+
+def test_the_form_of_mistral_comes_where_there_is_no_other(hub: FakeHub, tmp_path: Path) -> None:
+    folder = Path(located(hub, "org/mistral", tmp_path / "home"))
+    fetched = {"params.json", "consolidated.safetensors", "tokenizer.model.v3"}
+    assert {file.name for file in folder.iterdir()} == fetched
+    assert located(hub, "org/mistral", tmp_path / "home", memory=1) == str(folder)
+    both = {file.name for file in Path(located(hub, "org/both", tmp_path / "home")).iterdir()}
+    assert {"config.json", "model.safetensors", "params.json"} <= both and "consolidated.safetensors" not in both
+    assert "not enough memory" in located(hub, "org/mistral", tmp_path / "other", memory=1000)
 
 
 @pytest.mark.parametrize(

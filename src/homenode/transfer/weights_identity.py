@@ -23,7 +23,7 @@ _PLACES = 4  # of each of them: both ends, and between
 _SAMPLE = 256  # bytes
 _DIGEST_BYTES = 16
 _LARGEST_VOCABULARY = 1 << 28
-_VOCABULARIES = ("tokenizer.json", "tokenizer.model")
+_VOCABULARIES = ("tokenizer.json", "tekken.json", "tokenizer.model*")  # the first that is there counts
 
 
 def weights_digest(checkpoint: Checkpoint) -> str:
@@ -87,16 +87,16 @@ def tokenizer_digest(checkpoint: Checkpoint) -> str:
         digest.update(msgspec.json.encode(sorted(ours.items()), enc_hook=repr))
         return digest.hexdigest()
     folder = checkpoint.path if checkpoint.path.is_dir() else checkpoint.path.parent
-    for name in _VOCABULARIES:
+    for path in (path for pattern in _VOCABULARIES for path in sorted(folder.glob(pattern))):
         try:
-            with (folder / name).open("rb") as file:
+            with path.open("rb") as file:
                 content = file.read(_LARGEST_VOCABULARY + 1)
         except FileNotFoundError:
             continue
         except OSError as error:
-            raise CheckpointError(f"{folder / name} cannot be read: {error.strerror}") from error
+            raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
         if len(content) > _LARGEST_VOCABULARY:
-            raise CheckpointError(f"{folder / name} is larger than {_LARGEST_VOCABULARY} bytes, which no vocabulary is")
+            raise CheckpointError(f"{path} is larger than {_LARGEST_VOCABULARY} bytes, which no vocabulary is")
         digest.update(content)
         return digest.hexdigest()
     return "none"

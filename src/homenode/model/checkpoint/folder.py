@@ -1,4 +1,6 @@
-"""Hugging Face folders: which weight files belong to the model, and what its JSON files say."""
+"""Hugging Face folders, and those in Mistral's own form: which weight files belong to the model, and what its JSON
+files say.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,8 @@ from homenode.errors import CheckpointError, UnsupportedError
 from homenode.model.architectures.registry import architecture_of
 from homenode.model.checkpoint.folder_spec import folder_architecture, spec_from_config
 from homenode.model.checkpoint.folder_text import holds_text_of, text_config, text_tensors
+from homenode.model.checkpoint.mistral_params import MISTRAL_WEIGHTS, PARAMS, config_of_params, has_mistral_form
+from homenode.model.checkpoint.mistral_tensors import renamed_tensors, with_ordered_heads
 from homenode.model.checkpoint.output_matrix import repeats_embedding
 from homenode.model.checkpoint.pooling_files import base_model_tensors, read_pooling
 from homenode.model.checkpoint.prediction_blocks import without_prediction_layers
@@ -33,6 +37,7 @@ CONFIG, GENERATION, INDEX, SINGLE = (
     "model.safetensors.index.json",
     "model.safetensors",
 )
+MISTRAL_INDEX = "consolidated.safetensors.index.json"
 _MOST_JSON_BYTES = 2**24
 _MOST_INDEX_BYTES = 2**26
 _MOST_SHARDS = 10_000
@@ -43,10 +48,10 @@ _JSON_FILES = (CONFIG, GENERATION, "tokenizer_config.json", "special_tokens_map.
 
 
 def read_folder(folder: Path) -> tuple[ModelSpec, dict[str, TensorEntry], dict[str, object]]:
-    """Figures, tensors and the JSON files (by file name) of the model in `folder`. Headers only; tokenizer.json is left
-    alone.
+    """Figures, tensors and the JSON files (by file name; params.json as the config.json that it stands for) of the model
+    in `folder`. Headers only; tokenizer.json is left alone.
     """
-    config = read_json(folder / CONFIG, _MOST_JSON_BYTES)  # first: the most telling thing to be missing
+    file, config = _described(folder)  # first: the most telling thing to be missing
     metadata: dict[str, object] = {CONFIG: config}
     for name in _JSON_FILES[1:]:
         if is_there(folder / name):
@@ -55,18 +60,20 @@ def read_folder(folder: Path) -> tuple[ModelSpec, dict[str, TensorEntry], dict[s
     if text:
         config = text_config(config, text)
     try:
-        tensors = _read_model(folder, config, text is not None)
+        tensors = _read_model(Fields(file, config), text is not None)
     except CheckpointError:
         # An architecture we do not run is the better answer to a folder we cannot read.
-        _spec(folder, config, metadata, {})
+        _spec(Fields(file, config), metadata, {})
         raise
     base = limits.EMBEDDING not in tensors
     tensors = base_model_tensors(tensors)
-    spec = _spec(folder, config, metadata, tensors)
+    spec = _spec(Fields(file, config), metadata, tensors)
+    if file.name == PARAMS:
+        tensors = with_ordered_heads(tensors, spec)
     limits.check_embedding(spec, tensors, folder)
     pooling, head = read_pooling(folder, spec, tensors)
     if pooling is None and spec.pooling is None:
-        pooling = named_reranker(folder, Fields(folder / CONFIG, config), spec, tensors)
+        pooling = named_reranker(folder, Fields(file, config), spec, tensors)
     if pooling is None and spec.pooling is None and base:
         pooling = PoolingSpec("last", spec.hidden_size)  # nothing here makes text of its vectors
     spec = replace(spec, pooling=pooling or spec.pooling)
@@ -80,24 +87,35 @@ def spec_without_weights(folder: Path) -> ModelSpec | None:
 
     UnsupportedError where homenode does not run the model; CheckpointError where config.json cannot be read.
     """
-    config = read_json(folder / CONFIG, _MOST_JSON_BYTES)
+    file, config = _described(folder)
     if text := holds_text_of(config):
         config = text_config(config, text)
     with suppress(CheckpointError):  # what depends on tensors is judged when they are there
-        return _spec(folder, config, {}, {})
+        return _spec(Fields(file, config), {}, {})
     return None
 
 
-def _read_model(folder: Path, config: dict[str, object], of_pictures: bool) -> dict[str, TensorEntry]:
+def _described(folder: Path) -> tuple[Path, dict[str, Any]]:
+    """The file that describes the model, and what it says in the words of a config.json."""
+    if not has_mistral_form(folder):
+        return folder / CONFIG, read_json(folder / CONFIG, _MOST_JSON_BYTES)
+    file = folder / PARAMS
+    return file, config_of_params(Fields(file, read_json(file, _MOST_JSON_BYTES)))
+
+
+def _read_model(config: Fields, of_pictures: bool) -> dict[str, TensorEntry]:
     """The tensors of the text model, its quantised matrices put together. `of_pictures`: the folder is that of a model
     which sees pictures, too.
     """
-    modules = folder_architecture(Fields(folder / CONFIG, config)).folder.modules
-    tensors = renamed_modules(_read_tensors(folder), modules)
+    folder, architecture = config.path.parent, folder_architecture(config)
+    if config.path.name == PARAMS:
+        tensors = renamed_tensors(_read_mistral_tensors(folder), architecture.name)
+    else:
+        tensors = renamed_modules(_read_tensors(folder), architecture.folder.modules)
     if of_pictures:
         tensors = text_tensors(tensors)
-    tensors = without_prediction_layers(tensors, Fields(folder / CONFIG, config))
-    quantisation = quantisation_of(Fields(folder / CONFIG, config), _quantisation_file(folder, tensors))
+    tensors = without_prediction_layers(tensors, config)
+    quantisation = quantisation_of(config, _quantisation_file(folder, tensors))
     if quantisation is not None:
         return with_coded_matrices(tensors, quantisation)
     if coded := next((name for name in tensors if name.endswith(_OF_CODED_MATRICES)), None):
@@ -105,23 +123,21 @@ def _read_model(folder: Path, config: dict[str, object], of_pictures: bool) -> d
             folder,
             "quantisation",
             seen=f"quantised weights ({coded}), and nothing that says how",
-            wanted=f"quantization_config in {CONFIG}, or one of {', '.join(QUANTISATION_FILES)}",
+            wanted=f"quantization_config in {config.path.name}, or one of {', '.join(QUANTISATION_FILES)}",
             do="fetch that file, too",
         )
     return tensors
 
 
-def _spec(
-    folder: Path, config: dict[str, object], metadata: dict[str, object], tensors: dict[str, TensorEntry]
-) -> ModelSpec:
+def _spec(config: Fields, metadata: dict[str, object], tensors: dict[str, TensorEntry]) -> ModelSpec:
     generation: Any = metadata.get(GENERATION, {})
     return spec_from_config(
         FolderConfig(
-            Fields(folder / CONFIG, config),
-            Fields(folder / GENERATION, generation),
+            config,
+            Fields(config.path.parent / GENERATION, generation),
             has_output=limits.OUTPUT in tensors,
             storage=limits.main_storage(tensors),
-            output_is_embedding=config.get("tie_word_embeddings") is not True or repeats_embedding(tensors),
+            output_is_embedding=config.value("tie_word_embeddings") is not True or repeats_embedding(tensors),
             tokenizer_names_eos=_names_eos(metadata),
         )
     )
@@ -148,15 +164,25 @@ def _read_tensors(folder: Path) -> dict[str, TensorEntry]:
         return read_safetensors(folder / SINGLE)
     if is_there(folder / INDEX):
         return _read_indexed(folder, folder / INDEX)
-    files = sorted(folder.glob("*.safetensors"))
-    # Some folders also hold the model under its makers' own names, as consolidated files.
-    files = [file for file in files if not file.name.startswith("consolidated")] or files
+    files = set(folder.glob("*.safetensors"))
+    # Some folders also hold the model in Mistral's own form.
+    return _read_all(folder, files - set(folder.glob(MISTRAL_WEIGHTS)) or files)
+
+
+def _read_mistral_tensors(folder: Path) -> dict[str, TensorEntry]:
+    if is_there(folder / MISTRAL_INDEX):
+        return _read_indexed(folder, folder / MISTRAL_INDEX)
+    return _read_all(folder, set(folder.glob(MISTRAL_WEIGHTS)))
+
+
+def _read_all(folder: Path, files: set[Path]) -> dict[str, TensorEntry]:
+    """The tensors of files that no index lists."""
     if not files:
         raise _no_weights(folder)
     if len(files) > _MOST_SHARDS:
         raise damaged(folder, "weight files", seen=len(files), wanted=f"at most {_MOST_SHARDS}")
     tensors: dict[str, TensorEntry] = {}
-    for file in files:
+    for file in sorted(files):
         for name, entry in read_safetensors(file).items():
             if name in tensors:
                 raise damaged(

@@ -34,7 +34,8 @@ _TEXT = {
 }
 _PICTURES = re.compile(
     r"(model\.|thinker\.)?(vision_tower|vision_model|visual|vision_encoder|vision_embedder|embed_vision"
-    r"|multi_modal_projector|mm_projector|vision_language_adapter|patch_merger|audio_tower|audio_encoder|embed_audio"
+    r"|multi_modal_projector|mm_projector|vision_language_adapter|patch_merger"
+    r"|pre_mm_projector_norm|audio_tower|audio_encoder|embed_audio"
     r"|connector|image_tower|video_tower|merger|vision_adapter|vision_projection)\..+"
     r"|(model\.|language_model\.)*image_newline|(talker|token2wav|code2wav)\..+"
 )

@@ -13,6 +13,7 @@ from homenode.model.checkpoint.fused_tensors import FusedTensors, split_fused
 from homenode.model.checkpoint.gguf_names import GgufNames
 from homenode.model.checkpoint.gguf_spec import figures_of, gguf_architecture, num_experts, spec_from_gguf
 from homenode.model.checkpoint.matrix_scales import read_matrix_scales, without_scales
+from homenode.model.checkpoint.mistral_params import MISTRAL_WEIGHTS, PARAMS, has_mistral_form
 from homenode.model.checkpoint.prediction_blocks import without_prediction_blocks
 from homenode.model.checkpoint.reranker_files import with_rows
 from homenode.model.config.gguf_config import ROPE_FACTORS
@@ -41,10 +42,11 @@ class OpenedCheckpoint:
 
 
 def open_checkpoint(path: Path) -> OpenedCheckpoint:
-    """Open a Hugging Face folder, a GGUF file (any part of a split one), or a folder that holds exactly one GGUF model.
+    """Open a Hugging Face folder, one in Mistral's own form, a GGUF file (any part of a split one), or a folder that
+    holds exactly one GGUF model.
 
-    Reads headers only, and checks them before anything is allocated by what they say. A folder with both kinds is read
-    as a Hugging Face folder. GGUF tensors bear their Hugging Face names; `rope_freqs.weight` is not among them, as its
+    Reads headers only, and checks them before anything is allocated by what they say. A folder with several of these is
+    read as the first of them. GGUF tensors bear their Hugging Face names; `rope_freqs.weight` is not among them, as its
     values are in `spec.rope.factors`.
 
     Raises CheckpointError for damaged or hostile files, UnsupportedError for models homenode cannot run, UserError for
@@ -58,6 +60,8 @@ def _opened(path: Path) -> OpenedCheckpoint:
     if path.is_dir():
         if (path / CONFIG).exists() and (any(path.glob("*.safetensors*")) or not any(path.glob("*.gguf"))):
             return OpenedCheckpoint(path, *read_folder(path))
+        if has_mistral_form(path) and any(path.glob(MISTRAL_WEIGHTS)):
+            return OpenedCheckpoint(path, *read_folder(path))
         if any(path.glob("*.gguf")):
             return _open_gguf(find_gguf(path))
         if (path / _ADAPTER).exists():
@@ -65,12 +69,15 @@ def _opened(path: Path) -> OpenedCheckpoint:
                 f"{path}: an adapter (LoRA; it has {_ADAPTER} and no {CONFIG}), which changes another model: merge it "
                 f"into that, and give the folder of the result"
             )
-        raise UserError(f"{path}: no model in this folder: wanted {CONFIG} with .safetensors files, or one .gguf model")
+        raise UserError(
+            f"{path}: no model in this folder: wanted {CONFIG} with .safetensors files, {PARAMS} with {MISTRAL_WEIGHTS}, or "
+            "one .gguf model"
+        )
     if not path.exists() and not path.is_symlink():
         raise UserError(
             f"{path}: no such file or folder; give a model folder, a .gguf file or a Hub id such as Qwen/Qwen3-0.6B"
         )
-    if path.suffix == ".safetensors" or path.name == CONFIG:
+    if path.suffix == ".safetensors" or path.name in (CONFIG, PARAMS):
         raise UserError(f"{path}: one file of a model; give the folder {path.parent} instead")
     return _open_gguf(path)
 

@@ -163,6 +163,11 @@ def read_text(path: Path, limit: int, *, any_target: bool = False) -> str:
         raise damaged(path, "content", seen=f"no UTF-8 text ({error})", wanted="text in UTF-8") from error
 
 
+def read_binary(path: Path, limit: int) -> bytes:
+    """The bytes of a file of at most `limit`; where links may lead is said at `read_text`."""
+    return _read_whole(path, limit)
+
+
 def read_json(path: Path, limit: int) -> dict[str, Any]:
     """The JSON object in a file of at most `limit` bytes; where links may lead is said at `read_text`."""
     return parse_json(path, _read_whole(path, limit), "content")

@@ -84,7 +84,7 @@ def _models_of(repository: Any) -> Iterable[CachedModel]:
         yield CachedModel(repository.repo_id, repository.repo_id, repository.repo_path, 0, "incomplete")
         return
     files = {file.file_path.relative_to(revision.snapshot_path).as_posix(): file for file in revision.files}
-    if "config.json" in files and any(name.endswith(".safetensors") for name in files):
+    if files.keys() & {"config.json", "params.json"} and any(name.endswith(".safetensors") for name in files):
         size = sum(file.size_on_disk for name, file in files.items() if not name.endswith(".gguf"))
         yield CachedModel(
             repository.repo_id,

@@ -9,6 +9,7 @@ from typing import Any
 
 from homenode.errors import HomenodeError, UserError
 from homenode.model.checkpoint.folder import CONFIG, spec_without_weights
+from homenode.model.checkpoint.mistral_params import MISTRAL_WEIGHTS, PARAMS, has_mistral_form
 from homenode.model.hub import refusals
 from homenode.model.hub.candidate import Candidate, Choice, several_models
 from homenode.model.hub.failures import explain_failure, hub_is_offline
@@ -19,8 +20,9 @@ from homenode.model.hub.repository import HubRepository, cache_folder, describe
 from homenode.model.spec import ModelSpec
 
 # Pickled weights (.bin, .pth) are left out: they can run code, and we do not read them.
-_FILES = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "*.txt")
-_NOT = ("*/*", "consolidated*", "*.index.fp32.json")
+_FILES = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "tokenizer.model.v*", "*.txt")
+_NOT = ("*/*", "*.index.fp32.json")
+_MISTRAL = "consolidated*"  # the model once more where the repository has config.json
 
 
 @dataclass(frozen=True)
@@ -55,12 +57,13 @@ class HubSource:
     def _fetch(self, choice: Choice) -> Path:
         described = None if self.offline or hub_is_offline() else self._describe()
         if described is None:
-            return self._found(self._download(*_patterns(self.pick)))
+            return self._found(self._download(*_patterns(self.pick, has_config=True)))
         candidates = self._candidates(described)
         whole = [c for c in candidates if not described.missing(cache_folder(self.cache_dir), _names(c))]
         if whole or not candidates:
             taken = max(whole, key=lambda candidate: candidate.size, default=None)
-            return self._found(self._download(*_patterns(taken.file if taken else self.pick)), taken)
+            patterns = _patterns(taken.file if taken else self.pick, has_config=_has_config(described))
+            return self._found(self._download(*patterns), taken)
         taken = choice(self._judged(described, candidates))
         return self._found(self._download_shown(described, taken), taken)
 
@@ -77,7 +80,8 @@ class HubSource:
         """The models that are meant; none where the repository has none that homenode reads."""
         names = [file.name for file in described.files]
         if self.pick is None:
-            weights = tuple(file for file in described.matching(_FILES, _NOT) if file.is_weights)
+            patterns = _patterns(None, has_config=_has_config(described))
+            weights = tuple(file for file in described.matching(*patterns) if file.is_weights)
             if weights or CONFIG in names:
                 return [Candidate(self.repository, None, weights)] if weights else []
             models = gguf_models(names)
@@ -107,9 +111,9 @@ class HubSource:
         """The figures of a model, which those of the same repository share."""
         if candidate.file is not None:
             return read_hub_spec(described, candidate.weights[0], self.token)
-        if not any(file.name == CONFIG for file in described.files):
+        if not any(file.name in (CONFIG, PARAMS) for file in described.files):
             return None
-        folder = self._download([pattern for pattern in _FILES if "safetensors" not in pattern], list(_NOT))
+        folder = self._download([pattern for pattern in _FILES if "safetensors" not in pattern], [*_NOT, _MISTRAL])
         try:
             return spec_without_weights(folder)
         except UserError as error:
@@ -117,7 +121,7 @@ class HubSource:
             raise
 
     def _download_shown(self, described: HubRepository, taken: Candidate) -> Path:
-        patterns = _patterns(taken.file)
+        patterns = _patterns(taken.file, has_config=_has_config(described))
         if not self.progress:
             return self._download(*patterns)
         cache = cache_folder(self.cache_dir)
@@ -148,6 +152,8 @@ class HubSource:
             return folder / pick_gguf(self.repository, names, self.pick)
         if (folder / CONFIG).exists() and any(folder.glob("*.safetensors")):
             return folder
+        if has_mistral_form(folder) and any(folder.glob(MISTRAL_WEIGHTS)):
+            return folder
         if (folder / "adapter_config.json").exists() and not (folder / CONFIG).exists():
             raise UserError(
                 f"model {self.repository}: an adapter (LoRA), which changes another model: merge it into that, and "
@@ -165,10 +171,16 @@ class HubSource:
         )
 
 
-def _patterns(pick: str | None) -> tuple[list[str], list[str]]:
-    """What to fetch and what to leave out."""
+def _has_config(described: HubRepository) -> bool:
+    """Whether a repository's model is in the form that is read first, not in Mistral's own."""
+    names = {file.name for file in described.files}
+    return CONFIG in names or PARAMS not in names
+
+
+def _patterns(pick: str | None, *, has_config: bool) -> tuple[list[str], list[str]]:
+    """What to fetch and what to leave out. `has_config`: see `_has_config`."""
     if pick is None:
-        return list(_FILES), list(_NOT)
+        return list(_FILES), [*_NOT, *([_MISTRAL] if has_config else [])]
     if pick.endswith(".gguf"):
         return [parts_pattern(pick)], []
     spellings = dict.fromkeys((pick, pick.upper(), pick.lower()))

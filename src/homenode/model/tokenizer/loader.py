@@ -1,4 +1,6 @@
-"""The tokenizer of a model's files: a Hugging Face folder with tokenizer.json, or a GGUF file."""
+"""The tokenizer of a model's files: a folder with tokenizer.json, tekken.json or tokenizer.model.v3 and its like, or a
+GGUF file.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +9,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from tokenizers import Tokenizer as Library
+
 from homenode.errors import CheckpointError, UnsupportedError
 from homenode.host.refusals import named_refusals
-from homenode.model.formats.bounded_files import is_there, read_json, read_text
+from homenode.model.formats.bounded_files import is_there, read_binary, read_json, read_text
 from homenode.model.formats.gguf_token_ids import token_id_of
 from homenode.model.sandbox.renderer import DEFAULT_TIMEOUT_S, TemplateRenderer
 from homenode.model.tokenizer.added_tokens import missing_tokens, with_tokens
@@ -18,13 +22,16 @@ from homenode.model.tokenizer.tokenizer import Tokenizer
 from homenode.model.tokenizer.trial_run import TokenizerTrial, is_usable
 from homenode.model.tokenizer.vocabularies.gguf_vocab import tokenizer_from_gguf
 from homenode.model.tokenizer.vocabularies.library import library_from_json, named_faults
+from homenode.model.tokenizer.vocabularies.sentencepiece_file import metadata_of_sentencepiece
 from homenode.model.tokenizer.vocabularies.stop_tokens import (
     VocabularyNames,
     stop_tokens_of_folder,
     stop_tokens_of_gguf,
 )
+from homenode.model.tokenizer.vocabularies.tekken import tekken_tokenizer
 
 _LARGEST_FILE = 256 * 2**20
+_USUAL, _TEKKEN, _SENTENCEPIECE = "tokenizer.json", "tekken.json", "tokenizer.model"
 # What tokenizer_config.json calls a role, and what keys of GGUF files do.
 _ROLES = (
     ("bos_token", "bos"),
@@ -35,6 +42,7 @@ _ROLES = (
     ("cls_token", "cls"),
     ("mask_token", "mask"),
 )
+_MISTRAL_ROLES = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 
 
 def begin_trial(path: Path) -> TokenizerTrial | None:
@@ -58,8 +66,8 @@ def load_tokenizer(
     chat_template_timeout: float = DEFAULT_TIMEOUT_S,
     trial: TokenizerTrial | None = None,
 ) -> Tokenizer:
-    """The tokenizer of a Hugging Face folder (tokenizer.json) or a GGUF file; `chat_template` (its text) replaces the
-    model's own.
+    """The tokenizer of a folder (tokenizer.json, or one of Mistral's) or a GGUF file; `chat_template` (its text) replaces
+    the model's own.
 
     The files are tried in a process of their own before (`trial`, where that has begun), and chat templates are
     rendered in one, for `chat_template_timeout` seconds at most. Raises CheckpointError for missing, damaged or hostile
@@ -92,7 +100,18 @@ def load_untried(path: Path, chat_template: str | None = None, renderer: Templat
 
 def vocabulary_file(path: Path) -> Path:
     """The file of the model at `path` that has the vocabulary, whether or not it is there."""
-    return _gguf_file(path) or (path / "tokenizer.json" if path.is_dir() else path)
+    return _gguf_file(path) or (_folder_file(path) if path.is_dir() else path)
+
+
+def _folder_file(folder: Path) -> Path:
+    """The same of a folder: tokenizer.json before the files that Mistral has in its place."""
+    if is_there(folder / _USUAL) or is_there(folder / _TEKKEN):
+        return folder / (_USUAL if is_there(folder / _USUAL) else _TEKKEN)
+    versions = sorted(folder.glob(f"{_SENTENCEPIECE}.v*"), key=lambda file: (len(file.name), file.name))
+    of_mistral = is_there(folder / "params.json") and not is_there(folder / "config.json")
+    if of_mistral and is_there(folder / _SENTENCEPIECE):  # of the first models; elsewhere other files change it
+        versions = versions or [folder / _SENTENCEPIECE]
+    return versions[-1] if versions else folder / _USUAL
 
 
 def _may_have_template(path: Path) -> bool:
@@ -106,10 +125,10 @@ def _may_have_template(path: Path) -> bool:
 
 
 def _gguf_file(path: Path) -> Path | None:
-    """The GGUF file that holds the vocabulary, the first of a split one; None for a folder with a tokenizer.json or
-    without GGUF files.
+    """The GGUF file that holds the vocabulary, the first of a split one; None for a folder with another file of a
+    vocabulary, or without GGUF files.
     """
-    if not path.is_file() and (is_there(path / "tokenizer.json") or not any(path.glob("*.gguf"))):
+    if not path.is_file() and (is_there(_folder_file(path)) or not any(path.glob("*.gguf"))):
         return None
     from homenode.model.formats.gguf_set import find_gguf, first_shard  # brings NumPy
 
@@ -153,29 +172,46 @@ def _gguf_templates(metadata: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _from_folder(path: Path, chat_template: str | None, renderer: TemplateRenderer | None) -> Tokenizer:
-    file = path / "tokenizer.json"
-    if not is_there(file):
-        if (path / "tokenizer.model").is_file():
-            raise UnsupportedError(
-                f"{path} has a SentencePiece tokenizer.model but no tokenizer.json; save the tokenizer once with "
-                "transformers (save_pretrained) to get one"
-            )
-        raise CheckpointError(f"{path} has no tokenizer.json")
-    text = read_text(file, _LARGEST_FILE)
-    library = library_from_json(text, str(file))
-    config = _json(path / "tokenizer_config.json")
-    named = _json(path / "special_tokens_map.json")
+    file = _folder_file(path)
+    config, named = _json(path / "tokenizer_config.json"), _json(path / "special_tokens_map.json")
+    if file.name != _USUAL:
+        library, roles = _of_mistral(file)
+        config = roles | config
+    else:
+        library = _usual_library(file, config | {role: named[role] for role in named if role not in config})
     files = (dict(config), named)
     for role, value in named.items():
         config.setdefault(role, value)
-    if missing := missing_tokens(library, config):
-        library = library_from_json(with_tokens(text, missing), str(file))
     templates = {"default": chat_template} if chat_template else _folder_templates(path, config)
 
     def stops(turn_end: str | None) -> Iterable[str]:
         return stop_tokens_of_folder(files, VocabularyNames(library), turn_end=turn_end)
 
     return Tokenizer(library, config, templates if renderer else {}, renderer=renderer, stop_tokens=stops)
+
+
+def _usual_library(file: Path, config: Mapping[str, Any]) -> Library:
+    """What tokenizer.json has, with the tokens that only `config` names."""
+    if not is_there(file):
+        if (file.parent / _SENTENCEPIECE).is_file():
+            raise UnsupportedError(
+                f"{file.parent} has a SentencePiece tokenizer.model but no tokenizer.json; save the tokenizer once with "
+                "transformers (save_pretrained) to get one"
+            )
+        raise CheckpointError(f"{file.parent} has no {_USUAL}, nor {_TEKKEN} or {_SENTENCEPIECE}.v3 and its like")
+    text = read_text(file, _LARGEST_FILE)
+    library = library_from_json(text, str(file))
+    missing = missing_tokens(library, config)
+    return library_from_json(with_tokens(text, missing), str(file)) if missing else library
+
+
+def _of_mistral(file: Path) -> tuple[Library, dict[str, Any]]:
+    """What a file of Mistral's has, and which of its tokens have a role."""
+    if file.name == _TEKKEN:
+        library = tekken_tokenizer(file, read_json(file, _LARGEST_FILE))
+    else:
+        library = tokenizer_from_gguf(metadata_of_sentencepiece(file, read_binary(file, _LARGEST_FILE)))
+    return library, {role: name for role, name in _MISTRAL_ROLES.items() if library.token_to_id(name) is not None}
 
 
 def _folder_templates(path: Path, config: Mapping[str, Any]) -> dict[str, str]:

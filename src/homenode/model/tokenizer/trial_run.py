@@ -28,7 +28,7 @@ _WAIT_S, _WAIT_S_A_MIB = 60.0, 8.0
 _ERRORS: dict[str, type[UserError]] = {e.__name__: e for e in (CheckpointError, UnsupportedError, UserError)}
 
 # A second engine of the process, or another copy of the same model, needs no second trial of the same bytes.
-_FOLDER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")  # what a trial reads of a folder
+_BESIDE = ("tokenizer_config.json", "special_tokens_map.json")  # what a trial reads of a folder besides the vocabulary
 _LARGEST_BYTES = 64 << 20  # of all files together; reading more takes as long as a trial
 _MOST_DIGESTS = 4096
 _USABLE: set[bytes] = set()  # digests of what trials have found usable in this process
@@ -87,7 +87,7 @@ def digest_content(path: Path, file: Path) -> bytes | None:
 
     None where that is too much, or cannot be read: what is wrong with it is for the trial to say.
     """
-    files = [path / name for name in _FOLDER_FILES] if file.name == "tokenizer.json" else [file]
+    files = [file] if file.suffix == ".gguf" else [file, *(path / name for name in _BESIDE)]
     digest, left = hashlib.blake2b(digest_size=32), _LARGEST_BYTES
     try:
         for each in files:

@@ -238,13 +238,17 @@ def _load_coded(backend: Backend, tensor: MatchedTensor, target: str, spread: Ma
     floats.
     """
     entry, (rows, columns) = tensor.entry, tensor.expected.cut
-    wanted = (rows.first, rows.end), (columns.first, columns.end)
+    wanted, heads = ((rows.first, rows.end), (columns.first, columns.end)), _heads(entry, rows)
     if entry.dtype.block == 1:
-        return backend.weight_from_array(coded_rows.decoded(entry, *wanted), target, spread)
+        values = coded_rows.decoded(entry, *wanted)
+        if heads:
+            stored, values = values, np.empty_like(values)
+            values[canonical_rows(rows.count, heads)] = stored
+        return backend.weight_from_array(values, target, spread)
     fd = os.memfd_create("homenode-blocks", os.MFD_CLOEXEC)
     try:
         coded_rows.write_blocks(entry, *wanted, fd)
-        return backend.weight_from_file(fd, 0, entry.dtype, rows.count, columns.count, target, 0, spread)
+        return backend.weight_from_file(fd, 0, entry.dtype, rows.count, columns.count, target, heads, spread)
     finally:
         os.close(fd)
 

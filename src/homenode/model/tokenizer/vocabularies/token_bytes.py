@@ -107,7 +107,7 @@ def _steps(library: Library) -> list[Mapping[str, Any]]:
 
 
 def _byte_level_reader() -> Callable[[str], bytes]:
-    letters = _byte_letters()
+    letters = byte_letters()
 
     def read(piece: str) -> bytes:
         try:
@@ -128,7 +128,7 @@ def _fallback_reader(replaced: Mapping[str, str]) -> Callable[[str], bytes]:
     return read
 
 
-def _byte_letters() -> dict[str, int]:
+def byte_letters() -> dict[str, int]:
     """The 256 letters byte-level BPE writes bytes with: printable Latin-1 as itself, the others from U+0100 on in
     order.
     """
