@@ -113,12 +113,26 @@ def test_extensions(renderer: TemplateRenderer) -> None:
     assert len(ChatTemplate("{{ strftime_now('%Y') }}", {}, renderer).render([])) == 4
 
 
+def test_what_filters_give_is_a_list_in_json(renderer: TemplateRenderer) -> None:
+    source = "{{ messages | map(attribute='role') | tojson }}"
+    assert ChatTemplate(source, {}, renderer).render([{"role": "user"}]) == '["user"]'
+
+
+def test_a_template_may_change_lists(renderer: TemplateRenderer) -> None:
+    source = (
+        "{% set ids = [] %}{% for m in messages %}{% set _ = ids.append(m.content) %}{% endfor %}{{ ids.pop(0) }}"
+        "{% set _ = messages.append(1) %}{{ ids }}{{ messages | length }}"
+    )
+    template, said = ChatTemplate(source, {}, renderer), [{"content": "a"}, {"content": "b"}]
+    assert [template.render(said) for _ in range(2)] == ["a['b']3"] * 2  # what one rendering changed is its own
+    assert said == [{"content": "a"}, {"content": "b"}]
+
+
 @pytest.mark.parametrize(
     "source",
     [
         "{{ raise_exception('alternate, please') }}",
         "{{ ''.__class__.__mro__[1].__subclasses__() }}",
-        "{{ messages.append(1) }}",
         "{{ cycler.__init__.__globals__.os.popen('id').read() }}",
         "{{ 1 / 0 }}",
         "{% for i in range(999999999) %}x{% endfor %}",

@@ -60,6 +60,12 @@ def test_template_values_and_open_turns(server: Running) -> None:
     messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "well, "}]
     assert server.chat(messages=messages, continue_final_message=True, max_tokens=1).status_code == 200
     assert prompt_of(server) == "<user>hi</><assistant>well, "
+    for word in ("prefix", "partial"):
+        begun = [messages[0], {**messages[1], word: True}]
+        assert server.chat(messages=begun, max_tokens=1).status_code == 200
+        assert prompt_of(server) == "<user>hi</><assistant>well, "
+        assert server.chat(messages=begun, add_generation_prompt=True, max_tokens=1).status_code == 200
+        assert prompt_of(server) == "<user>hi</><assistant>well, </><assistant>"
 
 
 @pytest.mark.parametrize("name", ["self", "cls", "args", "kwargs", "values", "name", "template", "state", ""])

@@ -262,6 +262,7 @@ def test_tokenize_takes_tools() -> None:
     "choice_of_tool",
     [
         "required",
+        "any",
         {"type": "function", "function": {"name": "look"}},
         {"type": "function", "name": "look"},
         {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [TOOL]}},
@@ -277,6 +278,14 @@ def test_a_call_that_must_come_is_bound_and_shown_as_it_comes(choice_of_tool: An
     deltas = [part["delta"] for chunk in events(stream) for part in chunk["choices"]]
     pieces = [call["function"]["arguments"] for delta in deltas for call in delta.get("tool_calls", ())]
     assert sum(map(bool, pieces)) > 10
+
+
+def test_numbers_in_calls_do_not_go_on_for_ever() -> None:
+    parameters = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    writer = Writer(CALL, CALLS)
+    counting = {"type": "function", "function": {"name": "look", "parameters": parameters}}
+    assert ask(writer, tools=[counting], tool_choice="required").status_code == 200
+    assert '"maximum": 9000000000000000000' in str(writer.requests[-1].params.grammar)
 
 
 def test_a_call_that_is_cut_stays_a_call_where_it_is_bound() -> None:

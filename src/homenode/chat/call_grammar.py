@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from homenode.chat.choice import ChosenFormats
 from homenode.chat.grammars.calls import CallBegin, CallForms, CallWriter, MessageParts
@@ -130,8 +130,9 @@ class _MessageWriter:
         """A rule for content that fits the grammar of the output."""
         content = nested(self._output or "")
         if self._form.wrappers:
-            begin, end = map(self._lark.mark, self._form.wrappers)
-            content = f"{begin}? {self._lark.rule(content)} {end}?"
+            around = (self._form.answer_begins, self._form.answer_ends)
+            begins, ends = (" | ".join(map(self._lark.mark, texts)) for texts in around)
+            content = f"({begins})? {self._lark.rule(content)} ({ends})?"
         return self._lark.rule(content)
 
     def _text(self) -> str:
@@ -139,8 +140,16 @@ class _MessageWriter:
         begin = [self._form.begin] if self._form.begin else []
         anywhere = begin if self._form.anywhere else []
         text = self._lark.without(map(escape, anywhere), at_begin=map(escape, begin))
-        others = self._lark.other_tokens(begin)
-        return self._lark.rule(f"{text} ({others} {text})*" if others else f"{text}")
+        others = " | ".join(self._others(begin))
+        return self._lark.rule(f"{text} (({others}) {text})*" if others else f"{text}")
+
+    def _others(self, marks: Sequence[str]) -> list[str]:
+        """Rule bodies for special tokens that may be within text, where those of `marks` may not: others, and what is
+        around the answer.
+        """
+        others = self._lark.other_tokens(marks)
+        around = [text for text in self._form.wrappers if self._lark.has_token(text) and not self._lark.is_token(text)]
+        return [*([others] if others else ()), *map(self._lark.mark, around)]
 
     def _calls_only(self, calls: CallForms) -> str:
         """A rule for one call or, where that is allowed, several."""
@@ -166,8 +175,7 @@ class _MessageWriter:
             text, before = lark.without(map(escape, excluded), at_begin), ""
         called = lark.rule(" | ".join(f"{before} {self._up_to(begin, text)} {begin.rest}" for begin in calls.begins))
         plain = []
-        if others := lark.other_tokens([*tokens, *calls.excluded]):
-            plain.append(f"{before} {text} {others}")
+        plain += [f"{before} {text} {others}" for others in self._others([*tokens, *calls.excluded])]
         if form.anywhere and self._budget is None:
             begun = self._up_to(CallBegin("", form.begin), text)
             plain.append(f"{before} {begun} {open_thoughts(lark, form.end, None)}")

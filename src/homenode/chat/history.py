@@ -15,7 +15,9 @@ from homenode.chat.template_messages import arrange_turns, result_as_user, text_
 _TOOLS = re.compile(r"(?<!['\".\w])tools\b")
 _TOOLS_OF_MESSAGE = re.compile(r"message(\[['\"]|\.)tools\b")
 _NO_SYSTEM = re.compile(r"system role (is )?not supported", re.IGNORECASE)
-_ARGUMENTS_ARE_TEXT = re.compile(r"[+~]\s*[\w.]+(?:\[['\"]\w+['\"]\])*(?:\.|\[['\"])arguments(?:['\"]\])?\s*[+~]")
+_ARGUMENTS_ARE_TEXT = re.compile(
+    r"[+~]\s*[\w.]+(?:\[['\"]\w+['\"]\])*(?:\.|\[['\"])arguments(?:['\"]\])?\s*(?:[+~]|-?\}\})"
+)
 _READS_MEMBERS = re.compile(r"\.items\(\)|\|\s*(?:items|from_json)\b")  # of objects
 _NO_OBJECT = "INVALID_JSON"  # what a text is called that stands for arguments and is no object, as one that was cut off
 _SYSTEM = {"role": "system", "content": "You are a helpful assistant with tools."}
@@ -99,8 +101,8 @@ def _with_written_calls(message: dict[str, Any], tool_format: ToolFormat) -> dic
     if not calls:
         return message
     named = [_named(call["function"]) for call in calls if isinstance(call, Mapping) and "function" in call]
-    lines = [json.dumps(call, ensure_ascii=False) for call in named]
-    written = [f"{tool_format.list_mark}[{', '.join(lines)}]"] if tool_format.list_mark else lines
+    write = tool_format.write_calls
+    written = [write(named)] if write else [json.dumps(call, ensure_ascii=False) for call in named]
     rest = {key: value for key, value in message.items() if key != "tool_calls"}
     return {**rest, "content": "\n".join(filter(None, (text_of(message.get("content")), *written)))}
 

@@ -7,10 +7,12 @@ import re
 from typing import Any
 
 _SWITCHES = ("enable_thinking", "thinking")  # variables of templates that are true or false
-_EFFORT = "reasoning_effort"
+_MODE, _MODES = "thinking_mode", {True: "enabled", False: "disabled"}
+_EFFORTS = ("reasoning_effort", "thinking_effort", "reasoning_strength")
 # The efforts that templates know least often, and what stands in where a template does not have the word.
 _NEAREST = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}
 OFF = "none"  # the effort that asks for no thoughts
+_NO_THOUGHTS = "no_think"  # what some templates call it, which think only when they are asked to
 
 
 def thinking_values(template: str, *, thinking: bool | None, effort: str | None) -> dict[str, Any]:
@@ -23,9 +25,24 @@ def thinking_values(template: str, *, thinking: bool | None, effort: str | None)
     found: dict[str, Any] = {}
     if wanted is not None:
         found = {name: wanted for name in _SWITCHES if _reads(template, name)}
-    if effort is not None and _reads(template, _EFFORT):
-        found[_EFFORT] = effort if _has_word(template, effort) else _NEAREST.get(effort, effort)
+        if _reads(template, _MODE):
+            found[_MODE] = _MODES[wanted]
+    if effort is None and not found and wanted is not None:
+        effort = OFF if not wanted else "high" if _has_word(template, _NO_THOUGHTS) else None
+    if effort is not None:
+        found |= {name: _word(template, effort) for name in _EFFORTS if _reads(template, name)}
     return found
+
+
+def _word(template: str, effort: str) -> str:
+    """A template's word for an effort."""
+    if _has_word(template, effort):
+        return effort
+    if effort == OFF and _has_word(template, _NO_THOUGHTS):
+        return _NO_THOUGHTS
+    if effort == "medium" and _has_word(template, "low") and _has_word(template, "high"):
+        return "high"  # where a template refuses words that it does not have
+    return _NEAREST.get(effort, effort)
 
 
 def same_switch(template: str, values: dict[str, Any]) -> dict[str, Any]:

@@ -4,16 +4,21 @@ length that it wants, roles and calls rearranged where it refuses or loses what 
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 _THOUGHTS, _OTHER_NAME = "reasoning_content", "reasoning"  # in what clients send
 _THOUGHT_NAMES = (_THOUGHTS, "thinking", "reasoning")
 _FUNCTION_FIELDS = ("name", "description", "parameters")
 _ROLE = r"\b(?:message|msg|m)(?:\.role|\[['\"]role['\"]\])"
-_SYSTEM_IN_LOOP = re.compile(rf"{_ROLE}\s*(?:==|in)[^%}}]*['\"]system['\"]")
+_IS_SYSTEM = re.compile(rf"{_ROLE}\s*(?:==|in)[^%}}]*['\"]system['\"]")
+_IS_DEVELOPER = re.compile(r"\bdeveloper\b")
+_KEEPS_CONTENT = re.compile(r"\bset\s[^%]*=[^%]*content")
+_NO_OUTPUT = re.compile(r"\{%.*?%\}|\{#.*?#\}|\s+", re.DOTALL)
 _ROLE_SHOWN = re.compile(rf"(?:[+~]|\{{\{{-?)\s*\(?{_ROLE}|{_ROLE}\s*[+~]|=\s*{_ROLE}\s*-?%")
 _USER_IN_LOOP = re.compile(rf"{_ROLE}\s*==\s*['\"]user['\"]")
 _NO_SYSTEM = re.compile(r"system role (is )?not supported", re.IGNORECASE)
@@ -22,12 +27,16 @@ _ALTERNATE = re.compile(r"must alternate")
 _ALL_CALLS = re.compile(r"\bin\s+[\w.]*(?:\[['\"])?tool_calls")
 _SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")
 _CALLS_WITHOUT_TEXT = re.compile(  # content that is shown beside no calls, or calls beside no content
-    r"assistant['\"]\s+and\s+message(?:\.content|\[['\"]content['\"]\])\s+is\s+none|if 'tool_calls' in message\s*-?%\}"
+    r"assistant['\"]\s+and\s+message(?:\.content|\[['\"]content['\"]\])\s+is\s+none"
     r"|assistant\"\s+and\s+message\.tool_calls\s+is\s+not\s+defined"
 )
+_BRANCH = re.compile(r"\{%[-+]?\s*(if|elif|else|endif)\b(.*?)[-+]?%\}", re.DOTALL)
+_WITHOUT_CALLS = re.compile(r"\bnot\b[^()]*tool_calls|tool_calls['\")\]]*\s+is\s+(?:not\s+defined|none)")
+_LAST_USER_HAS_SYSTEM = re.compile(r"loop\.last and system_message")
 _PLANS = "<|START_ACTION|>"  # before it come thoughts, and no content
 _NEEDS_CALL = re.compile(
     r"no previous assistant message with a tool call|Tool message outside of assistant|need a resolvable tool name"
+    r"|\{%-? elif loop_messages\[k\]\['role'\] != 'tool'"
 )
 _NEEDS_TEXT = re.compile(r"Assistant message must have a string")
 _SYSTEM_FIRST = re.compile(r"system message must be at the beginning", re.IGNORECASE)
@@ -43,7 +52,7 @@ def arrange_turns(template: str, messages: Sequence[Mapping[str, Any]]) -> list[
         said = _one_call_each(said)
     if "length 9" in template:
         said = [_with_short_ids(message) for message in said]
-    if _CALLS_WITHOUT_TEXT.search(template):
+    if _CALLS_WITHOUT_TEXT.search(template) or _shows_calls_or_text(template):
         said = [part for message in said for part in _text_before_calls(message)]
     if _NEEDS_CALL.search(template):
         said = _with_calls_before_results(said)
@@ -124,7 +133,7 @@ def _with_names(template: str, message: Mapping[str, Any]) -> dict[str, Any]:
     where it has none.
     """
     said = dict(message)
-    if said.get("role") == "developer" and "developer" not in template:
+    if said.get("role") == "developer" and not _shows(_IS_DEVELOPER, template):
         said["role"] = "system"  # the older name, which every template knows
     thoughts = said.pop(_THOUGHTS, None) or said.pop(_OTHER_NAME, None)
     name = next((name for name in _THOUGHT_NAMES if _has_field(template, name)), None)
@@ -147,6 +156,43 @@ def _with_empty(template: str, message: dict[str, Any]) -> dict[str, Any]:
     if message.get("tool_calls") and _EMPTY_IS_NONE.search(template):
         return {**message, "content": None}
     return {**message, "content": ""} if "content" in message else message
+
+
+@functools.lru_cache(maxsize=64)
+def _shows_calls_or_text(template: str) -> bool:
+    """Whether a template has a branch for messages with calls that does not look at their content, beside another one
+    that shows content.
+    """
+    for branches in _branches(template):
+        for number, (condition, text) in enumerate(branches):
+            for_calls = "tool_calls" in condition and _WITHOUT_CALLS.search(condition) is None
+            calls_only = for_calls and "tool_calls" in text and "content" not in text
+            if calls_only and any("content" in other for _, other in branches[number + 1 :]):
+                return True
+    return False
+
+
+@functools.lru_cache(maxsize=64)
+def _shows(role: re.Pattern[str], template: str) -> bool:
+    """Whether a template has a branch that writes something or keeps content, and whose condition `role` is found in."""
+    return any(
+        role.search(condition) and (_NO_OUTPUT.sub("", text) or _KEEPS_CONTENT.search(text))
+        for branches in _branches(template)
+        for condition, text in branches
+    )
+
+
+def _branches(template: str) -> Iterator[list[tuple[str, str]]]:
+    """Of each `if` of a template its branches: conditions, and texts with what is within them."""
+    opened: list[list[re.Match[str]]] = []
+    for tag in _BRANCH.finditer(template):
+        if tag[1] == "if":
+            opened.append([tag])
+        elif opened:
+            opened[-1].append(tag)
+            if tag[1] == "endif":
+                pairs = itertools.pairwise(opened.pop())
+                yield [(begin[2], template[begin.end() : end.start()]) for begin, end in pairs]
 
 
 def _text_before_calls(message: dict[str, Any]) -> list[dict[str, Any]]:
@@ -173,13 +219,13 @@ def _alternating(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The messages with empty ones where the user and the assistant do not take turns, calls and results apart."""
     said: list[dict[str, Any]] = []
     turn = "user"
-    for message in messages:
+    for number, message in enumerate(messages):
         role = message.get("role")
         if role not in ("user", "assistant") or message.get("tool_calls"):
             said.append(message)
             continue
-        if role != turn:
-            said.append({"role": turn, "content": ""})
+        if role != turn:  # with a number, as some templates show tools before each message that equals the last one
+            said.append({"role": turn, "content": "", "number": number})
         said.append(message)
         turn = "assistant" if role == "user" else "user"
     return said
@@ -248,11 +294,23 @@ def _with_system(template: str, messages: list[dict[str, Any]]) -> list[dict[str
         return [*_joined(system), *others]
     shows_any_role = _ROLE_SHOWN.search(template) and not _USER_IN_LOOP.search(template)
     if not _SYSTEM_FIRST.search(template) and (
-        "messages[0]" not in template or _SYSTEM_IN_LOOP.search(template) or shows_any_role
+        "messages[0]" not in template or _shows(_IS_SYSTEM, template) or shows_any_role
     ):
         return messages
     leading = next((i for i, message in enumerate(messages) if not _is_system(message)), len(messages))
-    return _said_by_user([*_joined(messages[:leading]), *messages[leading:]], kept=min(leading, 1))
+    said = _said_by_user([*_joined(messages[:leading]), *messages[leading:]], kept=min(leading, 1))
+    return _system_with_question(said) if _LAST_USER_HAS_SYSTEM.search(template) else said
+
+
+def _system_with_question(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The system message in front of the last question where that is not the last message, for templates that show it
+    with a last question only.
+    """
+    asked = max((i for i, message in enumerate(messages) if message.get("role") == "user"), default=0)
+    if not asked or not _is_system(messages[0]) or asked == len(messages) - 1:
+        return messages
+    (question,) = _joined([{**messages[0], "role": "user"}, messages[asked]])
+    return [*messages[1:asked], {**messages[asked], **question}, *messages[asked + 1 :]]
 
 
 def _is_system(message: Mapping[str, Any]) -> bool:

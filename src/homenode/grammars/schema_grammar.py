@@ -11,13 +11,19 @@ from homenode.grammars.schema_document import ALTERNATIVES, SchemaDocument
 
 # Blanks are bounded, or a weak model would write them for ever: one space, or a new line with its indentation.
 _BLANKS = r" |\n {0,24}"
+_VALUES = ("enum", "const", "default", "examples")
+_LOWER, _UPPER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 _NAMED = ("properties", "patternProperties", "$defs", "definitions")
 _LISTED = ("prefixItems", "allOf", *ALTERNATIVES)
 _SINGLE = ("additionalProperties", "additionalItems", "items")
 _COMBINING = ("$ref", *ALTERNATIVES)
-# Lengths of RFC 1123 and RFC 5321; llguidance bounds the labels of host names and nothing else.
-_MOST_CHARACTERS = {"hostname": 253, "email": 254}
+# llguidance bounds the labels of host names and nothing else. Host names and addresses: RFC 1123 and RFC 5321; times:
+# nine digits of a second; the others: more than anybody reads. A weak model would write digits up to its last token.
+_MOST_CHARACTERS = {"hostname": 253, "email": 254, "date-time": 35, "time": 24, "duration": 40, "uri": 2048}
+_LARGEST_INTEGER = 9 * 10**18  # of 64 bits, as far as llguidance takes bounds
 _ADDRESS = r"^[^@]{1,64}@[^.@]{1,63}(\.[^.@]{1,63})*$"
+_NINE_DIGITS = r"^[^.]*(\.[0-9]{1,9}([^0-9].*)?)?$"
+_PATTERNS = {"email": _ADDRESS, "date-time": _NINE_DIGITS, "time": _NINE_DIGITS}
 
 
 def written_schema(document: SchemaDocument, *, strict: bool) -> Any:
@@ -41,6 +47,37 @@ def _combines(document: SchemaDocument) -> bool:
     return False
 
 
+def bounded_schema(schema: Any) -> Any:
+    """A copy of a schema, right or not, in which no number or text of a format goes on for ever."""
+    if isinstance(schema, list):
+        return [bounded_schema(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return _with_bounds({word: value if word in _VALUES else bounded_schema(value) for word, value in schema.items()})
+
+
+def _with_bounds(node: dict[str, Any]) -> dict[str, Any]:
+    found, form = dict(node), node.get("format")
+    most = _MOST_CHARACTERS.get(form) if isinstance(form, str) else None
+    if most is not None and isinstance(longest := node.get("maxLength", most), int):
+        found["maxLength"] = min(most, longest)
+        if form in _PATTERNS:
+            found.setdefault("pattern", _PATTERNS[form])
+    if _is_integer(node.get("type")) and not found.keys() & {"enum", "const", "multipleOf"}:
+        bounds = [node[word] for word in (*_LOWER, *_UPPER) if word in node]
+        if all(isinstance(bound, int | float) and abs(bound) < _LARGEST_INTEGER for bound in bounds):
+            if not found.keys() & set(_LOWER):
+                found["minimum"] = -_LARGEST_INTEGER
+            if not found.keys() & set(_UPPER):
+                found["maximum"] = _LARGEST_INTEGER
+    return found
+
+
+def _is_integer(kinds: Any) -> bool:
+    """Whether numbers of these types are integers."""
+    return kinds == "integer" or (isinstance(kinds, list) and "integer" in kinds and "number" not in kinds)
+
+
 class _SchemaWriter:
     """Copies schemas: their `oneOf`, options of which exclude each other, is an `anyOf`, formats that are only remarks
     are gone, and others bound the length of their texts. `closes`: an object that names its properties and says nothing
@@ -55,10 +92,7 @@ class _SchemaWriter:
         if not isinstance(node, dict):
             return node
         found = {word: self._of_word(word, value) for word, value in node.items() if not _is_remark(word, value)}
-        if (most := _MOST_CHARACTERS.get(str(found.get("format")))) is not None:
-            found["maxLength"] = min(most, found.get("maxLength", most))
-            if found["format"] == "email":
-                found.setdefault("pattern", _ADDRESS)
+        found = _with_bounds(found)
         if "oneOf" in found and "anyOf" not in found:
             found = {"anyOf" if word == "oneOf" else word: value for word, value in found.items()}
         if self._closes and (found.get("properties") or (self._empty and "properties" in found)) and _may_close(found):

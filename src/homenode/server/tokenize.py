@@ -11,7 +11,7 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
-from homenode.server.apis.openai.chat_messages import Messages, template_messages
+from homenode.server.apis.openai.chat_messages import Messages, goes_on, template_messages
 from homenode.server.apis.openai.openapi import tighten_model, tighten_template, token_schema
 from homenode.server.apis.openai.requests import HINTS
 from homenode.server.apis.openai.tools import Tools, given_tools, tool_offer
@@ -172,7 +172,8 @@ async def _prompt_text(state: ServerState, request: Request, body: TokenizeReque
         offer=tool_offer(given_tools(request, body.tools), None, None),
         template_kwargs=body.chat_template_kwargs,
         add_generation_prompt=body.add_generation_prompt,
-        continue_final=bool(body.continue_final_message),
+        continue_final=bool(body.continue_final_message)
+        or goes_on(body.messages, turn_begins=body.add_generation_prompt),
     )
     return await conversation_text(state, asked)
 

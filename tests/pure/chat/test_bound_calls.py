@@ -32,6 +32,7 @@ BOUNDED = {"anyOf": [{"type": "integer", "minimum": 5}, {"type": "string", "patt
 # Texts that chance does not write: ends of values, calls and thoughts, of every format.
 MARKS = ["</parameter>", "\n</parameter>", "</arg_value>", "</｜DSML｜parameter>", '<|"|>', "<escape>", "</function>"]
 MARKS += ['{"name": "', "[a(", "Action:", "<tool_call>", "</tool_call>", "</think>", "<|end|>", "\n", "```", "\\n"]
+MARKS += ["<|close|>argument<|sep|>", "<![CDATA[", "]]></param>", "</param>", ">>>"]
 
 
 def tool(name: str, optional: tuple[str, ...] = (), **properties: Any) -> dict[str, Any]:

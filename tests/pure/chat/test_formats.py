@@ -526,6 +526,74 @@ CASES = [
         '[book_seat(train="""a \'b\' "c"\nd""", seats=2), book_seat(train=\'\')]',
         calls=[("book_seat", {"train": "a 'b' \"c\"\nd", "seats": 2}), ("book_seat", {"train": ""})],
     ),
+    Case(
+        "a text and two calls",
+        "kimi_k3",
+        '<|open|>tools<|sep|><|open|>call tool="book_seat" index="1"<|sep|>'
+        '<|open|>argument key="train" type="string"<|sep|>12 & "<b>"<|close|>argument<|sep|>'
+        '<|open|>argument key="stops" type="array"<|sep|>["<|close|>"]<|close|>argument<|sep|><|close|>call<|sep|>'
+        '<|open|>call tool="list_trains" index="2"<|sep|><|close|>call<|sep|><|close|>tools<|sep|>',
+        calls=[("book_seat", {"train": '12 & "<b>"', "stops": ["<|close|>"]}), *LISTED],
+    ),
+    Case(
+        "escaped attributes, and a number that is a string",
+        "kimi_k3",
+        '<|open|>tools<|sep|><|open|>call tool="a" index="1"<|sep|><|open|>argument key="&quot;&amp;lt;" type="string"'
+        "<|sep|>1<|close|>argument<|sep|><|close|>call<|sep|><|close|>tools<|sep|>",
+        calls=[("a", {'"&lt;': "1"})],
+    ),
+    Case(
+        "arguments in one text",
+        "kimi_k3",
+        '<|open|>tools<|sep|><|open|>call tool="book_seat" index="1"<|sep|><|open|>json type="object"<|sep|>'
+        f"{SEAT_JSON}<|close|>json<|sep|><|close|>call<|sep|><|close|>tools<|sep|>",
+        calls=SEATED,
+    ),
+    Case("cut in an attribute", "kimi_k3", 'So.<|open|>tools<|sep|><|open|>call tool="book_seat" ind'),
+    Case(
+        "values of all types",
+        "hy3",
+        "Ok.<tool_calls:opensource>\n<tool_call:opensource>book_seat<tool_sep:opensource>\n"
+        "<arg_key:opensource>train</arg_key:opensource>\n<arg_value:opensource>12\n</arg_value:opensource>\n"
+        "<arg_key:opensource>seats</arg_key:opensource>\n<arg_value:opensource>2</arg_value:opensource>\n"
+        "</tool_call:opensource>\n<tool_call:opensource>list_trains<tool_sep:opensource>\n"
+        "</tool_call:opensource>\n</tool_calls:opensource>",
+        content="Ok.",
+        calls=[("book_seat", {"train": "12\n", "seats": 2}), *LISTED],
+    ),
+    Case(
+        "nothing behind the name",
+        "hy3",
+        "<tool_calls:opensource>\n<tool_call:opensource>book_seat</tool_call:opensource>",
+    ),
+    Case(
+        "ids of its own",
+        "solar_open",
+        f"<|tool_calls|><|tool_call:begin|>a1b2c3d4e5<|tool_call:name|>book_seat<|tool_call:args|>{SEAT_JSON}"
+        "<|tool_call:end|><|tool_call:begin|>f6<|tool_call:name|>list_trains<|tool_call:args|><|tool_call:end|><|calls|>",
+        calls=SEATED + LISTED,
+        ids=["a1b2c3d4e5", "f6"],
+    ),
+    Case("no arguments", "solar_open", "<|tool_calls|><|tool_call:begin|>a<|tool_call:name|>book_seat<|calls|>"),
+    Case(
+        "sections of texts",
+        "minicpm5",
+        'Ok.\n<function name="book_seat"><param name="train"><![CDATA[a </param> & <b>\n]]></param>'
+        '<param name="seats">2</param><param name="window">True</param></function>\n'
+        '<function name="list_trains"></function>',
+        content="Ok.",
+        calls=[("book_seat", {"train": "a </param> & <b>\n", "seats": 2, "window": True}), *LISTED],
+    ),
+    Case("its tag in a sentence", "minicpm5", 'Write <function name="x"> here, or <param name="y">.'),
+    Case(
+        "a text and calls",
+        "functionary_v32",
+        f"all\nOk.\n>>> 1 + 1\n>>>book_seat\n{SEAT_JSON}>>>list_trains\n{{}}",
+        content="Ok.\n>>> 1 + 1",
+        calls=SEATED + LISTED,
+    ),
+    Case("a call at once", "functionary_v32", f"book_seat\n{SEAT_JSON}", calls=SEATED),
+    Case("no recipient", "functionary_v32", "allowed\n>>>nobody\n{}"),
     *(
         Case(
             f"a wrong escape before {value}",

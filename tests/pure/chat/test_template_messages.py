@@ -58,7 +58,10 @@ def test_text_beside_calls_is_a_plan_where_a_template_shows_one() -> None:
 def test_developers_are_systems_unless_the_template_knows_them() -> None:
     told = {"role": "developer", "content": "x"}
     assert arrange_turns("{{ messages }}", [told])[0]["role"] == "system"
-    assert arrange_turns("{{ 'developer' }}", [told])[0]["role"] == "developer"
+    shows = "{% if message.role == 'developer' %}{{ message.content }}{% endif %}"
+    assert arrange_turns(shows, [told])[0]["role"] == "developer"
+    counts = "{% if message.role in ['user', 'developer'] %}{% set last = loop.index0 %}{% endif %}"
+    assert arrange_turns(counts, [told])[0]["role"] == "system"
 
 
 def test_calls_one_by_one_with_their_results() -> None:
@@ -95,6 +98,10 @@ def test_system_messages_where_the_template_takes_them() -> None:
         ("user", "Where?"),
         ("user", "Be brief.\n\nWhere?"),
     ]
+    looks = "{% for message in messages %}{% if message.role == 'system' %}{% set quiet = true %}{% endif %}"
+    assert arrange_turns(looks + FIRST_ONLY, said) == shown
+    heads = "{% for message in messages %}{% if message.role == 'system' %}<system>{% endif %}"
+    assert arrange_turns(heads + FIRST_ONLY, said) == said
     nowhere = arrange_turns("{{ raise_exception('System role not supported') }}", said[:3])
     assert nowhere == [{"role": "user", "content": "Be brief.\n\nBe kind.\n\nWhere?"}]
 
@@ -119,6 +126,14 @@ def test_turns_that_must_alternate_are_joined() -> None:
         ("{{ reasoning_effort }}", None, "xhigh", {"reasoning_effort": "high"}),
         ("{{ reasoning_effort }}", None, "none", {"reasoning_effort": "low"}),
         ("{% if reasoning_effort == 'none' %}", None, "none", {"reasoning_effort": "none"}),
+        ("{% if reasoning_effort == 'none' %}", False, None, {"reasoning_effort": "none"}),
+        ("{% if reasoning_effort in ['high', 'low', 'no_think'] %}", None, "medium", {"reasoning_effort": "high"}),
+        ("{% if reasoning_effort in ['high', 'low', 'no_think'] %}", None, "none", {"reasoning_effort": "no_think"}),
+        ("{% if reasoning_effort in ['high', 'low', 'no_think'] %}", True, None, {"reasoning_effort": "high"}),
+        ("{% if thinking_effort in ['low', 'high', 'max'] %}", None, "max", {"thinking_effort": "max"}),
+        ("{{ reasoning_strength }}", None, "medium", {"reasoning_strength": "medium"}),
+        ("{% if thinking_mode == 'disabled' %}", False, None, {"thinking_mode": "disabled"}),
+        ("{% if thinking_mode == 'disabled' %}", None, "low", {"thinking_mode": "enabled"}),
     ],
 )
 def test_switches(template: str, thinking: bool | None, effort: str | None, values: dict[str, Any]) -> None:
@@ -139,8 +154,11 @@ def test_turns_that_must_alternate_do_whatever_is_missing() -> None:
         "user",
     ]
     assert shown[0]["content"] == shown[5]["content"] == ""
+    again = arrange_turns(template, [ASKED, *[{**ASKED, "role": "assistant"}, called] * 3])
+    empty = [message for message in again if message["role"] == "user" and not message["content"]]
+    assert len(empty) == 2 and empty[0] != empty[1]  # templates show tools before each message that equals the last
     strict = template + "Assistant message must have a string"
-    assert arrange_turns(strict, [ASKED, called, result("a"), ASKED])[3] == {"role": "assistant", "content": " "}
+    assert arrange_turns(strict, [ASKED, called, result("a"), ASKED])[3]["content"] == " "
 
 
 def test_text_beside_calls_where_a_template_shows_one_of_them() -> None:
@@ -150,6 +168,38 @@ def test_text_beside_calls_where_a_template_shows_one_of_them() -> None:
     assert text == {"role": "assistant", "content": "Let me."}
     assert called == {**said, "content": None}
     assert arrange_turns(CHATML, [said]) == [said]
+
+
+CALLS_OR_TEXT = [
+    "{% elif message.tool_calls is defined and message.tool_calls is not none %}{{ message.tool_calls }}"
+    '{% elif message["role"] == "assistant" %}{{ message["content"] }}',
+    "{% elif role == 'assistant' %}{% if message.get('tool_calls') %}{% for call in message.tool_calls %}{{ call.id }}"
+    "{% if not loop.last %}, {% endif %}{% endfor %}{% else %}{{ render(message['content']) }}{% endif %}",
+    "{%- elif 'tool_calls' in message -%}{{ message.tool_calls[0] }}{%- else -%}{{ message.content }}",
+]
+BOTH = [
+    "{% elif message.tool_calls %}{{ message.content }}{{ message.tool_calls }}{% else %}{{ message.content }}",
+    "{% elif message.tool_calls is none %}{{ message.tool_calls }}{% else %}{{ message.content }}",
+    "{% elif not message.tool_calls %}{{ message.tool_calls }}{% else %}{{ message.content }}",
+    "{% elif x %}{{ message.content }}{% endif %}{% if message.tool_calls %}{{ message.tool_calls }}",
+]
+
+
+@pytest.mark.parametrize("template", [*CALLS_OR_TEXT, *BOTH])
+def test_text_beside_calls_where_another_branch_shows_text(template: str) -> None:
+    said = {"role": "assistant", "content": "Let me.", "tool_calls": [{"id": "a", "function": {"name": "look"}}]}
+    shown = arrange_turns(f"{{% if x %}}{template}{{% endif %}}", [said])
+    apart = [{"role": "assistant", "content": "Let me."}, {**said, "content": None}]
+    assert shown == (apart if template in CALLS_OR_TEXT else [said])
+
+
+def test_a_system_message_that_is_shown_with_the_last_question_only() -> None:
+    template = FIRST_ONLY + "{% if loop.last and system_message is defined %}{{ system_message }}"
+    called = {"role": "assistant", "content": "", "tool_calls": [{"id": "a", "function": {"name": "look"}}]}
+    asked = [SYSTEM, ASKED, {"role": "assistant", "content": "Here."}, ASKED]
+    assert arrange_turns(template, asked) == asked
+    shown = arrange_turns(template, [*asked, called, result("a")])
+    assert [message["content"] for message in shown] == ["Where?", "Here.", "Be brief.\n\nWhere?", "", "a"]
 
 
 def test_a_result_that_no_call_is_before() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from homenode.errors import UserError
 from homenode.grammars.compile import compile_grammar
+from homenode.grammars.schema_grammar import bounded_schema
 from homenode.grammars.spec import JsonSchema
 from tests.pure.grammars.vocabularies import BYTES, fits
 
@@ -85,6 +86,48 @@ def test_remarks_and_words_without_effect_are_kept_out() -> None:
     }  # fmt: skip
     assert fits(JsonSchema(schema, strict=True), '{"a": [1, 1]}')
     assert fits(JsonSchema(obj(a={"type": "string", "format": "idn-email"})), '{"a": "x"}')
+
+
+NINES = "9" * 50
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [
+        *(
+            ({"type": "string", "format": name}, json.dumps(text))
+            for name, text in (
+                ("date-time", f"2026-11-27T21:00:00.{NINES}Z"),
+                ("date-time", "2026-11-27T21:00:00.1234567890Z"),
+                ("time", f"21:00:00.{NINES}Z"),
+                ("duration", f"P{NINES}D"),
+                ("uri", f"https://a.org/{NINES * 50}"),
+            )
+        ),
+        ({"type": "integer"}, NINES),
+        ({"type": ["integer", "null"], "minimum": 0}, NINES),
+        ({"type": "integer", "exclusiveMaximum": 5}, f"-{NINES}"),
+    ],
+)
+def test_no_value_goes_on_for_ever(part: Any, value: str) -> None:
+    assert not fits(JsonSchema(obj(a=part)), f'{{"a": {value}}}')
+    assert bounded_schema({"items": [part]})["items"][0].keys() > part.keys()
+
+
+def test_bounds_leave_what_people_mean() -> None:
+    stamp = {"type": "string", "format": "date-time", "maxLength": 20}
+    assert fits(JsonSchema(obj(a=stamp)), '{"a": "2026-11-27T21:00:00Z"}')
+    assert fits(JsonSchema(obj(a={"type": "string", "format": "time"})), '{"a": "21:00:00.123456789+01:00"}')
+    assert fits(JsonSchema(obj(a={"type": "integer", "minimum": -3})), '{"a": 1988888888888888888}')
+    assert fits(JsonSchema(obj(a={"type": "integer", "enum": [2**63 - 1]})), f'{{"a": {2**63 - 1}}}')
+    for odd in (
+        {"format": 5, "type": {}},
+        {"type": "integer", "minimum": "x"},
+        {"enum": [{"type": "integer"}]},
+        [1],
+        5,
+    ):
+        assert bounded_schema(odd) == odd
 
 
 def test_unused_definitions_are_not_looked_at() -> None:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import functools
 import importlib
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from homenode.chat.grammars.calls import DescribeCalls, DescribeMessage
 from homenode.chat.syntax.reader import Reader
@@ -24,8 +25,8 @@ class ToolFormat:
     first. `marks`: what of the format's text may be special tokens of a model, whose text is not shown otherwise.
     `without_tools`: it also reads messages of requests that offer no tools, as content is marked up. `instruction`: how
     a model is told to write a call, where templates of such models leave that to the system message. `describe_calls`:
-    how calls are written, for decoding that is bound to them. `list_mark`: what stands before a list of call objects,
-    for templates that show no earlier calls.
+    how calls are written, for decoding that is bound to them. `write_calls`: the text of earlier calls, each a name and
+    arguments, for templates that show none; by default a JSON object on a line for each.
     """
 
     names: tuple[str, ...]
@@ -37,7 +38,7 @@ class ToolFormat:
     instruction: str = ""
     describe_calls: DescribeCalls | None = None
     describe_message: DescribeMessage | None = None
-    list_mark: str = ""
+    write_calls: Callable[[Sequence[Mapping[str, Any]]], str] | None = None
 
     @property
     def name(self) -> str:

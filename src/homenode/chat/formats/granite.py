@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from homenode.chat.formats import ToolFormat
 from homenode.chat.grammars.call_objects import call_list, call_object
 from homenode.chat.grammars.calls import CallBegin, CallForms, CallWriter
@@ -18,6 +22,10 @@ def _read(reader: Reader) -> Reading[None]:
     yield from read_tagged_list(reader, _MARKERS, _END)
 
 
+def _write(calls: Sequence[Mapping[str, Any]]) -> str:
+    return _TOKEN.text + json.dumps(list(calls), ensure_ascii=False)
+
+
 def _describe(writer: CallWriter) -> CallForms:
     calls = call_list(writer, [call_object(writer, tool) for tool in writer.tools])
     return CallForms([CallBegin(f'" "? {calls}', _TOKEN.text)], excluded=(_TAG.text,))
@@ -29,7 +37,7 @@ FORMATS = [
         _read,
         (("<|tool_call|>",),),
         precedence=1,
-        list_mark="<|tool_call|>",
+        write_calls=_write,
         marks=(_TOKEN.text, _TAG.text, _END),
         describe_calls=_describe,
     )

@@ -1,5 +1,5 @@
 """MiniMax M2, DeepSeek V3.2 and V4: blocks of invocations, whose tags have the names of a tool and its parameters as
-attributes.
+attributes. MiniCPM5: such invocations alone, with CDATA sections around texts that hold tags.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from homenode.chat.formats import ToolFormat
 from homenode.chat.grammars.calls import CallBegin, CallForms, CallWriter, parameter_name
 from homenode.chat.grammars.inputs import marked_input
+from homenode.chat.grammars.lark import literal
 from homenode.chat.grammars.parameters import CallableTool, ToolParameter
 from homenode.chat.grammars.typed_texts import LineBreaks, json_value, marked_text, typed_text
 from homenode.chat.syntax.reader import Marker, Reader
@@ -23,27 +24,36 @@ _NAME = re.compile(r"[^\"<>\n]+")
 
 @dataclass(frozen=True)
 class _Tags:
-    """The block, and what stands before the names of tags."""
+    """The block, empty where there is none; what stands before the names of tags, and these names."""
 
     begin: str
     end: str
     prefix: str
+    invoke_name: str = "invoke"
+    parameter_name: str = "parameter"
 
     @property
     def invoke(self) -> str:
-        return f'<{self.prefix}invoke name="'
+        return f'<{self.prefix}{self.invoke_name} name="'
+
+    @property
+    def invoke_end(self) -> str:
+        return f"</{self.prefix}{self.invoke_name}>"
 
     @property
     def parameter(self) -> str:
-        return f'<{self.prefix}parameter name="'
+        return f'<{self.prefix}{self.parameter_name} name="'
 
-    def closing(self, name: str) -> str:
-        return f"</{self.prefix}{name}>"
+    @property
+    def parameter_end(self) -> str:
+        return f"</{self.prefix}{self.parameter_name}>"
 
 
 _MINIMAX = _Tags("<minimax:tool_call>", "</minimax:tool_call>", "")
 _DEEPSEEK = _Tags("<｜DSML｜function_calls>", "</｜DSML｜function_calls>", "｜DSML｜")
 _DEEPSEEK_V4 = _Tags("<｜DSML｜tool_calls>", "</｜DSML｜tool_calls>", "｜DSML｜")
+_MINICPM = _Tags("", "", "", "function", "param")
+_CDATA, _CDATA_END = "<![CDATA[", "]]>"
 
 
 def _read(tags: _Tags, reader: Reader) -> Reading[None]:
@@ -58,6 +68,12 @@ def _read(tags: _Tags, reader: Reader) -> Reading[None]:
         reader.give_back()
 
 
+def _read_alone(tags: _Tags, reader: Reader) -> Reading[None]:
+    while (yield from reader.read_content((Marker(tags.invoke),))):
+        if not (yield from _read_invocation(tags, reader)):
+            reader.give_back()
+
+
 def _read_invocation(tags: _Tags, reader: Reader) -> Reading[bool]:
     source, attempt = reader.source, reader.attempt()
     name = yield from source.read_run(_NAME)
@@ -65,7 +81,7 @@ def _read_invocation(tags: _Tags, reader: Reader) -> Reading[bool]:
         return False
     attempt.name = name
     arguments = TypedArguments(source, attempt)
-    end = tags.closing("invoke")
+    end = tags.invoke_end
     while True:
         yield from source.skip_space()
         if (yield from source.accept(tags.parameter)):
@@ -75,8 +91,10 @@ def _read_invocation(tags: _Tags, reader: Reader) -> Reading[bool]:
                 return False
             kinds = STRING if "true" in kind else None if "false" in kind else reader.tools.types(name, key)
             followers = (tags.parameter, end)
-            closing = tags.closing("parameter")
-            if not (yield from arguments.read(key, kinds, closing, followers, lines="string" not in kind)):
+            closing, lines = tags.parameter_end, bool(tags.begin) and "string" not in kind
+            if not tags.begin and (yield from source.accept(_CDATA)):
+                closing = _CDATA_END + closing
+            if not (yield from arguments.read(key, kinds, closing, followers, lines=lines)):
                 return False
         elif (yield from source.accept(end)):
             arguments.end()
@@ -89,14 +107,32 @@ def _describe(tags: _Tags, writer: CallWriter) -> CallForms:
     lark, calls = writer.lark, []
     for tool in writer.tools:
         parameters = writer.parameters(tool, functools.partial(_parameter, tags, writer, tool))
-        begin, end = lark.mark(f'{tags.invoke}{tool.name}">'), lark.mark(tags.closing("invoke"))
+        begin, end = lark.mark(f'{tags.invoke}{tool.name}">'), lark.mark(tags.invoke_end)
         calls.append(f'{begin} "\\n" {parameters} {end} "\\n"')
     all_calls = writer.one_or_more(writer.any_of(calls), '""')
     return CallForms([CallBegin(f'"\\n" {all_calls} {lark.mark(tags.end)}', tags.begin)])
 
 
+def _describe_alone(tags: _Tags, writer: CallWriter) -> CallForms:
+    calls = []
+    for tool in writer.tools:
+        parameters = writer.parameters(tool, functools.partial(_parameter_alone, tags, writer, tool))
+        calls.append(f"""{literal(f'{tool.name}">')} {parameters} {writer.lark.mark(tags.invoke_end)}""")
+    return CallForms([CallBegin(writer.any_of(calls), tags.invoke)], separator='"\\n"?')
+
+
+def _parameter_alone(tags: _Tags, writer: CallWriter, tool: CallableTool, parameter: ToolParameter) -> str:
+    lark, end = writer.lark, tags.parameter_end
+    begin = lark.mark(f'{tags.parameter}{parameter_name(tool, parameter, _NAME)}">')
+    within = f"{literal(_CDATA)} {typed_text(lark, parameter, _CDATA_END + end, LineBreaks.KEPT, strict=tool.strict)}"
+    if parameter.input is not None:
+        return f"{begin} {within}"
+    plain = typed_text(lark, parameter, end, LineBreaks.KEPT, strict=tool.strict, apart=_CDATA)
+    return f"{begin} ({plain} | {within})"
+
+
 def _parameter(tags: _Tags, writer: CallWriter, tool: CallableTool, parameter: ToolParameter) -> str:
-    lark, end = writer.lark, tags.closing("parameter")
+    lark, end = writer.lark, tags.parameter_end
     begin = f'{tags.parameter}{parameter_name(tool, parameter, _NAME)}"'
     if not tags.prefix:
         value = typed_text(lark, parameter, end, LineBreaks.LEFT_OUT, strict=tool.strict)
@@ -122,6 +158,14 @@ FORMATS = [
         precedence=4,
         marks=(_MINIMAX.begin, _MINIMAX.end),
         describe_calls=functools.partial(_describe, _MINIMAX),
+    ),
+    ToolFormat(
+        ("minicpm5",),
+        functools.partial(_read_alone, _MINICPM),
+        (('<function name="', '<param name="'),),
+        precedence=3,
+        marks=(_MINICPM.invoke_end, _MINICPM.parameter_end),
+        describe_calls=functools.partial(_describe_alone, _MINICPM),
     ),
     ToolFormat(
         ("deepseek_v32", "dsml"),

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from homenode.chat.formats import ToolFormat
 from homenode.chat.grammars.calls import CallBegin, CallForms, CallWriter, parameter_name
@@ -138,6 +139,16 @@ def _parameter(writer: CallWriter, tool: CallableTool, parameter: ToolParameter)
     return f"{name} {writer.lark.json(with_settings(schema, strict=tool.strict))}"
 
 
+def _write_lfm2(calls: Sequence[Mapping[str, Any]]) -> str:
+    written = []
+    for call in calls:
+        arguments = call["arguments"]
+        items = arguments.items() if isinstance(arguments, Mapping) else ()
+        values = ", ".join(f"{name}={value!r}" for name, value in items) if items else str(arguments or "")
+        written.append(f"{call['name']}({values})")
+    return f"{_LFM2.text}[{', '.join(written)}]{_LFM2_END}"
+
+
 FORMATS = [
     ToolFormat(
         ("pythonic", "llama4_pythonic", "llama3_pythonic"),
@@ -150,8 +161,9 @@ FORMATS = [
     ToolFormat(
         ("lfm2",),
         functools.partial(_read, (_LFM2,)),
-        ((_LFM2.text,), ("<|tool_list_start|>",)),
+        ((_LFM2.text,), ("<|tool_list_start|>",), ("List of tools: [",)),
         3,
+        write_calls=_write_lfm2,
         marks=(_LFM2.text, _LFM2_END),
         describe_calls=functools.partial(_describe, _LFM2, _LFM2_END),
     ),

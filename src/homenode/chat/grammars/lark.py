@@ -130,9 +130,9 @@ class LarkWriter:
         return self.terminal(f"{whole} & ~/({'|'.join(parts)})(?s:.*)/" if parts else whole)
 
     def other_tokens(self, marks: Iterable[str]) -> str | None:
-        """Any special token but those of `marks`; None where there are none."""
-        apart = set(marks)
-        ids = sorted(token for text, token in self.special_tokens.items() if text not in apart)
+        """Any special token but those that are in `marks`; None where there are none."""
+        apart = {part for mark in marks for part in self._parts(mark)}
+        ids = sorted(token for token in self.special_tokens.values() if token not in apart)
         return f"<[{','.join(map(str, ids))}]>" if ids else None
 
     def text(self, start: str) -> str:

@@ -33,8 +33,8 @@ def open_thoughts(lark: LarkWriter, end: str, budget: int | None, excluded: Sequ
         return lark.rule(mark)
     limits = [] if budget is None else [f"max_tokens={budget}"]
     inside = lark.without(map(escape, [end, *excluded]))
-    cut = f"{lark.rule(inside, *limits)} {mark}" if limits or lark.is_token(end) else None
-    if lark.is_token(end):
+    cut = f"{lark.rule(inside, *limits)} {mark}" if limits or lark.has_token(end) else None
+    if lark.has_token(end):
         return lark.rule(f"({cut} | {mark})")
     # At its limit the lexer takes the first terminal that is possible, so that the one which may end there is in front.
     ended = lark.rule(f"{inside} {mark}", *limits, "lazy")

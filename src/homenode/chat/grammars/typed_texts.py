@@ -1,4 +1,4 @@
-"""Values written as plain texts between tags, of the types that `reading.typed_values` gives them."""
+"""Values written as plain texts between tags, of the types that `syntax.typed_values` gives them."""
 
 from __future__ import annotations
 
@@ -35,8 +35,12 @@ class LineBreaks(enum.Enum):
     KEPT = enum.auto()
 
 
-def typed_text(lark: LarkWriter, parameter: ToolParameter, end: str, breaks: LineBreaks, *, strict: bool) -> str:
-    """A rule body for a value of a parameter, with the mark `end` behind it, as `reading.typed_values` reads it."""
+def typed_text(
+    lark: LarkWriter, parameter: ToolParameter, end: str, breaks: LineBreaks, *, strict: bool, apart: str = ""
+) -> str:
+    """A rule body for a value of a parameter, with the mark `end` behind it, as `syntax.typed_values` reads it. No text
+    begins with `apart`.
+    """
     before, behind = ('"\\n"', "\n" + end) if breaks is LineBreaks.OF_FORMAT else ("", end)
     if parameter.input is not None:
         return f"{before} {marked_input(lark, parameter.input, behind)}"
@@ -45,11 +49,11 @@ def typed_text(lark: LarkWriter, parameter: ToolParameter, end: str, breaks: Lin
     if kinds is not None and "string" in kinds:
         others = "|".join(_OTHERS[kind] for kind in sorted(kinds) if kind in _OTHERS)
         unlike = f"~/{_TRIMMED}({others}){_TRIMMED}/" if others else ANY
-        if text := all_of([marked_text(lark, schema, end, breaks, strict=strict), unlike]):
+        if text := all_of([marked_text(lark, schema, end, breaks, strict=strict, apart=apart), unlike]):
             ways.append(lark.up_to(text, behind))
         schema = _without_strings(schema)
     elif kinds is None and not _says_anything(schema):
-        ways.append(lark.up_to(f'({_free(lark, end, breaks)} & ~/{_TRIMMED}["{{\\[](?s:.*)/)', behind))
+        ways.append(lark.up_to(f'({_free(lark, end, breaks, apart)} & ~/{_TRIMMED}["{{\\[](?s:.*)/)', behind))
     if kinds != STRING:
         ways.append(f"{json_value(lark, schema, strict=strict)} {lark.mark(behind)}")
     return f"{before} ({' | '.join(ways)})"
@@ -66,16 +70,18 @@ def json_value(lark: LarkWriter, schema: Any, *, strict: bool) -> str:
     return lark.json(with_settings(schema if isinstance(schema, Mapping) else {}, strict=strict))
 
 
-def marked_text(lark: LarkWriter, schema: Any, end: str, breaks: LineBreaks, *, strict: bool) -> str:
-    """A terminal expression for a string that fits `schema` and does not have the mark `end`."""
-    found = all_of([string_terminal(schema, schema, strict=strict), _free(lark, end, breaks)])
+def marked_text(lark: LarkWriter, schema: Any, end: str, breaks: LineBreaks, *, strict: bool, apart: str = "") -> str:
+    """A terminal expression for a string that fits `schema`, does not have the mark `end` and does not begin with
+    `apart`.
+    """
+    found = all_of([string_terminal(schema, schema, strict=strict), _free(lark, end, breaks, apart)])
     if found is None:
         raise UserError("`tools`: a parameter allows no text that this model's form of calls can hold", param="tools")
     return found
 
 
-def _free(lark: LarkWriter, end: str, breaks: LineBreaks) -> str:
-    text = lark.without([escape(end)])
+def _free(lark: LarkWriter, end: str, breaks: LineBreaks, apart: str) -> str:
+    text = lark.without([escape(end)], [escape(apart)] if apart else [])
     return f"({text} & ~/[\\r\\n](?s:.*)/)" if breaks is LineBreaks.LEFT_OUT else text
 
 

@@ -16,19 +16,27 @@ RAW = "none"  # thoughts stay in the content as the model wrote them
 class ThoughtForm:
     """`begin` and `end` enclose thoughts: anywhere in a message, or where not `anywhere` at its beginning only, because
     they are no tokens of their own and may stand in a text. `opened`: thoughts have begun unless the prompt shows the
-    opposite. `wrappers` enclose the answer and are left out.
+    opposite. `answer_begins` and `answer_ends` may be around the answer and are left out. `tokens`: the special tokens
+    that these texts are made of, where they are more than one each.
     """
 
     begin: str = ""
     end: str = ""
     anywhere: bool = False
     opened: bool = False
-    wrappers: tuple[str, ...] = ()
+    answer_begins: tuple[str, ...] = ()
+    answer_ends: tuple[str, ...] = ()
+    tokens: tuple[str, ...] = ()
+
+    @property
+    def wrappers(self) -> tuple[str, ...]:
+        """What may be around the answer."""
+        return self.answer_begins + self.answer_ends
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """Its texts, which may be special tokens of a model."""
-        return tuple(text for text in (self.begin, self.end, *self.wrappers) if text)
+        """Its texts, or what they are made of, which may be special tokens of a model."""
+        return self.tokens or tuple(text for text in (self.begin, self.end, *self.wrappers) if text)
 
 
 _THINK = ThoughtForm("<think>", "</think>")
@@ -44,14 +52,36 @@ FORMS: dict[str, ThoughtForm] = {
     "deepseek_v3": _THINK,
     "deepseek_r1": _THINK_OPENED,
     "minimax_m2": _THINK_OPENED,
-    "granite_think": ThoughtForm("<think>", "</think>", wrappers=("<response>", "</response>")),
+    "granite_think": ThoughtForm("<think>", "</think>", answer_begins=("<response>",), answer_ends=("</response>",)),
     "granite": ThoughtForm("Here is my thought process:", "Here is my response:"),
     "mistral": ThoughtForm("[THINK]", "[/THINK]", anywhere=True),
     "gemma4": ThoughtForm("<|channel>thought", "<channel|>", anywhere=True),
     "seed_oss": ThoughtForm("<seed:think>", "</seed:think>"),
     "cohere_command3": ThoughtForm(
-        "<|START_THINKING|>", "<|END_THINKING|>", anywhere=True, wrappers=("<|START_RESPONSE|>", "<|END_RESPONSE|>")
+        "<|START_THINKING|>",
+        "<|END_THINKING|>",
+        anywhere=True,
+        answer_begins=("<|START_RESPONSE|>", "<|START_TEXT|>"),
+        answer_ends=("<|END_RESPONSE|>", "<|END_TEXT|>"),
     ),
+    "kimi_k3": ThoughtForm(
+        "<|open|>think<|sep|>",
+        "<|close|>think<|sep|>",
+        anywhere=True,
+        answer_begins=("<|open|>response<|sep|>",),
+        answer_ends=("<|close|>response<|sep|>", "<|close|>message<|sep|>"),
+        tokens=("<|open|>", "<|close|>", "<|sep|>"),
+    ),
+    "solar_open": ThoughtForm(
+        "<|think|>",
+        "<|end|><|begin|>assistant",
+        anywhere=True,
+        answer_begins=("<|content|>",),
+        answer_ends=("<|end|>",),
+        tokens=("<|think|>", "<|begin|>", "<|content|>", "<|end|>"),
+    ),
+    "hy3": ThoughtForm("<think:opensource>", "</think:opensource>"),
+    "apriel": ThoughtForm("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),
     "minimax_m3": ThoughtForm("<mm:think>", "</mm:think>"),
     "apertus": ThoughtForm("<|inner_prefix|>", "<|inner_suffix|>", anywhere=True),
     "openai": ThoughtForm(),  # the format of calls has channels, of which one is for thoughts

@@ -27,5 +27,5 @@ def read_sections(
             yield from source.skip_space()
             if not (yield from source.accept(call.text)):
                 break
-        if not (yield from source.accept(end)):
+        if not reader.just_called or not (yield from source.accept(end)):
             reader.give_back()

@@ -1,9 +1,10 @@
 """Chat templates as the sandboxed process compiles and renders them: jinja2, with the extensions Hugging Face
 templates rely on.
 
-The environment is jinja2's immutable sandbox; a template sees only the values passed to it. The extensions are `{%
-break %}` and `{% continue %}`, `{% generation %}` blocks (rendered as their content), `tojson` without HTML escapes,
-`raise_exception` and `strftime_now`.
+The environment is jinja2's sandbox; a template sees only the values passed to it. It may change lists and mappings,
+as templates of Kimi K2 do: its own, and those it was given, which are read from the socket anew for each rendering and
+belong to nobody else. The extensions are `{% break %}` and `{% continue %}`, `{% generation %}` blocks (rendered as
+their content), `tojson` without HTML escapes, `raise_exception` and `strftime_now`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import datetime
 import json
 import random  # noqa: F401 - jinja2 imports it when a template asks for `lipsum`; here it costs no rendering time
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from typing import Any, NoReturn
 
 import jinja2
@@ -41,7 +42,7 @@ class _GenerationBlock(jinja2.ext.Extension):
 
 def template_environment() -> jinja2.Environment:
     """The environment that templates are compiled in."""
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+    environment = jinja2.sandbox.SandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, "jinja2.ext.loopcontrols"]
     )
     environment.filters["tojson"] = _to_json
@@ -71,6 +72,8 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
+    if isinstance(value, Generator):  # what `map` and `select` give
+        value = list(value)
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

@@ -1,7 +1,7 @@
 """Chat templates of a model, which are compiled and rendered in a process of their own (`homenode.model.sandbox`).
 
-A template comes with a model, from anywhere: it runs in jinja2's immutable sandbox, sees only the values passed to
-it, has a deadline and limits of memory and output, and its errors become UserError.
+A template comes with a model, from anywhere: it runs in jinja2's sandbox, sees only the values passed to it, has a
+deadline and limits of memory and output, and its errors become UserError.
 """
 
 from __future__ import annotations

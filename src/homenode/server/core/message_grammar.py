@@ -4,9 +4,13 @@ what was asked for.
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 from homenode.chat.call_grammar import binds_calls, call_grammar
 from homenode.chat.offer import ToolOffer
 from homenode.errors import UserError
+from homenode.grammars.schema_grammar import bounded_schema
 from homenode.grammars.spec import GrammarSpec, JsonSchema
 from homenode.server.core.grammars import grammar_of
 from homenode.server.core.model_formats import ConversationFormats
@@ -38,7 +42,7 @@ async def message_grammar(
     try:
         message = call_grammar(
             formats.chosen,
-            offer,
+            None if offer is None else dataclasses.replace(offer, tools=[_with_bounds(tool) for tool in offer.tools]),
             prompt=prompt,
             thinking_budget=thinking_budget,
             output=content,
@@ -47,6 +51,11 @@ async def message_grammar(
         return None if message is None else await state.grammars.tried(message, param)
     except UserError as error:
         raise ApiError(400, error.message, param=error.param or param, code="invalid_value") from None
+
+
+def _with_bounds(tool: dict[str, Any]) -> dict[str, Any]:
+    function = tool["function"]
+    return {**tool, "function": {**function, "parameters": bounded_schema(function.get("parameters"))}}
 
 
 async def _try_parameters(state: ServerState, offer: ToolOffer) -> None:

@@ -85,6 +85,7 @@ class AssistantMessage(Struct, forbid_unknown_fields=True, kw_only=True, tag_fie
     """What the model said before; clients send back the whole message they got, nulls included.
 
     `function_call`: the one call of old clients. `reasoning_content`, `reasoning`: thoughts, under either name.
+    `prefix`, `partial`: the answer goes on from this message, the last one.
     """
 
     content: str | list[AssistantPart] | None = None
@@ -96,6 +97,8 @@ class AssistantMessage(Struct, forbid_unknown_fields=True, kw_only=True, tag_fie
     annotations: list[Any] | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
+    prefix: bool | None = None
+    partial: bool | None = None
 
 
 class ResultPart(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -132,6 +135,14 @@ class FunctionMessage(Struct, forbid_unknown_fields=True, kw_only=True, tag_fiel
 
 Message = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage | FunctionMessage
 Messages = Annotated[list[Message], Meta(min_length=1, max_length=4096)]
+
+
+def goes_on(messages: Messages, *, turn_begins: bool | None) -> bool:
+    """Whether the answer is to go on from the last message, as that says. `turn_begins`: the request says that it is
+    to be a turn of its own.
+    """
+    last = messages[-1]
+    return not turn_begins and isinstance(last, AssistantMessage) and bool(last.prefix or last.partial)
 
 
 def template_messages(request: Request, messages: Messages) -> list[dict[str, Any]]:

@@ -92,7 +92,7 @@ class ToolChoice(Struct, forbid_unknown_fields=True, kw_only=True):
 
 Tools = Annotated[list[ToolDefinition], Meta(max_length=1024)]
 Functions = Annotated[list[FunctionDefinition], Meta(max_length=1024)]
-Choice = Literal["none", "auto", "required"] | ToolChoice
+Choice = Literal["none", "auto", "required", "any"] | ToolChoice  # the last: what Mistral's API calls "required"
 
 
 class ChatTool(NamedTuple):
@@ -155,7 +155,7 @@ def tool_offer(tools: dict[str, ChatTool], choice: str | ToolChoice | None, para
         return None
     use, named = ToolUse.AUTO, None
     if isinstance(choice, str):
-        use = ToolUse(choice)
+        use = ToolUse.REQUIRED if choice == "any" else ToolUse(choice)
     elif choice is not None and choice.allowed_tools is not None:
         use = ToolUse(choice.allowed_tools.mode)
         tools = _allowed(tools, choice.allowed_tools)

@@ -7,7 +7,7 @@ from starlette.requests import Request
 
 from homenode.chat.offer import ToolOffer
 from homenode.server.apis.openai.chat.request import ChatRequest, budget_of, effort_of, thinking_of
-from homenode.server.apis.openai.chat_messages import template_messages
+from homenode.server.apis.openai.chat_messages import goes_on, template_messages
 from homenode.server.apis.openai.requests import REMEDIES
 from homenode.server.apis.openai.sampling import NO_LIMIT, sampling_of
 from homenode.server.apis.openai.structured import output_of
@@ -46,7 +46,8 @@ async def conversation_of(
         raw_thoughts=state.config.reasoning_format == "none",
         template_kwargs=body.chat_template_kwargs,
         add_generation_prompt=body.add_generation_prompt,
-        continue_final=bool(body.continue_final_message),
+        continue_final=bool(body.continue_final_message)
+        or goes_on(body.messages, turn_begins=body.add_generation_prompt),
         add_special_tokens=body.add_special_tokens,
         output=output[0] if output else None,
         output_param=output[1] if output else "",
