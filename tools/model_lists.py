@@ -12,11 +12,13 @@ from itertools import groupby
 from pathlib import Path
 
 from homenode.model.architectures.registry import ARCHITECTURES, gguf_names
-from homenode.model.checkpoint.folder_text import ANY_TEXT
+from homenode.model.checkpoint.wrappers import ANY_TEXT, BY_VERSION
 
 ROOT = Path(__file__).resolve().parent.parent
 LISTS = ROOT / "docs" / "model-lists.json"
-CLASSES = ANY_TEXT.union(*((*each.folder.class_names, *each.folder.picture_classes) for each in ARCHITECTURES.values()))
+CLASSES = frozenset((*ANY_TEXT, *BY_VERSION)).union(
+    *((*each.folder.class_names, *each.folder.picture_classes) for each in ARCHITECTURES.values())
+)
 GGUF_NAMES = frozenset(gguf_names())
 
 

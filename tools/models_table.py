@@ -10,6 +10,7 @@ from pathlib import Path
 
 from homenode.model.architectures.architecture import Architecture
 from homenode.model.architectures.registry import ARCHITECTURES
+from homenode.model.checkpoint.wrappers import ANY_TEXT, BY_VERSION
 from tests.checkpoints import TOYS
 from tools.model_lists import tables
 
@@ -19,6 +20,7 @@ _WRITTEN = "<!-- {}: written by tools/models_table.py -->", "<!-- end of {} -->"
 _BITS = {"Q4_K_M": 4.85, "Q8_0": 8.5}  # of a weight, on average
 # By architecture: sizes that people run, as (name, billions of weights).
 SIZES: Mapping[str, tuple[tuple[str, float], ...]] = {
+    "aria": (("Aria 25B-A4B", 25.3),),
     "bert": (("all-MiniLM-L6", 0.023), ("bge-base", 0.11), ("bge-m3", 0.57)),
     "bailing_moe_v2": (("Ling, Ring mini 2.0 16B-A1.4B", 16.3), ("flash 2.0 103B-A6B", 103)),
     "bamba": (("Bamba 9B", 9.8),),
@@ -33,6 +35,7 @@ SIZES: Mapping[str, tuple[tuple[str, float], ...]] = {
     "codegen": (("CodeGen 350M", 0.36), ("2B", 2.8), ("16B", 16.1)),
     "dbrx": (("DBRX 132B-A36B", 132),),
     "persimmon": (("Persimmon 8B", 9.4),),
+    "deepseek": (("DeepSeek MoE 16B", 16.4), ("DeepSeek-OCR", 2.9)),
     "deepseek_v2": (("DeepSeek V2 Lite", 15.7), ("V2", 236)),
     "deepseek_v3": (("DeepSeek V3, R1, V3.1", 671), ("Kimi K2, K2.5", 1026)),
     "deepseek_v32": (("DeepSeek V3.2", 671),),
@@ -196,7 +199,7 @@ NOTES: Mapping[str, str] = {
 # Of which no converter writes GGUF files.
 FOLDERS_ONLY = frozenset(
     (
-        "codegen cwm flex_olmo gpt_neo gptj gte helium hyperclovax lfm3 longcat_flash ministral mpnet "
+        "aria codegen cwm flex_olmo gpt_neo gptj gte helium hyperclovax lfm3 longcat_flash ministral mpnet "
         "nanochat olmo_hybrid opt persimmon vaultgemma"
     ).split()
 )
@@ -204,7 +207,6 @@ FOLDERS_ONLY = frozenset(
 LIMITS: Mapping[str, tuple[str, ...]] = {
     "mamba2": ("`--pd-role`",),
     **dict.fromkeys(("gemma3n", "gemma4"), ("sound",)),
-    "glm4": ("GGUF files of models with pictures",),
     "gpt_oss": ("other gates than `swiglu_limit` 7",),
     "bert": ("GGUF files of BERT's own rerankers, which lack a layer",),
     "jina_bert": (
@@ -240,7 +242,7 @@ def table() -> str:
     for architecture in sorted(ARCHITECTURES.values(), key=lambda each: each.name):
         name = architecture.name
         cells = (
-            ", ".join((architecture.folder.class_name, *architecture.folder.picture_classes)),
+            architecture.folder.class_name,
             "" if name in FOLDERS_ONLY else ", ".join(architecture.gguf.all_names),
             "; ".join(f"{size}: {_memory(billions)}" for size, billions in SIZES[name]),
             NOTES.get(name, ""),
@@ -248,6 +250,21 @@ def table() -> str:
             "; ".join(_not_supported(architecture)),
         )
         lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def wrappers() -> str:
+    """The classes of models that see or hear, and what their text is, as Markdown."""
+    lines = ["| class of the whole | its text |", "|---|---|"]
+    for place in sorted(set(ANY_TEXT.values())):
+        alike = sorted(name for name, where in ANY_TEXT.items() if where == place)
+        lines.append(f"| {', '.join(alike)} | any of the above, by `model_type` in `{place}` |")
+    for name, versions in BY_VERSION.items():
+        told = ", ".join(f"{version} {ARCHITECTURES[kind].folder.class_name}" for version, kind in versions.items())
+        lines.append(f"| {name} | by its `version`: {told} |")
+    for architecture in ARCHITECTURES.values():
+        if classes := architecture.folder.picture_classes:
+            lines.append(f"| {', '.join(classes)} | {architecture.folder.class_name} |")
     return "\n".join(lines)
 
 
@@ -291,7 +308,7 @@ def _names(text: str, architecture: Architecture) -> bool:
 def page() -> str:
     """The whole page, with the tables as they are now."""
     text = PAGE.read_text(encoding="utf-8")
-    for what, written in (("families", table()), ("lists", tables())):
+    for what, written in (("families", table()), ("wrappers", wrappers()), ("lists", tables())):
         begin, end = (mark.format(what) for mark in _WRITTEN)
         before, _, rest = text.partition(begin)
         _, _, after = rest.partition(end)

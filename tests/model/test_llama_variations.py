@@ -16,7 +16,7 @@ from homenode.errors import CheckpointError, UnsupportedError
 from homenode.model.checkpoint.index import open_checkpoint
 from tests.model.config_fields import check_fields
 from tests.model.parity import BOUND, Case, check_file, check_folder, check_gguf, check_stacked_gguf, write_stacked_gguf
-from tests.model.transformers_models import LLAMA3, make_model, quiet_and_on_one_thread
+from tests.model.transformers_models import LLAMA3, SIZES, make_model, quiet_and_on_one_thread
 
 pytestmark = pytest.mark.torch
 
@@ -226,7 +226,51 @@ MELLUM = Case(
     },
     {**WINDOW_KEYS, **EXPERT_KEYS, **YARN_KEYS, "rope.freq_base": 5e5, "expert_feed_forward_length": 40},
 )
+DEEPSEEK = Case(
+    "deepseek_ocr2",
+    {
+        "text_config": SIZES
+        | {
+            "n_routed_experts": 6,
+            "num_experts_per_tok": 2,
+            "n_shared_experts": 2,
+            "moe_intermediate_size": 40,
+            "mlp_layer_types": ["dense", "sparse", "sparse"],
+            "attention_bias": True,
+        },
+        "vision_config": {
+            "sam_config": {
+                "hidden_size": 16, "output_channels": 8, "num_hidden_layers": 1, "num_attention_heads": 2,
+                "image_size": 32, "global_attn_indexes": [0], "downsample_channels": [8, 32], "mlp_dim": 16,
+            },
+            "encoder_config": {
+                "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+                "num_key_value_heads": 1, "vocab_size": 8,
+            },
+        },
+    },
+    EXPERT_KEYS | {"expert_feed_forward_length": 40, "expert_shared_count": 2},
+    interleaved=True,
+    gguf_name="deepseek",
+)  # fmt: skip
+ARIA = Case(
+    "aria",
+    {
+        "text_config": SIZES | {"moe_num_experts": 6, "moe_topk": 2, "moe_num_shared_experts": 2, "pad_token_id": 0},
+        "vision_config": {
+            "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+            "image_size": 28, "patch_size": 14,
+        },
+        "projector_patch_to_query_dict": {"4": 2},
+    },
+)  # fmt: skip
 FOLDERS = {
+    "aria": ARIA,
+    "deepseek": DEEPSEEK,
+    "deepseek-scaled": Case(
+        "deepseek_ocr2",
+        DEEPSEEK.changes | {"text_config": DEEPSEEK.changes["text_config"] | {"routed_scaling_factor": 1.5}},
+    ),
     "hy_v3": HY_V3,
     "mellum": MELLUM,
     "mellum-plain": Case(
@@ -287,7 +331,7 @@ FOLDERS = {
     "llama4-maverick": MAVERICK,
 }
 STACKED = (
-    SMOLLM3, MINISTRAL3, OLMO3, OLMOE, GRANITEMOE, GRANITEMOESHARED, SEED_OSS, EXAONE4, EXAONE_MOE, ERNIE4_5,
+    DEEPSEEK, SMOLLM3, MINISTRAL3, OLMO3, OLMOE, GRANITEMOE, GRANITEMOESHARED, SEED_OSS, EXAONE4, EXAONE_MOE, ERNIE4_5,
     ERNIE4_5_MOE, HUNYUAN, HUNYUAN_MOE, DOTS1, AFMOE,
     ARCEE, EXAONE, OLMO, HY_V3, MELLUM,
 )  # fmt: skip

@@ -17,10 +17,9 @@ pytest.importorskip("transformers", reason="needs transformers, which the `torch
 
 from homenode.compute.ops import Backend, FloatArray
 from homenode.compute.reference import ReferenceBackend
-from homenode.errors import UnsupportedError
 from homenode.model.checkpoint.index import open_checkpoint
 from homenode.model.weights.load import load_model
-from tests.model.parity import Case, check_folder, check_stacked_gguf
+from tests.model.parity import Case, check_file, check_folder, check_stacked_gguf, write_stacked_gguf
 from tests.model.transformers_models import SIZES, make_model, quiet_and_on_one_thread
 
 pytestmark = pytest.mark.torch
@@ -46,6 +45,14 @@ CASES = {
         {"head_dim": 32, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 48,
             "rope_parameters": MROPE},
         EYES | {"deepstack_visual_indexes": [0]},
+    ),
+    "glm4v": of(
+        "glm4v",
+        {
+            "pad_token_id": 0,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5,
+                "mrope_section": [2, 1, 1]},
+        },
     ),
     "glm4v_moe": of(
         "glm4v_moe",
@@ -119,8 +126,23 @@ def test_older_files_say_all_of_the_text_in_the_whole(tmp_path: Path) -> None:
     assert open_checkpoint(tmp_path).spec == newer
 
 
-def test_which_text_it_is_has_to_be_said_where_there_are_several(tmp_path: Path) -> None:
-    config = {"architectures": ["Mistral3ForConditionalGeneration"], "text_config": SIZES, "vision_config": {}}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UnsupportedError, match=r"text_config\.model_type"):
-        open_checkpoint(tmp_path)
+def test_a_gguf_file_of_glm_has_the_tokens_of_transformers(tmp_path: Path, backend: Backend) -> None:
+    """Converters put the rows of q and k in halves where there are axes of pictures."""
+    case = replace(
+        CASES["glm4v"],
+        gguf_keys={"rope.dimension_sections": [2, 1, 1, 0], "rope.dimension_count": 8},
+        gguf_name="glm4",
+        gguf_joined={"gate": "up"},
+    )
+
+    def in_halves(name: str, values: FloatArray) -> tuple[FloatArray, str]:
+        if ".attn_q." in name or ".attn_k." in name:
+            heads = values.reshape(-1, 16, *values.shape[1:])
+            heads = np.concatenate([heads[:, 0:8:2], heads[:, 1:8:2], heads[:, 8:]], axis=1)
+            values = heads.reshape(values.shape)
+        return values, "F32"
+
+    with quiet_and_on_one_thread():
+        theirs = make_model(case.kind, case.changes, tmp_path)
+        file = write_stacked_gguf(case, tmp_path, tmp_path / "model.gguf", in_halves)
+        check_file(file, theirs, backend, case.bound)

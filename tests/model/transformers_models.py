@@ -111,20 +111,7 @@ OF_FIELDS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-_OF_PICTURES = (
-    "qwen2_vl",
-    "qwen2_5_vl",
-    "qwen3_vl",
-    "qwen3_vl_moe",
-    "glm4v_moe",
-    "mistral3",
-    "llava",
-    "internvl",
-    "idefics3",
-    "smolvlm",
-    "muse_glimmer",
-)
-_UNLISTED = {"mistral4": "Mistral4ForCausalLM"} | dict.fromkeys(_OF_PICTURES, "AutoModelForImageTextToText")
+_UNLISTED = {"mistral4": "Mistral4ForCausalLM"}
 
 
 @contextmanager
@@ -161,7 +148,7 @@ def make_model(kind: str, changes: Mapping[str, Any], folder: Path, dtype: str =
 
     config = AutoConfig.for_model(kind, **(changes if "text_config" in changes else {**SIZES, **changes}))
     torch.manual_seed(seed)
-    model: Any = _made_of(_class_of(kind), config).eval()
+    model: Any = _made_of(_class_of(config.to_dict()), config).eval()
     with torch.no_grad():
         for key, parameter in model.named_parameters():
             noise = torch.randn_like(parameter)
@@ -183,28 +170,27 @@ def _made_of(kind: Any, config: Any) -> Any:
     return make(config, attn_implementation="eager")
 
 
-def _class_of(kind: str) -> Any:
-    """What makes models of a kind: its own class where transformers has that in no list of such classes."""
+def _class_of(config: Mapping[str, Any]) -> Any:
+    """What makes models of a configuration: its own class where transformers has that in no list of such classes."""
     import transformers
 
-    return getattr(transformers, _UNLISTED.get(kind, "AutoModelForCausalLM"))
+    listed = "AutoModelForMultimodalLM" if "text_config" in config else "AutoModelForCausalLM"
+    return getattr(transformers, _UNLISTED.get(config["model_type"], listed))
 
 
 def load(folder: Path, dtype: str) -> Any:
     """A saved model computing in `dtype`. Loaded afresh, as `Module.to` would also round the rotary frequencies, which
     loading does not.
     """
-    kind = json.loads((folder / "config.json").read_text())["model_type"]
-    model: Any = _class_of(kind).from_pretrained(folder, dtype=dtype, attn_implementation="eager")
+    kind = _class_of(json.loads((folder / "config.json").read_text()))
+    model: Any = kind.from_pretrained(folder, dtype=dtype, attn_implementation="eager")
     return model.eval()
 
 
 def load_whole(folder: Path, dtype: str) -> Any:
     """The same; KeyError where the folder lacks tensors, which transformers then draws by lot."""
-    kind = json.loads((folder / "config.json").read_text())["model_type"]
-    model, told = _class_of(kind).from_pretrained(
-        folder, dtype=dtype, attn_implementation="eager", output_loading_info=True
-    )
+    kind = _class_of(json.loads((folder / "config.json").read_text()))
+    model, told = kind.from_pretrained(folder, dtype=dtype, attn_implementation="eager", output_loading_info=True)
     if told["missing_keys"]:
         raise KeyError(*told["missing_keys"])
     return model.eval()

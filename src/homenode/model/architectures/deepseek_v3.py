@@ -66,7 +66,11 @@ ARCHITECTURE = Architecture(
         _read_folder,
         fields=FIELDS,
         model_types=("kimi_k2",),
-        picture_classes=("KimiK25ForConditionalGeneration", "KimiVLForConditionalGeneration"),
+        picture_classes=(
+            "KimiK25ForConditionalGeneration",
+            "Kimi_K25ForConditionalGeneration",
+            "KimiVLForConditionalGeneration",
+        ),
         convert=latent_attention.split_folder_heads,
     ),
     latent_attention.gguf_format("deepseek2", read_gguf, _scores_by_sigmoid),

@@ -31,7 +31,12 @@ def _read_gguf(config: GgufConfig) -> ModelSpec:
 
 ARCHITECTURE = Architecture(
     "exaone4",
-    FolderFormat("Exaone4ForCausalLM", lambda config: with_windows(config, config.decoder(DEFAULTS)), fields=FIELDS),
+    FolderFormat(
+        "Exaone4ForCausalLM",
+        lambda config: with_windows(config, config.decoder(DEFAULTS)),
+        fields=FIELDS,
+        model_types=("exaone4_5_text",),
+    ),
     GgufFormat("exaone4", _read_gguf),
     PARAMETERS,
     forward,

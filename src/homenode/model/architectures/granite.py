@@ -14,22 +14,34 @@ from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.spec import ModelSpec
 
 DEFAULTS = Defaults(max_position=2048, bos_id=1, eos_id=2, attention_bias=False, mlp_bias=False)
+DOCLING_TYPE = "granite_docling_text"  # the text of Granite for Docling, and what its class has where no file says it
+DOCLING_DEFAULTS = Defaults(
+    max_position=32768, heads=16, kv_heads=4, bos_id=100257, eos_id=100257, norm_eps=1e-5, attention_bias=False,
+    mlp_bias=False,
+)  # fmt: skip
+DOCLING_MULTIPLIERS = (12.0, 0.015625, 0.263, 4.0)
 
 
-def read_multipliers(config: FolderConfig, spec: ModelSpec) -> ModelSpec:
-    """`spec` with the multipliers in config.json."""
-    fields = config.fields
+def read_multipliers(
+    config: FolderConfig, spec: ModelSpec, defaults: tuple[float, float, float, float] = (1.0, 1.0, 1.0, 1.0)
+) -> ModelSpec:
+    """`spec` with the multipliers in config.json. `defaults`: of embeddings, scores, what is added, and the divisor of
+    logits, where it does not say them.
+    """
+    fields, (embedding, attention, residual, logits) = config.fields, defaults
     return replace(
         spec,
-        embedding_scale=fields.number("embedding_multiplier", 1.0),
-        attention_scale=fields.number("attention_multiplier", 1.0),
-        residual_scale=fields.number("residual_multiplier", 1.0),
-        logits_scale=1.0 / fields.number("logits_scaling", 1.0, most=1e6),
+        embedding_scale=fields.number("embedding_multiplier", embedding),
+        attention_scale=fields.number("attention_multiplier", attention),
+        residual_scale=fields.number("residual_multiplier", residual),
+        logits_scale=1.0 / fields.number("logits_scaling", logits, most=1e6),
     )
 
 
 def read_folder(config: FolderConfig) -> ModelSpec:
     """The figures in config.json."""
+    if config.fields.text("model_type") == DOCLING_TYPE:
+        return read_multipliers(config, config.uniform_decoder(DOCLING_DEFAULTS), DOCLING_MULTIPLIERS)
     return read_multipliers(config, config.uniform_decoder(DEFAULTS))
 
 
@@ -57,7 +69,12 @@ FIELDS = frozenset("embedding_multiplier attention_multiplier residual_multiplie
 KEYS = frozenset(("embedding_scale", "residual_scale", "logit_scale"))
 ARCHITECTURE = Architecture(
     "granite",
-    FolderFormat("GraniteForCausalLM", read_folder, fields=DEFAULTS.fields | FIELDS),
+    FolderFormat(
+        "GraniteForCausalLM",
+        read_folder,
+        fields=DEFAULTS.fields | FIELDS,
+        model_types=("granite4_vision_text", "granite_docling_text"),
+    ),
     GgufFormat("granite", read_gguf, keys=KEYS, convert=conversions.interleaved_heads),
     llama.PARAMETERS,
     forward,

@@ -34,6 +34,7 @@ HARMLESS = dict.fromkeys(
 
 def read_folder(config: FolderConfig) -> ModelSpec:
     """The figures in config.json."""
+    config = _of_one_axis(config)
     fields = config.fields
     spec, table = config.uniform_decoder(DEFAULTS), config.rope_table
     alpha = table.optional_number("alpha", most=1e6) if table is not None and spec.rope.kind == "dynamic" else None
@@ -45,6 +46,15 @@ def read_folder(config: FolderConfig) -> ModelSpec:
     return replace(spec, rope=replace(spec.rope, kind="default", theta=theta))
 
 
+def _of_one_axis(config: FolderConfig) -> FolderConfig:
+    """The same without axes of pictures, on all of which a token of text has one position: `xdrope` is dynamic then."""
+    for key in ("rope_parameters", "rope_scaling"):
+        table = config.fields.value(key)
+        if isinstance(table, dict) and "xdrope" in (table.get("rope_type"), table.get("type")):
+            config = replace(config, fields=config.fields.with_value(key, {**table, "rope_type": "dynamic"}))
+    return config
+
+
 def project(ops: Ops, model: ForwardContext, index: int, h: Tensor, rotation: Tensor) -> Heads:
     """The `Projection` of heads that are normed behind their rotation."""
     qkv = attention.project_qkv(ops, model, model.parameters.layers[index], h)
@@ -54,7 +64,14 @@ def project(ops: Ops, model: ForwardContext, index: int, h: Tensor, rotation: Te
 forward = forward_with(project)
 ARCHITECTURE = Architecture(
     "hunyuan_v1_dense",
-    FolderFormat("HunYuanDenseV1ForCausalLM", read_folder, fields=FIELDS, harmless=HARMLESS),
+    FolderFormat(
+        "HunYuanDenseV1ForCausalLM",
+        read_folder,
+        fields=FIELDS,
+        harmless=HARMLESS,
+        model_types=("hunyuan_vl_text",),
+        picture_classes=("HunYuanVLForConditionalGeneration",),
+    ),
     GgufFormat("hunyuan-dense", GgufConfig.uniform_decoder),
     PARAMETERS,
     forward,

@@ -5,11 +5,22 @@ from __future__ import annotations
 from homenode.model.architectures import conversions, tables
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
 from homenode.model.architectures.pre_norm import forward
-from homenode.model.config.folder_config import Defaults
+from homenode.model.config.folder_config import Defaults, FolderConfig
 from homenode.model.config.known_fields import NOT_READ
 from homenode.model.formats.fields import Fields
+from homenode.model.spec import ModelSpec
 
 DEFAULTS = Defaults(max_position=2048, bos_id=1, eos_id=2, attention_bias=False, mlp_bias=False)
+# The text of models that see pictures: of Llama 3.2 Vision, without the layers that attend to these, and of Emu 3.
+PICTURE_DEFAULTS = {
+    "mllama_text_model": Defaults(
+        max_position=131072, heads=32, kv_heads=8, bos_id=128000, eos_id=128001, norm_eps=1e-5, theta=5e5
+    ),
+    "emu3_text_model": Defaults(
+        max_position=9216, heads=32, kv_heads=8, bos_id=151849, eos_id=151850, norm_eps=1e-5, theta=1e6,
+        attention_bias=False, mlp_bias=False,
+    ),
+}  # fmt: skip
 PARAMETERS = (*tables.EMBEDDING_AND_HEAD, *tables.ATTENTION_AND_BIASES, *tables.GATED_MLP, *tables.MLP_BIASES)
 
 
@@ -18,14 +29,20 @@ def has_no_window(fields: Fields) -> bool:
     return not fields.optional_integer("attention.sliding_window", minimum=0)
 
 
+def _read_folder(config: FolderConfig) -> ModelSpec:
+    return config.uniform_decoder(PICTURE_DEFAULTS.get(config.fields.text("model_type"), DEFAULTS))
+
+
 ARCHITECTURE = Architecture(
     "llama",
     FolderFormat(
         "LlamaForCausalLM",
-        lambda config: config.uniform_decoder(DEFAULTS),
+        _read_folder,
         fields=DEFAULTS.fields,
         harmless=dict.fromkeys(("sliding_window", "use_sliding_window", "max_window_layers"), NOT_READ),
         older_classes=("IQuestCoderForCausalLM", "XverseForCausalLM"),
+        model_types=("mllama_text_model", "emu3_text_model"),
+        picture_classes=("MllamaForConditionalGeneration", "Emu3ForConditionalGeneration", "LlavaLlamaForCausalLM"),
     ),
     GgufFormat(
         "llama",

@@ -82,7 +82,6 @@ ARCHITECTURE = Architecture(
         fields=DEFAULTS.fields.union(["sliding_window"], (f"{table}.{_IN_TABLES[0]}" for table in _TABLES)),
         harmless=dict.fromkeys(("attention_bias", "use_sliding_window", "max_window_layers"), NOT_READ)
         | {f"{table}.{_IN_TABLES[1]}": "the field of the model says it" for table in _TABLES},
-        picture_classes=("Mistral3ForConditionalGeneration",),
     ),
     GgufFormat(
         "mistral3", _read_gguf, keys=frozenset(("attention.temperature_scale",)), convert=conversions.interleaved_heads

@@ -28,7 +28,7 @@ ARCHITECTURE = Architecture(
         lambda config: config.uniform_decoder(DEFAULTS, window=config.window(default=4096)),
         fields=DEFAULTS.fields | {"sliding_window"},
         harmless=dict.fromkeys(("attention_bias", "use_sliding_window", "max_window_layers"), NOT_READ),
-        picture_classes=("Mistral3ForConditionalGeneration", "LlavaForConditionalGeneration"),
+        picture_classes=("LlavaMistralForCausalLM",),
     ),
     GgufFormat(
         "llama",

@@ -70,7 +70,6 @@ ARCHITECTURE = Architecture(
         _read_folder,
         fields=FIELDS | {"rope_parameters.llama_4_scaling_beta"},
         harmless={"rope_parameters.max_position_embeddings": "the field of the model says it"},
-        picture_classes=("Mistral3ForConditionalGeneration",),
         convert=split_folder,
     ),
     latent_attention.gguf_format("mistral4", _read_gguf),

@@ -29,6 +29,7 @@ ARCHITECTURE = Architecture(
         _read_folder,
         fields=DEFAULTS.fields | {"sliding_window"},
         harmless=dict.fromkeys(("attention_bias", "use_sliding_window", "lm_head_bias"), NOT_READ),
+        picture_classes=("Phi3VForCausalLM", "Phi4MMForCausalLM", "Phi4MultimodalForCausalLM"),
         convert=split_fused_rows,
     ),
     GgufFormat(

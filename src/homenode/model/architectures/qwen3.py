@@ -48,7 +48,7 @@ ARCHITECTURE = Architecture(
         harmless={"is_original_qwen3_reranker": "the words of its scores tell it"},
         older_classes=("Qwen3ForSequenceClassification",),
         model_types=(PICTURE_TYPE,),
-        picture_classes=("Qwen3VLForConditionalGeneration",),
+        picture_classes=("Qwen3VLForConditionalGeneration", "KeyeForConditionalGeneration"),
     ),
     GgufFormat("qwen3", GgufConfig.uniform_decoder, picture_names=("qwen3vl",)),
     PARAMETERS,

@@ -70,7 +70,11 @@ ARCHITECTURE = Architecture(
         | {"attention_bias", "qkv_bias", "sliding_window", "use_sliding_window"},
         harmless={"max_window_layers": NOT_READ, "shared_expert_intermediate_size": "it has no shared expert"},
         model_types=(PICTURE_TYPE, OMNI_TYPE),
-        picture_classes=("Qwen3VLMoeForConditionalGeneration", "Qwen3OmniMoeForConditionalGeneration"),
+        picture_classes=(
+            "Qwen3VLMoeForConditionalGeneration",
+            "Qwen3OmniMoeForConditionalGeneration",
+            "Qwen3OmniMoeThinkerForConditionalGeneration",
+        ),
         convert=split_experts,
     ),
     GgufFormat("qwen3moe", _read_gguf, picture_names=("qwen3vlmoe",)),

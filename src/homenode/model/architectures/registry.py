@@ -30,6 +30,16 @@ _LACKING: Mapping[str, str] = {
         "BaichuanForCausalLM BaiChuanForCausalLM baichuan".split(),
         "Baichuan 2 divides the rows of its output matrix by their lengths, which neither homenode nor GGUF files do",
     ),
+    "PaliGemmaForConditionalGeneration": "the tokens of its prompts see one another in both directions",
+    "UltravoxModel": "its folder has no text model but names another one's (text_model_id), which runs by itself",
+    "VoxtralRealtimeForConditionalGeneration": "its layers change with how far it writes behind what it hears",
+    "WhisperForConditionalGeneration": "it writes down what it hears, and has no text model that runs by itself",
+    "UnlimitedOCRForCausalLM": "its layers see a window and, besides, the whole prompt",
+    "UnlimitedOcrForConditionalGeneration": "its layers see a window and, besides, the whole prompt",
+    **dict.fromkeys(
+        "CogVLMForCausalLM CogAgentForCausalLM".split(),
+        "its layers have other matrices for pictures than for text, under names of their own",
+    ),
 }
 
 
@@ -79,9 +89,9 @@ def with_model_type(name: str) -> Architecture | None:
     return ARCHITECTURES.get(name) or next(named, None)
 
 
-def with_picture_class(name: str) -> tuple[Architecture, ...]:
-    """The architectures that the text of such a model, which sees pictures, may be of."""
-    return tuple(each for each in ARCHITECTURES.that_name(name) if name in each.folder.picture_classes)
+def with_picture_class(name: str) -> Architecture | None:
+    """The architecture that the text of such a model, which sees or hears, is of."""
+    return next((each for each in ARCHITECTURES.that_name(name) if name in each.folder.picture_classes), None)
 
 
 def with_gguf_name(name: str) -> tuple[Architecture, ...]:

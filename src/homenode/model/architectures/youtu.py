@@ -17,6 +17,7 @@ ARCHITECTURE = Architecture(
         lambda config: latent_attention.read_folder(config, DEFAULTS, deepseek_v3.HEADS),
         fields=latent_attention.FIELDS,
         harmless={"embedding_initializer_range": "of training only"},
+        picture_classes=("YoutuVLForConditionalGeneration",),
         convert=latent_attention.split_folder_heads,
     ),
     latent_attention.gguf_format("deepseek2", latent_attention.read_gguf),

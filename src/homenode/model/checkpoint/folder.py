@@ -56,11 +56,11 @@ def read_folder(folder: Path) -> tuple[ModelSpec, dict[str, TensorEntry], dict[s
     for name in _JSON_FILES[1:]:
         if is_there(folder / name):
             metadata[name] = read_json(folder / name, _MOST_JSON_BYTES)
-    text = holds_text_of(config)
-    if text:
-        config = text_config(config, text)
+    whole = None
+    if text := holds_text_of(file, config):
+        whole, config = config, text_config(file, config, text)
     try:
-        tensors = _read_model(Fields(file, config), text is not None)
+        tensors = _read_model(Fields(file, config), whole)
     except CheckpointError:
         # An architecture we do not run is the better answer to a folder we cannot read.
         _spec(Fields(file, config), metadata, {})
@@ -88,8 +88,8 @@ def spec_without_weights(folder: Path) -> ModelSpec | None:
     UnsupportedError where homenode does not run the model; CheckpointError where config.json cannot be read.
     """
     file, config = _described(folder)
-    if text := holds_text_of(config):
-        config = text_config(config, text)
+    if text := holds_text_of(file, config):
+        config = text_config(file, config, text)
     with suppress(CheckpointError):  # what depends on tensors is judged when they are there
         return _spec(Fields(file, config), {}, {})
     return None
@@ -103,17 +103,17 @@ def _described(folder: Path) -> tuple[Path, dict[str, Any]]:
     return file, config_of_params(Fields(file, read_json(file, _MOST_JSON_BYTES)))
 
 
-def _read_model(config: Fields, of_pictures: bool) -> dict[str, TensorEntry]:
-    """The tensors of the text model, its quantised matrices put together. `of_pictures`: the folder is that of a model
-    which sees pictures, too.
+def _read_model(config: Fields, whole: dict[str, Any] | None) -> dict[str, TensorEntry]:
+    """The tensors of the text model, its quantised matrices put together. `whole`: what describes a model that sees or
+    hears, too, in which it is.
     """
     folder, architecture = config.path.parent, folder_architecture(config)
-    if config.path.name == PARAMS:
-        tensors = renamed_tensors(_read_mistral_tensors(folder), architecture.name)
-    else:
-        tensors = renamed_modules(_read_tensors(folder), architecture.folder.modules)
-    if of_pictures:
-        tensors = text_tensors(tensors)
+    of_mistral = config.path.name == PARAMS
+    tensors = renamed_tensors(_read_mistral_tensors(folder), architecture.name) if of_mistral else _read_tensors(folder)
+    if whole is not None:
+        tensors = text_tensors(config.path, whole, tensors)
+    if not of_mistral:
+        tensors = renamed_modules(tensors, architecture.folder.modules)
     tensors = without_prediction_layers(tensors, config)
     quantisation = quantisation_of(config, _quantisation_file(folder, tensors))
     if quantisation is not None:

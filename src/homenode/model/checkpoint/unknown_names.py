@@ -18,8 +18,8 @@ def unknown_names(checkpoint: Checkpoint) -> tuple[str, ...]:
     architecture, config = architecture_of(checkpoint.spec.architecture), checkpoint.metadata.get(CONFIG)
     if not isinstance(config, dict):
         return tuple(printable(name) for name in unknown_keys(checkpoint.metadata, architecture.gguf.keys))
-    if text := holds_text_of(config):
-        config = text_config(config, text)
+    if text := holds_text_of(checkpoint.path / CONFIG, config):
+        config = text_config(checkpoint.path / CONFIG, config, text)
     own = architecture.folder.fields | architecture.folder.harmless.keys()
     return tuple(printable(name) for name in unknown_fields(config, own))
 
@@ -28,6 +28,6 @@ def sees_more_than_text(checkpoint: Checkpoint) -> str | None:
     """The class, or the architecture in a GGUF file, of a model that sees or hears; None for one of text alone."""
     config = checkpoint.metadata.get(CONFIG)
     if isinstance(config, dict):
-        return str(config["architectures"][0]) if holds_text_of(config) else None
+        return str(config["architectures"][0]) if holds_text_of(checkpoint.path / CONFIG, config) else None
     name = checkpoint.metadata.get("general.architecture")
     return str(name) if name in architecture_of(checkpoint.spec.architecture).gguf.picture_names else None

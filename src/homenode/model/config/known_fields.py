@@ -65,7 +65,8 @@ ROPE_READ = frozenset(
 ROPE_HARMLESS: Mapping[str, str] = {
     "finetuned": "where the model comes from",
     **dict.fromkeys(
-        ("mrope_section", "mrope_interleaved"), "axes of pictures: of text a token has the same position on all"
+        ("mrope_section", "mrope_interleaved", "xdrope_section"),
+        "axes of pictures: of text a token has the same position on all",
     ),
     "short_mscale": "transformers does not read it",
     "long_mscale": "transformers does not read it",
