@@ -33,7 +33,7 @@ DEFAULTS = Defaults(
     max_position=1048576, heads=32, vocab=163840, bos_id=163584, eos_id=163586, norm_eps=1e-5, intermediate=9216
 )
 HEADS = LatentHeads(query_rank=0, latent=512, plain=128, rotary=64, value=128)
-EXPERTS = ExpertDefaults(experts=256, experts_per_token=8, size=1024, keys=("num_experts",))
+EXPERTS = ExpertDefaults(experts=256, experts_per_token=8, size=1024, keys=("num_experts", "num_local_experts"))
 KINDS = ("linear_attention", "full_attention")
 _SPELLED = {
     "model_max_length": "max_position_embeddings",
@@ -41,7 +41,6 @@ _SPELLED = {
     "num_expert_group": "n_group",
     "num_experts_per_token": "num_experts_per_tok",
     "num_shared_experts": "n_shared_experts",
-    "num_local_experts": "num_experts",
 }
 _PLAIN = {"moe_router_activation_func": "sigmoid", "moe_layer_freq": 1, "use_grouped_topk": True, "mla_use_nope": True}
 _NET = "model.layers.{layer}.self_attn."

@@ -28,7 +28,7 @@ DEFAULTS = Defaults(
     max_position=131072, heads=48, kv_heads=8, head_dim=128, vocab=100352, norm_eps=1e-6, theta=5e5, local_theta=1e4,
     intermediate=8192, attention_bias=False,
 )  # fmt: skip
-EXPERTS = ExpertDefaults(experts=256, experts_per_token=8, size=512)
+EXPERTS = ExpertDefaults(experts=256, experts_per_token=8, size=512, keys=("num_experts",))
 WINDOW, SHARED = 512, 512
 _MLP = "model.layers.{layer}.mlp."
 
