@@ -25,6 +25,7 @@ End = tuple[int, ...]  # the tokens that are left, without the one that ends the
 LONGEST_END = 512  # tokens
 _MOST_REPLACED = 4  # tokens of an end that another one stands for
 _FEW = 64  # tokens of a mask that are looked at one by one
+_LONGEST_GROUP = 16  # digits and letters of a number in which nothing else may come, such as a part of a UUID
 _KNOWN_MASKS = 256  # whose candidates are remembered: texts of one grammar have the same masks again and again
 # Kinds of tokens, in the order in which they are tried.
 _QUOTE, _BRACKET, _NEXT, _CLOSING, _DIGIT, _LOWER, _UPPER, _OTHER, _OPENING, _BLANK, _WIDE, _CONTROL = range(12)
@@ -109,6 +110,11 @@ class ShortEnds:
     def is_number(self, token: int) -> bool:
         """Whether it is digits, and nothing beside them: words, which a longer one may run past an end, are not."""
         return self._texts[token].isdigit()
+
+    def are_figures(self, candidates: Sequence[int]) -> bool:
+        """Whether digits and small letters may come and nothing else but capitals, as within hexadecimal numbers."""
+        kinds = {int(self._kinds[token]) for token in candidates}
+        return {_DIGIT, _LOWER} <= kinds <= {_DIGIT, _LOWER, _UPPER}
 
     def is_plain(self, token: int) -> bool:
         """Whether it has nothing but what words and sentences have: it opens no part of a form, as a rule."""
@@ -247,6 +253,9 @@ class _Search:
         closed = not in_text and bool(path) and self._ends.closes(path[-1])  # brackets close one after another
         counted = len(candidates) == 1 and self._ends.is_number(candidates[0])  # goes on until others may come
         unchanged = node.unchanged + 1 if known == node.mask_before and not closed and not counted else 0
+        if 0 < unchanged <= _LONGEST_GROUP and self._ends.are_figures(candidates):
+            self._push(node.cost, (*path, candidates[0]), known, unchanged)
+            return
         turns = unchanged.bit_count() == 1  # 1, 2, 4, ... tokens have changed nothing
         for index, token in enumerate(candidates if turns or not unchanged else candidates[:1]):
             self._push(node.cost + turns + (index > 0), (*path, token), known, unchanged)

@@ -63,6 +63,7 @@ SPECS: list[tuple[GrammarSpec, int]] = [  # with the most tokens that an end fro
     (Regex("[^x]*x"), 1),
     (Regex("[a-z]{20}!"), 21),
     (JsonSchema(ADDRESS), 71),
+    (JsonSchema({"type": "array", "items": {"type": "string", "format": "uuid"}, "minItems": 4, "maxItems": 4}), 160),
     (Lark('start: "(" start ")" | "x"'), 1),
 ]
 
