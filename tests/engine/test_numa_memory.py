@@ -10,7 +10,7 @@ import pytest
 from homenode.compute.ops import KvGeometry
 from homenode.compute.thread_memory import ThreadMemory
 from homenode.engine.binding import EngineBinding
-from homenode.engine.memory.node_capacity import KvCapacity, kv_capacity, kv_shares
+from homenode.engine.memory.node_capacity import KvCapacity, blocks_together, kv_capacity, kv_shares
 from homenode.engine.memory.numa import away_from_home, settle_pages, spread_of, team_memory
 from homenode.errors import CapacityError, HostError
 from homenode.host.binding.residency import PlannedRange, node_residencies
@@ -46,6 +46,29 @@ def test_under_a_policy_threads_are_at_home_where_their_memory_is(host: Host) ->
 def test_without_a_policy_memory_is_where_it_is_touched(host: Host) -> None:
     assert team_memory(binding(None), host) == ThreadMemory((0, 0, 1, 1), (0, 1), bound=False)
     assert team_memory(binding(None, memory_nodes=(1,)), host) == ThreadMemory((0, 0, 0, 0), (1,), bound=False)
+
+
+@pytest.mark.parametrize(
+    ("policy", "heads", "block_size", "changes", "wanted"),
+    [
+        ("shard", 1, 64, {}, 4),
+        ("mirror", 1, 32, {}, 8),
+        (None, 1, 128, {}, 2),
+        ("shard", 1, 256, {}, 1),
+        ("shard", 1, 512, {}, 1),
+        ("shard", 1, 96, {}, 1),  # a chunk ends within a block
+        ("shard", 2, 64, {}, 1),  # heads have nodes of their own
+        ("interleave", 1, 64, {}, 1),
+        ("shard", 1, 64, {"thread_memory": (1, 1, 1, 1)}, 1),
+        ("shard", 1, 64, {"thread_memory": (0, 1, 0, 1)}, 1),
+        (None, 1, 64, {"team": (-1, -1)}, 1),
+    ],
+)
+def test_blocks_of_few_heads_are_handed_out_by_chunks_of_positions(
+    host: Host, policy: str | None, heads: int, block_size: int, changes: dict[str, object], wanted: int
+) -> None:
+    geometry = KvGeometry.uniform(2, heads, 16, block_size, "bf16")
+    assert blocks_together(binding(policy, **changes), host, geometry) == wanted
 
 
 @pytest.mark.parametrize("changes", [{"team": (-1, -1)}, {"memory_nodes": (0, 1)}, {"team": (0, 99)}])

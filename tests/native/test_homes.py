@@ -136,6 +136,18 @@ def test_blocks_of_few_heads_lie_at_homes_in_turn(width: int, stripe: int) -> No
     assert _native.kv_cache(pool, shape, 200).home_of(3) == -1
 
 
+@pytest.mark.parametrize("block_size", [32, 64, 128, 256])
+@pytest.mark.parametrize("width", [8, 64, 576])
+def test_the_blocks_of_a_chunk_of_positions_lie_at_one_home(width: int, block_size: int) -> None:
+    """Such blocks as the block pool hands out together, see `engine.kv.groups`."""
+    pool = _native.ThreadPool([-1] * len(HOMES), 0, False)
+    arena = _native.Arena(pool, HOMES, [NODE] * 3)
+    shape = _native.KvShape(layers=2, kv_heads=1, head_dim=width, block_size=block_size, type=_native.KvType.bf16)
+    cache, group = _native.kv_cache(pool, shape, 500, arena=arena, touched=False), 256 // block_size
+    assert all(cache.home_of(block) == cache.home_of(block // group * group) for block in range(500))
+    assert len({cache.home_of(block) for block in range(500)}) > 1
+
+
 def test_the_kernel_is_asked_for_every_page() -> None:
     over = backend()
     kept = [

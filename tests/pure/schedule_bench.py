@@ -46,6 +46,7 @@ def limits_of(
     state_slots: int = 0,
     state_interval: int = 8,
     state_pages: int = 0,
+    group_blocks: int = 1,
 ) -> WorkerLimits:
     return WorkerLimits(
         num_blocks=num_blocks,
@@ -58,6 +59,7 @@ def limits_of(
         state_slots=state_slots,
         state_interval=state_interval if state_slots else 0,
         state_pages=state_pages,
+        group_blocks=group_blocks,
     )
 
 

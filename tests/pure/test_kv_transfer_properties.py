@@ -150,7 +150,8 @@ def make_bench(
         max_preemptions=rng.choice([0, 1, 8]),
     )
     rows = max(seqs, rng.choice([1, 6, 30]))
-    limits = limits_of(num_blocks=blocks, max_model_len=length, max_sampled_rows=rows)
+    group = {16: 4, 60: 8}.get(blocks, 1)
+    limits = limits_of(num_blocks=blocks, max_model_len=length, max_sampled_rows=rows, group_blocks=group)
     if states:
         slots, pages, interval = rng.choice([1, 2, 4, 20]), rng.choice([1, 1, 2]), rng.choice([4, 8, 400])
         limits = msgspec.structs.replace(limits, state_slots=slots, state_interval=interval, state_pages=pages)

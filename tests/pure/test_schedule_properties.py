@@ -88,7 +88,12 @@ def make_bench(
         max_num_queued_tokens=rng.choice([0, 0, 100]),
         max_preemptions=rng.choice([0, 1, 8]),
     )
-    limits = limits_of(num_blocks=blocks, max_model_len=length, max_sampled_rows=max(seqs, rng.choice([1, 6, 30])))
+    limits = limits_of(
+        num_blocks=blocks,
+        max_model_len=length,
+        max_sampled_rows=max(seqs, rng.choice([1, 6, 30])),
+        group_blocks={16: 4, 60: 8}.get(blocks, 1),
+    )
     if states:
         slots, interval = rng.choice([1, 2, 3, seqs, seqs + 3, 40]), rng.choice([4, 8, 20, 400])
         limits = msgspec.structs.replace(limits, state_slots=slots, state_interval=interval)
@@ -177,7 +182,12 @@ def test_memory_that_comes_and_goes_changes_no_token(seed: int, faults: bool, lo
     """
     rng = random.Random(seed)
     blocks, length = rng.choice([(16, 64), (24, 90), (60, 50)])
-    limits = limits_of(num_blocks=blocks, max_model_len=length, chunk_blocks=rng.choice([1, 2, 5]))
+    limits = limits_of(
+        num_blocks=blocks,
+        max_model_len=length,
+        chunk_blocks=rng.choice([1, 2, 5]),
+        group_blocks={24: 4, 60: 8}.get(blocks, 1),
+    )
     bench = Bench(
         SchedulerConfig(max_num_batched_tokens=rng.choice([8, 17, 40]), max_num_seqs=rng.choice([1, 5, 8])),
         limits=limits,

@@ -125,3 +125,4 @@ class WorkerLimits(msgspec.Struct, frozen=True, kw_only=True):
     state_pages: int = 0  # KV blocks in which a state is handed over to another engine; 0: none is
     whole_pages: bool = False  # what is handed over is whole blocks, whatever is behind a prompt's last position
     pools: bool = False  # texts become vectors or scores, and nothing is generated
+    group_blocks: int = 1  # KV blocks that a sequence had best have next to each other, see `kv.groups`

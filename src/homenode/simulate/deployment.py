@@ -173,6 +173,7 @@ def _one_worker(
     left = max(0, min(available, _available(host)) - plan.kept(worker).own)
     capacity = plan.node_capacity
     sizes = resolve(config, spec, geometry, left if capacity is None else min(left, capacity.size))
+    sizes = replace(sizes, group_blocks=plan.group_blocks)
     owners = together.owners(layout, part) if together else None
     cost = cpu_worker(host, binding, work_of(spec, layout, geometry, part), speeds, owners)
     weights = {str(node): size for node, size in nodes.nodes.items() if size}
@@ -267,7 +268,7 @@ def _sizes(planned: EnginePlan, speeds: Speeds) -> Sizes:
         elif planned.kv_memory is not None:
             config = replace(config, kv=replace(config.kv, kv_cache_memory=planned.kv_memory))
         found.append(resolve(config, planned.checkpoint.spec, planned.geometries[worker.number], left))
-    return min(found, key=lambda sizes: sizes.num_blocks)
+    return replace(min(found, key=lambda sizes: sizes.num_blocks), group_blocks=planned.group_blocks)
 
 
 def _on_accelerator(planned: EnginePlan, number: int, speeds: Speeds) -> int:

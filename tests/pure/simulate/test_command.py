@@ -11,6 +11,12 @@ import pytest
 from click.testing import CliRunner
 
 from homenode.cli.main import cli
+from homenode.engine.config import EngineConfig, ParallelConfig, PlacementConfig
+from homenode.host.discovery.read import read_host
+from homenode.host.discovery.synthetic import synthetic
+from homenode.simulate.deployment import engines_on
+from homenode.simulate.shape import shape_checkpoint
+from homenode.simulate.speeds import Speeds
 from tests.paths import ROOT
 
 pytestmark = pytest.mark.skipif(
@@ -58,6 +64,20 @@ def test_several_engines_stages_and_ranks(words: tuple[str, ...], engines: int, 
     assert result["finished"] == 16
     assert [engine["stages"] for engine in result["engines"]] == [stages] * engines
     assert sum(engine["requests"] for engine in result["engines"]) == 16
+
+
+@pytest.mark.parametrize(("heads", "numa", "words", "wanted"), [
+    (1, "shard", {}, 4), (1, "interleave", {}, 1), (2, "shard", {}, 4), (14, "shard", {}, 1),
+    (1, "shard", {"pipeline_parallel_size": 2}, 4), (1, "local", {}, 1),
+])  # fmt: skip
+def test_the_scheduler_knows_which_blocks_lie_on_one_node(
+    heads: int, numa: str, words: dict[str, int], wanted: int
+) -> None:
+    """As many as hold 256 positions, where there are fewer KV heads than the nodes of a worker."""
+    host, shape = read_host(synthetic("2s/4n/64c")), shape_checkpoint(SHAPE.replace("kv_heads=2", f"kv_heads={heads}"))
+    config = EngineConfig(placement=PlacementConfig(numa=numa), parallel=ParallelConfig(**words))
+    (spec,) = engines_on(host, config, shape, Speeds())
+    assert spec.sizes.worker_limits().group_blocks == wanted
 
 
 def test_a_recorded_host() -> None:

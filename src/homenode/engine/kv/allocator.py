@@ -31,12 +31,14 @@ class KvAllocator:
         states: StatePool | None = None,
         state_pages: int = 0,
         whole_pages: bool = False,
+        group_blocks: int = 1,
     ) -> None:
         """`states`: of a model whose layers keep a state; None: none does. `state_pages`: KV blocks in which a state is
         handed over, behind those of keys and values; 0: none is. `whole_pages`: whole blocks are handed over.
+        `group_blocks`: see `BlockPool`.
         """
         self.block_size, self.state_pages, self.whole_pages = block_size, state_pages, whole_pages or state_pages > 0
-        self.pool = BlockPool(num_blocks, chunks)
+        self.pool = BlockPool(num_blocks, chunks, group_blocks)
         self.states = self.pool.states = states
         self.cache = PrefixCache(self.pool, block_size, enabled=enable_prefix_caching, seed=hash_seed)
         # Tickets whose pages nobody here reads in place any more; the agent has yet to be told.
@@ -123,7 +125,7 @@ class KvAllocator:
         if blocks is None:
             return False
         proposal.blocks = blocks
-        proposal.state_pages = self.pool.allocate(pages, after=blocks[-1]) if pages else []
+        proposal.state_pages = self.pool.allocate(pages, blocks[-1], len(blocks)) if pages else []
         if self.states is not None and proposal.state is not None:
             self.states.begin(proposal.state)
         self.start(sequence, proposal)
@@ -141,7 +143,7 @@ class KvAllocator:
         return [
             *hits,
             *[-1] * in_place,
-            *self.pool.allocate(self.blocks_for(positions) - there, after=hits[-1] if hits else -1),
+            *self.pool.allocate(self.blocks_for(positions) - there, hits[-1] if hits else -1, there),
         ]
 
     def start(self, sequence: Sequence, allocation: BlockAllocation) -> None:
@@ -158,7 +160,7 @@ class KvAllocator:
         if allocation.scheduled < len(allocation.blocks) * self.block_size:
             return True
         while self.pool.num_free:
-            block = self.pool.allocate(1, after=allocation.blocks[-1])
+            block = self.pool.allocate(1, allocation.blocks[-1], len(allocation.blocks))
             if self.pool.secure(block):
                 allocation.blocks += block
                 return True

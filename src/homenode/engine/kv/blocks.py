@@ -7,8 +7,9 @@ A block is in exactly one of three places:
     free    nobody refers to it and nothing in it is worth keeping
 
 Free blocks are handed out before cached ones, those that are present before those whose pages are still to be taken
-(see `chunks`). A sequence's blocks come back last block first, so that of equally old blocks the end of a prompt is
-given up before its beginning, which more prompts share.
+(see `chunks`); where blocks lie on several NUMA nodes, cached ones also to keep a sequence's chunks of positions on one
+node each (see `groups`). A sequence's blocks come back last block first, so that of equally old blocks the end of a
+prompt is given up before its beginning, which more prompts share.
 """
 
 from __future__ import annotations
@@ -17,21 +18,33 @@ from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable, Sequence
 
 from homenode.engine.kv.chunks import ChunkTable
+from homenode.engine.kv.groups import BlockGroups
 from homenode.engine.kv.runs import FreeRuns
 from homenode.engine.kv.states import StatePool
 from homenode.errors import InternalError
 from homenode.units import format_count
 
+# Where blocks lie in groups, and for so many cached blocks one is free in groups that only the cache uses: of these
+# groups some are given up rather than others...
+_MANY_LEFT = 32
+_MOST_LEFT = 2  # ...or what is free of them is handed out
+
 
 class BlockPool:
     """Blocks 0 .. num_blocks - 1 of the paged KV memory. All operations cost O(log num_blocks) a block."""
 
-    def __init__(self, num_blocks: int, chunks: ChunkTable | None = None) -> None:
-        """`chunks`: of memory that is taken when it is used. None: all of it is there."""
+    def __init__(self, num_blocks: int, chunks: ChunkTable | None = None, group_blocks: int = 1) -> None:
+        """`chunks`: of memory that is taken when it is used. None: all of it is there. `group_blocks`: so many
+        neighbours lie on one NUMA node; 1: it is not known where blocks lie.
+        """
         self.num_blocks = num_blocks
         self.chunks = chunks
         self._references = [0] * num_blocks
-        self._free: FreeRuns | ChunkTable = FreeRuns(num_blocks) if chunks is None else chunks
+        self._groups: BlockGroups | None = None
+        self._free: FreeRuns | ChunkTable | BlockGroups = FreeRuns(num_blocks) if chunks is None else chunks
+        if group_blocks > 1:
+            table = ChunkTable(num_blocks, group_blocks, there=True) if chunks is None else chunks
+            self._free = self._groups = BlockGroups(group_blocks, table)
         self._unused: OrderedDict[int, None] = OrderedDict()  # cached blocks nobody refers to, oldest first
         self._digest_of: dict[int, bytes] = {}
         self._block_of: dict[bytes, int] = {}
@@ -53,9 +66,9 @@ class BlockPool:
         """Blocks whose content can be found, owned or not."""
         return len(self._digest_of)
 
-    def allocate(self, count: int, after: int = -1) -> list[int]:
+    def allocate(self, count: int, after: int = -1, index: int = 0) -> list[int]:
         """`count` blocks with one reference each, adjacent to block `after` and to each other as far as the free runs
-        allow.
+        allow. They are those of a sequence from its block `index` on.
 
         Gives up the least recently used cached blocks if free ones are short. InternalError when there are too few: ask
         `num_free` first.
@@ -66,15 +79,14 @@ class BlockPool:
                 wanted=count,
                 available=self.num_free,
             )
+        if self._groups is not None:
+            self._free_groups(self._groups, self._groups.num_lacking(count, index))
         while len(self._free) < count:
-            block, _ = self._unused.popitem(last=False)
-            self._forget(block)
-            self._free.add(block)
-        blocks = self._free.take(count, after)
+            self._give_up(next(iter(self._unused)))
+        blocks = self._free.take(count, after) if self._groups is None else self._groups.take(count, after, index)
         for block in blocks:
             self._references[block] = 1
-            if self.chunks is not None:
-                self.chunks.own(block)
+            self._count_owned(block)
         return blocks
 
     def acquire(self, blocks: Iterable[int]) -> None:
@@ -86,8 +98,7 @@ class BlockPool:
                 if block not in self._unused:
                     raise InternalError(f"KV block {block} is free, it cannot be shared", block=block)
                 del self._unused[block]
-                if self.chunks is not None:
-                    self.chunks.own(block)
+                self._count_owned(block)
             self._references[block] += 1
 
     def release(self, blocks: Sequence[int]) -> None:
@@ -108,8 +119,9 @@ class BlockPool:
                 self._unused[block] = None
             else:
                 self._free.add(block)
-            if self.chunks is not None:
-                self.chunks.disown(block)
+            for table in (self.chunks, self._groups):
+                if table is not None:
+                    table.disown(block)
 
     def publish(self, block: int, digest: bytes) -> bool:
         """Let the content of an owned block be found under `digest`. False if another block is found there already."""
@@ -175,9 +187,7 @@ class BlockPool:
         assert self.chunks is not None
         cached = [block for block in self.chunks.blocks_of(chunk) if block in self._unused]
         for block in cached:
-            del self._unused[block]
-            self._forget(block)
-            self._free.add(block)
+            self._give_up(block)
         return len(cached)
 
     def audit(self, owners: Iterable[Sequence[int]]) -> None:
@@ -203,12 +213,37 @@ class BlockPool:
             raise InternalError("the KV cache index and the blocks disagree")
         if free and self._digest_of.keys() & free.keys():
             raise InternalError("a free KV block can still be found in the cache")
+        if self._groups is not None:
+            self._groups.audit(self._references)
         if self.chunks is not None:
             self.chunks.audit(self._references)
             if missing := self.chunks.missing(self._digest_of):
                 raise InternalError(
                     f"blocks of chunk {missing[0]} can be found in the cache, but the chunk is not there"
                 )
+
+    def _count_owned(self, block: int) -> None:
+        for table in (self.chunks, self._groups):
+            if table is not None:
+                table.own(block)
+
+    def _free_groups(self, groups: BlockGroups, lacking: int) -> None:
+        """Give up what is cached in groups that nobody's blocks are in, the longest like this first, until `lacking`
+        more are whole.
+        """
+        while lacking > 0 and groups.num_left * _MOST_LEFT <= len(self._unused):
+            many = groups.num_left * _MANY_LEFT > len(self._unused)
+            unused = groups.oldest_unused(partly_free=many)
+            for block in unused:
+                if block in self._unused:
+                    self._give_up(block)
+            lacking = lacking - 1 if unused else 0
+
+    def _give_up(self, block: int) -> None:
+        """Free a cached block that nobody refers to."""
+        del self._unused[block]
+        self._forget(block)
+        self._free.add(block)
 
     def _forget(self, block: int) -> None:
         digest = self._digest_of.pop(block)

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import partial
 
 from homenode.errors import InternalError
 from homenode.units import format_count
@@ -36,33 +37,60 @@ class PageChange:
     presence: Presence
 
 
-class ChunkTable:
-    """The free ones of blocks 0 .. num_blocks - 1, in chunks of `chunk_blocks`. Nothing is present at first."""
+class LowestFirst:
+    """Numbers of which something holds, the lowest first. Those of which it holds no more are dropped when they are
+    met, which the adding has paid for.
+    """
 
-    def __init__(self, num_blocks: int, chunk_blocks: int) -> None:
+    def __init__(self, holds: Callable[[int], bool], numbers: Iterable[int] = ()) -> None:
+        """`numbers`: ascending."""
+        self._holds = holds
+        self._heap = list(numbers)
+        self._queued = set(self._heap)
+
+    def add(self, number: int) -> None:
+        """It may hold of this number now."""
+        if number not in self._queued and self._holds(number):
+            self._queued.add(number)
+            heapq.heappush(self._heap, number)
+
+    def lowest(self) -> int | None:
+        """The lowest number of which it holds; None: there is none."""
+        while self._heap and not self._holds(self._heap[0]):
+            self._queued.discard(heapq.heappop(self._heap))
+        return self._heap[0] if self._heap else None
+
+
+class ChunkTable:
+    """The free ones of blocks 0 .. num_blocks - 1, in chunks of `chunk_blocks`. `there`: all is present, and stays;
+    otherwise nothing is at first.
+    """
+
+    def __init__(self, num_blocks: int, chunk_blocks: int, *, there: bool = False) -> None:
         self.chunk_blocks = chunk_blocks
-        self._num_blocks = num_blocks
+        self.num_blocks = num_blocks
         self.num_chunks = -(-num_blocks // chunk_blocks)
         self.credit: int | None = None  # chunks that may still be taken; None: as many as there are
         self.withheld = False  # absent chunks are not handed out, since the machine had no memory for one...
         self.lacking = 0  # ...of so many that were wanted
         self.changes: list[PageChange] = []  # in order; whoever carries them out empties the list
         self.now = 0.0  # time of what happens, in seconds
-        self.num_present = 0  # chunks
+        self.num_present = self.num_chunks if there else 0  # chunks
         self.num_changes = 0  # of what is present, and of what is idle
-        self._presence = [Presence.absent] * self.num_chunks
+        initial = Presence.present if there else Presence.absent
+        self._presence = [initial] * self.num_chunks
         self._masks = [
             (1 << min(chunk_blocks, num_blocks - chunk * chunk_blocks)) - 1 for chunk in range(self.num_chunks)
         ]  # of the free blocks of each chunk
-        self._num_free = {Presence.absent: num_blocks, Presence.present: 0}
+        self._num_free = {presence: num_blocks if presence is initial else 0 for presence in Presence}
         self._owned = [0] * self.num_chunks  # blocks somebody refers to
         self._idle: OrderedDict[int, float] = OrderedDict()  # present chunks without any, and since when
-        # Chunks that may have free blocks, the lowest first; entries that are outdated are dropped when they are met.
-        self._heaps: dict[Presence, list[int]] = {
-            Presence.absent: list(range(self.num_chunks)),
-            Presence.present: [],
+        self._with_free = {
+            presence: LowestFirst(
+                partial(self._has_free, presence), range(self.num_chunks if presence is initial else 0)
+            )
+            for presence in Presence
         }
-        self._queued = {presence: set(heap) for presence, heap in self._heaps.items()}
 
     # Free blocks
 
@@ -91,7 +119,7 @@ class ChunkTable:
         chunk, bit = divmod(block, self.chunk_blocks)
         self._masks[chunk] |= 1 << bit
         self._num_free[self._presence[chunk]] += 1
-        self._queue(chunk)
+        self._with_free[self._presence[chunk]].add(chunk)
 
     def take(self, count: int, after: int = -1) -> list[int]:
         """Remove and return `count` blocks: those behind `after` as long as they are free and present, then the
@@ -104,9 +132,20 @@ class ChunkTable:
         if after >= 0:
             self._take_behind(after, count, taken)
         for presence in (Presence.present, Presence.absent):
-            while len(taken) < count and self._num_free[presence]:
-                self._take_from(self._lowest(presence), count, taken)
+            while len(taken) < count and (chunk := self._with_free[presence].lowest()) is not None:
+                self._take_from(chunk, count, taken)
         return taken
+
+    def has(self, block: int) -> bool:
+        """Whether this block can be handed out."""
+        chunk, bit = divmod(block, self.chunk_blocks)
+        return bool(self._masks[chunk] >> bit & 1) and (not self.withheld or self._presence[chunk] is Presence.present)
+
+    def remove(self, block: int) -> None:
+        """Hand out this block. The caller knows that it is in the set."""
+        chunk, bit = divmod(block, self.chunk_blocks)
+        self._masks[chunk] &= ~(1 << bit)
+        self._num_free[self._presence[chunk]] -= 1
 
     # Whose blocks are in use
 
@@ -156,7 +195,9 @@ class ChunkTable:
         while limit > 0 and self._num_free[Presence.present] < ready and self._num_free[Presence.absent]:
             if self.withheld or self.credit == 0:
                 return
-            self._bring(self._lowest(Presence.absent))
+            chunk = self._with_free[Presence.absent].lowest()
+            assert chunk is not None
+            self._bring(chunk)
             limit -= 1
 
     # Release
@@ -186,7 +227,7 @@ class ChunkTable:
     def blocks_of(self, chunk: int) -> range:
         """Its blocks, free or not."""
         first = chunk * self.chunk_blocks
-        return range(first, min(first + self.chunk_blocks, self._num_blocks))
+        return range(first, min(first + self.chunk_blocks, self.num_blocks))
 
     def give_back(self, chunk: int) -> None:
         """Its pages are no longer needed. InternalError for a chunk that is not present and empty."""
@@ -226,38 +267,26 @@ class ChunkTable:
         self._presence[chunk] = presence
         self.num_changes += 1
         self.num_present += 1 if presence is Presence.present else -1
-        self._queue(chunk)
+        self._with_free[presence].add(chunk)
         blocks, last = self.blocks_of(chunk), self.changes[-1] if self.changes else None
         if last is not None and last.presence is presence and last.past == blocks.start:
             self.changes[-1] = PageChange(last.first, blocks.stop, presence)
         else:
             self.changes.append(PageChange(blocks.start, blocks.stop, presence))
 
-    def _queue(self, chunk: int) -> None:
-        presence = self._presence[chunk]
-        if self._masks[chunk] and chunk not in self._queued[presence]:
-            self._queued[presence].add(chunk)
-            heapq.heappush(self._heaps[presence], chunk)
-
-    def _lowest(self, presence: Presence) -> int:
-        """The lowest chunk with free blocks. There is one."""
-        heap = self._heaps[presence]
-        while self._presence[heap[0]] is not presence or not self._masks[heap[0]]:
-            self._queued[presence].discard(heapq.heappop(heap))
-        return heap[0]
+    def _has_free(self, presence: Presence, chunk: int) -> bool:
+        return self._presence[chunk] is presence and self._masks[chunk] > 0
 
     def _take_behind(self, after: int, count: int, taken: list[int]) -> None:
-        for block in range(after + 1, self._num_blocks):
+        for block in range(after + 1, self.num_blocks):
             chunk, bit = divmod(block, self.chunk_blocks)
             if len(taken) == count or self._presence[chunk] is Presence.absent or not self._masks[chunk] >> bit & 1:
                 return
-            self._take_bit(chunk, bit, taken)
+            self.remove(block)
+            taken.append(block)
 
     def _take_from(self, chunk: int, count: int, taken: list[int]) -> None:
-        while len(taken) < count and self._masks[chunk]:
-            self._take_bit(chunk, (self._masks[chunk] & -self._masks[chunk]).bit_length() - 1, taken)
-
-    def _take_bit(self, chunk: int, bit: int, taken: list[int]) -> None:
-        self._masks[chunk] &= ~(1 << bit)
-        self._num_free[self._presence[chunk]] -= 1
-        taken.append(chunk * self.chunk_blocks + bit)
+        while len(taken) < count and (mask := self._masks[chunk]):
+            block = chunk * self.chunk_blocks + (mask & -mask).bit_length() - 1
+            self.remove(block)
+            taken.append(block)

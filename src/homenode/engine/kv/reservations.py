@@ -59,8 +59,9 @@ class KvReservations:
         holes = [index for index, block in enumerate(kv_import.blocks) if block < 0]
         if holes and len(holes) + kept_free > self._allocator.pool.num_free:
             return False
-        for index, block in zip(holes, self._allocator.pool.allocate(len(holes)), strict=True):
-            kv_import.blocks[index] = block
+        for index in holes:
+            before = kv_import.blocks[index - 1] if index else -1
+            kv_import.blocks[index] = self._allocator.pool.allocate(1, before, index)[0]
         return True
 
     def incoming_blocks(self, kv_import: KvImport) -> list[int]:

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from homenode.compute.ops import Backend, KvGeometry
 from homenode.engine.binding import EngineBinding
 from homenode.engine.config import EngineConfig
+from homenode.engine.memory.numa import team_memory
 from homenode.errors import CapacityError
 from homenode.host.placement.numa_demand import Decision
 from homenode.host.placement.variables import reserve_cpus
@@ -18,6 +19,8 @@ from homenode.model.weights.layout import WeightLayout
 from homenode.model.weights.node_placement import WeightNodes
 from homenode.model.weights.numa_layout import numa_layout, packed_group_bytes
 from homenode.units import format_bytes
+
+_CHUNK_KEYS = 256  # csrc/kernels/kernels.h: positions that one node attends to
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,3 +100,14 @@ def kv_shares(binding: EngineBinding, kv_heads: int) -> Mapping[int, float]:
             shares[node] = (end - past) / kv_heads
         past = end
     return shares
+
+
+def blocks_together(binding: EngineBinding, host: Host, geometry: KvGeometry) -> int:
+    """How many neighbouring blocks lie on one node of a worker and hold what one node attends to
+    (csrc/kernels/kv_cache.cpp). 1 where blocks do not lie on nodes in turn, or one is as large as that.
+    """
+    memory = team_memory(binding, host)
+    if memory is None or memory.interleaved or tuple(sorted(memory.node_indices)) != memory.node_indices:
+        return 1
+    in_turn = any(shape.kv_heads < len(memory.nodes) for shape in geometry.shapes)
+    return _CHUNK_KEYS // geometry.block_size if in_turn and not _CHUNK_KEYS % geometry.block_size else 1

@@ -52,6 +52,7 @@ class Sizes:
     state_pages: int = 0  # where they are handed over
     whole_pages: bool = False  # of what is handed over
     pools: bool = False
+    group_blocks: int = 1  # see `EnginePlan`
 
     def step_limits(self) -> StepLimits:
         """Bounds of a step, for the program's buffers."""
@@ -73,6 +74,7 @@ class Sizes:
             state_pages=self.state_pages,
             whole_pages=self.whole_pages,
             pools=self.pools,
+            group_blocks=self.group_blocks,
         )
 
 

@@ -16,7 +16,7 @@ from homenode.engine.devices import is_accelerator
 from homenode.engine.experts.sizing import ExpertSharing, Kept, kept_of, missing_layout
 from homenode.engine.kv_transfer.checks import kept_as, targets_of, transfer_problems
 from homenode.engine.memory.available import MemoryBudget
-from homenode.engine.memory.node_capacity import KvCapacity, kv_capacity, weight_nodes_of
+from homenode.engine.memory.node_capacity import KvCapacity, blocks_together, kv_capacity, weight_nodes_of
 from homenode.engine.memory.sizing import problems, weights_problem
 from homenode.engine.memory.state_sizing import state_handover_problem
 from homenode.engine.plan.layers import LayerCapacity
@@ -62,6 +62,18 @@ class EnginePlan:
         come from any.
         """
         return kv_capacity(self.weight_nodes, self.layout.workers[0].binding, self.whole_geometry)
+
+    @property
+    def group_blocks(self) -> int:
+        """KV blocks that a sequence has next to each other for attention to read them on one node; 1: it reads them
+        wherever they are.
+        """
+        if self.config.compute.backend != "native":
+            return 1
+        return max(
+            1 if is_accelerator(worker.device) else blocks_together(worker.binding, self.host, geometry)
+            for worker, geometry in zip(self.layout.workers, self.geometries, strict=True)
+        )
 
     @property
     def config(self) -> EngineConfig:

@@ -155,7 +155,7 @@ def _sizes(plan: EnginePlan, fits: Sequence[Fits]) -> Sizes:
     pages = state_pages(spec, _parts(plan), plan.geometries) if plan.config.transfer.on else 0
     whole = plan.config.transfer.on and (pages > 0 or kv_cells(spec) is not None)
     sizes = replace(sizes, num_blocks=blocks, state_slots=slots, state_interval=interval)
-    sizes = replace(sizes, state_pages=pages, whole_pages=whole)
+    sizes = replace(sizes, state_pages=pages, whole_pages=whole, group_blocks=plan.group_blocks)
     if not _grows(plan):
         return sizes
     chunk = chunk_of_parts(plan.geometries, blocks)

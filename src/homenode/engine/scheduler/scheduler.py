@@ -96,6 +96,7 @@ class Scheduler:
             states=states,
             state_pages=limits.state_pages,
             whole_pages=limits.whole_pages,
+            group_blocks=limits.group_blocks,
         )
         self._growth = (
             None if chunks is None else Growth(allocator.pool, chunks, limits.chunk_bytes, kv.kv_cache_release)
