@@ -27,7 +27,7 @@ def thinking_values(template: str, *, thinking: bool | None, effort: str | None)
         found = {name: wanted for name in _SWITCHES if _reads(template, name)}
         if _reads(template, _MODE):
             found[_MODE] = _MODES[wanted]
-    if effort is None and not found and wanted is not None:
+    if effort is None and wanted is not None:
         effort = OFF if not wanted else "high" if _has_word(template, _NO_THOUGHTS) else None
     if effort is not None:
         found |= {name: _word(template, effort) for name in _EFFORTS if _reads(template, name)}

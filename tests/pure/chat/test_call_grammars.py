@@ -11,6 +11,7 @@ import pytest
 
 from homenode.chat.call_grammar import call_grammar
 from homenode.chat.choice import choose
+from homenode.chat.grammars.thoughts import ThoughtsBegin, thoughts_begin
 from homenode.chat.offer import ToolOffer, ToolUse
 from homenode.chat.parser import MessageParser, parse_message
 from homenode.chat.syntax.parts import Message
@@ -80,6 +81,13 @@ def test_a_budget_ends_thoughts_written_as_text() -> None:
     assert free is not None
     assert accepts(free, "x" * 40) and accepts(free, "<think>short</think>" + "x" * 40)
     assert not accepts(free, "<think>" + "x" * 21)
+
+
+def test_what_ends_other_turns_does_not_end_thoughts() -> None:
+    form, asked = FORMS["solar_open"], "<|begin|>user<|content|>Hi<|end|><|begin|>assistant"
+    assert thoughts_begin(form, asked) is ThoughtsBegin.FREE
+    assert thoughts_begin(form, "<|begin|>assistant<|think|><|end|><|begin|>assistant") is ThoughtsBegin.CLOSED
+    assert thoughts_begin(FORMS["glm45"], "<|assistant|></think>") is ThoughtsBegin.CLOSED
 
 
 def test_a_budget_ends_thoughts_by_their_token() -> None:

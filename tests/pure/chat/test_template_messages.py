@@ -130,6 +130,7 @@ def test_turns_that_must_alternate_are_joined() -> None:
         ("{% if reasoning_effort in ['high', 'low', 'no_think'] %}", None, "medium", {"reasoning_effort": "high"}),
         ("{% if reasoning_effort in ['high', 'low', 'no_think'] %}", None, "none", {"reasoning_effort": "no_think"}),
         ("{% if reasoning_effort in ['high', 'low', 'no_think'] %}", True, None, {"reasoning_effort": "high"}),
+        ("{{ reasoning_effort }}{# no thinking here #}", False, None, {"reasoning_effort": "low", "thinking": False}),
         ("{% if thinking_effort in ['low', 'high', 'max'] %}", None, "max", {"thinking_effort": "max"}),
         ("{{ reasoning_strength }}", None, "medium", {"reasoning_strength": "medium"}),
         ("{% if thinking_mode == 'disabled' %}", False, None, {"thinking_mode": "disabled"}),

@@ -19,7 +19,8 @@ class ThoughtsBegin(enum.Enum):
 
 def thoughts_begin(form: ThoughtForm, prompt: str) -> ThoughtsBegin:
     """How the thoughts of a text behind `prompt` begin."""
-    if not form.begin or prompt.rstrip().endswith(form.end):
+    none = form.begin + form.end if form.tokens else form.end  # whose tokens other turns may end with, too
+    if not form.begin or prompt.rstrip().endswith(none):
         return ThoughtsBegin.CLOSED
     return ThoughtsBegin.OPEN if is_open(form, prompt) else ThoughtsBegin.FREE
 
