@@ -11,6 +11,7 @@ from click.testing import CliRunner, Result
 from homenode.cli.models.group import models
 from homenode.model.hub.cache import cached_models
 from tests.checkpoints import make_folder
+from tests.mistral_folders import write_both
 
 hub_constants = pytest.importorskip("huggingface_hub.constants")
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -27,7 +28,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     made = {file.name: file.read_bytes() for file in make_folder(tmp_path / "made").iterdir()}
     foreign = {**made, "config.json": json.dumps({"architectures": ["Foona"], "model_type": "foona"}).encode()}
     ggufs = {"a-Q4_0.gguf": b"", "b-00001-of-00002.gguf": b"1", "b-00002-of-00002.gguf": b"22", "mmproj-a.gguf": b""}
-    for name, files in {"org/good": made, "org/foreign": foreign, "org/gguf": ggufs}.items():
+    mistral = {file.name: file.read_bytes() for file in write_both(tmp_path / "both", "mistral")[0].iterdir()}
+    repositories = {"org/good": made, "org/foreign": foreign, "org/gguf": ggufs, "org/mistral": mistral}
+    for name, files in repositories.items():
         snapshot = root / f"models--{name.replace('/', '--')}" / "snapshots" / COMMIT
         snapshot.mkdir(parents=True)
         (snapshot.parents[1] / "refs").mkdir()
@@ -49,13 +52,16 @@ def test_every_model_of_the_cache_is_listed(cache: Path) -> None:
     found = {entry["name"]: entry for entry in json.loads(ran("--json").stdout)}
     assert set(found) == {
         "org/good",
+        "org/mistral",
         "org/foreign",
         "org/gguf:a-Q4_0.gguf",
         "org/gguf:b-00001-of-00002.gguf",
         "org/partial",
     }
     good, foreign = found["org/good"], found["org/foreign"]
-    assert good["supported"] and good["fits"] and good["format"] == "safetensors" and good["tok_s"] > 0
+    for name in ("org/good", "org/mistral"):
+        assert found[name]["supported"] and found[name]["fits"] and found[name]["format"] == "safetensors"
+    assert good["tok_s"] > 0
     assert good["last_used"].startswith("2")
     assert foreign["supported"] is False and "foona" in foreign["reason"] and str(cache) not in foreign["reason"]
     assert found["org/gguf:b-00001-of-00002.gguf"]["size_bytes"] == 3

@@ -79,6 +79,14 @@ def test_another_vocabulary_is_named(model: Path) -> None:
     assert [text.split()[0] for text in differences(before, of(model))] == ["tokenizer"]
 
 
+@pytest.mark.parametrize("name", ["tekken.json", "tokenizer.model.v3", "tokenizer.model"])
+def test_another_vocabulary_of_mistral_is_named(model: Path, name: str) -> None:
+    (model / "tokenizer.json").rename(model / name)
+    before = of(model)
+    (model / name).write_text((model / name).read_text() + " ")
+    assert [text.split()[0] for text in differences(before, of(model))] == ["tokenizer"]
+
+
 @pytest.mark.parametrize(
     ("config", "geometry", "kept", "named"),
     [

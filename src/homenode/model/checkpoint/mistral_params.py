@@ -15,6 +15,7 @@ from homenode.errors import UnsupportedError
 from homenode.model.formats import limits
 from homenode.model.formats.bounded_files import printable, quoted
 from homenode.model.formats.fields import Fields
+from homenode.units import format_count
 
 PARAMS = "params.json"
 MISTRAL_WEIGHTS = "consolidated*.safetensors"
@@ -139,7 +140,8 @@ def _window(fields: Fields, layers: int) -> dict[str, Any]:
     told = fields.value("sliding_window")
     listed = told if isinstance(told, list) else [told]
     sizes = [int(size) if isinstance(size, str) and size.isdecimal() and len(size) < 10 else size for size in listed]
-    wanted = f"a number up to {limits.MOST_POSITION}, null, or a list of these that repeats over {layers} layers"
+    over = format_count(layers, "layer")
+    wanted = f"a number up to {limits.MOST_POSITION}, null, or a list of these that repeats over {over}"
     if not all(size is None or (type(size) is int and 0 < size <= limits.MOST_POSITION) for size in sizes):
         raise fields.wrong("sliding_window", told, wanted)
     if not sizes or layers % len(sizes):
