@@ -18,7 +18,7 @@ GIB = 2**30
 STORIES = ModelSpec(
     architecture="llama", hidden_size=64, intermediate_size=172, num_layers=5, num_heads=8, num_kv_heads=4, head_dim=8,
     vocab_size=512,
-    max_position=512, rms_norm_eps=1e-5, rope=RopeSpec(), tie_word_embeddings=True,
+    max_position=512, norm_eps=1e-5, rope=RopeSpec(), tie_word_embeddings=True,
 )  # fmt: skip
 LARGE = dataclasses.replace(
     STORIES,

@@ -112,7 +112,7 @@ def write_stacked_gguf(
     name = case.gguf_name or case.kind
     writer = gguf.GGUFWriter(file, name)
     spec = model.spec
-    config = {"model_type": case.kind, "head_dim": spec.head_dim, "rms_norm_eps": spec.rms_norm_eps}
+    config = {"model_type": case.kind, "head_dim": spec.head_dim, "rms_norm_eps": spec.norm_eps}
     write_figures(writer, SIZES | config | {"rope_theta": spec.rope.theta} | dict(case.changes))
     for key, value in case.gguf_keys.items():
         _add_key(writer, f"{name}.{key}", value)

@@ -233,7 +233,7 @@ def toy_spec(architecture: str = "llama", **changes: object) -> ModelSpec:
     spec = ModelSpec(
         architecture=architecture, hidden_size=64, intermediate_size=96, num_layers=2, num_heads=6, num_kv_heads=2,
         head_dim=16,
-        vocab_size=80, max_position=256, rms_norm_eps=1e-5, rope=RopeSpec(), tie_word_embeddings=False,
+        vocab_size=80, max_position=256, norm_eps=1e-5, rope=RopeSpec(), tie_word_embeddings=False,
         attention_bias=architecture in _BIASED, output_bias=architecture == "gpt_oss", moe=MIXTURES.get(architecture),
     )  # fmt: skip
     spec = replace(spec, own=OWN.get(architecture), **(GEMMAS | WINDOWED | UNLIKE).get(architecture, {}))

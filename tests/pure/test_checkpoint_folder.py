@@ -28,7 +28,7 @@ def test_the_figures_of_a_folder(folder: Path) -> None:
     assert checkpoint.spec == ModelSpec(
         architecture="llama", hidden_size=64, intermediate_size=96, num_layers=2, num_heads=4, num_kv_heads=2,
         head_dim=16, vocab_size=128,
-        max_position=256, rms_norm_eps=1e-5, rope=RopeSpec(), tie_word_embeddings=False, bos_token_id=1,
+        max_position=256, norm_eps=1e-5, rope=RopeSpec(), tie_word_embeddings=False, bos_token_id=1,
         eos_token_ids=(2,),
     )  # fmt: skip
     assert checkpoint.path == folder and checkpoint.metadata["config.json"] == json.loads(
@@ -64,7 +64,7 @@ def test_missing_keys_mean_what_transformers_takes_them_to_mean(folder: Path) ->
     assert (
         spec.num_kv_heads,
         spec.rope.theta,
-        spec.rms_norm_eps,
+        spec.norm_eps,
         spec.max_position,
         spec.head_dim,
         spec.bos_token_id,

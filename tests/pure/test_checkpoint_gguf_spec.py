@@ -41,7 +41,7 @@ def spec_of(path: Path, architecture: str = "llama", **how: Any) -> ModelSpec:
 def test_the_same_model_as_folder_and_file(architecture: str, tmp_path: Path) -> None:
     folder = open_checkpoint(make_folder(tmp_path / "hf", architecture))
     gguf = open_checkpoint(make_gguf(tmp_path / "m.gguf", architecture))
-    theirs = {**vars(folder.spec), "rms_norm_eps": pytest.approx(folder.spec.rms_norm_eps)}  # float32 in the file
+    theirs = {**vars(folder.spec), "norm_eps": pytest.approx(folder.spec.norm_eps)}  # float32 in the file
     assert vars(gguf.spec) == theirs
     assert {n: e.shape for n, e in gguf.tensors.items()} == {n: e.shape for n, e in folder.tensors.items()}
     config = toy_config(architecture)

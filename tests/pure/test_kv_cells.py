@@ -24,7 +24,7 @@ NEAR, FAR = LayerKv(4, 16, 16), LayerKv(2, 32, 32)
 SPEC = ModelSpec(
     architecture="gemma4", hidden_size=64, intermediate_size=96, num_layers=6, num_heads=8, num_kv_heads=4, head_dim=32,
     vocab_size=320,
-    max_position=512, rms_norm_eps=1e-6, rope=RopeSpec(), tie_word_embeddings=True,
+    max_position=512, norm_eps=1e-6, rope=RopeSpec(), tie_word_embeddings=True,
     layer_kv=(NEAR, NEAR, FAR, NEAR, FAR, 4),
 )  # fmt: skip
 LATENT, INDEX = LayerKv(1, 48, 0, 40), IndexerSpec(heads=4, width=16, chosen=8, layers=(0, 1, 3, 4, 5), adjacent=True)

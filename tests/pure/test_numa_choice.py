@@ -40,7 +40,7 @@ def model(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 def spec_of(**changes: Any) -> ModelSpec:
     figures: dict[str, Any] = {
         "hidden_size": 64, "intermediate_size": 96, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "head_dim": 16,
-        "vocab_size": 1000, "max_position": 256, "rms_norm_eps": 1e-5, "rope": RopeSpec(), "tie_word_embeddings": True,
+        "vocab_size": 1000, "max_position": 256, "norm_eps": 1e-5, "rope": RopeSpec(), "tie_word_embeddings": True,
     }  # fmt: skip
     return ModelSpec("llama", **{**figures, **changes})
 

@@ -191,7 +191,7 @@ class ModelSpec:
     head_dim: int
     vocab_size: int
     max_position: int
-    rms_norm_eps: float
+    norm_eps: float  # of RMS norms and LayerNorms alike
     rope: RopeSpec
     tie_word_embeddings: bool
     attention_bias: bool = False  # q, k and v

@@ -82,7 +82,7 @@ def _spec(text: str, of: dict[str, int]) -> ModelSpec:
         head_dim=of["head_dim"] or of["hidden"] // of["heads"],
         vocab_size=of["vocab"],
         max_position=of["max_len"],
-        rms_norm_eps=1e-6,
+        norm_eps=1e-6,
         rope=RopeSpec(),
         tie_word_embeddings=bool(of["tied"]),
         moe=moe,

@@ -66,7 +66,7 @@ def _architecture(spec: ModelSpec, max_model_len: int | None) -> Fingerprint:
         "kv_heads": str(spec.num_kv_heads),
         "head_dim": str(spec.head_dim),
         "vocab_size": str(spec.vocab_size),
-        "rms_norm_eps": repr(spec.rms_norm_eps),
+        "rms_norm_eps": repr(spec.norm_eps),
         "rope": _short(_told(spec.rope, *_OLD_ROPE) + _factors(spec, max_model_len)),
         "local_rope": _told(spec.local_rope, *_OLD_ROPE) if spec.local_rope else "None",
         "scales": f"{spec.embedding_scale!r} {spec.attention_scale!r} {spec.attention_softcap!r}",

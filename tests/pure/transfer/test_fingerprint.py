@@ -113,7 +113,7 @@ def test_what_may_differ() -> None:
         ({"num_kv_heads": 1}, "kv_heads"),
         ({"head_dim": 4}, "head_dim"),
         ({"num_layers": 1}, "layers"),
-        ({"rms_norm_eps": 1e-3}, "rms_norm_eps"),
+        ({"norm_eps": 1e-3}, "rms_norm_eps"),
         ({"sliding_window": 128}, "sliding_window"),
         ({"architecture": "qwen3"}, "architecture"),
         ({"rope": RopeSpec(theta=2e4)}, "rope"),

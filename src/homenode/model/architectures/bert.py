@@ -92,7 +92,7 @@ def _read_folder(config: FolderConfig) -> ModelSpec:
     fields.refuse_others({"is_decoder": False, "position_embedding_type": "absolute"})
     spec = encoder.folder_figures(config, DEFAULTS)
     if is_distilled:
-        spec = replace(spec, rms_norm_eps=DEFAULTS.norm_eps)  # whatever layer_norm_eps says
+        spec = replace(spec, norm_eps=DEFAULTS.norm_eps)  # whatever layer_norm_eps says
     is_roberta = named.startswith(ROBERTAS) or (not named and fields.text("model_type") in ROBERTA_TYPES)
     # Of RoBERTa's table the rows up to that of the padding token are no positions.
     first = fields.integer("pad_token_id", 1, minimum=0) + 1 if is_roberta else 0

@@ -66,7 +66,7 @@ def in_halves(tensors: Mapping[str, TensorEntry], spec: ModelSpec) -> dict[str, 
 
 def forward(ops: Ops, model: ForwardContext) -> Tensor:
     """Logits of the step's selected rows, or the rows for the next stage."""
-    x, eps, head = stage.enter(ops, model), model.spec.rms_norm_eps, model.spec.head_dim
+    x, eps, head = stage.enter(ops, model), model.spec.norm_eps, model.spec.head_dim
     rotation = attention.angles(ops, model.rope)
     for index, layer in enumerate(model.parameters.layers):
         h = normed(ops, model, layer, "input_norm", x)

@@ -114,7 +114,7 @@ def _read_gguf(config: GgufConfig) -> ModelSpec:
 
 def _normed(ops: Ops, model: ForwardContext, x: Tensor, weight: Tensor) -> Tensor:
     assert isinstance(model.spec.own, AveragedExperts)
-    eps = model.spec.rms_norm_eps
+    eps = model.spec.norm_eps
     return ops.layer_norm(x, weight, None, eps) if model.spec.own.centred else ops.rms_norm(x, weight, eps)
 
 

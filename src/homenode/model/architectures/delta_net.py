@@ -250,7 +250,7 @@ def delta_net(ops: Ops, model: ForwardContext, index: int, h: Tensor) -> Tensor:
     qkv = ops.short_convolution(qkv, convolution, (), model.state, state, True)
     out = ops.delta_rule(qkv, b, a, layer["decay_weight"], layer["decay_bias"], model.state, state, heads)
     out, z = (stage.select_last(ops, model, index, x) for x in (out, z))
-    return ops.norm_gated(out, layer["delta_norm"], z, delta.norm_epsilon or model.spec.rms_norm_eps)
+    return ops.norm_gated(out, layer["delta_norm"], z, delta.norm_epsilon or model.spec.norm_eps)
 
 
 def _project(

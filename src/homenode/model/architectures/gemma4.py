@@ -279,7 +279,7 @@ def attended(ops: Ops, model: ForwardContext, index: int, h: Tensor, rotation: T
     """What layer `index` of this stage attends to, h being normed rows, by keys and values of its own, or by those of
     its donor.
     """
-    layer, number, eps = model.parameters.layers[index], model.part.layers.first + index, model.spec.rms_norm_eps
+    layer, number, eps = model.parameters.layers[index], model.part.layers.first + index, model.spec.norm_eps
     _, head_dim = model.spec.heads_of(number)
     weights = [layer[name] for name in ("q", "k", "v") if name in layer]
     rows = ops.linear(h, weights, precision=attention.precision_of_scores(model.spec))

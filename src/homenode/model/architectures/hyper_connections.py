@@ -56,7 +56,7 @@ def _joined(ops: Ops, model: ForwardContext, streams: Tensor, weights: Tensor) -
 
 
 def _weights(ops: Ops, model: ForwardContext, layer: Layer, key: str, streams: Tensor, how: StreamMixing) -> Tensor:
-    normed = ops.rms_norm(streams, model.spec.handed_columns, model.spec.rms_norm_eps)
+    normed = ops.rms_norm(streams, model.spec.handed_columns, model.spec.norm_eps)
     mixes = ops.linear(normed, (layer[f"{key}_mix"],), precision="fine")
     scales, base = layer[f"{key}_scales"], layer[f"{key}_base"]
     return ops.stream_weights(mixes, scales, base, model.spec.streams, how.rounds, how.eps)

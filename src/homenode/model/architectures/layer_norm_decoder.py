@@ -119,7 +119,7 @@ PARAMETERS = (
 
 def normed(ops: Ops, model: ForwardContext, of: Layer, key: str, x: Tensor) -> Tensor:
     """x through the LayerNorm `key` of a layer, or of what is outside the layers."""
-    return ops.layer_norm(x, of[key], of.get(f"{key}_bias"), model.spec.rms_norm_eps)
+    return ops.layer_norm(x, of[key], of.get(f"{key}_bias"), model.spec.norm_eps)
 
 
 def inner_columns(ops: Ops, layer: Layer, h: Tensor, style: BlockStyle) -> Tensor:

@@ -145,7 +145,7 @@ def project(ops: Ops, model: ForwardContext, index: int, h: Tensor, rotation: Te
     if not spec.has_rope(model.part.layers.first + index):
         return (ops.scale_by_position(q, own.growth, own.length, 1) if own.growth else q), k, v
     if own.normed:
-        q, k = (ops.rms_norm(each, spec.head_dim, spec.rms_norm_eps) for each in (q, k))
+        q, k = (ops.rms_norm(each, spec.head_dim, spec.norm_eps) for each in (q, k))
     return q, k, v
 
 

@@ -302,7 +302,7 @@ def _normed(ops: Ops, model: ForwardContext, scan: ScanSpec, weight: Tensor, x: 
     """x through a norm over each group. Where a norm is over what several ranks have, all of it comes together
     first.
     """
-    part, eps = model.part, model.spec.rms_norm_eps
+    part, eps = model.part, model.spec.norm_eps
     heads = part.state_groups
     if not scan.norm_is_apart(part):
         return ops.rms_norm_grouped(x, weight, heads.count // scan.per_group, eps)

@@ -66,7 +66,7 @@ def _read_folder(config: FolderConfig) -> ModelSpec:
         return spec
     rows = fields.text("classifier_pooling", "cls")
     head = (
-        HeadLayer("head.dense.weight", "", "gelu_erf", "head.norm.weight", spec.rms_norm_eps),
+        HeadLayer("head.dense.weight", "", "gelu_erf", "head.norm.weight", spec.norm_eps),
         HeadLayer("classifier.weight", "classifier.bias"),
     )
     return replace(spec, pooling=PoolingSpec("mean" if rows == "mean" else "cls", len(labels), head, labels))

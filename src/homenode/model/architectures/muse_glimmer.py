@@ -97,7 +97,7 @@ def _forward(ops: Ops, model: ForwardContext) -> Tensor:
     own, spec = _of(model.spec), model.spec
     x = stage.enter(ops, model)
     if model.part.first_stage:
-        x = ops.rms_norm(x, spec.hidden_size, spec.rms_norm_eps)
+        x = ops.rms_norm(x, spec.hidden_size, spec.norm_eps)
     rotation = attention.angles(ops, model.rope)
     for index, layer in enumerate(model.parameters.layers):
         inner = stage.select_last(ops, model, index, _attended(ops, model, index, x, rotation))
@@ -118,8 +118,8 @@ def _attended(ops: Ops, model: ForwardContext, index: int, x: Tensor, rotation: 
     query, kv = part.heads.count * width, part.kv_heads.count * width
     rows = ops.linear(h, (layer["q"], layer["k"], layer["v"], layer["attention_gate"]))
     q, k, v, gate = ops.split(rows, (query, kv, kv, query))
-    q = ops.rms_norm(q, layer.get("q_norm", width), spec.rms_norm_eps)
-    k = ops.rms_norm(k, layer.get("k_norm", width), spec.rms_norm_eps)
+    q = ops.rms_norm(q, layer.get("q_norm", width), spec.norm_eps)
+    k = ops.rms_norm(k, layer.get("k_norm", width), spec.norm_eps)
     if _of(spec).rotated[place]:
         q, k = ops.rope(q, rotation, width), ops.rope(k, rotation, width)
     scale = width**-0.5 if spec.attention_scale is None else spec.attention_scale

@@ -37,7 +37,7 @@ def _forward(ops: Ops, model: ForwardContext) -> Tensor:
     spec, x = model.spec, stage.enter(ops, model)
 
     def normed(rows: Tensor, width: int = spec.hidden_size) -> Tensor:
-        return ops.rms_norm(rows, width, spec.rms_norm_eps)
+        return ops.rms_norm(rows, width, spec.norm_eps)
 
     if model.part.first_stage:
         x = normed(x)

@@ -28,7 +28,7 @@ PARAMETERS = (
 
 
 def _read_folder(config: FolderConfig) -> ModelSpec:
-    spec = replace(config.uniform_decoder(DEFAULTS), rms_norm_eps=EPSILON)
+    spec = replace(config.uniform_decoder(DEFAULTS), norm_eps=EPSILON)
     return _limited(spec, config.fields.optional_number("clip_qkv"))
 
 
@@ -43,7 +43,7 @@ def _limited(spec: ModelSpec, limit: float | None) -> ModelSpec:
 
 
 def _normed(ops: Ops, model: ForwardContext, x: Tensor) -> Tensor:
-    return ops.layer_norm(x, model.spec.hidden_size, None, model.spec.rms_norm_eps)
+    return ops.layer_norm(x, model.spec.hidden_size, None, model.spec.norm_eps)
 
 
 def _forward(ops: Ops, model: ForwardContext) -> Tensor:

@@ -173,7 +173,7 @@ def attended(ops: Ops, model: ForwardContext, index: int, h: Tensor, of_layers: 
     made = ops.linear(h, (layer["q_a"], layer["kv"]), precision="fine")
     rank, row = ops.split(made, (spec.dimensions["query_rank"], head))
     rank = stage.normed(ops, model, rank, layer["q_a_norm"])
-    q = ops.rms_norm(ops.linear(rank, (layer["q_b"],), precision="fine"), head, spec.rms_norm_eps)
+    q = ops.rms_norm(ops.linear(rank, (layer["q_b"],), precision="fine"), head, spec.norm_eps)
     q = _turned(ops, q, how.to, heads, head, rotary)
     row = _turned(ops, stage.normed(ops, model, row, layer["kv_norm"]), how.to, 1, head, rotary)
     pooled = _pooled(ops, model, index, h, rank, how, rotary)

@@ -32,7 +32,7 @@ def embedded(ops: Ops, model: ForwardContext) -> Tensor:
 
 def normed(ops: Ops, model: ForwardContext, x: Tensor, weight: Tensor) -> Tensor:
     """x through an RMS norm over each run of as many columns as `weight` has: a whole row, or each head of one."""
-    return ops.rms_norm(x, weight, model.spec.rms_norm_eps)
+    return ops.rms_norm(x, weight, model.spec.norm_eps)
 
 
 def select_last(ops: Ops, model: ForwardContext, index: int, x: Tensor) -> Tensor:

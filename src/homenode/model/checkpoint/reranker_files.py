@@ -130,7 +130,7 @@ def gguf_reranker(
     activation: HeadActivation = "gelu_erf" if spec.architecture == "modernbert" else "tanh"
     norm = _NORM if _NORM in tensors else ""
     head = (
-        HeadLayer(_DENSE, _bias_of(tensors, _DENSE), activation, norm, spec.rms_norm_eps),
+        HeadLayer(_DENSE, _bias_of(tensors, _DENSE), activation, norm, spec.norm_eps),
         HeadLayer(_OUTPUT, _bias_of(tensors, _OUTPUT)),
     )
     rows: PoolingKind = "mean" if keys.integer("classifier.pooling_type", 2, minimum=0) == 1 else "cls"

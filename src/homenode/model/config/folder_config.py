@@ -187,7 +187,7 @@ class FolderConfig:
             head_dim=max(head_dim, far_head_dim or 0),
             vocab_size=vocab,
             max_position=extended_position(rope, position),
-            rms_norm_eps=fields.number("rms_norm_eps", defaults.norm_eps, most=1.0),
+            norm_eps=fields.number("rms_norm_eps", defaults.norm_eps, most=1.0),
             rope=rope,
             local_rope=local_rope,
             tie_word_embeddings=fields.boolean("tie_word_embeddings", not self.has_output) and self.output_is_embedding,

@@ -144,7 +144,7 @@ class GgufConfig:
             head_dim=head_dim,
             vocab_size=vocab,
             max_position=extended_position(rope, position),
-            rms_norm_eps=fields.number("attention.layer_norm_rms_epsilon", most=1.0),
+            norm_eps=fields.number("attention.layer_norm_rms_epsilon", most=1.0),
             rope=rope,
             tie_word_embeddings=limits.OUTPUT not in self.tensors,
             attention_bias="model.layers.0.self_attn.q_proj.bias" in self.tensors,
