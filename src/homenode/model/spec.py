@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 from homenode.compute.ops import (
     Activation,
@@ -21,6 +21,8 @@ from homenode.compute.ops import (
 )
 from homenode.dtypes import DType
 from homenode.model.pooling import PoolingSpec
+
+_Own = TypeVar("_Own")
 
 
 @dataclass(frozen=True)
@@ -238,6 +240,11 @@ class ModelSpec:
     pooling: PoolingSpec | None = None  # how texts become vectors or scores; None: the model generates text
     attention_mask: AttentionMask = "causal"
 
+    def own_as(self, kind: type[_Own]) -> _Own:
+        """What no other architecture has, of the class that this one's file has for it."""
+        assert isinstance(self.own, kind)
+        return self.own
+
     @property
     def encodes(self) -> bool:
         """Whether its tokens see what comes behind them, so that it makes vectors or scores of whole texts only."""
@@ -396,6 +403,9 @@ class TensorEntry:
     def files(self) -> frozenset[Path]:
         """The files it is in."""
         return frozenset(part.file for part in self.stored)
+
+
+Tensors = Mapping[str, TensorEntry]  # by name
 
 
 @dataclass(frozen=True)

@@ -14,14 +14,14 @@ from typing import Any
 from homenode.compute.ops import Ops, Tensor
 from homenode.errors import UnsupportedError
 from homenode.model.architectures import stage, tables
-from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
+from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat, renamed
 from homenode.model.architectures.parameters import ForwardContext, Parameter, of_model
 from homenode.model.architectures.pre_norm import forward_with
 from homenode.model.config.folder_config import Defaults
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.config.known_fields import NOT_READ
 from homenode.model.formats.fields import Fields
-from homenode.model.spec import ModelSpec, TensorEntry
+from homenode.model.spec import ModelSpec, TensorEntry, Tensors
 
 DEFAULTS = Defaults(
     max_position=65536, heads=32, vocab=131072, bos_id=1, eos_id=2, norm_eps=1e-5, theta=1.2e7, intermediate=14336,
@@ -53,10 +53,7 @@ class XieluFactors:
 _are_tensors = of_model(lambda spec: spec.own is None)
 PARAMETERS = (
     *tables.EMBEDDING_AND_HEAD,
-    *tables.ATTENTION,
-    *tables.HEAD_NORMS,
-    *tables.QKV_BIASES,
-    *tables.OUTPUT_BIAS,
+    *tables.ATTENTION_AND_ALL,
     *tables.POST_NORM,
     *tables.GATE_UP_DOWN[1:],
     *(
@@ -85,7 +82,7 @@ def _read_gguf(config: GgufConfig) -> ModelSpec:
     return replace(spec, own=XieluFactors(positive, negative, found["linear"]))
 
 
-def _with_factors(tensors: Mapping[str, TensorEntry], _spec: ModelSpec) -> dict[str, TensorEntry]:
+def _with_factors(tensors: Tensors, _spec: ModelSpec) -> dict[str, TensorEntry]:
     """A folder's tensors, the numbers of each layer as they are meant."""
     found = {}
     for name, entry in tensors.items():
@@ -124,10 +121,10 @@ ARCHITECTURE = Architecture(
         lambda config: config.with_rope(ROPE).uniform_decoder(DEFAULTS),
         fields=DEFAULTS.fields,
         harmless=dict.fromkeys(("mlp_bias", "post_norm", "qk_norm"), NOT_READ),
-        modules={
-            _LAYER + "attention_layernorm": _LAYER + "input_layernorm",
-            _LAYER + "feedforward_layernorm": _LAYER + "post_attention_layernorm",
-        },
+        modules=renamed(
+            "model.layers.{layer}.",
+            "attention_layernorm=input_layernorm feedforward_layernorm=post_attention_layernorm",
+        ),
         convert=_with_factors,
     ),
     GgufFormat("apertus", _read_gguf, keys=frozenset((*KEYS.values(), _EPS_KEY))),

@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from homenode.compute.ops import Ops, Tensor
-from homenode.model.architectures import conversions, stage, tables
-from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
+from homenode.model.architectures import llama, stage, tables
+from homenode.model.architectures.architecture import Architecture, FolderFormat
 from homenode.model.architectures.layer_norm_decoder import BlockStyle, inner_columns, style_of
 from homenode.model.architectures.parameters import ForwardContext
 from homenode.model.architectures.pre_norm import forward_with
 from homenode.model.config.folder_config import Defaults, FolderConfig
-from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.spec import ModelSpec
 
 DEFAULTS = Defaults(
@@ -32,11 +31,6 @@ def _read_folder(config: FolderConfig) -> ModelSpec:
     return replace(config.uniform_decoder(DEFAULTS), own=style)
 
 
-def _read_gguf(config: GgufConfig) -> ModelSpec:
-    spec = config.refuse_window(config.decoder(whole_heads=True))
-    return replace(spec, own=BlockStyle("relu2"))
-
-
 def feed_forward(ops: Ops, model: ForwardContext, index: int, x: Tensor) -> Tensor:
     """x plus an MLP without a gate."""
     layer = model.parameters.layers[index]
@@ -47,7 +41,7 @@ def feed_forward(ops: Ops, model: ForwardContext, index: int, x: Tensor) -> Tens
 ARCHITECTURE = Architecture(
     "arcee",
     FolderFormat("ArceeForCausalLM", _read_folder, fields=DEFAULTS.fields | {"hidden_act"}),
-    GgufFormat("arcee", _read_gguf, convert=conversions.interleaved_heads),
+    llama.gguf_format("arcee", lambda config: replace(llama.read_gguf(config), own=BlockStyle("relu2"))),
     PARAMETERS,
     forward_with(feed_forward=feed_forward),
 )

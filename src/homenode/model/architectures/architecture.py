@@ -13,12 +13,33 @@ from homenode.model.architectures.parameters import ForwardContext, Parameter
 from homenode.model.config.folder_config import FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.formats.fields import Fields
-from homenode.model.spec import ModelSpec, TensorEntry
+from homenode.model.spec import ModelSpec, TensorEntry, Tensors
 
-Conversion = Callable[[Mapping[str, TensorEntry], ModelSpec], dict[str, TensorEntry]]
+Conversion = Callable[[Tensors, ModelSpec], dict[str, TensorEntry]]
 
 
-def _as_stored(tensors: Mapping[str, TensorEntry], _spec: ModelSpec) -> dict[str, TensorEntry]:
+def renamed(layers: str, inside: str, outside: str = "") -> dict[str, str]:
+    """`FolderFormat.modules` out of pairs such as "attn.out_proj=self_attn.o_proj" with spaces between: `inside` of
+    layers, whose names in the class begin with `layers`, and `outside`. A name alone is ours as well, and [qkv] stands
+    for each of its letters in turn.
+    """
+    pairs = [(layers + theirs, "model.layers.{layer}." + ours) for theirs, ours in _split_pairs(inside)]
+    return dict(_split_pairs(outside) + pairs)
+
+
+def _split_pairs(text: str) -> list[tuple[str, str]]:
+    pairs = []
+    for pair in text.split():
+        _, bracket, rest = pair.partition("[")
+        letters = rest.partition("]")[0]
+        for letter in letters or [""]:
+            theirs, _, ours = (pair.replace(f"[{letters}]", letter) if bracket else pair).partition("=")
+            pairs.append((theirs, ours or theirs))
+    return pairs
+
+
+def as_stored(tensors: Tensors, _spec: ModelSpec) -> dict[str, TensorEntry]:
+    """The `Conversion` of files that hold every parameter by itself."""
     return dict(tensors)
 
 
@@ -54,12 +75,14 @@ class FolderFormat:
     picture_classes: tuple[str, ...] = ()
     older_classes: tuple[str, ...] = ()
     modules: Mapping[str, str] = field(default_factory=dict)
-    convert: Conversion = _as_stored
+    convert: Conversion = as_stored
 
     def of_class(self, class_name: str, **changes: Any) -> FolderFormat:
-        """The same of another class, which has none of the other names of this one, with changes of fields."""
-        others = {"model_types": (), "picture_classes": (), "older_classes": ()}
-        return replace(self, class_name=class_name, **{**others, **changes})
+        """The same of another class, which has none of the other names of this one, nor its harmless fields, with
+        changes of fields.
+        """
+        others: dict[str, Any] = {"model_types": (), "picture_classes": (), "older_classes": (), "harmless": {}}
+        return replace(self, class_name=class_name, **(others | changes))
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -87,7 +110,7 @@ class GgufFormat:
     keys: frozenset[str] = frozenset()
     picture_names: tuple[str, ...] = ()
     names: Mapping[str, str] = field(default_factory=dict)
-    convert: Conversion = _as_stored
+    convert: Conversion = as_stored
     with_or_without_experts: bool = False
     further_names: tuple[str, ...] = ()
 
@@ -124,15 +147,16 @@ class Architecture:
         *,
         parameters: tuple[Parameter, ...] | None = None,
         forward: Callable[[Ops, ForwardContext], Tensor] | None = None,
+        gguf: GgufFormat | None = None,
         **folder: Any,
     ) -> Architecture:
-        """Another one like it, called `name`, of which no GGUF files are: see `GgufFormat.without_files`. `folder`:
-        what its format differs in.
+        """Another one like it, called `name`. `gguf`: its files; None: there are none (`GgufFormat.without_files`).
+        `folder`: what its format differs in.
         """
         return Architecture(
             name,
             self.folder.of_class(class_name, **folder),
-            self.gguf.without_files(),
+            self.gguf.without_files() if gguf is None else gguf,
             self.parameters if parameters is None else parameters,
             self.forward if forward is None else forward,
         )

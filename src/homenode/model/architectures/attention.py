@@ -36,25 +36,25 @@ def precision_of_scores(spec: ModelSpec) -> Precision:
     return "usual" if spec.moe is None else "fine"
 
 
-def project_qkv(ops: Ops, model: ForwardContext, layer: stage.Layer, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """h through the three projections: q [tokens, query], k and v [tokens, kv] of the heads that are here, not yet
-    rotated. For models whose layers have heads alike.
+def project_qkv(ops: Ops, model: ForwardContext, index: int, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """h through the three projections of layer `index` of this stage: q [tokens, query], k and v [tokens, kv] of the
+    heads that are here, not yet rotated.
     """
-    spec, part = model.spec, model.part
+    spec, layer = model.spec, model.parameters.layers[index]
+    heads, kv_heads = (each.count * spec.head_dim for each in model.part.heads_in(model.part.layers.first + index))
     biases = (layer.get("q_bias"), layer.get("k_bias"), layer.get("v_bias"))
     qkv = ops.linear(h, (layer["q"], layer["k"], layer["v"]), biases, precision=precision_of_scores(spec))
-    kv = part.kv_heads.count * spec.head_dim
-    q, k, v = ops.split(qkv, (part.heads.count * spec.head_dim, kv, kv))
+    q, k, v = ops.split(qkv, (heads, kv_heads, kv_heads))
     return q, k, v
 
 
 def project_qkv_normed_whole(
-    ops: Ops, model: ForwardContext, layer: stage.Layer, h: Tensor, norm: Callable[[str, Tensor], Tensor] | None = None
+    ops: Ops, model: ForwardContext, index: int, h: Tensor, norm: Callable[[str, Tensor], Tensor] | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The same with `PROJECTIONS_NORMED_WHOLE`: all of q, brought together over the ranks, through a norm, and all of
     k, which is with every rank. `norm`: by the key of its weight; None: an RMS norm.
     """
-    spec, part = model.spec, model.part
+    spec, part, layer = model.spec, model.part, model.parameters.layers[index]
     biases = (layer.get("q_bias"), layer.get("k_bias"), layer.get("v_bias"))
     qkv = ops.linear(h, (layer["q"], layer["k"], layer["v"]), biases, precision=precision_of_scores(spec))
     heads, kv = part.heads, part.kv_heads

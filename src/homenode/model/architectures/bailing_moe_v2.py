@@ -7,10 +7,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from homenode.model.architectures import qwen3, tables
-from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
+from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat, renamed
 from homenode.model.architectures.pre_norm import forward
 from homenode.model.config.folder_config import Defaults, ExpertDefaults, FolderConfig
-from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.formats import limits
 from homenode.model.formats.fused_rows import split_fused_rows
 from homenode.model.spec import ModelSpec
@@ -20,7 +19,6 @@ DEFAULTS = Defaults(
     rotary_share=0.5, eos_id=156892,
 )  # fmt: skip
 EXPERTS = ExpertDefaults(experts=256, experts_per_token=8, size=512, keys=("num_experts",))
-_LAYER = "model.layers.{layer}."
 # What the class of the makers can have, and published models have not.
 _PLAIN = {
     "score_function": "sigmoid",
@@ -31,40 +29,28 @@ _PLAIN = {
     "norm_head": False,
     "use_bias": False,
 }
-PARAMETERS = (
-    *qwen3.PARAMETERS,
-    *tables.EXPERTS,
-    replace(tables.CHOICE_BIAS, name=_LAYER + "mlp.gate.expert_bias"),
-    *tables.SHARED_EXPERTS,
-)
+PARAMETERS = (*qwen3.PARAMETERS, *tables.chosen_with_bias("mlp.gate.expert_bias"))
 
 
 def _read_folder(config: FolderConfig) -> ModelSpec:
     fields = config.fields
     fields.refuse_others(_PLAIN)
     spec = config.uniform_decoder(DEFAULTS, rotates_part=True)
-    dense = fields.integer("first_k_dense_replace", 1, minimum=0, maximum=limits.MOST_LAYERS)
     moe = config.moe(
-        EXPERTS, normalise=fields.boolean("norm_topk_prob", True), dense=tuple(range(min(dense, spec.num_layers)))
-    )
-    shared = moe.intermediate_size * fields.integer("num_shared_experts", 1, maximum=limits.MOST_EXPERTS)
-    moe = replace(
-        moe,
+        EXPERTS,
+        normalise=fields.boolean("norm_topk_prob", True),
+        dense=config.front_layers("first_k_dense_replace", 1, spec.num_layers),
+        shared_experts=fields.integer("num_shared_experts", 1, maximum=limits.MOST_EXPERTS),
         score="sigmoid",
         epsilon=1e-20,
         scale=fields.number("routed_scaling_factor", 2.5),
-        groups=fields.integer("n_group", 8, maximum=limits.MOST_EXPERTS),
-        groups_chosen=fields.integer("topk_group", 4, maximum=limits.MOST_EXPERTS),
-        shared_intermediate_size=fields.integer(
-            "moe_shared_expert_intermediate_size", shared, maximum=limits.MOST_INTERMEDIATE
-        ),
+        **config.expert_groups(8, 4),
     )
+    shared = fields.integer(
+        "moe_shared_expert_intermediate_size", moe.shared_intermediate_size, maximum=limits.MOST_INTERMEDIATE
+    )
+    moe = replace(moe, shared_intermediate_size=shared)
     return replace(spec, attention_bias=fields.boolean("use_qkv_bias", False), moe=moe)
-
-
-def _read_gguf(config: GgufConfig) -> ModelSpec:
-    spec = config.uniform_decoder()
-    return replace(spec, moe=config.moe(spec, scores=(2,), epsilon=1e-20))
 
 
 ARCHITECTURE = Architecture(
@@ -72,28 +58,24 @@ ARCHITECTURE = Architecture(
     FolderFormat(
         "BailingMoeV2ForCausalLM",
         _read_folder,
-        fields=frozenset(
+        fields=(DEFAULTS.fields | EXPERTS.fields | _PLAIN.keys()).union(
             "first_k_dense_replace num_shared_experts moe_shared_expert_intermediate_size norm_topk_prob "
             "routed_scaling_factor n_group topk_group use_qkv_bias".split()
-        )
-        | DEFAULTS.fields
-        | EXPERTS.fields
-        | _PLAIN.keys(),
+        ),
         harmless=dict.fromkeys(
             "router_dtype norm_softmax embedding_dropout output_dropout max_window_layers "
             "moe_router_enable_shared_expert mtp_loss_scaling_factor sliding_window".split(),
             "of training only, or its makers' class does not read it",
         ),
-        modules={
-            "model.word_embeddings": "model.embed_tokens",
-            _LAYER + "attention.query_key_value": _LAYER + "self_attn.qkv_proj",
-            _LAYER + "attention.dense": _LAYER + "self_attn.o_proj",
-            _LAYER + "attention.query_layernorm": _LAYER + "self_attn.q_norm",
-            _LAYER + "attention.key_layernorm": _LAYER + "self_attn.k_norm",
-        },
+        modules=renamed(
+            "model.layers.{layer}.",
+            "attention.query_key_value=self_attn.qkv_proj attention.dense=self_attn.o_proj "
+            "attention.query_layernorm=self_attn.q_norm attention.key_layernorm=self_attn.k_norm",
+            "model.word_embeddings=model.embed_tokens",
+        ),
         convert=split_fused_rows,
     ),
-    GgufFormat("bailingmoe2", _read_gguf),
+    GgufFormat("bailingmoe2", lambda config: config.uniform_mixture(scores=(2,), epsilon=1e-20)),
     PARAMETERS,
     forward,
 )

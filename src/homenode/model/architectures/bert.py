@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from homenode.model.architectures import encoder, tables
-from homenode.model.architectures.architecture import Architecture, FolderFormat
+from homenode.model.architectures.architecture import Architecture, FolderFormat, renamed
 from homenode.model.config.folder_config import HEAD_FIELDS, ROPE, Defaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.pooling import HeadLayer, PoolingSpec
@@ -15,13 +15,8 @@ from homenode.model.spec import ModelSpec
 
 DEFAULTS = Defaults(max_position=512, heads=12, vocab=30522, norm_eps=1e-12, intermediate=3072, activation=None)
 PARAMETERS = (
-    encoder.EMBEDDING,
+    *encoder.WITHOUT_POSITIONS,
     encoder.POSITIONS,
-    encoder.TYPES,
-    *encoder.EMBEDDING_NORM,
-    *tables.PROJECTIONS,
-    *tables.QKV_BIASES,
-    *tables.OUTPUT_BIAS,
     *tables.GATE_UP_DOWN[1:],
     *tables.MLP_BIASES[1:],
     encoder.SECOND_TYPES,
@@ -35,12 +30,8 @@ _SPELLED = {  # in config.json of DistilBERT, which has no types of tokens
     "hidden_dim": "intermediate_size",
     "activation": "hidden_act",
 }
-FIELDS = frozenset(
-    (
-        *encoder.EPS,
-        *_SPELLED,
-        *"hidden_act type_vocab_size is_decoder id2label pad_token_id position_embedding_type".split(),
-    )
+FIELDS = frozenset((*encoder.EPS, *_SPELLED)).union(
+    "hidden_act type_vocab_size is_decoder id2label pad_token_id position_embedding_type".split()
 )
 ROBERTAS = ("XLMRoberta", "Roberta", "Camembert")
 ROBERTA_TYPES = ("xlm-roberta", "roberta", "camembert")
@@ -56,32 +47,23 @@ ROBERTA_HEAD = (
     HeadLayer("classifier.dense.weight", "classifier.dense.bias", "tanh"),
     HeadLayer("classifier.out_proj.weight", "classifier.out_proj.bias"),
 )
-_LAYER = "model.layers.{layer}."
-_MODULES = {
-    **encoder.MODULES,
-    "encoder.layer.{layer}.attention.self.query": _LAYER + "self_attn.q_proj",
-    "encoder.layer.{layer}.attention.self.key": _LAYER + "self_attn.k_proj",
-    "encoder.layer.{layer}.attention.self.value": _LAYER + "self_attn.v_proj",
-    "encoder.layer.{layer}.attention.output.dense": _LAYER + "self_attn.o_proj",
-    "encoder.layer.{layer}.attention.output.LayerNorm": _LAYER + "attended_norm",
-    "encoder.layer.{layer}.intermediate.dense": _LAYER + "mlp.up_proj",
-    "encoder.layer.{layer}.output.dense": _LAYER + "mlp.down_proj",
-    "encoder.layer.{layer}.output.LayerNorm": _LAYER + "mlp_norm",
-}
-_DISTILLED_MODULES = {  # names lack `transformer.` in front
-    f"{front}layer.{{layer}}.{theirs}": _LAYER + ours
-    for front in ("", "distilbert.transformer.")
-    for theirs, ours in {
-        "attention.q_lin": "self_attn.q_proj",
-        "attention.k_lin": "self_attn.k_proj",
-        "attention.v_lin": "self_attn.v_proj",
-        "attention.out_lin": "self_attn.o_proj",
-        "sa_layer_norm": "attended_norm",
-        "ffn.lin1": "mlp.up_proj",
-        "ffn.lin2": "mlp.down_proj",
-        "output_layer_norm": "mlp_norm",
-    }.items()
-}
+_CLASSES = (
+    "BertForPreTraining", "BertForMaskedLM", "BertForSequenceClassification",
+    "DistilBertModel", "DistilBertForMaskedLM", "DistilBertForSequenceClassification",
+    "XLMRobertaModel", "XLMRobertaForMaskedLM", "XLMRobertaForSequenceClassification",
+    "RobertaModel", "RobertaForMaskedLM", "RobertaForSequenceClassification",
+    "CamembertModel", "CamembertForMaskedLM", "CamembertForSequenceClassification",
+)  # fmt: skip
+_MODULES = encoder.MODULES | renamed(
+    "encoder.layer.{layer}.",
+    "attention.self.query=self_attn.q_proj attention.self.key=self_attn.k_proj attention.self.value=self_attn.v_proj "
+    "attention.output.dense=self_attn.o_proj attention.output.LayerNorm=attended_norm intermediate.dense=mlp.up_proj "
+    "output.dense=mlp.down_proj output.LayerNorm=mlp_norm",
+)
+_DISTILLED = (
+    "attention.[qkv]_lin=self_attn.[qkv]_proj attention.out_lin=self_attn.o_proj sa_layer_norm=attended_norm "
+    "ffn.lin1=mlp.up_proj ffn.lin2=mlp.down_proj output_layer_norm=mlp_norm"
+)
 
 
 def _read_folder(config: FolderConfig) -> ModelSpec:
@@ -130,25 +112,10 @@ ARCHITECTURE = Architecture(
         | dict.fromkeys(("qa_dropout", "seq_classif_dropout", "tie_weights_"), "of training only")
         | {"sinusoidal_pos_embds": "the table of positions is in the file"},
         model_types=(*ROBERTA_TYPES, DISTILLED_TYPE),
-        older_classes=(
-            "BertForPreTraining",
-            "BertForMaskedLM",
-            "BertForSequenceClassification",
-            "DistilBertModel",
-            "DistilBertForMaskedLM",
-            "DistilBertForSequenceClassification",
-            "XLMRobertaModel",
-            "XLMRobertaForMaskedLM",
-            "XLMRobertaForSequenceClassification",
-            "RobertaModel",
-            "RobertaForMaskedLM",
-            "RobertaForSequenceClassification",
-            "CamembertModel",
-            "CamembertForMaskedLM",
-            "CamembertForSequenceClassification",
-        ),
+        older_classes=_CLASSES,
         modules=encoder.FLASH_MODULES
-        | _DISTILLED_MODULES
+        | renamed("layer.{layer}.", _DISTILLED)  # names lack `transformer.` in front
+        | renamed("distilbert.transformer.layer.{layer}.", _DISTILLED)
         | encoder.with_fronts(_MODULES, "bert", "distilbert", "roberta"),
         convert=encoder.split_tensors,
     ),

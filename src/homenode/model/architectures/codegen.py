@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from homenode.model.architectures import gptj
+from homenode.model.architectures.architecture import renamed
 from homenode.model.formats.bounded_files import damaged
 from homenode.model.formats.tensor_parts import runs_of
-from homenode.model.spec import ModelSpec, TensorEntry
+from homenode.model.spec import ModelSpec, TensorEntry, Tensors
 
 PARTS = 4  # processors that it was trained on
-_LAYER = "model.layers.{layer}."
 
 
-def _split(tensors: Mapping[str, TensorEntry], spec: ModelSpec) -> dict[str, TensorEntry]:
+def _split(tensors: Tensors, spec: ModelSpec) -> dict[str, TensorEntry]:
     """The tensors of a folder, q, k and v each by itself. CheckpointError for a matrix that has no four such parts."""
     found, width = {}, spec.num_heads * spec.head_dim
     for name, entry in tensors.items():
@@ -30,14 +28,10 @@ def _split(tensors: Mapping[str, TensorEntry], spec: ModelSpec) -> dict[str, Ten
     return found
 
 
-_MODULES = {
-    theirs: ours
-    for theirs, ours in gptj.ARCHITECTURE.folder.modules.items()
-    if not theirs.endswith(("q_proj", "k_proj", "v_proj"))
-}
 ARCHITECTURE = gptj.ARCHITECTURE.of_class(
     "codegen",
     "CodeGenForCausalLM",
-    modules=_MODULES | {"h.{layer}.attn.qkv_proj": _LAYER + "self_attn.qvk_proj"},
+    harmless=gptj.ARCHITECTURE.folder.harmless,
+    modules=renamed("h.{layer}.", "attn.qkv_proj=self_attn.qvk_proj") | renamed("h.{layer}.", *gptj.MODULES),
     convert=_split,
 )

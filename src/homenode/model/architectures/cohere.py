@@ -4,7 +4,6 @@ a factor. R+ has a LayerNorm over each head of q and k.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from homenode.compute.ops import Ops, Tensor
@@ -15,7 +14,7 @@ from homenode.model.architectures.parameters import ForwardContext
 from homenode.model.architectures.tables import HeadNorms, has_head_norms, layer_weight
 from homenode.model.config.folder_config import Defaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
-from homenode.model.spec import ModelSpec, TensorEntry
+from homenode.model.spec import ModelSpec, TensorEntry, Tensors
 
 DEFAULTS = Defaults(
     max_position=8192, heads=64, vocab=256000, bos_id=5, eos_id=255001, norm_eps=1e-5, theta=500000.0,
@@ -51,7 +50,7 @@ def read_cohere_gguf(config: GgufConfig) -> ModelSpec:
     return replace(config.respelled(EPS_KEY).decoder(), logits_scale=scale, own=HeadNorms(head_norms))
 
 
-def in_halves(tensors: Mapping[str, TensorEntry], spec: ModelSpec) -> dict[str, TensorEntry]:
+def in_halves(tensors: Tensors, spec: ModelSpec) -> dict[str, TensorEntry]:
     """The tensors with the rows of q and k, whose rope turns neighbours, in the order of one that turns halves: scores
     are sums of the same products. Norms of heads, which are a row for each, likewise.
     """
@@ -70,7 +69,7 @@ def forward(ops: Ops, model: ForwardContext) -> Tensor:
     rotation = attention.angles(ops, model.rope)
     for index, layer in enumerate(model.parameters.layers):
         h = normed(ops, model, layer, "input_norm", x)
-        q, k, v = attention.project_qkv(ops, model, layer, h)
+        q, k, v = attention.project_qkv(ops, model, index, h)
         if "q_norm" in layer:
             q, k = (ops.layer_norm(rows, layer[key], None, eps, head) for rows, key in ((q, "q_norm"), (k, "k_norm")))
         inner = stage.select_last(ops, model, index, attention.attended(ops, model, index, (q, k, v), rotation))

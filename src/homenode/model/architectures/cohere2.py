@@ -4,6 +4,7 @@ fourth.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from homenode.errors import UnsupportedError
@@ -22,12 +23,20 @@ def _read_folder(config: FolderConfig) -> ModelSpec:
     fields = config.fields
     spec = read_cohere(config, replace(DEFAULTS, theta=10000.0))
     period = fields.integer("sliding_window_pattern", INTERVAL, maximum=limits.MOST_LAYERS)
-    windowed = config.with_window_in(spec, config.window(WINDOW), lambda layers: all_but_each(layers, period))
+    windowed = with_windows(config, spec, lambda layers: all_but_each(layers, period))
+    return replace(windowed, rope_layers=windowed.sliding_layers)
+
+
+def with_windows(config: FolderConfig, spec: ModelSpec, placed: Callable[[int], tuple[bool, ...]]) -> ModelSpec:
+    """`spec` with a window in the layers that config.json names or, of so many, those `placed`. UnsupportedError where
+    no layer has one.
+    """
+    windowed = config.with_window_in(spec, config.window(WINDOW), placed)
     if windowed.sliding_window is None:
         raise UnsupportedError(
             f"{config.path}: no layer with a window is not supported in {config.architecture}, as only those turn"
         )
-    return replace(windowed, rope_layers=windowed.sliding_layers)
+    return windowed
 
 
 def _read_gguf(config: GgufConfig) -> ModelSpec:

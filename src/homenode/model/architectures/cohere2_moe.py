@@ -10,6 +10,7 @@ from homenode.compute.ops import ExpertScore, Ops, Tensor
 from homenode.errors import UnsupportedError
 from homenode.model.architectures import attention, cohere, mlp, stage, tables
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
+from homenode.model.architectures.cohere2 import WINDOW, with_windows
 from homenode.model.architectures.layer_kinds import INTERVAL, all_but_each, layers_with_mlp
 from homenode.model.architectures.layer_norm_decoder import EPS_KEY
 from homenode.model.architectures.parameters import ForwardContext
@@ -21,7 +22,6 @@ from homenode.model.spec import ModelSpec, MoeSpec
 
 DEFAULTS = replace(cohere.DEFAULTS, head_dim=128, theta=10000.0)
 EXPERTS = ExpertDefaults(experts=8, experts_per_token=2, size=0, keys=("num_experts",))
-WINDOW = 4096
 PARAMETERS = (
     *tables.EMBEDDING_AND_HEAD,
     *tables.ATTENTION_AND_BIASES,
@@ -58,11 +58,7 @@ def _read_folder(config: FolderConfig) -> ModelSpec:
     def placed(layers: int) -> tuple[bool, ...]:
         return (*all_but_each(min(first, layers), before), *all_but_each(max(layers - first, 0), behind))
 
-    windowed = config.with_window_in(spec, config.window(WINDOW), placed)
-    if windowed.sliding_window is None:
-        raise UnsupportedError(
-            f"{config.path}: no layer with a window is not supported in {config.architecture}, as only those turn"
-        )
+    windowed = with_windows(config, spec, placed)
     return replace(
         _turning(windowed, dense if before == 1 else ()),
         logits_scale=fields.number("logit_scale", 0.0625),
@@ -113,18 +109,16 @@ def _read_gguf(config: GgufConfig) -> ModelSpec:
 
 
 def _normed(ops: Ops, model: ForwardContext, x: Tensor, weight: Tensor) -> Tensor:
-    assert isinstance(model.spec.own, AveragedExperts)
-    eps = model.spec.norm_eps
-    return ops.layer_norm(x, weight, None, eps) if model.spec.own.centred else ops.rms_norm(x, weight, eps)
+    eps, own = model.spec.norm_eps, model.spec.own_as(AveragedExperts)
+    return ops.layer_norm(x, weight, None, eps) if own.centred else ops.rms_norm(x, weight, eps)
 
 
 def _forward(ops: Ops, model: ForwardContext) -> Tensor:
     x, rotation = stage.enter(ops, model), attention.angles(ops, model.rope)
-    assert isinstance(model.spec.own, AveragedExperts)
-    share = model.spec.own.share
+    share = model.spec.own_as(AveragedExperts).share
     for index, layer in enumerate(model.parameters.layers):
         h = _normed(ops, model, x, layer["input_norm"])
-        inner = attention.attended(ops, model, index, attention.project_qkv(ops, model, layer, h), rotation)
+        inner = attention.attended(ops, model, index, attention.project_qkv(ops, model, index, h), rotation)
         inner, x, h = (stage.select_last(ops, model, index, rows) for rows in (inner, x, h))
         x = stage.project_out(ops, model, inner, layer["o"], layer.get("o_bias"), x)
         if "router" not in layer:

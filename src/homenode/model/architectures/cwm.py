@@ -33,5 +33,5 @@ def _read_folder(config: FolderConfig) -> ModelSpec:
 
 
 ARCHITECTURE = llama.ARCHITECTURE.of_class(
-    "cwm", "CwmForCausalLM", read=_read_folder, fields=DEFAULTS.fields | {"sliding_window"}, harmless={}
+    "cwm", "CwmForCausalLM", read=_read_folder, fields=DEFAULTS.fields | {"sliding_window"}
 )

@@ -4,43 +4,33 @@ of a layer's experts one below the other.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from homenode.errors import UnsupportedError
-from homenode.model.architectures import phimoe, tables
-from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
-from homenode.model.architectures.layer_norm_decoder import EPS_KEY, BlockStyle, post_norm
-from homenode.model.architectures.parameters import always, of_model
+from homenode.model.architectures import conversions, mpt, tables
+from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat, renamed
+from homenode.model.architectures.layer_norm_decoder import EPS_KEY, BlockStyle, forward
+from homenode.model.architectures.tables import layer_weight
 from homenode.model.config.folder_config import Defaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.formats import limits
-from homenode.model.formats.bounded_files import damaged
 from homenode.model.formats.fields import Fields
 from homenode.model.formats.fused_rows import split_fused_rows
-from homenode.model.formats.tensor_parts import rows_of, transposed
-from homenode.model.spec import ModelSpec, MoeSpec, TensorEntry
-from homenode.units import format_count
+from homenode.model.spec import ModelSpec, MoeSpec, TensorEntry, Tensors
 
 EPSILON = 1e-5
 DEFAULTS = Defaults(max_position=2048, heads=16, vocab=32000, norm_eps=EPSILON, intermediate=3584, activation=None)
-_LAYER, _STACK = "model.layers.{layer}.", "mlp.stacked."
-_SPELLED = {
-    "d_model": "hidden_size",
-    "n_heads": "num_attention_heads",
-    "n_layers": "num_hidden_layers",
-    "max_seq_len": "max_position_embeddings",
-}
+_STACK = ".mlp.stacked."
 PARAMETERS = (
     *tables.EMBEDDING_AND_HEAD,
     *tables.ATTENTION,
-    *post_norm(always, of_model(lambda spec: False), "attn_output_norm")[:1],
+    layer_weight("post_norm", "post_attention_layernorm", "attn_output_norm", "hidden"),
     *tables.EXPERTS,
 )
 
 
 def _read_folder(config: FolderConfig) -> ModelSpec:
-    config = config.respelled(_SPELLED)
+    config = config.respelled(mpt.SPELLED)
     empty = Fields(config.path, {})
     attention, experts = (config.fields.table(key) or empty for key in ("attn_config", "ffn_config"))
     if config.rope_table is None and attention.has("rope_theta"):
@@ -73,24 +63,10 @@ def _read_gguf(config: GgufConfig) -> ModelSpec:
     return replace(spec, moe=moe, own=BlockStyle(norm_biases=False, clip=clip))
 
 
-def _split_folder(tensors: Mapping[str, TensorEntry], spec: ModelSpec) -> dict[str, TensorEntry]:
+def _split_folder(tensors: Tensors, spec: ModelSpec) -> dict[str, TensorEntry]:
     """A folder's tensors, q, k and v and the matrices of each expert by themselves."""
-    assert spec.moe is not None
-    size, found = spec.moe.intermediate_size, {}
     parts = {"w1": "gate_proj", "v1": "up_proj", "w2": "down_proj"}
-    for name, entry in split_fused_rows(tensors, spec).items():
-        front, stacked, part = name.partition(_STACK)
-        if not stacked:
-            found[name] = entry
-            continue
-        if part not in parts or entry.shape != (spec.moe.num_experts * size, spec.hidden_size):
-            wanted = f"{size} rows of each of {format_count(spec.moe.num_experts, 'expert')}"
-            raise damaged(entry.file, f"shape of {entry.name}", seen=list(entry.shape), wanted=wanted)
-        for expert in range(spec.moe.num_experts):
-            own = f"{front}mlp.experts.{expert}.{parts[part]}.weight"
-            rows = rows_of(entry, own, expert * size, size)
-            found[own] = transposed(rows, own) if part == "w2" else rows
-    return found
+    return conversions.split_piled_experts(split_fused_rows(tensors, spec), spec, _STACK, parts)
 
 
 ARCHITECTURE = Architecture(
@@ -98,21 +74,18 @@ ARCHITECTURE = Architecture(
     FolderFormat(
         "DbrxForCausalLM",
         _read_folder,
-        fields=frozenset((*_SPELLED, "attn_config", "ffn_config")),
+        fields=frozenset((*mpt.SPELLED, "attn_config", "ffn_config")),
         harmless={"emb_pdrop": "of training only"},
-        modules={
-            "wte": "model.embed_tokens",
-            "norm_f": "model.norm",
-            "blocks.{layer}.norm_attn_norm.norm_1": _LAYER + "input_layernorm",
-            "blocks.{layer}.norm_attn_norm.norm_2": _LAYER + "post_attention_layernorm",
-            "blocks.{layer}.norm_attn_norm.attn.Wqkv": _LAYER + "self_attn.qkv_proj",
-            "blocks.{layer}.norm_attn_norm.attn.out_proj": _LAYER + "self_attn.o_proj",
-            "blocks.{layer}.ffn.router.layer": _LAYER + "mlp.gate",
-            "blocks.{layer}.ffn.experts.mlp": _LAYER + _STACK.removesuffix("."),
-        },
+        modules=renamed(
+            "blocks.{layer}.",
+            "norm_attn_norm.norm_1=input_layernorm norm_attn_norm.norm_2=post_attention_layernorm "
+            "norm_attn_norm.attn.Wqkv=self_attn.qkv_proj norm_attn_norm.attn.out_proj=self_attn.o_proj "
+            "ffn.router.layer=mlp.gate ffn.experts.mlp=mlp.stacked",
+            "wte=model.embed_tokens norm_f=model.norm",
+        ),
         convert=_split_folder,
     ),
     GgufFormat("dbrx", _read_gguf, keys=frozenset(("attention.clamp_kqv",))),
     PARAMETERS,
-    phimoe.forward,
+    forward,
 )

@@ -38,25 +38,22 @@ def _read_folder(config: FolderConfig) -> ModelSpec:
         raise UnsupportedError(
             f"{config.path}: topk_method {quoted(method)} is not supported; homenode runs {' and '.join(METHODS)}"
         )
-    dense = fields.integer("first_k_dense_replace", 0, minimum=0, maximum=limits.MOST_LAYERS)
-    moe = config.moe(EXPERTS, normalise=False, dense=tuple(range(min(dense, spec.num_layers))))
     groups = tuple(fields.optional_integer(key, maximum=limits.MOST_EXPERTS) for key in ("n_group", "topk_group"))
     if method == METHODS[0]:
         groups = (1, 1)
     elif None in groups:
         raise fields.wrong("n_group and topk_group", groups, f"a number of each beside topk_method {method}")
-    shared = fields.integer("n_shared_experts", 2, minimum=0, maximum=limits.MOST_EXPERTS)
-    return replace(
-        spec,
-        moe=replace(
-            moe,
-            scale=fields.number("routed_scaling_factor", 1.0),
-            groups=groups[0] or 1,
-            groups_chosen=groups[1] or 1,
-            group_score="max",
-            shared_intermediate_size=shared * moe.intermediate_size,
-        ),
+    moe = config.moe(
+        EXPERTS,
+        normalise=False,
+        dense=config.front_layers("first_k_dense_replace", 0, spec.num_layers),
+        shared_experts=config.shared_experts("n_shared_experts", 2),
+        scale=fields.number("routed_scaling_factor", 1.0),
+        groups=groups[0] or 1,
+        groups_chosen=groups[1] or 1,
+        group_score="max",
     )
+    return replace(spec, moe=moe)
 
 
 def _scores_without_sigmoid(fields: Fields) -> bool:
@@ -71,7 +68,7 @@ def is_glm(fields: Fields) -> bool:
 
 def _read_gguf(config: GgufConfig) -> ModelSpec:
     spec = latent_attention.read_gguf(config)
-    return replace(spec, moe=config.moe(spec, normalise=False, scores=(1, 3), group_score="max"))
+    return config.with_moe(spec, normalise=False, scores=(1, 3), group_score="max")
 
 
 ARCHITECTURE = Architecture(

@@ -22,9 +22,7 @@ PARAMETERS = (
     *tables.EMBEDDING_AND_HEAD,
     *latent_attention.PARAMETERS,
     *tables.GATED_MLP,
-    *tables.EXPERTS,
-    tables.CHOICE_BIAS,
-    *tables.SHARED_EXPERTS,
+    *tables.CHOSEN_WITH_BIAS,
 )
 EVERY_LAYER = {"moe_layer_freq": 1}  # behind those in front has experts
 FIELDS = latent_attention.FIELDS | SIGMOID_MOE_FIELDS | EXPERTS.fields | {"moe_layer_freq"}
@@ -52,7 +50,7 @@ def dense_layers(fields: Fields, layers: int, default: int) -> int:
 def read_gguf(config: GgufConfig) -> ModelSpec:
     """The figures in a GGUF file, in which converters leave out that weights of experts do not add up to 1."""
     spec = latent_attention.read_gguf(config)
-    return replace(spec, moe=config.moe(spec, normalise=False, scores=(2,), epsilon=1e-20))
+    return config.with_moe(spec, normalise=False, scores=(2,), epsilon=1e-20)
 
 
 def _scores_by_sigmoid(fields: Fields) -> bool:

@@ -20,10 +20,10 @@ from homenode.compute.ops import LayerKv, LayerState, Ops, Tensor
 from homenode.errors import UnsupportedError
 from homenode.model.architectures import hyper_connections, mlp, pooled_rows, stage, tables, token_indexer
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
-from homenode.model.architectures.conversions import Tensors
+from homenode.model.architectures.conversions import renamed_tensors
 from homenode.model.architectures.hyper_connections import StreamMixing
-from homenode.model.architectures.parameters import ForwardContext, Parameter
-from homenode.model.architectures.pooled_rows import DeepseekV4Spec, own_spec
+from homenode.model.architectures.parameters import ForwardContext, Parameter, of_layer
+from homenode.model.architectures.pooled_rows import DeepseekV4Spec
 from homenode.model.architectures.tables import layer_weight
 from homenode.model.config.folder_config import Defaults, ExpertDefaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
@@ -31,8 +31,7 @@ from homenode.model.formats import limits
 from homenode.model.formats.bounded_files import damaged, quoted
 from homenode.model.formats.fields import Fields
 from homenode.model.formats.tensor_parts import rows_of, slice_of
-from homenode.model.part import ModelPart
-from homenode.model.spec import IndexerSpec, ModelSpec, MoeSpec, PooledSpec, RopeSpec, TensorEntry
+from homenode.model.spec import IndexerSpec, ModelSpec, MoeSpec, PooledSpec, RopeSpec, TensorEntry, Tensors
 
 NAME = "deepseek_v4"
 DEFAULTS = Defaults(
@@ -65,14 +64,8 @@ _SIZES: Mapping[str, tuple[str, int, str, int]] = {
 }
 
 
-def _is_hashed(spec: ModelSpec, _part: ModelPart, layer: int | None) -> bool:
-    return layer is not None and layer < own_spec(spec).hashed
-
-
-def _is_scored(spec: ModelSpec, part: ModelPart, layer: int | None) -> bool:
-    return not _is_hashed(spec, part, layer)
-
-
+_is_hashed = of_layer(lambda spec, layer: layer < spec.own_as(DeepseekV4Spec).hashed)
+_is_scored = of_layer(lambda spec, layer: layer >= spec.own_as(DeepseekV4Spec).hashed)
 PARAMETERS = (
     *tables.EMBEDDING_AND_HEAD,
     *hyper_connections.parameters("head", "hc_head", "output_hc", tables.has_output),
@@ -342,12 +335,7 @@ def read_gguf(config: GgufConfig) -> ModelSpec:
 
 def convert_folder(tensors: Tensors, spec: ModelSpec) -> dict[str, TensorEntry]:
     """The tensors under the names of the table: see `convert`."""
-    found = {}
-    for name, entry in tensors.items():
-        for pattern, ours in _RENAMED:
-            name = pattern.sub(ours, name)
-        found[name] = replace(entry, name=name)
-    return convert(found, spec)
+    return convert(renamed_tensors(tensors, _RENAMED), spec)
 
 
 def convert(tensors: Tensors, spec: ModelSpec) -> dict[str, TensorEntry]:
@@ -371,7 +359,7 @@ def convert(tensors: Tensors, spec: ModelSpec) -> dict[str, TensorEntry]:
 
 def forward(ops: Ops, model: ForwardContext) -> Tensor:
     """Logits of the step's selected rows, or the rows for the next stage: all streams."""
-    how, streams = own_spec(model.spec).mixing, stage.enter(ops, model)
+    how, streams = model.spec.own_as(DeepseekV4Spec).mixing, stage.enter(ops, model)
     if model.part.first_stage:
         streams = hyper_connections.begun(ops, model, streams)
     turns = pooled_rows.angles_of_layers(ops, model)

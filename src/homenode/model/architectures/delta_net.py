@@ -4,7 +4,6 @@ convolution, the others attention with a gate on its output.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
 
@@ -20,7 +19,7 @@ from homenode.model.formats import limits
 from homenode.model.formats.bounded_files import damaged
 from homenode.model.formats.tensor_parts import rows_of
 from homenode.model.part import ModelPart
-from homenode.model.spec import DeltaSpec, ModelSpec, TensorEntry
+from homenode.model.spec import DeltaSpec, ModelSpec, TensorEntry, Tensors
 
 FIELDS = frozenset(
     "hidden_act attention_bias attn_output_gate full_attention_interval linear_num_key_heads linear_num_value_heads "
@@ -165,7 +164,7 @@ def with_delta(spec: ModelSpec, delta: DeltaSpec) -> ModelSpec:
     )
 
 
-def split_tensors(tensors: Mapping[str, TensorEntry], spec: ModelSpec) -> dict[str, TensorEntry]:
+def split_tensors(tensors: Tensors, spec: ModelSpec) -> dict[str, TensorEntry]:
     """The tensors of a model, those for q, k and v of a delta net as an entry for each. CheckpointError for one of
     another shape.
     """
@@ -195,7 +194,7 @@ def split_tensors(tensors: Mapping[str, TensorEntry], spec: ModelSpec) -> dict[s
     return found
 
 
-def convert_folder(tensors: Mapping[str, TensorEntry], spec: ModelSpec) -> dict[str, TensorEntry]:
+def convert_folder(tensors: Tensors, spec: ModelSpec) -> dict[str, TensorEntry]:
     """The tensors of a folder: norms of the trunk hold their weights less one, and decays are logarithms."""
     found = split_tensors(tensors, spec)
     for name, entry in found.items():

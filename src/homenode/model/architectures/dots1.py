@@ -11,24 +11,16 @@ from homenode.model.architectures.architecture import Architecture, FolderFormat
 from homenode.model.architectures.layer_kinds import with_upper_window
 from homenode.model.architectures.pre_norm import forward
 from homenode.model.config.folder_config import SIGMOID_MOE_FIELDS, Defaults, ExpertDefaults, FolderConfig
-from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.spec import ModelSpec
 
 DEFAULTS = Defaults(max_position=2048, heads=32, kv_heads=32, vocab=152064, attention_bias=False)
 EXPERTS = ExpertDefaults(experts=128, experts_per_token=6, size=1408, keys=("n_routed_experts", "num_local_experts"))
-PARAMETERS = (*qwen3.PARAMETERS, *tables.EXPERTS, tables.CHOICE_BIAS, *tables.SHARED_EXPERTS)
+PARAMETERS = (*qwen3.PARAMETERS, *tables.CHOSEN_WITH_BIAS)
 
 
 def _read_folder(config: FolderConfig) -> ModelSpec:
     spec = with_upper_window(config, config.decoder(DEFAULTS), config.window(default=4096), 62)
-    moe = config.sigmoid_moe(EXPERTS, spec.num_layers, dense=0, normalise=False, shared=0)
-    return replace(spec, moe=moe)
-
-
-def _read_gguf(config: GgufConfig) -> ModelSpec:
-    spec = config.refuse_window(config.decoder())
-    moe = config.moe(spec, scores=(2, 1), normalise=False, epsilon=1e-20)
-    return replace(spec, moe=moe)
+    return replace(spec, moe=config.sigmoid_moe(EXPERTS, spec.num_layers, dense=0, normalise=False, shared=0))
 
 
 ARCHITECTURE = Architecture(
@@ -38,7 +30,7 @@ ARCHITECTURE = Architecture(
         _read_folder,
         fields=DEFAULTS.fields | EXPERTS.fields | SIGMOID_MOE_FIELDS | {"sliding_window", "max_window_layers"},
     ),
-    GgufFormat("dots1", _read_gguf),
+    GgufFormat("dots1", lambda config: config.uniform_mixture(scores=(2, 1), normalise=False, epsilon=1e-20)),
     PARAMETERS,
     forward,
 )

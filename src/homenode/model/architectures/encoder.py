@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from homenode.compute.ops import Ops, PlainActivation, RelativeBias, Tensor
-from homenode.model.architectures import attention, mlp, stage
-from homenode.model.architectures.architecture import Conversion, GgufFormat
+from homenode.model.architectures import attention, mlp, stage, tables
+from homenode.model.architectures.architecture import Conversion, GgufFormat, renamed
 from homenode.model.architectures.layer_norm_decoder import EPS_KEY, normed, slopes_of
-from homenode.model.architectures.parameters import ForwardContext, Parameter
+from homenode.model.architectures.parameters import ForwardContext, Parameter, always
 from homenode.model.architectures.stage import Layer
 from homenode.model.architectures.tables import layer_bias, layer_weight
 from homenode.model.config.folder_config import Defaults, FolderConfig
@@ -21,7 +21,7 @@ from homenode.model.formats.fused_rows import split_fused_rows
 from homenode.model.formats.tensor_parts import slice_of
 from homenode.model.part import ModelPart
 from homenode.model.pooling import PoolingSpec
-from homenode.model.spec import ModelSpec, TensorEntry
+from homenode.model.spec import ModelSpec, TensorEntry, Tensors
 
 _TYPES, _TYPE = "model.token_types.weight", "model.token_type.weight"  # a table, and its first row
 SECOND = "second_types"  # of `ModelSpec.dimensions`: rows of the table, where texts are read in pairs by type
@@ -46,15 +46,15 @@ _UNREAD = (
     "vocab_",
     "embeddings.position_ids",
 )
-_LAYER = "model.layers.{layer}."
-MODULES = {  # outside the layers, in most classes
-    "embeddings.word_embeddings": "model.embed_tokens",
-    "embeddings.position_embeddings": "model.positions",
-    "embeddings.token_type_embeddings": "model.token_types",
-    "embeddings.LayerNorm": "model.embed_norm",
-    "embeddings": "embeddings",  # buffers
-    "pooler.dense": "pooler.dense",
-}
+MODULES = renamed(  # outside the layers, in most classes; "embeddings" is the front of buffers
+    "",
+    "",
+    "embeddings.word_embeddings=model.embed_tokens embeddings.position_embeddings=model.positions "
+    "embeddings.token_type_embeddings=model.token_types embeddings.LayerNorm=model.embed_norm embeddings pooler.dense",
+)
+OURS = (
+    "self_attn.[qkvo]_proj post_attention_layernorm=attended_norm post_mlp_layernorm=mlp_norm"  # as transformers saves
+)
 
 
 def with_fronts(modules: Mapping[str, str], *fronts: str) -> dict[str, str]:
@@ -62,30 +62,21 @@ def with_fronts(modules: Mapping[str, str], *fronts: str) -> dict[str, str]:
     return {**modules, **{f"{front}.{theirs}": ours for front in fronts for theirs, ours in modules.items()}}
 
 
-_FLASH = {  # what XLM-RoBERTa's parts are called in a class that has q, k and v in one matrix
-    **MODULES,
-    "emb_ln": "model.embed_norm",
-    **{
-        f"{front}layers.{{layer}}.{theirs}": _LAYER + ours
-        for front in ("encoder.", "")
-        for theirs, ours in {
-            "mixer.Wqkv": "self_attn.qkv_proj",
-            "mixer.out_proj": "self_attn.o_proj",
-            "mlp.fc1": "mlp.up_proj",
-            "mlp.fc2": "mlp.down_proj",
-            "norm1": "attended_norm",
-            "norm2": "mlp_norm",
-            "post_attention_layernorm": "attended_norm",
-            "post_mlp_layernorm": "mlp_norm",
-            **{name: name for name in (f"self_attn.{part}_proj" for part in "qkvo")},
-        }.items()
+# What XLM-RoBERTa's parts are called in a class that has q, k and v in one matrix
+_FLASH = (
+    "mixer.Wqkv=self_attn.qkv_proj mixer.out_proj=self_attn.o_proj mlp.fc1=mlp.up_proj mlp.fc2=mlp.down_proj "
+    f"norm1=attended_norm norm2=mlp_norm {OURS}"
+)
+FLASH_MODULES = with_fronts(
+    {
+        **MODULES,
+        **renamed("encoder.layers.{layer}.", _FLASH, "emb_ln=model.embed_norm"),
+        **renamed("layers.{layer}.", _FLASH),
     },
-}
-FLASH_MODULES = with_fronts(_FLASH, "roberta")
-
-
+    "roberta",
+)
 _ALIBI_BITS = 8.0
-Project = Callable[[Ops, ForwardContext, Layer, Tensor], tuple[Tensor, Tensor, Tensor]]
+Project = Callable[[Ops, ForwardContext, int, Tensor], tuple[Tensor, Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -120,9 +111,17 @@ EMBEDDING_NORM = (
 POSITIONS = Parameter("positions", "model.positions.weight", ("positions", "hidden"), "position_embd.weight", _enters)
 TYPES = Parameter("types", _TYPE, ("hidden",), "token_types.weight", has_types)
 SECOND_TYPES = Parameter("type_table", _TYPES, (SECOND, "hidden"), "token_types.weight", _has_second_types)
+WITHOUT_POSITIONS = (
+    EMBEDDING,
+    TYPES,
+    *EMBEDDING_NORM,
+    *tables.PROJECTIONS,
+    *tables.QKV_BIASES,
+    *tables.OUTPUT_BIAS,
+)
 GGUF_NAMES = {"token_types.weight": _TYPES}
 POST_NORMS = tuple(
-    make(f"{key}{suffix}", key, gguf, "hidden", when=lambda *_: True)
+    make(f"{key}{suffix}", key, gguf, "hidden", when=always)
     for key, gguf in (("attended_norm", "attn_output_norm"), ("mlp_norm", "layer_output_norm"))
     for make, suffix in ((layer_weight, ""), (layer_bias, "_bias"))
 )
@@ -177,7 +176,7 @@ def gguf_format(name: str, read: Callable[[GgufConfig], ModelSpec], convert: Con
     return GgufFormat(name, read, keys=keys, names=GGUF_NAMES, convert=convert, **more)
 
 
-def without_unread(tensors: Mapping[str, TensorEntry], spec: ModelSpec) -> dict[str, TensorEntry]:
+def without_unread(tensors: Tensors, spec: ModelSpec) -> dict[str, TensorEntry]:
     """The tensors that an encoder needs, and of the table of types the first row."""
     head = frozenset[str]() if spec.pooling is None else spec.pooling.tensors
     found = {n: entry for n, entry in tensors.items() if n in head or not n.startswith(_UNREAD)}
@@ -186,12 +185,12 @@ def without_unread(tensors: Mapping[str, TensorEntry], spec: ModelSpec) -> dict[
     return found
 
 
-def split_tensors(tensors: Mapping[str, TensorEntry], spec: ModelSpec) -> dict[str, TensorEntry]:
+def split_tensors(tensors: Tensors, spec: ModelSpec) -> dict[str, TensorEntry]:
     """These, fused matrices as an entry for each."""
     return split_fused_rows(without_unread(tensors, spec), spec)
 
 
-def positions_in(tensors: Mapping[str, TensorEntry], otherwise: int) -> int:
+def positions_in(tensors: Tensors, otherwise: int) -> int:
     """Rows of the table of positions."""
     table = tensors.get("model.positions.weight")
     return table.shape[0] if table is not None and table.shape else min(otherwise, limits.MOST_POSITION)
@@ -229,7 +228,7 @@ def forward_with(
         if positions == "alibi":
             slopes = slopes_of(model.spec.num_heads, _ALIBI_BITS)[here.first : here.end]
         for index, layer in enumerate(model.parameters.layers):
-            qkv = project(ops, model, layer, x)
+            qkv = project(ops, model, index, x)
             found = attention.attended(ops, model, index, qkv, rotation, slopes, bias(model))
             x = _add_attended(ops, model, index, x, found)
             x = normed(ops, model, layer, "mlp_norm", _feed_forward(ops, model, index, x))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from homenode.model.architectures import llama
-from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
+from homenode.model.architectures.architecture import GgufFormat
 from homenode.model.architectures.pre_norm import forward_with, project_neighbours
 from homenode.model.config.folder_config import Defaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
@@ -22,10 +22,11 @@ def _read_folder(config: FolderConfig) -> ModelSpec:
 
 
 forward = forward_with(project_neighbours)
-ARCHITECTURE = Architecture(
+ARCHITECTURE = llama.ARCHITECTURE.of_class(
     "ernie4_5",
-    FolderFormat("Ernie4_5ForCausalLM", _read_folder, fields=frozenset(("hidden_act", "use_bias"))),
-    GgufFormat("ernie4_5", GgufConfig.uniform_decoder),
-    llama.PARAMETERS,
-    forward,
+    "Ernie4_5ForCausalLM",
+    read=_read_folder,
+    fields=frozenset(("hidden_act", "use_bias")),
+    forward=forward,
+    gguf=GgufFormat("ernie4_5", GgufConfig.uniform_decoder),
 )

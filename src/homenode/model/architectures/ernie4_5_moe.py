@@ -9,12 +9,11 @@ from dataclasses import replace
 
 from homenode.model.architectures import ernie4_5, tables
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
-from homenode.model.architectures.conversions import Tensors
 from homenode.model.config.folder_config import Defaults, ExpertDefaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.formats import limits
 from homenode.model.formats.tensor_parts import rows_of, transposed
-from homenode.model.spec import ModelSpec, TensorEntry
+from homenode.model.spec import ModelSpec, TensorEntry, Tensors
 
 DEFAULTS = Defaults(
     max_position=131072, heads=20, kv_heads=4, vocab=103424, bos_id=1, eos_id=2, norm_eps=1e-5, theta=5e5
@@ -25,9 +24,7 @@ PARAMETERS = (
     *tables.EMBEDDING_AND_HEAD,
     *tables.ATTENTION,
     *tables.GATED_MLP,
-    *tables.EXPERTS,
-    replace(tables.CHOICE_BIAS, name=f"model.layers.{{layer}}.{_BIAS}"),
-    *tables.SHARED_EXPERTS,
+    *tables.chosen_with_bias(_BIAS),
 )
 
 
@@ -65,16 +62,14 @@ def _read_folder(config: FolderConfig) -> ModelSpec:
     fields = config.fields
     fields.refuse_others({"use_bias": False})
     spec = config.uniform_decoder(DEFAULTS)
-    moe = config.moe(EXPERTS, normalise=True, dense=_dense_layers(config, spec.num_layers))
-    shared = fields.integer("moe_num_shared_experts", 2, minimum=0, maximum=limits.MOST_EXPERTS)
+    moe = config.moe(
+        EXPERTS,
+        normalise=True,
+        dense=_dense_layers(config, spec.num_layers),
+        shared_experts=config.shared_experts("moe_num_shared_experts", 2),
+    )
     used = fields.integer("moe_k", moe.experts_per_token, maximum=limits.MOST_EXPERTS)
-    size = shared * moe.intermediate_size
-    return replace(spec, moe=replace(moe, experts_per_token=used, shared_intermediate_size=size))
-
-
-def _read_gguf(config: GgufConfig) -> ModelSpec:
-    spec = config.uniform_decoder()
-    return replace(spec, moe=config.moe(spec))
+    return replace(spec, moe=replace(moe, experts_per_token=used))
 
 
 def with_bias_vectors(tensors: Tensors, _spec: ModelSpec) -> dict[str, TensorEntry]:
@@ -109,18 +104,16 @@ ARCHITECTURE = Architecture(
     FolderFormat(
         "Ernie4_5_MoeForCausalLM",
         _read_folder,
-        fields=frozenset(
+        fields=(DEFAULTS.fields | EXPERTS.fields).union(
             "use_bias moe_k moe_num_shared_experts moe_layer_start_index moe_layer_end_index moe_layer_interval "
             "mlp_layer_types".split()
-        )
-        | DEFAULTS.fields
-        | EXPERTS.fields,
+        ),
         harmless={"moe_norm_min": "the weights of chosen experts never add up to so little"},
         model_types=("ernie4_5_vl_moe_text",),
         picture_classes=("Ernie4_5_VLMoeForConditionalGeneration", "Ernie4_5_VL_MoeForConditionalGeneration"),
         convert=_convert_folder,
     ),
-    GgufFormat("ernie4_5-moe", _read_gguf, convert=with_bias_vectors),
+    GgufFormat("ernie4_5-moe", GgufConfig.uniform_mixture, convert=with_bias_vectors),
     PARAMETERS,
     ernie4_5.forward,
 )

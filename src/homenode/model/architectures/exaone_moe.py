@@ -22,9 +22,7 @@ PARAMETERS = (
     *tables.ATTENTION,
     *tables.HEAD_NORMS,
     *tables.GATED_MLP,
-    *tables.EXPERTS,
-    replace(tables.CHOICE_BIAS, name="model.layers.{layer}.mlp.e_score_correction_bias"),
-    *tables.SHARED_EXPERTS,
+    *tables.chosen_with_bias("mlp.e_score_correction_bias"),
 )
 
 
@@ -37,10 +35,8 @@ def _read_folder(config: FolderConfig) -> ModelSpec:
 
 
 def _read_gguf(config: GgufConfig) -> ModelSpec:
-    spec = config.decoder()
-    spec = with_gguf_windows(config, spec, config.window(default=128))
-    moe = config.moe(spec, scores=(2,), epsilon=1e-20)
-    return replace(spec, moe=moe)
+    spec = with_gguf_windows(config, config.decoder(), config.window(default=128))
+    return config.with_moe(spec, scores=(2,), epsilon=1e-20)
 
 
 ARCHITECTURE = Architecture(

@@ -4,29 +4,28 @@ them one after the other, ALiBi and biases.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from homenode.errors import UnsupportedError
 from homenode.model.architectures import bloom
-from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
+from homenode.model.architectures.architecture import FolderFormat, GgufFormat, renamed
+from homenode.model.architectures.conversions import split_grouped_rows
 from homenode.model.architectures.layer_norm_decoder import (
-    PARAMETERS,
     BlockStyle,
-    forward,
+    folder_figures,
     gguf_figures,
-    split_grouped_rows,
+    layer_norm_family,
+    style_of,
 )
 from homenode.model.config.folder_config import Defaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
-from homenode.model.formats import limits
 from homenode.model.formats.fields import Fields
-from homenode.model.spec import ModelSpec, TensorEntry
+from homenode.model.spec import ModelSpec, TensorEntry, Tensors
 
 DEFAULTS = Defaults(
     max_position=2048, heads=71, vocab=65024, bos_id=11, eos_id=11, norm_eps=1e-5, intermediate=18176, activation=None
 )
-_LAYER = "model.layers.{layer}."
+_SPELLED = {"n_embed": "hidden_size", "num_kv_heads": "num_key_value_heads", "layer_norm_epsilon": "rms_norm_eps"}
 _INPUT, _POST = ".input_layernorm.", ".post_attention_layernorm."
 
 
@@ -46,19 +45,15 @@ def _residual_style(fields: Fields) -> BlockStyle:
 
 
 def _read_folder(config: FolderConfig) -> ModelSpec:
-    config = config.respelled(
-        {"n_embed": "hidden_size", "num_kv_heads": "num_key_value_heads", "layer_norm_epsilon": "rms_norm_eps"}
-    )
-    fields = config.fields
-    style = replace(_residual_style(fields), activation=config.plain_activation("activation", "gelu"))
-    spec = config.uniform_decoder(DEFAULTS)
-    inner = fields.integer("ffn_hidden_size", 4 * spec.hidden_size, maximum=limits.MOST_INTERMEDIATE)
+    config = config.respelled(_SPELLED)
+    fields, style = config.fields, _residual_style(config.fields)
+    bias, activation = fields.boolean("bias", False), ("activation", "gelu")
+    spec = folder_figures(config, DEFAULTS, style, activation, bias=bias, inner="ffn_hidden_size")
     if not fields.boolean("new_decoder_architecture", False):
         spec = replace(spec, num_kv_heads=1 if fields.boolean("multi_query", True) else spec.num_heads)
     if fields.boolean("alibi", False):
-        style = replace(style, positions="alibi", alibi_scale=spec.head_dim**-0.5)
-    bias = fields.boolean("bias", False)
-    return replace(spec, intermediate_size=inner, attention_bias=bias, output_bias=bias, mlp_bias=bias, own=style)
+        spec = replace(spec, own=replace(style_of(spec), positions="alibi", alibi_scale=spec.head_dim**-0.5))
+    return spec
 
 
 def read_gguf(config: GgufConfig) -> ModelSpec:
@@ -67,7 +62,7 @@ def read_gguf(config: GgufConfig) -> ModelSpec:
     return gguf_figures(config, BlockStyle("gelu_erf", "parallel" if two else "one_norm"))
 
 
-def _norms_exchanged(tensors: Mapping[str, TensorEntry], spec: ModelSpec) -> dict[str, TensorEntry]:
+def _norms_exchanged(tensors: Tensors, spec: ModelSpec) -> dict[str, TensorEntry]:
     """Where a GGUF file has two norms in a layer, `attn_norm` is that of the MLP, and `attn_norm_2` that of
     attention.
     """
@@ -80,18 +75,17 @@ def _norms_exchanged(tensors: Mapping[str, TensorEntry], spec: ModelSpec) -> dic
     return found
 
 
-ARCHITECTURE = Architecture(
+ARCHITECTURE = layer_norm_family(
     "falcon",
     FolderFormat(
         "FalconForCausalLM",
         _read_folder,
-        fields=frozenset(
-            "n_embed num_kv_heads layer_norm_epsilon ffn_hidden_size activation new_decoder_architecture parallel_attn "
-            "num_ln_in_parallel_attn multi_query alibi bias".split()
+        fields=frozenset(_SPELLED).union(
+            "ffn_hidden_size activation new_decoder_architecture parallel_attn num_ln_in_parallel_attn multi_query "
+            "alibi bias".split()
         ),
         model_types=("RefinedWeb", "RefinedWebModel"),
-        modules=bloom.MODULES
-        | {"h.{layer}.ln_attn": _LAYER + "input_layernorm", "h.{layer}.ln_mlp": _LAYER + "post_attention_layernorm"},
+        modules=bloom.MODULES | renamed("h.{layer}.", "ln_attn=input_layernorm ln_mlp=post_attention_layernorm"),
         convert=split_grouped_rows,
     ),
     GgufFormat(
@@ -103,6 +97,4 @@ ARCHITECTURE = Architecture(
         },
         convert=_norms_exchanged,
     ),
-    PARAMETERS,
-    forward,
 )

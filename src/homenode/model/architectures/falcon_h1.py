@@ -4,7 +4,6 @@ of config.json multiply what goes into these and comes out. GGUF files have them
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from homenode.compute.ops import Ops, Tensor
@@ -17,8 +16,8 @@ from homenode.model.config.folder_config import Defaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.formats import limits
 from homenode.model.formats.fields import Fields
-from homenode.model.spec import ModelSpec, TensorEntry
-from homenode.model.state_mixers import ScanSpec, with_mixer
+from homenode.model.spec import ModelSpec, TensorEntry, Tensors
+from homenode.model.state_mixers import with_mixer
 
 DEFAULTS = Defaults(
     max_position=8192, heads=32, kv_heads=8, vocab=128000, bos_id=1, eos_id=2, norm_eps=1e-5, intermediate=14336,
@@ -99,29 +98,26 @@ def _read_gguf(config: GgufConfig) -> ModelSpec:
     return with_mixer(spec, mamba_mixer.read_gguf(config, layers, "mamba"), layers)
 
 
-def _convert_folder(tensors: Mapping[str, TensorEntry], spec: ModelSpec) -> dict[str, TensorEntry]:
+def _convert_folder(tensors: Tensors, spec: ModelSpec) -> dict[str, TensorEntry]:
     """The tensors of a folder: what is convolved is multiplied before, which is the same as a multiple of weights."""
-    assert isinstance(spec.own, FalconH1Multipliers) and isinstance(spec.mixer, ScanSpec)
-    found = mamba_mixer.convert_folder(tensors, spec)
+    own, found = spec.own_as(FalconH1Multipliers), mamba_mixer.convert_folder(tensors, spec)
     for name, entry in found.items():
-        for part, times in zip(("x", "b", "c"), spec.own.parts[1:4], strict=True):
+        for part, times in zip(("x", "b", "c"), own.parts[1:4], strict=True):
             if name.endswith(f"conv1d.{part}.weight"):
                 found[name] = replace(entry, times=times)
         if ".in_proj." in name and name.endswith(".bias"):
-            found[name] = replace(entry, times=1 / spec.own.scan_in)
+            found[name] = replace(entry, times=1 / own.scan_in)
     return found
 
 
 def _forward(ops: Ops, model: ForwardContext) -> Tensor:
-    own = model.spec.own
-    assert isinstance(own, FalconH1Multipliers)
-    x = stage.enter(ops, model)
+    own, x = model.spec.own_as(FalconH1Multipliers), stage.enter(ops, model)
     rotation = attention.angles(ops, model.rope)
     for index, layer in enumerate(model.parameters.layers):
         h = stage.normed(ops, model, x, layer["input_norm"])
         inner = mamba_mixer.mixed(ops, model, index, h, own.parts[0], own.parts[4])
         added = _scaled(ops, _projected(ops, model, inner, layer["scan_o"], layer.get("scan_o_bias")), own.scan_out)
-        qkv = attention.project_qkv(ops, model, layer, _scaled(ops, h, own.attention_in))
+        qkv = attention.project_qkv(ops, model, index, _scaled(ops, h, own.attention_in))
         inner = stage.select_last(ops, model, index, attention.attended(ops, model, index, qkv, rotation))
         out = _projected(ops, model, inner, layer["o"], layer.get("o_bias"))
         added = ops.add(added, _scaled(ops, out, own.attention_out))

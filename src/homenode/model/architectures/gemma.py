@@ -18,7 +18,7 @@ DEFAULTS = Defaults(
     max_position=8192, heads=16, kv_heads=16, vocab=256000, head_dim=256, bos_id=2, eos_id=1, activation=None,
     attention_bias=False,
 )  # fmt: skip
-PARAMETERS = (*tables.EMBEDDING_AND_HEAD, *tables.ATTENTION, *tables.QKV_BIASES, *tables.OUTPUT_BIAS, *tables.GATED_MLP)
+PARAMETERS = (*tables.EMBEDDING_AND_HEAD, *tables.ATTENTION_AND_BIASES, *tables.GATED_MLP)
 
 
 def read_folder(config: FolderConfig) -> ModelSpec:

@@ -9,7 +9,6 @@ are above 0: those that are far above the mean of their row.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 
@@ -18,22 +17,19 @@ from homenode.errors import UnsupportedError
 from homenode.model.architectures import attention, gemma2, gemma4, per_layer_inputs, shared_keys, stage, tables
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
 from homenode.model.architectures.layer_kinds import all_but_each
-from homenode.model.architectures.parameters import Condition, ForwardContext, Parameter, always, of_model
+from homenode.model.architectures.parameters import Condition, ForwardContext, Parameter, always, of_layer, of_model
 from homenode.model.architectures.stage import Layer
 from homenode.model.architectures.tables import layer_weight
-from homenode.model.config.folder_config import GELU, Defaults, FolderConfig
+from homenode.model.config.folder_config import GELU, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.formats import limits
 from homenode.model.formats.fields import Fields
 from homenode.model.formats.tensor_parts import slice_of
 from homenode.model.part import ModelPart
-from homenode.model.spec import ModelSpec, TensorEntry
+from homenode.model.spec import ModelSpec, TensorEntry, Tensors
 
 LOCAL_THETA = 1e4
-DEFAULTS = Defaults(
-    max_position=32768, heads=8, kv_heads=2, vocab=262400, head_dim=256, bos_id=2, eos_id=1, theta=1e6,
-    local_theta=LOCAL_THETA, activation=None,
-)  # fmt: skip
+DEFAULTS = replace(gemma4.DEFAULTS, max_position=32768, kv_heads=2, vocab=262400)
 PATTERN = 5  # each layer of that number sees its whole context, the others a window
 WINDOW, INTERMEDIATE, SHARED, RANK, VOCABULARY, LOGITS_SOFTCAP = 512, 16384, 15, 64, 262144, 30.0
 STREAMS, MOST_STREAMS = 4, 8
@@ -60,20 +56,9 @@ class Gemma3nExtras:
     scaled: bool = True
 
 
-def _of(spec: ModelSpec) -> Gemma3nExtras:
-    assert isinstance(spec.own, Gemma3nExtras)
-    return spec.own
-
-
-def _is_sparse(spec: ModelSpec, _part: ModelPart, layer: int | None) -> bool:
-    return layer is not None and _of(spec).deviations[layer] is not None
-
-
-def _is_dense(spec: ModelSpec, part: ModelPart, layer: int | None) -> bool:
-    return not _is_sparse(spec, part, layer)
-
-
-_is_scaled = of_model(lambda spec: _of(spec).scaled)
+_is_sparse = of_layer(lambda spec, layer: spec.own_as(Gemma3nExtras).deviations[layer] is not None)
+_is_dense = of_layer(lambda spec, layer: spec.own_as(Gemma3nExtras).deviations[layer] is None)
+_is_scaled = of_model(lambda spec: spec.own_as(Gemma3nExtras).scaled)
 
 
 def _stream_projections(key: str, name: str, number: int) -> Parameter:
@@ -207,12 +192,16 @@ def _read_gguf(config: GgufConfig) -> ModelSpec:
     )
 
 
-def _from_folder(tensors: Mapping[str, TensorEntry], spec: ModelSpec) -> dict[str, TensorEntry]:
+def _from_folder(tensors: Tensors, spec: ModelSpec) -> dict[str, TensorEntry]:
     found = shared_keys.without_unread(tensors, spec)
-    return found if _of(spec).scaled else {n: entry for n, entry in found.items() if not n.endswith(_SCALE)}
+    return (
+        found
+        if spec.own_as(Gemma3nExtras).scaled
+        else {n: entry for n, entry in found.items() if not n.endswith(_SCALE)}
+    )
 
 
-def _from_gguf(tensors: Mapping[str, TensorEntry], spec: ModelSpec) -> dict[str, TensorEntry]:
+def _from_gguf(tensors: Tensors, spec: ModelSpec) -> dict[str, TensorEntry]:
     """A file's tensors, those that stack the matrices of streams as one for each."""
     found = shared_keys.without_unread(tensors, spec)
     for name in (_IN, _OUT):
@@ -254,7 +243,7 @@ def _fed_forward(ops: Ops, model: ForwardContext, index: int, x: Tensor) -> Tens
     """x plus the MLP of layer `index` of this stage. Every rank has all of a gate whose mean counts."""
     layer, number = model.parameters.layers[index], model.part.layers.first + index
     h = stage.normed(ops, model, x, layer["post_norm"])
-    deviations = _of(model.spec).deviations[number]
+    deviations = model.spec.own_as(Gemma3nExtras).deviations[number]
     if deviations is None:
         inner = ops.gelu_mul(ops.linear(h, (layer["gate"], layer["up"])))
     else:

@@ -8,30 +8,25 @@ without a window, and experts are beside the MLP.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from homenode.compute.ops import LayerKv, Ops, Tensor
 from homenode.errors import UnsupportedError
-from homenode.model.architectures import attention, gemma2, mlp, per_layer_inputs, shared_keys, stage, tables
+from homenode.model.architectures import attention, gemma2, gemma3, mlp, per_layer_inputs, shared_keys, stage, tables
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
 from homenode.model.architectures.layer_kinds import all_but_each
 from homenode.model.architectures.parameters import ForwardContext, Parameter, always, of_model
 from homenode.model.architectures.tables import layer_weight
-from homenode.model.config.folder_config import GELU, Defaults, FolderConfig
+from homenode.model.config.folder_config import GELU, FolderConfig
 from homenode.model.config.folder_rope import NEVER_TURNS
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.formats import limits
 from homenode.model.formats.bounded_files import damaged, quoted
 from homenode.model.formats.stacked_experts import StackedExperts
 from homenode.model.part import ModelPart
-from homenode.model.spec import ModelSpec, MoeSpec, RopeSpec, TensorEntry
+from homenode.model.spec import ModelSpec, MoeSpec, RopeSpec, TensorEntry, Tensors
 
-LOCAL_THETA = 1e4
-DEFAULTS = Defaults(
-    max_position=131072, heads=8, kv_heads=4, vocab=262144, head_dim=256, bos_id=2, eos_id=1, theta=1e6,
-    local_theta=LOCAL_THETA, activation=None,
-)  # fmt: skip
+DEFAULTS = replace(gemma3.DEFAULTS, vocab=262144, attention_bias=None)
 PATTERN = 6  # each layer of that number sees its whole context, the others a window
 HEAD_DIM, TURNING = 512, 0.25  # of layers without a window, and how much of it turns
 FIELDS = frozenset(
@@ -44,11 +39,7 @@ KEYS = frozenset(
     "attention.key_length_swa attention.value_length_swa attention.shared_kv_layers rope.freq_base_swa "
     "rope.dimension_count_swa embedding_length_per_layer_input final_logit_softcapping".split()
 )
-STACKED = StackedExperts(
-    "experts.gate_up_proj",
-    "experts.down_proj",
-    ("experts.{expert}.gate_proj", "experts.{expert}.up_proj", "experts.{expert}.down_proj"),
-)
+STACKED = StackedExperts("experts.gate_up_proj", "experts.down_proj", "experts.{expert}")
 
 
 @dataclass(frozen=True)
@@ -250,7 +241,7 @@ def _read_gguf(config: GgufConfig) -> ModelSpec:
     inner = config.per_layer("feed_forward_length", maximum=limits.MOST_INTERMEDIATE)
     spec = replace(
         spec,
-        local_rope=replace(config.local_rope(LOCAL_THETA), rotary_dim=near),
+        local_rope=replace(config.local_rope(gemma3.LOCAL_THETA), rotary_dim=near),
         sliding_window=config.window() if any(sliding) else None,
         sliding_layers=sliding if any(sliding) else (),
         layer_intermediate=inner if len(set(inner)) > 1 else (),
@@ -270,7 +261,7 @@ def _read_gguf(config: GgufConfig) -> ModelSpec:
     return replace(per_layer_inputs.with_inputs(spec, taken, spec.vocab_size), own=Gemma4Extras(same, scaled))
 
 
-def from_folder(tensors: Mapping[str, TensorEntry], spec: ModelSpec) -> dict[str, TensorEntry]:
+def from_folder(tensors: Tensors, spec: ModelSpec) -> dict[str, TensorEntry]:
     """The tensors of a folder, experts one by one."""
     return STACKED.split(shared_keys.without_unread(tensors, spec), spec)
 

@@ -27,9 +27,7 @@ PARAMETERS = (
     *(replace(norm, when=has_head_norms) for norm in tables.HEAD_NORMS),
     tables.POST_ATTENTION_NORM,
     *tables.GATE_UP_DOWN,
-    *tables.EXPERTS,
-    tables.CHOICE_BIAS,
-    *tables.SHARED_EXPERTS,
+    *tables.CHOSEN_WITH_BIAS,
 )
 
 
@@ -41,10 +39,8 @@ def _read_folder(config: FolderConfig) -> ModelSpec:
 
 
 def _read_gguf(config: GgufConfig) -> ModelSpec:
-    spec = config.uniform_decoder()
     norms = HeadNorms("model.layers.0.self_attn.q_norm.weight" in config.tensors)
-    moe = config.moe(spec, scores=(2,), epsilon=1e-20)
-    return replace(spec, own=norms, moe=moe)
+    return replace(config.uniform_mixture(scores=(2,), epsilon=1e-20), own=norms)
 
 
 ARCHITECTURE = Architecture(

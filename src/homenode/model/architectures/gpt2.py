@@ -4,33 +4,31 @@ with columns for rows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
-from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
-from homenode.model.architectures.layer_norm_decoder import PARAMETERS, BlockStyle, forward, gguf_figures
+from homenode.model.architectures.architecture import FolderFormat, GgufFormat, renamed
+from homenode.model.architectures.layer_norm_decoder import BlockStyle, folder_figures, gguf_figures, layer_norm_family
 from homenode.model.config.folder_config import HEAD_FIELDS, ROPE, Defaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
-from homenode.model.formats import limits
 from homenode.model.formats.fused_rows import split_fused_rows
 from homenode.model.formats.tensor_parts import transposed
-from homenode.model.spec import ModelSpec, TensorEntry
+from homenode.model.spec import ModelSpec, TensorEntry, Tensors
 
 DEFAULTS = Defaults(
     max_position=1024, heads=12, vocab=50257, bos_id=50256, eos_id=50256, norm_eps=1e-5, intermediate=3072,
     activation=None,
 )  # fmt: skip
 STYLE = BlockStyle("gelu", positions="table")
-_LAYER, _TURNED = "model.layers.{layer}.", "turned."
-SPELLED = {
+ACTIVATION = ("activation_function", "gelu_new")
+_TURNED = "turned."
+_SPELLED = {
     "n_embd": "hidden_size",
     "n_head": "num_attention_heads",
     "n_layer": "num_hidden_layers",
     "n_positions": "max_position_embeddings",
     "layer_norm_epsilon": "rms_norm_eps",
 }
-
-
+FIELDS = frozenset((*_SPELLED, "n_inner", "activation_function"))
 HARMLESS = {
     "n_ctx": "n_positions tells it",
     **dict.fromkeys(
@@ -40,22 +38,14 @@ HARMLESS = {
 }
 
 
+def respelled(config: FolderConfig) -> FolderConfig:
+    """A config.json of GPT-2 or one of its kin by the names of others, without fields that their classes lack."""
+    return config.respelled(_SPELLED).without(*ROPE, *HEAD_FIELDS)
+
+
 def _read_folder(config: FolderConfig) -> ModelSpec:
-    config = config.respelled(SPELLED).without(*ROPE, *HEAD_FIELDS)
-    fields = config.fields
-    fields.refuse_others({"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False})
-    spec = config.uniform_decoder(DEFAULTS)
-    inner = fields.integer("n_inner", 4 * spec.hidden_size, maximum=limits.MOST_INTERMEDIATE)
-    return replace(
-        spec,
-        num_kv_heads=spec.num_heads,
-        intermediate_size=inner,
-        attention_bias=True,
-        output_bias=True,
-        mlp_bias=True,
-        dimensions={"positions": spec.max_position},
-        own=replace(STYLE, activation=config.plain_activation("activation_function", "gelu_new")),
-    )
+    config.fields.refuse_others({"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False})
+    return folder_figures(respelled(config), DEFAULTS, STYLE, ACTIVATION, bias=True, inner="n_inner")
 
 
 def read_gguf(config: GgufConfig) -> ModelSpec:
@@ -69,20 +59,15 @@ def module_names(qkv: str, front: str = "") -> dict[str, str]:
     """What the class calls its modules. `qkv`: what is made of the matrix of queries, keys and values; `front`: stands
     before the names of a layer's matrices.
     """
-    return {
-        "wte": "model.embed_tokens",
-        "wpe": "model.positions",
-        "ln_f": "model.norm",
-        "h.{layer}.ln_1": _LAYER + "input_layernorm",
-        "h.{layer}.ln_2": _LAYER + "post_attention_layernorm",
-        "h.{layer}.attn.c_attn": f"{_LAYER}{front}self_attn.{qkv}",
-        "h.{layer}.attn.c_proj": f"{_LAYER}{front}self_attn.o_proj",
-        "h.{layer}.mlp.c_fc": f"{_LAYER}{front}mlp.up_proj",
-        "h.{layer}.mlp.c_proj": f"{_LAYER}{front}mlp.down_proj",
-    }
+    return renamed(
+        "h.{layer}.",
+        f"ln_1=input_layernorm ln_2=post_attention_layernorm attn.c_attn={front}self_attn.{qkv} "
+        f"attn.c_proj={front}self_attn.o_proj mlp.c_fc={front}mlp.up_proj mlp.c_proj={front}mlp.down_proj",
+        "wte=model.embed_tokens wpe=model.positions ln_f=model.norm",
+    )
 
 
-def _turned(tensors: Mapping[str, TensorEntry], spec: ModelSpec) -> dict[str, TensorEntry]:
+def _turned(tensors: Tensors, spec: ModelSpec) -> dict[str, TensorEntry]:
     """A folder's matrices, turned, and q, k and v of them each by itself."""
     found = {}
     for name, entry in tensors.items():
@@ -92,19 +77,15 @@ def _turned(tensors: Mapping[str, TensorEntry], spec: ModelSpec) -> dict[str, Te
     return split_fused_rows(found, spec)
 
 
-ARCHITECTURE = Architecture(
+ARCHITECTURE = layer_norm_family(
     "gpt2",
     FolderFormat(
         "GPT2LMHeadModel",
         _read_folder,
-        fields=frozenset(
-            (*SPELLED, "n_inner", "activation_function", "scale_attn_weights", "scale_attn_by_inverse_layer_idx")
-        ),
+        fields=FIELDS | {"scale_attn_weights", "scale_attn_by_inverse_layer_idx"},
         harmless=HARMLESS | {"reorder_and_upcast_attn": "how, not what, transformers computes"},
         modules=module_names("qkv_proj", _TURNED),
         convert=_turned,
     ),
     GgufFormat("gpt2", read_gguf),
-    PARAMETERS,
-    forward,
 )

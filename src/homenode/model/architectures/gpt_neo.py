@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from homenode.model.architectures import gpt2
-from homenode.model.architectures.architecture import Architecture, FolderFormat
-from homenode.model.architectures.layer_norm_decoder import PARAMETERS, forward
+from homenode.model.architectures.architecture import as_stored, renamed
+from homenode.model.architectures.layer_norm_decoder import folder_figures
 from homenode.model.config.folder_config import HEAD_FIELDS, ROPE, Defaults, FolderConfig
 from homenode.model.formats import limits
 from homenode.model.formats.fields import Fields
@@ -19,26 +19,20 @@ DEFAULTS = Defaults(
 )  # fmt: skip
 WINDOW, KINDS = 256, ("global", "local")
 _SPELLED = {"num_heads": "num_attention_heads", "num_layers": "num_hidden_layers", "layer_norm_epsilon": "rms_norm_eps"}
-_LAYER = "model.layers.{layer}."
 
 
 def _read_folder(config: FolderConfig) -> ModelSpec:
     config = config.respelled(_SPELLED).without(*ROPE, *HEAD_FIELDS, "is_causal")
-    fields = config.fields
-    spec = config.uniform_decoder(DEFAULTS)
-    window = fields.integer("window_size", WINDOW, maximum=limits.MOST_POSITION)
-    local = tuple(kind == KINDS[1] for kind in _kinds(fields, spec.num_layers))
+    spec = folder_figures(config, DEFAULTS, gpt2.STYLE, gpt2.ACTIVATION, inner="intermediate_size")
+    window = config.fields.integer("window_size", WINDOW, maximum=limits.MOST_POSITION)
+    local = tuple(kind == KINDS[1] for kind in _kinds(config.fields, spec.num_layers))
     return replace(
         spec,
-        num_kv_heads=spec.num_heads,
-        intermediate_size=fields.integer("intermediate_size", 4 * spec.hidden_size, maximum=limits.MOST_INTERMEDIATE),
         output_bias=True,
         mlp_bias=True,
         attention_scale=1.0,
         sliding_window=window if any(local) else None,
         sliding_layers=local if any(local) else (),
-        dimensions={"positions": spec.max_position},
-        own=replace(gpt2.STYLE, activation=config.plain_activation("activation_function", "gelu_new")),
     )
 
 
@@ -62,26 +56,17 @@ def _kinds(fields: Fields, layers: int) -> tuple[object, ...]:
     return tuple(kinds)
 
 
-ARCHITECTURE = Architecture(
+ARCHITECTURE = gpt2.ARCHITECTURE.of_class(
     "gpt_neo",
-    FolderFormat(
-        "GPTNeoForCausalLM",
-        _read_folder,
-        fields=frozenset((*_SPELLED, "attention_layers", "attention_types", "window_size", "activation_function")),
-        harmless=gpt2.HARMLESS | dict.fromkeys(("resid_dropout", "embed_dropout"), "of training only"),
-        modules={
-            "wte": "model.embed_tokens",
-            "wpe": "model.positions",
-            "ln_f": "model.norm",
-            "h.{layer}.ln_1": _LAYER + "input_layernorm",
-            "h.{layer}.ln_2": _LAYER + "post_attention_layernorm",
-            **{f"h.{{layer}}.attn.attention.{part}_proj": f"{_LAYER}self_attn.{part}_proj" for part in "qkv"},
-            "h.{layer}.attn.attention.out_proj": _LAYER + "self_attn.o_proj",
-            "h.{layer}.mlp.c_fc": _LAYER + "mlp.up_proj",
-            "h.{layer}.mlp.c_proj": _LAYER + "mlp.down_proj",
-        },
+    "GPTNeoForCausalLM",
+    read=_read_folder,
+    fields=frozenset((*_SPELLED, "attention_layers", "attention_types", "window_size", "activation_function")),
+    harmless=gpt2.HARMLESS | dict.fromkeys(("resid_dropout", "embed_dropout"), "of training only"),
+    modules=renamed(
+        "h.{layer}.",
+        "ln_1=input_layernorm ln_2=post_attention_layernorm attn.attention.[qkv]_proj=self_attn.[qkv]_proj "
+        "attn.attention.out_proj=self_attn.o_proj mlp.c_fc=mlp.up_proj mlp.c_proj=mlp.down_proj",
+        "wte=model.embed_tokens wpe=model.positions ln_f=model.norm",
     ),
-    gpt2.ARCHITECTURE.gguf.without_files(),
-    PARAMETERS,
-    forward,
+    convert=as_stored,
 )

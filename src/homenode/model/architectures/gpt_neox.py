@@ -6,14 +6,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
-from homenode.model.architectures.layer_norm_decoder import (
-    PARAMETERS,
-    BlockStyle,
-    forward,
-    gguf_figures,
-    split_grouped_rows,
-)
+from homenode.model.architectures.architecture import FolderFormat, GgufFormat, renamed
+from homenode.model.architectures.conversions import split_grouped_rows
+from homenode.model.architectures.layer_norm_decoder import BlockStyle, folder_figures, gguf_figures, layer_norm_family
 from homenode.model.config.folder_config import Defaults, FolderConfig
 from homenode.model.formats.fields import Fields
 from homenode.model.spec import ModelSpec
@@ -22,7 +17,8 @@ DEFAULTS = Defaults(
     max_position=2048, heads=64, vocab=50432, bos_id=0, eos_id=2, norm_eps=1e-5, intermediate=24576, rotary_share=0.25,
     activation=None, attention_bias=True,
 )  # fmt: skip
-_LAYER, _THEIRS = "model.layers.{layer}.", "gpt_neox.layers.{layer}."
+_SPELLED = {"layer_norm_eps": "rms_norm_eps", "rotary_pct": "partial_rotary_factor", "rotary_emb_base": "rope_theta"}
+MATRICES = "mlp.dense_h_to_4h=mlp.up_proj mlp.dense_4h_to_h=mlp.down_proj"  # what its kin call them as well
 
 
 def _style(fields: Fields) -> BlockStyle:
@@ -31,31 +27,23 @@ def _style(fields: Fields) -> BlockStyle:
 
 
 def _read_folder(config: FolderConfig) -> ModelSpec:
-    config = config.respelled(
-        {"layer_norm_eps": "rms_norm_eps", "rotary_pct": "partial_rotary_factor", "rotary_emb_base": "rope_theta"}
-    )
-    style = replace(_style(config.fields), activation=config.plain_activation("hidden_act", "gelu"))
-    spec = config.uniform_decoder(DEFAULTS, rotates_part=True)
-    return replace(spec, num_kv_heads=spec.num_heads, mlp_bias=True, own=style)
+    config = config.respelled(_SPELLED).without("num_key_value_heads")
+    style = _style(config.fields)
+    return replace(folder_figures(config, DEFAULTS, style, ("hidden_act", "gelu"), rotates_part=True), mlp_bias=True)
 
 
-ARCHITECTURE = Architecture(
+ARCHITECTURE = layer_norm_family(
     "gpt_neox",
     FolderFormat(
         "GPTNeoXForCausalLM",
         _read_folder,
-        fields=DEFAULTS.fields
-        | frozenset("hidden_act layer_norm_eps use_parallel_residual rotary_pct rotary_emb_base".split()),
-        modules={
-            "gpt_neox.embed_in": "model.embed_tokens",
-            "gpt_neox.final_layer_norm": "model.norm",
-            "embed_out": "lm_head",
-            **{_THEIRS + norm: _LAYER + norm for norm in ("input_layernorm", "post_attention_layernorm")},
-            _THEIRS + "attention.query_key_value": _LAYER + "self_attn.grouped_qkv",
-            _THEIRS + "attention.dense": _LAYER + "self_attn.o_proj",
-            _THEIRS + "mlp.dense_h_to_4h": _LAYER + "mlp.up_proj",
-            _THEIRS + "mlp.dense_4h_to_h": _LAYER + "mlp.down_proj",
-        },
+        fields=DEFAULTS.fields | {*_SPELLED, "hidden_act", "use_parallel_residual"},
+        modules=renamed(
+            "gpt_neox.layers.{layer}.",
+            "input_layernorm post_attention_layernorm "
+            f"attention.query_key_value=self_attn.grouped_qkv attention.dense=self_attn.o_proj {MATRICES}",
+            "gpt_neox.embed_in=model.embed_tokens gpt_neox.final_layer_norm=model.norm embed_out=lm_head",
+        ),
         convert=split_grouped_rows,
     ),
     GgufFormat(
@@ -63,6 +51,4 @@ ARCHITECTURE = Architecture(
         lambda config: gguf_figures(config, _style(config.fields)),
         keys=frozenset(("use_parallel_residual",)),
     ),
-    PARAMETERS,
-    forward,
 )

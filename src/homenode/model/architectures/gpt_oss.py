@@ -9,7 +9,7 @@ from dataclasses import replace
 from homenode.model.architectures import tables
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
 from homenode.model.architectures.layer_kinds import all_but_each
-from homenode.model.architectures.parameters import Parameter, always
+from homenode.model.architectures.parameters import always
 from homenode.model.architectures.pre_norm import forward
 from homenode.model.architectures.tables import layer_bias, layer_weight
 from homenode.model.config.folder_config import Defaults, ExpertDefaults, FolderConfig
@@ -35,7 +35,7 @@ _EXPERT = "mlp.experts.{expert}."
 PARAMETERS = (
     *tables.EMBEDDING_AND_HEAD,
     *tables.ATTENTION_AND_BIASES,
-    Parameter("sinks", "model.layers.{layer}.self_attn.sinks", ("heads",), "blk.{layer}.attn_sinks.weight"),
+    tables.SINKS,
     tables.POST_ATTENTION_NORM,
     layer_weight("router", "mlp.router", "ffn_gate_inp", "experts", "hidden"),
     layer_bias("router_bias", "mlp.router", "ffn_gate_inp", "experts", always),

@@ -7,9 +7,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from homenode.model.architectures import gpt2
-from homenode.model.architectures.architecture import Architecture, FolderFormat
-from homenode.model.architectures.layer_norm_decoder import PARAMETERS, BlockStyle, forward
-from homenode.model.config.folder_config import HEAD_FIELDS, ROPE, Defaults, FolderConfig
+from homenode.model.architectures.architecture import as_stored, renamed
+from homenode.model.architectures.layer_norm_decoder import BlockStyle, folder_figures
+from homenode.model.config.folder_config import Defaults, FolderConfig
 from homenode.model.formats import limits
 from homenode.model.spec import ModelSpec
 
@@ -18,42 +18,24 @@ DEFAULTS = Defaults(
     activation=None,
 )  # fmt: skip
 STYLE = BlockStyle("gelu", "one_norm", positions="neighbours", head_bias=True)
-_LAYER = "model.layers.{layer}."
+MODULES = (
+    "ln_1=input_layernorm attn.out_proj=self_attn.o_proj mlp.fc_in=mlp.up_proj mlp.fc_out=mlp.down_proj",
+    "wte=model.embed_tokens ln_f=model.norm",
+)
 
 
 def _read_folder(config: FolderConfig) -> ModelSpec:
-    config = config.respelled(gpt2.SPELLED).without(*ROPE, *HEAD_FIELDS)
-    fields = config.fields
-    spec = config.uniform_decoder(DEFAULTS)
-    rotary = fields.integer("rotary_dim", 64, maximum=limits.MOST_HEAD_DIM)
-    return replace(
-        spec,
-        num_kv_heads=spec.num_heads,
-        intermediate_size=fields.integer("n_inner", 4 * spec.hidden_size, maximum=limits.MOST_INTERMEDIATE),
-        mlp_bias=True,
-        rope=replace(spec.rope, rotary_dim=rotary),
-        own=replace(STYLE, activation=config.plain_activation("activation_function", "gelu_new")),
-    )
+    spec = folder_figures(gpt2.respelled(config), DEFAULTS, STYLE, gpt2.ACTIVATION, inner="n_inner")
+    rotary = config.fields.integer("rotary_dim", 64, maximum=limits.MOST_HEAD_DIM)
+    return replace(spec, mlp_bias=True, rope=replace(spec.rope, rotary_dim=rotary))
 
 
-ARCHITECTURE = Architecture(
+ARCHITECTURE = gpt2.ARCHITECTURE.of_class(
     "gptj",
-    FolderFormat(
-        "GPTJForCausalLM",
-        _read_folder,
-        fields=frozenset((*gpt2.SPELLED, "n_inner", "activation_function", "rotary_dim")),
-        harmless=gpt2.HARMLESS | dict.fromkeys(("rotary", "scale_attn_weights"), "its class does not read it"),
-        modules={
-            "wte": "model.embed_tokens",
-            "ln_f": "model.norm",
-            "h.{layer}.ln_1": _LAYER + "input_layernorm",
-            **{f"h.{{layer}}.attn.{part}_proj": f"{_LAYER}self_attn.{part}_proj" for part in "qkv"},
-            "h.{layer}.attn.out_proj": _LAYER + "self_attn.o_proj",
-            "h.{layer}.mlp.fc_in": _LAYER + "mlp.up_proj",
-            "h.{layer}.mlp.fc_out": _LAYER + "mlp.down_proj",
-        },
-    ),
-    gpt2.ARCHITECTURE.gguf.without_files(),
-    PARAMETERS,
-    forward,
+    "GPTJForCausalLM",
+    read=_read_folder,
+    fields=gpt2.FIELDS | {"rotary_dim"},
+    harmless=gpt2.HARMLESS | dict.fromkeys(("rotary", "scale_attn_weights"), "its class does not read it"),
+    modules=renamed("h.{layer}.", "attn.[qkv]_proj=self_attn.[qkv]_proj", "") | renamed("h.{layer}.", *MODULES),
+    convert=as_stored,
 )

@@ -6,9 +6,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from homenode.model.architectures import conversions, llama
-from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
-from homenode.model.architectures.pre_norm import forward
+from homenode.model.architectures import llama
 from homenode.model.config.folder_config import Defaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.spec import ModelSpec
@@ -47,7 +45,7 @@ def read_folder(config: FolderConfig) -> ModelSpec:
 
 def read_gguf(config: GgufConfig) -> ModelSpec:
     """The figures in a GGUF file."""
-    return with_multipliers(config, config.refuse_window(config.decoder(whole_heads=True, own_scale=True)))
+    return with_multipliers(config, config.uniform_decoder(whole_heads=True, own_scale=True))
 
 
 def with_multipliers(config: GgufConfig, spec: ModelSpec) -> ModelSpec:
@@ -67,15 +65,11 @@ def with_multipliers(config: GgufConfig, spec: ModelSpec) -> ModelSpec:
 
 FIELDS = frozenset("embedding_multiplier attention_multiplier residual_multiplier logits_scaling".split())
 KEYS = frozenset(("embedding_scale", "residual_scale", "logit_scale"))
-ARCHITECTURE = Architecture(
+ARCHITECTURE = llama.ARCHITECTURE.of_class(
     "granite",
-    FolderFormat(
-        "GraniteForCausalLM",
-        read_folder,
-        fields=DEFAULTS.fields | FIELDS,
-        model_types=("granite4_vision_text", "granite_docling_text"),
-    ),
-    GgufFormat("granite", read_gguf, keys=KEYS, convert=conversions.interleaved_heads),
-    llama.PARAMETERS,
-    forward,
+    "GraniteForCausalLM",
+    read=read_folder,
+    fields=DEFAULTS.fields | FIELDS,
+    model_types=("granite4_vision_text", "granite_docling_text"),
+    gguf=llama.gguf_format("granite", read_gguf, keys=KEYS),
 )

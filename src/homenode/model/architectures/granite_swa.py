@@ -5,12 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from homenode.errors import UnsupportedError
-from homenode.model.architectures import granite, llama
-from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
-from homenode.model.architectures.conversions import interleaved_heads
+from homenode.model.architectures import granite, llama, tables
 from homenode.model.architectures.layer_kinds import all_but_first_of_each
-from homenode.model.architectures.parameters import Parameter
-from homenode.model.architectures.pre_norm import forward
 from homenode.model.config.folder_config import Defaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.spec import ModelSpec
@@ -20,10 +16,6 @@ DEFAULTS = Defaults(
     intermediate=8192, attention_bias=False, mlp_bias=False,
 )  # fmt: skip
 WINDOW = 128
-PARAMETERS = (
-    *llama.PARAMETERS,
-    Parameter("sinks", "model.layers.{layer}.self_attn.sinks", ("heads",), "blk.{layer}.attn_sinks.weight"),
-)
 
 
 def _read_folder(config: FolderConfig) -> ModelSpec:
@@ -46,14 +38,11 @@ def _read_gguf(config: GgufConfig) -> ModelSpec:
     return config.with_window_in(spec, config.window(default=WINDOW), all_but_first_of_each)
 
 
-ARCHITECTURE = Architecture(
+ARCHITECTURE = granite.ARCHITECTURE.of_class(
     "granite_swa",
-    FolderFormat(
-        "GraniteSWAForCausalLM",
-        _read_folder,
-        fields=DEFAULTS.fields | granite.FIELDS | {"sliding_window", "layer_rope_theta"},
-    ),
-    GgufFormat("granite_swa", _read_gguf, keys=granite.KEYS | {"attention.rope_pattern"}, convert=interleaved_heads),
-    PARAMETERS,
-    forward,
+    "GraniteSWAForCausalLM",
+    read=_read_folder,
+    fields=DEFAULTS.fields | granite.FIELDS | {"sliding_window", "layer_rope_theta"},
+    parameters=(*llama.PARAMETERS, tables.SINKS),
+    gguf=llama.gguf_format("granite_swa", _read_gguf, keys=granite.KEYS | {"attention.rope_pattern"}),
 )

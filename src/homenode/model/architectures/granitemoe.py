@@ -6,26 +6,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from homenode.model.architectures import conversions, granite, tables
-from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
-from homenode.model.architectures.conversions import Tensors
+from homenode.model.architectures import conversions, granite, llama, tables
+from homenode.model.architectures.architecture import Architecture, FolderFormat
 from homenode.model.architectures.pre_norm import forward
 from homenode.model.architectures.tables import layer_weight
 from homenode.model.config.folder_config import ExpertDefaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.formats import limits
 from homenode.model.formats.stacked_experts import StackedExperts
-from homenode.model.spec import ModelSpec, TensorEntry
+from homenode.model.spec import ModelSpec, TensorEntry, Tensors
 
 DEFAULTS = replace(granite.DEFAULTS, mlp_bias=None)
 EXPERTS = ExpertDefaults(experts=8, experts_per_token=2, size=0, keys=("num_local_experts",))
 _MOE = "block_sparse_moe."
 _EXPERT = _MOE + "experts.{expert}"
-_STACKS = StackedExperts(
-    _MOE + "input_linear",
-    _MOE + "output_linear",
-    (_EXPERT + ".gate_proj", _EXPERT + ".up_proj", _EXPERT + ".down_proj"),
-)
+_STACKS = StackedExperts(_MOE + "input_linear", _MOE + "output_linear", _EXPERT)
 _SHARED, _BOTH = "model.layers.{layer}.shared_mlp.", "shared_mlp.input_linear.weight"
 PARAMETERS = (
     *tables.EMBEDDING_AND_HEAD,
@@ -78,7 +73,7 @@ ARCHITECTURE = Architecture(
         modules={_SHARED + "output_linear": _SHARED + "down_proj"},
         convert=split_folder,
     ),
-    GgufFormat("granitemoe", _read_gguf, keys=granite.KEYS, convert=conversions.interleaved_heads),
+    llama.gguf_format("granitemoe", _read_gguf, keys=granite.KEYS),
     PARAMETERS,
     forward,
 )

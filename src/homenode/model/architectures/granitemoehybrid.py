@@ -4,7 +4,6 @@ by experts and one that every token uses, or by an MLP.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from homenode.model.architectures import conversions, granite, mamba_mixer, tables
@@ -14,7 +13,7 @@ from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.formats import limits
 from homenode.model.formats.fields import Fields
 from homenode.model.formats.stacked_experts import StackedExperts
-from homenode.model.spec import ModelSpec, TensorEntry
+from homenode.model.spec import ModelSpec, TensorEntry, Tensors
 from homenode.model.state_mixers import with_mixer
 
 DEFAULTS = Defaults(
@@ -66,7 +65,7 @@ def _read_folder(config: FolderConfig) -> ModelSpec:
 
 def read_gguf(config: GgufConfig) -> ModelSpec:
     """The figures in a GGUF file: layers without KV heads have a recurrence."""
-    spec = config.refuse_window(config.decoder(whole_heads=True, own_scale=True, layers_differ=True))
+    spec = config.uniform_decoder(whole_heads=True, own_scale=True, layers_differ=True)
     spec = granite.with_multipliers(config, spec)
     heads = config.per_layer("attention.head_count_kv", spec.num_kv_heads, minimum=0)
     attending, recurrent = ([n for n, count in enumerate(heads) if bool(count) is each] for each in (True, False))
@@ -82,7 +81,7 @@ def read_gguf(config: GgufConfig) -> ModelSpec:
     return with_mixer(spec, mamba_mixer.read_gguf(config, recurrent, "mamba"), attending)
 
 
-def _convert_folder(tensors: Mapping[str, TensorEntry], spec: ModelSpec) -> dict[str, TensorEntry]:
+def _convert_folder(tensors: Tensors, spec: ModelSpec) -> dict[str, TensorEntry]:
     """The tensors of a folder under the names of parameter tables: gate and up lie in one."""
     found: dict[str, TensorEntry] = {}
     mlp = "mlp" if spec.moe is None else "mlp.shared_experts"
@@ -98,7 +97,7 @@ def _convert_folder(tensors: Mapping[str, TensorEntry], spec: ModelSpec) -> dict
     return mamba_mixer.convert_folder(found, spec)
 
 
-def _convert_gguf(tensors: Mapping[str, TensorEntry], spec: ModelSpec) -> dict[str, TensorEntry]:
+def _convert_gguf(tensors: Tensors, spec: ModelSpec) -> dict[str, TensorEntry]:
     return mamba_mixer.split_tensors(conversions.interleaved_heads(tensors, spec), spec)
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from homenode.errors import UnsupportedError
 from homenode.model.architectures import encoder, jina_bert, nomic_bert, tables
-from homenode.model.architectures.architecture import Architecture, FolderFormat
+from homenode.model.architectures.architecture import Architecture, FolderFormat, renamed
 from homenode.model.architectures.bert import BERT_HEAD
 from homenode.model.config.folder_config import Defaults, FolderConfig
 from homenode.model.pooling import PoolingSpec
@@ -19,12 +19,7 @@ DEFAULTS = Defaults(
     max_position=8192, heads=12, vocab=250048, norm_eps=1e-12, intermediate=3072, theta=160000.0, activation=None
 )
 PARAMETERS = (
-    encoder.EMBEDDING,
-    encoder.TYPES,
-    *encoder.EMBEDDING_NORM,
-    *tables.PROJECTIONS,
-    *tables.QKV_BIASES,
-    *tables.OUTPUT_BIAS,
+    *encoder.WITHOUT_POSITIONS,
     *tables.GATE_UP_DOWN,
     tables.MLP_BIASES[2],
     *encoder.POST_NORMS,
@@ -35,24 +30,11 @@ _PLAIN: Mapping[str, object] = {  # what the class of the makers can have, and p
     "logn_attention_scale": False,
     "hidden_act": "gelu",
 }
-_LAYER = "model.layers.{layer}."
-_MODULES = {
-    **encoder.MODULES,
-    **{
-        f"{front}{{layer}}.{theirs}": _LAYER + ours
-        for front in ("encoder.layer.", "layers.")
-        for theirs, ours in {
-            "attention.qkv_proj": "self_attn.qkv_proj",
-            "attention.o_proj": "self_attn.o_proj",
-            "attn_ln": "attended_norm",
-            "mlp_ln": "mlp_norm",
-            "post_attention_layernorm": "attended_norm",
-            "post_mlp_layernorm": "mlp_norm",
-            **{name: name for name in ("mlp.up_gate_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")},
-            **{name: name for name in (f"self_attn.{part}_proj" for part in "qkvo")},
-        }.items()
-    },
-}
+_IN_LAYER = (
+    "attention.qkv_proj=self_attn.qkv_proj attention.o_proj=self_attn.o_proj attn_ln=attended_norm mlp_ln=mlp_norm "
+    f"mlp.up_gate_proj mlp.gate_proj mlp.up_proj mlp.down_proj {encoder.OURS}"
+)
+_MODULES = encoder.MODULES | renamed("encoder.layer.{layer}.", _IN_LAYER) | renamed("layers.{layer}.", _IN_LAYER)
 
 
 def _read_folder(config: FolderConfig) -> ModelSpec:

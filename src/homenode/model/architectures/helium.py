@@ -17,6 +17,5 @@ ARCHITECTURE = llama.ARCHITECTURE.of_class(
     "helium",
     "HeliumForCausalLM",
     read=lambda config: replace(config.uniform_decoder(DEFAULTS), output_bias=False),
-    harmless={},
     forward=ernie4_5.forward,
 )

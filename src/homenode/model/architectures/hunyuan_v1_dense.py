@@ -57,7 +57,7 @@ def _of_one_axis(config: FolderConfig) -> FolderConfig:
 
 def project(ops: Ops, model: ForwardContext, index: int, h: Tensor, rotation: Tensor) -> Heads:
     """The `Projection` of heads that are normed behind their rotation."""
-    qkv = attention.project_qkv(ops, model, model.parameters.layers[index], h)
+    qkv = attention.project_qkv(ops, model, index, h)
     return normed_heads(ops, model, index, attention.rotated(ops, model, index, qkv, rotation))
 
 

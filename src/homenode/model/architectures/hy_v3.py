@@ -4,25 +4,22 @@ every token uses.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from homenode.model.architectures import qwen3, tables
-from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
+from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat, renamed
 from homenode.model.architectures.deepseek_v3 import dense_layers
 from homenode.model.architectures.pre_norm import forward
 from homenode.model.config.folder_config import Defaults, ExpertDefaults, FolderConfig
-from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.config.known_fields import NOT_READ
 from homenode.model.formats import limits
-from homenode.model.spec import ModelSpec, TensorEntry
+from homenode.model.spec import ModelSpec, TensorEntry, Tensors
 
 DEFAULTS = Defaults(
     max_position=131072, heads=64, kv_heads=8, head_dim=128, vocab=120832, norm_eps=1e-5, theta=11158840.0,
     intermediate=13312, attention_bias=False
 )  # fmt: skip
 EXPERTS = ExpertDefaults(experts=192, experts_per_token=8, size=1536)
-_MLP = "model.layers.{layer}.mlp."
 _BIAS, _BIAS_OF_CLASS = "mlp.expert_bias", "mlp.e_score_correction_bias"  # in published folders, and in the class
 PARAMETERS = (
     *qwen3.PARAMETERS,
@@ -35,25 +32,20 @@ PARAMETERS = (
 def _read_folder(config: FolderConfig) -> ModelSpec:
     fields = config.fields
     spec = config.uniform_decoder(DEFAULTS)
-    shared = fields.integer("num_shared_experts", 1, maximum=limits.MOST_EXPERTS)
     dense = dense_layers(fields, spec.num_layers, 1)
-    moe = config.moe(EXPERTS, normalise=True, dense=tuple(range(min(dense, spec.num_layers))))
-    moe = replace(
-        moe,
+    moe = config.moe(
+        EXPERTS,
+        normalise=True,
+        dense=tuple(range(min(dense, spec.num_layers))),
+        shared_experts=fields.integer("num_shared_experts", 1, maximum=limits.MOST_EXPERTS),
         score="sigmoid",
         epsilon=1e-20,
         scale=fields.number("router_scaling_factor", 2.826),
-        shared_intermediate_size=shared * moe.intermediate_size,
     )
     return replace(spec, moe=moe)
 
 
-def _read_gguf(config: GgufConfig) -> ModelSpec:
-    spec = config.decoder()
-    return replace(spec, moe=config.moe(spec, scores=(2,), epsilon=1e-20))
-
-
-def _as_published(tensors: Mapping[str, TensorEntry], _spec: ModelSpec) -> dict[str, TensorEntry]:
+def _as_published(tensors: Tensors, _spec: ModelSpec) -> dict[str, TensorEntry]:
     return {name.replace(_BIAS_OF_CLASS, _BIAS): entry for name, entry in tensors.items()}
 
 
@@ -67,15 +59,18 @@ ARCHITECTURE = Architecture(
             "enable_moe_fp32_combine": "how, not what, transformers computes",
             **dict.fromkeys(("mlp_bias", "first_k_dense_replace", "qk_norm", "route_norm"), NOT_READ),
         },
-        modules={
-            _MLP + "router.gate": _MLP + "gate",
-            _MLP + "shared_mlp.gate_proj": _MLP + "shared_experts.gate_proj",
-            _MLP + "shared_mlp.up_proj": _MLP + "shared_experts.up_proj",
-            _MLP + "shared_mlp.down_proj": _MLP + "shared_experts.down_proj",
-        },
+        modules=renamed(
+            "model.layers.{layer}.mlp.",
+            "router.gate=mlp.gate shared_mlp.gate_proj=mlp.shared_experts.gate_proj "
+            "shared_mlp.up_proj=mlp.shared_experts.up_proj shared_mlp.down_proj=mlp.shared_experts.down_proj",
+        ),
         convert=_as_published,
     ),
-    GgufFormat("hy_v3", _read_gguf, names={"blk.{layer}.exp_probs_b.bias": "model.layers.{layer}." + _BIAS}),
+    GgufFormat(
+        "hy_v3",
+        lambda config: config.with_moe(config.decoder(), scores=(2,), epsilon=1e-20),
+        names={"blk.{layer}.exp_probs_b.bias": "model.layers.{layer}." + _BIAS},
+    ),
     PARAMETERS,
     forward,
 )

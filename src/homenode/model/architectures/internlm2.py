@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from homenode.model.architectures import conversions, llama
-from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
-from homenode.model.architectures.layer_norm_decoder import split_grouped_rows
-from homenode.model.architectures.pre_norm import forward
+from homenode.model.architectures.architecture import renamed
 from homenode.model.config.folder_config import Defaults, FolderConfig
 from homenode.model.spec import ModelSpec
 
 DEFAULTS = Defaults(max_position=2048, heads=32, vocab=103168, norm_eps=1e-6, bos_id=1, eos_id=2, intermediate=11008)
-_LAYER = "model.layers.{layer}."
 
 
 def _read_folder(config: FolderConfig) -> ModelSpec:
@@ -18,30 +15,18 @@ def _read_folder(config: FolderConfig) -> ModelSpec:
     return config.uniform_decoder(DEFAULTS)
 
 
-ARCHITECTURE = Architecture(
+ARCHITECTURE = llama.ARCHITECTURE.of_class(
     "internlm2",
-    FolderFormat(
-        "InternLM2ForCausalLM",
-        _read_folder,
-        fields=DEFAULTS.fields | {"bias"},
-        modules={
-            "model.tok_embeddings": "model.embed_tokens",
-            "output": "lm_head",
-            _LAYER + "attention.wqkv": _LAYER + "self_attn.grouped_qkv",
-            _LAYER + "attention.wo": _LAYER + "self_attn.o_proj",
-            _LAYER + "attention_norm": _LAYER + "input_layernorm",
-            _LAYER + "ffn_norm": _LAYER + "post_attention_layernorm",
-            _LAYER + "feed_forward.w1": _LAYER + "mlp.gate_proj",
-            _LAYER + "feed_forward.w2": _LAYER + "mlp.down_proj",
-            _LAYER + "feed_forward.w3": _LAYER + "mlp.up_proj",
-        },
-        convert=split_grouped_rows,
+    "InternLM2ForCausalLM",
+    read=_read_folder,
+    fields=DEFAULTS.fields | {"bias"},
+    modules=renamed(
+        "model.layers.{layer}.",
+        "attention.wqkv=self_attn.grouped_qkv attention.wo=self_attn.o_proj attention_norm=input_layernorm "
+        "ffn_norm=post_attention_layernorm feed_forward.w1=mlp.gate_proj feed_forward.w2=mlp.down_proj "
+        "feed_forward.w3=mlp.up_proj",
+        "model.tok_embeddings=model.embed_tokens output=lm_head",
     ),
-    GgufFormat(
-        "internlm2",
-        lambda config: config.refuse_window(config.decoder(whole_heads=True)),
-        convert=conversions.interleaved_heads,
-    ),
-    llama.PARAMETERS,
-    forward,
+    convert=conversions.split_grouped_rows,
+    gguf=llama.gguf_format("internlm2"),
 )

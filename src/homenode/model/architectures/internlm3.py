@@ -17,4 +17,5 @@ ARCHITECTURE = llama.ARCHITECTURE.of_class(
     "InternLM3ForCausalLM",
     read=lambda config: config.respelled(FIELDS).uniform_decoder(DEFAULTS),
     fields=DEFAULTS.fields | FIELDS.keys(),
+    harmless=llama.ARCHITECTURE.folder.harmless,
 )

@@ -4,25 +4,22 @@ The model for code has a LayerNorm over all of q and of k as well, and one more 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from homenode.compute.ops import Ops, Tensor
 from homenode.errors import UnsupportedError
 from homenode.model.architectures import attention, encoder, tables
-from homenode.model.architectures.architecture import Architecture, FolderFormat
+from homenode.model.architectures.architecture import Architecture, FolderFormat, renamed
 from homenode.model.architectures.layer_norm_decoder import normed
 from homenode.model.architectures.parameters import ForwardContext, Parameter, of_model
-from homenode.model.architectures.stage import Layer
 from homenode.model.architectures.tables import layer_bias, layer_weight
 from homenode.model.config.folder_config import HEAD_FIELDS, ROPE, Defaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.formats.fused_rows import split_fused_rows
 from homenode.model.formats.tensor_parts import rows_of
-from homenode.model.spec import ModelSpec, TensorEntry
+from homenode.model.spec import ModelSpec, TensorEntry, Tensors
 
 DEFAULTS = Defaults(max_position=8192, heads=12, vocab=30522, norm_eps=1e-12, intermediate=3072, activation=None)
-_LAYER = "model.layers.{layer}."
 _Q_NORM = "model.layers.0.self_attn.q_norm.weight"
 _NORMS = "normed_heads"  # of `ModelSpec.dimensions`: 1 where q and k are normed
 
@@ -53,28 +50,14 @@ PARAMETERS = (
     *encoder.POST_NORMS,
 )
 _WANTED = {"position_embedding_type": "alibi", "feed_forward_type": "geglu", "emb_pooler": "mean", "is_decoder": False}
-_MODULES = {
-    **encoder.MODULES,
-    **{
-        f"encoder.layer.{{layer}}.{theirs}": _LAYER + ours
-        for theirs, ours in {
-            "attention.self.query": "self_attn.q_proj",
-            "attention.self.key": "self_attn.k_proj",
-            "attention.self.value": "self_attn.v_proj",
-            "attention.self.layer_norm_q": "self_attn.q_norm",
-            "attention.self.layer_norm_k": "self_attn.k_norm",
-            "attention.output.dense": "self_attn.o_proj",
-            "attention.output.LayerNorm": "attended_norm",
-            "mlp.gated_layers": "mlp.gate_up_proj",
-            "mlp.wo": "mlp.down_proj",
-            "mlp.layernorm": "mlp_norm",
-            "mlp.up_gated_layer": "mlp.up_gate_proj",
-            "mlp.down_layer": "mlp.down_proj",
-            "layer_norm_1": "residual_norm",
-            "layer_norm_2": "mlp_norm",
-        }.items()
-    },
-}
+_MODULES = encoder.MODULES | renamed(
+    "encoder.layer.{layer}.",
+    "attention.self.query=self_attn.q_proj attention.self.key=self_attn.k_proj attention.self.value=self_attn.v_proj "
+    "attention.self.layer_norm_[qk]=self_attn.[qk]_norm attention.output.dense=self_attn.o_proj "
+    "attention.output.LayerNorm=attended_norm mlp.gated_layers=mlp.gate_up_proj mlp.wo=mlp.down_proj "
+    "mlp.layernorm=mlp_norm mlp.up_gated_layer=mlp.up_gate_proj mlp.down_layer=mlp.down_proj "
+    "layer_norm_1=residual_norm layer_norm_2=mlp_norm",
+)
 
 
 def _read_folder(config: FolderConfig) -> ModelSpec:
@@ -101,7 +84,7 @@ def _styled(spec: ModelSpec, types: int, normed: int) -> ModelSpec:
     return encoder.biased(spec, encoder.EncoderStyle(gate="gelu_erf"), **{"types": types, _NORMS: normed})
 
 
-def split_tensors(tensors: Mapping[str, TensorEntry], spec: ModelSpec) -> dict[str, TensorEntry]:
+def split_tensors(tensors: Tensors, spec: ModelSpec) -> dict[str, TensorEntry]:
     """Gate and up as matrices of their own: up lies first in the model for code, gate first in the others, whose GGUF
     files call both together ffn_up.
     """
@@ -119,11 +102,13 @@ def split_tensors(tensors: Mapping[str, TensorEntry], spec: ModelSpec) -> dict[s
     return split_fused_rows(found, spec)
 
 
-def _project_qkv(ops: Ops, model: ForwardContext, layer: Layer, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _project_qkv(ops: Ops, model: ForwardContext, index: int, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    layer = model.parameters.layers[index]
+
     def norm(key: str, rows: Tensor) -> Tensor:
         return normed(ops, model, layer, key, rows) if key in layer else rows
 
-    return attention.project_qkv_normed_whole(ops, model, layer, x, norm)
+    return attention.project_qkv_normed_whole(ops, model, index, x, norm)
 
 
 _FIELDS = (*_WANTED, "type_vocab_size", "auto_map")

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from homenode.errors import UnsupportedError
 from homenode.model.architectures import bert, encoder, nomic_bert
 from homenode.model.architectures.architecture import Architecture, FolderFormat
 from homenode.model.config.folder_config import Defaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
-from homenode.model.spec import ModelSpec, TensorEntry
+from homenode.model.spec import ModelSpec, TensorEntry, Tensors
 
 DEFAULTS = Defaults(
     max_position=8194, heads=16, vocab=250002, norm_eps=1e-5, intermediate=4096, theta=20000.0, activation=None
@@ -30,7 +28,7 @@ def _read_gguf(config: GgufConfig) -> ModelSpec:
     return encoder.biased(encoder.gguf_figures(config), encoder.EncoderStyle(), types=types)
 
 
-def convert_folder(tensors: Mapping[str, TensorEntry], spec: ModelSpec) -> dict[str, TensorEntry]:
+def convert_folder(tensors: Tensors, spec: ModelSpec) -> dict[str, TensorEntry]:
     """The tensors of a folder, those for q, k and v as an entry for each. UnsupportedError for adapters of tasks."""
     adapted = next((entry for name, entry in tensors.items() if _ADAPTER in name), None)
     if adapted is not None:

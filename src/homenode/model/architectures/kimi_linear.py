@@ -4,7 +4,6 @@ Attention; Kimi Team 2025), the others latent attention without a rope. First la
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from homenode.compute.ops import DeltaHeads, Ops, Tensor
@@ -27,7 +26,7 @@ from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.formats import limits
 from homenode.model.formats.fields import Fields
 from homenode.model.part import ModelPart
-from homenode.model.spec import DeltaSpec, ModelSpec, TensorEntry
+from homenode.model.spec import DeltaSpec, ModelSpec, TensorEntry, Tensors
 
 DEFAULTS = Defaults(
     max_position=1048576, heads=32, vocab=163840, bos_id=163584, eos_id=163586, norm_eps=1e-5, intermediate=9216
@@ -86,9 +85,7 @@ PARAMETERS = (
     *(replace(each, when=_only(each.when, attends)) for each in latent_attention.PARAMETERS[1:]),
     *_DELTA,
     *tables.GATED_MLP,
-    *tables.EXPERTS,
-    tables.CHOICE_BIAS,
-    *tables.SHARED_EXPERTS,
+    *tables.CHOSEN_WITH_BIAS,
 )
 
 
@@ -141,7 +138,7 @@ def _read_gguf(config: GgufConfig) -> ModelSpec:
     )
 
 
-def _as_vectors(tensors: Mapping[str, TensorEntry]) -> dict[str, TensorEntry]:
+def _as_vectors(tensors: Tensors) -> dict[str, TensorEntry]:
     """These, those of delta rules that are meant as vectors with one dimension."""
     found = {}
     for name, entry in tensors.items():
@@ -154,7 +151,7 @@ def _as_vectors(tensors: Mapping[str, TensorEntry]) -> dict[str, TensorEntry]:
     return found
 
 
-def _convert_folder(tensors: Mapping[str, TensorEntry], spec: ModelSpec) -> dict[str, TensorEntry]:
+def _convert_folder(tensors: Tensors, spec: ModelSpec) -> dict[str, TensorEntry]:
     """The tensors of a folder: what is published has other names for parts of mixtures, and decays are logarithms."""
     renamed = {}
     for name, entry in tensors.items():
@@ -167,7 +164,7 @@ def _convert_folder(tensors: Mapping[str, TensorEntry], spec: ModelSpec) -> dict
     return latent_attention.split_folder_heads(_as_vectors(renamed), spec)
 
 
-def _convert_gguf(tensors: Mapping[str, TensorEntry], spec: ModelSpec) -> dict[str, TensorEntry]:
+def _convert_gguf(tensors: Tensors, spec: ModelSpec) -> dict[str, TensorEntry]:
     return latent_attention.split_gguf_heads(_as_vectors(tensors), spec)
 
 

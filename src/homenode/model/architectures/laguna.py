@@ -10,17 +10,17 @@ from typing import Literal
 
 from homenode.compute.ops import LayerKv, Ops, Tensor
 from homenode.errors import UnsupportedError
-from homenode.model.architectures import attention, mlp, pre_norm, stage, tables
-from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
+from homenode.model.architectures import tables
+from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat, renamed
 from homenode.model.architectures.layer_kinds import all_but_first_of_each, layers_with_mlp
-from homenode.model.architectures.parameters import Condition, ForwardContext
+from homenode.model.architectures.parameters import ForwardContext, of_model
+from homenode.model.architectures.pre_norm import forward_with
 from homenode.model.architectures.tables import layer_weight
 from homenode.model.config.folder_config import Defaults, ExpertDefaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.formats import limits
 from homenode.model.formats.bounded_files import quoted
 from homenode.model.formats.fields import Fields
-from homenode.model.part import ModelPart
 from homenode.model.spec import ModelSpec, RopeSpec
 from homenode.units import format_count
 
@@ -30,7 +30,6 @@ DEFAULTS = Defaults(
 )  # fmt: skip
 EXPERTS = ExpertDefaults(experts=256, experts_per_token=8, size=512, keys=("num_experts",))
 WINDOW, SHARED = 512, 512
-_MLP = "model.layers.{layer}.mlp."
 
 
 @dataclass(frozen=True)
@@ -40,27 +39,17 @@ class AttentionGates:
     rows: Literal["heads", "query"]
 
 
-def _gated_by(rows: str) -> Condition:
-    def has(spec: ModelSpec, _part: ModelPart, _layer: int | None) -> bool:
-        return isinstance(spec.own, AttentionGates) and spec.own.rows == rows
-
-    return has
-
-
+_by_head = of_model(lambda spec: spec.own == AttentionGates("heads"))
+_by_element = of_model(lambda spec: spec.own == AttentionGates("query"))
 PARAMETERS = (
     *tables.EMBEDDING_AND_HEAD,
-    *tables.ATTENTION,
-    *tables.QKV_BIASES,
-    *tables.OUTPUT_BIAS,
-    *tables.HEAD_NORMS,
+    *tables.ATTENTION_AND_ALL,
     *(
-        layer_weight("attention_gate", "self_attn.g_proj", "attn_gate", rows, "hidden", when=_gated_by(rows))
-        for rows in ("heads", "query")
+        layer_weight("attention_gate", "self_attn.g_proj", "attn_gate", rows, "hidden", when=when)
+        for rows, when in (("heads", _by_head), ("query", _by_element))
     ),
     *tables.GATED_MLP,
-    *tables.EXPERTS,
-    tables.CHOICE_BIAS,
-    *tables.SHARED_EXPERTS,
+    *tables.CHOSEN_WITH_BIAS,
 )
 
 
@@ -82,8 +71,8 @@ def _read_folder(config: FolderConfig) -> ModelSpec:
     spec = config.with_window_in(spec, config.window(default=WINDOW), lambda layers: (False,) * layers)
     dense = layers_with_mlp(fields, spec.num_layers, first=1)
     shared = fields.integer("shared_expert_intermediate_size", SHARED, maximum=limits.MOST_INTERMEDIATE)
-    moe = config.moe(EXPERTS, normalise=True, dense=dense, shared=shared)
-    moe = replace(moe, score="sigmoid", scale=fields.number("moe_routed_scaling_factor", 1.0))
+    scale = fields.number("moe_routed_scaling_factor", 1.0)
+    moe = config.moe(EXPERTS, normalise=True, dense=dense, shared=shared, score="sigmoid", scale=scale)
     heads = fields.per_layer(
         "num_attention_heads_per_layer", spec.num_layers, spec.num_heads, maximum=limits.MOST_HEADS
     )
@@ -96,8 +85,7 @@ def _read_folder(config: FolderConfig) -> ModelSpec:
 
 def _read_gguf(config: GgufConfig) -> ModelSpec:
     fields = config.fields
-    spec = config.decoder(theta=DEFAULTS.theta, layers_differ=True)
-    spec = replace(spec, moe=config.moe(spec, scores=(2,)))
+    spec = config.with_moe(config.decoder(theta=DEFAULTS.theta, layers_differ=True), scores=(2,))
     if window := config.window():
         sliding = config.marked_layers("attention.sliding_window_pattern") or all_but_first_of_each(spec.num_layers)
         theta = fields.number("rope.freq_base_swa", spec.rope.theta, above=1.0, most=limits.MOST_THETA)
@@ -123,22 +111,9 @@ def with_query_heads(fields: Fields, spec: ModelSpec, heads: tuple[int, ...]) ->
     )
 
 
-def _forward(ops: Ops, model: ForwardContext) -> Tensor:
-    x, width, rotation = stage.enter(ops, model), model.spec.head_dim, attention.rotation_by_layer(ops, model)
-    precision = attention.precision_of_scores(model.spec)
-    for index, layer in enumerate(model.parameters.layers):
-        h = stage.normed(ops, model, x, layer["input_norm"])
-        heads, kv_heads = (each.count * width for each in model.part.heads_in(model.part.layers.first + index))
-        biases = (layer.get("q_bias"), layer.get("k_bias"), layer.get("v_bias"))
-        rows = ops.linear(h, (layer["q"], layer["k"], layer["v"]), biases, precision=precision)
-        qkv = pre_norm.normed_heads(ops, model, index, ops.split(rows, (heads, kv_heads, kv_heads)))
-        found = attention.attended(ops, model, index, qkv, rotation(index))
-        gate = ops.linear(h, (layer["attention_gate"],))
-        found, gate = (stage.select_last(ops, model, index, each) for each in (found, gate))
-        inner = ops.gate_runs(found, gate, softplus=True)
-        x = stage.add_mixed(ops, model, index, x, inner, "o")
-        x = mlp.feed_forward(ops, model, index, x)
-    return stage.leave(ops, model, x)
+def _gated(ops: Ops, model: ForwardContext, index: int, h: Tensor, found: Tensor) -> Tensor:
+    gate = ops.linear(h, (model.parameters.layers[index]["attention_gate"],))
+    return ops.gate_runs(found, gate, softplus=True)
 
 
 ARCHITECTURE = Architecture(
@@ -146,17 +121,19 @@ ARCHITECTURE = Architecture(
     FolderFormat(
         "LagunaForCausalLM",
         _read_folder,
-        fields=frozenset(
+        fields=(DEFAULTS.fields | EXPERTS.fields).union(
             "gating num_attention_heads_per_layer sliding_window shared_expert_intermediate_size "
             "mlp_layer_types moe_routed_scaling_factor moe_router_logit_softcapping moe_apply_router_weight_on_input "
             "rope_local_base_freq".split()
-        )
-        | DEFAULTS.fields
-        | EXPERTS.fields,
-        modules={_MLP + "experts": _MLP + "gate"}
-        | {f"{_MLP}shared_expert.{part}_proj": f"{_MLP}shared_experts.{part}_proj" for part in ("gate", "up", "down")},
+        ),
+        modules=renamed(
+            "model.layers.{layer}.",
+            "mlp.experts=mlp.gate mlp.shared_expert.gate_proj=mlp.shared_experts.gate_proj "
+            "mlp.shared_expert.up_proj=mlp.shared_experts.up_proj "
+            "mlp.shared_expert.down_proj=mlp.shared_experts.down_proj",
+        ),
     ),
     GgufFormat("laguna", _read_gguf, keys=frozenset(("rope.freq_base_swa", "rope.dimension_count_swa"))),
     PARAMETERS,
-    _forward,
+    forward_with(gate=_gated),
 )

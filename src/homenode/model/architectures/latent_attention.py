@@ -15,7 +15,6 @@ from homenode.compute.ops import LayerKv, Ops, Tensor
 from homenode.errors import UnsupportedError
 from homenode.model.architectures import attention, mlp, stage, tables, token_indexer
 from homenode.model.architectures.architecture import GgufFormat, always
-from homenode.model.architectures.conversions import Tensors
 from homenode.model.architectures.parameters import ForwardContext, Parameter, of_model
 from homenode.model.architectures.stage import Layer
 from homenode.model.architectures.tables import layer_weight
@@ -25,7 +24,7 @@ from homenode.model.formats import limits
 from homenode.model.formats.bounded_files import damaged
 from homenode.model.formats.fields import Fields
 from homenode.model.formats.tensor_parts import columns_of, rows_of, slice_of, transposed
-from homenode.model.spec import ModelSpec, TensorEntry
+from homenode.model.spec import ModelSpec, TensorEntry, Tensors
 from homenode.units import format_count
 
 _BOTH = "attn_kv_b.weight"
@@ -59,8 +58,7 @@ class LatentHeads:
 
 def heads_of(spec: ModelSpec) -> LatentHeads:
     """Those of a model with latent attention."""
-    assert isinstance(spec.own, LatentHeads)
-    return spec.own
+    return spec.own_as(LatentHeads)
 
 
 _has_query_rank = of_model(lambda spec: heads_of(spec).query_rank > 0)

@@ -4,23 +4,22 @@ table of parameters and one forward function, by what a `BlockStyle` says.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from homenode.compute.ops import FloatArray, Ops, PlainActivation, Tensor
 from homenode.model.architectures import attention, mlp, stage, tables
-from homenode.model.architectures.parameters import Condition, ForwardContext, Parameter, of_model
+from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
+from homenode.model.architectures.parameters import ForwardContext, Parameter, of_model
 from homenode.model.architectures.stage import Layer
 from homenode.model.architectures.tables import layer_bias, layer_weight
+from homenode.model.config.folder_config import Defaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
-from homenode.model.formats.bounded_files import damaged
-from homenode.model.formats.tensor_parts import runs_of
+from homenode.model.formats import limits
 from homenode.model.part import ModelPart
-from homenode.model.spec import ModelSpec, TensorEntry
-from homenode.units import format_count
+from homenode.model.spec import ModelSpec
 
 
 @dataclass(frozen=True)
@@ -50,13 +49,10 @@ class BlockStyle:
 
 def style_of(spec: ModelSpec) -> BlockStyle:
     """The style of a decoder that has one."""
-    assert isinstance(spec.own, BlockStyle)
-    return spec.own
+    return spec.own_as(BlockStyle)
 
 
-def has_norm_biases(spec: ModelSpec, _part: ModelPart, _layer: int | None) -> bool:
-    """Norms have biases."""
-    return style_of(spec).norm_biases
+_has_norm_biases = of_model(lambda spec: style_of(spec).norm_biases)
 
 
 def _when_last(spec: ModelSpec, part: ModelPart, _layer: int | None) -> bool:
@@ -81,28 +77,15 @@ def _has_embedding_norm(spec: ModelSpec, part: ModelPart, _layer: int | None) ->
     return part.first_stage and style_of(spec).embedding_norm
 
 
-NORM_BIAS = Parameter("norm_bias", "model.norm.bias", ("hidden",), "output_norm.bias", _when_last)
-HEAD_BIAS = Parameter("head_bias", "lm_head.bias", ("vocabulary",), "output.bias", _has_head_bias)
-INPUT_NORM_BIAS = layer_bias("input_norm_bias", "input_layernorm", "attn_norm", "hidden", when=has_norm_biases)
-
-
-def post_norm(when: Condition, when_bias: Condition, gguf: str = "ffn_norm") -> tuple[Parameter, ...]:
-    """The norm before the MLP, and its bias. `gguf`: what a GGUF file calls it."""
-    return (
-        layer_weight("post_norm", "post_attention_layernorm", gguf, "hidden", when=when),
-        layer_bias("post_norm_bias", "post_attention_layernorm", gguf, "hidden", when=when_bias),
-    )
-
-
-PARAMETERS = (
+WITHOUT_MLP = (
     *tables.EMBEDDING_AND_HEAD,
     Parameter("positions", "model.positions.weight", ("positions", "hidden"), "position_embd.weight", _has_table),
     Parameter("embed_norm", "model.embed_norm.weight", ("hidden",), "token_embd_norm.weight", _has_embedding_norm),
     Parameter("embed_norm_bias", "model.embed_norm.bias", ("hidden",), "token_embd_norm.bias", _has_embedding_norm),
-    NORM_BIAS,
-    HEAD_BIAS,
+    Parameter("norm_bias", "model.norm.bias", ("hidden",), "output_norm.bias", _when_last),
+    Parameter("head_bias", "lm_head.bias", ("vocabulary",), "output.bias", _has_head_bias),
     *tables.ATTENTION,
-    INPUT_NORM_BIAS,
+    layer_bias("input_norm_bias", "input_layernorm", "attn_norm", "hidden", when=_has_norm_biases),
     *tables.QKV_BIASES,
     *tables.OUTPUT_BIAS,
     *(
@@ -110,7 +93,11 @@ PARAMETERS = (
         for part in "qk"
         for make, ending in ((layer_weight, ""), (layer_bias, "_bias"))
     ),
-    *post_norm(_has_post_norm, _has_post_norm_bias),
+    layer_weight("post_norm", "post_attention_layernorm", "ffn_norm", "hidden", when=_has_post_norm),
+    layer_bias("post_norm_bias", "post_attention_layernorm", "ffn_norm", "hidden", when=_has_post_norm_bias),
+)
+PARAMETERS = (
+    *WITHOUT_MLP,
     replace(tables.GATE_UP_DOWN[0], when=_has_gate),
     *tables.GATE_UP_DOWN[1:],
     *tables.MLP_BIASES[1:],
@@ -150,19 +137,28 @@ def forward(ops: Ops, model: ForwardContext) -> Tensor:
         slopes = every[here.first : here.end]
     for index, layer in enumerate(model.parameters.layers):
         h = normed(ops, model, layer, "input_norm", x)
-        qkv, turning = project(ops, model, layer, h), rotation
+        qkv, turning = project(ops, model, index, h), rotation
         if style.positions == "neighbours" and rotation is not None:
             qkv, turning = attention.rotated(ops, model, index, qkv, rotation, adjacent=True), None
         inner = stage.select_last(ops, model, index, attention.attended(ops, model, index, qkv, turning, slopes))
         x, h = (stage.select_last(ops, model, index, rows) for rows in (x, h))
         if style.residual == "serial":
             x = stage.project_out(ops, model, inner, layer["o"], layer.get("o_bias"), x)
-            inner = inner_columns(ops, layer, normed(ops, model, layer, "post_norm", x), style)
-            x = stage.project_out(ops, model, inner, layer["down"], layer.get("down_bias"), x)
+            x = _feed_forward(ops, model, index, x, style)
         else:
             h = h if style.residual == "one_norm" else normed(ops, model, layer, "post_norm", x)
             x = add_parallel(ops, model, layer, x, inner, inner_columns(ops, layer, h, style))
     return leave(ops, model, x)
+
+
+def _feed_forward(ops: Ops, model: ForwardContext, index: int, x: Tensor, style: BlockStyle) -> Tensor:
+    """x plus an MLP, or experts, of x, which is normed before."""
+    layer = model.parameters.layers[index]
+    h = normed(ops, model, layer, "post_norm", x)
+    if "router" in layer:
+        return mlp.mixture(ops, model, index, h, x)
+    inner = inner_columns(ops, layer, h, style)
+    return stage.project_out(ops, model, inner, layer["down"], layer.get("down_bias"), x)
 
 
 def _enter(ops: Ops, model: ForwardContext, style: BlockStyle) -> Tensor:
@@ -172,19 +168,16 @@ def _enter(ops: Ops, model: ForwardContext, style: BlockStyle) -> Tensor:
     return normed(ops, model, top, "embed_norm", x) if "embed_norm" in top else x
 
 
-def project(ops: Ops, model: ForwardContext, layer: Layer, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def project(ops: Ops, model: ForwardContext, index: int, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """q, k and v of the heads that are here, not yet rotated: limited, or each head of q and k normed, where the model
     has that.
     """
-    clip = style_of(model.spec).clip
-    if clip is None:
-        q, k, v = attention.project_qkv(ops, model, layer, h)
-        if "q_norm" in layer:
-            q, k = (normed(ops, model, layer, key, rows) for key, rows in (("q_norm", q), ("k_norm", k)))
-        return q, k, v
-    kv = model.part.kv_heads.count * model.spec.head_dim
-    qkv = ops.clamp(ops.linear(h, (layer["q"], layer["k"], layer["v"])), clip)
-    q, k, v = ops.split(qkv, (model.part.heads.count * model.spec.head_dim, kv, kv))
+    layer, clip = model.parameters.layers[index], style_of(model.spec).clip
+    q, k, v = attention.project_qkv(ops, model, index, h)
+    if clip is not None:
+        q, k, v = (ops.clamp(rows, clip) for rows in (q, k, v))
+    if "q_norm" in layer:
+        q, k = (normed(ops, model, layer, key, rows) for key, rows in (("q_norm", q), ("k_norm", k)))
     return q, k, v
 
 
@@ -208,31 +201,41 @@ def leave(ops: Ops, model: ForwardContext, x: Tensor) -> Tensor:
 EPS_KEY = {"attention.layer_norm_epsilon": "attention.layer_norm_rms_epsilon"}  # what GGUF files of these have
 
 
+def folder_figures(
+    config: FolderConfig,
+    defaults: Defaults,
+    style: BlockStyle,
+    activation: tuple[str, str] | None = None,
+    *,
+    bias: bool | None = None,
+    inner: str = "",
+    **how: Any,
+) -> ModelSpec:
+    """The figures in config.json of a decoder of this style. `activation`: the field that names the MLP's, and what it
+    is where that says nothing; `bias`: whether all matrices have one, None: as `defaults` tell; `inner`: the field with
+    the inner columns of the MLP, which are four times the hidden size where it says nothing; `how`: as for
+    `FolderConfig.uniform_decoder`.
+    """
+    spec = config.uniform_decoder(defaults, **how)
+    if activation is not None:
+        style = replace(style, activation=config.plain_activation(*activation))
+    if bias is not None:
+        spec = replace(spec, attention_bias=bias, output_bias=bias, mlp_bias=bias)
+    if inner:
+        columns = config.fields.integer(inner, 4 * spec.hidden_size, maximum=limits.MOST_INTERMEDIATE)
+        spec = replace(spec, intermediate_size=columns)
+    rows = {"positions": spec.max_position} if style.positions == "table" else {}
+    return replace(spec, dimensions=rows, own=style)
+
+
 def gguf_figures(config: GgufConfig, style: BlockStyle) -> ModelSpec:
     """The figures in a GGUF file of a decoder of this style but for biases, which its tensors tell."""
     config = config.respelled(EPS_KEY)
-    spec = config.refuse_window(config.decoder())
+    spec = config.uniform_decoder()
     there = config.tensors.keys()
     return replace(spec, own=replace(style, norm_biases="model.norm.bias" in there, head_bias="lm_head.bias" in there))
 
 
-def split_grouped_rows(tensors: Mapping[str, TensorEntry], spec: ModelSpec) -> dict[str, TensorEntry]:
-    """The tensors of a folder whose `self_attn.grouped_qkv` has for each KV head the rows of its query heads, its key
-    and its value, as an entry for each of q, k and v. CheckpointError for one of another height.
-    """
-    found: dict[str, TensorEntry] = {}
-    head, groups = spec.head_dim, spec.num_kv_heads
-    queries = spec.num_heads // groups * head
-    apart = queries + 2 * head
-    for name, entry in tensors.items():
-        front, fused, kind = name.partition(".grouped_qkv.")
-        if not fused:
-            found[name] = entry
-            continue
-        if not entry.shape or entry.shape[0] != groups * apart:
-            wanted = f"{format_count(groups, 'group')} of {format_count(apart, 'row')}"
-            raise damaged(entry.file, f"shape of tensor {entry.name}", seen=list(entry.shape), wanted=wanted)
-        for part, first, run in (("q", 0, queries), ("k", queries, head), ("v", queries + head, head)):
-            each = f"{front}.{part}_proj.{kind}"
-            found[each] = runs_of(entry, each, first, groups * run, run, apart)
-    return found
+def layer_norm_family(name: str, folder: FolderFormat, gguf: GgufFormat) -> Architecture:
+    """The architecture of this name of such decoders."""
+    return Architecture(name, folder, gguf, PARAMETERS, forward)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
 
@@ -18,7 +17,7 @@ from homenode.model.formats import limits
 from homenode.model.formats.bounded_files import damaged
 from homenode.model.formats.tensor_parts import rows_of
 from homenode.model.part import ModelPart
-from homenode.model.spec import ModelSpec, TensorEntry
+from homenode.model.spec import ModelSpec, TensorEntry, Tensors
 from homenode.model.state_mixers import ConvolutionSpec, attends, has_mixer, with_mixer
 
 DEFAULTS = Defaults(
@@ -116,7 +115,7 @@ def read_gguf(config: GgufConfig) -> ModelSpec:
     return with_mixer(spec, mixer, [layer for layer, count in enumerate(heads) if count])
 
 
-def convert(tensors: Mapping[str, TensorEntry], spec: ModelSpec) -> dict[str, TensorEntry]:
+def convert(tensors: Tensors, spec: ModelSpec) -> dict[str, TensorEntry]:
     """The tensors of a model, what projects to a convolution as an entry for each part. CheckpointError for one of
     another shape.
     """

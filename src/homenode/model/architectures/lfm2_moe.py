@@ -43,10 +43,15 @@ def _read_folder(config: FolderConfig) -> ModelSpec:
     fields, spec = config.fields, config.decoder(DEFAULTS)
     dense = fields.integer("num_dense_layers", 2, minimum=0, maximum=limits.MOST_LAYERS)
     if dense < spec.num_layers:
-        normalise = fields.boolean("norm_topk_prob", True)
-        moe = config.moe(EXPERTS, normalise=normalise, dense=tuple(range(dense)))
-        scale = fields.number("routed_scaling_factor", 1.0)
-        spec = replace(spec, moe=replace(moe, score="sigmoid", epsilon=1e-6, scale=scale))
+        moe = config.moe(
+            EXPERTS,
+            normalise=fields.boolean("norm_topk_prob", True),
+            dense=tuple(range(dense)),
+            score="sigmoid",
+            epsilon=1e-6,
+            scale=fields.number("routed_scaling_factor", 1.0),
+        )
+        spec = replace(spec, moe=moe)
     spec = replace(spec, own=ExpertBias(fields.boolean("use_expert_bias", True)))
     return lfm2.read_mixers(config, spec, fields.texts("layer_types"))
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from homenode.compute.ops import Ops, Tensor
-from homenode.model.architectures import attention, lfm2, mlp, stage
-from homenode.model.architectures.architecture import Architecture, FolderFormat
-from homenode.model.architectures.parameters import ForwardContext
-from homenode.model.architectures.pre_norm import project
+from homenode.model.architectures import lfm2
+from homenode.model.architectures.architecture import Architecture, FolderFormat, renamed
+from homenode.model.architectures.parameters import ForwardContext, of_model
+from homenode.model.architectures.pre_norm import forward_with
 from homenode.model.architectures.tables import layer_weight
 from homenode.model.config.folder_config import Defaults, FolderConfig
 from homenode.model.config.folder_rope import NEVER_TURNS
@@ -44,10 +44,7 @@ def _has_gate(spec: ModelSpec, part: ModelPart, layer: int | None) -> bool:
     return _of(spec).gates and attends(spec, part, layer)
 
 
-def _has_norms_behind(spec: ModelSpec, _part: ModelPart, _layer: int | None) -> bool:
-    return _of(spec).norms_behind
-
-
+_has_norms_behind = of_model(lambda spec: _of(spec).norms_behind)
 PARAMETERS = (
     *(
         replace(each, name=f"model.layers.{{layer}}.{_IN_LAYER[each.key]}.weight") if each.key in _IN_LAYER else each
@@ -90,20 +87,9 @@ def _read_folder(config: FolderConfig) -> ModelSpec:
     return with_mixer(spec, mixer, [layer for layer in layers if kinds[layer] != KINDS[0]])
 
 
-def _forward(ops: Ops, model: ForwardContext) -> Tensor:
-    x, rotation = stage.enter(ops, model), attention.rotation_by_layer(ops, model)
-    for index, layer in enumerate(model.parameters.layers):
-        h, key = stage.normed(ops, model, x, layer["input_norm"]), "o"
-        if "q" in layer:
-            found = attention.attended(ops, model, index, project(ops, model, index, h, rotation(index)), None)
-            inner = stage.select_last(ops, model, index, found)
-            if "attention_gate" in layer:
-                gate = stage.select_last(ops, model, index, ops.linear(h, (layer["attention_gate"],)))
-                inner = ops.gate_runs(inner, gate)
-        else:
-            inner, key = lfm2.convolved(ops, model, index, h), "conv_o"
-        x = mlp.feed_forward(ops, model, index, stage.add_mixed(ops, model, index, x, inner, key))
-    return stage.leave(ops, model, x)
+def _gated(ops: Ops, model: ForwardContext, index: int, h: Tensor, found: Tensor) -> Tensor:
+    layer = model.parameters.layers[index]
+    return ops.gate_runs(found, ops.linear(h, (layer["attention_gate"],))) if "attention_gate" in layer else found
 
 
 ARCHITECTURE = Architecture(
@@ -111,16 +97,13 @@ ARCHITECTURE = Architecture(
     FolderFormat(
         "Lfm3ForCausalLM",
         _read_folder,
-        fields=frozenset(
-            (
-                *lfm2.FIELDS,
-                *"attention_bias sliding_window use_attention_gate use_sandwich_norm rope_local_base_freq".split(),
-            )
+        fields=lfm2.FIELDS.union(
+            "attention_bias sliding_window use_attention_gate use_sandwich_norm rope_local_base_freq".split()
         ),
-        modules={"model.layers.{layer}.self_attn.g_proj": "model.layers.{layer}.self_attn.gate_proj"},
+        modules=renamed("model.layers.{layer}.", "self_attn.g_proj=self_attn.gate_proj"),
         convert=lfm2.convert,
     ),
     lfm2.ARCHITECTURE.gguf.without_files(),
     PARAMETERS,
-    _forward,
+    forward_with(gate=_gated, mixer=lfm2.convolved, mixer_out="conv_o"),
 )

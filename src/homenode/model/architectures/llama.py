@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from homenode.model.architectures import conversions, tables
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
 from homenode.model.architectures.pre_norm import forward
-from homenode.model.config.folder_config import Defaults, FolderConfig
+from homenode.model.config.folder_config import Defaults
+from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.config.known_fields import NOT_READ
 from homenode.model.formats.fields import Fields
 from homenode.model.spec import ModelSpec
@@ -29,27 +33,29 @@ def has_no_window(fields: Fields) -> bool:
     return not fields.optional_integer("attention.sliding_window", minimum=0)
 
 
-def _read_folder(config: FolderConfig) -> ModelSpec:
-    return config.uniform_decoder(PICTURE_DEFAULTS.get(config.fields.text("model_type"), DEFAULTS))
+def read_gguf(config: GgufConfig) -> ModelSpec:
+    """The figures in a GGUF file of a model all of whose layers see their whole context."""
+    return config.uniform_decoder(whole_heads=True)
+
+
+def gguf_format(name: str, read: Callable[[GgufConfig], ModelSpec] = read_gguf, **more: Any) -> GgufFormat:
+    """Files with this `general.architecture` whose converter reorders q and k as it does Llama's."""
+    return GgufFormat(name, read, convert=conversions.interleaved_heads, **more)
 
 
 ARCHITECTURE = Architecture(
     "llama",
     FolderFormat(
         "LlamaForCausalLM",
-        _read_folder,
+        lambda config: config.uniform_decoder(PICTURE_DEFAULTS.get(config.fields.text("model_type"), DEFAULTS)),
         fields=DEFAULTS.fields,
         harmless=dict.fromkeys(("sliding_window", "use_sliding_window", "max_window_layers"), NOT_READ),
         older_classes=("IQuestCoderForCausalLM", "XverseForCausalLM"),
         model_types=("mllama_text_model", "emu3_text_model"),
         picture_classes=("MllamaForConditionalGeneration", "Emu3ForConditionalGeneration", "LlavaLlamaForCausalLM"),
     ),
-    GgufFormat(
-        "llama",
-        lambda config: config.decoder(whole_heads=True),
-        accepts=has_no_window,
-        convert=conversions.interleaved_heads,
-        further_names=("xverse",),
+    gguf_format(
+        "llama", lambda config: config.decoder(whole_heads=True), accepts=has_no_window, further_names=("xverse",)
     ),
     PARAMETERS,
     forward,

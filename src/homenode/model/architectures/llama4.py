@@ -30,12 +30,7 @@ CHUNK, GROWTH, DENSE = 8192, 0.1, 16384
 PLAIN_EXPERTS = 128  # of the model whose queries and keys have no norm
 _MOE = "feed_forward."
 _EXPERT = _MOE + "experts.{expert}"
-_STACKS = StackedExperts(
-    _MOE + "experts.gate_up_proj",
-    _MOE + "experts.down_proj",
-    (_EXPERT + ".gate_proj", _EXPERT + ".up_proj", _EXPERT + ".down_proj"),
-    turned=True,
-)
+_STACKS = StackedExperts(_MOE + "experts.gate_up_proj", _MOE + "experts.down_proj", _EXPERT, turned=True)
 PARAMETERS = (
     *tables.EMBEDDING_AND_HEAD,
     *tables.ATTENTION_AND_BIASES,
@@ -58,8 +53,13 @@ class Llama4Extras:
     length: int
 
 
-def _experts(moe: MoeSpec) -> MoeSpec:
+def _experts(config: FolderConfig | GgufConfig, moe: MoeSpec) -> MoeSpec:
     """An expert's output counts as it is, with a weight of 1: its input has been scaled."""
+    if moe.experts_per_token != 1:
+        raise UnsupportedError(
+            f"{config.path}: {moe.experts_per_token} experts of a token are not supported in {config.architecture}; "
+            "homenode wants 1"
+        )
     return replace(moe, score="chosen_softmax", weighted="input", shared_intermediate_size=moe.intermediate_size)
 
 
@@ -67,18 +67,13 @@ def _read_folder(config: FolderConfig) -> ModelSpec:
     fields = config.fields
     spec = config.decoder(DEFAULTS)
     moe = config.moe(EXPERTS, normalise=True, size=spec.intermediate_size, dense=_dense_layers(config, spec))
-    if moe.experts_per_token != 1:
-        raise UnsupportedError(
-            f"{config.path}: num_experts_per_tok {moe.experts_per_token} is not supported in {config.architecture}; "
-            f"homenode wants 1"
-        )
     rotated = rotated_layers(fields, spec.num_layers)
     grows = fields.boolean("attn_temperature_tuning", True)
     growth = fields.number("attn_scale", GROWTH, least=0.0) if grows else 0.0
     spec = replace(
         spec,
         intermediate_size=fields.integer("intermediate_size_mlp", DENSE, maximum=limits.MOST_INTERMEDIATE),
-        moe=_experts(moe),
+        moe=_experts(config, moe),
         rope_layers=rotated,
         own=Llama4Extras(
             fields.boolean("use_qk_norm", True),
@@ -119,15 +114,10 @@ def read_gguf(config: GgufConfig) -> ModelSpec:
             f"{config.path}: attention.sliding_window is not supported in {config.architecture}; homenode wants none"
         )
     moe = config.moe(spec, "model.layers.{layer}.feed_forward.router.weight", scores=(2, 1))
-    if moe.experts_per_token != 1:
-        raise UnsupportedError(
-            f"{config.path}: expert_used_count {moe.experts_per_token} is not supported in {config.architecture}; "
-            f"homenode wants 1"
-        )
     rotated = all_but_each(spec.num_layers)
     return replace(
         spec,
-        moe=_experts(moe),
+        moe=_experts(config, moe),
         rope_layers=rotated,
         sliding_window=fields.integer("attention.chunk_size", CHUNK, maximum=limits.MOST_POSITION),
         sliding_layers=rotated,
@@ -138,9 +128,8 @@ def read_gguf(config: GgufConfig) -> ModelSpec:
 
 def project(ops: Ops, model: ForwardContext, index: int, h: Tensor, rotation: Tensor) -> Heads:
     """The `Projection`: with rope q and k are rotated, then normed; without it q has grown."""
-    own, spec = model.spec.own, model.spec
-    assert isinstance(own, Llama4Extras)
-    qkv = attention.project_qkv(ops, model, model.parameters.layers[index], h)
+    own, spec = model.spec.own_as(Llama4Extras), model.spec
+    qkv = attention.project_qkv(ops, model, index, h)
     q, k, v = attention.rotated(ops, model, index, qkv, rotation, adjacent=True)
     if not spec.has_rope(model.part.layers.first + index):
         return (ops.scale_by_position(q, own.growth, own.length, 1) if own.growth else q), k, v

@@ -5,7 +5,6 @@ rows are added behind the second one's MLP; some of them return the row as it is
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import replace
 
 from homenode.compute.ops import Ops, Tensor
@@ -13,10 +12,10 @@ from homenode.model.architectures import attention, latent_attention, mlp, stage
 from homenode.model.architectures.architecture import Architecture, FolderFormat
 from homenode.model.architectures.deepseek_v2 import ARCHITECTURE as DEEPSEEK
 from homenode.model.architectures.latent_attention import LatentHeads, heads_of
-from homenode.model.architectures.parameters import ForwardContext
+from homenode.model.architectures.parameters import ForwardContext, always
 from homenode.model.config.folder_config import Defaults, ExpertDefaults, FolderConfig
 from homenode.model.formats import limits
-from homenode.model.spec import ModelSpec, TensorEntry
+from homenode.model.spec import ModelSpec, TensorEntry, Tensors
 
 DEFAULTS = Defaults(
     max_position=131072, heads=64, vocab=131072, bos_id=1, eos_id=2, norm_eps=1e-5, theta=1e7, intermediate=12288
@@ -27,7 +26,7 @@ PARAMETERS = (
     *tables.EMBEDDING_AND_HEAD,
     *latent_attention.PARAMETERS,
     *tables.POST_NORM,
-    *tables.gated_matrices("", "mlp", "", "intermediate", lambda *_: True),
+    *(replace(matrix, when=always) for matrix in tables.GATE_UP_DOWN),
     *tables.EXPERTS,
     tables.CHOICE_BIAS,
 )
@@ -63,7 +62,7 @@ def _read_folder(config: FolderConfig) -> ModelSpec:
     return replace(spec, moe=moe, streams=2)
 
 
-def _as_halves(tensors: Mapping[str, TensorEntry], spec: ModelSpec) -> dict[str, TensorEntry]:
+def _as_halves(tensors: Tensors, spec: ModelSpec) -> dict[str, TensorEntry]:
     """A folder's tensors by the layers that they are of here. The latents that queries, keys and values are made of are
     multiplied by a factor, which the weights of their norms have here.
     """

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -21,7 +21,7 @@ from homenode.model.formats.bounded_files import damaged, quoted
 from homenode.model.formats.fields import Fields
 from homenode.model.formats.tensor_parts import rows_of
 from homenode.model.part import ModelPart
-from homenode.model.spec import ModelSpec, TensorEntry
+from homenode.model.spec import ModelSpec, TensorEntry, Tensors
 from homenode.model.state_mixers import ScanSpec, attends, has_mixer
 
 KEYS = frozenset("ssm.conv_kernel ssm.state_size ssm.group_count ssm.time_step_rank ssm.inner_size".split())
@@ -213,7 +213,7 @@ def read_gguf(config: GgufConfig, layers: Sequence[int], module: str) -> ScanSpe
     return check_heads(fields, "ssm.time_step_rank", scan)
 
 
-def split_tensors(tensors: Mapping[str, TensorEntry], spec: ModelSpec) -> dict[str, TensorEntry]:
+def split_tensors(tensors: Tensors, spec: ModelSpec) -> dict[str, TensorEntry]:
     """The tensors of a GGUF file, what projects to the inputs and what is convolved as an entry for each part.
     CheckpointError for one of another shape.
     """
@@ -253,7 +253,7 @@ def _parts(name: str, entry: TensorEntry, scan: ScanSpec) -> dict[str, TensorEnt
     }
 
 
-def convert_folder(tensors: Mapping[str, TensorEntry], spec: ModelSpec) -> dict[str, TensorEntry]:
+def convert_folder(tensors: Tensors, spec: ModelSpec) -> dict[str, TensorEntry]:
     """The same of a folder, which has decays as logarithms."""
     found = split_tensors(tensors, spec)
     for name, entry in found.items():

@@ -38,7 +38,7 @@ def read_gguf(config: GgufConfig) -> ModelSpec:
         spec = replace(spec, local_rope=config.local_rope(spec.rope.theta))
     else:
         config.refuse_window(spec)
-    return replace(spec, moe=config.moe(spec))
+    return config.with_moe(spec)
 
 
 ARCHITECTURE = Architecture(

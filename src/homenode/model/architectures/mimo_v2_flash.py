@@ -6,23 +6,21 @@ The KV memory keeps values as wide as keys, zeros behind their own elements.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from homenode.compute.ops import LayerKv, Ops, Tensor
 from homenode.errors import UnsupportedError
-from homenode.model.architectures import attention, mlp, stage, tables
+from homenode.model.architectures import attention, tables
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
 from homenode.model.architectures.layer_kinds import layers_with_mlp
-from homenode.model.architectures.parameters import ForwardContext, Parameter
-from homenode.model.architectures.pre_norm import Heads
+from homenode.model.architectures.parameters import ForwardContext, of_layer
+from homenode.model.architectures.pre_norm import Heads, forward_with
 from homenode.model.architectures.tables import layer_bias, layer_weight
 from homenode.model.config.folder_config import SIGMOID_MOE_FIELDS, Defaults, ExpertDefaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.config.known_fields import NOT_READ
 from homenode.model.formats import limits
-from homenode.model.part import ModelPart
-from homenode.model.spec import ModelSpec, RopeSpec, TensorEntry
+from homenode.model.spec import ModelSpec, RopeSpec, TensorEntry, Tensors
 
 DEFAULTS = Defaults(
     max_position=131072, heads=64, kv_heads=4, head_dim=192, vocab=152576, norm_eps=1e-5, theta=5e6, local_theta=1e4,
@@ -42,15 +40,7 @@ class NarrowValues:
     scale: float
 
 
-def _of(spec: ModelSpec) -> NarrowValues:
-    assert isinstance(spec.own, NarrowValues)
-    return spec.own
-
-
-def _slides(spec: ModelSpec, _part: ModelPart, layer: int | None) -> bool:
-    return layer is not None and spec.window_of(layer) is not None
-
-
+_slides = of_layer(lambda spec, layer: spec.window_of(layer) is not None)
 _Q, _K, _, _ = tables.PROJECTIONS
 PARAMETERS = (
     *tables.EMBEDDING_AND_HEAD,
@@ -62,7 +52,7 @@ PARAMETERS = (
     replace(tables.QKV_BIASES[0], shape=("query_key",)),
     tables.QKV_BIASES[1],
     layer_bias("v_bias", "self_attn.v_proj", "attn_v", "kv_value", when=tables.has_qkv_biases),
-    Parameter("sinks", f"model.layers.{{layer}}.{_SINKS}", ("heads",), "blk.{layer}.attn_sinks.weight", _slides),
+    replace(tables.SINKS, name=f"model.layers.{{layer}}.{_SINKS}", when=_slides),
     *tables.GATED_MLP,
     *tables.EXPERTS,
     tables.CHOICE_BIAS,
@@ -145,13 +135,13 @@ def with_narrow_values(spec: ModelSpec, own: NarrowValues, kv_heads: list[int]) 
     )
 
 
-def _with_published_names(tensors: Mapping[str, TensorEntry], _spec: ModelSpec) -> dict[str, TensorEntry]:
+def _with_published_names(tensors: Tensors, _spec: ModelSpec) -> dict[str, TensorEntry]:
     return {name.replace("self_attn.sinks", _SINKS): entry for name, entry in tensors.items()}
 
 
 def _project(ops: Ops, model: ForwardContext, index: int, h: Tensor, rotation: Tensor) -> Heads:
     """q and k, rotated, and v as wide as k. h: the normed rows of layer `index` of this stage."""
-    layer, width, value = model.parameters.layers[index], model.spec.head_dim, _of(model.spec).width
+    layer, width, value = model.parameters.layers[index], model.spec.head_dim, model.spec.own_as(NarrowValues).width
     heads, kv_heads = (each.count for each in model.part.heads_in(model.part.layers.first + index))
     biases = (layer.get("q_bias"), layer.get("k_bias"), layer.get("v_bias"))
     rows = ops.linear(
@@ -165,19 +155,12 @@ def _project(ops: Ops, model: ForwardContext, index: int, h: Tensor, rotation: T
     return q, k, v
 
 
-def _forward(ops: Ops, model: ForwardContext) -> Tensor:
-    x, own, width = stage.enter(ops, model), _of(model.spec), model.spec.head_dim
-    rotation = attention.rotation_by_layer(ops, model)
-    for index, layer in enumerate(model.parameters.layers):
-        qkv = _project(ops, model, index, stage.normed(ops, model, x, layer["input_norm"]), rotation(index))
-        inner = attention.attended(ops, model, index, qkv, None)
-        if rest := width - own.width:
-            heads = model.part.heads_in(model.part.layers.first + index)[0].count
-            inner, _ = ops.split(ops.regroup(inner, (own.width, rest)), (heads * own.width, heads * rest))
-        inner = ops.scale(stage.select_last(ops, model, index, inner), own.scale)
-        x = stage.add_mixed(ops, model, index, x, inner, "o")
-        x = mlp.feed_forward(ops, model, index, x)
-    return stage.leave(ops, model, x)
+def _narrowed(ops: Ops, model: ForwardContext, index: int, _h: Tensor, found: Tensor) -> Tensor:
+    """What layer `index` of this stage attends to, of each head as many elements as values have, multiplied."""
+    own, heads = model.spec.own_as(NarrowValues), model.part.heads_in(model.part.layers.first + index)[0].count
+    if rest := model.spec.head_dim - own.width:
+        found, _ = ops.split(ops.regroup(found, (own.width, rest)), (heads * own.width, heads * rest))
+    return ops.scale(found, own.scale)
 
 
 ARCHITECTURE = Architecture(
@@ -204,5 +187,5 @@ ARCHITECTURE = Architecture(
     ),
     GgufFormat("mimo2", _read_gguf, keys=frozenset(("attention.value_scale", "rope.freq_base_swa"))),
     PARAMETERS,
-    _forward,
+    forward_with(_project, gate=_narrowed),
 )

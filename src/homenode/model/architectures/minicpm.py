@@ -8,9 +8,7 @@ import math
 from dataclasses import replace
 
 from homenode.errors import UnsupportedError
-from homenode.model.architectures import conversions, llama
-from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
-from homenode.model.architectures.pre_norm import forward
+from homenode.model.architectures import llama
 from homenode.model.config.folder_config import Defaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.spec import ModelSpec
@@ -42,7 +40,7 @@ def with_multipliers(config: FolderConfig, spec: ModelSpec, *, depth: float, wid
 
 
 def _read_gguf(config: GgufConfig) -> ModelSpec:
-    fields, spec = config.fields, config.refuse_window(config.decoder(whole_heads=True))
+    fields, spec = config.fields, llama.read_gguf(config)
     residual, logits = DEPTH / math.sqrt(spec.num_layers), spec.hidden_size / WIDTH
     return replace(
         spec,
@@ -52,15 +50,10 @@ def _read_gguf(config: GgufConfig) -> ModelSpec:
     )
 
 
-ARCHITECTURE = Architecture(
+ARCHITECTURE = llama.ARCHITECTURE.of_class(
     "minicpm",
-    FolderFormat("MiniCPMForCausalLM", _read_folder, fields=DEFAULTS.fields | FIELDS | {"sparse_config"}),
-    GgufFormat(
-        "minicpm",
-        _read_gguf,
-        keys=frozenset(("embedding_scale", "residual_scale", "logit_scale")),
-        convert=conversions.interleaved_heads,
-    ),
-    llama.PARAMETERS,
-    forward,
+    "MiniCPMForCausalLM",
+    read=_read_folder,
+    fields=DEFAULTS.fields | FIELDS | {"sparse_config"},
+    gguf=llama.gguf_format("minicpm", _read_gguf, keys=frozenset(("embedding_scale", "residual_scale", "logit_scale"))),
 )

@@ -33,14 +33,13 @@ def _read_folder(config: FolderConfig) -> ModelSpec:
     if (rotary := fields.optional_integer("rotary_dim")) is not None:
         defaults = replace(DEFAULTS, rotary_share=rotary / fields.integer("head_dim", DEFAULTS.head_dim))
     spec = config.uniform_decoder(defaults, rotates_part=True)
-    moe = config.moe(EXPERTS, normalise=True, size=spec.intermediate_size)
-    return replace(spec, moe=replace(moe, score="sigmoid"))
+    return replace(spec, moe=config.moe(EXPERTS, normalise=True, size=spec.intermediate_size, score="sigmoid"))
 
 
 def _read_gguf(config: GgufConfig) -> ModelSpec:
     spec = config.uniform_decoder()
     router = "model.layers.{layer}.block_sparse_moe.gate.weight"
-    return replace(spec, moe=config.moe(spec, router, size=spec.intermediate_size, scores=(2,)))
+    return config.with_moe(spec, router=router, size=spec.intermediate_size, scores=(2,))
 
 
 ARCHITECTURE = Architecture(

@@ -9,7 +9,6 @@ transformers and llama.cpp agree on it but for the elements of a head that turn:
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,7 +23,7 @@ from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.formats import limits
 from homenode.model.formats.fields import Fields
 from homenode.model.formats.stacked_experts import StackedExperts
-from homenode.model.spec import BlockChoice, IndexerSpec, ModelSpec, MoeSpec, TensorEntry
+from homenode.model.spec import BlockChoice, IndexerSpec, ModelSpec, MoeSpec, TensorEntry, Tensors
 from homenode.units import format_count
 
 DEFAULTS = Defaults(
@@ -68,9 +67,7 @@ PARAMETERS = (
     *tables.ATTENTION,
     *tables.HEAD_NORMS,
     *tables.GATED_MLP,
-    *tables.EXPERTS,
-    tables.CHOICE_BIAS,
-    *tables.SHARED_EXPERTS,
+    *tables.CHOSEN_WITH_BIAS,
     *(
         token_indexer.parameter(f"index_{key}", f"{name}.weight", f"{name}.weight", *shape)
         for key, name, *shape in (
@@ -167,13 +164,9 @@ def _read_gguf(config: GgufConfig) -> ModelSpec:
     return _with_indexer(spec, figures, sparse, config.path) if sparse else spec
 
 
-def convert_folder(tensors: Mapping[str, TensorEntry], spec: ModelSpec) -> dict[str, TensorEntry]:
+def convert_folder(tensors: Tensors, spec: ModelSpec) -> dict[str, TensorEntry]:
     """The tensors under the names of transformers, stacks and pairs of matrices as one entry for each."""
-    found = {}
-    for name, entry in tensors.items():
-        for pattern, ours in _RENAMED:
-            name = pattern.sub(ours, name)
-        found[name] = replace(entry, name=name)
+    found = conversions.renamed_tensors(tensors, _RENAMED)
     for name in [name for name in found if name.endswith(".gate_up_proj.weight") and ".experts." not in name]:
         gate, up = (name.replace("gate_up_proj", part) for part in ("gate_proj", "up_proj"))
         found |= conversions.halves(found.pop(name), gate, up)
@@ -185,7 +178,7 @@ def _forward(ops: Ops, model: ForwardContext) -> Tensor:
     rotation = attention.angles(ops, model.rope)
     for index, layer in enumerate(model.parameters.layers):
         h = stage.normed(ops, model, x, layer["input_norm"])
-        q, k, v = attention.project_qkv(ops, model, layer, h)
+        q, k, v = attention.project_qkv(ops, model, index, h)
         q, k = stage.normed(ops, model, q, layer["q_norm"]), stage.normed(ops, model, k, layer["k_norm"])
         if "index_q" in layer:
             q, k = (ops.rope(each, rotation, model.spec.head_dim) for each in (q, k))

@@ -12,4 +12,6 @@ def _read_folder(config: FolderConfig) -> ModelSpec:
     return config.with_window_in(spec, config.window(default=4096), lambda layers: (True,) * layers)
 
 
-ARCHITECTURE = mistral.ARCHITECTURE.of_class("ministral", "MinistralForCausalLM", read=_read_folder)
+ARCHITECTURE = mistral.ARCHITECTURE.of_class(
+    "ministral", "MinistralForCausalLM", read=_read_folder, harmless=mistral.ARCHITECTURE.folder.harmless
+)

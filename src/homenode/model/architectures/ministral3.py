@@ -6,9 +6,7 @@ import math
 from dataclasses import dataclass, replace
 
 from homenode.compute.ops import Ops, Tensor
-from homenode.model.architectures import attention, conversions
-from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
-from homenode.model.architectures.llama import PARAMETERS
+from homenode.model.architectures import attention, llama
 from homenode.model.architectures.parameters import ForwardContext
 from homenode.model.architectures.pre_norm import Heads, forward_with
 from homenode.model.config.folder_config import Defaults, FolderConfig
@@ -52,7 +50,7 @@ def _read_folder(config: FolderConfig) -> ModelSpec:
 
 def _read_gguf(config: GgufConfig) -> ModelSpec:
     fields = config.fields
-    spec = config.refuse_window(config.decoder(whole_heads=True, own_magnitude=True))
+    spec = config.uniform_decoder(whole_heads=True, own_magnitude=True)
     multiplier = fields.number("rope.scaling.yarn_log_multiplier", 0.0, least=0.0)
     if spec.rope.kind == "yarn" and multiplier:
         logarithm = 0.1 * math.log(max(spec.rope.factor, 1.0))
@@ -67,25 +65,20 @@ def _with_growth(spec: ModelSpec, growth: float | None, length: int | None) -> M
 
 def project(ops: Ops, model: ForwardContext, index: int, h: Tensor, rotation: Tensor) -> Heads:
     """The `Projection` with queries that grow with their position."""
-    q, k, v = attention.project_qkv(ops, model, model.parameters.layers[index], h)
+    q, k, v = attention.project_qkv(ops, model, index, h)
     own = model.spec.own
     if isinstance(own, QueryGrowth):
         q = ops.scale_by_position(q, own.growth, own.length)
     return attention.rotated(ops, model, index, (q, k, v), rotation)
 
 
-ARCHITECTURE = Architecture(
+ARCHITECTURE = llama.ARCHITECTURE.of_class(
     "ministral3",
-    FolderFormat(
-        "Ministral3ForCausalLM",
-        _read_folder,
-        fields=DEFAULTS.fields.union(["sliding_window"], (f"{table}.{_IN_TABLES[0]}" for table in _TABLES)),
-        harmless=dict.fromkeys(("attention_bias", "use_sliding_window", "max_window_layers"), NOT_READ)
-        | {f"{table}.{_IN_TABLES[1]}": "the field of the model says it" for table in _TABLES},
-    ),
-    GgufFormat(
-        "mistral3", _read_gguf, keys=frozenset(("attention.temperature_scale",)), convert=conversions.interleaved_heads
-    ),
-    PARAMETERS,
-    forward_with(project),
+    "Ministral3ForCausalLM",
+    read=_read_folder,
+    fields=DEFAULTS.fields.union(["sliding_window"], (f"{table}.{_IN_TABLES[0]}" for table in _TABLES)),
+    harmless=dict.fromkeys(("attention_bias", "use_sliding_window", "max_window_layers"), NOT_READ)
+    | {f"{table}.{_IN_TABLES[1]}": "the field of the model says it" for table in _TABLES},
+    forward=forward_with(project),
+    gguf=llama.gguf_format("mistral3", _read_gguf, keys=frozenset(("attention.temperature_scale",))),
 )

@@ -6,44 +6,32 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from homenode.model.architectures import deepseek_v3, latent_attention, tables
+from homenode.model.architectures import deepseek_v2, deepseek_v3, latent_attention
 from homenode.model.architectures.architecture import Architecture, FolderFormat
-from homenode.model.architectures.conversions import Tensors
 from homenode.model.architectures.latent_attention import LatentHeads
 from homenode.model.config.folder_config import Defaults, ExpertDefaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
-from homenode.model.formats import limits
 from homenode.model.formats.stacked_experts import StackedExperts
-from homenode.model.spec import ModelSpec, TensorEntry
+from homenode.model.spec import ModelSpec, TensorEntry, Tensors
 
 DEFAULTS = Defaults(max_position=1048576, heads=32, vocab=131072, bos_id=1, eos_id=2)
 HEADS = LatentHeads(query_rank=1024, latent=256, plain=64, rotary=64, value=128)
 EXPERTS = ExpertDefaults(experts=128, experts_per_token=4, size=2048, keys=("n_routed_experts", "num_local_experts"))
 GROWTH = 0.1  # of queries, where the file does not say, as GGUF files do not
-PARAMETERS = (
-    *tables.EMBEDDING_AND_HEAD,
-    *latent_attention.PARAMETERS,
-    *tables.GATED_MLP,
-    *tables.EXPERTS,
-    *tables.SHARED_EXPERTS,
-)
 FIELDS = deepseek_v3.FIELDS - {"scoring_func", "topk_method", "moe_layer_freq"}
 
 
 def _read_folder(config: FolderConfig) -> ModelSpec:
     fields = config.fields
     spec = latent_attention.read_folder(config, DEFAULTS, HEADS)
-    dense = fields.integer("first_k_dense_replace", 0, minimum=0, maximum=limits.MOST_LAYERS)
-    normalise = fields.boolean("norm_topk_prob", True)
-    moe = config.moe(EXPERTS, normalise=normalise, dense=tuple(range(min(dense, spec.num_layers))))
-    shared = fields.integer("n_shared_experts", 1, minimum=0, maximum=limits.MOST_EXPERTS)
-    moe = replace(
-        moe,
+    moe = config.moe(
+        EXPERTS,
+        normalise=fields.boolean("norm_topk_prob", True),
+        dense=config.front_layers("first_k_dense_replace", 0, spec.num_layers),
+        shared_experts=config.shared_experts("n_shared_experts", 1),
         epsilon=1e-20,
         scale=fields.number("routed_scaling_factor", 1.0),
-        groups=fields.integer("n_group", 1, maximum=limits.MOST_EXPERTS),
-        groups_chosen=fields.integer("topk_group", 1, maximum=limits.MOST_EXPERTS),
-        shared_intermediate_size=shared * moe.intermediate_size,
+        **config.expert_groups(),
     )
     table = config.rope_table
     growth = table.optional_number("llama_4_scaling_beta", least=0.0) if table is not None else None
@@ -51,8 +39,8 @@ def _read_folder(config: FolderConfig) -> ModelSpec:
 
 
 def _read_gguf(config: GgufConfig) -> ModelSpec:
-    spec = latent_attention.read_gguf(config)
-    spec = replace(spec, moe=config.moe(spec, normalise=False, scores=(1, 3), epsilon=1e-20))
+    figures = latent_attention.read_gguf(config)
+    spec = config.with_moe(figures, normalise=False, scores=(1, 3), epsilon=1e-20)
     if latent_attention.heads_of(spec).growth:
         return spec
     return latent_attention.with_growth(spec, GROWTH, spec.rope.original_max_position)
@@ -73,6 +61,6 @@ ARCHITECTURE = Architecture(
         convert=split_folder,
     ),
     latent_attention.gguf_format("mistral4", _read_gguf),
-    PARAMETERS,
+    deepseek_v2.PARAMETERS,
     latent_attention.forward,
 )

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from homenode.model.architectures import conversions, tables
-from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
+from homenode.model.architectures import llama, tables
+from homenode.model.architectures.architecture import Architecture, FolderFormat
 from homenode.model.architectures.parameters import always
 from homenode.model.architectures.pre_norm import forward
 from homenode.model.architectures.tables import layer_weight
@@ -41,7 +41,7 @@ ARCHITECTURE = Architecture(
     FolderFormat(
         "MixtralForCausalLM", _read_folder, fields=DEFAULTS.fields | EXPERTS.fields | {"sliding_window", "qkv_bias"}
     ),
-    GgufFormat("llama", _read_gguf, convert=conversions.interleaved_heads),
+    llama.gguf_format("llama", _read_gguf),
     PARAMETERS,
     forward,
 )

@@ -8,14 +8,13 @@ from dataclasses import replace
 
 from homenode.compute.ops import Ops, Tensor
 from homenode.model.architectures import attention, encoder, stage, tables
-from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
+from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat, renamed
 from homenode.model.architectures.layer_kinds import all_but_first_of_each
 from homenode.model.architectures.layer_norm_decoder import normed
-from homenode.model.architectures.parameters import ForwardContext
+from homenode.model.architectures.parameters import ForwardContext, of_layer
 from homenode.model.config.folder_config import Defaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.formats import limits
-from homenode.model.part import ModelPart
 from homenode.model.pooling import HeadLayer, PoolingSpec
 from homenode.model.spec import ModelSpec
 
@@ -26,29 +25,21 @@ DEFAULTS = Defaults(
 PATTERN = 3  # each layer of that number, from the first on, sees its whole text, the others a window
 _SPELLED = {"norm_eps": "layer_norm_eps", "global_rope_theta": "rope_theta", "local_rope_theta": "rope_local_base_freq"}
 _WANTED = {"hidden_activation": "gelu", "attention_bias": False, "mlp_bias": False, "norm_bias": False}
-_LAYER = "model.layers.{layer}."
-_MODULES = {
-    "embeddings.tok_embeddings": "model.embed_tokens",
-    "embeddings.norm": "model.embed_norm",
-    "layers.{layer}.attn_norm": _LAYER + "input_layernorm",
-    "layers.{layer}.attn.Wqkv": _LAYER + "self_attn.qkv_proj",
-    "layers.{layer}.attn.Wo": _LAYER + "self_attn.o_proj",
-    "layers.{layer}.mlp_norm": _LAYER + "post_attention_layernorm",
-    "layers.{layer}.mlp.Wi": _LAYER + "mlp.gate_up_proj",
-    "layers.{layer}.mlp.Wo": _LAYER + "mlp.down_proj",
-    "final_norm": "model.norm",
-}
-
-
-def _is_behind_first(_spec: ModelSpec, _part: ModelPart, layer: int | None) -> bool:
-    return layer != 0
+_MODULES = renamed(
+    "layers.{layer}.",
+    "attn_norm=input_layernorm attn.Wqkv=self_attn.qkv_proj attn.Wo=self_attn.o_proj "
+    "mlp_norm=post_attention_layernorm mlp.Wi=mlp.gate_up_proj mlp.Wo=mlp.down_proj",
+    "embeddings.tok_embeddings=model.embed_tokens embeddings.norm=model.embed_norm final_norm=model.norm",
+)
 
 
 PARAMETERS = (
     encoder.EMBEDDING,
     encoder.EMBEDDING_NORM[0],
     tables.EMBEDDING_AND_HEAD[1],
-    tables.layer_weight("input_norm", "input_layernorm", "attn_norm", "hidden", when=_is_behind_first),
+    tables.layer_weight(
+        "input_norm", "input_layernorm", "attn_norm", "hidden", when=of_layer(lambda spec, layer: layer > 0)
+    ),
     *tables.PROJECTIONS,
     *tables.GATED_MLP,
 )
@@ -93,7 +84,7 @@ def _forward(ops: Ops, model: ForwardContext) -> Tensor:
     rotation = attention.rotation_by_layer(ops, model)
     for index, layer in enumerate(model.parameters.layers):
         h = normed(ops, model, layer, "input_norm", x) if "input_norm" in layer else x
-        inner = attention.attended(ops, model, index, attention.project_qkv(ops, model, layer, h), rotation(index))
+        inner = attention.attended(ops, model, index, attention.project_qkv(ops, model, index, h), rotation(index))
         inner, x = (stage.select_last(ops, model, index, rows) for rows in (inner, x))
         x = stage.project_out(ops, model, inner, layer["o"], None, x)
         h = normed(ops, model, layer, "post_norm", x)
@@ -107,14 +98,9 @@ ARCHITECTURE = Architecture(
     FolderFormat(
         "ModernBertModel",
         _read_folder,
-        fields=frozenset(
-            (
-                *encoder.EPS,
-                *_SPELLED,
-                *_WANTED,
-                *"global_attn_every_n_layers local_attention sliding_window rope_local_base_freq".split(),
-                *"classifier_pooling id2label".split(),
-            )
+        fields=frozenset((*encoder.EPS, *_SPELLED, *_WANTED)).union(
+            "global_attn_every_n_layers local_attention sliding_window rope_local_base_freq classifier_pooling "
+            "id2label".split()
         ),
         harmless=encoder.HARMLESS
         | dict.fromkeys(
@@ -131,7 +117,7 @@ ARCHITECTURE = Architecture(
         "modern-bert",
         _read_gguf,
         keys=encoder.GGUF_KEYS | {"rope.freq_base_swa", "hidden_act", "attention.sliding_window_pattern"},
-        names={"blk.{layer}.ffn_up.weight": _LAYER + "mlp.gate_up_proj.weight"},
+        names={"blk.{layer}.ffn_up.weight": "model.layers.{layer}.mlp.gate_up_proj.weight"},
         convert=encoder.split_tensors,
     ),
     PARAMETERS,

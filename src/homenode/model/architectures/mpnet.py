@@ -4,18 +4,17 @@ token has the row behind that of the padding token in the table of positions.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
 
 from homenode.compute.ops import RelativeBias
 from homenode.model.architectures import bert, encoder
-from homenode.model.architectures.architecture import Architecture, FolderFormat
+from homenode.model.architectures.architecture import Architecture, FolderFormat, renamed
 from homenode.model.architectures.parameters import ForwardContext, Parameter
 from homenode.model.config.folder_config import HEAD_FIELDS, ROPE, FolderConfig
 from homenode.model.pooling import PoolingSpec
-from homenode.model.spec import ModelSpec, TensorEntry
+from homenode.model.spec import ModelSpec, TensorEntry, Tensors
 
 DEFAULTS = replace(bert.DEFAULTS, vocab=30527)
 BUCKETS, FARTHEST, FIRST_POSITION = 32, 128, 2  # whatever config.json says of the padding token
@@ -24,16 +23,12 @@ PARAMETERS = (
     *(each for each in bert.PARAMETERS if each not in (encoder.TYPES, encoder.SECOND_TYPES)),
     Parameter("relative_bias", _BIAS, ("relative_biases",), "relative_bias.weight"),
 )
-_LAYER = "model.layers.{layer}."
-_MODULES = {
-    **encoder.MODULES,
-    "encoder.relative_attention_bias": "model.relative_bias",
-    **{f"encoder.layer.{{layer}}.attention.attn.{part}": f"{_LAYER}self_attn.{part}_proj" for part in "qkvo"},
-    "encoder.layer.{layer}.attention.LayerNorm": _LAYER + "attended_norm",
-    "encoder.layer.{layer}.intermediate.dense": _LAYER + "mlp.up_proj",
-    "encoder.layer.{layer}.output.dense": _LAYER + "mlp.down_proj",
-    "encoder.layer.{layer}.output.LayerNorm": _LAYER + "mlp_norm",
-}
+_MODULES = encoder.MODULES | renamed(
+    "encoder.layer.{layer}.",
+    "attention.attn.[qkvo]=self_attn.[qkvo]_proj attention.LayerNorm=attended_norm intermediate.dense=mlp.up_proj "
+    "output.dense=mlp.down_proj output.LayerNorm=mlp_norm",
+    "encoder.relative_attention_bias=model.relative_bias",
+)
 FIELDS = frozenset((*encoder.EPS, "hidden_act", "relative_attention_num_buckets", "id2label"))
 
 
@@ -69,7 +64,7 @@ def bias_of(model: ForwardContext) -> RelativeBias:
     return RelativeBias(model.parameters.top["relative_bias"], _buckets(), model.spec.num_heads, model.part.heads.first)
 
 
-def _as_vector(tensors: Mapping[str, TensorEntry], spec: ModelSpec) -> dict[str, TensorEntry]:
+def _as_vector(tensors: Tensors, spec: ModelSpec) -> dict[str, TensorEntry]:
     found = encoder.without_unread(tensors, spec)
     if (table := found.get(_BIAS)) is not None and table.shape == (BUCKETS, spec.num_heads):
         found[_BIAS] = replace(table, shape=(BUCKETS * spec.num_heads,))

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from homenode.compute.ops import Ops, Tensor
-from homenode.model.architectures import attention, conversions, gemma2, mlp, stage, tables
-from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
+from homenode.model.architectures import attention, conversions, gemma2, llama, mlp, stage, tables
+from homenode.model.architectures.architecture import Architecture, FolderFormat
 from homenode.model.architectures.layer_kinds import all_but_each
 from homenode.model.architectures.parameters import ForwardContext, of_model
 from homenode.model.architectures.tables import layer_weight
@@ -40,12 +40,7 @@ class GatedCappedBlock:
     rotated: tuple[bool, ...]
 
 
-def _of(spec: ModelSpec) -> GatedCappedBlock:
-    assert isinstance(spec.own, GatedCappedBlock)
-    return spec.own
-
-
-_has_head_norms = of_model(lambda spec: _of(spec).norms_weighted)
+_has_head_norms = of_model(lambda spec: spec.own_as(GatedCappedBlock).norms_weighted)
 PARAMETERS = (
     *gemma2.PARAMETERS,
     *(replace(norm, when=_has_head_norms) for norm in tables.HEAD_NORMS),
@@ -94,7 +89,7 @@ def _read_gguf(config: GgufConfig) -> ModelSpec:
 
 
 def _forward(ops: Ops, model: ForwardContext) -> Tensor:
-    own, spec = _of(model.spec), model.spec
+    own, spec = model.spec.own_as(GatedCappedBlock), model.spec
     x = stage.enter(ops, model)
     if model.part.first_stage:
         x = ops.rms_norm(x, spec.hidden_size, spec.norm_eps)
@@ -120,7 +115,7 @@ def _attended(ops: Ops, model: ForwardContext, index: int, x: Tensor, rotation: 
     q, k, v, gate = ops.split(rows, (query, kv, kv, query))
     q = ops.rms_norm(q, layer.get("q_norm", width), spec.norm_eps)
     k = ops.rms_norm(k, layer.get("k_norm", width), spec.norm_eps)
-    if _of(spec).rotated[place]:
+    if spec.own_as(GatedCappedBlock).rotated[place]:
         q, k = ops.rope(q, rotation, width), ops.rope(k, rotation, width)
     scale = width**-0.5 if spec.attention_scale is None else spec.attention_scale
     found = ops.attention(q, k, v, model.cache, model.cache_layers[place], scale, attention.window(model, index))
@@ -141,12 +136,7 @@ ARCHITECTURE = Architecture(
         # of the norms in layers; that behind all of them is whole
         convert=lambda tensors, spec: conversions.norms_plus_one(tensors, spec, "layernorm.weight"),
     ),
-    GgufFormat(
-        "muse-glimmer",
-        _read_gguf,
-        keys=frozenset(("logit_scale", "final_logit_softcapping")),
-        convert=conversions.interleaved_heads,
-    ),
+    llama.gguf_format("muse-glimmer", _read_gguf, keys=frozenset(("logit_scale", "final_logit_softcapping"))),
     PARAMETERS,
     _forward,
 )

@@ -9,7 +9,7 @@ from dataclasses import replace
 from homenode.compute.ops import Ops, Tensor
 from homenode.errors import UnsupportedError
 from homenode.model.architectures import attention, gemma2, llama, stage, tables
-from homenode.model.architectures.architecture import Architecture, FolderFormat
+from homenode.model.architectures.architecture import Architecture, FolderFormat, renamed
 from homenode.model.architectures.parameters import ForwardContext
 from homenode.model.config.folder_config import Defaults, FolderConfig
 from homenode.model.spec import ModelSpec
@@ -19,7 +19,6 @@ DEFAULTS = Defaults(
     attention_bias=False,
 )  # fmt: skip
 SOFTCAP = 15.0
-_LAYER = "model.layers.{layer}."
 _EMBED, _, _LM_HEAD = tables.EMBEDDING_AND_HEAD
 PARAMETERS = (_EMBED, _LM_HEAD, *tables.PROJECTIONS, *tables.QKV_BIASES, *tables.OUTPUT_BIAS, *tables.GATE_UP_DOWN[1:])
 
@@ -43,7 +42,7 @@ def _forward(ops: Ops, model: ForwardContext) -> Tensor:
         x = normed(x)
     rotation = ops.rope_angles(-model.rope.inverse_frequencies, model.rope.scale)
     for index, layer in enumerate(model.parameters.layers):
-        q, k, v = attention.project_qkv(ops, model, layer, normed(x))
+        q, k, v = attention.project_qkv(ops, model, index, normed(x))
         q, k = (normed(ops.rope(each, rotation, spec.head_dim), spec.head_dim) for each in (q, k))
         x = attention.attend(ops, model, index, x, (q, k, v), None)
         inner = ops.activate(ops.linear(normed(x), (layer["up"],)), "relu2")
@@ -57,7 +56,7 @@ ARCHITECTURE = Architecture(
         "NanoChatForCausalLM",
         _read_folder,
         fields=DEFAULTS.fields | {"hidden_act", "final_logit_softcapping"},
-        modules={_LAYER + "mlp.fc1": _LAYER + "mlp.up_proj", _LAYER + "mlp.fc2": _LAYER + "mlp.down_proj"},
+        modules=renamed("model.layers.{layer}.", "mlp.fc1=mlp.up_proj mlp.fc2=mlp.down_proj"),
     ),
     llama.ARCHITECTURE.gguf.without_files(),
     PARAMETERS,

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
+from homenode.model.architectures.architecture import FolderFormat, GgufFormat
 from homenode.model.architectures.conversions import norms_plus_one
-from homenode.model.architectures.layer_norm_decoder import PARAMETERS, BlockStyle, forward, gguf_figures
+from homenode.model.architectures.layer_norm_decoder import BlockStyle, folder_figures, gguf_figures, layer_norm_family
 from homenode.model.config.folder_config import Defaults, FolderConfig
 from homenode.model.spec import ModelSpec
 
@@ -19,16 +17,13 @@ STYLE = BlockStyle("relu2")
 
 def _read_folder(config: FolderConfig) -> ModelSpec:
     config = config.respelled({"norm_eps": "rms_norm_eps"})
-    style = replace(STYLE, activation=config.plain_activation("hidden_act", "relu2"))
-    return replace(config.uniform_decoder(DEFAULTS, rotates_part=True), own=style)
+    return folder_figures(config, DEFAULTS, STYLE, ("hidden_act", "relu2"), rotates_part=True)
 
 
-ARCHITECTURE = Architecture(
+ARCHITECTURE = layer_norm_family(
     "nemotron",
     FolderFormat(
         "NemotronForCausalLM", _read_folder, fields=DEFAULTS.fields | {"hidden_act", "norm_eps"}, convert=norms_plus_one
     ),
     GgufFormat("nemotron", lambda config: gguf_figures(config, STYLE)),
-    PARAMETERS,
-    forward,
 )

@@ -10,7 +10,7 @@ from homenode.compute.ops import Ops, PlainActivation, Tensor
 from homenode.model.architectures import attention, mamba_mixer, mlp, stage, tables
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
 from homenode.model.architectures.layer_norm_decoder import EPS_KEY
-from homenode.model.architectures.parameters import Condition, ForwardContext, Parameter
+from homenode.model.architectures.parameters import Condition, ForwardContext, Parameter, of_layer
 from homenode.model.architectures.tables import layer_weight
 from homenode.model.config.folder_config import ROPE, Defaults, ExpertDefaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
@@ -46,17 +46,11 @@ class NemotronExtras:
     latent: bool
 
 
-def _extras(spec: ModelSpec) -> NemotronExtras:
-    assert isinstance(spec.own, NemotronExtras)
-    return spec.own
-
-
-def _has_mlp(spec: ModelSpec, _part: ModelPart, layer: int | None) -> bool:
-    return layer in _extras(spec).mlp_layers
+_has_mlp = of_layer(lambda spec, layer: layer in spec.own_as(NemotronExtras).mlp_layers)
 
 
 def _has_latent(spec: ModelSpec, part: ModelPart, layer: int | None) -> bool:
-    return tables.has_experts(spec, part, layer) and _extras(spec).latent
+    return tables.has_experts(spec, part, layer) and spec.own_as(NemotronExtras).latent
 
 
 def _up_and_down(
@@ -132,15 +126,16 @@ def _read_experts(config: FolderConfig, layers: tuple[int, ...], count: int, act
     fields = config.fields
     shared = fields.integer("moe_shared_expert_intermediate_size", 7688, maximum=limits.MOST_INTERMEDIATE)
     dense = tuple(layer for layer in range(count) if layer not in layers)
-    moe = config.moe(EXPERTS, normalise=fields.boolean("norm_topk_prob", True), dense=dense, shared=shared)
-    return replace(
-        moe,
+    return config.moe(
+        EXPERTS,
+        normalise=fields.boolean("norm_topk_prob", True),
+        dense=dense,
+        shared=shared,
         score="sigmoid",
         epsilon=1e-20,
         scale=fields.number("routed_scaling_factor", 1.0),
-        groups=fields.integer("n_group", 1, maximum=limits.MOST_EXPERTS),
-        groups_chosen=fields.integer("topk_group", 1, maximum=limits.MOST_EXPERTS),
         activation=activation,
+        **config.expert_groups(),
     )
 
 
@@ -177,7 +172,7 @@ def _forward(ops: Ops, model: ForwardContext) -> Tensor:
     for index, layer in enumerate(model.parameters.layers):
         h = stage.normed(ops, model, x, layer["input_norm"])
         if "q" in layer:
-            x = attention.attend(ops, model, index, x, attention.project_qkv(ops, model, layer, h), None)
+            x = attention.attend(ops, model, index, x, attention.project_qkv(ops, model, index, h), None)
         elif "scan_o" in layer:
             inner = mamba_mixer.mixed(ops, model, index, h, precision=of_scan)
             x = stage.select_last(ops, model, index, x) if model.part.adds_residual else x
@@ -192,7 +187,7 @@ def _forward(ops: Ops, model: ForwardContext) -> Tensor:
 
 
 def _activated(ops: Ops, model: ForwardContext, weight: Tensor, h: Tensor) -> Tensor:
-    return ops.activate(ops.linear(h, (weight,)), _extras(model.spec).activation)
+    return ops.activate(ops.linear(h, (weight,)), model.spec.own_as(NemotronExtras).activation)
 
 
 def _add_experts(ops: Ops, model: ForwardContext, index: int, h: Tensor, x: Tensor) -> Tensor:

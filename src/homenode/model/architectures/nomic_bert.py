@@ -5,20 +5,18 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from homenode.errors import UnsupportedError
-from homenode.model.architectures import encoder, tables
-from homenode.model.architectures.architecture import Architecture, FolderFormat
+from homenode.model.architectures import conversions, encoder, tables
+from homenode.model.architectures.architecture import Architecture, FolderFormat, renamed
 from homenode.model.architectures.parameters import Parameter, of_model
 from homenode.model.config.folder_config import Defaults, ExpertDefaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.formats import limits
-from homenode.model.formats.bounded_files import damaged, quoted
-from homenode.model.formats.tensor_parts import rows_of, transposed
+from homenode.model.formats.bounded_files import quoted
 from homenode.model.part import ModelPart
-from homenode.model.spec import ModelSpec, MoeSpec, TensorEntry
+from homenode.model.spec import ModelSpec, MoeSpec, TensorEntry, Tensors
 
 DEFAULTS = Defaults(
     max_position=2048, heads=12, vocab=30528, norm_eps=1e-12, intermediate=3072, theta=1000.0, activation=None
@@ -39,12 +37,7 @@ def _has_mlp_biases(spec: ModelSpec, part: ModelPart, layer: int | None) -> bool
 
 
 PARAMETERS = (
-    encoder.EMBEDDING,
-    encoder.TYPES,
-    *encoder.EMBEDDING_NORM,
-    *tables.PROJECTIONS,
-    *tables.QKV_BIASES,
-    *tables.OUTPUT_BIAS,
+    *encoder.WITHOUT_POSITIONS,
     replace(tables.GATE_UP_DOWN[0], when=_has_gate),
     *tables.GATE_UP_DOWN[1:],
     *(replace(bias, when=_has_mlp_biases) for bias in tables.MLP_BIASES[1:]),
@@ -73,32 +66,15 @@ _PLAIN = {  # what the class of the makers can have, and published models have n
     "expert_choice_router": False,
 }
 _BIASES = ("qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias")
-_LAYER = "model.layers.{layer}."
-_IN_LAYER = {
-    "attn.Wqkv": "self_attn.qkv_proj",
-    "attn.out_proj": "self_attn.o_proj",
-    "mlp.fc11": "mlp.up_proj",
-    "mlp.fc12": "mlp.gate_proj",
-    "mlp.fc2": "mlp.down_proj",
-    "mlp.fc1": "mlp.up_proj",
-    "mlp.router.layer": "mlp.gate",
-    "mlp.experts": "mlp.experts",
-    "mlp.experts.mlp": "mlp.experts",
-    "norm1": "attended_norm",
-    "norm2": "mlp_norm",
-    **{name: name for name in (f"self_attn.{part}_proj" for part in "qkvo")},
-    **{name: name for name in (f"mlp.{part}_proj" for part in ("gate", "up", "down"))},
-    "post_attention_layernorm": "attended_norm",
-    "post_mlp_layernorm": "mlp_norm",
-}
+_IN_LAYER = (
+    "attn.Wqkv=self_attn.qkv_proj attn.out_proj=self_attn.o_proj mlp.fc11=mlp.up_proj mlp.fc12=mlp.gate_proj "
+    "mlp.fc2=mlp.down_proj mlp.fc1=mlp.up_proj mlp.router.layer=mlp.gate mlp.experts mlp.experts.mlp=mlp.experts "
+    f"norm1=attended_norm norm2=mlp_norm mlp.gate_proj mlp.up_proj mlp.down_proj {encoder.OURS}"
+)
 _MODULES = {
     **encoder.MODULES,
-    "emb_ln": "model.embed_norm",
-    **{
-        f"{front}layers.{{layer}}.{theirs}": _LAYER + ours
-        for front in ("", "encoder.")
-        for theirs, ours in _IN_LAYER.items()
-    },
+    **renamed("layers.{layer}.", _IN_LAYER, "emb_ln=model.embed_norm"),
+    **renamed("encoder.layers.{layer}.", _IN_LAYER),
 }
 
 
@@ -144,30 +120,9 @@ def _read_gguf(config: GgufConfig) -> ModelSpec:
     return _with_experts(spec, config.moe(spec, size=spec.intermediate_size, normalise=False))
 
 
-def _converted(tensors: Mapping[str, TensorEntry], spec: ModelSpec) -> dict[str, TensorEntry]:
-    found = encoder.split_tensors(tensors, spec)
-    return found if spec.moe is None else _single_experts(found, spec.moe)
-
-
-def _single_experts(tensors: Mapping[str, TensorEntry], moe: MoeSpec) -> dict[str, TensorEntry]:
-    """The experts of a layer lie one below the other, down with its columns as rows. CheckpointError for another
-    height.
-    """
-    found: dict[str, TensorEntry] = {}
-    for name, entry in tensors.items():
-        module, _, part = name.rpartition(".")
-        if not module.endswith(".mlp.experts") or part not in ("w1", "w2"):
-            found[name] = entry
-            continue
-        rows = moe.num_experts * moe.intermediate_size
-        if len(entry.shape) != 2 or entry.shape[0] != rows:
-            wanted = f"{rows} rows, {moe.intermediate_size} of each expert"
-            raise damaged(entry.file, f"shape of {name}", seen=list(entry.shape), wanted=wanted)
-        for expert in range(moe.num_experts):
-            one = f"{module}.{expert}.{'up' if part == 'w1' else 'down'}_proj.weight"
-            matrix = rows_of(entry, one, expert * moe.intermediate_size, moe.intermediate_size)
-            found[one] = matrix if part == "w1" else transposed(matrix, one)
-    return found
+def _converted(tensors: Tensors, spec: ModelSpec) -> dict[str, TensorEntry]:
+    parts = {"w1": "up_proj", "w2": "down_proj"}
+    return conversions.split_piled_experts(encoder.split_tensors(tensors, spec), spec, ".mlp.experts.", parts)
 
 
 forward = encoder.forward_with("rope")
@@ -176,16 +131,9 @@ ARCHITECTURE = Architecture(
     FolderFormat(
         "NomicBertModel",
         _read_folder,
-        fields=frozenset(
-            (
-                *encoder.EPS,
-                *_SPELLED,
-                *_PLAIN,
-                *_BIASES,
-                *EXPERTS.keys,
-                *"activation_function hidden_act moe_every_n_layers rotary_emb_scale_base type_vocab_size".split(),
-                *"num_shared_experts ffn_div moe_normalize_expert_weights num_experts_per_tok".split(),
-            )
+        fields=frozenset((*encoder.EPS, *_SPELLED, *_PLAIN, *_BIASES, *EXPERTS.keys)).union(
+            "activation_function hidden_act moe_every_n_layers rotary_emb_scale_base type_vocab_size num_shared_experts "
+            "ffn_div moe_normalize_expert_weights num_experts_per_tok".split()
         ),
         harmless=encoder.harmless_but(["type_vocab_size"])
         | dict.fromkeys(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from homenode.compute.ops import Ops, Tensor
-from homenode.model.architectures import attention, conversions, mlp, stage, tables
-from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
+from homenode.model.architectures import attention, llama, mlp, stage, tables
+from homenode.model.architectures.architecture import Architecture, FolderFormat
 from homenode.model.architectures.layer_norm_decoder import EPS_KEY
 from homenode.model.architectures.olmoe import ProjectionLimit, limited
 from homenode.model.architectures.parameters import ForwardContext
@@ -33,8 +33,7 @@ def _read_folder(config: FolderConfig) -> ModelSpec:
 
 
 def _read_gguf(config: GgufConfig) -> ModelSpec:
-    config = config.respelled(EPS_KEY)
-    spec = config.refuse_window(config.decoder(whole_heads=True))
+    spec = llama.read_gguf(config.respelled(EPS_KEY))
     return _limited(spec, config.fields.optional_number("attention.clamp_kqv", least=0.0))
 
 
@@ -50,7 +49,7 @@ def _forward(ops: Ops, model: ForwardContext) -> Tensor:
     x = stage.enter(ops, model)
     rotation = attention.angles(ops, model.rope)
     for index, layer in enumerate(model.parameters.layers):
-        qkv = limited(ops, model, attention.project_qkv(ops, model, layer, _normed(ops, model, x)))
+        qkv = limited(ops, model, attention.project_qkv(ops, model, index, _normed(ops, model, x)))
         x = attention.attend(ops, model, index, x, qkv, rotation)
         inner = mlp.gated(ops, layer, _normed(ops, model, x))
         x = stage.project_out(ops, model, inner, layer["down"], None, x)
@@ -60,7 +59,7 @@ def _forward(ops: Ops, model: ForwardContext) -> Tensor:
 ARCHITECTURE = Architecture(
     "olmo",
     FolderFormat("OlmoForCausalLM", _read_folder, fields=DEFAULTS.fields | {"clip_qkv"}),
-    GgufFormat("olmo", _read_gguf, keys=frozenset(("attention.clamp_kqv",)), convert=conversions.interleaved_heads),
+    llama.gguf_format("olmo", _read_gguf, keys=frozenset(("attention.clamp_kqv",))),
     PARAMETERS,
     _forward,
 )

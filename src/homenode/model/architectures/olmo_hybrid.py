@@ -4,32 +4,27 @@ it has of a key to its opposite; the others are OLMo 2's, mostly without a rope.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from homenode.model.architectures import delta_net, olmo2, tables
-from homenode.model.architectures.architecture import Architecture, FolderFormat
+from homenode.model.architectures.architecture import Architecture, FolderFormat, renamed
 from homenode.model.architectures.layer_kinds import INTERVAL
 from homenode.model.architectures.pre_norm import forward_with, project_normed_whole
 from homenode.model.config.folder_config import Defaults, FolderConfig
 from homenode.model.formats import limits
-from homenode.model.spec import DeltaSpec, ModelSpec, TensorEntry
+from homenode.model.spec import DeltaSpec, ModelSpec, TensorEntry, Tensors
 
 DEFAULTS = Defaults(max_position=65536, heads=30, vocab=100352, norm_eps=1e-6, eos_id=100257, intermediate=11008)
 NORM_EPSILON = 1e-5  # of the norm behind the delta rule, whatever that of the others is
 KINDS = ("linear_attention", "full_attention")
-_LAYER, _NET = "model.layers.{layer}.", "model.layers.{layer}.linear_attn."
 # What folders call the parts of a layer -> what the parameters of gated delta nets call them.
-_MODULES = {
-    _LAYER + "attention_layer_norm": _LAYER + "input_layernorm",
-    _LAYER + "feedforward_layer_norm": _LAYER + "post_attention_layernorm",
-    _NET + "g_proj": _NET + "in_proj_z",
-    _NET + "o_norm": _NET + "norm",
-    _NET + "o_proj": _NET + "out_proj",
-    **{f"{_NET}{part}_proj": f"{_NET}in_proj_{part}" for part in "ab"},
-    **{f"{_NET}{part}_proj": f"{_NET}{part}" for part in "qkv"},
-    **{f"{_NET}{part}_conv1d": f"{_NET}conv_{part}" for part in "qkv"},
-}
+_MODULES = renamed(
+    "model.layers.{layer}.",
+    "attention_layer_norm=input_layernorm feedforward_layer_norm=post_attention_layernorm "
+    "linear_attn.g_proj=linear_attn.in_proj_z linear_attn.o_norm=linear_attn.norm "
+    "linear_attn.o_proj=linear_attn.out_proj linear_attn.[ab]_proj=linear_attn.in_proj_[ab] "
+    "linear_attn.[qkv]_proj=linear_attn.[qkv] linear_attn.[qkv]_conv1d=linear_attn.conv_[qkv]",
+)
 PARAMETERS = (
     *tables.EMBEDDING_AND_HEAD,
     *(replace(each, when=delta_net.has_delta) for each in (tables.INPUT_NORM, *tables.POST_NORM)),
@@ -68,7 +63,7 @@ def _read_folder(config: FolderConfig) -> ModelSpec:
     return delta_net.with_delta(replace(spec, rope_layers=() if has_rope else (False,) * spec.num_layers), delta)
 
 
-def convert_folder(tensors: Mapping[str, TensorEntry], spec: ModelSpec) -> dict[str, TensorEntry]:
+def convert_folder(tensors: Tensors, spec: ModelSpec) -> dict[str, TensorEntry]:
     """The tensors of a folder: convolutions have a weight for each token and channel, and decays are logarithms."""
     found = delta_net.split_tensors(tensors, spec)
     for name, entry in found.items():

@@ -44,13 +44,12 @@ def _read_folder(config: FolderConfig) -> ModelSpec:
 def read_gguf(config: GgufConfig) -> ModelSpec:
     """The figures in a GGUF file, which keeps no limit of q, k and v."""
     spec = config.uniform_decoder()
-    moe = config.moe(spec, size=spec.intermediate_size, normalise=False)
-    return replace(spec, moe=moe)
+    return config.with_moe(spec, size=spec.intermediate_size, normalise=False)
 
 
 def project(ops: Ops, model: ForwardContext, index: int, h: Tensor, rotation: Tensor) -> Heads:
     """The `Projection` with a norm over all of q and all of k, and values that may be limited."""
-    qkv = attention.project_qkv_normed_whole(ops, model, model.parameters.layers[index], h)
+    qkv = attention.project_qkv_normed_whole(ops, model, index, h)
     return attention.rotated(ops, model, index, limited(ops, model, qkv), rotation)
 
 

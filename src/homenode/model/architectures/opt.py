@@ -2,54 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
-
 from homenode.model.architectures import gpt2
-from homenode.model.architectures.architecture import Architecture, FolderFormat
-from homenode.model.architectures.layer_norm_decoder import PARAMETERS, BlockStyle, forward
+from homenode.model.architectures.architecture import renamed
+from homenode.model.architectures.layer_norm_decoder import BlockStyle, folder_figures
 from homenode.model.config.folder_config import HEAD_FIELDS, ROPE, Defaults, FolderConfig
 from homenode.model.formats.tensor_parts import rows_of
-from homenode.model.spec import ModelSpec, TensorEntry
+from homenode.model.spec import ModelSpec, TensorEntry, Tensors
 
 EPSILON, OFFSET = 1e-5, 2
 DEFAULTS = Defaults(
     max_position=2048, heads=12, vocab=50272, bos_id=2, eos_id=2, norm_eps=EPSILON, intermediate=3072, activation=None
 )
 STYLE = BlockStyle("relu", positions="table")
-_LAYER, _THEIRS, _POSITIONS = "model.layers.{layer}.", "decoder.layers.{layer}.", "model.positions.weight"
+_POSITIONS = "model.positions.weight"
 # Of OPT 350M and of fine-tuned models of before 2022 alone.
 _PLAIN = {"do_layer_norm_before": True, "_remove_final_layer_norm": False, "layer_norm_elementwise_affine": True}
-_MODULES = {
-    "decoder.embed_tokens": "model.embed_tokens",
-    "decoder.embed_positions": "model.positions",
-    "decoder.final_layer_norm": "model.norm",
-    **{f"{_THEIRS}self_attn.{part}_proj": f"{_LAYER}self_attn.{part}_proj" for part in "qkv"},
-    _THEIRS + "self_attn.out_proj": _LAYER + "self_attn.o_proj",
-    _THEIRS + "self_attn_layer_norm": _LAYER + "input_layernorm",
-    _THEIRS + "final_layer_norm": _LAYER + "post_attention_layernorm",
-    _THEIRS + "fc1": _LAYER + "mlp.up_proj",
-    _THEIRS + "fc2": _LAYER + "mlp.down_proj",
-}
+_MODULES = renamed(
+    "decoder.layers.{layer}.",
+    "self_attn.[qkv]_proj self_attn.out_proj=self_attn.o_proj self_attn_layer_norm=input_layernorm "
+    "final_layer_norm=post_attention_layernorm fc1=mlp.up_proj fc2=mlp.down_proj",
+    "decoder.embed_tokens=model.embed_tokens decoder.embed_positions=model.positions "
+    "decoder.final_layer_norm=model.norm",
+)
 
 
 def _read_folder(config: FolderConfig) -> ModelSpec:
     config = config.respelled({"ffn_dim": "intermediate_size"}).without("rms_norm_eps", *ROPE, *HEAD_FIELDS)
-    fields = config.fields
-    spec = config.uniform_decoder(DEFAULTS)
-    fields.refuse_others({**_PLAIN, "word_embed_proj_dim": spec.hidden_size})
-    bias = fields.boolean("enable_bias", True)
-    return replace(
-        spec,
-        attention_bias=bias,
-        output_bias=bias,
-        mlp_bias=bias,
-        dimensions={"positions": spec.max_position},
-        own=replace(STYLE, activation=config.plain_activation("activation_function", "relu")),
-    )
+    bias = config.fields.boolean("enable_bias", True)
+    spec = folder_figures(config, DEFAULTS, STYLE, ("activation_function", "relu"), bias=bias)
+    config.fields.refuse_others({**_PLAIN, "word_embed_proj_dim": spec.hidden_size})
+    return spec
 
 
-def _without_offset(tensors: Mapping[str, TensorEntry], spec: ModelSpec) -> dict[str, TensorEntry]:
+def _without_offset(tensors: Tensors, spec: ModelSpec) -> dict[str, TensorEntry]:
     """A folder's tensors, of the table of positions the rows that are some."""
     found = dict(tensors)
     rows = spec.dimensions["positions"]
@@ -58,17 +43,12 @@ def _without_offset(tensors: Mapping[str, TensorEntry], spec: ModelSpec) -> dict
     return found
 
 
-ARCHITECTURE = Architecture(
+ARCHITECTURE = gpt2.ARCHITECTURE.of_class(
     "opt",
-    FolderFormat(
-        "OPTForCausalLM",
-        _read_folder,
-        fields=frozenset((*_PLAIN, "ffn_dim", "activation_function", "enable_bias", "word_embed_proj_dim")),
-        harmless=dict.fromkeys(("layerdrop", "init_std", "activation_dropout"), "of training only"),
-        modules={**_MODULES, **{f"model.{theirs}": ours for theirs, ours in _MODULES.items()}},
-        convert=_without_offset,
-    ),
-    gpt2.ARCHITECTURE.gguf.without_files(),
-    PARAMETERS,
-    forward,
+    "OPTForCausalLM",
+    read=_read_folder,
+    fields=frozenset((*_PLAIN, "ffn_dim", "activation_function", "enable_bias", "word_embed_proj_dim")),
+    harmless=dict.fromkeys(("layerdrop", "init_std", "activation_dropout"), "of training only"),
+    modules=_MODULES | {f"model.{theirs}": ours for theirs, ours in _MODULES.items()},
+    convert=_without_offset,
 )

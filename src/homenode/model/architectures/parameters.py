@@ -22,6 +22,11 @@ def of_model(holds: Callable[[ModelSpec], bool]) -> Condition:
     return lambda spec, _part, _layer: holds(spec)
 
 
+def of_layer(holds: Callable[[ModelSpec, int], bool]) -> Condition:
+    """The condition that some layers of a model meet."""
+    return lambda spec, _part, layer: layer is not None and holds(spec, layer)
+
+
 def always(_spec: ModelSpec, _part: ModelPart, _layer: int | None) -> bool:
     """The condition of a parameter that every part of a model, or every layer, has."""
     return True

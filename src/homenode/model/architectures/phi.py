@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
-from homenode.model.architectures.layer_norm_decoder import PARAMETERS, BlockStyle, forward, gguf_figures
+from homenode.model.architectures.architecture import FolderFormat, GgufFormat, renamed
+from homenode.model.architectures.layer_norm_decoder import BlockStyle, folder_figures, gguf_figures, layer_norm_family
 from homenode.model.config.folder_config import Defaults, FolderConfig
 from homenode.model.spec import ModelSpec
 
@@ -16,34 +16,25 @@ DEFAULTS = Defaults(
     activation=None,
 )  # fmt: skip
 STYLE = BlockStyle("gelu", "one_norm", head_bias=True)
-_LAYER = "model.layers.{layer}."
 
 
 def _read_folder(config: FolderConfig) -> ModelSpec:
     config = config.respelled({"layer_norm_eps": "rms_norm_eps"})
-    spec = config.uniform_decoder(DEFAULTS, rotates_part=True)
-    style = replace(
-        STYLE,
-        activation=config.plain_activation("hidden_act", "gelu_new"),
-        head_norms=config.fields.boolean("qk_layernorm", False),
-    )
-    return replace(spec, attention_bias=True, output_bias=True, mlp_bias=True, own=style)
+    style = replace(STYLE, head_norms=config.fields.boolean("qk_layernorm", False))
+    return folder_figures(config, DEFAULTS, style, ("hidden_act", "gelu_new"), bias=True, rotates_part=True)
 
 
-ARCHITECTURE = Architecture(
+ARCHITECTURE = layer_norm_family(
     "phi",
     FolderFormat(
         "PhiForCausalLM",
         _read_folder,
-        fields=frozenset("hidden_act layer_norm_eps qk_layernorm".split()),
-        modules={
-            "model.final_layernorm": "model.norm",
-            _LAYER + "self_attn.dense": _LAYER + "self_attn.o_proj",
-            _LAYER + "mlp.fc1": _LAYER + "mlp.up_proj",
-            _LAYER + "mlp.fc2": _LAYER + "mlp.down_proj",
-        },
+        fields=frozenset(("hidden_act", "layer_norm_eps", "qk_layernorm")),
+        modules=renamed(
+            "model.layers.{layer}.",
+            "self_attn.dense=self_attn.o_proj mlp.fc1=mlp.up_proj mlp.fc2=mlp.down_proj",
+            "model.final_layernorm=model.norm",
+        ),
     ),
     GgufFormat("phi2", lambda config: gguf_figures(config, STYLE)),
-    PARAMETERS,
-    forward,
 )

@@ -9,24 +9,19 @@ from dataclasses import replace
 from homenode.model.architectures import tables
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
 from homenode.model.architectures.pre_norm import forward
-from homenode.model.config.folder_config import Defaults, FolderConfig
+from homenode.model.config.folder_config import Defaults
 from homenode.model.config.known_fields import NOT_READ
 from homenode.model.formats.fused_rows import split_fused_rows
-from homenode.model.spec import ModelSpec
 
 DEFAULTS = Defaults(max_position=4096, bos_id=1, eos_id=32000, norm_eps=1e-5, original_position=4096)
 PARAMETERS = (*tables.EMBEDDING_AND_HEAD, *tables.ATTENTION, *tables.GATED_MLP)
-
-
-def _read_folder(config: FolderConfig) -> ModelSpec:
-    return config.uniform_decoder(DEFAULTS, window=config.window(default=None), rotates_part=True)
 
 
 ARCHITECTURE = Architecture(
     "phi3",
     FolderFormat(
         "Phi3ForCausalLM",
-        _read_folder,
+        lambda config: config.uniform_decoder(DEFAULTS, window=config.window(default=None), rotates_part=True),
         fields=DEFAULTS.fields | {"sliding_window"},
         harmless=dict.fromkeys(("attention_bias", "use_sliding_window", "lm_head_bias"), NOT_READ),
         picture_classes=("Phi3VForCausalLM", "Phi4MMForCausalLM", "Phi4MultimodalForCausalLM"),

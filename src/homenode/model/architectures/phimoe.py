@@ -4,22 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from homenode.compute.ops import Ops, Tensor
 from homenode.errors import UnsupportedError
-from homenode.model.architectures import attention, mixtral, mlp, stage, tables
+from homenode.model.architectures import mixtral
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
-from homenode.model.architectures.layer_norm_decoder import (
-    HEAD_BIAS,
-    INPUT_NORM_BIAS,
-    NORM_BIAS,
-    BlockStyle,
-    has_norm_biases,
-    leave,
-    normed,
-    post_norm,
-    project,
-)
-from homenode.model.architectures.parameters import ForwardContext, always
+from homenode.model.architectures.layer_norm_decoder import WITHOUT_MLP, BlockStyle, forward
 from homenode.model.config.folder_config import Defaults, ExpertDefaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.formats.fields import Fields
@@ -31,17 +19,7 @@ DEFAULTS = Defaults(
 )  # fmt: skip
 EXPERTS = ExpertDefaults(experts=16, experts_per_token=2, size=0, keys=("num_local_experts",))
 JITTER = 0.01  # which GGUF files do not have
-PARAMETERS = (
-    *tables.EMBEDDING_AND_HEAD,
-    NORM_BIAS,
-    HEAD_BIAS,
-    *tables.ATTENTION,
-    INPUT_NORM_BIAS,
-    *tables.QKV_BIASES,
-    *tables.OUTPUT_BIAS,
-    *post_norm(always, has_norm_biases),
-    *mixtral.EXPERT_PARAMETERS,
-)
+PARAMETERS = (*WITHOUT_MLP, *mixtral.EXPERT_PARAMETERS)
 
 
 def _read_folder(config: FolderConfig) -> ModelSpec:
@@ -84,20 +62,6 @@ def _read_gguf(config: GgufConfig) -> ModelSpec:
     style = BlockStyle(norm_biases="model.norm.bias" in there, head_bias="lm_head.bias" in there)
     routed = _routed(config.fields, moe, JITTER)
     return replace(spec, sliding_window=config.window(), moe=routed, own=style)
-
-
-def forward(ops: Ops, model: ForwardContext) -> Tensor:
-    """Logits of the step's selected rows, or the rows for the next stage."""
-    x = stage.enter(ops, model)
-    rotation = attention.angles(ops, model.rope)
-    for index, layer in enumerate(model.parameters.layers):
-        qkv = project(ops, model, layer, normed(ops, model, layer, "input_norm", x))
-        x = attention.attend(ops, model, index, x, qkv, rotation)
-        h = normed(ops, model, layer, "post_norm", x)
-        logits = ops.linear(h, (layer["router"],))
-        residual = x if model.part.adds_residual else None
-        x = stage.over_ranks(ops, model, mlp.add_experts(ops, model, index, h, logits, residual))
-    return leave(ops, model, x)
 
 
 ARCHITECTURE = Architecture(

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from homenode.compute.ops import Ops, PooledKeys, Tensor
-from homenode.model.architectures import stage
+from homenode.model.architectures import stage, tables
 from homenode.model.architectures.hyper_connections import StreamMixing
-from homenode.model.architectures.parameters import Condition, ForwardContext, Parameter
+from homenode.model.architectures.parameters import Condition, ForwardContext, Parameter, of_layer
 from homenode.model.architectures.tables import layer_weight
 from homenode.model.part import ModelPart
 from homenode.model.spec import ModelSpec
@@ -31,22 +31,12 @@ class DeepseekV4Spec:
     mixing: StreamMixing
 
 
-def own_spec(spec: ModelSpec) -> DeepseekV4Spec:
-    """Those of a model with such attention."""
-    assert isinstance(spec.own, DeepseekV4Spec)
-    return spec.own
-
-
-def _is_pooled(spec: ModelSpec, _part: ModelPart, layer: int | None) -> bool:
-    return spec.pooled is not None and layer is not None and spec.pooled.ratios[layer] > 0
-
-
-def _overlaps(spec: ModelSpec, _part: ModelPart, layer: int | None) -> bool:
-    return layer in own_spec(spec).overlapping
+_overlaps = of_layer(lambda spec, layer: layer in spec.own_as(DeepseekV4Spec).overlapping)
 
 
 def _is_heavy(spec: ModelSpec, part: ModelPart, layer: int | None) -> bool:
-    return _is_pooled(spec, part, layer) and not _overlaps(spec, part, layer)
+    is_pooled = spec.pooled is not None and layer is not None and spec.pooled.ratios[layer] > 0
+    return is_pooled and not _overlaps(spec, part, layer)
 
 
 def _pooling(
@@ -75,7 +65,7 @@ PARAMETERS = (
     layer_weight("q_b", "self_attn.q_b_proj", "attn_q_b", "query", "query_rank"),
     layer_weight("kv", "self_attn.kv_proj", "attn_kv", "head", "hidden"),
     layer_weight("kv_norm", "self_attn.kv_norm", "attn_kv_a_norm", "head"),
-    Parameter("sinks", _AT + "sinks", ("heads",), "blk.{layer}.attn_sinks.weight"),
+    tables.SINKS,
     *_pooling("heavy", "compressor", "attn_compressor", "head", "head", "heavy_biases", _is_heavy),
     *_pooling("sparse", "compressor", "attn_compressor", "two_heads", "head", "sparse_biases", _overlaps),
     *_pooling("index", _INDEX, "indexer_compressor", "two_index_keys", "index_key", "index_biases", _overlaps),
@@ -138,7 +128,7 @@ def _pooled(
     layer, spec, number = model.parameters.layers[index], model.spec, model.part.layers.first + index
     if spec.pooled is None or not (ratio := spec.pooled.ratios[number]):
         return None
-    overlaps = number in own_spec(spec).overlapping
+    overlaps = number in spec.own_as(DeepseekV4Spec).overlapping
     keys, widths = (("sparse", "index") if overlaps else ("heavy",)), [spec.head_dim]
     if overlaps:
         assert spec.indexer is not None
@@ -179,7 +169,7 @@ def attended(ops: Ops, model: ForwardContext, index: int, h: Tensor, of_layers: 
     pooled = _pooled(ops, model, index, h, rank, how, rotary)
     place = model.cache_layers[model.part.layers.first + index]
     found = ops.attention(
-        q, row, None, model.cache, place, head**-0.5, own_spec(spec).window,
+        q, row, None, model.cache, place, head**-0.5, spec.own_as(DeepseekV4Spec).window,
         sinks=layer["sinks"], value_columns=head, pooled=pooled,
     )  # fmt: skip
     found = stage.select_last(ops, model, index, _turned(ops, found, how.back, heads, head, rotary))

@@ -15,6 +15,8 @@ Heads = tuple[Tensor, Tensor, Tensor]
 # Of layer `index` of a stage, h being its normed rows: q, k and v of h, those of q and k rotated where the layer has
 # rope.
 Projection = Callable[[Ops, ForwardContext, int, Tensor, Tensor], Heads]
+# Of layer `index` of a stage, h being its normed rows and the last argument what it attends to: that, gated.
+Gate = Callable[[Ops, ForwardContext, int, Tensor, Tensor], Tensor]
 # Of layer `index` of a stage, h being its normed rows: inner columns; of the model's last layer the selected rows only.
 Mixer = Callable[[Ops, ForwardContext, int, Tensor], Tensor]
 Forward = Callable[[Ops, ForwardContext], Tensor]
@@ -22,19 +24,19 @@ Forward = Callable[[Ops, ForwardContext], Tensor]
 
 def project(ops: Ops, model: ForwardContext, index: int, h: Tensor, rotation: Tensor) -> Heads:
     """The `Projection` of Llama, and of Qwen 3, which has a norm over each head of q and k before they are rotated."""
-    qkv = normed_heads(ops, model, index, attention.project_qkv(ops, model, model.parameters.layers[index], h))
+    qkv = normed_heads(ops, model, index, attention.project_qkv(ops, model, index, h))
     return attention.rotated(ops, model, index, qkv, rotation)
 
 
 def project_neighbours(ops: Ops, model: ForwardContext, index: int, h: Tensor, rotation: Tensor) -> Heads:
     """The `Projection` of a rope that turns elements beside each other, without norms of heads."""
-    qkv = attention.project_qkv(ops, model, model.parameters.layers[index], h)
+    qkv = attention.project_qkv(ops, model, index, h)
     return attention.rotated(ops, model, index, qkv, rotation, adjacent=True)
 
 
 def project_normed_whole(ops: Ops, model: ForwardContext, index: int, h: Tensor, rotation: Tensor) -> Heads:
     """The `Projection` with a norm over all of q and all of k."""
-    qkv = attention.project_qkv_normed_whole(ops, model, model.parameters.layers[index], h)
+    qkv = attention.project_qkv_normed_whole(ops, model, index, h)
     return attention.rotated(ops, model, index, qkv, rotation)
 
 
@@ -49,11 +51,13 @@ def normed_heads(ops: Ops, model: ForwardContext, index: int, qkv: Heads) -> Hea
 def forward_with(
     projection: Projection = project,
     feed_forward: mlp.FeedForward = mlp.feed_forward,
+    gate: Gate | None = None,
     mixer: Mixer | None = None,
     mixer_out: str = "",
 ) -> Forward:
-    """The forward function of such a decoder. `feed_forward`: x plus what follows attention in a layer; `mixer`: what
-    layers without attention have in its place, projected with the matrix `mixer_out`.
+    """The forward function of such a decoder. `feed_forward`: x plus what follows attention in a layer; `gate`: what
+    becomes of what a layer attends to before it is projected; `mixer`: what layers without attention have in its place,
+    projected with the matrix `mixer_out`.
     """
 
     def forward(ops: Ops, model: ForwardContext) -> Tensor:
@@ -63,8 +67,11 @@ def forward_with(
         for index, layer in enumerate(model.parameters.layers):
             h = stage.normed(ops, model, x, layer["input_norm"]) if "input_norm" in layer else x
             if mixer is None or "q" in layer:
-                qkv = projection(ops, model, index, h, rotation(index))
-                x = attention.attend(ops, model, index, x, qkv, None)
+                found = attention.attended(ops, model, index, projection(ops, model, index, h, rotation(index)), None)
+                found = stage.select_last(ops, model, index, found)
+                if gate is not None:
+                    found = gate(ops, model, index, stage.select_last(ops, model, index, h), found)
+                x = stage.add_mixed(ops, model, index, x, found, "o")
             else:
                 x = stage.add_mixed(ops, model, index, x, mixer(ops, model, index, h), mixer_out)
             x = feed_forward(ops, model, index, x)

@@ -4,7 +4,6 @@ have an MLP instead.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from homenode.model.architectures import qwen2, tables
@@ -13,9 +12,8 @@ from homenode.model.architectures.layer_kinds import WINDOW_FIELDS, window_in_us
 from homenode.model.architectures.pre_norm import forward
 from homenode.model.architectures.tables import layer_weight
 from homenode.model.config.folder_config import Defaults, ExpertDefaults, FolderConfig
-from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.formats import limits
-from homenode.model.spec import ModelSpec, MoeSpec, TensorEntry
+from homenode.model.spec import ModelSpec, MoeSpec, TensorEntry, Tensors
 
 DEFAULTS = Defaults(max_position=32768)
 EXPERTS = ExpertDefaults(experts=60, experts_per_token=4, size=1408, keys=("num_experts",))
@@ -60,12 +58,7 @@ def _read_folder(config: FolderConfig) -> ModelSpec:
     return replace(spec, attention_bias=config.fields.boolean("qkv_bias", True), moe=moe)
 
 
-def _read_gguf(config: GgufConfig) -> ModelSpec:
-    spec = config.uniform_decoder()
-    return replace(spec, moe=config.moe(spec, normalise=False))
-
-
-def with_shared_routers(tensors: Mapping[str, TensorEntry], _spec: ModelSpec) -> dict[str, TensorEntry]:
+def with_shared_routers(tensors: Tensors, _spec: ModelSpec) -> dict[str, TensorEntry]:
     """The tensors of a GGUF file. What scales the shared expert is a matrix of one row, which GGUF files store as a
     vector.
     """
@@ -84,7 +77,7 @@ ARCHITECTURE = Architecture(
         _read_folder,
         fields=DEFAULTS.fields | WINDOW_FIELDS | EXPERT_FIELDS | {"qkv_bias", "shared_expert_intermediate_size"},
     ),
-    GgufFormat("qwen2moe", _read_gguf, convert=with_shared_routers),
+    GgufFormat("qwen2moe", lambda config: config.uniform_mixture(normalise=False), convert=with_shared_routers),
     PARAMETERS,
     forward,
 )

@@ -18,14 +18,7 @@ DEFAULTS = Defaults(max_position=32768, head_dim=128, attention_bias=False)
 _SCORE = "score.weight"
 PICTURE_TYPE = "qwen3_vl_text"  # the text of Qwen 3 VL, which has no window
 PICTURE_DEFAULTS = replace(DEFAULTS, max_position=128000, heads=32, kv_heads=32, theta=500000.0)
-PARAMETERS = (
-    *tables.EMBEDDING_AND_HEAD,
-    *tables.ATTENTION,
-    *tables.HEAD_NORMS,
-    *tables.QKV_BIASES,
-    *tables.OUTPUT_BIAS,
-    *tables.GATED_MLP,
-)
+PARAMETERS = (*tables.EMBEDDING_AND_HEAD, *tables.ATTENTION_AND_ALL, *tables.GATED_MLP)
 
 
 def _read_folder(config: FolderConfig) -> ModelSpec:

@@ -6,36 +6,30 @@ from __future__ import annotations
 
 from homenode.model.architectures import delta_net, tables
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
-from homenode.model.config.folder_config import Defaults, FolderConfig
-from homenode.model.config.gguf_config import GgufConfig
-from homenode.model.spec import ModelSpec
+from homenode.model.config.folder_config import Defaults
 
 DEFAULTS = Defaults(max_position=32768, heads=16, kv_heads=4, vocab=248320, head_dim=256, rotary_share=0.25)
 PARAMETERS = (*delta_net.PARAMETERS, *tables.GATE_UP_DOWN)
-
-
-def _read_folder(config: FolderConfig) -> ModelSpec:
-    spec = config.decoder(DEFAULTS, rotates_part=True)
-    return delta_net.read_folder(config, spec)
-
-
-def _read_gguf(config: GgufConfig) -> ModelSpec:
-    spec = config.decoder()
-    return delta_net.read_gguf(config, spec, reordered=True)
 
 
 ARCHITECTURE = Architecture(
     "qwen3_5",
     FolderFormat(
         "Qwen3_5ForCausalLM",
-        _read_folder,
+        lambda config: delta_net.read_folder(config, config.decoder(DEFAULTS, rotates_part=True)),
         fields=delta_net.FIELDS,
         harmless=delta_net.HARMLESS,
         model_types=("qwen3_5_text",),
         picture_classes=("Qwen3_5ForConditionalGeneration", "MiniCPMV4_6ForConditionalGeneration"),
         convert=delta_net.convert_folder,
     ),
-    GgufFormat("qwen35", _read_gguf, keys=delta_net.KEYS, names=delta_net.NAMES, convert=delta_net.split_tensors),
+    GgufFormat(
+        "qwen35",
+        lambda config: delta_net.read_gguf(config, config.decoder(), reordered=True),
+        keys=delta_net.KEYS,
+        names=delta_net.NAMES,
+        convert=delta_net.split_tensors,
+    ),
     PARAMETERS,
     delta_net.forward,
 )

@@ -4,7 +4,6 @@ and one expert that every token uses.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from homenode.model.architectures import delta_net, tables
@@ -14,7 +13,7 @@ from homenode.model.config.folder_config import Defaults, ExpertDefaults, Folder
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.formats import limits
 from homenode.model.formats.stacked_experts import StackedExperts
-from homenode.model.spec import ModelSpec, TensorEntry
+from homenode.model.spec import ModelSpec, TensorEntry, Tensors
 
 DEFAULTS = Defaults(
     max_position=32768, heads=16, kv_heads=2, vocab=248320, head_dim=256, rotary_share=0.25, intermediate=512
@@ -31,15 +30,14 @@ def _read_folder(config: FolderConfig) -> ModelSpec:
 
 
 def _read_gguf(config: GgufConfig) -> ModelSpec:
-    spec = config.decoder(intermediate=512)
-    return replace(delta_net.read_gguf(config, spec, reordered=True), moe=config.moe(spec))
+    return delta_net.read_gguf(config, config.with_moe(config.decoder(intermediate=512)), reordered=True)
 
 
-def _convert_folder(tensors: Mapping[str, TensorEntry], spec: ModelSpec) -> dict[str, TensorEntry]:
+def _convert_folder(tensors: Tensors, spec: ModelSpec) -> dict[str, TensorEntry]:
     return delta_net.convert_folder(StackedExperts().split(tensors, spec), spec)
 
 
-def convert_gguf(tensors: Mapping[str, TensorEntry], spec: ModelSpec) -> dict[str, TensorEntry]:
+def convert_gguf(tensors: Tensors, spec: ModelSpec) -> dict[str, TensorEntry]:
     """The tensors of a GGUF file, those that hold several as an entry for each."""
     return with_shared_routers(delta_net.split_tensors(tensors, spec), spec)
 

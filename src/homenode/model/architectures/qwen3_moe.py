@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from homenode.model.architectures import qwen3, tables
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
-from homenode.model.architectures.conversions import Tensors
 from homenode.model.architectures.layer_kinds import window_in_use
 from homenode.model.architectures.pre_norm import forward
 from homenode.model.architectures.qwen2_moe import EXPERT_FIELDS, read_experts
@@ -14,7 +13,7 @@ from homenode.model.config.folder_config import Defaults, ExpertDefaults, Folder
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.config.known_fields import NOT_READ
 from homenode.model.formats.stacked_experts import StackedExperts
-from homenode.model.spec import ModelSpec, TensorEntry
+from homenode.model.spec import ModelSpec, TensorEntry, Tensors
 
 DEFAULTS = Defaults(max_position=32768)
 EXPERTS = ExpertDefaults(experts=128, experts_per_token=8, size=768)
@@ -54,11 +53,6 @@ def split_experts(tensors: Tensors, spec: ModelSpec) -> dict[str, TensorEntry]:
     return StackedExperts(turned=any(shape[1:] == published for shape in stacks)).split(tensors, spec)
 
 
-def _read_gguf(config: GgufConfig) -> ModelSpec:
-    spec = config.uniform_decoder()
-    return replace(spec, moe=config.moe(spec))
-
-
 ARCHITECTURE = Architecture(
     "qwen3_moe",
     FolderFormat(
@@ -77,7 +71,7 @@ ARCHITECTURE = Architecture(
         ),
         convert=split_experts,
     ),
-    GgufFormat("qwen3moe", _read_gguf, picture_names=("qwen3vlmoe",)),
+    GgufFormat("qwen3moe", GgufConfig.uniform_mixture, picture_names=("qwen3vlmoe",)),
     PARAMETERS,
     forward,
 )

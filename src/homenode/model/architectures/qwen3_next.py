@@ -28,9 +28,8 @@ def _read_folder(config: FolderConfig) -> ModelSpec:
 
 
 def _read_gguf(config: GgufConfig) -> ModelSpec:
-    spec = config.decoder(intermediate=DEFAULTS.intermediate)
-    moe = config.moe(spec)
-    return replace(delta_net.read_gguf(config, spec, reordered=False, fused_gates=True), moe=moe)
+    spec = config.with_moe(config.decoder(intermediate=DEFAULTS.intermediate))
+    return delta_net.read_gguf(config, spec, reordered=False, fused_gates=True)
 
 
 ARCHITECTURE = Architecture(

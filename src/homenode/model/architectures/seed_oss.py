@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from homenode.model.architectures import tables
-from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
-from homenode.model.architectures.pre_norm import forward
+from homenode.model.architectures import llama, tables
+from homenode.model.architectures.architecture import GgufFormat
 from homenode.model.config.folder_config import Defaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.spec import ModelSpec
@@ -29,15 +28,12 @@ def _read_folder(config: FolderConfig) -> ModelSpec:
     return replace(config.uniform_decoder(DEFAULTS), output_bias=output_bias)
 
 
-ARCHITECTURE = Architecture(
+ARCHITECTURE = llama.ARCHITECTURE.of_class(
     "seed_oss",
-    FolderFormat(
-        "SeedOssForCausalLM",
-        _read_folder,
-        fields=DEFAULTS.fields | {"attention_out_bias"},
-        harmless={"residual_dropout": "of training only"},
-    ),
-    GgufFormat("seed_oss", GgufConfig.uniform_decoder),
-    PARAMETERS,
-    forward,
+    "SeedOssForCausalLM",
+    read=_read_folder,
+    fields=DEFAULTS.fields | {"attention_out_bias"},
+    harmless={"residual_dropout": "of training only"},
+    parameters=PARAMETERS,
+    gguf=GgufFormat("seed_oss", GgufConfig.uniform_decoder),
 )

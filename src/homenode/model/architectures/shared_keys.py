@@ -5,7 +5,6 @@ small sizes of Gemma 4).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 
 from homenode.compute.ops import LayerKv
@@ -13,7 +12,7 @@ from homenode.model.config.folder_config import FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.formats.bounded_files import damaged
 from homenode.model.part import ModelPart
-from homenode.model.spec import ModelSpec, TensorEntry
+from homenode.model.spec import ModelSpec, TensorEntry, Tensors
 
 
 def has_own(spec: ModelSpec, _part: ModelPart, layer: int | None) -> bool:
@@ -50,7 +49,7 @@ def with_layers(config: FolderConfig | GgufConfig, spec: ModelSpec, own: list[La
     )
 
 
-def without_unread(tensors: Mapping[str, TensorEntry], spec: ModelSpec) -> dict[str, TensorEntry]:
+def without_unread(tensors: Tensors, spec: ModelSpec) -> dict[str, TensorEntry]:
     """The tensors but for keys and values of layers that read those of others, which some files hold all the same."""
     unread = {
         f"model.layers.{layer}.self_attn.{name}.weight"

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from homenode.model.architectures import conversions, llama
-from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
+from homenode.model.architectures import llama
 from homenode.model.architectures.layer_kinds import ROPE_FIELDS, all_but_each, rotated_layers, window_in_use
-from homenode.model.architectures.pre_norm import forward
 from homenode.model.config.folder_config import Defaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.config.known_fields import NOT_READ
@@ -33,19 +31,15 @@ def _read_folder(config: FolderConfig) -> ModelSpec:
 
 def read_gguf(config: GgufConfig) -> ModelSpec:
     """The figures in a GGUF file, which does not say which layers have rope."""
-    spec = config.refuse_window(config.decoder(whole_heads=True))
+    spec = llama.read_gguf(config)
     return replace(spec, rope_layers=all_but_each(spec.num_layers))
 
 
-ARCHITECTURE = Architecture(
+ARCHITECTURE = llama.ARCHITECTURE.of_class(
     "smollm3",
-    FolderFormat(
-        "SmolLM3ForCausalLM",
-        _read_folder,
-        fields=DEFAULTS.fields | ROPE_FIELDS | {"sliding_window", "use_sliding_window"},
-        harmless={"max_window_layers": NOT_READ},
-    ),
-    GgufFormat("smollm3", read_gguf, convert=conversions.interleaved_heads),
-    llama.PARAMETERS,
-    forward,
+    "SmolLM3ForCausalLM",
+    read=_read_folder,
+    fields=DEFAULTS.fields | ROPE_FIELDS | {"sliding_window", "use_sliding_window"},
+    harmless={"max_window_layers": NOT_READ},
+    gguf=llama.gguf_format("smollm3", read_gguf),
 )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
-from homenode.model.architectures.layer_norm_decoder import PARAMETERS, BlockStyle, forward, gguf_figures
+from homenode.model.architectures.architecture import FolderFormat, GgufFormat
+from homenode.model.architectures.layer_norm_decoder import BlockStyle, folder_figures, gguf_figures, layer_norm_family
 from homenode.model.config.folder_config import Defaults, FolderConfig
 from homenode.model.formats.fields import Fields
 from homenode.model.spec import ModelSpec
@@ -22,13 +22,12 @@ def _style(fields: Fields, parallel: bool) -> BlockStyle:
 
 def _read_folder(config: FolderConfig) -> ModelSpec:
     config = config.respelled({"layer_norm_eps": "rms_norm_eps"})
-    fields = config.fields
-    fields.refuse_others({"qk_layernorm": False})
-    spec = config.uniform_decoder(DEFAULTS, rotates_part=True)
-    return replace(spec, attention_bias=fields.boolean("use_qkv_bias", False), own=_style(fields, False))
+    config.fields.refuse_others({"qk_layernorm": False})
+    spec = folder_figures(config, DEFAULTS, _style(config.fields, False), rotates_part=True)
+    return replace(spec, attention_bias=config.fields.boolean("use_qkv_bias", False))
 
 
-ARCHITECTURE = Architecture(
+ARCHITECTURE = layer_norm_family(
     "stablelm",
     FolderFormat(
         "StableLmForCausalLM",
@@ -40,6 +39,4 @@ ARCHITECTURE = Architecture(
         lambda config: gguf_figures(config, _style(config.fields, True)),
         keys=frozenset(("use_parallel_residual",)),
     ),
-    PARAMETERS,
-    forward,
 )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from homenode.model.architectures.parameters import Condition, Parameter, always
+from homenode.model.architectures.parameters import Condition, Parameter, always, of_model
 from homenode.model.part import ModelPart
 from homenode.model.spec import ModelSpec
 
@@ -34,24 +34,10 @@ class HeadNorms:
     has: bool
 
 
-def has_head_norms(spec: ModelSpec, _part: ModelPart, _layer: int | None) -> bool:
-    """q and k have such a norm."""
-    return spec.own == HeadNorms(True)
-
-
-def has_qkv_biases(spec: ModelSpec, _part: ModelPart, _layer: int | None) -> bool:
-    """q, k and v have biases."""
-    return spec.attention_bias
-
-
-def has_output_bias(spec: ModelSpec, _part: ModelPart, _layer: int | None) -> bool:
-    """o has a bias."""
-    return spec.output_bias
-
-
-def has_mlp_biases(spec: ModelSpec, _part: ModelPart, _layer: int | None) -> bool:
-    """The matrices of the MLP have biases."""
-    return spec.mlp_bias
+has_head_norms = of_model(lambda spec: spec.own == HeadNorms(True))
+has_qkv_biases = of_model(lambda spec: spec.attention_bias)
+has_output_bias = of_model(lambda spec: spec.output_bias)  # of o
+has_mlp_biases = of_model(lambda spec: spec.mlp_bias)
 
 
 def has_experts(spec: ModelSpec, _part: ModelPart, layer: int | None) -> bool:
@@ -124,6 +110,7 @@ QKV_BIASES = (
 )
 OUTPUT_BIAS = (layer_bias("o_bias", "self_attn.o_proj", "attn_output", "hidden", when=has_output_bias),)
 ATTENTION_AND_BIASES = (*ATTENTION, *QKV_BIASES, *OUTPUT_BIAS)
+ATTENTION_AND_ALL = (*ATTENTION, *HEAD_NORMS, *QKV_BIASES, *OUTPUT_BIAS)  # biases and norms of heads
 POST_NORM = (layer_weight("post_norm", "post_attention_layernorm", "ffn_norm", "hidden"),)
 # The same where GGUF files call it by its place behind attention
 POST_ATTENTION_NORM = layer_weight("post_norm", "post_attention_layernorm", "post_attention_norm", "hidden")
@@ -135,6 +122,7 @@ NORMS_BEHIND = (
 NORM_BETWEEN = layer_weight("post_norm", "pre_feedforward_layernorm", "ffn_norm", "hidden")
 GATE_UP_DOWN = gated_matrices("", "mlp", "", "intermediate", has_mlp)
 GATED_MLP = (*POST_NORM, *GATE_UP_DOWN)
+SINKS = Parameter("sinks", "model.layers.{layer}.self_attn.sinks", ("heads",), "blk.{layer}.attn_sinks.weight")
 MLP_BIASES = (
     layer_bias("gate_bias", "mlp.gate_proj", "ffn_gate", "intermediate", when=has_mlp_biases),
     layer_bias("up_bias", "mlp.up_proj", "ffn_up", "intermediate", when=has_mlp_biases),
@@ -154,3 +142,14 @@ CHOICE_BIAS = Parameter(  # of experts, used for the choice only
 SHARED_EXPERTS = gated_matrices(  # added as they are, for every token
     "shared_", "mlp.shared_experts", "_shexp", "shared_intermediate", has_shared_expert
 )
+CHOSEN_WITH_BIAS = (*EXPERTS, CHOICE_BIAS, *SHARED_EXPERTS)
+
+
+def chosen_with_bias(bias: str, router: str = "mlp.gate") -> tuple[Parameter, ...]:
+    """Experts that are chosen with a bias, and those that every token uses. `bias`, `router`: names within a layer."""
+    return (
+        replace(EXPERTS[0], name=f"model.layers.{{layer}}.{router}.weight"),
+        *EXPERTS[1:],
+        replace(CHOICE_BIAS, name=f"model.layers.{{layer}}.{bias}"),
+        *SHARED_EXPERTS,
+    )

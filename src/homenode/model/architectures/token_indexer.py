@@ -11,12 +11,11 @@ from dataclasses import replace
 
 from homenode.compute.ops import Ops, Tensor
 from homenode.errors import UnsupportedError
-from homenode.model.architectures.parameters import ForwardContext, Parameter
+from homenode.model.architectures.parameters import ForwardContext, Parameter, of_layer
 from homenode.model.config.folder_config import FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.formats import limits
 from homenode.model.formats.bounded_files import damaged
-from homenode.model.part import ModelPart
 from homenode.model.spec import IndexerSpec, ModelSpec
 
 NORM_EPS = 1e-6  # of its keys, whatever that of the model
@@ -26,8 +25,7 @@ KEYS = frozenset(f"attention.indexer.{name}" for name in ("top_k", "head_count",
 _KINDS = {"full": True, "shared": False, "F": True, "S": False}
 
 
-def _has_indexer(spec: ModelSpec, _part: ModelPart, layer: int | None) -> bool:
-    return spec.indexer is not None and layer in spec.indexer.layers
+_has_indexer = of_layer(lambda spec, layer: spec.indexer is not None and layer in spec.indexer.layers)
 
 
 def parameter(key: str, name: str, gguf: str, *shape: str) -> Parameter:

@@ -10,6 +10,7 @@ _LAYER = "model.layers.{layer}."
 ARCHITECTURE = gemma2.ARCHITECTURE.of_class(
     "vaultgemma",
     "VaultGemmaForCausalLM",
+    harmless=gemma2.HARMLESS,
     modules={_LAYER + "pre_feedforward_layernorm": _LAYER + "post_attention_layernorm"},
     parameters=gemma.PARAMETERS,
 )

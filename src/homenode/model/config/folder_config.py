@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from homenode.compute.ops import PlainActivation
 from homenode.errors import UnsupportedError
@@ -307,9 +308,12 @@ class FolderConfig:
         size: int | None = None,
         dense: tuple[int, ...] = (),
         shared: int = 0,
+        shared_experts: int = 0,
+        **routing: Any,
     ) -> MoeSpec:
         """The experts. `size`: None: config.json says it. `dense`: layers with an MLP. `shared`: size of the expert
-        that every token uses.
+        that every token uses, or `shared_experts`: how many others it is as large as. `routing`: further figures of
+        `MoeSpec`.
         """
         key, experts = self.experts(defaults)
         if experts == 0:
@@ -323,9 +327,27 @@ class FolderConfig:
             ),
             intermediate_size=size,
             normalise=normalise,
-            shared_intermediate_size=shared,
+            shared_intermediate_size=shared or shared_experts * size,
             dense_layers=dense,
+            **routing,
         )
+
+    def front_layers(self, key: str, default: int, layers: int) -> tuple[int, ...]:
+        """The layers of a model, which has so many, that are in front of those with experts, by how many `key` says."""
+        count = self.fields.integer(key, default, minimum=0, maximum=limits.MOST_LAYERS)
+        return tuple(range(min(count, layers)))
+
+    def shared_experts(self, key: str, default: int) -> int:
+        """How many experts every token uses, by `key`."""
+        return self.fields.integer(key, default, minimum=0, maximum=limits.MOST_EXPERTS)
+
+    def expert_groups(self, groups: int = 1, chosen: int = 1) -> dict[str, int]:
+        """In how many groups the experts are, and in how many a token chooses, as `moe` takes them."""
+        most = limits.MOST_EXPERTS
+        return {
+            "groups": self.fields.integer("n_group", groups, maximum=most),
+            "groups_chosen": self.fields.integer("topk_group", chosen, maximum=most),
+        }
 
     def sigmoid_moe(
         self,
@@ -344,20 +366,15 @@ class FolderConfig:
         config.json does not say.
         """
         self.refuse_other_scores()
-        fields = self.fields
-        dense = fields.integer("first_k_dense_replace", dense, minimum=0, maximum=limits.MOST_LAYERS)
-        moe = self.moe(
-            defaults, normalise=fields.boolean("norm_topk_prob", normalise), dense=tuple(range(min(dense, layers)))
-        )
-        shared = fields.integer("n_shared_experts", shared, minimum=0, maximum=limits.MOST_EXPERTS)
-        return replace(
-            moe,
+        return self.moe(
+            defaults,
+            normalise=self.fields.boolean("norm_topk_prob", normalise),
+            dense=self.front_layers("first_k_dense_replace", dense, layers),
+            shared_experts=self.shared_experts("n_shared_experts", shared),
             score="sigmoid",
             epsilon=1e-20,
-            scale=fields.number("routed_scaling_factor", scale),
-            groups=fields.integer("n_group", groups[0], maximum=limits.MOST_EXPERTS),
-            groups_chosen=fields.integer("topk_group", groups[1], maximum=limits.MOST_EXPERTS),
-            shared_intermediate_size=shared * moe.intermediate_size,
+            scale=self.fields.number("routed_scaling_factor", scale),
+            **self.expert_groups(*groups),
         )
 
     def refuse_other_scores(self) -> None:

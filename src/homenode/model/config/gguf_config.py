@@ -156,9 +156,17 @@ class GgufConfig:
             generation=sampling_defaults(Fields(self.path, self.metadata, "general.sampling."), _SAMPLING),
         )
 
-    def uniform_decoder(self) -> ModelSpec:
-        """The same of an architecture all of whose layers see their whole context."""
-        return self.refuse_window(self.decoder())
+    def uniform_decoder(self, **how: Any) -> ModelSpec:
+        """The same of an architecture all of whose layers see their whole context. `how`: as for `decoder`."""
+        return self.refuse_window(self.decoder(**how))
+
+    def uniform_mixture(self, **how: Any) -> ModelSpec:
+        """The same of an architecture whose layers have experts. `how`: as for `moe`."""
+        return self.with_moe(self.uniform_decoder(), **how)
+
+    def with_moe(self, spec: ModelSpec, **how: Any) -> ModelSpec:
+        """`spec` with the experts of the file. `how`: as for `moe`."""
+        return replace(spec, moe=self.moe(spec, **how))
 
     def _largest(
         self, key: str, layers_differ: bool, default: int | None = None, maximum: int = limits.MOST_HEADS

@@ -17,19 +17,15 @@ from homenode.units import format_count
 class StackedExperts:
     """How a class of models stacks them. All names are within a layer; those of stacks may end in `.weight`.
 
-    `gate_up`: [experts, gate rows and up rows, columns]; `down`: [experts, rows, columns]. `experts`: what the single
-    matrices are called, of gate, up and down, with `{expert}`. `turned`: the last two dimensions of matrices are the
+    `gate_up`: [experts, gate rows and up rows, columns]; `down`: [experts, rows, columns]. `expert`: the module
+    that has those of one, gate_proj, up_proj and down_proj, with `{expert}`. `turned`: the last two dimensions of matrices are the
     other way round where they are floats (4-bit formats always hold rows). `alternating`: rows of gate and up
     alternate, gate first; else all of gate come first. Biases are `gate_up` and `down` with `_bias`.
     """
 
     gate_up: str = "mlp.experts.gate_up_proj"
     down: str = "mlp.experts.down_proj"
-    experts: tuple[str, str, str] = (
-        "mlp.experts.{expert}.gate_proj",
-        "mlp.experts.{expert}.up_proj",
-        "mlp.experts.{expert}.down_proj",
-    )
+    expert: str = "mlp.experts.{expert}"
     turned: bool = False
     alternating: bool = False
 
@@ -59,7 +55,8 @@ class StackedExperts:
             wanted = f"{dimensions} dimensions, {format_count(experts, 'expert')} first"
             raise damaged(entry.file, f"shape of {name}", seen=list(entry.shape), wanted=wanted)
         for expert in range(experts):
-            gate, up, down = (f"{layer}{each.format(expert=expert)}.{kind}" for each in self.experts)
+            own = layer + self.expert.format(expert=expert)
+            gate, up, down = (f"{own}.{each}_proj.{kind}" for each in ("gate", "up", "down"))
             one = slice_of(entry, expert, name)
             if self.turned and kind == "weight" and one.dtype.block == 1:
                 one = transposed(one, down)
