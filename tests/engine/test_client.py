@@ -118,8 +118,8 @@ async def test_leaving_a_stream_aborts(toy: Path) -> None:
             await reader
         stopped = client.submit(request(3, 4000))
         await anext(stopped)
-        await client.abort(3, "stop")
-        await client.abort(999)
+        client.abort(3, "stop")
+        client.abort(999)
         assert (await collect(stopped))[-1].finish_reason == "stop"
         await collect(client.submit(request(4, 1)))
         while client.statistics.num_running or not client.statistics.generation_tokens:

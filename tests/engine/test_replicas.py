@@ -225,7 +225,7 @@ async def test_requests_wait_while_no_engine_takes_any(tmp_path: Path) -> None:
         held = [request(10 + number) for number in range(4)]
         streams = [client.submit(one) for one in held]
         refused = await collect(streams.pop())
-        await client.abort(10, "stop")
+        client.abort(10, "stop")
         await streams[1].aclose()
         assert refused[-1].error_kind == "OverloadedError", "as many as may wait, the moved one included, are waiting"
         assert (await collect(streams[0]))[-1].finish_reason == "stop"
@@ -307,9 +307,9 @@ async def test_leaving_and_aborting_reach_the_engine_that_computes(tmp_path: Pat
         for stream in streams:
             await anext(stream)
         await wait_for_engines(client, lambda engines: client.statistics.num_running == 4)
-        await client.abort(0, "stop")
-        await client.abort(1, "stop")
-        await client.abort(999)
+        client.abort(0, "stop")
+        client.abort(1, "stop")
+        client.abort(999)
         for stream in streams[:2]:
             assert (await collect(stream))[-1].finish_reason == "stop"
         await streams[2].aclose()

@@ -214,7 +214,7 @@ class ScriptedClient:
                 self.aborts.append((request.id, "closed"))
                 self.closed.set()
 
-    async def abort(self, id: int, reason: str = "abort") -> None:
+    def abort(self, id: int, reason: str = "abort") -> None:
         self.aborts.append((id, reason))
         self._aborted.add(id)
         if reason == "abort":

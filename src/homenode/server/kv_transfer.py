@@ -60,7 +60,7 @@ async def release(state: ServerState, request: Request) -> Response:
     published_of(state)
     body = await read_json(state, request, _decode_release)
     if (running := state.tickets.get(body.ticket)) is not None:
-        await state.client.abort(running)
+        state.client.abort(running)
     await state.client.release_kv(body.ticket, body.reason or "released")
     return json_response(KvReleased(body.ticket))
 

@@ -33,16 +33,16 @@ from homenode.errors import InternalError, PeerError
 _CHUNK = 256 * 1024
 
 
-class Forgets(Protocol):
+class AbortsUnheard(Protocol):
     """Who is told that nobody listens to a request any more."""
 
-    def forget(self, request_id: int) -> None: ...
+    def abort_unheard(self, request_id: int) -> None: ...
 
 
 class OutputStream:
     """The outputs of one request; the last one carries a finish reason."""
 
-    def __init__(self, client: Forgets, request_id: int) -> None:
+    def __init__(self, client: AbortsUnheard, request_id: int) -> None:
         self._client, self._id = client, request_id
         self._outputs: deque[Output] = deque()
         self._waiter: asyncio.Future[None] | None = None
@@ -83,7 +83,7 @@ class OutputStream:
         """The same without waiting."""
         if not self._ended:
             self._ended = True
-            self._client.forget(self._id)
+            self._client.abort_unheard(self._id)
 
 
 class EngineLink:
@@ -151,14 +151,10 @@ class EngineLink:
             self._streams.pop(request.id).lost(self._lost or "the engine was not started")
         return stream
 
-    async def abort(self, id: int, reason: str = "abort") -> None:
+    def abort(self, id: int, reason: str = "abort") -> None:
         """End request `id` with `reason` as its finish reason, in its last output; an unknown or finished one is
         ignored.
         """
-        self.end(id, reason)
-
-    def end(self, id: int, reason: str) -> None:
-        """The same without waiting."""
         if id in self._streams:
             self._send(Abort([id], reason))
 
@@ -166,7 +162,7 @@ class EngineLink:
         """Give up the hand-over of KV under `ticket`; unknown and finished ones are ignored."""
         self._send(ReleaseKv(ticket, reason))
 
-    def forget(self, request_id: int) -> None:
+    def abort_unheard(self, request_id: int) -> None:
         """Abort a request nobody listens to any more."""
         if self._streams.pop(request_id, None) is not None:
             self._send(Abort([request_id]))

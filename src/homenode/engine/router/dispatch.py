@@ -116,17 +116,14 @@ class Dispatcher:
             self._fail(stream, self._ending)
         return stream
 
-    async def abort(self, id: int, reason: str = "abort") -> None:
+    def abort(self, id: int, reason: str = "abort") -> None:
         """End request `id` with `reason` as its finish reason, in its last output; an unknown or finished one is
         ignored.
         """
-        self._end_request(id, reason)
-
-    def _end_request(self, id: int, reason: str) -> None:
         if (stream := self._unrouted.get(id)) is not None:
             stream.put(Output(id, finish_reason=reason))
         elif (stream := self._streams.get(id)) is not None and (engine := self._engine_of(stream)) is not None:
-            engine.client.end(id, reason)
+            engine.client.abort(id, reason)
 
     async def release_kv(self, ticket: str, reason: str) -> None:
         """Give up the hand-over of KV under `ticket`, whichever engine has it, and the request that came with it."""
@@ -140,15 +137,15 @@ class Dispatcher:
         for stream in [
             each for each in self._streams.values() if each.request.kv is not None and each.request.kv.ticket == ticket
         ]:
-            self._end_request(stream.request.id, "abort")
+            self.abort(stream.request.id)
 
-    def forget(self, request_id: int) -> None:
+    def abort_unheard(self, request_id: int) -> None:
         """Abort a request nobody listens to any more."""
         if (stream := self._streams.get(request_id)) is not None:
             engine = self._engine_of(stream)
             self.ended(stream)
             if engine is not None:
-                engine.client.forget(request_id)
+                engine.client.abort_unheard(request_id)
 
     async def heartbeat(self, timeout: float) -> float:
         """Seconds the fastest loop took to answer: nobody waits for a slow one. PeerError when none answers within

@@ -95,7 +95,7 @@ class Generation:
                     yield await self._event(sequence, output)
                     if sequence.choice.finish_reason is not None:
                         if output.finish_reason is None:
-                            await self._client.abort(sequence.request.id, "stop")
+                            self._client.abort(sequence.request.id, "stop")
                         left -= 1
                         if not left:
                             return

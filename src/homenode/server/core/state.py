@@ -120,7 +120,7 @@ class ServerState(RequestAdmission):
     async def abort_all(self) -> None:
         """Asks the engine to forget everything that runs; each request is then answered with 503."""
         for id in tuple(self.active):
-            await self.client.abort(id, "abort")
+            self.client.abort(id, "abort")
 
 
 def _public_name(model: str) -> str:

@@ -52,7 +52,7 @@ class EngineClient(Protocol):
     def submit(self, request: Request) -> RequestOutputs:
         """Start `request`. Closing the stream early aborts it. Raises CapacityError when it is too large to be sent."""
 
-    async def abort(self, id: int, reason: str = "abort") -> None:
+    def abort(self, id: int, reason: str = "abort") -> None:
         """Forget request `id`; an unknown or finished one is ignored."""
 
     async def release_kv(self, ticket: str, reason: str) -> None:
