@@ -18,7 +18,7 @@ from homenode.engine.config import EngineConfig
 from homenode.engine.errors import StepError, StepsLostError
 from homenode.engine.executor.processes import ProcessExecutor
 from homenode.engine.executor.worker_process import WorkerProcess
-from homenode.engine.plan.layout import WorkerPlan
+from homenode.engine.plan.worker_layout import WorkerPlan
 from homenode.engine.step import StartSequence, Step, StepItem, StepResult, WorkerLimits
 from homenode.errors import CapacityError, PeerError
 from homenode.model.part import IndexRange, ModelPart

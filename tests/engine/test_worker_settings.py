@@ -158,7 +158,7 @@ SMALL = {"max_num_batched_tokens": 8, "max_num_seqs": 8, "max_model_len": 32}
 def test_layers_are_divided_by_what_fits(tmp_path: Path) -> None:
     model = make_folder(tmp_path / "deep", num_hidden_layers=6)
     plenty = planned(model, [1 << 30, 1 << 30], 1 << 31, **SMALL)
-    assert [worker.part.layers.count for worker in plenty.layout.workers] == [3, 3]
+    assert [worker.part.layers.count for worker in plenty.worker_layout.workers] == [3, 3]
     splits = [_stages(model, [size, 1 << 30]) for size in range(plenty.weights[0].target_bytes // 4, 1 << 22, 16 << 10)]
     assert list(dict.fromkeys(map(tuple, filter(None, splits)))) == [(1, 5), (2, 4), (3, 3)]
     with pytest.raises(CapacityError, match="memory of NUMA node 0 has room for 0 layers of stage 0") as caught:
@@ -172,7 +172,7 @@ def _stages(model: Path, free: list[int]) -> list[int] | None:
         plan = planned(model, free, 1 << 31, **SMALL)
     except CapacityError:
         return None
-    layers = [worker.part.layers.count for worker in plan.layout.workers]
+    layers = [worker.part.layers.count for worker in plan.worker_layout.workers]
     return layers if all(room.holds(layers) for room in plan.capacities) else None
 
 
@@ -243,8 +243,8 @@ def test_a_worker_is_told_the_cpus_that_its_engine_was_allowed(model: Path) -> N
     """It is started by an engine that has moved to the CPUs of its loop, and would count those alone."""
     config, host = config_for(model, pipeline_parallel_size=2), read_host(synthetic("1s/1n/8c"))
     planned = plan_workers(EngineAssignment(config), open_checkpoint(model), host, ("cpu", "cpu"))
-    assert planned.layout.loop and set(planned.layout.loop) < set(host.allowance.cpus)
-    for worker in planned.layout.workers:
+    assert planned.worker_layout.loop and set(planned.worker_layout.loop) < set(host.allowance.cpus)
+    for worker in planned.worker_layout.workers:
         assert join_of(planned, worker).allowed_cpus == list(host.allowance.cpus)
     moved = EngineAssignment(config, Replica(0, 1, EngineBinding(tuple(range(8))), (2, 3)))
-    assert join_of(replace(planned, assignment=moved), planned.layout.workers[0]).allowed_cpus == [2, 3]
+    assert join_of(replace(planned, assignment=moved), planned.worker_layout.workers[0]).allowed_cpus == [2, 3]

@@ -22,7 +22,7 @@ from homenode.engine.executor.expert_usage import CountingExecutor
 from homenode.engine.executor.processes import ProcessExecutor
 from homenode.engine.executor.worker_process import WorkerProcess
 from homenode.engine.messages import Output
-from homenode.engine.plan.layout import WorkerPlan
+from homenode.engine.plan.worker_layout import WorkerPlan
 from homenode.engine.request import Request
 from homenode.engine.runtime.calibration import layer_seconds
 from homenode.model.checkpoint.index import open_checkpoint

@@ -12,7 +12,7 @@ from homenode.engine.channels.messages import LivenessProbe, WorkerStepDone, Wor
 from homenode.engine.executor.traffic import StepTraffic
 from homenode.engine.executor.worker_failures import Silence, WorkerFailures
 from homenode.engine.executor.worker_handle import WorkerHandle
-from homenode.engine.plan.layout import WorkerPlan
+from homenode.engine.plan.worker_layout import WorkerPlan
 from homenode.engine.step import Sampled, Step, StepItem, StepResult
 from homenode.model.part import IndexRange, ModelPart
 

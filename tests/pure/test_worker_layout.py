@@ -19,10 +19,10 @@ from homenode.engine.memory.sizing import step_bytes
 from homenode.engine.plan.layer_capacity import Needs, layer_capacities, weight_needs, with_the_rest
 from homenode.engine.plan.layer_seconds import keep_seconds, read_seconds
 from homenode.engine.plan.layers import LayerCapacity, StageTime, balanced_layers
-from homenode.engine.plan.layout import Layout, WorkerPlan, executor_kind, with_memory
 from homenode.engine.plan.placement import UNPINNED
 from homenode.engine.plan.stage_cost import stage_costs
 from homenode.engine.plan.worker_bindings import WorkerBindings, worker_places
+from homenode.engine.plan.worker_layout import WorkerLayout, WorkerPlan, executor_kind, with_memory
 from homenode.errors import CapacityError, PlacementError, UserError
 from homenode.host.discovery.read import read_host
 from homenode.host.discovery.synthetic import synthetic
@@ -404,9 +404,9 @@ def test_what_was_settled_for_the_model_is_taken_where_a_worker_has_several_node
 NOTHING = IndexRange(0, 0)
 
 
-def layout(bindings: list[tuple[int, ...]], devices: list[str]) -> Layout:
+def layout(bindings: list[tuple[int, ...]], devices: list[str]) -> WorkerLayout:
     part = ModelPart(IndexRange(0, 1), 0, 1, 0, 1, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, ())
-    return Layout(
+    return WorkerLayout(
         tuple(
             WorkerPlan(n, f"w{n}", device, part, EngineBinding((n,), memory_nodes=nodes))
             for n, (nodes, device) in enumerate(zip(bindings, devices, strict=True))

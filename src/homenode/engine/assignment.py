@@ -36,7 +36,7 @@ class EngineAssignment:
     @property
     def process_name(self) -> str | None:
         """What the engine's process is called; None for one that is alone. One of several with one worker is that
-        worker (see `plan.layout`).
+        worker (see `plan.worker_layout`).
         """
         if self.replica is None:
             return None

@@ -20,10 +20,10 @@ from homenode.engine.experts.sizing import ExpertSharing, own_layout
 from homenode.engine.memory.sizing import Sizes, resolve, with_kv_memory_variable
 from homenode.engine.plan.engine_plan import EnginePlan
 from homenode.engine.plan.inline import numa_choice, place_of_engine, plan_bound
-from homenode.engine.plan.layout import with_memory
 from homenode.engine.plan.placement import UNPINNED, auto_is_meant, reserved_cores
 from homenode.engine.plan.replica_assignments import node_places
 from homenode.engine.plan.replica_bindings import memory_shares, replica_places
+from homenode.engine.plan.worker_layout import with_memory
 from homenode.engine.plan.workers import plan_workers
 from homenode.engine.scheduler.scheduler import Scheduler
 from homenode.errors import CapacityError, UserError
@@ -161,7 +161,7 @@ def _one_worker(
     common = together.common if together else None
     config = assignment.config
     plan = plan_bound(assignment, checkpoint, host, binding, common=common)
-    spec, (worker,), (layout,), (geometry,) = checkpoint.spec, plan.layout.workers, plan.weights, plan.geometries
+    spec, (worker,), (layout,), (geometry,) = checkpoint.spec, plan.worker_layout.workers, plan.weights, plan.geometries
     part, nodes = worker.part, plan.weight_nodes
     if nodes is None or binding.numa == "replicate":
         teams, packed = teams_of(host, binding), packed_group_bytes(make_backend(config.compute, (UNPINNED,)))
@@ -193,11 +193,14 @@ def _workers(
 ) -> EngineSpec:
     config = assignment.config
     planned = plan_workers(assignment, checkpoint, host, devices, common=together.common if together else None)
-    workers = planned.layout.workers
+    workers = planned.worker_layout.workers
     total = _available(host) if assignment.memory_share is None else assignment.memory_share
     capacities = [_capacity(host, worker.binding) for worker in workers]
     planned = replace(
-        planned, layout=with_memory(planned.layout, [planned.kept(worker).own for worker in workers], capacities, total)
+        planned,
+        worker_layout=with_memory(
+            planned.worker_layout, [planned.kept(worker).own for worker in workers], capacities, total
+        ),
     )
     if found := planned.problems():
         raise found[0]
@@ -231,17 +234,17 @@ def _stage(
     host: Host, planned: EnginePlan, stage: int, link: Link, speeds: Speeds, together: _Together | None
 ) -> StageCost:
     spec = planned.checkpoint.spec
-    mine = [n for n, worker in enumerate(planned.layout.workers) if worker.stage == stage]
+    mine = [n for n, worker in enumerate(planned.worker_layout.workers) if worker.stage == stage]
     costs = []
     for n in mine:
-        worker = planned.layout.workers[n]
+        worker = planned.worker_layout.workers[n]
         work = work_of(spec, planned.weights[n], planned.geometries[n], worker.part)
         if is_accelerator(worker.device):
             costs.append(accelerator_worker(work, speeds))
         else:
             owners = together.owners(planned.weights[n], worker.part) if together else None
             costs.append(cpu_worker(host, worker.binding, work, speeds, owners))
-    part = planned.layout.workers[mine[0]].part
+    part = planned.worker_layout.workers[mine[0]].part
     sums = 2 * part.layers.count + part.first_stage + part.last_stage if len(mine) > 1 else 0
     shared = Link(link.latency, link.byte * (len(mine) - 1))  # every rank reads what all others have
     return StageCost(tuple(costs), 4 * spec.handed_columns, sums, shared, link)
@@ -249,18 +252,18 @@ def _stage(
 
 def _link(host: Host, planned: EnginePlan, first: int, speeds: Speeds) -> Link:
     """From the workers of a stage on: the accelerators' where there is one, else the host's memory."""
-    workers = planned.layout.workers[first:]
+    workers = planned.worker_layout.workers[first:]
     if speeds.accelerator and any(is_accelerator(worker.device) for worker in workers):
         return speeds.accelerator.link
     return link_of(
-        host, [worker.binding for worker in planned.layout.workers if not is_accelerator(worker.device)], speeds
+        host, [worker.binding for worker in planned.worker_layout.workers if not is_accelerator(worker.device)], speeds
     )
 
 
 def _sizes(planned: EnginePlan, speeds: Speeds) -> Sizes:
     """KV blocks that fit at every worker: the least of all workers."""
     found = []
-    for worker in planned.layout.workers:
+    for worker in planned.worker_layout.workers:
         left, config = planned.left(worker), planned.config
         if left is None:
             left = _on_accelerator(planned, worker.number, speeds)
@@ -279,7 +282,7 @@ def _on_accelerator(planned: EnginePlan, number: int, speeds: Speeds) -> int:
                 planned.checkpoint.spec,
                 planned.weights[number],
                 planned.geometries[number],
-                planned.layout.workers[number].part,
+                planned.worker_layout.workers[number].part,
             ),
             speeds,
         )

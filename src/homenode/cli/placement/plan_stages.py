@@ -66,9 +66,9 @@ def stage_flags(ctx: click.Context, values: dict[str, Any]) -> dict[str, Any] | 
 def plan_stages(flags: PlanFlags, asked: dict[str, Any], as_json: bool) -> int:
     """Print the workers. The result is the exit code. Raises what reading the host and the model and planning raise."""
     planned = _planned(flags, asked)
-    in_common = any(planned.kept(worker).common for worker in planned.layout.workers)
+    in_common = any(planned.kept(worker).common for worker in planned.worker_layout.workers)
     if as_json:
-        lines = [_line(planned, n) for n in range(len(planned.layout.workers))]
+        lines = [_line(planned, n) for n in range(len(planned.worker_layout.workers))]
         print_json(
             {"workers": lines, "rooms": [asdict(room) for room in planned.capacities], "findings": _findings(planned)}
         )
@@ -83,7 +83,7 @@ def plan_stages(flags: PlanFlags, asked: dict[str, Any], as_json: bool) -> int:
     table = FittedTable(
         "worker", "device", "stage", "rank", "layers", "weights", *others, "KV of a token", "CPUs", "memory nodes"
     )
-    for n in range(len(planned.layout.workers)):
+    for n in range(len(planned.worker_layout.workers)):
         line = _line(planned, n)
         first, last = line["layers"]
         table.add_row(
@@ -94,7 +94,7 @@ def plan_stages(flags: PlanFlags, asked: dict[str, Any], as_json: bool) -> int:
     print_fitted(table)
     for room in planned.capacities:
         print_fitted(FittedLine(f"{room.where}: room for {in_words(room)}"))
-    for shown in draw_findings(planned.layout.findings):
+    for shown in draw_findings(planned.worker_layout.findings):
         print_fitted(shown)
     return 0
 
@@ -163,7 +163,7 @@ def _as_one_of_several(config: EngineConfig, host: Host, flags: PlanFlags) -> En
 def _line(planned: EnginePlan, number: int) -> dict[str, Any]:
     from homenode.cpuset import format_cpu_list
 
-    worker, geometry = planned.layout.workers[number], planned.geometries[number]
+    worker, geometry = planned.worker_layout.workers[number], planned.geometries[number]
     cpus = sorted(cpu for cpu in worker.binding.team or worker.binding.others if cpu >= 0)
     return {
         "name": worker.name,
@@ -180,4 +180,4 @@ def _line(planned: EnginePlan, number: int) -> dict[str, Any]:
 
 
 def _findings(planned: EnginePlan) -> list[dict[str, Any]]:
-    return [finding.to_dict() for finding in planned.layout.findings]
+    return [finding.to_dict() for finding in planned.worker_layout.findings]

@@ -13,7 +13,7 @@ from homenode.compute.native.ring import RingMemory, RingReader, RingWriter
 from homenode.compute.ops import FloatArray
 from homenode.engine.channels.base import OpenChannels, WorkerChannels
 from homenode.engine.channels.messages import Channel, Join
-from homenode.engine.plan.layout import WorkerPlan
+from homenode.engine.plan.worker_layout import WorkerPlan
 from homenode.errors import PeerError
 from homenode.units import format_count
 

@@ -24,7 +24,7 @@ from homenode.engine.channels.host_ranks import HostRanksName
 from homenode.engine.channels.messages import Channel, Join
 from homenode.engine.channels.socket_set import SocketSet
 from homenode.engine.channels.tcp_ranks import TcpRanks
-from homenode.engine.plan.layout import WorkerPlan
+from homenode.engine.plan.worker_layout import WorkerPlan
 from homenode.engine.wire import FrameSocket, decode_body
 from homenode.errors import PeerError
 

@@ -35,7 +35,7 @@ class InlineWorkers:
 
     def __init__(self, plan: EnginePlan, owns_process: bool) -> None:
         """`owns_process`: nothing but the engine lives in this process."""
-        (layout,), (planned,) = plan.weights, plan.layout.workers
+        (layout,), (planned,) = plan.weights, plan.worker_layout.workers
         inside = InsideEngine(plan.checkpoint, plan.host, layout, owns_process)
         self._plan, self._planned, self._inside = plan, planned, inside
         self._worker = PartWorker(join_of(plan, planned), inside)

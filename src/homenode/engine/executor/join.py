@@ -5,12 +5,12 @@ from __future__ import annotations
 from homenode.engine.channels.messages import Join
 from homenode.engine.devices import is_accelerator
 from homenode.engine.plan.engine_plan import EnginePlan
-from homenode.engine.plan.layout import WorkerPlan, config_of_workers
+from homenode.engine.plan.worker_layout import WorkerPlan, config_of_workers
 
 
 def join_of(planned: EnginePlan, worker: WorkerPlan) -> Join:
     """The message to a worker that is started for the first time."""
-    config, layout, common = planned.config, planned.layout, planned.common
+    config, layout, common = planned.config, planned.worker_layout, planned.common
     capacity = planned.node_capacity if planned.executor == "inline" else None
     return Join(
         worker.number,
@@ -36,4 +36,4 @@ def _allowed(planned: EnginePlan) -> tuple[int, ...]:
         return ()
     if planned.replica:
         return planned.replica.allowed
-    return planned.host.allowance.cpus if planned.layout.loop else ()
+    return planned.host.allowance.cpus if planned.worker_layout.loop else ()

@@ -15,8 +15,8 @@ from homenode.engine.executor.kv_file import KvFile, joined
 from homenode.engine.executor.processes import ProcessExecutor
 from homenode.engine.executor.worker_process import PROGRAM
 from homenode.engine.plan.engine_plan import EnginePlan
-from homenode.engine.plan.layout import WorkerPlan
 from homenode.engine.plan.placement import UNPINNED
+from homenode.engine.plan.worker_layout import WorkerPlan
 from homenode.engine.step import WorkerLimits
 from homenode.errors import InternalError
 from homenode.host.topology.finding import Finding
@@ -59,7 +59,7 @@ class ProcessWorkers:
         file, executor = self._file, self._executor
         if file is None:
             raise InternalError("the KV memory of these workers was not laid into a file")
-        parts = [worker.part for worker in self._plan.layout.workers]
+        parts = [worker.part for worker in self._plan.worker_layout.workers]
         layout = joined(parts, executor.kv_layouts(), file.shares, kv_cells(self._plan.checkpoint.spec))
         return sharing.hand_over_file(file.fd, layout, executor)
 
@@ -74,7 +74,7 @@ def make_executor(
     """The workers of a plan, not started yet. `make_channels` and `program`: what they have in place of shared memory,
     and run.
     """
-    config, layout, common = planned.config, planned.layout, planned.common
+    config, layout, common = planned.config, planned.worker_layout, planned.common
 
     def memories_of(worker: WorkerPlan) -> Sequence[int]:
         return () if common is None or not common.memories else (common.memories[worker.number],)
@@ -104,7 +104,7 @@ def _on_ray(planned: EnginePlan) -> ProcessExecutor:
     from homenode.engine.channels.tcp import TcpChannels
     from homenode.engine.executor.ray import RayLauncher  # needs an extra
 
-    workers, parallel = planned.layout.workers, planned.config.parallel
+    workers, parallel = planned.worker_layout.workers, planned.config.parallel
     launcher = RayLauncher(workers, parallel, planned.replica)
 
     def channels(generation: int) -> Channels:

@@ -37,7 +37,7 @@ from homenode.engine.executor.worker_handle import WorkerHandle
 from homenode.engine.executor.worker_pool import JoinOf, Launch, MemoriesOf, WorkerPool
 from homenode.engine.executor.worker_process import PROGRAM, WorkerProcess
 from homenode.engine.kv.chunks import PageChange
-from homenode.engine.plan.layout import WorkerPlan
+from homenode.engine.plan.worker_layout import WorkerPlan
 from homenode.engine.step import Step, StepResult, WorkerLimits
 from homenode.engine.wire import decode_body
 from homenode.errors import HomenodeError, InternalError, PeerError

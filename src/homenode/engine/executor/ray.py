@@ -24,7 +24,7 @@ from homenode.engine.config import ParallelConfig
 from homenode.engine.devices import is_accelerator
 from homenode.engine.executor.bundles import GroupName, Neighbours, bundle_of, neighbours
 from homenode.engine.executor.rendezvous import Rendezvous
-from homenode.engine.plan.layout import WorkerPlan
+from homenode.engine.plan.worker_layout import WorkerPlan
 from homenode.errors import CapacityError, HostError, UnsupportedError
 from homenode.installation import extra_command
 from homenode.logs.setup import LEVEL_VARIABLE

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from homenode.engine.experts.usage import EXPERT_USES, Table, of_engine
-from homenode.engine.plan.layout import WorkerPlan
+from homenode.engine.plan.worker_layout import WorkerPlan
 from homenode.model.part import ModelPart
 from homenode.model.spec import ModelSpec
 

@@ -11,7 +11,7 @@ from homenode.engine.channels.messages import RunStep, WorkerStepDone, WorkerSte
 from homenode.engine.errors import StepError
 from homenode.engine.executor.in_flight import StepsInFlight
 from homenode.engine.executor.worker_handle import WorkerHandle
-from homenode.engine.plan.layout import WorkerPlan
+from homenode.engine.plan.worker_layout import WorkerPlan
 from homenode.engine.step import Step, StepResult
 from homenode.engine.wire import encode_frame
 from homenode.errors import PeerError

@@ -10,7 +10,7 @@ import numpy as np
 from homenode.engine.channels.messages import Fits
 from homenode.engine.executor.worker_process import StartedWorker
 from homenode.engine.experts.usage import EXPERT_USES, Table, read_table
-from homenode.engine.plan.layout import WorkerPlan
+from homenode.engine.plan.worker_layout import WorkerPlan
 from homenode.errors import PeerError
 from homenode.model.spec import ModelSpec
 

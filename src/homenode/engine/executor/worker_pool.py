@@ -20,7 +20,7 @@ from homenode.engine.executor.worker_handle import WorkerHandle
 from homenode.engine.executor.worker_process import StartedWorker
 from homenode.engine.experts.usage import Table
 from homenode.engine.kv.chunks import PageChange
-from homenode.engine.plan.layout import WorkerPlan
+from homenode.engine.plan.worker_layout import WorkerPlan
 from homenode.engine.wire import decode_body
 from homenode.errors import PeerError
 from homenode.model.spec import ModelSpec

@@ -20,9 +20,9 @@ from homenode.engine.memory.node_capacity import KvCapacity, blocks_together, kv
 from homenode.engine.memory.sizing import problems, weights_problem
 from homenode.engine.memory.state_sizing import state_handover_problem
 from homenode.engine.plan.layers import LayerCapacity
-from homenode.engine.plan.layout import Layout, WorkerPlan
 from homenode.engine.plan.node_policy import own_host
 from homenode.engine.plan.placement import UNPINNED
+from homenode.engine.plan.worker_layout import WorkerLayout, WorkerPlan
 from homenode.errors import CapacityError, UserError
 from homenode.host.topology.host import Host
 from homenode.model.part import ModelPart
@@ -47,7 +47,7 @@ class EnginePlan:
     assignment: EngineAssignment
     checkpoint: Checkpoint
     host: Host
-    layout: Layout
+    worker_layout: WorkerLayout
     weights: tuple[WeightLayout, ...]
     geometries: tuple[KvGeometry, ...]
     kv_memory: int | None  # bytes of each CPU worker's KV memory, where set
@@ -61,7 +61,7 @@ class EnginePlan:
         """What the nodes leave for KV memory, which is spread over them as the compute threads are; None where it may
         come from any.
         """
-        return kv_capacity(self.weight_nodes, self.layout.workers[0].binding, self.whole_geometry)
+        return kv_capacity(self.weight_nodes, self.worker_layout.workers[0].binding, self.whole_geometry)
 
     @property
     def group_blocks(self) -> int:
@@ -72,7 +72,7 @@ class EnginePlan:
             return 1
         return max(
             1 if is_accelerator(worker.device) else blocks_together(worker.binding, self.host, geometry)
-            for worker, geometry in zip(self.layout.workers, self.geometries, strict=True)
+            for worker, geometry in zip(self.worker_layout.workers, self.geometries, strict=True)
         )
 
     @property
@@ -102,11 +102,11 @@ class EnginePlan:
     def problems(self) -> list[UserError]:
         """What keeps these settings from working, beside what `plan_engine` raises."""
         found: dict[str, UserError] = {}
-        for worker in self.layout.workers:
+        for worker in self.worker_layout.workers:
             for problem in self._problems_of(worker):
                 found.setdefault(problem.param or problem.message, problem)
-        parts = [worker.part for worker in self.layout.workers]
-        devices = [worker.device for worker in self.layout.workers]
+        parts = [worker.part for worker in self.worker_layout.workers]
+        devices = [worker.device for worker in self.worker_layout.workers]
         apart = [] if self.executor == "inline" else devices
         if no_states := state_handover_problem(self.config, self.checkpoint.spec, parts, self.geometries, devices):
             found.setdefault(no_states.param or no_states.message, no_states)
@@ -162,7 +162,7 @@ class EnginePlan:
 
     def _left_in_all(self) -> int | None:
         """Bytes for buffers and KV memory of all workers of this host; None where one has memory of its own."""
-        left = [self.left(worker) for worker in self.layout.workers]
+        left = [self.left(worker) for worker in self.worker_layout.workers]
         return None if None in left else sum(size for size in left if size is not None)
 
     def _home_problem(self, worker: WorkerPlan) -> UserError | None:

@@ -18,9 +18,9 @@ from homenode.engine.memory.available import budget_on
 from homenode.engine.memory.node_capacity import weight_nodes_of
 from homenode.engine.memory.sizing import with_kv_memory_variable
 from homenode.engine.plan.engine_plan import EnginePlan
-from homenode.engine.plan.layout import Layout, WorkerPlan
 from homenode.engine.plan.machine import MachineFacts
 from homenode.engine.plan.placement import UNPINNED, alone, auto_is_meant, place_engine, too_few_cores
+from homenode.engine.plan.worker_layout import WorkerLayout, WorkerPlan
 from homenode.engine.problems import SettingProblems
 from homenode.errors import UserError
 from homenode.host.binding.mempolicy_fallback import MemoryPolicy
@@ -142,7 +142,7 @@ def plan_bound(
         assignment,
         checkpoint,
         host,
-        Layout(
+        WorkerLayout(
             (WorkerPlan(0, name, CPU, whole, binding, budget.size, budget.nodes),),
             alone(binding).free_of_compute,
             findings=(*binding.findings, *crowded),

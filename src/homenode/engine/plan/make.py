@@ -17,10 +17,10 @@ from homenode.engine.model_path.locate import locate_model
 from homenode.engine.plan.device_detection import devices_of_service
 from homenode.engine.plan.engine_plan import EnginePlan
 from homenode.engine.plan.inline import plan_inline
-from homenode.engine.plan.layout import executor_kind
 from homenode.engine.plan.machine import MachineFacts, read_machine
 from homenode.engine.plan.pooling import for_runner, with_runner
 from homenode.engine.plan.settings_without_effect import settings_without_effect
+from homenode.engine.plan.worker_layout import executor_kind
 from homenode.engine.problems import SettingProblems
 from homenode.errors import UserError
 from homenode.host.refusals import named_refusals

@@ -13,7 +13,7 @@ from pathlib import Path
 from homenode.engine.config import EngineConfig
 from homenode.engine.devices import is_torch
 from homenode.engine.memory.growth import taken_whole_because
-from homenode.engine.plan.layout import executor_kind
+from homenode.engine.plan.worker_layout import executor_kind
 from homenode.host.placement.threads_bind import AUTO, NOBIND
 from homenode.host.placement.variables import threads_bind
 from homenode.host.topology.finding import Finding

@@ -43,7 +43,7 @@ class WorkerPlan:
 
 
 @dataclass(frozen=True)
-class Layout:
+class WorkerLayout:
     """All workers of an engine. `loop`: CPUs of the engine's own threads, empty: wherever they are. `shared`: CPU
     workers share cores.
     """
@@ -56,7 +56,7 @@ class Layout:
 
 def lay_out(
     replica: Replica | None, parts: Sequence[ModelPart], devices: Sequence[str], bindings: WorkerBindings
-) -> Layout:
+) -> WorkerLayout:
     """The workers, one for each part. `replica`: which of several engines they are for."""
     first = replica.number * len(parts) if replica else 0
     workers = tuple(
@@ -64,7 +64,7 @@ def lay_out(
         for number, (part, device, binding) in enumerate(zip(parts, devices, bindings.bindings, strict=True))
     )
     findings = () if replica else bindings.findings  # of several engines it is said with their places
-    return Layout(
+    return WorkerLayout(
         workers,
         bindings.loop,
         bindings.shared,
@@ -73,8 +73,8 @@ def lay_out(
 
 
 def with_memory(
-    layout: Layout, weight_bytes: Sequence[int], capacities: Sequence[tuple[int, tuple[int, ...]]], total: int
-) -> Layout:
+    layout: WorkerLayout, weight_bytes: Sequence[int], capacities: Sequence[tuple[int, tuple[int, ...]]], total: int
+) -> WorkerLayout:
     """The workers with what each may take: its weights, and equal parts of what all weights leave, so that memory
     several could have is counted once.
 
@@ -98,7 +98,7 @@ def with_memory(
     )
 
 
-def config_of_workers(config: EngineConfig, layout: Layout) -> EngineConfig:
+def config_of_workers(config: EngineConfig, layout: WorkerLayout) -> EngineConfig:
     """The engine's settings as they are for its workers: those that share cores watch for nothing."""
     return replace(config, compute=replace(config.compute, spin_us=0)) if layout.shared else config
 

@@ -20,10 +20,10 @@ from homenode.engine.memory.sizing import with_kv_memory_variable
 from homenode.engine.plan.engine_plan import EnginePlan
 from homenode.engine.plan.layer_capacity import layer_capacities, weight_needs, with_the_rest
 from homenode.engine.plan.layer_split import layers_alike, layers_of_stages
-from homenode.engine.plan.layout import executor_kind, lay_out, with_memory
 from homenode.engine.plan.placement import UNPINNED
 from homenode.engine.plan.replica_bindings import share_nodes
 from homenode.engine.plan.worker_bindings import worker_places
+from homenode.engine.plan.worker_layout import executor_kind, lay_out, with_memory
 from homenode.engine.problems import SettingProblems
 from homenode.host.topology.allowance import Allowance
 from homenode.host.topology.host import Host
@@ -120,7 +120,7 @@ def _division(
 
 def with_available_memory(planned: EnginePlan) -> EnginePlan:
     """The plan with the memory that each worker may take of what is free on this host now."""
-    layout, share = planned.layout, planned.assignment.memory_share
+    layout, share = planned.worker_layout, planned.assignment.memory_share
     capacities = [available_memory(worker.binding) for worker in layout.workers]
     mine = [planned.kept(worker) for worker in layout.workers]
     held = sum(each.resident for each in mine)  # it is where it will be again, and no less free for being taken already
@@ -136,4 +136,4 @@ def with_available_memory(planned: EnginePlan) -> EnginePlan:
         for room in capacities
     ]
     sizes = [(room.size + more, room.nodes) for room, more in zip(capacities, near, strict=True)]
-    return replace(planned, layout=with_memory(layout, [each.own for each in mine], sizes, total))
+    return replace(planned, worker_layout=with_memory(layout, [each.own for each in mine], sizes, total))

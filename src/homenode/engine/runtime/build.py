@@ -28,10 +28,10 @@ from homenode.engine.model_path.locate import locate_model
 from homenode.engine.pinning import pin_process_threads
 from homenode.engine.plan.device_detection import devices_of_service
 from homenode.engine.plan.engine_plan import EnginePlan
-from homenode.engine.plan.layout import WorkerPlan
 from homenode.engine.plan.machine import read_machine
 from homenode.engine.plan.make import plan_engine
 from homenode.engine.plan.settings_without_effect import settings_without_effect
+from homenode.engine.plan.worker_layout import WorkerPlan
 from homenode.engine.runtime.engine import Engine, Progress, make_scheduler, ready_message
 from homenode.host.refusals import named_refusals
 from homenode.host.topology.finding import Finding
@@ -88,7 +88,7 @@ def build_engine(
     plan = _measured(planned)
     if found := plan.problems():
         raise found[0]
-    plan = replace(plan, layout=replace(plan.layout, findings=(*findings, *plan.layout.findings)))
+    plan = replace(plan, worker_layout=replace(plan.worker_layout, findings=(*findings, *plan.worker_layout.findings)))
     workers = _workers(plan, own_process)
     try:
         return _started(plan, workers, progress, lookahead, micro_batches, begin)
@@ -115,8 +115,8 @@ def _workers(plan: EnginePlan, own_process: bool) -> EngineWorkers:
         return InlineWorkers(plan, own_process)
     from homenode.engine.executor.launch import ProcessWorkers  # needs what starts processes
 
-    if own_process and plan.layout.loop:
-        pin_process_threads(plan.layout.loop)
+    if own_process and plan.worker_layout.loop:
+        pin_process_threads(plan.worker_layout.loop)
     return ProcessWorkers(plan)
 
 
@@ -135,7 +135,7 @@ def _started(
     executor = count_expert_usage(workers.lay(sizes.worker_limits(), sharing), plan.config, plan.checkpoint.spec)
     hash_seed = sharing.hash_seed if sharing is not None else None
     scheduler = make_scheduler(plan, executor.limits(), lookahead, micro_batches, hash_seed)
-    findings = (*plan.layout.findings, *workers.findings())
+    findings = (*plan.worker_layout.findings, *workers.findings())
     ready = _ready(plan, executor, sizes, fits, findings, time.monotonic() - begin)
     kv_transfer = None
     if sharing is not None:
@@ -163,12 +163,12 @@ def _sizes(plan: EnginePlan, fits: Sequence[Fits]) -> Sizes:
 
 
 def _parts(plan: EnginePlan) -> list[ModelPart]:
-    return [worker.part for worker in plan.layout.workers]
+    return [worker.part for worker in plan.worker_layout.workers]
 
 
 def _grows(plan: EnginePlan) -> bool:
     """Whether KV memory is taken when it is used."""
-    return taken_whole_because(plan.config, [worker.device for worker in plan.layout.workers]) is None
+    return taken_whole_because(plan.config, [worker.device for worker in plan.worker_layout.workers]) is None
 
 
 _MANY = 1 << 62  # bytes: that there is memory enough was looked at by each worker
@@ -187,7 +187,7 @@ def _sharing(plan: EnginePlan, backend: Backend) -> KvTransferSetup:
 
 def _headroom(plan: EnginePlan) -> Callable[[], Headroom]:
     """What the nodes of all workers together can give, and this machine."""
-    bindings = [worker.binding for worker in plan.layout.workers]
+    bindings = [worker.binding for worker in plan.worker_layout.workers]
     return headroom_of(tuple(dict.fromkeys(part for binding in bindings for part in memory_parts(binding))))
 
 
@@ -199,7 +199,7 @@ def _ready(
     findings: Sequence[Finding],
     seconds: float,
 ) -> EngineReady:
-    layout = plan.layout
+    layout = plan.worker_layout
     notes = dict.fromkeys(note for fit in fits for note in fit.notes)
     notes |= dict.fromkeys(finding.text for finding in findings if finding.severity != "info")
     return ready_message(
@@ -219,8 +219,8 @@ def _ready(
 
 def _growth(plan: EnginePlan, sizes: Sizes) -> str:
     """See `growth_text`, of all workers together."""
-    left = sum(plan.left(worker) or 0 for worker in plan.layout.workers)
-    devices = [worker.device for worker in plan.layout.workers]
+    left = sum(plan.left(worker) or 0 for worker in plan.worker_layout.workers)
+    devices = [worker.device for worker in plan.worker_layout.workers]
     if plan.executor == "inline":
         left -= step_bytes(plan.config, plan.checkpoint.spec)
     return growth_text(plan.config, sizes, plan.whole_geometry, left, devices)

@@ -17,8 +17,8 @@ from homenode.engine.executor.processes import ProcessExecutor
 from homenode.engine.executor.worker_process import PROGRAM
 from homenode.engine.plan.engine_plan import EnginePlan
 from homenode.engine.plan.layer_seconds import cache_file, keep_seconds, key_of, read_seconds
-from homenode.engine.plan.layout import WorkerPlan, config_of_workers
 from homenode.engine.plan.placement import UNPINNED
+from homenode.engine.plan.worker_layout import WorkerPlan, config_of_workers
 from homenode.engine.step import StartSequence, Step, StepItem, StepResult, WorkerLimits
 from homenode.errors import HomenodeError
 from homenode.model.part import IndexRange, ModelPart
@@ -110,11 +110,13 @@ def calibrated(planned: EnginePlan) -> bool:
         return False
     backend, kept = make_backend(config.compute, (UNPINNED,)), config.model
     whole = plan_model(planned.checkpoint, backend, quantize=kept.quantize, dtype=kept.dtype)
-    kinds = {key_of(spec, whole, worker.device, len(worker.binding.team)): worker for worker in planned.layout.workers}
+    kinds = {
+        key_of(spec, whole, worker.device, len(worker.binding.team)): worker for worker in planned.worker_layout.workers
+    }
     missing = {key: worker for key, worker in kinds.items() if key not in read_seconds(cache_file())}
     if len(kinds) == 1 or not missing:
         return False
-    own = config_of_workers(config, planned.layout)
+    own = config_of_workers(config, planned.worker_layout)
     found = {key: layer_seconds(own, spec, worker) for key, worker in missing.items()}
     keep_seconds(cache_file(), {key: seconds for key, seconds in found.items() if seconds is not None})
     return True

@@ -43,7 +43,7 @@ def make_scheduler(
     """The scheduler of an engine. `lookahead`: of one with one stage; `micro_batches`: of one with several, see
     `MicroBatching`. `hash_seed`: of the identities of its KV blocks, where other engines are given them.
     """
-    config, stages = plan.config, plan.layout.workers[-1].stage + 1
+    config, stages = plan.config, plan.worker_layout.workers[-1].stage + 1
     return Scheduler(
         config.scheduler,
         config.kv,

@@ -29,7 +29,6 @@ ARCHITECTURE = deepseek.ARCHITECTURE.of_class(
     "AriaTextForCausalLM",
     read=_read_folder,
     fields=DEFAULTS.fields | EXPERTS.fields | {"mlp_bias", "moe_topk", "moe_num_shared_experts"},
-    harmless={},
     model_types=("aria_text",),
     picture_classes=("AriaForConditionalGeneration",),
     modules={
