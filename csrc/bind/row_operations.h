@@ -1,4 +1,4 @@
-// The methods of the recorder that are the operations on rows: names, arguments and defaults are those of their fields.
+// The methods of the recorder that are the row operations: names, arguments and defaults are those of their fields.
 #pragma once
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/variant.h>

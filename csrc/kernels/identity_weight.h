@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "kernels/moe.h"
-#include "kernels/row_operation.h"
+#include "kernels/row_fields.h"
 
 namespace homenode {
 

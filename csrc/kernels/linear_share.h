@@ -27,8 +27,8 @@ class RunClaims {
   static constexpr int kNobody = -1;
   using Circle = std::array<int, kCircle>;
 
-  // One path of groups for each thread (see host/tree.h): those with the same path share a last-level cache, and only
-  // they may be neighbours.
+  // One path of groups for each thread (see host/tree_barrier.h): those with the same path share a last-level cache,
+  // and only they may be neighbours.
   explicit RunClaims(const std::vector<GroupPath>& paths);
 
   // In whose shares a thread may work: its own first, then those of its neighbours, in another order for each of them;

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "kernels/linear.h"
-#include "kernels/operation_rows.h"
+#include "kernels/operation_common.h"
 
 namespace homenode {
 

@@ -29,7 +29,7 @@ class Recorder {
   // otherwise: the row of ids past the table; none: they are refused.
   Result<Tensor> stored_rows(std::shared_ptr<const StoredTable> table, std::optional<int> otherwise);
   Result<Tensor> received(int64_t columns);
-  // One of the operations on rows: see row_operations.h.
+  // A row operation: see row_operations.h.
   template <class Named>
   Result<Tensor> rows(Named operation);
   Result<Tensor> sum(const Tensor& x);

@@ -5,8 +5,8 @@
 
 #include "kernels/operation_attention.h"
 #include "kernels/operation_chosen.h"
+#include "kernels/operation_common.h"
 #include "kernels/operation_pooled.h"
-#include "kernels/operation_rows.h"
 #include "kernels/recorder.h"
 
 namespace homenode {

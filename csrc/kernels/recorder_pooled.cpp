@@ -2,7 +2,7 @@
 
 #include "kernels/operation_pooled.h"
 #include "kernels/recorder.h"
-#include "kernels/row_operation.h"
+#include "kernels/row_fields.h"
 
 namespace homenode {
 

@@ -1,4 +1,4 @@
-// The operations on rows: see row_operation.h. A new one is a struct here and a line of the list at the end.
+// The row operations: see row_fields.h. A new one is a struct here and a line of the list at the end.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "kernels/identity_weight.h"
-#include "kernels/row_operation.h"
+#include "kernels/row_fields.h"
 #include "kernels/stream_weights.h"
 
 namespace homenode {

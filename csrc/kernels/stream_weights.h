@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "kernels/row_operation.h"
+#include "kernels/row_fields.h"
 
 namespace homenode {
 

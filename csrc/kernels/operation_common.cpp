@@ -1,4 +1,4 @@
-#include "kernels/operation_rows.h"
+#include "kernels/operation_common.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,4 +1,5 @@
-// Operations that work on one row at a time, and the gate.
+// Operations that most decoders have besides products, attention and row operations: rows of tables, norms, rope,
+// gates.
 #pragma once
 #include <memory>
 #include <vector>

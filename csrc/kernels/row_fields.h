@@ -1,4 +1,4 @@
-// What an operation on rows says of itself.
+// What a row operation says of itself, in fields.
 //
 // Such an operation makes each row of its result from the same row of its inputs, and is a struct of named fields:
 //
@@ -12,7 +12,7 @@
 //   };
 //
 // From it follow the call that records it with its checks (Recorder::rows), the method of the Python class with the
-// names and defaults of the fields (bind/row_operations.cpp), and the phase of the program. The type of a field says
+// names and defaults of the fields (bind/row_operations.h), and the phase of the program. The type of a field says
 // what is checked of it: a Tensor and a RowsOrVector is there, and its rows are selected where those of the others are;
 // a Vector is a parameter of one row. `problem`, if it is there, says what is wrong with shapes and numbers ("" if
 // nothing is).
