@@ -110,8 +110,10 @@ def main() -> None:
     for stages in asked.stages:
         found = measure(asked.running, asked.steps, stages)
         print(
-            f"{stages} stages, {asked.running} running, {asked.steps} steps: a step takes {1e6 * found.quantile(0.5):.0f} us, "
-            f"99 % of them {1e6 * found.quantile(0.99):.0f} us or less (deciding {1e6 * statistics.median(found.plan):.0f} us, "
+            f"{stages} stages, {asked.running} running, {asked.steps} steps: a step takes "
+            f"{1e6 * found.quantile(0.5):.0f} us, "
+            f"99 % of them {1e6 * found.quantile(0.99):.0f} us or less (deciding "
+            f"{1e6 * statistics.median(found.plan):.0f} us, "
             f"taking the result {1e6 * statistics.median(found.take):.0f} us)"
         )
 

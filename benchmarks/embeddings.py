@@ -173,7 +173,8 @@ def _shown(lines: Sequence[dict[str, Any]]) -> str:
     found = []
     for line in lines:
         found.append(
-            f"{line['engine']}, {line['precision']}: {spread(line['seconds'])} s; {line['version']}; cosine {line['least_cosine']:.5f}"
+            f"{line['engine']}, {line['precision']}: {spread(line['seconds'])} s; {line['version']}; cosine "
+            f"{line['least_cosine']:.5f}"
         )
         for precision, ratio in line.get("ratios", {}).items():
             found.append(

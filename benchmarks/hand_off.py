@@ -99,7 +99,8 @@ def main(model: Path, prompts: tuple[int, ...], block_size: int, turns: int, cop
         for name in found[0]:
             times = sorted(one[name] * 1e6 for one in found)
             click.echo(
-                f"{tokens:6} tokens  {name:40} median {statistics.median(times):7.1f}  tenth {times[len(times) // 10]:7.1f}  best {times[0]:7.1f} us"
+                f"{tokens:6} tokens  {name:40} median {statistics.median(times):7.1f}  tenth "
+                f"{times[len(times) // 10]:7.1f}  best {times[0]:7.1f} us"
             )
 
 

@@ -123,7 +123,8 @@ def main(
             alone, pair = (statistics.median(getattr(turn, name) for turn in own) for name in ("alone", "pair"))
             transfer = statistics.median(turn.transfer for turn in own)
             click.echo(
-                f"{mode}, {tokens} tokens: alone {alone * 1000:.1f} ms, pair {pair * 1000:.1f} ms ({pair / alone:.3f}x), "
+                f"{mode}, {tokens} tokens: alone {alone * 1000:.1f} ms, pair {pair * 1000:.1f} ms "
+                f"({pair / alone:.3f}x), "
                 f"hand-over {transfer * 1000:.2f} ms"
             )
 

@@ -85,7 +85,8 @@ def decode(path: Path, rounds: int) -> None:
         ratios = sorted(off / own for off, own in zip(taken["off"], times, strict=True))
         middle = f"{ratios[len(ratios) // 4]:.3f} to {ratios[-len(ratios) // 4]:.3f}"
         print(
-            f"{name}: {_STEPS / statistics.median(times):.2f} tok/s, {statistics.median(ratios):.3f} of off (the middle half {middle})"
+            f"{name}: {_STEPS / statistics.median(times):.2f} tok/s, {statistics.median(ratios):.3f} of off (the "
+            f"middle half {middle})"
         )
 
 
@@ -169,7 +170,8 @@ def load(path: Path, rounds: int) -> None:
     for (name, cached), times in sorted(taken.items(), key=lambda item: item[0][1]):
         middle = statistics.median(times)
         print(
-            f"{name}, {cached}: {middle:.2f} s (best {min(times):.2f}), {size / middle / 1e9:.2f} GB/s of the file, {counted[name] / 1e6:.1f} MB read"
+            f"{name}, {cached}: {middle:.2f} s (best {min(times):.2f}), {size / middle / 1e9:.2f} GB/s of the file, "
+            f"{counted[name] / 1e6:.1f} MB read"
         )
 
 

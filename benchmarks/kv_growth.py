@@ -278,7 +278,8 @@ def _show(found: dict[str, Any]) -> None:
         ):
             if (spread := line.get(name)) is not None:
                 print(
-                    f"{'':12} {name}: {spread['median']:.3f}, 95 % interval {spread['low']:.3f} to {spread['high']:.3f}, "
+                    f"{'':12} {name}: {spread['median']:.3f}, 95 % interval {spread['low']:.3f} to "
+                    f"{spread['high']:.3f}, "
                     f"least {spread['least']:.3f}, most {spread['most']:.3f}"
                 )
 

@@ -65,12 +65,15 @@ def summary_text(published: Published) -> str:
     middle = median(row.observed for row in rows)
     same, constant = score(rows, always(1.0)), score(rows, always(middle))
     lines = [
-        f"{len(rows)} rows of {len({row.source for row in rows})} sources. Directions reproduced: {len(rows) - len(found.wrong)} of {len(rows)}.\n",
+        f"{len(rows)} rows of {len({row.source for row in rows})} sources. Directions reproduced: "
+        f"{len(rows) - len(found.wrong)} of {len(rows)}.\n",
         "| | wrong directions | median error of the ratio | median error of the gain |",
         "|---|---|---|---|",
         f"| the cost model | {len(found.wrong)} | {found.ratio:.0%} | {found.gain:.0%} |",
-        f"| the same, each source predicted by constants fitted to the others | {unseen.wrong} | {unseen.ratio:.0%} | {unseen.gain:.0%} |",
-        f"| always {middle:.2f}, the median ratio | {len(constant.wrong)} | {constant.ratio:.0%} | {constant.gain:.0%} |",
+        f"| the same, each source predicted by constants fitted to the others | {unseen.wrong} | {unseen.ratio:.0%} "
+        f"| {unseen.gain:.0%} |",
+        f"| always {middle:.2f}, the median ratio | {len(constant.wrong)} | {constant.ratio:.0%} | "
+        f"{constant.gain:.0%} |",
         f"| always 1, no change | {len(same.wrong)} | {same.ratio:.0%} | {same.gain:.0%} |",
     ]
     return "\n".join(lines) + "\n"

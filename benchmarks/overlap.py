@@ -150,7 +150,8 @@ def report(found: dict[str, Any]) -> str:
     counted = f"{len(found['ratios'])} pairs" + ("" if found["quiet"] else ", all beside other programs")
     best = ", ".join(f"{rate:.1f}" for rate in found["best"].values())
     lines = [
-        f"decode, {found['requests']} after {found['prompt']} tokens: {rates} tok/s (best {best}); ratio {found['ratio']:.3f} ({low:.3f} to {high:.3f}; {counted})"
+        f"decode, {found['requests']} after {found['prompt']} tokens: {rates} tok/s (best {best}); ratio "
+        f"{found['ratio']:.3f} ({low:.3f} to {high:.3f}; {counted})"
     ]
     for name, stages in found["stages"].items():
         lines += [

@@ -74,7 +74,8 @@ def logprobs(model: LoadedModel, backend: Any, tokens: list[int], kv_dtype: str)
         rows = np.arange(end - first, dtype=np.int32)
         logits = program.run(
             StepArrays(
-                np.array(tokens[first:end], np.int32), rows + np.int32(first), np.array([0, end - first], np.int32), np.array([end], np.int32),
+                np.array(tokens[first:end], np.int32), rows + np.int32(first), np.array([0, end - first], np.int32),
+                np.array([end], np.int32),
                 np.arange(blocks, dtype=np.int32)[None, :], rows,
             )
         )  # fmt: skip

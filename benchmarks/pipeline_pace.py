@@ -71,7 +71,8 @@ def main() -> None:
     parser.add_argument("--running", type=int, default=8)
     asked = parser.parse_args()
     print(
-        f"{asked.stages} stages, {asked.running} running: times lock step with as many micro-batches as stages, and with one more"
+        f"{asked.stages} stages, {asked.running} running: times lock step with as many micro-batches as stages, and "
+        "with one more"
     )
     for read, back in [(share, way) for share in (0.0, 0.25, 0.5, 0.9) for way in (0.0, 0.1, 0.3)]:
         cost = StageCost(read, (1 - read) / asked.running, back)  # a step with everybody takes a stage 1
@@ -80,7 +81,8 @@ def main() -> None:
             throughput(cost, asked.stages, asked.running, micro_batches=asked.stages + more) / one for more in (0, 1)
         ]
         print(
-            f"  reading weights {read:4.0%} of a stage's step, way back {back:4.0%} of it: {gains[0]:.2f}  {gains[1]:.2f}"
+            f"  reading weights {read:4.0%} of a stage's step, way back {back:4.0%} of it: {gains[0]:.2f}  "
+            f"{gains[1]:.2f}"
         )
 
 

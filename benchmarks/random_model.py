@@ -16,7 +16,8 @@ from homenode.model.spec import ModelSpec, RopeSpec, TensorEntry
 _LARGE_ONE_IN, _LARGE = 64, 8.0
 
 SPEC = ModelSpec(
-    architecture="llama", hidden_size=512, intermediate_size=1024, num_layers=2, num_heads=8, num_kv_heads=2, head_dim=64, vocab_size=512,
+    architecture="llama", hidden_size=512, intermediate_size=1024, num_layers=2, num_heads=8, num_kv_heads=2,
+    head_dim=64, vocab_size=512,
     max_position=512, norm_eps=1e-5, rope=RopeSpec(), tie_word_embeddings=False, attention_bias=False, moe=None,
 )  # fmt: skip
 

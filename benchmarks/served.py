@@ -127,8 +127,10 @@ def served_text(record: ServedComparison) -> str:
     counted = [pair for pairs in groups.values() for pair in pairs]
     moved = sum(moved_between(pair.readings) is not None for pair in counted)
     lines.append(
-        f"\n{load['prompt_tokens']} random tokens in, {load['gen_tokens']} out, streamed; each client makes {load['requests']} requests one after "
-        "the other, the client program runs on the same CPUs. Tokens per second are those that came out, over the whole load, prompts included. "
+        f"\n{load['prompt_tokens']} random tokens in, {load['gen_tokens']} out, streamed; each client makes "
+        f"{load['requests']} requests one after "
+        "the other, the client program runs on the same CPUs. Tokens per second are those that came out, over the "
+        "whole load, prompts included. "
         f"{len(counted)} pairs count; during {moved} of them the host moved the machine's CPUs. "
         f"Versions: {', '.join(f'{name} {version}' for name, version in sorted(record.versions.items()))}."
     )

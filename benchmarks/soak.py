@@ -214,13 +214,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         soak.close()
     problems = soak.problems()
     found = {
-        "machine": machine(), "version": own_version(), "minutes": given.minutes, "answered": soak.answered, "left": soak.left,
+        "machine": machine(), "version": own_version(), "minutes": given.minutes, "answered": soak.answered,
+        "left": soak.left,
         "problems": problems, "samples": [asdict(each) for each in soak.samples],
     }  # fmt: skip
     if given.json is not None:
         given.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     print(
-        f"{soak.answered} answered, {soak.left} left by their clients, {len(soak.samples) // 2} rounds: {'; '.join(problems) or 'nothing wrong'}"
+        f"{soak.answered} answered, {soak.left} left by their clients, {len(soak.samples) // 2} rounds: "
+        f"{'; '.join(problems) or 'nothing wrong'}"
     )
     return 1 if problems else 0
 

@@ -88,7 +88,8 @@ def behind_lines(rows: Sequence[Row], place: str) -> list[str]:
         if slower:
             where = f", CPUs {place}" if place else ""
             lines.append(
-                f"- {row.combination.shape}, {row.combination.format}{where}, against {_against(row.combination)}: {', '.join(slower)}"
+                f"- {row.combination.shape}, {row.combination.format}{where}, against {_against(row.combination)}: "
+                f"{', '.join(slower)}"
             )
     return lines
 
@@ -145,8 +146,10 @@ def _origin(record: Comparison) -> str:
     counted = sum(pair.discarded is None for pair in record.pairs)
     lines = [
         f"Machine: {machine['processor']}, {machine['cpus']} CPUs, Linux {machine['kernel']}, transparent huge pages "
-        f"`{machine['transparent_hugepage']}`; {work.threads} threads for every engine. Prefill: one prompt of {work.prompt} tokens. Decode: "
-        f"{work.steps} tokens for each sequence after {work.context} others. {counted} pairs count, {len(record.pairs) - counted} were "
+        f"`{machine['transparent_hugepage']}`; {work.threads} threads for every engine. Prefill: one prompt of "
+        f"{work.prompt} tokens. Decode: "
+        f"{work.steps} tokens for each sequence after {work.context} others. {counted} pairs count, "
+        f"{len(record.pairs) - counted} were "
         "measured while the CPUs moved or others used them and do not.\n",
         "Versions: " + ", ".join(f"{name} {version}" for name, version in sorted(record.versions.items())) + ".\n",
     ]

@@ -1,5 +1,5 @@
-"""Makers of folders whose matrices are quantised as GPTQ, AWQ, AutoRound, llm-compressor and makers of 8-bit floats store
-them: bit by bit, by the formats' definitions.
+"""Makers of folders whose matrices are quantised as GPTQ, AWQ, AutoRound, llm-compressor and makers of 8-bit floats
+store them: bit by bit, by the formats' definitions.
 
 Every matrix comes with the float32 values it stands for.
 """

@@ -183,7 +183,8 @@ NOTES: Mapping[str, str] = {
     "longcat_flash": "experts that return a row as it is; two layers here for one of its folders",
     "flex_olmo": "OLMo 2 with experts",
     "laguna": "unlike numbers of query heads in layers with and without a window",
-    "mimo_v2_flash": "keys wider than values; folders count a window's tokens without the token itself, GGUF files with it",
+    "mimo_v2_flash": "keys wider than values; folders count a window's tokens without the token itself, GGUF files "
+    "with it",
     "minicpm": "MiniCPM 1, 2, 4 and 4.1, attending to the whole context",
     "muse_glimmer": "layers with a window have a rope, the others have none; attention with a gate",
     "phi3": (

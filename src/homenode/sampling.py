@@ -111,7 +111,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     ] = 1.0
     top_n_sigma: Annotated[
         float,
-        SamplingSetting("keeps logits >= the largest - n standard deviations of all; n <= 0 keeps all", off=0, low=-1, high=1e3),
+        SamplingSetting("keeps logits >= the largest - n standard deviations of all; n <= 0 keeps all", off=0, low=-1,
+        high=1e3),
     ] = 0.0  # fmt: skip
     top_k: Annotated[
         int | None,
@@ -193,7 +194,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 raise UserError(text, param=name)
         for token, bias in self.logit_bias.items():
             if not (-1e6 <= bias <= 1e6 or bias == -math.inf):
-                text = f"logit_bias of token {token} is {bias}; it must be from -1000000 to 1000000, or minus infinity to forbid the token"
+                text = (
+                    f"logit_bias of token {token} is {bias}; it must be from -1000000 to 1000000, or minus "
+                    "infinity to forbid the token"
+                )
                 raise UserError(text, param="logit_bias")
 
     @property

@@ -79,7 +79,9 @@ bool fails(const char* name) {
 bool below(const char* path) { return kind.load() == kFiles && path && !strncmp(path, folder, strlen(folder)); }
 bool is_watched(int fd) { return kind.load() == kFiles && fd >= 0 && fd < kMostDescriptors && watched[fd].load(); }
 bool of_core(const void* caller) { return kind.load() == kCore && core.hold(caller); }
-bool is_large(size_t bytes, const void* caller) { return kind.load() == kLarge && bytes >= smallest && !rust.hold(caller); }
+bool is_large(size_t bytes, const void* caller) {
+  return kind.load() == kLarge && bytes >= smallest && !rust.hold(caller);
+}
 
 int watch(int fd, bool wanted) {
   if (fd >= 0 && fd < kMostDescriptors) watched[fd].store(wanted);

@@ -96,7 +96,8 @@ for line in sys.stdin:
         sum(block[::4096])
         print(ctypes.addressof(ctypes.c_char.from_buffer(block)), flush=True)
     elif verb == "device":
-        handle = libc.syscall(425, 4, (ctypes.c_char * 120)())  # io_uring_setup: rings of the kernel's, mapped as a driver's memory is
+        # io_uring_setup: rings of the kernel's, mapped as a driver's memory is
+        handle = libc.syscall(425, 4, (ctypes.c_char * 120)())
         libc.mmap.restype = ctypes.c_void_p
         libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
         address = libc.mmap(None, 4096, 3, 1, handle, 0) if handle >= 0 else 0

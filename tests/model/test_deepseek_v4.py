@@ -32,21 +32,27 @@ pytestmark = pytest.mark.torch
 
 SLIDING, SPARSE, HEAVY = "sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"
 FIGURES: dict[str, Any] = {
-    "head_dim": 32, "num_key_value_heads": 1, "q_lora_rank": 24, "intermediate_size": 40, "moe_intermediate_size": 40, "n_routed_experts": 6,
-    "num_experts_per_tok": 2, "num_hidden_layers": 4, "layer_types": [SPARSE, SLIDING, HEAVY, SPARSE], "mlp_layer_types": ["hash_moe", "moe", "moe", "moe"],
-    "compress_rates": {SPARSE: 4, HEAVY: 8}, "o_groups": 2, "o_lora_rank": 16, "index_n_heads": 16, "index_head_dim": 16, "index_topk": 5,
+    "head_dim": 32, "num_key_value_heads": 1, "q_lora_rank": 24, "intermediate_size": 40, "moe_intermediate_size": 40,
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2, "num_hidden_layers": 4, "layer_types": [SPARSE, SLIDING, HEAVY, SPARSE],
+    "mlp_layer_types": ["hash_moe", "moe", "moe", "moe"],
+    "compress_rates": {SPARSE: 4, HEAVY: 8}, "o_groups": 2, "o_lora_rank": 16, "index_n_heads": 16,
+    "index_head_dim": 16, "index_topk": 5,
     "sliding_window": 7, "partial_rotary_factor": 0.25, "hc_mult": 3, "hc_sinkhorn_iters": 4,
-    "rope_parameters": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "beta_fast": 32, "beta_slow": 1},
+    "rope_parameters": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "beta_fast": 32,
+    "beta_slow": 1},
 }  # fmt: skip
 CASE = Case("deepseek_v4", FIGURES, seed=1)
 GGUF = Case(
     "deepseek_v4",
     FIGURES | {"compress_rates": {SPARSE: 4, HEAVY: 128}},
     {
-        "expert_count": 6, "expert_used_count": 2, "expert_feed_forward_length": 40, "expert_gating_func": 4, "expert_shared_count": 1,
+        "expert_count": 6, "expert_used_count": 2, "expert_feed_forward_length": 40, "expert_gating_func": 4,
+        "expert_shared_count": 1,
         "expert_weights_scale": 1.5, "expert_weights_norm": True, "rope.dimension_count": 8, "rope.freq_base": 10000.0,
         "rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 64,
-        "attention.sliding_window": 7, "attention.q_lora_rank": 24, "attention.output_group_count": 2, "attention.output_lora_rank": 16,
+        "attention.sliding_window": 7, "attention.q_lora_rank": 24, "attention.output_group_count": 2,
+        "attention.output_lora_rank": 16,
         "attention.compress_ratios": [4, 0, 128, 4], "attention.compress_rope_freq_base": 160000.0,
         "attention.indexer.head_count": 16, "attention.indexer.key_length": 16, "attention.indexer.top_k": 5,
         "hyper_connection.count": 3, "hyper_connection.sinkhorn_iterations": 4, "hyper_connection.epsilon": 1e-6,
@@ -111,7 +117,8 @@ def test_published_folders_have_other_names_and_figures(tmp_path: Path) -> None:
     gone = {"layer_types", "mlp_layer_types", "compress_rates", "rope_parameters", "partial_rotary_factor"}
     published = {key: value for key, value in told.items() if key not in gone} | {
         "compress_ratios": [4, 0, 128, 4, 0], "num_hash_layers": 2, "qk_rope_head_dim": 8, "topk_method": "noaux_tc",
-        "rope_scaling": {"type": "yarn", "factor": 4, "original_max_position_embeddings": 64, "beta_fast": 32, "beta_slow": 1},
+        "rope_scaling": {"type": "yarn", "factor": 4, "original_max_position_embeddings": 64, "beta_fast": 32,
+        "beta_slow": 1},
     }  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(published))
     assert open_checkpoint(tmp_path).spec == wanted.spec
@@ -124,7 +131,7 @@ def test_published_folders_have_other_names_and_figures(tmp_path: Path) -> None:
 
 
 def test_published_weights_are_8_and_4_bit_floats(folder: Path, tmp_path: Path) -> None:
-    """Whose scales are called so alone: powers of two of each block of 128 x 128, or of 32 columns of an expert's row."""
+    """Scales that are called so alone: powers of two of each block of 128 x 128, or of 32 columns of a row."""
     random = np.random.default_rng(3)
     config = json.loads((folder / "config.json").read_text())
     coded = {"quant_method": "fp8", "fmt": "e4m3", "scale_fmt": "ue8m0", "weight_block_size": [128, 128]}

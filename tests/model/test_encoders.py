@@ -150,8 +150,10 @@ def test_a_reranker_with_q_k_and_v_in_one_matrix(tmp_path: Path, reference: Back
     found: dict[str, FloatArray] = {}
     tensors = load_file(tmp_path / "model.safetensors")
     renamed = {
-        "encoder.layer.": "encoder.layers.", "attention.output.dense": "mixer.out_proj", "attention.output.LayerNorm": "norm1",
-        "intermediate.dense": "mlp.fc1", "output.dense": "mlp.fc2", "output.LayerNorm": "norm2", "embeddings.LayerNorm": "emb_ln",
+        "encoder.layer.": "encoder.layers.", "attention.output.dense": "mixer.out_proj",
+        "attention.output.LayerNorm": "norm1",
+        "intermediate.dense": "mlp.fc1", "output.dense": "mlp.fc2", "output.LayerNorm": "norm2",
+        "embeddings.LayerNorm": "emb_ln",
     }  # fmt: skip
     for name, values in tensors.items():
         if ".self.query." in name:

@@ -128,7 +128,8 @@ def test_ranks_of_matrices_quantised_in_one(tmp_path: Path, name: str) -> None:
         ("gptq", {"dtype": "bfloat16"}, "Q4_0", "GPTQ 4-bit -> Q4_0: the same codes"),
         ("awq", {}, "Q4_1", "AWQ 4-bit -> Q4_1: the same codes; zero points as minimums, rounded to float16"),
         ("bytes", {}, "Q8_0", "compressed-tensors 8-bit -> Q8_0: the same codes"),
-        ("8-bit floats", {}, "BF16", "FP8 -> BF16: times its scale, rounded to 8 significant bits; --quantize q8_0 takes half the memory"),
+        ("8-bit floats", {}, "BF16", "FP8 -> BF16: times its scale, rounded to 8 significant bits; --quantize q8_0 "
+                                     "takes half the memory"),
         ("8-bit floats", {"quantize": "q8_0"}, "Q8_0", "FP8 -> Q8_0: quantised at load (--quantize q8_0)"),
         ("8-bit floats", {"dtype": "bfloat16"}, "BF16", "FP8 -> BF16: converted at load (--dtype bfloat16)"),
         ("8-bit floats", {"quantize": "q4_0"}, "Q4_0", "FP8 -> Q4_0: quantised at load (--quantize q4_0)"),

@@ -194,8 +194,9 @@ FOLLOWED_ELSEWHERE = {
     "longcat_flash": frozenset(("norm_topk_prob",)),
     **dict.fromkeys(("cohere2_moe", "cohere2_moe-softmax"), frozenset(("rope_scaling",))),
 }
-# What the test of fields makes of a family otherwise. Published folders of DBRX have the base of the rope in attn_config
-# alone, from where the class of transformers does not take it: it has to be the one that this takes for granted.
+# What the test of fields makes of a family otherwise. Published folders of DBRX have the base of the rope in
+# attn_config alone, from where the class of transformers does not take it: it has to be the one that this takes for
+# granted.
 OF_FIELDS = {
     "dbrx": {
         "attn_config": {**DBRX.changes["attn_config"], "rope_theta": 1e4},

@@ -30,7 +30,8 @@ BF16_ACTIVATIONS = 3e-3  # activations of one matrix rounded to 8 significant bi
 SCALES = {
     "F16": {}, "BF16": {}, "F32": {}, "F64": {}, "I8": {}, "I16": {}, "I32": {}, "F8_E4M3": {}, "F8_E5M2": {},
     "F8_E8M0": {},
-    "Q1_0": {0: HALF}, "Q2_0": {0: HALF}, "Q4_0": {0: HALF}, "Q4_1": {0: HALF * 2}, "Q5_0": {0: HALF}, "Q5_1": {0: HALF * 2},
+    "Q1_0": {0: HALF}, "Q2_0": {0: HALF}, "Q4_0": {0: HALF}, "Q4_1": {0: HALF * 2}, "Q5_0": {0: HALF},
+    "Q5_1": {0: HALF * 2},
     "Q8_0": {0: HALF}, "Q8_1": {0: HALF * 2},
     "Q2_K": {80: HALF * 2}, "Q3_K": {108: HALF}, "Q4_K": {0: HALF * 2}, "Q5_K": {0: HALF * 2}, "Q6_K": {208: HALF},
     "Q8_K": {0: struct.pack("<f", 0.01)}, "IQ2_XXS": {0: HALF}, "IQ2_XS": {0: HALF}, "IQ2_S": {0: HALF},

@@ -86,14 +86,16 @@ OWN: dict[str, dict[str, Any]] = {
         "attn_config": {"kv_n_heads": 2},
         "ffn_config": {"ffn_hidden_size": 32, "moe_num_experts": 4, "moe_top_k": 2},
     },
-    "laguna": {"num_attention_heads_per_layer": [4, 6, 4, 6], "layer_types": ["full_attention", "sliding_attention"] * 2},
+    "laguna": {"num_attention_heads_per_layer": [4, 6, 4, 6], "layer_types": ["full_attention",
+    "sliding_attention"] * 2},
     "minimax_m3": {
         "layer_types": ["full_attention"] + ["minimax_m3_sparse"] * 3, "moe_layer_freq": [0, 1, 1, 1],
         "index_n_heads": 2, "index_head_dim": 16,
         "index_block_size": 16, "dense_intermediate_size": 64, "shared_intermediate_size": 32,
     },
     "deepseek_v4": {
-        "num_key_value_heads": 1, "compress_rates": {"heavily_compressed_attention": 8}, "num_hash_layers": 1, "o_groups": 2, "o_lora_rank": 8,
+        "num_key_value_heads": 1, "compress_rates": {"heavily_compressed_attention": 8}, "num_hash_layers": 1,
+        "o_groups": 2, "o_lora_rank": 8,
         "index_n_heads": 2, "index_head_dim": 16, "index_topk": 4, "hc_mult": 2, "compress_ratios": [0, 4, 128, 4],
     },
 }  # fmt: skip
@@ -217,13 +219,16 @@ OWN_KEYS: dict[str, dict[str, Any]] = {
     "apertus": {"xielu.alpha_p": [0.5] * 4, "xielu.alpha_n": [-0.5] * 4, "xielu.beta": [0.5] * 4,
         "xielu.eps": [-1e-6] * 4},
     "muse_glimmer": {"logit_scale": 0.5},
-    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3", "mistral4", "youtu", "longcat_flash"), LATENT),
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3", "mistral4", "youtu", "longcat_flash"),
+    LATENT),
     **dict.fromkeys(("deepseek_v32", "glm_moe_dsa"), LATENT | INDEXER),
     "minimax_m3": INDEXER | {"expert_gating_func": 2, "attention.indexer.block_size": 16,
         "attention.indexer.local_blocks": 1},
     "deepseek_v4": INDEXER | {
-        "attention.head_count_kv": 1, "attention.compress_ratios": [0, 4, 128, 4], "attention.compress_rope_freq_base": 16e4,
-        "attention.sliding_window": 8, "rope.dimension_count": 8, "attention.q_lora_rank": 24, "attention.output_group_count": 2,
+        "attention.head_count_kv": 1, "attention.compress_ratios": [0, 4, 128, 4],
+        "attention.compress_rope_freq_base": 16e4,
+        "attention.sliding_window": 8, "rope.dimension_count": 8, "attention.q_lora_rank": 24,
+        "attention.output_group_count": 2,
         "attention.output_lora_rank": 8, "hyper_connection.count": 2, "hyper_connection.sinkhorn_iterations": 3,
         "hyper_connection.epsilon": 1e-6, "hash_layer_count": 1, "expert_gating_func": 4,
     },
@@ -235,7 +240,8 @@ OWN_KEYS: dict[str, dict[str, Any]] = {
     },
     "laguna": {"attention.sliding_window": 8, "attention.head_count": [4, 6] * 2, "expert_gating_func": 2},
     "mimo_v2_flash": {
-        "attention.sliding_window": 8, "attention.sliding_window_pattern": [False, True] * 2, "attention.value_length": 8, "expert_gating_func": 2,
+        "attention.sliding_window": 8, "attention.sliding_window_pattern": [False, True] * 2,
+        "attention.value_length": 8, "expert_gating_func": 2,
         "attention.head_count_kv": [1, 2] * 2,
     },
 }  # fmt: skip

@@ -175,7 +175,8 @@ PUBLISHED = {
     ),
     "olmo2": "attention_bias pad_token_id rope_scaling",
     "gemma3": (
-        "attention_bias attn_logit_softcapping cache_implementation final_logit_softcapping head_dim hidden_activation pad_token_id query_pre_attn_scalar "
+        "attention_bias attn_logit_softcapping cache_implementation final_logit_softcapping head_dim "
+        "hidden_activation pad_token_id query_pre_attn_scalar "
         "rope_local_base_freq rope_scaling sliding_window sliding_window_pattern"
     ),
 }  # fmt: skip

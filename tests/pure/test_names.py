@@ -115,9 +115,10 @@ Turns: AgentLoop
 # Banned names that are still in use.
 BANNED_MODULES = frozenset(
     """
-transfer.at_once transfer.departed transfer.feeding transfer.figures transfer.grace transfer.hearing transfer.incoming_ends
-transfer.incoming_pages transfer.incoming_reads transfer.incoming_said transfer.intake transfer.limbo transfer.performing
-transfer.promises transfer.receiving transfer.reception transfer.seam transfer.sending
+transfer.at_once transfer.departed transfer.feeding transfer.figures transfer.grace transfer.hearing
+transfer.incoming_ends transfer.incoming_pages transfer.incoming_reads transfer.incoming_said transfer.intake
+transfer.limbo transfer.performing transfer.promises transfer.receiving transfer.reception transfer.seam
+transfer.sending
 transfer.tally transfer.turns
 """.split()
 )

@@ -22,9 +22,11 @@ TEMPLATES = {
     "string": (PREFIX + "{{ m.content }}" + SUFFIX, STRING),
     "string, trimmed": (PREFIX + "{{ m.content | trim }}" + SUFFIX, STRING),
     "string, as JSON": (PREFIX + "{{ m.content | tojson }}" + SUFFIX, STRING),
-    "selected parts": (PREFIX + "{% for c in m['content'] | selectattr('type', 'equalto', 'text') %}{{ c['text'] }}{% endfor %}" + SUFFIX, PARTS),
+    "selected parts": (PREFIX + "{% for c in m['content'] | selectattr('type', 'equalto', 'text') %}{{ c['text'] "
+                                "}}{% endfor %}" + SUFFIX, PARTS),
     "the first part": (PREFIX + "{{ m.content[0]['text'] }}" + SUFFIX, PARTS),
-    "parts by another name": (PREFIX + "{% set all = m.content %}{% for c in all if c.type == 'text' %}{{ c.text }}{% endfor %}" + SUFFIX, PARTS),
+    "parts by another name": (PREFIX + "{% set all = m.content %}{% for c in all if c.type == 'text' %}{{ c.text "
+                                       "}}{% endfor %}" + SUFFIX, PARTS),
     "parts by a macro": (
         (
             "{% macro show(c) %}{% for p in c %}{% if p.type == 'text' %}{{ p.text }}{% endif %}{% endfor %}{% "
@@ -32,7 +34,8 @@ TEMPLATES = {
         ) + PREFIX + "{{ show(m.content) }}" + SUFFIX,
         PARTS,
     ),
-    "parts, or an error": (PREFIX + "{% if m.content is string %}{{ raise_exception('parts!') }}{% endif %}{{ m.content[0].text }}" + SUFFIX, PARTS),
+    "parts, or an error": (PREFIX + "{% if m.content is string %}{{ raise_exception('parts!') }}{% endif %}{{ "
+                                    "m.content[0].text }}" + SUFFIX, PARTS),
     "both": (PREFIX + (
         "{% if m.content is string %}{{ m.content }}{% else %}{% for c in m.content %}{{ c.text }}{% endfor %}{% "
         "endif %}"

@@ -1,5 +1,6 @@
 #!/bin/busybox sh
-# The first process of a guest: mounts the root read-only through 9p under an overlay whose writes vanish, runs one command in it, powers off.
+# The first process of a guest: mounts the root read-only through 9p under an overlay whose writes vanish, runs one
+# command in it, powers off.
 # What is shared is only mounted after `go` has been read: a machine with a mounted 9p folder cannot be saved.
 B=/bin/busybox
 $B mkdir -p /proc /sys /dev /lower /upper /new
@@ -32,7 +33,8 @@ $B ip link set lo up
 $B hostname lab
 $B mkdir -p /new/run/lab
 share out /new/run/lab rw,cache=none
-if [ -e /new/run/lab/tree ]; then # the repository where the root is not the host's, and over its package the core compiled for this machine
+# The repository where the root is not the host's, and over its package the core compiled for this machine
+if [ -e /new/run/lab/tree ]; then
   tree=$($B cat /new/run/lab/tree)
   package=$tree/src/homenode
   $B mkdir -p /native "/new$tree"

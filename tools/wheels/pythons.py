@@ -17,7 +17,8 @@ import json, pathlib, sys, sysconfig, venv, ensurepip
 assert sys.implementation.name == "cpython"
 paths = sysconfig.get_paths()
 print(json.dumps([sys.version_info[:3], paths["include"], sysconfig.get_config_h_filename(),
-                  (pathlib.Path(paths["include"]) / "Python.h").is_file() and not sysconfig.get_config_var("Py_GIL_DISABLED")]))
+                  (pathlib.Path(paths["include"]) / "Python.h").is_file()
+                  and not sysconfig.get_config_var("Py_GIL_DISABLED")]))
 """
 _NEWEST = 20  # 3.N is looked for up to this N
 

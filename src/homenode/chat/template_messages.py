@@ -174,7 +174,7 @@ def _shows_calls_or_text(template: str) -> bool:
 
 @functools.lru_cache(maxsize=64)
 def _shows(role: re.Pattern[str], template: str) -> bool:
-    """Whether a template has a branch that writes something or keeps content, and whose condition `role` is found in."""
+    """Whether a template has a branch that writes something or keeps content, in whose condition `role` is found."""
     return any(
         role.search(condition) and (_NO_OUTPUT.sub("", text) or _KEEPS_CONTENT.search(text))
         for branches in _branches(template)

@@ -42,7 +42,8 @@ def parse_device(word: str, accelerator_of: bool = True) -> str:
     found = _NAME.fullmatch(word.strip())
     if found is None or found[2] not in KINDS or (found[2] == "cpu" and found[3]):
         raise UserError(
-            f"there is no device {word!r}: write cpu, cuda:N, npu:N, or torch: before a device of torch, as in torch:cpu",
+            f"there is no device {word!r}: write cpu, cuda:N, npu:N, or torch: before a device of torch, as in "
+            "torch:cpu",
             param="stage_devices",
         )
     prefix, kind, index = found.groups()
@@ -105,7 +106,8 @@ def _absent(devices: Sequence[str]) -> list[UserError]:
     counts = _count(tuple(dict.fromkeys(kind for _, kind, _ in split)))
     return [
         UserError(
-            f"{device.removeprefix('torch:')} is not there: torch sees {counts[kind] or 'no'} {kind} device{'' if counts[kind] == 1 else 's'}",
+            f"{device.removeprefix('torch:')} is not there: torch sees {counts[kind] or 'no'} {kind} "
+            f"device{'' if counts[kind] == 1 else 's'}",
             param="stage_devices",
             device=device,
         )
@@ -150,7 +152,8 @@ def _asked(*arguments: str) -> dict[str, Any]:
     except (ValueError, IndexError) as error:
         said = asked.stderr.decode(errors="replace").strip().splitlines()
         raise HostError(
-            f"torch could not be asked which devices there are: {said[-1] if said else f'it ended with {asked.returncode}'}"
+            "torch could not be asked which devices there are: "
+            f"{said[-1] if said else f'it ended with {asked.returncode}'}"
         ) from error
 
 
@@ -168,7 +171,8 @@ def attention_problem(name: str, device: str, kv_dtype: str) -> UserError | None
         )
     if kv_dtype != "bf16":
         return UnsupportedError(
-            f"--attention-backend {name} reads keys and values as bf16 only, not as {kv_dtype}; give --kv-cache-dtype bf16, or take sdpa",
+            f"--attention-backend {name} reads keys and values as bf16 only, not as {kv_dtype}; give "
+            "--kv-cache-dtype bf16, or take sdpa",
             param=param,
         )
     if importlib.util.find_spec(package[0]) is None:

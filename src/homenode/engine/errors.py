@@ -49,7 +49,10 @@ class StepsLostError(StepError):
 def step_error(step: Step, error: Exception) -> StepError:
     """The failure of a step, in words: what was computed, what went wrong, what may help."""
     kind = type(error).__name__
-    text = f"step {step.number} ({format_count(len(step.items), 'sequence')}, {format_count(step.num_tokens, 'token')}) failed with {kind}"
+    text = (
+        f"step {step.number} ({format_count(len(step.items), 'sequence')}, "
+        f"{format_count(step.num_tokens, 'token')}) failed with {kind}"
+    )
     if str(error):
         text += f": {error}"
     if isinstance(error, MemoryError):

@@ -26,7 +26,8 @@ class SchedulerConfig:
     )
     enable_chunked_prefill: bool = option(
         True,
-        "Cut a prompt that does not fit the rest of a step's tokens. Off: a prompt is computed whole or waits; one over the budget is refused.",
+        "Cut a prompt that does not fit the rest of a step's tokens. Off: a prompt is computed whole or waits; one "
+        "over the budget is refused.",
     )
     max_num_queued_requests: int = option(
         1024, "Requests that may wait; further ones get 503 with Retry-After. 0: no limit.", minimum=0
@@ -39,7 +40,8 @@ class SchedulerConfig:
     )
     max_preemptions: int = option(
         8,
-        "A request preempted this often is not chosen again while another can be; if none can, it keeps its place and others wait.",
+        "A request preempted this often is not chosen again while another can be; if none can, it keeps its place "
+        "and others wait.",
         minimum=0,
     )
     request_timeout: float = option(
@@ -69,7 +71,8 @@ class KvConfig:
     )
     kv_cache_release: float = option(
         60.0,
-        "Time after which KV memory that is not used goes back to the machine, such as 3s; what only the prefix cache holds goes back after twice that. "
+        "Time after which KV memory that is not used goes back to the machine, such as 3s; what only the prefix "
+        "cache holds goes back after twice that. "
         "0: never.",
         parse=parse_seconds,
         minimum=0,
@@ -80,14 +83,17 @@ class KvConfig:
     )
     kv_cache_dtype: str = option(
         "auto",
-        "Storage of keys and values; auto is f32 for float32 models and bf16 for all others. int8 keeps a scale for each token and head.",
+        "Storage of keys and values; auto is f32 for float32 models and bf16 for all others. int8 keeps a scale for "
+        "each token and head.",
         choices=("auto", "f32", "bf16", "int8"),
     )
     enable_prefix_caching: bool = option(True, "Reuse the KV blocks of equal prompt beginnings.")
     state_snapshot_interval: int = option(
         0,
-        "Of models whose layers keep a state beside keys and values: tokens of a prompt after which the prefix cache keeps "
-        "a snapshot of it, rounded up to whole blocks; 1: after every block. 0: as many tokens as take as much KV memory as "
+        "Of models whose layers keep a state beside keys and values: tokens of a prompt after which the prefix "
+        "cache keeps "
+        "a snapshot of it, rounded up to whole blocks; 1: after every block. 0: as many tokens as take as much KV "
+        "memory as "
         "a state.",
         parse=parse_tokens,
         minimum=0,
@@ -102,7 +108,8 @@ def check_config(config: SchedulerConfig, kv: KvConfig, max_model_len: int) -> l
     if config.max_num_seqs > config.max_num_batched_tokens:
         problems.append(
             UserError(
-                f"--max-num-seqs {config.max_num_seqs} is more than --max-num-batched-tokens {config.max_num_batched_tokens}: a step holds one "
+                f"--max-num-seqs {config.max_num_seqs} is more than --max-num-batched-tokens "
+                f"{config.max_num_batched_tokens}: a step holds one "
                 f"token of every running sequence. Lower --max-num-seqs or raise --max-num-batched-tokens.",
                 param="max_num_seqs",
             )
@@ -110,8 +117,10 @@ def check_config(config: SchedulerConfig, kv: KvConfig, max_model_len: int) -> l
     if not config.enable_chunked_prefill and config.max_num_batched_tokens < max_model_len:
         problems.append(
             UserError(
-                f"--max-num-batched-tokens {config.max_num_batched_tokens} is less than --max-model-len {max_model_len}: with "
-                f"--no-enable-chunked-prefill a prompt is computed in one step. Raise --max-num-batched-tokens to {max_model_len}, lower "
+                f"--max-num-batched-tokens {config.max_num_batched_tokens} is less than --max-model-len "
+                f"{max_model_len}: with "
+                "--no-enable-chunked-prefill a prompt is computed in one step. Raise --max-num-batched-tokens to "
+                f"{max_model_len}, lower "
                 f"--max-model-len or enable chunked prefill.",
                 param="max_num_batched_tokens",
             )

@@ -24,7 +24,8 @@ def encode_frame(message: Any, limit: int = MAX_FRAME) -> bytes:
     body = msgspec.msgpack.encode(message, enc_hook=_plain)
     if len(body) > limit:
         raise CapacityError(
-            f"a {type(message).__name__} message takes {len(body)} bytes; a frame holds at most {limit}. Send less at once."
+            f"a {type(message).__name__} message takes {len(body)} bytes; a frame holds at most {limit}. Send less "
+            "at once."
         )
     return len(body).to_bytes(_HEADER, "little") + body
 

@@ -178,7 +178,8 @@ def _one_worker(
     cost = cpu_worker(host, binding, work_of(spec, layout, geometry, part), speeds, owners)
     weights = {str(node): size for node, size in nodes.nodes.items() if size}
     return EngineSpec(
-        config, sizes, (StageCost((cost,), 4 * spec.handed_columns),), 0.0, weights, sizes.num_blocks * geometry.block_bytes,
+        config, sizes, (StageCost((cost,), 4 * spec.handed_columns),), 0.0, weights,
+        sizes.num_blocks * geometry.block_bytes,
         binding.numa or nodes.policy, binding.numa_why,
     )  # fmt: skip
 
@@ -293,7 +294,8 @@ def _on_accelerator(planned: EnginePlan, number: int, speeds: Speeds) -> int:
     )
     if need > have:
         raise CapacityError(
-            f"worker {number} has {format_bytes(need)} of weights, and --gpu-memory-utilization leaves {format_bytes(have)} of its accelerator; "
+            f"worker {number} has {format_bytes(need)} of weights, and --gpu-memory-utilization leaves "
+            f"{format_bytes(have)} of its accelerator; "
             "use more stages or ranks, or --quantize",
             param="gpu_memory_utilization",
         )

@@ -16,7 +16,8 @@ from homenode.model.spec import ModelSpec, MoeSpec, RopeSpec, TensorEntry
 
 PREFIX = "shape:"
 _NUMBERS = {
-    "layers": None, "hidden": None, "heads": None, "kv_heads": 0, "head_dim": 0, "intermediate": None, "vocab": None, "max_len": 32768,
+    "layers": None, "hidden": None, "heads": None, "kv_heads": 0, "head_dim": 0, "intermediate": None, "vocab": None,
+    "max_len": 32768,
     "tied": 0, "experts": 0, "experts_per_token": 2,
 }  # fmt: skip
 _MOST = 1 << 24

@@ -69,18 +69,21 @@ def _workers(config: TransferConfig, engine: EngineFacts) -> Iterator[UserError]
     """What workers that are processes of their own cannot do."""
     if engine.executor == "ray":
         yield UnsupportedError(
-            f"{named('pd_role')} with --executor ray: KV is handed over by workers that share memory with their engine; give --executor processes",
+            f"{named('pd_role')} with --executor ray: KV is handed over by workers that share memory with their "
+            "engine; give --executor processes",
             param="executor",
         )
     if others := sorted({device for device in engine.workers if device != "cpu"}):
         yield UnsupportedError(
-            f"{named('pd_role')} with --stage-devices {', '.join(others)}: KV is handed over by CPU workers, whose KV memory other processes can read; "
+            f"{named('pd_role')} with --stage-devices {', '.join(others)}: KV is handed over by CPU workers, whose "
+            "KV memory other processes can read; "
             "give cpu for all",
             param="stage_devices",
         )
     if engine.workers and config.transfer_channel == "nixl":
         yield UnsupportedError(
-            f"{named('transfer_channel')} is nixl: an engine of several workers hands KV over through shm or tcp, so far",
+            f"{named('transfer_channel')} is nixl: an engine of several workers hands KV over through shm or tcp, "
+            "so far",
             param="transfer_channel",
         )
 
@@ -90,7 +93,8 @@ def _off(config: TransferConfig) -> Iterator[UserError]:
     given = [f.name for f in fields(config) if f.name not in _SAY_NOTHING and getattr(config, f.name) != f.default]
     if given and config.enable_pd is None:
         yield UserError(
-            f"{', '.join(named(name) for name in given)} {'is' if len(given) == 1 else 'are'} given, but not {named('pd_role')}: "
+            f"{', '.join(named(name) for name in given)} {'is' if len(given) == 1 else 'are'} given, but not "
+            f"{named('pd_role')}: "
             "say sender (prefill) or receiver (decode)",
             param="pd_role",
         )
@@ -117,7 +121,8 @@ def _modes(config: TransferConfig) -> Iterator[UserError]:
         yield _needs("pd_use_cpu_offload", "pd_pull_mode", "what is pushed is written at once; give --pd-pull-mode too")
     if config.pd_use_cpu_offload and config.pd_role == "receiver":
         yield UserError(
-            f"{named('pd_use_cpu_offload')} is for a sender, and {named('pd_role')} is receiver; leave it out on this side",
+            f"{named('pd_use_cpu_offload')} is for a sender, and {named('pd_role')} is receiver; leave it out on "
+            "this side",
             param="pd_use_cpu_offload",
         )
     if config.pd_in_place and not config.pd_pull_mode:
@@ -194,7 +199,8 @@ def _device(config: TransferConfig, here: Surroundings) -> Iterator[UserError]:
     there = here.count(kind)
     seen = f"this machine has {there} of that kind, but " if there else "this machine has no device of that kind, and "
     yield UnsupportedError(
-        f"{named('pd_buffer_device')} is {config.pd_buffer_device}: {seen}the engine computes on CPUs and keeps its KV in main memory; give cpu",
+        f"{named('pd_buffer_device')} is {config.pd_buffer_device}: {seen}the engine computes on CPUs and keeps its "
+        "KV in main memory; give cpu",
         param="pd_buffer_device",
     )
 
@@ -212,7 +218,8 @@ def wrong_count(config: TransferConfig, ranks: int, engines: int | None) -> Iter
                 else f" of each of {format_count(engines, 'engine')}, {ranks * engines} in all"
             )
             yield UserError(
-                f"{named(name)} has {format_count(len(ports), 'port')}; wanted one for each of the {format_count(ranks, 'rank')} of tensor_parallel_size (--tensor-parallel-size){of_engines}",
+                f"{named(name)} has {format_count(len(ports), 'port')}; wanted one for each of the "
+                f"{format_count(ranks, 'rank')} of tensor_parallel_size (--tensor-parallel-size){of_engines}",
                 param=name,
             )
 
@@ -248,7 +255,10 @@ def _address(config: TransferConfig, here: Surroundings) -> Iterator[UserError]:
     if config.transfer_channel == "shm" and here.address_problem == "":
         return
     if here.address_problem:
-        text = f"{named('pd_peer_host')} is {host!r}: {here.address_problem}; give an address of this machine that the other side can reach"
+        text = (
+            f"{named('pd_peer_host')} is {host!r}: {here.address_problem}; give an address of this machine that "
+            "the other side can reach"
+        )
         yield UserError(text, param="pd_peer_host")
     elif host in ("0.0.0.0", "::", "*", ""):
         yield UserError(
@@ -259,12 +269,16 @@ def _address(config: TransferConfig, here: Surroundings) -> Iterator[UserError]:
         return
     if not config.pd_secret:
         yield UserError(
-            f"{named('pd_peer_host')} is {host}, which others can reach: {named('pd_secret')} is needed, the same on both sides "
+            f"{named('pd_peer_host')} is {host}, which others can reach: {named('pd_secret')} is needed, the same "
+            "on both sides "
             "(better given as the variable HOMENODE_PD_SECRET)",
             param="pd_secret",
         )
     elif len(config.pd_secret) < _SHORTEST_SECRET:
-        text = f"{named('pd_secret')} has {len(config.pd_secret)} characters; off this host wanted are {_SHORTEST_SECRET} or more"
+        text = (
+            f"{named('pd_secret')} has {len(config.pd_secret)} characters; off this host wanted are "
+            f"{_SHORTEST_SECRET} or more"
+        )
         yield UserError(text, param="pd_secret")
 
 
@@ -275,14 +289,16 @@ def _sizes(config: TransferConfig, engine: EngineFacts) -> Iterator[UserError]:
     for name, size in (("pd_buffer_size", config.pd_buffer_size), ("pd_cpu_buffer_size", config.cpu_buffer_size)):
         if 0 < size < engine.block_bytes:
             yield CapacityError(
-                f"{named(name)} is {format_bytes(size)}, less than one KV block of {format_count(engine.block_size, 'token')} ({format_bytes(engine.block_bytes)}); "
+                f"{named(name)} is {format_bytes(size)}, less than one KV block of "
+                f"{format_count(engine.block_size, 'token')} ({format_bytes(engine.block_bytes)}); "
                 f"give at least that, or a smaller --block-size",
                 param=name,
             )
     if engine.memory is not None and config.cpu_buffer_size > engine.memory:
         name = "pd_cpu_buffer_size" if config.pd_cpu_buffer_size is not None else "pd_buffer_size"
         yield CapacityError(
-            f"{named(name)} is {format_bytes(config.cpu_buffer_size)}; this machine has {format_bytes(engine.memory)} left beside the weights",
+            f"{named(name)} is {format_bytes(config.cpu_buffer_size)}; this machine has "
+            f"{format_bytes(engine.memory)} left beside the weights",
             param=name,
         )
 
@@ -290,11 +306,13 @@ def _sizes(config: TransferConfig, engine: EngineFacts) -> Iterator[UserError]:
 def _engine(engine: EngineFacts) -> Iterator[UserError]:
     if engine.backend != "native":
         yield UnsupportedError(
-            f"{named('pd_role')} needs --backend native: the {engine.backend} backend keeps KV where no other process can read it",
+            f"{named('pd_role')} needs --backend native: the {engine.backend} backend keeps KV where no other "
+            "process can read it",
             param="pd_role",
         )
     if engine.kv_shapes > 1:
         yield UnsupportedError(
-            f"{named('pd_role')}: this model's layers have keys and values of {engine.kv_shapes} shapes; homenode hands those over as f32 or bf16, not as int8 (--kv-cache-dtype)",
+            f"{named('pd_role')}: this model's layers have keys and values of {engine.kv_shapes} shapes; homenode "
+            "hands those over as f32 or bf16, not as int8 (--kv-cache-dtype)",
             param="pd_role",
         )

@@ -93,7 +93,8 @@ def _versions(pair: tuple[int, int]) -> str:
 
 def _differs(name: str, here: str, there: str, remedy: str) -> Refused:
     return Refused(
-        f"{name} differs: {here[:_MOST_SHOWN]!r} at the one that refuses, {there[:_MOST_SHOWN]!r} at the other; {remedy}",
+        f"{name} differs: {here[:_MOST_SHOWN]!r} at the one that refuses, {there[:_MOST_SHOWN]!r} at the other; "
+        f"{remedy}",
         name[:64],
     )
 

@@ -82,7 +82,10 @@ class IncomingSaid(IncomingReads):
             return None
         nbytes = self._bytes(going.first, going.count)
         if data.count != going.count or data.nbytes != nbytes:
-            return f"{data.nbytes} bytes for {format_count(data.count, 'page')}, where {nbytes} for {going.count} were asked for"
+            return (
+                f"{data.nbytes} bytes for {format_count(data.count, 'page')}, where {nbytes} for {going.count} "
+                "were asked for"
+            )
         self._answered(data.first)
         if not self.hard:
             self._receive(peer, going.first, going.count, going.begun)

@@ -118,7 +118,8 @@ class Offers:
         if not state.admission.fits_ever(pages):
             return (
                 "too large",
-                f"{format_count(pages, 'KV page is', 'KV pages are')} more than the transfer buffer holds ({state.admission.total}); raise pd_buffer_size",
+                f"{format_count(pages, 'KV page is', 'KV pages are')} more than the transfer buffer holds "
+                f"({state.admission.total}); raise pd_buffer_size",
             )
         return None
 

@@ -191,7 +191,10 @@ class SenderPeers(Intake):
             or not offer.page_tokens
             or page_count(offer.tokens, offer.page_tokens) != len(offer.identities)
         ):
-            return f"{len(offer.identities)} identities for {format_count(offer.tokens, 'token')} in pages of {offer.page_tokens}"
+            return (
+                f"{len(offer.identities)} identities for {format_count(offer.tokens, 'token')} in pages of "
+                f"{offer.page_tokens}"
+            )
         if self.state.push:
             return None
         if not offer.done or self._done_at.get(process.incarnation, offer.done) != offer.done:
@@ -223,7 +226,10 @@ class SenderPeers(Intake):
                 offer.pull_id, refused=True, reason=f"pages of {format_count(offer.page_tokens, 'token')}"
             )
         if need > state.layout.blocks or (not state.delay and not state.admission.fits_ever(need)):
-            reason = f"{format_count(need, 'KV block is', 'KV blocks are')} more than pd_buffer_size and the KV cache allow ({state.admission.total})"
+            reason = (
+                f"{format_count(need, 'KV block is', 'KV blocks are')} more than pd_buffer_size and the KV cache "
+                f"allow ({state.admission.total})"
+            )
             return "too large", OfferReply(offer.pull_id, refused=True, reason=reason)
         return None
 

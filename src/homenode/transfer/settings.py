@@ -93,17 +93,20 @@ class TransferConfig:
     pd_pull_mode: bool = option(False, "The receiver reads, instead of the sender writing. Both sides must agree.")
     pd_delay_pull: bool = option(
         False,
-        "The receiver reads when a request runs, and takes no blocks before. Needs --pd-pull-mode; both sides must agree.",
+        "The receiver reads when a request runs, and takes no blocks before. Needs --pd-pull-mode; both sides must "
+        "agree.",
     )
     pd_pull_done_port: tuple[int, ...] = option(
         (),
-        "Sender: port of done signals, one for each rank of each engine. Default: alloc port + 100, else a free one; the published one counts.",
+        "Sender: port of done signals, one for each rank of each engine. Default: alloc port + 100, else a free "
+        "one; the published one counts.",
         parse=parse_ports,
         metavar="PORT...",
     )
     pd_in_place: bool = option(
         False,
-        "Receiver on the sender's host and NUMA node: read full KV pages where the sender has them instead of copying them; they stay pinned there "
+        "Receiver on the sender's host and NUMA node: read full KV pages where the sender has them instead of "
+        "copying them; they stay pinned there "
         "while the request runs. Needs --pd-pull-mode and the channel shm.",
     )
     pd_use_cpu_offload: bool = option(
@@ -115,13 +118,15 @@ class TransferConfig:
     )
     pd_alloc_fail_backoff_ttl: float = option(
         2.0,
-        "Sender: after a receiver had no room, nothing is offered to it for so long; then one offer probes. 0: offers go on. "
+        "Sender: after a receiver had no room, nothing is offered to it for so long; then one offer probes. 0: "
+        "offers go on. "
         "Receiver: so long a sender for whose KV it has no room is told to wait.",
         parse=parse_signed_seconds,
     )
     pd_pull_pending_ttl: float = option(
         360.0,
-        "Sender: KV that a receiver neither reads nor renews for so long is given up. Receiver: so is KV that no request "
+        "Sender: KV that a receiver neither reads nor renews for so long is given up. Receiver: so is KV that no "
+        "request "
         "asks for.",
         parse=parse_signed_seconds,
     )
@@ -130,12 +135,14 @@ class TransferConfig:
     )
     pd_secret: str | None = option(
         None,
-        "Shared secret of the engines; frames off this host carry a MAC made with it. Better given as a variable than as a flag.",
+        "Shared secret of the engines; frames off this host carry a MAC made with it. Better given as a variable "
+        "than as a flag.",
         secret=True,
     )
     pd_allowed_peers: tuple[str, ...] = option(
         (),
-        "Other hosts that KV is handed over with: addresses or networks such as 10.1.0.0/16; this host always is. Default: any that knows the secret.",
+        "Other hosts that KV is handed over with: addresses or networks such as 10.1.0.0/16; this host always is. "
+        "Default: any that knows the secret.",
         parse=parse_networks,
         metavar="NET...",
     )

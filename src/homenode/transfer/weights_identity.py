@@ -40,7 +40,8 @@ def weights_digest(checkpoint: Checkpoint) -> str:
             )
     for entry in tensors:
         digest.update(
-            f"{entry.name} {entry.dtype.name} {entry.shape} {entry.nbytes} {entry.permuted_heads} {entry.times}\n".encode()
+            f"{entry.name} {entry.dtype.name} {entry.shape} {entry.nbytes} "
+            f"{entry.permuted_heads} {entry.times}\n".encode()
         )
     for sample in _samples(_spread(tensors)):
         digest.update(sample)

@@ -138,7 +138,7 @@ def test_long_texts_of_one_piece_take_linear_time(name: str, piece: str) -> None
         parse(list(text), name)
         return time.process_time() - begun
 
-    gc.disable()  # all that other tests of this process have left is gone through otherwise, which takes most of a second
+    gc.disable()  # all that other tests of this process have left is gone through otherwise, for most of a second
     try:
         whole = seconds(8_000)
         assert whole < 0.4 or whole < 9 * seconds(2_000)

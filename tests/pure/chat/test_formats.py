@@ -510,7 +510,8 @@ CASES = [
     Case(
         "an object alone, and tags around",
         "granite",
-        f'<|tool_call|>{{"name": "book_seat", "arguments": {SEAT_JSON}}}\n<tool_call>[{{"name": "list_trains"}}]</tool_call>',
+        f'<|tool_call|>{{"name": "book_seat", "arguments": {SEAT_JSON}}}\n<tool_call>[{{"name": '
+        f'"list_trains"}}]</tool_call>',
         calls=SEATED + LISTED,
     ),
     Case(

@@ -84,13 +84,15 @@ def check_plan(plan: AttentionPlan) -> None:
         for heads, kv_heads, head_dim in plan.shapes:
             if heads % kv_heads or head_dim % 2 or not 2 <= head_dim <= 4096:
                 raise UserError(
-                    f"shape {heads}x{kv_heads}x{head_dim}: wanted query heads that are a multiple of the KV heads, and an even head of 2 to 4096",
+                    f"shape {heads}x{kv_heads}x{head_dim}: wanted query heads that are a multiple of the KV heads, "
+                    "and an even head of 2 to 4096",
                     param="--shapes",
                 )
             layer = plan.batch * _blocks(max(plan.contexts)) * _geometry(name, kv_heads, head_dim, 1).block_bytes
             if layer > _MOST_BYTES:
                 raise UserError(
-                    f"{format_count(plan.batch, 'context')} of {format_count(max(plan.contexts), 'token')}, {format_count(kv_heads, 'KV head')} of {head_dim}: {layer >> 30} GiB for one layer; "
+                    f"{format_count(plan.batch, 'context')} of {format_count(max(plan.contexts), 'token')}, "
+                    f"{format_count(kv_heads, 'KV head')} of {head_dim}: {layer >> 30} GiB for one layer; "
                     f"at most {_MOST_BYTES >> 30} can be measured",
                     param="--contexts",
                 )

@@ -138,7 +138,10 @@ def _draw_points(svg: ET.Element, x: Scale, y: Scale, results: Sequence[KernelRe
 
 def point_label(r: KernelResult) -> str:
     """A result in one line."""
-    return f"{r.format} {r.columns}x{r.rows}, {format_count(r.tokens, 'token')}: {r.gops:.0f} GOPS, {r.gb_s:.1f} GB/s, {r.fraction:.0%} of its ceiling"
+    return (
+        f"{r.format} {r.columns}x{r.rows}, {format_count(r.tokens, 'token')}: {r.gops:.0f} GOPS, {r.gb_s:.1f} "
+        f"GB/s, {r.fraction:.0%} of its ceiling"
+    )
 
 
 def _line(svg: ET.Element, a: tuple[float, float], b: tuple[float, float], colour: str, width: str = "1") -> None:

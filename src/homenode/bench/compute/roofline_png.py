@@ -18,7 +18,8 @@ def check_matplotlib() -> None:
         import matplotlib  # noqa: F401
     except ModuleNotFoundError as error:
         raise UserError(
-            f"a PNG drawing needs matplotlib, which is not installed: {extra_command('bench', 'matplotlib')}; or give --plot a file name that ends in .svg",
+            f"a PNG drawing needs matplotlib, which is not installed: {extra_command('bench', 'matplotlib')}; or "
+            "give --plot a file name that ends in .svg",
             param="--plot",
         ) from error
 

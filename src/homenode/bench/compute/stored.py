@@ -14,7 +14,8 @@ from homenode.dtypes import DType
 # Where a block has 16-bit floats (csrc/quant/block.cpp): random bits there could be infinite, or so small that
 # processors take a slow path.
 _SCALES = {
-    "Q8_0": (0,), "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "IQ4_NL": (0,), "IQ4_XS": (0,), "MXFP4": (),
+    "Q8_0": (0,), "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "IQ4_NL": (0,), "IQ4_XS": (0,),
+    "MXFP4": (),
     "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,),
 }  # fmt: skip
 _DIFFERENT_BLOCKS = 1 << 14  # then they repeat: multiplying does not depend on values

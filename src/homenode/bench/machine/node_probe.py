@@ -37,7 +37,8 @@ class NativeProbe:
         share = share_on(memory, before, bytes_by_node(), read_bytes)
         if self._bind and went_elsewhere(share):
             raise HostError(
-                f"of {read_bytes >> 20} MiB asked of node {memory}, {share or 0:.0%} are there: the kernel put the rest elsewhere, "
+                f"of {read_bytes >> 20} MiB asked of node {memory}, {share or 0:.0%} are there: the kernel put the "
+                "rest elsewhere, "
                 "and a figure would not be of this node. Free memory on it, or leave it out with a cpuset"
             )
         return meter, share

@@ -63,7 +63,9 @@ def _read_call(reader: Reader) -> Reading[bool]:
 
 
 def _read_attributes(reader: Reader) -> Reading[tuple[str | None, str]]:
-    """The value of the first attribute, whose quotation mark was read, None where the tag does not end; and the others."""
+    """The value of the first attribute, whose quotation mark was read, None where the tag does not end; and the
+    others.
+    """
     source = reader.source
     value = yield from source.read_run(_VALUE)
     others = yield from source.read_run(_ATTRIBUTES)

@@ -73,7 +73,8 @@ def attention(
         else:
             _print_table(results)
             OUT.print(
-                f"Instruction set level {statistics['level']}, {format_count(statistics['threads'], 'thread')}, {format_count(batch, 'sequence')}.",
+                f"Instruction set level {statistics['level']}, {format_count(statistics['threads'], 'thread')}, "
+                f"{format_count(batch, 'sequence')}.",
                 highlight=False,
             )
 
@@ -108,7 +109,8 @@ def _print_table(results: Sequence[AttentionResult]) -> None:
     OUT.print(table)
     limits = results[-1].ceilings
     OUT.print(
-        f"us of one layer; GB/s of keys and values, and the share of what reading alone reaches. This machine: reads {limits['read_gb_s']:.1f} GB/s, "
+        "us of one layer; GB/s of keys and values, and the share of what reading alone reaches. This machine: "
+        f"reads {limits['read_gb_s']:.1f} GB/s, "
         f"multiplies int8 {limits['int8_gops']:.0f}, bf16 {limits['bf16_gops']:.0f}, f32 {limits['f32_gops']:.0f} GOPS."
         + ("" if all(r.steady for r in results) else " ?: the machine changed during every run of this point."),
         highlight=False,

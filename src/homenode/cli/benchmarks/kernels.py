@@ -134,8 +134,10 @@ def _print_table(results: Sequence[KernelResult]) -> None:
     OUT.print(table)
     limits = results[-1].ceilings
     OUT.print(
-        f"GB/s of weights; GOPS and ceiling in 1e9 operations a second. This machine: reads {limits['read_gb_s']:.1f} GB/s, multiplies "
-        f"int8 {limits['int8_gops']:.0f}, int6 {limits['int6_gops']:.0f}, bf16 {limits['bf16_gops']:.0f}, f32 {limits['f32_gops']:.0f} GOPS."
+        "GB/s of weights; GOPS and ceiling in 1e9 operations a second. This machine: reads "
+        f"{limits['read_gb_s']:.1f} GB/s, multiplies "
+        f"int8 {limits['int8_gops']:.0f}, int6 {limits['int6_gops']:.0f}, bf16 {limits['bf16_gops']:.0f}, f32 "
+        f"{limits['f32_gops']:.0f} GOPS."
         + ("" if all(r.steady for r in results) else " ?: the machine changed during every run of this point."),
         highlight=False,
     )

@@ -155,7 +155,8 @@ def _print_table(results: Sequence[ModelBenchResult]) -> None:
     limits = results[-1].ceilings
     trips = ", ".join(f"{t:.0f}" for t in results[-1].placement["after"]["round_trip_ns"])
     OUT.print(
-        f"This machine: reads {limits['read_gb_s']:.1f} GB/s, multiplies int8 {limits['int8_gops']:.0f}, int6 {limits['int6_gops']:.0f}, "
+        f"This machine: reads {limits['read_gb_s']:.1f} GB/s, multiplies int8 {limits['int8_gops']:.0f}, int6 "
+        f"{limits['int6_gops']:.0f}, "
         f"bf16 {limits['bf16_gops']:.0f}, f32 {limits['f32_gops']:.0f} GOPS"
         + (f"; threads answer each other in {trips} ns" if trips else ""),
         highlight=False,
@@ -180,9 +181,15 @@ def _note(result: ModelBenchResult) -> str | None:
     """What has to be known about a result before it is believed."""
     name = f"{result.test}, batch {result.batch}"
     if not result.steady:
-        return f"{name}: the machine changed during every run ({result.discarded[-1]}); the figures are of them all the same"
+        return (
+            f"{name}: the machine changed during every run ({result.discarded[-1]}); the figures are of them all "
+            "the same"
+        )
     if result.discarded:
-        return f"{name}: runs discarded, as the machine changed meanwhile: {len(result.discarded)} (the last: {result.discarded[-1]})"
+        return (
+            f"{name}: runs discarded, as the machine changed meanwhile: {len(result.discarded)} (the last: "
+            f"{result.discarded[-1]})"
+        )
     if result.fraction > 1 and result.limit == "read":
         return f"{name}: above the ceiling, which is memory's; this model's weights come from a cache"
     return None

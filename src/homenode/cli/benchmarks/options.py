@@ -91,7 +91,8 @@ class HeadShapes(click.ParamType[tuple[tuple[int, int, int], ...]]):
         ]
         if not all(found):
             self.fail(
-                f"{value!r} is no list of shapes such as 14x2x64,32x8x64 (query heads by KV heads by elements of a head)",
+                f"{value!r} is no list of shapes such as 14x2x64,32x8x64 (query heads by KV heads by elements of a "
+                "head)",
                 param,
                 ctx,
             )

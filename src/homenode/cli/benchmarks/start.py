@@ -65,7 +65,8 @@ def _print_table(median: Start, starts: list[Start]) -> None:
     OUT.print(table)
     times = sorted(start.ready_s for start in starts)
     OUT.print(
-        f"ready after {1000 * median.ready_s:.0f} ms (median of {len(starts)}; {1000 * times[0]:.0f} to {1000 * times[-1]:.0f})",
+        f"ready after {1000 * median.ready_s:.0f} ms (median of {len(starts)}; {1000 * times[0]:.0f} to "
+        f"{1000 * times[-1]:.0f})",
         highlight=False,
     )
     if median.idle_bytes is not None:

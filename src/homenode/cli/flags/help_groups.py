@@ -61,7 +61,8 @@ class GroupedHelpCommand(click.Command):
             subjects = ", ".join(group.name.lower() for group in HelpGroup if group is not HelpGroup.GENERAL)
             formatter.write_paragraph()
             formatter.write_text(
-                f"{ctx.command_path} --help-all shows {format_count(len(options) - len(shown), 'option')} more, on: {subjects}."
+                f"{ctx.command_path} --help-all shows {format_count(len(options) - len(shown), 'option')} more, on: "
+                f"{subjects}."
             )
 
     def _group_of(self, option: click.Option) -> HelpGroup:

@@ -232,7 +232,10 @@ def _read_config(configs: tuple[type[Any], ...]) -> Callable[[click.Context, cli
         keys = {key: key.replace("_", "-") for key in values}
         unknown = [key for key, flag in keys.items() if flag not in by_flag and flag not in arguments]
         if unknown:
-            message = f"{file} has settings that do not exist: {', '.join(unknown)}; keys are the flags' names without dashes in front"
+            message = (
+                f"{file} has settings that do not exist: {', '.join(unknown)}; keys are the flags' names without "
+                "dashes in front"
+            )
             raise click.BadParameter(with_suggestion(message, unknown[0], by_flag))
         ctx.default_map = {}
         for key, value in values.items():

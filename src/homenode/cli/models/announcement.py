@@ -40,7 +40,8 @@ def _takes(taken: Candidate) -> str:
     available = format_bytes(Allowance.of_process(LiveSource()).memory_available)
     name = taken.repository if taken.file is None else f"{taken.repository}:{taken.file}"
     return (
-        f"{name} takes {format_bytes(taken.size)} of disk in {format_count(files, 'file')} of weights, in {cache}{disk}, and about as much memory, "
+        f"{name} takes {format_bytes(taken.size)} of disk in {format_count(files, 'file')} of weights, in "
+        f"{cache}{disk}, and about as much memory, "
         f"and KV memory beside it ({available} are available)"
     )
 

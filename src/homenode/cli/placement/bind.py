@@ -46,7 +46,8 @@ _PLACES = (
 )
 @click.option("--irqs/--no-irqs", default=True, help="Route its device's interrupts (on by default).")
 @click.option("--strict", is_flag=True, help="Put everything back when a step cannot be done entirely.")
-@click.option("--watch", "watch_s", type=click.FloatRange(0), is_flag=False, flag_value=0.0, metavar="[SECONDS]", help="Stay, and bind threads that are born later; 0 or nothing: until it ends.")  # fmt: skip
+@click.option("--watch", "watch_s", type=click.FloatRange(0), is_flag=False, flag_value=0.0, metavar="[SECONDS]",
+help="Stay, and bind threads that are born later; 0 or nothing: until it ends.")  # fmt: skip
 @click.option("--undo", is_flag=True, help="Put back what was before the first binding.")
 @click.option("--yes", is_flag=True, help="Bind by the plan although no flag says where to.")
 @click.option("--dry-run", is_flag=True, help="Say what would be bound to what, and change nothing.")
@@ -101,7 +102,8 @@ def bind(
                 _show_plan(pid, found, memory)
                 _show_changes(pid, _changes(pid, found, children, memory, irqs))
             raise UserError(
-                f"process {pid} is left as it is, as nothing says where to bind it; give --yes to bind it by this plan, "
+                f"process {pid} is left as it is, as nothing says where to bind it; give --yes to bind it by this "
+                "plan, "
                 "or say where: --cpus, --memory-nodes or --strategy",
                 param="--yes",
             )

@@ -149,7 +149,8 @@ def _allowed(host: Host) -> list[FittedLine]:
     lines = [
         _line(
             "allowed",
-            f"{len(allowance.cpus)} of {format_count(len(host.cpus), 'CPU')}: {format_cpu_list(allowance.cpus)}{_MASKS.get(allowance.mask_origin, '')}; "
+            f"{len(allowance.cpus)} of {format_count(len(host.cpus), 'CPU')}: "
+            f"{format_cpu_list(allowance.cpus)}{_MASKS.get(allowance.mask_origin, '')}; "
             f"memory nodes {format_cpu_list(allowance.mems) or 'unknown'}",
         ),
         _line("quota", "none" if allowance.cpu_quota is None else format_count(allowance.cpu_quota, "CPU")),

@@ -21,7 +21,10 @@ COLOURS = {"info": "dim", "warning": "yellow", "error": "bold red"}
 def draw_plan(host: Host, plan: Plan) -> RenderableType:
     """One row for each worker and process, then the findings."""
     roles = [role for role in ROLES if any(worker.roles.get(role) for worker in plan.workers)]
-    title = f"{plan.strategy} · {format_count(plan.devices_total, 'device')} · {format_count(len(host.allowance.cpus), 'CPU')} allowed"
+    title = (
+        f"{plan.strategy} · {format_count(plan.devices_total, 'device')} · "
+        f"{format_count(len(host.allowance.cpus), 'CPU')} allowed"
+    )
     table = FittedTable("rank", "device", "CPUs", *roles, "memory", "why", title=title)
     for worker in plan.workers:
         cpus = format_cpu_list(worker.cpus) if worker.bound else "(not bound)"
@@ -44,7 +47,8 @@ def draw_requirements(needed: Requirements) -> RenderableType:
         table.add_row(what, str(cores))
     verdict = "enough" if needed.met else "too few"
     line = (
-        f"{format_count(needed.physical_cores, 'physical core')} ({format_count(needed.vcpus, 'CPU')}) {'is' if needed.physical_cores == 1 else 'are'} needed; this process may use {needed.have_cores} "
+        f"{format_count(needed.physical_cores, 'physical core')} ({format_count(needed.vcpus, 'CPU')}) "
+        f"{'is' if needed.physical_cores == 1 else 'are'} needed; this process may use {needed.have_cores} "
         f"({format_count(needed.have_vcpus, 'CPU')}): {verdict}"
     )
     return Group(

@@ -58,7 +58,8 @@ def record(ctx: click.Context, file: Path) -> None:
     with json_errors(False):
         recording = save_recording(file, open_source(ctx.obj[0]))
         click.echo(
-            f"{file}: {format_count(len(recording['files']), 'file')} and {format_count(len(recording['commands']), 'command')} recorded",
+            f"{file}: {format_count(len(recording['files']), 'file')} and "
+            f"{format_count(len(recording['commands']), 'command')} recorded",
             err=True,
         )
 

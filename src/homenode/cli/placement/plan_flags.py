@@ -79,28 +79,79 @@ def _flags() -> list[Callable[[Any], Any]]:
 
     return [
         click.option("--strategy", type=SuggestingChoice(tuple(STRATEGIES)), help="How to plan. Default: fair."),
-        click.option("--from", "source", metavar="FILE", help="A recorded host, or one in a line such as 2s/4n/64c/smt2, instead of this machine."),
-        click.option("--device-type", metavar="T", help="Ascend device type: A2, A3, 310P, 950. Default: told from the chips' names."),
-        click.option("--visible-devices", metavar="LIST", help="Devices in the order of their ranks. Default: the vendor's variable."),
+        click.option(
+            "--from",
+            "source",
+            metavar="FILE",
+            help="A recorded host, or one in a line such as 2s/4n/64c/smt2, instead of this machine.",
+        ),
+        click.option(
+            "--device-type",
+            metavar="T",
+            help="Ascend device type: A2, A3, 310P, 950. Default: told from the chips' names.",
+        ),
+        click.option(
+            "--visible-devices",
+            metavar="LIST",
+            help="Devices in the order of their ranks. Default: the vendor's variable.",
+        ),
         click.option("--local-rank", type=click.IntRange(0, 4095), metavar="R", help="Plan this rank only."),
-        click.option("--reserve-cpus", type=click.IntRange(0, 4096), metavar="N", help="Physical cores to keep for API server, tokenizer, scheduler, KV transfer."),
+        click.option(
+            "--reserve-cpus",
+            type=click.IntRange(0, 4096),
+            metavar="N",
+            help="Physical cores to keep for API server, tokenizer, scheduler, KV transfer.",
+        ),
         click.option("--numa-bind", is_flag=True, help="The same as --strategy numa-bind."),
-        click.option("--numa-bind-nodes", type=click.IntRange(0), multiple=True, metavar="N...", help="One NUMA node for each visible device."),
-        click.option("--numa-bind-cpus", multiple=True, metavar="LIST...", help="One CPU list (numactl's grammar) for each visible device."),
-        click.option("--cpu-threads-bind", metavar="auto|nobind|LIST|...", help="CPUs of each CPU worker; lists are joined by |."),
+        click.option(
+            "--numa-bind-nodes",
+            type=click.IntRange(0),
+            multiple=True,
+            metavar="N...",
+            help="One NUMA node for each visible device.",
+        ),
+        click.option(
+            "--numa-bind-cpus",
+            multiple=True,
+            metavar="LIST...",
+            help="One CPU list (numactl's grammar) for each visible device.",
+        ),
+        click.option(
+            "--cpu-threads-bind", metavar="auto|nobind|LIST|...", help="CPUs of each CPU worker; lists are joined by |."
+        ),
         click.option("--memory-nodes", metavar="LIST", help="Memory nodes that CPU workers may use."),
         click.option("--workers", type=_COUNT, metavar="N", help="CPU workers, on a host without accelerators."),
-        click.option("--devices", type=_COUNT, metavar="N", help="Accelerators of the deployment. Default: DP x TP x PP."),
+        click.option(
+            "--devices", type=_COUNT, metavar="N", help="Accelerators of the deployment. Default: DP x TP x PP."
+        ),
         click.option("--data-parallel-size", type=_COUNT, default=1, metavar="D", help="Engines on this host."),
-        click.option("--data-parallel-rank", type=click.IntRange(0, 4095), default=0, metavar="R", help="Which of them this is."),
-        click.option("--tensor-parallel-size", type=_COUNT, default=1, metavar="T", help="Workers that share each layer."),
+        click.option(
+            "--data-parallel-rank", type=click.IntRange(0, 4095), default=0, metavar="R", help="Which of them this is."
+        ),
+        click.option(
+            "--tensor-parallel-size", type=_COUNT, default=1, metavar="T", help="Workers that share each layer."
+        ),
         click.option("--pipeline-parallel-size", type=_COUNT, default=1, metavar="P", help="Stages of layers."),
-        click.option("--api-server-count", type=_COUNT, metavar="A", help="API server processes. Default: one for each engine."),
-        click.option("--external-launcher", is_flag=True, help="Ranks come from Ray or torchrun: the local rank alone counts the devices."),
+        click.option(
+            "--api-server-count", type=_COUNT, metavar="A", help="API server processes. Default: one for each engine."
+        ),
+        click.option(
+            "--external-launcher",
+            is_flag=True,
+            help="Ranks come from Ray or torchrun: the local rank alone counts the devices.",
+        ),
         click.option("--additional-config", metavar="JSON", help='Such as {"enable_cpu_binding": false}.'),
-        click.option("--cpu-binding/--no-cpu-binding", default=None, help="Whether the Ascend CPU binding is wanted (it is by default)."),
-        click.option("--ignore-openmp-mask", is_flag=True, help="Plan with all CPUs of the cpuset when an OpenMP runtime has pinned this process by accident."),
-    ]  # fmt: skip
+        click.option(
+            "--cpu-binding/--no-cpu-binding",
+            default=None,
+            help="Whether the Ascend CPU binding is wanted (it is by default).",
+        ),
+        click.option(
+            "--ignore-openmp-mask",
+            is_flag=True,
+            help="Plan with all CPUs of the cpuset when an OpenMP runtime has pinned this process by accident.",
+        ),
+    ]
 
 
 def open_source(text: str | None) -> Source:

@@ -32,13 +32,41 @@ def with_stage_flags(command: Any) -> Any:
     """Decorator: --stages and what goes with it."""
     for add in reversed(
         [
-            click.option("--stages", metavar="MODEL", help="Plan the workers of an engine for this model: --pipeline-parallel-size stages of --tensor-parallel-size ranks. `builtin`: the model that comes along."),
-            click.option("--stage-devices", envvar="HOMENODE_STAGE_DEVICES", default="auto", metavar="auto|DEVICE,...", help="As for `homenode serve`."),
-            click.option("--layer-split", envvar="HOMENODE_LAYER_SPLIT", default="auto", metavar="auto|N,...", help="As for `homenode serve`."),
-            click.option("--enable-expert-parallel", envvar="HOMENODE_ENABLE_EXPERT_PARALLEL", is_flag=True, help="As for `homenode serve`."),
-            click.option("--expert-placement", envvar="HOMENODE_EXPERT_PLACEMENT", default="spread", metavar="spread|packed|FILE", help="As for `homenode serve`."),
+            click.option(
+                "--stages",
+                metavar="MODEL",
+                help="Plan the workers of an engine for this model: --pipeline-parallel-size stages of "
+                "--tensor-parallel-size ranks. `builtin`: the model that comes along.",
+            ),
+            click.option(
+                "--stage-devices",
+                envvar="HOMENODE_STAGE_DEVICES",
+                default="auto",
+                metavar="auto|DEVICE,...",
+                help="As for `homenode serve`.",
+            ),
+            click.option(
+                "--layer-split",
+                envvar="HOMENODE_LAYER_SPLIT",
+                default="auto",
+                metavar="auto|N,...",
+                help="As for `homenode serve`.",
+            ),
+            click.option(
+                "--enable-expert-parallel",
+                envvar="HOMENODE_ENABLE_EXPERT_PARALLEL",
+                is_flag=True,
+                help="As for `homenode serve`.",
+            ),
+            click.option(
+                "--expert-placement",
+                envvar="HOMENODE_EXPERT_PLACEMENT",
+                default="spread",
+                metavar="spread|packed|FILE",
+                help="As for `homenode serve`.",
+            ),
         ]
-    ):  # fmt: skip
+    ):
         command = add(command)
     return command
 
@@ -151,7 +179,8 @@ def _as_one_of_several(config: EngineConfig, host: Host, flags: PlanFlags) -> En
     count, rank = flags.data_parallel_size, flags.data_parallel_rank
     if rank >= count:
         raise UserError(
-            f"--data-parallel-rank {rank}: there are {format_count(count, 'engine')} (--data-parallel-size), numbered from 0",
+            f"--data-parallel-rank {rank}: there are {format_count(count, 'engine')} (--data-parallel-size), "
+            "numbered from 0",
             param="--data-parallel-rank",
         )
     if count == 1:

@@ -38,16 +38,54 @@ def with_weight_flags(command: Any) -> Any:
     """Decorator: --weights and what goes with it."""
     for add in reversed(
         [
-            click.option("--weights", metavar="MODEL", help="Plan where this model's weights go instead of workers. `builtin`: the model that comes along."),
+            click.option(
+                "--weights",
+                metavar="MODEL",
+                help="Plan where this model's weights go instead of workers. `builtin`: the model that comes along.",
+            ),
             with_some_settings(NumaSettings, *NUMA_SETTINGS),
-            click.option("--threads", envvar="HOMENODE_THREADS", cls=SettingOption, type=click.IntRange(1), metavar="N", help="Compute threads over all nodes. Default: one a core, less one core."),
-            click.option("--quantize", envvar="HOMENODE_QUANTIZE", cls=SettingOption, type=SuggestingChoice(QUANTIZE), help="As for `homenode serve`."),
-            click.option("--dtype", envvar="HOMENODE_DTYPE", cls=SettingOption, type=SuggestingChoice(DTYPES), default="auto", help="As for `homenode serve`."),
-            click.option("--kv-cache-dtype", envvar="HOMENODE_KV_CACHE_DTYPE", cls=SettingOption, type=SuggestingChoice(KV_DTYPES), default="auto", help="As for `homenode serve`; counts for --numa auto."),
-            click.option("--batch", type=click.IntRange(1), default=1, help="Sequences at once that --numa auto is to be fast for. [default: 1]"),
-            click.option("--context", type=TokenCount(), default=1024, help="Tokens that each of them has. [default: 1024]"),
+            click.option(
+                "--threads",
+                envvar="HOMENODE_THREADS",
+                cls=SettingOption,
+                type=click.IntRange(1),
+                metavar="N",
+                help="Compute threads over all nodes. Default: one a core, less one core.",
+            ),
+            click.option(
+                "--quantize",
+                envvar="HOMENODE_QUANTIZE",
+                cls=SettingOption,
+                type=SuggestingChoice(QUANTIZE),
+                help="As for `homenode serve`.",
+            ),
+            click.option(
+                "--dtype",
+                envvar="HOMENODE_DTYPE",
+                cls=SettingOption,
+                type=SuggestingChoice(DTYPES),
+                default="auto",
+                help="As for `homenode serve`.",
+            ),
+            click.option(
+                "--kv-cache-dtype",
+                envvar="HOMENODE_KV_CACHE_DTYPE",
+                cls=SettingOption,
+                type=SuggestingChoice(KV_DTYPES),
+                default="auto",
+                help="As for `homenode serve`; counts for --numa auto.",
+            ),
+            click.option(
+                "--batch",
+                type=click.IntRange(1),
+                default=1,
+                help="Sequences at once that --numa auto is to be fast for. [default: 1]",
+            ),
+            click.option(
+                "--context", type=TokenCount(), default=1024, help="Tokens that each of them has. [default: 1024]"
+            ),
         ]
-    ):  # fmt: skip
+    ):
         command = add(command)
     return command
 

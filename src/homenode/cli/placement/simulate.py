@@ -30,9 +30,12 @@ if TYPE_CHECKING:
 
 _SETTINGS = (
     "quantize", "dtype", "max_model_len", "threads", "max_num_batched_tokens", "max_num_seqs", "enable_chunked_prefill",
-    "max_num_queued_requests", "max_num_queued_tokens", "max_preemptions", "request_timeout", "kv_cache_memory", "kv_cache_fraction", "block_size",
-    "kv_cache_dtype", "enable_prefix_caching", "data_parallel_size", "tensor_parallel_size", "pipeline_parallel_size", "stage_devices",
-    "layer_split", "enable_expert_parallel", "expert_placement", "gpu_memory_utilization", "numa_bind", "numa_bind_nodes", "numa_bind_cpus",
+    "max_num_queued_requests", "max_num_queued_tokens", "max_preemptions", "request_timeout", "kv_cache_memory",
+    "kv_cache_fraction", "block_size",
+    "kv_cache_dtype", "enable_prefix_caching", "data_parallel_size", "tensor_parallel_size", "pipeline_parallel_size",
+    "stage_devices",
+    "layer_split", "enable_expert_parallel", "expert_placement", "gpu_memory_utilization", "numa_bind",
+    "numa_bind_nodes", "numa_bind_cpus",
     "cpu_threads_bind", "memory_nodes", "reserve_cpus", *NUMA_SETTINGS,
 )  # fmt: skip
 _MOST_HOSTS = 1024
@@ -60,7 +63,8 @@ class Size(click.ParamType[int]):
     "sources",
     multiple=True,
     metavar="FILE|SHAPE",
-    help="A recording of a host (`homenode host record`), or one line such as 2s/4n/64c/smt2; may be given several times. Default: this machine.",
+    help="A recording of a host (`homenode host record`), or one line such as 2s/4n/64c/smt2; may be given several "
+    "times. Default: this machine.",
 )
 @click.option(
     "--hosts",
@@ -76,13 +80,15 @@ class Size(click.ParamType[int]):
     "model",
     required=True,
     metavar="MODEL|shape:...",
-    help="A model, of which headers are read, `builtin`, or figures: shape:layers=24,hidden=896,heads=14,kv_heads=2,intermediate=4864,vocab=151936,format=Q4_0,tied=1.",
+    help="A model, of which headers are read, `builtin`, or figures: "
+    "shape:layers=24,hidden=896,heads=14,kv_heads=2,intermediate=4864,vocab=151936,format=Q4_0,tied=1.",
 )
 @click.option(
     "--workload",
     required=True,
     metavar="FILE|poisson:...|closed:...",
-    help="A trace (CSV or JSONL), or poisson:rate=4,in=512,out=128,n=1000,seed=1, or closed:clients=8,in=256,out=128,n=64.",
+    help="A trace (CSV or JSONL), or poisson:rate=4,in=512,out=128,n=1000,seed=1, or "
+    "closed:clients=8,in=256,out=128,n=64.",
 )
 @click.option("--requests", type=click.IntRange(1), help="Of a trace, the first ones only.")
 @click.option(
@@ -102,7 +108,8 @@ class Size(click.ParamType[int]):
 @click.option(
     "--bench-model",
     metavar="FILE",
-    help="What `homenode bench model MODEL --batch 1,8 --json` measured of this engine with weights of such a format. Default: what it reaches at AVX-512.",
+    help="What `homenode bench model MODEL --batch 1,8 --json` measured of this engine with weights of such a "
+    "format. Default: what it reaches at AVX-512.",
 )
 @click.option(
     "--accelerator",
@@ -113,7 +120,8 @@ class Size(click.ParamType[int]):
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @with_command_log
 def simulate(
-    sources: tuple[str, ...], hosts: int, node_memory: int | None, model: str, workload: str, requests: int | None, speed: float, compare: str | None, step_us: float,
+    sources: tuple[str, ...], hosts: int, node_memory: int | None, model: str, workload: str, requests: int | None,
+    speed: float, compare: str | None, step_us: float,
     bench_model: str | None, accelerator: str | None, as_json: bool, **values: Any,
 ) -> None:  # fmt: skip
     """Simulate a deployment: the real scheduler, router and placement before a cost model in place of kernels.
@@ -254,7 +262,8 @@ def _result(result: SimulationResult) -> dict[str, Any]:
         return {"name": result.name, "error": result.error}
     engines = [
         {
-            "weights": spec.weights, "kv_bytes": spec.kv_bytes, "num_blocks": spec.sizes.num_blocks, "block_size": spec.sizes.block_size,
+            "weights": spec.weights, "kv_bytes": spec.kv_bytes, "num_blocks": spec.sizes.num_blocks,
+            "block_size": spec.sizes.block_size,
             "policy": spec.policy, "why": spec.why, "stages": len(spec.stages), "requests": given, "busy": busy,
         }
         for spec, given, busy in zip(result.specs, result.by_engine, result.busy, strict=True)

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     is_flag=True,
     help="It was started by `homenode run`, so its memory policy must be the plan's as well.",
 )
-@click.option("--watch", "watch_s", type=click.FloatRange(0), is_flag=False, flag_value=0.0, metavar="[SECONDS]", help="Go on looking, and tell of drift as it comes; 0 or nothing: until it ends.")  # fmt: skip
+@click.option("--watch", "watch_s", type=click.FloatRange(0), is_flag=False, flag_value=0.0, metavar="[SECONDS]",
+help="Go on looking, and tell of drift as it comes; 0 or nothing: until it ends.")  # fmt: skip
 @click.option("--repair", is_flag=True, help="With --watch: put back what has drifted.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def verify(

@@ -195,9 +195,12 @@ def _announce(url: str, ready: Any, fronts: int = 1) -> None:
     compute = details.get("compute", {})
     _LOG.info(
         "%s",
-        f"ready {url}  {_fronts(fronts)}{_engines(details)}{_workers(details)}{details.get('architecture')}, weights {format_bytes(int(details.get('weight_bytes', 0)))}{_in_common(details)}, "
-        f"KV {'up to ' if details.get('kv_grows') else ''}{format_bytes(int(details.get('kv_bytes', 0)))} ({details.get('kv_dtype')}, {format_count(tokens, 'token')}), {_states(details)}"
-        f"{_huge_pages(compute)}{format_count(compute.get('threads', 1), 'thread')}, {compute.get('level', '')}, loaded in {details.get('load_seconds')} s",
+        f"ready {url}  {_fronts(fronts)}{_engines(details)}{_workers(details)}{details.get('architecture')}, "
+        f"weights {format_bytes(int(details.get('weight_bytes', 0)))}{_in_common(details)}, "
+        f"KV {'up to ' if details.get('kv_grows') else ''}{format_bytes(int(details.get('kv_bytes', 0)))} "
+        f"({details.get('kv_dtype')}, {format_count(tokens, 'token')}), {_states(details)}"
+        f"{_huge_pages(compute)}{format_count(compute.get('threads', 1), 'thread')}, {compute.get('level', '')}, "
+        f"loaded in {details.get('load_seconds')} s",
     )
 
 

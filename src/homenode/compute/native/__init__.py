@@ -9,7 +9,8 @@ try:
     import homenode._native  # noqa: F401  (every module of this folder needs it)
 except ImportError as error:
     raise HostError(
-        f"the native core of homenode cannot be loaded, so nothing can be computed with it ({error}). Where it was not built when "
+        f"the native core of homenode cannot be loaded, so nothing can be computed with it ({error}). Where it was "
+        "not built when "
         f"homenode was installed: install g++ and the Python headers (python3-dev), then `{again_command()}`"
     ) from error
 

@@ -171,16 +171,19 @@ def check_arrays(arrays: StepArrays, limits: StepLimits) -> None:
     tokens, sequences, sampled = len(arrays.ids), len(arrays.context_len), len(arrays.sample_rows)
     if tokens > limits.max_tokens or sequences > limits.max_sequences or sampled > limits.max_sampled_rows:
         raise ValueError(
-            f"a step of {format_count(tokens, 'token')}, {format_count(sequences, 'sequence')} and {sampled} sampled rows is beyond {limits}"
+            f"a step of {format_count(tokens, 'token')}, {format_count(sequences, 'sequence')} and {sampled} "
+            f"sampled rows is beyond {limits}"
         )
     starts = arrays.query_start
     if len(starts) != sequences + 1 or starts[0] != 0 or starts[-1] != tokens or (np.diff(starts) < 0).any():
         raise ValueError(
-            f"query_start {starts.tolist()} does not divide {format_count(tokens, 'token')} among {format_count(sequences, 'sequence')}"
+            f"query_start {starts.tolist()} does not divide {format_count(tokens, 'token')} among "
+            f"{format_count(sequences, 'sequence')}"
         )
     if len(arrays.positions) != tokens or len(arrays.block_table) != sequences:
         raise ValueError(
-            f"{format_count(len(arrays.positions), 'position')} for {format_count(tokens, 'token')}, {len(arrays.block_table)} block rows for {sequences}"
+            f"{format_count(len(arrays.positions), 'position')} for {format_count(tokens, 'token')}, "
+            f"{len(arrays.block_table)} block rows for {sequences}"
         )
     if arrays.hidden is not None and len(arrays.hidden) != tokens:
         raise ValueError(

@@ -37,7 +37,8 @@ class ReferenceKvCache:
             len(used) and not 0 <= used.min() <= used.max() < self.blocks
         ):
             raise ValueError(
-                f"blocks {used.tolist()} do not hold a context of {context}: {self.blocks} of {self.geometry.block_size} exist"
+                f"blocks {used.tolist()} do not hold a context of {context}: {self.blocks} of "
+                f"{self.geometry.block_size} exist"
             )
 
     def store(

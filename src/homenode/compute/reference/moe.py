@@ -43,12 +43,14 @@ def check_routing(routing: Routing, experts: int) -> None:
         raise ValueError(f"{format_count(chosen, 'expert was', 'experts were')} to be chosen from {experts}")
     if groups < 1 or experts % groups or not 1 <= routing.groups_chosen <= groups:
         raise ValueError(
-            f"{routing.groups_chosen} of {format_count(groups, 'group')} were to be chosen, of {format_count(experts, 'expert')}; "
+            f"{routing.groups_chosen} of {format_count(groups, 'group')} were to be chosen, of "
+            f"{format_count(experts, 'expert')}; "
             "wanted groups of equal length"
         )
     if chosen > experts // groups * routing.groups_chosen:
         raise ValueError(
-            f"{format_count(chosen, 'expert was', 'experts were')} to be chosen from {format_count(routing.groups_chosen, 'group')} of {experts // groups}"
+            f"{format_count(chosen, 'expert was', 'experts were')} to be chosen from "
+            f"{format_count(routing.groups_chosen, 'group')} of {experts // groups}"
         )
 
 

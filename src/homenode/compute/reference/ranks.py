@@ -78,6 +78,7 @@ class ThreadRank:
             )
             late = sorted(every.gone)
             raise PeerError(
-                f"rank {', '.join(map(str, late))} of {self.size} is gone, or did not come within {every.timeout_s:g} s",
+                f"rank {', '.join(map(str, late))} of {self.size} is gone, or did not come within "
+                f"{every.timeout_s:g} s",
                 ranks=late,
             ) from None

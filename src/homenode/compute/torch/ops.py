@@ -116,7 +116,8 @@ class TorchOps(RowOps):
         if hidden is None or hidden.shape != (self._step.ids.shape[0], columns):
             shape = None if hidden is None else tuple(hidden.shape)
             raise ValueError(
-                f"the rows of the stage before are {shape}; {len(self._step.ids)} of {format_count(columns, 'column')} were expected"
+                f"the rows of the stage before are {shape}; {len(self._step.ids)} of "
+                f"{format_count(columns, 'column')} were expected"
             )
         return hidden
 

@@ -123,7 +123,8 @@ class TcpInlet:
         came = _HEADER.unpack(header)
         if came != (number, rows, columns) or rows > self._max_rows:
             raise PeerError(
-                f"rows of step {came[0]} came, {came[1]} x {came[2]}; awaited were those of step {number}, {rows} x {columns}"
+                f"rows of step {came[0]} came, {came[1]} x {came[2]}; awaited were those of step {number}, {rows} x "
+                f"{columns}"
             )
         if self._memory.shape != (self._max_rows, columns):
             self._memory = np.empty((self._max_rows, columns), np.float32)

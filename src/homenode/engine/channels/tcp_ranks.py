@@ -97,7 +97,8 @@ class TcpRanks:
                 if len(addresses) == self._name.ranks:
                     return addresses
                 raise PeerError(
-                    f"the engine told {format_count(len(addresses), 'address', 'addresses')} of {format_count(self._name.ranks, 'rank')}"
+                    f"the engine told {format_count(len(addresses), 'address', 'addresses')} of "
+                    f"{format_count(self._name.ranks, 'rank')}"
                 )
             if self._streams.ended or time.monotonic() - begin < self._timeout / 2:
                 raise PeerError("the engine does not tell where the others are")

@@ -51,7 +51,8 @@ class EngineSocket:
             self._descriptors.extend(descriptors)
             if flags & socket.MSG_CTRUNC:
                 raise PeerError(
-                    f"more than {_MOST_DESCRIPTORS} descriptors came at once, or there is no room for them in this process"
+                    f"more than {_MOST_DESCRIPTORS} descriptors came at once, or there is no room for them in this "
+                    "process"
                 )
             if not data:
                 if self._decoder.held:

@@ -161,13 +161,16 @@ class RayLauncher:
             if group is not None:
                 return group, len(stages)
             _log.warning(
-                "no host of the Ray cluster has room for all ranks of a stage now: their sums go over the network (see docs/ray.md)"
+                "no host of the Ray cluster has room for all ranks of a stage now: their sums go over the network "
+                "(see docs/ray.md)"
             )
         group = self._grouped(each, placement, _ROOM_S)
         if group is None:
             raise CapacityError(
-                f"the Ray cluster has no room for {format_count(len(workers), 'worker')} ({placement}): they need {[dict(need) for need in each]}, there are "
-                f"{ {name: amount for name, amount in announced.items() if name in ('CPU', 'GPU', _NODE)} }; add hosts, or have fewer workers",
+                f"the Ray cluster has no room for {format_count(len(workers), 'worker')} ({placement}): they need "
+                f"{[dict(need) for need in each]}, there are "
+                f"{ {name: amount for name, amount in announced.items() if name in ('CPU', 'GPU', _NODE)} }; add "
+                "hosts, or have fewer workers",
                 param="executor",
             )
         return group, len(each)

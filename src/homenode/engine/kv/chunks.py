@@ -244,7 +244,8 @@ class ChunkTable:
             present = self._presence[chunk] is Presence.present
             if owned != self._owned[chunk] or (chunk in self._idle) != (present and not owned):
                 raise InternalError(
-                    f"chunk {chunk} of the KV memory: {format_count(self._owned[chunk], 'block')} in use counted, {owned} found"
+                    f"chunk {chunk} of the KV memory: {format_count(self._owned[chunk], 'block')} in use counted, "
+                    f"{owned} found"
                 )
         for presence, count in self._num_free.items():
             found = sum(m.bit_count() for m, p in zip(self._masks, self._presence, strict=True) if p is presence)

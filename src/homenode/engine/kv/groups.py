@@ -1,9 +1,9 @@
 """Free KV blocks of memory whose blocks lie on several NUMA nodes, in groups that lie on one node.
 
-Where a model has fewer KV heads than nodes, blocks lie on the nodes in turn, and a chunk of 256 positions is attended to
-at the node of its first block (csrc/kernels/attention_plan.cpp). As many blocks as hold such a chunk are a group: they
-follow each other, the first one's number is a multiple of how many they are, and all are on one node. A sequence whose
-chunks are groups reads nothing over the links between nodes.
+Where a model has fewer KV heads than nodes, blocks lie on the nodes in turn, and a chunk of 256 positions is attended
+to at the node of its first block (csrc/kernels/attention_plan.cpp). As many blocks as hold such a chunk are a group:
+they follow each other, the first one's number is a multiple of how many they are, and all are on one node. A sequence
+whose chunks are groups reads nothing over the links between nodes.
 
 A chunk of a sequence begins in a group that is whole, all of whose blocks are free, and goes on there. What is left of
 other groups is handed out when no group is whole, or where a chunk cannot go on in its group, such as behind cached

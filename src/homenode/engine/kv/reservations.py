@@ -29,7 +29,10 @@ class KvReservations:
         blocks = allocator.take(hits, offer.tokens + 1, allocator.blocks_for(offer.tokens + 2) + kept_free, in_place)
         if blocks is None:
             wanted = allocator.blocks_for(offer.tokens + 1) - len(hits) - in_place
-            return f"{format_count(wanted, 'KV block')} more are wanted, and {kept_free} are to stay free for those who run and wait"
+            return (
+                f"{format_count(wanted, 'KV block')} more are wanted, and {kept_free} are to stay free for those "
+                "who run and wait"
+            )
         cached = len(hits) * allocator.block_size
         return KvImport(offer, blocks, cached, arrived=cached)
 

@@ -48,5 +48,8 @@ def without_agent(request: Request) -> Output | None:
     """
     if request.kv is None:
         return None
-    text = f"ticket {request.kv.ticket}: this engine hands no KV over; start it with --pd-role sender or receiver, or leave the ticket out"
+    text = (
+        f"ticket {request.kv.ticket}: this engine hands no KV over; start it with --pd-role sender or receiver, or "
+        "leave the ticket out"
+    )
     return Output(request.id, finish_reason="error", error=text, error_kind="UserError")

@@ -36,7 +36,10 @@ class KvCapacity:
 
     def explain(self, error: CapacityError) -> CapacityError:
         """The error with the node that is short of memory."""
-        part = f"NUMA node {self.node} has {format_bytes(self.left)} left beside its weights, for {self.share:.0%} of the KV memory"
+        part = (
+            f"NUMA node {self.node} has {format_bytes(self.left)} left beside its weights, for {self.share:.0%} of "
+            "the KV memory"
+        )
         return CapacityError(f"{error.message}; {part}", param=error.param, **error.facts)
 
 

@@ -130,5 +130,8 @@ def _off_node_finding(use: str, node: int, away: int, planned: int, host: Host) 
     message = (
         f"of {format_bytes(planned)} of {names[use]} planned for {where}, {format_bytes(away)} lie elsewhere{free}"
     )
-    remedy = "Make room there (other processes, page cache), or choose with `homenode plan --weights` what fits; every step reads them from afar."
+    remedy = (
+        "Make room there (other processes, page cache), or choose with `homenode plan --weights` what fits; every "
+        "step reads them from afar."
+    )
     return Finding("warning", "remote_pages", message, remedy)

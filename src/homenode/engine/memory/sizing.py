@@ -110,7 +110,8 @@ def problems(config: EngineConfig, spec: ModelSpec, geometry: KvGeometry, memory
     if not 1 <= model_length(config, spec) <= spec.max_position:
         found.append(
             UserError(
-                f"--max-model-len {config.model.max_model_len} is more than the {format_count(spec.max_position, 'position')} of this model; "
+                f"--max-model-len {config.model.max_model_len} is more than the "
+                f"{format_count(spec.max_position, 'position')} of this model; "
                 f"give {spec.max_position} or less",
                 param="max_model_len",
             )
@@ -121,7 +122,8 @@ def problems(config: EngineConfig, spec: ModelSpec, geometry: KvGeometry, memory
     if buffers > memory_available:
         found.append(
             CapacityError(
-                f"a step of --max-num-batched-tokens {config.scheduler.max_num_batched_tokens} needs about {format_bytes(buffers)} of buffers; "
+                f"a step of --max-num-batched-tokens {config.scheduler.max_num_batched_tokens} needs about "
+                f"{format_bytes(buffers)} of buffers; "
                 f"{format_bytes(memory_available)} are available. Lower it.",
                 param="max_num_batched_tokens",
             )
@@ -183,7 +185,8 @@ def growth_text(
         )
     else:
         why = (
-            f"{kv.kv_cache_fraction:.0%} (--kv-cache-fraction) of the {format_bytes(memory_available)} available beside weights and buffers; "
+            f"{kv.kv_cache_fraction:.0%} (--kv-cache-fraction) of the {format_bytes(memory_available)} available "
+            "beside weights and buffers; "
             "the rest is left to others"
         )
     if whole := taken_whole_because(config, devices):
@@ -191,7 +194,10 @@ def growth_text(
     back = "it is kept, as --kv-cache-release is 0"
     if kv.kv_cache_release:
         floor = format_bytes(floor_bytes(nbytes))
-        back = f"unused for {kv.kv_cache_release:g} s (--kv-cache-release) it goes back, but for {floor} of the prefix cache"
+        back = (
+            f"unused for {kv.kv_cache_release:g} s (--kv-cache-release) it goes back, but for {floor} of the "
+            "prefix cache"
+        )
     return f"KV memory may grow to {format_bytes(nbytes)}, {why}; {back}"
 
 
@@ -246,7 +252,8 @@ def choose_cpus(threads: int | None, allowance: Allowance) -> tuple[int, ...]:
         return cores[: min(len(cores) - spare_cores(len(cores)), allowance.usable_threads)]
     if threads > len(allowance.cpus):
         raise UserError(
-            f"--threads {threads}: this process may use {format_count(len(allowance.cpus), 'CPU')}; give {len(allowance.cpus)} or less",
+            f"--threads {threads}: this process may use {format_count(len(allowance.cpus), 'CPU')}; give "
+            f"{len(allowance.cpus)} or less",
             param="threads",
         )
     siblings = tuple(cpu for cpu in allowance.cpus if cpu not in cores)
@@ -259,7 +266,8 @@ def _kv_problem(
     """Why not even one sequence of full length fits the KV memory, if so."""
     if config.kv.kv_cache_memory is not None and config.kv.kv_cache_memory > memory_available:
         return CapacityError(
-            f"--kv-cache-memory {format_bytes(config.kv.kv_cache_memory)} is more than the {format_bytes(memory_available)} that are "
+            f"--kv-cache-memory {format_bytes(config.kv.kv_cache_memory)} is more than the "
+            f"{format_bytes(memory_available)} that are "
             f"available beside the weights and the buffers of a step; lower it",
             param="kv_cache_memory",
         )
@@ -277,7 +285,8 @@ def _kv_problem(
     beside = f" (beside {format_bytes(states)} of states)" if states else ""
     advice = f"set --max-model-len to {held} or less, or " if held else ""
     return CapacityError(
-        f"one sequence of --max-model-len {max_model_len} needs {format_count(needed, 'KV block')} of {format_count(geometry.block_size, 'token')} "
+        f"one sequence of --max-model-len {max_model_len} needs {format_count(needed, 'KV block')} of "
+        f"{format_count(geometry.block_size, 'token')} "
         f"({format_bytes(sequence)}), but {format_bytes(held_bytes)} of KV memory{beside} hold {fitting}; "
         f"{advice}give --kv-cache-memory at least {format_bytes(enough)}",
         param="kv_cache_memory" if config.kv.kv_cache_memory is not None else "max_model_len",
@@ -306,6 +315,7 @@ def weights_problem(
             advice.append("keep the experts once for all engines (--enable-expert-parallel)")
     besides = f" beside {format_bytes(mine.common)} of experts that other engines keep" if mine.common else ""
     return CapacityError(
-        f"the weights take {format_bytes(mine.own)}{besides}, and {format_bytes(available)} are available; {', or '.join(advice)}",
+        f"the weights take {format_bytes(mine.own)}{besides}, and {format_bytes(available)} are available; "
+        f"{', or '.join(advice)}",
         param="model",
     )

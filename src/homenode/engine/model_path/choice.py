@@ -36,7 +36,8 @@ def memory_problem(candidate: Candidate, config: EngineConfig, available: int) -
     """Why `available` bytes of memory are too few for an engine with this model, if so."""
     if candidate.size > available:
         return (
-            f"not enough memory: its weights take {format_bytes(candidate.size)}, and {format_bytes(available)} are available; "
+            f"not enough memory: its weights take {format_bytes(candidate.size)}, and {format_bytes(available)} are "
+            "available; "
             "take a smaller model or quantisation, or keep the weights smaller (--quantize)"
         )
     if candidate.spec is None:
@@ -61,11 +62,13 @@ def take_largest(rated: Sequence[Rated]) -> Candidate:
 def describe_choice(rated: Sequence[Rated], taken: Candidate) -> str:
     """For people: what was taken of several, why, and what there was beside it."""
     others = (
-        f"{one.candidate.file} ({format_bytes(one.candidate.size)}{f', does not fit: {one.problem}' if one.problem else ', smaller'})"
+        f"{one.candidate.file} ({format_bytes(one.candidate.size)}, "
+        f"{f'does not fit: {one.problem}' if one.problem else 'smaller'})"
         for one in sorted(rated, key=lambda one: one.candidate.size)
         if one.candidate is not taken
     )
     return (
-        f"{taken.repository} holds GGUF files only: {taken.file} ({format_bytes(taken.size)}) is taken, the largest that fits the memory of this machine "
+        f"{taken.repository} holds GGUF files only: {taken.file} ({format_bytes(taken.size)}) is taken, the largest "
+        "that fits the memory of this machine "
         f"with KV for one full context; others: {'; '.join(others)}. {taken.repository}:FILE picks another one"
     )

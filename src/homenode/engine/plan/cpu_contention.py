@@ -27,7 +27,10 @@ def too_many_threads(host: Host, binding: EngineBinding) -> tuple[Finding, ...]:
             f"{format_count(threads, 'compute thread shares', 'compute threads share')} {format_count(cpus, 'CPU')}"
         )
     elif allowance.cpu_quota is not None and threads > allowance.cpu_quota:
-        message = f"{format_count(threads, 'compute thread shares', 'compute threads share')} a CPU quota worth {format_count(allowance.cpu_quota, 'CPU')}, and stand still whenever it is used up"
+        message = (
+            f"{format_count(threads, 'compute thread shares', 'compute threads share')} a CPU quota worth "
+            f"{format_count(allowance.cpu_quota, 'CPU')}, and stand still whenever it is used up"
+        )
     else:
         return ()
     return (
@@ -56,8 +59,12 @@ def interrupted(stats: Mapping[str, Any]) -> Finding | None:
     if not many:
         return None
     message = (
-        f"{many} of {format_count(len(shares), 'compute thread')} were interrupted: up to {max(shares):.0%} of the time they wanted their CPUs, something else "
+        f"{many} of {format_count(len(shares), 'compute thread')} were interrupted: up to {max(shares):.0%} of the "
+        "time they wanted their CPUs, something else "
         "ran there or a CPU quota was used up, and all threads wait for the slowest"
     )
-    remedy = "Keep other work off these CPUs (homenode doctor shows what is bound to them), raise the quota, or give fewer --threads."
+    remedy = (
+        "Keep other work off these CPUs (homenode doctor shows what is bound to them), raise the quota, or give "
+        "fewer --threads."
+    )
     return Finding("warning", "threads_interrupted", message, remedy)

@@ -51,7 +51,8 @@ def balanced_layers(
     """
     if len(costs) > layers:
         raise UserError(
-            f"--pipeline-parallel-size {len(costs)}: this model has {format_count(layers, 'layer')}, and a stage has one at least; give {layers} or less",
+            f"--pipeline-parallel-size {len(costs)}: this model has {format_count(layers, 'layer')}, and a stage "
+            f"has one at least; give {layers} or less",
             param="pipeline_parallel_size",
         )
     split = [1] * len(costs)
@@ -77,7 +78,8 @@ def _with_one_more(split: Sequence[int], stage: int) -> list[int]:
 def _no_room(capacities: Sequence[LayerCapacity], layers: int) -> CapacityError:
     told = "; ".join(f"{capacity.where} has room for {in_words(capacity)}" for capacity in capacities)
     return CapacityError(
-        f"--layer-split auto: this model has {format_count(layers, 'layer')}, and {told}; use more or larger devices, allow more memory, or keep weights smaller (--quantize)",
+        f"--layer-split auto: this model has {format_count(layers, 'layer')}, and {told}; use more or larger "
+        "devices, allow more memory, or keep weights smaller (--quantize)",
         param="layer_split",
     )
 

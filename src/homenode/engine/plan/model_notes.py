@@ -43,5 +43,6 @@ def remarks_on_model(config: EngineConfig) -> tuple[str, ...]:
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return (
         *told,
-        f"the model's configuration has fields that homenode does not know and leaves alone: {', '.join(names[:_SHOWN])}{more}",
+        "the model's configuration has fields that homenode does not know and leaves alone: "
+        f"{', '.join(names[:_SHOWN])}{more}",
     )

@@ -69,7 +69,8 @@ def over_own_nodes(
     )
     if placement.numa == "replicate" and several:
         raise UserError(
-            f"--numa replicate is an engine for each node, and these are the {format_count(len(bindings), 'worker')} of one engine; `homenode serve` makes such engines, each "
+            "--numa replicate is an engine for each node, and these are the "
+            f"{format_count(len(bindings), 'worker')} of one engine; `homenode serve` makes such engines, each "
             "with workers of its own. Elsewhere give auto, or leave it out",
             param="numa",
         )
@@ -109,7 +110,10 @@ def _decided(assignment: EngineAssignment, teams: Teams) -> Chosen:
 
 
 def _nothing_to_spread(placement: PlacementConfig, workers: int) -> Finding:
-    message = f"--numa {placement.numa} is the same as local: each of the {format_count(workers, 'worker')} computes on one NUMA node"
+    message = (
+        f"--numa {placement.numa} is the same as local: each of the {format_count(workers, 'worker')} computes on "
+        "one NUMA node"
+    )
     remedy = "Nothing to do where that is meant; else have fewer workers than nodes."
     if placement.numa_strict:
         raise PlacementError(

@@ -129,7 +129,8 @@ def _check(config: PlacementConfig) -> None:
     ):
         if asked and value:
             raise UserError(
-                f"{asked} and {flag} both say where threads run and memory lies; give one of them (--numa-nodes names nodes for --numa)",
+                f"{asked} and {flag} both say where threads run and memory lies; give one of them (--numa-nodes "
+                "names nodes for --numa)",
                 param=asked[2:].replace("-", "_"),
             )
 
@@ -143,7 +144,8 @@ def _free(threads: int | None, host: Host, allowance: Allowance, reserve: int | 
     cores = allowance.physical_cpus
     if reserve >= len(cores):
         raise UserError(
-            f"--reserve-cpus {reserve}: this process may use {format_count(len(cores), 'physical core')}, so none would be left to compute; "
+            f"--reserve-cpus {reserve}: this process may use {format_count(len(cores), 'physical core')}, so none "
+            "would be left to compute; "
             f"give {len(cores) - 1} or less",
             param="reserve_cpus",
         )
@@ -194,7 +196,8 @@ def core_of(host: Host, cpu: int) -> int:
 def _shard(teams: Teams) -> Chosen:
     return Decision(
         "shard",
-        f"nothing is known of a model to choose by: one copy over {format_count(len(teams), 'node')}, each row with its thread",
+        f"nothing is known of a model to choose by: one copy over {format_count(len(teams), 'node')}, each row with "
+        "its thread",
     )
 
 
@@ -253,10 +256,14 @@ def too_few_cores(host: Host, binding: EngineBinding, engines: int = 1, what: st
         return ()
     cores = len(host.allowance.physical_cpus)
     message = (
-        f"{format_count(needed.physical_cores, 'physical core is', 'physical cores are')} the least for {f'this {what}' if engines == 1 else f'{engines} {what}s'} "
+        f"{format_count(needed.physical_cores, 'physical core is', 'physical cores are')} the least for "
+        f"{f'this {what}' if engines == 1 else f'{engines} {what}s'} "
         f"({', '.join(f'{what}: {n}' for what, n in needed.parts)}), and this process may use {cores}"
     )
-    remedy = f"Allow more CPUs, or expect the {format_count(len(binding.team), 'compute thread')} to be interrupted by HTTP and scheduling."
+    remedy = (
+        f"Allow more CPUs, or expect the {format_count(len(binding.team), 'compute thread')} to be interrupted by "
+        "HTTP and scheduling."
+    )
     return (Finding("warning", "too_few_cores", message, remedy),)
 
 

@@ -115,7 +115,8 @@ def _divided(host: Host, threads: int | None, count: int, reserve: int | None, w
         own = cut(host, allowance, cpus_of(pool))
         if threads is not None and threads > len(own.cpus):
             raise UserError(
-                f"--threads {threads}: of {count} {words.what}s ({words.flags}) {words.what} {number} has {format_count(len(own.cpus), 'CPU')}, "
+                f"--threads {threads}: of {count} {words.what}s ({words.flags}) {words.what} {number} has "
+                f"{format_count(len(own.cpus), 'CPU')}, "
                 f"{format_cpu_list(own.cpus)}; give {min(len(cpus_of(p)) for p in left.values())} or less",
                 param="threads",
             )
@@ -131,7 +132,8 @@ def _pools(cores: Mapping[int, Sequence[AllowedCore]], count: int, words: _Words
     total = sum(map(len, nodes))
     if total < count:
         raise UserError(
-            f"{words.flags} {count}: this process may use {format_count(total, 'physical core')}, and each {words.what} computes on one at least; give {total} or less",
+            f"{words.flags} {count}: this process may use {format_count(total, 'physical core')}, and each "
+            f"{words.what} computes on one at least; give {total} or less",
             param=words.flags.removeprefix("--").replace("-", "_"),
         )
     if count >= len(nodes):
@@ -149,7 +151,8 @@ def _kept(total: int, count: int, reserve: int | None, words: _Words) -> int:
         return 1 if total > max(2, count) else 0
     if total - reserve < count:
         raise UserError(
-            f"--reserve-cpus {reserve}: this process may use {format_count(total, 'physical core')}, and {words.flags} {count} computes on {count} at least; "
+            f"--reserve-cpus {reserve}: this process may use {format_count(total, 'physical core')}, and "
+            f"{words.flags} {count} computes on {count} at least; "
             f"give {max(0, total - count)} or less",
             param="reserve_cpus",
         )
@@ -184,7 +187,8 @@ def _check_apart(bindings: Sequence[EngineBinding], words: _Words) -> None:
             other = owner.setdefault(cpu, number)
             if cpu != UNPINNED and other != number:
                 raise UserError(
-                    f"{words.what}s {other} and {number} would both compute on CPU {cpu}; give each of them CPUs of its own "
+                    f"{words.what}s {other} and {number} would both compute on CPU {cpu}; give each of them CPUs of "
+                    "its own "
                     "(--cpu-threads-bind LIST|LIST, or --numa-bind-cpus), or leave the lists out",
                     param="cpu_threads_bind",
                 )

@@ -109,10 +109,14 @@ def _sharing(host: Host, config: EngineConfig, count: int) -> WorkerBindings:
     cores = host.allowance.physical_cpus
     if config.compute.threads is not None and config.compute.threads > 1:
         raise UserError(
-            f"--threads {config.compute.threads}: {format_count(count, 'worker shares', 'workers share')} {format_count(len(cores), 'physical core')}; leave it out, or allow more CPUs",
+            f"--threads {config.compute.threads}: {format_count(count, 'worker shares', 'workers share')} "
+            f"{format_count(len(cores), 'physical core')}; leave it out, or allow more CPUs",
             param="threads",
         )
-    message = f"{format_count(count, 'worker shares', 'workers share')} {format_count(len(cores), 'physical core')} ({format_cpu_list(cores)}), so they wait for each other's turns"
+    message = (
+        f"{format_count(count, 'worker shares', 'workers share')} {format_count(len(cores), 'physical core')} "
+        f"({format_cpu_list(cores)}), so they wait for each other's turns"
+    )
     finding = Finding(
         "warning",
         "workers_share_cores",

@@ -111,7 +111,8 @@ def executor_kind(config: EngineConfig, devices: Sequence[str]) -> str:
         return "inline" if alone else "processes"
     if wanted == "inline" and not alone:
         raise UserError(
-            f"--executor inline has one CPU worker; this engine has {', '.join(devices)}. Give --executor processes, or leave it out",
+            f"--executor inline has one CPU worker; this engine has {', '.join(devices)}. Give --executor "
+            "processes, or leave it out",
             param="executor",
         )
     return wanted

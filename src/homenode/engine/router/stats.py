@@ -13,7 +13,8 @@ from homenode.transfer import figures
 from homenode.units import format_count
 
 _COUNTERS = (
-    "prefix_queries", "prefix_hits", "preemptions", "prompt_tokens", "generation_tokens", "steps", "step_tokens", "handed_tokens", "recomputed_tokens",
+    "prefix_queries", "prefix_hits", "preemptions", "prompt_tokens", "generation_tokens", "steps", "step_tokens",
+    "handed_tokens", "recomputed_tokens",
     "kv_released_bytes", "kv_growths_refused",
 )  # fmt: skip
 

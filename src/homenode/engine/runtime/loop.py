@@ -398,7 +398,8 @@ class EngineCore:
         if stats.steps == before.steps:
             return
         _log.info(
-            "prompt %.1f tok/s, generation %.1f tok/s, running %d, waiting %d, KV usage %.1f %%, prefix hits %.1f %%, preemptions %d",
+            "prompt %.1f tok/s, generation %.1f tok/s, running %d, waiting %d, KV usage %.1f %%, prefix hits %.1f "
+            "%%, preemptions %d",
             (stats.prompt_tokens - before.prompt_tokens) / seconds,
             (stats.generation_tokens - before.generation_tokens) / seconds,
             stats.num_running,

@@ -125,5 +125,6 @@ class Growth:
         present = format_bytes(self._chunks.num_present * self._chunk_bytes)
         total = format_bytes(self._chunks.num_chunks * self._chunk_bytes)
         self.warnings.append(
-            f"KV memory cannot grow beyond {present} of at most {total} now: {self._reason}. Requests run in what is there, wait or are preempted"
+            f"KV memory cannot grow beyond {present} of at most {total} now: {self._reason}. Requests run in what "
+            "is there, wait or are preempted"
         )

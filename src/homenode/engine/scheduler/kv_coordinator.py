@@ -88,7 +88,8 @@ class KvCoordinator:
         if not self.kv_imports.is_for(kv_import, sequence):
             ticket = kv_import.offer.ticket
             self._planner.warnings.append(
-                f"request {sequence.id} came with ticket {ticket}, but the KV of that ticket is of other tokens: its prompt is computed here. "
+                f"request {sequence.id} came with ticket {ticket}, but the KV of that ticket is of other tokens: "
+                "its prompt is computed here. "
                 f"Both engines must be given the same prompt and cache salt, and have the same pd_secret."
             )
         elif sequence.scoring:  # all positions are to be computed, for their logits
@@ -169,14 +170,23 @@ class KvCoordinator:
         if self.workers_are_lost and offer.reserve:
             return "workers of the engine were lost and are being replaced"
         if tokens < 1 or offer.page_tokens < 1 or len(offer.identities) != -(-tokens // offer.page_tokens):
-            return f"{format_count(len(offer.identities), 'page')} of {format_count(offer.page_tokens, 'token')} do not make {format_count(tokens, 'token')}"
+            return (
+                f"{format_count(len(offer.identities), 'page')} of {format_count(offer.page_tokens, 'token')} do "
+                f"not make {format_count(tokens, 'token')}"
+            )
         if self._allocator.whole_pages:
             size, state = self._allocator.block_size, self._allocator.state_pages
             if offer.page_tokens != size or tokens % size or tokens <= state * size:
-                return f"{format_count(tokens, 'token')} in pages of {offer.page_tokens} are no whole pages of {size} as they are here, {state} of them for a state"
+                return (
+                    f"{format_count(tokens, 'token')} in pages of {offer.page_tokens} are no whole pages of {size} "
+                    f"as they are here, {state} of them for a state"
+                )
             tokens -= (state + 1) * size - 1  # at least so many are of the prompt
         if tokens + 2 > longest:
-            return f"a sequence may have {format_count(longest, 'token')} here, answer included; {tokens} would leave no room for the last of its prompt and one more"
+            return (
+                f"a sequence may have {format_count(longest, 'token')} here, answer included; {tokens} would leave "
+                "no room for the last of its prompt and one more"
+            )
         return ""
 
     def _kept_free(self) -> int:
@@ -271,7 +281,10 @@ class KvCoordinator:
     def stuck_for(self) -> str:
         """Why requests may wait for ever, if the agent may never free blocks; empty if it cannot be blamed."""
         count = self.kv_imports.num_quarantined
-        text = f"{format_count(count, 'KV block is', 'KV blocks are')} out of use, since an engine that is out of reach may still write to them"
+        text = (
+            f"{format_count(count, 'KV block is', 'KV blocks are')} out of use, since an engine that is out of "
+            "reach may still write to them"
+        )
         return f"{text}; the rest is too small for this request" if count else ""
 
     def awaits(self) -> bool:

@@ -27,7 +27,8 @@ class MicroBatching:
             raise InternalError(f"lookahead is {lookahead}; it must be 0 or 1")
         if stages < 1 or (micro_batches != 1 and 0 != micro_batches < stages):
             raise InternalError(
-                f"{format_count(stages, 'stage')} and {micro_batches} micro-batches; at least one stage and a batch for each are needed"
+                f"{format_count(stages, 'stage')} and {micro_batches} micro-batches; at least one stage and a batch "
+                "for each are needed"
             )
         self.stages = stages
         self._micro_batches = (micro_batches or stages) if stages > 1 else 1

@@ -34,8 +34,10 @@ def preemption_warning(victim: Sequence, needy: Sequence, num_blocks: int, cost:
     """What the operator should know: who, why, what to raise, how often so far."""
     cause = "its own next token" if needy is victim else f"the next token of request {needy.id}"
     return (
-        f"request {victim.id} was preempted: none of the {format_count(num_blocks, 'KV block')} was free for {cause}. Up to {format_count(cost, 'token')} of it will be "
-        f"computed again (preemptions of this request: {victim.preemptions}). If this happens often raise --kv-cache-memory or lower "
+        f"request {victim.id} was preempted: none of the {format_count(num_blocks, 'KV block')} was free for "
+        f"{cause}. Up to {format_count(cost, 'token')} of it will be "
+        f"computed again (preemptions of this request: {victim.preemptions}). If this happens often raise "
+        "--kv-cache-memory or lower "
         f"--max-num-seqs. Preemptions since the start: {total}"
     )
 
@@ -43,6 +45,7 @@ def preemption_warning(victim: Sequence, needy: Sequence, num_blocks: int, cost:
 def growth_preemption_warning(victim: Sequence, total: int) -> str:
     """That the machine had no memory for the prompt of `victim`."""
     return (
-        f"request {victim.id} was preempted: KV memory cannot grow for its prompt, and it waits for memory that others give back "
+        f"request {victim.id} was preempted: KV memory cannot grow for its prompt, and it waits for memory that "
+        "others give back "
         f"(preemptions of this request: {victim.preemptions}). Preemptions since the start: {total}"
     )

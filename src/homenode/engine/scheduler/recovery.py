@@ -98,7 +98,10 @@ class WorkerRecovery:
     def _count_loss(self, sequence: Sequence, error: str) -> None:
         sequence.losses += 1
         if sequence.losses > _MOST_LOSSES:
-            text = f"worker_lost: workers were lost {format_count(sequence.losses, 'time')} while this request was computed, the last time because {error}"
+            text = (
+                f"worker_lost: workers were lost {format_count(sequence.losses, 'time')} while this request was "
+                f"computed, the last time because {error}"
+            )
             self._requests.fail(sequence, text, "WorkerLostError", self._requests.retry_after())
         elif self._coordinator.has_told(sequence):
             self._requests.fail_refused(KvRefusal(sequence, f"worker_lost: the KV of this request is lost: {error}"))

@@ -136,5 +136,8 @@ class RequestTable:
             text = "the request's deadline passed while it waited for its turn; try again later"
             self.fail(sequence, text, "OverloadedError", self.retry_after())
             return
-        text = f"the request's deadline passed after {format_count(sequence.num_outputs, 'output token')}; allow more time (--request-timeout) or ask for fewer"
+        text = (
+            f"the request's deadline passed after {format_count(sequence.num_outputs, 'output token')}; allow more "
+            "time (--request-timeout) or ask for fewer"
+        )
         self.fail(sequence, text, "UserError")

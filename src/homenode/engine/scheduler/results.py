@@ -190,7 +190,8 @@ class Results:
         cut_short = reason == "length" and sequence.num_outputs < sequence.params.max_tokens
         if cut_short and sequence.max_len < self._limits.max_model_len:
             self._requests.warn(
-                f"request {sequence.id} ended at {format_count(sequence.max_len, 'token')} because the {format_count(self._limits.num_blocks, 'KV block')} hold no more, "
+                f"request {sequence.id} ended at {format_count(sequence.max_len, 'token')} because the "
+                f"{format_count(self._limits.num_blocks, 'KV block')} hold no more, "
                 f"below --max-model-len {self._limits.max_model_len}; raise --kv-cache-memory"
             )
 

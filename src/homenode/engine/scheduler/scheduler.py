@@ -281,9 +281,11 @@ class Scheduler:
 def _check(config: SchedulerConfig, limits: WorkerLimits) -> None:
     if config.max_num_seqs > config.max_num_batched_tokens:
         raise UserError(
-            f"--max-num-seqs {config.max_num_seqs} is more than --max-num-batched-tokens {config.max_num_batched_tokens}"
+            f"--max-num-seqs {config.max_num_seqs} is more than --max-num-batched-tokens "
+            f"{config.max_num_batched_tokens}"
         )
     if limits.max_sampled_rows < config.max_num_seqs:
         raise InternalError(
-            f"the worker samples {format_count(limits.max_sampled_rows, 'row')} a step; {format_count(config.max_num_seqs, 'sequence')} may want one"
+            f"the worker samples {format_count(limits.max_sampled_rows, 'row')} a step; "
+            f"{format_count(config.max_num_seqs, 'sequence')} may want one"
         )

@@ -94,7 +94,8 @@ def _check(items: Sequence[StepItem], slots: SlotArray, starts: IntArray, ends: 
     if wrong.any():
         i = int(np.argmax(wrong))
         raise ValueError(
-            f"sequence {items[i].seq}: positions {starts[i]} to {ends[i] - 1} were asked for; {format_count(lengths[i], 'token is', 'tokens are')} known and its blocks hold {room[i]}"
+            f"sequence {items[i].seq}: positions {starts[i]} to {ends[i] - 1} were asked for; "
+            f"{format_count(lengths[i], 'token is', 'tokens are')} known and its blocks hold {room[i]}"
         )
 
 
@@ -114,7 +115,8 @@ def _ids(
         known, item = table.known[slots[i]], items[i]
         if item.start + item.count > len(known):
             raise ValueError(
-                f"sequence {item.seq}: of the tokens drawn here only the newest can be computed, not position {item.start}"
+                f"sequence {item.seq}: of the tokens drawn here only the newest can be computed, not position "
+                f"{item.start}"
             )
         ids[query_start[i] : query_start[i + 1]] = known[item.start : item.start + item.count]
     return ids

@@ -123,7 +123,8 @@ class SequenceTable:
             raise ValueError(f"sequence {start.seq} was started twice")
         if not 1 <= start.num_prompt <= len(start.token_ids):
             raise ValueError(
-                f"sequence {start.seq} has {format_count(start.num_prompt, 'prompt token')} among {format_count(len(start.token_ids), 'token')}"
+                f"sequence {start.seq} has {format_count(start.num_prompt, 'prompt token')} among "
+                f"{format_count(len(start.token_ids), 'token')}"
             )
         known = np.array(start.token_ids, np.int32)
         if not self._free:

@@ -88,7 +88,10 @@ class _Binding:
         except HomenodeError as error:
             if strict:
                 raise
-            message = f"the masks of process {self.process.pid} before binding could not be kept, undoing will not be possible: {error}"
+            message = (
+                f"the masks of process {self.process.pid} before binding could not be kept, undoing will not be "
+                f"possible: {error}"
+            )
             self._degraded(
                 "remember", str(error), "undo_not_possible", message, "Set HOMENODE_STATE_DIR to a folder of your own"
             )
@@ -129,7 +132,10 @@ class _Binding:
         allowed = mems_allowed(pid)
         usable = tuple(node for node in nodes if not allowed or node in allowed)
         if len(usable) < len(nodes):
-            message = f"process {pid} may take memory from nodes {format_cpu_list(allowed)} only, planned are {format_cpu_list(nodes)}"
+            message = (
+                f"process {pid} may take memory from nodes {format_cpu_list(allowed)} only, planned are "
+                f"{format_cpu_list(nodes)}"
+            )
             self._degraded(
                 "memory nodes",
                 message,

@@ -77,7 +77,10 @@ def _living(host: Host, live: LiveFacts | None) -> Iterable[Finding]:
 
 def _permissions(host: Host, live: LiveFacts) -> Iterable[Finding]:
     if live.memory_policy_refusal in ("EPERM", "EACCES"):
-        message = f"set_mempolicy is refused ({live.memory_policy_refusal}), as by a container's seccomp profile: memory cannot be bound"
+        message = (
+            f"set_mempolicy is refused ({live.memory_policy_refusal}), as by a container's seccomp profile: memory "
+            "cannot be bound"
+        )
         yield Finding(
             "warning",
             "memory_policy_refused",
@@ -118,7 +121,10 @@ def _daemons(live: LiveFacts) -> Iterable[Finding]:
             "Nothing to do: `homenode bind` has it leave the device's interrupts alone.",
         )
     if live.swap_used:
-        message = f"{format_bytes(live.swap_used)} of {format_bytes(live.swap)} swap is used: weights that come back from it stall every token"
+        message = (
+            f"{format_bytes(live.swap_used)} of {format_bytes(live.swap)} swap is used: weights that come back "
+            "from it stall every token"
+        )
         yield Finding(
             "warning", "swap_used", message, "Free memory, then: swapoff -a && swapon -a; or lower vm.swappiness."
         )
@@ -138,7 +144,8 @@ def _load(load: CpuLoad) -> Iterable[Finding]:
             "warning",
             "machine_busy",
             f"this machine is busy: {', '.join(told)}",
-            "Look with top who computes; end it, or bind it and homenode to CPUs of their own: homenode run --cpus LIST.",
+            "Look with top who computes; end it, or bind it and homenode to CPUs of their own: homenode run --cpus "
+            "LIST.",
         )
     if load.stolen >= _STOLEN:
         yield Finding(
@@ -153,7 +160,10 @@ def _process(host: Host, process: ProcessFacts) -> Iterable[Finding]:
     who = f"process {process.pid} ({process.name})"
     quota, cpus = host.allowance.cpu_quota, len(host.allowance.cpus)
     if quota is not None and process.threads > quota:
-        message = f"{who} has {format_count(process.threads, 'thread')}, its control group {format_count(quota, 'CPU')} worth of time: when all are busy they are throttled"
+        message = (
+            f"{who} has {format_count(process.threads, 'thread')}, its control group {format_count(quota, 'CPU')} "
+            "worth of time: when all are busy they are throttled"
+        )
         yield Finding(
             "warning",
             "quota_below_threads",
@@ -164,7 +174,10 @@ def _process(host: Host, process: ProcessFacts) -> Iterable[Finding]:
         message = f"{format_bytes(process.swapped)} of {who} are in swap"
         yield Finding("warning", "swapped_out", message, "Free memory and start it again, or swapoff -a.")
     if cpus == 1 and len(host.cpus) > 1 and process.threads > 1:
-        message = f"all {format_count(process.threads, 'thread')} of {who} share CPU {host.allowance.cpus[0]} of {len(host.cpus)}"
+        message = (
+            f"all {format_count(process.threads, 'thread')} of {who} share CPU {host.allowance.cpus[0]} of "
+            f"{len(host.cpus)}"
+        )
         yield Finding(
             "warning",
             "threads_on_one_cpu",

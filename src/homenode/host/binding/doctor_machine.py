@@ -33,7 +33,10 @@ def _mask(host: Host) -> Iterable[Finding]:
             "Unset OMP_PROC_BIND and OMP_PLACES, or plan with --ignore-openmp-mask.",
         )
     elif host.allowance.mask_origin == "inherited":
-        message = f"{seen}: the mask is inherited (taskset, Slurm, mpirun, a parent). homenode keeps to it; numactl -N and CPU lists with ! escape it"
+        message = (
+            f"{seen}: the mask is inherited (taskset, Slurm, mpirun, a parent). homenode keeps to it; numactl -N "
+            "and CPU lists with ! escape it"
+        )
         yield Finding(
             "info",
             "mask_inherited",
@@ -52,7 +55,10 @@ def _partial_cores(host: Host) -> Iterable[Finding]:
     cut = [cpus for cpus in host.cores.values() if not allowed.isdisjoint(cpus) and not allowed.issuperset(cpus)]
     if cut:
         others = format_cpu_list(cpu for cpus in cut for cpu in cpus if cpu not in allowed)
-        message = f"of {format_count(len(cut), 'core')} only some SMT siblings are allowed; whoever computes on the others ({others}) slows these down"
+        message = (
+            f"of {format_count(len(cut), 'core')} only some SMT siblings are allowed; whoever computes on the "
+            f"others ({others}) slows these down"
+        )
         yield Finding(
             "warning", "cores_in_part", message, f"Allow whole cores: add CPUs {others} to the cpuset or mask."
         )
@@ -61,12 +67,16 @@ def _partial_cores(host: Host) -> Iterable[Finding]:
 def _quota(host: Host) -> Iterable[Finding]:
     quota, cpus = host.allowance.cpu_quota, len(host.allowance.cpus)
     if quota is not None and quota < cpus:
-        message = f"the control group may use {format_count(quota, 'CPU')} worth of time on {format_count(cpus, 'CPU')}: a program that starts a thread on each is throttled"
+        message = (
+            f"the control group may use {format_count(quota, 'CPU')} worth of time on {format_count(cpus, 'CPU')}: "
+            "a program that starts a thread on each is throttled"
+        )
         yield Finding(
             "warning",
             "quota_below_cpus",
             message,
-            f"Start {format_count(max(1, int(quota)), 'thread')} (OMP_NUM_THREADS), or raise cpu.max to {format_count(cpus, 'CPU')}.",
+            f"Start {format_count(max(1, int(quota)), 'thread')} (OMP_NUM_THREADS), or raise cpu.max to "
+            f"{format_count(cpus, 'CPU')}.",
         )
 
 
@@ -84,7 +94,10 @@ def _offline(host: Host) -> Iterable[Finding]:
 def _isolated(host: Host) -> Iterable[Finding]:
     unused = set(host.isolated).difference(host.allowance.cpus)
     if unused:
-        message = f"CPUs {format_cpu_list(unused)} are isolated (isolcpus) and this process may not use them: nobody does unless told to"
+        message = (
+            f"CPUs {format_cpu_list(unused)} are isolated (isolcpus) and this process may not use them: nobody "
+            "does unless told to"
+        )
         yield Finding(
             "info",
             "isolated_unused",
@@ -93,7 +106,10 @@ def _isolated(host: Host) -> Iterable[Finding]:
         )
     used = set(host.isolated).intersection(host.allowance.cpus)
     if used:
-        message = f"CPUs {format_cpu_list(used)} are isolated (isolcpus): threads of one process pile up on one of them unless each is bound by itself"
+        message = (
+            f"CPUs {format_cpu_list(used)} are isolated (isolcpus): threads of one process pile up on one of them "
+            "unless each is bound by itself"
+        )
         yield Finding(
             "warning", "isolated_cpus", message, "Take them out of isolcpus, or out of this process's cpuset."
         )
@@ -116,7 +132,10 @@ def _unequal(host: Host) -> Iterable[Finding]:
 
 def _balancing(host: Host) -> Iterable[Finding]:
     if host.numa_balancing and len(host.nodes) > 1:
-        message = "automatic NUMA balancing is on: it samples accesses by page faults and may move memory that no policy holds"
+        message = (
+            "automatic NUMA balancing is on: it samples accesses by page faults and may move memory that no policy "
+            "holds"
+        )
         yield Finding(
             "info", "numa_balancing_on", message, "Turn it off while serving: sysctl kernel.numa_balancing=0."
         )
@@ -125,7 +144,10 @@ def _balancing(host: Host) -> Iterable[Finding]:
 def _huge_pages(host: Host) -> Iterable[Finding]:
     setting = "/sys/kernel/mm/transparent_hugepage/enabled"
     if host.transparent_huge_pages == "never":
-        message = "transparent huge pages are off: weights and KV memory are mapped in small pages, which costs address translations"
+        message = (
+            "transparent huge pages are off: weights and KV memory are mapped in small pages, which costs address "
+            "translations"
+        )
         yield Finding("warning", "huge_pages_off", message, f"echo madvise > {setting}")
     elif host.transparent_huge_pages == "always":
         message = (
@@ -144,7 +166,10 @@ def _memory_limit(host: Host) -> Iterable[Finding]:
     limit, installed = host.allowance.memory_limit, sum(node.memory or 0 for node in host.nodes)
     if limit is not None and installed and limit < installed:
         left = format_bytes(host.allowance.memory_available)
-        message = f"the control group may use {format_bytes(limit)} of {format_bytes(installed)} memory; {left} are free to take"
+        message = (
+            f"the control group may use {format_bytes(limit)} of {format_bytes(installed)} memory; {left} are free "
+            "to take"
+        )
         yield Finding(
             "info", "memory_limited", message, "docker --memory, the pod's memory limit, or MemoryMax= decide that."
         )
@@ -178,7 +203,10 @@ def _allowed_memory(host: Host) -> Iterable[Finding]:
     own = {host.cpu_by_id[cpu].node for cpu in host.allowance.cpus if cpu in host.cpu_by_id}
     shut = sorted(node for node in filled if node in own and node not in mems)
     if shut:
-        message = f"CPUs of node {format_cpu_list(shut)} are allowed and its memory is not (cpuset.mems: {format_cpu_list(mems)}): theirs comes from afar"
+        message = (
+            f"CPUs of node {format_cpu_list(shut)} are allowed and its memory is not (cpuset.mems: "
+            f"{format_cpu_list(mems)}): theirs comes from afar"
+        )
         yield Finding(
             "warning",
             "memory_node_shut",
@@ -202,7 +230,10 @@ def _distances(host: Host) -> Iterable[Finding]:
     uneven = [(a, b) for a in ids for b in ids if a < b and host.distance(a, b) != host.distance(b, a)]
     if uneven:
         a, b = uneven[0]
-        message = f"{len(uneven)} node distances differ by direction, such as {a} to {b}: {host.distance(a, b)}, back: {host.distance(b, a)}"
+        message = (
+            f"{len(uneven)} node distances differ by direction, such as {a} to {b}: {host.distance(a, b)}, back: "
+            f"{host.distance(b, a)}"
+        )
         yield Finding(
             "info",
             "distances_asymmetric",
@@ -223,11 +254,17 @@ def _placeless(host: Host) -> Iterable[Finding]:
         message = (
             f"the firmware does not say which node is near {format_count(len(chips), 'accelerator')}: {_named(chips)}"
         )
-        remedy = "Name the nodes: --strategy numa-bind --numa-bind-nodes ...; or set numa_node in /sys/bus/pci/devices/ADDRESS as root."
+        remedy = (
+            "Name the nodes: --strategy numa-bind --numa-bind-nodes ...; or set numa_node in "
+            "/sys/bus/pci/devices/ADDRESS as root."
+        )
         yield Finding("warning", "accelerators_without_node", message, remedy)
     others = [device.address for device in placeless if _feeds(device)]
     if others:
-        message = f"the firmware does not say which node is near {format_count(len(others), 'network or NVMe function')}: {_named(others)}"
+        message = (
+            "the firmware does not say which node is near "
+            f"{format_count(len(others), 'network or NVMe function')}: {_named(others)}"
+        )
         yield Finding(
             "info",
             "devices_without_node",

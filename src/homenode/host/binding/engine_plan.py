@@ -94,7 +94,10 @@ def _threads(pid: int, plan: RecordedPlan, calls: Syscalls) -> Report:
     told = f"{format_count(len(plan.cpus), 'compute thread')}, on CPUs {format_cpu_list(sorted(plan.cpus))}"
     if not missing:
         return Report((ActionResult("threads", "done", told),))
-    message = f"no thread of engine {pid} is pinned to CPUs {format_cpu_list(missing)} any more, where compute threads were planned"
+    message = (
+        f"no thread of engine {pid} is pinned to CPUs {format_cpu_list(missing)} any more, where compute threads "
+        "were planned"
+    )
     remedy = f"Look whether those CPUs are online and in its cpuset. {_REMEDY}"
     return Report((ActionResult("threads", "failed", told),), (Finding("error", "thread_off_plan", message, remedy),))
 
@@ -110,7 +113,10 @@ def _pages(pid: int, use: str, ranges: Sequence[PlannedRange], calls: Syscalls) 
 
 def _off_plan(pid: int, use: str, line: NodeResidency) -> Finding:
     away = line.present - line.local
-    message = f"of {format_bytes(line.present)} of {_NAMES[use]} of engine {pid} planned for {_where(line)}, {format_bytes(away)} lie elsewhere"
+    message = (
+        f"of {format_bytes(line.present)} of {_NAMES[use]} of engine {pid} planned for {_where(line)}, "
+        f"{format_bytes(away)} lie elsewhere"
+    )
     return Finding("error", "pages_off_plan", message, _REMEDY)
 
 

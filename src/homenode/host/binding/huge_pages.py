@@ -128,7 +128,8 @@ def small_shared_pages(seen: Residence) -> tuple[Finding, ...]:
     if seen.present < TELLING_BYTES or seen.share >= ENOUGH_SHARE:
         return ()
     message = (
-        f"of {format_bytes(seen.present)} of experts that this engine shares {seen.share:.0%} are on huge pages: before Linux 6.1, or where free memory is "
+        f"of {format_bytes(seen.present)} of experts that this engine shares {seen.share:.0%} are on huge pages: "
+        "before Linux 6.1, or where free memory is "
         f"in pieces too small, memory that several processes map is not given them; {COST}"
     )
     remedy = "echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled as root, then start all engines again."
@@ -142,7 +143,10 @@ def _cause(setting: str, disabled: bool) -> tuple[str, str]:
     if setting == "never":
         return "they are off on this machine", f"echo madvise > {file} as root, then start again."
     if disabled:
-        remedy = "Start it without that: the service manager, container runtime or program above it that calls prctl decides."
+        remedy = (
+            "Start it without that: the service manager, container runtime or program above it that calls prctl "
+            "decides."
+        )
         return "they are off for this process (prctl PR_SET_THP_DISABLE), which children inherit", remedy
     remedy = (
         "Start it again after `echo 1 > /proc/sys/vm/compact_memory` (root); "

@@ -97,5 +97,8 @@ def one_at_a_time(state: State | None) -> Iterator[None]:
 def _not_told(why: str, irqs: Sequence[int]) -> Report:
     words = " ".join(f"--banirq={irq}" for irq in irqs[:_MOST_NAMED]) + (" ..." if len(irqs) > _MOST_NAMED else "")
     message = f"irqbalance was not told to leave {format_count(len(irqs), 'interrupt')} alone and will move them: {why}"
-    remedy = f"Run this as root, or start irqbalance with {words} (its options are in /etc/default/irqbalance or /etc/sysconfig/irqbalance)"
+    remedy = (
+        f"Run this as root, or start irqbalance with {words} (its options are in /etc/default/irqbalance or "
+        "/etc/sysconfig/irqbalance)"
+    )
     return Report((skipped(STEP, why),), (Finding("warning", "irqbalance_not_told", message, remedy),))

@@ -89,7 +89,8 @@ def set_bans(daemon: Irqbalance, irqs: Collection[int], command_bytes: int, dead
     command = _command(irqs)
     if len(command) >= command_bytes:
         raise HostError(
-            f"this irqbalance reads commands of less than {command_bytes} bytes, banning {format_count(len(irqs), 'interrupt')} takes {len(command)}"
+            f"this irqbalance reads commands of less than {command_bytes} bytes, banning "
+            f"{format_count(len(irqs), 'interrupt')} takes {len(command)}"
         )
     _, whole = _talk(daemon, command, deadline_s)
     if not whole:

@@ -40,7 +40,8 @@ _ORIGINS = {
 }
 _WIDEN = {
     "cpuset": "Choose from them, or give the container or cgroup more CPUs (cpuset.cpus, docker run --cpuset-cpus).",
-    "inherited": "Choose from them, or start this without that limit (taskset, numactl --physcpubind, srun --cpu-bind).",
+    "inherited": "Choose from them, or start this without that limit (taskset, numactl --physcpubind, srun "
+    "--cpu-bind).",
     "openmp": "Choose from them, or unset OMP_PROC_BIND and OMP_PLACES where this is started.",
 }
 
@@ -105,7 +106,8 @@ def check_allowed(target: Target, allowance: Allowance, source: Source | None = 
         origin = allowance.mask_origin if allowance.mask_origin in _ORIGINS else "inherited"
         raise PlacementError(
             "cpus_not_allowed",
-            f"CPU {format_cpu_list(outside)} is outside the CPUs that this process has inherited from {_ORIGINS[origin]}",
+            f"CPU {format_cpu_list(outside)} is outside the CPUs that this process has inherited from "
+            f"{_ORIGINS[origin]}",
             seen=f"inherited CPUs {format_cpu_list(allowance.cpus)}",
             wanted=format_cpu_list(target.cpus),
             remedy=_WIDEN[origin],

@@ -26,7 +26,8 @@ def memory_from(node: int, calls: Syscalls | None = None) -> Iterator[None]:
         calls.set_mempolicy(MPOL_BIND, (node,))
     except OSError as error:
         raise HostError(
-            f"memory cannot be taken from node {node}: {error.strerror or error}. In a container this needs the right to set memory policies "
+            f"memory cannot be taken from node {node}: {error.strerror or error}. In a container this needs the "
+            "right to set memory policies "
             "(docker run --cap-add SYS_NICE), and the node must be among its cpuset's memory nodes",
             node=node,
             errno=error.errno,

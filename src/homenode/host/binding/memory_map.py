@@ -188,6 +188,7 @@ def _read(pid: int, name: str) -> str | None:
         return None
     except PermissionError:
         raise HostError(
-            f"may not read {file}: the process belongs to another user, or is not to be traced; run this as root or with CAP_SYS_PTRACE",
+            f"may not read {file}: the process belongs to another user, or is not to be traced; run this as root or "
+            "with CAP_SYS_PTRACE",
             pid=pid,
         ) from None

@@ -29,11 +29,15 @@ from homenode.host.topology.finding import Finding
 
 STEP = "memory policy"
 _MODIFIERS = MPOL_F_STATIC_NODES | MPOL_F_RELATIVE_NODES | MPOL_F_NUMA_BALANCING
-_GRANT = "Containers often forbid set_mempolicy: start it with the capability SYS_NICE (docker run --cap-add SYS_NICE) or a seccomp profile that allows it"
+_GRANT = (
+    "Containers often forbid set_mempolicy: start it with the capability SYS_NICE (docker run --cap-add SYS_NICE) "
+    "or a seccomp profile that allows it"
+)
 _REMEDIES = {
     errno.EPERM: _GRANT,
     errno.EACCES: _GRANT,
-    errno.EINVAL: "Choose nodes that have memory (`homenode host`) and that cpuset.mems allows (Mems_allowed_list in /proc/self/status)",
+    errno.EINVAL: "Choose nodes that have memory (`homenode host`) and that cpuset.mems allows (Mems_allowed_list "
+    "in /proc/self/status)",
     errno.ENOSYS: "This kernel or sandbox has no NUMA policies; leave out the memory nodes",
 }
 

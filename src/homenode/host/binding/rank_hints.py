@@ -18,7 +18,8 @@ from homenode.host.placement.variables import rank_of_environment
 ROLES = ("worker", "engine_core", "api_server", "coordinator", "detokenizer")
 
 _TITLE = re.compile(
-    r"[\w.-]+::(?:(\w*?Worker|scheduler)|(EngineCore)|(APIServer)|(DPCoordinator)|(detokenizer))((?:_[A-Za-z]*\d{1,5})*)",
+    r"[\w.-]+::(?:(\w*?Worker|scheduler)|(EngineCore)|(APIServer)|(DPCoordinator)|(detokenizer))"
+    r"((?:_[A-Za-z]*\d{1,5})*)",
     re.ASCII,
 )
 _ROLE_OF_GROUP = dict(enumerate(ROLES, 1))

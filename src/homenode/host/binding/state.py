@@ -205,7 +205,8 @@ def _wait_for_lock(descriptor: int, file: Path, deadline_s: float) -> None:
         except BlockingIOError:
             if time.monotonic() >= end:
                 raise HostError(
-                    f"{file} is held by another command for over {deadline_s:g} s; `fuser {file}` names it. Try again when it has ended."
+                    f"{file} is held by another command for over {deadline_s:g} s; `fuser {file}` names it. Try "
+                    "again when it has ended."
                 ) from None
             time.sleep(_RETRY_S)
         except OSError as error:

@@ -115,7 +115,8 @@ class Syscalls:
         numbers = _NUMBERS.get(self._machine, {}) if sys.maxsize > 2**32 else {}
         if name not in numbers:
             raise HostError(
-                f"{name}: its system call number is not known for machine {self._machine!r} ({8 * ctypes.sizeof(ctypes.c_void_p)}-bit Python); "
+                f"{name}: its system call number is not known for machine {self._machine!r} "
+                f"({8 * ctypes.sizeof(ctypes.c_void_p)}-bit Python); "
                 f"known are {', '.join(_NUMBERS)}, 64-bit. Bind CPUs only there.",
                 machine=self._machine,
             )

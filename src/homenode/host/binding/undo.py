@@ -84,7 +84,8 @@ class Remembered:
             )
         except (KeyError, TypeError, ValueError, AttributeError, UserError) as error:
             raise HostError(
-                f"a remembered binding is damaged ({type(error).__name__}: {error}); remove its file from the state folder"
+                f"a remembered binding is damaged ({type(error).__name__}: {error}); remove its file from the state "
+                "folder"
             ) from error
 
 

@@ -53,7 +53,10 @@ def verify(
 
 def drift_finding(pid: int, thread: Thread, seen: Cpus, wanted: Cpus) -> Finding:
     """The finding for one thread that is not where it should be."""
-    message = f"thread {thread.tid} ({thread.name}) of process {pid} may run on CPUs {format_cpu_list(seen)}, planned are {format_cpu_list(wanted)}"
+    message = (
+        f"thread {thread.tid} ({thread.name}) of process {pid} may run on CPUs {format_cpu_list(seen)}, planned "
+        f"are {format_cpu_list(wanted)}"
+    )
     return Finding("error", "thread_off_plan", message, _bind_again(pid))
 
 
@@ -86,7 +89,10 @@ def _policy(pid: int, policy: Policy, target: Target, expected: bool) -> Report:
     if policy.nodes and set(policy.nodes) <= set(target.memory_nodes):
         return Report((ActionResult("memory policy", "done", str(policy)),))
     message = f"process {pid} takes new memory by the policy {policy}, planned are nodes {nodes}"
-    remedy = f"Start it again bound: homenode run --memory-nodes {nodes} -- ...; the policy of a running process cannot be changed from outside"
+    remedy = (
+        f"Start it again bound: homenode run --memory-nodes {nodes} -- ...; the policy of a running process cannot "
+        "be changed from outside"
+    )
     return Report(
         (ActionResult("memory policy", "failed", str(policy)),), (Finding("error", "policy_off_plan", message, remedy),)
     )

@@ -90,7 +90,10 @@ class _Watched:
         for key, (thread, before) in journal.before.items():
             if key in journal.checked:
                 self.reported.pop(key, None)  # put back: should it leave again, that is news
-                detail = f"{thread.tid} ({thread.name}) from CPUs {format_cpu_list(before)} to {format_cpu_list(self.known[key])}"
+                detail = (
+                    f"{thread.tid} ({thread.name}) from CPUs {format_cpu_list(before)} to "
+                    f"{format_cpu_list(self.known[key])}"
+                )
                 steps.append(ActionResult("affinity", "done", detail))
         if journal.refusal is not None:
             self.refused.add(journal.refusal.thread.key)

@@ -178,7 +178,8 @@ def _result(name: str, words: str, value: object) -> CommandResult:
     if not isinstance(value, dict) or not isinstance(value.get("out", ""), str):
         raise _error(
             name,
-            f'"commands" has for {_shown(words)} {_kind(value)}, wanted the output or {{"out": output, "rc": exit code}}',
+            f'"commands" has for {_shown(words)} {_kind(value)}, wanted the output or {{"out": output, "rc": exit '
+            f"code}}",
         )
     rc = value.get("rc", 0)
     if not isinstance(rc, int) or isinstance(rc, bool) or abs(rc) > 0xFFFF_FFFF:

@@ -158,7 +158,8 @@ def _part(text: str, part: str) -> tuple[str, object]:
         raise _wrong(
             text,
             part,
-            f"wanted counts such as 2s, 4n, 64c, smt2, the word arm, or one of {', '.join(f'{name}=' for name in _WORDS)}",
+            "wanted counts such as 2s, 4n, 64c, smt2, the word arm, or one of "
+            f"{', '.join(f'{name}=' for name in _WORDS)}",
         )
     try:
         return word.field, word.read(value)

@@ -78,7 +78,8 @@ class Shape:
             nodes + self.cpuless > MOST_NODES,
         )
         yield (
-            f"{format_count(self.cores, 'core is', 'cores are')} too few for {format_count(self.sockets, 'socket')} and {format_count(nodes, 'node')}",
+            f"{format_count(self.cores, 'core is', 'cores are')} too few for {format_count(self.sockets, 'socket')} "
+            f"and {format_count(nodes, 'node')}",
             self.cores < max(self.sockets, nodes),
         )
         yield (

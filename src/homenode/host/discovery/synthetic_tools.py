@@ -29,7 +29,10 @@ def tool_outputs(shape: Shape) -> dict[str, CommandResult]:
         texts["npu-smi info"] = _npu_info(npus, family)
         texts["npu-smi info -t topo"] = _npu_topology(npus, family, local)
         for npu in npus:
-            board = f"\tNPU ID                         : {npu.card}\n\tPCIe Bus Info                  : {npu.address.upper()}\n"
+            board = (
+                f"\tNPU ID                         : {npu.card}\n\tPCIe Bus Info                  : "
+                f"{npu.address.upper()}\n"
+            )
             texts[f"npu-smi info -t board -i {npu.card} -c {npu.chip}"] = board
     return {words: CommandResult(text) for words, text in texts.items()}
 

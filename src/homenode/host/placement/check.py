@@ -72,7 +72,10 @@ def _outside_allowance(host: Host, plan: Plan) -> Iterable[Finding]:
 def _mask_by_accident(host: Host, plan: Plan) -> Iterable[Finding]:
     allowance = host.allowance
     if allowance.mask_origin == "openmp" and allowance.beyond_accident is not None:
-        message = f"an OpenMP runtime has pinned this process to CPUs {format_cpu_list(allowance.cpus)}; nothing else could be planned for"
+        message = (
+            f"an OpenMP runtime has pinned this process to CPUs {format_cpu_list(allowance.cpus)}; nothing else "
+            "could be planned for"
+        )
         remedy = (
             "Unset OMP_PROC_BIND and OMP_PLACES where this is started; "
             "`homenode plan` and `homenode run` also take --ignore-openmp-mask."
@@ -86,7 +89,10 @@ def _memory_not_allowed(host: Host, plan: Plan) -> Iterable[Finding]:
     wanted = {node for nodes in bindings for node in nodes}
     refused = wanted - (permitted & set(host.node_by_id))
     if refused:
-        message = f"memory is planned for nodes {format_cpu_list(refused)}; this process may take it from {format_cpu_list(permitted) or 'none'} only"
+        message = (
+            f"memory is planned for nodes {format_cpu_list(refused)}; this process may take it from "
+            f"{format_cpu_list(permitted) or 'none'} only"
+        )
         yield Finding("error", "memory_node_not_allowed", message, "Widen cpuset.mems, or leave memory unbound.")
 
 
@@ -146,7 +152,10 @@ def _not_local(host: Host, plan: Plan) -> Iterable[Finding]:
         own = sum(1 for cpu in cpus if cpu in host.cpu_by_id and host.cpu_by_id[cpu].node in near)
         where = f"its own node{'s' if len(near) > 1 else ''} {format_cpu_list(near)}"
         if not own:
-            message = f"none of the {format_count(len(cpus), 'CPU')} of device {device} ({format_cpu_list(cpus)}) is on {where}"
+            message = (
+                f"none of the {format_count(len(cpus), 'CPU')} of device {device} ({format_cpu_list(cpus)}) is on "
+                f"{where}"
+            )
             yield Finding("warning", "pool_not_local", message, _allow_more(host, near, plan))
         elif own < _MOSTLY_LOCAL * len(cpus):
             message = f"{own} of the {format_count(len(cpus), 'CPU')} of device {device} are on {where}"
@@ -179,7 +188,10 @@ def _memory_remote(host: Host, plan: Plan) -> Iterable[Finding]:
             continue
         distance = min(host.distance(node, worker.memory_node) for node in near)
         whose = f"{'device' if places_devices(plan) else 'CPU worker'} {worker.device}"
-        message = f"memory of {whose} comes from node {worker.memory_node}, at distance {distance} from node {format_cpu_list(near)}"
+        message = (
+            f"memory of {whose} comes from node {worker.memory_node}, at distance {distance} from node "
+            f"{format_cpu_list(near)}"
+        )
         yield Finding("warning", "memory_remote", message, _nearer_memory(host, near, plan))
 
 
@@ -212,19 +224,26 @@ def _quota(host: Host, plan: Plan) -> Iterable[Finding]:
     quota = host.allowance.cpu_quota
     cpus = {cpu for worker in _bound(plan) for cpu in worker.cpus}
     if quota is not None and quota < len(cpus):
-        message = f"the control group may use {format_count(quota, 'CPU')} worth of time, the workers planned have {format_count(len(cpus), 'CPU')}: busy threads will be throttled"
+        message = (
+            f"the control group may use {format_count(quota, 'CPU')} worth of time, the workers planned have "
+            f"{format_count(len(cpus), 'CPU')}: busy threads will be throttled"
+        )
         yield Finding(
             "warning",
             "quota_below_pool",
             message,
-            f"Raise cpu.max to {format_count(len(cpus), 'CPU')} or more, or start at most {format_count(max(1, int(quota)), 'thread')}.",
+            f"Raise cpu.max to {format_count(len(cpus), 'CPU')} or more, or start at most "
+            f"{format_count(max(1, int(quota)), 'thread')}.",
         )
 
 
 def _isolated(host: Host, plan: Plan) -> Iterable[Finding]:
     used = set(host.isolated).intersection(cpu for worker in _bound(plan) for cpu in worker.cpus)
     if used:
-        message = f"CPUs {format_cpu_list(used)} are isolated (isolcpus): the scheduler does not spread threads over them, those of a process pile up on one"
+        message = (
+            f"CPUs {format_cpu_list(used)} are isolated (isolcpus): the scheduler does not spread threads over "
+            "them, those of a process pile up on one"
+        )
         yield Finding(
             "warning", "isolated_cpus", message, "Take them out of isolcpus, or out of this process's cpuset."
         )
@@ -235,7 +254,10 @@ def _uneven(host: Host, plan: Plan) -> Iterable[Finding]:
     if not sizes or min(sizes.values()) >= _UNEVEN * max(sizes.values()):
         return
     least, most = min(sizes, key=lambda device: sizes[device]), max(sizes, key=lambda device: sizes[device])
-    message = f"device {least} has {format_count(sizes[least], 'CPU')}, device {most} has {sizes[most]}: in tensor parallelism the slowest rank decides"
+    message = (
+        f"device {least} has {format_count(sizes[least], 'CPU')}, device {most} has {sizes[most]}: in tensor "
+        "parallelism the slowest rank decides"
+    )
     yield Finding(
         "info", "pools_uneven", message, "Allow more CPUs near the devices with few, or fewer near the others."
     )
@@ -243,7 +265,10 @@ def _uneven(host: Host, plan: Plan) -> Iterable[Finding]:
 
 def _balancing(host: Host, plan: Plan) -> Iterable[Finding]:
     if host.numa_balancing and len(host.nodes) > 1 and plan.workers:
-        message = "automatic NUMA balancing is on: it samples accesses by page faults and may move memory that no policy holds"
+        message = (
+            "automatic NUMA balancing is on: it samples accesses by page faults and may move memory that no policy "
+            "holds"
+        )
         yield Finding(
             "info", "numa_balancing_on", message, "Turn it off while serving: sysctl kernel.numa_balancing=0."
         )

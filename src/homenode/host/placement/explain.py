@@ -34,7 +34,10 @@ def explain(host: Host, plan: Plan) -> list[str]:
 def _heading(host: Host, plan: Plan) -> str:
     devices = format_count(plan.devices_total, "device")
     allowed = host.allowance.cpus
-    return f"strategy {plan.strategy}: {devices}, {len(plan.workers)} to place; {format_count(len(allowed), 'CPU')} allowed: {format_cpu_list(allowed) or 'none'}"
+    return (
+        f"strategy {plan.strategy}: {devices}, {len(plan.workers)} to place; {format_count(len(allowed), 'CPU')} "
+        f"allowed: {format_cpu_list(allowed) or 'none'}"
+    )
 
 
 def _worker_lines(host: Host, worker: WorkerBinding, chip: Accelerator | None, *, drives: bool) -> list[str]:
@@ -73,7 +76,8 @@ def _part_lines(host: Host, cpus: Sequence[int], own: Sequence[int]) -> list[str
         total = sum(1 for cpu in host.node_by_id[node].cpus if cpu in allowed)
         where = f"node {node}{_nearness(host, own, node)}"
         lines.append(
-            f"  {where}: {len(parts[node])} of its {format_count(total, 'allowed CPU')}: {format_cpu_list(parts[node])}{_caches(host, parts[node])}"
+            f"  {where}: {len(parts[node])} of its {format_count(total, 'allowed CPU')}: "
+            f"{format_cpu_list(parts[node])}{_caches(host, parts[node])}"
         )
     return lines
 

@@ -103,7 +103,8 @@ def _as_measured(teams: Sequence[TeamOfNode], host: Host, measured: Measured) ->
     lacking = [team.node for team in teams if team.node not in known]
     if lacking:
         raise UserError(
-            f"the measurement is of node {', '.join(map(str, sorted(known)))}, and node {', '.join(map(str, lacking))} is to be used; "
+            f"the measurement is of node {', '.join(map(str, sorted(known)))}, and node "
+            f"{', '.join(map(str, lacking))} is to be used; "
             "measure again on this machine with: homenode bench nodes --out FILE",
             param="numa_measured",
         )

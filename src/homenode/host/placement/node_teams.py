@@ -147,7 +147,8 @@ def _refused(host: Host, node: int, found: dict[int, list[AllowedCore]]) -> Plac
 
 def _no_core_left(reserve: int, cores: int, on_other_nodes: int) -> UserError:
     return UserError(
-        f"--reserve-cpus {reserve}: {format_count(cores, 'physical core is', 'physical cores are')} there to compute on and {on_other_nodes} others, so none would be left to compute; "
+        f"--reserve-cpus {reserve}: {format_count(cores, 'physical core is', 'physical cores are')} there to "
+        f"compute on and {on_other_nodes} others, so none would be left to compute; "
         f"give {cores + on_other_nodes - 1} or less",
         param="reserve_cpus",
     )
@@ -173,7 +174,10 @@ def _shared_out(cores: dict[int, list[AllowedCore]], threads: int, threads_per_c
     more = {node: tuple(cpu for core in own for cpu in core.cpus[threads_per_core:]) for node, own in cores.items()}
     usual, most = sum(map(len, first.values())), sum(len(core.cpus) for own in cores.values() for core in own)
     if threads > most:
-        message = f"--threads {threads}: this process may use {format_count(most, 'CPU')} on NUMA node {format_cpu_list(cores)}; give {most} or less"
+        message = (
+            f"--threads {threads}: this process may use {format_count(most, 'CPU')} on NUMA node "
+            f"{format_cpu_list(cores)}; give {most} or less"
+        )
         raise UserError(message, param="threads")
     counts = in_proportion(min(threads, usual), [len(cpus) for cpus in first.values()])
     extra = (

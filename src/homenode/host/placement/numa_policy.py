@@ -100,7 +100,8 @@ def _within(host: Host, node: int, demand: NumaDemand) -> int | None:
 def _check_patterns(demand: NumaDemand) -> None:
     if demand.mirror_tensors and demand.policy not in ("auto", "shard"):
         raise UserError(
-            f"--numa-mirror-tensors chooses matrices that --numa shard mirrors; with --numa {demand.policy} there is nothing to choose; "
+            f"--numa-mirror-tensors chooses matrices that --numa shard mirrors; with --numa {demand.policy} there "
+            "is nothing to choose; "
             "leave it out, or give --numa shard",
             param="numa_mirror_tensors",
         )

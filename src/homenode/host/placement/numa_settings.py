@@ -16,8 +16,10 @@ class NumaSettings:
 
     numa: str | None = option(
         None,
-        "Where weights lie on a host with several NUMA nodes: shard (each row with its thread, one copy), mirror (a copy on each node), replicate "
-        "(an engine for each node), interleave (page by page), local (one node), or auto (what is predicted to be fastest). Default: auto, unless "
+        "Where weights lie on a host with several NUMA nodes: shard (each row with its thread, one copy), mirror (a "
+        "copy on each node), replicate "
+        "(an engine for each node), interleave (page by page), local (one node), or auto (what is predicted to be "
+        "fastest). Default: auto, unless "
         "other flags or programs have placed threads or memory.",
         choices=NUMA_POLICIES,
     )
@@ -29,12 +31,14 @@ class NumaSettings:
     threads_per_core: int = option(1, "CPUs of each physical core that compute.", minimum=1, maximum=2)
     numa_mirror_tensors: tuple[str, ...] = option(
         (),
-        "Matrices to mirror under --numa shard, by a pattern of their names such as lm_head*; may be given several times.",
+        "Matrices to mirror under --numa shard, by a pattern of their names such as lm_head*; may be given several "
+        "times.",
         metavar="PATTERN",
     )
     numa_strict: bool = option(
         False,
-        "Refuse to start, instead of telling, when --numa needs several nodes and one is there, or pages are not where they belong.",
+        "Refuse to start, instead of telling, when --numa needs several nodes and one is there, or pages are not "
+        "where they belong.",
     )
     numa_measured: str | None = option(
         None,

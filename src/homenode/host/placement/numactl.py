@@ -201,11 +201,13 @@ def _node_of_word(host: Host, word: str, grammar: _Grammar) -> int:
     name, colon, address = word.partition(":")
     if not colon or name not in _WORDS:
         raise grammar.error(
-            f"{_quoted(word)} is neither a number nor one of the words all, same, {', '.join(f'{word}:' for word in _WORDS)}"
+            f"{_quoted(word)} is neither a number nor one of the words all, same, "
+            f"{', '.join(f'{word}:' for word in _WORDS)}"
         )
     if name != "pci":
         raise grammar.error(
-            f"`{name}:` is not supported; look up the device's node with `homenode host` and name that, or use pci:ADDRESS"
+            f"`{name}:` is not supported; look up the device's node with `homenode host` and name that, or use "
+            "pci:ADDRESS"
         )
     match = _PCI.fullmatch(address.lower())
     if not match:

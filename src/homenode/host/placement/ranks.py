@@ -56,7 +56,8 @@ def npu_inventory(accelerators: Accelerators, named: Sequence[int] | None = None
             "this host shows no Ascend NPU",
             seen="no npu-smi, or one that lists nothing",
             wanted="a map of NPUs from `npu-smi info -m`",
-            remedy="Make npu-smi and the device files available in this container, or choose --strategy fair, which needs neither.",
+            remedy="Make npu-smi and the device files available in this container, or choose --strategy fair, which "
+            "needs neither.",
         )
     return chips
 
@@ -81,7 +82,8 @@ def taking_part(accelerators: Accelerators, chips: Sequence[Accelerator], demand
         raise PlacementError(
             "no_running_npu",
             "no visible NPU has a process on it",
-            seen=f"processes on NPUs {_listed(sorted(running))}, visible {'all' if demand.visible is None else _listed(demand.visible)}",
+            seen=f"processes on NPUs {_listed(sorted(running))}, visible "
+            f"{'all' if demand.visible is None else _listed(demand.visible)}",
             wanted="at least one visible NPU with a running process in the table of `npu-smi info`",
             remedy="Start the workers first or mend ASCEND_RT_VISIBLE_DEVICES; `homenode run` plans before a start.",
         )
@@ -120,7 +122,10 @@ def assign_ranks(
     if 0 <= local_rank < len(devices):
         return Ranks({local_rank: devices[local_rank]})
     if single and len(devices) == 1 and local_rank > 0:
-        note = f"rank {local_rank} sees one device only, {devices[0]}, and is taken to drive it: its launcher gave each rank a list of its own"
+        note = (
+            f"rank {local_rank} sees one device only, {devices[0]}, and is taken to drive it: its launcher gave "
+            "each rank a list of its own"
+        )
         return Ranks({local_rank: devices[0]}, (Finding("info", "rank_beyond_visible", note),))
     raise PlacementError(
         "rank_out_of_range",

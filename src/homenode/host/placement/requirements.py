@@ -146,7 +146,10 @@ def _engine_need(demand: Demand, servers: int, cores: int) -> EngineNeed:
 def _findings(host: Host, demand: Demand, needed: int, cores: int) -> tuple[Finding, ...]:
     findings = []
     if cores < needed:
-        message = f"{format_count(needed, 'physical core is', 'physical cores are')} needed and {cores} are there: processes will take turns and devices will wait"
+        message = (
+            f"{format_count(needed, 'physical core is', 'physical cores are')} needed and {cores} are there: "
+            "processes will take turns and devices will wait"
+        )
         findings.append(
             Finding(
                 "warning",
@@ -158,16 +161,25 @@ def _findings(host: Host, demand: Demand, needed: int, cores: int) -> tuple[Find
     allowed = set(host.allowance.cpus)
     cut = sum(1 for cpus in host.cores.values() if not allowed.isdisjoint(cpus) and not allowed.issuperset(cpus))
     if cut:
-        message = f"of {format_count(cut, 'core')} only some threads are allowed; somebody else may compute on the others, so they are not counted"
+        message = (
+            f"of {format_count(cut, 'core')} only some threads are allowed; somebody else may compute on the "
+            "others, so they are not counted"
+        )
         findings.append(Finding("info", "cores_in_part", message, "Allow whole cores."))
     quota = host.allowance.cpu_quota
     if quota is not None and quota < len(allowed):
-        message = f"the CPU quota allows {format_count(quota, 'CPU')} worth of time on {format_count(len(allowed), 'allowed CPU')}"
+        message = (
+            f"the CPU quota allows {format_count(quota, 'CPU')} worth of time on "
+            f"{format_count(len(allowed), 'allowed CPU')}"
+        )
         findings.append(
             Finding("info", "quota_below_cpus", message, "Raise cpu.max, or count with the smaller number.")
         )
     told = world_size(demand.parallelism)
     if demand.parallelism.devices > told > 1:
-        message = f"{format_count(demand.parallelism.devices, 'device is', 'devices are')} given and the parallel sizes use {told} of them"
+        message = (
+            f"{format_count(demand.parallelism.devices, 'device is', 'devices are')} given and the parallel sizes "
+            f"use {told} of them"
+        )
         findings.append(Finding("info", "devices_unused", message, "Raise a parallel size to use them all."))
     return tuple(findings)

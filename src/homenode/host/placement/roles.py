@@ -32,8 +32,10 @@ def _too_small(device: int, pool: tuple[int, ...]) -> PlacementError:
         "pool_too_small",
         f"the pool of NPU {device} has {format_count(len(pool), 'CPU')}",
         seen=f"CPUs {format_cpu_list(pool) or 'none'}",
-        wanted=f"at least {SMALLEST_POOL}: two for interrupts, one for the process, one each for the acl and the release thread",
-        remedy="Allow this process more CPUs near the device (cpuset, --cpuset-cpus), or choose --strategy fair, which lets roles share CPUs.",
+        wanted=f"at least {SMALLEST_POOL}: two for interrupts, one for the process, one each for the acl and the "
+        "release thread",
+        remedy="Allow this process more CPUs near the device (cpuset, --cpuset-cpus), or choose --strategy fair, "
+        "which lets roles share CPUs.",
     )
 
 

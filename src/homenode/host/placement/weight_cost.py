@@ -23,7 +23,8 @@ from homenode.host.placement.step_cost import (
 from homenode.units import format_bytes, format_count
 
 __all__ = [
-    "POLICIES", "MachineSpeed", "ModelWork", "NodeSpeed", "PolicyChoice", "Prediction", "choose_policy", "load_of", "machine_speed", "predict",
+    "POLICIES", "MachineSpeed", "ModelWork", "NodeSpeed", "PolicyChoice", "Prediction", "choose_policy", "load_of",
+    "machine_speed", "predict",
 ]  # fmt: skip
 
 POLICIES = ("shard", "mirror", "replicate", "interleave", "local")
@@ -236,6 +237,9 @@ def _why(machine: MachineSpeed, best: Prediction, ranked: Sequence[Prediction], 
         f"{p.policy} {p.decode_tok_s:.3g}" + ("" if p.fits else " (does not fit)") for p in ranked if p is not best
     )
     sequences = format_count(batch, "sequence")
-    lead = f"{best.policy} is predicted to decode {best.decode_tok_s:.3g} tokens/s with {sequences} of {format_count(context, 'token')}"
+    lead = (
+        f"{best.policy} is predicted to decode {best.decode_tok_s:.3g} tokens/s with {sequences} of "
+        f"{format_count(context, 'token')}"
+    )
     size = f"in {format_bytes(best.memory_bytes)}" + ("" if best.fits else ", which does not fit, but nothing does")
     return f"{lead}, {size}; {others} (speeds of the nodes: {machine.origin or 'as given'})"

@@ -12,7 +12,10 @@ from homenode.host.topology.source import Source
 
 _MOST_NOTES = 50  # a damaged recording would otherwise add one for every file
 _MOST_DIGITS = 19  # what fits into 63 bits
-_REMEDY = "The fact is left out. On a live host this points to a fault of the kernel or the container; a recording can be made again."
+_REMEDY = (
+    "The fact is left out. On a live host this points to a fault of the kernel or the container; a recording can "
+    "be made again."
+)
 
 
 class FactReader:

@@ -65,7 +65,8 @@ def _pressure(reader: FactReader, path: str, whose: str) -> Iterator[Headroom]:
         if share is not None and share >= PRESSED_PERCENT:
             yield Headroom(
                 0,
-                f"memory pressure: tasks of {whose} waited for memory in {share:.0f} % of the last ten seconds ({path})",
+                f"memory pressure: tasks of {whose} waited for memory in {share:.0f} % of the last ten seconds "
+                f"({path})",
             )
 
 

@@ -80,7 +80,8 @@ def _read_distances(reader: FactReader, ids: Sequence[int]) -> dict[int, dict[in
     if odd and len(ids) > 1:
         reader.note(
             "no_distances",
-            f"node {', '.join(map(str, odd))}: no row of {len(ids)} distances; {_LOCAL} is taken for the node itself and {_REMOTE} for others",
+            f"node {', '.join(map(str, odd))}: no row of {len(ids)} distances; {_LOCAL} is taken for the node "
+            f"itself and {_REMOTE} for others",
             "Nothing to do, unless some nodes are farther than others: then the firmware should say so (ACPI SLIT).",
         )
     return found

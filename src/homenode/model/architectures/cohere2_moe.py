@@ -74,7 +74,8 @@ def _experts(config: FolderConfig, size: int) -> MoeSpec:
     fields = config.fields
     if (named := fields.text("expert_selection_fn", "softmax")) not in _SCORES:
         raise UnsupportedError(
-            f"{config.path}: expert_selection_fn {quoted(named)} is not supported; homenode runs {' and '.join(_SCORES)}"
+            f"{config.path}: expert_selection_fn {quoted(named)} is not supported; homenode runs "
+            f"{' and '.join(_SCORES)}"
         )
     shared = size * fields.integer("num_shared_experts", 0, minimum=0, maximum=limits.MOST_EXPERTS)
     normalise = fields.boolean("norm_topk_prob", True)

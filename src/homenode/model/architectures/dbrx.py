@@ -40,7 +40,8 @@ def _read_folder(config: FolderConfig) -> ModelSpec:
         how.refuse_others({"name": "silu"})
     if (norm := experts.optional_number("moe_normalize_expert_weights")) not in (None, 1.0):
         raise UnsupportedError(
-            f"{config.path}: ffn_config.moe_normalize_expert_weights {norm:g} is not supported; homenode wants 1 or null"
+            f"{config.path}: ffn_config.moe_normalize_expert_weights {norm:g} is not supported; homenode wants 1 or "
+            "null"
         )
     kv_heads = attention.integer("kv_n_heads", 1, maximum=limits.MOST_HEADS)
     spec = config.without("num_key_value_heads").uniform_decoder(replace(DEFAULTS, kv_heads=kv_heads))

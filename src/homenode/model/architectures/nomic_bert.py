@@ -132,7 +132,8 @@ ARCHITECTURE = Architecture(
         "NomicBertModel",
         _read_folder,
         fields=frozenset((*encoder.EPS, *_SPELLED, *_PLAIN, *_BIASES, *EXPERTS.keys)).union(
-            "activation_function hidden_act moe_every_n_layers rotary_emb_scale_base type_vocab_size num_shared_experts "
+            "activation_function hidden_act moe_every_n_layers rotary_emb_scale_base type_vocab_size "
+            "num_shared_experts "
             "ffn_div moe_normalize_expert_weights num_experts_per_tok".split()
         ),
         harmless=encoder.harmless_but(["type_vocab_size"])

@@ -48,8 +48,8 @@ _JSON_FILES = (CONFIG, GENERATION, "tokenizer_config.json", "special_tokens_map.
 
 
 def read_folder(folder: Path) -> tuple[ModelSpec, dict[str, TensorEntry], dict[str, object]]:
-    """Figures, tensors and the JSON files (by file name; params.json as the config.json that it stands for) of the model
-    in `folder`. Headers only; tokenizer.json is left alone.
+    """Figures, tensors and the JSON files (by file name; params.json as the config.json that it stands for) of the
+    model in `folder`. Headers only; tokenizer.json is left alone.
     """
     file, config = _described(folder)  # first: the most telling thing to be missing
     metadata: dict[str, object] = {CONFIG: config}

@@ -70,7 +70,8 @@ def _opened(path: Path) -> OpenedCheckpoint:
                 f"into that, and give the folder of the result"
             )
         raise UserError(
-            f"{path}: no model in this folder: wanted {CONFIG} with .safetensors files, {PARAMS} with {MISTRAL_WEIGHTS}, or "
+            f"{path}: no model in this folder: wanted {CONFIG} with .safetensors files, {PARAMS} with "
+            f"{MISTRAL_WEIGHTS}, or "
             "one .gguf model"
         )
     if not path.exists() and not path.is_symlink():

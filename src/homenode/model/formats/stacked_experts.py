@@ -18,9 +18,9 @@ class StackedExperts:
     """How a class of models stacks them. All names are within a layer; those of stacks may end in `.weight`.
 
     `gate_up`: [experts, gate rows and up rows, columns]; `down`: [experts, rows, columns]. `expert`: the module
-    that has those of one, gate_proj, up_proj and down_proj, with `{expert}`. `turned`: the last two dimensions of matrices are the
-    other way round where they are floats (4-bit formats always hold rows). `alternating`: rows of gate and up
-    alternate, gate first; else all of gate come first. Biases are `gate_up` and `down` with `_bias`.
+    that has those of one, gate_proj, up_proj and down_proj, with `{expert}`. `turned`: the last two dimensions of
+    matrices are the other way round where they are floats (4-bit formats always hold rows). `alternating`: rows of gate
+    and up alternate, gate first; else all of gate come first. Biases are `gate_up` and `down` with `_bias`.
     """
 
     gate_up: str = "mlp.experts.gate_up_proj"

@@ -66,8 +66,8 @@ def load_tokenizer(
     chat_template_timeout: float = DEFAULT_TIMEOUT_S,
     trial: TokenizerTrial | None = None,
 ) -> Tokenizer:
-    """The tokenizer of a folder (tokenizer.json, or one of Mistral's) or a GGUF file; `chat_template` (its text) replaces
-    the model's own.
+    """The tokenizer of a folder (tokenizer.json, or one of Mistral's) or a GGUF file; `chat_template` (its text)
+    replaces the model's own.
 
     The files are tried in a process of their own before (`trial`, where that has begun), and chat templates are
     rendered in one, for `chat_template_timeout` seconds at most. Raises CheckpointError for missing, damaged or hostile
@@ -195,7 +195,8 @@ def _usual_library(file: Path, config: Mapping[str, Any]) -> Library:
     if not is_there(file):
         if (file.parent / _SENTENCEPIECE).is_file():
             raise UnsupportedError(
-                f"{file.parent} has a SentencePiece tokenizer.model but no tokenizer.json; save the tokenizer once with "
+                f"{file.parent} has a SentencePiece tokenizer.model but no tokenizer.json; save the tokenizer once "
+                "with "
                 "transformers (save_pretrained) to get one"
             )
         raise CheckpointError(f"{file.parent} has no {_USUAL}, nor {_TEKKEN} or {_SENTENCEPIECE}.v3 and its like")

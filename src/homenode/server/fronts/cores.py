@@ -31,7 +31,8 @@ def too_few_cores(
     if needed.met:
         return ()
     message = (
-        f"{format_count(fronts, 'API server')}, {format_count(len(assignments), 'engine')} with their workers and the coordinator want {format_count(needed.physical_cores, 'physical core')} "
+        f"{format_count(fronts, 'API server')}, {format_count(len(assignments), 'engine')} with their workers and "
+        f"the coordinator want {format_count(needed.physical_cores, 'physical core')} "
         f"({needed.formula}), and {needed.have_cores} are there: processes take turns"
     )
     return (

@@ -81,7 +81,8 @@ class HttpConfig:
     )
     api_key_file: str | None = option(
         None,
-        "TOML file with a table [keys.NAME] for each key: key, and if wished requests_per_minute, tokens_per_minute and "
+        "TOML file with a table [keys.NAME] for each key: key, and if wished requests_per_minute, tokens_per_minute "
+        "and "
         "concurrent_requests. It is read again when it changes.",
         metavar="FILE",
     )

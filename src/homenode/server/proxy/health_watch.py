@@ -84,7 +84,8 @@ class HealthWatch:
             if not (sight.state == "silent" and heard) and instance.looked(time.monotonic(), sight):
                 _LOG.log(
                     logging.INFO if instance.state == "ready" else logging.WARNING,
-                    "%s server %s is %s%s", instance.role, instance.url, instance.state, f": {instance.reason}" if instance.reason else "",
+                    "%s server %s is %s%s", instance.role, instance.url, instance.state,
+                    f": {instance.reason}" if instance.reason else "",
                 )  # fmt: skip
                 self._on_change(instance.url)
                 self.changes.notify()

@@ -20,7 +20,8 @@ LARGEST_SMALL = 1 << 20  # bytes of an answer that is read whole
 
 # Of one connection (RFC 9110, 7.6.1), or set anew by whoever sends: never passed on.
 _OF_A_HOP = frozenset(
-    ("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade")
+    ("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer",
+    "transfer-encoding", "upgrade")
 )  # fmt: skip
 _OF_A_REQUEST = _OF_A_HOP | {"host", "content-length", "accept-encoding", "expect", "x-request-id", USAGE_HEADER}
 _OF_AN_ANSWER = _OF_A_HOP | {"date", "server", "x-request-id", USAGE_HEADER}

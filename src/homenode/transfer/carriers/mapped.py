@@ -112,7 +112,8 @@ def check_layout(layout: KvLayout, own: KvLayout) -> None:
         and layout.block_size % TILE_TOKENS == 0
     ):
         raise PeerError(
-            f"a peer's memory of {format_count(layout.blocks, 'block')} of {format_count(layout.block_size, 'token')} in {layout.nbytes} bytes makes no sense"
+            f"a peer's memory of {format_count(layout.blocks, 'block')} of "
+            f"{format_count(layout.block_size, 'token')} in {layout.nbytes} bytes makes no sense"
         )
     if len(layout.regions) > _MOST_REGIONS or (wrong := hole(layout)) is not None:
         what = f"{len(layout.regions)} regions" if len(layout.regions) > _MOST_REGIONS else wrong

@@ -44,7 +44,8 @@ def _api() -> Any:
         except ImportError as error:
             reason = str(error)
     raise UnsupportedError(
-        f"transfer_channel nixl needs the nixl package, which does not load here ({reason}): {extra_command('nixl', 'nixl-cu12')}",
+        f"transfer_channel nixl needs the nixl package, which does not load here ({reason}): "
+        f"{extra_command('nixl', 'nixl-cu12')}",
         param="transfer_channel",
     )
 

@@ -36,7 +36,8 @@ class TcpCarrier:
         self._host = _numeric(host)
         if not self._host.is_loopback and secret is None:
             raise UserError(
-                f"pd_peer_host {host} can be reached from other machines, so frames need a MAC: set pd_secret to the same value on both "
+                f"pd_peer_host {host} can be reached from other machines, so frames need a MAC: set pd_secret to "
+                "the same value on both "
                 "sides, or bind 127.0.0.1.",
                 param="pd_secret",
             )

@@ -67,7 +67,10 @@ def difference(source: KvLayout, target: KvLayout) -> str | None:
             return f"{name} is {here} in the sender's KV memory and {there} in the receiver's"
     for layout, whose in ((source, "sender"), (target, "receiver")):
         if layout.block_size <= 0 or layout.block_size % TILE_TOKENS:
-            return f"the {whose}'s KV blocks hold {format_count(layout.block_size, 'token')}, which is no multiple of {TILE_TOKENS}"
+            return (
+                f"the {whose}'s KV blocks hold {format_count(layout.block_size, 'token')}, which is no multiple of "
+                f"{TILE_TOKENS}"
+            )
     spans = region_spans(source, target)
     return spans if isinstance(spans, str) else None
 

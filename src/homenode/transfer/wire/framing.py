@@ -78,7 +78,8 @@ def verify(mac: hashlib.blake2b, body: bytes | memoryview, tag: bytes | bytearra
     if not hmac.compare_digest(mac.digest(), bytes(tag)):
         raise FrameError(
             "mac",
-            "a frame's MAC is wrong: the secrets differ, or the stream was changed on its way. Set the same pd_secret on both sides.",
+            "a frame's MAC is wrong: the secrets differ, or the stream was changed on its way. Set the same "
+            "pd_secret on both sides.",
         )
 
 

@@ -66,7 +66,8 @@ class WriteQueue:
         if self._queued + len(frame) > MOST_QUEUED and self._queued:
             raise FrameError(
                 "behind",
-                f"{self._queued} bytes of frames wait for this peer, which does not take them; at most {MOST_QUEUED} may",
+                f"{self._queued} bytes of frames wait for this peer, which does not take them; at most "
+                f"{MOST_QUEUED} may",
             )
         self._queued += len(frame)
         self._queue.append(frame)

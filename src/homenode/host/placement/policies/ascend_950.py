@@ -137,13 +137,17 @@ def _no_cluster(device: int, seen: str, size: int) -> PlacementError:
         f"there is no cluster of {format_count(size, 'CPU')} left for NPU {device}",
         seen=seen,
         wanted=f"{format_count(size, 'allowed CPU')} for each NPU of the node, visible or not",
-        remedy="Allow this process more CPUs of that node (cpuset, --cpuset-cpus), or choose --strategy fair, which shares out what there is.",
+        remedy="Allow this process more CPUs of that node (cpuset, --cpuset-cpus), or choose --strategy fair, which "
+        "shares out what there is.",
     )
 
 
 def _why(device: int, node_of: Mapping[int, int], size: int) -> str:
     members = [other for other, other_node in node_of.items() if other_node == node_of[device]]
-    cluster = f"cluster {members.index(device)} of node {node_of[device]}, the node of its affinity: {CORES_OF_CLUSTER} cores, {format_count(size, 'CPU')}"
+    cluster = (
+        f"cluster {members.index(device)} of node {node_of[device]}, the node of its affinity: {CORES_OF_CLUSTER} "
+        f"cores, {format_count(size, 'CPU')}"
+    )
     return cluster if len(members) == 1 else f"{cluster}; NPUs {format_cpu_list(members)} have one each"
 
 

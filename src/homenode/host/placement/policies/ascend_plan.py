@@ -129,14 +129,16 @@ def no_near_cpus(chip: Accelerator, allowed: Sequence[int]) -> PlacementError:
             f"no tool tells which CPUs are near NPU {chip.id}",
             seen="CPU affinity not reported",
             wanted="a CPU list in its row of `npu-smi info -t topo`",
-            remedy="Use the NPUs whose affinity is reported, or choose --strategy fair or global-slice, which do without it.",
+            remedy="Use the NPUs whose affinity is reported, or choose --strategy fair or global-slice, which do "
+            "without it.",
         )
     return PlacementError(
         "affinity_conflict",
         f"no allowed CPU is near NPU {chip.id}",
         seen=f"allowed CPUs {format_cpu_list(allowed) or 'none'}, CPU affinity {format_cpu_list(chip.local_cpus)}",
         wanted="allowed CPUs that are in the NPU's affinity",
-        remedy=f"Allow CPUs of {format_cpu_list(chip.local_cpus)} (cpuset, taskset), clear a mask inherited by accident "
+        remedy=f"Allow CPUs of {format_cpu_list(chip.local_cpus)} (cpuset, taskset), clear a mask inherited by "
+        "accident "
         "(OMP_PROC_BIND leaves one), or choose --strategy fair.",
     )
 
@@ -164,5 +166,8 @@ def hidden_counted(devices: Sequence[int]) -> tuple[Finding, ...]:
     """Says which NPUs outside the plan took CPUs from it, so that a pool smaller than expected explains itself."""
     if not devices:
         return ()
-    message = f"CPUs are kept for NPU {format_cpu_list(devices)}, which this plan does not place: another process may drive them"
+    message = (
+        f"CPUs are kept for NPU {format_cpu_list(devices)}, which this plan does not place: another process may "
+        "drive them"
+    )
     return (Finding("info", "hidden_devices_counted", message),)

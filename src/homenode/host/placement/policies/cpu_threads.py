@@ -160,9 +160,11 @@ def _nodes(host: Host, demand: Demand) -> list[Node]:
     raise PlacementError(
         "affinity_conflict",
         "no memory node to compute on has a CPU that this process may use",
-        seen=f"nodes {format_cpu_list(node.id for node in chosen) or 'none'}, allowed CPUs {format_cpu_list(host.allowance.cpus) or 'none'}",
+        seen=f"nodes {format_cpu_list(node.id for node in chosen) or 'none'}, allowed CPUs "
+        f"{format_cpu_list(host.allowance.cpus) or 'none'}",
         wanted="a node with memory and allowed CPUs",
-        remedy=f"Name other nodes with {demand.memory_nodes_origin}, or widen what this process inherits (taskset, Slurm, cpuset).",
+        remedy=f"Name other nodes with {demand.memory_nodes_origin}, or widen what this process inherits (taskset, "
+        "Slurm, cpuset).",
     )
 
 
@@ -171,7 +173,10 @@ def _reserve(host: Host, demand: Demand, count: int) -> tuple[int, list[Finding]
     rule = (count if every_thread_computes(host.machine) else 1) + demand.kv_transfer
     if demand.reserve_cpus is None or demand.reserve_cpus >= rule:
         return (rule if demand.reserve_cpus is None else demand.reserve_cpus), []
-    message = f"{format_count(demand.reserve_cpus, 'CPU is', 'CPUs are')} kept for front, scheduler and KV transfer; {rule} would be usual here"
+    message = (
+        f"{format_count(demand.reserve_cpus, 'CPU is', 'CPUs are')} kept for front, scheduler and KV transfer; "
+        f"{rule} would be usual here"
+    )
     return demand.reserve_cpus, [
         Finding("warning", "reserve_below_rule", message, f"Give --reserve-cpus {rule}, or leave it out.")
     ]

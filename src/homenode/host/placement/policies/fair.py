@@ -195,7 +195,10 @@ def _roles_shared(workers: Sequence[WorkerBinding]) -> list[Finding]:
     crowded = [worker.device for worker in workers if set(worker.main_cpus) == set(worker.cpus)]
     if not crowded:
         return []
-    message = f"the pools of devices {format_cpu_list(crowded)} are small: interrupts and driver threads share CPUs with the process"
+    message = (
+        f"the pools of devices {format_cpu_list(crowded)} are small: interrupts and driver threads share CPUs with "
+        "the process"
+    )
     return [Finding("info", "roles_shared", message, f"Roles lie apart in pools of {ROLES_APART} CPUs or more.")]
 
 
@@ -210,7 +213,10 @@ def _why(kind: str | None, device: int, cpus: Sequence[int], local: int, shares:
         where = f"its own {where}"
     elif kind is not None:
         where = f"{where}, given to it as its locality is unknown"
-    return f"{local} of its {format_count(len(cpus), 'CPU')} are on {where}{_beside(device, shares, 'worker' if kind is None else 'device')}"
+    return (
+        f"{local} of its {format_count(len(cpus), 'CPU')} are on "
+        f"{where}{_beside(device, shares, 'worker' if kind is None else 'device')}"
+    )
 
 
 def _nodes_named(nodes: Sequence[int]) -> str:
@@ -243,7 +249,10 @@ def _reserved(host: Host, kept: Sequence[AllowedCore]) -> tuple[ProcessBinding, 
 def _unknown(devices: Sequence[int]) -> list[Finding]:
     if not devices:
         return []
-    message = f"no tool tells which node is near devices {format_cpu_list(devices)}: they are spread over the nodes in their order"
+    message = (
+        f"no tool tells which node is near devices {format_cpu_list(devices)}: they are spread over the nodes in "
+        "their order"
+    )
     return [Finding("info", "locality_unknown", message)]
 
 

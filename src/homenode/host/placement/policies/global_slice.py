@@ -43,10 +43,13 @@ def slices(allowed: Sequence[int], ids: Sequence[int]) -> dict[int, tuple[int, .
     if base < SMALLEST_POOL:
         raise PlacementError(
             "insufficient_cpus",
-            f"{format_count(len(allowed), 'allowed CPU is', 'allowed CPUs are')} too few for {format_count(len(ids), 'NPU')}",
+            f"{format_count(len(allowed), 'allowed CPU is', 'allowed CPUs are')} too few for "
+            f"{format_count(len(ids), 'NPU')}",
             seen=f"{format_count(base, 'CPU')} for each NPU, cut from {format_cpu_list(allowed) or 'none'}",
-            wanted=f"at least {SMALLEST_POOL} for each of all {format_count(len(ids), 'NPU')}, visible or not: {format_count(SMALLEST_POOL * len(ids), 'CPU')}",
-            remedy="Widen the cpuset of this process, show the container fewer NPUs, or choose --strategy fair, which lets roles share CPUs.",
+            wanted=f"at least {SMALLEST_POOL} for each of all {format_count(len(ids), 'NPU')}, visible or not: "
+            f"{format_count(SMALLEST_POOL * len(ids), 'CPU')}",
+            remedy="Widen the cpuset of this process, show the container fewer NPUs, or choose --strategy fair, "
+            "which lets roles share CPUs.",
         )
     starts = [position * base + min(position, extra) for position in range(len(ids) + 1)]
     return {device: tuple(allowed[starts[at] : starts[at + 1]]) for at, device in enumerate(ids)}
@@ -54,4 +57,7 @@ def slices(allowed: Sequence[int], ids: Sequence[int]) -> dict[int, tuple[int, .
 
 def _why(npus: Npus, position: int, size: int) -> str:
     total = len(npus.chips)
-    return f"{size} of {format_count(len(npus.allowed), 'allowed CPU')}: slice {position + 1} of {total}, one for each NPU of the host"
+    return (
+        f"{size} of {format_count(len(npus.allowed), 'allowed CPU')}: slice {position + 1} of {total}, one for "
+        "each NPU of the host"
+    )

@@ -198,7 +198,8 @@ def _node_of_worker(host: Host, worker: int, given: tuple[int, ...] | None) -> t
         f"there is no NUMA node for CPU worker {worker}",
         seen=f"nodes with memory and allowed CPUs: {format_cpu_list(node.id for node in nodes) or 'none'}",
         wanted=f"at least {worker + 1} of them",
-        remedy=f"Start fewer workers, give {NODES}, or take --cpu-threads-bind auto instead of --numa-bind, which splits nodes.",
+        remedy=f"Start fewer workers, give {NODES}, or take --cpu-threads-bind auto instead of --numa-bind, which "
+        "splits nodes.",
         param=NODES,
     )
 
@@ -207,7 +208,8 @@ def _no_cpus(host: Host, device: int, node: Node) -> PlacementError:
     return PlacementError(
         "affinity_conflict",
         f"no CPU of node {node.id}, where the worker of device {device} belongs, may be used by this process",
-        seen=f"node {node.id} has CPUs {format_cpu_list(node.cpus) or 'none'}, allowed are {format_cpu_list(host.allowance.cpus) or 'none'}",
+        seen=f"node {node.id} has CPUs {format_cpu_list(node.cpus) or 'none'}, allowed are "
+        f"{format_cpu_list(host.allowance.cpus) or 'none'}",
         wanted=f"at least one allowed CPU on node {node.id}",
         remedy=f"Widen what this process inherits (taskset, Slurm, cpuset), or give {NODES} or {CPUS}.",
     )
@@ -264,7 +266,10 @@ def _count_findings(host: Host, devices: Sequence[int], demand: Demand, lists: B
         )
     for flag, given in ((NODES, lists.nodes), (CPUS, lists.cpus)):
         if given is not None and len(given) > len(devices) > 1:
-            message = f"{flag} has {format_count(len(given), 'entry', 'entries')} for {format_count(len(devices), 'visible device')}; the last {len(given) - len(devices)} are for nobody"
+            message = (
+                f"{flag} has {format_count(len(given), 'entry', 'entries')} for "
+                f"{format_count(len(devices), 'visible device')}; the last {len(given) - len(devices)} are for nobody"
+            )
             findings.append(
                 Finding(
                     "warning",

@@ -103,7 +103,8 @@ def _nodes(host: Host) -> list[int]:
             "this host tells of no NUMA node with CPUs",
             seen="no CPUs in any /sys/devices/system/node/node*/cpulist",
             wanted="the NUMA node of every CPU",
-            remedy="Make /sys readable in this container, or choose --strategy global-slice or fair, which need no nodes.",
+            remedy="Make /sys readable in this container, or choose --strategy global-slice or fair, which need no "
+            "nodes.",
         )
     return nodes
 
@@ -131,7 +132,10 @@ def _why(own_cpus: tuple[int, ...], extended: tuple[int, ...], device: int, memb
     source = f"{format_cpu_list(own_cpus)} of its affinity" + (f" and {added} of the next node" if added else "")
     if len(members) == 1:
         return f"all {format_count(size, 'allowed CPU')} {source}"
-    return f"{size} of the {format_count(len(extended), 'allowed CPU')} {source}: part {members.index(device) + 1} of {len(members)}, shared by NPU {format_cpu_list(members)}"
+    return (
+        f"{size} of the {format_count(len(extended), 'allowed CPU')} {source}: part {members.index(device) + 1} of "
+        f"{len(members)}, shared by NPU {format_cpu_list(members)}"
+    )
 
 
 def _fell_back(host: Host) -> Finding:

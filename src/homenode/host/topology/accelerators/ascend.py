@@ -97,7 +97,8 @@ def _read_info(source: Source, problems: Problems) -> Info:
             "`npu-smi info` prints no table of processes",
             seen=telling_line(answer.out),
             wanted="a table with the columns NPU and Process id",
-            remedy="Run `npu-smi info` by hand: the driver may not answer. --strategy fair does not need the processes.",
+            remedy="Run `npu-smi info` by hand: the driver may not answer. --strategy fair does not need the "
+            "processes.",
         )
     return info
 
@@ -144,7 +145,8 @@ def _running(processes: Sequence[ProcessRow], rows: tuple[MapRow, ...], problems
                 "npu_unmapped",
                 "a process runs on a chip whose logical id cannot be told",
                 seen=process.line,
-                wanted=f"an NPU and chip of `npu-smi info -m`, which has {format_count(len(chips), 'chip')} for NPU {process.npu}",
+                wanted=f"an NPU and chip of `npu-smi info -m`, which has {format_count(len(chips), 'chip')} for NPU "
+                f"{process.npu}",
                 remedy="Compare `npu-smi info` with `npu-smi info -m`; --strategy fair does not need the processes.",
             )
             continue

@@ -22,7 +22,8 @@ _CPU_LIST = re.compile(r"[0-9]{1,5}(?:-[0-9]{1,5})?(?:,[0-9]{1,5}(?:-[0-9]{1,5})
 _REMARK = re.compile(r"log_?level|\bwarn(?:ing)?\b|\b(?:info|debug|notice)\b\s*[]:]", re.IGNORECASE)
 _RESULT = re.compile(r"\b(?:ret|return|returned|result|error code|errno)\b\s*(?:is|=|:|code)?\s*-?[0-9]", re.IGNORECASE)
 _FAILURE = re.compile(
-    r"fail|error|cannot|can't|could ?n[o']t|unable|denied|not (?:permitted|found|supported|available)|does not|no such|mismatch|invalid|is lost",
+    r"fail|error|cannot|can't|could ?n[o']t|unable|denied|not (?:permitted|found|supported|available)|does not|no "
+    r"such|mismatch|invalid|is lost",
     re.IGNORECASE,
 )
 _PCI_ADDRESS = re.compile(r"(?:([0-9A-Fa-f]{4,8}):)?([0-9A-Fa-f]{2}):([0-9A-Fa-f]{2})\.([0-7])")

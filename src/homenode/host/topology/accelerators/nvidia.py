@@ -206,6 +206,9 @@ def _with_addresses(
 
 
 def _order_note() -> Finding:
-    message = "the GPUs are of different kinds: CUDA numbers them by speed unless CUDA_DEVICE_ORDER=PCI_BUS_ID, nvidia-smi by PCI address"
+    message = (
+        "the GPUs are of different kinds: CUDA numbers them by speed unless CUDA_DEVICE_ORDER=PCI_BUS_ID, "
+        "nvidia-smi by PCI address"
+    )
     remedy = "Set CUDA_DEVICE_ORDER=PCI_BUS_ID, or name GPUs by UUID in CUDA_VISIBLE_DEVICES."
     return Finding("warning", "cuda_device_order", message, remedy)

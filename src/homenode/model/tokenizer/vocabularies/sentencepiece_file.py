@@ -1,5 +1,5 @@
-"""A SentencePiece file (tokenizer.model, or tokenizer.model.v3 and its like) as the metadata that a GGUF file of the same
-vocabulary has. It is a protocol buffer, of which only what a vocabulary of merges by scores needs is read.
+"""A SentencePiece file (tokenizer.model, or tokenizer.model.v3 and its like) as the metadata that a GGUF file of the
+same vocabulary has. It is a protocol buffer, of which only what a vocabulary of merges by scores needs is read.
 
 Source: sentencepiece_model.proto of the SentencePiece project.
 """
@@ -105,6 +105,7 @@ def _cut_off(path: Path) -> CheckpointError:
 
 def _unsupported(path: Path, what: str) -> UnsupportedError:
     return UnsupportedError(
-        f"{path}: a SentencePiece vocabulary {what} is not supported; homenode reads byte pair encoding of texts as they "
+        f"{path}: a SentencePiece vocabulary {what} is not supported; homenode reads byte pair encoding of texts as "
+        "they "
         "are: save the tokenizer once with transformers (save_pretrained) to get a tokenizer.json"
     )

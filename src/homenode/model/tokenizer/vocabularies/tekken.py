@@ -1,5 +1,5 @@
-"""tekken.json, in which newer models of Mistral have their vocabulary: byte pair encoding over bytes, as a list of tokens
-by rank, with the special tokens in front of them.
+"""tekken.json, in which newer models of Mistral have their vocabulary: byte pair encoding over bytes, as a list of
+tokens by rank, with the special tokens in front of them.
 
 Source: the mistral-common project.
 """

@@ -64,7 +64,10 @@ async def cancel_response(state: ServerState, request: Request) -> Response:
     stored, id = await _stored(state, request), str(request.path_params["response_id"])
     about = status_of(stored)
     if not about.background:
-        text = "only a response in the background can be cancelled; another one is by closing the connection of its request"
+        text = (
+            "only a response in the background can be cancelled; another one is by closing the connection of its "
+            "request"
+        )
         raise ApiError(400, text, param="response_id", code="invalid_value")
     ended = await cancelled(state, id, stored) if about.status in UNFINISHED else stored.response
     return Response(bytes(ended), media_type="application/json")
