@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import random
 from collections import Counter
 
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.off_node_keys import measure
 from homenode.engine.kv.blocks import BlockPool
 from homenode.engine.kv.chunks import ChunkTable, LowestFirst
 
@@ -158,6 +160,20 @@ def test_any_life_hands_out_what_there_is_once(chunk_blocks: int, size: int, mov
             assert pool._groups is not None
             pool._groups.audit(pool._references)
             pool.chunks.audit(pool._references)
+
+
+@pytest.mark.parametrize(("fill", "caching", "part"), [(0.7, True, 0.2), (0.7, False, 0.0), (1.0, False, 0.7)])
+@pytest.mark.parametrize("chunk_blocks", [0, 1])
+def test_conversations_that_come_and_go_read_less_elsewhere(
+    chunk_blocks: int, fill: float, caching: bool, part: float
+) -> None:
+    """Of the keys that were read over the links without groups no more than a part is left."""
+    given = argparse.Namespace(memory=1 << 15, seeds=1, steps=800, chunk_blocks=chunk_blocks)
+    before, after = (measure(64, fill, given, grouped=grouped, caching=caching) for grouped in (False, True))
+    for nodes in (2, 4):
+        assert before.off_node[nodes] > 0.2 * before.keys
+        assert after.off_node[nodes] / after.keys <= part * before.off_node[nodes] / before.keys
+    assert after.found >= 0.8 * before.found
 
 
 @pytest.mark.parametrize("num_blocks", [256, 8192])
