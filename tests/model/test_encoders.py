@@ -405,9 +405,13 @@ def ours_of(folder: Path) -> FloatArray | UserError:
         return error
 
 
+# What no model has, and two ropes of which one has to go.
+REFUSED = {"distilbert": ("is_decoder",), "modernbert": ("rope_scaling",)}
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", CASES)
 def test_every_field_is_read_as_transformers_reads_it_or_refused(name: str, tmp_path: Path) -> None:
     make_encoder(CASES[name], tmp_path)
-    check_changes(tmp_path, theirs_of, ours_of, bound=BOUND)
+    check_changes(tmp_path, theirs_of, ours_of, refused=frozenset(REFUSED.get(name, ())), bound=BOUND)

@@ -199,7 +199,7 @@ FOLLOWED_ELSEWHERE = {
 # granted.
 OF_FIELDS = {
     "dbrx": {
-        "attn_config": {**DBRX.changes["attn_config"], "rope_theta": 1e4},
+        "attn_config": {**DBRX.changes["attn_config"], "clip_qkv": 1.0, "rope_theta": 1e4},
         "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
     }
 }
