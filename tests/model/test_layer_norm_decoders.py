@@ -159,6 +159,7 @@ REFUSED = {
     "mpt": "alibi prefix_lm qk_ln expansion_ratio logit_scale no_bias",
     "bloom": "hidden_size",
     "falcon": "num_ln_in_parallel_attn",
+    "phimoe": "num_experts_per_tok",
 }
 # MPT's own code follows the first, as homenode does; eagerly, transformers adds Falcon's ALiBi twice.
 UNMEASURED = {"mpt": "alibi_bias_max", "falcon": "alibi"}
