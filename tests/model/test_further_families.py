@@ -185,6 +185,7 @@ def test_a_gguf_file_has_the_tokens_of_transformers(case: Case, tmp_path: Path, 
 REFUSED = {
     **dict.fromkeys(("granite_swa", "granite_swa-without-ropes"), "rope_theta"),
     "laguna-by-element": "gating",
+    "olmo_hybrid-without-rope": "rope_type",
     "mimo_v2_flash-alike": "n_group topk_group routed_scaling_factor rope_theta rope_type",
 }
 
