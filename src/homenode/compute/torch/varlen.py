@@ -57,10 +57,9 @@ class FlashAttention:
             (keys, values), table = cache.gather(layer, lengths.slots), None
         found = self._call(
             q.reshape(q.shape[0], -1, q.shape[3]).to(keys.dtype), keys, values, lengths.queries, lengths.keys,
-            lengths.most_queries,
-            lengths.most_keys, softmax_scale=how.scale, causal=True, window_size=(-1,
-            -1) if how.window is None else (how.window - 1, 0),
-            softcap=how.softcap or 0.0, block_table=table,
+            lengths.most_queries, lengths.most_keys, softmax_scale=how.scale, causal=True,
+            window_size=(-1, -1) if how.window is None else (how.window - 1, 0), softcap=how.softcap or 0.0,
+            block_table=table,
         )  # fmt: skip
         return torch.as_tensor(found).reshape(q.shape).float()
 
@@ -98,9 +97,8 @@ class FlashInfer:
         planned = self._wrapper(self._workspace, "NHD")
         planned.plan(
             indptr, page_starts, indices, last_lengths, q.shape[1] * q.shape[2], q.shape[1], q.shape[3], size,
-            causal=True,
-            sm_scale=how.scale, window_left=-1 if how.window is None else how.window - 1, logits_soft_cap=how.softcap,
-            q_data_type=cache.reads, kv_data_type=cache.reads,
+            causal=True, sm_scale=how.scale, window_left=-1 if how.window is None else how.window - 1,
+            logits_soft_cap=how.softcap, q_data_type=cache.reads, kv_data_type=cache.reads,
         )  # fmt: skip
         return planned
 
