@@ -12,6 +12,8 @@ import numpy.typing as npt
 from homenode.compute.native import NativeBackend
 from homenode.compute.ops import FloatArray, Ops, StepArrays, StepLimits, Tensor
 
+PAIR_LEVELS = ("avx512bf16", "amx")  # whose attention multiplies pairs of bfloat16
+
 
 @dataclass(frozen=True)
 class Part:

@@ -85,7 +85,7 @@ def _storm(lookahead: int, seed: int) -> Iterator[int]:
 
 def _plain(lookahead: int, seed: int) -> Iterator[int]:
     rng = random.Random(seed)
-    bench = test_schedule_properties.make_bench(rng, lookahead, faults=seed % 2 == 1)
+    bench = test_schedule_properties.make_bench(rng, lookahead, faults=seed % 2 == 1, groups=False)
     record = _Record(bench)
     for move in range(_MOVES):
         test_schedule_properties.move(bench, rng, arrivals=0.12)
@@ -97,7 +97,7 @@ def _plain(lookahead: int, seed: int) -> Iterator[int]:
 
 def _coordinator(lookahead: int, seed: int) -> Iterator[int]:
     rng = random.Random(seed)
-    bench: HandoverBench = test_kv_transfer_properties.make_bench(rng, lookahead, faults=seed % 2 == 1)
+    bench: HandoverBench = test_kv_transfer_properties.make_bench(rng, lookahead, faults=seed % 2 == 1, groups=False)
     record = _Record(bench)
     for move in range(_MOVES):
         test_kv_transfer_properties.move(bench, rng)

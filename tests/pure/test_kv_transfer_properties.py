@@ -137,8 +137,14 @@ def move(bench: HandoverBench, rng: random.Random) -> None:
 
 
 def make_bench(
-    rng: random.Random, lookahead: int, faults: bool = False, stages: int = 1, states: bool = False
+    rng: random.Random,
+    lookahead: int,
+    faults: bool = False,
+    stages: int = 1,
+    states: bool = False,
+    groups: bool = True,
 ) -> HandoverBench:
+    """`groups`: the blocks of some benches lie in groups on several NUMA nodes."""
     blocks, length = rng.choice([(16, 64), (12, 40), (24, 90), (60, 50), (8, 64), (5, 64)])
     seqs = rng.choice([1, 2, 5, 12])
     chunked = rng.random() < 0.75
@@ -150,7 +156,7 @@ def make_bench(
         max_preemptions=rng.choice([0, 1, 8]),
     )
     rows = max(seqs, rng.choice([1, 6, 30]))
-    group = {16: 4, 60: 8}.get(blocks, 1)
+    group = {16: 4, 60: 8}.get(blocks, 1) if groups else 1
     limits = limits_of(num_blocks=blocks, max_model_len=length, max_sampled_rows=rows, group_blocks=group)
     if states:
         slots, pages, interval = rng.choice([1, 2, 4, 20]), rng.choice([1, 1, 2]), rng.choice([4, 8, 400])

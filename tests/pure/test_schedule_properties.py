@@ -76,7 +76,9 @@ def make_bench(
     micro_batches: int = 0,
     states: bool = False,
     token_s: float | None = None,
+    groups: bool = True,
 ) -> Bench:
+    """`groups`: the blocks of some benches lie in groups on several NUMA nodes."""
     blocks, length = rng.choice([(16, 64), (12, 40), (24, 90), (60, 50), (8, 64)])
     seqs = rng.choice([1, 2, 5, 12])
     chunked = rng.random() < 0.75
@@ -92,7 +94,7 @@ def make_bench(
         num_blocks=blocks,
         max_model_len=length,
         max_sampled_rows=max(seqs, rng.choice([1, 6, 30])),
-        group_blocks={16: 4, 60: 8}.get(blocks, 1),
+        group_blocks={16: 4, 60: 8}.get(blocks, 1) if groups else 1,
     )
     if states:
         slots, interval = rng.choice([1, 2, 3, seqs, seqs + 3, 40]), rng.choice([4, 8, 20, 400])

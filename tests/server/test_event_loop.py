@@ -23,7 +23,7 @@ from homenode.server.apis.openai.completions.request import CompletionRequest
 from tests.server.conftest import Running, Start
 from tests.server.fakes import ScriptedClient
 
-MOST_S = 0.1
+MOST_S = 0.2
 BODY = 16 * 2**20 - 1024
 CONTEXT = 131072
 WORDS = "The quick brown fox jumps over the lazy dog. "

@@ -20,6 +20,7 @@ from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.formats import limits
 from homenode.model.formats.stacked_experts import StackedExperts
 from homenode.model.spec import ModelSpec, MoeSpec
+from homenode.units import format_count
 
 DEFAULTS = Defaults(
     max_position=131072, heads=40, kv_heads=8, head_dim=128, vocab=202048, bos_id=1, eos_id=2, norm_eps=1e-5, theta=5e5,
@@ -57,8 +58,8 @@ def _experts(config: FolderConfig | GgufConfig, moe: MoeSpec) -> MoeSpec:
     """An expert's output counts as it is, with a weight of 1: its input has been scaled."""
     if moe.experts_per_token != 1:
         raise UnsupportedError(
-            f"{config.path}: {moe.experts_per_token} experts of a token are not supported in {config.architecture}; "
-            "homenode wants 1"
+            f"{config.path}: {format_count(moe.experts_per_token, 'expert')} of a token are not supported in "
+            f"{config.architecture}; homenode wants 1"
         )
     return replace(moe, score="chosen_softmax", weighted="input", shared_intermediate_size=moe.intermediate_size)
 

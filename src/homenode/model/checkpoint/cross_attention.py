@@ -12,6 +12,7 @@ from homenode.model.formats import limits
 from homenode.model.formats.fields import Fields
 from homenode.model.formats.tensor_parts import rows_of
 from homenode.model.spec import TensorEntry
+from homenode.units import format_count
 
 LAYERS = "cross_attention_layers"
 _OF_PICTURES = 8  # rows of the embedding behind the vocabulary, for tokens that stand for a picture
@@ -23,7 +24,7 @@ def attending_layers(text: Fields) -> frozenset[int]:
     layers = text.integer("num_hidden_layers", maximum=limits.MOST_LAYERS)
     found = frozenset(named := text.integers(LAYERS))
     if len(found) != len(named) or not all(layer < layers for layer in found) or len(found) == layers:
-        raise text.wrong(LAYERS, list(named), f"some of the {layers} layers, each once")
+        raise text.wrong(LAYERS, list(named), f"some of the {format_count(layers, 'layer')}, each once")
     return found
 
 
