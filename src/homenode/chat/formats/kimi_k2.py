@@ -6,7 +6,7 @@ import re
 
 from homenode.chat.formats import ToolFormat
 from homenode.chat.grammars.calls import CallBegin, CallForms, CallWriter
-from homenode.chat.syntax.call_objects import read_arguments
+from homenode.chat.syntax.call_objects import finish_call
 from homenode.chat.syntax.reader import Marker, Reader
 from homenode.chat.syntax.sections import read_sections
 from homenode.chat.syntax.source import Reading
@@ -28,17 +28,9 @@ def _read_call(reader: Reader) -> Reading[bool]:
     attempt.id = yield from source.read_run(_ID)
     yield from source.skip_space()
     name = _NUMBER.sub("", attempt.id).removeprefix("functions.")
-    if not (yield from source.accept(_ARGUMENTS)) or not attempt.can_be_called(name):
+    if not (yield from source.accept(_ARGUMENTS)):
         return False
-    attempt.name = name
-    yield from source.skip_space()
-    if not (yield from source.looking_at(_CALL_END)) and not (yield from read_arguments(source, attempt)):
-        return False
-    attempt.finish()
-    yield from source.skip_space()
-    if (yield from source.accept(_CALL_END)):
-        source.forget()
-    return True
+    return (yield from finish_call(source, attempt, name, _CALL_END))
 
 
 def _describe(writer: CallWriter) -> CallForms:

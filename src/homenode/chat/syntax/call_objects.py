@@ -147,6 +147,23 @@ def read_arguments(source: TextSource, attempt: Attempt) -> Reading[bool]:
     return read and pieces == ["null"]
 
 
+def finish_call(source: TextSource, attempt: Attempt, name: str, end: str) -> Reading[bool]:
+    """Read the arguments of a call to `name` and what may be behind them, the mark `end`, which may also stand in
+    their place. False where no offered tool has that name, or what is there are no arguments.
+    """
+    if not attempt.can_be_called(name):
+        return False
+    attempt.name = name
+    yield from source.skip_space()
+    if not (yield from source.looking_at(end)) and not (yield from read_arguments(source, attempt)):
+        return False
+    attempt.finish()
+    yield from source.skip_space()
+    if (yield from source.accept(end)):
+        source.forget()
+    return True
+
+
 def normal_object(text: str) -> str | None:
     """A JSON text that is an object, as `read_value` writes it; None for another text."""
     return normal_value(text) if text.lstrip()[:1] == "{" else None
