@@ -26,7 +26,7 @@ using Block = Floats[M][kVectors];
 
 template <int M>
 HOMENODE_INLINE void load_sums(const float* sums, Block<M>& f) {
-#pragma GCC unroll 8
+#pragma GCC unroll 16
   for (int m = 0; m < M; ++m) {
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) f[m][v] = load_floats(sums + kGroupRows * m + kLanes * v);
@@ -35,7 +35,7 @@ HOMENODE_INLINE void load_sums(const float* sums, Block<M>& f) {
 
 template <int M>
 HOMENODE_INLINE void store_sums(const Block<M>& f, float* sums) {
-#pragma GCC unroll 8
+#pragma GCC unroll 16
   for (int m = 0; m < M; ++m) {
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) store_floats(sums + kGroupRows * m + kLanes * v, f[m][v]);
@@ -44,7 +44,7 @@ HOMENODE_INLINE void store_sums(const Block<M>& f, float* sums) {
 
 template <int M>
 HOMENODE_INLINE void set_zero(Block<M>& f) {
-#pragma GCC unroll 8
+#pragma GCC unroll 16
   for (int m = 0; m < M; ++m) {
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) f[m][v] = zero_floats();

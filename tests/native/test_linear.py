@@ -17,6 +17,7 @@ from tests.native.steps import Part, evaluate, limits, same_bits, step_of
 from tests.native.weights import ENCODED, FLOATS, FORMATS, SCALES, load, stored, unpacked, with_codes
 
 SHAPES = [(1, 256), (45, 768), (96, 512), (130, 256)]
+MANY_TOKENS = 60  # the products of every level that are for many tokens take so many
 PADDED = [(67, 172), (33, 64), (70, 896), (5, 31), (2, 1)]  # for what we encode ourselves: rows that end inside a block
 
 
@@ -217,7 +218,7 @@ def test_several_weights_biases_and_a_residual(backend: NativeBackend, tmp_path:
 
 @pytest.mark.parametrize("format", ["F32", "BF16", "Q8_0", "Q4_K", "Q2_K", "MXFP4"])
 def test_what_is_not_finite_spoils_its_own_row_only(backend: NativeBackend, tmp_path: Path, format: str) -> None:
-    weight, x = make(backend, tmp_path / "w", format, 40, 256), random(8, 256)
+    weight, x = make(backend, tmp_path / "w", format, 40, 256), random(MANY_TOKENS, 256)
     clean = multiply(backend, x, weight)
     x[1, 200], x[3, 0], x[6, 255] = np.nan, np.inf, -np.inf
     found, bad = multiply(backend, x, weight), [1, 3, 6]
@@ -227,10 +228,11 @@ def test_what_is_not_finite_spoils_its_own_row_only(backend: NativeBackend, tmp_
 
 @pytest.mark.parametrize("format", ["F32", "BF16", "Q8_0", "Q5_K"])
 def test_extreme_activations(backend: NativeBackend, tmp_path: Path, format: str) -> None:
-    weight, x = make(backend, tmp_path / "w", format, 40, 256), random(20, 256)
+    weight, x = make(backend, tmp_path / "w", format, 40, 256), random(MANY_TOKENS, 256)
     x[0], x[1], x[2], x[3] = 0, 1e-38 * x[1], 1e30 * x[2], 1e-44
     found, magnitude = multiply(backend, x, weight), np.abs(unpacked(weight)).sum(1).max()
-    assert same_bits(found[:4], multiply(backend, x[:4], weight))  # in tiles of many tokens and of few
+    for few in (20, 4):
+        assert same_bits(found[:few], multiply(backend, x[:few], weight))
     assert not found[0].any() and np.abs(found[[1, 3]]).max() < 1e-36 * magnitude
     assert np.isfinite(found[2]).all() and np.abs(found[2]).max() > 1e29
 
@@ -239,7 +241,7 @@ def test_extreme_activations(backend: NativeBackend, tmp_path: Path, format: str
 def test_magnitudes_beyond_the_largest_scale_spoil_their_row_visibly(
     backend: NativeBackend, tmp_path: Path, format: str
 ) -> None:
-    weight, x = make(backend, tmp_path / "w", format, 40, 256), random(20, 256)
+    weight, x = make(backend, tmp_path / "w", format, 40, 256), random(MANY_TOKENS, 256)
     x[3, 7], x[11, 200], x[17, 0] = 1.1e33, -3e38, 0.9e33
     found = multiply(backend, x, weight)
     assert np.isnan(found[[3, 11]]).all() and np.isfinite(np.delete(found, [3, 11], 0)).all()
@@ -252,11 +254,14 @@ def test_codes_at_their_extremes_do_not_saturate(
 ) -> None:
     """Against activations of largest magnitude, of one sign and of both: the largest sums an integer kernel meets."""
     weight = load(backend, tmp_path / "w", with_codes(format, 32, 256, fill))
-    w, x = unpacked(weight).astype(np.float64), np.full((24, 256), 127 / 128, np.float32)  # codes of 127, exactly
+    w, x = (
+        unpacked(weight).astype(np.float64),
+        np.full((MANY_TOKENS, 256), 127 / 128, np.float32),
+    )  # codes of 127, exactly
     x[1], x[2, ::2] = -x[1], -x[2, ::2]
-    x[3:] = np.resize(x[:3], (21, 256))  # enough rows for the tiles of many tokens
+    x[3:] = np.resize(x[:3], x[3:].shape)
     bound = 260 * 2.0**-24 * np.abs(w).sum(1) + 1e-30
-    for rows in (x, x[:5], x[:4], x[:3]):
+    for rows in (x, x[:24], x[:5], x[:4], x[:3]):
         assert (np.abs(multiply(backend, rows, weight) - rows @ w.T) <= bound).all()
 
 

@@ -73,7 +73,7 @@ inline void add_byte_products() {
     int32_t sum;
     __builtin_memcpy(&sum, place, 4);
     for (int k = 0; k < depth; ++k) {
-      for (int i = 0; i < 4; ++i) sum += int32_t(int8_t(a[4 * k + i])) * int32_t(b[k][4 * n + i]);
+      for (int i = 0; i < 4; ++i) sum += int32_t(int8_t(a[4 * k + i])) * int32_t(int8_t(b[k][4 * n + i]));
     }
     __builtin_memcpy(place, &sum, 4);
   });

@@ -1,4 +1,9 @@
-// AMX: matrices by tiles of bytes and of bfloat16 pairs; few tokens of block formats as the level avx512bf16 has them.
+// AMX: BF16 matrices by tiles of bfloat16 pairs, those of simple block formats and many tokens by tiles of bytes; all
+// else as the level avx512bf16 has it.
+// GCC 12 takes the deliberately undefined operands inside its own intrinsics for a fault of ours.
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#include "kernels/avx512/vectors.h"
+
 #include "kernels/amx/pairs.h"
 #include "kernels/amx/panel.h"
 

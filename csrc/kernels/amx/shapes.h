@@ -13,9 +13,9 @@ namespace {
 constexpr int kTileTokens = 16, kTileRows = 16;
 constexpr int kSumStride = kGroupRows * 4;  // bytes from token to token of a group's sums, in float32 or int32
 
-// What the factors are: 16 pairs of bfloat16 in a row of activations, or bytes of 32 or 16 columns.
-enum class Factors : int { pairs = 0, bytes32 = 1, bytes16 = 2 };
-constexpr int row_bytes_of(Factors f) { return f == Factors::pairs ? 64 : f == Factors::bytes32 ? 32 : 16; }
+// What the factors are: 16 pairs of bfloat16 in a row of activations, or the bytes of 32 columns.
+enum class Factors : int { pairs = 0, bytes = 1 };
+constexpr int row_bytes_of(Factors f) { return f == Factors::pairs ? 64 : 32; }
 
 // 0: none.
 thread_local int shape_of_thread = 0;

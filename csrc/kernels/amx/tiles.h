@@ -48,10 +48,10 @@ template <int Tile>
 inline void store_tile_rows(void* p, size_t stride) {
   __asm__ volatile("tilestored %%tmm%c2, (%0,%1,1)" : : "r"(p), "r"(stride), "i"(Tile) : "memory");
 }
-// Sum[m][n] += signed bytes A[m][4k + i] * unsigned bytes B[k][4n + i] over k and i: exact.
+// Sum[m][n] += signed bytes A[m][4k + i] * signed bytes B[k][4n + i] over k and i: exact.
 template <int Sum, int A, int B>
 inline void add_byte_products() {
-  __asm__ volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(Sum), "i"(A), "i"(B));
+  __asm__ volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(Sum), "i"(A), "i"(B));
 }
 // Sum[m][n] += (sum of A[m][2k] * B[k][2n]) + (sum of A[m][2k + 1] * B[k][2n + 1]) over k ascending, each a chain of
 // fused multiply-adds from 0; bfloat16 factors, float32 sums, denormal numbers taken and left as zero.
