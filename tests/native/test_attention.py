@@ -342,6 +342,20 @@ def test_a_window_never_reads_what_it_left_behind(backend: NativeBackend, level:
     check(case, found[50:], oracle(case, clean)[50:], level)
 
 
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_values_that_are_not_finite_spoil_the_rows_that_see_them(backend: NativeBackend, dtype: str) -> None:
+    """Rows before them are multiplied together with rows behind them, which see them."""
+    case = Case(4, 2, 48, 90, dtype)
+    inputs = case.inputs()
+    clean = Cached(backend, case)([Part(0, 90, [3, 1, 2])], inputs)
+    inputs[2][37, 5], inputs[2][70, 50] = np.inf, np.nan  # elements of the first and of the second KV head
+    found = Cached(backend, case)([Part(0, 90, [3, 1, 2])], inputs)
+    spoiled = np.zeros_like(found, bool)
+    spoiled[37:, [5, 53]], spoiled[70:, [98, 146]] = True, True  # each KV head is that of two query heads
+    assert not np.isfinite(found[spoiled]).any()
+    assert same_bits(found[~spoiled], clean[~spoiled])
+
+
 def test_large_scores_do_not_overflow(backend: NativeBackend) -> None:
     case = Case(2, 1, 16, 300)
     inputs = case.inputs()

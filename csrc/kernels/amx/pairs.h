@@ -5,6 +5,7 @@
 // linear_tiles.h.
 #pragma once
 #include "kernels/amx/shapes.h"
+#include "kernels/linear_table.h"
 
 namespace homenode {
 namespace {
