@@ -43,8 +43,8 @@ inline void for_tile_blocks(int rows, Work work) {
   work(rows - half, half);
 }
 
-// The last elements of heads that are no multiple of 32, filled up with zeros: of some rows' queries, and room for those
-// of a tile of keys.
+// The last elements of heads that are no multiple of 32, filled up with zeros: of some rows' queries, and room for
+// those of a tile of keys.
 struct LastColumns {
   int count;
   alignas(64) uint8_t queries[kBlockRows * kLine], keys[16 * kLine];
@@ -113,8 +113,8 @@ inline void score_block(const AttendArgs& a, Prefetch& prefetch, const Seen& see
   }
 }
 
-// Some elements of the values of a tile that not all rows see all of: 0 of keys that no row sees, and where they are not
-// finite.
+// Some elements of the values of a tile that not all rows see all of: 0 of keys that no row sees, and where they are
+// not finite.
 struct SeenValues {
   alignas(64) uint8_t lines[kTileKeys / 2][kTilesAtOnce * kLine];
   bool finite = true;

@@ -9,8 +9,8 @@
 
 namespace homenode {
 
-// The shape that a thread's tile registers have, of the numbers that functions below give them; 0: none. For all that is
-// compiled for the level.
+// The shape that a thread's tile registers have, of the numbers that functions below give them; 0: none. For all that
+// is compiled for the level.
 inline constinit thread_local int tile_shape_of_thread = 0;
 
 namespace {
