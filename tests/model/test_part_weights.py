@@ -14,7 +14,7 @@ import pytest
 from homenode.compute.ops import Backend, FloatArray
 from homenode.dtypes import BY_NAME
 from homenode.errors import HomenodeError
-from homenode.model.architectures.parameters import ExpectedTensor, expected_tensors
+from homenode.model.architectures.parameters import ExpectedTensor, expected_tensors, ranges
 from homenode.model.architectures.registry import architecture_of
 from homenode.model.checkpoint.index import open_checkpoint
 from homenode.model.part import ModelPart
@@ -39,7 +39,8 @@ def handles(model: LoadedModel, part: ModelPart) -> Iterator[tuple[ExpectedTenso
         if expected.expert is not None and expected.layer is not None:
             handle = handle[part.experts[expected.layer - part.layers.first].index(expected.expert)]
         if expected.head is not None:
-            handle = handle[expected.head - part.heads.first]
+            several = ranges(model.spec, part, expected.layer)[expected.parameter.of_several]  # heads, or groups of them
+            handle = handle[expected.head - several.first]
         if expected.parameter.kind == "matrix" or isinstance(handle, np.ndarray):
             yield expected, handle
 
