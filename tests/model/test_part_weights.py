@@ -39,8 +39,8 @@ def handles(model: LoadedModel, part: ModelPart) -> Iterator[tuple[ExpectedTenso
         if expected.expert is not None and expected.layer is not None:
             handle = handle[part.experts[expected.layer - part.layers.first].index(expected.expert)]
         if expected.head is not None:
-            several = ranges(model.spec, part, expected.layer)[expected.parameter.of_several]  # heads, or groups of them
-            handle = handle[expected.head - several.first]
+            heads = ranges(model.spec, part, expected.layer)[expected.parameter.of_several]  # or groups of them
+            handle = handle[expected.head - heads.first]
         if expected.parameter.kind == "matrix" or isinstance(handle, np.ndarray):
             yield expected, handle
 
