@@ -11,8 +11,9 @@
 // and 12 tokens: 14 for the products, 40 for storing their two tiles (20 each, whatever their height), and 36 for the
 // 72 vector instructions that scale the sums, alone. Beside any tile instruction, even one that clears a tile, the
 // processor runs one vector instruction of 64 bytes a cycle in place of two, so that it is 78 for all. AVX-512 alone
-// takes about 120, and less for few tokens, which do not pay for unpacking. Formats with two scales a part or with
-// minimums have so many more vector instructions that tiles gain nothing: the level takes AVX-512's products for these.
+// has 192 dot products and 48 further instructions for the same part, two a cycle, and nothing to unpack for few
+// tokens. Formats with two scales a part or with minimums have so many more vector instructions that tiles gain
+// nothing: the level takes AVX-512's products for these.
 #pragma once
 #include "kernels/amx/shapes.h"
 #include "kernels/linear_coded.h"
