@@ -3,6 +3,7 @@
 #pragma once
 
 namespace homenode {
+namespace {
 
 struct EmulatedTile {
   int rows, row_bytes;
@@ -12,9 +13,7 @@ struct EmulatedTiles {
   bool configured;
   EmulatedTile tile[8];
 };
-inline constinit thread_local EmulatedTiles emulated{};
-
-namespace {
+inline thread_local EmulatedTiles emulated;
 
 inline void processor_refuses(bool fault) {
   if (fault) __builtin_trap();

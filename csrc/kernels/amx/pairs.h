@@ -5,7 +5,6 @@
 // linear_tiles.h.
 #pragma once
 #include "kernels/amx/shapes.h"
-#include "kernels/linear_table.h"
 
 namespace homenode {
 namespace {

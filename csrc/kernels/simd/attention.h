@@ -381,7 +381,7 @@ void attend(const AttendArgs& a) {
 }
 
 // The factors of 16 rows come from two vectors of exponentials.
-inline void merge_rows(const MergeArgs& m) {
+void merge_rows(const MergeArgs& m) {
   float keep1[16], keep2[16];
   for (int r = 0; r < m.rows; ++r) {
     if (r % 16 == 0) {
@@ -403,7 +403,7 @@ inline void merge_rows(const MergeArgs& m) {
   }
 }
 
-inline void divide_row(const float* x, float divisor, float* out, int64_t count) {
+void divide_row(const float* x, float divisor, float* out, int64_t count) {
   int64_t i = 0;
   for (; i + 16 <= count; i += 16) store(out + i, divide(load(x + i), fill(divisor)));
   for (; i < count; ++i) out[i] = x[i] / divisor;
