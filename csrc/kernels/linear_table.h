@@ -85,7 +85,8 @@ struct CodedTiles {
 
 // Some parts of one packed group, unpacked for many tokens. Factors of a part: for the whole or each half of its
 // columns, q/8 times the scale of each of the 32 rows, for q = 8 .. 15; then, where a format has them, the minimums,
-// likewise, with the sign that makes them a product to add.
+// likewise, with the sign that makes them a product to add. The level amx has panels of its own (amx/panel.h): codes
+// are less their zero, and a part's factors are the scales of its rows alone. Only the level that unpacks reads them.
 struct Panel {
   const uint8_t* codes;  // 8 lines of a part, one byte a code; or those of the packed group
   size_t codes_stride;   // bytes from part to part

@@ -254,10 +254,8 @@ def test_codes_at_their_extremes_do_not_saturate(
 ) -> None:
     """Against activations of largest magnitude, of one sign and of both: the largest sums an integer kernel meets."""
     weight = load(backend, tmp_path / "w", with_codes(format, 32, 256, fill))
-    w, x = (
-        unpacked(weight).astype(np.float64),
-        np.full((MANY_TOKENS, 256), 127 / 128, np.float32),
-    )  # codes of 127, exactly
+    w = unpacked(weight).astype(np.float64)
+    x = np.full((MANY_TOKENS, 256), 127 / 128, np.float32)  # codes of 127, exactly
     x[1], x[2, ::2] = -x[1], -x[2, ::2]
     x[3:] = np.resize(x[:3], x[3:].shape)
     bound = 260 * 2.0**-24 * np.abs(w).sum(1) + 1e-30
