@@ -1,4 +1,5 @@
-// What an unpacked panel of a block format holds: constants, for the tiles of every level but amx. See Panel in linear_table.h.
+// What an unpacked panel of a block format holds: constants, for the tiles of every level but amx. See Panel in
+// linear_table.h.
 #pragma once
 #include "kernels/linear_table.h"
 
