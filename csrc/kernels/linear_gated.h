@@ -21,7 +21,7 @@ class GatedGroups {
  private:
   void multiply_some(const Piece&, int64_t group, int64_t groups, int64_t first, int64_t n);
   void add_biases(int64_t row, int64_t rows, int64_t n);
-  Destination destination(int64_t first, int64_t row) const;
+  Destination destination(int64_t first, int64_t row, int64_t groups) const;
 
   const GroupProduct& gates_;
   const GroupProduct* ups_;
@@ -30,8 +30,8 @@ class GatedGroups {
   const LinearTable& table_;
   const float* const* biases_;
   // [group][token][32]; a group's products may overwrite the first sums of the next, which come after them
-  alignas(64) float gate_[(kTokensAtOnce + kSpareRows) * kGroupRows];
-  alignas(64) float up_[(kTokensAtOnce + kSpareRows) * kGroupRows];
+  alignas(64) float gate_[(kGroupsAtOnce * kTokensAtOnce + kSpareRows) * kGroupRows];
+  alignas(64) float up_[(kGroupsAtOnce * kTokensAtOnce + kSpareRows) * kGroupRows];
 };
 
 }  // namespace homenode

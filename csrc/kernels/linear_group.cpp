@@ -11,7 +11,6 @@ namespace {
 // None of these sizes changes a result: the sums of a tile go on where they stopped.
 
 constexpr int kPartSteps = 8;      // lines of a part
-constexpr int kPrefetchColumns = 2;  // with which a tile of a float format prefetches
 
 // Columns multiplied with all the tokens at hand before the next: about equal slices of whole steps and whole parts.
 int64_t slice_columns(PackedStep step, int64_t columns, int64_t slice_bytes) {
@@ -87,6 +86,13 @@ void add(float* sums, const float* more, int64_t tokens) {
   for (int64_t i = 0; i < tokens * kGroupRows; ++i) sums[i] += more[i];
 }
 
+// Of one of the groups that `to` is of.
+Destination of_group(const Destination& to, int64_t group) {
+  const size_t before = size_t(group) * to.group_bytes;
+  if (to.bytes <= before) return {};
+  return {static_cast<const uint8_t*>(to.at) + before, to.stride, std::min(to.group_bytes, to.bytes - before), 0};
+}
+
 void set_zero(float* sums, int64_t tokens) { std::memset(sums, 0, size_t(tokens) * kGroupRows * sizeof(float)); }
 
 }  // namespace
@@ -98,19 +104,39 @@ int64_t block_tokens(const LinearTable& table, int64_t tokens, int64_t row_bytes
   return ceiling_of(tokens, ceiling_of(tokens, most));
 }
 
+namespace {
+
+const Tiles& float_tiles(const LinearTable& table, Format format) {
+  return table.floats[format == Format::f32 ? 0 : format == Format::f16 ? 1 : 2];
+}
+
+// Do the activations of n tokens leave the second-level cache before the next group comes?
+bool exceeds_cache(const Tiles& tiles, int64_t block_bytes, int64_t n, int64_t row_bytes) {
+  return tiles.depth_bytes > 0 && n > tiles.max_tokens && n * row_bytes > block_bytes;
+}
+
+}  // namespace
+
+int64_t groups_together(const LinearTable& table, const Weight& w, int64_t tokens, int64_t row_bytes) {
+  if (is_coded(w)) return 1;
+  const int64_t n = std::min(tokens, kTokensAtOnce);
+  return exceeds_cache(float_tiles(table, w.format), table.block_bytes, n, row_bytes) ? kGroupsAtOnce : 1;
+}
+
 GroupProduct::GroupProduct(const Weight& w, const ActivationRows& rows, const LinearTable& table)
     : step_(packed_step(w.format)),
       rows_(rows),
       group_bytes_(packed_group_bytes(w.format, w.columns)),
       prefetch_bytes_{table.prefetch_bytes, table.prefetch_bytes_of_four},
       prefetch_into_l2_(table.prefetch_into_l2),
-      slice_bytes_(is_coded(w) ? table.slice_bytes : table.float_slice_bytes) {
+      slice_bytes_(is_coded(w) ? table.slice_bytes : table.float_slice_bytes),
+      block_bytes_(table.block_bytes) {
   if (const Coding* coding = coding_of(w.format)) {
     const auto& panels = table.panels[coding - kCodings];
     coded_ = &table.coded[coding - kCodings];
     panels_ = panels.unpack ? &panels : nullptr;
   } else {
-    floats_ = &table.floats[w.format == Format::f32 ? 0 : w.format == Format::f16 ? 1 : 2];
+    floats_ = &float_tiles(table, w.format);
   }
 }
 
@@ -121,36 +147,66 @@ GroupProduct::Slice GroupProduct::slice(const uint8_t* packed, int64_t first, in
           ceiling_of(columns, step_.columns) * step_.bytes};
 }
 
-void GroupProduct::multiply(const uint8_t* packed, int64_t first, int64_t n, float* sums, const Destination& to) const {
+int64_t GroupProduct::groups_at_once(int64_t n) const {
+  return floats_ && !rows_.rest && exceeds_cache(*floats_, block_bytes_, n, int64_t(rows_.stride)) ? kGroupsAtOnce : 1;
+}
+
+void GroupProduct::multiply(const uint8_t* packed, int64_t groups, int64_t first, int64_t n, float* sums,
+                            const Destination& to) const {
+  if (groups > 1 && groups_at_once(n) > 1) return multiply_floats(packed, groups, first, n, sums, to);
+  for (int64_t group = 0; group < groups; ++group)
+    multiply_one(packed + group * group_bytes_, first, n, sums + group * n * kGroupRows, of_group(to, group));
+}
+
+void GroupProduct::multiply_one(const uint8_t* packed, int64_t first, int64_t n, float* sums,
+                                const Destination& to) const {
   if (panels_ && n >= panels_->least_tokens) return multiply_panels(packed, first, n, sums, to);
-  if (floats_) return multiply_floats(packed, first, n, sums, to);
+  if (floats_) return multiply_floats(packed, 1, first, n, sums, to);
   expect_written(to, 0, n);
   set_zero(sums, n);
   multiply_coded(packed, first, n, sums);
 }
 
-// What the rounding of rows left has sums of its own, added at the end: slices of any size give the same bits.
-void GroupProduct::multiply_floats(const uint8_t* packed, int64_t first, int64_t n, float* sums,
+// Several groups take turns with `depth` columns of the activations, each slice by slice. What the rounding of rows
+// left has sums of its own, added at the end. So slices of any size give the same bits.
+void GroupProduct::multiply_floats(const uint8_t* packed, int64_t groups, int64_t first, int64_t n, float* sums,
                                    const Destination& to) const {
   const int64_t tiles = ceiling_of(n, floats_->max_tokens),
-                at_once = tiles == 1 && !rows_.rest ? rows_.columns : slice_columns(step_, rows_.columns, slice_bytes_);
+                at_once = tiles == 1 && !rows_.rest ? rows_.columns : slice_columns(step_, rows_.columns, slice_bytes_),
+                column_bytes = n * rows_.part_bytes / kPartColumns,
+                depth = groups == 1 ? rows_.columns
+                                    : std::max<int64_t>(1, floats_->depth_bytes / column_bytes / at_once) * at_once;
+  const auto at = [&](int64_t group, int64_t column) {
+    return packed + group * group_bytes_ + column / step_.columns * step_.bytes;
+  };
   alignas(64) float rest[kTokensAtOnce * kGroupRows];
-  for (int64_t column = 0; column < rows_.columns; column += at_once) {
-    const Slice s = slice(packed, first, column, at_once);
-    const int64_t steps = ceiling_of(s.columns, kPrefetchColumns),
-                  fetched = n < floats_->prefetch_from_tokens ? 0 : s.bytes;
-    PrefetchPlan plan(s.weights + (tiles == 1 ? prefetch_bytes(n) : s.bytes), fetched, tiles * steps,
-                      prefetch_into_l2_);
-    const bool last = column + at_once >= rows_.columns;
-    each_tile(n, floats_->max_tokens, [&](int64_t token, int64_t count) {
-      if (column == 0) set_zero(sums + token * kGroupRows, count);
-      if (last) expect_written(to, token, count);
-      const uint8_t* row = s.row + size_t(token) * rows_.stride;
-      floats_->tile[count - 1](s.weights, s.columns, row, rows_.stride, sums + token * kGroupRows, plan.next(steps));
-      if (!rows_.rest) return;
-      if (column == 0) set_zero(rest + token * kGroupRows, count);
-      floats_->tile[count - 1](s.weights, s.columns, row + rows_.rest, rows_.stride, rest + token * kGroupRows, {});
-    });
+  for (int64_t begin = 0; begin < rows_.columns; begin += depth) {
+    const int64_t end = std::min(begin + depth, rows_.columns);
+    for (int64_t group = 0; group < groups; ++group) {
+      float* const group_sums = sums + group * n * kGroupRows;
+      const Destination group_to = of_group(to, group);
+      for (int64_t column = begin; column < end; column += at_once) {
+        const Slice s = slice(at(group, 0), first, column, at_once);
+        const uint8_t* const next = column + at_once < end ? at(group, column + at_once)
+                                    : group + 1 < groups   ? at(group + 1, begin)
+                                    : end < rows_.columns  ? at(0, end)
+                                                           : at(groups, 0);
+        const int64_t steps = ceiling_of(s.columns, floats_->prefetch_columns),
+                      fetched = n < floats_->prefetch_from_tokens ? 0 : s.bytes;
+        PrefetchPlan plan(tiles == 1 ? s.weights + prefetch_bytes(n) : next, fetched, tiles * steps, prefetch_into_l2_);
+        const bool last = column + at_once >= rows_.columns;
+        each_tile(n, floats_->max_tokens, [&](int64_t token, int64_t count) {
+          if (column == 0) set_zero(group_sums + token * kGroupRows, count);
+          if (last) expect_written(group_to, token, count);
+          const uint8_t* row = s.row + size_t(token) * rows_.stride;
+          floats_->tile[count - 1](s.weights, s.columns, row, rows_.stride, group_sums + token * kGroupRows,
+                                   plan.next(steps));
+          if (!rows_.rest) return;
+          if (column == 0) set_zero(rest + token * kGroupRows, count);
+          floats_->tile[count - 1](s.weights, s.columns, row + rows_.rest, rows_.stride, rest + token * kGroupRows, {});
+        });
+      }
+    }
   }
   if (rows_.rest) add(sums, rest, n);
 }

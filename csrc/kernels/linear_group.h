@@ -17,11 +17,17 @@ constexpr int64_t kTokensAtOnce = 256;
 // activations stay in the second-level cache, or kTokensAtOnce where too few would.
 int64_t block_tokens(const LinearTable&, int64_t tokens, int64_t row_bytes);
 
+// Groups multiplied together at most.
+constexpr int64_t kGroupsAtOnce = 8;
+
+// How many groups of the weight a run has best, so that GroupProduct can multiply them together.
+int64_t groups_together(const LinearTable&, const Weight&, int64_t tokens, int64_t row_bytes);
+
 // Where the outputs of some tokens will be written: `bytes` from `at` on for the first of them, and `stride` further
-// for each other.
+// for each other; of several groups, `group_bytes` for each.
 struct Destination {
   const void* at;
-  size_t stride, bytes;
+  size_t stride, bytes, group_bytes;
 };
 
 // One weight's groups times one step's activations, as one thread computes them.
@@ -29,9 +35,13 @@ class GroupProduct {
  public:
   GroupProduct(const Weight&, const ActivationRows&, const LinearTable&);
 
-  // sums[token][32] = tokens first .. first + n - 1 (n at most kTokensAtOnce) times the group at `packed`; kSpareRows
-  // more may be overwritten. Meanwhile the lines of the destination, if any, come to this thread.
-  void multiply(const uint8_t* packed, int64_t first, int64_t n, float* sums, const Destination& to = {}) const;
+  // sums[group][token][32] = tokens first .. first + n - 1 (n at most kTokensAtOnce) times the `groups` groups from
+  // `packed` on; kSpareRows more may be overwritten. Meanwhile the lines of the destination, if any, come to this
+  // thread.
+  void multiply(const uint8_t* packed, int64_t groups, int64_t first, int64_t n, float* sums,
+                const Destination& to = {}) const;
+  // With how many groups n tokens are best multiplied at once: 1 .. kGroupsAtOnce.
+  int64_t groups_at_once(int64_t n) const;
 
   int64_t group_bytes() const { return group_bytes_; }
   const ActivationRows& rows() const { return rows_; }
@@ -43,8 +53,10 @@ class GroupProduct {
     int64_t columns, bytes;  // bytes: of the weights
   };
   Slice slice(const uint8_t* packed, int64_t first, int64_t column, int64_t columns) const;
+  void multiply_one(const uint8_t* packed, int64_t first, int64_t n, float* sums, const Destination& to) const;
   int64_t prefetch_bytes(int64_t tokens) const { return prefetch_bytes_[tokens >= 4]; }
-  void multiply_floats(const uint8_t* packed, int64_t first, int64_t n, float* sums, const Destination& to) const;
+  void multiply_floats(const uint8_t* packed, int64_t groups, int64_t first, int64_t n, float* sums,
+                       const Destination& to) const;
   void multiply_coded(const uint8_t* packed, int64_t first, int64_t n, float* sums) const;
   void multiply_panels(const uint8_t* packed, int64_t first, int64_t n, float* sums, const Destination& to) const;
 
@@ -55,7 +67,7 @@ class GroupProduct {
   ActivationRows rows_;
   int64_t group_bytes_, prefetch_bytes_[2];  // with fewer than four tokens, and with four and more
   bool prefetch_into_l2_;
-  int64_t slice_bytes_;
+  int64_t slice_bytes_, block_bytes_;
 };
 
 }  // namespace homenode

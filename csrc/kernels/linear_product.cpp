@@ -20,34 +20,44 @@ class PlainSums {
     const Weight::Piece& piece = a_.weights[weight_]->pieces[run.piece];
     const float* bias = a_.biases ? a_.biases[weight_] : nullptr;
     const uint8_t* groups = a_.weights[weight_]->data(run.piece, thread_);
-    for (int64_t group = run.group_begin; group < run.group_end; ++group) {
-      const uint8_t* packed = groups + group * product_->group_bytes();
-      const int64_t row = piece.row_begin + group * kGroupRows, place = column_ + row;
+    const int64_t at_once = product_->groups_at_once(std::min(kTokensAtOnce, run.token_end - run.token_begin));
+    for (int64_t group = run.group_begin; group < run.group_end; group += at_once) {
+      const int64_t count = std::min(at_once, run.group_end - group);
+      const int64_t row = piece.row_begin + group * kGroupRows;
+      const size_t bytes = size_t(std::min(count * kGroupRows, piece.row_end - row)) * sizeof(float);
       for (int64_t first = run.token_begin; first < run.token_end; first += kTokensAtOnce) {
         const int64_t n = std::min(kTokensAtOnce, run.token_end - first);
-        const Outputs to{a_.out + first * a_.out_stride + place,
-                         a_.out_stride,
-                         a_.residual ? a_.residual + first * a_.residual_stride + place : nullptr,
-                         a_.residual_stride,
-                         bias ? bias + row : nullptr,
-                         std::min<int64_t>(kGroupRows, piece.row_end - row)};
-        const Destination lines{to.out, size_t(to.out_stride) * sizeof(float), size_t(to.rows) * sizeof(float)};
-        product_->multiply(packed, first, n, sums_, lines);
-        a_.residual_picked ? store_picked(first, n, place, to) : table_.store(sums_, n, to);
-        for (int64_t i = 0; a_.activation && i < n; ++i) {
-          float* row_of = to.out + i * to.out_stride;
-          a_.activation(row_of, nullptr, row_of, to.rows);
-        }
+        const Destination lines{a_.out + first * a_.out_stride + column_ + row, size_t(a_.out_stride) * sizeof(float),
+                                bytes, kGroupRows * sizeof(float)};
+        product_->multiply(groups + group * product_->group_bytes(), count, first, n, sums_, lines);
+        for (int64_t g = 0; g < count; ++g)
+          store(first, n, sums_ + g * n * kGroupRows, row + g * kGroupRows, piece.row_end, bias);
       }
     }
   }
 
  private:
+  // The sums of the group whose rows begin at `row` go where its outputs lie.
+  void store(int64_t first, int64_t n, const float* sums, int64_t row, int64_t row_end, const float* bias) const {
+    const int64_t place = column_ + row;
+    const Outputs to{a_.out + first * a_.out_stride + place,
+                     a_.out_stride,
+                     a_.residual ? a_.residual + first * a_.residual_stride + place : nullptr,
+                     a_.residual_stride,
+                     bias ? bias + row : nullptr,
+                     std::min<int64_t>(kGroupRows, row_end - row)};
+    a_.residual_picked ? store_picked(first, n, sums, place, to) : table_.store(sums, n, to);
+    for (int64_t i = 0; a_.activation && i < n; ++i) {
+      float* row_of = to.out + i * to.out_stride;
+      a_.activation(row_of, nullptr, row_of, to.rows);
+    }
+  }
+
   // The residuals lie anywhere: each token is stored with its own.
-  void store_picked(int64_t first, int64_t n, int64_t place, Outputs to) const {
+  void store_picked(int64_t first, int64_t n, const float* sums, int64_t place, Outputs to) const {
     for (int64_t i = 0; i < n; ++i, to.out += to.out_stride) {
       to.residual = a_.residual + a_.residual_picked[first + i] * a_.residual_stride + place;
-      table_.store(sums_ + i * kGroupRows, 1, to);
+      table_.store(sums + i * kGroupRows, 1, to);
     }
   }
 
@@ -62,7 +72,7 @@ class PlainSums {
   int thread_, weight_ = -1;
   int64_t column_ = 0;  // of the weight's first output
   std::optional<GroupProduct> product_;
-  alignas(64) float sums_[(kTokensAtOnce + kSpareRows) * kGroupRows];
+  alignas(64) float sums_[(kGroupsAtOnce * kTokensAtOnce + kSpareRows) * kGroupRows];
 };
 
 }  // namespace

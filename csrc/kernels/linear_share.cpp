@@ -22,6 +22,8 @@ namespace {
 // Weights of the smallest run: little enough that the last runs end together, enough that taking one costs nothing
 // beside it.
 constexpr int64_t kRunBytes = 32 << 10;
+// Groups that are best multiplied together stay in one run where a piece has so many runs of them nevertheless.
+constexpr int64_t kLeastRuns = 8;
 // With few tokens the first runs of a share are longer, so that reading goes on in one stream: each is this part of
 // what is left.
 constexpr int64_t kPartOfRest = 4, kFewTokens = 16;
@@ -60,7 +62,10 @@ bool Share::enter_piece() {
     const Weight::Piece& piece = w.pieces[piece_];
     groups_ = ceiling_of(piece.row_end - piece.row_begin, kGroupRows);
     groups_at_once_ = std::max<int64_t>(1, kRunBytes / packed_group_bytes(w.format, w.columns));
-    block_ = block_tokens(table_, a_.tokens, int64_t(rows_for(a_, w, table_).stride));
+    const auto row_bytes = int64_t(rows_for(a_, w, table_).stride);
+    block_ = block_tokens(table_, a_.tokens, row_bytes);
+    groups_at_once_ =
+        std::max(groups_at_once_, std::min(groups_together(table_, w, block_, row_bytes), groups_ / kLeastRuns));
     runs_in_block_ = count_runs(groups_, groups_at_once_, a_.tokens);
     runs_ = runs_in_block_ * ceiling_of(a_.tokens, block_);
     return true;

@@ -24,8 +24,9 @@ struct alignas(64) EncodedPart {
 static_assert(sizeof(EncodedPart) == 64);
 constexpr int kEighths = 8;  // values of q
 
-// What a tile prefetches of the weights that will be wanted later: `lines` cache lines with each part (or two columns)
-// that it multiplies. The addresses may lie past the end of the weights: prefetching those does nothing.
+// What a tile prefetches of the weights that will be wanted later: `lines` cache lines with each part (of float formats
+// Tiles::prefetch_columns) that it multiplies. The addresses may lie past the end of the weights: prefetching those
+// does nothing.
 struct Prefetch {
   const uint8_t* from;
   int lines;
@@ -57,7 +58,7 @@ struct Outputs {
   int64_t out_stride;
   const float* residual;  // or null; may be `out`
   int64_t residual_stride;
-  const float* bias;      // of these rows, or null
+  const float* bias;  // of these rows, or null
   int64_t rows;
 };
 
@@ -70,6 +71,10 @@ struct Tiles {
   int max_tokens = 0;
   // A single tile of tokens >= this prefetches; of fewer, the hardware prefetcher suffices
   int prefetch_from_tokens = 1;
+  int prefetch_columns = 2;  // with which a tile prefetches Prefetch::lines
+  // Where the activations of all the tokens at hand have more bytes than LinearTable::block_bytes, several groups pass
+  // so many bytes of them before the next columns; 0: each group passes all.
+  int64_t depth_bytes = 0;
   TileFunction tile[kMaxTileTokens] = {};  // [tokens - 1]
 };
 
@@ -89,7 +94,7 @@ struct CodedTiles {
 // are less their zero, and a part's factors are the scales of its rows alone. Only the level that unpacks reads them.
 struct Panel {
   const uint8_t* codes;  // 8 lines of a part, one byte a code; or those of the packed group
-  size_t codes_stride;   // bytes from part to part
+  size_t codes_stride;  // bytes from part to part
   const uint8_t* factors;
 };
 

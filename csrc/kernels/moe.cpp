@@ -66,7 +66,7 @@ void add_expert(const MoeArgs& a, const MoeMemory& m, const GroupProduct& produc
       const int64_t rows = std::min<int64_t>(kGroupRows, piece.row_end - row);
       for (int64_t slot = from; slot < to; slot += kTokensAtOnce) {
         const int64_t count = std::min(kTokensAtOnce, to - slot);
-        product.multiply(group, slot, count, sums);
+        product.multiply(group, 1, slot, count, sums);
         for (int64_t i = 0; i < count; ++i) {
           const int64_t route = m.list.route(slot + i);
           const float weight = m.weights[route];

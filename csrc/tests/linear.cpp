@@ -89,12 +89,44 @@ void check_tuning(Random& random, Format format) {
     linear_prepare(call, 0, 1);
     const auto sums = [&](const LinearTable& table) {
       Exact<float> found(static_cast<size_t>((n + kSpareRows) * kGroupRows));
-      GroupProduct(w, rows_for(call, w, table), table).multiply(w.data(0, 0), first, n, found.get());
+      GroupProduct(w, rows_for(call, w, table), table).multiply(w.data(0, 0), 1, first, n, found.get());
       return found;
     };
     const Exact<float> wanted = sums(plain), found = sums(tuned_for(Processor::zen4, plain));
     require(!std::memcmp(wanted.get(), found.get(), static_cast<size_t>(n * kGroupRows) * sizeof(float)),
             std::string("asking for weights in another way changes no value, ") + format_name(format) + " at " +
+                level_name(level));
+  }
+}
+
+// Groups multiplied together have the values they have alone, wherever their columns are cut.
+void check_groups(Random& random, Format format) {
+  const auto pool = pool_of(1);
+  const int64_t columns = random_columns(random, format), tokens = random.between(1, 80),
+                groups = random.between(1, static_cast<int>(kGroupsAtOnce)), n = random.between(1, int(tokens)),
+                first = random.between(0, static_cast<int>(tokens - n));
+  const Matrix matrix = random_matrix(random, *pool, format, static_cast<int>(groups * kGroupRows), columns);
+  const Weight& w = *matrix.weight;
+  const Weight* weights[] = {&w};
+  const Exact<float> x = reals(random, static_cast<size_t>(tokens * columns));
+  Exact<uint8_t> scratch(linear_scratch_bytes(tokens, columns, weights, 1));
+  std::fill_n(scratch.get(), scratch.size(), uint8_t(0));
+  for (const Level level : levels()) {
+    const LevelScope scope(level);
+    LinearTable table = linear_table(level);
+    const LinearArgs call{x.get(), columns, tokens, weights, 1, nullptr, nullptr, 0, nullptr, 0, scratch.get()};
+    linear_prepare(call, 0, 1);
+    const size_t sums = static_cast<size_t>(n * kGroupRows), spare = kSpareRows * kGroupRows;
+    Exact<float> wanted(static_cast<size_t>(groups) * sums + spare), found(wanted.size());
+    const GroupProduct alone(w, rows_for(call, w, table), table);
+    for (int64_t g = 0; g < groups; ++g)
+      alone.multiply(w.data(0, 0) + g * alone.group_bytes(), 1, first, n, wanted.get() + size_t(g) * sums);
+    table.block_bytes = 1;
+    table.float_slice_bytes = random.of<int64_t>({1, 4096, table.float_slice_bytes});
+    for (Tiles& tiles : table.floats) tiles.depth_bytes = random.of<int64_t>({1, 4096, 1 << 20});
+    GroupProduct(w, rows_for(call, w, table), table).multiply(w.data(0, 0), groups, first, n, found.get());
+    require(!std::memcmp(wanted.get(), found.get(), static_cast<size_t>(groups) * sums * sizeof(float)),
+            std::string("groups together have the values they have alone, ") + format_name(format) + " at " +
                 level_name(level));
   }
 }
@@ -130,7 +162,7 @@ void check_linear(Random& random) {
   for (const Format format : kFormats) {
     require(has_kernel(format), format_name(format));
     check_format(random, format);
-    for (int times = 0; times < 4; ++times) check_tuning(random, format);
+    for (int times = 0; times < 4; ++times) check_tuning(random, format), check_groups(random, format);
   }
 }
 

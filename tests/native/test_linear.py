@@ -104,6 +104,29 @@ def test_a_row_has_the_same_bits_alone_in_any_batch_and_at_any_place(level: str,
         assert same_bits(multiply(backend, x[begin:end], weight), whole[begin:end]), (begin, end)
 
 
+def test_rows_that_together_exceed_the_cache_have_the_bits_they_have_alone(level: str, tmp_path: Path) -> None:
+    if level == "scalar":
+        pytest.skip("takes a minute; csrc/tests/linear.cpp has smaller products with a smaller cache")
+    backend = NativeBackend([-1], spin_us=20, level=level)
+    # 1.3 MiB of bfloat16, and so many groups of rows that two are multiplied together
+    rows, columns, tokens = 17 * 32 + 5, 3072, 218
+    gate, up = (load(backend, tmp_path / f"{seed}", stored("BF16", rows, columns, seed)) for seed in (1, 2))
+    down = make(backend, tmp_path / "down", "BF16", 40, rows)
+    x, residual, bias = random(tokens, columns), random(tokens, rows, seed=8), backend.vector(random(rows, seed=9))
+
+    def product(begin: int, end: int) -> list[FloatArray]:
+        part, rest = backend.constant(x[begin:end]), backend.constant(residual[begin:end])
+        return [
+            evaluate(backend, lambda ops: ops.linear(part, [gate], [bias], rest), end - begin),
+            evaluate(backend, lambda ops: ops.linear(ops.silu_mul(ops.linear(part, [gate, up])), [down]), end - begin),
+        ]
+
+    whole = product(0, tokens)
+    for begin, end in [(0, 1), (40, 45), (200, 218), (3, 120)]:
+        for part, found in zip(product(begin, end), whole, strict=True):
+            assert same_bits(part, found[begin:end]), (begin, end)
+
+
 @pytest.mark.parametrize("format", ["Q8_0", "Q4_0", "Q4_K", "Q5_1", "Q6_K", "Q2_K"])
 def test_error_of_encoded_activations(backend: NativeBackend, tmp_path: Path, format: str) -> None:
     """Normally distributed activations with weights taken as they are: 5.8e-3 of the products, root mean square (5.4e-3

@@ -5,6 +5,7 @@
 // linear_tiles.h.
 #pragma once
 #include "kernels/amx/shapes.h"
+#include "kernels/linear_block.h"
 
 namespace homenode {
 namespace {
@@ -12,8 +13,6 @@ namespace {
 constexpr int kPairLine = 4 * kGroupRows;        // bytes of two columns of a group
 constexpr int kStepBytes = 16 * kPairLine;       // of 32 columns
 constexpr int kMostPairTokens = 2 * kTileTokens;
-// How far ahead weights are asked for; beyond the end it does nothing.
-constexpr int kPairPrefetchBytes = 8192;
 
 inline void add_step(const uint8_t* packed, const uint8_t* rows, size_t stride, bool two) {
   load_tile<6>(packed, kPairLine);
@@ -34,8 +33,8 @@ inline void add_last_step(const uint8_t* packed, int64_t columns, const uint8_t*
   add_step(padded, rows, stride, two);
 }
 
-void multiply_pairs(int tokens, const uint8_t* packed, int64_t columns, const uint8_t* rows, size_t stride,
-                    float* sums) {
+void multiply_pairs(int tokens, const uint8_t* packed, int64_t columns, const uint8_t* rows, size_t stride, float* sums,
+                    Prefetch prefetch) {
   use_shape(Factors::pairs, tokens);
   const bool two = tokens > kTileTokens;
   float* second = sums + kTileTokens * kGroupRows;
@@ -47,7 +46,7 @@ void multiply_pairs(int tokens, const uint8_t* packed, int64_t columns, const ui
   }
   for (; columns >= kPartColumns;
        columns -= kPartColumns, packed += kStepBytes, rows += kPartColumns * sizeof(uint16_t)) {
-    for (int i = 0; i < kStepBytes; i += 64) __builtin_prefetch(packed + kPairPrefetchBytes + i);
+    prefetch_lines(prefetch);
     add_step(packed, rows, stride, two);
   }
   if (columns > 0) add_last_step(packed, columns, rows, stride, two);
@@ -60,14 +59,17 @@ void multiply_pairs(int tokens, const uint8_t* packed, int64_t columns, const ui
 }
 
 template <int M>
-void tile_pairs(const uint8_t* packed, int64_t columns, const uint8_t* rows, size_t stride, float* sums, Prefetch) {
-  multiply_pairs(M, packed, columns, rows, stride, sums);
+void tile_pairs(const uint8_t* packed, int64_t columns, const uint8_t* rows, size_t stride, float* sums,
+                Prefetch prefetch) {
+  multiply_pairs(M, packed, columns, rows, stride, sums, prefetch);
 }
 
 template <int M = 1>
 constexpr void fill_pairs(Tiles& tiles) {
   tiles.tile[M - 1] = tile_pairs<M>;
   tiles.max_tokens = M;
+  tiles.prefetch_columns = kPartColumns;
+  tiles.depth_bytes = 256 << 10;
   if constexpr (M < kMostPairTokens) fill_pairs<M + 1>(tiles);
 }
 
