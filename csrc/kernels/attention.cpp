@@ -152,7 +152,8 @@ class TileWork {
                                            call_.slopes ? slopes : nullptr,
                                            apart,
                                            call_.biases ? biases : nullptr,
-                                           call_.reach});
+                                           call_.reach,
+                                           first});
   }
 
   // A chunk that is the first of every row, straight into the merged result; any other beside it, then merged.

@@ -71,7 +71,7 @@ class ChosenWork {
     const KvCache& cache = *call_.cache;
     const KvShape& kept = cache.shape();
     const int64_t to_values = kept.sides == 2 ? kept.block_size / kTileKeys * cache.tile_bytes() : 0;
-    KeyChunk chunk{{}, {}, std::min(kChunkKeys, keys.count() - first)};
+    KeyChunk chunk{{}, {}, std::min(kChunkKeys, keys.count() - first), first};
     std::byte* to = tiles_;
     for (int key = 0; key < chunk.keys; key += kTileKeys) {
       const std::byte* tile = to;

@@ -60,6 +60,7 @@ void each_piece(const Step& step, const AttentionShape& shape, const QueryPieces
 struct KeyChunk {
   const void *tiles[kChunkTiles], *values[kChunkTiles];
   int keys;
+  int first_key;  // see AttendArgs
 };
 
 // A result of up to kQueryRows rows.

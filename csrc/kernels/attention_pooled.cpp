@@ -37,7 +37,7 @@ class PooledWork {
               from = begin / kTileKeys * kTileKeys, count = pooled_.of(position);
     for (int key = from; key <= position; key += kChunkKeys) {
       const int keys = std::min(kChunkKeys, position + 1 - key);
-      work_.add(tokens_from(piece.token, key, keys), std::max(begin - key, 0), piece.rows, key == from);
+      work_.add(tokens_from(piece.token, key, keys, key - from), std::max(begin - key, 0), piece.rows, key == from);
     }
     for (int key = 0; key < count; key += kChunkKeys)
       work_.add(rows_from(piece.token, key, std::min(kChunkKeys, count - key)), 0, piece.rows, false);
@@ -47,9 +47,9 @@ class PooledWork {
 
  private:
   // Keys of tokens, where they lie, from a position on that begins a tile.
-  KeyChunk tokens_from(int token, int first, int keys) const {
+  KeyChunk tokens_from(int token, int first, int keys, int first_key) const {
     const int sequence = sequence_of(step_, token);
-    KeyChunk chunk{{}, {}, keys};
+    KeyChunk chunk{{}, {}, keys, first_key};
     for (int key = 0; key < keys; key += kTileKeys) {
       chunk.tiles[key / kTileKeys] = tile_at(*call_.cache, call_.layer, step_, sequence, first + key);
       chunk.values[key / kTileKeys] = chunk.tiles[key / kTileKeys];
@@ -59,7 +59,7 @@ class PooledWork {
 
   KeyChunk rows_from(int token, int first, int keys) {
     const std::byte* at = found(token, first, keys);
-    KeyChunk chunk{{}, {}, keys};
+    KeyChunk chunk{{}, {}, keys, first};
     for (int key = 0; key < keys; key += kTileKeys)
       chunk.tiles[key / kTileKeys] = chunk.values[key / kTileKeys] = at + key / kTileKeys * pooled_.rows.tile_bytes();
     return chunk;

@@ -63,6 +63,7 @@ struct AttendArgs {
   // -reach .. reach, whose ends count for all beyond; null: nothing.
   const float* const* biases = nullptr;
   int reach = 0;
+  int first_key = 0;  // where the chunk begins among the keys of its rows
 };
 
 // A chunk's results (largest2, sum2, out2) into those of the chunks before it. Rows of `largest` are kQueryRows,

@@ -4,11 +4,14 @@
 namespace homenode {
 
 extern const Kernels kernels_avx2, kernels_avx2vnni, kernels_avx512, kernels_avx512bf16, kernels_neon;
+const Kernels& kernels_amx();
 
 const Kernels& kernels(Level level) {
   switch (level) {
+#ifdef HOMENODE_HAVE_AMX
+    case Level::amx: return kernels_amx();
+#endif
 #ifdef HOMENODE_HAVE_AVX512BF16
-    case Level::amx:
     case Level::avx512bf16: return kernels_avx512bf16;
 #endif
 #ifdef HOMENODE_HAVE_AVX512

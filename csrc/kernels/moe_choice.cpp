@@ -82,7 +82,7 @@ void find_scores(const float* logits, int experts, ExpertScore score, float* sco
 }
 
 // Logits of the chosen ones become their softmax, over all or over the chosen ones.
-void soften(const float* logits, int experts, const Routing& how, float* weights) {
+void apply_softmax(const float* logits, int experts, const Routing& how, float* weights) {
   const Kernels& level = kernels(current_level());
   const float largest = how.by_logits() ? weights[0] : *std::max_element(weights, weights + how.chosen);
   level.exponentials(weights, weights, how.chosen, largest, 1);
@@ -95,7 +95,8 @@ void soften(const float* logits, int experts, const Routing& how, float* weights
 }
 
 // Logits of the chosen ones, descending, become for each the share it has of those near it that come after it.
-void soften_near(const float* logits, int experts, const Routing& how, const int32_t* indices, float* weights) {
+void apply_softmax_of_near(const float* logits, int experts, const Routing& how, const int32_t* indices,
+                           float* weights) {
   for (int i = 0; i < how.chosen; ++i) {
     const float best = weights[i];
     double total = 0;
@@ -140,9 +141,9 @@ void choose_experts(const float* logits, int experts, const Routing& how, int32_
   }
   for (int i = 0; i < how.chosen; ++i) weights[i] = all[indices[i]];
   if (sparse) {
-    soften_near(logits, experts, how, indices, weights);
+    apply_softmax_of_near(logits, experts, how, indices, weights);
   } else if (of_logits) {
-    soften(logits, experts, how, weights);
+    apply_softmax(logits, experts, how, weights);
   } else if (how.normalise) {
     double total = how.epsilon;
     for (int i = 0; i < how.chosen; ++i) total += weights[i];

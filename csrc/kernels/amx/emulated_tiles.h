@@ -3,7 +3,6 @@
 #pragma once
 
 namespace homenode {
-namespace {
 
 struct EmulatedTile {
   int rows, row_bytes;
@@ -13,7 +12,9 @@ struct EmulatedTiles {
   bool configured;
   EmulatedTile tile[8];
 };
-inline thread_local EmulatedTiles emulated;
+inline constinit thread_local EmulatedTiles emulated{};
+
+namespace {
 
 inline void processor_refuses(bool fault) {
   if (fault) __builtin_trap();

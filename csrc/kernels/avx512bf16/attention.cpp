@@ -231,7 +231,7 @@ void attend_pairs(const AttendArgs& a) {
   Prefetch prefetch(a, a.prefetch_ranges ? count_steps(a) : 0);
   Seen seen[kQueryRows];
   score_all_pairs(a, prefetch, seen);
-  for_pair_blocks(a.rows, [&]<int R>(int row) { soften_pairs<R>(a, seen[row], row); });
+  for_pair_blocks(a.rows, [&]<int R>(int row) { apply_softmax_pairs<R>(a, seen[row], row); });
   for_value_strips<uint16_t>(a, [&](const AttendArgs& strip) {
     for_pair_blocks(a.rows, [&]<int R>(int row) { weigh_pair_rows<R>(strip, prefetch, seen[row], row); });
   });

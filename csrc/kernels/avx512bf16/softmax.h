@@ -68,7 +68,7 @@ inline void find_tops(const AttendArgs& a, const Seen& seen, int row, __m512 (&t
 // Scores of R rows become weights 2^(score - largest), 0 where masked. Runs of 32 keys, upwards: a run's weights end
 // before the next one's scores. Rows side by side, as each one is a chain of steps that wait for each other.
 template <int R>
-inline void soften_pairs(const AttendArgs& a, const Seen& seen, int row) {
+inline void apply_softmax_pairs(const AttendArgs& a, const Seen& seen, int row) {
   for (int r = row; r < row + R; ++r) {
     if (a.begin[r] < a.end[r]) adjust_scores(a, r);
   }

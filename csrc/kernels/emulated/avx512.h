@@ -186,6 +186,12 @@ HOMENODE_EMULATED __mmask16 _mm512_cmplt_epi32_mask(__m512i a, __m512i b) { retu
 HOMENODE_EMULATED __mmask16 _mm512_cmpge_epi32_mask(__m512i a, __m512i b) {
   return static_cast<__mmask16>(~_mm512_cmpgt_epi32_mask(b, a));
 }
+HOMENODE_EMULATED __mmask32 _mm512_cmpeq_epi16_mask(__m512i a, __m512i b) {
+  const auto first = lanes_of<int16_t>(a), second = lanes_of<int16_t>(b);
+  __mmask32 mask = 0;
+  for (int i = 0; i < 32; ++i) mask |= static_cast<__mmask32>(first.at[i] == second.at[i]) << i;
+  return mask;
+}
 HOMENODE_EMULATED __mmask16 _mm512_cmp_ps_mask(__m512 a, __m512 b, int how) {
   emulation::require(how == _CMP_GE_OQ);
   return mask_of(

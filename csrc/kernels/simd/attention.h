@@ -255,7 +255,7 @@ inline void find_largest_scores(const AttendArgs& a) {
 }
 
 // Scores become weights.
-inline void soften_row(const AttendArgs& a, int row) {
+inline void apply_softmax_row(const AttendArgs& a, int row) {
   const Lanes top = fill(a.largest[row]);
   Lanes sum = fill(0);
   for_tiles(a, row, [&]<bool Whole>(int t) {
@@ -373,7 +373,7 @@ void attend(const AttendArgs& a) {
   Prefetch prefetch(a, a.prefetch_ranges ? count_steps(a, Stored::kStep) : 0);
   score_all<Stored>(a, prefetch);
   find_largest_scores(a);
-  for (int r = 0; r < a.rows; ++r) soften_row(a, r);
+  for (int r = 0; r < a.rows; ++r) apply_softmax_row(a, r);
   clear_rows(a);
   for_value_strips<typename Stored::Element>(a, [&](const AttendArgs& strip) {
     for_row_blocks(a.rows, [&]<int R>(int row) { weigh_rows<Stored, R>(strip, prefetch, row); });
@@ -381,7 +381,7 @@ void attend(const AttendArgs& a) {
 }
 
 // The factors of 16 rows come from two vectors of exponentials.
-void merge_rows(const MergeArgs& m) {
+inline void merge_rows(const MergeArgs& m) {
   float keep1[16], keep2[16];
   for (int r = 0; r < m.rows; ++r) {
     if (r % 16 == 0) {
@@ -403,7 +403,7 @@ void merge_rows(const MergeArgs& m) {
   }
 }
 
-void divide_row(const float* x, float divisor, float* out, int64_t count) {
+inline void divide_row(const float* x, float divisor, float* out, int64_t count) {
   int64_t i = 0;
   for (; i + 16 <= count; i += 16) store(out + i, divide(load(x + i), fill(divisor)));
   for (; i < count; ++i) out[i] = x[i] / divisor;
