@@ -104,25 +104,6 @@ int64_t block_tokens(const LinearTable& table, int64_t tokens, int64_t row_bytes
   return ceiling_of(tokens, ceiling_of(tokens, most));
 }
 
-namespace {
-
-const Tiles& float_tiles(const LinearTable& table, Format format) {
-  return table.floats[format == Format::f32 ? 0 : format == Format::f16 ? 1 : 2];
-}
-
-// Do the activations of n tokens leave the second-level cache before the next group comes?
-bool exceeds_cache(const Tiles& tiles, int64_t block_bytes, int64_t n, int64_t row_bytes) {
-  return tiles.depth_bytes > 0 && n > tiles.max_tokens && n * row_bytes > block_bytes;
-}
-
-}  // namespace
-
-int64_t groups_together(const LinearTable& table, const Weight& w, int64_t tokens, int64_t row_bytes) {
-  if (is_coded(w)) return 1;
-  const int64_t n = std::min(tokens, kTokensAtOnce);
-  return exceeds_cache(float_tiles(table, w.format), table.block_bytes, n, row_bytes) ? kGroupsAtOnce : 1;
-}
-
 GroupProduct::GroupProduct(const Weight& w, const ActivationRows& rows, const LinearTable& table)
     : step_(packed_step(w.format)),
       rows_(rows),
@@ -136,7 +117,7 @@ GroupProduct::GroupProduct(const Weight& w, const ActivationRows& rows, const Li
     coded_ = &table.coded[coding - kCodings];
     panels_ = panels.unpack ? &panels : nullptr;
   } else {
-    floats_ = &float_tiles(table, w.format);
+    floats_ = &table.floats[w.format == Format::f32 ? 0 : w.format == Format::f16 ? 1 : 2];
   }
 }
 
@@ -148,7 +129,9 @@ GroupProduct::Slice GroupProduct::slice(const uint8_t* packed, int64_t first, in
 }
 
 int64_t GroupProduct::groups_at_once(int64_t n) const {
-  return floats_ && !rows_.rest && exceeds_cache(*floats_, block_bytes_, n, int64_t(rows_.stride)) ? kGroupsAtOnce : 1;
+  if (!floats_ || floats_->depth_bytes == 0 || rows_.rest) return 1;
+  const bool exceeds_cache = n * int64_t(rows_.stride) > block_bytes_;
+  return exceeds_cache && n > floats_->max_tokens ? kGroupsAtOnce : 1;
 }
 
 void GroupProduct::multiply(const uint8_t* packed, int64_t groups, int64_t first, int64_t n, float* sums,

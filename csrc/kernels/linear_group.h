@@ -20,9 +20,6 @@ int64_t block_tokens(const LinearTable&, int64_t tokens, int64_t row_bytes);
 // Groups multiplied together at most.
 constexpr int64_t kGroupsAtOnce = 8;
 
-// How many groups of the weight a run has best, so that GroupProduct can multiply them together.
-int64_t groups_together(const LinearTable&, const Weight&, int64_t tokens, int64_t row_bytes);
-
 // Where the outputs of some tokens will be written: `bytes` from `at` on for the first of them, and `stride` further
 // for each other; of several groups, `group_bytes` for each.
 struct Destination {

@@ -62,10 +62,10 @@ bool Share::enter_piece() {
     const Weight::Piece& piece = w.pieces[piece_];
     groups_ = ceiling_of(piece.row_end - piece.row_begin, kGroupRows);
     groups_at_once_ = std::max<int64_t>(1, kRunBytes / packed_group_bytes(w.format, w.columns));
-    const auto row_bytes = int64_t(rows_for(a_, w, table_).stride);
-    block_ = block_tokens(table_, a_.tokens, row_bytes);
-    groups_at_once_ =
-        std::max(groups_at_once_, std::min(groups_together(table_, w, block_, row_bytes), groups_ / kLeastRuns));
+    const GroupProduct product(w, rows_for(a_, w, table_), table_);
+    block_ = block_tokens(table_, a_.tokens, int64_t(product.rows().stride));
+    const int64_t together = product.groups_at_once(std::min(block_, kTokensAtOnce));
+    groups_at_once_ = std::max(groups_at_once_, std::min(together, groups_ / kLeastRuns));
     runs_in_block_ = count_runs(groups_, groups_at_once_, a_.tokens);
     runs_ = runs_in_block_ * ceiling_of(a_.tokens, block_);
     return true;

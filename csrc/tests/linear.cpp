@@ -70,62 +70,81 @@ LinearTable untuned(LinearTable table) {
   return table;
 }
 
+// Some rows of activations and a weight of some groups, to be multiplied by a GroupProduct at any level.
+class Rows {
+ public:
+  Rows(Random& random, Format format, int64_t tokens, int64_t groups)
+      : columns_(random_columns(random, format)),
+        tokens_(tokens),
+        groups_(groups),
+        pool_(pool_of(1)),
+        matrix_(random_matrix(random, *pool_, format, static_cast<int>(groups * kGroupRows), columns_)),
+        x_(reals(random, static_cast<size_t>(tokens * columns_))),
+        scratch_(linear_scratch_bytes(tokens, columns_, &weight_, 1)) {
+    std::fill_n(scratch_.get(), scratch_.size(), uint8_t(0));
+  }
+
+  // Once at each level, before the rows are multiplied.
+  void prepare() const { linear_prepare(call(), 0, 1); }
+
+  // The sums of n rows from `first` on, [group][row][32] and some more: `at_once` groups together.
+  Exact<float> multiply(const LinearTable& table, int64_t first, int64_t n, int64_t at_once) const {
+    Exact<float> found(static_cast<size_t>((groups_ * n + kSpareRows) * kGroupRows));
+    const GroupProduct product(*weight_, rows_for(call(), *weight_, table), table);
+    for (int64_t group = 0; group < groups_; group += at_once)
+      product.multiply(weight_->data(0, 0) + group * product.group_bytes(), std::min(at_once, groups_ - group), first,
+                       n, found.get() + group * n * kGroupRows);
+    return found;
+  }
+
+  // Whether all sums but those of the spare rows are the same bits.
+  bool same(const Exact<float>& a, const Exact<float>& b, int64_t n) const {
+    return !std::memcmp(a.get(), b.get(), static_cast<size_t>(groups_ * n * kGroupRows) * sizeof(float));
+  }
+
+ private:
+  LinearArgs call() const {
+    return {x_.get(), columns_, tokens_, &weight_, 1, nullptr, nullptr, 0, nullptr, 0, scratch_.get()};
+  }
+
+  int64_t columns_, tokens_, groups_;
+  decltype(pool_of(1)) pool_;
+  Matrix matrix_;
+  const Weight* weight_ = matrix_.weight.get();
+  Exact<float> x_;
+  Exact<uint8_t> scratch_;
+};
+
 // How weights are asked for changes no value, and spare rows touch nobody's memory.
 void check_tuning(Random& random, Format format) {
-  const auto pool = pool_of(1);
-  const int64_t columns = random_columns(random, format), tokens = random.between(1, 40),
-                first = random.between(0, static_cast<int>(tokens) - 1);
+  const int64_t tokens = random.between(1, 40), first = random.between(0, static_cast<int>(tokens) - 1);
   const int64_t n = random.one_in(2) ? std::min<int64_t>(random.between(1, 5), tokens - first) : tokens - first;
-  const Matrix matrix = random_matrix(random, *pool, format, kGroupRows, columns);
-  const Weight& w = *matrix.weight;
-  const Weight* weights[] = {&w};
-  const Exact<float> x = reals(random, static_cast<size_t>(tokens * columns));
-  Exact<uint8_t> scratch(linear_scratch_bytes(tokens, columns, weights, 1));
-  std::fill_n(scratch.get(), scratch.size(), uint8_t(0));
+  const Rows rows(random, format, tokens, 1);
   for (const Level level : levels()) {
     const LevelScope scope(level);
     const LinearTable plain = untuned(linear_table(level));
-    const LinearArgs call{x.get(), columns, tokens, weights, 1, nullptr, nullptr, 0, nullptr, 0, scratch.get()};
-    linear_prepare(call, 0, 1);
-    const auto sums = [&](const LinearTable& table) {
-      Exact<float> found(static_cast<size_t>((n + kSpareRows) * kGroupRows));
-      GroupProduct(w, rows_for(call, w, table), table).multiply(w.data(0, 0), 1, first, n, found.get());
-      return found;
-    };
-    const Exact<float> wanted = sums(plain), found = sums(tuned_for(Processor::zen4, plain));
-    require(!std::memcmp(wanted.get(), found.get(), static_cast<size_t>(n * kGroupRows) * sizeof(float)),
-            std::string("asking for weights in another way changes no value, ") + format_name(format) + " at " +
-                level_name(level));
+    rows.prepare();
+    const Exact<float> wanted = rows.multiply(plain, first, n, 1),
+                       found = rows.multiply(tuned_for(Processor::zen4, plain), first, n, 1);
+    require(rows.same(wanted, found, n), std::string("asking for weights in another way changes no value, ") +
+                                             format_name(format) + " at " + level_name(level));
   }
 }
 
 // Groups multiplied together have the values they have alone, wherever their columns are cut.
 void check_groups(Random& random, Format format) {
-  const auto pool = pool_of(1);
-  const int64_t columns = random_columns(random, format), tokens = random.between(1, 80),
-                groups = random.between(1, static_cast<int>(kGroupsAtOnce)), n = random.between(1, int(tokens)),
-                first = random.between(0, static_cast<int>(tokens - n));
-  const Matrix matrix = random_matrix(random, *pool, format, static_cast<int>(groups * kGroupRows), columns);
-  const Weight& w = *matrix.weight;
-  const Weight* weights[] = {&w};
-  const Exact<float> x = reals(random, static_cast<size_t>(tokens * columns));
-  Exact<uint8_t> scratch(linear_scratch_bytes(tokens, columns, weights, 1));
-  std::fill_n(scratch.get(), scratch.size(), uint8_t(0));
+  const int tokens = random.between(1, 80), n = random.between(1, tokens), first = random.between(0, tokens - n);
+  const int64_t groups = random.between(1, static_cast<int>(kGroupsAtOnce));
+  const Rows rows(random, format, tokens, groups);
   for (const Level level : levels()) {
     const LevelScope scope(level);
     LinearTable table = linear_table(level);
-    const LinearArgs call{x.get(), columns, tokens, weights, 1, nullptr, nullptr, 0, nullptr, 0, scratch.get()};
-    linear_prepare(call, 0, 1);
-    const size_t sums = static_cast<size_t>(n * kGroupRows), spare = kSpareRows * kGroupRows;
-    Exact<float> wanted(static_cast<size_t>(groups) * sums + spare), found(wanted.size());
-    const GroupProduct alone(w, rows_for(call, w, table), table);
-    for (int64_t g = 0; g < groups; ++g)
-      alone.multiply(w.data(0, 0) + g * alone.group_bytes(), 1, first, n, wanted.get() + size_t(g) * sums);
+    rows.prepare();
+    const Exact<float> wanted = rows.multiply(table, first, n, 1);
     table.block_bytes = 1;
     table.float_slice_bytes = random.of<int64_t>({1, 4096, table.float_slice_bytes});
     for (Tiles& tiles : table.floats) tiles.depth_bytes = random.of<int64_t>({1, 4096, 1 << 20});
-    GroupProduct(w, rows_for(call, w, table), table).multiply(w.data(0, 0), groups, first, n, found.get());
-    require(!std::memcmp(wanted.get(), found.get(), static_cast<size_t>(groups) * sums * sizeof(float)),
+    require(rows.same(wanted, rows.multiply(table, first, n, groups), n),
             std::string("groups together have the values they have alone, ") + format_name(format) + " at " +
                 level_name(level));
   }
