@@ -141,6 +141,7 @@ class TileWork {
                                            here_.values,
                                            begin,
                                            end,
+                                           first,
                                            scores_,
                                            result.largest,
                                            result.sum,
@@ -152,8 +153,7 @@ class TileWork {
                                            call_.slopes ? slopes : nullptr,
                                            apart,
                                            call_.biases ? biases : nullptr,
-                                           call_.reach,
-                                           first});
+                                           call_.reach});
   }
 
   // A chunk that is the first of every row, straight into the merged result; any other beside it, then merged.

@@ -37,14 +37,9 @@ void PieceWork::compute(const KeyChunk& chunk, int from, int rows, const Partial
   int begin[kQueryRows], end[kQueryRows];
   std::fill_n(begin, rows, from);
   std::fill_n(end, rows, chunk.keys);
-  AttendArgs args{rows,        shape_.head_dim, shape_.value_dim(),
-                  queries_,    scales_,         call_.softcap * kLog2E,
-                  chunk.tiles, chunk.values,    begin,
-                  end,         scores_,         result.largest,
-                  result.sum,  result.out,      padded_,
-                  turned_};
-  args.first_key = chunk.first_key;
-  kv_.attend(args);
+  kv_.attend({rows, shape_.head_dim, shape_.value_dim(), queries_, scales_, call_.softcap * kLog2E, chunk.tiles,
+              chunk.values, begin, end, chunk.first_key, scores_, result.largest, result.sum, result.out, padded_,
+              turned_});
 }
 
 void PieceWork::add(const KeyChunk& chunk, int from, int rows, bool first) {

@@ -46,6 +46,7 @@ struct AttendArgs {
   const void* const* values;  // [kChunkTiles]; not looked at with `turned`
   const int* begin;  // [rows] keys begin <= i < end of the chunk are visible to a row
   const int* end;
+  int first_key;  // where the chunk begins among the keys of its rows
   float* scores;  // [kQueryRows, kChunkKeys] work space
   float* largest;  // [rows] out: largest score
   float* sum;  // [rows] out: sum of 2^(score - largest); 0 where nothing is visible
@@ -63,7 +64,6 @@ struct AttendArgs {
   // -reach .. reach, whose ends count for all beyond; null: nothing.
   const float* const* biases = nullptr;
   int reach = 0;
-  int first_key = 0;  // where the chunk begins among the keys of its rows
 };
 
 // A chunk's results (largest2, sum2, out2) into those of the chunks before it. Rows of `largest` are kQueryRows,

@@ -50,24 +50,8 @@ void multiply_keys(const ScoreCall& call, const Step& step, const Kernels& kerne
     std::fill_n(end, kQueryRows, keys);
     for (int head = 0; head < call.heads; head += kQueryRows) {
       const int rows = std::min(kQueryRows, call.heads - head);
-      AttendArgs args{rows,
-                      static_cast<int>(width),
-                      static_cast<int>(width),
-                      queries + head * query_bytes,
-                      scales + head,
-                      0,
-                      tiles,
-                      tiles,
-                      begin,
-                      end,
-                      found,
-                      nullptr,
-                      nullptr,
-                      nullptr,
-                      0,
-                      nullptr};
-      args.first_key = at;
-      kv.score(args);
+      kv.score({rows, static_cast<int>(width), static_cast<int>(width), queries + head * query_bytes, scales + head, 0,
+                tiles, tiles, begin, end, at, found, nullptr, nullptr, nullptr, 0, nullptr});
       for (int r = 0; r < rows; ++r) take(head + r, at, found + r * kChunkKeys, keys);
     }
   }

@@ -102,6 +102,7 @@ struct Chunk {
   std::vector<int> apart;
   int reach;
   std::vector<float> bias;  // of each row, of distances up to `reach`
+  int first_key;
 
   Chunk(Random& random, ThreadPool& pool, KvType kind, bool within)
       : head_dim(2 * random.between(1, 70)),
@@ -110,7 +111,8 @@ struct Chunk {
         type(kind),
         value_columns(within ? random.between(1, head_dim) : 0),
         cache(taken(KvCache::create(pool, {1, 1, head_dim, kChunkKeys, type}, 1))),
-        reach(random.between(0, 200)) {
+        reach(random.between(0, 200)),
+        first_key(random.of<int>({0, kChunkKeys})) {
     const KvKernels& scalar = kernels(Level::scalar).kv[int(type)];
     for (int k = 0; k < keys; ++k) {
       scalar.put_key(reals(random, size_t(head_dim), 3).get(), head_dim, k % kTileKeys, cache->key_tile(0, 0, 0, k));
@@ -154,6 +156,7 @@ struct Chunk {
                value_tiles.data(),
                begin.data(),
                end.data(),
+               first_key,
                scores.get(),
                largest.get(),
                sum.get(),
