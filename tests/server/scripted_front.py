@@ -1,23 +1,42 @@
 """A front's process over the scripted engine's tokens: `python -m tests.server.scripted_front FDS PARENT NAME`.
 
-The path of its model is a folder. While there is a file `unreadable` in it no vocabulary is read.
+The path of its model is a folder. While there is a file `unreadable` in it no vocabulary is read; where there is a file
+`late` the first front takes a while to make its application.
 """
 
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 from homenode.errors import CheckpointError
 from homenode.server.fronts.main import main
 from homenode.server.fronts.messages import Prepare
 from tests.server.fakes import ByteTokenizer
 
+_LATE_S = 1.0
+
 
 def load(prepare: Prepare) -> ByteTokenizer:
     if (Path(prepare.model) / "unreadable").exists():
         raise CheckpointError("this vocabulary cannot be read")
+    if (Path(prepare.model) / "late").exists() and sys.argv[3].endswith("-0"):
+        _make_application_late()
     return ByteTokenizer()
+
+
+def _make_application_late() -> None:
+    from homenode.server import app
+
+    create_app = app.create_app
+
+    def create_late(*arguments: Any) -> Any:
+        time.sleep(_LATE_S)
+        return create_app(*arguments)
+
+    app.create_app = create_late
 
 
 if __name__ == "__main__":

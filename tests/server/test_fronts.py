@@ -97,6 +97,13 @@ class Service:
 @contextlib.asynccontextmanager
 async def service(made: Coordinator, server: ServerConfig) -> AsyncIterator[Service]:
     await made.start(bind(server))
+    async with running(made) as to:
+        yield to
+
+
+@contextlib.asynccontextmanager
+async def running(made: Coordinator) -> AsyncIterator[Service]:
+    """A coordinator that was started, until it has ended."""
     urls: list[str] = []
     serving = asyncio.create_task(made.serve(urls.append))
     try:
@@ -200,6 +207,34 @@ async def test_a_killed_front_leaves_nothing_running_and_is_replaced(tmp_path: P
             return await to.metric("num_requests_running") == 0
 
         await to.wait_for(none_runs)
+
+
+@sync
+async def test_whoever_is_answered_may_kill_a_front_at_once(tmp_path: Path) -> None:
+    """Even where the other front answers first: nobody is answered before the loss of one is borne."""
+    (tmp_path / "late").touch()
+    made, server = coordinator(tmp_path, 1, 2)
+    listener = bind(server)
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    starting = asyncio.create_task(made.start(listener))
+
+    async def answered() -> bool:
+        with contextlib.suppress(httpx.TransportError):
+            async with httpx.AsyncClient(base_url=url, timeout=4 * PATIENCE_S) as http:
+                return (await http.get("/health")).status_code == 200
+        return False
+
+    await wait_in_loop(answered, "an answer", 4 * PATIENCE_S)
+    killed = made.front_pids[0]
+    os.kill(killed, signal.SIGKILL)
+    async with asyncio.timeout(4 * PATIENCE_S):
+        await starting
+    async with running(made) as to:
+
+        async def replaced() -> bool:
+            return len(to.pids) == 2 and killed not in to.pids and (await to.get("/health")).status_code == 200
+
+        await to.wait_for(replaced)
 
 
 @pytest.mark.parametrize(("obstacle", "error"), [("unreadable", CheckpointError), ("broken", HostError)])

@@ -135,8 +135,9 @@ class Coordinator:
         try:
             await asyncio.gather(fronts, *starting)
             self._ready = self._all_ready([task.result() for task in starting])
+            await self.fronts.begin()
             listener.listen(_BACKLOG)
-            await self.fronts.serve()
+            self.fronts.serve()
         except BaseException:
             for task in (fronts, *starting):
                 task.cancel()

@@ -34,7 +34,7 @@ from homenode.server.doors.certificate import Certificate
 from homenode.server.fronts.messages import (
     Begin,
     FromFront,
-    FrontServing,
+    FrontReady,
     KeysChanged,
     Prepare,
     Prepared,
@@ -131,7 +131,7 @@ class _Front:
         state = ServerState(client, tokenizer, prepare.server, identity, keys=keys)
         server = Server(
             uvicorn_config(create_app(state), prepare.server, backlog=_ACCEPTED_AT_ONCE),
-            lambda: self._send(FrontServing()),
+            lambda: None,
             certificate=certificate,
         )
         ending = Ending(state, server, prepare.server.shutdown_timeout)
@@ -139,6 +139,7 @@ class _Front:
         self._take_engines(client)
         listens = asyncio.Event()
         handling = asyncio.ensure_future(self._handle_messages(messages, client, keys, ending, listens))
+        self._send(FrontReady())
         await listens.wait()
         gc.freeze()  # what is there now stays: collections of cycles need not walk through it while requests wait
         await server.serve(sockets=[self._listener])

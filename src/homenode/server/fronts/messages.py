@@ -45,7 +45,7 @@ class KeysChanged(msgspec.Struct, frozen=True, tag=True):
 
 
 class Serve(msgspec.Struct, frozen=True, tag=True):
-    """The port listens: take connections."""
+    """Every front is ready and the port listens: take connections."""
 
 
 class Stop(msgspec.Struct, frozen=True, tag=True):
@@ -56,9 +56,9 @@ class Prepared(msgspec.Struct, frozen=True, tag=True):
     """Front to coordinator: the vocabulary is read."""
 
 
-class FrontServing(msgspec.Struct, frozen=True, tag=True):
-    """Front to coordinator: connections are taken."""
+class FrontReady(msgspec.Struct, frozen=True, tag=True):
+    """Front to coordinator: the application is made; connections are taken from `Serve` on."""
 
 
 ToFront = Prepare | Begin | KeysChanged | Serve | Stop | Ping | ToLinked
-FromFront = Prepared | FrontServing | Heartbeat | Fatal | FromLinked
+FromFront = Prepared | FrontReady | Heartbeat | Fatal | FromLinked

@@ -18,7 +18,7 @@ from homenode.engine.fronts.messages import Way
 from homenode.engine.messages import Fatal, Heartbeat, Ping
 from homenode.engine.wire import FrameDecoder, decode_body, encode_frame
 from homenode.errors import HomenodeError, HostError, PeerError
-from homenode.server.fronts.messages import FromFront, FrontServing, Prepare, Prepared, ToFront
+from homenode.server.fronts.messages import FromFront, FrontReady, Prepare, Prepared, ToFront
 from homenode.server.monitoring.files import FOLDER_VARIABLE
 
 _log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ _KILL_AFTER_S = 2.0
 class FrontProcess:
     """One process of a front. `number`: its own; `slot`: its place among the fronts, which its successor will have.
 
-    `left`: its exit code, when it has ended; `prepared` and `serving`: that it said so.
+    `left`: its exit code, when it has ended; `prepared` and `ready`: that it said so.
     """
 
     def __init__(self, number: int, slot: int, on_message: Callable[[FrontProcess, FromFront], None]) -> None:
@@ -37,7 +37,7 @@ class FrontProcess:
         loop = asyncio.get_running_loop()
         self.number, self.slot, self.name = number, slot, f"homenode-front-{slot}"
         self.prepared: asyncio.Future[None] = loop.create_future()
-        self.serving: asyncio.Future[None] = loop.create_future()
+        self.ready: asyncio.Future[None] = loop.create_future()
         self.left: asyncio.Future[int] = loop.create_future()
         self._on_message = on_message
         self._process: subprocess.Popen[bytes] | None = None
@@ -146,8 +146,8 @@ class FrontProcess:
                     answer.set_result(None)
             case Prepared():
                 _done(self.prepared)
-            case FrontServing():
-                _done(self.serving)
+            case FrontReady():
+                _done(self.ready)
             case Fatal():
                 self._failure = message
             case _:
@@ -165,7 +165,7 @@ class FrontProcess:
     def _end(self, code: int) -> None:
         self.left.set_result(code)
         error = self._why(code)
-        for waiting in (self.prepared, self.serving, *self.pings.values()):
+        for waiting in (self.prepared, self.ready, *self.pings.values()):
             if not waiting.done():
                 waiting.set_exception(error)
                 waiting.exception()  # marks it as seen, should nobody wait any more

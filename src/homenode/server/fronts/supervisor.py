@@ -64,13 +64,18 @@ class FrontSupervisor:
             await asyncio.gather(*starting, return_exceptions=True)
             raise
 
-    async def serve(self) -> None:
-        """Let all take connections; each is replaced from now on when it is lost."""
-        fronts = [front for front in self._slots if front is not None]
-        for front in fronts:
+    async def begin(self) -> None:
+        """Tell all what they begin with, and wait until each is ready. None takes connections before: until then the
+        loss of one ends the start, which raises what one could not be ready for.
+        """
+        for front in self._started():
             self._begin(front)
-        await asyncio.gather(*(front.serving for front in fronts))
-        self._keeping = [asyncio.ensure_future(self._keep(slot, front)) for slot, front in enumerate(fronts)]
+        await asyncio.gather(*(front.ready for front in self._started()))
+
+    def serve(self) -> None:
+        """Let all take connections, and replace each that is lost from now on."""
+        self._keeping = [asyncio.ensure_future(self._keep(slot, front)) for slot, front in enumerate(self._started())]
+        self.broadcast(Serve())
 
     async def kept(self) -> int | None:
         """Waits until none is left: the largest exit code of those that ended as they were told to, None when all were
@@ -140,10 +145,12 @@ class FrontSupervisor:
         self._slots[slot] = front
         return front
 
+    def _started(self) -> list[FrontProcess]:
+        return [front for front in self._slots if front is not None]
+
     def _begin(self, front: FrontProcess) -> None:
         self._begins(front)
         self._serving[front.number] = front
-        front.send(Serve())
 
     async def _keep(self, slot: int, front: FrontProcess) -> None:
         """Replace the front in this slot again and again, until all end or it is given up."""
@@ -188,6 +195,7 @@ class FrontSupervisor:
                 reason = str(error)
                 continue
             self._begin(front)
+            front.send(Serve())
             return front, failures
 
     async def _watch(self, front: FrontProcess) -> None:
