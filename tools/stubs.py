@@ -68,11 +68,8 @@ def sampling_header() -> str:
     lines = [
         "// Written by `make stubs` from src/homenode/sampling.py; not to be edited.",
         "//",
-        (
-            "// X(type, name, least, most): the settings that each row of a SamplingInput has, in the order in "
-            "which they are"
-        ),
-        "// applied, and their ranges, bounds included.",
+        "// X(type, name, least, most): the settings that each row of a SamplingInput has, and their ranges, bounds",
+        "// included.",
         "#pragma once",
         "",
         "#define HOMENODE_SAMPLING_SETTINGS(X) \\",

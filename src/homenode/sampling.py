@@ -66,13 +66,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """How a sequence is continued and when it ends. Ranges are checked by `check()`.
 
     None for `repetition_penalty`, `temperature`, `top_k`, `top_p` and `min_p` is what the model's
-    generation_config.json says, else the plain distribution: 1, 1, 0, 1 and 0. `stop`: strings that end the text before
-    them. `n`: answers to each prompt, of which the i-th has the seed `seed` + i. Both are for `LLM`; the engine knows
-    neither text nor prompts. With a `grammar` an answer ends where that ends, whatever `ignore_eos` and `min_tokens`
-    say.
+    generation_config.json or GGUF file says, else the plain distribution: 1, 1, 0, 1 and 0. `stop`: strings that end
+    the text before them. `n`: answers to each prompt, of which the i-th has the seed `seed` + i. Both are for `LLM`;
+    the engine knows neither text nor prompts. With a `grammar` an answer ends where that ends, whatever `ignore_eos`
+    and `min_tokens` say.
     """
 
-    # The table, in the order in which the settings are applied.
+    # The table, in the order in which the settings are applied, but for `top_n_sigma`: it comes before the temperature.
     repetition_penalty: Annotated[
         float | None,
         SamplingSetting(

@@ -303,9 +303,9 @@ class SamplingArrays:
     """How to draw a token from each of r rows of logits. Lists are in CSR form: row i owns start[i]:start[i+1].
 
     `settings`: by name, the arrays [r] of the table `homenode.sampling.SETTINGS`. To each row are applied, in this
-    order: logit bias, penalties, the mask, then the other settings in the order of the table, then the draw. The only
-    token that a mask leaves is taken whatever its logit is. temperature 0 is greedy (lowest id
-    among equals). The draw depends only on (seed, counter) of its row and its logits.
+    order: logit bias, penalties, the mask, then the other settings in the order told there, then the draw. The only
+    token that a mask leaves is taken whatever its logit is. temperature 0 is greedy (lowest id among equals). The draw
+    depends only on (seed, counter) of its row and its logits.
     """
 
     settings: dict[str, npt.NDArray[Any]]

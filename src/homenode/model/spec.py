@@ -220,7 +220,7 @@ class ModelSpec:
         int, ...
     ] = ()  # by number; model.tokenizer.vocabularies.stop_tokens has what ends an answer besides
     storage: str = "F32"  # the DType most weight bytes are in
-    generation: dict[str, float | int] = field(default_factory=dict)  # temperature, top_p... of generation_config.json
+    generation: dict[str, float | int] = field(default_factory=dict)  # temperature, top_p... that its files name
     own: object = None  # figures that no other architecture has, of a class in its file
     # Of each layer what it keeps of a sequence besides keys and values, None: nothing; empty: no layer does.
     layer_states: tuple[LayerState | None, ...] = ()

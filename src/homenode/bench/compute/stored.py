@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from homenode.dtypes import DType
 
-# Where a block has 16-bit floats (csrc/quant/block.cpp): random bits there could be infinite, or so small that
+# Where a block has 16-bit floats (csrc/quant/split.h): random bits there could be infinite, or so small that
 # processors take a slow path.
 _SCALES = {
     "Q8_0": (0,), "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "IQ4_NL": (0,), "IQ4_XS": (0,),

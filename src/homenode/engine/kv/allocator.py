@@ -1,6 +1,6 @@
 """The running sequences' side of the KV memory: giving handles and blocks, growing, publishing, taking back.
 
-Blocks of a allocation that ended while a step containing it was in flight are taken back when that step is done, not
+Blocks of an allocation that ended while a step containing it was in flight are taken back when that step is done, not
 before: the step still writes to them.
 """
 
@@ -17,7 +17,7 @@ from homenode.engine.kv.states import SlotAllocation, StatePool
 
 class KvAllocator:
     """Makes and ends allocations; every owned block of the pool is owned by one of them, or by a hand-over of KV
-    (`kv_exports`, `kv_imports`).
+    (`exports`, `imports`).
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class KvAllocator:
         ]
 
     def start(self, sequence: Sequence, allocation: BlockAllocation) -> None:
-        """Begin a stay whose blocks are there already."""
+        """Begin an allocation whose blocks are there already."""
         allocation.seq = self._next_seq
         allocation.last = sequence.last
         self._next_seq += 1
@@ -178,7 +178,7 @@ class KvAllocator:
             self.pool.chunks.take_ahead(running + 1, 1 + running // self.block_size)
 
     def end(self, sequence: Sequence) -> None:
-        """End the sequence's stay, if it has one: its blocks come back now or with the last step in flight that
+        """End the sequence's allocation, if it has one: its blocks come back now or with the last step in flight that
         contains it.
         """
         allocation = sequence.allocation

@@ -2,7 +2,7 @@
 those that are lost.
 
 Everything here runs on one event loop. No task stands between an engine and who waits for its outputs: an engine's
-client puts them straight into the request's `Journey`.
+client puts them straight into the request's `RoutedStream`.
 """
 
 from __future__ import annotations

@@ -289,7 +289,7 @@ def _nodes_of(host: Host, cpus: Iterable[int]) -> tuple[int, ...]:
 
 
 def _listed(parts: Iterable[str], limit: int = 8) -> str:
-    """At most `most` of the parts, then how many more there are."""
+    """At most `limit` of the parts, then how many more there are."""
     every = list(parts)
     return "; ".join(every[:limit]) + (f"; and {len(every) - limit} more" if len(every) > limit else "")
 
