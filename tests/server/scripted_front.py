@@ -1,13 +1,12 @@
 """A front's process over the scripted engine's tokens: `python -m tests.server.scripted_front FDS PARENT NAME`.
 
-The path of its model is a folder. While there is a file `unreadable` in it no vocabulary is read; where there is a file
-`late` the first front takes a while to make its application.
+The path of its model is a folder. While there is a file `unreadable` in it no vocabulary is read; and while there is a
+file `late` the first front makes no application.
 """
 
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,25 +14,25 @@ from homenode.errors import CheckpointError
 from homenode.server.fronts.main import main
 from homenode.server.fronts.messages import Prepare
 from tests.server.fakes import ByteTokenizer
-
-_LATE_S = 1.0
+from tests.waiting import wait_until
 
 
 def load(prepare: Prepare) -> ByteTokenizer:
     if (Path(prepare.model) / "unreadable").exists():
         raise CheckpointError("this vocabulary cannot be read")
-    if (Path(prepare.model) / "late").exists() and sys.argv[3].endswith("-0"):
-        _make_application_late()
+    late = Path(prepare.model) / "late"
+    if late.exists() and sys.argv[3].endswith("-0"):
+        _make_application_late(late)
     return ByteTokenizer()
 
 
-def _make_application_late() -> None:
+def _make_application_late(late: Path) -> None:
     from homenode.server import app
 
     create_app = app.create_app
 
     def create_late(*arguments: Any) -> Any:
-        time.sleep(_LATE_S)
+        wait_until(lambda: not late.exists())
         return create_app(*arguments)
 
     app.create_app = create_late

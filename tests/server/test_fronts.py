@@ -210,26 +210,25 @@ async def test_a_killed_front_leaves_nothing_running_and_is_replaced(tmp_path: P
 
 
 @sync
-async def test_whoever_is_answered_may_kill_a_front_at_once(tmp_path: Path) -> None:
-    """Even where the other front answers first: nobody is answered before the loss of one is borne."""
-    (tmp_path / "late").touch()
+async def test_nobody_is_answered_before_the_loss_of_any_front_is_borne(tmp_path: Path) -> None:
+    late = tmp_path / "late"
+    late.touch()
     made, server = coordinator(tmp_path, 1, 2)
     listener = bind(server)
-    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     starting = asyncio.create_task(made.start(listener))
-
-    async def answered() -> bool:
-        with contextlib.suppress(httpx.TransportError):
-            async with httpx.AsyncClient(base_url=url, timeout=4 * PATIENCE_S) as http:
-                return (await http.get("/health")).status_code == 200
-        return False
-
-    await wait_in_loop(answered, "an answer", 4 * PATIENCE_S)
-    killed = made.front_pids[0]
-    os.kill(killed, signal.SIGKILL)
+    await wait_in_loop(
+        lambda: [front.ready.done() for front in made.fronts.running] == [False, True],
+        "the second front to be ready",
+        4 * PATIENCE_S,
+    )
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection(*listener.getsockname()[:2])
+    late.unlink()
     async with asyncio.timeout(4 * PATIENCE_S):
         await starting
     async with running(made) as to:
+        killed = to.pids[0]
+        os.kill(killed, signal.SIGKILL)
 
         async def replaced() -> bool:
             return len(to.pids) == 2 and killed not in to.pids and (await to.get("/health")).status_code == 200

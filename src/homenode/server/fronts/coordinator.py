@@ -117,7 +117,7 @@ class Coordinator:
     # Life
 
     async def start(self, listener: socket.socket, progress: Callable[[int, int], None] | None = None) -> EngineReady:
-        """Start all at once and wait until every front takes connections. `listener` comes from
+        """Start all at once, wait until all are ready, and let the fronts take connections. `listener` comes from
         `server.http.listener.bind`.
 
         Raises what an engine or a front could not start for; then nothing is left running.

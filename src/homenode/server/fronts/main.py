@@ -131,7 +131,6 @@ class _Front:
         state = ServerState(client, tokenizer, prepare.server, identity, keys=keys)
         server = Server(
             uvicorn_config(create_app(state), prepare.server, backlog=_ACCEPTED_AT_ONCE),
-            lambda: None,
             certificate=certificate,
         )
         ending = Ending(state, server, prepare.server.shutdown_timeout)

@@ -42,7 +42,7 @@ class FrontSupervisor:
         self._begins, self._says, self._left = begins, says, left
         self._numbers = itertools.count(1)
         self._slots: list[FrontProcess | None] = [None] * count  # None while it is started again
-        self._serving: dict[int, FrontProcess] = {}  # by number
+        self._running: dict[int, FrontProcess] = {}  # by number
         self._keeping: list[asyncio.Task[None]] = []
         self._first: tuple[socket.socket, Prepare, int] | None = None
         self._ending = False
@@ -99,7 +99,7 @@ class FrontSupervisor:
 
     def kill(self) -> None:
         """End all at once."""
-        for front in self._serving.values():
+        for front in self._running.values():
             front.kill()
 
     async def close(self) -> None:
@@ -115,16 +115,16 @@ class FrontSupervisor:
     @property
     def running(self) -> tuple[FrontProcess, ...]:
         """The front processes that have begun."""
-        return tuple(self._serving.values())
+        return tuple(self._running.values())
 
     def has(self, number: int) -> bool:
         """Whether this process is there."""
-        return number in self._serving
+        return number in self._running
 
     def broadcast(self, message: ToFront, except_for: FrontProcess | None = None) -> None:
         """Say this to all that have begun."""
         frame = encode_frame(message)
-        for front in self._serving.values():
+        for front in self._running.values():
             if front is not except_for:
                 front.send_frame(frame)
 
@@ -150,7 +150,7 @@ class FrontSupervisor:
 
     def _begin(self, front: FrontProcess) -> None:
         self._begins(front)
-        self._serving[front.number] = front
+        self._running[front.number] = front
 
     async def _keep(self, slot: int, front: FrontProcess) -> None:
         """Replace the front in this slot again and again, until all end or it is given up."""
@@ -161,7 +161,7 @@ class FrontSupervisor:
             code = await asyncio.shield(front.left)
             watching.cancel()
             self._slots[slot] = None
-            del self._serving[front.number]
+            del self._running[front.number]
             self._left(front)
             await front.close()
             if self._ending:

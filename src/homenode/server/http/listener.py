@@ -99,7 +99,7 @@ class Server(uvicorn.Server):
     def __init__(
         self,
         config: uvicorn.Config,
-        on_listening: Callable[[], object],
+        on_listening: Callable[[], object] | None = None,
         *,
         descriptors_each: int = 1,
         certificate: Certificate | None = None,
@@ -138,7 +138,8 @@ class Server(uvicorn.Server):
         if self._certificate is not None:
             self._watching = asyncio.ensure_future(self._certificate.watch())
         self.started = True
-        self._on_listening()
+        if self._on_listening is not None:
+            self._on_listening()
 
     @property
     def _protocol(self) -> type[BoundedProtocol]:
