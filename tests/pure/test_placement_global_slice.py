@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from homenode.cpuset import parse_cpu_list
+from homenode.cpuset import format_cpu_list, parse_cpu_list
 from homenode.errors import PlacementError
 from homenode.host.placement.demand import Demand
 from homenode.host.placement.policies import global_slice
@@ -67,6 +67,17 @@ def test_the_visible_order_is_the_order_of_ranks() -> None:
 def test_logical_ids_that_start_at_four_are_cut_by_their_position() -> None:
     host = npu_host({0: "0-39"}, double_chips([4, 5, 6, 7], first_card=2), style="A3")
     assert pools_of(global_slice.plan(host, Demand())) == {4: "0-9", 5: "10-19", 6: "20-29", 7: "30-39"}
+
+
+@given(ids=st.sets(st.integers(0, 15), min_size=1))
+@settings(deadline=None, derandomize=True, max_examples=examples(60))
+def test_a_container_that_is_shown_a_part_of_the_npus_is_warned_whatever_plans(ids: set[int]) -> None:
+    chips = double_chips(sorted(ids))
+    host = npu_host({0: "0-79", 1: "80-159"}, chips, style="A3")
+    findings = global_slice.plan(host, Demand()).findings
+    warned = [finding for finding in findings if finding.code == "npus_partly_shown"]
+    assert len(warned) == (ids != set(range(len(ids))))
+    assert all(format_cpu_list(sorted(ids)) in finding.message for finding in warned)
 
 
 def test_offline_cpus_are_not_given_away() -> None:

@@ -301,10 +301,103 @@ def test_node_comes_from_the_pci_function_where_there_is_no_affinity() -> None:
     ],
 )
 def test_maps_that_give_nothing(text: str, code: str, seen: str) -> None:
-    found = read(text, A2_INFO, TOPO)
+    found = read(text)
     assert (found.chips, codes(found)) == ((), [code])
     assert seen in found.errors[0].seen
     assert found.errors[0].remedy
+    # The topology says in its place which NPUs there are, and a note that it does.
+    other = read(text, A2_INFO, TOPO)
+    assert ([(chip.id, chip.name) for chip in other.chips], other.errors) == ([(0, "910B2"), (1, "910B2")], ())
+    assert [note.code for note in other.notes] == ["npu_map_replaced"]
+    assert seen in other.notes[0].message or code == "npu_map_unparseable"
+
+
+# What `npu-smi info -m` answers where it prints no map.
+NO_MAP = (
+    CommandResult("", 127, "missing"),
+    CommandResult("Error parameter of -m\n", 1, "failed"),
+    CommandResult("dcmi model initialized failed. ret is -8020\n"),
+)
+# Two chips to a card, of which the second of card 4 and the first of card 5 have a process.
+A3_INFO = """
+| NPU   Name                | Health        | Power(W)    Temp(C)           Hugepages-Usage(page)|
+| Chip  Phy-ID              | Bus-Id        | AICore(%)   Memory-Usage(MB)  HBM-Usage(MB)        |
++===========================+===============+====================================================+
+| 4     Ascend910           | OK            | 91.2        41                0    / 0             |
+| 0     8                   | 0000:C1:00.0  | 0           0    / 0          3397 / 65536         |
+| 4     Ascend910           | OK            | 91.2        41                0    / 0             |
+| 1     9                   | 0000:C1:00.1  | 0           0    / 0          3397 / 65536         |
+| 5     Ascend910           | OK            | 91.2        41                0    / 0             |
+| 0     10                  | 0000:C2:00.0  | 0           0    / 0          3397 / 65536         |
+| 5     Ascend910           | OK            | 91.2        41                0    / 0             |
+| 1     11                  | 0000:C2:00.1  | 0           0    / 0          3397 / 65536         |
+""" + processes("| 4 1 | 71 | python3 | 1 |\n| 5 0 | 72 | python3 | 1 |")
+
+
+def topology(*labels: str) -> str:
+    return f"\t{' '.join(labels)} CPU Affinity\n" + "".join(
+        f"{row} {' '.join('X' if row == one else 'HCCS' for one in labels)} {at * 8}-{at * 8 + 7}\n"
+        for at, row in enumerate(labels)
+    )
+
+
+@pytest.mark.parametrize("answer", NO_MAP)
+@pytest.mark.parametrize(
+    ("info", "topo", "wanted"),
+    [
+        # (logical, card, chip, physical, local CPUs, processes) of each chip
+        (A2_INFO, TOPO, [(0, 0, 0, None, 24, 2), (1, 1, 0, None, 0, 0)]),
+        (A2_INFO, "", [(0, 0, 0, None, None, 2)]),  # those on which something runs
+        ("", TOPO, [(0, 0, 0, None, 24, 0), (1, 1, 0, None, 0, 0)]),
+        (
+            A3_INFO,
+            topology("NPU0", "NPU1", "NPU2", "NPU3"),
+            [(0, 4, 0, 8, 0, 0), (1, 4, 1, 9, 8, 1), (2, 5, 0, 10, 16, 1), (3, 5, 1, 11, 24, 0)],
+        ),
+        (
+            A3_INFO,
+            topology("Phy-ID8", "Phy-ID9", "Phy-ID10", "Phy-ID11"),
+            [(8, 4, 0, 8, 0, 0), (9, 4, 1, 9, 8, 1), (10, 5, 0, 10, 16, 1), (11, 5, 1, 11, 24, 0)],
+        ),
+        (
+            A3_INFO,
+            topology("NPU4", "NPU5"),  # both chips of a card share its row
+            [(0, 4, 0, 8, 0, 0), (1, 4, 1, 9, 0, 1), (2, 5, 0, 10, 8, 1), (3, 5, 1, 11, 8, 0)],
+        ),
+        (A3_INFO, "", [(1, 4, 1, 9, None, 1), (2, 5, 0, 10, None, 1)]),
+        ("", "", []),
+    ],
+)
+def test_without_a_map_npus_are_those_of_the_topology_else_those_that_run(
+    answer: CommandResult, info: str, topo: str, wanted: list[tuple[int | None, ...]]
+) -> None:
+    found = read(answer, info, topo)
+    seen = [
+        (c.id, c.card, c.chip, c.physical, c.local_cpus[0] if c.local_cpus else None, len(c.processes))
+        for c in found.chips
+    ]
+    assert seen == wanted
+    assert ("npu_map_replaced" in {note.code for note in found.notes}) == bool(wanted)
+    assert not wanted or found.errors == ()
+
+
+TRANSLATED = {
+    "Process id": "进程号", "Process name": "进程名", "Process memory(MB)": "进程内存(MB)", "Name ": "名称 ",
+    "Health": "健康状态", "Bus-Id": "总线ID", "Phy-ID ": "物理ID ", "Chip ": "芯片 ", "CPU Affinity": "CPU亲和性",
+}  # fmt: skip
+
+
+@given(words=st.sets(st.sampled_from(sorted(TRANSLATED))))
+@fuzz
+def test_headers_in_another_language_change_nothing(words: set[str]) -> None:
+    def translated(text: str) -> str:
+        lines = text.splitlines(keepends=True)
+        for word in words:
+            lines = [line.replace(word, TRANSLATED[word]) for line in lines]
+        return "".join(lines)
+
+    for map_text, info, topo in ((A2_MAP, A2_INFO, TOPO), (A3_MAP, A3_INFO, topology("NPU0", "NPU1", "NPU2", "NPU3"))):
+        assert read(map_text, translated(info), translated(topo)) == read(map_text, info, topo)
 
 
 def test_a_bad_row_of_the_map_does_not_lose_the_others() -> None:
@@ -482,6 +575,7 @@ def check(found: Accelerators) -> None:
     assert len(set(ids)) == len(ids) and ids == sorted(ids)
     assert all(0 <= cpu < 1 << 16 for chip in found.chips for cpu in chip.local_cpus)
     known = {"npu_map_empty", "npu_map_unparseable", "npu_map_duplicate", "npu_unmapped", "topo_row_unparseable"}
+    known.add("npu_info_unparseable")
     assert set(codes(found)) <= known
     assert all(error.seen and error.wanted and error.remedy and str(error).isprintable() for error in found.errors)
     assert found.chips or found.errors

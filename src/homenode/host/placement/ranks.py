@@ -30,9 +30,9 @@ class Ranks:
 def npu_inventory(accelerators: Accelerators, named: Sequence[int] | None = None) -> tuple[Accelerator, ...]:
     """All NPUs of the host, ascending by logical id. Their count is the total that slices are made of.
 
-    The documented order of sources for that total (the map, else the affinity rows, else the running devices) comes
-    to this one list: a row of either later table means nothing without the map. Raises PlacementError with the
-    parsers' own codes: `npu_map_*`; `no_visible_device` where a variable hides them all.
+    The documented order of sources for that total (the map, else the affinity rows, else the running devices) is that
+    of `read_ascend`, so every strategy counts the same list. Raises PlacementError with the parsers' own codes:
+    `npu_map_*`; `no_visible_device` where a variable hides them all.
 
     `named`: the devices that are asked for, where their places do not depend on how many others there are. A row of the
     map that cannot be read is then no reason to refuse, as long as the map has the named ones.

@@ -72,6 +72,7 @@ class Npus:
             for rank, device in ranks.devices.items()
         )
         told = [_rank_refused(rank, error) for rank, error in failed.items()]
+        told += partly_shown([chip.id for chip in self.chips])
         idle = () if self.demand.before_start else idle_visible(self.devices, self.demand.visible)
         return Plan(
             strategy,
@@ -160,6 +161,25 @@ def arm_gate(machine: str) -> tuple[Finding, ...]:
             remedy,
         ),
     )
+
+
+def partly_shown(ids: Sequence[int]) -> tuple[Finding, ...]:
+    """Warns of a container that is shown a part of its host's NPUs, as logical numbers that do not run from 0 on tell.
+
+    Such a container plans for the NPUs that it sees. Another one with the same CPUs and other NPUs does likewise, and
+    neither can know of the other. `ids`: all NPUs that are shown, ascending.
+    """
+    if not ids or ids[-1] < len(ids):
+        return ()
+    message = (
+        f"the logical numbers of the NPUs, {format_cpu_list(ids)}, do not run from 0 on: this container is shown a "
+        "part of its host's NPUs, and other containers with the same CPUs and other NPUs come to the same CPUs"
+    )
+    remedy = (
+        "Give each container a cpuset of its own (docker run --cpuset-cpus), or show all of them all NPUs and choose "
+        "by ASCEND_RT_VISIBLE_DEVICES."
+    )
+    return (Finding("warning", "npus_partly_shown", message, remedy),)
 
 
 def hidden_counted(devices: Sequence[int]) -> tuple[Finding, ...]:

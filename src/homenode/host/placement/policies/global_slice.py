@@ -5,7 +5,7 @@ every node.
 
 Every process cuts the same list in the same way, visible or not, so processes with one cpuset never overlap. A slice is
 found by the position of the logical id among all ids: the same as the id itself where ids start at zero, and the right
-thing in a container that shows NPUs 4-7 only.
+thing in a container that shows NPUs 4-7 only and has CPUs of its own; where it has not, `npus_partly_shown` warns.
 """
 
 from __future__ import annotations

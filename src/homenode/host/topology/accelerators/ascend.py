@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from homenode.errors import PlacementError
+from homenode.host.topology.accelerators.ascend_inventory import inventory_without_map, map_replaced
 from homenode.host.topology.accelerators.ascend_tables import Info, MapRow, ProcessRow, family_of, parse_info, parse_map
-from homenode.host.topology.accelerators.ascend_topo import AscendTopoRow, affinity_of, parse_topo
+from homenode.host.topology.accelerators.ascend_topo import AscendTopoRow, affinity_of, parse_topo, topo_labels
 from homenode.host.topology.accelerators.cells import (
     Problems,
     node_of_cpus,
@@ -19,7 +20,7 @@ from homenode.host.topology.accelerators.cells import (
 )
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Accelerator, Accelerators, Node, PciDevice
-from homenode.host.topology.source import Source
+from homenode.host.topology.source import CommandResult, Source
 from homenode.units import format_count
 
 _MAP = ("npu-smi", "info", "-m")
@@ -31,23 +32,55 @@ _BOARD = ("npu-smi", "info", "-t", "board")
 def read_ascend(source: Source, devices: Sequence[PciDevice], nodes: Sequence[Node]) -> Accelerators:
     """The NPUs of the host, ascending by logical number; nothing where there is no npu-smi.
 
-    The map is what everything else hangs on: without it only its errors come back, and a tool that hangs is not asked
-    again. A missing or failing topology costs a note only, as plans can be made without it.
+    Where there is no map, the NPUs are those of the topology, else those on which something runs, and a note says so;
+    a tool that hangs is not asked again. A missing or failing topology costs a note only, as plans can be made without
+    it.
     """
     answer = source.command(_MAP)
-    if answer.failure == "missing":
-        return Accelerators()
     if answer.failure == "timeout":
         return Accelerators(errors=(tool_error(_MAP, answer),))
     problems = Problems()
     notes: list[Finding] = []
-    if answer.failure:
+    if answer.failure == "failed":
         notes.append(noted(tool_error(_MAP, answer)))
-    rows = parse_map(answer.out, problems)
+    rows = () if answer.failure == "missing" else parse_map(answer.out, problems)
+    if not rows:
+        return _without_map(source, answer, problems, notes, devices, nodes)
+    info = _read_info(source, problems)
+    topo = _read_topo(source, problems, notes)
+    return _accelerators(rows, info, topo, problems, notes, devices, nodes)
+
+
+def _without_map(
+    source: Source,
+    answer: CommandResult,
+    problems: Problems,
+    notes: list[Finding],
+    devices: Sequence[PciDevice],
+    nodes: Sequence[Node],
+) -> Accelerators:
+    """The NPUs as the other tables name them; the errors of the map where these name none."""
+    others = Problems()
+    info = _read_info(source, others)
+    topo = _read_topo(source, others, notes)
+    rows, table = inventory_without_map(info, topo_labels(topo))
     if not rows:
         return Accelerators(errors=tuple(problems.found), notes=tuple(notes))
-    info = _read_info(source, problems)
-    affinity = _read_affinity(source, rows, problems, notes)
+    notes.append(map_replaced(rows, table, quoted(telling_line(f"{answer.out}\n{answer.err}"))))
+    return _accelerators(rows, info, topo, others, notes, devices, nodes)
+
+
+def _accelerators(
+    rows: tuple[MapRow, ...],
+    info: Info,
+    topo: str,
+    problems: Problems,
+    notes: list[Finding],
+    devices: Sequence[PciDevice],
+    nodes: Sequence[Node],
+) -> Accelerators:
+    """The chips of `rows`, with what the other tables say of them."""
+    affinity = affinity_of(parse_topo(topo, problems), rows, problems)
     running = _running(info.processes, rows, problems)
     chips = {row.logical: row for row in reversed(rows)}
     family = family_of(rows)
@@ -103,17 +136,16 @@ def _read_info(source: Source, problems: Problems) -> Info:
     return info
 
 
-def _read_affinity(
-    source: Source, rows: tuple[MapRow, ...], problems: Problems, notes: list[Finding]
-) -> dict[int, AscendTopoRow]:
+def _read_topo(source: Source, problems: Problems, notes: list[Finding]) -> str:
+    """What `npu-smi info -t topo` prints; nothing where an earlier call has hung."""
     if any(error.code == "tool_timeout" for error in problems.found):
-        return {}
+        return ""
     answer = source.command(_TOPO)
     if answer.failure in ("timeout", "failed"):
         notes.append(noted(tool_error(_TOPO, answer)))
     elif answer.out.strip() and "NPU" not in answer.out and "Phy-ID" not in answer.out:
         notes.append(noted(_no_topology(answer.out)))
-    return affinity_of(parse_topo(answer.out, problems), rows, problems)
+    return answer.out
 
 
 def _no_topology(text: str) -> PlacementError:

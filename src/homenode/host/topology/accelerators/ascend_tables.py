@@ -5,8 +5,12 @@ Formats seen in the field, all read here:
 - the map: `NPU ID`, `Chip ID`, `Chip Logic ID`, `Chip Name` (A2, 310P), with `Chip Phy-ID` (A3), or `NPU ID`,
   `Slot ID`, `Chip ID`, `Chip Phy-ID`, `Chip Name` (950, where the NPU ID is the logical number); indented or not,
   columns of any width. Rows of a card's controller, named `Mcu` and without a logical number, are passed over.
-- the device table: two lines for each chip, `| NPU Name | Health |...` and `| Chip [Phy-ID] | Bus-Id |...`.
+- the device table: two lines for each chip, `| NPU Name | Health |...` and `| Chip [Phy-ID] | Bus-Id |...`; three
+  columns.
 - the process table: `| NPU Chip | Process id |...` with four or five columns, or `| NPU ID | Process id |...` (950).
+
+Headers of the last two may be in another language than English; both begin with the word NPU, and the number of columns
+tells which it is.
 """
 
 from __future__ import annotations
@@ -18,7 +22,8 @@ from homenode.host.topology.accelerators.cells import Problems, label, number, p
 
 _GAP = re.compile(r"\t[\t ]*| {2,}[\t ]*")
 _NO_NUMBER = ("-", "NA", "N/A")
-_LOGICAL_LIMIT = 1 << 16
+LOGICAL_LIMIT = 1 << 16
+_LEAST_PROCESS_COLUMNS = 4  # of the process table; the device table has three
 _MAP = "a table of `npu-smi info -m` with the columns NPU ID, Chip ID and Chip Logic ID"
 _MAP_REMEDY = "Run `npu-smi info -m` by hand: the driver may be missing from this container, or its format may be new."
 
@@ -47,12 +52,24 @@ class ProcessRow:
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceRow:
+    """A chip of the device table; `physical` is None where the table has no such column."""
+
+    npu: int
+    chip: int
+    physical: int | None
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class Info:
-    """`addresses`: PCI address by NPU and chip number. `has_tables`: whether either table was there."""
+    """`addresses`: PCI address by NPU and chip number. `has_tables`: whether either table was there. `devices`: the
+    rows of the device table."""
 
     addresses: dict[tuple[int, int], str]
     processes: tuple[ProcessRow, ...]
     has_tables: bool = True
+    devices: tuple[DeviceRow, ...] = ()
 
 
 def parse_map(text: str, problems: Problems) -> tuple[MapRow, ...]:
@@ -129,7 +146,7 @@ def _map_row(line: str, columns: list[str], problems: Problems) -> MapRow | None
         return None
     npu, logical = number(npu_text), number(logical_text)
     chip = number(cells.get("chip id", "")) if "chip id" in columns else 0
-    if npu is None or chip is None or logical is None or logical >= _LOGICAL_LIMIT:
+    if npu is None or chip is None or logical is None or logical >= LOGICAL_LIMIT:
         problems.add(
             "npu_map_unparseable", "a row of the map of NPUs cannot be read", seen=line, wanted=_MAP, remedy=_MAP_REMEDY
         )
@@ -140,8 +157,9 @@ def _map_row(line: str, columns: list[str], problems: Problems) -> MapRow | None
 def parse_info(text: str, problems: Problems) -> Info:
     """Both tables of `npu-smi info`. Adds `npu_unmapped` for a process row that names no device."""
     addresses: dict[tuple[int, int], str] = {}
+    devices: list[DeviceRow] = []
     processes: list[ProcessRow] = []
-    npu: int | None = None  # of the line before: the device table has two lines for each chip
+    above: list[str] = []  # words of the line before: the device table has two lines for each chip
     by_chip: bool | None = None  # None above the process table
     for line in text.splitlines():
         cells = _cells(line)
@@ -149,18 +167,34 @@ def parse_info(text: str, problems: Problems) -> Info:
             continue
         words = cells[0].split(None, 2)
         if words[:1] == ["NPU"]:
-            by_chip = words == ["NPU", "Chip"] if "process id" in cells[1].lower() else None
+            by_chip = _names_chips(words) if len(cells) >= _LEAST_PROCESS_COLUMNS else None
         elif by_chip is not None:
             row = _process(line, cells, by_chip, processes, problems)
             if row is not None:
                 processes.append(row)
         elif (address := pci_address(cells[1])) is not None:
-            chip = number(words[0]) if words else None
-            if npu is not None and chip is not None:
-                addresses.setdefault((npu, chip), address)
-        elif words:
-            npu = number(words[0])
-    return Info(addresses, tuple(processes), by_chip is not None or bool(addresses))
+            device = _device(above, words)
+            if device is not None:
+                addresses.setdefault((device.npu, device.chip), address)
+                devices.append(device)
+        else:
+            above = words
+    return Info(addresses, tuple(processes), by_chip is not None or bool(addresses), tuple(devices))
+
+
+def _names_chips(header: list[str]) -> bool:
+    """Whether the first column of the process table has a card and a chip, as `NPU Chip` says in any language; `NPU ID`
+    is one number."""
+    return len(header) > 1 and header[1].lower() != "id"
+
+
+def _device(above: list[str], words: list[str]) -> DeviceRow | None:
+    """The chip of two lines of the device table: NPU and name above, chip and physical number below."""
+    npu, chip = (number(line[0]) if line else None for line in (above, words))
+    if npu is None or chip is None:
+        return None
+    physical = number(words[1]) if len(words) > 1 else None
+    return DeviceRow(npu, chip, physical, label(" ".join(above[1:])))
 
 
 def _cells(line: str) -> list[str]:

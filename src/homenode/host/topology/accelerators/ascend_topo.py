@@ -57,7 +57,7 @@ def parse_topo(text: str, problems: Problems) -> tuple[AscendTopoRow, ...]:
         if not words or not _COLUMN.fullmatch(words[0]):
             continue
         if _is_header(words):
-            at, last = _affinity_column(words), words[-2:] == ["CPU", "Affinity"]
+            at, last = _affinity_column(words), _is_last_column(words)
             continue
         label = _LABEL.fullmatch(words[0])
         if at is None or not label:
@@ -75,15 +75,32 @@ def parse_topo(text: str, problems: Problems) -> tuple[AscendTopoRow, ...]:
     return tuple(rows)
 
 
+def topo_labels(text: str) -> tuple[int, ...]:
+    """Numbers of the NPUs that have a row, in the order of the table, whether their affinity is told or not."""
+    rows = (line.split() for line in text.splitlines())
+    found = (_LABEL.fullmatch(words[0]) for words in rows if words and not _is_header(words))
+    return tuple(dict.fromkeys(int(label[2]) for label in found if label))
+
+
 def _is_header(words: Sequence[str]) -> bool:
     """A header names columns only; a row has relations such as X, HCCS or SYS after its label."""
-    return all(_COLUMN.fullmatch(word) for word in words) or ("Affinity" in words and "X" not in words)
+    relations = sum(_COLUMN.fullmatch(word) is not None for word in words)
+    return relations == len(words) or (words[relations].startswith("CPU") and "X" not in words)
 
 
 def _affinity_column(header: Sequence[str]) -> int | None:
-    """The place of the affinity among the words of a row, whose first word is its label."""
+    """The place of the affinity among the words of a row, whose first word is its label.
+
+    The column is called CPU Affinity, in any language: one word or two, of which the first begins with CPU.
+    """
     relations = sum(_COLUMN.fullmatch(word) is not None for word in header)
-    return 1 + relations if list(header[relations : relations + 2]) == ["CPU", "Affinity"] else None
+    return 1 + relations if "".join(header[relations : relations + 1]).startswith("CPU") else None
+
+
+def _is_last_column(header: Sequence[str]) -> bool:
+    """Whether no column comes after the affinity."""
+    named = [word for word in header if not _COLUMN.fullmatch(word)]
+    return len(named) == (2 if named[:1] == ["CPU"] else 1)
 
 
 def _broken(line: str, problems: Problems) -> None:
