@@ -170,9 +170,8 @@ def _memory_limit(host: Host) -> Iterable[Finding]:
             f"the control group may use {format_bytes(limit)} of {format_bytes(installed)} memory; {left} are free "
             "to take"
         )
-        yield Finding(
-            "info", "memory_limited", message, "docker --memory, the pod's memory limit, or MemoryMax= decide that."
-        )
+        remedy = "docker --memory, the pod's memory limit, or MemoryHigh= and MemoryMax= of a unit decide that."
+        yield Finding("info", "memory_limited", message, remedy)
 
 
 def _node_memory(host: Host) -> Iterable[Finding]:

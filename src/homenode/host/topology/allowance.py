@@ -28,12 +28,12 @@ class Allowance:
     of time, None for all.
 
     `memory_limit`: bytes this process's cgroups allow in all (None: no limit). `memory_available`: bytes it can still
-    take from `mems` without swapping; it never rests and so takes no part in comparisons. `mems`: nodes it may take
-    memory from. `cpuset`: online CPUs that its cpuset permits, None when unknown. `mask_origin`: "none" (every online
-    CPU is allowed), "cpuset" (the mask is the cpuset), "inherited" (narrower: taskset, a batch system, a parent),
-    "openmp" (narrower by accident: an OpenMP library bound the first thread of this process or of one above it to a
-    single place, and threads and processes inherit masks). `beyond_accident`: the allowance without an accidental mask,
-    where that is known.
+    take from `mems` without swapping, page cache among them; it never rests and so takes no part in comparisons.
+    `mems`: nodes it may take memory from. `cpuset`: online CPUs that its cpuset permits, None when unknown.
+    `mask_origin`: "none" (every online CPU is allowed), "cpuset" (the mask is the cpuset), "inherited" (narrower:
+    taskset, a batch system, a parent), "openmp" (narrower by accident: an OpenMP library bound the first thread of this
+    process or of one above it to a single place, and threads and processes inherit masks). `beyond_accident`: the allowance without
+    an accidental mask, where that is known.
     """
 
     cpus: tuple[int, ...]

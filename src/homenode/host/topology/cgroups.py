@@ -7,10 +7,11 @@ scheduler/sched-bwc.rst; cgroups(7). Hierarchies are looked for where every dist
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from homenode.host.topology.facts import FactReader, parse_number
+from homenode.host.topology.reclaimable import read_memory_stat, reclaimable_of_group
 
 _MOUNT = "/sys/fs/cgroup"
 _CONTROLLERS = ("cpu", "cpuacct", "memory", "cpuset")
@@ -20,8 +21,9 @@ _MOST_GROUPS = 64  # from a group up to its root; the kernel's own limit on nest
 
 @dataclass(frozen=True, slots=True)
 class GroupLimits:
-    """`cpu_quota`: CPUs' worth of time. `memory_limit`: bytes in all; `memory_room`: bytes of it that are left. `cpus`:
-    the CPUs the cpuset permits. None: no limit, and for `cpus` also: not told."""
+    """`cpu_quota`: CPUs' worth of time. `memory_limit`: bytes in all, before the kernel slows the group down or ends a
+    process; `memory_room`: bytes of it that can be had. `cpus`: the CPUs the cpuset permits. None: no limit, and for
+    `cpus` also: not told."""
 
     cpu_quota: float | None
     memory_limit: int | None
@@ -33,11 +35,7 @@ def read_group_limits(reader: FactReader) -> GroupLimits:
     """The tightest limits of this process's groups and of all groups above them."""
     folders = _folders(reader)
     quotas = [quota for folder in folders if (quota := _cpu_quota(reader, folder)) is not None]
-    memory = [
-        (limit, limit - _memory_used(reader, folder))
-        for folder in folders
-        if (limit := _memory_limit(reader, folder)) is not None
-    ]
+    memory = [(limit, limit - group.used) for group in memory_groups(reader) for _, limit in group.limits]
     return GroupLimits(
         cpu_quota=min(quotas, default=None),
         memory_limit=min((limit for limit, _ in memory), default=None),
@@ -48,8 +46,8 @@ def read_group_limits(reader: FactReader) -> GroupLimits:
 
 @dataclass(frozen=True, slots=True)
 class MemoryGroup:
-    """A control group with limits of memory: `limits` by the file they are in, and bytes `used` of them that cannot be
-    had back at once."""
+    """A control group with limits of memory: `limits` by the file they are in, and bytes `used` of them that are not
+    given back on demand."""
 
     folder: str
     used: int
@@ -61,12 +59,12 @@ def memory_groups(reader: FactReader) -> list[MemoryGroup]:
     down, as well as the limit at which it ends a process."""
     found = []
     for folder in _folders(reader, ("memory",)):
-        high = reader.number(f"{folder}/memory.high") if reader.text(f"{folder}/memory.high") != "max" else None
-        most = _memory_limit(reader, folder)
-        name = "memory.max" if reader.text(f"{folder}/memory.max") else "memory.limit_in_bytes"
-        limits = tuple((name, size) for name, size in (("memory.high", high), (name, most)) if size is not None)
+        stat = read_memory_stat(reader, folder)
+        told = _memory_limits(reader, folder, stat)
+        limits = tuple((name, size) for name, size in told if size is not None and 0 <= size < _UNLIMITED)
         if limits:
-            found.append(MemoryGroup(folder, _memory_used(reader, folder), limits))
+            used = reader.number(f"{folder}/memory.current") or reader.number(f"{folder}/memory.usage_in_bytes") or 0
+            found.append(MemoryGroup(folder, max(0, used - reclaimable_of_group(stat)), limits))
     return found
 
 
@@ -116,22 +114,13 @@ def _cpu_quota(reader: FactReader, folder: str) -> float | None:
     return quota / period if quota is not None and quota > 0 and period is not None and period > 0 else None
 
 
-def _memory_limit(reader: FactReader, folder: str) -> int | None:
-    version_2 = reader.text(f"{folder}/memory.max")
-    if version_2 == "max":
-        return None
-    limit = reader.number(f"{folder}/memory.max" if version_2 else f"{folder}/memory.limit_in_bytes")
-    return limit if limit is not None and 0 <= limit < _UNLIMITED else None
-
-
-def _memory_used(reader: FactReader, folder: str) -> int:
-    """Bytes charged to the group that cannot be given back at once: page cache on the inactive list can."""
-    used = reader.number(f"{folder}/memory.current") or reader.number(f"{folder}/memory.usage_in_bytes") or 0
-    for line in reader.text(f"{folder}/memory.stat").splitlines():
-        name, _, value = line.partition(" ")
-        if name in ("inactive_file", "total_inactive_file"):
-            return max(0, used - max(0, parse_number(value.strip()) or 0))
-    return max(0, used)
+def _memory_limits(reader: FactReader, folder: str, stat: Mapping[str, int]) -> Iterator[tuple[str, int | None]]:
+    """What is told of a group's limits, by name. Version 1 tells in memory.stat of limits above what a container
+    sees."""
+    for name in ("memory.high", "memory.max", "memory.limit_in_bytes"):
+        path = f"{folder}/{name}"
+        yield name, None if reader.text(path) == "max" else reader.number(path)
+    yield "hierarchical_memory_limit of memory.stat", stat.get("hierarchical_memory_limit")
 
 
 def _cpuset(reader: FactReader, folders: Sequence[str]) -> tuple[int, ...] | None:

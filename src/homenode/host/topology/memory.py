@@ -10,10 +10,10 @@ from collections.abc import Collection
 
 from homenode.host.topology.facts import FactReader, parse_number
 from homenode.host.topology.online import NODE_FOLDER, read_node_ids
+from homenode.host.topology.reclaimable import easily_had
 
 _TRANSPARENT = ("always", "madvise", "never")
 _PREFIX, _SUFFIX = "hugepages-", "kB"
-_EASILY_HAD = ("MemFree", "Active(file)", "Inactive(file)", "SReclaimable")  # what MemAvailable is made of
 
 
 def read_meminfo(reader: FactReader, path: str) -> dict[str, int]:
@@ -33,7 +33,7 @@ def read_available(reader: FactReader) -> int:
     made of; 0 without either.
     """
     found = read_meminfo(reader, "/proc/meminfo")
-    return found.get("MemAvailable", sum(found.get(name, 0) for name in _EASILY_HAD))
+    return found.get("MemAvailable", easily_had(found))
 
 
 def available_on(reader: FactReader, nodes: Collection[int]) -> int:
@@ -63,9 +63,7 @@ def available_by_node(reader: FactReader, nodes: Collection[int]) -> dict[int, i
 def _easily_had(reader: FactReader, nodes: Collection[int]) -> dict[int, int]:
     """Bytes by node that are free or can be read again; a node without such figures is missing."""
     sizes = {node: read_meminfo(reader, f"{NODE_FOLDER}/node{node}/meminfo") for node in nodes}
-    return {
-        node: sum(found.get(name, 0) for name in _EASILY_HAD) for node, found in sizes.items() if "MemFree" in found
-    }
+    return {node: easily_had(found) for node, found in sizes.items() if "MemFree" in found}
 
 
 def read_huge_pages(reader: FactReader, folder: str) -> dict[int, int]:
