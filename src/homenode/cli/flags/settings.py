@@ -18,8 +18,9 @@ from typing import Any
 
 import click
 
+from homenode.cli.flags.service_links import left_aside
 from homenode.cli.flags.suggestions import SuggestingChoice
-from homenode.cli.output.report import set_by
+from homenode.cli.output.report import print_note, set_by
 from homenode.errors import UserError
 from homenode.host.placement.numa_settings import NumaSettings
 from homenode.options import EMPTY_SECRET, Option, is_empty_secret, options_of
@@ -41,6 +42,7 @@ _TOML_WORDS = {
 }
 
 OTHER_SOURCES = "homenode.sources"  # in a context's meta: where a setting came from, by name, if from none of the above
+_TOLD = "homenode.told"  # in a context's meta: lines that were written
 NUMA_SETTINGS = tuple(options_of(NumaSettings))  # for every command that computes
 
 
@@ -122,6 +124,7 @@ class SettingOption(click.Option):
     """An option that may be set by a variable or a file, and says by which where its value is wrong.
 
     An empty variable is a value where the setting is secret: click takes every empty variable for one that is not set.
+    A variable that a cluster wrote for a service of that name is no value, which one line tells.
     """
 
     def __init__(self, *args: Any, secret: bool = False, **rest: Any) -> None:
@@ -130,7 +133,15 @@ class SettingOption(click.Option):
 
     def resolve_envvar_value(self, ctx: click.Context) -> str | None:
         found = super().resolve_envvar_value(ctx)
-        return os.environ.get(str(self.envvar)) if found is None and self.secret else found
+        if found is None:
+            return os.environ.get(str(self.envvar)) if self.secret else None
+        line = left_aside(str(self.envvar), found, self.opts[0])
+        if line is None:
+            return found
+        if line not in ctx.meta.setdefault(_TOLD, []):  # click asks more than once
+            ctx.meta[_TOLD].append(line)
+            print_note(line)
+        return None
 
     def process_value(self, ctx: click.Context, value: Any) -> Any:
         try:
