@@ -12,12 +12,49 @@ import pytest
 
 from homenode.errors import HostError, UserError
 from homenode.host.binding.state import State, open_state
+from homenode.host.binding.temporary import temporary_folder
 
 
 def test_the_variable_names_the_folder(tmp_path: Path) -> None:
     state = open_state({"HOMENODE_STATE_DIR": str(tmp_path / "here"), "XDG_RUNTIME_DIR": str(tmp_path)})
     assert state.folder == tmp_path / "here"
     assert state.folder.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("count", range(4))
+def test_the_first_place_that_can_be_written_to_is_taken(
+    count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last `count` places; those before are on a read-only file system, with what was there before."""
+    own = f"homenode-{os.geteuid()}"
+    run = {"run": "homenode"} if os.geteuid() == 0 else {}
+    places = [tmp_path / a / b for a, b in {"runtime": "homenode", **run, "named": own, "usual": own}.items()]
+    for place in places:
+        place.mkdir(0o700, parents=True)
+    writable, granted = places[len(places) - count :], os.access
+
+    def access(path: Path, mode: int) -> bool:
+        return any(path in (place, place.parent) for place in writable) and granted(path, mode)
+
+    monkeypatch.setattr(os, "access", access)
+    monkeypatch.setattr("homenode.host.binding.temporary._USUAL", (tmp_path / "usual",))
+    env = {"XDG_RUNTIME_DIR": str(tmp_path / "runtime"), "TMPDIR": str(tmp_path / "named")}
+    if count:
+        assert open_state(env, tmp_path / "run").folder == writable[0]
+    else:
+        with pytest.raises(HostError, match=r"there is no folder for the state: .*HOMENODE_STATE_DIR"):
+            open_state(env, tmp_path / "run")
+
+
+def test_the_working_directory_is_no_place_for_the_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is another one for the next command."""
+    monkeypatch.setattr("homenode.host.binding.temporary._USUAL", ())
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(HostError, match="there is no folder for the state"):
+        open_state({"TMPDIR": "."}, tmp_path / "run")
+    with pytest.raises(HostError, match="TMPDIR"):
+        temporary_folder()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_without_the_variable_the_runtime_folder_is_taken(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -382,7 +381,7 @@ async def test_no_file_in_which_a_front_counts_can_find_the_disk_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also one of a front that takes the place of another."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
     (tmp_path / "temporary").mkdir()
     made, server = coordinator(tmp_path, engines=1, fronts=2)
     async with service(made, server) as to:
@@ -427,7 +426,7 @@ async def test_a_response_is_kept_for_all_fronts(tmp_path: Path) -> None:
 def test_the_folder_of_a_coordinator_that_was_killed_is_removed_by_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     living = MetricsFolder()
     script = (
         "from homenode.server.fronts.folder import MetricsFolder\nimport os\nprint(MetricsFolder().path, "
@@ -451,7 +450,7 @@ def test_a_folder_that_another_removes_before_it_is_locked_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another coordinator starts between the making of the folder and its lock, and takes it for one that was left."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     lock, first, others = fcntl.flock, list[Path](), list[MetricsFolder]()
 
     def lock_late(fd: int, how: int) -> None:
@@ -472,7 +471,7 @@ def test_a_folder_that_another_removes_before_it_is_locked_is_not_used(
 def test_a_folder_that_another_is_about_to_remove_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     lock, taken = fcntl.flock, list[int]()
 
     def lock_second(fd: int, how: int) -> None:

@@ -1,9 +1,12 @@
 """The folder where commands of this host remember things for each other: claims, and what was before a binding. Small
 JSON files.
 
-Its place: HOMENODE_STATE_DIR; else $XDG_RUNTIME_DIR/homenode; else /run/homenode for root; else <temporary
-folder>/homenode-<user id>. Some of these outlive a reboot, so who keeps process numbers in a file keeps `boot_id` with
-them. The folder is its user's alone (0700): two users do not see each other's claims.
+Its place: HOMENODE_STATE_DIR; else the first that can be written to of $XDG_RUNTIME_DIR/homenode, /run/homenode for
+root, and <temporary folder>/homenode-<user id>. Some of these outlive a reboot, so who keeps process numbers in a file
+keeps `boot_id` with them. The folder is its user's alone (0700): two users do not see each other's claims.
+
+It is a help: who only tells others something catches the HostError of `open_state`, which is raised for every reason
+for which there can be none, and goes on without (`claims.exclusive_if_possible` does for claims).
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from homenode.errors import HostError, UserError
+from homenode.host.binding.temporary import temporary_folders
 from homenode.host.topology.finding import Finding
 
 VARIABLE = "HOMENODE_STATE_DIR"
@@ -127,8 +131,8 @@ class State:
 def open_state(env: Mapping[str, str] | None = None, run_folder: Path = Path("/run")) -> State:
     """The state folder, made if need be.
 
-    Raises UserError when HOMENODE_STATE_DIR names a folder that cannot be trusted, HostError when there is none to be
-    had.
+    Raises UserError when HOMENODE_STATE_DIR names a folder that cannot be trusted, HostError, and nothing else, when
+    there is none to be had, as where all file systems are read-only.
     """
     env = os.environ if env is None else env
     given = env.get(VARIABLE)
@@ -139,9 +143,10 @@ def open_state(env: Mapping[str, str] | None = None, run_folder: Path = Path("/r
     refusals = []
     for folder in _candidates(env, run_folder):
         try:
-            return State(_prepare(folder))
+            return State(_writable(_prepare(folder)))
         except (UserError, HostError) as error:
             refusals.append(error.message)
+    refusals = refusals or ["no folder for temporary files can be written to"]
     raise HostError(f"there is no folder for the state: {'; '.join(refusals)}. Name one in {VARIABLE}.")
 
 
@@ -160,7 +165,8 @@ def _candidates(env: Mapping[str, str], run_folder: Path) -> Iterator[Path]:
         yield Path(runtime) / "homenode"
     if os.geteuid() == 0:
         yield run_folder / "homenode"
-    yield Path(tempfile.gettempdir()) / f"homenode-{os.geteuid()}"
+    for temporary in temporary_folders(env):
+        yield temporary / f"homenode-{os.geteuid()}"
 
 
 def _owner(folder: Path) -> int | None:
@@ -195,6 +201,13 @@ def _prepare(folder: Path) -> Path:
             f"others may write into {folder}; run `chmod go-w {folder}`, or name another in {VARIABLE}", param=VARIABLE
         )
     return folder
+
+
+def _writable(folder: Path) -> Path:
+    """The folder, if it is not on a file system that has become read-only, with what others left there before."""
+    if os.access(folder, os.W_OK | os.X_OK):
+        return folder
+    raise HostError(f"{folder} cannot be written to")
 
 
 def _wait_for_lock(descriptor: int, file: Path, deadline_s: float) -> None:

@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 
 from homenode.errors import HostError
+from homenode.host.binding.temporary import temporary_folder
 
 _PREFIX = "homenode-metrics-"
 _LOCK = "coordinator"  # locked as long as the coordinator lives
@@ -22,12 +23,13 @@ class MetricsFolder:
 
     def __init__(self) -> None:
         """HostError when there is no room for it."""
-        _remove_left_ones()
+        place = temporary_folder()
+        _remove_left_ones(place)
         try:
-            self.path, self._lock = _locked_folder()
+            self.path, self._lock = _locked_folder(place)
         except OSError as error:
             raise HostError(
-                f"no folder for metrics in {tempfile.gettempdir()}: {error.strerror}; set TMPDIR", errno=error.errno
+                f"no folder for metrics in {place}: {error.strerror}; set TMPDIR", errno=error.errno
             ) from error
 
     def remove(self) -> None:
@@ -38,12 +40,12 @@ class MetricsFolder:
             self._lock = -1
 
 
-def _locked_folder() -> tuple[Path, int]:
-    """A new folder and its lock, which is held. OSError: there is no room for one, or others have removed all that were
-    made.
+def _locked_folder(place: Path) -> tuple[Path, int]:
+    """A new folder in `place` and its lock, which is held. OSError: there is no room for one, or others have removed
+    all that were made.
     """
     for _ in range(_MOST_ATTEMPTS):
-        path = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place))
         lock = _locked(path)
         if lock is not None:
             return path, lock
@@ -63,9 +65,9 @@ def _locked(path: Path) -> int | None:
     return None
 
 
-def _remove_left_ones() -> None:
+def _remove_left_ones(place: Path) -> None:
     """Those of coordinators that were killed."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+    for folder in place.glob(f"{_PREFIX}*"):
         # It is somebody else's, or was removed meanwhile, or is about to get its lock.
         with contextlib.suppress(OSError):
             lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
