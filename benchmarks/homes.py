@@ -30,7 +30,8 @@ from homenode.compute.native import NativeBackend
 from homenode.compute.ops import Spread, StepArrays, StepLimits
 from homenode.compute.thread_memory import ThreadMemory
 from homenode.engine.memory.sizing import choose_cpus
-from homenode.host.topology.allowance import Allowance
+from homenode.host.discovery.read import read_host
+from homenode.host.topology.source import LiveSource
 from homenode.model.checkpoint.index import open_checkpoint
 from homenode.model.weights.load import load_model
 
@@ -70,7 +71,7 @@ def seconds(act: Callable[[], object]) -> float:
 def decode(path: Path, rounds: int) -> None:
     """Each load gets other pages of the machine's memory, which alone makes some per cent; hence several, each way the
     first of them in turn."""
-    cpus = choose_cpus(None, Allowance.of_process())
+    cpus = choose_cpus(None, read_host(LiveSource(), accelerators=False))
     ways = {"off": "none", "one home": "one", "a home for each thread": "own"}
     taken: dict[str, list[float]] = {name: [] for name in ways}
     for first in range(_LOADS):
@@ -147,7 +148,7 @@ def load_once(path: Path, cpus: tuple[int, ...], spread: Spread) -> None:
 
 
 def load(path: Path, rounds: int) -> None:
-    cpus = choose_cpus(None, Allowance.of_process())
+    cpus = choose_cpus(None, read_host(LiveSource(), accelerators=False))
     ways: Mapping[str, Callable[[], object]] = {
         "reading alone": lambda: read_all(path, len(cpus)),
         "bytes kept once": lambda: keep_all(path, len(cpus), 1),

@@ -11,8 +11,9 @@ from homenode.compute.ops import KvGeometry
 from homenode.engine.config import EngineConfig
 from homenode.engine.memory.sizing import choose_cpus, chunk_of, chunk_of_parts, problems, resolve, step_bytes
 from homenode.errors import CapacityError, UserError
-from homenode.host.topology.allowance import Allowance
+from homenode.host.topology.host import Host
 from homenode.model.spec import ModelSpec, RopeSpec
+from tests.host_values import Shape, host_of
 
 GIB = 2**30
 STORIES = ModelSpec(
@@ -118,30 +119,30 @@ def test_rows_of_logits_are_bounded_for_large_vocabularies() -> None:
     assert resolve(config(max_num_seqs=100), huge, geometry(huge), GIB).max_sampled_rows == 100
 
 
-def allowance(cpus: int, cores: int, quota: float | None = None) -> Allowance:
-    return Allowance(tuple(range(10, 10 + cpus)), tuple(range(10, 10 + cores)), quota, None, GIB)
+def on(cores: int, threads: int = 1, quota: float | None = None) -> Host:
+    return host_of([Shape(0, cores, threads)], siblings_apart=True, quota=quota)
 
 
 @pytest.mark.parametrize(
-    ("threads", "allowed", "chosen"),
+    ("threads", "host", "chosen"),
     [
-        (None, allowance(1, 1), (10,)),
-        (None, allowance(2, 2), (10, 11)),
-        (None, allowance(8, 4), (10, 11, 12)),
-        (None, allowance(8, 4, quota=2.9), (10, 11)),
-        (None, allowance(8, 4, quota=0.5), (10,)),
-        (2, allowance(8, 4), (10, 11)),
-        (4, allowance(8, 4, quota=1.0), (10, 11, 12, 13)),
-        (6, allowance(8, 4), (10, 11, 12, 13, 14, 15)),
+        (None, on(1), (0,)),
+        (None, on(2), (0, 1)),
+        (None, on(4, 2), (0, 1, 2)),
+        (None, on(4, 2, quota=2.9), (0, 1)),
+        (None, on(4, 2, quota=0.5), (0,)),
+        (2, on(4, 2), (0, 1)),
+        (4, on(4, 2, quota=1.0), (0, 1, 2, 3)),
+        (6, on(4, 2), (0, 1, 2, 3, 4, 5)),
     ],
 )
-def test_threads_get_cores_first(threads: int | None, allowed: Allowance, chosen: tuple[int, ...]) -> None:
-    assert choose_cpus(threads, allowed) == chosen
+def test_threads_get_cores_first(threads: int | None, host: Host, chosen: tuple[int, ...]) -> None:
+    assert choose_cpus(threads, host) == chosen
 
 
 def test_more_threads_than_cpus_are_refused() -> None:
     with pytest.raises(UserError, match="--threads 9: this process may use 8 CPUs"):
-        choose_cpus(9, allowance(8, 4))
+        choose_cpus(9, on(4, 2))
 
 
 @pytest.mark.parametrize(

@@ -120,7 +120,7 @@ def native_backend(threads: int | None, isa: str | None) -> NativeBackend:
     from homenode.host.topology.source import LiveSource
 
     host = read_host(LiveSource(), accelerators=False)
-    cpus = choose_cpus(threads, host.allowance)
+    cpus = choose_cpus(threads, host)
     return cast(
         "NativeBackend",
         make_backend(ComputeConfig(backend="native", threads=threads, isa=isa), cpus, team_groups(host, cpus)),

@@ -21,9 +21,10 @@ from homenode.engine.memory.state_sizing import (
 from homenode.engine.scheduler_config import check_config as check_scheduler
 from homenode.engine.step import WorkerLimits
 from homenode.errors import CapacityError, UserError
+from homenode.host.placement.core_order import fastest_cores, fastest_cpus, without_low_power
+from homenode.host.placement.cores import allowed_cores
 from homenode.host.placement.node_teams import spare_cores
 from homenode.host.placement.variables import kv_cache_memory
-from homenode.host.topology.allowance import Allowance
 from homenode.host.topology.host import Host
 from homenode.model.spec import ModelSpec
 from homenode.units import format_bytes, format_count
@@ -240,24 +241,27 @@ def step_bytes(config: EngineConfig, spec: ModelSpec) -> int:
     )
 
 
-def choose_cpus(threads: int | None, allowance: Allowance) -> tuple[int, ...]:
-    """The CPUs of the compute threads, one for each.
+def choose_cpus(threads: int | None, host: Host) -> tuple[int, ...]:
+    """The CPUs of the compute threads, one for each, out of the host's allowance.
 
     Without a wish: one for each physical core, less one where there are more than two (the scheduler, HTTP and the rest
-    of the machine live there), within the CPU quota. With one: physical cores first, then their siblings. UserError for
-    more threads than CPUs.
+    of the machine live there), within the CPU quota. With one: physical cores first, then their siblings. The fastest
+    cores compute, and low-power cores only where the wish exceeds all others (`core_order`). UserError for more threads
+    than CPUs.
     """
-    cores = allowance.physical_cpus
+    allowance = host.allowance
+    cores = {0: sorted((core for own in allowed_cores(host).values() for core in own), key=lambda core: core.cpus)}
     if threads is None:
-        return cores[: min(len(cores) - spare_cores(len(cores)), allowance.usable_threads)]
+        count = len(cores[0])
+        regular = without_low_power(fastest_cores(cores, count - spare_cores(count)))
+        return fastest_cpus(regular, min(len(regular[0]), allowance.usable_threads))[0]
     if threads > len(allowance.cpus):
         raise UserError(
             f"--threads {threads}: this process may use {format_count(len(allowance.cpus), 'CPU')}; give "
             f"{len(allowance.cpus)} or less",
             param="threads",
         )
-    siblings = tuple(cpu for cpu in allowance.cpus if cpu not in cores)
-    return (*cores, *siblings)[:threads]
+    return fastest_cpus(cores, threads)[0]
 
 
 def _kv_problem(

@@ -16,6 +16,8 @@ from homenode.engine.memory.sizing import choose_cpus
 from homenode.errors import UserError
 from homenode.host.binding.mempolicy_fallback import MemoryPolicy
 from homenode.host.binding.syscalls import MPOL_DEFAULT, MPOL_LOCAL
+from homenode.host.placement.core_order import fastest_cores, without_low_power
+from homenode.host.placement.cores import allowed_cores, cpus_of
 from homenode.host.placement.demand import Demand
 from homenode.host.placement.memory_nodes import has_memory
 from homenode.host.placement.nodes import permitted_nodes
@@ -63,7 +65,7 @@ def place_engine(
         return _over_nodes(config, threads, host, choose or _shard)
     plan, reserve = plan_workers(config, host, workers=1, local_rank=0), reserved_cores(config, host)
     if plan is None:
-        return _free(threads, host, host.allowance, reserve)
+        return _free(threads, host, reserve)
     return place_worker(plan, plan.workers[0], threads, host, reserve)
 
 
@@ -135,29 +137,33 @@ def _check(config: PlacementConfig) -> None:
             )
 
 
-def _free(threads: int | None, host: Host, allowance: Allowance, reserve: int | None) -> EngineBinding:
-    """The whole allowance; a reserve of whole cores is taken from its end."""
+def _free(threads: int | None, host: Host, reserve: int | None) -> EngineBinding:
+    """The whole allowance; a reserve of whole cores is made of the slowest of them."""
+    allowance = host.allowance
     if reserve is None:
-        team = choose_cpus(threads, allowance)
+        team = choose_cpus(threads, host)
         taken = {core_of(host, cpu) for cpu in team}
         return EngineBinding(team, spare=tuple(cpu for cpu in allowance.cpus if core_of(host, cpu) not in taken))
-    cores = allowance.physical_cpus
-    if reserve >= len(cores):
+    cores = {0: sorted((core for own in allowed_cores(host).values() for core in own), key=lambda core: core.cpus)}
+    if reserve >= len(cores[0]):
         raise UserError(
-            f"--reserve-cpus {reserve}: this process may use {format_count(len(cores), 'physical core')}, so none "
+            f"--reserve-cpus {reserve}: this process may use {format_count(len(cores[0]), 'physical core')}, so none "
             "would be left to compute; "
-            f"give {len(cores) - 1} or less",
+            f"give {len(cores[0]) - 1} or less",
             param="reserve_cpus",
         )
-    kept = {core_of(host, cpu) for cpu in cores[len(cores) - reserve :]}
-    left = cut(host, allowance, tuple(cpu for cpu in allowance.cpus if core_of(host, cpu) not in kept))
+    computing = fastest_cores(cores, len(cores[0]) - reserve)
+    if threads is None:
+        computing = without_low_power(computing)
+    left = cut(host, allowance, cpus_of(computing[0]))
     others = tuple(cpu for cpu in allowance.cpus if cpu not in left.cpus)
-    return EngineBinding(choose_cpus(threads if threads is not None else left.usable_threads, left), others)
+    team = choose_cpus(threads if threads is not None else left.usable_threads, replace(host, allowance=left))
+    return EngineBinding(team, others)
 
 
 def _within(plan: Plan, worker: WorkerBinding, threads: int | None, host: Host, reserve: int | None) -> EngineBinding:
     """The worker's CPUs are its whole world."""
-    binding = _free(threads, host, cut(host, host.allowance, worker.cpus), reserve)
+    binding = _free(threads, replace(host, allowance=cut(host, host.allowance, worker.cpus)), reserve)
     return replace(
         binding,
         others=binding.others or binding.spare or worker.cpus,
@@ -169,7 +175,7 @@ def _within(plan: Plan, worker: WorkerBinding, threads: int | None, host: Host, 
 def _on_list(plan: Plan, worker: WorkerBinding, threads: int | None, host: Host) -> EngineBinding:
     """One thread for each CPU of the worker's list, in its order."""
     if not worker.bound:
-        count = threads if threads is not None else len(choose_cpus(None, host.allowance))
+        count = threads if threads is not None else len(choose_cpus(None, host))
         return EngineBinding((UNPINNED,) * count, findings=plan.findings)
     if threads is not None and threads > len(worker.cpus):
         raise UserError(

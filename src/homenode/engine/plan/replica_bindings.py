@@ -26,6 +26,7 @@ from homenode.engine.plan.placement import (
     too_few_cores,
 )
 from homenode.errors import UserError
+from homenode.host.placement.core_order import regular_cores
 from homenode.host.placement.cores import AllowedCore, allowed_cores, cpus_of, deal
 from homenode.host.placement.nodes import memory_of_cpus
 from homenode.host.placement.share import set_aside
@@ -112,7 +113,7 @@ def _divided(host: Host, threads: int | None, count: int, reserve: int | None, w
     allowance = replace(host.allowance, cpu_quota=None if quota is None else quota / count)
     teams = []
     for number, pool in left.items():
-        own = cut(host, allowance, cpus_of(pool))
+        own = cut(host, allowance, cpus_of(pool if threads is not None else regular_cores(pool)))
         if threads is not None and threads > len(own.cpus):
             raise UserError(
                 f"--threads {threads}: of {count} {words.what}s ({words.flags}) {words.what} {number} has "
@@ -120,7 +121,8 @@ def _divided(host: Host, threads: int | None, count: int, reserve: int | None, w
                 f"{format_cpu_list(own.cpus)}; give {min(len(cpus_of(p)) for p in left.values())} or less",
                 param="threads",
             )
-        teams.append(choose_cpus(threads if threads is not None else own.usable_threads, own))
+        wanted = threads if threads is not None else own.usable_threads
+        teams.append(choose_cpus(wanted, replace(host, allowance=own)))
     return teams
 
 

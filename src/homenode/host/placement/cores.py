@@ -18,18 +18,25 @@ _SPEED_BANDS = (
 @dataclass(frozen=True, slots=True)
 class AllowedCore:
     """One core as far as it is allowed. `cpus`: its allowed logical CPUs, ascending. `capacity`: 1024 is the fastest
-    core of the host."""
+    core of the host. `low_power`, `priority`: as a `Cpu` has them."""
 
     id: int
     cpus: tuple[int, ...]
     node: int
     socket: int
     capacity: int
+    low_power: bool = False
+    priority: bool = False
 
     @property
     def speed_band(self) -> int:
         """Cores of one band are taken to be equally fast; higher is faster."""
         return self.capacity * _SPEED_BANDS // 1025
+
+    @property
+    def standing(self) -> tuple[bool, int, bool]:
+        """The kind of core it is; a higher one is of more use to whoever computes."""
+        return not self.low_power, self.speed_band, self.priority
 
 
 def allowed_cores(host: Host, without: Collection[int] = ()) -> dict[int, list[AllowedCore]]:
@@ -50,9 +57,8 @@ def allowed_cores(host: Host, without: Collection[int] = ()) -> dict[int, list[A
             continue
         first = cpus[0]
         node = next((cpu.node for cpu in cpus if cpu.node is not None), NO_NODE)
-        core = AllowedCore(
-            name, tuple(sorted(cpu.id for cpu in cpus)), node, first.socket, max(cpu.capacity for cpu in cpus)
-        )
+        ids, capacity = tuple(sorted(cpu.id for cpu in cpus)), max(cpu.capacity for cpu in cpus)
+        core = AllowedCore(name, ids, node, first.socket, capacity, first.low_power, first.priority)
         nodes.setdefault(node, []).append((_neighbourhood(first), core))
     return {
         node: [core for _, core in sorted(found, key=lambda pair: pair[0])] for node, found in sorted(nodes.items())
@@ -67,15 +73,15 @@ def cpus_of(cores: Iterable[AllowedCore]) -> tuple[int, ...]:
 def deal(cores: Sequence[AllowedCore], parts: int) -> list[list[AllowedCore]]:
     """`cores` in `parts` contiguous runs whose lengths differ by one core at most, longer ones first.
 
-    Where cores differ in speed each band is dealt by itself, so that nobody gets only the slow ones; the total stays as
-    even.
+    Where cores differ in speed each kind is dealt by itself, faster ones first, so that nobody gets only the slow ones;
+    the total stays as even.
     """
     dealt: list[list[AllowedCore]] = [[] for _ in range(parts)]
-    bands: dict[int, list[AllowedCore]] = {}
+    kinds: dict[tuple[bool, int, bool], list[AllowedCore]] = {}
     for core in cores:
-        bands.setdefault(core.speed_band, []).append(core)
+        kinds.setdefault(core.standing, []).append(core)
     given = 0
-    for _, band in sorted(bands.items(), reverse=True):
+    for _, band in sorted(kinds.items(), reverse=True):
         start = 0
         for part, run in enumerate(dealt):
             size = _even(given + len(band), parts, part) - _even(given, parts, part)

@@ -29,7 +29,7 @@ def assign_roles(kind: str | None, pool: Sequence[AllowedCore], local: int) -> R
     cpus = cpus_of(pool)
     if kind is None:
         return {"main": cpus}
-    ranked = sorted(pool[: max(local, _SPECIAL_CORES)], key=lambda core: core.speed_band)
+    ranked = sorted(pool[: max(local, _SPECIAL_CORES)], key=lambda core: core.standing)
     if len(cpus) < ROLES_APART:
         return _shared(kind, cpus, cpus_of(ranked))
     if kind != "npu":

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from homenode.cpuset import format_cpu_list, parse_cpu_list
 from homenode.errors import PlacementError, UserError
+from homenode.host.placement.core_order import fastest_cores, fastest_cpus, without_low_power
 from homenode.host.placement.cores import NO_NODE, AllowedCore, allowed_cores
 from homenode.host.placement.memory_nodes import memory_nodes
 from homenode.host.topology.host import Host
@@ -42,7 +43,8 @@ def node_teams(
     core, within the CPU quota. `reserve`: cores that nothing computes on; None for as many as `spare_cores` says where
     `threads` does not say otherwise. Cores outside `nodes` count among them. Threads are shared out in proportion to
     the nodes' cores; more of them than `threads_per_core` of each core means that further CPUs of the cores are wanted
-    too. A CPU of which the kernel does not tell the node is left out on a host that has nodes: no memory is its own.
+    too. The fastest cores compute (`core_order`), and low-power cores only where `threads` exceeds what all others can
+    do. A CPU of which the kernel does not tell the node is left out on a host that has nodes: no memory is its own.
 
     Raises PlacementError no_such_node, node_without_cpus, bad_node_list or insufficient_cpus, and UserError for more
     threads than CPUs or a reserve of all cores.
@@ -55,8 +57,9 @@ def node_teams(
         kept = max(0, (spare_cores(cores + elsewhere) if reserve is None else reserve) - elsewhere)
         if kept >= cores:
             raise _no_core_left(reserve or 0, cores, elsewhere)
-        chosen = _first_cores(chosen, cores - kept)
+        chosen = fastest_cores(chosen, cores - kept)
     if threads is None:
+        chosen = without_low_power(chosen)
         cpus = {
             node: _first_threads(own, threads_per_core)
             for node, own in _within_quota(chosen, host, threads_per_core).items()
@@ -88,17 +91,6 @@ def parse_node_list(text: str) -> tuple[int, ...]:
         remedy="Mend --numa-nodes, or the variable it came from.",
         param="--numa-nodes",
     )
-
-
-def in_proportion(total: int, sizes: Sequence[int]) -> list[int]:
-    """`total` shared out in proportion to `sizes` (not all 0), rounded so that it adds up; nobody gets more than its
-    size while `total` is no more than all."""
-    whole = sum(sizes)
-    shares = [total * size // whole for size in sizes]
-    rest = sorted(range(len(sizes)), key=lambda at: (-(total * sizes[at] % whole), at))
-    for at in rest[: total - sum(shares)]:
-        shares[at] += 1
-    return shares
 
 
 def _cores_by_node(host: Host) -> dict[int, list[AllowedCore]]:
@@ -154,41 +146,24 @@ def _no_core_left(reserve: int, cores: int, on_other_nodes: int) -> UserError:
     )
 
 
-def _first_cores(cores: dict[int, list[AllowedCore]], count: int) -> dict[int, list[AllowedCore]]:
-    """The first cores of each node, `count` in all."""
-    kept = in_proportion(count, [len(own) for own in cores.values()])
-    return {node: own[:number] for (node, own), number in zip(cores.items(), kept, strict=True)}
-
-
 def _within_quota(
     cores: dict[int, list[AllowedCore]], host: Host, threads_per_core: int
 ) -> dict[int, list[AllowedCore]]:
     """As many cores as the CPU quota (rounded down) lets run at once, one at least."""
     quota, count = host.allowance.cpu_quota, sum(map(len, cores.values()))
-    return cores if quota is None else _first_cores(cores, min(count, max(1, int(quota) // threads_per_core)))
+    return cores if quota is None else fastest_cores(cores, min(count, max(1, int(quota) // threads_per_core)))
 
 
 def _shared_out(cores: dict[int, list[AllowedCore]], threads: int, threads_per_core: int) -> dict[int, tuple[int, ...]]:
-    """CPUs for exactly `threads` threads: those of `threads_per_core` of each core first, then the others."""
-    first = {node: _first_threads(own, threads_per_core) for node, own in cores.items()}
-    more = {node: tuple(cpu for core in own for cpu in core.cpus[threads_per_core:]) for node, own in cores.items()}
-    usual, most = sum(map(len, first.values())), sum(len(core.cpus) for own in cores.values() for core in own)
+    """CPUs for exactly `threads` threads."""
+    most = sum(len(core.cpus) for own in cores.values() for core in own)
     if threads > most:
         message = (
             f"--threads {threads}: this process may use {format_count(most, 'CPU')} on NUMA node "
             f"{format_cpu_list(cores)}; give {most} or less"
         )
         raise UserError(message, param="threads")
-    counts = in_proportion(min(threads, usual), [len(cpus) for cpus in first.values()])
-    extra = (
-        in_proportion(threads - min(threads, usual), [len(cpus) for cpus in more.values()])
-        if threads > usual
-        else [0] * len(cores)
-    )
-    return {
-        node: first[node][:count] + more[node][:further]
-        for node, count, further in zip(cores, counts, extra, strict=True)
-    }
+    return fastest_cpus(cores, threads, threads_per_core)
 
 
 def _first_threads(cores: Sequence[AllowedCore], threads_per_core: int) -> tuple[int, ...]:

@@ -53,8 +53,8 @@ def set_aside(pools: Mapping[int, Sequence[AllowedCore]], count: int) -> tuple[P
     for _ in range(count):
         pool = max(left.values(), key=len)
         farthest = [core for core in pool if core.node == pool[-1].node]
-        slowest = min(core.speed_band for core in farthest)
-        core = next(core for core in reversed(farthest) if core.speed_band == slowest)
+        slowest = min(core.standing for core in farthest)
+        core = next(core for core in reversed(farthest) if core.standing == slowest)
         pool.remove(core)
         kept.append(core)
     return left, sorted(kept, key=lambda core: (core.node, core.id))

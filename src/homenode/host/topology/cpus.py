@@ -7,9 +7,9 @@ Documentation/ABI/{testing,stable}/sysfs-devices-system-cpu.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from homenode.cpuset import format_cpu_list
+from homenode.host.topology.core_speeds import with_speeds
 from homenode.host.topology.facts import FactReader, numbered
 from homenode.host.topology.host import Cpu
 from homenode.host.topology.online import CPU_FOLDER
@@ -17,7 +17,6 @@ from homenode.host.topology.siblings import cores_within_nodes, groups, read_cor
 from homenode.units import format_count
 
 _MOST_NAMED = 4  # cores in a message
-_FASTEST = 1024  # capacity of the fastest core: the scheduler's SCHED_CAPACITY_SCALE
 
 
 def read_cpus(reader: FactReader, online: Sequence[int], node_of: Mapping[int, int]) -> tuple[Cpu, ...]:
@@ -34,8 +33,7 @@ def read_cpus(reader: FactReader, online: Sequence[int], node_of: Mapping[int, i
         Cpu(cpu, cores.get(cpu, cpu), sockets[cpu], dies[cpu], clusters.get(cpu), caches.get(cpu), node_of.get(cpu))
         for cpu in online
     )
-    capacities = read_capacities(reader, online, cores)
-    return tuple(replace(cpu, capacity=capacities.get(cpu.id, _FASTEST)) for cpu in cpus) if capacities else cpus
+    return with_speeds(reader, cpus)
 
 
 def _read_cores(reader: FactReader, online: Sequence[int], node_of: Mapping[int, int]) -> dict[int, int]:
@@ -57,50 +55,6 @@ def _read_cores(reader: FactReader, online: Sequence[int], node_of: Mapping[int,
 
 def _nodes_named(cpus: Sequence[int], node_of: Mapping[int, int]) -> str:
     return format_cpu_list({node_of[cpu] for cpu in cpus if cpu in node_of})
-
-
-def read_capacities(reader: FactReader, online: Sequence[int], cores: Mapping[int, int]) -> dict[int, int]:
-    """Capacity by CPU, 1024 for the fastest; empty when all are equal or nothing is told. Read once for each core.
-
-    In this order: `cpu_capacity` (Arm; x86 from Linux 6.12, where it says 1024 throughout while SMT is on); then, on
-    x86 parts with cores of two kinds and on Arm without that file, `acpi_cppc/highest_perf` and
-    `cpufreq/cpuinfo_max_freq`. The first that every core has is taken, but on parts with two kinds the first that tells
-    cores apart. Where none does, their small cores get 512, which says no more than "slower". The small differences
-    between equal cores of other x86 parts are turbo preferences, not capacities, and are left out.
-    """
-    heads = [cpu for cpu in online if cores.get(cpu, cpu) == cpu]
-    small = {cpu for kind in ("cpu_atom", "cpu_lowpower") for cpu in reader.cpus(f"/sys/devices/{kind}/cpus") or ()}
-    two_kinds = bool(small) or _frequencies_differ(reader, heads)
-    files = ["cpu_capacity"]
-    if two_kinds or reader.source.machine.startswith(("arm", "aarch64")):
-        files += ["acpi_cppc/highest_perf", "cpufreq/cpuinfo_max_freq"]
-    figures = (_figure_of_each(reader, heads, file) for file in files)
-    found = next((figure for figure in figures if figure and (not two_kinds or len(set(figure.values())) > 1)), {})
-    if not found and small:
-        found = {cpu: 1 if cpu in small else 2 for cpu in heads}
-    most = max(found.values(), default=0)
-    if most == min(found.values(), default=0):
-        return {}
-    return {cpu: max(1, found[cores.get(cpu, cpu)] * _FASTEST // most) for cpu in online}
-
-
-def _frequencies_differ(reader: FactReader, heads: Sequence[int]) -> bool:
-    """Whether the last core is slower than the first by more than a turbo step: what is left to tell two kinds by
-    without cpu_atom."""
-    first, last = (
-        reader.number(f"{CPU_FOLDER}/cpu{cpu}/cpufreq/cpuinfo_max_freq") or 0 for cpu in (heads[0], heads[-1])
-    )
-    return 0 < last * 5 < first * 4
-
-
-def _figure_of_each(reader: FactReader, cpus: Sequence[int], file: str) -> dict[int, int]:
-    found: dict[int, int] = {}
-    for cpu in cpus:
-        figure = reader.number(f"{CPU_FOLDER}/cpu{cpu}/{file}")
-        if figure is None or figure <= 0:
-            return {}
-        found[cpu] = figure
-    return found
 
 
 def _cluster_names(reader: FactReader, online: Sequence[int], cores: Mapping[int, int]) -> dict[int, int]:

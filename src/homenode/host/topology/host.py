@@ -21,7 +21,9 @@ class Cpu:
     `core`: the lowest online CPU of its physical core, a name for the core that is unique on the host. `cluster`, `l3`:
     likewise the lowest online CPU that shares the cluster (L2 group of Arm parts) or the last-level cache; None where
     the kernel does not say. `node`: its NUMA node, the lowest where emulated nodes overlap; None on a host without
-    nodes. `capacity`: speed relative to the fastest core, 1024 = that.
+    nodes. `capacity`: speed relative to the fastest core, 1024 = that. `highest_perf`: the highest performance that the
+    firmware grants (ACPI CPPC, abstract units), None when not told. `low_power`: its core is made to save power, and
+    nothing computes there unless asked. `priority`: its core may run faster than others of the same kind.
     """
 
     id: int
@@ -32,6 +34,9 @@ class Cpu:
     l3: int | None
     node: int | None
     capacity: int = 1024
+    highest_perf: int | None = None
+    low_power: bool = False
+    priority: bool = False
 
 
 @dataclass(frozen=True, slots=True)
