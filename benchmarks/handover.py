@@ -1,21 +1,24 @@
-"""Time to first token through a prefill and a decode server, against one server:
+"""First token, time per output token and memory of a prefill and a decode server, against one server:
 `python -m benchmarks.handover MODEL --out FILE`.
 
-All servers run at once, with the same threads, and are asked in turns, one request at a time, so that each has the
-machine to itself. A prompt is new to all of them. What the hand-over itself took is read from the decode server's
-metrics.
+All servers run at once, with the same threads, and are asked in turns, so that each has the machine to itself: by one
+client, or by several (`--clients`), whose requests then wait at the decode server (`--receiver-seqs`). A prompt is new
+to all of them. What the hand-over itself took is read from the decode server's metrics, and so are the pages of KV that
+either side keeps still for hand-overs, the most that were seen at once.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import statistics
 import sys
+import threading
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import click
@@ -23,21 +26,84 @@ import click
 from benchmarks.contender import Command
 from benchmarks.machine import machine, own_version
 from benchmarks.servers import Server, free_port, running
-from homenode.bench.serving.clients import ClientLoad, run_load
+from homenode.bench.serving.clients import ClientLoad, TimedCompletion, run_load
 from homenode.cli.benchmarks.options import Numbers
 
-MODES = {"push": (), "pull-eager": ("--pd-pull-mode",), "pull-delay": ("--pd-pull-mode", "--pd-delay-pull")}
-_SECONDS = "homenode:kv_transfer_seconds_sum"
+MODES = {
+    "push": (),
+    "pull-eager": ("--pd-pull-mode",),
+    "pull-delay": ("--pd-pull-mode", "--pd-delay-pull"),
+    "pull-eager, offload": ("--pd-pull-mode",),
+    "pull-delay, offload": ("--pd-pull-mode", "--pd-delay-pull"),
+}
+_OFFLOAD = ("--pd-use-cpu-offload", "--pd-cpu-buffer-size", "256MiB")  # of the sender
+_SECONDS, _PINNED, _USED = (
+    f"homenode:{name}" for name in ("kv_transfer_seconds_sum", "kv_transfer_pinned_pages", "kv_cache_usage_perc")
+)
+_LOOK_EVERY_S = 0.05
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What one side gave in a turn: seconds to the first token, and between tokens, of each answer."""
+
+    first: tuple[float, ...]
+    between: tuple[float, ...]
+
+    @classmethod
+    def of(cls, exchanges: Sequence[TimedCompletion]) -> Answers:
+        """The times of completions."""
+        gaps = [later - earlier for exchange in exchanges for earlier, later in itertools.pairwise(exchange.events)]
+        return cls(tuple(exchange.events[0] - exchange.started_at for exchange in exchanges), tuple(gaps))
 
 
 @dataclass(frozen=True)
 class Turn:
-    """One prompt, asked of one server and of the pair: seconds."""
+    """The same prompts, asked of one server and of the pair. `transfer`: seconds that the hand-overs took together;
+    `peaks`: of the sender and the receiver the most pages that were pinned, and the largest share of KV blocks in
+    use."""
 
     prompt_tokens: int
-    alone: float
-    pair: float
+    alone: Answers
+    pair: Answers
     transfer: float
+    peaks: dict[str, tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class Ports:
+    """Where each server of a mode listens."""
+
+    alone: int
+    sender: int
+    receiver: int
+    proxy: int
+
+
+@dataclass
+class PeakWatch:
+    """Looks at the metrics of both sides until it is told to stop."""
+
+    ports: Ports
+    peaks: dict[str, tuple[float, float]] = field(default_factory=dict)
+    _stop: threading.Event = field(default_factory=threading.Event)
+
+    def __enter__(self) -> PeakWatch:
+        self._thread = threading.Thread(target=self._look)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        while not self._stop.wait(_LOOK_EVERY_S):
+            for side in ("sender", "receiver"):
+                read = _metrics(getattr(self.ports, side))
+                seen = (read.get(_PINNED, 0.0), read.get(_USED, 0.0))
+                before = self.peaks.get(side, (0.0, 0.0))
+                self.peaks[side] = (max(before[0], seen[0]), max(before[1], seen[1]))
 
 
 def _server(name: str, port: int, verb: str, *rest: str) -> Server:
@@ -46,50 +112,79 @@ def _server(name: str, port: int, verb: str, *rest: str) -> Server:
 
 
 @contextmanager
-def _all_running(model: Path, channel: str, mode: str, threads: int) -> Iterator[tuple[int, int, int]]:
-    """Ports of the single server, of the proxy and of the decode server."""
-    alone, sender, receiver, proxy = (free_port() for _ in range(4))
+def _all_running(model: Path, channel: str, mode: str, threads: int, receiver_seqs: int) -> Iterator[Ports]:
+    ports = Ports(*(free_port() for _ in range(4)))
     common = (str(model), "--threads", str(threads), "--kv-cache-memory", "512MiB")
     transfer = ("--transfer-channel", channel, *MODES[mode], "--pd-buffer-size", "256MiB")
+    offload = _OFFLOAD if "offload" in mode else ()
+    few = ("--max-num-seqs", str(receiver_seqs))
     servers = [
-        _server("alone", alone, "serve", *common),
-        _server("sender", sender, "serve", *common, "--pd-role", "sender", *transfer),
-        _server("receiver", receiver, "serve", *common, "--pd-role", "receiver", *transfer),
+        _server("alone", ports.alone, "serve", *common),
+        _server("sender", ports.sender, "serve", *common, "--pd-role", "sender", *transfer, *offload),
+        _server("receiver", ports.receiver, "serve", *common, "--pd-role", "receiver", *transfer, *few),
     ]
-    front = _server(
-        "proxy", proxy, "proxy", "--prefill", f"http://127.0.0.1:{sender}", "--decode", f"http://127.0.0.1:{receiver}"
-    )
+    sides = ("--prefill", f"http://127.0.0.1:{ports.sender}", "--decode", f"http://127.0.0.1:{ports.receiver}")
     with ExitStack() as stack:
-        for server in [*servers, front]:
+        for server in [*servers, _server("proxy", ports.proxy, "proxy", *sides)]:
             stack.enter_context(running(server))
-        yield alone, proxy, receiver
+        yield ports
 
 
-def _first_token_s(port: int, tokens: int, seed: int) -> float:
-    [exchange] = asyncio.run(run_load(f"http://127.0.0.1:{port}", ClientLoad(1, 1, tokens, 2, seed=seed)))
-    return exchange.events[0] - exchange.started_at
+def _ask(port: int, clients: int, tokens: int, gen_tokens: int, seed: int) -> Answers:
+    load = ClientLoad(clients, 1, tokens, gen_tokens, seed=seed)
+    return Answers.of(asyncio.run(run_load(f"http://127.0.0.1:{port}", load)))
 
 
-def _transfer_s(port: int) -> float:
-    """What all hand-overs so far took together."""
+def _metrics(port: int) -> dict[str, float]:
+    """The last value of each metric, labels left out."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
-        lines = answer.read().decode().splitlines()
-    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.split("{")[0].split(" ")[0] == _SECONDS)
+        lines = [line for line in answer.read().decode().splitlines() if line and not line.startswith("#")]
+    return {line.split("{")[0].split(" ")[0]: float(line.rsplit(" ", 1)[1]) for line in lines}
 
 
-def measure(model: Path, channel: str, mode: str, threads: int, prompts: tuple[int, ...], turns: int) -> list[Turn]:
+def measure(
+    model: Path, mode: str, prompts: tuple[int, ...], *, channel: str, threads: int, turns: int, clients: int,
+    gen_tokens: int, receiver_seqs: int,
+) -> list[Turn]:  # fmt: skip
     """All turns; the order of the two is changed from turn to turn."""
     found = []
-    with _all_running(model, channel, mode, threads) as (alone, proxy, receiver):
-        for port in (alone, proxy):
-            _first_token_s(port, 64, 1)
+    with _all_running(model, channel, mode, threads, receiver_seqs) as ports:
+        for port in (ports.alone, ports.proxy):
+            _ask(port, 1, 64, 2, 1)
         for turn in range(turns):
             for tokens in prompts:
-                seed, before, taken = 1000 * turn + tokens, _transfer_s(receiver), {}
-                for port in (alone, proxy) if turn % 2 else (proxy, alone):
-                    taken[port] = _first_token_s(port, tokens, seed)
-                found.append(Turn(tokens, taken[alone], taken[proxy], _transfer_s(receiver) - before))
+                before = _metrics(ports.receiver)[_SECONDS]
+                answers = {}
+                for port in (ports.alone, ports.proxy) if turn % 2 else (ports.proxy, ports.alone):
+                    with PeakWatch(ports) as watch:
+                        answers[port] = _ask(port, clients, tokens, gen_tokens, 1000 * turn + tokens)
+                    if port == ports.proxy:
+                        peaks = watch.peaks
+                taken = _metrics(ports.receiver)[_SECONDS] - before
+                found.append(Turn(tokens, answers[ports.alone], answers[ports.proxy], taken, peaks))
     return found
+
+
+def _line(mode: str, tokens: int, found: Sequence[Turn]) -> str:
+    """What a mode came to for prompts of one length: medians over all answers, and the peaks."""
+    own = [turn for turn in found if turn.prompt_tokens == tokens]
+
+    def median(side: str, what: str) -> float:
+        values: list[float] = [value for turn in own for value in getattr(getattr(turn, side), what)]
+        return statistics.median(values or [0.0])
+
+    first, between = ((median("alone", what), median("pair", what)) for what in ("first", "between"))
+    peaks = {
+        side: [max(turn.peaks.get(side, (0.0, 0.0))[at] for turn in own) for at in (0, 1)]
+        for side in ("sender", "receiver")
+    }
+    told = ", ".join(f"{side} {pinned:.0f} pages, {used:.1%} of KV" for side, (pinned, used) in peaks.items())
+    return (
+        f"{mode}, {tokens} tokens: first token alone {first[0] * 1000:.1f} ms, pair {first[1] * 1000:.1f} ms "
+        f"({first[1] / first[0]:.3f}x); between tokens alone {between[0] * 1000:.2f} ms, pair {between[1] * 1000:.2f} "
+        f"ms ({between[1] / max(between[0], 1e-9):.3f}x); hand-over "
+        f"{statistics.median(turn.transfer for turn in own) * 1000:.2f} ms; pinned at most: {told}"
+    )
 
 
 @click.command()
@@ -100,33 +195,27 @@ def measure(model: Path, channel: str, mode: str, threads: int, prompts: tuple[i
 )
 @click.option("--prompt-tokens", "prompts", type=Numbers(), default="128,512,1024", show_default=True)
 @click.option("--turns", type=click.IntRange(1), default=5, show_default=True)
+@click.option("--clients", type=click.IntRange(1), default=1, show_default=True)
+@click.option("--gen-tokens", type=click.IntRange(2), default=32, show_default=True)
+@click.option(
+    "--receiver-seqs",
+    type=click.IntRange(1),
+    default=64,
+    show_default=True,
+    help="--max-num-seqs of the decode server.",
+)
 @click.option("--threads", type=click.IntRange(1), default=2, show_default=True)
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True, help="The JSON file.")
-def main(
-    model: Path, channel: str, modes: tuple[str, ...], prompts: tuple[int, ...], turns: int, threads: int, out: Path
-) -> None:
-    """Measure time to first token in each mode."""
-    record = {
-        "machine": machine(),
-        "version": own_version(),
-        "model": model.name,
-        "channel": channel,
-        "threads": threads,
-        "modes": {},
-    }
+def main(model: Path, modes: tuple[str, ...], prompts: tuple[int, ...], out: Path, **settings: int | str) -> None:
+    """Measure each mode, and print a line for each length of prompt."""
+    found: dict[str, list[Turn]] = {}
     for mode in modes:
-        found = measure(model, channel, mode, threads, prompts, turns)
-        record["modes"][mode] = [asdict(turn) for turn in found]  # type: ignore[index]
+        found[mode] = measure(model, mode, prompts, **settings)  # type: ignore[arg-type]
+        record = {"machine": machine(), "version": own_version(), "model": model.name, **settings}
+        record["modes"] = {name: [asdict(turn) for turn in turns] for name, turns in found.items()}
         out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
         for tokens in prompts:
-            own = [turn for turn in found if turn.prompt_tokens == tokens]
-            alone, pair = (statistics.median(getattr(turn, name) for turn in own) for name in ("alone", "pair"))
-            transfer = statistics.median(turn.transfer for turn in own)
-            click.echo(
-                f"{mode}, {tokens} tokens: alone {alone * 1000:.1f} ms, pair {pair * 1000:.1f} ms "
-                f"({pair / alone:.3f}x), "
-                f"hand-over {transfer * 1000:.2f} ms"
-            )
+            click.echo(_line(mode, tokens, found[mode]))
 
 
 if __name__ == "__main__":

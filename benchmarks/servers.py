@@ -97,14 +97,14 @@ def llama_server(folder: Path, model: Path, threads: int, load: ClientLoad, *, h
 
 
 @contextmanager
-def running(server: Server) -> Iterator[None]:
-    """Start it, wait until it is ready, and end it. Raises Unavailable when it ends before, or takes too long."""
+def running(server: Server) -> Iterator[int]:
+    """Start it, wait until it is ready, give its process id, and end it. Raises Unavailable when it ends before, or takes too long."""
     with tempfile.TemporaryFile() as log:
         variables = {**os.environ, **server.command.variables}
         process = subprocess.Popen(server.command.argv, env=variables, stdout=log, stderr=subprocess.STDOUT)
         try:
             _wait_until_ready(server, process)
-            yield
+            yield process.pid
         except Unavailable as error:
             log.seek(0)
             raise Unavailable(f"{error}: {log.read().decode(errors='replace').strip()[-400:]}") from error
