@@ -129,8 +129,17 @@ def test_the_same_whole_core_in_two_pools_is_an_overlap_and_no_split() -> None:
 def test_none_and_few_local_cpus_are_told_apart() -> None:
     host = host_of(TWO_NODES, NEAR)
     none, few = found(host, plan_of({0: span(8, 15), 1: (0, 1, 2, 8)}), "pool_not_local")
-    assert none.severity == "warning" and "none of the 8 CPUs of device 0" in none.message and "fair" in none.remedy
-    assert few.severity == "info" and "1 of the 4 CPUs of device 1" in few.message
+    assert none.severity == few.severity == "warning" and "fair" in none.remedy
+    assert "none of the 8 CPUs of device 0" in none.message and "1 of the 4 CPUs of device 1 is on" in few.message
+    assert all("at distance 12, 1.2 times as far as from home" in finding.message for finding in (none, few))
+    assert "CPUs 8-15 reach" in none.message and "CPUs 0-2 reach" in few.message
+    assert not found(host, plan_of({0: span(0, 7), 1: span(8, 15)}), "pool_not_local")
+
+
+def test_a_distance_that_nobody_tells_is_no_figure() -> None:
+    host = host_of(TWO_NODES, NEAR, distances={(0, 1): 255})
+    (finding,) = found(host, plan_of({0: (0, 8), 1: span(9, 15)}), "pool_not_local")
+    assert "CPUs 8 reach the device and its memory over a way of unknown length" in finding.message
 
 
 def test_memory_far_from_its_device() -> None:

@@ -11,19 +11,19 @@ from tests.host_values import Shape, host_of
 
 
 def test_a_device_with_a_part_of_two_nodes() -> None:
-    host = host_of([Shape(0, 8, l3=4), Shape(1, 4)], {0: (0,)}, allowed="1-11")
+    host = host_of([Shape(0, 8, l3=4), Shape(1, 4)], {0: (0,)}, allowed="4-11")
     assert explain(host, fair.plan(host, Demand(reserve_cpus=1))) == [
-        "strategy fair: 1 device, 1 to place; 11 CPUs allowed: 1-11",
+        "strategy fair: 1 device, 1 to place; 8 CPUs allowed: 4-11",
         "",
-        "rank 0, device 0 (chip, 0000:00:00.0): 10 CPUs 1-10",
-        "  node 0 (its own): 7 of its 7 allowed CPUs: 1-7; L3 caches: 1 whole, 1 in part",
-        "  node 1 (distance 12): 3 of its 4 allowed CPUs: 8-10",
-        "  irq: 1-2",
-        "  main: 3-5,8-10",
+        "rank 0, device 0 (chip, 0000:00:00.0): 5 CPUs 4-8",
+        "  node 0 (its own): 4 of its 4 allowed CPUs: 4-7; L3 caches: 1 whole, 0 in part",
+        "  node 1 (distance 12): 1 of its 4 allowed CPUs: 8",
+        "  irq: 4,8",
+        "  main: 5",
         "  acl: 6",
         "  release: 7",
         "  memory: node 0 (its own), 64GiB",
-        "  why: 7 of its 10 CPUs are on its own node 0",
+        "  why: 4 of its 5 CPUs are on its own node 0",
         "",
         "reserved: 1 CPU 11",
         "  node 1: 1 of its 4 allowed CPUs: 11",

@@ -5,23 +5,52 @@ unlocated devices.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
+from dataclasses import replace
+from itertools import combinations
 
+import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from homenode.cpuset import format_cpu_list
 from homenode.errors import PlacementError
+from homenode.host.discovery.read import read_host
+from homenode.host.discovery.synthetic import synthetic
 from homenode.host.placement.check import check
-from homenode.host.placement.cores import allowed_cores
+from homenode.host.placement.cores import NO_NODE, allowed_cores
 from homenode.host.placement.demand import Claim, Demand
-from homenode.host.placement.device_nodes import local_nodes
+from homenode.host.placement.device_nodes import gap, local_nodes
 from homenode.host.placement.explain import explain
 from homenode.host.placement.plan import Plan
 from homenode.host.placement.policies import fair, topo_affinity
-from homenode.host.topology.host import Host
+from homenode.host.placement.share import FEW
+from homenode.host.topology.finding import Finding
+from homenode.host.topology.host import Accelerator, Accelerators, Host
 from tests.examples import examples
 from tests.host_values import Shape, host_of, local_cpus
+from tests.recorded import NAMES, recorded_host
+
+SYNTHETIC = (
+    "2s/4n/64c/smt2/gpu=1",
+    "2s/4n/64c/smt2/gpu=3",
+    "2s/4n/64c/smt2/gpu=8",
+    "4s/4n/80c/gpu=2",
+    "2s/8n/96c/gpu=1:amd",
+    "2s/8n/192c/arm/npu=2:A2",
+    "2s/8n/640c/arm/npu=16:A3",
+    "2s/4n/64c/smt2/gpu=2/ids=0,1,8,9",
+    "2s/4n/32c/gpu=1/numbering=round",
+    "2s/2n/32c/gpu=1/allowed=0-11,16-31",
+    "2s/8n/24c/gpu=1",
+    "2s/8n/24c/gpu=4",
+    "2s/8n/24c/gpu=16",
+    "2s/4n/32c/gpu=1/allowed=0,8-31",
+    "2s/4n/32c/gpu=4/allowed=0,8-31",
+    "1s/1n/8c/gpu=2",
+    "1s/0n/8c/gpu=2",
+)
 
 quick = settings(deadline=None, derandomize=True, max_examples=examples(120))
 
@@ -111,6 +140,41 @@ def near_of(host: Host) -> Mapping[int, tuple[int, ...]]:
     return {chip.id: local_nodes(host, chip) for chip in host.accelerators.chips}
 
 
+def device_named(finding: Finding) -> int:
+    match = re.search(r"of device (\d+)", finding.message)
+    assert match is not None, finding
+    return int(match[1])
+
+
+def check_locality(host: Host, plan: Plan) -> None:
+    """A pool leaves its device's own nodes only where its part of them has fewer than FEW CPUs, and then for as few
+    CPUs of as near nodes as will do; and for each such pool there is a warning with the distance."""
+    near = {device: own for device, own in near_of(host).items() if own and device in plan.pools}
+    cores = allowed_cores(host)
+    width = max(map(len, host.cores.values()))
+    told = {device_named(finding): finding for finding in check(host, plan) if finding.code == "pool_not_local"}
+    cpus = [cpu for own in cores.values() for core in own for cpu in core.cpus]
+    spare = set(cpus).difference(*plan.pools.values())
+    for device, own in near.items():
+        pool = plan.pools[device]
+        home = local_cpus(host, own)
+        far = [cpu for cpu in pool if cpu not in home]
+        assert (device in told) == bool(far)
+        if len(pool) < FEW:
+            assert not spare, "a free CPU beside a pool that is too small"
+            assert all(len(other) < FEW + width for d, other in plan.pools.items() if d != device)
+        if not far:
+            continue
+        assert told[device].severity == "warning"
+        assert "distance" in told[device].message or "unknown" in told[device].message
+        if not any(node in cores for node in own) or len(pool) == len(far):
+            continue  # a home that is not allowed is replaced by a whole node
+        assert len(pool) < FEW + width, (pool, home)
+        assert share_of(host, device) < FEW
+        ways = {cpu: gap(host, own, NO_NODE if (node := host.cpu_by_id[cpu].node) is None else node) for cpu in cpus}
+        assert all(ways[cpu] >= max(ways[one] for one in far) for cpu in spare), "a nearer CPU is free"
+
+
 @quick
 @given(hosts(), st.integers(0, 3), st.none() | st.integers(1, 9))
 def test_pools_are_disjoint_whole_cores_inside_the_allowance(host: Host, reserve: int, workers: int | None) -> None:
@@ -126,7 +190,8 @@ def test_pools_are_disjoint_whole_cores_inside_the_allowance(host: Host, reserve
     for core in cores:
         assert all(set(core.cpus) <= set(pool) or not set(core.cpus) & set(pool) for pool in pools)
     assert sum(core.cpus[0] in place.cpus for core in cores for place in plan.processes) == reserve
-    assert set(taken) == {cpu for core in cores for cpu in core.cpus}
+    if not any(near_of(host).values()):
+        assert set(taken) == {cpu for core in cores for cpu in core.cpus}
 
 
 @quick
@@ -154,6 +219,50 @@ def test_processes_that_see_different_devices_agree(host: Host, reserves: tuple[
             {cpu for process in (*plan.workers, *plan.processes) for cpu in process.cpus} for plan in (here, there)
         ]
         assert taken[0].isdisjoint(taken[1])
+
+
+@quick
+@given(hosts())
+def test_devices_are_at_home_or_told_of(host: Host) -> None:
+    if (plan := plan_or_none(host, Demand())) is not None:
+        check_locality(host, plan)
+
+
+@quick
+@given(roomy_hosts())
+def test_devices_with_room_at_home_are_there(host: Host) -> None:
+    plan = planned(host, Demand())
+    known = {device: own for device, own in near_of(host).items() if own}
+    assert all(set(plan.pools[device]) <= local_cpus(host, own) for device, own in known.items())
+    check_locality(host, plan)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("kind", ["npu", "cuda"])
+def test_devices_of_recorded_hosts_are_at_home_or_told_of(name: str, kind: str) -> None:
+    """One to three devices on every node, and as many on the first one alone, of each recorded host."""
+    host = recorded_host(name)
+    nodes = [node for node in host.nodes if node.cpus]
+    for places in (nodes, nodes[:1]):
+        for count in (1, 2, 3):
+            chips = tuple(
+                Accelerator(kind, number, "chip", local_cpus=node.cpus, node=node.id)
+                for number, node in enumerate(node for node in places for _ in range(count))
+            )
+            there = replace(host, accelerators=Accelerators(chips))
+            if chips and (plan := plan_or_none(there, Demand())) is not None:
+                check_locality(there, plan)
+
+
+@pytest.mark.parametrize("text", SYNTHETIC)
+def test_devices_of_hosts_in_a_line_are_at_home_or_told_of(text: str) -> None:
+    host = read_host(synthetic(text))
+    plan = planned(host, Demand())
+    check_locality(host, plan)
+    (everyone, *_) = pools = [sorted(plan.pools[device]) for device in plan.pools]
+    assert everyone and all(set(one).isdisjoint(other) for one, other in combinations(pools, 2))
+    for device in plan.pools:
+        assert planned(host, Demand(visible=(device,))).pools == {device: plan.pools[device]}
 
 
 @quick

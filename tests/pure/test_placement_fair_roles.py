@@ -66,7 +66,14 @@ def test_roles_of_an_npu() -> None:
 
 def test_roles_of_an_npu_lie_on_its_own_node() -> None:
     roles = roles_of(made(host_of([Shape(0, 8), Shape(1, 8)], {0: (1,)})))
-    assert roles == {"irq": "8-9", "main": "0-7,10-13", "acl": "14", "release": "15"}
+    assert roles == {"irq": "8-9", "main": "10-13", "acl": "14", "release": "15"}
+
+
+def test_interrupts_leave_a_home_that_is_too_small_to_the_process() -> None:
+    roles = roles_of(made(host_of([Shape(0, 8), Shape(1, 3)], {0: (1,)})))
+    assert roles == {"irq": "0-1", "main": "8", "acl": "9", "release": "10"}
+    roles = roles_of(made(host_of([Shape(0, 8), Shape(1, 1)], {0: (1,)}, kind="cuda")))
+    assert roles == {"irq": "0", "main": "1-3,8"}
 
 
 def test_dispatch_is_on_fast_cores_and_interrupts_on_slow_ones() -> None:

@@ -108,7 +108,7 @@ def share_nodes(nodes: tuple[int, ...], others: tuple[int, ...]) -> bool:
 def _divided(host: Host, threads: int | None, count: int, reserve: int | None, words: _Words) -> list[tuple[int, ...]]:
     """The CPUs of the compute threads of each engine, out of the whole allowance."""
     pools = dict(enumerate(_pools(allowed_cores(host), count, words)))
-    left, _ = set_aside(pools, _kept(sum(map(len, pools.values())), count, reserve, words))
+    left, _ = set_aside(pools, _kept(sum(map(len, pools.values())), count, reserve, words), {})
     quota = host.allowance.cpu_quota
     allowance = replace(host.allowance, cpu_quota=None if quota is None else quota / count)
     teams = []

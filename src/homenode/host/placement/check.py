@@ -7,10 +7,10 @@ never more than a warning.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from homenode.cpuset import format_cpu_list
-from homenode.host.placement.device_nodes import local_nodes
+from homenode.host.placement.device_nodes import gap, local_nodes
 from homenode.host.placement.plan import Plan, WorkerBinding
 from homenode.host.placement.strategy import Strategy
 from homenode.host.topology.accelerators.cells import noted
@@ -21,7 +21,7 @@ from homenode.units import format_count
 # Two pools under numa-bind share their node by the meaning of the flag; `fair` promises that no two ever meet.
 _OVERLAP_SEVERITY: dict[str, str] = {Strategy.FAIR: "error", Strategy.NUMA_BIND: "info"}
 _UNEVEN = 0.75  # pools count as uneven when the smallest has less than this part of the largest
-_MOSTLY_LOCAL = 0.5
+_UNTOLD = 255  # the distance where the firmware says nothing
 # Beginnings of the codes of what a tool failed to tell.
 _OF_VENDORS_TOOLS = ("tool_", "npu_", "topo_row_", "nvidia_smi_")
 
@@ -147,36 +147,51 @@ def _not_local(host: Host, plan: Plan) -> Iterable[Finding]:
     chips = chips_by_device(host, plan)
     for device, cpus in plan.pools.items():
         near = local_nodes(host, chips[device]) if device in chips else ()
-        if not near or not cpus:
+        far = [cpu for cpu in cpus if cpu in host.cpu_by_id and host.cpu_by_id[cpu].node not in near]
+        if not near or not far:
             continue
-        own = sum(1 for cpu in cpus if cpu in host.cpu_by_id and host.cpu_by_id[cpu].node in near)
         where = f"its own node{'s' if len(near) > 1 else ''} {format_cpu_list(near)}"
-        if not own:
+        if len(far) == len(cpus):
             message = (
                 f"none of the {format_count(len(cpus), 'CPU')} of device {device} ({format_cpu_list(cpus)}) is on "
                 f"{where}"
             )
-            yield Finding("warning", "pool_not_local", message, _allow_more(host, near, plan))
-        elif own < _MOSTLY_LOCAL * len(cpus):
-            message = f"{own} of the {format_count(len(cpus), 'CPU')} of device {device} are on {where}"
-            yield Finding(
-                "info",
-                "pool_not_local",
-                message,
-                "Allow fewer CPUs of other nodes if threads should stay near the device.",
+        else:
+            own = len(cpus) - len(far)
+            message = (
+                f"{own} of the {format_count(len(cpus), 'CPU')} of device {device} {'is' if own == 1 else 'are'} on "
+                f"{where}"
             )
+        yield Finding(
+            "warning", "pool_not_local", f"{message}; {_cost(host, near, far)}", _allow_more(host, near, plan)
+        )
 
 
-def _allow_more(host: Host, local_nodes: tuple[int, ...], plan: Plan) -> str:
-    allowed = set(host.allowance.cpus)
-    own = [cpu.id for cpu in host.cpus if cpu.node in local_nodes]
-    if allowed.isdisjoint(own):
-        return f"Allow CPUs of {format_cpu_list(own)} (cpuset, taskset), or use devices near the allowed ones."
-    return (
-        "--strategy fair shares the device's own node first."
-        if plan.strategy != Strategy.FAIR
-        else "Allow more CPUs of that node."
+def _cost(host: Host, near: Sequence[int], far: Sequence[int]) -> str:
+    """What CPUs away from home cost their device, by the distances that the firmware gives."""
+    gaps: dict[int, list[int]] = {}
+    for cpu in far:
+        node = host.cpu_by_id[cpu].node
+        gaps.setdefault(_UNTOLD if node is None else gap(host, near, node), []).append(cpu)
+    parts = " and ".join(
+        f"{format_cpu_list(cpus)} {_reach(distance)}" for distance, cpus in sorted(gaps.items(), key=lambda one: one[0])
     )
+    return f"CPUs {parts}"
+
+
+def _reach(distance: int) -> str:
+    if distance >= _UNTOLD:
+        return "reach the device and its memory over a way of unknown length"
+    return f"reach the device and its memory at distance {distance}, {distance / 10:.1f} times as far as from home"
+
+
+def _allow_more(host: Host, near: tuple[int, ...], plan: Plan) -> str:
+    missing = {cpu.id for cpu in host.cpus if cpu.node in near}.difference(host.allowance.cpus)
+    if missing:
+        return f"Allow CPUs of {format_cpu_list(missing)} (cpuset, taskset), or use devices near the allowed ones."
+    if plan.strategy != Strategy.FAIR:
+        return "--strategy fair keeps to the device's own node where that has CPUs for it."
+    return "That node has no more CPUs to give: a device of a larger node, or fewer devices there, would stay at home."
 
 
 def _memory_remote(host: Host, plan: Plan) -> Iterable[Finding]:

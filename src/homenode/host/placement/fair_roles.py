@@ -5,7 +5,8 @@
     no device    | main                                                            |
 
 Interrupts go to the slowest of the cores on the device's own nodes and threads that submit to the fastest; where all
-are alike the order is as drawn.
+are alike the order is as drawn. Where the own nodes have too few CPUs for all roles, interrupts go elsewhere first: the
+process and its threads touch the device and its memory all the time.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def assign_roles(kind: str | None, pool: Sequence[AllowedCore], local: int) -> R
     cpus = cpus_of(pool)
     if kind is None:
         return {"main": cpus}
-    ranked = sorted(pool[: max(local, _SPECIAL_CORES)], key=lambda core: core.standing)
+    ranked = _ranked(pool, local)
     if len(cpus) < ROLES_APART:
         return _shared(kind, cpus, cpus_of(ranked))
     if kind != "npu":
@@ -38,6 +39,14 @@ def assign_roles(kind: str | None, pool: Sequence[AllowedCore], local: int) -> R
     acl, release = _driver_cpus(ranked, whole=len(pool) >= _CORES_APART)
     irq = _rest(cpus_of(ranked), acl, release)[:2]
     return {"irq": irq, "main": _rest(cpus, irq, acl, release), "acl": acl, "release": release}
+
+
+def _ranked(pool: Sequence[AllowedCore], local: int) -> list[AllowedCore]:
+    """The cores that the roles beside main choose among, those for interrupts first."""
+    own = pool[:local]
+    if local and len(cpus_of(own)) < ROLES_APART:
+        return sorted(pool[local:], key=lambda core: core.standing) + sorted(own, key=lambda core: core.standing)
+    return sorted(pool[: max(local, _SPECIAL_CORES)], key=lambda core: core.standing)
 
 
 def _shared(kind: str, cpus: tuple[int, ...], ranked: tuple[int, ...]) -> Roles:

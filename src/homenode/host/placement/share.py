@@ -1,57 +1,80 @@
-"""Disjoint pools of whole cores: each device its part of its own nodes, then cores of nodes that are nobody's, nearest
-first. Pure.
+"""Disjoint pools of whole cores: each device its part of its own nodes, and more only where that part is too small to
+work with. Pure.
 
-own nodes        |== node 0 ==|              |== node 2 ==|          an equal run for each device of that node
-nobody's nodes                 |-- node 1 --|              |-- 3 --|  to those with the fewest cores, until all have
-                                                                      as many
+own nodes         |== node 0 ==|              |== 2 ==|            an equal run for each device of that node
+too small a home                                      |-- 3 --     cores of the nearest nodes, until there are FEW CPUs
+no known home                   |-- node 1 --|                     equal parts of the nodes that are nobody's
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
-from homenode.host.placement.cores import AllowedCore, deal
+from homenode.host.placement.core_order import regular_cores
+from homenode.host.placement.cores import AllowedCore, cpus_of, deal
 from homenode.host.placement.device_nodes import DeviceNodes, gap, step
 from homenode.host.topology.host import Host
+
+# CPUs that a device's work takes: two for interrupts, one each for the process, its submit and its release thread.
+FEW = 5
 
 Cores = Mapping[int, Sequence[AllowedCore]]
 Pools = dict[int, list[AllowedCore]]
 
 
-def share(host: Host, cores: Cores, device_nodes: DeviceNodes) -> tuple[Pools, DeviceNodes]:
-    """Cores of every device, those of its own nodes first, and these nodes. There are at least as many cores as
-    devices; nobody goes without.
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """`pools`: cores by device, those of its nodes first. `device_nodes`: where each has its share. `lent`: cores that
+    no pool has, by the device that a reserve may take them for; nobody has the same."""
 
-    Devices with the same nodes have runs of them in the order in which `device_nodes` has them.
+    pools: Pools
+    device_nodes: DeviceNodes
+    lent: Pools
 
-    A device that would (its nodes have fewer cores than devices) moves to the nearest node that can take one more.
+
+def share(host: Host, cores: Cores, device_nodes: DeviceNodes, own: Mapping[int, Sequence[int]]) -> Shares:
+    """Cores of every device. There are at least as many cores as devices; nobody goes without.
+
+    `own`: the nodes that are known to be a device's own; empty for CPU workers and devices of unknown place, which
+    share all nodes that are nobody's. The others stay on `device_nodes` as long as their part of them has FEW CPUs;
+    with fewer they get cores of the nearest other nodes until there are so many, but never so many that another device
+    is left with fewer. Devices with the same nodes have runs of them in the order in which `device_nodes` has them.
+
+    A device that would go without (too few cores for all everywhere near) moves to the nearest node that can take one
+    more.
     """
     device_nodes = dict(device_nodes)
     while True:
-        pools = _share_once(host, cores, device_nodes)
+        shares = _share_once(host, cores, device_nodes, own)
+        pools = shares.pools
         starved = [device for device, pool in pools.items() if not pool]
         if not starved:
-            return pools, device_nodes
+            return shares
         moved = _nearest_with_cores(host, cores, device_nodes, starved[-1])
         if moved is None:
             # So few cores that device_nodes which span several nodes get in each other's way: locality is given up
             # before anybody is refused.
             pools = dict(zip(pools, deal([core for node in cores.values() for core in node], len(pools)), strict=True))
-            return pools, {device: tuple(sorted({core.node for core in pool})) for device, pool in pools.items()}
+            nodes = {device: tuple(sorted({core.node for core in pool})) for device, pool in pools.items()}
+            return Shares(pools, nodes, {})
         device_nodes[starved[-1]] = (moved,)
 
 
-def set_aside(pools: Mapping[int, Sequence[AllowedCore]], count: int) -> tuple[Pools, list[AllowedCore]]:
-    """What is left of the pools when `count` cores are kept back, and those. The pools have that many, and one more for
-    each device.
+def set_aside(
+    pools: Mapping[int, Sequence[AllowedCore]], count: int, lent: Mapping[int, Sequence[AllowedCore]]
+) -> tuple[Pools, list[AllowedCore]]:
+    """What is left of the pools when `count` cores are kept back, and those. Pools and `lent` have that many, and one
+    more for each device.
 
-    Each core comes from the pool with most left, so that no device loses more than another: from the farthest node of
-    that pool, the slowest core there, the last among equals.
+    Each core comes from what is lent while there is some, then from the pool with most left, so that no device loses
+    more than another: from its farthest node the slowest core, the last among equals.
     """
     left = {device: list(pool) for device, pool in pools.items()}
+    extra = {device: list(lent.get(device, ())) for device in pools}
     kept: list[AllowedCore] = []
     for _ in range(count):
-        pool = max(left.values(), key=len)
+        pool = max((extra if any(extra.values()) else left).values(), key=len)
         farthest = [core for core in pool if core.node == pool[-1].node]
         slowest = min(core.standing for core in farthest)
         core = next(core for core in reversed(farthest) if core.standing == slowest)
@@ -60,14 +83,63 @@ def set_aside(pools: Mapping[int, Sequence[AllowedCore]], count: int) -> tuple[P
     return left, sorted(kept, key=lambda core: (core.node, core.id))
 
 
-def _share_once(host: Host, cores: Cores, device_nodes: DeviceNodes) -> Pools:
+def _share_once(host: Host, cores: Cores, device_nodes: DeviceNodes, own: Mapping[int, Sequence[int]]) -> Shares:
     pools = _at_home(cores, device_nodes)
     taken = {node for nodes in device_nodes.values() for node in nodes}
     free = {node: list(found) for node, found in cores.items() if node not in taken and found}
-    if free:
-        sockets = {node: found[0].socket for node, found in cores.items() if found}
-        _fill(host, pools, free, device_nodes, sockets)
-    return pools
+    sockets = {node: found[0].socket for node, found in cores.items() if found}
+    nearest = {device: _by_distance(host, own[device], sockets, free) for device in pools if own[device]}
+    _complete(pools, free, nearest)
+    homeless = {device: pool for device, pool in pools.items() if not own[device]}
+    if free and homeless:
+        _fill(host, homeless, free, device_nodes, sockets)
+        free = {}
+    larger = {device: list(pool) for device, pool in pools.items()}
+    if any(free.values()):
+        _fill(host, larger, free, device_nodes, sockets)
+    return Shares(pools, device_nodes, {device: larger[device][len(pool) :] for device, pool in pools.items()})
+
+
+def _complete(pools: Pools, free: dict[int, list[AllowedCore]], nodes: Mapping[int, Sequence[int]]) -> None:
+    """Bring the pools of the devices in `nodes` to FEW CPUs, one core at a time to the smallest. `nodes`: by device,
+    nearest first."""
+    short = {device for device in nodes if _count(pools[device]) < FEW}
+    while short:
+        device = min(short, key=lambda device: (_count(pools[device]), device))
+        core = next((core for node in nodes[device] if (core := _spared(pools, free, node, device))), None)
+        if core is not None:
+            pools[device].append(core)
+        if core is None or _count(pools[device]) >= FEW:
+            short.discard(device)
+
+
+def _spared(pools: Pools, free: dict[int, list[AllowedCore]], node: int, device: int) -> AllowedCore | None:
+    """A core of the node that nobody has, else the last one there of the largest pool that keeps FEW CPUs without
+    it."""
+    if nobodys := [core for core in free.get(node, ()) if not core.low_power]:
+        fastest = max(nobodys, key=lambda core: core.standing)
+        free[node].remove(fastest)
+        return fastest
+    for other in sorted(pools, key=lambda other: -_count(pools[other])):
+        here = [core for core in pools[other] if core.node == node]
+        if other != device and here and _count(pools[other]) - len(here[-1].cpus) >= FEW:
+            pools[other].remove(here[-1])
+            return here[-1]
+    return None
+
+
+def _by_distance(host: Host, own: Sequence[int], sockets: Mapping[int, int], free: Collection[int]) -> list[int]:
+    """The nodes with cores, the nearest to `own` first: by distance, of those as far first the free ones, then those of
+    the same socket, then by number."""
+    home = sockets.get(own[0])
+    return sorted(
+        sockets,
+        key=lambda node: (gap(host, own, node), node not in free, sockets[node] != home, step(own, node), node),
+    )
+
+
+def _count(pool: Sequence[AllowedCore]) -> int:
+    return len(cpus_of(regular_cores(pool)))
 
 
 def _at_home(cores: Cores, device_nodes: DeviceNodes) -> Pools:
@@ -93,7 +165,7 @@ def _at_home(cores: Cores, device_nodes: DeviceNodes) -> Pools:
 def _fill(
     host: Host, pools: Pools, free: dict[int, list[AllowedCore]], device_nodes: DeviceNodes, sockets: Mapping[int, int]
 ) -> None:
-    """Hand out the cores of nodes that no device has: how many by need, from which node by distance.
+    """Hand out the cores of nodes that nobody has: how many by need, from which node by distance.
 
     Each step empties a node or contents a device, so that a node is split among no more devices than it must be.
     """

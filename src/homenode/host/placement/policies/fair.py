@@ -1,9 +1,9 @@
-"""`fair`, the default: disjoint pools of whole cores, each device its share of its own node first, then of what is
-nearest.
+"""`fair`, the default: disjoint pools of whole cores, each device its share of its own nodes; cores of other nodes only
+where that share is too small to work with.
 
     two devices on node 0, none on node 1:
     |========= node 0 =========|--------- node 1 ---------|
-    |  device 0   |  device 1  |  device 0  |  device 1   |
+    |  device 0   |  device 1  |          nobody          |
 
 The arithmetic is over all devices of the host, visible or not: processes that do not know of each other never overlap.
 Memory is on the device's own node. A host without accelerators gets CPU workers, one for each node unless told
@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from homenode.cpuset import format_cpu_list
 from homenode.errors import PlacementError
 from homenode.host.placement.claimed import kept_clear, without_claims
+from homenode.host.placement.core_order import regular_cores
 from homenode.host.placement.cores import NO_NODE, AllowedCore, allowed_cores, cpus_of
 from homenode.host.placement.demand import Demand
 from homenode.host.placement.device_nodes import assign_nodes, in_local_order, local_nodes, taking_part
@@ -25,7 +26,7 @@ from homenode.host.placement.fair_roles import ROLES_APART, assign_roles
 from homenode.host.placement.memory_nodes import memory_nodes
 from homenode.host.placement.plan import Plan, ProcessBinding, WorkerBinding
 from homenode.host.placement.ranks import assign_ranks, given_one, npu_inventory, offered
-from homenode.host.placement.share import set_aside, share
+from homenode.host.placement.share import Shares, set_aside, share
 from homenode.host.placement.strategy import Strategy
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Accelerator, Host
@@ -36,12 +37,10 @@ _NPU_MAP_ERRORS = "npu_map_"
 
 
 @dataclass(frozen=True, slots=True)
-class _Shares:
-    """`pools`: cores by device, those of its nodes first. `device_nodes`: where each has its share. `local_nodes`:
-    nodes known to be its own, empty when unknown."""
+class _Places:
+    """`shares`: what every device has. `local_nodes`: nodes known to be its own, empty when unknown."""
 
-    pools: Mapping[int, Sequence[AllowedCore]]
-    device_nodes: Mapping[int, tuple[int, ...]]
+    shares: Shares
     local_nodes: Mapping[int, tuple[int, ...]]
 
 
@@ -65,13 +64,15 @@ def _for_devices(host: Host, demand: Demand, kind: str | None, chips: Sequence[A
     devices, missing = _present(chips, demand.visible)
     single, origin = given_one(chips, demand.visible), demand.local_rank_origin
     ranks = assign_ranks(devices, demand.local_rank, single=single, origin=origin)
-    shares = _shared_out(
+    places = _shared_out(
         {chip.id: local_nodes(host, chip) for chip in in_local_order(chips)}, host, devices, allowed_cores(host)
     )
-    unclaimed, claimed = without_claims(host, demand.claims, {device: shares.pools[device] for device in devices})
-    pools, kept = _kept_back(unclaimed, demand.reserve_cpus or 0)
-    workers = tuple(_worker(host, kind, rank, device, pools[device], shares) for rank, device in ranks.devices.items())
-    unknown = [device for device, own in shares.local_nodes.items() if not own and device in shares.pools]
+    unclaimed, claimed = without_claims(
+        host, demand.claims, {device: places.shares.pools[device] for device in devices}
+    )
+    pools, kept = _kept_back(unclaimed, demand.reserve_cpus or 0, _unclaimed_loans(host, demand, places))
+    workers = tuple(_worker(host, kind, rank, device, pools[device], places) for rank, device in ranks.devices.items())
+    unknown = [device for device, own in places.local_nodes.items() if not own and device in places.shares.pools]
     findings = (*_fact_findings(host), *missing, *_unknown(unknown), *ranks.findings, *claimed, *_roles_shared(workers))
     return Plan(
         strategy=STRATEGY,
@@ -106,8 +107,8 @@ def _workers_on(host: Host, demand: Demand, cores: Mapping[int, Sequence[Allowed
         )
     _require_cores(sum(map(len, cores.values())), count, 0)
     ranks = assign_ranks(range(count), demand.local_rank, single=False, origin=demand.local_rank_origin)
-    shares = _shared_out(dict.fromkeys(range(count), ()), host, range(count), cores)
-    pools, kept = _kept_back(shares.pools, demand.reserve_cpus or 0)
+    places = _shared_out(dict.fromkeys(range(count), ()), host, range(count), cores)
+    pools, kept = _kept_back(places.shares.pools, demand.reserve_cpus or 0, {})
     hidden_by = host.accelerators.hidden_by
     why = f"{hidden_by} hides all accelerators" if hidden_by else "no accelerator was found"
     note = f"{why}: {format_count(count, 'CPU worker')} on the nodes with allowed CPUs"
@@ -117,7 +118,7 @@ def _workers_on(host: Host, demand: Demand, cores: Mapping[int, Sequence[Allowed
         devices_running=(),
         pools={worker: cpus_of(pool) for worker, pool in pools.items()},
         workers=tuple(
-            _worker(host, None, rank, worker, pools[worker], shares) for rank, worker in ranks.devices.items()
+            _worker(host, None, rank, worker, pools[worker], places) for rank, worker in ranks.devices.items()
         ),
         processes=_reserved(host, kept),
         findings=(Finding("info", "no_accelerators", note),),
@@ -143,22 +144,30 @@ def _shared_out(
     host: Host,
     asked: Sequence[int],
     cores: Mapping[int, Sequence[AllowedCore]],
-) -> _Shares:
+) -> _Places:
     among = taking_part(local_nodes, asked, cores)
     _require_cores(sum(map(len, cores.values())), len(among), 0)
     known = {device: local_nodes[device] for device in among}
-    pools, device_nodes = share(host, cores, assign_nodes(host, known, cores))
-    return _Shares(pools, device_nodes, known)
+    return _Places(share(host, cores, assign_nodes(host, known, cores), known), known)
+
+
+def _unclaimed_loans(host: Host, demand: Demand, places: _Places) -> dict[int, list[AllowedCore]]:
+    """Cores that no pool has and nobody claims, by the device that they may be kept back for."""
+    claimed = {host.cpu_by_id[cpu].core for claim in demand.claims for cpu in claim.cpus if cpu in host.cpu_by_id}
+    return {device: [core for core in own if core.id not in claimed] for device, own in places.shares.lent.items()}
 
 
 def _kept_back(
-    pools: Mapping[int, Sequence[AllowedCore]], reserve: int
+    pools: Mapping[int, Sequence[AllowedCore]], reserve: int, lent: Mapping[int, Sequence[AllowedCore]]
 ) -> tuple[Mapping[int, Sequence[AllowedCore]], Sequence[AllowedCore]]:
-    """Cores of the asked devices only, so that two engines that keep back different numbers still do not meet."""
-    if not reserve:
-        return pools, ()
-    _require_cores(sum(map(len, pools.values())), len(pools), reserve)
-    return set_aside(pools, reserve)
+    """Cores of the asked devices only, so that two engines that keep back different numbers still do not meet. What is
+    left then of low-power cores is nobody's."""
+    kept: Sequence[AllowedCore] = ()
+    if reserve:
+        there = sum(map(len, pools.values())) + sum(len(lent.get(device, ())) for device in pools)
+        _require_cores(there, len(pools), reserve)
+        pools, kept = set_aside(pools, reserve, lent)
+    return {device: regular_cores(pool) for device, pool in pools.items()}, kept
 
 
 def _require_cores(have: int, parties: int, reserve: int) -> None:
@@ -175,9 +184,9 @@ def _require_cores(have: int, parties: int, reserve: int) -> None:
 
 
 def _worker(
-    host: Host, kind: str | None, rank: int, device: int, pool: Sequence[AllowedCore], shares: _Shares
+    host: Host, kind: str | None, rank: int, device: int, pool: Sequence[AllowedCore], places: _Places
 ) -> WorkerBinding:
-    used_nodes = shares.local_nodes[device] or shares.device_nodes[device]
+    used_nodes = places.local_nodes[device] or places.shares.device_nodes[device]
     local = [core for core in pool if core.node in used_nodes]
     cpus = cpus_of(pool)
     memory = memory_nodes(host, _most_first(pool if kind is None else local) or used_nodes)
@@ -187,7 +196,7 @@ def _worker(
         cpus,
         assign_roles(kind, pool, len(local)),
         memory,
-        _why(kind, device, cpus, len(cpus_of(local)), shares),
+        _why(kind, device, cpus, len(cpus_of(local)), places),
     )
 
 
@@ -202,11 +211,11 @@ def _roles_shared(workers: Sequence[WorkerBinding]) -> list[Finding]:
     return [Finding("info", "roles_shared", message, f"Roles lie apart in pools of {ROLES_APART} CPUs or more.")]
 
 
-def _why(kind: str | None, device: int, cpus: Sequence[int], local: int, shares: _Shares) -> str:
-    own_nodes = shares.device_nodes[device]
+def _why(kind: str | None, device: int, cpus: Sequence[int], local: int, places: _Places) -> str:
+    own_nodes = places.shares.device_nodes[device]
     if own_nodes == (NO_NODE,):
         return f"{format_count(len(cpus), 'CPU')}; the kernel tells of no NUMA node for them"
-    where, own = _nodes_named(own_nodes), shares.local_nodes[device]
+    where, own = _nodes_named(own_nodes), places.local_nodes[device]
     if own and not set(own).intersection(own_nodes):
         where = f"its own {_nodes_named(own)}; its share is of {where}"
     elif own:
@@ -214,8 +223,8 @@ def _why(kind: str | None, device: int, cpus: Sequence[int], local: int, shares:
     elif kind is not None:
         where = f"{where}, given to it as its locality is unknown"
     return (
-        f"{local} of its {format_count(len(cpus), 'CPU')} are on "
-        f"{where}{_beside(device, shares, 'worker' if kind is None else 'device')}"
+        f"{local} of its {format_count(len(cpus), 'CPU')} {'is' if local == 1 else 'are'} on "
+        f"{where}{_beside(device, places, 'worker' if kind is None else 'device')}"
     )
 
 
@@ -223,10 +232,12 @@ def _nodes_named(nodes: Sequence[int]) -> str:
     return f"node{'s' if len(nodes) > 1 else ''} {format_cpu_list(nodes)}"
 
 
-def _beside(device: int, shares: _Shares, what: str) -> str:
-    own_nodes = set(shares.device_nodes[device])
+def _beside(device: int, places: _Places, what: str) -> str:
+    own_nodes = set(places.shares.device_nodes[device])
     others = [
-        other for other, nodes in shares.device_nodes.items() if other != device and own_nodes.intersection(nodes)
+        other
+        for other, nodes in places.shares.device_nodes.items()
+        if other != device and own_nodes.intersection(nodes)
     ]
     return f", shared with {what}{'s' if len(others) > 1 else ''} {format_cpu_list(others)}" if others else ""
 
