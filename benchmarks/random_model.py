@@ -3,7 +3,7 @@ much larger than the others."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from homenode.dtypes import BY_NAME
 from homenode.model.architectures.parameters import expected_tensors
 from homenode.model.architectures.registry import architecture_of
+from homenode.model.files_read import FilesRead
 from homenode.model.spec import ModelSpec, RopeSpec, TensorEntry
 
 _LARGE_ONE_IN, _LARGE = 64, 8.0
@@ -30,6 +31,7 @@ class ArrayCheckpoint:
     spec: ModelSpec
     tensors: dict[str, TensorEntry]
     metadata: dict[str, object]
+    files: FilesRead = field(default_factory=FilesRead)
 
 
 def random_checkpoint(file: Path, spec: ModelSpec = SPEC, seed: int = 0) -> ArrayCheckpoint:

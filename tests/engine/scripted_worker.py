@@ -22,6 +22,7 @@ from homenode.engine.channels.messages import FileRange, Fits, Join, RunStep, Wo
 from homenode.engine.step import Sampled, StepResult
 from homenode.engine.worker.main import main
 from homenode.errors import CapacityError
+from homenode.model.identity import ModelIdentity
 from tests.engine.socket_channels import open_sockets
 
 BLOCKS = 64
@@ -35,7 +36,8 @@ def token_of(seq: int, position: int) -> int:
 class ScriptedWorker:
     """Files in the folder of the model: `broken-N`: worker N cannot load. `dies-N`, `stops-N`, `fails-N`, `slow-N`:
     with the next step of worker N it is killed, stands still, fails with ValueError, or takes 50 ms; the first three
-    are removed when they have come true.
+    are removed when they have come true. What is in the file `weights` is the identity of what a worker loads, and in
+    `weights-N` that of worker N.
     """
 
     def __init__(self, join: Join) -> None:
@@ -49,7 +51,14 @@ class ScriptedWorker:
         self._act("dies-loading", lambda: os.kill(os.getpid(), signal.SIGKILL))
         progress(50, 100)
         progress(100, 100)
-        return Fits(BLOCKS + self._join.number, 1000, 0.0, [f"note of {self._join.number}"])
+        notes = [f"note of {self._join.number}"]
+        return Fits(BLOCKS + self._join.number, 1000, 0.0, notes, identity=self._identity())
+
+    def _identity(self) -> ModelIdentity | None:
+        for file in (self._folder / f"weights-{self._join.number}", self._folder / "weights"):
+            if file.exists():
+                return ModelIdentity(file.read_text(), {"model.safetensors": file.read_text()}, "")
+        return None
 
     def lay(
         self, num_blocks: int, memory: tuple[int, FileRange] | None = None, grows: bool = False, state_slots: int = 0

@@ -20,7 +20,7 @@ from homenode.engine.executor.processes import ProcessExecutor
 from homenode.engine.executor.worker_process import WorkerProcess
 from homenode.engine.plan.worker_layout import WorkerPlan
 from homenode.engine.step import StartSequence, Step, StepItem, StepResult, WorkerLimits
-from homenode.errors import CapacityError, PeerError
+from homenode.errors import CapacityError, CheckpointError, PeerError
 from homenode.model.part import IndexRange, ModelPart
 from homenode.sampling import SamplingParams
 from tests.engine.scripted_worker import BLOCKS, token_of
@@ -69,6 +69,7 @@ class Driver:
             silent_s,
             "tests.engine.scripted_worker",
             exports_kv=exports_kv,
+            model=str(folder),
         )
         self.called: SimpleQueue[None] = SimpleQueue()
         self.executor.on_result(lambda: self.called.put(None))
@@ -296,3 +297,40 @@ def test_a_start_that_fails_says_why(
     (tmp_path / sign).touch()
     with pytest.raises(kind, match=words):
         driver.start()
+
+
+def test_workers_that_have_read_several_models_do_not_start(drive: Callable[..., Driver], tmp_path: Path) -> None:
+    (tmp_path / "weights").write_text("before")
+    (tmp_path / "weights-2").write_text("after")
+    with pytest.raises(CheckpointError, match=r"model\.safetensors holds other weights"):
+        drive(2, 2, start=False).start()
+
+
+def test_workers_that_have_read_one_model_again_serve(drive: Callable[..., Driver], tmp_path: Path) -> None:
+    (tmp_path / "weights").write_text("before")
+    driver = drive(2, 1)
+    driver.run(2)
+    os.kill(driver.pids()[1], signal.SIGKILL)
+    with pytest.raises(StepsLostError) as lost:
+        driver.executor.result(PATIENCE_S)
+    assert not lost.value.fatal
+    driver.await_serving()
+    driver.run(2)
+
+
+@pytest.mark.parametrize(("stages", "ranks"), [(2, 1), (1, 2)])
+def test_a_worker_that_reads_another_model_ends_the_engine(
+    drive: Callable[..., Driver], tmp_path: Path, stages: int, ranks: int
+) -> None:
+    (tmp_path / "weights").write_text("before")
+    driver = drive(stages, ranks)
+    driver.run(2)
+    (tmp_path / "weights").write_text("after")
+    os.kill(driver.pids()[1], signal.SIGKILL)
+    with pytest.raises(StepsLostError) as lost:
+        driver.executor.result(PATIENCE_S)
+    assert not lost.value.fatal
+    with pytest.raises(StepsLostError, match=r"model\.safetensors holds other weights") as lost:
+        driver.executor.result(PATIENCE_S)
+    assert lost.value.fatal and str(tmp_path) in lost.value.message
+    assert not driver.executor.serving

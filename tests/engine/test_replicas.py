@@ -22,7 +22,7 @@ from homenode.engine.request import Request
 from homenode.engine.router.client import ReplicasClient
 from homenode.engine.router.restart_policy import RestartPolicy
 from homenode.engine.router.routed_stream import RoutedStream
-from homenode.errors import HostError, PeerError
+from homenode.errors import CheckpointError, HostError, PeerError
 from tests.engine.engines import config_for, greedy
 from tests.engine.scripted_process import LIMITS
 from tests.engine.test_client import collect, sync
@@ -280,6 +280,34 @@ async def test_what_keeps_one_from_starting_ends_all_and_comes_back_by_name(tmp_
         assert pid is not None
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+
+@sync
+async def test_engines_that_have_read_several_models_do_not_start(tmp_path: Path) -> None:
+    (tmp_path / "weights").write_text("before")
+    (tmp_path / "weights-1").write_text("after")
+    with pytest.raises(CheckpointError, match=r"engine [01] .* model\.safetensors holds other weights"):
+        async with started(tmp_path, 2):
+            raise AssertionError("this one starts")
+
+
+@sync
+async def test_an_engine_that_reads_another_model_gets_no_requests_and_the_others_serve_on(tmp_path: Path) -> None:
+    (tmp_path / "weights").write_text("before")
+    lost: list[str] = []
+    async with started(tmp_path, 2, lost=lost.append) as client:
+        stop(client, 0, signal.SIGKILL)
+        await wait_for_engines(client, lambda engines: engines[0].restarts == 1 and engines[0].state == "ready")
+        (tmp_path / "weights").write_text("after")
+        stop(client, 0, signal.SIGKILL)
+        await wait_for_engines(client, lambda engines: engines[0].state == "gone")
+        assert client.engines[0].restarts == 2, "it would read the same again"
+        assert is_right(request(1), await collect(client.submit(request(1)))) and lost == [], "the other one serves on"
+        running = client.submit(request(2, FOREVER))
+        await anext(running)
+        stop(client, 1, signal.SIGKILL)
+        assert (await collect(running))[-1].error_kind == "WorkerLostError"
+    assert len(lost) == 1 and "model.safetensors holds other weights" in lost[0]
 
 
 @sync

@@ -35,6 +35,7 @@ from homenode.model.architectures.pooled_rows import DeepseekV4Spec
 from homenode.model.architectures.registry import architecture_of
 from homenode.model.architectures.tables import HeadNorms
 from homenode.model.architectures.token_indexer import with_indexer
+from homenode.model.files_read import FilesRead
 from homenode.model.formats.fields import Fields
 from homenode.model.spec import BlockChoice, DeltaSpec, IndexerSpec, ModelSpec, MoeSpec, RopeSpec, TensorEntry
 from homenode.model.state_mixers import ConvolutionSpec, ScanSpec, with_mixer
@@ -306,6 +307,7 @@ class ArrayCheckpoint:
     spec: ModelSpec
     tensors: dict[str, TensorEntry] = field(default_factory=dict)
     metadata: dict[str, object] = field(default_factory=dict)
+    files: FilesRead = field(default_factory=FilesRead)
 
     def add(self, name: str, stored: bytes, dtype: DType, shape: tuple[int, ...], permuted_heads: int = 0) -> None:
         """Append a tensor to the file."""

@@ -155,7 +155,7 @@ def test_a_model_without_experts_has_no_table_and_too_many_members_are_refused()
 
 
 def test_what_the_memory_is_of_changes_with_each_thing_that_matters() -> None:
-    part, model = part_of(((0, 1),)), [SourceFile("model.gguf", 100, 5, "00")]
+    part, model = part_of(((0, 1),)), [SourceFile("model.gguf", 100, 5, "00", "11")]
 
     def identity(
         part: ModelPart = part, rows: int = 33, members: int = 2, file: SourceFile = model[0], packing: str = "p"
@@ -174,7 +174,8 @@ def test_what_the_memory_is_of_changes_with_each_thing_that_matters() -> None:
 
     assert changed(identity(packing="q")) == {"packing"}
     assert changed(identity(rows=65)) == {"formats"}
-    assert changed(identity(file=SourceFile("model.gguf", 100, 6, "00"))) == {"model"}
+    assert changed(identity(file=SourceFile("model.gguf", 100, 6, "00", "11"))) == {"model"}
+    assert changed(identity(file=SourceFile("model.gguf", 100, 5, "00", "12"))) == {"model"}
     assert changed(identity(part=replace(part, rank=1, ranks=2))) == {"part"}
     assert changed(identity(members=3)) >= {"members"}
 

@@ -17,7 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from homenode.errors import CheckpointError, UnsupportedError, UserError
-from homenode.model.tokenizer.loader import load_tokenizer, load_untried, vocabulary_file
+from homenode.model.checkpoint.vocabulary_file import vocabulary_file
+from homenode.model.tokenizer.loader import load_tokenizer, load_untried
 from homenode.model.tokenizer.vocabularies.sentencepiece_file import metadata_of_sentencepiece
 from homenode.model.tokenizer.vocabularies.tekken import tekken_tokenizer
 

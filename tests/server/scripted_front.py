@@ -1,7 +1,7 @@
 """A front's process over the scripted engine's tokens: `python -m tests.server.scripted_front FDS PARENT NAME`.
 
 The path of its model is a folder. While there is a file `unreadable` in it no vocabulary is read; and while there is a
-file `late` the first front makes no application.
+file `late` the first front makes no application. A `tokenizer.json` is read, where it is there.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from homenode.errors import CheckpointError
+from homenode.model.formats.bounded_files import read_text
 from homenode.server.fronts.main import main
 from homenode.server.fronts.messages import Prepare
 from tests.server.fakes import ByteTokenizer
@@ -20,6 +21,8 @@ from tests.waiting import wait_until
 def load(prepare: Prepare) -> ByteTokenizer:
     if (Path(prepare.model) / "unreadable").exists():
         raise CheckpointError("this vocabulary cannot be read")
+    if (file := Path(prepare.model) / "tokenizer.json").exists():
+        read_text(file, 1000)
     late = Path(prepare.model) / "late"
     if late.exists() and sys.argv[3].endswith("-0"):
         _make_application_late(late)

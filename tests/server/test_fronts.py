@@ -266,6 +266,36 @@ async def test_fronts_that_cannot_be_replaced_are_given_up(tmp_path: Path) -> No
 
 
 @sync
+async def test_a_front_that_reads_another_vocabulary_is_not_let_in(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("before")
+    made, server = coordinator(tmp_path, 1, 2, RestartPolicy(tries=2, first_delay_s=0.01, lost_after_s=4 * PATIENCE_S))
+    async with service(made, server) as to:
+        (tmp_path / "tokenizer.json").write_text("after")
+        first, second = to.pids
+        os.kill(first, signal.SIGKILL)
+
+        async def one_is_left() -> bool:
+            return to.pids == [second] and (await to.get("/health")).status_code == 200
+
+        await to.wait_for(one_is_left)
+        os.kill(second, signal.SIGKILL)
+        async with asyncio.timeout(4 * PATIENCE_S):
+            assert await to.serving == 1
+
+
+@sync
+async def test_fronts_and_engines_that_have_read_several_vocabularies_do_not_start(tmp_path: Path) -> None:
+    (tmp_path / "weights").write_text("before")
+    (tmp_path / "tokenizer.json").write_text("before")
+    made, server = coordinator(tmp_path, 1, 2)
+    made.fronts.texts[str(tmp_path / "tokenizer.json")] = "of another file"
+    async with asyncio.timeout(4 * PATIENCE_S):
+        with pytest.raises(CheckpointError, match=r"tokenizer\.json holds another text"):
+            await made.start(bind(server))
+    assert made.engine_pids == ()
+
+
+@sync
 async def test_a_silent_front_is_ended_and_replaced(tmp_path: Path) -> None:
     made, server = coordinator(
         tmp_path, 1, 2, RestartPolicy(look_every_s=0.05, silent_after_s=0.2, lost_after_s=0.2, first_delay_s=0.01)

@@ -24,11 +24,12 @@ from homenode.units import parse_seconds, parse_tokens
 @dataclass(frozen=True)
 class ModelConfig:
     """Which model, and how it is kept. `model` is what the user named; `path` is where it lies once it was found (see
-    `locate`).
+    `locate`). `vocabulary`: where the one lies that stands in for the model's; None: it is the model's.
     """
 
     model: str | None = None
     path: str | None = None
+    vocabulary: str | None = None
     revision: str | None = option(None, "Branch, tag or commit of a Hub model.")
     quantize: str | None = option(None, "Quantise float matrices while loading.", choices=("q8_0", "q4_0"))
     dtype: str = option(

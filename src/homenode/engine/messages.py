@@ -11,6 +11,7 @@ from typing import Literal
 import msgspec
 
 from homenode.engine.request import Request, TokenLogprob
+from homenode.model.identity import ModelIdentity
 from homenode.transfer.figures import TransferFigures
 from homenode.transfer.published import Published
 
@@ -85,6 +86,7 @@ class EngineReady(msgspec.Struct, frozen=True, tag=True):
     sampling_defaults: dict[str, float] = {}  # the model's own: temperature, top_p, top_k, min_p, repetition_penalty
     details: dict[str, object] = {}
     pooling: PoolingReady | None = None  # None: it generates text
+    identity: ModelIdentity | None = None  # of the model that its workers have read; None: nobody says
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag=True):

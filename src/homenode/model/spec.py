@@ -20,6 +20,7 @@ from homenode.compute.ops import (
     WindowKind,
 )
 from homenode.dtypes import DType
+from homenode.model.files_read import FilesRead
 from homenode.model.pooling import PoolingSpec
 
 _Own = TypeVar("_Own")
@@ -463,6 +464,10 @@ class Checkpoint(Protocol):
 
     path: Path
     spec: ModelSpec
+
+    @property
+    def files(self) -> FilesRead:
+        """What opening it has read, and of which files."""
 
     @property
     def tensors(self) -> dict[str, TensorEntry]:

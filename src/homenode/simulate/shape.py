@@ -12,6 +12,7 @@ from homenode.dtypes import BY_NAME
 from homenode.errors import UserError
 from homenode.model.architectures.parameters import expected_tensors
 from homenode.model.architectures.registry import architecture_of
+from homenode.model.files_read import FilesRead
 from homenode.model.spec import ModelSpec, MoeSpec, RopeSpec, TensorEntry
 
 PREFIX = "shape:"
@@ -35,6 +36,7 @@ class ShapeCheckpoint:
     spec: ModelSpec
     tensors: dict[str, TensorEntry]
     metadata: dict[str, object] = field(default_factory=dict)
+    files: FilesRead = field(default_factory=FilesRead)
 
 
 def shape_checkpoint(text: str) -> ShapeCheckpoint:

@@ -14,8 +14,8 @@ from dataclasses import fields
 
 from homenode.compute.ops import KvGeometry
 from homenode.model.spec import Checkpoint, IndexerSpec, ModelSpec, MoeSpec, RopeSpec
+from homenode.model.weights.weights_identity import tokenizer_digest, weights_digest
 from homenode.transfer.settings import TransferConfig
-from homenode.transfer.weights_identity import tokenizer_digest, weights_digest
 from homenode.transfer.wire.message import PROTOCOL
 
 HASH_SCHEME = "blake2b-128 chain 1"  # of engine.kv.prefix; another number whenever identities are made in another way
@@ -29,10 +29,16 @@ Fingerprint = dict[str, str]
 
 
 def fingerprint_of(
-    config: TransferConfig, checkpoint: Checkpoint, geometry: KvGeometry, kept_as: str, max_model_len: int | None = None
+    config: TransferConfig,
+    checkpoint: Checkpoint,
+    geometry: KvGeometry,
+    kept_as: str,
+    max_model_len: int | None = None,
+    weights: str | None = None,
 ) -> Fingerprint:
     """The facts of an engine. `kept_as`: how its weights are kept in memory, in words. `max_model_len`: its longest
-    context (None: the model's), on which longrope depends. Reads samples of the weights and the vocabulary.
+    context (None: the model's), on which longrope depends. `weights`: of its model's identity, as they were when they
+    were read; None: samples of what the files hold now. Reads the vocabulary.
 
     CheckpointError when they cannot be read.
     """
@@ -41,7 +47,7 @@ def fingerprint_of(
         "mode": config.mode,
         "channel": config.transfer_channel,
         "secret": "set" if config.pd_secret else "none",
-        "weights": weights_digest(checkpoint),
+        "weights": weights_digest(checkpoint) if weights is None else weights,
         "weights_kept_as": kept_as,
         **_architecture(checkpoint.spec, max_model_len),
         "kv_dtype": geometry.dtype,

@@ -22,6 +22,8 @@ from homenode.cli.server.transfer_file import take_transfer_file
 from homenode.engine.config import EngineConfig
 from homenode.errors import HomenodeError, UserError
 from homenode.logs.setup import begin_service_log
+from homenode.model.files_read import recorded_files
+from homenode.model.identity import refuse_other_texts
 from homenode.model.tokenizer.config import TextConfig
 from homenode.server.check_files import check_doors
 from homenode.server.http.config import ServerConfig
@@ -67,8 +69,9 @@ def serve(ctx: click.Context, /, model: str | None, check_config: bool, show_con
             )
         take_transfer_file(ctx, values)
         engine: EngineConfig = build(EngineConfig, values)
-        engine = dataclasses.replace(engine, model=dataclasses.replace(engine.model, model=model))
         server, text = build(ServerConfig, values), build(TextConfig, values)
+        named = dataclasses.replace(engine.model, model=model, vocabulary=text.tokenizer)
+        engine = dataclasses.replace(engine, model=named)
         text.check_links(engine.model.links)
         if show_config:
             from homenode.cli.server.text_side import print_text_side
@@ -118,9 +121,12 @@ async def _serve(server: ServerConfig, engine: EngineConfig, text: TextConfig, s
 
             mark_phase("imports of the server")
             listener = bind(server)
-            tokenizer = await asyncio.to_thread(text.load, Path(str(engine.model.path)))
+            with recorded_files() as read:
+                tokenizer = await asyncio.to_thread(text.load, Path(str(engine.model.path)))
             mark_phase("vocabulary")
             ready = await loading
+            if ready.identity is not None:
+                refuse_other_texts("the API server", str(engine.model.path), ready.identity.texts, read.texts)
             mark_phase("wait for the engine")
         _keep_off_compute(ready)
         gc.freeze()  # what is there now stays: collections of cycles need not walk through it while requests wait

@@ -36,6 +36,8 @@ from homenode.engine.request import Request
 from homenode.engine.token_rules import TokenRules
 from homenode.errors import NotANumberError, UserError
 from homenode.grammars.spec import GrammarSpec
+from homenode.model.files_read import recorded_files
+from homenode.model.identity import refuse_other_texts
 from homenode.model.sandbox.renderer import DEFAULT_TIMEOUT_S
 from homenode.model.tokenizer import Tokenizer, load_model_tokenizer
 from homenode.model.weights.finite_check import check_model_finite
@@ -83,7 +85,8 @@ class LLM:
             )
         config = locate_model(config)
         self._path = Path(str(config.model.path))
-        self.tokenizer = tokenizer or load_model_tokenizer(self._path, chat_template, chat_template_timeout)
+        with recorded_files() as read:
+            self.tokenizer = tokenizer or load_model_tokenizer(self._path, chat_template, chat_template_timeout)
         self._ids = itertools.count(1)
         self._vocabulary: Vocabulary | None = None  # for grammars
         with contextlib.ExitStack() as owned:
@@ -91,6 +94,8 @@ class LLM:
                 owned.callback(self.tokenizer.close)
             self._engine = LocalEngine(config, progress)
             owned.callback(self._engine.close)
+            if (identity := self._engine.ready.identity) is not None:
+                refuse_other_texts("the program", str(self._path), identity.texts, read.texts)
             # What is forgotten ends with its last reference or the program.
             self._closed = weakref.finalize(self, owned.pop_all().close)
 

@@ -25,6 +25,7 @@ from homenode.engine.config import EngineConfig
 from homenode.engine.experts.group import ExpertGroupRank
 from homenode.engine.step import Step, StepResult
 from homenode.host.placement.numa_demand import Decision
+from homenode.model.identity import ModelIdentity
 from homenode.model.part import ModelPart
 
 # Sums and gathers of one stage's ranks; rows from the stage before; rows for the stage after.
@@ -77,6 +78,7 @@ class Join(msgspec.Struct, frozen=True, tag=True):
     allowed_cpus: list[int] = []  # that the engine was allowed when it began; empty: those this process has
     nodes_memory: int | None = None  # bytes for buffers and KV memory that nodes have, where it is spread over several
     numa_decision: Decision | None = None  # what --numa auto has come to for the whole engine
+    texts: dict[str, str] = {}  # digests of the files of text that the engine has read, by their paths
 
 
 class PartLoading(msgspec.Struct, frozen=True, tag=True):
@@ -87,7 +89,9 @@ class PartLoading(msgspec.Struct, frozen=True, tag=True):
 
 
 class Fits(msgspec.Struct, frozen=True, tag=True):
-    """Worker to engine: the weights are there, and so many KV blocks would fit. `seconds`: of loading."""
+    """Worker to engine: the weights are there, and so many KV blocks would fit. `seconds`: of loading. `identity`: of
+    the model that it has read.
+    """
 
     num_blocks: int
     weight_bytes: int
@@ -95,6 +99,7 @@ class Fits(msgspec.Struct, frozen=True, tag=True):
     notes: list[str] = []
     shared_weight_bytes: int = 0  # of experts that other engines keep, beside `weight_bytes` of its own
     state_slots: int = 0  # of the state memory that would fit beside the blocks; 0: no layer of it keeps a state
+    identity: ModelIdentity | None = None
 
 
 class Lay(msgspec.Struct, frozen=True, tag=True):

@@ -26,6 +26,7 @@ def join_of(planned: EnginePlan, worker: WorkerPlan) -> Join:
         allowed_cpus=list(_allowed(planned)),
         numa_decision=planned.assignment.numa_decision,
         nodes_memory=None if capacity is None else capacity.size,
+        texts=planned.checkpoint.files.texts,
     )
 
 

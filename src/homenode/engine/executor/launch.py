@@ -97,6 +97,7 @@ def make_executor(
         experts=_counted(planned),
         memories_of=memories_of,
         exports_kv=config.transfer.on,
+        model=str(config.model.path),
     )
 
 
@@ -118,6 +119,7 @@ def _on_ray(planned: EnginePlan) -> ProcessExecutor:
         launch=launcher,
         on_end=launcher.close,
         experts=_counted(planned),
+        model=str(planned.config.model.path),
     )
 
 

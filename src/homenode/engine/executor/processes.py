@@ -40,8 +40,9 @@ from homenode.engine.kv.chunks import PageChange
 from homenode.engine.plan.worker_layout import WorkerPlan
 from homenode.engine.step import Step, StepResult, WorkerLimits
 from homenode.engine.wire import decode_body
-from homenode.errors import HomenodeError, InternalError, PeerError
+from homenode.errors import CheckpointError, HomenodeError, InternalError, PeerError
 from homenode.host.refusals import start_thread
+from homenode.model.identity import CommonIdentity
 from homenode.model.spec import ModelSpec
 from homenode.units import format_count
 
@@ -68,6 +69,7 @@ class ProcessExecutor:
         experts: ModelSpec | None = None,
         exports_kv: bool = False,
         memories_of: MemoriesOf = lambda plan: (),
+        model: str = "the model",
     ) -> None:
         """`plans`: stage after stage. `program`: the module that a worker runs. `worker_timeout`: seconds a worker may
         be silent. `launch`: starts a worker, at once and without waiting for it, in place of a child of this process;
@@ -75,6 +77,8 @@ class ProcessExecutor:
         `exports_kv`: others read and write the KV memory, too, so that no step is over, however it ended, as long as a
         worker may write for it; of workers that are lost the loop hears at once, and waits with such writing until
         `serving`. `memories_of`: what a worker is given with its Join, each time it is started; it stays the caller's.
+        `model`: where it lies, for people. All workers have to have read the same one, also who is started later in the
+        place of another: the engine does not start with one that has not, and ends.
         """
         launch = launch or (lambda plan: WorkerProcess(plan.name, program))
         self._on_end, self._experts, self._clock = on_end, experts, clock
@@ -85,6 +89,7 @@ class ProcessExecutor:
         self._traffic = StepTraffic(plans, all_done=exports_kv)
         self._silence = Silence(worker_timeout, clock())
         self._failures = WorkerFailures()
+        self._identity = CommonIdentity(model)
         self._plans = plans
         self._limits: WorkerLimits | None = None
         self._num_blocks = 0
@@ -292,10 +297,7 @@ class ProcessExecutor:
                 handle.loading = (done, total)
                 self._tell_progress()
             case Fits():
-                handle.fits, handle.state = message, "fitted"
-                if self._num_blocks:
-                    self._lay_again(handle, message)
-                self._changed.notify_all()
+                self._fitted(handle, message)
             case Laid(compute, kv):
                 if kv is not None and self._kv_layouts.setdefault(handle.plan.number, kv) != kv:
                     self._lose(
@@ -375,6 +377,25 @@ class ProcessExecutor:
             self._lose({handle.plan.number: f"failed: {text}"})
 
     # Starting, and starting again
+
+    def _fitted(self, handle: WorkerHandle, fits: Fits) -> None:
+        if (objection := self._identity.objection(handle.process.name, fits.identity)) is not None:
+            return self._refuse(handle, objection)
+        handle.fits, handle.state = fits, "fitted"
+        if self._num_blocks:
+            self._lay_again(handle, fits)
+        self._changed.notify_all()
+        return None
+
+    def _refuse(self, handle: WorkerHandle, objection: str) -> None:
+        """No step may be computed with this worker, nor with one that reads the same files."""
+        self.pool.drop(handle)
+        self._serving = False
+        if self._limits:
+            self._report(StepsLostError(objection, fatal=True))
+        else:
+            self._start_error = CheckpointError(objection)
+            self._changed.notify_all()
 
     def _lay_again(self, handle: WorkerHandle, fits: Fits) -> None:
         if fits.num_blocks < self._num_blocks:

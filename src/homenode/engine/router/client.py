@@ -24,6 +24,7 @@ from homenode.engine.router.router import Router
 from homenode.engine.router.stats import all_ready, total
 from homenode.engine.router.supervisor import EngineSupervisor
 from homenode.errors import InternalError
+from homenode.model.identity import CommonIdentity
 
 
 def dispatch_settings(config: EngineConfig) -> DispatchSettings:
@@ -58,8 +59,9 @@ class ReplicasClient(Dispatcher):
         self.on_engine_lost = on_engine_lost
         self._bindings = [each.replica.binding for each in assignments if each.replica is not None]
         self.expert_files = ExpertMemoryFiles(assignments)
+        identity = CommonIdentity(str(assignments[0].config.model.path))
         self._supervisors = [
-            EngineSupervisor(assignment, self, restart_policy, lambda each: self._client_of(each, program))
+            EngineSupervisor(assignment, self, restart_policy, lambda each: self._client_of(each, program), identity)
             for assignment in assignments
         ]
         self._engines = self._supervisors

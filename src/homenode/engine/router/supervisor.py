@@ -17,7 +17,8 @@ from homenode.engine.experts.group import wants_shared_experts
 from homenode.engine.messages import EngineReady, EngineState, EngineStats, ReplicaStats
 from homenode.engine.router.restart_policy import RestartPolicy
 from homenode.engine.router.stats import at_rest, since_start
-from homenode.errors import HomenodeError, PeerError
+from homenode.errors import CheckpointError, HomenodeError, PeerError
+from homenode.model.identity import CommonIdentity
 from homenode.transfer.published import Published
 
 _log = logging.getLogger(__name__)
@@ -54,10 +55,14 @@ class EngineSupervisor(Generic[Client]):
         watcher: Watcher,
         restart_policy: RestartPolicy,
         make: Callable[[EngineAssignment], Client],
+        identity: CommonIdentity | None = None,
     ) -> None:
-        """`make` makes the engine's client, for each of its processes."""
+        """`make` makes the engine's client, for each of its processes. `identity`: that of the model of all engines: one
+        that has read another model takes no requests.
+        """
         self.number, self.node = (assignment.number, assignment.replica.node if assignment.replica else None)
         self._assignment, self._watcher, self._restart_policy, self._make = assignment, watcher, restart_policy, make
+        self._identity = identity or CommonIdentity(str(assignment.config.model.path))
         self.client = self._new_client()
         self.state: EngineState = "loading"
         self.restarts, self.moved = 0, 0
@@ -113,6 +118,8 @@ class EngineSupervisor(Generic[Client]):
                 await self._before_another_try(error, deadline)
         if self.client.lost is not None:
             raise PeerError(f"engine {self.number} was lost as soon as it was ready: {self.client.lost}")
+        if (objection := self._objection(ready)) is not None:
+            raise CheckpointError(objection)
         self._is_up(ready)
         return ready
 
@@ -179,14 +186,7 @@ class EngineSupervisor(Generic[Client]):
             self._failures += 1
             delay = self._restart_policy.delay(self._failures)
             if delay is None:
-                self.state = "gone"
-                _log.error(
-                    "engine %d is gone: %s; it is not started again after %d tries",
-                    self.number,
-                    reason,
-                    self._restart_policy.tries,
-                )
-                self._watcher.engine_gone(self, reason)
+                self._give_up(reason, f"after {self._restart_policy.tries} tries")
                 return
             _log.warning("engine %d is gone: %s; it is started again in %g s", self.number, reason, delay)
             await asyncio.sleep(delay)
@@ -199,11 +199,24 @@ class EngineSupervisor(Generic[Client]):
             except (HomenodeError, OSError) as error:
                 reason = str(error)
                 continue
+            if (objection := self._objection(ready)) is not None:
+                await self.client.close()
+                self._give_up(objection, "as it would read the same again")
+                return
             if self.client.lost is None:
                 _log.info("engine %d serves again", self.number)
                 self._is_up(ready)
                 return
             reason = self.client.lost
+
+    def _objection(self, ready: EngineReady) -> str | None:
+        """Why it may not work beside the other engines."""
+        return self._identity.objection(f"engine {self.number}", ready.identity)
+
+    def _give_up(self, reason: str, why: str) -> None:
+        self.state = "gone"
+        _log.error("engine %d is gone: %s; it is not started again, %s", self.number, reason, why)
+        self._watcher.engine_gone(self, reason)
 
     # Silence
 

@@ -36,6 +36,8 @@ from homenode.engine.runtime.engine import Engine, Progress, make_scheduler, rea
 from homenode.host.refusals import named_refusals
 from homenode.host.topology.finding import Finding
 from homenode.model.checkpoint.index import open_checkpoint
+from homenode.model.checkpoint.vocabulary_file import read_vocabulary_text
+from homenode.model.identity import ModelIdentity
 from homenode.model.kv_cells import kv_cells
 from homenode.model.part import ModelPart
 from homenode.model.parts import read_layer_split
@@ -74,6 +76,7 @@ def build_engine(
     engines = replica.count if replica else None
     read_layer_split(config.parallel.layer_split)
     checkpoint = open_checkpoint(Path(str(config.model.path)))
+    read_vocabulary_text(Path(str(config.model.vocabulary or config.model.path)), checkpoint.files)
     keeps_states = bool(checkpoint.spec.layer_states)
     ignored = settings_without_effect(config, devices, os.environ, engines, keeps_states)
     findings = (*not_in_common(assignment, everybody), *ignored)
@@ -131,17 +134,25 @@ def _started(
     """The engine of a plan and its workers. `begin`: when the start began, by `time.monotonic`."""
     fits = workers.start(progress)
     sizes = _sizes(plan, fits)
-    sharing = _sharing(plan, workers.backend) if plan.config.transfer.on else None
+    identity = _identity(plan, fits)
+    sharing = _sharing(plan, workers.backend, identity) if plan.config.transfer.on else None
     executor = count_expert_usage(workers.lay(sizes.worker_limits(), sharing), plan.config, plan.checkpoint.spec)
     hash_seed = sharing.hash_seed if sharing is not None else None
     scheduler = make_scheduler(plan, executor.limits(), lookahead, micro_batches, hash_seed)
     findings = (*plan.worker_layout.findings, *workers.findings())
     ready = _ready(plan, executor, sizes, fits, findings, time.monotonic() - begin)
+    ready = msgspec.structs.replace(ready, identity=identity)
     kv_transfer = None
     if sharing is not None:
         kv_transfer = workers.hand_over(sharing)
         ready.details["kv_transfer"] = msgspec.to_builtins(kv_transfer.published)
     return Engine(scheduler, executor, ready, kv_transfer, _headroom(plan) if sizes.chunk_blocks else None)
+
+
+def _identity(plan: EnginePlan, fits: Sequence[Fits]) -> ModelIdentity | None:
+    """That of the workers, which is one, with the texts that the engine itself has read."""
+    found = next((fit.identity for fit in fits if fit.identity is not None), None)
+    return found and msgspec.structs.replace(found, texts=found.texts | plan.checkpoint.files.texts)
 
 
 def _sizes(plan: EnginePlan, fits: Sequence[Fits]) -> Sizes:
@@ -174,13 +185,19 @@ def _grows(plan: EnginePlan) -> bool:
 _MANY = 1 << 62  # bytes: that there is memory enough was looked at by each worker
 
 
-def _sharing(plan: EnginePlan, backend: Backend) -> KvTransferSetup:
-    """What makes this engine's KV known to others, and KV memory that they can be given."""
+def _sharing(plan: EnginePlan, backend: Backend, identity: ModelIdentity | None) -> KvTransferSetup:
+    """What makes this engine's KV known to others, and KV memory that they can be given. `identity`: of the model that
+    its workers have read."""
     from homenode.engine.kv_transfer.setup import KvTransferSetup  # needs the native core
 
     config, geometry = plan.config, plan.whole_geometry
     fingerprint = fingerprint_of(
-        config.transfer, plan.checkpoint, geometry, plan.kept_as(backend), config.model.max_model_len
+        config.transfer,
+        plan.checkpoint,
+        geometry,
+        plan.kept_as(backend),
+        config.model.max_model_len,
+        None if identity is None else identity.weights,
     ) | state_form(plan.checkpoint.spec, _parts(plan), plan.geometries)
     return KvTransferSetup(config.transfer, backend, plan.checkpoint.spec, geometry, fingerprint)
 

@@ -28,6 +28,7 @@ from homenode.host.discovery.read import read_host
 from homenode.host.topology.host import Host
 from homenode.host.topology.source import LiveSource
 from homenode.model.checkpoint.index import open_checkpoint
+from homenode.model.identity import refuse_other_texts
 from homenode.model.spec import Checkpoint
 from homenode.model.weights.layout import WeightLayout
 from homenode.model.weights.load import LoadedModel, kv_geometry_of, load_model, plan_model
@@ -81,6 +82,7 @@ def load_part(
     checkpoint = (
         inside.checkpoint if inside else with_runner(open_checkpoint(Path(str(config.model.path))), config.model)
     )
+    refuse_other_texts(f"worker {join.number}", str(config.model.path), join.texts, checkpoint.files.texts)
     if join.allowed_cpus:
         pin_process_threads(tuple(join.allowed_cpus))
     host = inside.host if inside else read_host(LiveSource(), accelerators=False)

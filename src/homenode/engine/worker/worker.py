@@ -7,7 +7,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from homenode.compute.kv_memory import KvLayout
@@ -54,7 +53,8 @@ class PartWorker:
         notes = loaded.notes if self._inside else (*loaded.notes, *check_pages(loaded))
         kept = loaded.kept
         sizes, seconds = loaded.sizes, time.monotonic() - begin
-        return Fits(sizes.num_blocks, kept.own, seconds, list(notes), kept.common, sizes.state_slots)
+        identity = loaded.model.identity
+        return Fits(sizes.num_blocks, kept.own, seconds, list(notes), kept.common, sizes.state_slots, identity)
 
     def lay(
         self,
@@ -149,10 +149,9 @@ class PartWorker:
             from homenode.engine.worker.grammar_masks import GrammarMasks
             from homenode.engine.worker.vocabulary import read_vocabulary
 
-            path, loaded = Path(str(self._join.config.model.path)), self.loaded
-            spec = loaded.model.spec
+            loaded, spec = self.loaded, self.loaded.model.spec
             self._grammars = GrammarMasks(
-                lambda: read_vocabulary(path, spec),
+                lambda: read_vocabulary(self._join, spec),
                 spec.vocab_size,
                 loaded.binding.others,
                 max_length=loaded.sizes.max_model_len,

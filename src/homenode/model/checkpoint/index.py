@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from homenode.errors import CheckpointError, UnsupportedError, UserError
@@ -17,6 +17,7 @@ from homenode.model.checkpoint.mistral_params import MISTRAL_WEIGHTS, PARAMS, ha
 from homenode.model.checkpoint.prediction_blocks import without_prediction_blocks
 from homenode.model.checkpoint.reranker_files import with_rows
 from homenode.model.config.gguf_config import ROPE_FACTORS
+from homenode.model.files_read import FilesRead, recorded_files
 from homenode.model.formats import limits
 from homenode.model.formats.bounded_files import damaged, named_in_errors
 from homenode.model.formats.gguf import GgufTensor
@@ -39,6 +40,7 @@ class OpenedCheckpoint:
     spec: ModelSpec
     tensors: dict[str, TensorEntry]
     metadata: dict[str, object]
+    files: FilesRead = field(default_factory=FilesRead)
 
 
 def open_checkpoint(path: Path) -> OpenedCheckpoint:
@@ -49,11 +51,15 @@ def open_checkpoint(path: Path) -> OpenedCheckpoint:
     read as the first of them. GGUF tensors bear their Hugging Face names; `rope_freqs.weight` is not among them, as its
     values are in `spec.rope.factors`.
 
-    Raises CheckpointError for damaged or hostile files, UnsupportedError for models homenode cannot run, UserError for
-    other paths, HostError when the machine refuses a file call or memory.
+    Raises CheckpointError for damaged or hostile files, and for one that is replaced meanwhile, UnsupportedError for
+    models homenode cannot run, UserError for other paths, HostError when the machine refuses a file call or memory.
     """
-    with named_refusals(f"reading the model {path}", CheckpointError), named_in_errors(Path(path)):
-        return _opened(Path(path))
+    with (
+        named_refusals(f"reading the model {path}", CheckpointError),
+        named_in_errors(Path(path)),
+        recorded_files() as files,
+    ):
+        return replace(_opened(Path(path)), files=files)
 
 
 def _opened(path: Path) -> OpenedCheckpoint:

@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
 from homenode.errors import CheckpointError, UnsupportedError
+from homenode.model.files_read import TextDigest, file_opened, text_taken
 from homenode.units import format_bytes, format_count
 
 # A JSON value needs a comma or an opening bracket before it, so this bounds the Python objects a text can turn into
@@ -119,6 +120,7 @@ def open_file(path: Path) -> BinaryIO:
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise damaged(path, "cannot be read", seen="something that is not a regular file", wanted="a regular file")
+        file_opened(path, descriptor)
         return os.fdopen(descriptor, "rb")
     except BaseException:
         os.close(descriptor)
@@ -179,7 +181,9 @@ def _read_whole(path: Path, limit: int, *, any_target: bool = False) -> bytes:
     size = file_size(path)
     if size > limit:
         raise damaged(path, "size", seen=format_bytes(size), wanted=f"at most {format_bytes(limit)} of text")
-    return read_at(path, 0, size)
+    data = read_at(path, 0, size)
+    text_taken(path, data)
+    return data
 
 
 def _check_link_target(path: Path) -> None:
@@ -269,6 +273,7 @@ class HeaderReader:
         self._buffer = b""
         self._at = 0
         self._left = self._end  # bytes not yet in the buffer
+        self._digest = TextDigest()
 
     @property
     def position(self) -> int:
@@ -321,6 +326,10 @@ class HeaderReader:
                 found.append(self.string(what).decode("utf-8", "surrogateescape"))
         return found
 
+    def keep_digest(self) -> None:
+        """The header was read to its end: keep what it was, where that is recorded."""
+        self._digest.keep(self.path)
+
     def _fill(self, size: int, what: str) -> None:
         have = len(self._buffer) - self._at
         if size <= have:
@@ -332,6 +341,7 @@ class HeaderReader:
             raise damaged(
                 self.path, what, seen="a file that shrinks while it is read", wanted="a file nobody is writing"
             )
+        self._digest.add(more)
         self._buffer = self._buffer[self._at :] + more
         self._at = 0
         self._left -= asked

@@ -88,6 +88,7 @@ def read_gguf(path: Path) -> GgufFile:
         pairs = _count(reader, "key-value pairs", _MOST_PAIRS, 13)
         metadata = _read_metadata(reader, pairs)
         raw = [_read_tensor(reader) for _ in range(tensors)]
+        reader.keep_digest()
     alignment = _alignment(path, metadata)
     start = -(-reader.position // alignment) * alignment
     return GgufFile(path, version, metadata, _place(path, raw, start, alignment, size))

@@ -13,6 +13,15 @@ from tokenizers import Tokenizer as Library
 
 from homenode.errors import CheckpointError, UnsupportedError
 from homenode.host.refusals import named_refusals
+from homenode.model.checkpoint.vocabulary_file import (
+    LARGEST_FILE,
+    SENTENCEPIECE,
+    TEKKEN,
+    USUAL,
+    folder_vocabulary,
+    gguf_vocabulary,
+    vocabulary_file,
+)
 from homenode.model.formats.bounded_files import is_there, read_binary, read_json, read_text
 from homenode.model.formats.gguf_token_ids import token_id_of
 from homenode.model.sandbox.renderer import DEFAULT_TIMEOUT_S, TemplateRenderer
@@ -30,8 +39,6 @@ from homenode.model.tokenizer.vocabularies.stop_tokens import (
 )
 from homenode.model.tokenizer.vocabularies.tekken import tekken_tokenizer
 
-_LARGEST_FILE = 256 * 2**20
-_USUAL, _TEKKEN, _SENTENCEPIECE = "tokenizer.json", "tekken.json", "tokenizer.model"
 # What tokenizer_config.json calls a role, and what keys of GGUF files do.
 _ROLES = (
     ("bos_token", "bos"),
@@ -94,24 +101,8 @@ def _load_tried(
 def load_untried(path: Path, chat_template: str | None = None, renderer: TemplateRenderer | None = None) -> Tokenizer:
     """What `load_tokenizer` gives, in this process at once; without `renderer` there are no chat templates."""
     with named_refusals(f"reading the tokenizer of {path}", CheckpointError):
-        gguf = _gguf_file(path)
+        gguf = gguf_vocabulary(path)
         return _from_gguf(gguf, chat_template, renderer) if gguf else _from_folder(path, chat_template, renderer)
-
-
-def vocabulary_file(path: Path) -> Path:
-    """The file of the model at `path` that has the vocabulary, whether or not it is there."""
-    return _gguf_file(path) or (_folder_file(path) if path.is_dir() else path)
-
-
-def _folder_file(folder: Path) -> Path:
-    """The same of a folder: tokenizer.json before the files that Mistral has in its place."""
-    if is_there(folder / _USUAL) or is_there(folder / _TEKKEN):
-        return folder / (_USUAL if is_there(folder / _USUAL) else _TEKKEN)
-    versions = sorted(folder.glob(f"{_SENTENCEPIECE}.v*"), key=lambda file: (len(file.name), file.name))
-    of_mistral = is_there(folder / "params.json") and not is_there(folder / "config.json")
-    if of_mistral and is_there(folder / _SENTENCEPIECE):  # of the first models; elsewhere other files change it
-        versions = versions or [folder / _SENTENCEPIECE]
-    return versions[-1] if versions else folder / _USUAL
 
 
 def _may_have_template(path: Path) -> bool:
@@ -120,21 +111,8 @@ def _may_have_template(path: Path) -> bool:
         return True
     config = path / "tokenizer_config.json"
     with suppress(CheckpointError):  # what is wrong with the file is told when it is read for good
-        return config.is_file() and '"chat_template"' in read_text(config, _LARGEST_FILE)
+        return config.is_file() and '"chat_template"' in read_text(config, LARGEST_FILE)
     return False
-
-
-def _gguf_file(path: Path) -> Path | None:
-    """The GGUF file that holds the vocabulary, the first of a split one; None for a folder with another file of a
-    vocabulary, or without GGUF files.
-    """
-    if not path.is_file() and (is_there(_folder_file(path)) or not any(path.glob("*.gguf"))):
-        return None
-    from homenode.model.formats.gguf_set import find_gguf, first_shard  # brings NumPy
-
-    if path.is_file():
-        return first_shard(path) if path.suffix == ".gguf" else None
-    return find_gguf(path)
 
 
 def _from_gguf(path: Path, chat_template: str | None, renderer: TemplateRenderer | None) -> Tokenizer:
@@ -172,9 +150,9 @@ def _gguf_templates(metadata: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _from_folder(path: Path, chat_template: str | None, renderer: TemplateRenderer | None) -> Tokenizer:
-    file = _folder_file(path)
+    file = folder_vocabulary(path)
     config, named = _json(path / "tokenizer_config.json"), _json(path / "special_tokens_map.json")
-    if file.name != _USUAL:
+    if file.name != USUAL:
         library, roles = _of_mistral(file)
         config = roles | config
     else:
@@ -193,14 +171,14 @@ def _from_folder(path: Path, chat_template: str | None, renderer: TemplateRender
 def _usual_library(file: Path, config: Mapping[str, Any]) -> Library:
     """What tokenizer.json has, with the tokens that only `config` names."""
     if not is_there(file):
-        if (file.parent / _SENTENCEPIECE).is_file():
+        if (file.parent / SENTENCEPIECE).is_file():
             raise UnsupportedError(
                 f"{file.parent} has a SentencePiece tokenizer.model but no tokenizer.json; save the tokenizer once "
                 "with "
                 "transformers (save_pretrained) to get one"
             )
-        raise CheckpointError(f"{file.parent} has no {_USUAL}, nor {_TEKKEN} or {_SENTENCEPIECE}.v3 and its like")
-    text = read_text(file, _LARGEST_FILE)
+        raise CheckpointError(f"{file.parent} has no {USUAL}, nor {TEKKEN} or {SENTENCEPIECE}.v3 and its like")
+    text = read_text(file, LARGEST_FILE)
     library = library_from_json(text, str(file))
     missing = missing_tokens(library, config)
     return library_from_json(with_tokens(text, missing), str(file)) if missing else library
@@ -208,17 +186,17 @@ def _usual_library(file: Path, config: Mapping[str, Any]) -> Library:
 
 def _of_mistral(file: Path) -> tuple[Library, dict[str, Any]]:
     """What a file of Mistral's has, and which of its tokens have a role."""
-    if file.name == _TEKKEN:
-        library = tekken_tokenizer(file, read_json(file, _LARGEST_FILE))
+    if file.name == TEKKEN:
+        library = tekken_tokenizer(file, read_json(file, LARGEST_FILE))
     else:
-        library = tokenizer_from_gguf(metadata_of_sentencepiece(file, read_binary(file, _LARGEST_FILE)))
+        library = tokenizer_from_gguf(metadata_of_sentencepiece(file, read_binary(file, LARGEST_FILE)))
     return library, {role: name for role, name in _MISTRAL_ROLES.items() if library.token_to_id(name) is not None}
 
 
 def _folder_templates(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
     file = path / "chat_template.jinja"
     if is_there(file):
-        return {"default": read_text(file, _LARGEST_FILE)}
+        return {"default": read_text(file, LARGEST_FILE)}
     value = _json(path / "chat_template.json").get("chat_template", config.get("chat_template"))
     if isinstance(value, str):
         return {"default": value}
@@ -234,4 +212,4 @@ def _folder_templates(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
 
 def _json(file: Path) -> dict[str, Any]:
     """The JSON object in a file of the model's folder; empty where the folder has no such file."""
-    return read_json(file, _LARGEST_FILE) if is_there(file) else {}
+    return read_json(file, LARGEST_FILE) if is_there(file) else {}

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from homenode.errors import CheckpointError, UserError
+from homenode.model.checkpoint.vocabulary_file import vocabulary_file
 from homenode.model.sandbox.frames import FrameStream, encode
 from homenode.model.sandbox.limits import allow_cpu, confine
-from homenode.model.tokenizer.loader import load_untried, vocabulary_file
+from homenode.model.tokenizer.loader import load_untried
 from homenode.model.tokenizer.tokenizer import Tokenizer
 from homenode.model.tokenizer.vocabularies.library import named_faults
 from homenode.units import format_count

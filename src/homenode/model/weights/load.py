@@ -26,6 +26,8 @@ from homenode.model.architectures.architecture import Architecture
 from homenode.model.architectures.parameters import ForwardContext, Parameters
 from homenode.model.architectures.registry import architecture_of
 from homenode.model.architectures.rope import Rope, rope_of
+from homenode.model.files_read import recorded_files
+from homenode.model.identity import ModelIdentity
 from homenode.model.part import ModelPart
 from homenode.model.spec import Checkpoint, ModelSpec, TensorEntry
 from homenode.model.state import state_geometry_of, state_layers
@@ -33,16 +35,19 @@ from homenode.model.weights.expert_memory import SharedExperts
 from homenode.model.weights.expert_share import ExpertShare
 from homenode.model.weights.expert_table import expert_table, identity_of
 from homenode.model.weights.layout import WeightLayout, plan_layout
+from homenode.model.weights.model_files import ModelFiles
 from homenode.model.weights.names import MatchedTensor, match_tensors
 from homenode.model.weights.packed_cache import PackedCache, sources_of
 from homenode.model.weights.pooling_head import LoadedHeadLayer, load_pooling_head
 from homenode.model.weights.read import PlaceOf, Progress, SpreadOf, read_parameters, require_tables
+from homenode.model.weights.weights_identity import read_identity
 
 
 @dataclass(frozen=True)
 class LoadedModel:
     """What `load_model` returns: a model, or a part of one. `spec` is of the whole model; `layout` says how every
-    matrix that is here is kept, and its `notes` are worth telling an operator.
+    matrix that is here is kept, and its `notes` are worth telling an operator. `identity`: of the whole model, as it
+    was when this was read.
     """
 
     spec: ModelSpec
@@ -52,6 +57,7 @@ class LoadedModel:
     rope: Rope
     part: ModelPart
     max_model_len: int  # most positions of a sequence, prompt and output together
+    identity: ModelIdentity
     notes: tuple[str, ...] = ()  # of how it was loaded, worth telling an operator
     shared_bytes: int = 0  # of matrices that other engines own, and that are read where they lie
     head: tuple[LoadedHeadLayer, ...] = ()  # what follows pooling, where it is computed here
@@ -164,11 +170,14 @@ def load_model(
     (`shares_experts`), or a part without experts: all of the part is this engine's own.
 
     All checks come before the first weight is read: UnsupportedError for an unknown architecture, rope scaling or
-    format, CheckpointError for missing, unknown or misshapen tensors, UserError for settings.
+    format, CheckpointError for missing, unknown or misshapen tensors, UserError for settings. What comes after them is
+    a CheckpointError for files that became other ones since the checkpoint was opened.
     """
     length = _model_length(checkpoint.spec, max_model_len)
     plan = _plan(checkpoint, backend, quantize, dtype, part)
     with ExitStack() as stack:
+        stack.enter_context(recorded_files(checkpoint.files))
+        files = stack.enter_context(ModelFiles())
         shared = _shared(experts, checkpoint, plan, backend)
         if shared:
             stack.enter_context(shared)
@@ -181,8 +190,13 @@ def load_model(
         if isinstance(backend, FittingBackend):
             backend.begin_weights(sum(m.target_bytes for m in plan.layout.matrices if not shared or m.expert is None))
         parameters = read_parameters(
-            plan.tensors, plan.layout, backend, plan.part.layers, progress, cache, place_of, shared
+            plan.tensors, plan.layout, backend, plan.part.layers, files, progress, cache, place_of, shared
         )
+        head = _head(checkpoint, plan.part)
+        identity = read_identity(checkpoint, files.open, checkpoint.files)
+        files.check()
+        if cache:
+            cache.complete()
         notes = tuple(cache.notes) if cache else ()
     if isinstance(backend, FittingBackend):
         backend.end_weights()
@@ -195,9 +209,10 @@ def load_model(
         rope_of(checkpoint.spec, length),
         plan.part,
         length,
+        identity,
         notes,
         shared_bytes,
-        _head(checkpoint, plan.part),
+        head,
     )
 
 

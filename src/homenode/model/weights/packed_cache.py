@@ -23,6 +23,7 @@ from homenode.errors import HostError, UserError
 from homenode.model.part import ModelPart
 from homenode.model.spec import TensorEntry
 from homenode.model.weights.layout import WeightLayout
+from homenode.model.weights.model_files import ModelFiles
 from homenode.model.weights.packed_file import (
     PackedMatrix,
     SourceFile,
@@ -31,6 +32,7 @@ from homenode.model.weights.packed_file import (
     open_packed,
     source_file,
 )
+from homenode.model.weights.weights_identity import file_digests
 from homenode.units import format_bytes
 
 SUFFIX = ".packed"
@@ -209,12 +211,14 @@ class PackedCache:
             raise OSError("the header was written in part only")
 
 
-def sources_of(backend: PackedBackend, entries: Iterable[TensorEntry]) -> list[SourceFile]:
+def sources_of(backend: PackedBackend, entries: Sequence[TensorEntry]) -> list[SourceFile]:
     """The state of the files that these tensors are all tensors of."""
     heads: dict[Path, int] = {}
     for entry in entries:
         heads[entry.file] = min(entry.offset, heads.get(entry.file, entry.offset))
-    return [source_file(backend, path, size) for path, size in heads.items()]
+    with ModelFiles() as files:
+        samples = file_digests(entries, files.open)
+        return [source_file(backend, path, files.open(path), size, samples[path]) for path, size in heads.items()]
 
 
 def _file_name(entries: Iterable[TensorEntry], layout: WeightLayout, part: str) -> str:

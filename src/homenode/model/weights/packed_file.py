@@ -18,7 +18,7 @@ import msgspec
 from homenode.compute.ops import PackedBackend
 from homenode.model.weights.layout import WeightLayout
 
-_MAGIC, _VERSION, _ALIGNMENT = b"homenode", 2, 4096
+_MAGIC, _VERSION, _ALIGNMENT = b"homenode", 3, 4096
 _PREFIX = 32
 _MOST_HEADER = 64 << 20
 _MOST_SUMMED = 256 << 20  # of a model file's head
@@ -26,14 +26,15 @@ _BLANK = "0" * 16
 
 
 class SourceFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A file of the model as it was: bytes, nanoseconds since 1970, and the checksum of all that stands before its
-    first tensor.
+    """A file of the model as it was: bytes, nanoseconds since 1970, the checksum of all that stands before its first
+    tensor, and the digest of samples of its tensors: files with the same names and times may hold other values.
     """
 
     name: str
     size: int
     modified: int
     head: str
+    samples: str
 
 
 class PackedMatrix(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -110,12 +111,13 @@ def expected_header(
     return msgspec.structs.replace(header, matrices=tuple(placed))
 
 
-def source_file(backend: PackedBackend, path: Path, head_bytes: int) -> SourceFile:
-    """The state of a model's file whose tensors begin at `head_bytes`. OSError or HostError when it cannot be read."""
-    with path.open("rb") as file:
-        status = os.fstat(file.fileno())
-        head = backend.head_checksum(file.fileno(), min(head_bytes, _MOST_SUMMED))
-    return SourceFile(path.name, status.st_size, status.st_mtime_ns, head)
+def source_file(backend: PackedBackend, path: Path, fd: int, head_bytes: int, samples: str) -> SourceFile:
+    """The state of a model's open file whose tensors begin at `head_bytes`; `samples`: the digest of those. OSError or
+    HostError when it cannot be read.
+    """
+    status = os.fstat(fd)
+    head = backend.head_checksum(fd, min(head_bytes, _MOST_SUMMED))
+    return SourceFile(path.name, status.st_size, status.st_mtime_ns, head, samples)
 
 
 def open_packed(path: Path, expected: PackedHeader) -> tuple[int, PackedHeader]:

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,6 +27,7 @@ from homenode.model.spec import TensorEntry
 from homenode.model.weights.expert_memory import SharedExperts
 from homenode.model.weights.finite_check import check_finite
 from homenode.model.weights.layout import READ_BY_BACKENDS, WeightLayout
+from homenode.model.weights.model_files import ModelFiles
 from homenode.model.weights.names import MatchedTensor
 from homenode.model.weights.packed_cache import PackedCache
 from homenode.model.weights.read_ahead import Extent, ReadAhead
@@ -44,13 +44,14 @@ def read_parameters(
     layout: WeightLayout,
     backend: Backend,
     layers: IndexRange,
+    files: ModelFiles,
     progress: Progress | None = None,
     cache: PackedCache | None = None,
     place_of: PlaceOf = lambda name: "split",
     experts: SharedExperts | None = None,
 ) -> Parameters:
     """Read every tensor, or what is wanted of it, and hand it to the backend; matrices from `cache` where it has them.
-    `layers`: those of the part.
+    `layers`: those of the part. `files`: of the model.
 
     `experts`: those kept in common with others, of which this reads its own share, if that is not ready, and waits for
     the rest. Raises CheckpointError when a file is gone or ends before a tensor does, or a vector holds what is no
@@ -67,7 +68,7 @@ def read_parameters(
         if progress is not None:
             progress(done, total)
 
-    with _Files() as files, ReadAhead([_extents(t, cache) for t in here], files.open) as ahead:
+    with ReadAhead([_extents(t, cache) for t in here], files.open) as ahead:
         for tensor in here:
             entry, expected = tensor.entry, tensor.expected
             with _said_of(entry):
@@ -85,8 +86,6 @@ def read_parameters(
             tell()
     if experts:
         handles |= matrices.keep(experts.complete(tell))
-    if cache:
-        cache.complete()
     return _by_key(todo, handles, layers)
 
 
@@ -134,7 +133,7 @@ class _Matrices:
     cache: PackedCache | None
     experts: SharedExperts | None
 
-    def load(self, files: _Files, tensor: MatchedTensor) -> Weight:
+    def load(self, files: ModelFiles, tensor: MatchedTensor) -> Weight:
         """From the packed cache where it has the matrix, else from the model."""
         name = tensor.entry.name
         if self.cache and (found := self.cache.weight(name)) is not None:
@@ -167,33 +166,6 @@ def _by_key(tensors: Iterable[MatchedTensor], handles: Mapping[str, Any], layers
         else:
             owner.setdefault(expected.parameter.key, []).append(handles[tensor.entry.name])
     return Parameters(top, tuple(found))
-
-
-class _Files:
-    """Each file of a model, opened once, closed together."""
-
-    def __init__(self) -> None:
-        self._stack = ExitStack()
-        self._fds: dict[Path, int] = {}
-
-    def __enter__(self) -> _Files:
-        return self
-
-    def __exit__(self, *unused: object) -> None:
-        self._stack.close()
-
-    def open(self, path: Path) -> int:
-        """A descriptor of `path` to read from; CheckpointError when it cannot be opened."""
-        if path not in self._fds:
-            try:
-                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            except OSError as error:
-                raise CheckpointError(
-                    f"{path} cannot be opened: {error.strerror}; it was there when the model was looked at"
-                ) from error
-            self._stack.callback(os.close, fd)
-            self._fds[path] = fd
-        return self._fds[path]
 
 
 def _load_matrix(backend: Backend, fd: int, tensor: MatchedTensor, target: str, spread: MatrixPlacement) -> Weight:

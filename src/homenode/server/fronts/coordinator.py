@@ -44,6 +44,7 @@ from homenode.engine.router.shared_engine import SharedEngine
 from homenode.engine.router.stats import all_ready
 from homenode.engine.router.supervisor import EngineSupervisor
 from homenode.errors import InternalError
+from homenode.model.identity import CommonIdentity, refuse_other_texts
 from homenode.model.tokenizer.config import TextConfig
 from homenode.server.doors.unix_socket import remove_socket_file
 from homenode.server.fronts.folder import MetricsFolder
@@ -85,8 +86,9 @@ class Coordinator:
         self._restart_policy = restart_policy or RestartPolicy()
         of_engines = self._restart_policy if len(assignments) > 1 else replace(self._restart_policy, tries=0)
         self._experts = ExpertMemoryFiles(assignments)
+        identity = CommonIdentity(str(assignments[0].config.model.path))
         self.supervisors = [
-            EngineSupervisor(assignment, self, of_engines, self._maker(number, engine_program))
+            EngineSupervisor(assignment, self, of_engines, self._maker(number, engine_program), identity)
             for number, assignment in enumerate(assignments)
         ]
         self._blocks = [0] * len(assignments)  # of each engine's KV memory, while it is there
@@ -135,6 +137,8 @@ class Coordinator:
         try:
             await asyncio.gather(fronts, *starting)
             self._ready = self._all_ready([task.result() for task in starting])
+            if (identity := self._ready.identity) is not None:
+                refuse_other_texts("the API servers", prepare.model, identity.texts, self.fronts.texts)
             await self.fronts.begin()
             listener.listen(_BACKLOG)
             self.fronts.serve()

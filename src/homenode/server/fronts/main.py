@@ -30,6 +30,7 @@ from homenode.engine.router.linked_client import LinkedClient
 from homenode.engine.wire import FrameDecoder, decode_body, encode_frame
 from homenode.errors import HomenodeError, InternalError, PeerError
 from homenode.logs.setup import begin_service_log, end_log
+from homenode.model.files_read import recorded_files
 from homenode.server.doors.certificate import Certificate
 from homenode.server.fronts.messages import (
     Begin,
@@ -100,9 +101,10 @@ class _Front:
         messages = _messages(reader)
         try:
             prepare = await _next(messages, Prepare)
-            tokenizer = await asyncio.to_thread(self._load, prepare)
+            with recorded_files() as read:
+                tokenizer = await asyncio.to_thread(self._load, prepare)
             certificate = certificate_of(prepare.server)
-            self._send(Prepared())
+            self._send(Prepared(read.texts))
             begin = await _next(messages, Begin)
         except Exception as error:
             if not isinstance(error, HomenodeError):

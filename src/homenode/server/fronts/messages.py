@@ -53,7 +53,11 @@ class Stop(msgspec.Struct, frozen=True, tag=True):
 
 
 class Prepared(msgspec.Struct, frozen=True, tag=True):
-    """Front to coordinator: the vocabulary is read."""
+    """Front to coordinator: the vocabulary is read. `texts`: digests of the files that it was read from, by their
+    paths.
+    """
+
+    texts: dict[str, str] = {}
 
 
 class FrontReady(msgspec.Struct, frozen=True, tag=True):

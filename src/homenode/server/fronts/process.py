@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 from homenode.engine.errors import named_error
 from homenode.engine.fronts.fd_channel import door, send_fd
@@ -29,14 +30,14 @@ _KILL_AFTER_S = 2.0
 class FrontProcess:
     """One process of a front. `number`: its own; `slot`: its place among the fronts, which its successor will have.
 
-    `left`: its exit code, when it has ended; `prepared` and `ready`: that it said so.
+    `left`: its exit code, when it has ended; `prepared`: what it has read, when it said so; `ready`: that it said so.
     """
 
     def __init__(self, number: int, slot: int, on_message: Callable[[FrontProcess, FromFront], None]) -> None:
         """`on_message` takes every other message of the process."""
         loop = asyncio.get_running_loop()
         self.number, self.slot, self.name = number, slot, f"homenode-front-{slot}"
-        self.prepared: asyncio.Future[None] = loop.create_future()
+        self.prepared: asyncio.Future[dict[str, str]] = loop.create_future()
         self.ready: asyncio.Future[None] = loop.create_future()
         self.left: asyncio.Future[int] = loop.create_future()
         self._on_message = on_message
@@ -144,8 +145,9 @@ class FrontProcess:
             case Heartbeat(number):
                 if (answer := self.pings.get(number)) is not None and not answer.done():
                     answer.set_result(None)
-            case Prepared():
-                _done(self.prepared)
+            case Prepared(texts):
+                if not self.prepared.done():
+                    self.prepared.set_result(texts)
             case FrontReady():
                 _done(self.ready)
             case Fatal():
@@ -165,7 +167,8 @@ class FrontProcess:
     def _end(self, code: int) -> None:
         self.left.set_result(code)
         error = self._why(code)
-        for waiting in (self.prepared, self.ready, *self.pings.values()):
+        waiters: tuple[asyncio.Future[Any], ...] = (self.prepared, self.ready, *self.pings.values())
+        for waiting in waiters:
             if not waiting.done():
                 waiting.set_exception(error)
                 waiting.exception()  # marks it as seen, should nobody wait any more

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from homenode.engine.router.restart_policy import RestartPolicy
 from homenode.engine.wire import encode_frame
 from homenode.errors import HomenodeError, InternalError, PeerError
+from homenode.model.identity import refuse_other_texts
 from homenode.server.fronts.messages import FromFront, Prepare, Serve, ToFront
 from homenode.server.fronts.process import FrontProcess
 
@@ -45,6 +46,7 @@ class FrontSupervisor:
         self._running: dict[int, FrontProcess] = {}  # by number
         self._keeping: list[asyncio.Task[None]] = []
         self._first: tuple[socket.socket, Prepare, int] | None = None
+        self.texts: dict[str, str] = {}  # what the first of them has read: digests by paths
         self._ending = False
         self._codes: list[int] = []  # of those that ended as they were told to
 
@@ -131,13 +133,17 @@ class FrontSupervisor:
     # Keeping
 
     async def _new(self, slot: int) -> FrontProcess:
-        """A front that has read the vocabulary. Raises what it could not do that for."""
+        """A front that has read the vocabulary. Raises what it could not do that for; CheckpointError for one that has
+        read other files than those that are there.
+        """
         if self._first is None:
             raise InternalError("the fronts were not started")
         front = FrontProcess(next(self._numbers), slot, self._says)
         try:
             await front.start(self._program, *self._first)
-            await asyncio.shield(front.prepared)
+            read = await asyncio.shield(front.prepared)
+            self.texts = self.texts or read
+            refuse_other_texts(front.name, self._first[1].model, self.texts, read)
         except BaseException:
             front.kill()
             await front.close()
