@@ -249,8 +249,23 @@ def test_cpu_workers_take_the_nodes_by_their_number() -> None:
     assert (
         refusal(replace(nothing, allowance=replace(nothing.allowance, cpus=())), Demand()).code == "affinity_conflict"
     )
-    error = refusal(host("2s/2n/8c"), Demand(workers=3))
-    assert error.code == "numa_node_unknown" and "cpu-threads" in error.remedy
+
+
+def test_cpu_workers_of_one_node_divide_it() -> None:
+    # Three take the two nodes in their order, the larger part for fewer; whole cores with their siblings.
+    made = plan(host("2s/2n/8c/smt2"), Demand(workers=3))
+    assert (pools(made), memory(made)) == ({0: "0-1,8-9", 1: "2-3,10-11", 2: "4-7,12-15"}, [(0,), (0,), (1,)])
+    listed = plan(host("2s/2n/8c"), Demand(workers=4, numa_bind_nodes=(1, 0, 1, 1)))
+    assert (pools(listed), memory(listed)) == ({0: "4-5", 1: "0-3", 2: "6", 3: "7"}, [(1,), (0,), (1,), (1,)])
+    assert codes(made) == codes(listed) == []
+    assert pools(plan(host("0n/4c"), Demand(workers=2))) == {0: "0-1", 1: "2-3"}
+
+
+def test_more_cpu_workers_than_cores_of_a_node_are_refused_unless_they_may_take_turns() -> None:
+    demand = Demand(workers=3, numa_bind_nodes=(0, 0, 0))
+    error = refusal(host("2s/2n/4c"), demand)
+    assert error.code == "insufficient_cpus" and "node 0" in error.summary and "--numa-bind-nodes" in error.remedy
+    assert pools(plan(host("2s/2n/4c"), replace(demand, share_cores=True))) == {0: "0", 1: "0", 2: "1"}
 
 
 @settings(deadline=None, derandomize=True, max_examples=examples(150))

@@ -75,6 +75,8 @@ def test_a_quota_is_divided_as_well() -> None:
         ({"cpu_threads_bind": "0-1|4-7"}, [(0, 1), (4, 5, 6, 7)], [(0,), (1,)]),
         ({"numa_bind": True}, [(0, 1, 2), (4, 5, 6)], [(0,), (1,)]),
         ({"numa_bind": True, "numa_bind_nodes": (1, 0)}, [(4, 5, 6), (0, 1, 2)], [(1,), (0,)]),
+        ({"numa_bind": True, "numa_bind_nodes": (1, 1)}, [(4, 5), (6, 7)], [(1,), (1,)]),
+        ({"numa_bind": True, "reserve_cpus": 1}, [(0, 1, 2), (4, 5, 6, 7)], [(0,), (1,)]),
         ({"cpu_threads_bind": "nobind"}, [(UNPINNED,) * 4] * 2, [(), ()]),
         ({"reserve_cpus": 2}, [(0, 1, 2), (4, 5, 6)], [(0,), (1,)]),
     ],
@@ -94,8 +96,8 @@ def test_placement_settings_mean_the_same_as_for_workers_of_a_plan(
         (TWO_NODES, 2, {"reserve_cpus": 7}, ("--reserve-cpus 7", "give 6")),
         (TWO_NODES, 2, {"cpu_threads_bind": "0-3|3-7"}, ("engines 0 and 1", "CPU 3")),
         (TWO_NODES, 2, {"cpu_threads_bind": "0-3"}, ("1 list for 2 workers",)),
-        (TWO_NODES, 2, {"numa_bind": True, "numa_bind_nodes": (0, 0)}, ("engines 0 and 1",)),
-        (TWO_NODES, 3, {"numa_bind": True}, ("CPU worker 2",)),
+        (TWO_NODES, 2, {"numa_bind": True, "numa_bind_cpus": ("0-3", "2-7")}, ("engines 0 and 1", "CPU 2")),
+        ("2s/2n/2c", 2, {"numa_bind": True, "numa_bind_nodes": (0, 0)}, ("node 0", "--numa-bind-nodes")),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(

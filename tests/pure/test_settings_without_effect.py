@@ -11,8 +11,11 @@ import pytest
 from homenode.engine.config import EngineConfig
 from homenode.engine.plan.settings_without_effect import SETTINGS_OF_OTHERS, settings_without_effect
 
-CPU, GPU = ("cpu",), ("torch:cuda:0",)
+CPU, GPU, TORCH = ("cpu",), ("torch:cuda:0",), ("torch:cpu",)
 SENDER, RECEIVER = {"pd_role": "sender"}, {"pd_role": "receiver"}
+TCP, PULL = {"transfer_channel": "tcp"}, {"pd_pull_mode": True}
+DELAY = {**PULL, "pd_delay_pull": True}
+OFF = {"enable_pd": False}
 
 # Setting: a value, settings beside which nothing looks at it, and those beside which something does; each with the
 # devices of the workers.
@@ -23,9 +26,30 @@ CASES: dict[str, tuple[Any, list[Side], list[Side]]] = {
     "isa": ("scalar", [({"backend": "torch"}, CPU), ({}, GPU)], [({}, CPU), ({}, (*CPU, *GPU))]),
     "spin_us": (7, [({"backend": "reference"}, CPU), ({}, GPU)], [({}, CPU)]),
     "attention_backend": ("sdpa", [({}, CPU)], [({}, GPU), ({"backend": "torch"}, CPU)]),
-    "enforce_eager": (True, [({}, CPU)], [({}, GPU)]),
-    "gpu_memory_utilization": (0.5, [({}, CPU)], [({}, GPU)]),
-    "kv_cache_fraction": (0.1, [({"kv_cache_memory": "1GiB"}, CPU)], [({}, CPU)]),
+    "threads": (2, [({}, GPU), ({"backend": "reference"}, CPU)], [({}, CPU), ({}, TORCH), ({"backend": "torch"}, CPU)]),
+    "backend": ("reference", [({}, GPU), ({}, TORCH)], [({}, CPU), ({}, (*CPU, *GPU))]),
+    "enforce_eager": (True, [({}, CPU), ({}, TORCH), ({"backend": "torch"}, CPU)], [({}, GPU), ({}, (*CPU, *GPU))]),
+    "gpu_memory_utilization": (
+        0.5,
+        [({}, CPU), ({}, TORCH), ({"backend": "torch"}, CPU), ({"kv_cache_memory": "1GiB"}, GPU)],
+        [
+            ({}, GPU),
+            ({}, (*CPU, *GPU)),
+            ({"kv_cache_memory": "1GiB", "pipeline_parallel_size": 2}, (*CPU, *GPU)),
+        ],
+    ),
+    "kv_cache_fraction": (0.1, [({"kv_cache_memory": "1GiB"}, CPU), ({}, GPU)], [({}, CPU), ({}, (*CPU, *GPU))]),
+    "kv_cache_prealloc": (True, [({}, GPU), ({"executor": "ray"}, CPU), (SENDER, CPU)], [({}, CPU)]),
+    "cpu_threads_bind": ("0", [({}, GPU)], [({}, CPU), ({}, TORCH), ({}, (*CPU, *GPU))]),
+    "numa": (
+        "mirror",
+        [({}, GPU), ({}, TORCH), ({"backend": "torch"}, CPU), ({"backend": "reference"}, CPU)],
+        [({}, CPU), ({}, (*CPU, *TORCH))],
+    ),
+    "numa_nodes": ("0", [({"numa": "local"}, GPU)], [({"numa": "local"}, CPU), ({"numa": "local"}, TORCH)]),
+    "threads_per_core": (2, [({}, GPU)], [({}, CPU), ({}, TORCH)]),
+    "numa_mirror_tensors": (("x",), [({"numa": "shard"}, TORCH)], [({"numa": "shard"}, CPU)]),
+    "numa_strict": (True, [({"numa": "auto"}, GPU)], [({"numa": "auto"}, CPU)]),
     "kv_cache_release": (
         3.0,
         [
@@ -40,12 +64,12 @@ CASES: dict[str, tuple[Any, list[Side], list[Side]]] = {
     "state_snapshot_interval": (64, [({"enable_prefix_caching": False}, CPU)], [({}, CPU)]),
     "memory_nodes": (
         "0",
-        [({"numa_bind": True}, CPU), ({"cpu_threads_bind": "nobind"}, CPU)],
+        [({"numa_bind": True}, CPU), ({"cpu_threads_bind": "nobind"}, CPU), ({}, GPU)],
         [({}, CPU), ({"cpu_threads_bind": "auto"}, CPU), ({"cpu_threads_bind": "0-3"}, CPU)],
     ),
     "reserve_cpus": (
         1,
-        [({"cpu_threads_bind": "0-3"}, CPU), ({"cpu_threads_bind": "nobind"}, CPU)],
+        [({"cpu_threads_bind": "0-3"}, CPU), ({"cpu_threads_bind": "nobind"}, CPU), ({}, GPU)],
         [({}, CPU), ({"cpu_threads_bind": "auto"}, CPU), ({"numa_bind": True}, CPU)],
     ),
     "numa_measured": ("file", [({"numa": "shard"}, CPU), ({"numa": "local"}, CPU)], [({"numa": "auto"}, CPU)]),
@@ -63,8 +87,44 @@ CASES: dict[str, tuple[Any, list[Side], list[Side]]] = {
     "ray_address": ("auto", [({}, CPU)], [({"executor": "ray"}, CPU)]),
     "ray_placement": ("SPREAD", [({"executor": "processes"}, CPU)], [({"executor": "ray"}, CPU)]),
     "worker_timeout": (5.0, [({}, CPU)], [({"executor": "processes"}, CPU), ({}, GPU)]),
+    "expert_counts": ("file", [], [({}, CPU)]),
+    "pd_peer_host": ("10.0.0.1", [(SENDER, CPU), (RECEIVER | OFF, CPU)], [(SENDER | TCP, CPU), (RECEIVER | TCP, CPU)]),
+    "pd_allowed_peers": (("10.0.0.0/8",), [(SENDER, CPU), (OFF, CPU)], [(RECEIVER | TCP, CPU)]),
+    "pd_peer_init_port": ((5000,), [(SENDER | TCP, CPU), (RECEIVER, CPU)], [(RECEIVER | TCP, CPU)]),
+    "pd_peer_alloc_port": (
+        (5000,),
+        [
+            (RECEIVER, CPU),
+            (SENDER, CPU),
+            (SENDER | TCP, CPU),
+            (SENDER | TCP | PULL | {"pd_pull_done_port": (6000,)}, CPU),
+        ],
+        [(RECEIVER | TCP, CPU), (SENDER | TCP | PULL, CPU)],
+    ),
+    "pd_pull_done_port": (
+        (5000,),
+        [(RECEIVER | TCP | PULL, CPU), (SENDER | PULL, CPU), (SENDER | TCP, CPU)],
+        [(SENDER | TCP | PULL, CPU)],
+    ),
+    "pd_proxy_host": ("host", [(SENDER | TCP, CPU), (RECEIVER | TCP, CPU)], []),
+    "pd_proxy_port": (5000, [(SENDER | TCP, CPU), (RECEIVER | TCP, CPU)], []),
+    "pd_buffer_size": (
+        1 << 20,
+        [
+            (RECEIVER | DELAY, CPU),
+            (SENDER | PULL | {"pd_use_cpu_offload": True, "pd_cpu_buffer_size": 1 << 20}, CPU),
+            (OFF, CPU),
+        ],
+        [(RECEIVER, CPU), (RECEIVER | PULL, CPU), (SENDER | DELAY, CPU), (SENDER, CPU)],
+    ),
+    "pd_pull_pending_ttl": (5.0, [(SENDER, CPU)], [(RECEIVER, CPU), (SENDER | PULL, CPU), (RECEIVER | DELAY, CPU)]),
+    "pd_alloc_fail_backoff_ttl": (
+        5.0,
+        [(RECEIVER | DELAY, CPU)],
+        [(RECEIVER, CPU), (SENDER, CPU), (SENDER | PULL, CPU)],
+    ),
     "pd_pull_backpressure_reserve_pct": (1.0, [(RECEIVER, CPU)], [(SENDER, CPU)]),
-    "pd_peer_init_port": ((5000,), [(SENDER, CPU)], [(RECEIVER, CPU)]),
+    "local_cpu": (True, [(SENDER, CPU), (RECEIVER, CPU)], []),
 }
 
 
@@ -97,7 +157,8 @@ def test_what_nothing_looks_at_is_told_by_its_name(setting: str) -> None:
 @pytest.mark.parametrize("setting", CASES)
 def test_a_default_is_nothing_that_was_given(setting: str) -> None:
     _, without_effect, _ = CASES[setting]
-    assert all(told(beside, devices) == [] for beside, devices in without_effect)
+    flag = f"--{setting.replace('_', '-')} "
+    assert not [m for beside, devices in without_effect for m in told(beside, devices) if m.startswith(flag)]
 
 
 def test_lists_that_a_variable_gives_count_as_lists() -> None:
@@ -117,3 +178,18 @@ def test_one_of_several_engines_shares_experts() -> None:
     config = EngineConfig.of(None, {"enable_expert_parallel": True})
     assert settings_without_effect(config, CPU, {}, engines=2) == ()
     assert [found.code for found in settings_without_effect(config, CPU, {}, engines=1)] == ["setting_ignored"]
+
+
+@pytest.mark.parametrize("has_experts", [True, False, None])
+def test_expert_settings_are_of_models_with_experts(has_experts: bool | None) -> None:
+    config = EngineConfig.of(None, {"enable_expert_parallel": True, "expert_counts": "file", "tensor_parallel_size": 2})
+    found = settings_without_effect(config, CPU * 2, {}, has_experts=has_experts)
+    told = [finding.message.split()[0] for finding in found]
+    assert told == ([] if has_experts is not False else ["--enable-expert-parallel", "--expert-counts"])
+
+
+def test_every_setting_of_a_hand_over_is_told_where_it_is_switched_off_and_no_secret_is_shown() -> None:
+    given = {"pd_secret": "a-secret-of-16-chars", "pd_pull_mode": True, "pd_buffer_size": 1 << 20, "enable_pd": False}
+    messages = told(given, CPU)
+    assert len(messages) == 3 and all("--no-enable-pd" in message for message in messages)
+    assert not any("a-secret" in message for message in messages)

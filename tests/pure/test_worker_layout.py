@@ -319,7 +319,8 @@ def test_host_threads_of_an_accelerator_stay_near_it_and_off_the_computing_cores
     )
     assert found.bindings[1].team == (0, 1, 2, 3)
     crowded = worker_places(seen, EngineAssignment(EngineConfig.of(None, {})), ["torch:cuda:0", "cpu"])
-    assert crowded.bindings[0].others == (7, 15), "the core that computes nothing"
+    assert crowded.bindings[0].others == (7, 15), "the core near it that computes nothing"
+    assert crowded.bindings[1].team == (0, 1, 4, 5, 6) and crowded.loop == (2, 3, 7, 10, 11, 15)
 
 
 FOUR_NODES = "2s/4n/8c"  # cores 0-1, 2-3, 4-5, 6-7

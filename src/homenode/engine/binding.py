@@ -21,6 +21,8 @@ class EngineBinding:
     `thread_memory`: under a policy, the node that each compute thread takes its memory from, in the order of `team`;
     empty on a host without nodes. `mirror_tensors`: patterns of the matrices that are mirrored under shard. `strict`:
     pages that are not where they belong are a reason not to serve.
+
+    `workers`: of one of several engines, the place of each of its workers where settings name them; else empty.
     """
 
     team: tuple[int, ...]
@@ -33,6 +35,7 @@ class EngineBinding:
     thread_memory: tuple[int, ...] = ()
     mirror_tensors: tuple[str, ...] = ()
     strict: bool = False
+    workers: tuple[EngineBinding, ...] = ()
 
     @property
     def free_of_compute(self) -> tuple[int, ...]:

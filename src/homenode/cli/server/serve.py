@@ -16,7 +16,7 @@ import click
 from homenode.cli.flags.logs import LogConfig
 from homenode.cli.flags.settings import build, shown_settings, source_of, with_settings
 from homenode.cli.output.loading_progress import loading_progress
-from homenode.cli.output.report import exit_code, plain_errors, print_error, print_labelled, print_note
+from homenode.cli.output.report import exit_code, plain_errors, print_error, print_labelled, print_note, with_origins
 from homenode.cli.server.serve_help import ServeCommand
 from homenode.cli.server.transfer_file import take_transfer_file
 from homenode.engine.config import EngineConfig
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from homenode.engine.assignment import EngineAssignment
     from homenode.engine.connection.engine_client import AsyncEngineClient
     from homenode.engine.router.client import ReplicasClient
+    from homenode.host.topology.finding import Finding
 
 _LOG = logging.getLogger("homenode.serve")
 
@@ -194,7 +195,7 @@ def _announce(url: str, ready: Any, fronts: int = 1) -> None:
     mark_phase("port open")
     details = ready.details
     for note in details.get("notes", ()):
-        _LOG.warning("%s", note)
+        _LOG.warning("%s", with_origins(note))
     if growth := details.get("kv_growth"):
         _LOG.info("%s", growth)
     tokens = ready.num_blocks * ready.block_size
@@ -253,7 +254,8 @@ def _check(server: ServerConfig, engine: EngineConfig, text: TextConfig) -> int:
     from homenode.engine.plan.model_notes import remarks_on_model, remarks_on_settings
 
     engine = locate_model(engine, announce_fetch(engine))
-    problems: list[HomenodeError] = [*check_configs(engine)]
+    checked = check_configs(engine)
+    problems: list[HomenodeError] = [*checked.problems]
     for looks in (lambda: check_doors(server), lambda: text.load(Path(str(engine.model.path)))):
         try:
             looks()
@@ -261,13 +263,21 @@ def _check(server: ServerConfig, engine: EngineConfig, text: TextConfig) -> int:
             problems.append(error)
     for remark in (*remarks_on_settings(engine), *remarks_on_model(engine)):
         print_note(remark)
+    for finding in (*checked.findings, *([] if problems else _crowded_fronts(server, engine))):
+        print_labelled(f"{finding.severity}: ", with_origins(finding.text), fg="yellow")
     if not problems:
-        from homenode.engine.plan.make import unused_settings
-
-        for finding in unused_settings(engine):
-            print_labelled(f"{finding.severity}: ", finding.text, fg="yellow")
         print_labelled("all settings are fine", "", fg="green")
     return _print_problems(problems)
+
+
+def _crowded_fronts(server: ServerConfig, engine: EngineConfig) -> Sequence[Finding]:
+    """What a start with several API servers says of the cores."""
+    count = server.api_server_count or engine.parallel.data_parallel_size
+    if count == 1:
+        return ()
+    from homenode.server.fronts.cores import too_few_cores
+
+    return too_few_cores(_assignments(engine), count)
 
 
 def _print_problems(problems: Sequence[HomenodeError]) -> int:

@@ -5,13 +5,14 @@ weight is read for either.
 from __future__ import annotations
 
 import os
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
 from homenode.engine.assignment import EngineAssignment
 from homenode.engine.config import EngineConfig
-from homenode.engine.experts.group import expert_group_rank
+from homenode.engine.experts.group import expert_group_rank, not_in_common
 from homenode.engine.experts.sizing import ExpertSharing
 from homenode.engine.model_path.locate import locate_model
 from homenode.engine.plan.device_detection import devices_of_service
@@ -19,7 +20,7 @@ from homenode.engine.plan.engine_plan import EnginePlan
 from homenode.engine.plan.inline import plan_inline
 from homenode.engine.plan.machine import MachineFacts, read_machine
 from homenode.engine.plan.pooling import for_runner, with_runner
-from homenode.engine.plan.settings_without_effect import settings_without_effect
+from homenode.engine.plan.settings_without_effect import settings_without_effect, worth_telling
 from homenode.engine.plan.worker_layout import executor_kind
 from homenode.engine.problems import SettingProblems
 from homenode.errors import UserError
@@ -27,6 +28,7 @@ from homenode.host.refusals import named_refusals
 from homenode.host.topology.finding import Finding
 from homenode.model.checkpoint.index import OpenedCheckpoint, open_checkpoint
 from homenode.model.parts import read_layer_split
+from homenode.model.spec import Checkpoint
 
 
 def plan_engine(
@@ -62,7 +64,15 @@ def _plan(
     return plan_workers(assignment, checkpoint, host, devices, memory, common, problems)
 
 
-def check_configs(config: EngineConfig) -> list[UserError]:
+@dataclass
+class ConfigCheck:
+    """What is wrong with settings, and what is to be told of them as a start tells it; each thing once."""
+
+    problems: list[UserError]
+    findings: dict[Finding, None] = field(default_factory=dict)
+
+
+def check_configs(config: EngineConfig) -> ConfigCheck:
     """Everything wrong with these settings for the engines they ask for, as `check_config` finds it; what several have
     in common, once.
 
@@ -70,20 +80,27 @@ def check_configs(config: EngineConfig) -> list[UserError]:
     """
     from homenode.engine.plan.replica_assignments import replica_assignments  # an engine starts sooner without
 
-    problems = SettingProblems()
+    problems, findings = SettingProblems(), dict[Finding, None]()
     alone = EngineAssignment(replace(config, parallel=replace(config.parallel, data_parallel_size=1)))
     for assignment in problems.of(lambda: list(replica_assignments(config)), [alone]):
-        problems.add(*check_config(assignment))
-    return problems.found
+        checked = judge_config(assignment)
+        problems.add(*checked.problems)
+        findings |= checked.findings
+    return ConfigCheck(problems.found, findings)
 
 
-@named_refusals("checking the settings")
 def check_config(assignment: EngineAssignment) -> list[UserError]:
     """Everything wrong with these settings for this model on this machine, without reading a weight. Empty: the engine
     would start.
 
     Raises what opening the model raises: without its figures nothing can be said.
     """
+    return judge_config(assignment).problems
+
+
+@named_refusals("checking the settings")
+def judge_config(assignment: EngineAssignment) -> ConfigCheck:
+    """The same with what a start would tell of them. Raises as `check_config`."""
     config = locate_model(assignment.config)
     assignment, problems = replace(assignment, config=config), SettingProblems()
     try:
@@ -92,16 +109,34 @@ def check_config(assignment: EngineAssignment) -> list[UserError]:
         executor_kind(config, devices)
         read_layer_split(config.parallel.layer_split)
     except UserError as error:
-        return [error]
+        return ConfigCheck([error])
     group_rank = expert_group_rank(assignment, everybody)
     common = None if group_rank is None else ExpertSharing(group_rank)
     checkpoint, machine = open_checkpoint(Path(str(config.model.path))), read_machine(config, devices)
+    found = told_of_settings(assignment, everybody, checkpoint)
     try:
         plan = _plan(assignment, checkpoint, machine, common, problems)
         problems.add(*_with_memory(plan).problems())
+        found = (*found, *plan.worker_layout.findings)
     except UserError as error:
         problems.add(error)
-    return problems.found
+    return ConfigCheck(problems.found, dict.fromkeys(filter(worth_telling, found)))
+
+
+def told_of_settings(
+    assignment: EngineAssignment, everybody: Sequence[Sequence[str]], checkpoint: Checkpoint
+) -> tuple[Finding, ...]:
+    """What of these settings has no effect, before anything is planned. `everybody`: the devices of all engines."""
+    config, replica = assignment.config, assignment.replica
+    ignored = settings_without_effect(
+        config,
+        everybody[assignment.number],
+        os.environ,
+        replica.count if replica else None,
+        keeps_states=bool(checkpoint.spec.layer_states),
+        has_experts=checkpoint.spec.moe is not None,
+    )
+    return (*not_in_common(assignment, everybody), *ignored)
 
 
 def _with_memory(plan: EnginePlan) -> EnginePlan:
@@ -111,11 +146,3 @@ def _with_memory(plan: EnginePlan) -> EnginePlan:
     from homenode.engine.plan.workers import with_available_memory  # an inline engine starts sooner without
 
     return with_available_memory(plan)
-
-
-def unused_settings(config: EngineConfig) -> tuple[Finding, ...]:
-    """The settings that were given and have no effect, for what `check_config` has found nothing wrong with."""
-    config = locate_model(config)
-    keeps_states = bool(open_checkpoint(Path(str(config.model.path))).spec.layer_states)
-    devices = devices_of_service(EngineAssignment(config))[0]
-    return settings_without_effect(config, devices, os.environ, keeps_states=keeps_states)

@@ -69,9 +69,11 @@ def place_engine(
     return place_worker(plan, plan.workers[0], threads, host, reserve)
 
 
-def plan_workers(config: PlacementConfig, host: Host, workers: int, local_rank: int | None = None) -> Plan | None:
-    """The plan that the settings ask for, of all workers or of that with this rank; None when they ask for none. Raises
-    as `place_engine`.
+def plan_workers(
+    config: PlacementConfig, host: Host, workers: int, local_rank: int | None = None, share_cores: bool = False
+) -> Plan | None:
+    """The plan that the settings ask for, of all workers or of that with this rank; None when they ask for none.
+    `share_cores`: more workers than cores take turns. Raises as `place_engine`.
     """
     _check(config)
     lists = threads_bind(config.cpu_threads_bind, host.variables)
@@ -86,6 +88,7 @@ def plan_workers(config: PlacementConfig, host: Host, workers: int, local_rank: 
         threads_bind=lists or "auto",
         memory_nodes=nodes,
         workers=workers,
+        share_cores=share_cores,
         threads_bind_origin=threads_bind_origin(config.cpu_threads_bind, host.variables),
         memory_nodes_origin=memory_nodes_origin(config.memory_nodes, host.variables),
     )

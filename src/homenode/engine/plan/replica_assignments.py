@@ -14,7 +14,6 @@ from homenode.engine.config import EngineConfig
 from homenode.engine.memory.available import available_memory
 from homenode.engine.plan.placement import reserved_cores
 from homenode.engine.plan.replica_bindings import memory_shares, replica_places, team_places
-from homenode.errors import UserError
 from homenode.host.discovery.read import read_host
 from homenode.host.placement.numa_demand import Decision
 from homenode.host.placement.numa_policy import Chosen, NumaPlan, Teams, numa_plan
@@ -32,12 +31,6 @@ def replica_assignments(config: EngineConfig) -> tuple[EngineAssignment, ...]:
     count = config.parallel.data_parallel_size
     if not config.may_be_several:
         return (EngineAssignment(config),)
-    if count > 1 and config.placement.numa is not None:
-        raise UserError(
-            f"--numa {config.placement.numa} and --data-parallel-size {count} both divide this host; give one of them "
-            "(--numa replicate is an engine for each NUMA node)",
-            param="numa",
-        )
     host = read_host(LiveSource(), accelerators=False)
     if count > 1:
         return assignments_in(config, host, replica_places(host, config, count))

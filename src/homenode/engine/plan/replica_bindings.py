@@ -2,7 +2,8 @@
 for the front. Pure.
 
 Without settings the allowed cores are divided: every node among the engines at home there, or every engine several
-whole nodes. With them, an engine is a worker of the plan that `homenode plan` would print.
+whole nodes. With them, an engine is a worker of the plan that `homenode plan` would print; lists may also name the
+places of all workers of all engines, as in the field.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Protocol
 
 from homenode.cpuset import format_cpu_list
 from homenode.engine.binding import EngineBinding
-from homenode.engine.config import EngineConfig
+from homenode.engine.config import EngineConfig, PlacementConfig
 from homenode.engine.memory.sizing import choose_cpus
 from homenode.engine.plan.placement import (
     UNPINNED,
@@ -27,10 +28,14 @@ from homenode.engine.plan.placement import (
 )
 from homenode.errors import UserError
 from homenode.host.placement.core_order import regular_cores
-from homenode.host.placement.cores import AllowedCore, allowed_cores, cpus_of, deal
+from homenode.host.placement.cores import AllowedCore, allowed_cores, cpus_of, deal, deal_in_turn
 from homenode.host.placement.nodes import memory_of_cpus
+from homenode.host.placement.plan import Plan
 from homenode.host.placement.share import set_aside
+from homenode.host.placement.strategy import Strategy
 from homenode.host.placement.thread_layout import ranks_on_nodes
+from homenode.host.placement.threads_bind import AUTO, parse_threads_bind
+from homenode.host.placement.variables import threads_bind, threads_bind_origin
 from homenode.host.topology.host import Host
 from homenode.units import format_count
 
@@ -62,22 +67,115 @@ def replica_places(host: Host, config: EngineConfig, count: int) -> tuple[Engine
     """A place for each of `count` engines. UserError and PlacementError for what this host cannot meet, naming the flag
     and the numbers.
     """
-    return divided_places(host, config, count, "engine", _FLAG)
-
-
-def divided_places(host: Host, config: EngineConfig, count: int, what: str, flags: str) -> tuple[EngineBinding, ...]:
-    """The same for whatever there are `count` of: `what`, because of `flags`."""
-    threads, words = config.compute.threads, _Words(what, flags)
-    plan, reserve = plan_workers(config.placement, host, workers=count), reserved_cores(config.placement, host)
-    if plan is None:
-        bindings = _bindings_of(
-            host, [(cpus, _memory(host, cpus)) for cpus in _divided(host, threads, count, reserve, words)]
+    if config.placement.numa is not None:
+        raise UserError(
+            f"--numa {config.placement.numa} and --data-parallel-size {count} both divide this host; give one of them "
+            "(--numa replicate is an engine for each NUMA node)",
+            param="numa",
         )
+    each = config.parallel.workers
+    if each > 1 and count * each in _entries(config.placement, host):
+        flags = f"{_FLAG} x --pipeline-parallel-size x --tensor-parallel-size"
+        places = divided_places(host, config, count * each, "worker", flags)
+        return tuple(_of_workers(places[n * each : (n + 1) * each]) for n in range(count))
+    places = divided_places(host, config, count, "engine", _FLAG)
+    return _with_warning(host, places, _ENGINES)
+
+
+def _entries(placement: PlacementConfig, host: Host) -> tuple[int, ...]:
+    """How many entries the lists have that name CPUs or nodes."""
+    if placement.numa_bind:
+        return len(placement.numa_bind_nodes), len(placement.numa_bind_cpus)
+    origin = threads_bind_origin(placement.cpu_threads_bind, host.variables)
+    lists = parse_threads_bind(threads_bind(placement.cpu_threads_bind, host.variables) or AUTO, origin)
+    return (len(lists),) if isinstance(lists, tuple) else ()
+
+
+def _of_workers(places: Sequence[EngineBinding]) -> EngineBinding:
+    """The place of an engine whose workers have these."""
+    return EngineBinding(
+        tuple(cpu for place in places for cpu in place.team),
+        tuple(dict.fromkeys(cpu for place in places for cpu in place.others)),
+        tuple(dict.fromkeys(node for place in places for node in place.memory_nodes)),
+        places[0].findings,
+        workers=tuple(replace(place, findings=()) for place in places),
+    )
+
+
+def divided_places(
+    host: Host, config: EngineConfig, count: int, what: str, flags: str, share_cores: bool = False
+) -> tuple[EngineBinding, ...]:
+    """The same for whatever there are `count` of: `what`, because of `flags`. `share_cores`: where there are more than
+    cores, or settings leave too few to them, they take turns; else that is refused.
+    """
+    threads, words = config.compute.threads, _Words(what, flags)
+    in_turn = share_cores and len(host.allowance.physical_cpus) < count
+    named, reserve = names_cpus(config.placement, host), reserved_cores(config.placement, host)
+    if in_turn and reserve and not named:
+        host, reserve = _without_last_cores(host, reserve), 0
+        config = replace(config, placement=replace(config.placement, reserve_cpus=0))
+    plan = plan_workers(config.placement, host, workers=count, share_cores=share_cores)
+    if plan is None:
+        divided = _in_turn(host, count) if in_turn else _divided(host, threads, count, reserve, words)
+        bindings = _bindings_of(host, [(cpus, _memory(host, cpus)) for cpus in divided])
     else:
         wanted = threads if plan.workers[0].bound else threads or max(1, host.allowance.usable_threads // count)
-        bindings = tuple(place_worker(plan, worker, wanted, host, reserve) for worker in plan.workers)
-    _check_apart(bindings, words)
-    return _with_warning(host, bindings, words)
+        kept = _kept_of_each(host, plan, reserve, words)
+        bindings = tuple(
+            place_worker(plan, worker, wanted, host, own) for worker, own in zip(plan.workers, kept, strict=True)
+        )
+    if not share_cores or (named and not in_turn):
+        _check_apart(bindings, words)
+    return bindings
+
+
+def _without_last_cores(host: Host, reserve: int) -> Host:
+    """The host with the last `reserve` cores kept free of compute threads. UserError where that leaves none."""
+    cores = host.allowance.physical_cpus
+    if reserve >= len(cores):
+        raise UserError(
+            f"--reserve-cpus {reserve}: this process may use {format_count(len(cores), 'physical core')}, so none "
+            f"would be left to compute; give {len(cores) - 1} or less",
+            param="reserve_cpus",
+        )
+    kept = {core_of(host, cpu) for cpu in cores[len(cores) - reserve :]}
+    left = tuple(cpu for cpu in host.allowance.cpus if core_of(host, cpu) not in kept)
+    return replace(host, allowance=cut(host, host.allowance, left))
+
+
+def _in_turn(host: Host, count: int) -> list[tuple[int, ...]]:
+    """The CPU of each of more workers than there are cores: neighbours on the same."""
+    pools = list(allowed_cores(host).values())
+    seats = ranks_on_nodes([len(pool) for pool in pools], count, share_cores=True)
+    runs = [run for pool, here in zip(pools, seats, strict=True) if here for run in deal_in_turn(pool, here)]
+    return [cpus_of(run)[:1] for run in runs]
+
+
+def names_cpus(placement: PlacementConfig, host: Host) -> bool:
+    """Whether lists of CPUs were given."""
+    return bool(placement.numa_bind_cpus) or (not placement.numa_bind and bool(_entries(placement, host)))
+
+
+def _kept_of_each(host: Host, plan: Plan, reserve: int | None, words: _Words) -> list[int | None]:
+    """How many cores each worker of a plan of nodes leaves free, of `reserve` in all; None where nothing is said."""
+    if reserve is None or plan.strategy != Strategy.NUMA_BIND:
+        return [reserve] * len(plan.workers)
+    cores = [core for found in allowed_cores(host).values() for core in found]
+    pools = {
+        number: [core for core in cores if not set(core.cpus).isdisjoint(worker.cpus)]
+        for number, worker in enumerate(plan.workers)
+    }
+    computing = len({core for pool in pools.values() for core in pool})
+    if computing < len(pools):  # they take turns, and what is kept has to be elsewhere
+        if reserve > (free := len(cores) - computing):
+            raise UserError(
+                f"--reserve-cpus {reserve}: --numa-bind has {format_count(len(pools), words.what)} take turns on "
+                f"{format_count(computing, 'physical core')} of {len(cores)}; give {free} or less",
+                param="reserve_cpus",
+            )
+        return [0] * len(pools)
+    left, _ = set_aside(pools, _kept(sum(map(len, pools.values())), len(pools), reserve, words), {})
+    return [len(pools[number]) - len(left[number]) for number in pools]
 
 
 def team_places(host: Host, teams: Sequence[Team]) -> tuple[EngineBinding, ...]:

@@ -1,28 +1,38 @@
 """Where the workers of one engine run: they divide the engine's CPUs, nodes kept whole where there are enough of them.
 Pure.
 
-Host threads of accelerators are bound to the CPUs that are local to the device and compute nothing. Without settings
-CPU workers divide what the engine may use as several engines divide a host (`plan.replica_bindings`); with them, a
-worker is one of the plan that `homenode plan` would print. Under `--numa` each keeps its weights on its own nodes
-(`node_policy`).
+Host threads of accelerators are bound near their devices and compute nothing; CPU workers leave cores to them
+(`host_threads`). Without settings CPU workers divide what the engine may use as several engines divide a host
+(`plan.replica_bindings`); with them, a worker is one of the plan that `homenode plan` would print. Under `--numa` each
+keeps its weights on its own nodes (`node_policy`). More workers than cores take turns, within what settings name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from homenode.cpuset import format_cpu_list
 from homenode.engine.assignment import EngineAssignment
 from homenode.engine.binding import EngineBinding
-from homenode.engine.config import EngineConfig
+from homenode.engine.config import EngineConfig, PlacementConfig
 from homenode.engine.devices import is_accelerator
+from homenode.engine.plan.host_threads import (
+    accelerators_of,
+    beside,
+    home_of_device,
+    left_to_accelerators,
+    too_few_beside,
+    without_roles,
+)
 from homenode.engine.plan.node_policy import divided_host, over_own_nodes
-from homenode.engine.plan.placement import UNPINNED, core_of, cut
-from homenode.engine.plan.replica_bindings import divided_places
+from homenode.engine.plan.placement import UNPINNED, core_of, cut, plan_workers, reserved_cores, too_few_cores
+from homenode.engine.plan.replica_bindings import divided_places, names_cpus
 from homenode.errors import UserError
+from homenode.host.placement.nodes import allowed_cpus
+from homenode.host.placement.variables import memory_nodes, threads_bind
 from homenode.host.topology.finding import Finding
-from homenode.host.topology.host import Accelerator, Host
+from homenode.host.topology.host import Accelerators, Host
 from homenode.units import format_count
 
 
@@ -43,17 +53,26 @@ def worker_places(host: Host, assignment: EngineAssignment, devices: Sequence[st
     replica = assignment.replica
     within = _within(host, replica.binding) if replica else host
     on_cpu = [number for number, device in enumerate(devices) if not is_accelerator(device)]
-    if replica and UNPINNED in replica.binding.team:
+    homes = dict(enumerate(replica.binding.workers)) if replica else _homes(host, assignment.config.placement, devices)
+    if replica and replica.binding.workers:
+        made = WorkerBindings(tuple(homes[number] for number in on_cpu), replica.binding.others)
+    elif replica and UNPINNED in replica.binding.team:
         made = _unpinned(len(replica.binding.team), len(on_cpu))
     else:
-        made = _on_cpus(within, assignment, len(on_cpu))
+        made = _on_cpus(
+            _of_cpu_workers(within, assignment, devices), _cpu_entries(host, assignment, devices), len(on_cpu)
+        )
     found = dict(zip(on_cpu, made.bindings, strict=True))
-    team = {core_of(host, cpu) for binding in made.bindings for cpu in binding.team}
+    team = {core_of(host, cpu) for binding in made.bindings for cpu in binding.team if cpu != UNPINNED}
     for number, device in enumerate(devices):
         if number not in found:
-            found[number] = _beside(within, device, team)
-    loop = made.loop or tuple(cpu for cpu in within.allowance.cpus if core_of(host, cpu) not in team)
-    return replace(made, bindings=tuple(found[number] for number in range(len(devices))), loop=loop)
+            found[number] = beside(within, device, team, homes.get(number))
+    driven = accelerators_of(devices)
+    free = tuple(cpu for cpu in within.allowance.cpus if core_of(host, cpu) not in team)
+    bindings = tuple(found[number] for number in range(len(devices)))
+    crowded = too_few_beside(within, devices, team) if driven else _crowded(within, made)
+    findings = (*made.findings, *crowded, *without_roles(devices, bindings))
+    return replace(made, bindings=bindings, loop=free if driven else made.loop or free, findings=findings)
 
 
 def _within(host: Host, binding: EngineBinding) -> Host:
@@ -64,6 +83,64 @@ def _within(host: Host, binding: EngineBinding) -> Host:
     quota = host.allowance.cpu_quota
     own = cut(host, host.allowance, cpus)
     return replace(host, allowance=replace(own, cpu_quota=None if quota is None else min(quota, float(len(cpus)))))
+
+
+def _of_cpu_workers(host: Host, assignment: EngineAssignment, devices: Sequence[str]) -> Host:
+    """The host as the CPU workers see it: without accelerators, and without the cores that are left to these unless
+    settings say which cores are free.
+    """
+    placement, alone = assignment.config.placement, replace(host, accelerators=Accelerators())
+    if not accelerators_of(devices):
+        return alone
+    if not assignment.replica and (reserved_cores(placement, host) is not None or names_cpus(placement, host)):
+        return alone
+    return replace(left_to_accelerators(host, devices), accelerators=Accelerators())
+
+
+def _homes(host: Host, placement: PlacementConfig, devices: Sequence[str]) -> Mapping[int, EngineBinding]:
+    """Where --numa-bind has the worker of each accelerator, by its number: the entry of the lists, which have one for
+    every worker, else the device's own node. Empty without it. Raises what the strategy raises.
+    """
+    driven = [number for number, device in enumerate(devices) if is_accelerator(device)]
+    if not driven or not placement.numa_bind:
+        return {}
+    if not placement.numa_bind_nodes and not placement.numa_bind_cpus:
+        return {number: home_of_device(host, devices[number]) for number in driven}
+    plan = plan_workers(placement, replace(host, accelerators=Accelerators()), len(devices), share_cores=True)
+    assert plan is not None  # --numa-bind is a plan
+    homes = {}
+    for number in driven:
+        worker = plan.workers[number]
+        cpus = worker.cpus
+        if not placement.numa_bind_cpus:
+            cpus = allowed_cpus(host, host.node_by_id[placement.numa_bind_nodes[number]]) if host.nodes else cpus
+        homes[number] = EngineBinding((), cpus, worker.memory_nodes)
+    return homes
+
+
+def _cpu_entries(host: Host, assignment: EngineAssignment, devices: Sequence[str]) -> EngineAssignment:
+    """The assignment with those entries of the lists of --numa-bind that are the CPU workers'. Beside accelerators
+    `_of_cpu_workers` has kept cores already, so no more of them are kept for the same.
+    """
+    config, placement = assignment.config, assignment.config.placement
+    if assignment.replica or not accelerators_of(devices):
+        return assignment
+    mine = [number for number, device in enumerate(devices) if not is_accelerator(device)]
+    kept = reserved_cores(placement, host)
+    by_rule = not placement.numa_bind and any(
+        says is not None
+        for says in (
+            threads_bind(placement.cpu_threads_bind, host.variables),
+            memory_nodes(placement.memory_nodes, host.variables),
+        )
+    )
+    own = replace(
+        placement,
+        reserve_cpus=0 if kept is None and not by_rule else kept,
+        numa_bind_nodes=tuple(placement.numa_bind_nodes[n] for n in mine if n < len(placement.numa_bind_nodes)),
+        numa_bind_cpus=tuple(placement.numa_bind_cpus[n] for n in mine if n < len(placement.numa_bind_cpus)),
+    )
+    return replace(assignment, config=replace(config, placement=own))
 
 
 def _unpinned(threads: int, count: int) -> WorkerBindings:
@@ -77,68 +154,71 @@ def _on_cpus(host: Host, assignment: EngineAssignment, count: int) -> WorkerBind
     config, replica = assignment.config, assignment.replica
     if config.placement.numa is not None and not replica:
         return _under_a_policy(host, assignment, count)
-    cores = host.allowance.physical_cpus
-    if len(cores) < count:
-        return _sharing(host, config, count)
-    # What was asked for made the engine's place.
-    settings = replace(config, placement=type(config.placement)()) if replica else config
-    if replica:  # where the loop goes was decided with it, so every core of it computes
-        settings = replace(settings, placement=replace(settings.placement, reserve_cpus=0))
+    # What was asked for made the engine's place, and where the loop goes was decided with it: all its cores compute.
+    settings = replace(config, placement=PlacementConfig(reserve_cpus=0)) if replica else config
+    if not names_cpus(settings.placement, host):
+        _refuse_threads(host, config, count)
     bindings = divided_places(
-        host, settings, count, what="worker", flags="--pipeline-parallel-size x --tensor-parallel-size"
+        host,
+        settings,
+        count,
+        what="worker",
+        flags="--pipeline-parallel-size x --tensor-parallel-size",
+        share_cores=True,
     )
     findings = dict.fromkeys(finding for binding in bindings for finding in binding.findings)
-    apart = tuple(replace(binding, findings=()) for binding in bindings)
-    return WorkerBindings(apart, replica.binding.others if replica else bindings[0].spare, findings=tuple(findings))
+    apart = tuple(replace(binding, findings=(), memory_nodes=_memory(binding, assignment)) for binding in bindings)
+    shared = _share_cores(host, apart)
+    loop = replica.binding.others if replica else bindings[0].spare
+    return WorkerBindings(apart, loop, shared, tuple(findings))
+
+
+def _memory(binding: EngineBinding, assignment: EngineAssignment) -> tuple[int, ...]:
+    """The worker's nodes as far as its engine's memory is bound to them, else those of the engine."""
+    of_engine = assignment.replica.binding.memory_nodes if assignment.replica else ()
+    return tuple(node for node in binding.memory_nodes if node in of_engine) or of_engine or binding.memory_nodes
+
+
+def _share_cores(host: Host, bindings: Sequence[EngineBinding]) -> bool:
+    """Whether workers have to take turns: two compute on one core, or nobody is pinned and there are too few."""
+    cores = [{core_of(host, cpu) for cpu in binding.team if cpu != UNPINNED} for binding in bindings]
+    if not any(cores):
+        return len(host.allowance.physical_cpus) < len(bindings)
+    return len(set().union(*cores)) < sum(map(len, cores))
 
 
 def _under_a_policy(host: Host, assignment: EngineAssignment, count: int) -> WorkerBindings:
     """The cores divided as without one, then spread over each worker's nodes as --numa says."""
     config = assignment.config
     host = divided_host(host, config.placement)
-    bare = replace(config, placement=type(config.placement)(reserve_cpus=config.placement.reserve_cpus))
-    if len(host.allowance.physical_cpus) < count:
-        return _sharing(host, bare, count)
+    bare = replace(config, placement=PlacementConfig(reserve_cpus=config.placement.reserve_cpus))
     made = _on_cpus(host, EngineAssignment(replace(bare, compute=replace(bare.compute, threads=None))), count)
     bindings, findings = over_own_nodes(host, assignment, made.bindings)
     return replace(made, bindings=bindings, findings=(*made.findings, *findings))
 
 
-def _sharing(host: Host, config: EngineConfig, count: int) -> WorkerBindings:
-    """More workers than cores: each computes on one, in turn with others."""
+def _refuse_threads(host: Host, config: EngineConfig, count: int) -> None:
+    """UserError for several threads of workers that have a core in turn."""
     cores = host.allowance.physical_cpus
-    if config.compute.threads is not None and config.compute.threads > 1:
+    if len(cores) < count and config.compute.threads is not None and config.compute.threads > 1:
         raise UserError(
             f"--threads {config.compute.threads}: {format_count(count, 'worker shares', 'workers share')} "
             f"{format_count(len(cores), 'physical core')}; leave it out, or allow more CPUs",
             param="threads",
         )
+
+
+def _crowded(host: Host, made: WorkerBindings) -> tuple[Finding, ...]:
+    """A warning when CPU workers take turns, or leave no core to front and scheduler."""
+    count = len(made.bindings)
+    team = [cpu for binding in made.bindings for cpu in binding.team]
+    if not made.shared:
+        return too_few_cores(host, EngineBinding(tuple(team)), count, "worker")
+    pinned = tuple(cpu for cpu in dict.fromkeys(team) if cpu != UNPINNED) or host.allowance.physical_cpus
+    cores = sorted({core_of(host, cpu) for cpu in pinned})
     message = (
         f"{format_count(count, 'worker shares', 'workers share')} {format_count(len(cores), 'physical core')} "
-        f"({format_cpu_list(cores)}), so they wait for each other's turns"
+        f"(CPUs {format_cpu_list(pinned)}), so they wait for each other's turns"
     )
-    finding = Finding(
-        "warning",
-        "workers_share_cores",
-        message,
-        f"Allow {format_count(count, 'core')} or more, or have fewer stages and ranks.",
-    )
-    bindings = tuple(EngineBinding((cores[number * len(cores) // count],)) for number in range(count))
-    return WorkerBindings(bindings, shared=True, findings=(finding,))
-
-
-def _beside(host: Host, device: str, computing: set[int]) -> EngineBinding:
-    """The host threads of an accelerator: on its local CPUs, those without a compute thread if there are any; memory
-    from its node.
-    """
-    chip = _chip(host, device)
-    local = tuple(cpu for cpu in (chip.local_cpus if chip else ()) if cpu in host.allowance.cpus)
-    free = tuple(cpu for cpu in local if core_of(host, cpu) not in computing)
-    node = chip.node if chip is not None and len(host.nodes) > 1 else None
-    return EngineBinding((), free or local, () if node is None else (node,))
-
-
-def _chip(host: Host, device: str) -> Accelerator | None:
-    kind, _, number = device.removeprefix("torch:").partition(":")
-    chips = [chip for chip in host.accelerators.chips if ("cuda" if chip.kind == "rocm" else chip.kind) == kind]
-    return next((chip for chip in chips if chip.id == int(number or 0)), None)
+    remedy = f"Allow {format_count(count, 'core')} or more, have fewer stages and ranks, or name more CPUs and nodes."
+    return (Finding("warning", "workers_share_cores", message, remedy),)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -17,7 +16,7 @@ from homenode.engine.channels.messages import Fits
 from homenode.engine.executor.base import EngineWorkers, Executor
 from homenode.engine.executor.expert_usage import count_expert_usage
 from homenode.engine.executor.inline_workers import InlineWorkers
-from homenode.engine.experts.group import expert_group_rank, not_in_common
+from homenode.engine.experts.group import expert_group_rank
 from homenode.engine.experts.sizing import ExpertSharing
 from homenode.engine.memory.growth import taken_whole_because
 from homenode.engine.memory.headroom import Headroom, headroom_of, memory_parts
@@ -29,8 +28,8 @@ from homenode.engine.pinning import pin_process_threads
 from homenode.engine.plan.device_detection import devices_of_service
 from homenode.engine.plan.engine_plan import EnginePlan
 from homenode.engine.plan.machine import read_machine
-from homenode.engine.plan.make import plan_engine
-from homenode.engine.plan.settings_without_effect import settings_without_effect
+from homenode.engine.plan.make import plan_engine, told_of_settings
+from homenode.engine.plan.settings_without_effect import worth_telling
 from homenode.engine.plan.worker_layout import WorkerPlan
 from homenode.engine.runtime.engine import Engine, Progress, make_scheduler, ready_message
 from homenode.host.refusals import named_refusals
@@ -73,13 +72,10 @@ def build_engine(
     devices = everybody[assignment.number]
     group_rank = expert_group_rank(assignment, everybody)
     common = ExpertSharing(group_rank, dict(enumerate(experts))) if group_rank is not None and experts else None
-    engines = replica.count if replica else None
     read_layer_split(config.parallel.layer_split)
     checkpoint = open_checkpoint(Path(str(config.model.path)))
     read_vocabulary_text(Path(str(config.model.vocabulary or config.model.path)), checkpoint.files)
-    keeps_states = bool(checkpoint.spec.layer_states)
-    ignored = settings_without_effect(config, devices, os.environ, engines, keeps_states)
-    findings = (*not_in_common(assignment, everybody), *ignored)
+    findings = told_of_settings(assignment, everybody, checkpoint)
     if replica is not None and replica.allowed:
         # the front, whose CPUs were inherited, may have moved to a few of them
         pin_process_threads(replica.allowed)
@@ -218,7 +214,7 @@ def _ready(
 ) -> EngineReady:
     layout = plan.worker_layout
     notes = dict.fromkeys(note for fit in fits for note in fit.notes)
-    notes |= dict.fromkeys(finding.text for finding in findings if finding.severity != "info")
+    notes |= dict.fromkeys(finding.text for finding in filter(worth_telling, findings))
     return ready_message(
         plan,
         sizes,

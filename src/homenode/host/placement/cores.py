@@ -91,6 +91,13 @@ def deal(cores: Sequence[AllowedCore], parts: int) -> list[list[AllowedCore]]:
     return dealt
 
 
+def deal_in_turn(cores: Sequence[AllowedCore], parts: int) -> list[list[AllowedCore]]:
+    """As `deal`; where there are more parts than cores each gets one core, and neighbours the same."""
+    if len(cores) >= parts:
+        return deal(cores, parts)
+    return [[cores[part * len(cores) // parts]] for part in range(parts)]
+
+
 def _even(total: int, parts: int, part: int) -> int:
     return total // parts + (part < total % parts)
 

@@ -61,6 +61,7 @@ class Demand:
     memory_nodes: tuple[int, ...] | None = None  # cpu-threads: memory nodes to consider
     kv_transfer: bool = False  # cpu-threads: one more CPU is kept
     workers: int | None = None  # CPU workers on a host without accelerators; None: one for each node with allowed CPUs
+    share_cores: bool = False  # more CPU workers than cores take turns on these; else they are refused
     claims: tuple[Claim, ...] = ()
     findings: tuple[Finding, ...] = ()  # what of the flags and variables could not be followed
     threads_bind_origin: str = "--cpu-threads-bind"

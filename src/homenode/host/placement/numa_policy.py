@@ -79,7 +79,7 @@ def numa_plan(host: Host, demand: NumaDemand, choose: Callable[[Teams], Chosen])
         # A number of threads that was asked for is kept; that they fit on one node is checked there.
         wanted = demand.threads if demand.policy == "local" else _within(host, home, demand)
         teams = node_teams(host, (home,), wanted, demand.threads_per_core, demand.reserve)
-    return NumaPlan(demand.policy, chosen.policy, chosen.why, teams, findings)
+    return NumaPlan(demand.policy, chosen.policy, chosen.why, teams, (*findings, *_unmirrored(demand, chosen.policy)))
 
 
 def home_team(teams: Teams) -> NodeTeam:
@@ -107,6 +107,15 @@ def _check_patterns(demand: NumaDemand) -> None:
         )
 
 
+def _unmirrored(demand: NumaDemand, policy: str) -> tuple[Finding, ...]:
+    """That patterns of tensors have nothing to do, under the policy that it came to."""
+    if not demand.mirror_tensors or policy == "shard":
+        return ()
+    patterns = " ".join(f"--numa-mirror-tensors {pattern}" for pattern in demand.mirror_tensors)
+    message = f"{patterns} is ignored: it chooses what --numa shard mirrors, and the policy is {policy} here"
+    return (Finding("warning", "numa_mirror_ignored", message, "Leave it out."),)
+
+
 def _unused_siblings(host: Host, demand: NumaDemand, teams: Teams) -> tuple[Finding, ...]:
     cores = {host.cpu_by_id[cpu].core for team in teams for cpu in team.cpus}
     if demand.threads_per_core == 1 or any(len(host.cores[core]) > 1 for core in cores):
@@ -122,6 +131,7 @@ def _single(host: Host, demand: NumaDemand, teams: Teams, findings: tuple[Findin
     why = f"only NUMA node {teams[0].node} computes here, so that everything is local to it"
     only = _only(host, demand, teams[0])
     message = f"--numa {demand.policy} is the same as local: {only}"
+    findings = (*findings, *_unmirrored(demand, "local"))
     if demand.policy in ("auto", "local"):
         return NumaPlan(demand.policy, "local", why, teams, (*findings, Finding("info", "numa_single_node", message)))
     if demand.strict:

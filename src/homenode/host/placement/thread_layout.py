@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from homenode.cpuset import format_cpu_list
 from homenode.errors import PlacementError
-from homenode.host.placement.cores import AllowedCore, allowed_cores, deal
+from homenode.host.placement.cores import AllowedCore, allowed_cores, deal_in_turn
 from homenode.host.placement.variables import THREADS_BIND_FLAG
 from homenode.host.topology.host import Host, Node
 from homenode.units import format_count
@@ -57,14 +57,14 @@ def computing_nodes(host: Host, nodes: Sequence[Node]) -> dict[int, dict[Allowed
     return found
 
 
-def ranks_on_nodes(cores: Sequence[int], ranks: int) -> list[int]:
+def ranks_on_nodes(cores: Sequence[int], ranks: int, share_cores: bool = False) -> list[int]:
     """How many ranks each node gets; `cores`: of each node. One for each while nodes last, then where most cores would
     be left for each.
 
     Fewer ranks than nodes leave the last nodes without any. Raises PlacementError insufficient_cpus for more ranks than
-    cores.
+    cores, unless these may `share_cores`.
     """
-    if sum(cores) < ranks:
+    if sum(cores) < ranks and not share_cores:
         raise insufficient_cpus(
             f"{format_count(ranks, 'CPU worker')} do not fit",
             format_count(sum(cores), "allowed core"),
@@ -76,12 +76,14 @@ def ranks_on_nodes(cores: Sequence[int], ranks: int) -> list[int]:
     return given
 
 
-def rank_pools(nodes: Sequence[dict[AllowedCore, tuple[int, ...]]], ranks: int) -> list[tuple[int, list[int]]]:
+def rank_pools(
+    nodes: Sequence[dict[AllowedCore, tuple[int, ...]]], ranks: int, share_cores: bool = False
+) -> list[tuple[int, list[int]]]:
     """For each rank the position of its node and its compute CPUs; a node's ranks have contiguous runs of whole
-    cores."""
+    cores, or one each in turn where there are too few and they may `share_cores`."""
     pools = []
-    for position, here in enumerate(ranks_on_nodes([len(node) for node in nodes], ranks)):
-        for run in deal(list(nodes[position]), here) if here else ():
+    for position, here in enumerate(ranks_on_nodes([len(node) for node in nodes], ranks, share_cores)):
+        for run in deal_in_turn(list(nodes[position]), here) if here else ():
             pools.append((position, [cpu for core in run for cpu in nodes[position][core]]))
     return pools
 
@@ -109,6 +111,26 @@ def take_reserve(pools: Sequence[list[int]], count: int) -> list[int]:
         if len(pool) > 1:
             taken.append(pool.pop())
     return taken
+
+
+def keep_cores(
+    nodes: dict[int, dict[AllowedCore, tuple[int, ...]]], count: int
+) -> tuple[dict[int, dict[AllowedCore, tuple[int, ...]]], list[int]]:
+    """The nodes without `count` cores, the last of those with most in turn, and the CPUs of these; for ranks that take
+    turns on what is left. Raises PlacementError insufficient_cpus where that is no core.
+    """
+    total = sum(map(len, nodes.values()))
+    if count >= total:
+        raise insufficient_cpus(
+            f"{format_count(count, 'core')} cannot be kept for other processes",
+            format_count(total, "allowed core"),
+            f"one to compute and {count} kept",
+            "lower --reserve-cpus (0 keeps none)",
+        )
+    left, kept = {node: dict(cores) for node, cores in nodes.items()}, list[int]()
+    for _ in range(count):
+        kept += max(left.values(), key=len).popitem()[0].cpus
+    return {node: cores for node, cores in left.items() if cores}, kept
 
 
 def with_idle_siblings(host: Host, taken: Sequence[int], busy: Sequence[int]) -> tuple[int, ...]:

@@ -4,7 +4,8 @@ without its traps.
 `auto`: rank r computes on the r-th node that has allowed CPUs and usable memory, one thread a core. More ranks than
 nodes split the nodes by cores; with fewer, the last nodes stay free. A few CPUs are kept for everything else, from the
 tails of the ranks' CPUs, the last rank first. `nobind`: processes stay as they are. Lists: exactly these CPUs, in this
-order. Memory comes from every node that a rank's CPUs span.
+order. Memory comes from every node that a rank's CPUs span. More ranks than cores are refused, unless they may share
+them (`Demand.share_cores`): then they take turns, and what is kept is what was asked for.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from homenode.host.placement.thread_layout import (
     computing_nodes,
     cpus_not_allowed,
     every_thread_computes,
+    keep_cores,
     rank_pools,
     take_reserve,
     with_idle_siblings,
@@ -60,7 +62,7 @@ def plan(host: Host, demand: Demand) -> Plan:
         layout = _listed(host, demand, count, wanted)
     else:
         layout = (
-            _automatic(host, demand, count)
+            _automatic_or_refused(host, demand, count)
             if wanted == AUTO
             else _Layout(((),) * count, (f"left as it is: {NOBIND}",) * count)
         )
@@ -125,13 +127,38 @@ def _listed(host: Host, demand: Demand, count: int, lists: ThreadLists) -> _Layo
     return _Layout(lists, ("the CPUs listed for it",) * count, (), findings)
 
 
+def _automatic_or_refused(host: Host, demand: Demand, count: int) -> _Layout:
+    """`_automatic`; a refusal for too few CPUs names the setting that chooses them."""
+    try:
+        return _automatic(host, demand, count)
+    except PlacementError as error:
+        if error.code != "insufficient_cpus":
+            raise
+        nodes = demand.memory_nodes
+        by = f"{demand.threads_bind_origin} {AUTO}"
+        by = by if nodes is None else f"{demand.memory_nodes_origin} {format_cpu_list(nodes)}"
+        raise PlacementError(
+            error.code,
+            f"{by}: {error.summary}",
+            seen=error.seen,
+            wanted=error.wanted,
+            remedy=error.remedy,
+            param=error.param,
+        ) from None
+
+
 def _automatic(host: Host, demand: Demand, count: int) -> _Layout:
     threads = computing_nodes(host, _nodes(host, demand))
-    nodes = tuple(threads)
-    placed = rank_pools(tuple(threads.values()), count)
+    nodes, findings, taken = tuple(threads), list[Finding](), list[int]()
+    in_turn = demand.share_cores and sum(map(len, threads.values())) < count
+    if in_turn:
+        threads, taken = keep_cores(threads, demand.reserve_cpus or 0)
+        nodes = tuple(threads)
+    placed = rank_pools(tuple(threads.values()), count, demand.share_cores)
     pools = [cpus for _, cpus in placed]
-    reserve, findings = _reserve(host, demand, count)
-    taken = take_reserve(pools, reserve)
+    if not in_turn:
+        reserve, findings = _reserve(host, demand, count)
+        taken = take_reserve(pools, reserve)
     if idle := nodes[count:]:
         message = (
             f"nodes {format_cpu_list(idle)} have no worker: there are {count} for {format_count(len(nodes), 'node')}"

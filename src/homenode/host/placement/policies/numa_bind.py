@@ -5,17 +5,21 @@ A worker runs on the CPUs of its list, or on all allowed CPUs of its node, and t
 Without nodes given, the node is the one its device is on; a node that has memory but no CPUs (GH200, POWER9 with
 NVLink) is never taken for it. An engine core spans the nodes of its workers. API servers and the data-parallel
 coordinator are not bound. Everything is checked before anything starts; numactl is not needed, and nothing escapes an
-inherited limit. On hosts with NPUs it is the Ascend CPU binding, and the two lists are ignored. Without accelerators,
-worker r of our own CPU engine takes the r-th node that has memory and allowed CPUs.
+inherited limit. On hosts with NPUs it is the Ascend CPU binding, and the two lists are ignored.
+
+Without accelerators workers compute on CPUs: worker r takes the r-th node that has memory and allowed CPUs, and more
+workers than nodes have neighbouring numbers on one. Workers of one node divide its cores, unless lists name their CPUs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from homenode.cpuset import format_cpu_list
 from homenode.errors import PlacementError
+from homenode.host.placement.cores import allowed_cores, cpus_of, deal_in_turn
 from homenode.host.placement.demand import Demand
 from homenode.host.placement.memory_nodes import memory_nodes
 from homenode.host.placement.nodes import allowed_cpus, memory_of_cpus, nodes_of, working_nodes
@@ -24,6 +28,7 @@ from homenode.host.placement.parallelism import check_sizes, engines, sizes_in_w
 from homenode.host.placement.plan import Plan, ProcessBinding, WorkerBinding
 from homenode.host.placement.ranks import assign_ranks, given_one, offered
 from homenode.host.placement.strategy import Strategy
+from homenode.host.placement.thread_layout import ranks_on_nodes
 from homenode.host.topology.accelerators.cells import node_of_cpus
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Accelerator, Host, Node
@@ -61,6 +66,8 @@ def plan(host: Host, demand: Demand) -> Plan:
     bindings = {
         index: _bind_device(host, device, index, lists) for index, device in sorted({**others, **asked}.items())
     }
+    if host.accelerators.kind is None and lists.cpus is None:
+        bindings = _divided(host, bindings, share_cores=demand.share_cores)
     return Plan(
         strategy=Strategy.NUMA_BIND,
         devices_total=len(host.accelerators.of_kind(host.accelerators.kind))
@@ -143,7 +150,9 @@ def _asked(host: Host, devices: Sequence[int], demand: Demand) -> tuple[dict[int
 def _bind_device(host: Host, device: int, index: int, lists: BindLists) -> _DeviceBinding:
     given = lists.entry(CPUS, lists.cpus, index, device)
     chosen = lists.entry(NODES, lists.nodes, index, device)
-    node, origin = _automatic_node(host, device, given) if chosen is None else (chosen, f"as {NODES} says")
+    node, origin = (
+        _automatic_node(host, device, lists.devices, given) if chosen is None else (chosen, f"as {NODES} says")
+    )
     memory = next(iter(memory_nodes(host, (node,))), None)
     if given is not None:
         return _DeviceBinding(
@@ -158,21 +167,62 @@ def _bind_device(host: Host, device: int, index: int, lists: BindLists) -> _Devi
     )
 
 
-def _automatic_node(host: Host, device: int, given: tuple[int, ...] | None) -> tuple[int, str]:
+def _divided(host: Host, bindings: dict[int, _DeviceBinding], *, share_cores: bool) -> dict[int, _DeviceBinding]:
+    """The same where workers that compute on one node have parts of it: runs of whole cores, in the order of the
+    workers."""
+    workers_of: dict[int, list[int]] = {}
+    for index, binding in bindings.items():
+        workers_of.setdefault(binding.node, []).append(index)
+    divided = dict(bindings)
+    for node, workers in workers_of.items():
+        if len(workers) == 1:
+            continue
+        whole = set(bindings[workers[0]].cpus)
+        cores = [core for found in allowed_cores(host).values() for core in found if core.cpus[0] in whole]
+        if len(cores) < len(workers) and not share_cores:
+            raise _too_few_cores(node, len(cores), len(workers))
+        for index, run in zip(workers, deal_in_turn(cores, len(workers)), strict=True):
+            why = (
+                f"{format_count(len(run), 'core')} of the {len(cores)} of node {node}, which "
+                f"{format_count(len(workers), 'worker divides', 'workers divide')}"
+            )
+            divided[index] = replace(bindings[index], cpus=tuple(sorted(cpus_of(run))), why=why)
+    return divided
+
+
+def _too_few_cores(node: int, cores: int, workers: int) -> PlacementError:
+    return PlacementError(
+        "insufficient_cpus",
+        f"{format_count(workers, 'CPU worker')} are to compute on node {node}",
+        seen=f"{format_count(cores, 'allowed core')} there",
+        wanted="a core for each",
+        remedy=f"Start fewer workers, spread them with {NODES}, or allow more CPUs.",
+        param=NODES,
+    )
+
+
+def _automatic_node(host: Host, device: int, workers: int, given: tuple[int, ...] | None) -> tuple[int, str]:
     """The node a device is on, or that a CPU worker has, and how that is known."""
     computing = [node for node in nodes_of(host) if node.cpus]
     kind = host.accelerators.kind
     if len(computing) == 1:
         return computing[0].id, "the only one with CPUs"
     if kind is None:
-        return _node_of_worker(host, device, given)
+        return _node_of_worker(host, device, workers, given)
     chip = next(chip for chip in host.accelerators.of_kind(kind) if chip.id == device)
-    node = _local_node(chip, computing)
-    if node is not None:
-        return node, f"where device {device} is"
+    return device_node(host, chip), f"where device {device} is"
+
+
+def device_node(host: Host, chip: Accelerator) -> int:
+    """The node of a device among those with CPUs. Raises PlacementError numa_node_unknown where nothing tells it."""
+    computing = [node for node in nodes_of(host) if node.cpus]
+    if len(computing) == 1:
+        return computing[0].id
+    if (node := _local_node(chip, computing)) is not None:
+        return node
     raise PlacementError(
         "numa_node_unknown",
-        f"nothing says which NUMA node device {device} ({chip.name or kind}) is on",
+        f"nothing says which NUMA node device {chip.id} ({chip.name or chip.kind}) is on",
         seen=f"PCI address {chip.address or 'unknown'}, local CPUs {format_cpu_list(chip.local_cpus) or 'unknown'}",
         wanted=f"one of the nodes with CPUs: {format_cpu_list(node.id for node in computing)}",
         remedy=f"Give {NODES}, one node for each visible device.",
@@ -187,21 +237,18 @@ def _local_node(chip: Accelerator, computing: Sequence[Node]) -> int | None:
     return chip.node if any(node.id == chip.node for node in computing) else node_of_cpus(chip.local_cpus, computing)
 
 
-def _node_of_worker(host: Host, worker: int, given: tuple[int, ...] | None) -> tuple[int, str]:
+def _node_of_worker(host: Host, worker: int, workers: int, given: tuple[int, ...] | None) -> tuple[int, str]:
+    """The node that most CPUs of its list are on; without one the next of those that have memory and CPUs, the same for
+    neighbours where there are more workers than nodes."""
     if given is not None and (memories := memory_of_cpus(host, given)):
         return memories[0], "where most of them are"
     nodes = working_nodes(host)
-    if worker < len(nodes):
-        return nodes[worker].id, f"the one that CPU worker {worker} has by its number"
-    raise PlacementError(
-        "numa_node_unknown",
-        f"there is no NUMA node for CPU worker {worker}",
-        seen=f"nodes with memory and allowed CPUs: {format_cpu_list(node.id for node in nodes) or 'none'}",
-        wanted=f"at least {worker + 1} of them",
-        remedy=f"Start fewer workers, give {NODES}, or take --cpu-threads-bind auto instead of --numa-bind, which "
-        "splits nodes.",
-        param=NODES,
-    )
+    if not nodes:
+        raise _no_cpus(host, worker, nodes_of(host)[0])
+    cores = allowed_cores(host)
+    seats = ranks_on_nodes([len(cores.get(node.id, ())) for node in nodes], workers, share_cores=True)
+    ends = zip(nodes, accumulate(seats), strict=True)
+    return next(node.id for node, end in ends if worker < end), f"the one that CPU worker {worker} has by its number"
 
 
 def _no_cpus(host: Host, device: int, node: Node) -> PlacementError:

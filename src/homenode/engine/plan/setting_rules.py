@@ -1,0 +1,233 @@
+"""When each setting of an engine is looked at: one table, by the situation of the other settings, the devices and the
+machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from homenode.engine.config import EngineConfig
+from homenode.engine.devices import CPU, is_accelerator, is_torch
+from homenode.engine.memory.growth import taken_whole_because
+from homenode.engine.plan.worker_layout import executor_kind
+from homenode.host.placement.threads_bind import AUTO, NOBIND
+from homenode.host.placement.variables import threads_bind
+from homenode.model.hub.locate import BUILTIN_NAME
+
+_SPREADING = ("shard", "mirror", "interleave")
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What the table is asked about: `devices` of all workers of the engine, `variables` of the environment,
+    `of_service`: how many engines there are; None where that comes out later. `keeps_states`: whether layers of the
+    model keep a state beside keys and values; `has_experts`: whether it has any; None where the model was not opened.
+    """
+
+    config: EngineConfig
+    devices: Sequence[str]
+    variables: Mapping[str, str]
+    of_service: int | None = None
+    keeps_states: bool | None = None
+    has_experts: bool | None = None
+
+    @property
+    def has_cpu_workers(self) -> bool:
+        """Whether anything is computed on CPUs, by whatever computes."""
+        return not all(map(is_accelerator, self.devices))
+
+    @property
+    def has_accelerators(self) -> bool:
+        """Whether anything is computed on a device with memory of its own."""
+        return any(map(is_accelerator, self.devices))
+
+    @property
+    def has_threads(self) -> bool:
+        """Whether there are compute threads whose number and CPUs are homenode's to choose: NumPy has its own."""
+        return self.has_cpu_workers and not (self.config.compute.backend == "reference" and CPU in self.devices)
+
+    @property
+    def sizes_layers(self) -> bool:
+        """Whether the layers of stages are divided by what each device has room for."""
+        parallel = self.config.parallel
+        return parallel.pipeline_parallel_size > 1 and parallel.layer_split == "auto"
+
+    @property
+    def has_torch(self) -> bool:
+        """Whether PyTorch computes anything."""
+        return self.config.compute.backend == "torch" or any(map(is_torch, self.devices))
+
+    @property
+    def has_native(self) -> bool:
+        """Whether our own kernels compute anything."""
+        return self.config.compute.backend == "native" and not all(map(is_torch, self.devices))
+
+    @property
+    def has_processes(self) -> bool:
+        """Whether workers live apart from the engine's own process."""
+        return executor_kind(self.config, self.devices) != "inline"
+
+    @property
+    def kv_grows(self) -> bool:
+        """Whether KV memory is taken when it is used."""
+        return taken_whole_because(self.config, self.devices) is None
+
+    @property
+    def kv_may_grow(self) -> bool:
+        """The same if --kv-cache-prealloc did not ask for all of it."""
+        left = replace(self.config, kv=replace(self.config.kv, kv_cache_prealloc=False))
+        return taken_whole_because(left, self.devices) is None
+
+    @property
+    def spreads_weights(self) -> bool:
+        """Whether somebody can do what --numa says of weights, where it says that."""
+        return self.config.placement.numa not in _SPREADING or self.has_native or not self.has_cpu_workers
+
+    @property
+    def engines(self) -> int:
+        """Engines of the service; 2 stands for several where their number comes out later."""
+        if self.of_service is not None:
+            return self.of_service
+        several = self.config.placement.numa in ("auto", "replicate")
+        return max(self.config.parallel.data_parallel_size, 2 if several else 1)
+
+    @property
+    def lists(self) -> str:
+        """What --cpu-threads-bind or its variables say."""
+        if self.config.placement.numa_bind:
+            return AUTO
+        return (threads_bind(self.config.placement.cpu_threads_bind, self.variables) or AUTO).strip()
+
+    @property
+    def names_hub_model(self) -> bool:
+        """Whether the model is one of the Hub, which has branches and commits."""
+        model = self.config.model.model
+        return model not in (None, BUILTIN_NAME) and not Path(str(model)).expanduser().exists()
+
+
+@dataclass(frozen=True)
+class Rule:
+    """`part`.`setting` is looked at where `needs` holds; `why` says what stands against it where it does not.
+    `severity`: of the finding."""
+
+    part: str
+    setting: str
+    needs: Callable[[Situation], bool]
+    why: str
+    severity: str = "warning"
+
+
+_TORCH = "it is of devices of PyTorch, and none computes here"
+_NATIVE = "it is of the native core, which computes nothing here"
+_RAY = "it is of --executor ray"
+_CPU_WORKERS = "it is of workers on CPUs, and accelerators compute everything"
+_ACCELERATORS = "it is of accelerators, and everything is computed on CPUs"
+_SPREAD = "our own kernels alone have weights on several nodes, and PyTorch or NumPy computes here"
+_THREADS = "NumPy computes here, with threads of its own (--backend reference)"
+RULES = (
+    Rule("model", "revision", lambda at: at.names_hub_model, "the model is no repository of the Hub"),
+    Rule(
+        "model", "pooling", lambda at: at.config.model.runner != "generate", "it is of vectors, and text is generated"
+    ),
+    Rule("compute", "threads", lambda at: at.has_cpu_workers, _CPU_WORKERS),
+    Rule("compute", "threads", lambda at: at.has_threads or not at.has_cpu_workers, _THREADS),
+    Rule("compute", "backend", lambda at: CPU in at.devices, "--stage-devices says what computes on each device"),
+    Rule("compute", "isa", lambda at: at.has_native, _NATIVE),
+    Rule("compute", "spin_us", lambda at: at.has_native, _NATIVE),
+    Rule("compute", "attention_backend", lambda at: at.has_torch, _TORCH),
+    Rule("compute", "enforce_eager", lambda at: at.has_accelerators, _ACCELERATORS),
+    Rule("compute", "gpu_memory_utilization", lambda at: at.has_accelerators, _ACCELERATORS),
+    Rule(
+        "compute",
+        "gpu_memory_utilization",
+        lambda at: not at.has_accelerators or at.config.kv.kv_cache_memory is None or at.sizes_layers,
+        "the size of KV memory is given (--kv-cache-memory)",
+    ),
+    Rule(
+        "kv",
+        "kv_cache_fraction",
+        lambda at: at.config.kv.kv_cache_memory is None,
+        "the size of KV memory is given (--kv-cache-memory)",
+    ),
+    Rule("kv", "kv_cache_fraction", lambda at: at.has_cpu_workers, _CPU_WORKERS),
+    Rule("kv", "kv_cache_prealloc", lambda at: at.kv_may_grow, "all KV memory is taken at the start in any case"),
+    Rule("kv", "kv_cache_release", lambda at: at.kv_grows, "all KV memory is taken at the start and kept"),
+    Rule(
+        "kv",
+        "state_snapshot_interval",
+        lambda at: at.keeps_states is not False,
+        "no layer of the model keeps a state beside keys and values",
+    ),
+    Rule(
+        "kv",
+        "state_snapshot_interval",
+        lambda at: at.config.kv.enable_prefix_caching,
+        "snapshots are kept for the prefix cache, which is off",
+    ),
+    *(
+        Rule("placement", setting, lambda at: at.has_cpu_workers, _CPU_WORKERS)
+        for setting in (
+            "cpu_threads_bind",
+            "memory_nodes",
+            "reserve_cpus",
+            "numa",
+            "numa_nodes",
+            "threads_per_core",
+            "numa_mirror_tensors",
+            "numa_strict",
+            "numa_measured",
+        )
+    ),
+    *(
+        Rule("placement", setting, lambda at: at.spreads_weights, _SPREAD)
+        for setting in ("numa", "numa_mirror_tensors")
+    ),
+    Rule(
+        "placement",
+        "memory_nodes",
+        lambda at: not at.config.placement.numa_bind and at.lists != NOBIND,
+        "it chooses nodes for --cpu-threads-bind auto, and threads are placed otherwise",
+    ),
+    Rule(
+        "placement",
+        "reserve_cpus",
+        lambda at: at.lists == AUTO,
+        "--cpu-threads-bind says which CPUs compute; leave those to be kept out of its lists",
+    ),
+    Rule(
+        "placement",
+        "numa_measured",
+        lambda at: at.config.placement.numa == "auto",
+        "it is what --numa auto chooses by, and a policy is named",
+    ),
+    Rule(
+        "parallel",
+        "layer_split",
+        lambda at: at.has_processes,
+        "there is one stage, which has all layers (--pipeline-parallel-size)",
+    ),
+    Rule(
+        "parallel",
+        "enable_expert_parallel",
+        lambda at: at.config.parallel.tensor_parallel_size > 1 or at.engines > 1,
+        "one worker has all experts (--tensor-parallel-size, --data-parallel-size)",
+    ),
+    Rule(
+        "parallel",
+        "enable_expert_parallel",
+        lambda at: at.has_experts is not False,
+        "the model has no experts",
+    ),
+    Rule("parallel", "expert_counts", lambda at: at.has_experts is not False, "the model has no experts"),
+    Rule(
+        "parallel",
+        "expert_placement",
+        lambda at: at.config.parallel.enable_expert_parallel,
+        "it is of --enable-expert-parallel",
+    ),
+    Rule("parallel", "ray_address", lambda at: at.config.parallel.executor == "ray", _RAY),
+    Rule("parallel", "ray_placement", lambda at: at.config.parallel.executor == "ray", _RAY),
+    Rule("parallel", "worker_timeout", lambda at: at.has_processes, "the one worker is in the engine's own process"),
+)
