@@ -11,10 +11,10 @@ from tokenizers import models
 
 from homenode.model.tokenizer import Tokenizer
 from homenode.model.tokenizer.chat import ChatTemplate
-from homenode.model.tokenizer.template_traits import Form, TemplateTraits, read_traits, with_text_behind
+from homenode.model.tokenizer.template_traits import Form, TemplateTraits, read_traits
 from tests.paths import DATA, needs_data
 
-STRING, PARTS = frozenset((Form.STRING,)), frozenset((Form.PARTS,))
+STRING, PARTS, PART = (frozenset((form,)) for form in (Form.STRING, Form.PARTS, Form.PART))
 BOTH = STRING | PARTS
 PREFIX = "{% for m in messages %}<|{{ m.role }}|>"
 SUFFIX = "<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
@@ -24,7 +24,7 @@ TEMPLATES = {
     "string, as JSON": (PREFIX + "{{ m.content | tojson }}" + SUFFIX, STRING),
     "selected parts": (PREFIX + "{% for c in m['content'] | selectattr('type', 'equalto', 'text') %}{{ c['text'] "
                                 "}}{% endfor %}" + SUFFIX, PARTS),
-    "the first part": (PREFIX + "{{ m.content[0]['text'] }}" + SUFFIX, PARTS),
+    "the first part": (PREFIX + "{{ m.content[0]['text'] }}" + SUFFIX, PART),
     "parts by another name": (PREFIX + "{% set all = m.content %}{% for c in all if c.type == 'text' %}{{ c.text "
                                        "}}{% endfor %}" + SUFFIX, PARTS),
     "parts by a macro": (
@@ -35,7 +35,7 @@ TEMPLATES = {
         PARTS,
     ),
     "parts, or an error": (PREFIX + "{% if m.content is string %}{{ raise_exception('parts!') }}{% endif %}{{ "
-                                    "m.content[0].text }}" + SUFFIX, PARTS),
+                                    "m.content[0].text }}" + SUFFIX, PART),
     "both": (PREFIX + (
         "{% if m.content is string %}{{ m.content }}{% else %}{% for c in m.content %}{{ c.text }}{% endfor %}{% "
         "endif %}"
@@ -91,7 +91,8 @@ def test_each_role_may_want_a_form_of_its_own() -> None:
     )
     render, template = render_by(source)
     traits = read_traits(render, ["</s>"], ())
-    assert traits.forms == {"user": PARTS, "system": STRING, "assistant": STRING}
+    others = ("system", "developer", "assistant", "tool")
+    assert traits.forms == {"user": PART, **dict.fromkeys(others, STRING)}
     said = [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}, {"role": "assistant", "content": "c"}]
     assert template.render(traits.conform(said)) == "a</s>b</s>c</s>"
 
@@ -104,12 +105,6 @@ def test_several_parts_and_what_is_no_text() -> None:
         assert traits.conform([{"role": "user", "content": parts}])[0]["content"] == text
         assert traits.conform([{"role": "user", "content": pictures}])[0]["content"] == untouched
         assert traits.conform([{"role": "user"}, {"role": "user", "content": None}])[1]["content"] is None
-
-
-def test_text_behind_either_form() -> None:
-    assert with_text_behind("a", "b") == "ab"
-    parts = [{"type": "text", "text": "x"}, {"type": "text", "text": "a"}]
-    assert with_text_behind(parts, "b") == [parts[0], {"type": "text", "text": "ab"}]
 
 
 TURN_ENDS = {

@@ -9,13 +9,13 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from homenode.chat.template_messages import text_of
 from homenode.engine.messages import EngineReady, EngineStats, Output, ReplicaStats
 from homenode.engine.request import Request, TokenLogprob
 from homenode.errors import PeerError, UserError
 from homenode.model.tokenizer.fill_in_middle import FillInMiddleTokens
 from homenode.model.tokenizer.literal_text import HiddenNames
 from homenode.model.tokenizer.surrounding_tokens import SurroundingTokens
-from homenode.model.tokenizer.template_traits import texts_of
 
 BOS, EOS, VOCAB = 256, 257, 258
 SPECIAL = {BOS: "<s>", EOS: "</s>"}
@@ -95,7 +95,7 @@ class ByteTokenizer:
     ) -> str:
         if not self.has_chat_template:
             raise UserError("this model has no chat template", param="messages")
-        turns = "".join(f"<{message['role']}>{chr(10).join(texts_of(message['content']))}</>" for message in messages)
+        turns = "".join(f"<{message['role']}>{text_of(message['content'])}</>" for message in messages)
         return f"{values.get('prefix', '')}{turns}" + ("<assistant>" if add_generation_prompt else "")
 
     def info(self) -> dict[str, Any]:

@@ -156,14 +156,14 @@ def test_a_history_of_tools_and_thoughts() -> None:
     assert answer.status_code == 200 and answer.headers["x-homenode-ignored"] == "redacted_thinking"
     offered, user, assistant, first, second, more, system, last = writer.seen()
     assert offered["tools"] == [{"type": "function", "function": LOOK}]
-    assert user["content"] == [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert user["content"] == "a\nb"
     assert (assistant["content"], assistant["reasoning_content"]) == ("Looking.", "hm")
     called = [call["function"] for call in assistant["tool_calls"]]
     assert called == [{"name": "look", "arguments": {"place": "x"}}, {"name": "look", "arguments": {}}]
     assert first == {"role": "tool", "tool_call_id": "t1", "content": "snow", "name": "look"}
     assert (second["tool_call_id"], second["content"]) == ("t2", "Error: no")
     assert (more, system) == ({"role": "user", "content": "Go on."}, {"role": "system", "content": "Hurry."})
-    assert [part["text"] for part in last["content"]] == ["Now.", "Please."]
+    assert last["content"] == "Now.\nPlease."
 
 
 def test_an_answer_goes_on_from_its_beginning() -> None:
@@ -183,7 +183,7 @@ def test_pictures_and_documents() -> None:
         refused = ask(writer, [{"role": "user", "content": [{"type": "text", "text": "see"}, block]}])
         assert refused.status_code == 400 and "messages[0].content[1]" in refused.json()["error"]["message"]
     assert ask(writer, [{"role": "user", "content": [paper, found]}]).status_code == 200
-    assert [part["text"] for part in writer.seen()[0]["content"]] == ["T\nwords", "F\ns\nseen"]
+    assert writer.seen()[0]["content"] == "T\nwords\nF\ns\nseen"
     result = {"type": "tool_result", "tool_use_id": "t", "content": [image, paper, scan, {"type": "strange"}]}
     answer = ask(writer, [*HELLO, {"role": "assistant", "content": "ok"}, {"role": "user", "content": [result]}])
     assert answer.headers["x-homenode-ignored"] == "image, document, strange"

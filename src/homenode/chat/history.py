@@ -47,11 +47,11 @@ def conversation_for(
         members = _READS_MEMBERS.search(template) is not None
         said = [_with_objects(message, members=members) for message in said]
     if shows_tools(template):
-        said = said if "tool_calls" in template else [_with_written_calls(message, tool_format) for message in said]
+        said = said if "tool_calls" in template else [with_written_calls(message, tool_format) for message in said]
         return arrange_turns(template, said)
     if not tool_format.signs:
         said = _as_text(said)
-    return arrange_turns(template, _with_tools(said, template, tool_format, tools) if tools else said)
+    return arrange_turns(template, with_tools_in_words(said, template, tool_format, tools) if tools else said)
 
 
 def _with_objects(message: Mapping[str, Any], *, members: bool) -> dict[str, Any]:
@@ -79,6 +79,8 @@ def _with_object(call: Any, *, members: bool) -> Any:
 
 def _as_text(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Calls as the lines that they were, results as messages of the user; those that follow each other as one."""
+    if not any(message.get("tool_calls") or message.get("role") == "tool" for message in messages):
+        return list(messages)
     said: list[dict[str, Any]] = []
     for message in messages:
         if calls := message.get("tool_calls"):
@@ -95,7 +97,7 @@ def _as_text(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return said
 
 
-def _with_written_calls(message: dict[str, Any], tool_format: ToolFormat) -> dict[str, Any]:
+def with_written_calls(message: dict[str, Any], tool_format: ToolFormat) -> dict[str, Any]:
     """The message with its calls as text, for templates that leave them out."""
     calls = message.get("tool_calls")
     if not calls:
@@ -120,7 +122,7 @@ def _is_system(messages: list[dict[str, Any]]) -> bool:
     return bool(messages) and messages[0].get("role") in ("system", "developer")
 
 
-def _with_tools(
+def with_tools_in_words(
     messages: list[dict[str, Any]], template: str, tool_format: ToolFormat, tools: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
     """The tools as words in the system message, or in the first message where a template takes none."""

@@ -49,17 +49,17 @@ def arrange_turns(template: str, messages: Sequence[Mapping[str, Any]]) -> list[
     """The messages of a conversation so that `template` shows as much of them as it can."""
     said = [_with_empty(template, _with_names(template, message)) for message in messages]
     if "tool_calls[0]" in template and not _ALL_CALLS.search(template):
-        said = _one_call_each(said)
+        said = one_call_each(said)
     if "length 9" in template:
-        said = [_with_short_ids(message) for message in said]
+        said = [with_short_ids(message) for message in said]
     if _CALLS_WITHOUT_TEXT.search(template) or _shows_calls_or_text(template):
-        said = [part for message in said for part in _text_before_calls(message)]
+        said = [part for message in said for part in text_before_calls(message)]
     if _NEEDS_CALL.search(template):
-        said = _with_calls_before_results(said)
+        said = with_calls_before_results(said)
     said = _with_system(template, said)
     if _ALTERNATE.search(template):
-        said = _alternating(_joined(said))
-    return [_with_some_text(message) for message in said] if _NEEDS_TEXT.search(template) else said
+        said = alternating(join_neighbours(said))
+    return [with_some_text(message) for message in said] if _NEEDS_TEXT.search(template) else said
 
 
 def template_tools(tools: Sequence[Mapping[str, Any]], template: str = "") -> list[dict[str, Any]]:
@@ -195,7 +195,7 @@ def _branches(template: str) -> Iterator[list[tuple[str, str]]]:
                 yield [(begin[2], template[begin.end() : end.start()]) for begin, end in pairs]
 
 
-def _text_before_calls(message: dict[str, Any]) -> list[dict[str, Any]]:
+def text_before_calls(message: dict[str, Any]) -> list[dict[str, Any]]:
     """What is said beside calls in a message of its own."""
     if not message.get("tool_calls") or not message.get("content"):
         return [message]
@@ -204,7 +204,7 @@ def _text_before_calls(message: dict[str, Any]) -> list[dict[str, Any]]:
     return [said, {**calls, "content": None}]
 
 
-def _with_calls_before_results(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def with_calls_before_results(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Results that no call is before as words of the user."""
     said: list[dict[str, Any]] = []
     called = False
@@ -215,7 +215,7 @@ def _with_calls_before_results(messages: Sequence[dict[str, Any]]) -> list[dict[
     return said
 
 
-def _alternating(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def alternating(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The messages with empty ones where the user and the assistant do not take turns, calls and results apart."""
     said: list[dict[str, Any]] = []
     turn = "user"
@@ -231,13 +231,13 @@ def _alternating(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return said
 
 
-def _with_some_text(message: dict[str, Any]) -> dict[str, Any]:
+def with_some_text(message: dict[str, Any]) -> dict[str, Any]:
     """The message with a space as its content where the assistant says nothing and calls nothing."""
     silent = message.get("role") == "assistant" and not (message.get("content") or message.get("tool_calls"))
     return {**message, "content": " "} if silent else message
 
 
-def _one_call_each(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def one_call_each(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Each call in a message of its own, with its result behind it, for templates that show one call in a message."""
     said: list[dict[str, Any]] = []
     at = 0
@@ -266,7 +266,7 @@ def _taken(results: list[dict[str, Any]], call: Any) -> list[dict[str, Any]]:
     return []
 
 
-def _with_short_ids(message: dict[str, Any]) -> dict[str, Any]:
+def with_short_ids(message: dict[str, Any]) -> dict[str, Any]:
     """Ids of nine letters and digits, the same for a call and its result."""
     calls = message.get("tool_calls")
     if isinstance(calls, list):
@@ -287,18 +287,18 @@ def _with_system(template: str, messages: list[dict[str, Any]]) -> list[dict[str
     the user says next.
     """
     if _NO_SYSTEM.search(template):
-        return _said_by_user(messages, kept=0)
+        return said_by_user(messages, kept=0)
     if _LAST_SYSTEM_ONLY.search(template):
-        system = [message for message in messages if _is_system(message)]
-        others = [message for message in messages if not _is_system(message)]
-        return [*_joined(system), *others]
+        system = [message for message in messages if is_system(message)]
+        others = [message for message in messages if not is_system(message)]
+        return [*join_neighbours(system), *others]
     shows_any_role = _ROLE_SHOWN.search(template) and not _USER_IN_LOOP.search(template)
     if not _SYSTEM_FIRST.search(template) and (
         "messages[0]" not in template or _shows(_IS_SYSTEM, template) or shows_any_role
     ):
         return messages
-    leading = next((i for i, message in enumerate(messages) if not _is_system(message)), len(messages))
-    said = _said_by_user([*_joined(messages[:leading]), *messages[leading:]], kept=min(leading, 1))
+    leading = next((i for i, message in enumerate(messages) if not is_system(message)), len(messages))
+    said = said_by_user([*join_neighbours(messages[:leading]), *messages[leading:]], kept=min(leading, 1))
     return _system_with_question(said) if _LAST_USER_HAS_SYSTEM.search(template) else said
 
 
@@ -307,33 +307,33 @@ def _system_with_question(messages: list[dict[str, Any]]) -> list[dict[str, Any]
     with a last question only.
     """
     asked = max((i for i, message in enumerate(messages) if message.get("role") == "user"), default=0)
-    if not asked or not _is_system(messages[0]) or asked == len(messages) - 1:
+    if not asked or not is_system(messages[0]) or asked == len(messages) - 1:
         return messages
-    (question,) = _joined([{**messages[0], "role": "user"}, messages[asked]])
+    (question,) = join_neighbours([{**messages[0], "role": "user"}, messages[asked]])
     return [*messages[1:asked], {**messages[asked], **question}, *messages[asked + 1 :]]
 
 
-def _is_system(message: Mapping[str, Any]) -> bool:
+def is_system(message: Mapping[str, Any]) -> bool:
     return message.get("role") in ("system", "developer")
 
 
-def _said_by_user(messages: list[dict[str, Any]], kept: int) -> list[dict[str, Any]]:
+def said_by_user(messages: list[dict[str, Any]], kept: int) -> list[dict[str, Any]]:
     """System messages behind the first `kept` messages as words of the user, joined with the question behind them."""
     said: list[dict[str, Any]] = []
     waiting: list[dict[str, Any]] = []
     for number, message in enumerate(messages):
-        if _is_system(message) and number >= kept:
+        if is_system(message) and number >= kept:
             waiting.append({"role": "user", "content": message.get("content")})
             continue
         if waiting:
-            said += _joined([*waiting, message])
+            said += join_neighbours([*waiting, message])
             waiting = []
         else:
             said.append(message)
-    return [*said, *_joined(waiting)]
+    return [*said, *join_neighbours(waiting)]
 
 
-def _joined(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def join_neighbours(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Neighbours of one role as one message, where neither has calls or is a result."""
     said: list[dict[str, Any]] = []
     for message in messages:

@@ -25,6 +25,7 @@ from homenode.server.http.decoding import decode_as
 from homenode.server.http.endpoint import json_response
 from homenode.server.http.exchange import read_json, unless_gone_early
 from homenode.server.http.failures import ApiError
+from homenode.server.http.ignored import note_left_out
 
 _FEW_TOKENS = 4096
 _TOKEN_BYTES = 64  # of memory for each token while a text is made of them
@@ -175,7 +176,9 @@ async def _prompt_text(state: ServerState, request: Request, body: TokenizeReque
         continue_final=bool(body.continue_final_message)
         or goes_on(body.messages, turn_begins=body.add_generation_prompt),
     )
-    return await conversation_text(state, asked)
+    text = await conversation_text(state, asked)
+    note_left_out(request, text.left_out)
+    return text
 
 
 def _tighten(components: dict[str, Any], state: ServerState) -> None:

@@ -94,22 +94,6 @@ def read_template_values(text: str | None) -> dict[str, Any]:
     return value
 
 
-def render_conversation(
-    tokenizer: Tokenizer, messages: list[dict[str, Any]], tools: list[dict[str, Any]], values: dict[str, Any]
-) -> str:
-    """The prompt that the model's chat template makes of a conversation with tools."""
-    from homenode.chat.choice import choose
-    from homenode.chat.history import conversation_for
-    from homenode.chat.switches import same_switch
-    from homenode.chat.template_messages import template_tools
-
-    source = tokenizer.template_source(bool(tools)) or ""
-    chosen = choose(source, response_template=tokenizer.response_template)
-    shown = template_tools(tools, source)
-    said = conversation_for(source, chosen.tools, messages, shown)
-    return tokenizer.render_chat(said, tools=shown or None, **same_switch(source, values))
-
-
 def _json(flag: str, path: str) -> Any:
     try:
         return json.loads(read_file(flag, path))

@@ -12,7 +12,6 @@ from homenode.cli.generation.conversation_files import (
     read_file,
     read_template_values,
     read_tools,
-    render_conversation,
 )
 from homenode.cli.output.report import plain_errors
 
@@ -45,6 +44,7 @@ def parse(
     """
     from homenode.chat.choice import choose
     from homenode.chat.parser import MessageParser, parse_message
+    from homenode.model.tokenizer.chat_prompt import chat_prompt
 
     with plain_errors():
         values = read_template_values(chat_template_kwargs)
@@ -56,7 +56,7 @@ def parse(
             tool_parser=tool_format,
             reasoning_parser=reasoning_parser,
         )
-        prompt = render_conversation(tokenizer, _QUESTION, offered, values)
+        prompt = chat_prompt(tokenizer, _QUESTION, offered, values).text
         message = parse_message(MessageParser(chosen, prompt, offered), written)
         shown: dict[str, Any] = {
             "content": message.content or None,

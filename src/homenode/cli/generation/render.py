@@ -11,7 +11,6 @@ from homenode.cli.generation.conversation_files import (
     read_messages,
     read_template_values,
     read_tools,
-    render_conversation,
 )
 from homenode.cli.output.report import plain_errors, show_controls
 from homenode.units import format_count
@@ -30,7 +29,7 @@ from homenode.units import format_count
 @click.option(
     "--chat-template-kwargs", metavar="JSON", help='Values for the template, such as {"enable_thinking": false}.'
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object: prompt, token_ids.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object: prompt, token_ids, left_out.")
 def render(
     model: str | None,
     messages: str,
@@ -43,14 +42,19 @@ def render(
 
     Only the tokenizer is read, so this works for models that do not fit here.
     """
+    from homenode.model.tokenizer.chat_prompt import chat_prompt
+
     with plain_errors():
         values = read_template_values(chat_template_kwargs)
         conversation, offered = read_messages(messages), read_tools(tools)
         tokenizer = load_text_side(model, template)
-        text = render_conversation(tokenizer, conversation, offered, values)
+        made = chat_prompt(tokenizer, conversation, offered, values)
+        text, left_out = made.text, [sent.name for sent in made.left_out]
         ids = tokenizer.encode_chat(text)
         if as_json:
-            click.echo(json.dumps({"prompt": text, "token_ids": ids}, ensure_ascii=False))
+            click.echo(json.dumps({"prompt": text, "token_ids": ids, "left_out": left_out}, ensure_ascii=False))
         else:
+            for name in left_out:
+                click.echo(f"the chat template does not show `{name}`", err=True)
             click.echo(show_controls(text))
             click.echo(f"{format_count(len(ids), 'token')}: {' '.join(map(str, ids))}")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import math
 import time
 import weakref
@@ -40,6 +41,7 @@ from homenode.model.files_read import recorded_files
 from homenode.model.identity import refuse_other_texts
 from homenode.model.sandbox.renderer import DEFAULT_TIMEOUT_S
 from homenode.model.tokenizer import Tokenizer, load_model_tokenizer
+from homenode.model.tokenizer.chat_prompt import chat_prompt
 from homenode.model.weights.finite_check import check_model_finite
 from homenode.sampling import SamplingParams
 from homenode.units import format_count
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
     from homenode.engine.api.pooled import FloatArray
     from homenode.grammars.vocabulary import Vocabulary
 
+_LOG = logging.getLogger("homenode.engine")
 Prompt = str | list[int]
 Messages = Sequence[Mapping[str, Any]]
 
@@ -343,7 +346,12 @@ class LLM:
         return ids
 
     def _chat_prompt(self, messages: Messages, values: Mapping[str, Any]) -> list[int]:
-        return self._ids_of(self.tokenizer.encode_chat(self.tokenizer.render_chat(messages, **values)))
+        others = {name: value for name, value in values.items() if name != "tools"}
+        made = chat_prompt(self.tokenizer, messages, values.get("tools") or (), others)
+        for sent in made.left_out:
+            if not sent.by_template:
+                _LOG.warning("the chat template does not show `%s` of a conversation", sent.name)
+        return self._ids_of(self.tokenizer.encode_chat(made.text))
 
     def _rest_of_context(self, ids: list[int]) -> SamplingParams:
         return SamplingParams(max_tokens=max(1, self.ready.max_model_len - len(ids)))

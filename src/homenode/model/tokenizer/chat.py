@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from homenode.errors import CheckpointError
+from homenode.errors import CheckpointError, UserError
 from homenode.model.sandbox.renderer import TemplateRenderer
 
 _LARGEST_TEMPLATE = 1 << 20  # characters
@@ -50,8 +50,17 @@ class ChatTemplate:
             "documents": None,
             **self._values,
             "messages": list(messages),
-            "tools": list(tools) if tools else None,
+            "tools": None if tools is None else list(tools),
             "add_generation_prompt": add_generation_prompt,
             **values,
         }
         return self._renderer.render(self.source, given)
+
+    def render_trial(self, messages: Sequence[Mapping[str, Any]], answer_follows: bool) -> str:
+        """The prompt text for a conversation without tools, also of a template that wants a list of them. As `render`
+        otherwise.
+        """
+        try:
+            return self.render(messages, add_generation_prompt=answer_follows)
+        except UserError:
+            return self.render(messages, add_generation_prompt=answer_follows, tools=[])

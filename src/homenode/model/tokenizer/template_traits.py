@@ -2,8 +2,9 @@
 writes behind an answer.
 
 Templates say neither. Some want a message's content as a string, some as a list of parts, and given the wrong form
-most of them leave the words out without an error; a few want one form from the user and another from the system. So a
-word is put through, and looked for.
+most of them leave the words out without an error; many show the first of several parts alone, or print them as a list,
+and some want one form from the user and another from the system or from tools. So for each role words are put through,
+and looked for: in parts there are two of them.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from homenode.errors import UserError
 
 # Of messages; the second says whether an answer is to follow.
 Render = Callable[[Sequence[Mapping[str, Any]], bool], str]
-_WORD = "Qx7Vh2"
+_WORD, _SECOND_WORD = "Qx7Vh2", "Jb9Kw4"
 _BRACKETED = re.compile(r"<[^<>\s]{1,64}>|\[[^\[\]\s]{1,64}\]")
 _LONGEST_TRIAL_S = 1.0  # a template that takes longer for one trial is not tried further
 
@@ -28,10 +29,17 @@ class Form(Enum):
     """How the content of a message is given."""
 
     STRING = "string"
+    PART = "part"  # a list of one part, as the template shows no further ones
     PARTS = "parts"
 
 
 _STRING = frozenset((Form.STRING,))
+_CALL_ID = "call00001"  # nine letters and digits, as some templates want them
+_CALL = {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": [{"id": _CALL_ID, "type": "function", "function": {"name": "look", "arguments": {}}}],
+}
 
 
 @dataclass(frozen=True)
@@ -50,12 +58,13 @@ class TemplateTraits:
         return [self._conform(message) for message in messages]
 
     def _conform(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
-        forms = self.forms.get(str(message.get("role")), self.forms.get("user", _STRING))
+        forms = self.forms.get(str(message.get("role"))) or _one_form(self.forms.get("user", _STRING))
         content = message.get("content")
         if isinstance(content, str) and Form.STRING not in forms:
             return {**message, "content": _as_parts(content)}
         if isinstance(content, list) and Form.PARTS not in forms and all(_is_text(part) for part in content):
-            return {**message, "content": "\n".join(part["text"] for part in content)}
+            text = "\n".join(part["text"] for part in content)
+            return {**message, "content": text if Form.STRING in forms else _as_parts(text)}
         return message
 
 
@@ -73,24 +82,19 @@ def read_traits(
     trials = _Trials(render, clock)
     user = trials.forms([], "user", []) or _STRING
     asked = TemplateTraits({"user": user}).conform([{"role": "user", "content": "Hi"}])
-    system = trials.forms([], "system", asked) or user
-    assistant = trials.forms(asked, "assistant", asked) or user
-    traits = TemplateTraits({"user": user, "system": system, "assistant": assistant})
-    answered = traits.conform([*asked, {"role": "assistant", "content": _WORD}])
-    return TemplateTraits(traits.forms, _turn_end(trials.text(answered, False), added_tokens, vocabulary))
+    system = trials.forms([], "system", asked) or _one_form(user)
+    developer = trials.forms([], "developer", asked) or system
+    assistant = trials.forms(asked, "assistant", asked) or _one_form(user)
+    forms = {"user": user, "system": system, "developer": developer, "assistant": assistant}
+    called = TemplateTraits(forms).conform([*asked, _CALL])
+    forms["tool"] = trials.forms(called, "tool", []) or _one_form(user)
+    answered = TemplateTraits(forms).conform([*asked, {"role": "assistant", "content": _WORD}])
+    return TemplateTraits(forms, _turn_end(trials.text(answered, False), added_tokens, vocabulary))
 
 
-def texts_of(content: str | Sequence[Mapping[str, Any]]) -> list[str]:
-    """The texts of a content in either form."""
-    return [content] if isinstance(content, str) else [str(part.get("text", "")) for part in content]
-
-
-def with_text_behind(content: str | Sequence[Mapping[str, Any]], more: str) -> str | list[Mapping[str, Any]]:
-    """A content in either form with `more` at the end of its text."""
-    if isinstance(content, str):
-        return content + more
-    *first, last = content
-    return [*first, {**last, "text": last["text"] + more}]
+def _one_form(forms: frozenset[Form]) -> frozenset[Form]:
+    """For a role that cannot be tried: text, where the user's may be that, as every template that takes both shows it."""
+    return _STRING if Form.STRING in forms else forms
 
 
 class _Trials:
@@ -115,11 +119,17 @@ class _Trials:
         self, before: Sequence[Mapping[str, Any]], role: str, after: Sequence[Mapping[str, Any]]
     ) -> frozenset[Form]:
         """The forms in which a message of `role` shows its words; none where neither does."""
-        found = set()
-        for form, content in ((Form.STRING, _WORD), (Form.PARTS, _as_parts(_WORD))):
-            text = self.text([*before, {"role": role, "content": content}, *after], True)
-            if _WORD in text and not (form is Form.PARTS and _shows_the_list(text)):
-                found.add(form)
+        trial = {"role": role} | ({"tool_call_id": _CALL_ID} if role == "tool" else {})
+
+        def shown(*words: str, content: Any) -> bool:
+            text = self.text([*before, {**trial, "content": content}, *after], True)
+            return all(word in text for word in words) and not (content != _WORD and _shows_the_list(text))
+
+        found = {Form.STRING} if shown(_WORD, content=_WORD) else set()
+        if shown(_WORD, _SECOND_WORD, content=_as_parts(_WORD, _SECOND_WORD)):
+            found.add(Form.PARTS)
+        elif not found and shown(_WORD, content=_as_parts(_WORD)):
+            found.add(Form.PART)
         return frozenset(found)
 
 
@@ -144,8 +154,8 @@ def _turn_end(text: str, added_tokens: Collection[str], vocabulary: Container[st
     return added or (bracketed[0] if bracketed and bracketed[0] in vocabulary else None)
 
 
-def _as_parts(text: str) -> list[dict[str, str]]:
-    return [{"type": "text", "text": text}]
+def _as_parts(*texts: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": text} for text in texts]
 
 
 def _is_text(part: Any) -> bool:

@@ -261,11 +261,7 @@ class Tokenizer:
 
     def _traits_of(self, template: ChatTemplate) -> TemplateTraits:
         added = [token.content for token in self._library.get_added_tokens_decoder().values()]
-        return read_traits(
-            lambda messages, answer_follows: template.render(messages, add_generation_prompt=answer_follows),
-            added,
-            VocabularyNames(self._library),
-        )
+        return read_traits(template.render_trial, added, VocabularyNames(self._library))
 
     def _id(self, role: str) -> int | None:
         text = self._special.get(role)

@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 
 from homenode.chat.call_grammar import binds_calls
-from homenode.chat.history import conversation_for
+from homenode.chat.conversation_prompt import TemplateConversation
 from homenode.chat.offer import ToolOffer, ToolUse
+from homenode.chat.sent_texts import SentText
 from homenode.chat.switches import same_switch, thinking_values
-from homenode.chat.template_messages import template_tools
 from homenode.grammars.spec import GrammarSpec
 from homenode.sampling import SamplingParams
 from homenode.server.core.generation import Generation
@@ -78,9 +78,11 @@ class ConversationRequest:
 class Conversation:
     """The answers to a conversation, whose generation has not begun before `events` is read."""
 
-    def __init__(self, generation: Generation, readers: Sequence[MessageReader]) -> None:
-        """`readers`: of the choices, in order."""
-        self.generation, self._readers = generation, readers
+    def __init__(
+        self, generation: Generation, readers: Sequence[MessageReader], left_out: Sequence[SentText] = ()
+    ) -> None:
+        """`readers`: of the choices, in order. `left_out`: what of the request the prompt does not show."""
+        self.generation, self._readers, self.left_out = generation, readers, left_out
 
     @property
     def thought_tokens(self) -> int:
@@ -124,7 +126,8 @@ async def begin_conversation(state: ServerState, request: ConversationRequest) -
             kv_transfer=request.kv_transfer,
         ),
     )
-    return Conversation(generation, [_reader(request, formats, text.text, reads) for _ in generation.sequences])
+    readers = [_reader(request, formats, text.text, reads) for _ in generation.sequences]
+    return Conversation(generation, readers, text.left_out)
 
 
 async def conversation_grammar(state: ServerState, request: ConversationRequest, prompt: str) -> str | None:
@@ -159,11 +162,9 @@ async def conversation_text(state: ServerState, request: ConversationRequest) ->
     formats = state.formats.of(with_tools=bool(request.tools))
     template = formats.template
     asked = thinking_values(template, thinking=request.thinking, effort=request.reasoning_effort)
-    tools = template_tools(request.tools, template)
     return await chat_text(
         state,
-        conversation_for(template, formats.chosen.tools, request.messages, tools),
-        tools=tools or None,
+        TemplateConversation(template, formats.chosen.tools, request.messages, request.tools),
         template_kwargs={**asked, **same_switch(template, dict(request.template_kwargs or {}))},
         add_generation_prompt=request.add_generation_prompt,
         continue_final=request.continue_final,

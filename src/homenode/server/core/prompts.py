@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, NamedTuple
 
+from homenode.chat.conversation_prompt import TemplateConversation, conversation_prompt
+from homenode.chat.sent_texts import SentText
 from homenode.model.tokenizer.literal_text import HiddenNames
-from homenode.model.tokenizer.template_traits import with_text_behind
 from homenode.server.core.state import ServerState
 from homenode.server.core.text_work import SHORT_TEXT, memory_of
 from homenode.server.http.failures import ApiError
@@ -17,6 +19,7 @@ from homenode.units import format_count
 
 PROMPTS_AT_ONCE = 16  # of many, those that are encoded before other requests get a turn
 _MOST_PROMPT_TOKENS = 2**22  # of all sequences of a request; each takes its prompt to the engine
+_LONGEST_RENDERINGS_S = 2.0  # of one conversation; what a template shows less of is rendered in other ways so long
 _OWN_VALUES = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
 
 
@@ -31,10 +34,13 @@ class EncodedPrompt(NamedTuple):
 
 
 class PromptText(NamedTuple):
-    """A text to encode. `hidden`: the names of control tokens that were hidden in it, where they are to stay text."""
+    """A text to encode. `hidden`: the names of control tokens that were hidden in it, where they are to stay text.
+    `left_out`: what of a conversation it does not show.
+    """
 
     text: str
     hidden: HiddenNames | None = None
+    left_out: tuple[SentText, ...] = ()
 
     @property
     def shown(self) -> str:
@@ -147,28 +153,35 @@ def check_ending(continue_final: bool | None, add_generation_prompt: bool | None
 
 async def chat_text(
     state: ServerState,
-    messages: list[dict[str, Any]],
+    conversation: TemplateConversation,
     *,
-    tools: Sequence[Mapping[str, Any]] | None = None,
     template_kwargs: Mapping[str, Any] | None = None,
     add_generation_prompt: bool | None = None,
     continue_final: bool = False,
 ) -> PromptText:
-    """What the chat template makes of a conversation, and of the tools that are offered in it."""
+    """What the chat template makes of a conversation, and of the tools that are offered in it. `continue_final`: the
+    prompt ends with the text of the last message.
+    """
     check_template_values(template_kwargs)
-    values = dict(template_kwargs or {})
     check_ending(continue_final, add_generation_prompt)
-    if tools:
-        values["tools"] = list(tools)
-    render = _render_open if continue_final else _render
 
     def work() -> PromptText:
-        if state.config.special_tokens_in_content:
-            return PromptText(render(state, messages, values, add_generation_prompt is not False))
-        hidden = state.tokenizer.hidden_names()
-        return PromptText(
-            render(state, hidden.hide(messages), hidden.hide(values), add_generation_prompt is not False), hidden
+        hidden = None if state.config.special_tokens_in_content else state.tokenizer.hidden_names()
+        hide = _as_it_is if hidden is None else hidden.hide
+        values = hide(dict(template_kwargs or {}))
+        follows = add_generation_prompt is not False and not continue_final
+        end = f"[{secrets.token_hex(16)}]" if continue_final else ""
+        until = time.monotonic() + _LONGEST_RENDERINGS_S
+        made = conversation_prompt(
+            conversation,
+            lambda messages, tools: state.tokenizer.render_chat(
+                messages, add_generation_prompt=follows, **values, **({} if tools is None else {"tools": tools})
+            ),
+            hide=hide,
+            end=end,
+            goes_on=lambda: time.monotonic() < until,
         )
+        return PromptText(_up_to(made.text, end), hidden, made.left_out)
 
     return await asyncio.to_thread(work)  # a template is a program, and may wait for a process of its own
 
@@ -186,7 +199,7 @@ async def fitting_ids(
 
     `inline`: it is short, so that it is encoded at once. `most`: see `encode_prompts`.
     """
-    text, hidden = prompt
+    text, hidden = prompt.text, prompt.hidden
     behind = state.tokenizer.surrounding.after if add_special_tokens and most is not None else ()
     if hidden is None or not hidden.any:
         if inline:
@@ -268,20 +281,17 @@ def _too_long(state: ServerState, param: str, tokens: str) -> ApiError:
     )
 
 
-def _render(
-    state: ServerState, messages: list[dict[str, Any]], values: dict[str, Any], add_generation_prompt: bool
-) -> str:
-    return state.tokenizer.render_chat(messages, add_generation_prompt=add_generation_prompt, **values)
+def _as_it_is(value: Any) -> Any:
+    return value
 
 
-def _render_open(state: ServerState, messages: list[dict[str, Any]], values: dict[str, Any], _: bool) -> str:
-    """The prompt up to the end of the last message's text: a mark at that end shows where the template would close the
-    turn.
+def _up_to(text: str, end: str) -> str:
+    """The prompt up to a mark that stands at the end of the last message's text, where the template would close the
+    turn. Raises ApiError 400 where it is not shown.
     """
-    mark = f"[{secrets.token_hex(16)}]"
-    marked = [*messages[:-1], {**messages[-1], "content": with_text_behind(messages[-1].get("content") or "", mark)}]
-    text = _render(state, marked, values, False)
-    before, found, _after = text.rpartition(mark)
+    if not end:
+        return text
+    before, found, _after = text.rpartition(end)
     if not found:
         raise ApiError(
             400,

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Iterable
 
 from starlette.requests import Request
 
+from homenode.chat.sent_texts import SentText
 from homenode.server.http.failures import ApiError
 
 HEADER = b"x-homenode-ignored"
@@ -36,12 +38,24 @@ class IgnoredNames:
             named = f"`{param}`" if param and param.endswith(name) else f"`{name}`{f' at `{param}`' if param else ''}"
             text = f"unknown field {named}: it would be ignored, which --strict-requests forbids"
             raise ApiError(400, text, param=param or name, code="unknown_parameter")
+        self._tell(request, name, "requests have `%s`, which means nothing here and is ignored; this is told once")
+
+    def note_left_out(self, request: Request, sent: SentText) -> None:
+        """As `note_left_out` below."""
+        if self._strict and not sent.by_template:
+            text = f"the chat template does not show `{sent.name}`, which --strict-requests forbids to leave out"
+            raise ApiError(400, text, param=sent.name.partition(".")[0], code="invalid_value")
+        told = None if sent.by_template else "the chat template does not show `%s` of a request; this is told once"
+        self._tell(request, sent.name, told)
+
+    def _tell(self, request: Request, name: str, line: str | None) -> None:
+        """In the header of the answer, and the first time as a `line` of the log."""
         shown = _STRANGE.sub("_", name[:_LONGEST_NAME]) or "_"  # a name may be empty, an entry of a header not
         if len(request.state.ignored) < _MOST_NAMES:
             request.state.ignored[shown] = None
-        if shown not in self._told and len(self._told) < _MOST_TOLD:
+        if line is not None and shown not in self._told and len(self._told) < _MOST_TOLD:
             self._told.add(shown)
-            _LOG.warning("requests have `%s`, which means nothing here and is ignored; this is told once", shown)
+            _LOG.warning(line, shown)
 
 
 def note_ignored(request: Request, name: str, param: str | None = None) -> None:
@@ -52,6 +66,15 @@ def note_ignored(request: Request, name: str, param: str | None = None) -> None:
     """
     names: IgnoredNames = request.state.ignored_names
     names.note(request, name, param)
+
+
+def note_left_out(request: Request, left_out: Iterable[SentText]) -> None:
+    """Tell what of a conversation the chat template does not show. Raises as `note_ignored`, except for what templates
+    leave out on purpose.
+    """
+    names: IgnoredNames = request.state.ignored_names
+    for sent in left_out:
+        names.note_left_out(request, sent)
 
 
 def ignored_headers(request: Request) -> list[tuple[bytes, bytes]]:

@@ -22,7 +22,7 @@ from homenode.server.core.state import ServerState
 from homenode.server.http.decoding import decode_as
 from homenode.server.http.endpoint import json_response
 from homenode.server.http.exchange import beside_loop, read_json, unless_gone_early
-from homenode.server.http.ignored import note_ignored
+from homenode.server.http.ignored import note_ignored, note_left_out
 from homenode.server.http.sse import EVENTS
 
 
@@ -56,12 +56,13 @@ async def count_tokens(state: ServerState, request: Request) -> Response:
     state.model(body.model)
     note = partial(note_ignored, request)
     asked = await beside_loop(request, lambda: prompt_request(body, state.thought_seal, note))
-    count = await unless_gone_early(request, _count(state, asked))
+    count = await unless_gone_early(request, _count(state, request, asked))
     return json_response(MessagesCount(count))
 
 
-async def _count(state: ServerState, asked: ConversationRequest) -> int:
+async def _count(state: ServerState, request: Request, asked: ConversationRequest) -> int:
     text = await conversation_text(state, asked)
+    note_left_out(request, text.left_out)
     return len((await encode_chat_text(state, text, asked.add_special_tokens)).ids)
 
 

@@ -39,6 +39,7 @@ from homenode.server.core.state import ServerState
 from homenode.server.core.text_work import memory_of
 from homenode.server.http.decoding import decode_as
 from homenode.server.http.exchange import read_json, unless_gone_early
+from homenode.server.http.ignored import note_left_out
 
 
 class AppliedTemplate(Struct):
@@ -68,12 +69,13 @@ async def apply_template(state: ServerState, request: Request) -> Response:
     state.model(body.model)
     asked = await unless_gone_early(request, conversation_of(state, request, body, chat_tools(request, body)))
     check_limits(state, 1, asked.sampling)
-    answer = await unless_gone_early(request, _applied(state, asked))
+    answer = await unless_gone_early(request, _applied(state, request, asked))
     return Response(answer, media_type="application/json")
 
 
-async def _applied(state: ServerState, asked: ConversationRequest) -> bytes:
+async def _applied(state: ServerState, request: Request, asked: ConversationRequest) -> bytes:
     text = await conversation_text(state, asked)
+    note_left_out(request, text.left_out)
     await conversation_grammar(state, asked, text.text)  # what a chat would refuse is refused here, too
     ids: list[int] = []
     async with state.text_work.reserve(memory_of(text.text)):
