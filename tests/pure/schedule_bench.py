@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Callable
 
@@ -26,7 +27,9 @@ from homenode.engine.scheduler.events import (
     WorkersBack,
     WorkersLost,
 )
+from homenode.engine.scheduler.fair_share import AGED_S
 from homenode.engine.scheduler.scheduler import Scheduler
+from homenode.engine.scheduler.time_bound import ALIGNMENT
 from homenode.engine.scheduler_config import KvConfig, SchedulerConfig
 from homenode.engine.step import Step, WorkerLimits
 from homenode.sampling import SamplingParams
@@ -148,6 +151,7 @@ class Bench:
         key: str = "",
         deadline: float | None = None,
         kv: KvTicket | None = None,
+        awaited: bool = True,
         **params: object,
     ) -> int:
         """A request arrives; returns its id."""
@@ -162,6 +166,7 @@ class Bench:
             arrival=self.now,
             deadline=deadline,
             kv=kv,
+            awaited=awaited,
         )
         self.apply(RequestArrived(self.now, self.requests[number]))
         return number
@@ -183,13 +188,18 @@ class Bench:
         handles = {s.id: s.allocation.seq for s in before if s.allocation}
         if self.scheduler.wants_headroom():
             self.apply(KvHeadroom(self.now, self._headroom(), "this is a test"))
+        begun = {
+            s.allocation.seq: (s, s.allocation.prefill_target - s.allocation.scheduled)
+            for s in self.running()
+            if s.allocation and not s.allocation.decoding
+        }
         step = self.scheduler.next_step()
         self._change_pages()
         self._obey(self.scheduler.instructions())
         self.scheduler.audit()
         if step is None:
             return None
-        self._check_fairness(step, before, handles, len(decoding))
+        self._check_fairness(step, before, handles, len(decoding), begun)
         self._check_blocks(step)
         self.steps.append(step)
         self.executor.submit(step)
@@ -334,17 +344,23 @@ class Bench:
             scores = [scripted_logprob(token, i) for i, token in enumerate(request.prompt_ids)]
             assert self.outputs[number][0].prompt_logprobs == [None, *scores[1:]]
 
-    def _check_fairness(self, step: Step, before: list[Sequence], handles: dict[int, int], decoding: int) -> None:
+    def _check_fairness(
+        self,
+        step: Step,
+        before: list[Sequence],
+        handles: dict[int, int],
+        decoding: int,
+        begun: dict[int, tuple[Sequence, int]],
+    ) -> None:
         """Decodes are never left out for prefills or beyond the even share of a micro-batch, the first always advances,
-        nobody overtakes in the queue.
+        prompts have their turns, and the step its time.
         """
         assert len(self.running()) <= self.config.max_num_seqs
         inside = {item.seq for item in step.items}
         decodes = sum(handle in inside for handle in handles.values())
         share = -(-decoding // self.micro_batches)
         assert decodes <= share, "a micro-batch has more than its share"
-        several = self.scheduler.planner.shares.several  # then they may sit out a step with a prompt that goes first
-        for sequence in before if decodes < share and not several else ():
+        for sequence in before if decodes < share else ():
             allocation = sequence.allocation
             if allocation is None or allocation.seq != handles[sequence.id] or allocation.seq in inside:
                 continue
@@ -352,6 +368,8 @@ class Bench:
                 "a decode was left out that had its block"
             )
         self._check_order(step, inside)
+        self._check_turns(step, begun)
+        self._check_time(step)
         positions = [item for item in step.items if item.sample]
         assert len(positions) <= self.limits.max_sampled_rows
 
@@ -363,15 +381,48 @@ class Bench:
             and not self.scheduler.planner.shares.several  # a key that had less goes before it
             and not (self.lookahead and self.stages == 1)
             and not (self.stages > 1 and self._is_held_up(first.allocation))
+            and not self._has_aged()
         ):
             assert first.allocation.seq in inside, "the first in order did not advance"
-        waiting = self.scheduler.planner.waiting.first()
-        started = {start.seq for start in step.starts}
-        if waiting is not None:
-            of_its_key = [s for s in running if s.request.key == waiting.request.key and s.allocation]
-            assert all(s.order < waiting.order for s in of_its_key if s.allocation and s.allocation.seq in started), (
-                "overtaken in the queue"
-            )
+
+    def _has_aged(self) -> bool:
+        """Whether somebody has waited for so long that the part of whoever is passed over is its."""
+        prompts = [s for s in self.running() if s.allocation and not s.allocation.decoding]
+        oldest = self.scheduler.planner.waiting.oldest()
+        return any(s.arrived + AGED_S <= self.now for s in (*prompts, *([oldest] if oldest else [])))
+
+    def _check_turns(self, step: Step, begun: dict[int, tuple[Sequence, int]]) -> None:
+        """Of prompts of one key and priority that were begun the one with the least left is computed before others,
+        but for the one that came first, which has a fourth of what they have or all that it lacks.
+        """
+        counts = {item.seq: item.count for item in step.items}
+        scored = any(sequence.scoring for sequence, _ in begun.values())  # rows of logits are scarce, too
+        still = {seq: each for seq, each in begun.items() if each[0].allocation and each[0].allocation.seq == seq}
+        kinds = {(s.request.key, s.request.priority) for s, _ in still.values()}
+        for kind in kinds if not (scored or self._has_aged()) else ():
+            alike = {seq: e for seq, e in still.items() if (e[0].request.key, e[0].request.priority) == kind}
+            oldest = min(alike, key=lambda seq: alike[seq][0].order)
+            by_left = sorted((0 if s.num_outputs else left, s.order, seq) for seq, (s, left) in alike.items())
+            turns = [seq for _, _, seq in by_left if seq != oldest]
+            for shorter, longer in itertools.pairwise(turns):
+                assert longer not in counts or counts.get(shorter) == alike[shorter][1], "a longer prompt went before"
+            others = sum(counts.get(seq, 0) for seq in turns)
+            if others and not (self.scheduler.planner.shares.several or self.stages > 1):
+                left = alike[oldest][1]
+                assert counts.get(oldest, 0) >= min(left, others // 3 - ALIGNMENT), "a prompt was passed over"
+
+    def _check_time(self, step: Step) -> None:
+        """The step is expected to take no longer than it may, but for the few tokens that always get on."""
+        pending, config = self.scheduler.pending_steps.newest, self.config
+        answers, prompts = pending.answers.tokens, pending.prompts.tokens
+        costs = self.scheduler.costs
+        bounded = config.step_time and config.enable_chunked_prefill and self.scheduler.planner.num_awaited
+        if not bounded or not costs.known or prompts <= ALIGNMENT:
+            return
+        answering = answers > 0 or self.stages > 1
+        alone, bound = costs.seconds(pending.answers), config.step_time / 1000
+        limit = max(bound, 2 * alone) if answering else 2 * bound
+        assert pending.seconds <= 1.0001 * limit, f"step {step.number} is to take {pending.seconds} of {limit} s"
 
     def _is_held_up(self, allocation: BlockAllocation) -> bool:
         """A step in flight draws its token, or brings back the block that it needs."""

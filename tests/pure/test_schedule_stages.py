@@ -17,7 +17,7 @@ from tests.pure import test_schedule_properties as plain
 from tests.pure.kv_transfer_bench import HandoverBench
 from tests.pure.schedule_bench import Bench, limits_of
 
-_MANY = SchedulerConfig(max_num_batched_tokens=256, max_num_seqs=32)
+_MANY = SchedulerConfig(max_num_batched_tokens=256, max_num_seqs=32, step_time=0)
 _ROOM = limits_of(num_blocks=450, block_size=32, max_model_len=400, max_sampled_rows=64)
 
 
@@ -230,7 +230,7 @@ def test_workers_that_were_not_away_are_not_back() -> None:
 
 def test_a_sent_request_whose_pages_are_lost_is_refused_and_one_without_goes_on() -> None:
     bench = HandoverBench(SchedulerConfig(max_num_batched_tokens=8, max_num_seqs=4))
-    told, untold = bench.send([1] * 20), bench.send([2] * 6)
+    told, untold = bench.send([1] * 20), bench.send([2] * 30)
     bench.admit(told)
     bench.admit(untold)
     bench.step()

@@ -44,20 +44,103 @@ def test_decodes_come_first_and_the_rest_is_filled_with_cut_prefill() -> None:
     bench.submit([1, 2, 3], max_tokens=20, ignore_eos=True)
     bench.submit([4] * 15, max_tokens=20, ignore_eos=True)
     bench.submit([5] * 6, max_tokens=20, ignore_eos=True)
-    assert _items(_turn(bench)) == [(0, 0, 3), (1, 0, 7)]
-    assert _items(_turn(bench)) == [(0, 3, 1), (1, 7, 8), (2, 0, 1)]
-    assert _items(_turn(bench)) == [(0, 4, 1), (1, 15, 1), (2, 1, 5)]
-    assert _items(_turn(bench)) == [(0, 5, 1), (1, 16, 1), (2, 6, 1)]
+    assert _items(_turn(bench)) == [(0, 0, 3), (1, 0, 6), (2, 0, 1)]  # the one with the least left first
+    assert _items(_turn(bench)) == [(0, 3, 1), (1, 6, 1), (2, 1, 8)]
+    assert _items(_turn(bench)) == [(0, 4, 1), (1, 7, 1), (2, 9, 6)]
+    assert _items(_turn(bench)) == [(0, 5, 1), (2, 15, 1), (1, 8, 1)]
     bench.run()
 
 
-def test_running_prefills_go_before_newcomers_even_more_important_ones() -> None:
+def test_a_more_important_newcomer_goes_before_a_prompt_that_was_begun() -> None:
     bench = Bench(SchedulerConfig(max_num_batched_tokens=8, max_num_seqs=4))
     bench.submit([1] * 12, max_tokens=2)
     assert _items(_turn(bench)) == [(0, 0, 8)]
     bench.submit([2] * 12, max_tokens=2, priority=-1)
-    assert _items(_turn(bench)) == [(0, 8, 4), (1, 0, 4)]
+    assert _items(_turn(bench)) == [(1, 0, 8)]
+    assert _items(_turn(bench)) == [(1, 8, 4), (0, 8, 4)]
     bench.run()
+
+
+def test_a_short_newcomer_goes_before_a_long_prompt_that_was_begun_which_has_a_fourth() -> None:
+    bench = Bench(SchedulerConfig(max_num_batched_tokens=8, max_num_seqs=8))
+    bench.submit([1] * 40, max_tokens=1)
+    assert _items(_turn(bench)) == [(0, 0, 8)]
+    for number in range(3):
+        bench.submit([2 + number] * 6, max_tokens=1)
+    assert _items(_turn(bench)) == [(1, 0, 6), (0, 8, 2)]
+    assert _items(_turn(bench)) == [(2, 0, 6), (0, 10, 2)]
+    bench.submit([9] * 20, max_tokens=1)  # longer than what is left of none: it waits for its turn
+    assert _items(_turn(bench)) == [(3, 0, 6), (0, 12, 2)]
+    assert _items(_turn(bench)) == [(4, 0, 6), (0, 14, 2)]
+    bench.run()
+
+
+def test_what_the_cache_holds_is_not_left_to_compute() -> None:
+    bench = Bench(SchedulerConfig(max_num_batched_tokens=32, max_num_seqs=1))
+    bench.submit([1] * 24, max_tokens=4, ignore_eos=True)
+    _turn(bench)
+    bench.submit([2] * 9, max_tokens=1)
+    bench.submit([1] * 24, max_tokens=1)
+    bench.run()
+    told = (output for each in bench.instructions if isinstance(each, Emit) for output in each.outputs)
+    assert [output.id for output in told if output.finish_reason is not None] == [0, 2, 1]
+
+
+def test_whoever_was_passed_over_begins_at_last_where_blocks_are_short() -> None:
+    """Short ones that keep coming have the blocks that a long one needs, until they had three times as much."""
+    bench = Bench(
+        SchedulerConfig(max_num_batched_tokens=32, max_num_seqs=4), limits=limits_of(num_blocks=12), caching=False
+    )
+    bench.submit([9] * 6, max_tokens=30, ignore_eos=True)
+    _turn(bench)
+    long = bench.submit([1] * 36, max_tokens=1)
+    for number in range(60):
+        bench.submit([2 + number % 30] * 5, max_tokens=2, ignore_eos=True)
+        bench.fill()
+        bench.finish_step()
+        if bench.outputs.get(long):
+            break
+    assert number < 50, "the long prompt never began"
+    bench.run()
+
+
+def test_a_step_is_filled_within_the_time_that_it_may_take() -> None:
+    """A millisecond a token: 150 of them beside a stream, twice as many alone, less those of a step in flight."""
+    room = limits_of(num_blocks=200, block_size=16, max_model_len=3000)
+    bench = Bench(SchedulerConfig(max_num_batched_tokens=512, max_num_seqs=8), limits=room, token_s=0.001)
+    bench.submit([1] * 16, max_tokens=400, ignore_eos=True)
+    for _ in range(4):
+        _turn(bench)
+    bench.submit([2] * 1000, max_tokens=1)
+    tokens = [_turn(bench).num_tokens for _ in range(6)]
+    assert max(tokens) <= 200 and all(128 <= count <= 150 for count in tokens[4:]), tokens
+    bench.run()
+    bench.submit([3] * 1000, max_tokens=1)
+    tokens = [_turn(bench).num_tokens for _ in range(3)]  # the first of their kind after hundreds that only decoded
+    assert max(tokens) <= 400 and 200 <= tokens[-1] <= 300, tokens
+    bench.run()
+
+
+def test_steps_planned_ahead_count_in_the_time_of_prompts_alone() -> None:
+    room = limits_of(num_blocks=200, block_size=16, max_model_len=3000)
+    config = SchedulerConfig(max_num_batched_tokens=512, max_num_seqs=8)
+    bench = Bench(config, limits=room, token_s=0.001, lookahead=1)
+    bench.submit([3] * 2900, max_tokens=1)
+    for _ in range(6):
+        bench.fill()
+        assert bench.scheduler.pending_steps.seconds <= 0.3001
+        bench.finish_step()
+    bench.run()
+
+
+def test_without_a_bound_and_where_nobody_waits_steps_are_full() -> None:
+    room = limits_of(num_blocks=200, block_size=16, max_model_len=3000)
+    bench = Bench(SchedulerConfig(step_time=0, max_num_seqs=8), limits=room, token_s=0.001)
+    bench.submit([3] * 1300, max_tokens=1)
+    assert [_turn(bench).num_tokens for _ in range(3)] == [512, 512, 276]
+    bench = Bench(SchedulerConfig(max_num_seqs=8), limits=room, token_s=0.001)
+    bench.submit([3] * 1300, max_tokens=1, awaited=False)
+    assert [_turn(bench).num_tokens for _ in range(3)] == [512, 512, 276]
 
 
 def test_the_queue_is_served_by_priority_then_arrival_and_nobody_overtakes() -> None:
@@ -75,9 +158,8 @@ def test_without_chunking_a_prompt_is_computed_whole_or_waits() -> None:
     bench.submit([1] * 3, max_tokens=3, ignore_eos=True)
     bench.submit([2] * 9, max_tokens=1, ignore_eos=True)
     bench.submit([3] * 2, max_tokens=1, ignore_eos=True)
-    assert _items(_turn(bench)) == [(0, 0, 3)]  # nine do not fit beside three, and two must not overtake nine
-    assert _items(_turn(bench)) == [(0, 3, 1), (1, 0, 9)]
-    assert _items(_turn(bench)) == [(0, 4, 1), (2, 0, 2)]
+    assert _items(_turn(bench)) == [(0, 0, 2), (1, 0, 3)]  # nine do not fit beside them
+    assert _items(_turn(bench)) == [(1, 3, 1), (2, 0, 9)]
     bench.run()
 
 
@@ -141,7 +223,7 @@ def test_a_block_is_found_once_computed_not_before() -> None:
     bench.submit(prompt, max_tokens=1)
     assert _items(_turn(bench)) == [(0, 0, 20), (1, 0, 12)]  # both in one step: nothing to find yet
     bench.submit(prompt, max_tokens=1)
-    assert _items(_turn(bench)) == [(0, 20, 1), (1, 12, 8), (2, 16, 4)]  # 20 = 5 blocks, but the last token is computed
+    assert _items(_turn(bench)) == [(0, 20, 1), (2, 16, 4), (1, 12, 8)]  # 20 = 5 blocks, but the last token is computed
     bench.run()
     assert [bench.outputs[n][0].cached_tokens for n in range(3)] == [0, 0, 16]
     statistics = bench.scheduler.statistics()

@@ -69,7 +69,7 @@ def test_a_preempted_request_keeps_its_place_and_goes_on_under_a_new_handle() ->
     bench = Bench(SchedulerConfig(max_num_batched_tokens=64, max_num_seqs=3), limits=limits_of(num_blocks=12))
     for n in range(3):
         bench.submit([n + 1] * 7, max_tokens=25, ignore_eos=True)
-    bench.submit([9] * 3, max_tokens=2, ignore_eos=True)  # waits behind the three
+    bench.submit([9] * 9, max_tokens=2, ignore_eos=True)  # waits behind the three
     step = _until_preemption(bench)
     (victim,) = {0, 1, 2} - set(_running(bench))
     assert not step.starts, "nobody is admitted in a step that preempted"

@@ -29,6 +29,13 @@ class SchedulerConfig:
         "Cut a prompt that does not fit the rest of a step's tokens. Off: a prompt is computed whole or waits; one "
         "over the budget is refused.",
     )
+    step_time: float = option(
+        150.0,
+        "Milliseconds that a step takes at most while somebody's answer goes on, or twice what its decodes take alone "
+        "if that is more; steps of prompts alone take twice as long. 0: only --max-num-batched-tokens bounds a step.",
+        minimum=0,
+        metavar="MS",
+    )
     max_num_queued_requests: int = option(
         1024, "Requests that may wait; further ones get 503 with Retry-After. 0: no limit.", minimum=0
     )

@@ -8,56 +8,15 @@ and multiplies to choose them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
-from homenode.engine.step import Step
+from homenode.engine.scheduler.step_load import StepLoad
 from homenode.host.placement.weight_cost import ModelWork
 from homenode.simulate.rates import Rates
 
 FLOAT_COST = (
     4.0  # of a CPU: attention multiplies float32, weights bytes, of which an instruction takes four times as many
 )
-
-
-@dataclass(frozen=True, slots=True)
-class StepLoad:
-    """What a step asks of any worker: tokens; rows of logits; sequences' positions to be read; positions looked at,
-    over all tokens; and sequences. `scanned`: positions whose keys indexers read; `scored`: those that they score,
-    over all tokens. `unread`, `unattended`: what layers that attend to all have besides `read` and `attended`."""
-
-    tokens: int
-    rows: int
-    read: int
-    attended: int
-    sequences: int = 1
-    scanned: int = 0
-    scored: int = 0
-    unread: int = 0
-    unattended: int = 0
-
-    @classmethod
-    def of_sequence(cls, start: int, count: int, rows: int, chosen: int | None = None) -> StepLoad:
-        """Of positions start .. start + count - 1 of one sequence. `chosen`: how many tokens each looks at where an
-        indexer chooses them; None: all up to its own.
-        """
-        end, attended = start + count, _sum_of(start + 1, start + count)
-        if chosen is None or end <= chosen:
-            return cls(count, rows, end, attended)
-        first = max(start, chosen)  # whose context is longer than that
-        scored = _sum_of(first + 1, end)
-        unattended, read = scored - (end - first) * chosen, min(end, count * chosen)
-        return cls(count, rows, read, attended - unattended, 1, end, scored, end - read, unattended)
-
-    @classmethod
-    def of(cls, step: Step, chosen: int | None = None) -> StepLoad:
-        """Of a real step of the scheduler. `chosen`: as for `of_sequence`."""
-        loads = [cls.of_sequence(item.start, item.count, int(item.sample), chosen) for item in step.items]
-        return cls(*(sum(getattr(load, each.name) for load in loads) for each in fields(cls)))
-
-
-def _sum_of(first: int, last: int) -> int:
-    """first + (first + 1) + ... + last."""
-    return (last - first + 1) * (first + last) // 2
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,9 @@ from homenode.engine.messages import EngineStats, Output
 from homenode.engine.request import Request
 from homenode.engine.scheduler.events import Emit, Event, RequestArrived, StepDone, Ticked
 from homenode.engine.scheduler.scheduler import Scheduler
+from homenode.engine.scheduler.step_load import StepLoad
 from homenode.engine.step import Sampled, Step, StepResult
-from homenode.simulate.costs import StageCost, StepLoad
+from homenode.simulate.costs import StageCost
 
 TOKEN = 1  # all that is ever drawn: nothing ends before its number of tokens
 

@@ -26,7 +26,7 @@ STAGE = StageCost((WorkerCost(RATES, WORK),), row_bytes=64)
 
 
 def engine(stages: int = 1, stage: StageCost = STAGE) -> SimulatedEngine:
-    config = SchedulerConfig(max_num_batched_tokens=128, max_num_seqs=16, max_num_queued_requests=20)
+    config = SchedulerConfig(max_num_batched_tokens=128, max_num_seqs=16, step_time=0, max_num_queued_requests=20)
     scheduler = Scheduler(
         config, KvConfig(block_size=32), LIMITS, (), hash_seed=bytes(32), lookahead=stages == 1, stages=stages
     )
@@ -69,7 +69,7 @@ def test_one_request_by_hand() -> None:
     """100 tokens in one step, and 4 more tokens, each read at 10 MB and its context; nothing else runs."""
     outcome = run(Workload("", [Job(2.0, 100, 5)]))
     cost = WorkerCost(RATES, WORK)
-    from homenode.simulate.costs import StepLoad
+    from homenode.engine.scheduler.step_load import StepLoad
 
     first = cost.seconds(StepLoad(100, 1, 100, 100 * 101 // 2))
     rest = [cost.seconds(StepLoad(1, 1, n, n)) for n in range(101, 105)]

@@ -9,12 +9,12 @@ from homenode.engine.backend import make_backend
 from homenode.engine.config import EngineConfig
 from homenode.engine.memory.sizing import model_length
 from homenode.engine.plan.placement import UNPINNED
+from homenode.engine.scheduler.step_load import StepLoad
 from homenode.errors import HomenodeError, UnsupportedError, UserError
 from homenode.host.topology.host import Host
 from homenode.model.checkpoint.index import open_checkpoint
 from homenode.model.spec import Checkpoint
 from homenode.model.weights.load import plan_model
-from homenode.simulate.costs import StepLoad
 from homenode.simulate.deployment import engines_on
 from homenode.simulate.speeds import Speeds
 from homenode.units import format_bytes

@@ -160,7 +160,9 @@ class LLM:
             params_of_prompt.check()
         asked = [(ids, p.of_answer(i)) for ids, p in zip(chosen, given, strict=True) for i in range(p.n)]
         jobs = {next(self._ids): (self._answer(ids, p, stop), p) for ids, p in asked}
-        self._finish(jobs, [self._request(number, ids, p) for number, (ids, p) in zip(jobs, asked, strict=True)])
+        self._finish(
+            jobs, [self._request(number, ids, p, awaited=False) for number, (ids, p) in zip(jobs, asked, strict=True)]
+        )
         return [answer.completion(logprobs=p.logprobs is not None) for answer, p in jobs.values()]
 
     def chat(
@@ -264,7 +266,7 @@ class LLM:
 
     def _pieces(self, ids: list[int], params: SamplingParams, answer: Answer) -> Generator[str, None, None]:
         number, sink = next(self._ids), SimpleQueue[Output]()
-        self._engine.submit([self._request(number, ids, params)], sink)
+        self._engine.submit([self._request(number, ids, params, awaited=True)], sink)
         try:
             while answer.finish_reason is None:
                 output = sink.get()
@@ -298,12 +300,13 @@ class LLM:
     def _answer(self, ids: list[int], params: SamplingParams, stop: Sequence[str]) -> Answer:
         return Answer(ids, self.tokenizer, (*((stop,) if isinstance(stop, str) else stop), *params.stop_strings))
 
-    def _request(self, number: int, ids: list[int], params: SamplingParams) -> Request:
+    def _request(self, number: int, ids: list[int], params: SamplingParams, *, awaited: bool) -> Request:
+        """`awaited`: somebody reads along, so that steps are to be short."""
         params.check()
         stops = tuple(token for token in self.tokenizer.stop_token_ids if token < self.ready.vocab_size)
         params = self._token_rules.resolved(params)
         sent = msgspec.structs.replace(params.with_defaults(self.ready.sampling_defaults).ended_by(stops), stop=[], n=1)
-        return Request(id=number, prompt_ids=ids, params=sent, arrival=time.monotonic())
+        return Request(id=number, prompt_ids=ids, params=sent, arrival=time.monotonic(), awaited=awaited)
 
     def _bound(self, params: Sequence[SamplingParams], output: GrammarSpec | None) -> list[SamplingParams]:
         """With the grammar of `output`. Raises UserError for what cannot be kept."""

@@ -60,6 +60,13 @@ class KvAllocator:
             return positions
         return (self.blocks_for(positions) + self.state_pages) * self.block_size
 
+    def left_of(self, sequence: Sequence) -> int:
+        """Tokens that a waiting sequence would have to compute now; 0 of one whose answer was begun."""
+        if sequence.num_outputs:
+            return 0
+        hits = [] if sequence.scoring else self.cache.lookup(sequence.chain, sequence.tokens)
+        return max(1, sequence.prefill_target - len(hits) * self.block_size)
+
     def propose(self, sequence: Sequence) -> BlockAllocation:
         """The allocation a waiting sequence would get now, with the blocks found in the cache. Nothing is taken yet."""
         hits = [] if sequence.scoring else self.cache.lookup(sequence.chain, sequence.tokens)

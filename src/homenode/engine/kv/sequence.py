@@ -65,6 +65,7 @@ class Sequence:
     preemptions: int = 0
     losses: int = 0  # how often workers were lost while it was computed
     cached_tokens: int = 0  # prompt tokens found in the prefix cache, or handed over, when it was first admitted
+    left: int = 0  # tokens that it had left to compute when it began to wait
     arrived: float = 0.0  # when it came, by the engine's clock
     queued_s: float = 0.0  # seconds until it was first admitted
     admitted: bool = False  # was running at least once

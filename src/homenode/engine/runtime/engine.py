@@ -15,6 +15,7 @@ from homenode.engine.messages import EngineReady
 from homenode.engine.plan.engine_plan import EnginePlan
 from homenode.engine.plan.pooling import pooling_ready
 from homenode.engine.scheduler.scheduler import Scheduler
+from homenode.engine.scheduler.step_costs import StepCosts
 from homenode.engine.step import WorkerLimits
 from homenode.model.facts import model_facts
 
@@ -43,7 +44,7 @@ def make_scheduler(
     """The scheduler of an engine. `lookahead`: of one with one stage; `micro_batches`: of one with several, see
     `MicroBatching`. `hash_seed`: of the identities of its KV blocks, where other engines are given them.
     """
-    config, stages = plan.config, plan.worker_layout.workers[-1].stage + 1
+    config, stages, moe = plan.config, plan.worker_layout.workers[-1].stage + 1, plan.checkpoint.spec.moe
     return Scheduler(
         config.scheduler,
         config.kv,
@@ -54,6 +55,7 @@ def make_scheduler(
         micro_batches=micro_batches,
         seeds=None if config.model.seed is None else random.Random(config.model.seed),
         hash_seed=hash_seed,
+        costs=StepCosts(0.0 if moe is None else moe.experts_per_token / moe.num_experts),
     )
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 from homenode.engine.kv.sequence import BlockAllocation, Sequence
 from homenode.engine.kv.states import StatePool
+from homenode.engine.scheduler.step_load import NO_LOAD, StepLoad
+from homenode.engine.scheduler.time_bound import TimeBound
 from homenode.engine.step import StepItem
 
 _NO_BLOCKS: list[int] = []
@@ -26,6 +30,10 @@ class StepPlan:
         # Prompts and how many positions of each, in the order planned.
         self.parts: list[tuple[Sequence, BlockAllocation, int]] = []
         self.prefill = 0  # tokens of all parts
+        self.prompts = NO_LOAD  # what these ask of the workers...
+        self.answers = NO_LOAD  # ...and what those do who decode
+        self.bound: TimeBound | None = None  # of the time that the step may take; None: there is none
+        self._kept_tokens = self._kept_rows = 0
         self.claims = 0  # sequences that wait for a block some step in flight brings back
         self.short = False  # blocks ran out: nobody new is admitted in this step
 
@@ -44,10 +52,11 @@ class StepPlan:
         """Compute the next position of these sequences, which have a block for it, and a slot in `states` where there
         are any.
         """
-        number, add = self.number, self.decodes.append
+        number, add, read = self.number, self.decodes.append, 0
         self.decoding, self.allocations = sequences, allocations
         for allocation in allocations:
             at = allocation.scheduled
+            read += at
             allocation.scheduled = at + 1
             allocation.last_step = number
             if at < allocation.unchecked_until:
@@ -63,19 +72,40 @@ class StepPlan:
                     add(StepItem(allocation.seq, at, 1, new_blocks, True, state_copies=copies))
                     until -= at + 1 < until  # the last position of a block is looked at again: a snapshot follows it
                 allocation.unchecked_until = min(until, allocation.last - 1)
+        count, read = len(sequences), read + len(sequences)
+        self.answers = StepLoad(count, count, read, read, count)
         self.tokens_left -= len(sequences)
         self.rows_left -= len(sequences)
 
     def add(self, sequence: Sequence, allocation: BlockAllocation, count: int) -> None:
         """Compute the next `count` positions of a prompt."""
+        rows = rows_of(sequence, allocation, count)
         self.parts.append((sequence, allocation, count))
         self.tokens_left -= count
-        self.rows_left -= rows_of(sequence, allocation, count)
+        self.rows_left -= rows
         self.prefill += count
+        self.prompts = self.prompts.plus(StepLoad.of_sequence(allocation.scheduled, count, rows))
 
     def keep_prefill_to(self, count: int) -> None:
         """What is added from here on has so many tokens at most."""
         self.tokens_left = min(self.tokens_left, count)
+
+    def keep(self, share: float) -> None:
+        """Leave this share of what prompts may still have in the step, until `release`."""
+        self._kept_tokens = max(0, math.ceil(share * self.tokens_left))
+        self._kept_rows = max(0, math.ceil(share * self.rows_left))
+        self.tokens_left -= self._kept_tokens
+        self.rows_left -= self._kept_rows
+        if self.bound is not None:
+            self.bound.keep(share, self.prompts)
+
+    def release(self) -> None:
+        """What was kept may be used."""
+        self.tokens_left += self._kept_tokens
+        self.rows_left += self._kept_rows
+        self._kept_tokens = self._kept_rows = 0
+        if self.bound is not None:
+            self.bound.keep(0.0, self.prompts)
 
 
 def rows_of(sequence: Sequence, allocation: BlockAllocation, count: int) -> int:
@@ -101,6 +131,9 @@ def prefill_count(
         chunked = True
     elif count == remaining and rows_of(sequence, allocation, count) > plan.rows_left:
         count -= 1
+    if plan.bound is not None:
+        scored = allocation.first_unscored < sequence.num_prompt - 1
+        count = plan.bound.fitting(plan.prompts, allocation.scheduled, count, scored=scored) if count > 0 else count
     if count < remaining and not chunked and allocation.prefill_target <= max_tokens:
         return 0
     return count

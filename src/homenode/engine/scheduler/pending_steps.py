@@ -7,18 +7,24 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from homenode.engine.kv.sequence import BlockAllocation, Sequence
+from homenode.engine.scheduler.step_load import StepLoad
 from homenode.engine.step import Step, StepItem
 
 
 @dataclass(frozen=True, slots=True)
 class PendingStep:
-    """A step the worker has not answered yet: first the decodes, then parts of prompts. `prefill`: tokens of those."""
+    """A step the worker has not answered yet: first the decodes, then parts of prompts. `prefill`: tokens of those.
+    `answers` and `prompts`: what both ask of the workers; `seconds`: what it is expected to take.
+    """
 
     step: Step
     decoding: list[Sequence]
     allocations: list[BlockAllocation]  # of those
     parts: list[tuple[Sequence, BlockAllocation, StepItem]]
     prefill: int
+    answers: StepLoad
+    prompts: StepLoad
+    seconds: float
 
     @property
     def draws(self) -> bool:
@@ -64,6 +70,11 @@ class PendingSteps:
         """The number of the step whose result comes next; -1: none is in flight."""
         return self._pending_steps[0].step.number if self._pending_steps else -1
 
+    @property
+    def newest(self) -> PendingStep:
+        """The one that was sent last; there is one."""
+        return self._pending_steps[-1]
+
     def next_last_page_tickets(self) -> tuple[str, ...]:
         """Tickets of which the next result brings the last pages."""
         return self._pending_steps[0].last_page_tickets() if self._pending_steps else ()
@@ -77,6 +88,11 @@ class PendingSteps:
     def prefill(self) -> int:
         """Prompt tokens of all."""
         return sum(pending_step.prefill for pending_step in self._pending_steps)
+
+    @property
+    def seconds(self) -> float:
+        """What all of them are expected to take."""
+        return sum(pending_step.seconds for pending_step in self._pending_steps)
 
     def add(self, pending_step: PendingStep) -> None:
         """The newest."""

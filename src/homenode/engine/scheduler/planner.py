@@ -1,5 +1,5 @@
-"""Fills one step: running sequences before waiting ones, decodes before prefills, and room made by preemption when
-blocks run out.
+"""Fills one step: decodes before prompts, prompts in the order of their turns within a bound of time, and room made by
+preemption when blocks run out.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from homenode.engine.scheduler.counters import SchedulerCounters
 from homenode.engine.scheduler.fair_share import KeyShares
 from homenode.engine.scheduler.micro_batching import MicroBatching
 from homenode.engine.scheduler.preemption import choose_victim, growth_preemption_warning, preemption_warning
+from homenode.engine.scheduler.prompt_turns import PASSED_SHARE, PromptTurns
 from homenode.engine.scheduler.queue import WaitingQueue
+from homenode.engine.scheduler.step_costs import StepCosts
+from homenode.engine.scheduler.time_bound import TimeBound, time_limit
 from homenode.engine.scheduler_config import SchedulerConfig
 
-# Parts of a step: what decodes and prompts have in it while a key that goes first may come
-_PIECE, _LEAST_PIECE = 8, 16
 _KEPT = 8  # parts of the slots and KV blocks, of which one is left to keys that go first
 
 
@@ -37,8 +38,11 @@ class Planner:
         allocator: KvAllocator,
         kv_imports: KvImports,
         counters: SchedulerCounters,
+        costs: StepCosts,
     ) -> None:
         self._config = config
+        self._step_s = config.step_time / 1000.0
+        self._costs = costs
         self._batching = batching
         self._max_rows = max_rows
         self._allocator = allocator
@@ -47,57 +51,44 @@ class Planner:
         self.now = 0.0  # when the newest event happened
         self.running: list[Sequence] = []
         self.shares = KeyShares()
-        self._held_back = False  # the step before left out some that decode
-        self.waiting = WaitingQueue(self.shares)
+        self.waiting = WaitingQueue(self.shares, allocator.left_of)
+        self._turns = PromptTurns(self.shares, self.waiting)
+        self.num_awaited = 0  # requests for whose tokens somebody waits
         self.waiting_for_kv: dict[int, Sequence] = {}  # by request id
         # Admitted, but all it is to compute is in the cache; the scheduler ends it.
         self.nothing_left: list[Sequence] = []
         self.warnings: list[str] = []  # for the operator; the scheduler passes them on
 
-    def plan(self, number: int, prefill_in_flight: int = 0) -> StepPlan:
+    def plan(self, number: int, prefill_in_flight: int = 0, in_flight_s: float = 0.0) -> StepPlan:
         """Choose what the next step computes. Sequences that are admitted or preempted on the way change places at
         once.
 
-        `number`: of that step. `prefill_in_flight`: prompt tokens of the steps in flight.
+        `number`: of that step. `prefill_in_flight`: prompt tokens of the steps in flight, `in_flight_s`: what these are
+        expected to take.
         """
         plan = StepPlan(number, self._config.max_num_batched_tokens, self._max_rows)
-        held = self._held_decodes() if self.shares.several and self._batching.stages == 1 else frozenset()
-        stopped = self._plan_decodes(plan, held)
+        stopped = [s for s in self.running if s.allocation.scheduled >= s.allocation.unchecked_until]  # type: ignore[union-attr]
+        decoding = self._planned_decodes(plan, stopped)
+        plan.decode(decoding, allocations_of(decoding), self._allocator.block_size, self._allocator.states)
         prompts = [s for s in stopped if (r := s.allocation) and not r.decoding]
         if self._config.enable_chunked_prefill and self._batching.stages > 1:
             waiting = self.waiting.num_prompt_tokens + sum(
                 r.prefill_target - r.scheduled for r in allocations_of(prompts)
             )
             plan.keep_prefill_to(self._batching.prefill(waiting, prefill_in_flight, plan.tokens_left))
-        if self.shares.several:
-            self._plan_prompts_by_share(plan, prompts)
-        else:
-            self._plan_prompts(plan, prompts)
-        if not plan.short:
-            self._admit(plan)
-        if held and plan.empty:
-            self._plan_decodes(plan, frozenset())
+        if prompts or (self._slots_left > 0 and self.num_waiting):
+            self._plan_prompts(plan, prompts, in_flight_s)
         if not plan.empty:
             self._allocator.take_ahead(len(self.running))
         return plan
 
-    def _plan_decodes(self, plan: StepPlan, held: frozenset[int]) -> list[Sequence]:
-        """Compute the next position of those that decode, but for requests `held`. The sequences that had to be looked
-        at; all others decode, and have a block for it.
-        """
-        stopped = [s for s in self.running if s.allocation.scheduled >= s.allocation.unchecked_until]  # type: ignore[union-attr]
-        decoding = self._planned_decodes(plan, stopped, held)
-        plan.decode(decoding, allocations_of(decoding), self._allocator.block_size, self._allocator.states)
-        return stopped
-
-    def _planned_decodes(
-        self, plan: StepPlan, stopped: list[Sequence], held: frozenset[int] = frozenset()
-    ) -> list[Sequence]:
+    def _planned_decodes(self, plan: StepPlan, stopped: list[Sequence]) -> list[Sequence]:
         """A micro-batch's share of the decoding sequences, the first of those whose last token is known; with one
         stage, all of them.
 
-        Who is left out goes first with those that come back next, unless they are before it in order; as long as nobody
-        joins or leaves, none is left out any more once each micro-batch was filled anew.
+        `stopped`: those that have to be looked at; all others decode, and have a block for it. Who is left out goes
+        first with those that come back next, unless they are before it in order; as long as nobody joins or leaves,
+        none is left out any more once each micro-batch was filled anew.
         """
         able = self.running
         lacking = [s for s in stopped if (r := s.allocation) and r.decoding and not s.exhausted]
@@ -105,9 +96,6 @@ class Planner:
         if len(stopped) > len(lacking):
             out = {s.id for s in stopped} - {s.id for s in lacking}
             able = [s for s in able if s.id not in out]
-        if held:
-            able, lacking = ([s for s in part if s.id not in held] for part in (able, lacking))
-            left = len(able)
         if self._batching.waits_for_tokens:
             left = self._batching.share(left)
             able = [s for s in able if s.allocation.scheduled < len(s.tokens)]  # type: ignore[union-attr]
@@ -134,100 +122,82 @@ class Planner:
                 chosen = [s for s in chosen if s.allocation]
         return chosen
 
-    def _plan_prompts(self, plan: StepPlan, prompts: list[Sequence]) -> None:
-        """Go on with prompts that were begun."""
-        for sequence, allocation in zip(prompts, allocations_of(prompts), strict=True):
-            count = self._prefill_count(sequence, allocation, plan)
-            if count > 0 and self._secure_memory(sequence, allocation, count, plan):
-                plan.add(sequence, allocation, count)
+    # Prompts
 
-    # Shares of keys
-
-    def _plan_prompts_by_share(self, plan: StepPlan, prompts: list[Sequence]) -> None:
-        """Go on with prompts that were begun, those of the key that had least first; newcomers of keys that had less go
-        before them.
-        """
-        for sequence in sorted(prompts, key=lambda s: self.shares.cost(s.request.key)):
-            if not plan.short:
-                self._admit(plan, ahead_of=sequence.request.key)
-            if not self._may_join(sequence.request.key, plan):
+    def _plan_prompts(self, plan: StepPlan, begun: list[Sequence], in_flight_s: float) -> None:
+        """Go on with prompts that were begun, and begin others, by their turns."""
+        if self._step_s and self.num_awaited:
+            alone_s = self._costs.seconds(plan.answers)
+            limit = time_limit(
+                alone_s,
+                self._step_s,
+                answering=len(self.running) > len(begun),
+                in_flight_s=in_flight_s,
+                stages=self._batching.stages,
+            )
+            if not limit:
                 return
-            self._plan_prompts(plan, [sequence])
+            plan.bound = TimeBound(self._costs, plan.answers, limit, whole=not self._config.enable_chunked_prefill)
+        begun = self._turns.sorted(begun)
+        passed_over = self._turns.passed_over(begun, self.now, begins=self._slots_left > 0)
+        closed = self._turns.closed_for(passed_over)
+        if passed_over is None:
+            self._plan_turns(plan, begun, None, closed)
+            self._turns.count(None, plan.prefill)
+            return
+        plan.keep(PASSED_SHARE)
+        self._plan_turns(plan, begun, passed_over, closed)
+        plan.release()
+        others = plan.prefill
+        if passed_over.allocation is not None:
+            self._plan_prompt(plan, passed_over)
+        elif not plan.short and self._has_slot(passed_over.request.key) and self._start(passed_over, plan):
+            closed = False
+        self._turns.count(passed_over, others)
+        planned = {sequence.id for sequence, _, _ in plan.parts}
+        self._plan_turns(plan, [s for s in begun if s.id not in planned], None, closed)
 
-    def _held_decodes(self) -> frozenset[int]:
-        """Requests that decode and sit out this step, as a prompt of a key that goes first is computed in it alone.
-        Never two steps in a row, and for a prompt that this one step completes.
-        """
-        held_before, self._held_back = self._held_back, False
-        if held_before:
-            return frozenset()
-        prompts = [s for s in self.running if (r := s.allocation) and not r.decoding]
-        first = self.waiting.first()
-        if first is not None and self._has_slot(first.request.key) and self._has_blocks(first):
-            prompts.append(first)
-        if not prompts:
-            return frozenset()
-        leader = min(prompts, key=lambda s: self.shares.cost(s.request.key))
-        key = leader.request.key
-        decoding = [s for s in self.running if (r := s.allocation) and r.decoding]
-        held = frozenset(s.id for s in decoding if self.shares.ahead(key, s.request.key))
-        begun = 0 if leader.allocation is None else leader.allocation.scheduled
-        if len(leader.tokens) - begun > self._config.max_num_batched_tokens - (len(decoding) - len(held)):
-            return frozenset()
-        self._held_back = bool(held)
-        return held
+    def _plan_turns(self, plan: StepPlan, begun: list[Sequence], passed_over: Sequence | None, closed: bool) -> None:
+        """As far as the step has room, but for the one that is `passed_over`. `closed`: nobody of the queue begins."""
+        for sequence in begun:
+            if sequence is not passed_over:
+                if not closed:
+                    self._admit(plan, passed_over, ahead_of=sequence)
+                self._plan_prompt(plan, sequence)
+        self._admit(plan, passed_over, closed=closed)
 
-    def _has_blocks(self, sequence: Sequence) -> bool:
-        """Whether one that waits could have blocks now."""
-        return self._allocator.blocks_for(len(sequence.tokens) + 1) + self.spare <= self._allocator.pool.num_free
+    def _plan_prompt(self, plan: StepPlan, sequence: Sequence) -> None:
+        """Go on with a prompt that was begun."""
+        allocation = sequence.allocation
+        if allocation is None:  # it had to give way meanwhile
+            return
+        count = self._prefill_count(sequence, allocation, plan)
+        if count > 0 and self._secure_memory(sequence, allocation, count, plan):
+            plan.add(sequence, allocation, count)
 
-    def _may_join(self, key: str, plan: StepPlan) -> bool:
-        """Whether a prompt of `key` may be in this step: not beside prompts of keys that go first. While there is a key
-        that would go first, all prompts of others have a small piece of the step, so that it is soon over.
-        """
-        if any(self.shares.ahead(other.request.key, key) for other, _, _ in plan.parts):
-            return False
-        if self.shares.yields(key) and self._config.enable_chunked_prefill:
-            whole = self._config.max_num_batched_tokens
-            piece = max(1, whole // _LEAST_PIECE, whole // _PIECE - len(plan.decoding))
-            plan.keep_prefill_to(max(0, piece - plan.prefill))
-        return True
-
-    def waits_for_results(self) -> bool:
-        """Whether the next step is to be planned when nothing is in flight: its prompts are of keys that yield, and a
-        request that comes meanwhile goes before them.
-        """
-        if not self.shares.several or self._batching.stages > 1:
-            return False
-        first = self.waiting.first()
-        if first is not None and not self.shares.yields(first.request.key):
-            return False
-        begun = {s.request.key for s in self.running if (r := s.allocation) and not r.decoding}
-        if not all(map(self.shares.yields, begun)):
-            return False
-        return bool(begun) or (first is not None and self._has_slot(first.request.key))
+    @property
+    def _slots_left(self) -> int:
+        """Sequences that may begin to run."""
+        return self._config.max_num_seqs - len(self.running) - len(self._kv_imports.fetching)
 
     def _has_slot(self, key: str) -> bool:
         """Whether one more sequence of `key` may run. Keys that yield leave some slots to those that go first."""
-        most = self._config.max_num_seqs
-        if self.running and self.shares.yields(key):
-            most -= most // _KEPT
-        return len(self.running) + len(self._kv_imports.fetching) < most
+        kept = self._config.max_num_seqs // _KEPT if self.running and self.shares.yields(key) else 0
+        return self._slots_left > kept
 
     def _spare_for(self, key: str) -> int:
         """Blocks that a newcomer of `key` leaves: `spare`, and where it yields some for those that go first."""
         spare = self.spare
         return max(spare, self._allocator.pool.num_blocks // _KEPT) if spare and self.shares.yields(key) else spare
 
-    def _next_waiting(self, plan: StepPlan, ahead_of: str | None) -> Sequence | None:
-        """The first of the queue, if it may be in this step, and goes before the key `ahead_of` where one is given."""
+    def _next_waiting(self, passed_over: Sequence | None, ahead_of: Sequence | None) -> Sequence | None:
+        """The first of the queue, if it may begin now: not the one that was passed over, whose part is kept, and only
+        one that goes before `ahead_of` where that is given.
+        """
         first = self.waiting.first()
-        if first is None or not self.shares.several:
-            return first
-        key = first.request.key
-        if ahead_of is not None and not self.shares.ahead(key, ahead_of):
+        if first is None or first is passed_over or (ahead_of is not None and not self._turns.before(first, ahead_of)):
             return None
-        return first if self._has_slot(key) and self._may_join(key, plan) else None
+        return first if self._has_slot(first.request.key) else None
 
     def _victims(self, needy: Sequence) -> list[Sequence]:
         """Who may give way: among several keys those that had more, else none that had less; all for the sake of the
@@ -288,12 +258,19 @@ class Planner:
             sequence, allocation, plan, max_tokens=config.max_num_batched_tokens, chunked=config.enable_chunked_prefill
         )
 
-    def _admit(self, plan: StepPlan, ahead_of: str | None = None) -> None:
-        """Start waiting sequences, strictly in order: one that does not fit yet is not overtaken, or a long prompt
-        might wait for ever. `ahead_of`: only those whose key goes before this one.
+    def _admit(
+        self,
+        plan: StepPlan,
+        passed_over: Sequence | None = None,
+        ahead_of: Sequence | None = None,
+        closed: bool = False,
+    ) -> None:
+        """Start waiting sequences, by their turns: where one does not fit yet, none of those behind it begins. For the
+        arguments see `_next_waiting`; `closed`: only those whose KV has come.
         """
-        while len(self.running) + len(self._kv_imports.fetching) < self._config.max_num_seqs and plan.tokens_left > 0:
-            waiting, ready = self._next_waiting(plan, ahead_of), self._kv_imports.ready
+        while not plan.short and plan.tokens_left > 0 and self._slots_left > 0:
+            waiting = None if closed else self._next_waiting(passed_over, ahead_of)
+            ready = self._kv_imports.ready
             if waiting is not None and not (ready and ready[0].order < waiting.order) and self._start(waiting, plan):
                 continue
             # Those who have their blocks already do not take them from one who has to wait for some.
@@ -301,7 +278,7 @@ class Planner:
                 return
 
     def _start(self, sequence: Sequence, plan: StepPlan) -> bool:
-        """Admit the first of the queue. False: not now."""
+        """Admit one of the queue. False: not now."""
         # One that was preempted from a step in flight is to start again with the token that step draws, or it would be
         # drawn twice.
         if self._allocator.in_flight(sequence):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from homenode.engine.kv.sequence import Sequence
-from homenode.engine.scheduler.fair_share import AGED_S, EQUAL_S, QUANTUM, KeyShares
+from homenode.engine.scheduler.fair_share import EQUAL_S, QUANTUM, KeyShares
 
 _Key = TypeVar("_Key", bound=tuple[float, ...])
 
@@ -44,27 +45,57 @@ class _Ordered(Generic[_Key]):
         return (self._heap[0], self._members[self._heap[0]]) if self._heap else None
 
 
+class _PromptLine:
+    """Who waits of one API key and priority: by what is left to compute, and by arrival."""
+
+    def __init__(self) -> None:
+        self.by_left: _Ordered[tuple[int, int, float, int]] = _Ordered()
+        self.by_arrival: _Ordered[tuple[int, float, int]] = _Ordered()
+
+    def add(self, sequence: Sequence) -> None:
+        self.by_left.add((sequence.left, *sequence.order), sequence)
+        self.by_arrival.add(sequence.order, sequence)
+
+    def remove(self, sequence: Sequence) -> None:
+        self.by_left.remove((sequence.left, *sequence.order))
+        self.by_arrival.remove(sequence.order)
+
+    @property
+    def shortest(self) -> Sequence:
+        first = self.by_left.first()
+        assert first is not None  # a line in which nobody waits is dropped
+        return first[1]
+
+    @property
+    def oldest(self) -> Sequence:
+        first = self.by_arrival.first()
+        assert first is not None
+        return first[1]
+
+
 class WaitingQueue:
-    """Sequences that wait. Those of one API key by priority and then arrival; a preempted one comes back to its old
-    place.
+    """Sequences that wait. Of one API key and priority the one with the least left to compute goes first; one whose
+    answer was begun, and that was preempted, before all others.
 
     Among keys the one goes first that has had least of the machine in the last minute; equals take turns by deficit
-    round robin over the tokens of their prompts. Who has waited for `AGED_S` has every second turn, so that nobody
-    waits for ever.
+    round robin over the tokens of their prompts. `oldest` tells who has been passed over.
     """
 
-    def __init__(self, shares: KeyShares) -> None:
+    def __init__(self, shares: KeyShares, left_of: Callable[[Sequence], int]) -> None:
+        """`left_of`: tokens that one which comes would have to compute now."""
         self._shares = shares
-        self._queues: dict[str, _Ordered[tuple[int, float, int]]] = {}  # by key, in the order of turns
+        self._left_of = left_of
+        self._lines: dict[str, dict[int, _PromptLine]] = {}  # by key, in the order of turns, and priority
         self._deficits: dict[str, float] = {}  # prompt tokens that a key may still have in its turn
+        self._counts: dict[str, int] = {}  # by key
         self._num_prompt_tokens: dict[str, int] = {}  # by key
-        self._turn_of_age = False
 
     def __len__(self) -> int:
-        return sum(map(len, self._queues.values()))
+        return sum(self._counts.values())
 
     def __contains__(self, sequence: Sequence) -> bool:
-        return sequence.order in self._queues.get(sequence.request.key, ())
+        line = self._lines.get(sequence.request.key, {}).get(sequence.request.priority)
+        return line is not None and sequence.order in line.by_arrival
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -73,57 +104,74 @@ class WaitingQueue:
 
     def of_key(self, key: str) -> tuple[int, int, int]:
         """Sequences of `key` that wait, their prompt tokens, and how many keys there would be with one more of it."""
-        waiting = len(self._queues[key]) if key in self._queues else 0
-        return waiting, self._num_prompt_tokens.get(key, 0), len(self._queues) + (key not in self._queues)
+        return (
+            self._counts.get(key, 0),
+            self._num_prompt_tokens.get(key, 0),
+            len(self._lines) + (key not in self._lines),
+        )
 
     def push(self, sequence: Sequence) -> None:
         """Add one that is not in the queue."""
         key = sequence.request.key
-        self._queues.setdefault(key, _Ordered()).add(sequence.order, sequence)
+        sequence.left = self._left_of(sequence)
+        lines = self._lines.setdefault(key, {})
+        lines.setdefault(sequence.request.priority, _PromptLine()).add(sequence)
         self._deficits.setdefault(key, 0.0)
+        self._counts[key] = self._counts.get(key, 0) + 1
         self._num_prompt_tokens[key] = self._num_prompt_tokens.get(key, 0) + sequence.num_prompt
 
     def first(self) -> Sequence | None:
         """Who is next, still in the queue."""
-        if len(self._queues) > 1:
+        if len(self._lines) > 1:
             return self._of_several()[0]
-        for queue in self._queues.values():
-            if (first := queue.first()) is not None:
-                return first[1]
+        for lines in self._lines.values():
+            return _first_of(lines).shortest
         return None
 
+    def oldest(self, key: str | None = None, priority: int = 0) -> Sequence | None:
+        """Who came first of this key and priority, still in the queue; without a key, of all."""
+        if key is None:
+            everybody = (line.oldest for lines in self._lines.values() for line in lines.values())
+            return min(everybody, key=lambda sequence: sequence.arrived, default=None)
+        line = self._lines.get(key, {}).get(priority)
+        return None if line is None else line.oldest
+
     def admit(self, sequence: Sequence) -> None:
-        """Take out the first, whose turn it is."""
-        if len(self._queues) > 1:
-            _, rounds, equals = self._of_several()
-            for key in equals:
+        """Take out the first, whose turn it is, or one that was passed over."""
+        if len(self._lines) > 1:
+            first, rounds, equals = self._of_several()
+            for key in equals if first is sequence else ():
                 self._deficits[key] += rounds * QUANTUM
             key = sequence.request.key
             self._deficits[key] -= sequence.num_prompt
-            self._turn_of_age = not self._turn_of_age
-            self._queues[key] = self._queues.pop(key)  # its next turn is after those of the others
+            self._lines[key] = self._lines.pop(key)  # its next turn is after those of the others
         self.remove(sequence)
 
     def remove(self, sequence: Sequence) -> None:
         """Take out one that is in the queue."""
-        key = sequence.request.key
-        self._queues[key].remove(sequence.order)
+        key, priority = sequence.request.key, sequence.request.priority
+        lines = self._lines[key]
+        lines[priority].remove(sequence)
+        if not len(lines[priority].by_arrival):
+            del lines[priority]
+        self._counts[key] -= 1
         self._num_prompt_tokens[key] -= sequence.num_prompt
-        if not len(self._queues[key]):
-            del self._queues[key], self._deficits[key], self._num_prompt_tokens[key]
+        if not lines:
+            del self._lines[key], self._deficits[key], self._counts[key], self._num_prompt_tokens[key]
 
     def _of_several(self) -> tuple[Sequence, int, list[str]]:
         """Who is next, how many rounds of turns that takes, and the keys that have a part in these."""
-        heads = {key: first[1] for key, queue in self._queues.items() if (first := queue.first()) is not None}
-        oldest = min(heads.values(), key=lambda sequence: sequence.arrived)
-        if self._turn_of_age and oldest.arrived + AGED_S <= self._shares.now:
-            return oldest, 0, []
+        heads = {key: _first_of(lines).shortest for key, lines in self._lines.items()}
         costs = {key: self._shares.cost(key) for key in heads}
         least = min(costs.values())
         equals = [key for key, cost in costs.items() if cost <= least + EQUAL_S]
         rounds = {key: max(0, math.ceil((heads[key].num_prompt - self._deficits[key]) / QUANTUM)) for key in equals}
         chosen = min(equals, key=rounds.__getitem__)
         return heads[chosen], rounds[chosen], equals
+
+
+def _first_of(lines: dict[int, _PromptLine]) -> _PromptLine:
+    return lines[min(lines)]
 
 
 class Deadlines:

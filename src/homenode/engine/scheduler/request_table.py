@@ -47,6 +47,7 @@ class RequestTable:
         """A request that was let in, under an id that is not in use."""
         self._sequences[sequence.id] = sequence
         self._deadlines.add(sequence)
+        self._planner.num_awaited += sequence.request.awaited
 
     # What is told
 
@@ -101,6 +102,7 @@ class RequestTable:
         self._deadlines.remove(sequence)
         sequence.finished = True
         del self._sequences[sequence.id]
+        self._planner.num_awaited -= sequence.request.awaited
         self.answer(sequence, num_preemptions=sequence.preemptions, **output)
 
     def fail(self, sequence: Sequence, error: str, kind: str, retry_after_s: float | None = None) -> None:

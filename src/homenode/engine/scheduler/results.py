@@ -14,6 +14,7 @@ from homenode.engine.scheduler.fair_share import KeyShares
 from homenode.engine.scheduler.kv_coordinator import KvCoordinator
 from homenode.engine.scheduler.pending_steps import PendingStep, PendingSteps
 from homenode.engine.scheduler.request_table import RequestTable
+from homenode.engine.scheduler.step_costs import StepCosts
 from homenode.engine.step import NO_TOKEN, PromptScores, Sampled, StepItem, StepResult, WorkerLimits
 from homenode.errors import InternalError, NotANumberError, UserError
 from homenode.units import format_count
@@ -32,6 +33,7 @@ class Results:
         requests: RequestTable,
         counters: SchedulerCounters,
         shares: KeyShares,
+        costs: StepCosts,
     ) -> None:
         self._limits = limits
         self._pending_steps = pending
@@ -40,6 +42,7 @@ class Results:
         self._requests = requests
         self._counters = counters
         self._shares = shares
+        self._costs = costs
 
     def take(self, result: StepResult) -> None:
         """The result of the oldest step in flight. InternalError if it is another's, or holds what that step cannot
@@ -55,6 +58,7 @@ class Results:
         self._counters.step_tokens += pending_step.num_tokens
         self._requests.throughput.add(pending_step.num_tokens, result.seconds)
         self._shares.charge(pending_step, result.seconds)
+        self._costs.learn(pending_step.answers, pending_step.prompts, result.seconds)
         if [s.seq for s in result.sampled] + [p.seq for p in result.pooled] != pending_step.drawing():
             raise InternalError(
                 f"step {result.number} drew tokens for other sequences than it was asked to", number=result.number

@@ -52,6 +52,7 @@ from homenode.engine.scheduler.request_table import RequestTable
 from homenode.engine.scheduler.results import Results
 from homenode.engine.scheduler.stats import SchedulerStats
 from homenode.engine.scheduler.step_builder import StepBuilder
+from homenode.engine.scheduler.step_costs import StepCosts
 from homenode.engine.scheduler_config import KvConfig, SchedulerConfig
 from homenode.engine.step import Step, WorkerLimits
 from homenode.errors import InternalError, UserError
@@ -73,10 +74,11 @@ class Scheduler:
         seeds: random.Random | None = None,
         stages: int = 1,
         micro_batches: int = 0,
+        costs: StepCosts | None = None,
     ) -> None:
         """`stages`: of the pipeline that computes a step, fed with `micro_batches` (0: as many) at once. `lookahead`,
         for one stage only: steps that may be sent ahead of the one being computed, 0 or 1. `seeds` draws the sampling
-        seed of requests without.
+        seed of requests without. `costs`: what is known of the steps' times; None: nothing is.
 
         UserError if the settings contradict each other, InternalError if the worker's limits do not allow them.
         """
@@ -104,10 +106,13 @@ class Scheduler:
         counters = SchedulerCounters()
         self._messages: list[ToAgent] = []
         kv_imports = KvImports(allocator, self._messages)
-        self.planner = planner = Planner(config, limits.max_sampled_rows, batching, allocator, kv_imports, counters)
+        self.costs = costs or StepCosts()
+        self.planner = planner = Planner(
+            config, limits.max_sampled_rows, batching, allocator, kv_imports, counters, self.costs
+        )
         self._shares = planner.shares
         self.coordinator = coordinator = KvCoordinator(limits, allocator, planner, kv_imports, self._messages)
-        self._pending_steps = pending = PendingSteps()
+        self.pending_steps = pending = PendingSteps()
         self.requests = requests = RequestTable(planner, coordinator, counters)
         seeds = seeds or random.Random(secrets.randbits(128))
         self._arrivals = Arrivals(
@@ -120,7 +125,7 @@ class Scheduler:
             coordinator=coordinator,
             requests=requests,
         )
-        self._step_builder = StepBuilder(allocator, pending)
+        self._step_builder = StepBuilder(allocator, pending, self.costs)
         self._results = Results(
             limits,
             pending=pending,
@@ -129,6 +134,7 @@ class Scheduler:
             requests=requests,
             counters=counters,
             shares=planner.shares,
+            costs=self.costs,
         )
         self._losses = WorkerRecovery(
             batching, pending=pending, allocator=allocator, planner=planner, coordinator=coordinator, requests=requests
@@ -193,19 +199,17 @@ class Scheduler:
         come first.
         """
         if self._losses.workers_are_lost or not self._batching.may_send(
-            len(self._pending_steps), self._pending_steps.draw
+            len(self.pending_steps), self.pending_steps.draw
         ):
             return None
-        if self._pending_steps and self.planner.waits_for_results():
-            return None
         withheld = self._withholds()
-        plan = self.planner.plan(self._step_builder.number, self._pending_steps.prefill)
+        plan = self.planner.plan(self._step_builder.number, self.pending_steps.prefill, self.pending_steps.seconds)
         ended = self.planner.nothing_left and self._end_with_nothing_left()
         if not plan.empty:
             return self._step_builder.send(plan)
-        if self._withholds() and not withheld and not self._pending_steps:
+        if self._withholds() and not withheld and not self.pending_steps:
             return self.next_step()  # with the memory there is, as far as it goes
-        if self.requests and not self._pending_steps and not ended and not self.coordinator.awaits():
+        if self.requests and not self.pending_steps and not ended and not self.coordinator.awaits():
             ended = self._end_stuck()
         return self.next_step() if ended else None
 
@@ -222,7 +226,7 @@ class Scheduler:
 
     def lends_next(self) -> tuple[str, ...]:
         """Tickets of which the next result brings the last pages; these are told of as soon as it is taken."""
-        return self._pending_steps.next_last_page_tickets()
+        return self.pending_steps.next_last_page_tickets()
 
     def _end_with_nothing_left(self) -> bool:
         """End the requests that were only to compute what the cache holds already."""
@@ -251,7 +255,7 @@ class Scheduler:
 
     def has_work(self) -> bool:
         """Requests are unfinished, steps in flight, or KV blocks in another engine's hands."""
-        return bool(self.requests or self._pending_steps or self.coordinator.holds_blocks())
+        return bool(self.requests or self.pending_steps or self.coordinator.holds_blocks())
 
     def has_requests(self) -> bool:
         """Requests are unfinished."""

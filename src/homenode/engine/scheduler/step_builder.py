@@ -6,14 +6,16 @@ from homenode.engine.kv.allocator import KvAllocator
 from homenode.engine.kv.sequence import BlockAllocation, Sequence
 from homenode.engine.scheduler.budget import StepPlan
 from homenode.engine.scheduler.pending_steps import PendingStep, PendingSteps
+from homenode.engine.scheduler.step_costs import StepCosts
 from homenode.engine.step import StartSequence, Step, StepItem
 
 
 class StepBuilder:
     """Says of each sequence what the workers do not know of it yet. `number`: of the step that is next."""
 
-    def __init__(self, allocator: KvAllocator, pending: PendingSteps) -> None:
+    def __init__(self, allocator: KvAllocator, pending: PendingSteps, costs: StepCosts) -> None:
         self.number = 0
+        self._costs = costs
         self._allocator = allocator
         self._pending_steps = pending
 
@@ -45,7 +47,10 @@ class StepBuilder:
         step = Step(plan.number, self._allocator.ends, starts, items)
         self._allocator.ends = []
         self.number += 1
-        self._pending_steps.add(PendingStep(step, plan.decoding, plan.allocations, parts, plan.prefill))
+        seconds = self._costs.seconds(plan.answers, plan.prompts)
+        self._pending_steps.add(
+            PendingStep(step, plan.decoding, plan.allocations, parts, plan.prefill, plan.answers, plan.prompts, seconds)
+        )
         return step
 
     def _part(self, sequence: Sequence, allocation: BlockAllocation, count: int) -> StepItem:

@@ -1,0 +1,88 @@
+"""Whose prompt goes first, of those that were begun and those that wait, and what one that was passed over has. Pure.
+
+Of prompts of one priority and key the one with the least left to compute goes first: it waits for as short a time as it
+can, and the others hardly lose by it. The one that came first of them has a fourth of what prompts have in each step
+nevertheless. Of another priority or key, that is so for whoever has waited long. Where it cannot begin, as others have
+the slots or blocks, nobody else begins any more once they had three times what it needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as List
+from typing import Final
+
+from homenode.engine.kv.sequence import Sequence
+from homenode.engine.scheduler.fair_share import AGED_S, KeyShares
+from homenode.engine.scheduler.queue import WaitingQueue
+
+PASSED_SHARE: Final = 0.25  # of the prompts' part of a step, for one that was passed over
+
+
+class PromptTurns:
+    """The order of prompts. `now`: the time of the last event; the planner sets it."""
+
+    def __init__(self, shares: KeyShares, waiting: WaitingQueue) -> None:
+        self._shares, self._waiting = shares, waiting
+        self._blocked: int | None = None  # the request that was passed over, and could not begin
+        self._computed = 0  # tokens of others' prompts meanwhile
+
+    def sorted(self, begun: List[Sequence]) -> list[Sequence]:
+        """Prompts that were begun, in the order of their turns."""
+        if len(begun) < 2:
+            return list(begun)
+        cost = self._shares.cost if self._shares.several else lambda key: 0.0
+        return sorted(begun, key=lambda sequence: (cost(sequence.request.key), *_turn(sequence)))
+
+    def before(self, sequence: Sequence, other: Sequence) -> bool:
+        """Whether the first of these goes before the second."""
+        if self._shares.several:
+            key, others = sequence.request.key, other.request.key
+            if self._shares.ahead(key, others) or self._shares.ahead(others, key):
+                return self._shares.ahead(key, others)
+        return _turn(sequence) < _turn(other)
+
+    def passed_over(self, begun: List[Sequence], now: float, *, begins: bool) -> Sequence | None:
+        """The prompt that others go before although it came first; None: there is none. `begun`: by their turns;
+        `begins`: one that waits could begin, as a slot is free.
+        """
+        first, oldest = (self._waiting.first(), self._waiting.oldest()) if begins else (None, None)
+        if first is None and len(begun) < 2:
+            return None
+        top = begun[0] if begun else first
+        assert top is not None  # there is one of both at least
+        if first is not None and first is not top and self.before(first, top):
+            top = first
+        aged = min((s for s in (*begun, oldest) if s is not None), key=lambda sequence: sequence.arrived)
+        if aged.arrived + AGED_S <= now:
+            return None if aged is top else aged
+        key, priority = top.request.key, top.request.priority
+        alike = [s for s in begun if (s.request.key, s.request.priority) == (key, priority)]
+        waits = self._waiting.oldest(key, priority) if begins else None
+        oldest = min([*alike, *([] if waits is None else [waits])], key=lambda sequence: sequence.order)
+        return None if oldest is top else oldest
+
+    def closed_for(self, passed_over: Sequence | None) -> bool:
+        """Whether nobody may begin before it, as it has been passed over long enough."""
+        return (
+            passed_over is not None
+            and passed_over.id == self._blocked
+            and self._computed * PASSED_SHARE > (1.0 - PASSED_SHARE) * passed_over.left
+        )
+
+    def count(self, passed_over: Sequence | None, tokens: int) -> None:
+        """A step was planned in which other prompts than `passed_over` have so many tokens."""
+        if passed_over is not None and passed_over.allocation is None and passed_over.id != self._blocked:
+            self._blocked, self._computed = passed_over.id, 0
+        self._computed += tokens
+
+
+def left_of(sequence: Sequence) -> int:
+    """Tokens that are left to compute of a prompt; 0 of one whose answer was begun."""
+    if sequence.num_outputs:
+        return 0
+    allocation = sequence.allocation
+    return sequence.left if allocation is None else allocation.prefill_target - allocation.scheduled
+
+
+def _turn(sequence: Sequence) -> tuple[int, int, tuple[int, float, int]]:
+    return sequence.request.priority, left_of(sequence), sequence.order

@@ -1,0 +1,180 @@
+"""What a step costs in seconds, learned from the steps that were computed. Pure.
+
+    seconds = base + a * rows that decode + b * tokens of prompts + c * their rows of logits
+            + d * positions that decoding rows read + e * positions that tokens of prompts look at
+            + f * share of the experts that are read
+
+`base` is what reading the weights takes. The coefficients fit, by their relative errors, what steps that only decode,
+steps of prompts alone and mixed ones took of late; each kind fades with its own steps only, so that an hour of decoding
+does not forget what a prompt costs. A step that took far longer than expected counts for as much as half of its time
+more, so that single ones on a busy machine change little; when most of the last steps are off by the same factor, cores
+have come or gone, and all coefficients are multiplied by it at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from typing import Final, Literal
+
+from homenode.engine.scheduler.step_load import NO_LOAD, StepLoad
+
+StepKind = Literal["decode", "prefill", "mixed"]
+STEP_KINDS: Final[tuple[StepKind, ...]] = ("decode", "prefill", "mixed")
+# In tokens of a prompt: what is expected of a machine before its steps have told more.
+_EXPECTED: Final = (6.0, 1.5, 1.0, 0.4, 1 / 4000, 1 / 4000, 6.0)
+_BASE, _DECODED, _PROMPT, _ROWS, _READ, _ATTENDED, _EXPERTS = range(7)
+_BELIEF = 0.05  # how many steps the expectation above counts for
+_MEMORY = 48  # steps of a kind, after which one counts for little
+_SURPRISE = 1.15  # the factor of an expected time beyond which more is no further news...
+_EARLY_SURPRISE = 1.5  # ...and of the first steps
+_RECENT = 9  # steps of which the median shows that cores came or went...
+_CHANGE = 1.3  # ...where it is off by so much
+_FIRST = 12  # steps
+_EVERY = {True: 24, False: 4}  # steps that only decode, as expected or not, of which one is looked at more closely
+_AS_EXPECTED = 0.08  # relative error
+_TRUSTED = 0.25  # relative error of times that were right so far
+_FADE = 1 / 64  # of the error that is shown
+
+
+def step_kind(decodes: int, prompts: int) -> StepKind:
+    """Of a step with so many rows that decode, and so many tokens of prompts."""
+    return "mixed" if decodes and prompts else "decode" if decodes else "prefill"
+
+
+class StepCosts:
+    """The seconds of steps of one engine. Where a pipeline computes them, of its slowest stage."""
+
+    def __init__(self, expert_share: float = 0.0) -> None:
+        """`expert_share`: of a layer's experts those that one token takes; 0: there are none."""
+        self._others = 1.0 - expert_share
+        self._used = range(7 if expert_share else 6)
+        self._costs = [0.0] * 7
+        self._sums = {kind: _Sums() for kind in STEP_KINDS}
+        self._ratios: deque[float] = deque(maxlen=_RECENT)
+        self._relative = [1.0] * 7  # coefficients, as multiples of what was expected of this machine
+        self._seen = self._skipped = 0
+        self.errors: dict[StepKind, float] = {}  # of late, relative, by kind
+
+    @property
+    def known(self) -> bool:
+        """Whether any step has come back."""
+        return self._seen > 0
+
+    def seconds(self, decodes: StepLoad, prompts: StepLoad = NO_LOAD) -> float:
+        """Of a step in which these rows decode and these parts of prompts are computed; 0 while nothing is known. What
+        is to be verified of drafts counts as rows that decode.
+        """
+        costs = self._costs
+        found = costs[_BASE] + costs[_DECODED] * decodes.tokens + costs[_READ] * decodes.read
+        if prompts.tokens:
+            found += costs[_PROMPT] * prompts.tokens + costs[_ROWS] * prompts.rows
+            found += costs[_ATTENDED] * prompts.attended
+        if self._others < 1.0:
+            found += costs[_EXPERTS] * (1.0 - self._others ** (decodes.tokens + prompts.tokens))
+        return found
+
+    def fitting(
+        self, decodes: StepLoad, prompts: StepLoad, start: int, most: int, limit: float, *, scored: bool
+    ) -> int:
+        """How many positions of a prompt from `start` on, at most `most`, a step has room for beside these, if it is to
+        take `limit` seconds. `scored`: the logits of each are wanted.
+        """
+        costs = self._costs
+        left = limit - self.seconds(decodes, prompts) - costs[_ROWS]  # its last one may be the prompt's
+        if left <= 0.0:
+            return 0
+        each = costs[_PROMPT] + costs[_ATTENDED] * (start + 0.5) + (costs[_ROWS] if scored else 0.0)
+        tokens = decodes.tokens + prompts.tokens
+        if self._others < 1.0 and costs[_EXPERTS]:
+            # Every further expert is dearer at first than later; what all of them take at most is in any case enough.
+            left -= costs[_EXPERTS] * (self._others**tokens - self._others ** (tokens + most))
+            if left <= 0.0:
+                return 0
+        half = costs[_ATTENDED] / 2
+        wanted = each * most + half * most * most
+        if wanted <= left:
+            return most
+        root = math.sqrt(each * each + 4.0 * half * left)
+        return min(most, int(2.0 * left / (each + root)))
+
+    def learn(self, decodes: StepLoad, prompts: StepLoad, seconds: float) -> None:
+        """Take in that a step of this load took so long."""
+        if seconds <= 0.0:
+            return
+        expected = self.seconds(decodes, prompts)
+        kind = step_kind(decodes.tokens, prompts.tokens)
+        if self._seen:
+            error = abs(expected - seconds) / seconds
+            self.errors[kind] = self.errors.get(kind, error) + _FADE * (error - self.errors.get(kind, error))
+            seconds = self._without_surprise(seconds, expected, self.errors[kind])
+            if kind == "decode" and self._seen >= _FIRST and self._skipped < _EVERY[error < _AS_EXPECTED]:
+                self._skipped += 1
+                return
+        self._skipped = 0
+        self._seen += 1
+        self._sums[kind].add(self._features(decodes, prompts), seconds)
+        self._fit()
+
+    def _without_surprise(self, seconds: float, expected: float, error: float) -> float:
+        """What counts of a step's time. All coefficients change at once where most steps of late say so, of a kind
+        whose `error` was small: what was never right has to be learned.
+        """
+        ratios = self._ratios
+        ratios.append(seconds / expected)
+        middle = sorted(ratios)[len(ratios) // 2]
+        if len(ratios) == _RECENT and error < _TRUSTED and not 1 / _CHANGE < middle < _CHANGE:
+            self._costs = [middle * cost for cost in self._costs]
+            for sums in self._sums.values():
+                sums.scale(middle)
+            ratios.clear()
+            expected *= middle
+        most = _SURPRISE if self._seen >= _FIRST else _EARLY_SURPRISE
+        return min(max(seconds, expected / most), expected * most)
+
+    def _features(self, decodes: StepLoad, prompts: StepLoad) -> list[float]:
+        tokens = decodes.tokens + prompts.tokens
+        experts = 1.0 - self._others**tokens if self._others < 1.0 else 0.0
+        return [1.0, decodes.tokens, prompts.tokens, prompts.rows, decodes.read, prompts.attended, experts]
+
+    def _fit(self) -> None:
+        """The coefficients, none below 0, that come nearest to the relative times of all kinds, and to what is expected
+        of a machine as fast as this one.
+        """
+        products = [[sum(sums.products[i][j] for sums in self._sums.values()) for j in self._used] for i in self._used]
+        targets = [sum(sums.targets[i] for sums in self._sums.values()) for i in self._used]
+        spread = sum(_EXPECTED[i] * _EXPECTED[j] * products[i][j] for i in self._used for j in self._used)
+        token = sum(_EXPECTED[i] * targets[i] for i in self._used) / spread
+        units = [token * _EXPECTED[i] for i in self._used]
+        found = self._relative
+        for _ in range(10):
+            for i in self._used:
+                rest = targets[i] - sum(products[i][j] * units[j] * found[j] for j in self._used if j != i)
+                found[i] = max(0.0, (units[i] * rest + _BELIEF) / (products[i][i] * units[i] * units[i] + _BELIEF))
+        self._costs = [units[i] * found[i] for i in self._used] + [0.0] * (7 - len(self._used))
+
+
+class _Sums:
+    """Of the steps of one kind, older ones fading: products of features, divided by the square of the seconds, and
+    features, divided by the seconds.
+    """
+
+    __slots__ = ("products", "targets")
+
+    def __init__(self) -> None:
+        self.products = [[0.0] * 7 for _ in range(7)]
+        self.targets = [0.0] * 7
+
+    def add(self, features: list[float], seconds: float) -> None:
+        kept = 1.0 - 1.0 / _MEMORY
+        for i, feature in enumerate(features):
+            of_second = feature / seconds
+            self.targets[i] = kept * self.targets[i] + of_second
+            row = self.products[i]
+            for j, other in enumerate(features):
+                row[j] = kept * row[j] + of_second * other / seconds
+
+    def scale(self, factor: float) -> None:
+        """All steps so far count as if they had taken `factor` times as long."""
+        self.targets = [target / factor for target in self.targets]
+        self.products = [[product / factor**2 for product in row] for row in self.products]

@@ -1,0 +1,55 @@
+"""What a step asks of whoever computes it, in numbers that its seconds follow from. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from homenode.engine.step import Step
+
+
+@dataclass(frozen=True, slots=True)
+class StepLoad:
+    """What a step asks of any worker: tokens; rows of logits; sequences' positions to be read; positions looked at,
+    over all tokens; and sequences. `scanned`: positions whose keys indexers read; `scored`: those that they score,
+    over all tokens. `unread`, `unattended`: what layers that attend to all have besides `read` and `attended`."""
+
+    tokens: int
+    rows: int
+    read: int
+    attended: int
+    sequences: int = 1
+    scanned: int = 0
+    scored: int = 0
+    unread: int = 0
+    unattended: int = 0
+
+    @classmethod
+    def of_sequence(cls, start: int, count: int, rows: int, chosen: int | None = None) -> StepLoad:
+        """Of positions start .. start + count - 1 of one sequence. `chosen`: how many tokens each looks at where an
+        indexer chooses them; None: all up to its own.
+        """
+        end, attended = start + count, _sum_of(start + 1, start + count)
+        if chosen is None or end <= chosen:
+            return cls(count, rows, end, attended)
+        first = max(start, chosen)  # whose context is longer than that
+        scored = _sum_of(first + 1, end)
+        unattended, read = scored - (end - first) * chosen, min(end, count * chosen)
+        return cls(count, rows, read, attended - unattended, 1, end, scored, end - read, unattended)
+
+    @classmethod
+    def of(cls, step: Step, chosen: int | None = None) -> StepLoad:
+        """Of a real step of the scheduler. `chosen`: as for `of_sequence`."""
+        loads = [cls.of_sequence(item.start, item.count, int(item.sample), chosen) for item in step.items]
+        return cls(*(sum(getattr(load, each.name) for load in loads) for each in fields(cls)))
+
+    def plus(self, other: StepLoad) -> StepLoad:
+        """Both in one step."""
+        return StepLoad(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))
+
+
+NO_LOAD = StepLoad(0, 0, 0, 0, 0)
+
+
+def _sum_of(first: int, last: int) -> int:
+    """first + (first + 1) + ... + last."""
+    return (last - first + 1) * (first + last) // 2

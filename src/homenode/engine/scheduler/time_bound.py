@@ -1,0 +1,63 @@
+"""How long a step may take, so that nobody waits for somebody else's long prompt. Pure.
+
+While somebody's answer goes on a step takes at most `--step-time`, or twice what its decodes take alone where that is
+more, so that prompts always get on. Prompts alone take twice `--step-time`, steps that were planned ahead included: for
+so long a newcomer waits at most.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from homenode.engine.scheduler.step_costs import StepCosts
+from homenode.engine.scheduler.step_load import StepLoad
+
+FIRST_PIECE: Final = 64  # tokens of a prompt in a step, while nothing is known of what they cost
+ALIGNMENT: Final = 16  # positions at a multiple of which a piece ends: a tile of keys, and rows that kernels like
+_LEAST_ROOM = 0.25  # of a bound: steps planned ahead that leave less of it are waited for
+
+
+class TimeBound:
+    """Of the step that is being planned. `keep` leaves a share of what prompts may have to one of them."""
+
+    def __init__(self, costs: StepCosts, decodes: StepLoad, limit: float, *, whole: bool) -> None:
+        """`decodes`: what the step holds already. `limit`: seconds of the whole step. `whole`: prompts are not cut."""
+        self._costs, self._decodes, self._limit, self._whole = costs, decodes, limit, whole
+        self._kept = 0.0
+
+    @property
+    def spent(self) -> bool:
+        """No prompt at all may be in this step."""
+        return self._limit <= 0.0
+
+    def keep(self, share: float, prompts: StepLoad) -> None:
+        """Leave this share of what is left beside `prompts`; 0: nothing is kept any more."""
+        self._kept = share * max(0.0, self._limit - self._costs.seconds(self._decodes, prompts))
+
+    def fitting(self, prompts: StepLoad, start: int, count: int, *, scored: bool) -> int:
+        """How many of `count` positions of a prompt from `start` on fit beside `prompts`, which are in the step
+        already; some of the first prompt always do. `scored`: the logits of each are wanted.
+        """
+        first = not prompts.tokens
+        if not self._costs.known:
+            fits = FIRST_PIECE - prompts.tokens
+        else:
+            fits = self._costs.fitting(self._decodes, prompts, start, count, self._limit - self._kept, scored=scored)
+        if fits >= count:
+            return count
+        if self._whole:
+            return count if first else 0
+        fits = max(0, (start + max(0, fits)) // ALIGNMENT * ALIGNMENT - start)
+        return fits or (min(count, ALIGNMENT) if first else 0)
+
+
+def time_limit(alone_s: float, step_s: float, *, answering: bool, in_flight_s: float, stages: int) -> float:
+    """Seconds that a step with prompts may take; 0: it is to be planned when those in flight are done.
+
+    `alone_s`: what its decodes take by themselves. `step_s`: `--step-time`. `answering`: somebody's answer goes on.
+    `in_flight_s`: what the steps in flight are expected to take. `stages`: of the pipeline, which have a step each.
+    """
+    if answering or stages > 1:
+        return max(step_s, 2.0 * alone_s)
+    left = 2.0 * step_s - in_flight_s
+    return left if left >= 2.0 * step_s * _LEAST_ROOM else 0.0

@@ -1,0 +1,75 @@
+"""What is learned of the seconds of steps: from the first ones on, beside slow ones, and when cores come or go."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from homenode.engine.scheduler.step_costs import StepCosts
+from homenode.engine.scheduler.step_load import NO_LOAD, StepLoad
+
+BASE, DECODED, PROMPT, READ, ATTENDED = 0.010, 0.003, 0.0022, 6e-7, 7e-7
+
+
+def loads(rng: random.Random) -> tuple[StepLoad, StepLoad]:
+    count, tokens = rng.choice([0, 1, 4, 16]), rng.choice([0, 48, 96, 160])
+    read = count * rng.randrange(1000)
+    decodes = StepLoad(count, count, read, read, count) if count else NO_LOAD
+    prompts = StepLoad.of_sequence(rng.randrange(4000), tokens or 32, 0) if tokens or not count else NO_LOAD
+    return decodes, prompts
+
+
+def seconds(decodes: StepLoad, prompts: StepLoad) -> float:
+    of_decodes = DECODED * decodes.tokens + READ * decodes.read
+    return BASE + of_decodes + PROMPT * prompts.tokens + ATTENDED * prompts.attended
+
+
+def errors(costs: StepCosts, rng: random.Random, steps: int, slow: float = 0.0, speed: float = 1.0) -> list[float]:
+    found = []
+    for _ in range(steps):
+        decodes, prompts = loads(rng)
+        true = speed * seconds(decodes, prompts)
+        if costs.known:
+            found.append(abs(costs.seconds(decodes, prompts) / true - 1))
+        costs.learn(
+            decodes, prompts, true * (rng.choice([2, 4, 8]) if rng.random() < slow else rng.uniform(0.97, 1.03))
+        )
+    return sorted(found)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_few_steps_tell_what_others_take(seed: int) -> None:
+    rng, costs = random.Random(seed), StepCosts()
+    errors(costs, rng, 30)
+    found = errors(costs, rng, 100)
+    assert found[90] < 0.15, found[-10:]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_single_slow_steps_change_little(seed: int) -> None:
+    rng, costs = random.Random(seed), StepCosts()
+    errors(costs, rng, 200)
+    found = errors(costs, rng, 200, slow=0.1)
+    assert found[100] < 0.12, found[100]
+
+
+@pytest.mark.parametrize("speed", [2.0, 0.5])
+def test_cores_that_come_or_go_are_followed(speed: float) -> None:
+    rng, costs = random.Random(1), StepCosts()
+    errors(costs, rng, 100)
+    errors(costs, rng, 40, speed=speed)
+    found = errors(costs, rng, 60, speed=speed)
+    assert found[30] < 0.15, found
+
+
+def test_what_fits_is_what_takes_the_time() -> None:
+    rng, costs = random.Random(2), StepCosts()
+    errors(costs, rng, 200)
+    decodes = StepLoad(4, 4, 2000, 2000, 4)
+    for start in (0, 1000, 6000):
+        count = costs.fitting(decodes, NO_LOAD, start, 10_000, 0.15, scored=False)
+        assert costs.seconds(decodes, StepLoad.of_sequence(start, count, 1)) <= 0.15
+        assert costs.seconds(decodes, StepLoad.of_sequence(start, count + 2, 1)) > 0.149
+    assert costs.fitting(decodes, NO_LOAD, 0, 5, 10.0, scored=False) == 5
+    assert costs.fitting(decodes, NO_LOAD, 0, 5, 0.0, scored=False) == 0
