@@ -17,7 +17,8 @@ comes from the flag, else from the variable, else from the file given by `--conf
 else from the default. `--show-config` prints each value and where it came from, and (`serve`) the
 [tokens that end an answer](models.md#tokens-that-end-an-answer); `--check-config` validates them and exits.
 Counts of tokens may be written `8k` (8192) or `1m` (1048576), sizes `512KiB` or `2GiB`, times `250ms` or `5min`.
-`serve --help` shows the few that one needs first, `serve --help-all` all of them.
+`serve --help` shows the few that one needs first, `serve --help-all` all of them. Flags and variables of vLLM,
+llama.cpp and SGLang are taken by their names there, too: [the table](other-programs.md).
 What contradicts another setting is refused; what was given and has no effect as the others are is told, by
 `--check-config` and at the start.
 

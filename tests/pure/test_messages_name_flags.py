@@ -34,6 +34,11 @@ NO_MESSAGES = (
     "compute/devices.py",
     "compute/torch/probe.py",
     "installation.py",
+    # Names of other programs' flags; what is said of them is in tests/pure/test_equivalents.py.
+    "equivalents/vllm.py",
+    "equivalents/llama_cpp.py",
+    "equivalents/sglang.py",
+    "equivalents/variables.py",
 )
 # Modules whose messages an engine of ours shows, too (serve, generate, chat): they place its workers. What they say of
 # flags that serve lacks concerns accelerators and ranks of other programs, or a setting that an engine always gives.

@@ -4,14 +4,16 @@ from here.
 
 from __future__ import annotations
 
+import typing
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
 import msgspec
 
 from homenode.engine.scheduler_config import KvConfig, SchedulerConfig
+from homenode.equivalents.keywords import translate_keywords
+from homenode.equivalents.translation import OwnFlag
 from homenode.errors import UserError
 from homenode.host.placement.numa_settings import NumaSettings
 from homenode.options import Option, option, options_of
@@ -234,6 +236,8 @@ class EngineConfig:
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     transfer: TransferConfig = field(default_factory=TransferConfig)
     disable_log_stats: bool = option(False, "Do not log a line of statistics every ten seconds while busy.")
+    told: tuple[str, ...] = ()
+    """Lines about settings of other programs that were given and have no effect here."""
 
     @property
     def model_name(self) -> str:
@@ -252,10 +256,17 @@ class EngineConfig:
 
         UserError for a name there is no setting of, and for a value out of range.
         """
-        left = {name: value for name, value in settings.items() if value is not None}
+        translated = translate_keywords(
+            {name: value for name, value in settings.items() if value is not None}, own_flags(cls)
+        )
+        left, told = translated.settings, list(translated.told)
+        if translated.model is not None and model not in (None, translated.model):
+            raise UserError(f"the model is named twice: {model} and {translated.model}; give one", param="model")
         if "kv_transfer_config" in left:
-            left = {**read_settings_file(Path(str(left["kv_transfer_config"]))), **left}
-        parts: dict[str, Any] = {}
+            file = read_settings_file(left["kv_transfer_config"])
+            left, told = {**file.settings, **left}, [*told, *file.told]
+            left["kv_transfer_config"] = file.source
+        parts: dict[str, Any] = {"told": tuple(told)}
         known: list[str] = []
         for part in fields(cls):
             if isinstance(part.default_factory, type):
@@ -275,13 +286,28 @@ class EngineConfig:
                 f"there is no setting {', '.join(sorted(left))}; see `homenode serve --help-all` for those there are"
             )
             raise UserError(with_suggestion(message, min(left), known), param=min(left))
-        parts["model"] = replace(parts["model"], model=model)
+        parts["model"] = replace(parts["model"], model=model if translated.model is None else translated.model)
         config = cls(**parts)
         try:
             msgspec.convert(msgspec.to_builtins(config), cls)
         except (msgspec.ValidationError, TypeError) as error:
             raise UserError(f"a setting has a value of the wrong kind: {error}") from error
         return config
+
+
+def own_flags(config: type[Any]) -> dict[str, OwnFlag]:
+    """The flags of all settings of a config class and of those that it is composed of."""
+    found: dict[str, OwnFlag] = {}
+    hints = typing.get_type_hints(config)
+    for part in fields(config):
+        if "option" in part.metadata:
+            is_switch = bool in (hints[part.name], *typing.get_args(hints[part.name]))
+            name = part.name.replace("_", "-")
+            names = (f"--{name}", f"--no-{name}") if is_switch else (f"--{name}",)
+            found |= dict.fromkeys(names, OwnFlag(not is_switch))
+        elif is_dataclass(hints[part.name]):
+            found |= own_flags(typing.cast(type[Any], hints[part.name]))
+    return found
 
 
 def _checked(name: str, value: Any, declared: Option) -> Any:

@@ -148,8 +148,9 @@ class TransferConfig:
     )
     kv_transfer_config: str | None = option(
         None,
-        "YAML file with these settings, by their names with underscores. Flags and variables win over it.",
-        metavar="FILE",
+        "YAML file with these settings, by their names with underscores or LMCache's; or vLLM's JSON. Flags and "
+        "variables win over it.",
+        metavar="FILE|JSON",
     )
 
     @property

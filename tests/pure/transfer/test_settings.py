@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +129,7 @@ def test_the_same_from_python(tmp_path: Path) -> None:
 
 
 def test_values_as_people_write_them() -> None:
-    typed = typed_settings(
+    typed, _ = typed_settings(
         {
             "pd_buffer_size": 2e9,
             "pd_cpu_buffer_size": "8MiB",
@@ -143,8 +144,8 @@ def test_values_as_people_write_them() -> None:
         "pd_alloc_fail_backoff_ttl": 0.25,
         "pd_pull_done_port": (1, 2),
     }
-    assert typed_settings({"pd_proxy_host": None}, "x") == {}
-    assert typed_settings({"pd_pull_backpressure_reserve_pct": 3}, "x") == {"pd_pull_backpressure_reserve_pct": 3.0}
+    assert typed_settings({"pd_proxy_host": None}, "x") == ({}, ())
+    assert typed_settings({"pd_pull_backpressure_reserve_pct": 3}, "x")[0] == {"pd_pull_backpressure_reserve_pct": 3.0}
 
 
 def test_everything_wrong_with_a_file_is_named_at_once() -> None:
@@ -176,7 +177,7 @@ def test_a_file_that_is_no_mapping_of_settings(tmp_path: Path, text: str) -> Non
 def test_files_that_are_not_there_empty_or_too_large(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="No such file"):
         read_settings_file(tmp_path / "none.yaml")
-    assert read_settings_file(Path(file_of(tmp_path, "# nothing\n"))) == {}
+    assert read_settings_file(Path(file_of(tmp_path, "# nothing\n"))).settings == {}
     with pytest.raises(UserError, match="larger than"):
         read_settings_file(Path(file_of(tmp_path, "# " + "x" * (1 << 20))))
 
@@ -188,6 +189,62 @@ def test_aliases_cannot_make_a_message_large(tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
         read_settings_file(Path(file_of(tmp_path, bomb + "pd_pull_mode: *j\n")))
     assert len(caught.value.message) < 4000
+    with pytest.raises(UserError, match="kv_role is not taken"):
+        read_settings_file(Path(file_of(tmp_path, bomb.replace("a: &a", "save_unfull_chunk: &a", 1) + "kv_role: *j\n")))
+
+
+@pytest.mark.parametrize(
+    ("values", "taken", "told"),
+    [
+        ({"enable_xpyd": True, "nixl_role": "receiver", "nixl_peer_init_port": 7320, "nixl_buffer_size": 1048576},
+         {"enable_pd": True, "pd_role": "receiver", "pd_peer_init_port": (7320,), "pd_buffer_size": 1048576}, []),
+        ({"pd_role": "sender", "nixl_role": "sender"}, {"pd_role": "sender"}, []),
+        ({"save_unfull_chunk": True, "chunk_size": 256, "extra_config": {"a": [1]}}, {},
+         ["save_unfull_chunk", "chunk_size", "extra_config"]),
+        ({"p2p_of_a_newer_version": 1, "lmcache_instance_id": "a", "blend_min_tokens": 2}, {},
+         ["p2p_of_a_newer_version", "lmcache_instance_id", "blend_min_tokens"]),
+        ({"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_producer", "kv_buffer_size": 1e9, "kv_rank": 0},
+         {"pd_role": "sender", "pd_buffer_size": 10**9}, ["kv_connector", "kv_rank"]),
+        ({"kv_connector": "NixlConnector", "kv_role": "kv_consumer"}, {"pd_role": "receiver"}, ["kv_connector"]),
+        ({"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}, {}, ["kv_connector", "kv_role"]),
+        ({"remote_url": None}, {}, []),
+    ],
+)  # fmt: skip
+def test_keys_of_other_programs(values: dict[str, object], taken: dict[str, object], told: list[str]) -> None:
+    typed, lines = typed_settings(values, "x")
+    assert typed == taken
+    assert [line.split()[0] for line in lines] == told
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({"pd_role": "sender", "nixl_role": "receiver"}, "pd_role and nixl_role contradict"),
+        ({"pd_role": "sender", "kv_role": "kv_consumer"}, "pd_role and kv_role contradict"),
+        ({"kv_connector": "NixlConnector", "kv_role": "kv_both"}, "kv_role kv_both is not taken: .*pd-role"),
+        ({"kv_role": ["kv_both"]}, "kv_role is not taken"),
+        ({"nixl_role": "both"}, "nixl_role: 'both' is none of sender, receiver"),
+        ({"nixl_rolle": "sender"}, "nixl_rolle is no setting of it"),
+        ({"pd_bufer_size": 1}, r"did you mean pd_buffer_size\?"),
+        ({"kv_rank": 0}, "kv_rank is no setting of it"),
+    ],
+)
+def test_keys_that_contradict_or_that_nobody_has(values: dict[str, object], named: str) -> None:
+    with pytest.raises(UserError, match=named):
+        typed_settings(values, "x")
+
+
+def test_json_in_place_of_a_file(tmp_path: Path) -> None:
+    text = ' {"pd_role": "sender", "pd_buffer_size": 1048576, "chunk_size": 128}'
+    for given in (text, json.loads(text)):
+        file = read_settings_file(given)
+        assert dict(file.settings) == {"pd_role": "sender", "pd_buffer_size": 1048576}
+        assert [line.split()[0] for line in file.told] == ["chunk_size"]
+    for wrong in ('{"kv_connector": "NixlConnector", ', '["pd_role"]'):
+        with pytest.raises(UserError, match=r"neither a file nor JSON|holds a list"):
+            read_settings_file(wrong)
+    config = EngineConfig.of(None, {"kv_transfer_config": json.loads(text)})
+    assert config.transfer.pd_role == "sender" and len(config.told) == 1
 
 
 def test_ports() -> None:
@@ -200,7 +257,7 @@ def test_ports() -> None:
 
 def test_networks() -> None:
     assert parse_networks("10.1.0.0/16, 10.2.0.7 fd00::/8") == ("10.1.0.0/16", "10.2.0.7/32", "fd00::/8")
-    assert typed_settings({"pd_allowed_peers": ["10.1.0.0/16", "10.2.0.7"]}, "f")["pd_allowed_peers"] == (
+    assert typed_settings({"pd_allowed_peers": ["10.1.0.0/16", "10.2.0.7"]}, "f")[0]["pd_allowed_peers"] == (
         "10.1.0.0/16",
         "10.2.0.7/32",
     )

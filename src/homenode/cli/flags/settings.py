@@ -20,7 +20,10 @@ import click
 
 from homenode.cli.flags.service_links import left_aside
 from homenode.cli.flags.suggestions import SuggestingChoice
-from homenode.cli.output.report import print_note, set_by
+from homenode.cli.output.report import TOLD, VARIABLE_SETTINGS, print_note, set_by
+from homenode.equivalents.equivalent import ModelName
+from homenode.equivalents.table import known_flags
+from homenode.equivalents.translation import OwnFlag, flag_values, translate, words_of
 from homenode.errors import UserError
 from homenode.host.placement.numa_settings import NumaSettings
 from homenode.options import EMPTY_SECRET, Option, is_empty_secret, options_of
@@ -133,9 +136,12 @@ class SettingOption(click.Option):
 
     def resolve_envvar_value(self, ctx: click.Context) -> str | None:
         found = super().resolve_envvar_value(ctx)
+        variable: str | None = str(self.envvar)
+        if found is None and self.secret:
+            found = os.environ.get(str(self.envvar))
         if found is None:
-            return os.environ.get(str(self.envvar)) if self.secret else None
-        line = left_aside(str(self.envvar), found, self.opts[0])
+            variable, found = variable_setting(ctx, self.name)
+        line = None if found is None else left_aside(str(variable), found, self.opts[0])
         if line is None:
             return found
         if line not in ctx.meta.setdefault(_TOLD, []):  # click asks more than once
@@ -152,6 +158,12 @@ class SettingOption(click.Option):
                 raise
             message = f"{error.message} (set by {where})"
             raise click.BadParameter(message, error.ctx, error.param, error.param_hint) from error
+
+
+def variable_setting(ctx: click.Context, name: str | None) -> tuple[str | None, str | None]:
+    """The variable of another program that says a setting, and the value; None where none does."""
+    said: tuple[str | None, str | None] = ctx.meta.get(VARIABLE_SETTINGS, {}).get(name, (None, None))
+    return said
 
 
 def out_of_range(value: Any, option: Option) -> str | None:
@@ -235,11 +247,13 @@ def _read_config(configs: tuple[type[Any], ...]) -> Callable[[click.Context, cli
         if file is None:
             return
         by_flag = {s.flag: s for config in configs for s in settings_of(config)}
+        own = _own_flags(by_flag)
         arguments = {p.name for p in ctx.command.params if isinstance(p, click.Argument)}
         try:
             values = tomllib.loads(file.read_text(encoding="utf-8"))
         except (ValueError, OSError) as error:
             raise click.BadParameter(f"{file} is not TOML: {error}") from error
+        values = _translated(ctx, file, values, own)
         keys = {key: key.replace("_", "-") for key in values}
         unknown = [key for key, flag in keys.items() if flag not in by_flag and flag not in arguments]
         if unknown:
@@ -254,6 +268,32 @@ def _read_config(configs: tuple[type[Any], ...]) -> Callable[[click.Context, cli
             ctx.default_map[setting.name if setting else keys[key]] = _from_file(file, key, value, setting)
 
     return callback
+
+
+def _own_flags(by_flag: Mapping[str, ConfigSetting]) -> dict[str, OwnFlag]:
+    found: dict[str, OwnFlag] = {}
+    for flag, setting in by_flag.items():
+        names = (f"--{flag}", f"--no-{flag}") if setting.kind is bool else (f"--{flag}",)
+        found |= dict.fromkeys(names, OwnFlag(setting.kind is not bool, setting.many))
+    return found
+
+
+def _translated(ctx: click.Context, file: Path, values: dict[str, Any], own: Mapping[str, OwnFlag]) -> dict[str, Any]:
+    """The values with the names of other programs turned into ours; what has no effect is told."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        flag = f"--{key.replace('_', '-')}"
+        if flag in own or known_flags().get(flag) is None or isinstance(known_flags()[flag].row.meaning, ModelName):
+            found[key] = value
+            continue
+        made = translate(words_of(flag, value), own, takes_model=False)
+        if made.refused:
+            raise click.BadParameter(f"{file}: {'; '.join(made.refused)}")
+        ctx.meta.setdefault(TOLD, []).extend(f"{file}: {line}" for line in made.told)
+        found |= {
+            ours[2:]: {"true": True, "false": False}.get(text, text) for ours, text in flag_values(made.words, own)
+        }
+    return found
 
 
 def _from_file(file: Path, key: str, value: Any, setting: ConfigSetting | None) -> Any:
@@ -307,13 +347,28 @@ def source_of(ctx: click.Context, name: str) -> str:
     return _SOURCES.get(source, source.name.lower())
 
 
+def _shown(value: Any) -> str:
+    """A value as a flag takes it."""
+    if isinstance(value, tuple | list):
+        return ",".join(map(str, value))
+    return "" if value is None else str(value)
+
+
+def _variable_of_others(ctx: click.Context, setting: ConfigSetting) -> str | None:
+    variable = variable_setting(ctx, setting.name)[0]
+    from_environment = ctx.get_parameter_source(setting.name) is click.core.ParameterSource.ENVIRONMENT
+    if variable is None or not from_environment or os.environ.get(setting.variable):
+        return None
+    return f"environment {variable}"
+
+
 def shown_settings(ctx: click.Context, *configs: type[Any]) -> list[tuple[str, str, str]]:
     """(flag, value, where it came from) of every setting; secrets are hidden."""
     rows = []
     for config in configs:
         for setting in settings_of(config):
             value = _flat(ctx.params.get(setting.name))
-            text = "(hidden)" if setting.option.secret and value else "" if value is None or value == () else str(value)
-            told = ctx.meta.get(OTHER_SOURCES, {}).get(setting.name)
+            text = "(hidden)" if setting.option.secret and value else _shown(value)
+            told = ctx.meta.get(OTHER_SOURCES, {}).get(setting.name) or _variable_of_others(ctx, setting)
             rows.append((f"--{setting.flag}", text, told or source_of(ctx, setting.name)))
     return rows

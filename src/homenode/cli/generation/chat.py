@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from homenode.cli.flags.equivalents import EquivalentsCommand
 from homenode.cli.flags.logs import with_command_log
 from homenode.cli.flags.settings import NUMA_SETTINGS, with_some_settings
 from homenode.cli.generation.conversation import Messages, TerminalConversation
@@ -46,7 +47,7 @@ _MODEL = "homenode "
 _ENDS = {"length": "cut by --max-tokens or the end of the context", "abort": "stopped"}
 
 
-@click.command()
+@click.command(cls=EquivalentsCommand)
 @click.argument("model", required=False)
 @click.option("--system", help="System message that opens the conversation.")
 @with_sampling_flags(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
+from homenode.cli.flags.equivalents import EquivalentsCommand
 from homenode.cli.flags.logs import with_command_log
 from homenode.cli.flags.settings import NUMA_SETTINGS, with_some_settings
 from homenode.cli.generation.sampling_flags import with_sampling_flags
@@ -35,7 +36,7 @@ _SETTINGS = (
 )
 
 
-@click.command()
+@click.command(cls=EquivalentsCommand)
 @click.argument("model", required=False)
 @click.option("--prompt", required=True, help="Text to continue.")
 @with_sampling_flags(

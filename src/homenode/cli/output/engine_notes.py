@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import click
 from click.core import ParameterSource
 
-from homenode.cli.output.report import ERR
+from homenode.cli.output.report import ERR, told_of_equivalents
 from homenode.engine.config import EngineConfig
 
 
@@ -18,6 +18,8 @@ def tell_unused_settings(config: EngineConfig, devices: Sequence[str] = ("cpu",)
     `engines`: of the service, where that is known."""
     from homenode.engine.plan.settings_without_effect import settings_without_effect
 
+    for line in told_of_equivalents():
+        ERR.print(f"homenode: note: {line}", markup=False, highlight=False)
     for finding in settings_without_effect(config, devices, os.environ, engines):
         ERR.print(f"homenode: {finding.severity}: {finding.text}", markup=False, highlight=False)
 

@@ -25,6 +25,12 @@ if TYPE_CHECKING:
     ERR: Console
 
 
+# In a click context's meta, by the names of settings: which flag of another program was given for it, and which
+# variable of another program says it, with the value; and lines about such settings that have no effect.
+GIVEN_AS = "homenode.given-as"
+VARIABLE_SETTINGS = "homenode.variable-settings"
+TOLD = "homenode.told-of-equivalents"
+
 _FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*[a-z0-9]")
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # of a file that the output goes to
 
@@ -152,10 +158,13 @@ def _variable_of(flag: str) -> str | None:
 
 
 def set_by(param: click.Parameter, context: click.Context) -> str | None:
-    """The variable or the file that has given a parameter its value; None where neither has."""
+    """The variable, the file or the flag of another name that has given a parameter its value; None where none has."""
     from click.core import ParameterSource
 
     source = context.get_parameter_source(param.name or "")
+    if source is ParameterSource.COMMANDLINE:
+        given_as: str | None = context.meta.get(GIVEN_AS, {}).get(param.name)
+        return given_as
     if source is ParameterSource.DEFAULT:
         return _variable_of(param.opts[0])
     if source is ParameterSource.DEFAULT_MAP:
@@ -163,7 +172,16 @@ def set_by(param: click.Parameter, context: click.Context) -> str | None:
     if source is not ParameterSource.ENVIRONMENT or not param.envvar:
         return None
     names = [param.envvar] if isinstance(param.envvar, str) else list(param.envvar)
-    return next((name for name in names if os.environ.get(name)), names[0])
+    of_others: str = context.meta.get(VARIABLE_SETTINGS, {}).get(param.name, (names[0],))[0]
+    return next((name for name in names if os.environ.get(name)), of_others)
+
+
+def told_of_equivalents() -> tuple[str, ...]:
+    """Lines about settings of other programs that were given to the running command and have no effect."""
+    import click
+
+    context = click.get_current_context(silent=True)
+    return () if context is None else tuple(context.meta.get(TOLD, ()))
 
 
 def print_json(value: Any) -> None:

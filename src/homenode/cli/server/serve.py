@@ -16,7 +16,15 @@ import click
 from homenode.cli.flags.logs import LogConfig
 from homenode.cli.flags.settings import build, shown_settings, source_of, with_settings
 from homenode.cli.output.loading_progress import loading_progress
-from homenode.cli.output.report import exit_code, plain_errors, print_error, print_labelled, print_note, with_origins
+from homenode.cli.output.report import (
+    exit_code,
+    plain_errors,
+    print_error,
+    print_labelled,
+    print_note,
+    told_of_equivalents,
+    with_origins,
+)
 from homenode.cli.server.serve_help import ServeCommand
 from homenode.cli.server.transfer_file import take_transfer_file
 from homenode.engine.config import EngineConfig
@@ -68,7 +76,7 @@ def serve(ctx: click.Context, /, model: str | None, check_config: bool, show_con
             raise UserError(
                 "--check-config and --show-config are two answers; ask for one of them", param="--show-config"
             )
-        take_transfer_file(ctx, values)
+        told = (*told_of_equivalents(), *take_transfer_file(ctx, values))
         engine: EngineConfig = build(EngineConfig, values)
         server, text = build(ServerConfig, values), build(TextConfig, values)
         named = dataclasses.replace(engine.model, model=model, vocabulary=text.tokenizer)
@@ -81,8 +89,12 @@ def serve(ctx: click.Context, /, model: str | None, check_config: bool, show_con
             print_text_side(engine.model, text, server)
             return
         if check_config:
+            for line in told:
+                print_note(line)
             sys.exit(_check(server, engine, text))
         begin_service_log("server", build(LogConfig, values).level)
+        for line in told:
+            _LOG.warning("%s", line)
         check_doors(server)
         raise_descriptor_limit()
         if engine.transfer.on:

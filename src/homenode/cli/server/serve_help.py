@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar
 
+from homenode.cli.flags.equivalents import EquivalentsCommand
 from homenode.cli.flags.help_groups import GroupedHelpCommand, HelpGroup
 from homenode.cli.flags.logs import LogConfig
 from homenode.cli.flags.many_values import ManyValuesCommand
@@ -46,7 +47,7 @@ def _groups() -> Iterator[tuple[str, HelpGroup]]:
     yield from _OF_SETTING.items()
 
 
-class ServeCommand(GroupedHelpCommand, ManyValuesCommand):
+class ServeCommand(GroupedHelpCommand, ManyValuesCommand, EquivalentsCommand):
     """`homenode serve`."""
 
     groups: ClassVar = dict(_groups())

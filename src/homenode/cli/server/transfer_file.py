@@ -1,9 +1,8 @@
-"""`--kv-transfer-config FILE`: its settings take the place of defaults, and of what the file given by `--config`
-says."""
+"""`--kv-transfer-config`: its settings take the place of defaults, and of what the file given by `--config` says."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -14,13 +13,15 @@ from homenode.transfer.settings_file import read_settings_file
 _WINS = (click.core.ParameterSource.COMMANDLINE, click.core.ParameterSource.ENVIRONMENT)
 
 
-def take_transfer_file(ctx: click.Context, values: dict[str, Any]) -> None:
-    """Put the file's settings into `values` and the context, where no flag and no variable says otherwise. Raises as
-    `read_settings_file`."""
+def take_transfer_file(ctx: click.Context, values: dict[str, Any]) -> Sequence[str]:
+    """Put the file's settings into `values` and the context, where no flag and no variable says otherwise; lines about
+    what has no effect. Raises as `read_settings_file`."""
     if not values.get("kv_transfer_config"):
-        return
+        return ()
     sources = ctx.meta.setdefault(OTHER_SOURCES, {})
-    for name, value in read_settings_file(Path(values["kv_transfer_config"])).items():
+    file = read_settings_file(values["kv_transfer_config"])
+    for name, value in file.settings.items():
         if ctx.get_parameter_source(name) not in _WINS:
             values[name] = ctx.params[name] = value
             sources[name] = "kv transfer config"
+    return file.told

@@ -71,14 +71,17 @@ class LLM:
     ) -> None:
         """`model`: a Hugging Face folder, a GGUF file, a Hub id, or None for the built-in one.
 
-        `settings`: any setting of the engine by its name, such as threads=4 or kv_cache_memory="2GiB"; or all of them
-        as a `config`. `tokenizer` stands in for the model's own, `chat_template` (its text) for the model's template,
-        which may take `chat_template_timeout` seconds for a conversation. `progress` is told (bytes done, bytes in all)
-        while weights are read. Raises UserError, CheckpointError, CapacityError or HostError.
+        `settings`: any setting of the engine by its name, such as threads=4 or kv_cache_memory="2GiB", or by that of
+        another program (docs/other-programs.md); or all of them as a `config`. `tokenizer` stands in for the model's
+        own, `chat_template` (its text) for the model's template, which may take `chat_template_timeout` seconds for a
+        conversation. `progress` is told (bytes done, bytes in all) while weights are read. Raises UserError,
+        CheckpointError, CapacityError or HostError.
         """
         if config is not None and (settings or model is not None):
             raise UserError("give either a config or a model and settings, not both")
         config = config or EngineConfig.of(model, settings)
+        for line in config.told:
+            _LOG.warning("%s", line)
         if config.parallel.data_parallel_size > 1:
             raise UserError(
                 f"data_parallel_size is {config.parallel.data_parallel_size}, but an LLM is one engine in this "
