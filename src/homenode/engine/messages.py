@@ -16,6 +16,10 @@ from homenode.transfer.figures import TransferFigures
 from homenode.transfer.published import Published
 
 MAX_FRAME = 256 * 2**20
+# Seconds by which steps are counted, ascending.
+STEP_TIME_BOUNDS = (
+    0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.125, 0.15, 0.2, 0.25, 0.3, 0.4, 0.6, 1.0, 2.0, 5.0, 20.0,
+)  # fmt: skip
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True):
@@ -153,6 +157,9 @@ class EngineStats(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     waiting_for_kv: int = 0  # requests that wait for another engine: for room there, or for their KV to come
     handed_tokens: int = 0  # positions whose KV came from another engine and was used
     rejected: dict[str, int] = {}  # by reason
+    # By kind of step: the steps within each of `STEP_TIME_BOUNDS` and beyond the last, and the seconds of all.
+    step_times: dict[str, list[float]] = {}
+    step_errors: dict[str, float] = {}  # by kind, of late: by how much of its time a step was expected wrongly
     kv_released_bytes: int = 0  # KV memory that went back to the machine
     kv_growths_refused: int = 0  # times the machine had no memory for KV
     compute: dict[str, object] = {}

@@ -23,6 +23,7 @@ def since_start(before: EngineStats, now: EngineStats) -> EngineStats:
     """Counters over a restart: those of the engine that was lost and those of its successor. Gauges are of now."""
     counters = {name: getattr(before, name) + getattr(now, name) for name in _COUNTERS}
     rejected, transfer = _sum([before.rejected, now.rejected]), figures.over_restart(before.transfer, now.transfer)
+    step_times = _added([before.step_times, now.step_times])
     states = now.states
     if before.states is not None:
         after = states or msgspec.structs.replace(before.states, used=0, snapshots=0, hits=0, recomputed_tokens=0)
@@ -31,7 +32,9 @@ def since_start(before: EngineStats, now: EngineStats) -> EngineStats:
             hits=before.states.hits + after.hits,
             recomputed_tokens=before.states.recomputed_tokens + after.recomputed_tokens,
         )
-    return msgspec.structs.replace(now, **counters, rejected=rejected, transfer=transfer, states=states)
+    return msgspec.structs.replace(
+        now, **counters, rejected=rejected, step_times=step_times, transfer=transfer, states=states
+    )
 
 
 def at_rest(last: EngineStats) -> EngineStats:
@@ -49,6 +52,7 @@ def total(parts: Sequence[EngineStats]) -> EngineStats:
         **{name: sum(getattr(part, name) for part in parts) for name in names},
         kv_usage=sum(part.kv_usage for part in parts) / max(1, len(parts)),
         rejected=_sum([part.rejected for part in parts]),
+        step_times=_added([part.step_times for part in parts]),
     )
 
 
@@ -76,6 +80,12 @@ def all_ready(parts: Sequence[EngineReady], bindings: Sequence[EngineBinding]) -
             "free_cpus": list(_free_cpus(bindings)),
         },
     )
+
+
+def _added(parts: Sequence[Mapping[str, list[float]]]) -> dict[str, list[float]]:
+    """Histograms by kind, count by count."""
+    kinds = sorted({kind for part in parts for kind in part})
+    return {kind: [sum(each) for each in zip(*(p[kind] for p in parts if kind in p), strict=True)] for kind in kinds}
 
 
 def _sum(parts: Sequence[Mapping[str, int]]) -> dict[str, int]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from homenode.engine.scheduler.step_times import StepTimes
+
 
 @dataclass(slots=True)
 class SchedulerCounters:
@@ -19,4 +21,5 @@ class SchedulerCounters:
     step_tokens: int = 0
     handed_tokens: int = 0
     recomputed_tokens: int = 0
+    step_times: StepTimes = field(default_factory=StepTimes)
     rejected: Counter[str] = field(default_factory=Counter)

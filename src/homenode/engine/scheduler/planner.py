@@ -42,7 +42,7 @@ class Planner:
     ) -> None:
         self._config = config
         self._step_s = config.step_time / 1000.0
-        self._costs = costs
+        self.costs = costs
         self._batching = batching
         self._max_rows = max_rows
         self._allocator = allocator
@@ -127,7 +127,7 @@ class Planner:
     def _plan_prompts(self, plan: StepPlan, begun: list[Sequence], in_flight_s: float) -> None:
         """Go on with prompts that were begun, and begin others, by their turns."""
         if self._step_s and self.num_awaited:
-            alone_s = self._costs.seconds(plan.answers)
+            alone_s = self.costs.seconds(plan.answers)
             limit = time_limit(
                 alone_s,
                 self._step_s,
@@ -137,7 +137,7 @@ class Planner:
             )
             if not limit:
                 return
-            plan.bound = TimeBound(self._costs, plan.answers, limit, whole=not self._config.enable_chunked_prefill)
+            plan.bound = TimeBound(self.costs, plan.answers, limit, whole=not self._config.enable_chunked_prefill)
         begun = self._turns.sorted(begun)
         passed_over = self._turns.passed_over(begun, self.now, begins=self._slots_left > 0)
         closed = self._turns.closed_for(passed_over)

@@ -14,7 +14,7 @@ from homenode.engine.scheduler.fair_share import KeyShares
 from homenode.engine.scheduler.kv_coordinator import KvCoordinator
 from homenode.engine.scheduler.pending_steps import PendingStep, PendingSteps
 from homenode.engine.scheduler.request_table import RequestTable
-from homenode.engine.scheduler.step_costs import StepCosts
+from homenode.engine.scheduler.step_costs import StepCosts, step_kind
 from homenode.engine.step import NO_TOKEN, PromptScores, Sampled, StepItem, StepResult, WorkerLimits
 from homenode.errors import InternalError, NotANumberError, UserError
 from homenode.units import format_count
@@ -59,6 +59,8 @@ class Results:
         self._requests.throughput.add(pending_step.num_tokens, result.seconds)
         self._shares.charge(pending_step, result.seconds)
         self._costs.learn(pending_step.answers, pending_step.prompts, result.seconds)
+        kind = step_kind(pending_step.answers.tokens, pending_step.prompts.tokens)
+        self._counters.step_times.add(kind, result.seconds)
         if [s.seq for s in result.sampled] + [p.seq for p in result.pooled] != pending_step.drawing():
             raise InternalError(
                 f"step {result.number} drew tokens for other sequences than it was asked to", number=result.number

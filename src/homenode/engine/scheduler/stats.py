@@ -51,6 +51,8 @@ class SchedulerStats:
             steps=counters.steps,
             step_tokens=counters.step_tokens,
             rejected=dict(counters.rejected),
+            step_times=counters.step_times.figures(),
+            step_errors={str(kind): error for kind, error in self._planner.costs.errors.items()},
             kv_released_bytes=growth.released,
             kv_growths_refused=growth.refused,
             states=self._of_states(),

@@ -21,6 +21,7 @@ from homenode.server.keys.keyring import Keyring
 from homenode.server.monitoring.experts import expert_metrics
 from homenode.server.monitoring.keys import KeyMetrics
 from homenode.server.monitoring.states import state_metrics
+from homenode.server.monitoring.steps import step_metrics
 from homenode.server.monitoring.transfer import transfer_metrics
 from homenode.server.monitoring.workers import worker_metrics
 from homenode.start_phases import marked_phases, phases_since, process_began
@@ -146,6 +147,7 @@ class _EngineCollector(Collector):
         yield from worker_metrics(names, parts)
         yield from expert_metrics(names, parts)
         yield from state_metrics(names, parts)
+        yield from step_metrics(names, parts)
         yield from self._lives(names)
         yield from _start_phases(self._model, self._client.ready.details.get("start_phases"))
 
