@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from homenode.errors import CheckpointError, UnsupportedError, UserError
+from homenode.model.architectures.registry import architecture_of
 from homenode.model.checkpoint.index import open_checkpoint
+from homenode.model.formats.safetensors import read_safetensors
 from homenode.model.spec import MoeSpec
+from homenode.model.weights.names import match_tensors
 from tests.checkpoints import make_folder, make_gguf, safetensors_bytes, toy_config, toy_tensors, write_safetensors
 from tests.memory import memory_headroom
 from tests.paths import STORIES, STORIES_MIXTURE, needs_data
@@ -114,16 +119,9 @@ INDEXES: dict[str, tuple[Any, str]] = {
     "no map": (lambda m: {}, "weight_map: seen NoneType"),
     "an empty map": (lambda m: {"weight_map": {}}, "weight_map: seen dict"),
     "a list": (lambda m: [m], "a JSON list"),
-    "a number for a file": (lambda m: {"weight_map": m | {"lm_head.weight": 3}}, "none of that name in 3"),
+    "a number for a file": (lambda m: {"weight_map": m | {"lm_head.weight": 3}}, "weight_map: seen 3"),
     "a missing shard": (lambda m: {"weight_map": m | {"lm_head.weight": "model-3.safetensors"}},
         r"2 of 3 shards, without model-3\.safetensors"),
-    "a tensor no shard holds": (lambda m: {"weight_map": m | {"more": "model-00001-of-00002.safetensors"}},
-        "tensor 'more'"),
-    "a tensor in another shard": (
-        lambda m: {"weight_map": {k: v.replace("00001-", "0000x-").replace("00002-", "00001-").replace("0000x-",
-            "00002-") for k, v in m.items()}},
-        "wanted it in the file the index names",
-    ),
     "the folder above": (lambda m: {"weight_map": m | {"more": "../model/model-00001-of-00002.safetensors"}},
         "file name: seen '../model/"),
     "hidden dots": (lambda m: {"weight_map": m | {"more": "a/../../b.safetensors"}}, "file name"),
@@ -145,6 +143,54 @@ def test_indexes_that_cannot_be(case: str, tmp_path: Path) -> None:
     with memory_headroom(64 * 2**20), pytest.raises(CheckpointError, match=message) as caught:
         open_checkpoint(folder)
     assert len(caught.value.message) < 1000
+
+
+SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
+# What an index may say of tensors that are all there.
+WRONG_INDEXES: dict[str, Callable[[dict[str, str]], dict[str, str]]] = {
+    "a tied output matrix, which was left out": lambda m: m | {"lm_head.weight": SHARDS[0]},
+    "a buffer": lambda m: m | {"model.layers.0.self_attn.rotary_emb.inv_freq": SHARDS[1]},
+    "one tensor in the other shard": lambda m: m | {"model.embed_tokens.weight": other(m["model.embed_tokens.weight"])},
+    "all in the other shard": lambda m: {name: other(shard) for name, shard in m.items()},
+    "no word of some": lambda m: dict(list(m.items())[::2]) | dict(zip("xy", SHARDS, strict=True)),
+    "a shard by two spellings": lambda m: m | {"model.embed_tokens.weight": f"./{m['model.embed_tokens.weight']}"},
+}
+
+
+def other(shard: str) -> str:
+    return SHARDS[1 - SHARDS.index(shard)]
+
+
+@pytest.mark.parametrize("case", WRONG_INDEXES)
+def test_tensors_are_where_the_shards_have_them(case: str, tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "model", shards=2, tie_word_embeddings=True)
+    right = open_checkpoint(folder).tensors
+    index_of(folder, lambda m: {"weight_map": WRONG_INDEXES[case](m)})
+    assert open_checkpoint(folder).tensors == right
+
+
+def test_of_a_tensor_in_two_shards_the_index_says_which(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "model", shards=2)
+    tensors = {name: read_safetensors(folder / name) for name in SHARDS}
+    twice = next(iter(tensors[SHARDS[0]]))
+    values = toy_tensors(toy_config())
+    write_safetensors(folder / SHARDS[1], {name: values[name] for name in (*tensors[SHARDS[1]], twice)})
+    for shard in SHARDS:
+        index_of(folder, lambda m, shard=shard: {"weight_map": m | {twice: shard}})
+        assert open_checkpoint(folder).tensors[twice].file.name == shard
+    index_of(folder, lambda m: {"weight_map": {name: shard for name, shard in m.items() if name != twice}})
+    with pytest.raises(CheckpointError, match=f"{twice}.*one in each of {SHARDS[0]}, {SHARDS[1]}"):
+        open_checkpoint(folder)
+
+
+def test_a_tensor_that_no_shard_has_is_missing(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "model", shards=2)
+    name, left = "model.layers.1.mlp.up_proj.weight", toy_tensors(toy_config())
+    shard = open_checkpoint(folder).tensors[name].file
+    write_safetensors(shard, {each: left[each] for each in read_safetensors(shard) if each != name})
+    checkpoint = open_checkpoint(folder)
+    with pytest.raises(CheckpointError, match=re.escape(name)):
+        match_tensors(architecture_of(checkpoint.spec.architecture), checkpoint)
 
 
 def test_a_shard_in_a_loop_of_links(tmp_path: Path) -> None:

@@ -196,30 +196,43 @@ def _read_all(folder: Path, files: set[Path]) -> dict[str, TensorEntry]:
 
 
 def _read_indexed(folder: Path, index: Path) -> dict[str, TensorEntry]:
-    """The tensors of a sharded model: each from the shard that the index names for it."""
+    """The tensors of a sharded model: the index says which shards belong to it, and these which tensors they have. What
+    the index says of a tensor counts where several shards have one of its name: others name tensors that were left out
+    when the model was saved (a tied output matrix, buffers), or the wrong shard.
+    """
     listed = read_json(index, _MOST_INDEX_BYTES).get("weight_map")
     if not isinstance(listed, dict) or not listed:
         raise damaged(index, "weight_map", seen=type(listed).__name__, wanted="an object of tensor and file names")
-    names = {name for name in listed.values() if isinstance(name, str)}
+    names = sorted({_file_name(index, name) for name in listed.values()})
     if len(names) > _MOST_SHARDS:
         raise damaged(index, "weight_map", seen=format_count(len(names), "file"), wanted=f"at most {_MOST_SHARDS}")
-    paths = {name: inside(folder, name, index) for name in sorted(names)}
+    paths = {name: inside(folder, name, index) for name in names}
     if missing := [name for name, path in paths.items() if not is_there(path)]:
         seen = f"{len(paths) - len(missing)} of {format_count(len(paths), 'shard')}, without {', '.join(missing[:5])}"
         raise damaged(index, "shards", seen=seen, wanted="every file it names", do="fetch the missing files")
-    shards = {name: read_safetensors(path) for name, path in paths.items()}
-    tensors: dict[str, TensorEntry] = {}
-    for tensor, name in listed.items():
-        entry = shards[name].get(tensor) if isinstance(name, str) else None
-        if entry is None:
-            raise damaged(
-                index,
-                f"tensor {quoted(tensor)}",
-                seen=f"none of that name in {quoted(name)}",
-                wanted="it in the file the index names",
-            )
-        tensors[tensor] = entry
-    return tensors
+    found: dict[str, dict[Path, TensorEntry]] = {}  # by tensor, and by shard
+    for path in dict.fromkeys(paths.values()):
+        for tensor, entry in read_safetensors(path).items():
+            found.setdefault(tensor, {})[path] = entry
+    return {tensor: _chosen(index, tensor, some, paths.get(listed.get(tensor, ""))) for tensor, some in found.items()}
+
+
+def _file_name(index: Path, name: object) -> str:
+    if not isinstance(name, str):
+        raise damaged(index, "weight_map", seen=quoted(name), wanted="the name of a file for every tensor")
+    return name
+
+
+def _chosen(index: Path, tensor: str, entries: dict[Path, TensorEntry], listed: Path | None) -> TensorEntry:
+    """Of the shards that have a tensor the only one, or that which the index names."""
+    if len(entries) > 1 and listed not in entries:
+        raise damaged(
+            index,
+            f"tensor {quoted(tensor)}",
+            seen=f"one in each of {', '.join(sorted(path.name for path in entries))}",
+            wanted="one of these files named for it",
+        )
+    return entries[listed] if listed in entries else next(iter(entries.values()))
 
 
 def _no_weights(folder: Path) -> CheckpointError | UnsupportedError:
