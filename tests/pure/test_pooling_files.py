@@ -15,7 +15,7 @@ from homenode.engine.config import ModelConfig
 from homenode.engine.plan.pooling import with_runner
 from homenode.errors import CheckpointError, UnsupportedError
 from homenode.model.checkpoint.index import open_checkpoint
-from homenode.model.pooling import HeadLayer, PoolingSpec
+from homenode.model.pooling import HeadLayer, PoolingSpec, TextForm
 from homenode.model.weights.pooling_head import load_pooling_head
 from tests.checkpoints import make_folder, make_gguf, toy_config, toy_tensors, write_safetensors
 
@@ -162,3 +162,61 @@ def test_the_runner_says_what_an_engine_makes(tmp_path: Path) -> None:
     assert rows(plain, runner="pooling") == "last" and rows(plain, runner="pooling", pooling="mean") == "mean"
     generating = with_runner(own, ModelConfig(runner="generate"))
     assert generating.spec.pooling is None and not any(name.startswith("2_Dense") for name in generating.tensors)
+
+
+def text_form(folder: Path, **files: Any) -> TextForm:
+    """What the files of a folder of sentence-transformers say of texts; `files`: objects by names without .json."""
+    make_folder(folder, "qwen3")
+    write_modules(folder, "Transformer", "Pooling")
+    for name, content in files.items():
+        (folder / f"{name}.json").write_text(json.dumps(content))
+    pooling = pooling_of(folder)
+    assert pooling is not None
+    return pooling.text
+
+
+@pytest.mark.parametrize(
+    ("files", "tokens"),
+    [
+        ({}, None),
+        ({"sentence_bert_config": {"max_seq_length": 16, "do_lower_case": False}}, 16),
+        ({"sentence_xlm-roberta_config": {"max_seq_length": 16}}, 16),
+        ({"sentence_bert_config": {"max_seq_length": 256}}, 256),
+        ({"sentence_bert_config": {"max_seq_length": 100_000}}, 256),
+        ({"sentence_bert_config": {"max_seq_length": None}, "tokenizer_config": {"model_max_length": 100}}, 100),
+        ({"tokenizer_config": {"model_max_length": 100}}, 100),
+        ({"tokenizer_config": {"model_max_length": 512}}, None),
+        ({"tokenizer_config": {"model_max_length": 1e30}}, None),
+        ({"sentence_bert_config": {"max_seq_length": 64}, "tokenizer_config": {"model_max_length": 32}}, 64),
+    ],
+)
+def test_how_many_tokens_of_a_text_count(files: dict[str, Any], tokens: int | None, tmp_path: Path) -> None:
+    """The toy has 256 positions."""
+    assert text_form(tmp_path, **files).tokens == tokens
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, "256", True])
+def test_a_number_of_tokens_that_cannot_be(value: object, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"sentence_bert_config\.json.*max_seq_length"):
+        text_form(tmp_path, sentence_bert_config={"max_seq_length": value})
+
+
+def test_letters_that_are_made_small(tmp_path: Path) -> None:
+    assert text_form(tmp_path, sentence_bert_config={"do_lower_case": True}).of("A B") == "a b"
+
+
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        ({"prompts": {"query": "query: "}, "default_prompt_name": None}, "a"),
+        ({"prompts": {"query": "query: "}}, "a"),
+        ({"prompts": {"query": "query: "}, "default_prompt_name": "query"}, "query: a"),
+    ],
+)
+def test_the_prompt_that_stands_before_each_text(config: dict[str, Any], text: str, tmp_path: Path) -> None:
+    assert text_form(tmp_path, config_sentence_transformers=config).of("a") == text
+
+
+def test_a_default_prompt_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="default_prompt_name"):
+        text_form(tmp_path, config_sentence_transformers={"default_prompt_name": "query", "prompts": {}})

@@ -13,6 +13,7 @@ import pytest
 
 from homenode.engine.messages import Output, PoolingReady
 from homenode.engine.request import Request
+from homenode.model.pooling import TextForm
 from homenode.model.tokenizer.surrounding_tokens import SurroundingTokens
 from tests.server.conftest import Running, Start
 from tests.server.fakes import BOS, EOS, MAX_MODEL_LEN, VOCAB, ByteTokenizer, ScriptedClient
@@ -269,3 +270,48 @@ def test_the_document_has_what_the_model_can_do(server: Running, vectors: Runnin
     assert "/v1/chat/completions" in paths[0] and not {"/v1/embeddings", "/v1/score", "/api/embed"} & paths[0]
     assert {"/v1/embeddings", "/v1/score", "/api/embed", "/pooling"} <= paths[1] and "/v1/completions" not in paths[1]
     assert "/v1/rerank" in paths[2] and "/v1/embeddings" not in paths[2]
+
+
+@pytest.fixture(scope="module")
+def counted(start: Start) -> Running:
+    """By the files of this model six tokens of a text count, small letters, behind a prompt."""
+    form = TextForm(tokens=6, prompt="Q:", lower_case=True)
+    return start(client_of(pooled, PoolingReady("mean", WIDTH, text=form)), PairTokenizer())
+
+
+COUNTED = [BOS, *b"q:ab", EOS]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/embeddings", {"input": "ABCDEF"}),
+        ("/v1/embeddings", {"input": "ABCDEF", "truncate_prompt_tokens": -1}),
+        ("/v1/embeddings", {"input": "ABCDEF", "truncate_prompt_tokens": 50}),
+        ("/v1/embeddings", {"input": "A" + "B" * MAX_MODEL_LEN}),
+        ("/v1/embeddings", {"input": [*COUNTED, 1, 2, 3]}),
+        ("/pooling", {"input": "ABCDEF"}),
+        ("/api/embed", {"model": "story-teller", "input": "ABCDEF"}),
+        ("/api/embeddings", {"model": "story-teller", "prompt": "ABCDEF"}),
+        ("/v1/score", {"text_1": "ABCDEF", "text_2": "abxyz"}),
+        ("/v1/rerank", {"query": "ABCDEF", "documents": ["abxyz"]}),
+    ],
+)
+def test_no_more_of_a_text_counts_than_the_files_say(counted: Running, path: str, body: dict[str, Any]) -> None:
+    counted.client.requests.clear()
+    answer = counted.post(path, body)
+    assert answer.status_code == 200, answer.text
+    asked = [request.prompt_ids for request in counted.client.requests]
+    assert asked and all(ids in (COUNTED, [*COUNTED[:5], 98, EOS]) for ids in asked), asked
+
+
+def test_fewer_tokens_may_be_asked_for_than_count(counted: Running) -> None:
+    counted.client.requests.clear()
+    embed(counted, "ABCDEF", truncate_prompt_tokens=4)
+    assert [request.prompt_ids for request in counted.client.requests] == [[BOS, *b"q:", EOS]]
+
+
+def test_a_text_that_is_to_count_whole_is_refused_where_it_would_not(counted: Running) -> None:
+    body = {"model": "story-teller", "input": ["ab", "ABCDEF"], "truncate": False}
+    refused = counted.post("/api/embed", body)
+    assert refused.status_code == 400 and "input[1]" in refused.text and "count" in refused.text

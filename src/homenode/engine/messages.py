@@ -12,6 +12,7 @@ import msgspec
 
 from homenode.engine.request import Request, TokenLogprob
 from homenode.model.identity import ModelIdentity
+from homenode.model.pooling import TextForm
 from homenode.transfer.figures import TransferFigures
 from homenode.transfer.published import Published
 
@@ -67,13 +68,15 @@ class EngineLoading(msgspec.Struct, frozen=True, tag=True):
 
 class PoolingReady(msgspec.Struct, frozen=True):
     """What an engine makes of texts in place of further text: vectors of `width`, or with `labels` a score of each.
-    `rows`: one of `homenode.model.pooling.POOLING_KINDS`. `template`: see `homenode.model.pooling.PoolingSpec`.
+    `rows`: one of `homenode.model.pooling.POOLING_KINDS`. `template` and `text`: see
+    `homenode.model.pooling.PoolingSpec`.
     """
 
     rows: str
     width: int
     labels: list[str] = []
     template: str = ""
+    text: TextForm = TextForm()
 
 
 class EngineReady(msgspec.Struct, frozen=True, tag=True):

@@ -33,10 +33,27 @@ class HeadLayer:
 
 
 @dataclass(frozen=True)
+class TextForm:
+    """What becomes of a text before a vector is made of it. `tokens`: that count of it, those around it among them;
+    None: all, which then have to fit. `prompt`: stands before each. `lower_case`: its letters are made small.
+    """
+
+    tokens: int | None = None
+    prompt: str = ""
+    lower_case: bool = False
+
+    def of(self, text: str) -> str:
+        """The text as it is encoded."""
+        whole = self.prompt + text
+        return whole.lower() if self.lower_case else whole
+
+
+@dataclass(frozen=True)
 class PoolingSpec:
     """`rows`: what is made one row. It goes through `head`, layer after layer, whose result has `width` elements.
     `labels`: where that is scores of a text, or of a pair of texts, what each is of; none: it is a vector.
     `template`: the text that a pair is read as, with {query} and then {document}; "": what the tokenizer makes of it.
+    `text`: what becomes of a text of its own.
     """
 
     rows: PoolingKind
@@ -44,6 +61,7 @@ class PoolingSpec:
     head: tuple[HeadLayer, ...] = ()
     labels: tuple[str, ...] = ()
     template: str = ""
+    text: TextForm = TextForm()
 
     @property
     def tensors(self) -> frozenset[str]:

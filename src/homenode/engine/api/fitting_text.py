@@ -6,6 +6,7 @@ from typing import NoReturn
 
 from homenode.errors import CapacityError
 from homenode.model.tokenizer import Tokenizer
+from homenode.model.tokenizer.surrounding_tokens import beginning
 from homenode.units import format_count
 
 
@@ -19,6 +20,16 @@ def encode_fitting(tokenizer: Tokenizer, text: str, most: int, add_special_token
             _refuse(len(ids), most)
         ids += piece
     return ids
+
+
+def encode_beginning(tokenizer: Tokenizer, text: str, most: int) -> list[int]:
+    """The first `most` of the token ids of `text` with the special tokens around it, which stay."""
+    ids: list[int] = []
+    for piece in tokenizer.encode_pieces(text):
+        if len(ids) > most:
+            break
+        ids += piece
+    return beginning(ids, most, tokenizer.surrounding.after)
 
 
 def _refuse(fewest: int, most: int) -> NoReturn:

@@ -27,7 +27,7 @@ import numpy as np
 
 from homenode.engine.api.completion import Answer, Completion
 from homenode.engine.api.completion_stream import CompletionStream
-from homenode.engine.api.fitting_text import encode_fitting
+from homenode.engine.api.fitting_text import encode_beginning, encode_fitting
 from homenode.engine.api.local import LocalEngine
 from homenode.engine.config import EngineConfig
 from homenode.engine.errors import named_error
@@ -341,8 +341,8 @@ class LLM:
         return [self._ids_of(ids)]
 
     def _ids_of(self, prompt: Prompt) -> list[int]:
-        most = self.ready.max_model_len - (self.ready.pooling is None)
-        ids = encode_fitting(self.tokenizer, prompt, most) if isinstance(prompt, str) else list(prompt)
+        counted = None if self.ready.pooling is None else self.ready.pooling.text.tokens
+        ids = self._text_ids(prompt) if isinstance(prompt, str) else list(prompt[:counted])
         if not ids:
             raise UserError(
                 "the prompt is empty, and this model has no token to begin a text with; give some text", param="prompt"
@@ -350,6 +350,15 @@ class LLM:
         if not all(isinstance(token, int) for token in ids):
             raise UserError("a prompt is text or a list of token ids", param="prompt")
         return ids
+
+    def _text_ids(self, text: str) -> list[int]:
+        pooling, most = self.ready.pooling, self.ready.max_model_len
+        if pooling is None:
+            return encode_fitting(self.tokenizer, text, most - 1)
+        whole, counted = pooling.text.of(text), pooling.text.tokens
+        if counted is None:
+            return encode_fitting(self.tokenizer, whole, most)
+        return encode_beginning(self.tokenizer, whole, counted)
 
     def _chat_prompt(self, messages: Messages, values: Mapping[str, Any]) -> list[int]:
         others = {name: value for name, value in values.items() if name != "tools"}

@@ -63,9 +63,12 @@ def _whole_texts(config: EngineConfig, spec: ModelSpec) -> EngineConfig:
     )
 
 
-def pooling_ready(spec: ModelSpec) -> PoolingReady | None:
-    """What the front is told of it."""
+def pooling_ready(spec: ModelSpec, asked: ModelConfig) -> PoolingReady | None:
+    """What the front is told of it. `--max-model-len` goes before the tokens that count by the model's files."""
     pooling = spec.pooling
-    return (
-        None if pooling is None else PoolingReady(pooling.rows, pooling.width, list(pooling.labels), pooling.template)
-    )
+    if pooling is None:
+        return None
+    text = pooling.text
+    if text.tokens is not None and asked.max_model_len is not None:
+        text = replace(text, tokens=asked.max_model_len)
+    return PoolingReady(pooling.rows, pooling.width, list(pooling.labels), pooling.template, text)

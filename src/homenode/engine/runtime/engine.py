@@ -88,5 +88,5 @@ def ready_message(
             "kv_grows": sizes.chunk_blocks > 0,
             **details,
         },
-        pooling=pooling_ready(spec),
+        pooling=pooling_ready(spec, config.model),
     )

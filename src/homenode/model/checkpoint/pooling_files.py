@@ -17,11 +17,17 @@ from homenode.model.formats import limits
 from homenode.model.formats.bounded_files import damaged, inside, is_there, quoted, read_json, read_json_list
 from homenode.model.formats.fields import Fields
 from homenode.model.formats.safetensors import read_safetensors
-from homenode.model.pooling import HeadActivation, HeadLayer, PoolingKind, PoolingSpec
+from homenode.model.pooling import HeadActivation, HeadLayer, PoolingKind, PoolingSpec, TextForm
 from homenode.model.spec import ModelSpec, TensorEntry
 
 MODULES = "modules.json"
 _CONFIG, _WEIGHTS = "config.json", "model.safetensors"
+_PROMPTS, _VOCABULARY_CONFIG = "config_sentence_transformers.json", "tokenizer_config.json"
+# The names that the file about texts has had, by the model's kind.
+_OF_TEXTS = tuple(
+    f"sentence_{kind}_config.json"
+    for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+)
 _MOST_JSON_BYTES = 2**20
 _MOST_MODULES = 64
 _MODES: dict[str, PoolingKind] = {
@@ -73,7 +79,47 @@ def read_pooling(
                 f"{file}: module {number}, a {quoted(kind)}, is not supported there; homenode runs Transformer, "
                 "Pooling, Dense and Normalize, in this order"
             )
-    return spec, tensors
+    return spec and replace(spec, text=_text_form(folder, _first_folder(folder, modules, file), model)), tensors
+
+
+def _first_folder(folder: Path, modules: list[Any], file: Path) -> Path:
+    """The folder of the first module, which has the model."""
+    path = modules[0].get("path") if modules and isinstance(modules[0], dict) else ""
+    return inside(folder, path, file) if isinstance(path, str) and path else folder
+
+
+def _text_form(folder: Path, inner: Path, model: ModelSpec) -> TextForm:
+    """What sentence-transformers does with a text before the model gets it: `inner` is the folder of the model's own
+    module. Where no file says how many tokens count, as many as the vocabulary is for, if these are less than fit.
+    """
+    found = next((inner / name for name in _OF_TEXTS if is_there(inner / name)), None)
+    told = Fields(found or inner / _OF_TEXTS[0], {} if found is None else read_json(found, _MOST_JSON_BYTES))
+    tokens = told.optional_integer("max_seq_length", minimum=1, maximum=2**31)
+    if tokens is None and (of_vocabulary := _vocabulary_length(inner)) is not None:
+        tokens = of_vocabulary if of_vocabulary < model.max_position else None
+    tokens = None if tokens is None else min(tokens, model.max_position)
+    return TextForm(tokens, _default_prompt(folder), told.boolean("do_lower_case", False))
+
+
+def _vocabulary_length(folder: Path) -> int | None:
+    """`model_max_length` of the vocabulary; None where that says nothing."""
+    file = folder / _VOCABULARY_CONFIG
+    said = read_json(file, _MOST_JSON_BYTES * 16).get("model_max_length") if is_there(file) else None
+    return int(said) if isinstance(said, int | float) and 1 <= said < 2**31 else None
+
+
+def _default_prompt(folder: Path) -> str:
+    """The prompt that stands before each text, of those that a model wants before some; "": none does."""
+    file = folder / _PROMPTS
+    if not is_there(file):
+        return ""
+    fields = Fields(file, read_json(file, _MOST_JSON_BYTES))
+    name, prompts = fields.text("default_prompt_name"), fields.table("prompts")
+    if not name:
+        return ""
+    if prompts is None or not (prompt := prompts.text(name)):
+        raise damaged(file, "default_prompt_name", seen=quoted(name), wanted="the name of one of its prompts")
+    return prompt
 
 
 def _rows_of(file: Path) -> PoolingKind:

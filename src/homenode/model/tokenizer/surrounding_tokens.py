@@ -20,7 +20,7 @@ one in a folder is complete by itself. BOS is never there twice.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -70,6 +70,13 @@ class SurroundingTokens:
             held = held[keep:]
         held = held if begun else [*before, *held]
         yield held if tuple(held[-len(after) :]) == after else [*held, *after]
+
+
+def beginning(ids: list[int], most: int | None, behind: Sequence[int]) -> list[int]:
+    """The first `most` ids (None: all), the last of which are those that stand behind every text."""
+    if most is None or len(ids) <= most:
+        return ids
+    return [*ids[: max(0, most - len(behind))], *behind][:most]
 
 
 def read_surrounding_tokens(library: Library, *, opens_chats: bool) -> SurroundingTokens:

@@ -74,11 +74,13 @@ def generates(state: ServerState) -> bool:
 
 
 def kept_tokens(state: ServerState, asked: int | None) -> int | None:
-    """Tokens that `truncate_prompt_tokens` keeps of each text: -1 stands for as many as fit; None: all of it. Raises
-    ApiError 400 for none, and for more than fit.
+    """Tokens that `truncate_prompt_tokens` keeps of each text: -1 stands for as many as fit; None: all of it. By some
+    models' files only so many count of any text; then no more are kept. Raises ApiError 400 for none, and for more than
+    fit.
     """
+    counted = pooling_of(state).text.tokens
     if asked is None:
-        return None
+        return counted
     most = most_prompt_tokens(state)
     if asked == 0:
         text = "`truncate_prompt_tokens` is 0, which keeps nothing; give -1 for as many tokens as fit, or 1 or more"
@@ -86,7 +88,19 @@ def kept_tokens(state: ServerState, asked: int | None) -> int | None:
     if asked > most:
         text = f"`truncate_prompt_tokens` is {asked}; this model takes {most} (--max-model-len)"
         raise ApiError(400, text, param="truncate_prompt_tokens", code="invalid_value")
-    return most if asked < 0 else asked
+    return min(most if asked < 0 else asked, counted or most)
+
+
+def refuse_uncounted(state: ServerState, prompts: Sequence[EncodedPrompt], param: str) -> None:
+    """Raises ApiError 400 for a text that was to count whole, and has more tokens than count by the model's files."""
+    counted = pooling_of(state).text.tokens
+    for number, prompt in enumerate(prompts):
+        if counted is not None and len(prompt.ids) > counted:
+            text = (
+                f"`{param}[{number}]` has {format_count(len(prompt.ids), 'token')}, of which {counted} count by the "
+                "model's files; shorten it, or leave `truncate` out"
+            )
+            raise ApiError(400, text, param=param, code="context_length_exceeded")
 
 
 def tighten_kept_tokens(schema: dict[str, Any], state: ServerState) -> None:

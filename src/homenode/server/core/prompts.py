@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from homenode.chat.conversation_prompt import TemplateConversation, conversation_prompt
 from homenode.chat.sent_texts import SentText
 from homenode.model.tokenizer.literal_text import HiddenNames
+from homenode.model.tokenizer.surrounding_tokens import beginning
 from homenode.server.core.state import ServerState
 from homenode.server.core.text_work import SHORT_TEXT, memory_of
 from homenode.server.http.failures import ApiError
@@ -102,7 +103,9 @@ async def _encode_prompt(
 ) -> EncodedPrompt:
     """`inline`: at once, as it is short."""
     if isinstance(prompt, str):
-        ids = await fitting_ids(state, PromptText(prompt), param, add_special_tokens, inline=inline, most=most)
+        pooling = state.ready.pooling
+        whole = prompt if pooling is None else pooling.text.of(prompt)
+        ids = await fitting_ids(state, PromptText(whole), param, add_special_tokens, inline=inline, most=most)
         check_prompt(state, ids, param)
         return EncodedPrompt(ids, prompt)
     prompt = prompt[:most]
@@ -203,7 +206,7 @@ async def fitting_ids(
     behind = state.tokenizer.surrounding.after if add_special_tokens and most is not None else ()
     if hidden is None or not hidden.any:
         if inline:
-            return _beginning(state.tokenizer.encode(text, add_special_tokens), most, behind)
+            return beginning(state.tokenizer.encode(text, add_special_tokens), most, behind)
         if most is None and (
             fewest := await state.text_work.run(lambda: state.tokenizer.fewest_tokens(text))
         ) > most_prompt_tokens(state):
@@ -217,14 +220,7 @@ async def fitting_ids(
             if most is None and piece and len(ids) > most_prompt_tokens(state):
                 raise _too_long(state, param, f"at least {format_count(len(ids), 'token')}")
             ids += piece
-    return _beginning(ids, most, behind)
-
-
-def _beginning(ids: list[int], most: int | None, behind: Sequence[int]) -> list[int]:
-    """The first `most` ids, the last of which are those that stand behind every text."""
-    if most is None or len(ids) <= most:
-        return ids
-    return [*ids[: max(0, most - len(behind))], *behind][:most]
+    return beginning(ids, most, behind)
 
 
 def most_prompt_tokens(state: ServerState) -> int:

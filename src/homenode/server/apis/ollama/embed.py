@@ -19,6 +19,7 @@ from homenode.server.core.pooling import (
     kept_tokens,
     makes_vectors,
     pool_texts,
+    refuse_uncounted,
     shown_vector,
     vectors_of,
 )
@@ -106,9 +107,10 @@ async def _pooled(
         text = f"`dimensions` is {dimensions}; the vectors of this model have {width}"
         raise ApiError(400, text, param="dimensions", code="invalid_value")
     check_texts(state, len(texts), param)
-    most = kept_tokens(state, -1 if truncate else None)
+    most = kept_tokens(state, -1) if truncate else None
     async with state.text_work.reserve(texts_memory(texts)):
         prompts = await encode_prompts(state, texts, param, add_special_tokens=True, n=1, most=most)
+        refuse_uncounted(state, prompts, param)
         return await pool_texts(state, prompts)
 
 
