@@ -21,10 +21,13 @@ from homenode.engine.executor.worker_pool import replace_join
 from homenode.engine.kv_transfer.checks import kept_as, targets_of
 from homenode.engine.memory import available
 from homenode.engine.memory.available import MemoryBudget, memory_left
+from homenode.engine.memory.sizing import resolve
 from homenode.engine.plan.engine_plan import EnginePlan
-from homenode.engine.plan.make import check_config
+from homenode.engine.plan.machine import read_machine
+from homenode.engine.plan.make import check_config, plan_engine
 from homenode.engine.plan.placement import UNPINNED
 from homenode.engine.plan.workers import plan_workers
+from homenode.engine.runtime.build import _growth
 from homenode.errors import CapacityError, UserError
 from homenode.host.discovery.read import read_host
 from homenode.host.discovery.synthetic import synthetic
@@ -111,6 +114,19 @@ def test_kv_memory_of_the_field(model: Path, monkeypatch: pytest.MonkeyPatch, te
         assert bool(found) == (problem is not None)
         given = config_for(model, kv_cache_memory="64MiB", **settings)
         assert check_config(EngineAssignment(given)) == [], "a setting comes first"
+
+
+@pytest.mark.parametrize("settings", [{}, {"pipeline_parallel_size": 2}, {"tensor_parallel_size": 2}])
+def test_the_log_says_the_size_that_the_field_gives_and_no_fraction(
+    model: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, int]
+) -> None:
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "0.0625")
+    config = config_for(model, **settings)
+    checkpoint, devices = open_checkpoint(Path(str(config.model.path))), ("cpu",) * config.parallel.workers
+    plan = plan_engine(EngineAssignment(config), checkpoint, read_machine(config, devices))
+    sizes = resolve(config, checkpoint.spec, plan.whole_geometry, 1 << 40)
+    said = _growth(plan, sizes)
+    assert "--kv-cache-memory" in said and "fraction" not in said
 
 
 def test_a_plan_of_stages_is_printed_before_anything_loads(model: Path) -> None:

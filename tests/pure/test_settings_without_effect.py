@@ -24,7 +24,7 @@ CASES: dict[str, tuple[Any, list[Side], list[Side]]] = {
     "revision": ("main", [({}, CPU)], [({"model": "someone/some-model"}, CPU)]),
     "pooling": ("mean", [({"runner": "generate"}, CPU)], [({}, CPU), ({"runner": "pooling"}, CPU)]),
     "isa": ("scalar", [({"backend": "torch"}, CPU), ({}, GPU)], [({}, CPU), ({}, (*CPU, *GPU))]),
-    "spin_us": (7, [({"backend": "reference"}, CPU), ({}, GPU)], [({}, CPU)]),
+    "spin_us": (7, [({"backend": "reference"}, CPU), ({}, GPU)], [({}, CPU), ({}, TORCH)]),
     "attention_backend": ("sdpa", [({}, CPU)], [({}, GPU), ({"backend": "torch"}, CPU)]),
     "threads": (2, [({}, GPU), ({"backend": "reference"}, CPU)], [({}, CPU), ({}, TORCH), ({"backend": "torch"}, CPU)]),
     "backend": ("reference", [({}, GPU), ({}, TORCH)], [({}, CPU), ({}, (*CPU, *GPU))]),

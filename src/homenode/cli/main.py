@@ -14,7 +14,7 @@ import click
 
 from homenode import __version__
 from homenode.cli.flags.suggestions import SuggestingGroup
-from homenode.cli.output.report import plain_errors
+from homenode.cli.output.report import COMMAND_WORDS, json_usage_errors, plain_errors
 from homenode.logs.stream import open_standard_streams
 from homenode.start_phases import mark_phase
 
@@ -61,6 +61,14 @@ class _LazyGroup(SuggestingGroup):
         module, _, name = _COMMANDS[cmd_name][0].partition(":")
         command: click.Command = getattr(importlib.import_module(module), name)
         return command
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta[COMMAND_WORDS] = list(args)
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with json_usage_errors():
+            return super().invoke(ctx)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

@@ -26,6 +26,7 @@ from homenode.equivalents.table import known_flags
 from homenode.equivalents.translation import OwnFlag, flag_values, translate, words_of
 from homenode.errors import UserError
 from homenode.host.placement.numa_settings import NumaSettings
+from homenode.host.placement.variables import value_of_variable
 from homenode.options import EMPTY_SECRET, Option, is_empty_secret, options_of
 from homenode.spelling import with_suggestion
 
@@ -362,6 +363,12 @@ def _variable_of_others(ctx: click.Context, setting: ConfigSetting) -> str | Non
     return f"environment {variable}"
 
 
+def given_settings(ctx: click.Context) -> frozenset[str]:
+    """The names of the settings that a flag, a variable or a file gave, be it their default value."""
+    default = click.core.ParameterSource.DEFAULT
+    return frozenset(name for name in ctx.params if ctx.get_parameter_source(name) is not default)
+
+
 def shown_settings(ctx: click.Context, *configs: type[Any]) -> list[tuple[str, str, str]]:
     """(flag, value, where it came from) of every setting; secrets are hidden."""
     rows = []
@@ -370,5 +377,8 @@ def shown_settings(ctx: click.Context, *configs: type[Any]) -> list[tuple[str, s
             value = _flat(ctx.params.get(setting.name))
             text = "(hidden)" if setting.option.secret and value else _shown(value)
             told = ctx.meta.get(OTHER_SOURCES, {}).get(setting.name) or _variable_of_others(ctx, setting)
+            is_default = ctx.get_parameter_source(setting.name) is click.core.ParameterSource.DEFAULT
+            if told is None and is_default and (found := value_of_variable(f"--{setting.flag}", os.environ)):
+                text, told = found
             rows.append((f"--{setting.flag}", text, told or source_of(ctx, setting.name)))
     return rows

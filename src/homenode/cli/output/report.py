@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     ERR: Console
 
 
+COMMAND_WORDS = "homenode.words"  # in a context's meta: what was typed after the name of the program
 # In a click context's meta, by the names of settings: which flag of another program was given for it, and which
 # variable of another program says it, with the value; and lines about such settings that have no effect.
 GIVEN_AS = "homenode.given-as"
@@ -199,6 +200,27 @@ def json_errors(as_json: bool) -> Iterator[None]:
             if as_json:
                 print_json({"error": _error_dict(error)})
             raise
+
+
+@contextmanager
+def json_usage_errors() -> Iterator[None]:
+    """The same for what click finds wrong with the words of a command line that asks for JSON: the object is there
+    besides what click itself prints."""
+    import click
+
+    try:
+        yield
+    except click.UsageError as error:
+        if error.ctx is not None and _asks_for_json(error.ctx):
+            print_json({"error": _error_dict(UserError(error.format_message()))})
+        raise
+
+
+def _asks_for_json(context: click.Context) -> bool:
+    """Whether --json is among the words of the command that failed, which may not have been parsed to their end."""
+    flags = {word for param in context.command.params for word in param.opts}
+    words = context.meta.get(COMMAND_WORDS, [])
+    return "--json" in flags and "--json" in (words[: words.index("--")] if "--" in words else words)
 
 
 def _error_dict(error: HomenodeError) -> dict[str, str]:

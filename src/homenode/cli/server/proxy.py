@@ -13,7 +13,7 @@ import click
 
 from homenode.cli.flags.logs import LogConfig
 from homenode.cli.flags.many_values import spread
-from homenode.cli.flags.settings import build, shown_settings, with_settings
+from homenode.cli.flags.settings import build, given_settings, shown_settings, with_settings
 from homenode.cli.output.report import OUT, plain_errors
 from homenode.logs.setup import begin_service_log
 from homenode.server.check_files import check_doors
@@ -53,8 +53,11 @@ def proxy(ctx: click.Context, /, show_config: bool, **values: Any) -> None:
         from homenode.server.http.descriptors import raise_descriptor_limit
         from homenode.server.http.stop_signals import run_until_stopped
         from homenode.server.proxy.run import bind, serve
+        from homenode.server.settings_without_effect import server_settings_without_effect
 
         begin_service_log("proxy", build(LogConfig, values).level)
+        for finding in server_settings_without_effect(config, given_settings(ctx)):
+            _LOG.warning("%s", finding.text)
         raise_descriptor_limit()
         check_doors(config)
         listener = bind(config)

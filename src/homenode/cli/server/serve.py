@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from homenode.cli.flags.logs import LogConfig
-from homenode.cli.flags.settings import build, shown_settings, source_of, with_settings
+from homenode.cli.flags.settings import build, given_settings, shown_settings, source_of, with_settings
 from homenode.cli.output.loading_progress import loading_progress
 from homenode.cli.output.report import (
     exit_code,
@@ -37,6 +37,7 @@ from homenode.server.check_files import check_doors
 from homenode.server.http.config import ServerConfig
 from homenode.server.http.descriptors import raise_descriptor_limit
 from homenode.server.http.stop_signals import StopSignals, run_until_stopped
+from homenode.server.settings_without_effect import server_settings_without_effect
 from homenode.start_phases import mark_phase
 from homenode.units import format_bytes, format_count
 
@@ -88,12 +89,13 @@ def serve(ctx: click.Context, /, model: str | None, check_config: bool, show_con
             _show(ctx)
             print_text_side(engine.model, text, server)
             return
+        ignored = server_settings_without_effect(server, given_settings(ctx))
         if check_config:
             for line in told:
                 print_note(line)
-            sys.exit(_check(server, engine, text))
+            sys.exit(_check(server, engine, text, ignored))
         begin_service_log("server", build(LogConfig, values).level)
-        for line in told:
+        for line in (*told, *(with_origins(finding.text) for finding in ignored)):
             _LOG.warning("%s", line)
         check_doors(server)
         raise_descriptor_limit()
@@ -209,7 +211,7 @@ def _announce(url: str, ready: Any, fronts: int = 1) -> None:
     for note in details.get("notes", ()):
         _LOG.warning("%s", with_origins(note))
     if growth := details.get("kv_growth"):
-        _LOG.info("%s", growth)
+        _LOG.info("%s", with_origins(growth))
     tokens = ready.num_blocks * ready.block_size
     compute = details.get("compute", {})
     _LOG.info(
@@ -218,7 +220,7 @@ def _announce(url: str, ready: Any, fronts: int = 1) -> None:
         f"weights {format_bytes(int(details.get('weight_bytes', 0)))}{_in_common(details)}, "
         f"KV {'up to ' if details.get('kv_grows') else ''}{format_bytes(int(details.get('kv_bytes', 0)))} "
         f"({details.get('kv_dtype')}, {format_count(tokens, 'token')}), {_states(details)}"
-        f"{_huge_pages(compute)}{format_count(compute.get('threads', 1), 'thread')}, {compute.get('level', '')}, "
+        f"{_huge_pages(compute)}{_threads(compute)}{compute.get('level', '')}, "
         f"loaded in {details.get('load_seconds')} s",
     )
 
@@ -251,6 +253,12 @@ def _workers(details: Mapping[str, Any]) -> str:
     return f"{format_count(len(workers), 'worker')} in {format_count(stages, 'stage')}, " if workers else ""
 
 
+def _threads(compute: Mapping[str, Any]) -> str:
+    """How many threads compute on CPUs, where any do."""
+    threads = compute.get("threads", 1)
+    return f"{format_count(threads, 'thread')}, " if threads else ""
+
+
 def _huge_pages(compute: Mapping[str, Any]) -> str:
     """The part of weights and KV memory on huge pages, for the line about the start; empty where it is not known."""
     from homenode.engine.memory.huge_pages import residence_of
@@ -259,7 +267,7 @@ def _huge_pages(compute: Mapping[str, Any]) -> str:
     return f"{seen.share:.0%} on huge pages, " if seen.present else ""
 
 
-def _check(server: ServerConfig, engine: EngineConfig, text: TextConfig) -> int:
+def _check(server: ServerConfig, engine: EngineConfig, text: TextConfig, ignored: Sequence[Finding]) -> int:
     from homenode.cli.models.announcement import announce_fetch
     from homenode.engine.model_path.locate import locate_model
     from homenode.engine.plan.make import check_configs
@@ -275,7 +283,7 @@ def _check(server: ServerConfig, engine: EngineConfig, text: TextConfig) -> int:
             problems.append(error)
     for remark in (*remarks_on_settings(engine), *remarks_on_model(engine)):
         print_note(remark)
-    for finding in (*checked.findings, *([] if problems else _crowded_fronts(server, engine))):
+    for finding in (*ignored, *checked.findings, *([] if problems else _crowded_fronts(server, engine))):
         print_labelled(f"{finding.severity}: ", with_origins(finding.text), fg="yellow")
     if not problems:
         print_labelled("all settings are fine", "", fg="green")

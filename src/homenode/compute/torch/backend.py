@@ -175,6 +175,7 @@ class TorchBackend:
             "backend": self.name,
             "level": self._device.name,
             "device": self._device.describe(),
+            **({} if self._device.accelerator else {"threads": torch.get_num_threads()}),
             "weight_bytes": self._weight_bytes,
             "kv_bytes": self._kv_bytes,
         }

@@ -135,7 +135,7 @@ RULES = (
     Rule("compute", "threads", lambda at: at.has_threads or not at.has_cpu_workers, _THREADS),
     Rule("compute", "backend", lambda at: CPU in at.devices, "--stage-devices says what computes on each device"),
     Rule("compute", "isa", lambda at: at.has_native, _NATIVE),
-    Rule("compute", "spin_us", lambda at: at.has_native, _NATIVE),
+    Rule("compute", "spin_us", lambda at: at.has_native or "torch:cpu" in at.devices, _NATIVE),
     Rule("compute", "attention_backend", lambda at: at.has_torch, _TORCH),
     Rule("compute", "enforce_eager", lambda at: at.has_accelerators, _ACCELERATORS),
     Rule("compute", "gpu_memory_utilization", lambda at: at.has_accelerators, _ACCELERATORS),

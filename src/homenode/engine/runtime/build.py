@@ -236,7 +236,8 @@ def _growth(plan: EnginePlan, sizes: Sizes) -> str:
     devices = [worker.device for worker in plan.worker_layout.workers]
     if plan.executor == "inline":
         left -= step_bytes(plan.config, plan.checkpoint.spec)
-    return growth_text(plan.config, sizes, plan.whole_geometry, left, devices)
+    config = replace(plan.config, kv=replace(plan.config.kv, kv_cache_memory=plan.kv_memory))
+    return growth_text(config, sizes, plan.whole_geometry, left, devices)
 
 
 def _stage(worker: WorkerPlan) -> dict[str, Any]:

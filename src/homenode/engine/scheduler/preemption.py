@@ -37,8 +37,9 @@ def preemption_warning(victim: Sequence, needy: Sequence, num_blocks: int, cost:
         f"request {victim.id} was preempted: none of the {format_count(num_blocks, 'KV block')} was free for "
         f"{cause}. Up to {format_count(cost, 'token')} of it will be "
         f"computed again (preemptions of this request: {victim.preemptions}). If this happens often raise "
-        "--kv-cache-memory or lower "
-        f"--max-num-seqs. Preemptions since the start: {total}"
+        "--kv-cache-memory (--gpu-memory-utilization on accelerators), lower --max-num-seqs or "
+        "--max-num-batched-tokens, or give the model more workers (--tensor-parallel-size, --pipeline-parallel-size). "
+        f"Preemptions since the start: {total}"
     )
 
 

@@ -4,17 +4,19 @@ weights.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from homenode.compute.openmp import set_openmp_variables
 from homenode.compute.ops import Backend, KvGeometry, PlacedBackend, StepLimits
 from homenode.engine.backend import make_backend
 from homenode.engine.binding import EngineBinding
 from homenode.engine.channels.messages import Join
 from homenode.engine.config import EngineConfig
-from homenode.engine.devices import is_accelerator, is_torch
+from homenode.engine.devices import CPU, is_accelerator, is_torch
 from homenode.engine.experts.sizing import ExpertSharing, Kept, kept_of
 from homenode.engine.memory.available import memory_left
 from homenode.engine.memory.numa import away_from_home, leave_plan, spread_of, team_memory
@@ -143,29 +145,37 @@ def _within_nodes(join: Join, size: int) -> int:
 
 
 def _binding_of(join: Join, owns_process: bool) -> EngineBinding:
-    """Where this worker's process is; other threads of one that is not its own are left where they are. The threads of
-    torch on the CPU inherit that, as nobody pins them: they are where a team of the native core would be.
+    """Where this worker's process is; other threads of one that is not its own are left where they are. Where torch
+    computes on the CPU all threads begin on the CPUs of the team, and OpenMP pins each of its own to one of them
+    (`compute.openmp`), where it is not loaded yet.
     """
-    if is_torch(join.device) and not is_accelerator(join.device):
+    if _is_torch_on_cpu(join) and owns_process:
         return replace(join.binding, others=tuple(cpu for cpu in join.binding.team if cpu != UNPINNED))
-    binding = alone(join.binding) if owns_process else join.binding
     if join.config.compute.backend == "torch":
-        return replace(binding, others=())  # its threads are torch's own, which inherit where this process may be
-    return binding
+        return replace(join.binding, others=())  # its threads are torch's own, which inherit where this process may be
+    return alone(join.binding) if owns_process else join.binding
+
+
+def _is_torch_on_cpu(join: Join) -> bool:
+    by_device = is_torch(join.device) and not is_accelerator(join.device)
+    return by_device or (join.device == CPU and join.config.compute.backend == "torch")
 
 
 def _backend(join: Join, host: Host, binding: EngineBinding) -> Backend:
-    if is_torch(join.device):
+    watched_us = spin_us(join.config.compute.spin_us, host, binding)
+    if _is_torch_on_cpu(join) and binding.others and "torch" not in sys.modules:
+        set_openmp_variables(binding.team, watched_us)
+    if is_torch(join.device) or join.config.compute.backend == "torch":
         from homenode.compute.torch import open_backend
 
         compute = join.config.compute
         return open_backend(
-            join.device,
+            join.device if is_torch(join.device) else "torch:cpu",
             attention=compute.attention_backend,
             enforce_eager=compute.enforce_eager,
             threads=len(binding.team) or None,
         )
-    compute = replace(join.config.compute, spin_us=spin_us(join.config.compute.spin_us, host, binding))
+    compute = replace(join.config.compute, spin_us=watched_us)
     return make_backend(compute, binding.team, team_groups(host, binding.team), team_memory(binding, host))
 
 

@@ -25,7 +25,24 @@ _MEMORY_NODES = ("HOMENODE_MEMORY_NODES", "CPU_VISIBLE_MEMORY_NODES")
 _RESERVE = ("HOMENODE_RESERVE_CPUS", "VLLM_CPU_NUM_OF_RESERVED_CPU")
 # Variables of the settings that no command line declares, by the flag that messages call the setting by; the first that
 # is set counts.
-VARIABLES_OF = {THREADS_BIND_FLAG: _THREADS_BIND, MEMORY_NODES_FLAG: _MEMORY_NODES, "--reserve-cpus": _RESERVE}
+VARIABLES_OF = {
+    THREADS_BIND_FLAG: _THREADS_BIND,
+    MEMORY_NODES_FLAG: _MEMORY_NODES,
+    "--reserve-cpus": _RESERVE,
+    "--kv-cache-memory": ("VLLM_CPU_KVCACHE_SPACE",),
+}
+
+
+def value_of_variable(flag: str, env: Mapping[str, str]) -> tuple[str, str] | None:
+    """The value that a setting has by a variable of the field, as the setting's own flag takes it, and the variable's
+    name; None where there is none. UserError for a size of KV memory that is none."""
+    name = next((name for name in VARIABLES_OF.get(flag, ()) if env.get(name)), None)
+    if name is None:
+        return None
+    if flag != "--kv-cache-memory":
+        return env[name], name
+    size = kv_cache_memory(None, env)
+    return None if size is None else (str(size), name)
 
 
 def threads_bind(given: str | None, env: Mapping[str, str]) -> str | None:
