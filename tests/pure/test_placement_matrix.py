@@ -18,7 +18,7 @@ from homenode.engine.devices import is_accelerator
 from homenode.engine.plan.placement import UNPINNED, core_of
 from homenode.engine.plan.replica_bindings import replica_places
 from homenode.engine.plan.settings_without_effect import settings_without_effect
-from homenode.engine.plan.worker_bindings import worker_places
+from homenode.engine.plan.worker_bindings import places_elsewhere, worker_places
 from homenode.errors import UserError
 from homenode.host.discovery.read import read_host
 from homenode.host.discovery.synthetic import synthetic
@@ -306,3 +306,19 @@ def test_most_settings_bind_where_there_is_room() -> None:
     assert {name for name, came in roomy.items() if came != "bound"} <= {"numa_interleave"}, roomy
     crowded = {name: outcome(SITUATIONS["ranks, more than cores of two nodes"], name, 4) for name in SETTINGS}
     assert {name for name, came in crowded.items() if came != "bound"} <= {"threads", "numa_interleave"}, crowded
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_on_another_host_settings_bind_or_lists_are_refused_by_name(setting: str) -> None:
+    flag, give, obeys = SETTINGS[setting]
+    host = read_host(synthetic("2s/2n/8c"))
+    given, wanted = give(host, 4)
+    config = EngineConfig.of(None, {"tensor_parallel_size": 4, "executor": "ray", **given})
+    try:
+        made = places_elsewhere(host, EngineAssignment(config), "cpu", 2)
+    except UserError as error:
+        assert flag in error.message and "list" in error.message
+        return
+    seen = Placed(host, tuple(("cpu", binding) for binding in made.bindings), made.findings)
+    told = [finding for finding in made.findings if flag in finding.message]
+    assert told or obeys(seen, wanted)

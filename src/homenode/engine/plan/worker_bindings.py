@@ -30,7 +30,7 @@ from homenode.engine.plan.placement import UNPINNED, core_of, cut, plan_workers,
 from homenode.engine.plan.replica_bindings import divided_places, names_cpus
 from homenode.errors import UserError
 from homenode.host.placement.nodes import allowed_cpus
-from homenode.host.placement.variables import memory_nodes, threads_bind
+from homenode.host.placement.variables import memory_nodes, threads_bind, threads_bind_origin
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Accelerators, Host
 from homenode.units import format_count
@@ -73,6 +73,23 @@ def worker_places(host: Host, assignment: EngineAssignment, devices: Sequence[st
     crowded = too_few_beside(within, devices, team) if driven else _crowded(within, made)
     findings = (*made.findings, *crowded, *without_roles(devices, bindings))
     return replace(made, bindings=bindings, loop=free if driven else made.loop or free, findings=findings)
+
+
+def places_elsewhere(host: Host, assignment: EngineAssignment, device: str, count: int) -> WorkerBindings:
+    """Places for `count` workers on another host than their engine's, where they divide what there is. UserError for
+    settings with an entry for each worker of the engine's own host: nobody knows which of them are meant here.
+    """
+    placement = assignment.config.placement
+    lists = "--numa-bind-nodes" if placement.numa_bind_nodes else "--numa-bind-cpus" if placement.numa_bind_cpus else ""
+    if not lists and names_cpus(placement, host):
+        lists = threads_bind_origin(placement.cpu_threads_bind, host.variables)
+    if lists:
+        raise UserError(
+            f"{lists} names CPUs or nodes of one host, worker by worker, and --executor ray has put a worker on "
+            "another; leave the lists out: --numa-bind and --cpu-threads-bind auto need none",
+            param=lists.removeprefix("--").replace("-", "_"),
+        )
+    return worker_places(host, assignment, [device] * count)
 
 
 def _within(host: Host, binding: EngineBinding) -> Host:
@@ -218,7 +235,8 @@ def _crowded(host: Host, made: WorkerBindings) -> tuple[Finding, ...]:
     cores = sorted({core_of(host, cpu) for cpu in pinned})
     message = (
         f"{format_count(count, 'worker shares', 'workers share')} {format_count(len(cores), 'physical core')} "
-        f"(CPUs {format_cpu_list(pinned)}), so they wait for each other's turns"
+        f"(CPUs {format_cpu_list(pinned)}), so they wait for each other's turns, and "
+        "none watches for work (--spin-us is 0 for them)"
     )
     remedy = f"Allow {format_count(count, 'core')} or more, have fewer stages and ranks, or name more CPUs and nodes."
     return (Finding("warning", "workers_share_cores", message, remedy),)

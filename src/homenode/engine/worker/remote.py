@@ -63,12 +63,13 @@ def planned_here(join: Join, index: int, count: int) -> Join:
 
     from homenode.engine.assignment import EngineAssignment
     from homenode.engine.devices import is_accelerator
-    from homenode.engine.plan.worker_bindings import worker_places
+    from homenode.engine.plan.worker_bindings import places_elsewhere
     from homenode.host.discovery.read import read_host
     from homenode.host.topology.source import LiveSource
 
     host = read_host(LiveSource(), accelerators=is_accelerator(join.device))
-    own = worker_places(host, EngineAssignment(join.config, numa_decision=join.numa_decision), [join.device] * count)
+    assignment = EngineAssignment(join.config, numa_decision=join.numa_decision)
+    own = places_elsewhere(host, assignment, join.device, count)
     there = own.bindings[index]
     config, share = join.config, host.allowance.memory_available // count
     if own.shared:
