@@ -15,10 +15,11 @@ from homenode.engine.assignment import EngineAssignment
 from homenode.engine.binding import EngineBinding, Replica
 from homenode.engine.config import EngineConfig
 from homenode.engine.devices import is_accelerator
-from homenode.engine.plan.placement import UNPINNED, core_of
+from homenode.engine.plan.placement import UNPINNED, core_of, place_engine
 from homenode.engine.plan.replica_bindings import replica_places
 from homenode.engine.plan.settings_without_effect import settings_without_effect
 from homenode.engine.plan.worker_bindings import places_elsewhere, worker_places
+from homenode.engine.plan.worker_layout import executor_kind
 from homenode.errors import UserError
 from homenode.host.discovery.read import read_host
 from homenode.host.discovery.synthetic import synthetic
@@ -48,6 +49,12 @@ def ranks(host: str, count: int, device: str = "cpu", **settings: Any) -> Case:
 
 GPU = "torch:cuda:0"
 SITUATIONS = {
+    "one worker": Case("2s/2n/8c/smt2", ("cpu",)),
+    "one worker on one node": Case("1s/1n/4c", ("cpu",)),
+    "one worker on one core": Case("1s/1n/1c", ("cpu",)),
+    "one worker of torch in the engine's process": Case("2s/2n/8c", ("cpu",), settings={"backend": "torch"}),
+    "one worker by a process": Case("2s/2n/8c", ("cpu",), settings={"executor": "processes"}),
+    "one worker on torch:cpu": Case("2s/2n/8c", ("torch:cpu",)),
     "ranks, more than cores": ranks("1s/1n/2c", 4),
     "ranks, more than cores of two nodes": ranks("2s/2n/2c", 4),
     "ranks, as many as cores": ranks("2s/2n/4c", 4),
@@ -111,6 +118,9 @@ def place(case: Case, **given: Any) -> Placed:
             EngineAssignment(config, Replica(number, case.engines, binding)) for number, binding in enumerate(bindings)
         ]
         told += tuple(finding for binding in bindings for finding in binding.findings)
+    if executor_kind(config, case.devices) == "inline" and case.engines == 1:
+        binding = place_engine(config.placement, config.compute.threads, host)
+        return Placed(host, (("cpu", binding),), (*told, *binding.findings))
     made = [worker_places(host, assignment, case.devices) for assignment in assignments]
     places = [pair for one in made for pair in zip(case.devices, one.bindings, strict=True)]
     return Placed(host, tuple(places), (*told, *(finding for one in made for finding in one.findings)))
