@@ -38,6 +38,15 @@ int64_t exercise(ThreadPool& pool, int runs, int rounds) {
   return missed + (count != expected);
 }
 
+void move(ThreadPool& pool, std::vector<std::vector<int>> places) {
+  Error error;
+  {
+    nb::gil_scoped_release unlocked;  // a run may have to end first
+    error = pool.move(std::move(places));
+  }
+  if (!error.message.empty()) raise(error);
+}
+
 }  // namespace
 
 void bind_thread_pool(nb::module_& m) {
@@ -49,6 +58,8 @@ void bind_thread_pool(nb::module_& m) {
                    "Microseconds threads watch for others: less than asked for where they share CPUs.")
       .def_prop_ro("lost_shares", &ThreadPool::lost_shares,
                    "For each thread the share of the CPU time it recently wanted that it did not get.")
+      .def("move", &move, nb::arg("places"),
+           "Moves each thread, between two runs, to the CPUs of its place; no CPUs: it stays. Its memory stays, too.")
       .def("exercise", &exercise, nb::arg("runs"), nb::arg("rounds"),
            "Self-test: runs with many barriers; returns how often one let go too early.");
 }

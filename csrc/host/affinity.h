@@ -2,6 +2,8 @@
 #pragma once
 #include <sched.h>
 
+#include <vector>
+
 #include "base/status.h"
 
 namespace homenode {
@@ -11,18 +13,18 @@ struct CpuMask {
   cpu_set_t words[8192 / CPU_SETSIZE];
 };
 
-// 0, or the errno of the refusal.
-int pin_this_thread(int cpu);
+// To these CPUs, one at least. 0, or the errno of the refusal.
+int pin_this_thread(const std::vector<int>& cpus);
 
 // How many CPUs the calling thread may run on.
 int cpus_of_this_thread();
 
-Error pin_error(int cpu, int code);
+Error pin_error(const std::vector<int>& cpus, int code);
 
-// Pins the calling thread while it lives, and gives its old CPUs back. Does nothing for CPU -1.
+// Pins the calling thread while it lives, and gives its old CPUs back. Does nothing for no CPUs.
 class PinScope {
  public:
-  explicit PinScope(int cpu);
+  explicit PinScope(const std::vector<int>& cpus);
   ~PinScope();
   PinScope(const PinScope&) = delete;
   PinScope& operator=(const PinScope&) = delete;

@@ -24,7 +24,8 @@ class ThreadPool {
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
   int size() const;
-  const std::vector<int>& cpus() const;
+  // The CPU of each thread; -1 for one that may run on several.
+  std::vector<int> cpus() const;
   // The path of groups of each thread.
   const std::vector<GroupPath>& groups() const;
 
@@ -38,6 +39,10 @@ class ThreadPool {
   void compute(F&& f) {
     run_raw([](int thread, void* p) { (*static_cast<std::remove_reference_t<F>*>(p))(thread); }, &f, true);
   }
+  // Moves the threads between two runs, the caller's as of the next one: places[i] are the CPUs that thread i may run
+  // on, none: it stays where it is. Memory that threads have touched stays where it lies. One place for each thread.
+  // `Error.message` is empty where all has been done; else what the kernel refused, and other threads have moved.
+  Error move(std::vector<std::vector<int>> places);
   void barrier(int thread);
   // Called inside run(): the thread slept `ns` nanoseconds, waiting for somebody outside the pool.
   void slept(int thread, int64_t ns);

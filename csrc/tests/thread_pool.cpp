@@ -1,3 +1,5 @@
+#include <sched.h>
+
 #include <atomic>
 #include <thread>
 
@@ -51,13 +53,16 @@ void check_thread_pool(Random& random) {
                                        random_groups(random, threads)));
   hand_around(*pool, random.between(1, 30));
 
-  // Runs from several threads take turns, while another asks for the figures.
+  // Runs from several threads take turns, while another asks for the figures and moves the threads about.
   std::vector<int> calls(static_cast<size_t>(threads));
   std::atomic<bool> done{false};
   std::thread asks([&] {
-    while (!done.load())
+    while (!done.load()) {
       require(pool->lost_shares().size() == static_cast<size_t>(threads) && pool->spin_us() <= spin_us,
               "figures of every thread");
+      const std::vector<std::vector<int>> here(static_cast<size_t>(threads), {sched_getcpu()});
+      require(pool->move(here).message.empty() && pool->cpus().size() == here.size(), "threads move between runs");
+    }
   });
   std::vector<std::thread> callers;
   for (int c = 0; c < 3; ++c) {

@@ -57,6 +57,11 @@ class ThreadPool:
         For each thread the share of the CPU time it recently wanted that it did not get.
         """
 
+    def move(self, places: Sequence[Sequence[int]]) -> None:
+        """
+        Moves each thread, between two runs, to the CPUs of its place; no CPUs: it stays. Its memory stays, too.
+        """
+
     def exercise(self, runs: int, rounds: int) -> int:
         """
         Self-test: runs with many barriers; returns how often one let go too early.

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -36,6 +37,55 @@ def test_more_threads_than_cpus_on_one_cpu() -> None:
 def test_many_short_runs_wake_sleepers() -> None:
     """With no spinning, every run finds the workers asleep or falling asleep: a lost wake-up would hang here."""
     assert _native.ThreadPool([-1] * 3, 0, False).exercise(3000, 1) == 0
+
+
+def _own_threads() -> set[int]:
+    return {int(entry.name) for entry in Path("/proc/self/task").iterdir()}
+
+
+def test_threads_move_between_runs_and_their_caller_with_the_next() -> None:
+    """Also to several CPUs each; who is not pinned, and who is given no place, stays."""
+    allowed = sorted(os.sched_getaffinity(0))
+    first, last = allowed[0], allowed[-1]
+    others = _own_threads()
+    pool = _native.ThreadPool([first] * 3, 0, True)
+    threads = sorted(_own_threads() - others)
+    assert [os.sched_getaffinity(each) for each in threads] == [{first}, {first}]
+    pool.move([[last], allowed, []])
+    assert pool.exercise(20, 20) == 0
+    assert [os.sched_getaffinity(each) for each in threads] == [set(allowed), {first}]
+    assert pool.cpus == [last, -1 if len(allowed) > 1 else first, first]
+    assert os.sched_getaffinity(0) == set(allowed), "the caller gets its own CPUs back"
+
+
+def test_threads_move_while_others_compute() -> None:
+    allowed = sorted(os.sched_getaffinity(0))
+    pool = _native.ThreadPool([allowed[0]] * 2, 0, True)
+    missed: list[int] = []
+    worker = threading.Thread(target=lambda: missed.append(pool.exercise(300, 20)))
+    worker.start()
+    for turn in range(50):
+        pool.move([[allowed[turn % len(allowed)]], [allowed[(turn + 1) % len(allowed)]]])
+    worker.join()
+    assert missed == [0]
+
+
+@pytest.mark.parametrize(
+    ("places", "error", "words"),
+    [
+        ([[0]], ValueError, "places for 1 threads of a thread pool of 2"),
+        ([[8191], [0]], OSError, "CPU 8191"),
+        ([[0], [8191]], OSError, "CPU 8191"),
+        ([[0], [-3]], OSError, "CPU -3"),
+        ([[0], [9000, 1]], OSError, "CPU 9000,1"),
+    ],
+)
+def test_places_that_cannot_be_are_named(places: list[list[int]], error: type[Exception], words: str) -> None:
+    pool = _native.ThreadPool([min(os.sched_getaffinity(0))] * 2, 0, True)
+    with pytest.raises(error, match=words):
+        pool.move(places)
+    pool.move([[min(os.sched_getaffinity(0))]] * 2)
+    assert pool.exercise(5, 5) == 0, "it works where it can be"
 
 
 _names = st.integers(-1, 2)
