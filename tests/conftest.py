@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Generator
 
 import pytest
@@ -19,6 +22,15 @@ with contextlib.suppress(ImportError):  # some guests of the lab have pytest alo
         "homenode", deadline=None, max_examples=examples(100), suppress_health_check=[HealthCheck.too_slow]
     )
     settings.load_profile("homenode")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Engines of tests claim CPUs in a folder of this process alone: what others run on this machine, tests beside
+    these among them, decides nothing here.
+    """
+    folder = tempfile.mkdtemp(prefix="homenode-tests-")
+    os.environ["HOMENODE_STATE_DIR"] = folder
+    config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
 
 
 @pytest.hookimpl(wrapper=True)

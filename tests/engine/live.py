@@ -64,7 +64,7 @@ class LiveServer:
         found = {}
         for task in Path(f"/proc/{self.process.pid}/task").iterdir():
             for pid in (task / "children").read_text().split():
-                with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+                with contextlib.suppress(FileNotFoundError, ProcessLookupError, IndexError):  # it has just ended
                     if Path(f"/proc/{pid}/comm").read_text().startswith(kind):
                         found[Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[-2].decode()] = int(pid)
         return dict(sorted(found.items()))

@@ -4,7 +4,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 from homenode.host.topology.finding import Finding
 
@@ -44,6 +45,10 @@ class EngineBinding:
         """
         cpus = self.others or self.spare
         return cpus if set(cpus).isdisjoint(self.team) else ()
+
+    def told(self, findings: Iterable[Finding]) -> EngineBinding:
+        """The same place with further findings."""
+        return replace(self, findings=(*self.findings, *findings))
 
 
 @dataclass(frozen=True)

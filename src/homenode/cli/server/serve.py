@@ -158,9 +158,9 @@ def _assignments(engine: EngineConfig) -> Sequence[EngineAssignment]:
         from homenode.engine.assignment import EngineAssignment
 
         return (EngineAssignment(engine),)
-    from homenode.engine.plan.replica_assignments import replica_assignments
+    from homenode.engine.plan.replica_assignments import claimed_assignments
 
-    return replica_assignments(engine)
+    return claimed_assignments(engine)
 
 
 async def _serve_by_fronts(
@@ -220,8 +220,8 @@ def _announce(url: str, ready: Any, fronts: int = 1) -> None:
         f"weights {format_bytes(int(details.get('weight_bytes', 0)))}{_in_common(details)}, "
         f"KV {'up to ' if details.get('kv_grows') else ''}{format_bytes(int(details.get('kv_bytes', 0)))} "
         f"({details.get('kv_dtype')}, {format_count(tokens, 'token')}), {_states(details)}"
-        f"{_huge_pages(compute)}{_threads(compute)}{compute.get('level', '')}, "
-        f"loaded in {details.get('load_seconds')} s",
+        f"{_huge_pages(compute)}{_threads(details)}{compute.get('level', '')}, "
+        f"loaded in {details.get('load_seconds')} s{_beside(details)}",
     )
 
 
@@ -253,10 +253,18 @@ def _workers(details: Mapping[str, Any]) -> str:
     return f"{format_count(len(workers), 'worker')} in {format_count(stages, 'stage')}, " if workers else ""
 
 
-def _threads(compute: Mapping[str, Any]) -> str:
-    """How many threads compute on CPUs, where any do."""
-    threads = compute.get("threads", 1)
-    return f"{format_count(threads, 'thread')}, " if threads else ""
+def _threads(details: Mapping[str, Any]) -> str:
+    """How many threads compute on CPUs, where any do, and on which where they are bound to any."""
+    from homenode.cpuset import format_cpu_list
+
+    threads = details.get("compute", {}).get("threads", 1)
+    where = f" on CPUs {format_cpu_list(details['cpus'])}" if details.get("cpus") else ""
+    return f"{format_count(threads, 'thread')}{where}, " if threads else ""
+
+
+def _beside(details: Mapping[str, Any]) -> str:
+    """Who else computes on this host, and where."""
+    return "".join(f"; {neighbour}" for neighbour in details.get("neighbours", ()))
 
 
 def _huge_pages(compute: Mapping[str, Any]) -> str:

@@ -33,6 +33,7 @@ class LocalEngine:
         self.ready: EngineReady = engine.ready
         self.statistics = EngineStats()
         self.executor = engine.executor
+        self._claim = engine.claim
         self._core = EngineCore(
             engine.scheduler,
             engine.executor,
@@ -47,7 +48,7 @@ class LocalEngine:
         try:
             start_thread(self._thread)
         except HomenodeError:
-            self.executor.close()
+            self._give_back()
             raise
 
     def submit(self, requests: Sequence[Request], sink: Sink) -> None:
@@ -85,8 +86,12 @@ class LocalEngine:
             reason = f"{type(error).__name__}: {error}"
             _log.exception("the engine failed")
         finally:
-            self.executor.close()
+            self._give_back()
             self._end(reason, kind)
+
+    def _give_back(self) -> None:
+        self.executor.close()
+        self._claim.release()
 
     def _take(self, message: ToFront) -> None:
         if isinstance(message, EngineStats):

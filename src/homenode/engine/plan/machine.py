@@ -6,11 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from homenode.engine.config import EngineConfig
+from homenode.engine.cpu_claims import busy_cpus
 from homenode.engine.devices import is_accelerator
 from homenode.engine.plan.device_detection import memory_of_devices
+from homenode.engine.plan.free_cores import takes_lists
 from homenode.host.binding.mempolicy_fallback import MemoryPolicy, current_policy
 from homenode.host.binding.syscalls import Syscalls
 from homenode.host.discovery.read import read_host
+from homenode.host.placement.neighbours import HostNeighbours
 from homenode.host.topology.host import Host
 from homenode.host.topology.source import LiveSource
 
@@ -18,13 +21,22 @@ from homenode.host.topology.source import LiveSource
 @dataclass(frozen=True)
 class MachineFacts:
     """`devices`: of the engine's workers. `devices_memory`: bytes that workers may take of accelerators, as far as
-    known. `memory_policy`: of this process, None where the kernel does not tell.
+    known. `memory_policy`: of this process, None where the kernel does not tell. `neighbours`: who else uses its CPUs.
     """
 
     host: Host
     devices: tuple[str, ...]
     devices_memory: Mapping[str, int] = field(default_factory=dict)
     memory_policy: MemoryPolicy | None = None
+    neighbours: HostNeighbours = field(default_factory=HostNeighbours)
+
+
+def busy_where_it_counts(config: EngineConfig, host: Host) -> Mapping[int, float]:
+    """The part of a short look in which others ran on each CPU. Empty where that decides nothing, as it may take a
+    moment.
+    """
+    choice = config.compute.threads is not None and len(host.allowance.physical_cpus) > 1
+    return busy_cpus() if choice and not takes_lists(config.placement, host) else {}
 
 
 def read_machine(config: EngineConfig, devices: Sequence[str]) -> MachineFacts:

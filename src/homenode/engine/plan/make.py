@@ -12,18 +12,22 @@ from pathlib import Path
 
 from homenode.engine.assignment import EngineAssignment
 from homenode.engine.config import EngineConfig
+from homenode.engine.cpu_claims import claims_of_others
+from homenode.engine.devices import is_accelerator
 from homenode.engine.experts.group import expert_group_rank, not_in_common
 from homenode.engine.experts.sizing import ExpertSharing
 from homenode.engine.model_path.locate import locate_model
 from homenode.engine.plan.device_detection import devices_of_service
 from homenode.engine.plan.engine_plan import EnginePlan
+from homenode.engine.plan.free_cores import binds_threads, cpus_for_the_rest, keep_clear, neighbour_findings
 from homenode.engine.plan.inline import plan_inline
-from homenode.engine.plan.machine import MachineFacts, read_machine
+from homenode.engine.plan.machine import MachineFacts, busy_where_it_counts, read_machine
 from homenode.engine.plan.pooling import for_runner, with_runner
 from homenode.engine.plan.settings_without_effect import settings_without_effect, worth_telling
-from homenode.engine.plan.worker_layout import executor_kind
+from homenode.engine.plan.worker_layout import computing_cpus, executor_kind
 from homenode.engine.problems import SettingProblems
 from homenode.errors import UserError
+from homenode.host.placement.neighbours import HostNeighbours
 from homenode.host.refusals import named_refusals
 from homenode.host.topology.finding import Finding
 from homenode.model.checkpoint.index import OpenedCheckpoint, open_checkpoint
@@ -56,12 +60,48 @@ def _plan(
     """The same with what is wrong in `problems`, as far as the rest can be judged without it."""
     checkpoint = with_runner(checkpoint, assignment.config.model)
     assignment = problems.of(partial(for_runner, assignment, checkpoint.spec), assignment)
+    if assignment.replica is not None:  # where it runs was decided with all others of its service
+        return _plan_on(assignment, checkpoint, machine, common, problems)
+    teams = sum(not is_accelerator(device) for device in machine.devices) if binds_threads(assignment.config) else 0
+    host, config = keep_clear(machine.host, assignment.config, teams, machine.neighbours)
+    assignment, clear = replace(assignment, config=config), replace(machine, host=host)
+    return beside_neighbours(_plan_on(assignment, checkpoint, clear, common, problems), machine)
+
+
+def _plan_on(
+    assignment: EngineAssignment,
+    checkpoint: OpenedCheckpoint,
+    machine: MachineFacts,
+    common: ExpertSharing | None,
+    problems: SettingProblems,
+) -> EnginePlan:
+    """The same on the CPUs of the host as it is given."""
     if executor_kind(assignment.config, machine.devices) == "inline":
         return plan_inline(assignment, checkpoint, machine, problems, common)
     from homenode.engine.plan.workers import plan_workers  # an inline engine starts sooner without
 
     host, devices, memory = machine.host, machine.devices, machine.devices_memory
     return plan_workers(assignment, checkpoint, host, devices, memory, common, problems)
+
+
+def claimed_cpus(plan: EnginePlan) -> tuple[int, ...]:
+    """The CPUs that others are to keep clear of."""
+    return computing_cpus(plan.worker_layout) if binds_threads(plan.config) else ()
+
+
+def beside_neighbours(plan: EnginePlan, machine: MachineFacts) -> EnginePlan:
+    """The plan with what is to be said of its neighbours, and with its other threads where they disturb none."""
+    layout, neighbours = plan.worker_layout, machine.neighbours
+    team = claimed_cpus(plan)
+    if not neighbours or not team:
+        return plan
+    findings = neighbour_findings(machine.host, team, neighbours)
+    loop = layout.loop or cpus_for_the_rest(machine.host, team, neighbours)
+    workers = layout.workers
+    if plan.executor == "inline" and not workers[0].binding.others:
+        workers = (replace(workers[0], binding=replace(workers[0].binding, others=loop)),)
+    layout = replace(layout, workers=workers, loop=loop, findings=(*layout.findings, *findings))
+    return replace(plan, worker_layout=layout)
 
 
 @dataclass
@@ -112,7 +152,7 @@ def judge_config(assignment: EngineAssignment) -> ConfigCheck:
         return ConfigCheck([error])
     group_rank = expert_group_rank(assignment, everybody)
     common = None if group_rank is None else ExpertSharing(group_rank)
-    checkpoint, machine = open_checkpoint(Path(str(config.model.path))), read_machine(config, devices)
+    checkpoint, machine = open_checkpoint(Path(str(config.model.path))), _machine_now(config, devices)
     found = told_of_settings(assignment, everybody, checkpoint)
     try:
         plan = _plan(assignment, checkpoint, machine, common, problems)
@@ -137,6 +177,11 @@ def told_of_settings(
         has_experts=checkpoint.spec.moe is not None,
     )
     return (*not_in_common(assignment, everybody), *ignored)
+
+
+def _machine_now(config: EngineConfig, devices: Sequence[str]) -> MachineFacts:
+    machine = read_machine(config, devices)
+    return replace(machine, neighbours=HostNeighbours(claims_of_others(), busy_where_it_counts(config, machine.host)))
 
 
 def _with_memory(plan: EnginePlan) -> EnginePlan:

@@ -260,14 +260,15 @@ def _path(host: Host, cpu: int) -> tuple[int, ...]:
 
 def too_few_cores(host: Host, binding: EngineBinding, engines: int = 1, what: str = "engine") -> tuple[Finding, ...]:
     """A warning when the front, the scheduler and the compute threads of all engines have to share physical cores."""
-    needed = requirements(host, Demand(workers=engines)).homenode
+    allowance = cut(host, host.allowance, (*host.allowance.cpus, *host.allowance.beside))
+    needed = requirements(replace(host, allowance=allowance), Demand(workers=engines)).homenode
     if needed.met:
         return ()
-    cores = len(host.allowance.physical_cpus)
+    cores = len(allowance.physical_cpus)
     message = (
         f"{format_count(needed.physical_cores, 'physical core is', 'physical cores are')} the least for "
         f"{f'this {what}' if engines == 1 else f'{engines} {what}s'} "
-        f"({', '.join(f'{what}: {n}' for what, n in needed.parts)}), and this process may use {cores}"
+        f"({', '.join(f'{what}: {n}' for what, n in needed.parts)}), and this process has {cores}"
     )
     remedy = (
         f"Allow more CPUs, or expect the {format_count(len(binding.team), 'compute thread')} to be interrupted by "

@@ -11,35 +11,85 @@ from pathlib import Path
 from homenode.engine.assignment import EngineAssignment
 from homenode.engine.binding import EngineBinding, Replica
 from homenode.engine.config import EngineConfig
+from homenode.engine.cpu_claims import CpuClaim, claims_of_others, open_claims
 from homenode.engine.memory.available import available_memory
-from homenode.engine.plan.placement import reserved_cores
+from homenode.engine.plan.free_cores import binds_threads, keep_clear, neighbour_findings
+from homenode.engine.plan.machine import busy_where_it_counts
+from homenode.engine.plan.placement import UNPINNED, reserved_cores
 from homenode.engine.plan.replica_bindings import memory_shares, replica_places, team_places
 from homenode.host.discovery.read import read_host
+from homenode.host.placement.neighbours import HostNeighbours
 from homenode.host.placement.numa_demand import Decision
 from homenode.host.placement.numa_policy import Chosen, NumaPlan, Teams, numa_plan
 from homenode.host.topology.allowance import Allowance
+from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Host
 from homenode.host.topology.source import LiveSource
 from homenode.model.checkpoint.index import open_checkpoint
 from homenode.transfer.check import wrong_count
 
 
-def replica_assignments(config: EngineConfig) -> tuple[EngineAssignment, ...]:
+def claimed_assignments(config: EngineConfig) -> tuple[EngineAssignment, ...]:
+    """As `replica_assignments`; the CPUs of several engines are claimed for as long as this process lives, so that one
+    that is started again finds its own. An engine that is alone claims its own.
+    """
+    if not config.may_be_several:
+        return (EngineAssignment(config),)
+    host = read_host(LiveSource(), accelerators=False)
+    busy, claim = busy_where_it_counts(config, host), CpuClaim(f"engines of {config.model_name}")
+    with open_claims(claim) as claims:
+        made = replica_assignments(config, host, HostNeighbours(claims.others, busy))
+        teams = [each.replica.binding.team for each in made if each.replica]
+        if teams and binds_threads(config):
+            claims.take(claim, {cpu for team in teams for cpu in team if cpu != UNPINNED})
+    return _told(made, [Finding("warning", "claims_not_kept", line) for line in claims.lines])
+
+
+def replica_assignments(
+    config: EngineConfig, host: Host | None = None, neighbours: HostNeighbours | None = None
+) -> tuple[EngineAssignment, ...]:
     """The assignment of each engine that --data-parallel-size or --numa replicate asks for; that of an engine that is
-    alone when that is one. Raises as `replica_places` and `numa_plan`.
+    alone when that is one. `host`, `neighbours`: this machine and who else uses it, None: as they are now. Raises as
+    `replica_places` and `numa_plan`.
     """
     count = config.parallel.data_parallel_size
     if not config.may_be_several:
         return (EngineAssignment(config),)
-    host = read_host(LiveSource(), accelerators=False)
+    host = host or read_host(LiveSource(), accelerators=False)
+    if neighbours is None:
+        neighbours = HostNeighbours(claims_of_others(), busy_where_it_counts(config, host))
+    clear, beside = (
+        keep_clear(host, config, count * config.parallel.workers, neighbours)
+        if binds_threads(config)
+        else (host, config)
+    )
     if count > 1:
-        return assignments_in(config, host, replica_places(host, config, count))
-    plan = _plan(config, host)
-    bindings = node_places(config, host, plan)
+        return _beside(config, host, replica_places(clear, beside, count), neighbours)
+    plan = _plan(beside, clear)
+    bindings = node_places(beside, clear, plan)
     if len(bindings) > 1:
-        return assignments_in(config, host, bindings)
+        return _beside(config, host, bindings, neighbours)
     _require_ports(config, 1)
     return (EngineAssignment(config, numa_decision=_numa_decision(config, plan)),)
+
+
+def _beside(
+    config: EngineConfig, host: Host, bindings: Sequence[EngineBinding], neighbours: HostNeighbours
+) -> tuple[EngineAssignment, ...]:
+    """The assignments in these places, with what is to be said of the neighbours."""
+    team = tuple(cpu for binding in bindings for cpu in binding.team if cpu != UNPINNED)
+    findings = neighbour_findings(host, team, neighbours) if binds_threads(config) else ()
+    return _told(assignments_in(config, host, bindings), findings)
+
+
+def _told(assignments: tuple[EngineAssignment, ...], findings: Sequence[Finding]) -> tuple[EngineAssignment, ...]:
+    """With further findings; what all engines tell is said once."""
+    return tuple(
+        replace(each, replica=replace(each.replica, binding=each.replica.binding.told(findings)))
+        if each.replica
+        else each
+        for each in assignments
+    )
 
 
 def _plan(config: EngineConfig, host: Host) -> NumaPlan:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from homenode.engine.binding import EngineBinding, Replica
 from homenode.engine.config import EngineConfig
 from homenode.engine.devices import is_accelerator
+from homenode.engine.plan.placement import UNPINNED
 from homenode.engine.plan.worker_bindings import WorkerBindings
 from homenode.errors import UserError
 from homenode.host.topology.finding import Finding
@@ -70,6 +71,12 @@ def lay_out(
         bindings.shared,
         (*findings, *(f for binding in bindings.bindings for f in binding.findings)),
     )
+
+
+def computing_cpus(layout: WorkerLayout) -> tuple[int, ...]:
+    """The CPUs of all compute threads that are bound to one."""
+    cpus = {cpu for worker in layout.workers if not is_accelerator(worker.device) for cpu in worker.binding.team}
+    return tuple(sorted(cpus - {UNPINNED}))
 
 
 def with_memory(

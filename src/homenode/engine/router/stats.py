@@ -77,6 +77,7 @@ def all_ready(parts: Sequence[EngineReady], bindings: Sequence[EngineBinding]) -
             else "",
             "notes": _notes(parts),
             "compute": _compute([part.details.get("compute") for part in parts]),
+            "cpus": sorted({cpu for binding in bindings for cpu in binding.team if cpu >= 0}),
             "free_cpus": list(_free_cpus(bindings)),
         },
     )

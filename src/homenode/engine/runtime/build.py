@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ import msgspec
 from homenode.compute.ops import Backend
 from homenode.engine.assignment import EngineAssignment
 from homenode.engine.channels.messages import Fits
+from homenode.engine.cpu_claims import CpuClaim, open_claims
 from homenode.engine.executor.base import EngineWorkers, Executor
 from homenode.engine.executor.expert_usage import count_expert_usage
 from homenode.engine.executor.inline_workers import InlineWorkers
@@ -27,14 +29,16 @@ from homenode.engine.model_path.locate import locate_model
 from homenode.engine.pinning import pin_process_threads
 from homenode.engine.plan.device_detection import devices_of_service
 from homenode.engine.plan.engine_plan import EnginePlan
-from homenode.engine.plan.machine import read_machine
-from homenode.engine.plan.make import plan_engine, told_of_settings
+from homenode.engine.plan.free_cores import NEIGHBOUR
+from homenode.engine.plan.machine import MachineFacts, busy_where_it_counts, read_machine
+from homenode.engine.plan.make import claimed_cpus, plan_engine, told_of_settings
 from homenode.engine.plan.settings_without_effect import worth_telling
-from homenode.engine.plan.worker_layout import WorkerPlan
+from homenode.engine.plan.worker_layout import WorkerPlan, computing_cpus
 from homenode.engine.runtime.engine import Engine, Progress, make_scheduler, ready_message
+from homenode.host.placement.neighbours import HostNeighbours
 from homenode.host.refusals import named_refusals
 from homenode.host.topology.finding import Finding
-from homenode.model.checkpoint.index import open_checkpoint
+from homenode.model.checkpoint.index import OpenedCheckpoint, open_checkpoint
 from homenode.model.checkpoint.vocabulary_file import read_vocabulary_text
 from homenode.model.identity import ModelIdentity
 from homenode.model.kv_cells import kv_cells
@@ -81,24 +85,48 @@ def build_engine(
         pin_process_threads(replica.allowed)
     machine = read_machine(config, devices)
 
-    def planned() -> EnginePlan:
-        return plan_engine(assignment, checkpoint, machine, common)
-
-    plan = _measured(planned)
-    if found := plan.problems():
-        raise found[0]
-    plan = replace(plan, worker_layout=replace(plan.worker_layout, findings=(*findings, *plan.worker_layout.findings)))
-    workers = _workers(plan, own_process)
+    claim = CpuClaim(f"engine of {config.model_name}")
     try:
-        return _started(plan, workers, progress, lookahead, micro_batches, begin)
+        plan, told = _planned(assignment, checkpoint, machine, common, claim)
+        if found := plan.problems():
+            raise found[0]
+        layout = plan.worker_layout
+        plan = replace(plan, worker_layout=replace(layout, findings=(*findings, *told, *layout.findings)))
+        workers = _workers(plan, own_process)
+        try:
+            return _started(plan, workers, claim, progress, lookahead, micro_batches, begin)
+        except BaseException:
+            workers.close()
+            raise
     except BaseException:
-        workers.close()
+        claim.release()
         raise
 
 
-def _measured(plan_again: Callable[[], EnginePlan]) -> EnginePlan:
+def _planned(
+    assignment: EngineAssignment,
+    checkpoint: OpenedCheckpoint,
+    machine: MachineFacts,
+    common: ExpertSharing | None,
+    claim: CpuClaim,
+) -> tuple[EnginePlan, tuple[Finding, ...]]:
+    """The plan beside all others of this host, and what is to be told of its claim. One of several engines runs where
+    its front has claimed CPUs for it.
+    """
+    if assignment.replica is not None:
+        plan = plan_engine(assignment, checkpoint, machine, common)
+        return _measured(plan, lambda: plan_engine(assignment, checkpoint, machine, common)), ()
+    busy = busy_where_it_counts(assignment.config, machine.host)
+    with open_claims(claim) as claims:
+        beside = replace(machine, neighbours=HostNeighbours(claims.others, busy))
+        plan = plan_engine(assignment, checkpoint, beside, common)
+        claims.take(claim, claimed_cpus(plan))
+    told = tuple(Finding("warning", "claims_not_kept", line) for line in claims.lines)
+    return _measured(plan, lambda: plan_engine(assignment, checkpoint, beside, common)), told
+
+
+def _measured(plan: EnginePlan, plan_again: Callable[[], EnginePlan]) -> EnginePlan:
     """The plan with what each worker may take of the memory that is free now, and what layers take on each device."""
-    plan = plan_again()
     if plan.executor == "inline":
         return plan
     from homenode.engine.plan.workers import with_available_memory  # an inline engine starts sooner without
@@ -122,6 +150,7 @@ def _workers(plan: EnginePlan, own_process: bool) -> EngineWorkers:
 def _started(
     plan: EnginePlan,
     workers: EngineWorkers,
+    claim: CpuClaim,
     progress: Progress | None,
     lookahead: int,
     micro_batches: int,
@@ -135,6 +164,8 @@ def _started(
     executor = count_expert_usage(workers.lay(sizes.worker_limits(), sharing), plan.config, plan.checkpoint.spec)
     hash_seed = sharing.hash_seed if sharing is not None else None
     scheduler = make_scheduler(plan, executor.limits(), lookahead, micro_batches, hash_seed)
+    # Who forgets to release it gives it back with the executor.
+    weakref.finalize(executor, claim.release).atexit = False
     findings = (*plan.worker_layout.findings, *workers.findings())
     ready = _ready(plan, executor, sizes, fits, findings, time.monotonic() - begin)
     ready = msgspec.structs.replace(ready, identity=identity)
@@ -142,7 +173,7 @@ def _started(
     if sharing is not None:
         kv_transfer = workers.hand_over(sharing)
         ready.details["kv_transfer"] = msgspec.to_builtins(kv_transfer.published)
-    return Engine(scheduler, executor, ready, kv_transfer, _headroom(plan) if sizes.chunk_blocks else None)
+    return Engine(scheduler, executor, ready, kv_transfer, _headroom(plan) if sizes.chunk_blocks else None, claim)
 
 
 def _identity(plan: EnginePlan, fits: Sequence[Fits]) -> ModelIdentity | None:
@@ -225,6 +256,8 @@ def _ready(
         kv_growth=_growth(plan, sizes),
         compute=executor.statistics(),
         numa=next((worker.binding.numa for worker in layout.workers if worker.binding.numa), None),
+        cpus=list(computing_cpus(layout)),
+        neighbours=list(dict.fromkeys(finding.message for finding in findings if finding.code == NEIGHBOUR)),
         free_cpus=list(layout.loop),
         **({} if plan.executor == "inline" else {"stages": [_stage(worker) for worker in layout.workers]}),
     )

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from homenode.engine.cpu_claims import CpuClaim
 from homenode.engine.executor.base import Executor
 from homenode.engine.memory.headroom import Headroom
 from homenode.engine.memory.sizing import Sizes
@@ -36,6 +37,7 @@ class Engine:
     headroom: Callable[[], Headroom] | None = (
         None  # what the machine can give to KV memory that grows; None: it does not
     )
+    claim: CpuClaim = field(default_factory=lambda: CpuClaim(""))  # to be released when the executor is closed
 
 
 def make_scheduler(

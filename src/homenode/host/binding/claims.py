@@ -1,6 +1,7 @@
 """Who has been given which CPUs on this host: a file of claims, so that programs started one by one do not overlap.
 
-    {"format": "homenode-claims/1", "boot": "...", "claims": [{"pid", "start", "cpus": "0-15", "devices": [0], "name"}]}
+    {"format": "homenode-claims/1", "boot": "...", "claims": [{"pid", "start", "cpus": "0-15", "devices": [0], "name",
+     "computes": false}]}
 
 A claim holds as long as its process lives: number and start time together name a process, so a number used again does
 not revive a claim, and nobody need release anything. A program that is executed keeps the number of its launcher, hence
@@ -81,20 +82,22 @@ def exclusive(state: State, deadline_s: float = LOCK_DEADLINE_S) -> Iterator[Cla
 
 @contextmanager
 def exclusive_if_possible(
-    write_line: Callable[[str], None], deadline_s: float = LOCK_DEADLINE_S
+    write_line: Callable[[str], None], deadline_s: float = LOCK_DEADLINE_S, *, untrusted_too: bool = False
 ) -> Iterator[ClaimTable]:
     """As `exclusive` in this user's state folder, for who goes on where claims cannot be kept: a folder that is not to
     be had, full, read-only, or locked for `deadline_s` seconds. `write_line` gets one line for each thing that fails;
     the table then holds what can be read.
 
-    Raises UserError for a folder that must not be trusted.
+    Raises UserError for a folder that must not be trusted; with `untrusted_too` that is no more than a line, either.
     """
     with ExitStack() as held:
         state, table = None, ClaimTable()
         try:
             state = open_state()
             table = held.enter_context(exclusive(state, deadline_s))
-        except HostError as error:
+        except (HostError, UserError) as error:
+            if isinstance(error, UserError) and not untrusted_too:
+                raise
             table = ClaimTable() if state is None else _load(state)[0]
             seen = "not seen" if state is None else "seen, and not kept for others to see"
             write_line(f"warning: claims of CPUs are {seen}: {error.message}")
@@ -148,7 +151,8 @@ def _from_dict(raw: dict[str, Any]) -> dict[ProcessId, Claim]:
     held = {}
     for entry in raw["claims"]:
         devices = tuple(int(device) for device in entry["devices"])
-        claim = Claim(int(entry["pid"]), parse_cpu_list(entry["cpus"]), devices, str(entry["name"])[:_MOST_NAME])
+        name, computes = str(entry["name"])[:_MOST_NAME], bool(entry.get("computes", False))
+        claim = Claim(int(entry["pid"]), parse_cpu_list(entry["cpus"]), devices, name, computes)
         held[ProcessId(claim.pid, int(entry["start"]))] = claim
     return held
 
@@ -161,6 +165,7 @@ def _to_dict(by_process: dict[ProcessId, Claim]) -> dict[str, Any]:
             "cpus": format_cpu_list(claim.cpus),
             "devices": list(claim.devices),
             "name": claim.name[:_MOST_NAME],
+            "computes": claim.computes,
         }
         for process, claim in by_process.items()
     ]

@@ -10,12 +10,13 @@ from homenode.host.topology.finding import Finding
 @dataclass(frozen=True, slots=True)
 class Claim:
     """CPUs that a living process has been given, as the claims file tells. `devices`: logical ids it drives; empty for
-    a CPU worker."""
+    a CPU worker. `computes`: threads of the process itself compute there; else they are for whatever it starts."""
 
     pid: int
     cpus: tuple[int, ...]
     devices: tuple[int, ...] = ()
     name: str = ""
+    computes: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,8 +32,9 @@ class Allowance:
     `mems`: nodes it may take memory from. `cpuset`: online CPUs that its cpuset permits, None when unknown.
     `mask_origin`: "none" (every online CPU is allowed), "cpuset" (the mask is the cpuset), "inherited" (narrower:
     taskset, a batch system, a parent), "openmp" (narrower by accident: an OpenMP library bound the first thread of this
-    process or of one above it to a single place, and threads and processes inherit masks). `beyond_accident`: the allowance without
-    an accidental mask, where that is known.
+    process or of one above it to a single place, and threads and processes inherit masks). `beyond_accident`: the
+    allowance without an accidental mask, where that is known. `beside`: CPUs that this process may use as well, and
+    that were kept out of `cpus`, as others than compute threads are to run there.
     """
 
     cpus: tuple[int, ...]
@@ -45,6 +46,7 @@ class Allowance:
     cpuset: tuple[int, ...] | None = None
     mask_origin: str = "none"
     beyond_accident: Allowance | None = field(default=None, repr=False)
+    beside: tuple[int, ...] = ()
 
     @classmethod
     def of_process(cls, source: Source | None = None) -> Allowance:
