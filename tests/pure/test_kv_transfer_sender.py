@@ -7,6 +7,7 @@ from __future__ import annotations
 import pytest
 
 from homenode.engine.kv.prefix import HashChain
+from homenode.engine.scheduler.step_load import NO_LOAD, StepLoad
 from homenode.engine.scheduler_config import SchedulerConfig
 from homenode.engine.step import Step
 from homenode.transfer import seam
@@ -32,6 +33,17 @@ def test_room_is_asked_for_before_anything_is_computed() -> None:
     bench.admit(ticket)
     assert bench.step() is not None
     bench.settle()
+
+
+def test_a_hand_over_is_told_what_computing_its_prompt_takes() -> None:
+    """By what steps took of late: so long it is worth waiting for."""
+    bench = _bench()
+    for tokens in (8, 16, 32) * 8:
+        bench.scheduler.costs.learn(NO_LOAD, StepLoad.of_sequence(0, tokens, 0), 0.01 * tokens)
+    for prompt in (PROMPT, PROMPT * 2):
+        bench.send(prompt)
+    short, long = (m.compute_s for m in bench.messages if isinstance(m, seam.SendWanted))
+    assert short == pytest.approx(0.14, rel=0.2) and long == pytest.approx(0.28, rel=0.2)
 
 
 def test_all_but_the_last_position_is_computed_and_told_of_chunk_by_chunk() -> None:

@@ -124,6 +124,7 @@ CASES: dict[str, tuple[Any, list[Side], list[Side]]] = {
         [(RECEIVER, CPU), (SENDER, CPU), (SENDER | PULL, CPU)],
     ),
     "pd_pull_backpressure_reserve_pct": (1.0, [(RECEIVER, CPU)], [(SENDER, CPU)]),
+    "pd_room_wait": (1.0, [(RECEIVER, CPU), (RECEIVER | DELAY, CPU)], [(SENDER, CPU), (SENDER | DELAY, CPU)]),
     "local_cpu": (True, [(SENDER, CPU), (RECEIVER, CPU)], []),
 }
 

@@ -78,7 +78,7 @@ class PageQuota:
             waiter = next(iter(self._queues[peer].values()))
             if not may_go(peer, waiter.owner) or not self._within_share(peer, waiter.need, peers):
                 continue
-            if self._has_room(waiter.need):
+            if self.has_room(waiter.need):
                 for other in passed:
                     other.passed += 1
                 self._take(peer, waiter)
@@ -103,7 +103,7 @@ class PageQuota:
     def release(self, owner: str) -> None:
         self.keep(owner, 0)
 
-    def _has_room(self, need: int) -> bool:
+    def has_room(self, need: int) -> bool:
         return self.used + need <= self.mark or (self.used == 0 and need <= self.total)
 
     def _within_share(self, peer: str, need: int, peers: int) -> bool:

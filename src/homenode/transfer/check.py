@@ -145,9 +145,9 @@ def _needs(setting: str, other: str, why: str) -> UserError:
 
 
 def _numbers(config: TransferConfig) -> Iterator[UserError]:
-    for name in ("pd_alloc_fail_backoff_ttl", "pd_pull_pending_ttl"):
+    for name in ("pd_alloc_fail_backoff_ttl", "pd_room_wait", "pd_pull_pending_ttl"):
         value = getattr(config, name)
-        if not math.isfinite(value) or value < 0:
+        if value is not None and not 0 <= value < math.inf:
             yield UserError(f"{named(name)} is {value:g}; wanted seconds, not below zero", param=name)
     if config.pd_pull_pending_ttl == 0:
         yield UserError(

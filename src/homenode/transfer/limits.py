@@ -16,8 +16,11 @@ class Limits:
     read: int = 8 << 20  # bytes asked for at once where memory is not shared, at least one page
     in_flight: int = 2  # chunks of one hand-over under way at once: one is copied while the next is fetched
     connect: float = 5.0  # until a connection stands and Hello was exchanged
-    room: float = 10.0  # a hand-over waits for room, at the sender and at the receiver
-    reply: float = 20.0  # the sender waits for OfferReply; longer than the receiver lets an offer wait for room
+    room: float = 10.0  # a hand-over waits for room at the longest, at the sender and at the receiver
+    unknown: float = 1.0  # the same where nobody knows what computing the prompt takes
+    shortest: float = 0.02  # and at least: what an answer from another process may take
+    contact: float = 1.0  # at least until a connection stands for the first time
+    reply: float = 20.0  # the sender waits for OfferReply, however long a hand-over may wait for room
     heartbeat: float = 1.0  # between two renewals, or a third of the lease
     silence: float = 5.0  # no answer to a renewal for so long: nothing more is expected of the other process
     slowest: float = 1.0  # the shortest deadline for bytes on their way

@@ -53,6 +53,8 @@ class Offers:
         self.state = Sending(own, settings, self._limits)
         self._mode = "push" if self.state.push else "pull-delay" if settings.pd_delay_pull else "pull-eager"
         self._breaker_ttl = settings.pd_alloc_fail_backoff_ttl
+        self._room_wait = settings.pd_room_wait
+        self._full_until = -1e9  # somebody has waited for room here in vain; until then nobody else does
         self._receivers: dict[str, Receiver] = {}
         self.tickets: dict[str, Outgoing] = {}
         self.pulls: dict[int, Outgoing] = {}
@@ -88,17 +90,37 @@ class Offers:
             return self._tell_refused(
                 wanted.ticket, "breaker", "the receiver had no room a moment ago", receiver.breaker.left(now)
             )
-        if not receiver.connected and now < receiver.failed_at + self._limits.backoff:
-            left = receiver.failed_at + self._limits.backoff - now
-            return self._tell_refused(wanted.ticket, "connect", f"{address}: {receiver.failure}", left)
+        if not receiver.connected and receiver.failure:
+            return self._try_again(receiver, wanted.ticket)
+        if now < self._full_until and not self.state.admission.has_room(outgoing.pages):
+            left = self._full_until - now
+            return self._tell_refused(wanted.ticket, "no room", "the transfer buffer was full a moment ago", left)
         self.tickets[wanted.ticket] = outgoing
         self.state.admission.wait(wanted.ticket, address, outgoing.pages)
-        self.state.deadlines.set(("room", wanted.ticket), now + self._limits.room)
+        outgoing.patience = self._patience(wanted.compute_s, receiver)
+        self.state.deadlines.set(("room", wanted.ticket), now + outgoing.patience)
         self._connect(receiver)
         self._admit()
         if receiver.connected and wanted.ticket in self.state.admission.waits_for(address):
             self.state.admission.waits += 1
         return None
+
+    def _patience(self, compute_s: float, receiver: Receiver) -> float:
+        """How long a hand-over may wait before it begins. Whoever waited as long as computing takes, and then computes
+        at the receiver, has the first token within twice the time that it takes anywhere.
+        """
+        limits = self._limits
+        if self._room_wait is not None:
+            return self._room_wait
+        found = min(max(compute_s or limits.unknown, limits.shortest), limits.room)
+        return found if receiver.connected else max(found, limits.contact)
+
+    def _try_again(self, receiver: Receiver, ticket: str) -> None:
+        """A receiver that could not be reached is looked for beside the requests, none of which waits for it."""
+        left = receiver.failed_at + self._limits.backoff - self.state.now
+        if left <= 0:
+            self._connect(receiver)
+        self._tell_refused(ticket, "connect", f"{receiver.address}: {receiver.failure}", max(left, 0.0))
 
     def _objection(self, wanted: SendWanted) -> tuple[str, str] | None:
         state, pages = self.state, len(wanted.identities)
@@ -163,7 +185,6 @@ class Offers:
         outgoing.pull_id, outgoing.process = self._next_pull, receiver.process
         self._next_pull += 1
         self.pulls[outgoing.pull_id] = outgoing
-        state.deadlines.drop(("room", outgoing.ticket))
         state.deadlines.set(("reply", outgoing.ticket), state.now + self._limits.reply)
         lease = state.leases.ttl
         done = state.own.done_address

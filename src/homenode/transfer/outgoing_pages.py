@@ -33,6 +33,7 @@ class OutgoingPages:
     tokens: int
     identities: list[bytes]
     begun: float
+    patience: float = 0.0  # seconds that it may wait before it begins
     pull_id: int = -1
     process: PeerProcess | None = None
     admitted: bool = False

@@ -52,7 +52,7 @@ class ReceiverPeers(Offers):
             receiver = self._receivers.setdefault(
                 connected.address, Receiver(connected.address, PeerBreaker(self._breaker_ttl))
             )
-            receiver.process = process
+            receiver.process, receiver.failure = process, ""
         return self._admit()
 
     def _connect_failed(self, address: str, reason: str) -> None:
@@ -190,6 +190,7 @@ class ReceiverPeers(Offers):
         if objection is not None:
             return self._violation(process, "offer-reply", objection)
         receiver.breaker.succeeded()
+        state.deadlines.drop(("room", outgoing.ticket))
         state.deadlines.drop(("reply", outgoing.ticket))
         state.leases.grant(outgoing.pull_id, state.now)
         outgoing.open(reply)

@@ -55,12 +55,13 @@ class KvTicket(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class SendWanted(msgspec.Struct, frozen=True, tag=True):
     """Sender: a request came whose first `tokens` positions are to be handed over. It is not computed before the agent
-    has answered."""
+    has answered. `compute_s`: what computing them would take, by what steps took of late; 0: nobody knows."""
 
     ticket: str
     peer: bytes
     tokens: int
     identities: list[bytes]  # of each page
+    compute_s: float = 0.0
 
 
 class Computed(msgspec.Struct, frozen=True, tag=True):

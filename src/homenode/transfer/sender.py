@@ -178,15 +178,9 @@ class SenderMachine(ReceiverPeers):
     def _due(self, key: object) -> None:
         match key:
             case ("room", str(ticket)):
-                self._refuse(
-                    self.tickets[ticket], "no room", "the transfer buffer was full for too long", self._limits.backoff
-                )
+                self._waited(self.tickets[ticket])
             case ("reply", str(ticket)):
-                outgoing = self.tickets[ticket]
-                breaker = self._receivers[outgoing.address].breaker
-                breaker.failed(self.state.now)
-                self.state.tally.breaker_opens += breaker.open
-                self._refuse(outgoing, "no answer", "the receiver did not answer the offer", self._breaker_ttl)
+                self._unanswered(self.tickets[ticket], "the receiver did not answer the offer")
             case ("connect", str(address)):
                 self._connect_failed(address, "no connection in time")
             case ("lease", int(pull_id)):
@@ -195,6 +189,26 @@ class SenderMachine(ReceiverPeers):
                 self._stuck(token)
             case ("tidy", str(address)):
                 self._tidy(address)
+
+    def _waited(self, outgoing: Outgoing) -> None:
+        """A hand-over that has not begun has waited as long as it may."""
+        waited = f"within {outgoing.patience:.3g} s, in which its prompt is computed (--pd-room-wait)"
+        if outgoing.process is not None:
+            return self._unanswered(outgoing, f"the receiver made no room {waited}")
+        if not self._receivers[outgoing.address].connected:
+            return self._refuse(outgoing, "connect", f"{outgoing.address}: no connection {waited}")
+        self._full_until = self.state.now + self._breaker_ttl
+        reason = f"the transfer buffer was full: nothing became free {waited}"
+        return self._refuse(outgoing, "no room", reason, self._limits.backoff)
+
+    def _unanswered(self, outgoing: Outgoing, reason: str) -> None:
+        """An offer that nobody answered in time: others are spared the wait for a while."""
+        breaker = self._receivers[outgoing.address].breaker
+        breaker.failed(self.state.now)
+        self.state.tally.breaker_opens += breaker.open
+        self._refuse(outgoing, "no answer", reason, self._breaker_ttl)
+        for ticket in self.state.admission.waits_for(outgoing.address) if breaker.open else ():
+            self._refuse(self.tickets[ticket], "breaker", "the receiver has no room", breaker.left(self.state.now))
 
     def _expired(self, pull_id: int) -> None:
         self.state.leases.end(pull_id)

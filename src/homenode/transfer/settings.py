@@ -123,6 +123,12 @@ class TransferConfig:
         "Receiver: so long a sender for whose KV it has no room is told to wait.",
         parse=parse_signed_seconds,
     )
+    pd_room_wait: float | None = option(
+        None,
+        "Sender: how long a hand-over may wait before it begins, for a connection and for room here and at the "
+        "receiver; then the receiver computes the prompt. Default: as long as computing it takes, at most 10s.",
+        parse=parse_signed_seconds,
+    )
     pd_pull_pending_ttl: float = option(
         360.0,
         "Sender: KV that a receiver neither reads nor renews for so long is given up. Receiver: so is KV that no "

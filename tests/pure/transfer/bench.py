@@ -119,9 +119,9 @@ class SenderBench(Bench):
         buffers = [Buffer(name, layout_of(BLOCK, 256))] if self.mode == "push" else []
         return Hello((1, 1), name, "receiver", self.mode, "shm", {}, b"\0" * 16, buffers)  # type: ignore[arg-type]
 
-    def want(self, ticket: str, pages: int, alloc: str = ALLOC) -> list[Any]:
+    def want(self, ticket: str, pages: int, alloc: str = ALLOC, compute_s: float = 0.0) -> list[Any]:
         names = [bytes([n % 256]) * 16 for n in range(pages)]
-        return self.engine(s.SendWanted(ticket, document(alloc, self.mode), pages * BLOCK, names))
+        return self.engine(s.SendWanted(ticket, document(alloc, self.mode), pages * BLOCK, names, compute_s))
 
     def connect(self, peer: int = 1, name: bytes = THEIRS, alloc: str = ALLOC) -> list[Any]:
         return self.feed(Connected(peer, self.hello(name), alloc))

@@ -48,6 +48,8 @@ def test_what_works(settings: dict[str, Any]) -> None:
         ({"pd_role": "sender", "pd_cpu_buffer_size": 1 << 20}, ["pd_cpu_buffer_size", "pd_use_cpu_offload"]),
         ({"pd_role": "sender", "pd_alloc_fail_backoff_ttl": -1.0}, ["pd_alloc_fail_backoff_ttl", "-1"]),
         ({"pd_role": "sender", "pd_alloc_fail_backoff_ttl": float("nan")}, ["pd_alloc_fail_backoff_ttl"]),
+        ({"pd_role": "sender", "pd_room_wait": -1.0}, ["pd_room_wait", "-1"]),
+        ({"pd_role": "sender", "pd_room_wait": float("nan")}, ["pd_room_wait"]),
         ({"pd_role": "sender", "pd_pull_pending_ttl": float("inf")}, ["pd_pull_pending_ttl"]),
         ({"pd_role": "sender", "pd_pull_pending_ttl": 0.0}, ["pd_pull_pending_ttl"]),
         ({"pd_role": "sender", "pd_pull_backpressure_reserve_pct": 100.0}, ["pd_pull_backpressure_reserve_pct"]),

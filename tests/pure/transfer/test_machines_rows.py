@@ -25,8 +25,8 @@ class TestSender:
         bench = SenderBench()
         bench.want("t", 3)
         bench.connect()
-        assert bench.machine.next_deadline() == 20.0
-        actions = bench.at(20.0)
+        assert bench.machine.next_deadline() == 1.0
+        actions = bench.at(1.0)
         assert kinds(actions) == [s.SendRefused] and sent(actions, m.Abandon) and bench.machine.idle
         assert bench.machine.state.admission.used == 0
 
@@ -101,7 +101,8 @@ class TestSender:
         bench = SenderBench(pages=4, pd_pull_backpressure_reserve_pct=0.0)
         bench.announced("t", 3)
         assert bench.want("u", 3) == [] and bench.machine.figures().waiting == 1
-        assert kinds(bench.at(10.0)) == [s.SendRefused]
+        assert kinds(bench.at(1.0)) == [s.SendRefused]
+        bench.now = 3.0
         bench.want("v", 3)
         assert sent(bench.frame(101, m.Done(0)), m.Offer)  # room again
 

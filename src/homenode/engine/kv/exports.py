@@ -29,14 +29,14 @@ class KvExports:
         """The export of a ticket, if there is one."""
         return self.by_ticket.get(ticket)
 
-    def open(self, sequence: Sequence) -> SendWanted:
-        """Begin the export of a request whose ticket is not in use."""
+    def open(self, sequence: Sequence, compute_s: float = 0.0) -> SendWanted:
+        """Begin the export of a request whose ticket is not in use. `compute_s`: see `SendWanted`."""
         kv = sequence.request.kv
         assert kv is not None  # asked for by its ticket
         tokens = len(sequence.tokens) - 1
         sequence.kv_export = self.by_ticket[kv.ticket] = KvExport(kv.ticket, sequence, tokens)
         identities = sequence.chain.identities(sequence.tokens, tokens, self._allocator.state_pages)
-        return SendWanted(kv.ticket, kv.peer, self._allocator.handed_over(tokens), identities)
+        return SendWanted(kv.ticket, kv.peer, self._allocator.handed_over(tokens), identities, compute_s)
 
     def export_complete(self, kv_export: KvExport, allocation: BlockAllocation) -> Computed | None:
         """What to tell of the pages that have become complete; None: nothing new. Pages told already, from an earlier

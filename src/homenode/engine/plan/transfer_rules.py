@@ -68,6 +68,7 @@ _RULES = (
     ),
     _TransferRule("pd_pull_pending_ttl", lambda at: _receives(at) or _pulls(at), _PULLED),
     _TransferRule("pd_pull_backpressure_reserve_pct", _sends, _SENDER),
+    _TransferRule("pd_room_wait", _sends, _SENDER),
     _TransferRule(
         "pd_alloc_fail_backoff_ttl",
         lambda at: _sends(at) or not at.pd_delay_pull,

@@ -10,6 +10,8 @@ from homenode.engine.kv.imports import KvImports
 from homenode.engine.kv.sequence import BlockAllocation, KvImport, Sequence
 from homenode.engine.scheduler.admission import longest_sequence
 from homenode.engine.scheduler.planner import Planner
+from homenode.engine.scheduler.step_costs import StepCosts
+from homenode.engine.scheduler.step_load import NO_LOAD, StepLoad
 from homenode.engine.step import WorkerLimits
 from homenode.errors import UserError
 from homenode.transfer import seam
@@ -37,13 +39,16 @@ class KvCoordinator:
         planner: Planner,
         kv_imports: KvImports,
         messages: list[seam.ToAgent],
+        costs: StepCosts,
     ) -> None:
+        """`costs`: of the steps of this engine, by which a hand-over is worth waiting for."""
         self._limits = limits
         self._planner = planner
         self.kv_imports = kv_imports
         self.kv_exports = KvExports(allocator)
         self._allocator = allocator
         self.messages = messages
+        self._costs = costs
         self._closed = False
         self.workers_are_lost = False  # and those that are left may still write to any block
 
@@ -70,7 +75,8 @@ class KvCoordinator:
         assert kv is not None
         if kv.sends:
             self._planner.waiting_for_kv[sequence.id] = sequence
-            self.messages.append(self.kv_exports.open(sequence))
+            prompt = StepLoad.of_sequence(0, len(sequence.tokens), 0)
+            self.messages.append(self.kv_exports.open(sequence, self._costs.seconds(NO_LOAD, prompt)))
             return
         kv_import = self.kv_imports.find(kv.ticket)
         if kv_import is not None and kv_import.sequence is None:

@@ -111,7 +111,9 @@ class Scheduler:
             config, limits.max_sampled_rows, batching, allocator, kv_imports, counters, self.costs
         )
         self._shares = planner.shares
-        self.coordinator = coordinator = KvCoordinator(limits, allocator, planner, kv_imports, self._messages)
+        self.coordinator = coordinator = KvCoordinator(
+            limits, allocator, planner, kv_imports, self._messages, self.costs
+        )
         self.pending_steps = pending = PendingSteps()
         self.requests = requests = RequestTable(planner, coordinator, counters)
         seeds = seeds or random.Random(secrets.randbits(128))

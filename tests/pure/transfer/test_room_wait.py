@@ -1,0 +1,111 @@
+"""How long a hand-over waits before it begins: whoever is full, dead, silent or slow, as long as computing the prompt
+takes, so that the first token comes within twice that time.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from homenode.transfer import seam as s
+from homenode.transfer.machine import Connect, ConnectFailed
+from homenode.transfer.wire import message as m
+from homenode.transfer.wire.message import PageRef
+from tests.pure.transfer.bench import ALLOC, THEIRS, SenderBench, of, sent, told
+
+MODES = pytest.mark.parametrize(
+    ("mode", "channel"),
+    [(mode, channel) for mode in ("push", "pull-eager", "pull-delay") for channel in ("shm", "tcp")],
+)
+TAKES = 0.25  # seconds that computing the prompt takes
+
+
+def refusal(actions: list[Any]) -> s.SendRefused:
+    (refused,) = told(actions)
+    assert isinstance(refused, s.SendRefused)
+    return refused
+
+
+def connected(mode: str = "pull-eager", channel: str = "shm", **more: Any) -> SenderBench:
+    bench = SenderBench(mode, channel, **more)
+    bench.want("first", 1, compute_s=TAKES)
+    bench.connect()
+    bench.frame(1, m.OfferReply(0, refused=True))
+    return bench
+
+
+@pytest.mark.parametrize(
+    ("settings", "compute_s", "waits"),
+    [
+        ({}, TAKES, TAKES),
+        ({}, 0.0, 1.0),  # nobody knows
+        ({}, 0.0001, 0.02),  # what an answer may take
+        ({}, 500.0, 10.0),
+        ({"pd_room_wait": 3.0}, TAKES, 3.0),
+        ({"pd_room_wait": 0.0}, TAKES, 0.0),
+    ],
+)
+def test_how_long_it_waits(settings: dict[str, float], compute_s: float, waits: float) -> None:
+    bench = connected(**settings)
+    bench.want("t", 3, compute_s=compute_s)
+    assert bench.machine.next_deadline() == waits
+    assert bench.at(waits - 0.001) == []
+    assert refusal(bench.at(waits)).ticket == "t" and bench.machine.idle
+
+
+@MODES
+def test_a_receiver_that_makes_no_room_costs_one_wait(mode: str, channel: str) -> None:
+    bench = connected(mode, channel)
+    bench.want("a", 3, compute_s=TAKES)
+    actions = bench.at(TAKES)
+    assert "--pd-room-wait" in refusal(actions).reason and sent(actions, m.Abandon)
+    assert refusal(bench.want("c", 3, compute_s=TAKES)).retry_after_s == 2.0  # others are spared it
+    bench.now = TAKES + 2.0
+    assert sent(bench.want("d", 3, compute_s=TAKES), m.Offer), "the probe"
+    assert "--pd-room-wait" in refusal(bench.at(2 * TAKES + 2.0)).reason
+
+
+@MODES
+def test_one_that_makes_room_in_time_is_taken(mode: str, channel: str) -> None:
+    bench = connected(mode, channel)
+    bench.want("t", 3, compute_s=TAKES)
+    bench.now = TAKES - 0.01
+    reply = m.OfferReply(1, [0, 1, 2]) if mode == "push" else m.OfferReply(1)
+    assert [type(event) for event in told(bench.frame(1, reply))] == [s.SendAdmitted]
+    assert not [event for event in told(bench.at(TAKES + 5.0)) if isinstance(event, s.SendRefused)]
+
+
+@MODES
+def test_a_sender_whose_buffer_is_full_costs_one_wait(mode: str, channel: str) -> None:
+    bench = connected(mode, channel, pages=8)
+    bench.want("large", 7, compute_s=TAKES)
+    targets = [PageRef(THEIRS, 50 + n, 0) for n in range(7)] if (mode, channel) == ("push", "shm") else []
+    bench.frame(1, m.OfferReply(1, targets=targets))
+    bench.want("t", 3, compute_s=TAKES)
+    assert "buffer was full" in refusal(bench.at(TAKES)).reason
+    assert "a moment ago" in refusal(bench.want("u", 3, compute_s=TAKES)).reason
+    bench.engine(s.Abandoned("large", "its client left"))
+    bench.lost(1, dead=True)
+    bench.want("v", 3, compute_s=TAKES)
+    assert sent(bench.connect(2, b"n" * 16), m.Offer), "there is room again"
+
+
+def test_a_dead_receiver_costs_the_first_contact_alone() -> None:
+    bench = SenderBench()
+    assert of(bench.want("a", 3, compute_s=TAKES), Connect)
+    assert "refused" in refusal(bench.feed(ConnectFailed(ALLOC, "connection refused"))).reason
+    assert of(actions := bench.want("b", 3), Connect) == [] and refusal(actions).retry_after_s == 0.5
+    bench.now = 0.5
+    assert of(actions := bench.want("c", 3), Connect) and refusal(actions), "it is looked for again, without a wait"
+    assert refusal(bench.want("d", 3))
+    bench.connect()
+    assert sent(bench.want("e", 3), m.Offer)
+
+
+def test_a_receiver_that_cannot_be_reached_costs_the_time_of_a_first_contact() -> None:
+    bench = SenderBench()
+    bench.want("a", 3, compute_s=TAKES)
+    assert "no connection" in refusal(bench.at(1.0)).reason
+    assert told(bench.feed(ConnectFailed(ALLOC, "timed out"))) == [] and bench.machine.idle
+    assert "timed out" in refusal(bench.want("b", 3, compute_s=TAKES)).reason
