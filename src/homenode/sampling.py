@@ -62,6 +62,14 @@ class ForbiddenText(msgspec.Struct, frozen=True, array_like=True):
     inner: tuple[tuple[int, int, int], ...]
 
 
+OPEN_SEED = -1  # of a request: a new seed each time, as the field has it
+
+
+def is_open_seed(seed: object) -> bool:
+    """Whether a seed is one that is to be drawn."""
+    return seed is None or seed == OPEN_SEED
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How a sequence is continued and when it ends. Ranges are checked by `check()`.
 
@@ -92,7 +100,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     ] = 0.0
     temperature: Annotated[
         float | None,
-        SamplingSetting("divides the logits; 0 takes the most likely token", off=1, low=0, high=1e6, api=(0, 2)),
+        SamplingSetting("divides the logits; 0 takes the most likely token", off=1, low=0, high=1e6, api=(0, 100)),
     ] = None
     dynatemp_range: Annotated[
         float,
@@ -171,7 +179,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     forbidden: tuple[ForbiddenText, ...] = ()  # the same over tokens: what the engine knows of them
     max_tokens: int = DEFAULT_TOKENS
     min_tokens: int = 0
-    seed: int | None = None  # None: the engine draws one
+    seed: int | None = None  # None or -1: the engine draws one
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logit_bias: dict[int, float] = {}
@@ -201,6 +209,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 raise UserError(text, param="logit_bias")
 
     @property
+    def leaves_seed_open(self) -> bool:
+        """Whether the engine draws the seed, a new one for each request."""
+        return is_open_seed(self.seed)
+
+    @property
     def stop_strings(self) -> tuple[str, ...]:
         """Those of `stop`. Raises UserError for what is no text, and for an empty one, which would end every answer."""
         stops = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
@@ -222,9 +235,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     def of_answer(self, index: int) -> SamplingParams:
         """Those of the i-th of several answers to a prompt: with a seed of its own, or all would say the same."""
-        if self.seed is None or index == 0:
+        if self.seed is None or self.leaves_seed_open or index == 0:
             return self
-        return msgspec.structs.replace(self, seed=(self.seed + index + 2**63) % 2**64 - 2**63)
+        seed = (self.seed + index + 2**63) % 2**64 - 2**63
+        return msgspec.structs.replace(self, seed=2**64 - 1 if seed == OPEN_SEED else seed)  # the same bits
 
     def ended_by(self, stop_tokens: tuple[int, ...]) -> SamplingParams:
         """The same, ended by these tokens of the model as well, unless its ends are to be ignored."""

@@ -102,3 +102,13 @@ def test_generate_differs_in_its_temperature_only_and_says_so() -> None:
 def test_the_package_shows_what_is_public() -> None:
     assert dir(homenode) == ["LLM", "SamplingParams", "__version__", "errors"]
     assert all(getattr(homenode, name) is not None for name in dir(homenode))
+
+
+def test_a_seed_of_minus_one_is_drawn_and_none_that_an_answer_gets() -> None:
+    assert SamplingParams(seed=-1).leaves_seed_open and SamplingParams().leaves_seed_open
+    assert SamplingParams(seed=-1).of_answer(3).leaves_seed_open
+    for seed in (0, -2, 2**64 - 2, 2**64 - 1):
+        made = [SamplingParams(seed=seed).of_answer(index) for index in range(4)]
+        assert not any(params.leaves_seed_open for params in made)
+        bits = [(params.seed or 0) % 2**64 for params in made]
+        assert bits == [(seed + index) % 2**64 for index in range(4)]

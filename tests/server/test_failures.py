@@ -31,7 +31,7 @@ COMPLETIONS = [
     ({"max_tokens": 1e300}, 400, "max_tokens", "invalid_value"),
     ({"max_tokens": True}, 400, "max_tokens", "invalid_value"),
     ({"temperature": "hot"}, 400, "temperature", "invalid_value"),
-    ({"temperature": 2.1}, 400, "temperature", "invalid_value"),
+    ({"temperature": 100.1}, 400, "temperature", "invalid_value"),
     ({"temperature": False}, 400, "temperature", "invalid_value"),
     ({"top_p": -0.1}, 400, "top_p", "invalid_value"),
     ({"top_k": -2}, 400, "top_k", "invalid_value"),
@@ -44,7 +44,7 @@ COMPLETIONS = [
     ({"n": 0}, 400, "n", "invalid_value"),
     ({"n": 129}, 400, "n", "invalid_value"),
     ({"stop": ""}, 400, "stop", "invalid_value"),
-    ({"stop": ["a"] * 17}, 400, "stop", "invalid_value"),
+    ({"stop": ["a"] * 129}, 400, "stop", "invalid_value"),
     ({"stop_token_ids": [VOCAB]}, 400, "stop_token_ids", "invalid_value"),
     ({"logit_bias": {"x": 1}}, 400, "logit_bias", "invalid_value"),
     ({"logit_bias": {str(VOCAB): 1}}, 400, "logit_bias", "invalid_value"),
@@ -61,7 +61,7 @@ COMPLETIONS = [
     ({"prompt": None}, 400, "prompt", "invalid_value"),
     ({"prompt": ["a"] * 100, "n": 128}, 400, "n", "invalid_value"),
     ({"suffix": "end"}, 400, "suffix", "unsupported_parameter"),
-    ({"best_of": 2}, 400, "best_of", "unsupported_parameter"),
+    ({"best_of": 2}, 400, "best_of", "invalid_value"),
     ({"stream": 1}, 400, "stream", "invalid_value"),
 ]
 CHATS = [
@@ -417,3 +417,81 @@ def test_noise_never_breaks_the_server(server: Running, body: bytes) -> None:
         assert response.status_code in (200, 400), (response.status_code, response.text)
         if response.status_code == 400:
             error_of(response)
+
+
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("/chat/completions", "/v1/chat/completions"),
+        ("/v1/v1/completions", "/v1/completions"),
+        ("/v1/api/chat", "/api/chat"),
+        ("/tags", "/api/tags"),
+        ("/v1/chat/completion", "/v1/chat/completions"),
+        ("/v1/completions/", "/v1/completions"),
+    ],
+)
+def test_a_path_that_is_not_there_names_the_one_that_is_meant(server: Running, path: str, meant: str) -> None:
+    answer = server.http.post(path, json={})
+    assert answer.status_code == 404
+    assert f"Did you mean {meant}?" in answer.text
+
+
+def test_a_method_that_a_path_does_not_take_names_those_that_it_takes(server: Running) -> None:
+    answer = server.http.get("/v1/chat/completions")
+    assert answer.status_code == 405 and "POST" in error_of(answer)["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "more"),
+    [
+        ("/v1/chat/completions", {"messages": MESSAGES, "top_logprobs": 0}),
+        ("/v1/chat/completions", {"messages": MESSAGES, "stop": [f"stop {i}" for i in range(100)]}),
+        ("/v1/chat/completions", {"messages": MESSAGES, "temperature": 2.5}),
+        ("/v1/completions", {"prompt": "x", "n": 3, "best_of": 3}),
+        ("/v1/completions", {"prompt": "x", "n": 3, "best_of": 1}),
+        (
+            "/v1/messages",
+            {"model": "story-teller", "messages": MESSAGES, "max_tokens": 2, "stop_sequences": ["x"] * 50},
+        ),
+        ("/api/generate", {"model": "story-teller", "prompt": "x", "stream": False, "options": {"temperature": 2.5}}),
+    ],
+)
+def test_what_the_field_takes_is_taken(server: Running, path: str, more: dict[str, Any]) -> None:
+    answer = server.http.post(path, json={"max_tokens": 2, **more} if path.startswith("/v1") else more)
+    assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.parametrize("kind", ["auto", "none", "required", "any"])
+def test_a_choice_of_tools_may_be_a_type(server: Running, kind: str) -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    body = {"messages": MESSAGES, "max_tokens": 2, "tools": tools}
+    by_word = server.http.post("/v1/chat/completions", json={**body, "tool_choice": kind})
+    by_type = server.http.post("/v1/chat/completions", json={**body, "tool_choice": {"type": kind}})
+    assert (by_type.status_code, by_type.json().get("error")) == (by_word.status_code, by_word.json().get("error"))
+
+
+def test_a_file_that_a_tool_gave_back_is_named_in_the_prompt(server: Running) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    parts = [{"type": "text", "text": "see"}, {"type": "file", "file": {"file_data": "x", "filename": "a.pdf"}}]
+    messages = [
+        *MESSAGES,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": parts},
+    ]
+    answer = server.http.post("/v1/chat/completions", json={"messages": messages, "max_tokens": 2})
+    assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "instead"),
+    [
+        ("/v1/responses", {"input": "x", "max_output_tokens": 2}, "text.format"),
+        ("/v1/messages", {"model": "story-teller", "messages": MESSAGES, "max_tokens": 2}, "output_config.format"),
+    ],
+)
+def test_a_format_by_the_name_of_another_api_is_refused(
+    server: Running, path: str, body: dict[str, Any], instead: str
+) -> None:
+    answer = server.http.post(path, json={**body, "response_format": {"type": "json_object"}})
+    assert answer.status_code == 400
+    assert "response_format" in answer.text and instead in answer.text

@@ -24,6 +24,13 @@ def test_text_and_back(server: Running) -> None:
     assert server.post("/detokenize", {"tokens": []}).json() == {"prompt": ""}
 
 
+def test_a_text_by_the_name_that_llama_cpp_has_for_it(server: Running) -> None:
+    assert server.post("/tokenize", {"content": "hi"}).json()["tokens"] == [104, 105]
+    assert server.post("/tokenize", {"content": "hi", "add_special": True}).json()["tokens"] == [BOS, 104, 105]
+    assert server.post("/tokenize", {"content": ""}).json()["tokens"] == []
+    assert server.post("/tokenize", {"content": "hi", "prompt": "hi"}).status_code == 400
+
+
 def test_conversations(server: Running) -> None:
     messages = [{"role": "user", "content": "hi"}]
     tokens = server.post("/tokenize", {"messages": messages}).json()["tokens"]

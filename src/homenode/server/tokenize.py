@@ -28,14 +28,18 @@ from homenode.server.http.failures import ApiError
 from homenode.server.http.ignored import note_left_out
 
 _FEW_TOKENS = 4096
+_GIVEN = {"prompt": "string", "content": "string", "messages": "array"}  # one of them is given
 _TOKEN_BYTES = 64  # of memory for each token while a text is made of them
 
 
 class TokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Body of POST /tokenize: either `prompt` or `messages`."""
+    """Body of POST /tokenize: a text, as `prompt` or as `content`, or `messages`. Of `content`, as llama.cpp calls it,
+    special tokens are added only where `add_special` says so."""
 
     model: str | None = None
     prompt: str | None = None
+    content: str | None = None
+    add_special: bool | None = None  # of `content`
     messages: Messages | None = None
     tools: Tools | None = None  # with messages
     add_special_tokens: bool | None = None  # default: true for a prompt, false for messages
@@ -97,6 +101,9 @@ async def _tokenized(state: ServerState, request: Request, body: TokenizeRequest
 def _encoded(state: ServerState, body: TokenizeRequest, prompt: prompts.PromptText) -> Iterator[list[int]]:
     if body.prompt is not None:
         return state.tokenizer.encode_pieces(prompt.text, body.add_special_tokens is not False, prompt.hidden)
+    if body.content is not None:
+        special = body.add_special if body.add_special_tokens is None else body.add_special_tokens
+        return state.tokenizer.encode_pieces(prompt.text, bool(special), prompt.hidden)
     return state.tokenizer.encode_chat_pieces(prompt.text, body.add_special_tokens, prompt.hidden)
 
 
@@ -163,10 +170,11 @@ def _json_list(parts: list[bytes]) -> msgspec.Raw:
 
 async def _prompt_text(state: ServerState, request: Request, body: TokenizeRequest) -> prompts.PromptText:
     prompts.check_ending(body.continue_final_message, body.add_generation_prompt)
-    if (body.prompt is None) == (body.messages is None):
-        raise ApiError(400, "give either `prompt` or `messages`", param="prompt", code="invalid_value")
-    if body.prompt is not None:
-        return prompts.PromptText(body.prompt)
+    if sum(given is not None for given in (body.prompt, body.content, body.messages)) != 1:
+        message = "give one of `prompt`, `content` (the same text by llama.cpp's name) and `messages`"
+        raise ApiError(400, message, param="prompt", code="invalid_value")
+    if body.prompt is not None or body.content is not None:
+        return prompts.PromptText(body.prompt or body.content or "")
     assert body.messages is not None
     asked = ConversationRequest(
         messages=template_messages(request, body.messages),
@@ -188,8 +196,11 @@ def _tighten(components: dict[str, Any], state: ServerState) -> None:
     tighten_template(tokenize_schema)
     detokenize_schema["properties"]["tokens"]["items"] = token_schema(state)
     tokenize_schema["oneOf"] = [
-        {"required": ["prompt"], "properties": {"prompt": {"type": "string"}, "messages": {"type": "null"}}},
-        {"required": ["messages"], "properties": {"messages": {"type": "array"}, "prompt": {"type": "null"}}},
+        {
+            "required": [given],
+            "properties": {given: {"type": kind}} | {name: {"type": "null"} for name in _GIVEN if name != given},
+        }
+        for given, kind in _GIVEN.items()
     ]
 
 

@@ -20,7 +20,7 @@ def with_sampling_flags(answer: str, about_temperature: str, temperature: float 
         click.option(
             "--max-tokens", type=TokenCount(1), default=DEFAULT_TOKENS, show_default=True, help=f"Longest {answer}."
         ),
-        click.option("--temperature", type=click.FloatRange(0, 2), default=temperature, help=about_temperature),
+        click.option("--temperature", type=click.FloatRange(0, 100), default=temperature, help=about_temperature),
         click.option(
             "--top-p",
             type=click.FloatRange(0, 1, min_open=True),

@@ -22,6 +22,7 @@ from homenode.engine.router.restart_policy import RestartPolicy
 from homenode.engine.router.routed_stream import RoutedStream
 from homenode.engine.router.router import Router
 from homenode.errors import CapacityError, InternalError, PeerError
+from homenode.sampling import is_open_seed
 from homenode.units import format_count
 
 
@@ -80,7 +81,7 @@ class Dispatcher:
     def __init__(self, settings: DispatchSettings, restart_policy: RestartPolicy, router: Router) -> None:
         self._settings, self._restart_policy, self._router = settings, restart_policy, router
         self._engines: Sequence[RoutedEngine] = ()
-        self._seeds = random.Random(secrets.randbits(128) if settings.seed is None else settings.seed)
+        self._seeds = random.Random(secrets.randbits(128) if is_open_seed(settings.seed) else settings.seed)
         self._streams: dict[int, RoutedStream] = {}
         self._unrouted: dict[int, RoutedStream] = {}  # those of them that wait for an engine, oldest first
         self._ending: str | None = None  # why nothing is given to an engine any more
@@ -103,7 +104,7 @@ class Dispatcher:
         """Start `request` with the engine that will have the least to do. Closing the stream early aborts it."""
         if request.id in self._streams:
             raise InternalError(f"request id {request.id} is in use", id=request.id)
-        if request.params.seed is None:  # known here, so that another engine can draw what this one would have
+        if request.params.leaves_seed_open:  # known here, so that another engine can draw what this one would have
             params = msgspec.structs.replace(request.params, seed=self._seeds.getrandbits(63))
             request = msgspec.structs.replace(request, params=params)
         stream = RoutedStream(self, request, self._router.new_request(request.prompt_ids, request.cache_salt))

@@ -19,6 +19,7 @@ from homenode.engine.scheduler.scheduler import Scheduler
 from homenode.engine.scheduler.step_costs import StepCosts
 from homenode.engine.step import WorkerLimits
 from homenode.model.facts import model_facts
+from homenode.sampling import is_open_seed
 
 if TYPE_CHECKING:
     from homenode.engine.kv_transfer.setup import KvTransferLink
@@ -55,7 +56,7 @@ def make_scheduler(
         lookahead=lookahead if stages == 1 else 0,
         stages=stages,
         micro_batches=micro_batches,
-        seeds=None if config.model.seed is None else random.Random(config.model.seed),
+        seeds=None if is_open_seed(config.model.seed) else random.Random(config.model.seed),
         hash_seed=hash_seed,
         costs=StepCosts(0.0 if moe is None else moe.experts_per_token / moe.num_experts),
     )

@@ -91,7 +91,7 @@ class Arrivals:
 
     def _new_sequence(self, request: Request, now: float) -> Sequence:
         params = request.params
-        if params.seed is None:
+        if params.leaves_seed_open:
             params = msgspec.structs.replace(params, seed=self._seeds.getrandbits(63))
         times = [request.deadline] if request.deadline is not None else []
         if self._config.request_timeout:

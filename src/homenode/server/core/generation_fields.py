@@ -16,7 +16,8 @@ Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 TokenId = Count
 TokenIds = list[TokenId]
 StopString = Annotated[str, Meta(min_length=1, max_length=1024)]
-Stops = StopString | Annotated[list[StopString], Meta(max_length=16)]
+MOST_STOPS = 128
+Stops = StopString | Annotated[list[StopString], Meta(max_length=MOST_STOPS)]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 

@@ -21,6 +21,7 @@ from homenode.server.http.exchange import ClientGone
 from homenode.server.http.failures import ApiError, ErrorShape, failure_of
 from homenode.server.http.ignored import IgnoredNames, ignored_headers
 from homenode.server.http.protocol import FROM_RESERVE
+from homenode.server.http.unknown_path import unknown_path
 from homenode.server.keys.caller import set_caller
 from homenode.server.keys.keyring import Keyring
 
@@ -50,7 +51,8 @@ class HttpApplication:
         self._keys = keys
         self._origins, self._root_path = AllowedOrigins(config.allowed_origins), config.root_path
         self._closing = closing
-        self._router = Router(routes, redirect_slashes=False, default=_not_found)
+        self._router = Router(routes, redirect_slashes=False, default=self._not_found)
+        self._paths = tuple(route.path for route in routes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -97,6 +99,9 @@ class HttpApplication:
             headers.append((b"connection", b"close"))
         return headers
 
+    async def _not_found(self, scope: Scope, receive: Receive, send: Send) -> None:
+        raise ApiError(404, unknown_path(scope["path"], self._paths), code="unknown_path")
+
     def _check_key(self, path: str, request: Request) -> None:
         """Raises ApiError 401."""
         if not self._keys.asked or path in _OPEN_PATHS:
@@ -124,16 +129,13 @@ def _given_keys(request: Request) -> list[str]:
     return [key.strip() for key in given if key.strip()]
 
 
-async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:
-    raise ApiError(
-        404, f"there is no {scope['path'][:200]} here; /openapi.json lists what there is", code="unknown_path"
-    )
-
-
 def _failure(error: Exception, request_id: str) -> ApiError:
     if isinstance(error, HTTPException):  # the router: a method the path does not take
         return ApiError(
-            error.status_code, f"{error.detail}; see /openapi.json", code="method_not_allowed", headers=error.headers
+            error.status_code,
+            f"{error.detail}: this path takes {(error.headers or {}).get('Allow', 'another method')}; see /openapi.json",
+            code="method_not_allowed",
+            headers=error.headers,
         )
     return failure_of(error, request_id)
 

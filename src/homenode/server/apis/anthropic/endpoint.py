@@ -16,6 +16,7 @@ from homenode.server.apis.anthropic.request import HINTS, MessagesCountRequest, 
 from homenode.server.core.answer import respond_conversation
 from homenode.server.core.api import POST_FAILURES, Api, Operation
 from homenode.server.core.conversation import ConversationRequest, begin_conversation, conversation_text
+from homenode.server.core.kv_transfer import kv_transfer_of
 from homenode.server.core.pooling import generates
 from homenode.server.core.prompts import encode_chat_text
 from homenode.server.core.state import ServerState
@@ -57,6 +58,8 @@ async def count_tokens(state: ServerState, request: Request) -> Response:
     note = partial(note_ignored, request)
     asked = await beside_loop(request, lambda: prompt_request(body, state.thought_seal, note))
     count = await unless_gone_early(request, _count(state, request, asked))
+    # What the request itself would be refused for is refused here, too.
+    kv_transfer_of(state, body.kv_transfer_params, prompts=1, tokens=count, single=True)
     return json_response(MessagesCount(count))
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from homenode.server.apis.anthropic.blocks import MessagesContent, cache_is_marked
-from homenode.server.core.generation_fields import Count, RequestFields
+from homenode.server.core.generation_fields import MOST_STOPS, Count, RequestFields, StopString
 from homenode.server.http.decoding import FieldHints
 
 MessagesToolName = Annotated[str, Meta(pattern=r"^[\w.:/-]{1,256}$")]
@@ -113,12 +113,11 @@ class MessagesRequest(MessagesPrompt, kw_only=True):
     """Body of POST /v1/messages. `RequestFields` and `thinking_token_budget` are this server's own."""
 
     max_tokens: Annotated[int, Meta(ge=1)]
-    stop_sequences: Annotated[list[Annotated[str, Meta(min_length=1, max_length=1024)]], Meta(max_length=16)] | None = (
-        None
-    )
+    stop_sequences: Annotated[list[StopString], Meta(max_length=MOST_STOPS)] | None = None
     stream: bool | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
     context_management: dict[str, Any] | None = None
+    response_format: None = None
     thinking_token_budget: Count | None = None  # before thinking.budget_tokens
 
 
@@ -126,4 +125,4 @@ class MessagesCountRequest(MessagesPrompt, kw_only=True):
     """Body of POST /v1/messages/count_tokens: that of a message without what concerns its answer alone."""
 
 
-HINTS = FieldHints({}, {})
+HINTS = FieldHints({}, {"response_format": "say it in `output_config.format`"})

@@ -85,8 +85,9 @@ async def _begin(
     if body.repeat_penalty is not None:
         given.setdefault("repetition_penalty", body.repeat_penalty)
     ends = tuple(token for token in tokens.ends if token < state.ready.vocab_size)
-    seed = None if body.seed is None or body.seed == -1 else body.seed
-    sampling = SamplingParams(seed=seed, stop=[text for text in body.stop or () if text], stop_token_ids=ends, **given)
+    sampling = SamplingParams(
+        seed=body.seed, stop=[text for text in body.stop or () if text], stop_token_ids=ends, **given
+    )
     check_limits(state, 1, sampling)
     most = body.most_tokens
     # A prompt alone is computed with one token, which nobody sees.

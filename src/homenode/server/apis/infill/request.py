@@ -6,6 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from homenode.server.core.generation_fields import MOST_STOPS
 from homenode.server.core.setting_fields import SettingFields
 from homenode.server.http.decoding import FieldHints
 
@@ -37,7 +38,7 @@ class InfillRequest(SettingFields, kw_only=True):
     t_max_predict_ms: Milliseconds | None = None
     t_max_prompt_ms: Milliseconds | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
-    stop: Annotated[list[Annotated[str, Meta(max_length=1024)]], Meta(max_length=64)] | None = None
+    stop: Annotated[list[Annotated[str, Meta(max_length=1024)]], Meta(max_length=MOST_STOPS)] | None = None
     samplers: Annotated[list[str], Meta(max_length=64)] | None = None
     response_fields: Annotated[list[str], Meta(max_length=64)] | None = None
     repeat_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from msgspec import Meta, defstruct
 
 from homenode.sampling import SETTINGS, SamplingParams
+from homenode.server.core.generation_fields import MOST_STOPS
 from homenode.server.core.setting_fields import SettingFields, given_settings, setting_field_type
 
 _INT32, _INT64 = 2**31 - 1, 2**63 - 1
@@ -50,7 +51,7 @@ class OllamaOptions(OllamaLeftOut, kw_only=True):
     mirostat_tau: Annotated[float, Meta(ge=0, le=100)] | None = None
     mirostat_eta: Annotated[float, Meta(ge=0, le=1)] | None = None
     seed: Annotated[int, Meta(ge=-_INT64 - 1, le=_INT64)] | None = None
-    stop: str | Annotated[list[str], Meta(max_length=16)] | None = None
+    stop: str | Annotated[list[str], Meta(max_length=MOST_STOPS)] | None = None
     repeat_penalty: setting_field_type(_PENALTY) | None = None  # type: ignore[valid-type]  # repetition_penalty here
 
     @property

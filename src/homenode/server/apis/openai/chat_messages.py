@@ -102,17 +102,26 @@ class AssistantMessage(Struct, forbid_unknown_fields=True, kw_only=True, tag_fie
 
 
 class ResultPart(Struct, forbid_unknown_fields=True, kw_only=True):
-    """One piece of what a tool gave back: text, or a picture, of which the model is told that there is one."""
+    """One piece of what a tool gave back: text, or a picture or a file, of which the model is told that there is one."""
 
-    type: Literal["text", "input_text", "output_text", "image_url", "image", "input_image"]
+    type: Literal[
+        "text", "input_text", "output_text", "image_url", "image", "input_image", "file", "input_file", "document"
+    ]
     text: str | None = None
     image_url: Any = None
     source: Any = None
+    file: Any = None
+    file_id: str | None = None
+    file_data: str | None = None
+    file_url: str | None = None
+    filename: str | None = None
 
     @property
     def shown(self) -> str:
         """What the model sees."""
-        return self.text or "" if self.type.endswith("text") else "[image]"
+        if self.type.endswith("text"):
+            return self.text or ""
+        return "[image]" if "image" in self.type else "[file]"
 
 
 ResultContent = str | list[ResultPart]

@@ -2,7 +2,7 @@
 
 A field is here for one of three reasons: it works; it changes nothing about the answer (`user`, `metadata`); or it
 would change the answer, this server lacks what it stands for, and its type leaves only the value that asks for nothing
-(`best_of: 1`), so that any other one is refused by name. Every other field is ignored, and named in the header
+(`audio: null`), so that any other one is refused by name. Every other field is ignored, and named in the header
 x-homenode-ignored. `None` means the default everywhere, as clients send nulls for what they leave open.
 """
 
@@ -55,13 +55,17 @@ def check_unbuilt(body: UnbuiltFields) -> None:
             raise ApiError(400, text, param=name, code="unsupported_parameter")
 
 
+MOST_CHOICES = 128
+Choices = Annotated[int, Meta(ge=1, le=MOST_CHOICES)]
+
+
 class Sampling(UnbuiltFields, kw_only=True):
     """What both generating endpoints share, besides the sampling parameters of the table. `repeat_penalty`: the name
     that llama.cpp has for `repetition_penalty`.
     """
 
     model: str | None = None
-    n: Annotated[int, Meta(ge=1, le=128)] | None = None
+    n: Choices | None = None
     include_stop_str_in_output: bool | None = None  # a text ends with the stop string that ended it
     logit_bias: Annotated[dict[TokenId, Bias], Meta(max_length=1024)] | None = None
     stream: bool | None = None
@@ -98,7 +102,6 @@ REMEDIES = dict.fromkeys(
 
 # Fields that would change the answer and have only the value that asks for nothing: what to tell who sends another one.
 UNSUPPORTED = {
-    "best_of": "ask for several choices with `n` and pick one yourself",
     "modalities": "only [\"text\"] is supported",
     "audio": "only text is supported",
     "moderation": "there is no moderation",

@@ -81,15 +81,16 @@ class AllowedTools(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class ToolChoice(Struct, forbid_unknown_fields=True, kw_only=True):
-    """One tool that is to be called, its name within `function` or `custom` or beside it; or several that may be."""
+    """How freely tools are called; or one tool that is to be called, its name within `function` or `custom` or beside it; or several that may be."""
 
-    type: Literal["function", "custom", "allowed_tools"] = "function"
+    type: Literal["function", "custom", "allowed_tools", "none", "auto", "required", "any"] = "function"
     function: NamedFunction | None = None
     custom: NamedFunction | None = None
     name: str | None = None
     allowed_tools: AllowedTools | None = None
 
 
+_USES = ("none", "auto", "required", "any")  # a choice by a word alone, which may stand in `type` as well
 Tools = Annotated[list[ToolDefinition], Meta(max_length=1024)]
 Functions = Annotated[list[FunctionDefinition], Meta(max_length=1024)]
 Choice = Literal["none", "auto", "required", "any"] | ToolChoice  # the last: what Mistral's API calls "required"
@@ -151,6 +152,8 @@ def _flat(tool: ToolDefinition) -> FunctionDefinition | None:
 
 def tool_offer(tools: dict[str, ChatTool], choice: str | ToolChoice | None, parallel: bool | None) -> ToolOffer | None:
     """What a request offers; None: nothing. Raises ApiError 400."""
+    if isinstance(choice, ToolChoice) and choice.type in _USES:
+        choice = choice.type
     if not tools and choice in (None, "none", "auto"):
         return None
     use, named = ToolUse.AUTO, None

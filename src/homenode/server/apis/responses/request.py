@@ -111,6 +111,7 @@ class ResponsesRequest(GenerationFields, kw_only=True):
     user: str | None = None
     thinking_token_budget: Count | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    response_format: None = None
     conversation: None = None
     prompt: None = None
     moderation: None = None
@@ -119,6 +120,7 @@ class ResponsesRequest(GenerationFields, kw_only=True):
 HINTS = FieldHints(
     {},
     {
+        "response_format": "say it in `text.format`",
         "conversation": "go on from a response with `previous_response_id`, or send the items of the conversation",
         "prompt": "send the text of the prompt; none are kept here",
         "moderation": "there is no moderation",

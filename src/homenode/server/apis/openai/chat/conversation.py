@@ -30,7 +30,7 @@ async def conversation_of(
     state: ServerState, request: Request, body: ChatRequest, tools: dict[str, ChatTool]
 ) -> ConversationRequest:
     """The request in the words of the conversation core. `tools`: see `chat_tools`. Raises ApiError 400."""
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise ApiError(400, "`top_logprobs` needs `logprobs`: true", param="top_logprobs", code="invalid_value")
     _note_without_effect(request, body)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None

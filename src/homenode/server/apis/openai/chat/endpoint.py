@@ -97,7 +97,7 @@ def _tighten(components: dict[str, Any], state: ServerState) -> None:
     schema.setdefault("allOf", []).append(
         {
             "anyOf": [
-                {"properties": {"top_logprobs": {"type": "null"}}},
+                {"properties": {"top_logprobs": {"enum": [0, None]}}},
                 {"properties": {"logprobs": {"const": True}}, "required": ["logprobs"]},
             ]
         }

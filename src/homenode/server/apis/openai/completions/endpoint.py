@@ -43,6 +43,9 @@ async def completions(state: ServerState, request: Request) -> Response:
 
 
 async def _begin(state: ServerState, body: CompletionRequest) -> Generation:
+    if body.best_of not in (None, 1, body.n):
+        text = f"`best_of` is {body.best_of} and `n` is {body.n or 1}: ask for several choices with `n` and pick one yourself"
+        raise ApiError(400, text, param="best_of", code="invalid_value")
     prompts = await state.text_work.run(lambda: split_prompts(body.prompt, "prompt"), len(body.prompt))
     scores = body.logprobs if body.echo else None
     if body.prompt_logprobs is not None:
@@ -81,6 +84,8 @@ def _tighten(components: dict[str, Any], state: ServerState) -> None:
     if begins:
         added = {"properties": {"add_special_tokens": {"enum": [True, None]}}}
         schema.setdefault("allOf", []).append({"anyOf": [added, {"properties": {"prompt": prompt_schema(state, 1)}}]})
+    # What is equal to `n` is taken as well, which no schema can say.
+    schema["properties"]["best_of"] = {"enum": [1, None], "default": None}
     if state.tokenizer.fill_in_middle is None:
         schema["properties"]["suffix"] = {"enum": ["", None], "default": None}
     tighten_sampling(schema, state)

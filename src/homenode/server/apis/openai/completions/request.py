@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from msgspec import Meta
 
-from homenode.server.apis.openai.requests import MaxTokens, Sampling
+from homenode.server.apis.openai.requests import Choices, MaxTokens, Sampling
 from homenode.server.core.generation_fields import TokenId, TokenIds
 
 
@@ -19,6 +19,6 @@ class CompletionRequest(Sampling, kw_only=True):
     max_tokens: MaxTokens | None = None
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     echo: bool | None = None
-    best_of: Literal[1] | None = None
+    best_of: Choices | None = None  # 1, or as many as `n` (checked in `endpoint`)
     prompt_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     suffix: str | None = None
