@@ -98,7 +98,8 @@ def llama_server(folder: Path, model: Path, threads: int, load: ClientLoad, *, h
 
 @contextmanager
 def running(server: Server) -> Iterator[int]:
-    """Start it, wait until it is ready, give its process id, and end it. Raises Unavailable when it ends before, or takes too long."""
+    """Start it, wait until it is ready, give its process id, and end it. Raises Unavailable when it ends before, or
+    takes too long."""
     with tempfile.TemporaryFile() as log:
         variables = {**os.environ, **server.command.variables}
         process = subprocess.Popen(server.command.argv, env=variables, stdout=log, stderr=subprocess.STDOUT)

@@ -3,8 +3,8 @@ PARENT [NAME]`.
 
 The path of its model is a folder. While there is a file `broken` in it no engine starts. Engine N is killed while it
 loads as often as the number in the file `dies-N` says. Each puts its number, from 1, into the memory for experts, where
-there is one: engine N's at N. What is in the file `weights` is the identity of what an engine loads, in `weights-N` that of engine
-N; and `tokenizer.json` is read, where it is there.
+there is one: engine N's at N. What is in the file `weights` is the identity of what an engine loads, in `weights-N`
+that of engine N; and `tokenizer.json` is read, where it is there.
 """
 
 from __future__ import annotations

@@ -155,7 +155,7 @@ ALWAYS: dict[str, str] = {
     "--max-sequences-per-request --max-stored-responses --stored-responses-size --stored-response-age "
     "--tool-call-parser --reasoning-parser --reasoning-format --strict-requests "
     "--thoughts-secret --sse-keep-alive --health-timeout --seed --backend --numa "
-    "--threads-per-core --executor --kv-cache-prealloc "
+    "--threads-per-core --executor --kv-cache-prealloc --step-time "
     "--transfer-channel --pd-role --pd-alloc-fail-backoff-ttl --pd-pull-pending-ttl --pd-peer-host --pd-buffer-device "
     "--pd-secret --pd-allowed-peers "
     "--kv-transfer-config "

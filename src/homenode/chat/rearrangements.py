@@ -76,7 +76,8 @@ def _with_joined_texts(said: Messages) -> Messages:
 
 
 def _with_list_of_tools(given: Arrangement) -> Arrangement:
-    """An empty list where there are no tools, for templates that look through it without asking whether there is one."""
+    """An empty list where there are no tools, for templates that look through it and do not ask whether there is
+    one."""
     return Arrangement(given.messages, []) if given.tools is None else given
 
 

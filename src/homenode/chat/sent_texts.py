@@ -38,7 +38,8 @@ def sent_texts(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[st
 
 
 def texts_left_out(prompt: str, sent: Sequence[SentText]) -> list[SentText]:
-    """Those that `prompt` does not show. Texts that are there twice have to be shown twice where their order is kept."""
+    """Those that `prompt` does not show. Texts that are there twice have to be shown twice where their order is
+    kept."""
     lost: list[SentText] = []
     at = 0
     for each in sent:

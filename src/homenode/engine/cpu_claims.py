@@ -1,8 +1,8 @@
 """What the engines of this process claim of the host's CPUs, and what others claim and use.
 
-A claim lives as long as its process, or until the engine ends: `homenode run`, `homenode bind` and every other engine of
-this user and pid namespace keep clear of it. What cannot be kept or read never stops an engine: it is told, and the short
-look at the CPUs still sees who computes there.
+A claim lives as long as its process, or until the engine ends: `homenode run`, `homenode bind` and every other engine
+of this user and pid namespace keep clear of it. What cannot be kept or read never stops an engine: it is told, and the
+short look at the CPUs still sees who computes there.
 """
 
 from __future__ import annotations

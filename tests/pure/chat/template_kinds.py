@@ -19,7 +19,8 @@ def turns(body: str, role: str | None = None, calls: str = CALLS) -> str:
 
 BODIES = {
     "the first part alone": "{% if m.content is string %}{{ m.content }}{% else %}{{ m.content[0].text }}{% endif %}",
-    "the last part alone": "{% if m.content is string %}{{ m.content }}{% else %}{{ m.content[-1]['text'] }}{% endif %}",
+    "the last part alone": "{% if m.content is string %}{{ m.content }}"
+    "{% else %}{{ m.content[-1]['text'] }}{% endif %}",
     "what it gets": "{{ m.content }}",
     "what it gets as JSON": "{{ m.content | tojson }}",
     "texts by a plus": "{{ '' + m.content }}",
@@ -65,19 +66,22 @@ KINDS: dict[str, str] = {
     ),
     "no results": TOOLS + turns("{% if m.role != 'tool' %}" + EITHER + "{% endif %}"),
     "no developers": TOOLS + turns("{% if m.role == 'developer' %}{{ raise_exception('who?') }}{% endif %}" + EITHER),
-    "no systems": TOOLS + turns("{% if m.role in ['system', 'developer'] %}{{ raise_exception('who?') }}{% endif %}" + EITHER),
+    "no systems": TOOLS + turns(
+        "{% if m.role in ['system', 'developer'] %}{{ raise_exception('who?') }}{% endif %}" + EITHER
+    ),
     "systems in front": TOOLS + turns(
         "{% if m.role == 'system' and not loop.first %}{{ raise_exception('too late') }}{% endif %}" + EITHER
     ),
     "in turns": TOOLS + turns(
-        "{% if not loop.first and m.role == loop.previtem.role != 'tool' %}{{ raise_exception('not in turns') }}{% endif %}"
+        "{% if not loop.first and m.role == loop.previtem.role != 'tool' %}"
+        "{{ raise_exception('not in turns') }}{% endif %}"
         + EITHER
     ),
     "bare functions": "{% for t in tools or [] %}{{ t.name + t.description }}{% endfor %}" + turns(EITHER),
     "no tools": turns(EITHER),
     "arguments as pairs": TOOLS + turns(
-        EITHER, calls="{% for c in m.tool_calls or [] %}{{ c.function.name }}{% for k, v in c.function.arguments.items() %}"
-        "{{ k }}={{ v }}{% endfor %}{% endfor %}"
+        EITHER, calls="{% for c in m.tool_calls or [] %}{{ c.function.name }}"
+        "{% for k, v in c.function.arguments.items() %}{{ k }}={{ v }}{% endfor %}{% endfor %}"
     ),
     "arguments by a plus": TOOLS + turns(
         EITHER, calls="{% for c in m.tool_calls or [] %}{{ c.function.name + ' ' + c.function.arguments }}{% endfor %}"

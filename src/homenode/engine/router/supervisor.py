@@ -57,8 +57,8 @@ class EngineSupervisor(Generic[Client]):
         make: Callable[[EngineAssignment], Client],
         identity: CommonIdentity | None = None,
     ) -> None:
-        """`make` makes the engine's client, for each of its processes. `identity`: that of the model of all engines: one
-        that has read another model takes no requests.
+        """`make` makes the engine's client, for each of its processes. `identity`: that of the model of all engines:
+        one that has read another model takes no requests.
         """
         self.number, self.node = (assignment.number, assignment.replica.node if assignment.replica else None)
         self._assignment, self._watcher, self._restart_policy, self._make = assignment, watcher, restart_policy, make

@@ -93,7 +93,8 @@ def read_traits(
 
 
 def _one_form(forms: frozenset[Form]) -> frozenset[Form]:
-    """For a role that cannot be tried: text, where the user's may be that, as every template that takes both shows it."""
+    """For a role that cannot be tried: text, where the user's may be that, as every template that takes both shows
+    it."""
     return _STRING if Form.STRING in forms else forms
 
 

@@ -102,7 +102,8 @@ class AssistantMessage(Struct, forbid_unknown_fields=True, kw_only=True, tag_fie
 
 
 class ResultPart(Struct, forbid_unknown_fields=True, kw_only=True):
-    """One piece of what a tool gave back: text, or a picture or a file, of which the model is told that there is one."""
+    """One piece of what a tool gave back: text, or a picture or a file, of which the model is told that there is
+    one."""
 
     type: Literal[
         "text", "input_text", "output_text", "image_url", "image", "input_image", "file", "input_file", "document"

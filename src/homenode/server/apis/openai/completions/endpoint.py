@@ -44,7 +44,10 @@ async def completions(state: ServerState, request: Request) -> Response:
 
 async def _begin(state: ServerState, body: CompletionRequest) -> Generation:
     if body.best_of not in (None, 1, body.n):
-        text = f"`best_of` is {body.best_of} and `n` is {body.n or 1}: ask for several choices with `n` and pick one yourself"
+        text = (
+            f"`best_of` is {body.best_of} and `n` is {body.n or 1}: ask for several choices with `n` and pick one "
+            "yourself"
+        )
         raise ApiError(400, text, param="best_of", code="invalid_value")
     prompts = await state.text_work.run(lambda: split_prompts(body.prompt, "prompt"), len(body.prompt))
     scores = body.logprobs if body.echo else None
