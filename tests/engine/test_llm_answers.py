@@ -98,3 +98,12 @@ def test_generate_says_why_a_model_for_conversations_says_nothing(more: tuple[st
     result = CliRunner().invoke(cli, [*GENERATE, *more])
     assert result.exit_code == 0, result.output
     assert (note in result.stderr) if note else "ended at once" not in result.stderr
+
+
+def test_a_seed_of_minus_one_is_a_new_one_each_time(llm: LLM) -> None:
+    def texts(seed: int) -> set[str]:
+        params = SamplingParams(seed=seed, temperature=1, max_tokens=14)
+        return {llm.generate("Once upon a time", params)[0].text for _ in range(4)}
+
+    assert len(texts(7)) == 1
+    assert len(texts(-1)) > 1

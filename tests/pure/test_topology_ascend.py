@@ -488,6 +488,9 @@ def test_tools_that_hang_or_fail() -> None:
     )
     found = read(CommandResult("dcmi failed", 1, "failed"))
     assert codes(found) == ["npu_map_unparseable"] and [note.code for note in found.notes] == ["tool_failed"]
+    for out, err in (("dcmi failed", ""), ("", "dcmi failed")):
+        (error,) = read(CommandResult(out, 1, "failed", err)).errors
+        assert error.seen == "exit code 1, dcmi failed"
 
 
 def test_hostile_texts_in_messages_are_cut_and_escaped() -> None:

@@ -133,7 +133,7 @@ def _failure(error: Exception, request_id: str) -> ApiError:
     if isinstance(error, HTTPException):  # the router: a method the path does not take
         return ApiError(
             error.status_code,
-            f"{error.detail}: this path takes {(error.headers or {}).get('Allow', 'another method')}; see /openapi.json",
+            f"{error.detail}: this path takes {(error.headers or {}).get('Allow', 'others')}; see /openapi.json",
             code="method_not_allowed",
             headers=error.headers,
         )

@@ -65,9 +65,22 @@ def _without_map(
     topo = _read_topo(source, others, notes)
     rows, table = inventory_without_map(info, topo_labels(topo))
     if not rows:
-        return Accelerators(errors=tuple(problems.found), notes=tuple(notes))
+        errors = (_of_failed_tool(error, answer) if answer.failure == "failed" else error for error in problems.found)
+        return Accelerators(errors=tuple(errors), notes=tuple(notes))
     notes.append(map_replaced(rows, table, quoted(telling_line(f"{answer.out}\n{answer.err}"))))
     return _accelerators(rows, info, topo, others, notes, devices, nodes)
+
+
+def _of_failed_tool(error: PlacementError, answer: CommandResult) -> PlacementError:
+    """The same about a tool that failed: with its exit code, and what it said, on standard error if nowhere else."""
+    said = quoted(telling_line(f"{answer.out}\n{answer.err}"))
+    return PlacementError(
+        error.code,
+        error.summary,
+        seen=f"exit code {answer.rc}, {said}",
+        wanted=error.wanted,
+        remedy=error.remedy,
+    )
 
 
 def _accelerators(
