@@ -81,7 +81,8 @@ class AllowedTools(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class ToolChoice(Struct, forbid_unknown_fields=True, kw_only=True):
-    """How freely tools are called; or one tool that is to be called, its name within `function` or `custom` or beside it; or several that may be."""
+    """How freely tools are called; or one tool that is to be called, its name within `function` or `custom` or
+    beside it; or several that may be."""
 
     type: Literal["function", "custom", "allowed_tools", "none", "auto", "required", "any"] = "function"
     function: NamedFunction | None = None
