@@ -236,3 +236,15 @@ def test_identities_depend_on_the_model_and_the_secret_alone() -> None:
         len({seed, hash_seed(ours, "a" * 16), hash_seed(ours, "b" * 16), hash_seed({**ours, "weights": "0"}, None)})
         == 4
     )
+
+
+def test_the_weights_that_count_are_those_that_were_read(model: Path) -> None:
+    """Engines whose files were replaced meanwhile hand KV over to those with the weights in their memory."""
+    checkpoint = open_checkpoint(model)
+    read = weights_digest(checkpoint)
+    entry = min(checkpoint.tensors.values(), key=lambda each: each.offset)
+    changed(entry.file, entry.offset, 1)
+    kept = fingerprint_of(SENDER, open_checkpoint(model), GEOMETRY, "auto: 3 F32", weights=read)
+    assert differences(kept, of(BUILTIN)) == []
+    (found,) = differences(kept, of(model))
+    assert found.startswith("weights is ")

@@ -16,6 +16,7 @@ import math
 import time
 import weakref
 from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from queue import SimpleQueue
@@ -90,6 +91,10 @@ class LLM:
                 param="data_parallel_size",
             )
         config = locate_model(config)
+        source: Path | None = getattr(tokenizer, "source", None)  # others than ours have none
+        self._binds = tokenizer is None or source is not None
+        if source is not None:
+            config = replace(config, model=replace(config.model, vocabulary=str(source)))
         self._path = Path(str(config.model.path))
         with recorded_files() as read:
             self.tokenizer = tokenizer or load_model_tokenizer(self._path, chat_template, chat_template_timeout)
@@ -315,6 +320,12 @@ class LLM:
         """With the grammar of `output`. Raises UserError for what cannot be kept."""
         if output is None:
             return list(params)
+        if not self._binds:
+            raise UserError(
+                "output binds an answer by the vocabulary's files, and the tokenizer of this LLM was not read from "
+                "files; give one of `homenode.model.tokenizer.load_tokenizer`",
+                param="output",
+            )
         from homenode.grammars.compile import compile_grammar
         from homenode.grammars.vocabulary import Vocabulary
 

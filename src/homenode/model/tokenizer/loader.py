@@ -102,7 +102,9 @@ def load_untried(path: Path, chat_template: str | None = None, renderer: Templat
     """What `load_tokenizer` gives, in this process at once; without `renderer` there are no chat templates."""
     with named_refusals(f"reading the tokenizer of {path}", CheckpointError):
         gguf = gguf_vocabulary(path)
-        return _from_gguf(gguf, chat_template, renderer) if gguf else _from_folder(path, chat_template, renderer)
+        found = _from_gguf(gguf, chat_template, renderer) if gguf else _from_folder(path, chat_template, renderer)
+        found.source = path
+        return found
 
 
 def _may_have_template(path: Path) -> bool:

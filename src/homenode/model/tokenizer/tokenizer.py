@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer as Library
@@ -47,6 +48,7 @@ class Tokenizer:
         tokens that end an answer, given the one that the chat template writes behind it. `of_gguf`: conversations begin
         with the BOS that the file adds to texts.
         """
+        self.source: Path | None = None  # the files that it was read from, where it was
         library = with_named_faults(library)
         self._library = library
         self._special = {role: text for role in _SPECIAL_ROLES if (text := token_text(config.get(role)))}
