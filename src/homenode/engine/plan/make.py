@@ -99,7 +99,7 @@ def beside_neighbours(plan: EnginePlan, machine: MachineFacts) -> EnginePlan:
     loop = layout.loop or cpus_for_the_rest(machine.host, team, neighbours)
     workers = layout.workers
     if plan.executor == "inline" and not workers[0].binding.others:
-        workers = (replace(workers[0], binding=replace(workers[0].binding, others=loop)),)
+        workers = (replace(workers[0], binding=replace(workers[0].binding, spare=loop)),)
     layout = replace(layout, workers=workers, loop=loop, findings=(*layout.findings, *findings))
     return replace(plan, worker_layout=layout)
 
