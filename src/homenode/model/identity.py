@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from homenode.errors import CheckpointError
 from homenode.model.files_read import other_text
-from homenode.model.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from homenode.model.spec import ModelSpec  # brings NumPy, which an API server starts without
 
 _DIGEST_BYTES = 16
 
