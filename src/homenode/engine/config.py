@@ -7,13 +7,11 @@ from __future__ import annotations
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from homenode.engine.scheduler_config import KvConfig, SchedulerConfig
-from homenode.equivalents.keywords import translate_keywords
-from homenode.equivalents.translation import OwnFlag
 from homenode.errors import UserError
 from homenode.host.placement.numa_settings import NumaSettings
 from homenode.options import Option, option, options_of
@@ -21,6 +19,9 @@ from homenode.spelling import with_suggestion
 from homenode.transfer.settings import TransferConfig
 from homenode.transfer.settings_file import read_settings_file
 from homenode.units import parse_seconds, parse_tokens
+
+if TYPE_CHECKING:
+    from homenode.equivalents.translation import OwnFlag
 
 
 @dataclass(frozen=True)
@@ -256,6 +257,8 @@ class EngineConfig:
 
         UserError for a name there is no setting of, and for a value out of range.
         """
+        from homenode.equivalents.keywords import translate_keywords  # an engine's process never needs it
+
         translated = translate_keywords(
             {name: value for name, value in settings.items() if value is not None}, own_flags(cls)
         )
@@ -297,6 +300,8 @@ class EngineConfig:
 
 def own_flags(config: type[Any]) -> dict[str, OwnFlag]:
     """The flags of all settings of a config class and of those that it is composed of."""
+    from homenode.equivalents.translation import OwnFlag
+
     found: dict[str, OwnFlag] = {}
     hints = typing.get_type_hints(config)
     for part in fields(config):
