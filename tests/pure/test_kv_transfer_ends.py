@@ -118,6 +118,6 @@ def test_a_request_that_only_the_quarantine_keeps_from_running_ends() -> None:
     number = bench.submit([n % 40 for n in range(28)], max_tokens=1)
     short = bench.submit(OTHER[:6], max_tokens=1)
     assert bench.step() is not None  # the second one
-    assert bench.final(number).error_kind == "OverloadedError" and "out of use" in str(bench.final(number).error)
     bench.settle()
     assert bench.tokens(short)
+    assert bench.final(number).error_kind == "OverloadedError" and "out of use" in str(bench.final(number).error)

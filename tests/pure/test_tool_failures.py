@@ -74,7 +74,7 @@ def test_a_failing_npu_smi_is_quoted_by_the_refusal(failure: str, rc: int) -> No
     for strategy in ("fair", "ascend", "numa-bind"):
         with pytest.raises(PlacementError) as caught:
             make_plan(strategy, host, Demand())
-        assert caught.value.seen == failure
+        assert caught.value.seen == (f"exit code {rc}, {failure}" if rc else failure)
 
 
 def test_a_table_of_processes_that_is_an_error_text_is_the_cause_and_not_that_nothing_runs() -> None:

@@ -96,5 +96,6 @@ class World:
             pd_in_place=self.in_place and role == "receiver",
             pd_pull_pending_ttl=TTL,
             pd_alloc_fail_backoff_ttl=0.5,
+            pd_room_wait=10.0,  # nothing is computed in a play, whose time would say how long
             **more,
         )

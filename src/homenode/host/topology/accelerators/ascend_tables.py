@@ -167,7 +167,7 @@ def parse_info(text: str, problems: Problems) -> Info:
             continue
         words = cells[0].split(None, 2)
         if words[:1] == ["NPU"]:
-            by_chip = _names_chips(words) if len(cells) >= _LEAST_PROCESS_COLUMNS else None
+            by_chip = _names_chips(words) if _heads_processes(cells) else None
         elif by_chip is not None:
             row = _process(line, cells, by_chip, processes, problems)
             if row is not None:
@@ -180,6 +180,12 @@ def parse_info(text: str, problems: Problems) -> Info:
         else:
             above = words
     return Info(addresses, tuple(processes), by_chip is not None or bool(addresses), tuple(devices))
+
+
+def _heads_processes(cells: list[str]) -> bool:
+    """Whether a header that begins with NPU is that of the process table: by its columns, or by its words where there
+    are fewer."""
+    return len(cells) >= _LEAST_PROCESS_COLUMNS or "process id" in cells[1].lower()
 
 
 def _names_chips(header: list[str]) -> bool:
