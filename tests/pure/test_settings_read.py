@@ -37,6 +37,8 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "numa_bind_cpus": (("1", "2", "3", "4"), ("99",)),
     "cpu_threads_bind": ("nobind", "2-3|4-5", "rubbish", ""),
     "memory_nodes": ("1", "9", "", "x"),
+    "kv_transfer": (True,),
+    "vllm_version": ("0.31",),
     "workers": (3,),
     "devices": (1, 7),
     "data_parallel_size": (2,),
@@ -63,6 +65,8 @@ DEPENDENT = {
     "local_rank",
     "reserve_cpus",
     "memory_nodes",
+    "kv_transfer",
+    "vllm_version",
     "devices",
     "data_parallel_size",
     "data_parallel_rank",
@@ -75,6 +79,7 @@ NOTHING = PlanFlags(
         "numa_bind": False,
         "numa_bind_nodes": (),
         "numa_bind_cpus": (),
+        "kv_transfer": False,
         "data_parallel_size": 1,
         "data_parallel_rank": 0,
         "tensor_parallel_size": 1,
@@ -106,6 +111,8 @@ WITHOUT_NAME = ("insufficient_cpus", "numa_node_unknown", "rank_out_of_range", "
 
 def holds_anyway(setting: str, beside: dict[str, Any]) -> bool:
     """Where a plan is as the setting wants it without it, too, nothing need be told."""
+    if setting == "vllm_version":
+        return True  # for one worker, and on Arm, all releases keep the same
     return (setting == "external_launcher" and "local_rank" in beside) or (
         setting in ("data_parallel_size", "tensor_parallel_size") and beside.get("workers") == 2
     )

@@ -64,6 +64,7 @@ def _demand(
         reserve_cpus,
         threads_bind,
         threads_bind_origin,
+        vllm_version,
     )
 
     parallelism = Parallelism(
@@ -86,6 +87,8 @@ def _demand(
         numa_bind_cpus=flags.numa_bind_cpus or None,
         threads_bind=threads_bind(flags.cpu_threads_bind, env) or "auto",
         memory_nodes=memory_nodes(flags.memory_nodes, env),
+        kv_transfer=flags.kv_transfer,
+        vllm_version=vllm_version(flags.vllm_version, env),
         workers=flags.workers,
         claims=claims,
         findings=seen.findings,

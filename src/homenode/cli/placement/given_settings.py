@@ -27,6 +27,7 @@ _DEFAULTS: Mapping[str, Any] = {
     "tensor_parallel_size": 1,
     "pipeline_parallel_size": 1,
     "external_launcher": False,
+    "kv_transfer": False,
 }
 
 

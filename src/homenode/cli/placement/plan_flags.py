@@ -35,6 +35,8 @@ class PlanFlags:
     numa_bind_cpus: tuple[str, ...]
     cpu_threads_bind: str | None
     memory_nodes: str | None
+    kv_transfer: bool
+    vllm_version: str | None
     workers: int | None
     devices: int | None
     data_parallel_size: int
@@ -120,6 +122,13 @@ def _flags() -> list[Callable[[Any], Any]]:
             "--cpu-threads-bind", metavar="auto|nobind|LIST|...", help="CPUs of each CPU worker; lists are joined by |."
         ),
         click.option("--memory-nodes", metavar="LIST", help="Memory nodes that CPU workers may use."),
+        click.option("--kv-transfer", is_flag=True, help="CPU workers hand over KV, for which more CPUs are kept."),
+        click.option(
+            "--vllm-version",
+            metavar="V",
+            help="The release of vLLM whose reserve is kept, such as 0.31. Default: today's rule, that of 0.32; `run` "
+            "reads it from the program.",
+        ),
         click.option("--workers", type=_COUNT, metavar="N", help="CPU workers, on a host without accelerators."),
         click.option(
             "--devices", type=_COUNT, metavar="N", help="Accelerators of the deployment. Default: DP x TP x PP."

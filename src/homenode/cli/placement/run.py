@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -39,9 +40,9 @@ def run(cpus: str | None, strict: bool, dry_run: bool, command: tuple[str, ...],
     flags = PlanFlags.taken_from(values)
     with plain_errors():
         try:
-            find_program(command[0], os.environ)
+            program = find_program(command[0], os.environ)
             found = plan_binding(
-                flags,
+                _with_program(flags, program, command),
                 cpus,
                 strict=strict,
                 pid=os.getpid(),
@@ -58,6 +59,19 @@ def run(cpus: str | None, strict: bool, dry_run: bool, command: tuple[str, ...],
         except ProgramError as error:
             print_error(error)
             sys.exit(error.exit_code)
+
+
+def _with_program(flags: PlanFlags, program: str, command: tuple[str, ...]) -> PlanFlags:
+    """The flags with what the program tells of itself, where a plan depends on it and nobody said otherwise."""
+    from homenode.host.binding.bound_program import read_program
+    from homenode.host.placement.strategy import Strategy
+
+    found = read_program(program, command) if flags.chosen_strategy == Strategy.CPU_THREADS else None
+    if found is None:
+        return flags
+    told = flags.vllm_version is not None or "HOMENODE_VLLM_VERSION" in os.environ
+    version = flags.vllm_version if told else found.vllm_version
+    return replace(flags, vllm_version=version, kv_transfer=flags.kv_transfer or found.kv_transfer)
 
 
 def dry(

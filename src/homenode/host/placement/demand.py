@@ -60,7 +60,8 @@ class Demand:
     numa_bind_cpus: tuple[str, ...] | None = None
     threads_bind: str = "auto"  # cpu-threads: auto | nobind | LIST|LIST|...
     memory_nodes: tuple[int, ...] | None = None  # cpu-threads: memory nodes to consider
-    kv_transfer: bool = False  # cpu-threads: one more CPU is kept
+    kv_transfer: bool = False  # cpu-threads: more CPUs are kept
+    vllm_version: tuple[int, int] | None = None  # cpu-threads: the release whose rule is kept to; None: the current one
     workers: int | None = None  # CPU workers on a host without accelerators; None: one for each node with allowed CPUs
     share_cores: bool = False  # more CPU workers than cores take turns on these; else they are refused
     claims: tuple[Claim, ...] = ()

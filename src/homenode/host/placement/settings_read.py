@@ -13,7 +13,7 @@ from homenode.errors import UserError
 from homenode.host.placement.demand import Demand
 from homenode.host.placement.parallelism import world_size
 from homenode.host.placement.strategy import Strategy
-from homenode.host.placement.threads_bind import NOBIND
+from homenode.host.placement.threads_bind import AUTO, NOBIND
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Host
 
@@ -48,7 +48,7 @@ SETTINGS_READ: Mapping[str, Mapping[str, frozenset[str]]] = {
     Strategy.CPU_THREADS: dict.fromkeys(
         ("cpu", "gpu", "npu"),
         (_ENGINES - {"api_server_count"})
-        | {"local_rank", "workers", "cpu_threads_bind", "memory_nodes", "reserve_cpus"},
+        | {"local_rank", "workers", "cpu_threads_bind", "memory_nodes", "reserve_cpus", "kv_transfer", "vllm_version"},
     ),
     REQUIREMENTS: dict.fromkeys(("cpu", "gpu", "npu"), _SIZES | {"devices", "workers", "api_server_count"}),
     LISTED: dict.fromkeys(("cpu", "gpu", "npu"), frozenset({"memory_nodes"})),
@@ -73,6 +73,11 @@ def _has_threads(strategy: str, kind: str, demand: Demand) -> bool:
     return strategy != Strategy.CPU_THREADS or demand.threads_bind.strip() != NOBIND
 
 
+def _keeps_by_rule(strategy: str, kind: str, demand: Demand) -> bool:
+    """A number of CPUs that was given is held to the rule as well, and told where it is smaller."""
+    return strategy != Strategy.CPU_THREADS or demand.threads_bind.strip() == AUTO
+
+
 # What is read only together with others, and when.
 _ONLY_WHEN: Mapping[str, Callable[[str, str, Demand], bool]] = {
     "external_launcher": _is_external_launcher_read,
@@ -80,6 +85,8 @@ _ONLY_WHEN: Mapping[str, Callable[[str, str, Demand], bool]] = {
     "devices": lambda strategy, kind, demand: strategy != Strategy.NUMA_BIND or world_size(demand.parallelism) == 1,
     "memory_nodes": _has_threads,
     "reserve_cpus": _has_threads,
+    "kv_transfer": _keeps_by_rule,
+    "vllm_version": _keeps_by_rule,
 }
 
 

@@ -133,6 +133,22 @@ def keep_cores(
     return {node: cores for node, cores in left.items() if cores}, kept
 
 
+def take_parts(pools: Sequence[list[int]], parts: Sequence[int]) -> list[int]:
+    """Take so many CPUs off the tail of each pool."""
+    return [pool.pop() for pool, part in zip(pools, parts, strict=True) for _ in range(part)]
+
+
+def take_low_power(host: Host, pools: Sequence[list[int]]) -> list[int]:
+    """Take the CPUs of low-power cores out of every pool that has others."""
+    taken = list[int]()
+    for pool in pools:
+        slow = [cpu for cpu in pool if host.cpu_by_id[cpu].low_power]
+        if len(slow) < len(pool):
+            taken += slow
+            pool[:] = [cpu for cpu in pool if cpu not in slow]
+    return taken
+
+
 def with_idle_siblings(host: Host, taken: Sequence[int], busy: Sequence[int]) -> tuple[int, ...]:
     """`taken` and the allowed siblings of these CPUs that nobody computes on, ascending."""
     free = set(host.allowance.cpus) - set(busy)

@@ -7,6 +7,7 @@ wrong with it is to be mended there.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from homenode.cpuset import parse_cpu_list
@@ -18,10 +19,13 @@ RANK_VARIABLES = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID",
 
 
 THREADS_BIND_FLAG, MEMORY_NODES_FLAG, LOCAL_RANK_FLAG = "--cpu-threads-bind", "--memory-nodes", "--local-rank"
+VLLM_VERSION_FLAG = "--vllm-version"
+_RELEASE = re.compile(r"v?([0-9]{1,4})\.([0-9]{1,4})(?:[.+a-z][0-9A-Za-z.+-]*)?")
 _THREADS_BIND = ("HOMENODE_CPU_THREADS_BIND", "VLLM_CPU_OMP_THREADS_BIND")
 _MEMORY_NODES = ("HOMENODE_MEMORY_NODES", "CPU_VISIBLE_MEMORY_NODES")
 
 
+_VERSION = ("HOMENODE_VLLM_VERSION",)
 _RESERVE = ("HOMENODE_RESERVE_CPUS", "VLLM_CPU_NUM_OF_RESERVED_CPU")
 # Variables of the settings that no command line declares, by the flag that messages call the setting by; the first that
 # is set counts.
@@ -29,6 +33,7 @@ VARIABLES_OF = {
     THREADS_BIND_FLAG: _THREADS_BIND,
     MEMORY_NODES_FLAG: _MEMORY_NODES,
     "--reserve-cpus": _RESERVE,
+    VLLM_VERSION_FLAG: _VERSION,
     "--kv-cache-memory": ("VLLM_CPU_KVCACHE_SPACE",),
 }
 
@@ -97,6 +102,19 @@ def reserve_cpus(given: int | None, env: Mapping[str, str], *, cpu_workers: bool
             f"the variable {name} is {env[name][:40]!r}; it must be a number of CPUs from 0 to 4096", param=name
         )
     return int(env[name])
+
+
+def vllm_version(given: str | None, env: Mapping[str, str]) -> tuple[int, int] | None:
+    """The first two numbers of the release of vLLM whose reserve is kept: HOMENODE_VLLM_VERSION. None when nobody says.
+    UserError for what is no release such as 0.32, 0.31.1 or v0.32.0+cpu."""
+    text = _first(given, env, *_VERSION)
+    if text is None:
+        return None
+    match = _RELEASE.fullmatch(text.strip()[:64])
+    if match is None:
+        origin = _origin(given, env, VLLM_VERSION_FLAG, *_VERSION)
+        raise UserError(f"{origin} is {text[:40]!r}; it must be a release of vLLM, such as 0.32", param=origin)
+    return int(match[1]), int(match[2])
 
 
 def kv_cache_memory(given: int | None, env: Mapping[str, str]) -> int | None:

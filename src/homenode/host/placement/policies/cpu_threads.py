@@ -3,18 +3,20 @@ without its traps.
 
 `auto`: rank r computes on the r-th node that has allowed CPUs and usable memory, one thread a core. More ranks than
 nodes split the nodes by cores; with fewer, the last nodes stay free. A few CPUs are kept for everything else, from the
-tails of the ranks' CPUs, the last rank first. `nobind`: processes stay as they are. Lists: exactly these CPUs, in this
-order. Memory comes from every node that a rank's CPUs span. More ranks than cores are refused, unless they may share
-them (`Demand.share_cores`): then they take turns, and what is kept is what was asked for.
+tails of the ranks' CPUs (`reserve_rule`); a reserve that nobody asked for leaves out nodes that are too small for it,
+or is kept in part. `nobind`: processes stay as they are. Lists: exactly these CPUs, in this order. Memory comes from
+every node that a rank's CPUs span. More ranks than cores are refused, unless they may share them
+(`Demand.share_cores`): then they take turns, and what is kept is what was asked for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from homenode.cpuset import format_cpu_list
 from homenode.errors import PlacementError
+from homenode.host.placement.cores import AllowedCore
 from homenode.host.placement.demand import Demand
 from homenode.host.placement.memory_nodes import memory_nodes
 from homenode.host.placement.nodes import memory_of_cpus, nodes_of, working_nodes
@@ -22,13 +24,15 @@ from homenode.host.placement.numactl import check_memory_nodes
 from homenode.host.placement.parallelism import check_sizes, worker_index, world_size
 from homenode.host.placement.plan import Plan, ProcessBinding, WorkerBinding
 from homenode.host.placement.ranks import assign_ranks
+from homenode.host.placement.reserve_rule import cpus_kept, parts_kept
 from homenode.host.placement.strategy import Strategy
 from homenode.host.placement.thread_layout import (
     computing_nodes,
     cpus_not_allowed,
-    every_thread_computes,
     keep_cores,
     rank_pools,
+    take_low_power,
+    take_parts,
     take_reserve,
     with_idle_siblings,
 )
@@ -149,23 +153,20 @@ def _automatic_or_refused(host: Host, demand: Demand, count: int) -> _Layout:
 
 def _automatic(host: Host, demand: Demand, count: int) -> _Layout:
     threads = computing_nodes(host, _nodes(host, demand))
-    nodes, findings, taken = tuple(threads), list[Finding](), list[int]()
+    rule = cpus_kept(host.machine, count, kv_transfer=demand.kv_transfer, version=demand.vllm_version)
+    asked, taken, findings = demand.reserve_cpus, list[int](), list[Finding]()
     in_turn = demand.share_cores and sum(map(len, threads.values())) < count
     if in_turn:
-        threads, taken = keep_cores(threads, demand.reserve_cpus or 0)
-        nodes = tuple(threads)
+        threads, taken = keep_cores(threads, asked or 0)
+    elif asked is None and (small := _too_small(threads, count, rule)):
+        findings.append(_left_out({node: len(_cpus(threads.pop(node))) for node in small}))
     placed = rank_pools(tuple(threads.values()), count, demand.share_cores)
     pools = [cpus for _, cpus in placed]
     if not in_turn:
-        reserve, findings = _reserve(host, demand, count)
-        taken = take_reserve(pools, reserve)
-    if idle := nodes[count:]:
-        message = (
-            f"nodes {format_cpu_list(idle)} have no worker: there are {count} for {format_count(len(nodes), 'node')}"
-        )
-        findings.append(
-            Finding("info", "nodes_unused", message, f"Start {format_count(len(nodes), 'worker')} to use all of them.")
-        )
+        taken = take_parts(pools, parts_kept(pools, rule)) if asked is None else take_reserve(pools, asked)
+        findings += _other_than_rule(asked, len(taken), rule)
+        taken += take_low_power(host, pools)
+    nodes = tuple(threads)
     return _Layout(
         pools=tuple(map(tuple, pools)),
         whys=tuple(
@@ -173,8 +174,54 @@ def _automatic(host: Host, demand: Demand, count: int) -> _Layout:
             for position, cpus in placed
         ),
         reserved=with_idle_siblings(host, taken, [cpu for pool in pools for cpu in pool]),
-        findings=tuple(findings),
+        findings=(*findings, *_unused(nodes, count)),
     )
+
+
+def _cpus(cores: Mapping[AllowedCore, Sequence[int]]) -> list[int]:
+    return [cpu for cpus in cores.values() for cpu in cpus]
+
+
+def _too_small(threads: Mapping[int, Mapping[AllowedCore, Sequence[int]]], count: int, rule: int) -> tuple[int, ...]:
+    """Nodes on which a rank would have no CPU besides those kept, where the other nodes have enough for all ranks."""
+    part = -(-rule // count)
+    large = {node: cores for node, cores in threads.items() if len(_cpus(cores)) > part}
+    cpus, cores = sum(len(_cpus(own)) for own in large.values()), sum(map(len, large.values()))
+    enough = cpus >= count * (part + 1) and cores >= count
+    return tuple(node for node in threads if node not in large) if enough else ()
+
+
+def _left_out(sizes: Mapping[int, int]) -> Finding:
+    each = ", ".join(f"node {node} has {format_count(size, 'CPU')}" for node, size in sizes.items())
+    message = f"no worker is on nodes that have nothing to compute on besides the CPUs kept: {each}"
+    return Finding("info", "nodes_left_out", message, "Give --reserve-cpus 0 to compute on every node.")
+
+
+def _other_than_rule(asked: int | None, kept: int, rule: int) -> list[Finding]:
+    """What to say of a reserve that is smaller than the rule's."""
+    if kept >= rule:
+        return []
+    if asked is None:
+        message = (
+            f"{kept or 'no'} {'CPU is' if kept == 1 else 'CPUs are'} kept for front, scheduler and KV transfer, where "
+            f"{rule} would be usual: there are too few CPUs, and all of this shares them with compute threads"
+        )
+        return [Finding("info", "reserve_not_kept", message, "Allow more CPUs, or start fewer workers.")]
+    message = (
+        f"{format_count(asked, 'CPU is', 'CPUs are')} kept for front, scheduler and KV transfer; "
+        f"{rule} would be usual here"
+    )
+    remedy = f"Give --reserve-cpus {rule}, or leave it out."
+    return [Finding("warning", "reserve_below_rule", message, remedy)]
+
+
+def _unused(nodes: Sequence[int], count: int) -> list[Finding]:
+    idle = nodes[count:]
+    if not idle:
+        return []
+    message = f"nodes {format_cpu_list(idle)} have no worker: there are {count} for {format_count(len(nodes), 'node')}"
+    remedy = f"Start {format_count(len(nodes), 'worker')} to use all of them."
+    return [Finding("info", "nodes_unused", message, remedy)]
 
 
 def _nodes(host: Host, demand: Demand) -> list[Node]:
@@ -193,20 +240,6 @@ def _nodes(host: Host, demand: Demand) -> list[Node]:
         remedy=f"Name other nodes with {demand.memory_nodes_origin}, or widen what this process inherits (taskset, "
         "Slurm, cpuset).",
     )
-
-
-def _reserve(host: Host, demand: Demand, count: int) -> tuple[int, list[Finding]]:
-    """CPUs to keep: the field's rule, unless the user says otherwise."""
-    rule = (count if every_thread_computes(host.machine) else 1) + demand.kv_transfer
-    if demand.reserve_cpus is None or demand.reserve_cpus >= rule:
-        return (rule if demand.reserve_cpus is None else demand.reserve_cpus), []
-    message = (
-        f"{format_count(demand.reserve_cpus, 'CPU is', 'CPUs are')} kept for front, scheduler and KV transfer; "
-        f"{rule} would be usual here"
-    )
-    return demand.reserve_cpus, [
-        Finding("warning", "reserve_below_rule", message, f"Give --reserve-cpus {rule}, or leave it out.")
-    ]
 
 
 def _reserved(host: Host, demand: Demand, layout: _Layout) -> tuple[ProcessBinding, ...]:
