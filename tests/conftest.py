@@ -33,6 +33,15 @@ def pytest_configure(config: pytest.Config) -> None:
     config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
 
 
+@pytest.fixture(autouse=True)
+def forget_consoles() -> Generator[None]:
+    """Leave no console to the next test: it keeps the width of the terminal that it was made in."""
+    yield
+    report = sys.modules.get("homenode.cli.output.report")
+    for name in ("OUT", "ERR") if report is not None else ():
+        vars(report).pop(name, None)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
     """Nearly all that is made while tests are collected, millions of objects, is there to the end. To look for garbage
