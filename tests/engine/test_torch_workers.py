@@ -72,4 +72,5 @@ def test_the_threads_of_a_torch_worker_are_where_it_computes() -> None:
         masks = {frozenset(os.sched_getaffinity(int(task.name))) for task in Path(f"/proc/{worker}/task").iterdir()}
     finally:
         server.close()
-    assert masks == {frozenset(Allowance.of_process().physical_cpus[:1])}
+    (mask,) = masks
+    assert len(mask) == 1 and mask < {*Allowance.of_process().physical_cpus}  # which one: what others leave free

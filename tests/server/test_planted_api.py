@@ -128,7 +128,7 @@ def test_tools_reach_the_template_and_bring_no_control_tokens() -> None:
             **values: Any,
         ) -> str:
             seen.append((tools, values))
-            return f"{[tool['function']['name'] for tool in tools or ()]}"
+            return f"{[tool['function']['name'] for tool in tools or ()]} {messages[0]['content']}"
 
         def template_source(self, with_tools: bool = False) -> str | None:
             return "{{ tools }}"
@@ -137,8 +137,8 @@ def test_tools_reach_the_template_and_bring_no_control_tokens() -> None:
     turns = [{"role": "user", "content": "hi"}]
     clock = {"type": "function", "function": {"name": "clock"}}
     asked = ConversationRequest(messages=turns, offer=ToolOffer(tools=[clock]))
-    assert asyncio.run(conversation_text(state, asked)).text == "['clock']" and seen == [([clock], {})]
-    assert asyncio.run(conversation_text(state, ConversationRequest(messages=turns))).text == "[]"
+    assert asyncio.run(conversation_text(state, asked)).text == "['clock'] hi" and seen == [([clock], {})]
+    assert asyncio.run(conversation_text(state, ConversationRequest(messages=turns))).text == "[] hi"
 
 
 def test_the_document_tells_of_it() -> None:

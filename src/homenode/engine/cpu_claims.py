@@ -38,7 +38,9 @@ class CpuClaim:
             if self not in _held:
                 return
             _held.remove(self)
-        with suppress(HomenodeError), exclusive_if_possible(_drop, _RELEASE_S, untrusted_too=True) as table:
+        # A claim that stays, as memory has run out too, ends with its process.
+        ends = suppress(HomenodeError, MemoryError)
+        with ends, exclusive_if_possible(_drop, _RELEASE_S, untrusted_too=True) as table:
             _write(table)
 
 

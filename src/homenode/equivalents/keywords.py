@@ -49,5 +49,6 @@ def _take(found: TranslatedSettings, name: str, value: Any, own: Mapping[str, Ow
 
 
 def _set(found: TranslatedSettings, setting: str, name: str, value: Any) -> None:
-    if found.settings.setdefault(setting, value) != value:
+    known = found.settings.setdefault(setting, value)
+    if known is not value and known != value:
         raise UserError(f"{name} is {setting} here, which is given with another value; leave one out", param=name)

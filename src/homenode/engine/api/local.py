@@ -86,8 +86,10 @@ class LocalEngine:
             reason = f"{type(error).__name__}: {error}"
             _log.exception("the engine failed")
         finally:
-            self._give_back()
-            self._end(reason, kind)
+            try:
+                self._give_back()
+            finally:  # whatever cannot be given back, who waits is told
+                self._end(reason, kind)
 
     def _give_back(self) -> None:
         self.executor.close()

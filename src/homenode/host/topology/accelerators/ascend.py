@@ -61,12 +61,14 @@ def _without_map(
 ) -> Accelerators:
     """The NPUs as the other tables name them; the errors of the map where these name none."""
     others = Problems()
+    further: list[Finding] = []
     info = _read_info(source, others)
-    topo = _read_topo(source, others, notes)
+    topo = _read_topo(source, others, further)
     rows, table = inventory_without_map(info, topo_labels(topo))
     if not rows:
         errors = (_of_failed_tool(error, answer) if answer.failure == "failed" else error for error in problems.found)
         return Accelerators(errors=tuple(errors), notes=tuple(notes))
+    notes += further
     notes.append(map_replaced(rows, table, quoted(telling_line(f"{answer.out}\n{answer.err}"))))
     return _accelerators(rows, info, topo, others, notes, devices, nodes)
 
