@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -26,6 +27,8 @@ from homenode.engine.router.restart_policy import RestartPolicy
 from homenode.errors import CapacityError, UserError
 from homenode.model.checkpoint.index import open_checkpoint
 from homenode.model.weights.load import plan_model
+from homenode.model.weights.model_files import ModelFiles
+from homenode.model.weights.weights_identity import read_identity
 from tests.checkpoints import make_folder
 from tests.engine.engines import config_for, greedy, run_all, tokens_of
 from tests.engine.test_client import collect
@@ -177,9 +180,24 @@ def test_a_lost_engine_comes_back_without_reading_its_experts(model: Path) -> No
     using(engines_of(model, 2, kv_cache_memory="2MiB"), use)
 
 
+def sampled_bytes(model: Path) -> set[int]:
+    """Places in the file that the identity of the model is made of."""
+    found: set[int] = set()
+    pread = os.pread
+
+    def read(fd: int, size: int, offset: int) -> bytes:
+        found.update(range(offset, offset + size))
+        return pread(fd, size, offset)
+
+    with mock.patch("os.pread", read), ModelFiles() as files:
+        read_identity(open_checkpoint(model), files.open)
+    return found
+
+
 def spoil_experts(model: Path) -> None:
-    """Other bytes in place of the experts; by its size and times the file is what it was."""
+    """Other bytes in place of the experts, but for samples: by its size, times and identity the file is what it was."""
     path = model / "model.safetensors"
+    kept = sampled_bytes(model)
     before = path.stat()
     data = bytearray(path.read_bytes())
     header = int.from_bytes(data[:8], "little")
@@ -187,7 +205,8 @@ def spoil_experts(model: Path) -> None:
     for name, tensor in tensors.items():
         if ".experts." in name:
             first, past = (8 + header + offset for offset in tensor["data_offsets"])
-            data[first:past] = bytes(past - first)
+            for place in set(range(first, past)) - kept:
+                data[place] = 0
     with path.open("r+b") as file:
         file.write(data)
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
