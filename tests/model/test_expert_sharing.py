@@ -19,7 +19,7 @@ pytest.importorskip("homenode._native", reason="the compiled core is not built; 
 
 from homenode.compute.native import NativeBackend
 from homenode.compute.reference import ReferenceBackend
-from homenode.errors import HostError, PeerError, UserError
+from homenode.errors import CheckpointError, HostError, PeerError, UserError
 from homenode.model.checkpoint.index import open_checkpoint
 from homenode.model.part import ModelPart
 from homenode.model.parts import PartitionSpec
@@ -189,6 +189,9 @@ def test_who_comes_again_reads_no_expert_and_who_comes_late_waits_for_nobody(mix
     stamp = state(fd, 0)
     del first, its
     again: list[tuple[int, int]] = []
+    with pytest.raises(CheckpointError, match="was replaced or written"):
+        load(mixtral, fd, 0, 2)
+    mixtral.files.states.clear()  # as whoever opens the checkpoint anew sees it
     with pytest.raises(UserError, match="files have changed"):
         load(mixtral, fd, 0, 2)
     restore(mixtral, fd)

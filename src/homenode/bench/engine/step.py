@@ -191,7 +191,7 @@ def _run(
     loop_cpu: list[float],
 ) -> None:
     """Start the loop on a thread, hand in the requests, wait for their ends."""
-    config = SchedulerConfig(max_num_batched_tokens=sequences * _PROMPT, max_num_seqs=sequences)
+    config = SchedulerConfig(max_num_batched_tokens=sequences * _PROMPT, max_num_seqs=sequences, step_time=0)
     scheduler = Scheduler(config, KvConfig(), executor.limits(), (), lookahead=1)
     left: SimpleQueue[int] = SimpleQueue()
 
