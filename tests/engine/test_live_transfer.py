@@ -102,11 +102,10 @@ def test_blocks_of_different_sizes(expected: list[list[int]], channel: str, mode
     ],
 )
 def test_buffers_far_smaller_than_the_load(expected: list[list[int]], channel: str, mode: str) -> None:
-    """Room for about one prompt at a time: hand-overs wait for it, and all come through."""
+    """Room for about one prompt at a time: hand-overs wait for it as long as they may, and all come through."""
     blocks = -(-max(len(prompt) for prompt in PROMPTS) // 64)
-    with Pair(
-        mode, channel, both=("--pd-buffer-size", str(blocks * block_bytes()), "--pd-pull-backpressure-reserve-pct", "0")
-    ) as pair:
+    small = ("--pd-buffer-size", str(blocks * block_bytes()), "--pd-pull-backpressure-reserve-pct", "0")
+    with Pair(mode, channel, both=small, sender=("--pd-room-wait", "30s")) as pair:
         with ThreadPoolExecutor(16) as pool:
             assert list(pool.map(pair.answer, PROMPTS)) == expected
         assert pair.sender.metric("waits_total") + pair.receiver.metric("waits_total") > 0
