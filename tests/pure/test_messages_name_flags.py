@@ -55,7 +55,7 @@ OF_ENGINES = {
     # Where the number of workers, or the devices of a plan for GPUs, are not given.
     "host/placement/policies/numa_bind.py": {"--workers", "--devices"},
     "host/placement/check.py": {"--strategy"},  # where devices are placed
-    "host/placement/variables.py": {"--local-rank"},
+    "host/placement/variables.py": {"--local-rank", "--vllm-version"},
 }
 
 
