@@ -370,3 +370,24 @@ def test_samplers_as_letters() -> None:
     assert ask(writer, samplers="edt", top_k=5).status_code == 200 and writer.requests[-1].params.top_k == 0
     assert ask(writer, samplers="edkypmxt", top_k=5).status_code == 200 and writer.requests[-1].params.top_k == 5
     assert ask(writer, samplers="ez").json()["error"]["param"] == "samplers"
+
+
+BEGUN = [{"role": "user", "content": "Give JSON."}, {"role": "assistant", "content": "Sure: "}]
+GOES_ON: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/chat/completions", {"continue_final_message": True}),
+    ("/v1/chat/completions", {"messages": [BEGUN[0], {**BEGUN[1], "prefix": True}]}),
+    ("/v1/messages", {"max_tokens": 100}),
+    ("/api/chat", {"stream": False}),
+]
+
+
+@pytest.mark.parametrize("template", ["<minimax:tool_call> <think>", "<think>"])
+@pytest.mark.parametrize(("path", "more"), GOES_ON)
+def test_an_answer_that_is_gone_on_with_is_content(path: str, more: dict[str, Any], template: str) -> None:
+    """Also by models whose thoughts are open from the start of an answer on."""
+    writer = Writer('{"a": 1}', template)
+    answer = writer.ask(path, {"model": "story-teller", "messages": BEGUN, **more}).json()
+    message = answer["choices"][0]["message"] if "choices" in answer else answer.get("message", answer)
+    content = message["content"]
+    assert (content if isinstance(content, str) else content[0]["text"]) == '{"a": 1}'
+    assert not (message.get("reasoning_content") or message.get("thinking"))

@@ -19,6 +19,7 @@ def call_grammar(
     offer: ToolOffer | None = None,
     *,
     prompt: str = "",
+    begun: str = "",
     thinking_budget: int | None = None,
     output: str | None = None,
     special_tokens: Mapping[str, int] | None = None,
@@ -26,7 +27,7 @@ def call_grammar(
     """A grammar in Lark for a message behind `prompt` such that `MessageParser` reads calls whose arguments fit their
     schemas, None where nothing needs to be bound.
 
-    `thinking_budget`: how many tokens thoughts have at most. `output`: a grammar in Lark for the content where nothing
+    `begun`: the beginning of the answer, with which the prompt ends. `thinking_budget`: how many tokens thoughts have at most. `output`: a grammar in Lark for the content where nothing
     is called. `special_tokens`: ids by text of the tokens that text never makes, without those that end an answer; a
     mark of the format that is among them is that token. UserError where a format cannot write what is offered.
     """
@@ -44,7 +45,7 @@ def call_grammar(
         )
     forms = None if calls is None else _describe(chosen, calls)
     message = _MessageWriter(lark, chosen, forms, bound, output, thinking_budget)
-    return lark.text(message.start(thoughts_begin(chosen.thoughts, prompt)))
+    return lark.text(message.start(thoughts_begin(chosen.thoughts, prompt, begun)))
 
 
 def binds_calls(offer: ToolOffer) -> bool:

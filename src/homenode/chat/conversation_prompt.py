@@ -57,6 +57,14 @@ def conversation_prompt(
     )
 
 
+def begun_answer(messages: Sequence[Mapping[str, Any]]) -> str:
+    """The text of the last message, which an answer goes on from."""
+    content = messages[-1].get("content") if messages else None
+    if isinstance(content, list):
+        return "".join(str(part.get("text", "")) for part in content)
+    return content if isinstance(content, str) else ""
+
+
 def _with_end(messages: Messages, end: str) -> Messages:
     """The messages with a mark at the end of the last text."""
     *before, last = messages

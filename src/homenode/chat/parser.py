@@ -9,7 +9,7 @@ from typing import Any
 from homenode.chat.choice import ChosenFormats
 from homenode.chat.syntax.parts import Delta, Message, join_deltas
 from homenode.chat.syntax.reader import Reader, Tools
-from homenode.chat.syntax.reasoning import RAW, Thoughts, is_open
+from homenode.chat.syntax.reasoning import RAW, Thoughts, begun_content, is_open
 from homenode.chat.syntax.source import Reading, TextSource
 from homenode.chat.syntax.writer import Writer
 
@@ -34,17 +34,21 @@ class MessageParser:
         *,
         raw_thoughts: bool = False,
         eager: bool = False,
+        begun: str = "",
         new_id: Callable[[], str] = new_call_id,
     ) -> None:
         """`prompt`: what the text goes on from, which may have opened thoughts. `tools`: as in a request; without any
         nothing is a call. `raw_thoughts`: thoughts stay in the content as they were written. `eager`: arguments are
-        shown as they come, because decoding is bound to make the call whole.
+        shown as they come, because decoding is bound to make the call whole. `begun`: what of the message is within
+        the prompt, which its text goes on from.
         """
         self._source, self._writer = TextSource(), Writer(new_id)
-        thoughts = Thoughts(
-            chosen.thoughts, is_open(chosen.thoughts, prompt), raw_thoughts or chosen.thoughts_name == RAW
-        )
+        begins_open = is_open(chosen.thoughts, prompt, begun)
+        raw, goes_on = raw_thoughts or chosen.thoughts_name == RAW, bool(begun.strip())
+        thoughts = Thoughts(chosen.thoughts, begins_open, raw, goes_on)
         reader = Reader(self._source, self._writer, thoughts, Tools(tools), eager)
+        if goes_on:
+            reader.go_on(begun_content(chosen.thoughts, begun))
         self._reading = _read(reader, chosen)
         next(self._reading, None)
 

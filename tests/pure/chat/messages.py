@@ -40,11 +40,12 @@ def parse(
     tools: list[dict[str, Any]] = TOOLS,
     raw: bool = False,
     eager: bool = False,
+    begun: str = "",
 ) -> Message:
     """The message of a text in format `name`; ids that are not in the text are a, b, c."""
     chosen = choose(template, tool_parser=name, reasoning_parser=thoughts)
     ids = iter("abcdefghijklmnopqrstuvwxyz" * 1000)
-    parser = MessageParser(chosen, prompt, tools, raw_thoughts=raw, eager=eager, new_id=lambda: next(ids))
+    parser = MessageParser(chosen, prompt, tools, raw_thoughts=raw, eager=eager, begun=begun, new_id=lambda: next(ids))
     deltas = []
     for piece in [text] if isinstance(text, str) else text:
         deltas += parser.feed(piece)

@@ -41,6 +41,9 @@ class Case:
     ids: list[str] | None = None
 
 
+_QWEN = "<tool_call>\n<function=book_seat>\n<parameter=train>\n"
+_QWEN_END = "</function>\n</tool_call>"
+
 CASES = [
     Case(
         "a call",
@@ -607,6 +610,48 @@ CASES = [
             ("pythonic", '[book_seat(train="x\\xVALUE)]'),
         )
     ),
+    *(
+        Case(f"a value without an end, {label}", name, text, calls=SEATED)
+        for label, name, text in (
+            ("another behind it", "qwen3_coder", f"{_QWEN}ICE 5\n<parameter=seats>\n2\n</parameter>\n{_QWEN_END}"),
+            ("on one line", "qwen3_coder", f"{_QWEN}ICE 5<parameter=seats>2</parameter>{_QWEN_END}"),
+            ("nor the last", "qwen3_coder", f"{_QWEN}ICE 5\n<parameter=seats>\n2\n{_QWEN_END}"),
+            ("nor the function", "qwen3_coder", f"{_QWEN}ICE 5\n<parameter=seats>\n2\n</tool_call>"),
+            ("and the text ends", "qwen3_coder", f"{_QWEN}ICE 5\n<parameter=seats>\n2\n</function>"),
+            (
+                "another behind it",
+                "glm45",
+                "<tool_call>book_seat\n<arg_key>train</arg_key>\n<arg_value>ICE 5\n<arg_key>seats</arg_key>\n"
+                "<arg_value>2</tool_call>",
+            ),
+            (
+                "another behind it",
+                "minimax_m2",
+                '<minimax:tool_call>\n<invoke name="book_seat">\n<parameter name="train">ICE 5\n'
+                '<parameter name="seats">2\n</invoke>\n</minimax:tool_call>',
+            ),
+            (
+                "another behind it",
+                "kimi_k3",
+                '<|open|>tools<|sep|><|open|>call tool="book_seat" index="1"<|sep|>'
+                '<|open|>argument key="train" type="string"<|sep|>ICE 5<|open|>argument key="seats" type="number"<|sep|>'
+                "2<|close|>call<|sep|><|close|>tools<|sep|>",
+            ),
+        )
+    ),
+    *(
+        Case(f"a value that holds {label}", "qwen3_coder", f"{_QWEN}{text}\n</parameter>\n{_QWEN_END}", calls=calls)
+        for label, text, calls in (
+            (
+                "a call",
+                "<function=x>\n<parameter=seats>\n2",
+                [("book_seat", {"train": "<function=x>\n<parameter=seats>\n2"})],
+            ),
+            ("a tag of no parameter", "a\n<parameter=x>\n2", [("book_seat", {"train": "a\n<parameter=x>\n2"})]),
+            ("its own tag", "a\n<parameter=train>\n2", [("book_seat", {"train": "a\n<parameter=train>\n2"})]),
+            ("an end alone", "a</function> b", [("book_seat", {"train": "a</function> b"})]),
+        )
+    ),
 ]
 
 
@@ -619,6 +664,51 @@ def test_a_text_is_understood(case: Case) -> None:
     if case.ids is not None:
         assert [call.id for call in whole.calls] == case.ids
     assert parse(list(case.text), case.format) == whole
+
+
+def _typed(kinds: Any, value: str) -> Any:
+    """What an argument of these types becomes that is written as a text between tags."""
+    schema = {"type": "object", "properties": {"train": {"type": kinds}}}
+    tools = [{"type": "function", "function": {"name": "book_seat", "parameters": schema}}]
+    [call] = parse(f"{_QWEN}{value}\n</parameter>\n{_QWEN_END}", "qwen3_coder", tools=tools).calls
+    return json.loads(call.arguments)["train"]
+
+
+@pytest.mark.parametrize(
+    ("kinds", "value", "wanted"),
+    [
+        ("int", "5", 5),
+        ("INTEGER", "5", 5),
+        ("bool", "true", True),
+        ("list", "[1]", [1]),
+        ("list[str]", '["a"]', ["a"]),
+        ("dict", "{'a': 1}", {"a": 1}),
+        ("float", "5", 5),
+        ("str", "5", "5"),
+        (["int", "none"], "None", None),
+        ("Optional[int]", "5", 5),
+        ("string|int", "5", 5),
+        ("number", ".5", 0.5),
+        ("number", "-.5e3", -500),
+        ("number", "5.", 5),
+        ("integer", "+5", 5),
+        ("integer", "007", 7),
+        ("integer", "1_000", 1000),
+        ("integer", "null", None),
+        ("number", "1.2.3", "1.2.3"),
+        ("number", ".", "."),
+        ("colour", "5", "5"),
+    ],
+)
+def test_a_text_has_the_type_of_its_parameter(kinds: Any, value: str, wanted: Any) -> None:
+    found = _typed(kinds, value)
+    assert (found, type(found)) == (wanted, type(wanted)) or (found == wanted and not isinstance(wanted, bool | str))
+
+
+def test_where_decoding_is_bound_no_end_is_missing() -> None:
+    text = f"{_QWEN}a\n<parameter=seats>\n2\n</parameter>\n{_QWEN_END}"
+    [call] = parse(text, "qwen3_coder", eager=True).calls
+    assert json.loads(call.arguments) == {"train": "a\n<parameter=seats>\n2"}
 
 
 def test_thoughts_of_harmony_are_a_channel() -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from homenode.chat.formats import all_formats
+from homenode.chat.grammars.thoughts import ThoughtsBegin, thoughts_begin
+from homenode.chat.syntax.reasoning import FORMS
 from homenode.errors import UserError
 
 from .messages import parse
@@ -58,6 +61,53 @@ def test_a_call_within_thoughts_is_a_thought(raw: bool) -> None:
     assert len(message.calls) == 1
     assert message.reasoning == ("" if raw else CALL)
     assert message.content == (f"<think>{CALL}</think>" if raw else "")
+
+
+# The beginning of an answer, what the model writes behind it, and the thoughts and the content of that.
+BEGUN = [
+    ("Sure: ", ' {"a": 1}\n', "", ' {"a": 1}\n'),
+    ("Sure", "BEGIN not a thought", "", "BEGIN not a thought"),
+    ("BEGINhm,", " so\nEND\nYes", " so", "Yes"),
+    ("\nBEGINhm", "", "", ""),
+    ("BEGINhm\nEND\n\nYes,", " and no", "", " and no"),
+    ("BEGINhmEND", "\n\nYes", "", "Yes"),
+]
+
+
+@pytest.mark.parametrize("form", [name for name, form in FORMS.items() if form.begin])
+@pytest.mark.parametrize(("begun", "text", "reasoning", "content"), BEGUN)
+def test_behind_words_of_an_answer_no_thoughts_are_open(
+    form: str, begun: str, text: str, reasoning: str, content: str
+) -> None:
+    marks = FORMS[form]
+    begun, text, content = (
+        one.replace("BEGIN", marks.begin).replace("END", marks.end) for one in (begun, text, content)
+    )
+    if marks.anywhere and marks.begin in text:
+        return  # such a mark opens thoughts wherever it is
+    for name in (known.name for known in all_formats()):
+        message = parse(text, name, thoughts=form, prompt=f"Give JSON.{begun}", begun=begun)
+        assert (message.reasoning, message.content) == (reasoning, content), name
+        assert parse(list(text), name, thoughts=form, prompt=f"Give JSON.{begun}", begun=begun) == message
+    opened = bool(reasoning) or ("hm" in begun and marks.end not in begun)
+    wanted = ThoughtsBegin.OPEN if opened and marks.begin in begun else ThoughtsBegin.CLOSED
+    assert thoughts_begin(marks, f"Give JSON.{begun}", begun) is wanted
+
+
+def test_a_begun_block_of_code_holds_no_call_and_ends() -> None:
+    for begun, calls in (("See:\n```json\n", 1), ("See:\n", 2), ("```\na\n```\n", 2)):
+        message = parse(f"{CALL}\n```\n{CALL}" if calls == 1 else f"{CALL}\n{CALL}", "hermes", begun=begun)
+        assert len(message.calls) == calls, begun
+
+
+@pytest.mark.parametrize("name", [known.name for known in all_formats() if known.name != "openai"])
+@pytest.mark.parametrize("form", [name for name, form in FORMS.items() if form.opened])
+def test_open_thoughts_are_given_once(name: str, form: str) -> None:
+    for text, reasoning, content in (("N|", "N|", ""), ("a</think>N|", "a", "N|"), ("all\nN|", "all\nN|", "")):
+        for eager in (False, True):
+            message = parse(text, name, thoughts=form, eager=eager)
+            assert (message.reasoning, message.content) == (reasoning, content)
+            assert parse(list(text), name, thoughts=form, eager=eager) == message
 
 
 def test_a_name_that_there_is_not_is_refused_with_those_there_are() -> None:

@@ -44,12 +44,16 @@ def _describe(writer: CallWriter) -> CallForms:
 
 
 def _read_parts(reader: Reader) -> Reading[None]:
-    yield from reader.source.accept(_PART.text)  # which the prompt ends with
-    while True:
-        if not (yield from _read_part(reader)):
-            reader.give_back()
-        if not (yield from reader.read_content((_PART,))):
-            return
+    if not reader.goes_on:
+        yield from reader.source.accept(_PART.text)  # which the prompt ends with
+        yield from _read_part_or_text(reader)
+    while (yield from reader.read_content((_PART,))):
+        yield from _read_part_or_text(reader)
+
+
+def _read_part_or_text(reader: Reader) -> Reading[None]:
+    if not (yield from _read_part(reader)):
+        reader.give_back()
 
 
 def _read_part(reader: Reader) -> Reading[bool]:

@@ -15,7 +15,7 @@ from homenode.chat.grammars.typed_texts import LineBreaks, typed_text
 from homenode.chat.syntax.reader import Marker, Reader
 from homenode.chat.syntax.sections import read_sections
 from homenode.chat.syntax.source import Reading
-from homenode.chat.syntax.typed_values import TypedArguments
+from homenode.chat.syntax.typed_values import ArgumentMarks, TypedArguments
 
 _NAME = re.compile(r"[^<>\n]+")
 
@@ -35,6 +35,14 @@ class _ArgumentTags:
 
     def end(self, name: str) -> str:
         return f"</{name}{self.suffix}>"
+
+    @property
+    def arguments(self) -> ArgumentMarks:
+        """The tags around arguments."""
+        begin, end = self.begin("tool_call"), self.end("tool_call")
+        return ArgumentMarks(
+            self.begin("arg_key"), self.end("arg_key"), self.end("arg_value"), (end,), (begin,), closings=(end,)
+        )
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -65,21 +73,20 @@ def _read_call(tags: _ArgumentTags, reader: Reader) -> Reading[bool]:
     if not attempt.can_be_called(name) or not (yield from source.accept(tags.separator)):
         return False
     attempt.name = name
-    arguments = TypedArguments(source, attempt)
-    key_begin, end = tags.begin("arg_key"), tags.end("tool_call")
+    marks = tags.arguments
+    arguments = TypedArguments(source, attempt, marks)
     while True:
         yield from source.skip_space()
-        if (yield from source.accept(key_begin)):
+        if (yield from source.accept(marks.name_begin)):
             key = (yield from source.read_run(_NAME)).strip()
-            if not (yield from source.accept(tags.end("arg_key"))):
+            if not (yield from source.accept(marks.name_end)):
                 return False
             yield from source.skip_space()
-            kinds, value_end = reader.tools.types(name, key), tags.end("arg_value")
-            if not (yield from source.accept(tags.begin("arg_value"))) or not (
-                yield from arguments.read(key, kinds, value_end, (key_begin, end), lines=False)
-            ):
+            if not (yield from source.accept(tags.begin("arg_value"))):
                 return False
-        elif (yield from source.accept(end)):
+            if not (yield from arguments.read(key, reader.tools.types(name, key), lines=False)):
+                return False
+        elif (yield from source.accept(tags.end("tool_call"))):
             arguments.end()
             return True
         else:

@@ -25,7 +25,9 @@ _LONGEST_HEADER = 1000
 
 def _read(reader: Reader) -> Reading[None]:
     source = reader.source
-    begins: tuple[str, ...] = (_START, _CHANNEL, _MESSAGE, " to=", "to=")  # the prompt ends behind the role
+    begins: tuple[str, ...] = (_START, _CHANNEL)
+    if not reader.goes_on:
+        begins = (*begins, _MESSAGE, " to=", "to=")  # the prompt ends behind the role
     while (yield from source.peek()):
         source.forget()
         begun, begins = begins, (_START, _CHANNEL)

@@ -17,7 +17,7 @@ from homenode.chat.grammars.typed_texts import LineBreaks, json_value, marked_te
 from homenode.chat.syntax.reader import Marker, Reader
 from homenode.chat.syntax.schema_types import STRING, types_of
 from homenode.chat.syntax.source import Reading
-from homenode.chat.syntax.typed_values import TypedArguments
+from homenode.chat.syntax.typed_values import ArgumentMarks, TypedArguments
 
 _NAME = re.compile(r"[^\"<>\n]+")
 
@@ -43,6 +43,12 @@ class _Tags:
     @property
     def parameter(self) -> str:
         return f'<{self.prefix}{self.parameter_name} name="'
+
+    @property
+    def arguments(self) -> ArgumentMarks:
+        """The tags around arguments."""
+        begins, closings = tuple(filter(None, (self.invoke, self.begin))), tuple(filter(None, (self.end,)))
+        return ArgumentMarks(self.parameter, '"', self.parameter_end, (self.invoke_end,), begins, closings)
 
     @property
     def parameter_end(self) -> str:
@@ -80,8 +86,7 @@ def _read_invocation(tags: _Tags, reader: Reader) -> Reading[bool]:
     if not (yield from source.accept('">')) or not attempt.can_be_called(name):
         return False
     attempt.name = name
-    arguments = TypedArguments(source, attempt)
-    end = tags.invoke_end
+    arguments = TypedArguments(source, attempt, tags.arguments)
     while True:
         yield from source.skip_space()
         if (yield from source.accept(tags.parameter)):
@@ -90,13 +95,12 @@ def _read_invocation(tags: _Tags, reader: Reader) -> Reading[bool]:
             if kind is None:
                 return False
             kinds = STRING if "true" in kind else None if "false" in kind else reader.tools.types(name, key)
-            followers = (tags.parameter, end)
-            closing, lines = tags.parameter_end, bool(tags.begin) and "string" not in kind
+            lines, end = bool(tags.begin) and "string" not in kind, ""
             if not tags.begin and (yield from source.accept(_CDATA)):
-                closing = _CDATA_END + closing
-            if not (yield from arguments.read(key, kinds, closing, followers, lines=lines)):
+                end = _CDATA_END + tags.parameter_end
+            if not (yield from arguments.read(key, kinds, end=end, lines=lines)):
                 return False
-        elif (yield from source.accept(end)):
+        elif (yield from source.accept(tags.invoke_end)):
             arguments.end()
             return True
         else:

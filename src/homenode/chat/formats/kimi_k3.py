@@ -14,13 +14,14 @@ from homenode.chat.syntax.call_objects import read_arguments
 from homenode.chat.syntax.reader import Attempt, Marker, Reader
 from homenode.chat.syntax.schema_types import STRING, types_of
 from homenode.chat.syntax.source import Reading
-from homenode.chat.syntax.typed_values import TypedArguments
+from homenode.chat.syntax.typed_values import ArgumentMarks, TypedArguments
 
 _OPEN, _CLOSE, _SEPARATOR = "<|open|>", "<|close|>", "<|sep|>"
 _BEGIN, _END = Marker(f"{_OPEN}tools{_SEPARATOR}"), f"{_CLOSE}tools{_SEPARATOR}"
 _CALL, _CALL_END = f'{_OPEN}call tool="', f"{_CLOSE}call{_SEPARATOR}"
 _ARGUMENT, _ARGUMENT_END = f'{_OPEN}argument key="', f"{_CLOSE}argument{_SEPARATOR}"
 _OBJECT, _OBJECT_END = f'{_OPEN}json type="object"{_SEPARATOR}', f"{_CLOSE}json{_SEPARATOR}"
+_MARKS = ArgumentMarks(_ARGUMENT, '"', _ARGUMENT_END, (_CALL_END,), (_BEGIN.text, _CALL), closings=(_END,))
 _TEXT = 'type="string"'
 _VALUE, _ATTRIBUTES = re.compile(r"[^\"<>\n]+"), re.compile(r"[^<\n]+")
 _KEY = re.compile(r"[^\"<>&\n]+")  # as a grammar writes it, without escapes
@@ -43,7 +44,7 @@ def _read_call(reader: Reader) -> Reading[bool]:
     if name is None or not attempt.can_be_called(name):
         return False
     attempt.name = name
-    arguments = TypedArguments(source, attempt)
+    arguments = TypedArguments(source, attempt, _MARKS)
     while True:
         yield from source.skip_space()
         if (yield from source.accept(_OBJECT)):
@@ -53,7 +54,7 @@ def _read_call(reader: Reader) -> Reading[bool]:
             if key is None:
                 return False
             kinds = STRING if _TEXT in others else None if "type=" in others else reader.tools.types(name, key)
-            if not (yield from arguments.read(key, kinds, _ARGUMENT_END, (_ARGUMENT, _CALL_END), lines=False)):
+            if not (yield from arguments.read(key, kinds, lines=False)):
                 return False
         elif (yield from source.accept(_CALL_END)):
             arguments.end()

@@ -12,13 +12,16 @@ from homenode.chat.grammars.parameters import CallableTool, ToolParameter
 from homenode.chat.grammars.typed_texts import LineBreaks, typed_text
 from homenode.chat.syntax.reader import Marker, Reader
 from homenode.chat.syntax.source import Reading
-from homenode.chat.syntax.typed_values import TypedArguments
+from homenode.chat.syntax.typed_values import ArgumentMarks, TypedArguments
 
 _CALLS = ("<tool_call>", "<seed:tool_call>")
 _CALL_ENDS = ("</tool_call>", "</seed:tool_call>")
 _LINE = "\n"
 _FUNCTION, _FUNCTION_END = "<function=", "</function>"
 _PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
+_MARKS = ArgumentMarks(
+    _PARAMETER, ">", _PARAMETER_END, (_FUNCTION_END, *_CALL_ENDS), (_FUNCTION, *_CALLS), closings=_CALL_ENDS
+)
 _MARKERS = (*map(Marker, _CALLS), Marker(_FUNCTION, on_new_line=True))
 _NAME = re.compile(r"[^<>\n]+")
 
@@ -44,16 +47,14 @@ def _read_function(reader: Reader) -> Reading[bool]:
     if not (yield from source.accept(">")) or not attempt.can_be_called(name):
         return False
     attempt.name = name
-    arguments = TypedArguments(source, attempt)
+    arguments = TypedArguments(source, attempt, _MARKS)
     while True:
         yield from source.skip_space()
         if (yield from source.accept(_PARAMETER)):
             key = (yield from source.read_run(_NAME)).strip()
             if not (yield from source.accept(">")):
                 return False
-            kinds = reader.tools.types(name, key)
-            ends = (_PARAMETER, _FUNCTION_END, *_CALL_ENDS)
-            if not (yield from arguments.read(key, kinds, _PARAMETER_END, ends)):
+            if not (yield from arguments.read(key, reader.tools.types(name, key))):
                 return False
         elif (yield from source.accept_one((_FUNCTION_END, *_CALL_ENDS))):
             arguments.end()

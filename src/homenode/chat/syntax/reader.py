@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from homenode.chat.syntax.reasoning import Thoughts
-from homenode.chat.syntax.schema_types import Types, property_types
+from homenode.chat.syntax.schema_types import Types, property_names, property_types
 from homenode.chat.syntax.source import Reading, TextSource
 from homenode.chat.syntax.writer import Writer
 
@@ -53,6 +53,10 @@ class Tools:
         """That of a tool's parameters, empty where it is not known."""
         return self._parameters.get(name, {})
 
+    def parameters(self, name: str) -> frozenset[str]:
+        """The names of a tool's parameters, as far as its schema has them."""
+        return property_names(self._parameters.get(name))
+
     def types(self, name: str, parameter: str) -> Types:
         """The JSON types of a parameter, any where nothing is said of it."""
         return property_types(self._parameters.get(name), parameter)
@@ -66,8 +70,17 @@ class Reader:
     ) -> None:
         """`eager`: calls are shown as soon as their names are known, because decoding is bound to make them whole."""
         self.source, self.writer, self.thoughts, self.tools, self.eager = source, writer, thoughts, tools, eager
-        # Whether only white space is before, on this line; in a code block.
-        self.on_new_line, self._fenced = (True, False)
+        # Whether only white space is before, on this line; in a code block; the message has begun already.
+        self.on_new_line, self._fenced, self.goes_on = True, False, False
+
+    def go_on(self, content: str | None) -> None:
+        """The message goes on behind this content, or behind thoughts where it is None."""
+        self.writer.go_on(content)
+        self.goes_on = bool(content and content.strip())
+        for line in (content or "").splitlines(keepends=True):
+            if line.lstrip().startswith(_FENCE):
+                self._pass_fence(line.lstrip()[len(_FENCE) :])
+            self.on_new_line = line.endswith(("\n", "\r")) or not line.strip()
 
     def read_content(self, markers: Sequence[Marker] = ()) -> Reading[Marker | None]:
         """Write content up to one of the markers, which is taken; None at the end. Thoughts on the way are written as
@@ -114,6 +127,10 @@ class Reader:
             self._write(run)
         self._fenced = not blank if self._fenced else not ticks
 
+    def _pass_fence(self, rest: str) -> None:
+        """As `_read_fence`, of a line whose text behind the backticks is known."""
+        self._fenced = bool(rest.strip()) if self._fenced else "`" not in rest
+
     def _write(self, text: str) -> None:
         self.writer.write_content(text)
         last = text.rpartition("\n")
@@ -154,6 +171,11 @@ class Attempt:
     def has_arguments(self) -> bool:
         """Whether any were written."""
         return self._held > 0
+
+    @property
+    def parameters(self) -> frozenset[str]:
+        """The names that the schema of the tool has."""
+        return frozenset() if self.name is None else self._reader.tools.parameters(self.name)
 
     def can_be_called(self, name: str) -> bool:
         """Whether a call may have this name."""

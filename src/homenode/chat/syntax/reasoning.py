@@ -88,24 +88,45 @@ FORMS: dict[str, ThoughtForm] = {
 }
 
 
-def is_open(form: ThoughtForm, prompt: str) -> bool:
+def is_open(form: ThoughtForm, prompt: str, begun: str = "") -> bool:
     """Whether a text behind `prompt` begins inside thoughts. What other turns wrote does not matter, as their thoughts
-    are closed.
+    are closed. `begun`: the beginning of the answer, with which the prompt ends.
     """
     if not form.begin:
         return False
+    if begun.strip():
+        return begun_content(form, begun) is None
     opened, closed = prompt.rfind(form.begin), prompt.rfind(form.end)
     if opened > closed:
         return not prompt[opened + len(form.begin) :].strip()
     return form.opened and not (closed >= 0 and not prompt[closed + len(form.end) :].strip())
 
 
+def begun_content(form: ThoughtForm, begun: str) -> str | None:
+    """The content of an answer whose beginning is `begun`, which is not blank; None where that ends within thoughts.
+    Thoughts are open where the beginning itself opens them: behind words of an answer a model has no other thoughts.
+    """
+    opened, closed = begun.rfind(form.begin), begun.rfind(form.end)
+    if not form.begin:
+        return begun
+    if form.anywhere:
+        return None if opened > closed else begun[closed + len(form.end) :] if closed >= 0 else begun
+    if not form.opened and not begun.lstrip().startswith(form.begin):
+        return begun
+    thoughts, found, content = begun.partition(form.end)
+    if found:
+        return content
+    return None if thoughts.lstrip().startswith(form.begin) else begun
+
+
 class Thoughts:
     """The thoughts of one message."""
 
-    def __init__(self, form: ThoughtForm, begins_open: bool, raw: bool = False) -> None:
-        """`raw`: thoughts are written as content, markers included; calls within them are none even so."""
-        self._form, self._open, self.raw = form, begins_open, raw
+    def __init__(self, form: ThoughtForm, begins_open: bool, raw: bool = False, goes_on: bool = False) -> None:
+        """`raw`: thoughts are written as content, markers included; calls within them are none even so. `goes_on`: the
+        message has begun already, so that its text does not begin with a mark, or white space before one.
+        """
+        self._form, self._open, self.raw, self._goes_on = form, begins_open, raw, goes_on
         self.markers: tuple[str, ...] = (() if raw else form.wrappers) + ((form.begin,) if form.anywhere else ())
 
     def read_first(self, source: TextSource, writer: Writer) -> Reading[bool]:
@@ -115,6 +136,10 @@ class Thoughts:
         if not self._form.begin:
             return False
         source.forget()
+        if self._goes_on:
+            if self._open:
+                yield from self._read(source, writer)
+            return self._open
         yield from source.skip_space()
         if (yield from source.accept(self._form.begin)) or self._open:
             yield from self._read(source, writer)
@@ -130,23 +155,27 @@ class Thoughts:
             yield from self._read(source, writer)
 
     def _read(self, source: TextSource, writer: Writer) -> Reading[None]:
-        """Write thoughts to their end."""
+        """Write thoughts to their end. What was written is not in the source's memory, from which whoever reads on may
+        give text back.
+        """
         write = writer.write_content if self.raw else writer.write_thoughts
+        begin = source.taken()
         if self.raw:
-            write(source.taken())  # the marker
+            write(begin)
         plain = _not(self._form.end[0])
         while (yield from source.peek()):
-            source.forget()
-            if run := source.take_run(plain):
-                write(run)
+            if source.take_run(plain):
+                write(source.taken())
             elif (yield from source.accept(self._form.end)):
+                end = source.taken()
                 if self.raw:
-                    write(source.taken())
+                    write(end)
                 else:
                     writer.end_thoughts()
                 return
             else:
-                write(source.take())
+                source.take()
+                write(source.taken())
 
 
 @functools.lru_cache(maxsize=64)

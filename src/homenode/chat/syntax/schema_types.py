@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import reduce
 from typing import Any
 
+from homenode.json_types import standard_types
+
 Types = frozenset[str] | None  # None: any
 STRING: Types = frozenset(("string",))
 KINDS = {"{": "object", "[": "array", '"': "string", "t": "boolean", "f": "boolean", "n": "null"}
@@ -58,9 +60,9 @@ def _types(schema: Any, root: Any, known: dict[int, Types]) -> Types:
         found.append(_types(resolve(schema, root), root, known))
     kinds = schema.get("type")
     if isinstance(kinds, str):
-        found.append(frozenset((kinds,)))
+        found.append(standard_types(kinds))
     elif isinstance(kinds, list):
-        found.append(frozenset(kind for kind in kinds if isinstance(kind, str)))
+        found.append(_any(standard_types(kind) for kind in kinds if isinstance(kind, str)))
     values = schema.get("enum", [schema["const"]] if "const" in schema else None)
     if isinstance(values, list) and values:
         found.append(frozenset(KINDS.get(json.dumps(value)[:1], "number") for value in values))
@@ -97,7 +99,16 @@ def property_types(root: Any, name: str) -> Types:
     return _any(found) if found else None
 
 
+def property_names(root: Any) -> frozenset[str]:
+    """The names that the objects that `root` allows have by it."""
+    return frozenset(name for properties in _property_tables(root) for name in properties)
+
+
 def _properties(root: Any, name: str) -> Iterator[Any]:
+    return (table[name] for table in _property_tables(root) if name in table)
+
+
+def _property_tables(root: Any) -> Iterator[Mapping[str, Any]]:
     left, seen = [root], set[int]()
     while left and len(seen) < _MOST:
         schema = left.pop()
@@ -105,8 +116,8 @@ def _properties(root: Any, name: str) -> Iterator[Any]:
             continue
         seen.add(id(schema))
         properties = schema.get("properties")
-        if isinstance(properties, Mapping) and name in properties:
-            yield properties[name]
+        if isinstance(properties, Mapping):
+            yield properties
         if "$ref" in schema:
             left.append(resolve(schema, root))
         for word in ("allOf", "anyOf", "oneOf"):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Iterable
+from collections.abc import Collection, Generator, Iterable
 from typing import TypeVar
 
 Result = TypeVar("Result")
 Reading = Generator[None, None, Result]  # what parsers are: each yield asks for more text
+_NO_SPACE = re.compile(r"[^ \t\r\n]")
 _SPACE = re.compile(r"[ \t\r\n]+")
 
 
@@ -66,6 +67,32 @@ class TextSource:
             here = self._text[self._at : self._at + len(literal)]
             if len(here) == len(literal) or self._ended or not literal.startswith(here):
                 return here == literal
+            yield
+
+    def looking_at_one(self, literals: Iterable[str]) -> Reading[str | None]:
+        """The first of the literals that the text goes on with."""
+        for literal in literals:
+            if (yield from self.looking_at(literal)):
+                return literal
+        return None
+
+    def looking_at_pair(self, first: str, others: Collection[str]) -> Reading[bool]:
+        """Whether the text goes on with `first` and, behind white space, with one of `others`, or its end."""
+        if not (yield from self.looking_at(first)):
+            return False
+        behind = len(first)
+        while not (found := _NO_SPACE.search(self._text, self._at + behind)):
+            behind = len(self._text) - self._at
+            if self._ended:
+                return True
+            yield
+        behind = found.start() - self._at
+        while True:
+            here = self._text[self._at + behind : self._at + behind + max(map(len, others))]
+            if any(here.startswith(other) for other in others):
+                return True
+            if self._ended or not any(other.startswith(here) for other in others):
+                return False
             yield
 
     def accept(self, literal: str) -> Reading[bool]:

@@ -25,6 +25,11 @@ class Writer:
         self._calls = 0
         self._ids: set[str] = set()
 
+    def go_on(self, content: str | None) -> None:
+        """The message goes on behind this content, or behind thoughts where it is None."""
+        self._has_content, self._has_thoughts = bool(content and content.strip()), content is None
+        self._behind_thoughts = content is not None and not content.strip("\r\n")
+
     def take(self) -> list[Delta]:
         """The deltas since the last time."""
         deltas, self._deltas = self._deltas, []

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from homenode.chat.call_grammar import binds_calls
-from homenode.chat.conversation_prompt import TemplateConversation
+from homenode.chat.conversation_prompt import TemplateConversation, begun_answer
 from homenode.chat.offer import ToolOffer, ToolUse
 from homenode.chat.sent_texts import SentText
 from homenode.chat.switches import same_switch, thinking_values
@@ -73,6 +73,11 @@ class ConversationRequest:
     def callable_tools(self) -> list[dict[str, Any]]:
         """Those that it may call."""
         return self.offer.tools if self.offer and self.offer.use is not ToolUse.NONE else []
+
+    @property
+    def begun(self) -> str:
+        """The beginning of the answer, with which the prompt ends."""
+        return begun_answer(self.messages) if self.continue_final and self.text is None else ""
 
 
 class Conversation:
@@ -140,6 +145,7 @@ async def conversation_grammar(state: ServerState, request: ConversationRequest,
         output=request.output,
         output_param=request.output_param,
         thinking_budget=request.thinking_budget,
+        begun=request.begun,
     )
 
 
@@ -154,6 +160,7 @@ def _reader(request: ConversationRequest, formats: ConversationFormats, prompt: 
         raw_thoughts=request.raw_thoughts,
         parallel=offer is None or offer.parallel,
         eager=offer is not None and binds_calls(offer),
+        begun=request.begun,
     )
 
 

@@ -27,9 +27,11 @@ async def message_grammar(
     output: GrammarSpec | None = None,
     output_param: str = "response_format",
     thinking_budget: int | None = None,
+    begun: str = "",
 ) -> str | None:
     """For `SamplingParams.grammar`; None where nothing is bound. `prompt`: the rendered conversation. `output`: what
-    the content has to be, which came by the field `output_param`.
+    the content has to be, which came by the field `output_param`. `begun`: the beginning of the answer, with which the
+    prompt ends.
 
     Raises ApiError 400.
     """
@@ -44,6 +46,7 @@ async def message_grammar(
             formats.chosen,
             None if offer is None else dataclasses.replace(offer, tools=[_with_bounds(tool) for tool in offer.tools]),
             prompt=prompt,
+            begun=begun,
             thinking_budget=thinking_budget,
             output=content,
             special_tokens=state.grammars.special_tokens if content or offer or thinking_budget is not None else None,

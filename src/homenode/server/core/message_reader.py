@@ -88,9 +88,11 @@ class MessageReader:
         raw_thoughts: bool = False,
         parallel: bool = True,
         eager: bool = False,
+        begun: str = "",
     ) -> MessageReader:
         """As `MessageParser`."""
-        parser = MessageParser(chosen, prompt[-_PROMPT_END:], tools, raw_thoughts=raw_thoughts, eager=eager)
+        end = prompt[-_PROMPT_END:]
+        parser = MessageParser(chosen, end, tools, raw_thoughts=raw_thoughts, eager=eager, begun=begun)
         return MessageReader(parser, parallel=parallel)
 
     def read(self, event: GenerationEvent) -> MessageEvent:
