@@ -5,6 +5,7 @@
      |   +- CheckpointError   a model file is damaged, hostile or not what it says
      |   +- UnsupportedError  well formed, but not something homenode can do (yet)
      |   +- CapacityError     it can never fit; the numbers are in the message
+     |   |   +- ContextLengthError  a prompt that is longer than the context, or than memory holds of it
      |   +- PlacementError    no plan can be made, or none can be trusted; carries a code, what was seen, what was
      |                        wanted and the remedy
      +- HostError       the machine refused (a system call, a missing tool, too little memory)
@@ -26,6 +27,7 @@ from __future__ import annotations
 __all__ = [
     "CapacityError",
     "CheckpointError",
+    "ContextLengthError",
     "HomenodeError",
     "HostError",
     "InternalError",
@@ -70,6 +72,12 @@ class UnsupportedError(UserError):
 
 class CapacityError(UserError):
     """A request or a setting that can never fit the memory or the limits there are."""
+
+
+class ContextLengthError(CapacityError):
+    """A prompt that is longer than the context of the model, or than this engine has room for. The message has the
+    words by which programs know to shorten a conversation: "maximum context length is N tokens".
+    """
 
 
 class PlacementError(UserError):

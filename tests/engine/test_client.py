@@ -200,7 +200,7 @@ async def test_signals_are_for_the_front(toy: Path) -> None:
 async def test_a_request_that_cannot_fit_is_refused(toy: Path) -> None:
     async with started(config_for(toy)) as client:
         refused = await collect(client.submit(request(1, prompt=[7] * 100_000)))
-        assert refused[-1].error_kind == "CapacityError"
+        assert refused[-1].error_kind == "ContextLengthError"
         assert len(await collect(client.submit(request(2)))) == 5
 
 

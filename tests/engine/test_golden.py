@@ -166,7 +166,7 @@ def test_company_changes_nothing(
 def test_what_cannot_run_is_refused_and_harms_nobody(backend: str, toy: Path) -> None:
     engine = LocalEngine(config_for(toy, backend=backend))
     try:
-        wrong = {(1,) * 256: "CapacityError", (128,): "UserError", (-1,): "UserError", (): "UserError"}
+        wrong = {(1,) * 256: "ContextLengthError", (128,): "UserError", (-1,): "UserError", (): "UserError"}
         prompts = [list(prompt) for prompt in wrong] + [[5, 6]]
         *refused, fine = run_all(engine, prompts, [greedy(4)] * len(prompts))
         assert [outputs[-1].error_kind for outputs in refused] == list(wrong.values())

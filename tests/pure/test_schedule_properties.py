@@ -20,7 +20,7 @@ from tests.pure.schedule_bench import BLOCK_BYTES, Bench, limits_of
 
 _STEMS = [[random.Random(7 * n).randrange(40) for _ in range(60)] for n in range(4)]  # beginnings that prompts share
 # How a request may end; the last: its deadline.
-_BORNE = ("CapacityError", "OverloadedError", "WorkerLostError", "UserError")
+_BORNE = ("CapacityError", "ContextLengthError", "OverloadedError", "WorkerLostError", "UserError")
 # Stages, lookahead, faults: only one stage has a step made ahead.
 _ONE_STAGE = [(1, 0, False), (1, 0, True), (1, 1, False), (1, 1, True)]
 

@@ -28,13 +28,34 @@ def test_settings_that_contradict_each_other_are_named_with_their_numbers() -> N
 @pytest.mark.parametrize(
     ("prompt", "params", "kind", "numbers"),
     [
-        ([1] * 64, {}, "CapacityError", ["64 tokens", "at most 64", "--max-model-len", "63 tokens or fewer"]),
-        ([1] * 48, {}, "CapacityError", ["48 tokens", "13 KV blocks of 4", "there are 12", "--kv-cache-memory"]),
+        (
+            [1] * 64,
+            {},
+            "ContextLengthError",
+            ["64 tokens", "maximum context length is 64 tokens", "--max-model-len", "63 tokens or fewer"],
+        ),
+        (
+            [1] * 48,
+            {},
+            "ContextLengthError",
+            [
+                "48 tokens",
+                "maximum context length is 47 tokens",
+                "13 KV blocks of 4",
+                "there are 12",
+                "--kv-cache-memory",
+            ],
+        ),
         (
             [1] * 33,
             {},
-            "CapacityError",
-            ["33 tokens", "at most 32", "--max-num-batched-tokens", "--no-enable-chunked-prefill"],
+            "ContextLengthError",
+            [
+                "33 tokens",
+                "maximum context length is 32 tokens",
+                "--max-num-batched-tokens",
+                "--no-enable-chunked-prefill",
+            ],
         ),
         ([], {}, "UserError", ["the prompt is empty"]),
         ([1, 40], {}, "UserError", ["token id 40 in prompt", "0 to 39"]),
@@ -53,7 +74,7 @@ def test_what_can_never_run_is_refused_on_arrival_with_the_numbers(
     final = bench.final(0)
     assert (final.finish_reason, final.error_kind, final.retry_after_s) == ("error", kind, None)
     assert all(number in (final.error or "") for number in numbers), final.error
-    assert bench.scheduler.statistics().rejected == {"capacity" if kind == "CapacityError" else "invalid": 1}
+    assert bench.scheduler.statistics().rejected == {"capacity" if kind == "ContextLengthError" else "invalid": 1}
     bench.check_rest()
 
 

@@ -64,4 +64,4 @@ def test_one_that_has_grown_too_long_for_this_engine_is_refused() -> None:
     bench.scheduler.apply(RequestArrived(0.0, msgspec.structs.replace(whole, id=7, begun=[1] * 2)))
     told = bench.scheduler.apply(RequestArrived(0.0, msgspec.structs.replace(whole, begun=[1] * 9)))
     (refused,) = (output for instruction in told if isinstance(instruction, Emit) for output in instruction.outputs)
-    assert refused.error_kind == "CapacityError" and bench.scheduler.next_step() is not None
+    assert refused.error_kind == "ContextLengthError" and bench.scheduler.next_step() is not None

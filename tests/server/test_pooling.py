@@ -314,4 +314,8 @@ def test_fewer_tokens_may_be_asked_for_than_count(counted: Running) -> None:
 def test_a_text_that_is_to_count_whole_is_refused_where_it_would_not(counted: Running) -> None:
     body = {"model": "story-teller", "input": ["ab", "ABCDEF"], "truncate": False}
     refused = counted.post("/api/embed", body)
-    assert refused.status_code == 400 and "input[1]" in refused.text and "count" in refused.text
+    assert (
+        refused.status_code == 400
+        and "input[1]" in refused.text
+        and "maximum context length is 6 tokens" in refused.text
+    )

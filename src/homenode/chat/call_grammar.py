@@ -27,9 +27,10 @@ def call_grammar(
     """A grammar in Lark for a message behind `prompt` such that `MessageParser` reads calls whose arguments fit their
     schemas, None where nothing needs to be bound.
 
-    `begun`: the beginning of the answer, with which the prompt ends. `thinking_budget`: how many tokens thoughts have at most. `output`: a grammar in Lark for the content where nothing
-    is called. `special_tokens`: ids by text of the tokens that text never makes, without those that end an answer; a
-    mark of the format that is among them is that token. UserError where a format cannot write what is offered.
+    `begun`: the beginning of the answer, with which the prompt ends. `thinking_budget`: how many tokens thoughts have
+    at most. `output`: a grammar in Lark for the content where nothing is called. `special_tokens`: ids by text of the
+    tokens that text never makes, without those that end an answer; a mark of the format that is among them is that
+    token. UserError where a format cannot write what is offered.
     """
     bound = offer if offer is not None and binds_calls(offer) else None
     if bound is None and output is None and thinking_budget is None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from homenode.errors import CapacityError
+from homenode.errors import ContextLengthError
 from homenode.model.tokenizer import Tokenizer
 from homenode.model.tokenizer.surrounding_tokens import beginning
 from homenode.units import format_count
 
 
 def encode_fitting(tokenizer: Tokenizer, text: str, most: int, add_special_tokens: bool = True) -> list[int]:
-    """Token ids of `text` with the special tokens around it. CapacityError for more than `most`."""
+    """Token ids of `text` with the special tokens around it. ContextLengthError for more than `most`."""
     if (fewest := tokenizer.fewest_tokens(text)) > most:
         _refuse(fewest, most)
     ids: list[int] = []
@@ -33,9 +33,9 @@ def encode_beginning(tokenizer: Tokenizer, text: str, most: int) -> list[int]:
 
 
 def _refuse(fewest: int, most: int) -> NoReturn:
-    raise CapacityError(
-        f"the prompt has at least {format_count(fewest, 'token')}, and this model takes {most} (--max-model-len); "
-        f"shorten the prompt to {format_count(most, 'token')} or fewer",
+    raise ContextLengthError(
+        f"the maximum context length is {most} tokens for a prompt (--max-model-len), and this one has at least "
+        f"{format_count(fewest, 'token')}; shorten it to {format_count(most, 'token')} or fewer",
         param="prompt",
         prompt_tokens=fewest,
         most=most,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from homenode.engine.request import Request
 from homenode.engine.scheduler_config import SchedulerConfig
 from homenode.engine.step import WorkerLimits
-from homenode.errors import CapacityError, OverloadedError, UserError
+from homenode.errors import ContextLengthError, OverloadedError, UserError
 from homenode.units import format_count
 
 _MIN_RETRY_S, _MAX_RETRY_S = 1.0, 60.0
@@ -19,7 +19,7 @@ def longest_sequence(limits: WorkerLimits) -> int:
 
 
 def refusal(request: Request, config: SchedulerConfig, limits: WorkerLimits) -> UserError | None:
-    """Why a request can never run here, if so: a CapacityError with the numbers, or a UserError for values out of
+    """Why a request can never run here, if so: a ContextLengthError with the numbers, or a UserError for values out of
     range.
     """
     if not request.prompt_ids:
@@ -37,17 +37,17 @@ def refusal(request: Request, config: SchedulerConfig, limits: WorkerLimits) -> 
         return error
     if request.pools:
         if prompt > limits.max_model_len:
-            return CapacityError(
-                f"the text has {format_count(prompt, 'token')}, and this model takes {limits.max_model_len} "
-                "(--max-model-len); shorten it, or ask for its beginning (truncate_prompt_tokens)",
+            return ContextLengthError(
+                f"this model's maximum context length is {limits.max_model_len} tokens (--max-model-len), and the text "
+                f"has {format_count(prompt, 'token')}; shorten it, or ask for its beginning (truncate_prompt_tokens)",
                 param="input",
                 prompt_tokens=prompt,
                 max_model_len=limits.max_model_len,
             )
     elif prompt >= limits.max_model_len:
-        return CapacityError(
-            f"the prompt has {format_count(prompt, 'token')}, but a sequence may have at most {limits.max_model_len} "
-            "with its answer (--max-model-len); "
+        return ContextLengthError(
+            f"this model's maximum context length is {limits.max_model_len} tokens with the answer (--max-model-len), "
+            f"and the prompt has {format_count(prompt, 'token')}; "
             f"shorten the prompt to {format_count(limits.max_model_len - 1, 'token')} or fewer",
             param="prompt",
             prompt_tokens=prompt,
@@ -55,8 +55,10 @@ def refusal(request: Request, config: SchedulerConfig, limits: WorkerLimits) -> 
         )
     blocks = -(-(prompt + (not request.pools)) // limits.block_size)
     if blocks > (most := limits.num_blocks - limits.state_pages):
-        return CapacityError(
-            f"the prompt has {format_count(prompt, 'token')} and needs {format_count(blocks, 'KV block')} of "
+        longest = most * limits.block_size - (not request.pools)
+        return ContextLengthError(
+            f"this engine's maximum context length is {longest} tokens of a prompt by its KV memory; the prompt has "
+            f"{format_count(prompt, 'token')} and needs {format_count(blocks, 'KV block')} of "
             f"{format_count(limits.block_size, 'token')} for itself and one more, but there "
             f"are {most}; shorten the prompt or raise --kv-cache-memory",
             param="prompt",
@@ -64,10 +66,10 @@ def refusal(request: Request, config: SchedulerConfig, limits: WorkerLimits) -> 
             num_blocks=most,
         )
     if not config.enable_chunked_prefill and prompt > config.max_num_batched_tokens:
-        return CapacityError(
-            f"the prompt has {format_count(prompt, 'token')}, but a step has at most {config.max_num_batched_tokens} "
-            "(--max-num-batched-tokens) and prompts "
-            f"are not cut (--no-enable-chunked-prefill); shorten the prompt, raise the former or drop the latter",
+        return ContextLengthError(
+            f"this engine's maximum context length is {config.max_num_batched_tokens} tokens of a prompt, as a step "
+            f"has no more (--max-num-batched-tokens), the prompt has {format_count(prompt, 'token')}, and prompts "
+            "are not cut (--no-enable-chunked-prefill); shorten the prompt, raise the former or drop the latter",
             param="prompt",
             prompt_tokens=prompt,
             max_num_batched_tokens=config.max_num_batched_tokens,

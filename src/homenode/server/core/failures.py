@@ -19,7 +19,7 @@ def from_output(output: Output) -> ApiError:
         )
     if kind == "OverloadedError":
         return ApiError(503, message, code="overloaded", retry_after_s=output.retry_after_s or 1.0)
-    if kind in ("UserError", "UnsupportedError", "CapacityError", "CheckpointError"):
+    if kind in ("UserError", "UnsupportedError", "CapacityError", "ContextLengthError", "CheckpointError"):
         return ApiError(400, message, code=user_code(kind))
     if kind == "PeerError":
         return ApiError(503, message, code="engine_lost")

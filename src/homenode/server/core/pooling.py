@@ -20,7 +20,7 @@ from homenode.sampling import SamplingParams
 from homenode.server.core.failures import from_output
 from homenode.server.core.prompts import EncodedPrompt, most_prompt_tokens
 from homenode.server.core.state import ServerState
-from homenode.server.http.failures import ApiError
+from homenode.server.http.failures import CONTEXT_LENGTH_EXCEEDED, ApiError
 from homenode.server.keys.caller import caller
 from homenode.units import format_count
 
@@ -97,10 +97,10 @@ def refuse_uncounted(state: ServerState, prompts: Sequence[EncodedPrompt], param
     for number, prompt in enumerate(prompts):
         if counted is not None and len(prompt.ids) > counted:
             text = (
-                f"`{param}[{number}]` has {format_count(len(prompt.ids), 'token')}, of which {counted} count by the "
-                "model's files; shorten it, or leave `truncate` out"
+                f"This model's maximum context length is {counted} tokens by its files. `{param}[{number}]` has "
+                f"{format_count(len(prompt.ids), 'token')}; shorten it, or leave `truncate` out"
             )
-            raise ApiError(400, text, param=param, code="context_length_exceeded")
+            raise ApiError(400, text, param=param, code=CONTEXT_LENGTH_EXCEEDED)
 
 
 def tighten_kept_tokens(schema: dict[str, Any], state: ServerState) -> None:

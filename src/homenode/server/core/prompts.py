@@ -15,7 +15,7 @@ from homenode.model.tokenizer.literal_text import HiddenNames
 from homenode.model.tokenizer.surrounding_tokens import beginning
 from homenode.server.core.state import ServerState
 from homenode.server.core.text_work import SHORT_TEXT, memory_of
-from homenode.server.http.failures import ApiError
+from homenode.server.http.failures import CONTEXT_LENGTH_EXCEEDED, ApiError
 from homenode.units import format_count
 
 PROMPTS_AT_ONCE = 16  # of many, those that are encoded before other requests get a turn
@@ -267,13 +267,15 @@ def check_prompt_tokens(tokens: int, param: str, n: int = 1) -> None:
 
 
 def _too_long(state: ServerState, param: str, tokens: str) -> ApiError:
-    pools = state.ready.pooling is not None
+    """In the words of the field, by which programs know to shorten a conversation."""
+    most, pools = state.ready.max_model_len, state.ready.pooling is not None
+    remedy = ", or let `truncate_prompt_tokens` take the beginning" if pools else ""
     return ApiError(
         400,
-        f"`{param}` has {tokens}; the context takes {state.ready.max_model_len} (--max-model-len), "
-        + ("of which `truncate_prompt_tokens` takes the beginning" if pools else "one of them for the answer"),
+        f"This model's maximum context length is {most} tokens{'' if pools else ', one of them for the answer'} "
+        f"(--max-model-len). `{param}` has {tokens}; shorten it{remedy}",
         param=param,
-        code="context_length_exceeded",
+        code=CONTEXT_LENGTH_EXCEEDED,
     )
 
 

@@ -14,6 +14,7 @@ from homenode import errors
 from homenode.server.keys.caller import KeyLimitError
 
 _LOG = logging.getLogger("homenode.server")
+CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"  # the code of a prompt that is too long, which agents look for
 _TYPES = {
     401: "authentication_error",
     404: "not_found_error",
@@ -99,4 +100,9 @@ def _from_error(error: errors.HomenodeError) -> ApiError:
 
 def user_code(kind: str) -> str:
     """The `code` of a client's own fault, by the name of its error class."""
-    return {"CapacityError": "capacity_exceeded", "UnsupportedError": "unsupported"}.get(kind, "invalid_value")
+    codes = {
+        "CapacityError": "capacity_exceeded",
+        "ContextLengthError": CONTEXT_LENGTH_EXCEEDED,
+        "UnsupportedError": "unsupported",
+    }
+    return codes.get(kind, "invalid_value")

@@ -7,7 +7,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from homenode.server.http.failures import ApiError
+from homenode.server.http.failures import CONTEXT_LENGTH_EXCEEDED, ApiError
 from homenode.units import format_count
 
 _TYPES = {
@@ -20,7 +20,7 @@ _TYPES = {
     500: "api_error",
     504: "timeout_error",
 }
-_SIZES = re.compile(r"(?P<tokens>\d+) tokens?; the context takes (?P<most>\d+)")
+_SIZES = re.compile(r"maximum context length is (?P<most>\d+) tokens.* has (at least )?(?P<tokens>\d+) token")
 _BUSY = frozenset({"overloaded", "draining"})
 
 
@@ -43,7 +43,7 @@ def messages_error(failure: ApiError) -> MessagesError:
     that they look for.
     """
     message = str(failure)
-    if failure.body.error.code == "context_length_exceeded":
+    if failure.body.error.code == CONTEXT_LENGTH_EXCEEDED:
         sizes = _SIZES.search(message)
         told = f"{format_count(int(sizes['tokens']), 'token')} > {sizes['most']} maximum; " if sizes else ""
         message = f"prompt is too long: {told}{message}"

@@ -27,7 +27,7 @@ from homenode.server.core.text_work import SHORT_TEXT, memory_of
 from homenode.server.http.decoding import decode_as
 from homenode.server.http.endpoint import json_response
 from homenode.server.http.exchange import read_json, unless_gone, unless_gone_early
-from homenode.server.http.failures import ApiError
+from homenode.server.http.failures import CONTEXT_LENGTH_EXCEEDED, ApiError
 from homenode.server.http.sse import EventStream
 from homenode.server.keys.told_usage import USAGE_HEADER
 from homenode.units import format_count
@@ -117,8 +117,11 @@ async def _prompt(state: ServerState, body: InfillRequest, tokens: FillInMiddleT
         before, after, begun = await state.text_work.run(lambda: [_ids(state, text) for text in texts], inline)
         room = longest - len(begun) - 8 - min(body.most_tokens or 0, longest // 4)
         if room < 2:
-            text = f"`prompt` has {format_count(len(begun), 'token')}, and the context of {longest} leaves no room"
-            raise ApiError(400, text, param="prompt", code="context_length_exceeded")
+            text = (
+                f"This model's maximum context length is {longest} tokens (--max-model-len). `prompt` has "
+                f"{format_count(len(begun), 'token')}, which leaves no room; shorten it"
+            )
+            raise ApiError(400, text, param="prompt", code=CONTEXT_LENGTH_EXCEEDED)
         of_after = min(len(after), max(room // 4, room - len(before)))
         of_before = min(len(before), room - of_after)
         context = await state.text_work.run(

@@ -9,18 +9,20 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from homenode.chat.offer import ToolOffer
+from homenode.chat.sent_texts import SentText
 from homenode.server.apis.ollama.answer import chat_line, loaded
 from homenode.server.apis.ollama.asked import answered, check_asked, conversation_request
 from homenode.server.apis.ollama.history import ends_open, template_messages
 from homenode.server.apis.ollama.names import check_name
 from homenode.server.apis.ollama.request import HINTS, OllamaChatRequest, OllamaTool
-from homenode.server.core.conversation import begin_conversation
+from homenode.server.core.conversation import Conversation, ConversationRequest, begin_conversation
 from homenode.server.core.state import ServerState
+from homenode.server.core.truncation import truncated
 from homenode.server.http.decoding import decode_as
 from homenode.server.http.endpoint import json_response
 from homenode.server.http.exchange import beside_loop, read_json, unless_gone_early
 from homenode.server.http.failures import ApiError
-from homenode.server.http.ignored import note_ignored
+from homenode.server.http.ignored import note_ignored, note_left_out
 
 _decode = decode_as(OllamaChatRequest, HINTS)
 
@@ -41,8 +43,19 @@ async def chat(state: ServerState, request: Request) -> Response:
         messages=await beside_loop(request, lambda: template_messages(said, note)),
         offer=_offer(body.tools),
     )
-    conversation = await unless_gone_early(request, begin_conversation(state, asked))
+    conversation = await unless_gone_early(request, _begin(state, request, body, asked))
     return await answered(state, request, body, conversation, chat_line)
+
+
+async def _begin(
+    state: ServerState, request: Request, body: OllamaChatRequest, asked: ConversationRequest
+) -> Conversation:
+    """Raises ApiError 400. Dropped turns are told as `messages`."""
+    if body.truncate is not False:
+        whole, asked = asked, await truncated(state, asked)
+        if asked is not whole:
+            note_left_out(request, [SentText("messages", "", by_template=True)])
+    return await begin_conversation(state, asked)
 
 
 def _offer(tools: list[OllamaTool] | None) -> ToolOffer | None:

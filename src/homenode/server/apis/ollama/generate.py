@@ -56,6 +56,8 @@ async def generate(state: ServerState, request: Request) -> Response:
     raw = body.raw or bool(body.suffix)
     if body.suffix and body.system:
         note_ignored(request, "system", "system")
+    if body.truncate:
+        note_ignored(request, "truncate", "truncate")
     begun = _raw(state, body, body.prompt) if raw else _message(state, body, body.prompt)
     conversation = await unless_gone_early(request, begun)
     return await answered(state, request, body, conversation, generate_line, context=not raw)

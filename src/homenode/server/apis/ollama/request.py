@@ -83,8 +83,11 @@ class OllamaAsked(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class OllamaChatRequest(OllamaAsked, kw_only=True):
-    """Body of POST /api/chat. Without messages the model is loaded, which it is."""
+    """Body of POST /api/chat. Without messages the model is loaded, which it is. `truncate`: of a conversation that is
+    longer than the context the oldest turns are dropped, unless this is false.
+    """
 
+    truncate: bool | None = None
     messages: Annotated[list[OllamaMessage], Meta(max_length=4096)] | None = None
     tools: Annotated[list[OllamaTool], Meta(max_length=1024)] | None = None
 
@@ -93,9 +96,11 @@ class OllamaGenerateRequest(OllamaAsked, kw_only=True):
     """Body of POST /api/generate. Without a prompt the model is loaded, which it is. `raw`: the prompt is what the
     model sees, not a message. `suffix`: what comes behind the text that is wanted, of which the prompt is the
     beginning. `template`: makes the prompt in place of the model's chat template (`go_template.py`). `context`: the
-    tokens of the conversation before, as an answer had them.
+    tokens of the conversation before, as an answer had them. `truncate`: a prompt that is too long is refused whatever
+    it says.
     """
 
+    truncate: bool | None = None
     prompt: str | None = None
     system: str | None = None
     raw: bool | None = None

@@ -25,10 +25,9 @@ from homenode.server.core.choice import ScoredToken
 from homenode.server.core.conversation import Conversation
 from homenode.server.core.message_reader import JoinedMessage, MessageEvent
 from homenode.server.core.timings import timings_of
-from homenode.server.http.failures import ApiError
+from homenode.server.http.failures import CONTEXT_LENGTH_EXCEEDED, ApiError
 from homenode.server.interfaces.tokenizer import TokenizerLike
 
-_TOO_LONG = "context_length_exceeded"  # which agents look for
 _LEAST_LOGPROB = -9999.0  # stands for minus infinity, which JSON cannot carry
 
 
@@ -38,13 +37,35 @@ def responses_failure(error: ApiError) -> bytes:
     return encoded(ResponsesEvent(type="error", code=detail.code, message=detail.message, param=detail.param))
 
 
+def failed_stream(response: ResponseObject, error: ApiError) -> bytes:
+    """The whole stream of a response that has failed before anything came of it."""
+    begun = [_about(response, "response.created"), _about(response, "response.in_progress")]
+    _fail(response, error)
+    return _numbered([*begun, _about(response, "response.failed")], 0)
+
+
+def _fail(response: ResponseObject, error: ApiError) -> None:
+    response.status = "failed"
+    response.error = ResponsesFailure(code=_failure_code(error), message=error.body.error.message)
+
+
+def _about(response: ResponseObject, type: str) -> ResponsesEvent:
+    return ResponsesEvent(type=type, response=msgspec.structs.replace(response))
+
+
+def _numbered(events: list[ResponsesEvent], first: int) -> bytes:
+    for number, event in enumerate(events, first):
+        event.sequence_number = number
+    return b"".join(encoded(event) for event in events)
+
+
 def _failure_code(error: ApiError) -> str:
     """Why a response has failed, in a word that the API has for it."""
     if error.status >= 500:
         return "server_error"
     if error.status == 429:
         return "rate_limit_exceeded"
-    return _TOO_LONG if error.body.error.code == _TOO_LONG else "invalid_prompt"
+    return CONTEXT_LENGTH_EXCEEDED if error.body.error.code == CONTEXT_LENGTH_EXCEEDED else "invalid_prompt"
 
 
 @dataclass
@@ -92,11 +113,9 @@ class ResponsesFormat:
 
     def failure(self, error: ApiError) -> bytes:
         """That the response has failed, after which nothing comes."""
-        detail = error.body.error
         events = [] if self._sent else self._opening()
-        self.response.status = "failed"
         self.response.output = self.builder.items
-        self.response.error = ResponsesFailure(code=_failure_code(error), message=detail.message)
+        _fail(self.response, error)
         return self._encoded([*events, self._about("response.failed")])
 
     def _opening(self) -> list[ResponsesEvent]:
@@ -118,13 +137,11 @@ class ResponsesFormat:
         return events
 
     def _about(self, type: str) -> ResponsesEvent:
-        return ResponsesEvent(type=type, response=msgspec.structs.replace(self.response))
+        return _about(self.response, type)
 
     def _encoded(self, events: list[ResponsesEvent]) -> bytes:
-        for number, event in enumerate(events, self._sent):
-            event.sequence_number = number
-        self._sent += len(events)
-        return b"".join(encoded(event) for event in events)
+        first, self._sent = self._sent, self._sent + len(events)
+        return _numbered(events, first)
 
     def _usage(self) -> ResponsesUsage:
         prompt, generated, cached = self.conversation.generation.usage()

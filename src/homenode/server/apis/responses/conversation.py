@@ -28,6 +28,7 @@ from homenode.server.core.grammars import check_input
 from homenode.server.core.prompts import encode_chat_text
 from homenode.server.core.request import check_limits
 from homenode.server.core.state import ServerState
+from homenode.server.core.truncation import truncated
 from homenode.server.http.failures import ApiError
 
 SEALED = "reasoning.encrypted_content"
@@ -42,7 +43,6 @@ _KNOWN_INCLUDES = (
     "code_interpreter_call.outputs",
     "computer_call_output.output.image_url",
 )
-_TOO_LONG = "context_length_exceeded"
 
 
 def note_unmet(body: ResponsesRequest, note: Note) -> None:
@@ -129,7 +129,7 @@ async def _inputs(state: ServerState, tools: Iterable[OfferedTool]) -> dict[str,
 
 @dataclass(frozen=True)
 class AskedConversation:
-    """What a request asks of the core. `messages`: without those that `truncation` may have to drop."""
+    """What a request asks of the core. `messages`: those among them that `truncation` may have to drop."""
 
     body: ResponsesRequest
     messages: list[dict[str, Any]]
@@ -137,50 +137,28 @@ class AskedConversation:
 
     async def count(self, state: ServerState) -> int:
         """Tokens of the prompt. Raises ApiError 400 for a request that would not be answered."""
-        check_limits(state, 1, _sampling(self.body))
-        return await self._count(state, await self._fitting(state))
-
-    async def begin(self, state: ServerState) -> Conversation:
-        """Raises ApiError 400. Where the request says so, the oldest turns are dropped until the others fit."""
+        request = self._request()
+        check_limits(state, 1, request.sampling)
         try:
-            return await begin_conversation(state, self._request(await self._fitting(state)))
-        except ApiError as error:
-            raise _about_input(error) from None
-
-    async def _fitting(self, state: ServerState) -> list[dict[str, Any]]:
-        """The messages, those aside that `truncation` drops."""
-        if self.body.truncation != "auto" or await self._fits(state, self.messages):
-            return self.messages
-        kept, turns = split_turns(self.messages)
-        low, high = 1, max(1, len(turns) - 1)  # of the turns that are dropped; fewer than `low` are too few
-        while low < high:
-            middle = (low + high) // 2
-            if await self._fits(state, _joined(kept, turns[middle:])):
-                high = middle
-            else:
-                low = middle + 1
-        return _joined(kept, turns[low:]) if turns[low:] else self.messages
-
-    async def _fits(self, state: ServerState, messages: list[dict[str, Any]]) -> bool:
-        try:
-            await self._count(state, messages)
-        except ApiError as error:
-            if error.body.error.code != _TOO_LONG:
-                raise
-            return False
-        return True
-
-    async def _count(self, state: ServerState, messages: list[dict[str, Any]]) -> int:
-        try:
-            text = await conversation_text(state, self._request(messages))
+            text = await conversation_text(state, await self._fitting(state, request))
             return len((await encode_chat_text(state, text)).ids)
         except ApiError as error:
             raise _about_input(error) from None
 
-    def _request(self, messages: list[dict[str, Any]]) -> ConversationRequest:
+    async def begin(self, state: ServerState) -> Conversation:
+        """Raises ApiError 400. Where the request says so, the oldest turns are dropped until the others fit."""
+        try:
+            return await begin_conversation(state, await self._fitting(state, self._request()))
+        except ApiError as error:
+            raise _about_input(error) from None
+
+    async def _fitting(self, state: ServerState, request: ConversationRequest) -> ConversationRequest:
+        return await truncated(state, request) if self.body.truncation == "auto" else request
+
+    def _request(self) -> ConversationRequest:
         body = self.body
         return ConversationRequest(
-            messages=messages,
+            messages=self.messages,
             offer=self.offer,
             output=output_spec(body),
             output_param="text.format",
@@ -203,21 +181,6 @@ def _about_input(error: ApiError) -> ApiError:
         return error
     text = detail.message.replace("`messages`", "`input`", 1)
     return ApiError(error.status, text, param="input", code=detail.code)
-
-
-def _joined(kept: list[dict[str, Any]], turns: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    return [*kept, *(message for turn in turns for message in turn)]
-
-
-def split_turns(messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[list[dict[str, Any]]]]:
-    """The system messages that begin a conversation, and its turns, each of which begins with what a user says."""
-    begin = next((i for i, message in enumerate(messages) if message["role"] != "system"), len(messages))
-    turns: list[list[dict[str, Any]]] = []
-    for message in messages[begin:]:
-        if message["role"] == "user" or not turns:
-            turns.append([])
-        turns[-1].append(message)
-    return messages[:begin], turns
 
 
 def _sampling(body: ResponsesRequest) -> SamplingParams:

@@ -11,7 +11,7 @@ from msgspec import UNSET, Raw, Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
-from homenode.server.apis.responses.answer import ResponsesFormat
+from homenode.server.apis.responses.answer import ResponsesFormat, failed_stream
 from homenode.server.apis.responses.background import answer_in_background
 from homenode.server.apis.responses.conversation import (
     SEALED,
@@ -35,8 +35,9 @@ from homenode.server.core.state import ServerState
 from homenode.server.http.decoding import decode_as
 from homenode.server.http.endpoint import json_response
 from homenode.server.http.exchange import read_json, unless_gone_early
-from homenode.server.http.failures import ApiError
+from homenode.server.http.failures import CONTEXT_LENGTH_EXCEEDED, ApiError
 from homenode.server.http.ignored import note_ignored
+from homenode.server.http.sse import STREAM_HEADERS
 from homenode.server.keys.caller import caller
 
 _LOG = logging.getLogger("homenode.server")
@@ -57,7 +58,13 @@ async def create_response(state: ServerState, request: Request) -> Response:
     body = await read_json(state, request, _decode)
     model = state.model(body.model)
     _check_background(state, body)
-    answer, history = await unless_gone_early(request, _begin(state, request, body, model))
+    try:
+        answer, history = await unless_gone_early(request, _begin(state, request, body, model))
+    except ApiError as error:
+        if not body.stream or error.body.error.code != CONTEXT_LENGTH_EXCEEDED:
+            raise
+        # Agents know a conversation that is too long by the end of a stream, and not by a status.
+        return _failed_response(_response(state, body, model), error)
 
     if body.background:
         request_id = str(request.state.request_id)
@@ -77,6 +84,12 @@ async def create_response(state: ServerState, request: Request) -> Response:
         before_end=keep,
         opening=answer.opening,
     )
+
+
+def _failed_response(response: ResponseObject, error: ApiError) -> Response:
+    answer = Response(failed_stream(response, error))
+    answer.raw_headers.extend(STREAM_HEADERS)
+    return answer
 
 
 def _check_background(state: ServerState, body: ResponsesRequest) -> None:
