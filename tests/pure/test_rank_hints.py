@@ -6,6 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from homenode.engine.executor.processes import driven_device
+from homenode.engine.executor.worker_process import PROGRAM
 from homenode.host.binding.rank_hints import ROLES, RankHint, local_rank_of, parallelism_of, worker_rank_of
 from homenode.host.placement.demand import Parallelism
 
@@ -151,3 +153,29 @@ def test_nothing_a_process_calls_itself_does_harm(text: str, head: str, argv: li
     if hint is not None:
         rank = local_rank_of(hint, parallelism_of(argv))
         assert rank is None or 0 <= rank < 100_000
+
+
+OWN = ("-P", "-m", "homenode.engine.worker.main", "7", "4711", "homenode-worker-5")
+
+
+@pytest.mark.parametrize(("device", "rank"), [("npu:0", 0), ("npu:13", 13), ("npu", 0), ("cuda:1", 1)])
+def test_own_workers_are_the_rank_of_their_device(device: str, rank: int) -> None:
+    """Not of their number: with --stage-devices cpu,npu:0 worker 1 drives the first NPU."""
+    hint = worker_rank_of("/usr/bin/python3", {"LOCAL_RANK": "9"}, (*OWN, device))
+    assert hint == RankHint("worker", rank)
+    assert local_rank_of(hint, Parallelism()) == rank
+
+
+@pytest.mark.parametrize(
+    "arguments", [OWN, (*OWN, "cpu"), (*OWN, "npu:x"), ("npu:1",), ("-m", "other.main", "npu:1"), OWN[:3], ()]
+)
+def test_workers_on_cpus_and_others_are_no_ranks(arguments: tuple[str, ...]) -> None:
+    """Workers on CPUs pin their threads one by one, which nobody is to undo."""
+    assert worker_rank_of("python3", {}, arguments) is None
+
+
+def test_engine_and_hints_agree_on_the_command_line() -> None:
+    """The words that the engine starts a worker with are those that are looked for."""
+    started = (PROGRAM, "7", "4711", "homenode-worker-0", driven_device("torch:npu:3"))
+    assert worker_rank_of("python3", {}, ("-P", "-m", *started)) == RankHint("worker", 3)
+    assert driven_device("cpu") == driven_device("torch:cpu") == ""

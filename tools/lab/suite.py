@@ -78,6 +78,7 @@ JOBS = (
     Job("8x2", "x86_64", (*PLACE, "residency")),
     Job("4nodes", "x86_64", (*PLACE, "bind")),
     Job("4nodes", "aarch64", PLACE),
+    Job("6x2", "aarch64", ("host", "ascend")),
     Job("smt", "x86_64", (*PLACE, "offline")),
     Job("managed", "x86_64", ("interrupts",)),
 )

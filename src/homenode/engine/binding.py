@@ -5,9 +5,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from homenode.host.topology.finding import Finding
+
+
+@dataclass(frozen=True)
+class DriverRoles:
+    """CPUs by role for the process that drives NPU `device`: where it runs, its driver's threads, its interrupts.
+
+    `cpus`: all of them, in the plan's order. `address`: of the PCI function, None where only the board's query tells
+    it, by `card` and `chip`. `lines`: the log lines that are documented for it. `kernel_threads`: CPUs of threads that
+    the driver has in the kernel, by name.
+    """
+
+    device: int
+    cpus: tuple[int, ...]
+    roles: dict[str, tuple[int, ...]]
+    address: str | None = None
+    card: int | None = None
+    chip: int | None = None
+    lines: tuple[str, ...] = ()
+    kernel_threads: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -24,6 +43,7 @@ class EngineBinding:
     pages that are not where they belong are a reason not to serve.
 
     `workers`: of one of several engines, the place of each of its workers where settings name them; else empty.
+    `roles`: of a worker on an NPU, CPUs by role; None where there are none to tell apart.
     """
 
     team: tuple[int, ...]
@@ -37,6 +57,7 @@ class EngineBinding:
     mirror_tensors: tuple[str, ...] = ()
     strict: bool = False
     workers: tuple[EngineBinding, ...] = ()
+    roles: DriverRoles | None = None
 
     @property
     def free_of_compute(self) -> tuple[int, ...]:

@@ -23,6 +23,11 @@ def is_accelerator(device: str) -> bool:
     return is_torch(device) and device != "torch:cpu"
 
 
+def is_npu(device: str) -> bool:
+    """Whether it is an Ascend NPU, whose driver has threads and interrupts with CPUs of their own."""
+    return device.startswith("torch:npu")
+
+
 def worker_devices(
     text: str, stages: int, ranks: int, accelerators: Sequence[str] = (), engine: int = 0, engines: int = 1
 ) -> tuple[str, ...]:

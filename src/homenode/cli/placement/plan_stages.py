@@ -117,7 +117,7 @@ def plan_stages(flags: PlanFlags, asked: dict[str, Any], as_json: bool) -> int:
         table.add_row(
             str(n), line["device"], str(line["stage"]), str(line["rank"]), f"{first}-{last} ({last - first + 1})",
             format_bytes(line["weight_bytes"]), *([format_bytes(line["shared_weight_bytes"])] if in_common else []),
-            format_bytes(line["kv_bytes_per_token"]), line["cpus"] or "-", line["memory_nodes"] or "any",
+            format_bytes(line["kv_bytes_per_token"]), _cpus_in_words(line), line["memory_nodes"] or "any",
         )  # fmt: skip
     print_fitted(table)
     for room in planned.capacities:
@@ -134,6 +134,7 @@ def _planned(flags: PlanFlags, asked: dict[str, Any]) -> EnginePlan:
     from homenode.engine.devices import is_accelerator, worker_devices
     from homenode.engine.experts.group import expert_group_rank
     from homenode.engine.experts.sizing import ExpertSharing
+    from homenode.engine.plan.driven_chips import torch_devices
     from homenode.engine.plan.workers import plan_workers
     from homenode.host.discovery.read import read_host
     from homenode.model.checkpoint.index import open_checkpoint
@@ -146,7 +147,7 @@ def _planned(flags: PlanFlags, asked: dict[str, Any]) -> EnginePlan:
     host = read_host(open_source(flags.source), accelerators=config.parallel.stage_devices.strip() != "cpu")
     if flags.ignore_openmp_mask:
         host = replace(host, allowance=host.allowance.widened())
-    there = [f"torch:{'cuda' if chip.kind == 'rocm' else chip.kind}:{chip.id}" for chip in host.accelerators.chips]
+    there = tuple(torch_devices(host))
     parallel = config.parallel
     assignment, engines = _as_one_of_several(config, host, flags), max(1, flags.data_parallel_size)
     everybody = [
@@ -194,6 +195,7 @@ def _line(planned: EnginePlan, number: int) -> dict[str, Any]:
 
     worker, geometry = planned.worker_layout.workers[number], planned.geometries[number]
     cpus = sorted(cpu for cpu in worker.binding.team or worker.binding.others if cpu >= 0)
+    roles = worker.binding.roles.roles if worker.binding.roles else {}
     return {
         "name": worker.name,
         "device": worker.device.removeprefix("torch:") if worker.device != "torch:cpu" else worker.device,
@@ -204,8 +206,15 @@ def _line(planned: EnginePlan, number: int) -> dict[str, Any]:
         "shared_weight_bytes": planned.kept(worker).common,
         "kv_bytes_per_token": geometry.block_bytes // geometry.block_size,
         "cpus": format_cpu_list(cpus),
+        "roles": {role: format_cpu_list(own) for role, own in roles.items()},
         "memory_nodes": format_cpu_list(worker.binding.memory_nodes),
     }
+
+
+def _cpus_in_words(line: dict[str, Any]) -> str:
+    """Where it runs, with the CPUs of its other roles."""
+    others = [f"{role} {cpus}" for role, cpus in line["roles"].items() if role != "main"]
+    return ", ".join([line["cpus"] or "-", *others])
 
 
 def _findings(planned: EnginePlan) -> list[dict[str, Any]]:

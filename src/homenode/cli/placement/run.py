@@ -138,7 +138,7 @@ def _start_watchdog(found: BindingPlan, command: tuple[str, ...], write_line: Ca
         _bind_kernel_threads(found.plan, write_line)
     watchdog = Watchdog(found.host, state)
     if found.plan is None or not found.starts_ranks:
-        watchdog.watch_worker(found.target)
+        watchdog.watch_worker(found.target, parallelism_of(command))
     else:
         targets = {
             worker.local_rank: target_of(worker, chip_of(found.host, found.plan, worker)) for worker in found.workers

@@ -29,6 +29,7 @@ from homenode.engine.channels.messages import (
     WorkerStepDone,
     WorkerStepFailed,
 )
+from homenode.engine.devices import is_accelerator
 from homenode.engine.errors import StepError, StepsLostError, named_error
 from homenode.engine.executor.kv_file import KvFile
 from homenode.engine.executor.traffic import StepTraffic
@@ -80,7 +81,7 @@ class ProcessExecutor:
         `model`: where it lies, for people. All workers have to have read the same one, also who is started later in the
         place of another: the engine does not start with one that has not, and ends.
         """
-        launch = launch or (lambda plan: WorkerProcess(plan.name, program))
+        launch = launch or (lambda plan: WorkerProcess(plan.name, program, driven_device(plan.device)))
         self._on_end, self._experts, self._clock = on_end, experts, clock
         self.pool = WorkerPool(plans, join_of, make_channels, launch, experts, clock, memories_of)
         self._exports_kv = exports_kv
@@ -465,3 +466,8 @@ class ProcessExecutor:
         self.pool.selector.close()
         os.close(self._wake_read)
         os.close(self._wake_write)
+
+
+def driven_device(device: str) -> str:
+    """The accelerator among the devices, as `--stage-devices` names it; empty for a CPU."""
+    return device.removeprefix("torch:") if is_accelerator(device) else ""

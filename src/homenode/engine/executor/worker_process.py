@@ -35,14 +35,16 @@ class StartedWorker(Protocol):
 class WorkerProcess:
     """To be started by a thread that lives as long as the worker should: the kernel ends the worker with it."""
 
-    def __init__(self, name: str, program: str = PROGRAM) -> None:
-        """HostError when the machine refuses."""
+    def __init__(self, name: str, program: str = PROGRAM, device: str = "") -> None:
+        """`device`: the accelerator that it is to drive, as others are to read it. HostError when the machine
+        refuses."""
         self.name = name
         try:
             ours, theirs = socket.socketpair()
             with theirs:
+                words = [str(theirs.fileno()), str(os.getpid()), name, *([device] if device else [])]
                 self._process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", program, str(theirs.fileno()), str(os.getpid()), name],
+                    [sys.executable, "-P", "-m", program, *words],
                     pass_fds=(theirs.fileno(),),
                     stdin=subprocess.DEVNULL,
                     process_group=0,  # a terminal's Ctrl-C is for the front

@@ -1,5 +1,5 @@
 """Cores for the threads that drive accelerators: each device has one of its own near it, beside one for the engine and
-one for the front (the field's rule, 2 + N physical cores). Pure.
+one for the front (the field's rule, 2 + N physical cores). An NPU has as many as its roles need (`npu_roles`). Pure.
 
 CPU workers of the same engine leave these cores to them, as far as each keeps one to compute.
 """
@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from homenode.cpuset import format_cpu_list
 from homenode.engine.binding import EngineBinding
-from homenode.engine.devices import is_accelerator
+from homenode.engine.devices import is_accelerator, is_npu
+from homenode.engine.plan.driven_chips import chip_of
 from homenode.engine.plan.placement import core_of, cut
 from homenode.host.placement.cores import AllowedCore, allowed_cores
+from homenode.host.placement.fair_roles import ROLES_APART
 from homenode.host.placement.memory_nodes import memory_nodes
 from homenode.host.placement.nodes import allowed_cpus, nodes_of
 from homenode.host.placement.policies.numa_bind import device_node
@@ -40,11 +41,25 @@ def left_to_accelerators(host: Host, devices: Sequence[str]) -> Host:
     kept: list[AllowedCore] = []
     for device in driven[: max(0, spare)]:
         kept.append(_nearest(pools, _local_cpus(host, device)))
+    kept += _for_roles(host, pools, driven, spare - len(kept) - _ENGINE_AND_FRONT)
     more = min(_ENGINE_AND_FRONT, max(0, spare - len(kept)))
     kept += set_aside(pools, more, {})[1]
     taken = {core.id for core in kept}
     left = tuple(cpu for cpu in host.allowance.cpus if core_of(host, cpu) not in taken)
     return replace(host, allowance=cut(host, host.allowance, left))
+
+
+def _for_roles(
+    host: Host, pools: Mapping[int, list[AllowedCore]], driven: Sequence[str], spare: int
+) -> list[AllowedCore]:
+    """Further cores near each NPU, whose roles lie apart on five CPUs. None where that would leave CPU workers less
+    than half of what they have."""
+    npus = [device for device in driven if is_npu(device)]
+    a_core = max((len(core.cpus) for pool in pools.values() for core in pool), default=1)
+    more = -(-ROLES_APART // a_core) - 1
+    if not npus or len(npus) * more > spare // 2:
+        return []
+    return [_nearest(pools, _local_cpus(host, device)) for device in npus for _ in range(more)]
 
 
 def _nearest(pools: Mapping[int, list[AllowedCore]], local: Collection[int]) -> AllowedCore:
@@ -61,7 +76,7 @@ def beside(host: Host, device: str, computing: Collection[int], home: EngineBind
     """The host threads of an accelerator: on its local CPUs, those of cores that are not `computing` if there are any,
     else on the nearest free ones; memory from its node. `home`: where settings have them, with the same preference.
     """
-    chip = _chip(host, device)
+    chip = chip_of(host, device)
     free = tuple(cpu for cpu in host.allowance.cpus if core_of(host, cpu) not in computing)
     if home is not None:
         here = home.others or home.team
@@ -77,7 +92,7 @@ def home_of_device(host: Host, device: str) -> EngineBinding:
     numa_node_unknown where nothing tells the node.
     """
     kind, _, number = device.removeprefix("torch:").partition(":")
-    node = device_node(host, _chip(host, device) or Accelerator(kind, int(number or 0), ""))
+    node = device_node(host, chip_of(host, device) or Accelerator(kind, int(number or 0), ""))
     cpus = allowed_cpus(host, next(found for found in nodes_of(host) if found.id == node))
     return EngineBinding((), cpus, memory_nodes(host, (node,))[:1])
 
@@ -121,29 +136,10 @@ def too_few_beside(host: Host, devices: Sequence[str], computing: Collection[int
     return (Finding("warning", "too_few_cores", message, remedy),)
 
 
-def without_roles(devices: Sequence[str], bindings: Sequence[EngineBinding]) -> tuple[Finding, ...]:
-    """What workers on NPUs lack: they have a mask alone, and roles are of the Ascend binding (`homenode bind`)."""
-    bare = [
-        f"{device.removeprefix('torch:')} (CPUs {format_cpu_list(binding.others) or 'as inherited'})"
-        for device, binding in zip(devices, bindings, strict=True)
-        if device.startswith("torch:npu")
-    ]
-    if not bare:
-        return ()
-    message = (
-        f"the host threads of {', '.join(bare)} share one mask: the acl and release threads have no CPUs of their own, "
-        "and interrupts stay where they are"
-    )
-    remedy = "`homenode plan --strategy ascend` shows the roles; `homenode bind --pid WORKER` applies them."
-    return (Finding("info", "npu_without_roles", message, remedy),)
-
-
 def _local_cpus(host: Host, device: str) -> frozenset[int]:
-    chip = _chip(host, device)
-    return frozenset(chip.local_cpus if chip else ())
-
-
-def _chip(host: Host, device: str) -> Accelerator | None:
-    kind, _, number = device.removeprefix("torch:").partition(":")
-    chips = [chip for chip in host.accelerators.chips if ("cuda" if chip.kind == "rocm" else chip.kind) == kind]
-    return next((chip for chip in chips if chip.id == int(number or 0)), None)
+    """As its tool tells, else those of its node."""
+    chip = chip_of(host, device)
+    if chip is None:
+        return frozenset()
+    node = None if chip.node is None else host.node_by_id.get(chip.node)
+    return frozenset(chip.local_cpus or (node.cpus if node else ()))

@@ -2,28 +2,28 @@
 Pure.
 
 Host threads of accelerators are bound near their devices and compute nothing; CPU workers leave cores to them
-(`host_threads`). Without settings CPU workers divide what the engine may use as several engines divide a host
-(`plan.replica_bindings`); with them, a worker is one of the plan that `homenode plan` would print. Under `--numa` each
-keeps its weights on its own nodes (`node_policy`). More workers than cores take turns, within what settings name.
+(`host_threads`), and those of NPUs have CPUs by role (`npu_roles`). Without settings CPU workers divide what the engine
+may use as several engines divide a host (`plan.replica_bindings`); with them, a worker is one of the plan that
+`homenode plan` would print. Under `--numa` each keeps its weights on its own nodes (`node_policy`). More workers than
+cores take turns, within what settings name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from homenode.cpuset import format_cpu_list
 from homenode.engine.assignment import EngineAssignment
 from homenode.engine.binding import EngineBinding
 from homenode.engine.config import EngineConfig, PlacementConfig
-from homenode.engine.devices import is_accelerator
+from homenode.engine.devices import is_accelerator, is_npu
 from homenode.engine.plan.host_threads import (
     accelerators_of,
     beside,
     home_of_device,
     left_to_accelerators,
     too_few_beside,
-    without_roles,
 )
 from homenode.engine.plan.node_policy import divided_host, over_own_nodes
 from homenode.engine.plan.placement import UNPINNED, core_of, cut, plan_workers, reserved_cores, too_few_cores
@@ -68,11 +68,23 @@ def worker_places(host: Host, assignment: EngineAssignment, devices: Sequence[st
         if number not in found:
             found[number] = beside(within, device, team, homes.get(number))
     driven = accelerators_of(devices)
-    free = tuple(cpu for cpu in within.allowance.cpus if core_of(host, cpu) not in team)
+    free, told = tuple(cpu for cpu in within.allowance.cpus if core_of(host, cpu) not in team), made.findings
+    if any(map(is_npu, devices)):
+        from homenode.engine.plan.npu_roles import npu_roles  # brings the strategies of accelerators
+
+        scope = within if on_cpu else host  # the NPUs of several engines without CPU workers are planned as one host's
+        roles = npu_roles(scope, devices, found, team, named=bool(homes))
+        found |= roles.bindings
+        free = _off(free, roles.pools) or _off(free, roles.set_apart) or free
+        told = (*told, *roles.findings)
     bindings = tuple(found[number] for number in range(len(devices)))
     crowded = too_few_beside(within, devices, team) if driven else _crowded(within, made)
-    findings = (*made.findings, *crowded, *without_roles(devices, bindings))
+    findings = (*told, *crowded)
     return replace(made, bindings=bindings, loop=free if driven else made.loop or free, findings=findings)
+
+
+def _off(cpus: Sequence[int], taken: Collection[int]) -> tuple[int, ...]:
+    return tuple(cpu for cpu in cpus if cpu not in taken)
 
 
 def places_elsewhere(host: Host, assignment: EngineAssignment, device: str, count: int) -> WorkerBindings:

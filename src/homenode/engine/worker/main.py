@@ -1,7 +1,8 @@
-"""A worker as a process of its own: `python -m homenode.engine.worker.main FD PARENT NAME`.
+"""A worker as a process of its own: `python -m homenode.engine.worker.main FD PARENT NAME [DEVICE]`.
 
-FD is one end of a socket pair; what is said on it is in `channels.messages`. Two threads: one reads, and answers
-questions whatever the other one computes. The process does not outlive the thread that started it
+DEVICE, an accelerator, is there for others to read: `homenode run` tells by it which rank this is. FD is one end of a
+socket pair; what is said on it is in `channels.messages`. Two threads: one reads, and answers questions whatever the
+other one computes. The process does not outlive the thread that started it
 (`child_process.die_with_parent`), and ends by itself when the stream does. It ignores SIGINT and SIGTERM: when to end
 is the engine's decision.
 """
@@ -60,14 +61,19 @@ MakeWorker = Callable[[Join], "PartWorker"]
 OpenFor = Callable[[Join], OpenChannels]
 
 
-def main(arguments: list[str], make: MakeWorker | None = None, open_for: OpenFor | None = None) -> int:
-    """Be a worker, made by `make`, with channels opened by what `open_for` gives, until the engine leaves. Returns the
-    exit code.
+def main(
+    arguments: list[str],
+    make: MakeWorker | None = None,
+    open_for: OpenFor | None = None,
+    place: Callable[[Join], Join] | None = None,
+) -> int:
+    """Be a worker, made by `make`, with channels opened by what `open_for` gives, until the engine leaves. `place`:
+    what the engine said as it is on this host. Returns the exit code.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     faulthandler.enable()  # a crash of the native core shows where it was called from
-    descriptor, parent, name = int(arguments[0]), int(arguments[1]), "".join(arguments[2:])
+    descriptor, parent, name = int(arguments[0]), int(arguments[1]), "".join(arguments[2:3])
     begin_service_log(name)
     call_itself(name)
     engine = EngineSocket(socket.socket(fileno=descriptor))
@@ -77,6 +83,7 @@ def main(arguments: list[str], make: MakeWorker | None = None, open_for: OpenFor
         if first is None:
             return 0
         join = decode_body(first, Join)
+        join = _with_roles(join if place is None else place(join))
         _Post(engine, join, make or _make, (open_for or _open_for)(join)).run()
     except BaseException as error:
         if not isinstance(error, HomenodeError):
@@ -85,6 +92,15 @@ def main(arguments: list[str], make: MakeWorker | None = None, open_for: OpenFor
             engine.send(WorkerFailed(*in_words(error)))
         return 1
     return 0
+
+
+def _with_roles(join: Join) -> Join:
+    """Begin what needs a process of one thread."""
+    if join.binding.roles is None:
+        return join
+    from homenode.engine.worker.driver_roles import begin_roles  # only workers on NPUs need it
+
+    return begin_roles(join)
 
 
 def _make(join: Join) -> PartWorker:

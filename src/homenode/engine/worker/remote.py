@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 
 from homenode.engine.channels.greeting import IAm, call
@@ -25,7 +26,7 @@ _CONNECT_S = 30.0
 
 def main(arguments: list[str]) -> int:
     """Connect, and be a worker until the engine leaves. Returns the exit code."""
-    address, worker, life, host, binding, name = arguments
+    address, worker, life, host, position, name = arguments
     call_itself(name)
     secret = bytes.fromhex(sys.stdin.readline().strip())
     try:
@@ -34,25 +35,17 @@ def main(arguments: list[str]) -> int:
         print(f"{name}: {error.message}", file=sys.stderr)
         return 1
     ip = str(sock.getsockname()[0])
-    here = _Here(binding)
     opened = open_tcp(address, ip, secret, host)
     words = [str(sock.detach()), str(os.getppid()), name]
-    return worker_main.main(words, make=lambda join: PartWorker(here(join)), open_for=lambda join: opened(here(join)))
+    return worker_main.main(words, make=PartWorker, open_for=opened, place=_placed(position))
 
 
-class _Here:
-    """What the engine said, as it is on this host: planned once."""
-
-    def __init__(self, binding: str) -> None:
-        self._position = binding
-        self._planned: Join | None = None
-
-    def __call__(self, join: Join) -> Join:
-        if self._planned is None:
-            self._planned = (
-                join if self._position == "given" else planned_here(join, *map(int, self._position.split("/")))
-            )
-        return self._planned
+def _placed(position: str) -> Callable[[Join], Join]:
+    """From what the engine said to what it is on this host."""
+    if position == "given":
+        return lambda join: join
+    index, count = map(int, position.split("/"))
+    return lambda join: planned_here(join, index, count)
 
 
 def planned_here(join: Join, index: int, count: int) -> Join:

@@ -2,8 +2,8 @@
 workers.
 
 The launcher leaves a sidecar behind before it becomes the program. This follower looks at the program's descendants,
-and binds each to its own pool as soon as its title or environment says which rank it is (`rank_hints`). It ends with
-the program.
+and binds each to its own pool as soon as its title, command line or environment says which rank it is (`rank_hints`).
+It ends with the program.
 """
 
 from __future__ import annotations
@@ -123,7 +123,8 @@ class Follower:
         environ = {
             name: value for name, value in _environment(process.pid).items() if self._inherited.get(name) != value
         }
-        hint = worker_rank_of(title.split(b"\0", 1)[0].decode("utf-8", "replace"), environ)
+        first, *others = title.decode("utf-8", "replace").rstrip("\0").split("\0")
+        hint = worker_rank_of(first, environ, others)
         self._titles[process] = (title, hint)
         return hint, True
 

@@ -2,8 +2,9 @@
 
 Engines that start their workers themselves write who they are into their titles, once the worker knows: vLLM
 `VLLM::Worker_DP0_PP1_TP3_EP3`, `VLLM::EngineCore_DP0`, `VLLM::APIServer_0`, `VLLM::DPCoordinator`; SGLang
-`sglang::scheduler_DP0_TP3_EP3`, `sglang::detokenizer`. Only dimensions of a size above one are written. Launchers such
-as torchrun and mpirun pass the local rank in the environment instead.
+`sglang::scheduler_DP0_TP3_EP3`, `sglang::detokenizer`. Only dimensions of a size above one are written. Workers of
+homenode's own engine name the accelerator that they drive as the last word of their command line, as torch counts it,
+which is the number of their rank. Launchers such as torchrun and mpirun pass the local rank in the environment instead.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ _TITLE = re.compile(
     r"((?:_[A-Za-z]*\d{1,5})*)",
     re.ASCII,
 )
+_OWN_WORKER = "homenode.engine.worker.main"
+_DRIVEN = re.compile(r"(?:npu|cuda|xpu)(?::(\d{1,4}))?", re.ASCII)
 _ROLE_OF_GROUP = dict(enumerate(ROLES, 1))
 _RANK = re.compile(r"_([A-Z]+)(\d+)", re.ASCII)
 
@@ -45,9 +48,11 @@ class RankHint:
     other: tuple[str, ...] = ()  # named dimensions that ranks cannot be counted with here, such as PCP
 
 
-def worker_rank_of(title: str, environ: Mapping[str, str]) -> RankHint | None:
-    """What the title (the first word of /proc/PID/cmdline), else the environment tells; None when neither tells
-    anything."""
+def worker_rank_of(title: str, environ: Mapping[str, str], arguments: Sequence[str] = ()) -> RankHint | None:
+    """What the title (the first word of /proc/PID/cmdline), its `arguments` (the others), else the environment tells;
+    None when none tells anything."""
+    if (rank := _rank_of_own_worker(arguments)) is not None:
+        return RankHint("worker", rank)
     found = _TITLE.fullmatch(title.strip())
     if found is None:
         return _hint_of_environment(environ)
@@ -107,6 +112,14 @@ def parallelism_of(argv: Sequence[str]) -> Parallelism:
 def _size(given: Mapping[str, str], names: Sequence[str]) -> int | None:
     text = next((given[name] for name in names if name in given), "")
     return int(text) if text.isascii() and text.isdecimal() and len(text) <= 4 and int(text) else None
+
+
+def _rank_of_own_worker(arguments: Sequence[str]) -> int | None:
+    """None for any process but a worker of homenode's on an accelerator: those on CPUs place their own threads."""
+    if len(arguments) < 2 or _OWN_WORKER not in arguments[:-1]:
+        return None
+    found = _DRIVEN.fullmatch(arguments[-1])
+    return int(found[1] or 0) if found else None
 
 
 def _hint_of_environment(environ: Mapping[str, str]) -> RankHint | None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from homenode.errors import HomenodeError
 from homenode.host.binding.apply import apply
@@ -36,9 +36,9 @@ class Watchdog:
     write_line: WriteLine = to_stderr
     _routed: list[int] = field(default_factory=list)
 
-    def watch_worker(self, target: Target) -> None:
+    def watch_worker(self, target: Target, shape: Parallelism | None = None) -> None:
         """For a program that is one worker: call it before binding and executing. Interrupts are routed now, driver
-        threads as they come.
+        threads as they come. `shape`: of a program that may start the worker itself, which is then bound as well.
 
         Nothing is left behind for a target that has neither.
         """
@@ -53,6 +53,18 @@ class Watchdog:
             self._restore_interrupts()
 
         start_sidecar(task, self.write_line)
+        if shape is not None and target.threads:
+            self._watch_children(replace(target, irqs=()), shape)
+
+    def _watch_children(self, target: Target, shape: Parallelism) -> None:
+        """A process that calls itself the program's only worker has the program's target."""
+
+        def target_for(hint: RankHint) -> Target | None:
+            alone = shape.ranks_per_engine * shape.data_parallel_size == 1
+            return target if hint.role == "worker" or (alone and hint.role == "engine_core") else None
+
+        follower = Follower(identify(os.getpid()), target_for, apply, self.write_line)
+        start_sidecar(lambda pidfd: follow(follower, pidfd), self.write_line)
 
     def watch_ranks(self, targets: Mapping[int, Target], shape: Parallelism) -> None:
         """For a program that starts its ranks itself: each is bound to its target when it shows which it is. Call it
