@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 _THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 _THOUGHTS_END = ("</think>", "[/THINK]", "</seed:think>", "<channel|>", "<|END_THINKING|>")
 _MOST_LINES = 16  # of a text that is not shown as a whole, those that are looked for
-_MOST_LEAVES = 256  # of the arguments of one call
+_MOST_LEAVES = 256  # of the arguments of one call, and schemas within those of one tool
+_INNER_SCHEMAS = ("items", "prefixItems", "additionalProperties", "anyOf", "oneOf", "allOf", "$defs")
 
 
 class SentText(NamedTuple):
@@ -29,7 +30,7 @@ class SentText(NamedTuple):
 
 def sent_texts(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> list[SentText]:
     """What a prompt is to show of a conversation and its tools, in order: contents, thoughts, calls with the texts of
-    their arguments, and of each tool its name and what it is for.
+    their arguments, and of each tool its name, what it is for, and what is said of its parameters.
     """
     found = [sent for tool in tools for sent in _of_tool(tool)]
     for message in messages:
@@ -62,6 +63,26 @@ def _of_tool(tool: Mapping[str, Any]) -> Iterator[SentText]:
     yield SentText(f"{_TOOLS}{name}", name)
     if isinstance(told := function.get("description"), str):
         yield SentText(f"{_TOOLS}{name}", told)
+    for text in _told_of(function.get("parameters")):
+        yield SentText(f"{_TOOLS}{name}.parameters", text, by_template=True)
+
+
+def _told_of(schema: Any) -> Iterator[str]:
+    """The names of properties and what is said about them, in a schema and those within it."""
+    left, seen = [schema], 0
+    while left and seen < _MOST_LEAVES:
+        one, seen = left.pop(), seen + 1
+        if isinstance(one, list):
+            left += reversed(one)
+        if not isinstance(one, Mapping):
+            continue
+        if isinstance(told := one.get("description"), str):
+            yield told
+        properties = one.get("properties")
+        inner = properties if isinstance(properties, Mapping) else {}
+        yield from inner
+        left += (one[word] for word in _INNER_SCHEMAS if word in one)
+        left += reversed(list(inner.values()))
 
 
 def _of_message(message: Mapping[str, Any]) -> Iterator[SentText]:

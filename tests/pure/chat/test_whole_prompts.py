@@ -167,13 +167,28 @@ def test_what_is_looked_for_in_a_conversation() -> None:
         {"role": "user", "content": [{"type": "text", "text": "one"}, {"type": "text", "text": " "}]},
         {"role": "assistant", "content": None, "reasoning_content": "hm", "tool_calls": [call, cut]},
     ]
-    found = sent_texts(messages, [{"function": {"name": "look", "description": "Look."}}])
+    way = {"type": "object", "properties": {"deep": {"description": "How deep."}}}
+    schema = {"type": "object", "properties": {"at": {"description": "Where."}, "ways": {"items": way}}}
+    found = sent_texts(messages, [{"function": {"name": "look", "description": "Look.", "parameters": schema}}])
+    told = ["at", "ways", "Where.", "deep", "How deep."]
     assert [(sent.name, sent.text) for sent in found] == [
-        ("tools.look", "look"), ("tools.look", "Look."), ("messages.user", "one"), ("messages.reasoning_content", "hm"),
+        ("tools.look", "look"), ("tools.look", "Look."), *(("tools.look.parameters", text) for text in told),
+        ("messages.user", "one"), ("messages.reasoning_content", "hm"),
         ("messages.tool_calls", "look"), ("messages.tool_calls", "x"), ("messages.tool_calls", "y"),
         ("messages.tool_calls", "look"), ("messages.tool_calls", '{"a'),
     ]  # fmt: skip
-    assert [sent.by_template for sent in found].count(True) == 1
+    assert [sent.by_template for sent in found].count(True) == 1 + len(told)
+
+
+def test_what_is_said_of_a_parameter_and_not_shown_is_named_without_another_rendering() -> None:
+    tool = {"name": "look", "parameters": {"type": "object", "properties": {"at": {"description": "Where-of-it."}}}}
+    body = (
+        "{% for t in tools or [] %}{{ t.function.name }}{% endfor %}{% for m in messages %}{{ m.content }}{% endfor %}"
+    )
+    made = prompt_of(body, [{"role": "user", "content": "Hi"}], [{"type": "function", "function": tool}])
+    assert [(each.name, each.by_template) for each in made.left_out] == [("tools.look.parameters", True)]
+    shown = prompt_of(f"{{{{ tools | tojson }}}}{body}", [{"role": "user", "content": "Hi"}], [{"function": tool}])
+    assert shown.left_out == ()
 
 
 def test_what_no_arrangement_shows_is_named_once_and_the_first_refusal_is_told() -> None:

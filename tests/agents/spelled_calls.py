@@ -1,0 +1,89 @@
+"""Calls as a model of a chat template writes them."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from homenode.chat.choice import choose
+from homenode.chat.parser import MessageParser, parse_message
+from homenode.errors import UserError
+from homenode.model.tokenizer import Tokenizer
+from homenode.model.tokenizer.chat_prompt import chat_prompt
+from tests.agents.scripted_work import Call
+
+_THOUGHTS_END = ("", "</think>", "<|END_THINKING|>", "<channel|>")
+_LONGEST_MARK = 20
+_FARTHEST = 60  # characters from the beginning of an answer to its call, and ends of it that are tried
+_ASKED = {"role": "user", "content": "Look."}
+
+
+def spell_call(tokenizer: Tokenizer, call: Call) -> str:
+    """The first of several spellings that is read as the call, behind the template's own beginning of an answer."""
+    name, arguments = call
+    tools = [_tool(call)]
+    template = tokenizer.template_source(True) or ""
+    before = chat_prompt(tokenizer, [_ASKED], tools).text
+    for text in _spellings(tokenizer, call, before):
+        read = parse_message(MessageParser(choose(template), before, tools), text)
+        if [(each.name, _object(each.arguments)) for each in read.calls] == [(name, arguments)]:
+            return text
+    raise AssertionError(f"no spelling of a call is read by {choose(template).tools.name}")
+
+
+def spell_answer(tokenizer: Tokenizer, content: str) -> str:
+    """The content of an answer, behind the end of the thoughts that the template may have begun."""
+    template = tokenizer.template_source(True) or ""
+    before = chat_prompt(tokenizer, [_ASKED]).text
+    for end in (*_THOUGHTS_END, "[BEGIN FINAL RESPONSE]"):
+        if parse_message(MessageParser(choose(template), before), end + content).content == content:
+            return end + content
+    raise AssertionError(f"no end of thoughts is known to {choose(template).thoughts_name}")
+
+
+def _spellings(tokenizer: Tokenizer, call: Call, before: str) -> Iterator[str]:
+    written = json.dumps({"name": call[0], "arguments": call[1]}, ensure_ascii=False)
+    yield f"<tool_call>\n{written}\n</tool_call>"
+    yield written
+    yield f"</think><tool_calls>[{written}]</tool_calls>"
+    yield f"[BEGIN FINAL RESPONSE]\n<tool_calls>[{written}]</tool_calls>"
+    fenced = f"```json\n{json.dumps(call[1])}\n```"
+    one = f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{call[0]}\n{fenced}<｜tool▁call▁end｜>"
+    yield f"</think><｜tool▁calls▁begin｜>{one}<｜tool▁calls▁end｜>"
+    for whole in _renderings(tokenizer, call):
+        common = next((at for at, (a, b) in enumerate(zip(before, whole, strict=False)) if a != b), len(before))
+        begin = max(before.rfind("<", 0, common), common - _LONGEST_MARK, 0)  # of a mark that both begin with
+        text = whole[begin:]
+        marks = [common - begin, *(at for at, sign in enumerate(text) if sign in "<[" and at < _FARTHEST)]
+        ends = [at for at in range(len(text), 0, -1) if text[at - 1] in ">])}\n"]
+        yield text
+        yield from (text[:end] for end in ends)
+        for start, close in itertools.product([0, *marks], _THOUGHTS_END):
+            yield from (close + text[start:end] for end in ends[-_FARTHEST:] if end > start)
+
+
+def _renderings(tokenizer: Tokenizer, call: Call) -> Iterator[str]:
+    """Conversations that go on with the call, as the template has it in a history."""
+    named = {"name": call[0], "arguments": call[1]}
+    id = "a23456789"
+    said = {"role": "assistant", "content": "", "tool_calls": [{"id": id, "type": "function", "function": named}]}
+    for behind in ([], [{"role": "tool", "tool_call_id": id, "name": call[0], "content": "Seen."}]):
+        with contextlib.suppress(UserError):
+            given = [_ASKED, said, *behind]
+            yield chat_prompt(tokenizer, given, [_tool(call)], {"add_generation_prompt": False}).text
+
+
+def _tool(call: Call) -> dict[str, Any]:
+    properties = {name: {"type": "string"} for name in call[1]}
+    schema = {"type": "object", "properties": properties}
+    return {"type": "function", "function": {"name": call[0], "description": "Looks.", "parameters": schema}}
+
+
+def _object(arguments: str) -> Any:
+    try:
+        return json.loads(arguments)
+    except ValueError:
+        return None
