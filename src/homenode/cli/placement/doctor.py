@@ -32,12 +32,13 @@ if TYPE_CHECKING:
 def doctor(pid: int | None, as_json: bool, **values: Any) -> None:
     """Look over this machine, what is allowed here and the plan that the flags make, and say what to do better.
 
-    Lists the instruction set levels of the native core besides.
+    Lists the instruction set levels of the native core, and who has been given which CPUs, besides.
 
     Exit code 0: nothing worse than warnings; 1: something keeps the plan from working.
     """
     from homenode.cli.placement.native_levels import native_levels
     from homenode.host.binding.doctor import doctor as findings_of
+    from homenode.host.binding.doctor_claims import claim_to_dict
     from homenode.host.topology.describe import fingerprint
     from homenode.host.topology.finding import worst
 
@@ -58,9 +59,9 @@ def doctor(pid: int | None, as_json: bool, **values: Any) -> None:
             found = [*levels.findings(), *found]
         if as_json:
             core = levels.to_dict() if levels is not None else None
-            print_json(
-                {"host": fingerprint(host), "findings": [finding.to_dict() for finding in found], "native_core": core}
-            )
+            claims = [claim_to_dict(claim) for claim in live.claims] if live is not None else []
+            told = [finding.to_dict() for finding in found]
+            print_json({"host": fingerprint(host), "findings": told, "claims": claims, "native_core": core})
         else:
             _show(found)
             _show_levels(levels)

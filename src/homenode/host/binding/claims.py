@@ -64,6 +64,14 @@ def read_claims(state: State) -> tuple[Claim, ...]:
     return _load(state)[0].claims
 
 
+def living_claims() -> tuple[Claim, ...]:
+    """The same of this user's state folder, for who only tells of them; none where they cannot be read."""
+    try:
+        return read_claims(open_state())
+    except (HostError, UserError):
+        return ()
+
+
 @contextmanager
 def exclusive(state: State, deadline_s: float = LOCK_DEADLINE_S) -> Iterator[ClaimTable]:
     """Read the claims, plan, and claim, with nobody else doing the same: what was added is written when the block ends

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from homenode.errors import PlacementError
 from homenode.host.binding.cpu_load import CpuLoad
 from homenode.host.binding.doctor_checks import runtime_findings
+from homenode.host.binding.doctor_claims import claim_findings
 from homenode.host.binding.doctor_machine import machine_findings
 from homenode.host.binding.live_facts import CAP_SYS_NICE, CAP_SYS_PTRACE, LiveFacts, ProcessFacts
 from homenode.host.placement.plan import Plan
@@ -73,6 +74,7 @@ def _living(host: Host, live: LiveFacts | None) -> Iterable[Finding]:
             yield from _load(live.load)
         if live.process is not None:
             yield from _process(host, live.process)
+        yield from claim_findings(host, live.claims)
 
 
 def _permissions(host: Host, live: LiveFacts) -> Iterable[Finding]:

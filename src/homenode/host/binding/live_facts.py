@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from homenode.errors import HostError
+from homenode.host.binding.claims import living_claims
 from homenode.host.binding.cpu_load import CpuLoad, read_cpu_load
 from homenode.host.binding.irqbalance import find_irqbalance
 from homenode.host.binding.syscalls import Syscalls
+from homenode.host.placement.demand import Claim
 from homenode.host.topology.facts import FactReader, parse_number
 from homenode.host.topology.memory import read_meminfo
 from homenode.host.topology.source import LiveSource, Source
@@ -35,7 +37,8 @@ class ProcessFacts:
 class LiveFacts:
     """`capabilities`: the effective set as bits (capabilities(7)), of the calling process. `memory_policy_refusal`:
     name of the error that set_mempolicy gives, empty where it works. `irqs_writable`: None without interrupts to try.
-    `swap`, `swap_used`: bytes. `load`: of the CPUs that the calling process, or the one asked about, may use."""
+    `swap`, `swap_used`: bytes. `load`: of the CPUs that the calling process, or the one asked about, may use.
+    `claims`: of living processes of this user and pid namespace."""
 
     capabilities: int | None = None
     memory_policy_refusal: str = ""
@@ -45,6 +48,7 @@ class LiveFacts:
     swap_used: int = 0
     process: ProcessFacts | None = None
     load: CpuLoad | None = None
+    claims: tuple[Claim, ...] = ()
 
     def may(self, capability: int) -> bool:
         """Whether the capability is held; taken to be where the kernel does not say."""
@@ -78,6 +82,7 @@ def read_live_facts(pid: int | None = None, calls: Syscalls | None = None) -> Li
         swap_used=swap - memory.get("SwapFree", swap),
         process=None if pid is None else _process(pid, source),
         load=read_cpu_load(source, _mask(pid), pid),
+        claims=living_claims(),
     )
 
 
