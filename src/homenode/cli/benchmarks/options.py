@@ -12,6 +12,8 @@ from homenode.errors import UserError
 from homenode.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from homenode.compute.native import NativeBackend, NativeMeter
     from homenode.engine.binding import EngineBinding
     from homenode.host.topology.host import Host
@@ -121,6 +123,7 @@ def native_backend(threads: int | None, isa: str | None) -> NativeBackend:
 
     host = read_host(LiveSource(), accelerators=False)
     cpus = choose_cpus(threads, host)
+    _tell_of_neighbours(host, cpus)
     return cast(
         "NativeBackend",
         make_backend(ComputeConfig(backend="native", threads=threads, isa=isa), cpus, team_groups(host, cpus)),
@@ -144,6 +147,7 @@ def engine_backend(config: EngineConfig, checkpoint: Checkpoint) -> tuple[Native
 
     host = read_host(LiveSource(), accelerators=False)
     binding = place_of_engine(EngineAssignment(config), checkpoint, host)
+    _tell_of_neighbours(host, binding.team)
     for finding in (*binding.findings, *apply_binding(binding)):
         if finding.severity != "info":
             print_note(finding.text)
@@ -151,6 +155,17 @@ def engine_backend(config: EngineConfig, checkpoint: Checkpoint) -> tuple[Native
     layout = plan_model(checkpoint, backend, quantize=config.model.quantize, dtype=config.model.dtype)
     weight_nodes_of(config, host, binding, layout, backend)
     return cast("NativeBackend", backend), binding, host
+
+
+def _tell_of_neighbours(host: Host, team: Sequence[int]) -> None:
+    """Say who has claimed the cores that are measured: figures are of what is left of them."""
+    from homenode.cli.output.report import print_note
+    from homenode.host.binding.claims import living_claims
+    from homenode.host.placement.claimed import overlaps
+
+    why = "a measurement takes the CPUs that an engine alone would have, so its figures are of shared cores"
+    for finding in overlaps(host, living_claims(), team, why):
+        print_note(finding.text)
 
 
 def meter_of(backend: NativeBackend) -> NativeMeter:

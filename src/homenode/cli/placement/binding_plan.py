@@ -77,14 +77,17 @@ def plan_binding(
     strict: bool,
     pid: int,
     claims: bool = True,
+    beside_claims: bool = True,
     strict_claims: bool = False,
     before_start: bool = False,
 ) -> BindingPlan:
     """Decide for process `pid`. Raises UserError and PlacementError where that process must not be started or touched.
 
-    `strict`: a process that cannot be planned is refused. `strict_claims`: so are claims that cannot be kept, by
+    `strict`: a process that cannot be planned is refused. `claims`: what it is given is claimed for it.
+    `beside_claims`: others' claims are planned around. `strict_claims`: claims that cannot be kept are refused, by
     HostError.
     """
+    from homenode.host.binding.claims import living_claims
     from homenode.host.binding.threads import ancestors
 
     if cpus is not None or (
@@ -94,7 +97,8 @@ def plan_binding(
     with _claim_table(claims, strict_claims) as table:
         # What a program claimed when it was started as a whole is not claimed against its own ranks.
         own = {pid, *ancestors(pid)}
-        others = tuple(claim for claim in table.claims if claim.pid not in own) if table else ()
+        there = table.claims if table else living_claims() if beside_claims else ()
+        others = tuple(claim for claim in there if claim.pid not in own)
         host, demand = demand_from_flags(flags, before_start=before_start, claims=others)
         demand = _of_rank(demand, flags, host)
         found = _aim_by_plan(flags, host, demand, strict)

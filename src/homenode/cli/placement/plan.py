@@ -10,6 +10,7 @@ import click
 
 from homenode.cli.flags.many_values import ManyValuesCommand
 from homenode.cli.output.report import json_errors, print_json
+from homenode.cli.placement.claims_beside import claims_on
 from homenode.cli.placement.flag_demand import demand_from_flags, plan_for
 from homenode.cli.placement.plan_flags import PlanFlags, with_plan_flags
 from homenode.cli.placement.plan_stages import plan_stages, stage_flags, with_stage_flags
@@ -58,6 +59,8 @@ def plan(
                 )
             sys.exit(_requirements(flags, host, demand, as_json))
         made = plan_for(flags, host, demand)
+        cpus = [cpu for worker in made.workers if worker.bound for cpu in worker.cpus]
+        made = made.with_findings(claims_on(flags, host, cpus))
         if as_json:
             print_json(made.to_dict())
         elif explain:

@@ -93,7 +93,13 @@ def stage_flags(ctx: click.Context, values: dict[str, Any]) -> dict[str, Any] | 
 
 def plan_stages(flags: PlanFlags, asked: dict[str, Any], as_json: bool) -> int:
     """Print the workers. The result is the exit code. Raises what reading the host and the model and planning raise."""
+    from homenode.cli.placement.claims_beside import claims_on
+    from homenode.engine.plan.worker_layout import computing_cpus
+
     planned = _planned(flags, asked)
+    layout = planned.worker_layout
+    beside = claims_on(flags, planned.host, computing_cpus(layout))
+    planned = replace(planned, worker_layout=replace(layout, findings=(*layout.findings, *beside)))
     in_common = any(planned.kept(worker).common for worker in planned.worker_layout.workers)
     if as_json:
         lines = [_line(planned, n) for n in range(len(planned.worker_layout.workers))]

@@ -14,6 +14,7 @@ from homenode.cli.flags.suggestions import SuggestingChoice
 from homenode.cli.flags.token_counts import TokenCount
 from homenode.cli.output.report import print_json
 from homenode.cli.placement.binding_plan import warn
+from homenode.cli.placement.claims_beside import claims_on
 from homenode.errors import UserError
 from homenode.host.placement.numa_settings import NumaSettings
 
@@ -127,6 +128,8 @@ def plan_weights(flags: PlanFlags, asked: dict[str, Any], as_json: bool) -> int:
     """Print the layout. The result is the exit code. Raises what reading the host and the model and planning raise."""
     host, reserve = _host(flags)
     made = _layout(host, asked, reserve)
+    for finding in claims_on(flags, host, [cpu for team in made.plan.teams for cpu in team.cpus]):
+        warn(f"{finding.severity}: {finding.text}")
     if as_json:
         print_json(_to_json(made))
         return 0

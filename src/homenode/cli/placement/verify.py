@@ -132,7 +132,7 @@ def _verify(
     from homenode.host.binding.verify import verify as read_back
     from homenode.host.binding.watch import watch
 
-    found = plan_binding(flags, cpus, strict=True, pid=pid, claims=False)
+    found = plan_binding(flags, cpus, strict=True, pid=pid, claims=False, beside_claims=False)
     print_lines(found.ignored)
     target = found.target
     if target is None:

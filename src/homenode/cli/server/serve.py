@@ -190,7 +190,9 @@ def _client(assignments: Sequence[EngineAssignment]) -> AsyncEngineClient | Repl
         from homenode.engine.connection.early_start import take_early_engine
         from homenode.engine.connection.engine_client import AsyncEngineClient
 
-        return AsyncEngineClient(assignments[0], started=take_early_engine())
+        client = AsyncEngineClient(assignments[0], started=take_early_engine())
+        client.on_free_cpus = _move_to
+        return client
     from homenode.engine.router.client import ReplicasClient
 
     return ReplicasClient(assignments)
@@ -198,11 +200,15 @@ def _client(assignments: Sequence[EngineAssignment]) -> AsyncEngineClient | Repl
 
 def _keep_off_compute(ready: Any) -> None:
     """Move to the CPUs on which the engine does not compute, if it left any."""
+    if cpus := tuple(ready.details.get("free_cpus", ())):
+        _move_to(cpus)
+
+
+def _move_to(cpus: tuple[int, ...]) -> None:
     from homenode.engine.pinning import pin_process_threads
 
-    if cpus := tuple(ready.details.get("free_cpus", ())):
-        for finding in pin_process_threads(cpus):
-            _LOG.warning("%s", finding.text)
+    for finding in pin_process_threads(cpus):
+        _LOG.warning("%s", finding.text)
 
 
 def _announce(url: str, ready: Any, fronts: int = 1) -> None:
@@ -259,6 +265,8 @@ def _threads(details: Mapping[str, Any]) -> str:
 
     threads = details.get("compute", {}).get("threads", 1)
     where = f" on CPUs {format_cpu_list(details['cpus'])}" if details.get("cpus") else ""
+    if details.get("cpu_sets"):
+        where = f" on any of CPUs {format_cpu_list(details['cpu_sets'])}"
     return f"{format_count(threads, 'thread')}{where}, " if threads else ""
 
 

@@ -8,6 +8,7 @@ from homenode.cpuset import format_cpu_list
 from homenode.errors import PlacementError
 from homenode.host.placement.cores import AllowedCore, cpus_of
 from homenode.host.placement.demand import Claim
+from homenode.host.placement.neighbours import title
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Host
 
@@ -41,6 +42,19 @@ def kept_clear(host: Host, claims: Sequence[Claim]) -> list[Finding]:
     return [_overlap(claim, "CPU workers keep clear of them") for claim in claims if not allowed.isdisjoint(claim.cpus)]
 
 
+def overlaps(host: Host, claims: Sequence[Claim], cpus: Sequence[int], why: str) -> list[Finding]:
+    """What to say of claims that a plan for these CPUs does not keep clear of. `why`: in words."""
+    cores = {host.cpu_by_id[cpu].core for cpu in cpus if cpu in host.cpu_by_id}
+    found = []
+    for claim in claims:
+        common = [cpu for cpu in claim.cpus if cpu in host.cpu_by_id and host.cpu_by_id[cpu].core in cores]
+        if common:
+            message = f"{title(claim)} has CPUs {format_cpu_list(common)} of these: {why}"
+            remedy = f"Name other CPUs, or end process {claim.pid}; `homenode doctor` says who has which."
+            found.append(Finding("warning", "claims_left_aside", message, remedy))
+    return found
+
+
 def _all_claimed(device: int, claim: Claim, pool: Sequence[AllowedCore]) -> PlacementError:
     return PlacementError(
         "insufficient_cpus",
@@ -52,8 +66,7 @@ def _all_claimed(device: int, claim: Claim, pool: Sequence[AllowedCore]) -> Plac
 
 
 def _overlap(claim: Claim, effect: str) -> Finding:
-    who = f"process {claim.pid}{f' ({claim.name})' if claim.name else ''}"
-    message = f"{who} holds CPUs {format_cpu_list(claim.cpus)}: {effect}"
+    message = f"{title(claim)} holds CPUs {format_cpu_list(claim.cpus)}: {effect}"
     return Finding(
         "warning", "claim_overlap", message, f"Give both the same allowance and strategy, or end process {claim.pid}."
     )

@@ -8,9 +8,11 @@ from collections.abc import Callable
 
 from homenode.errors import PlacementError
 from homenode.host.placement.check import check, tool_findings
+from homenode.host.placement.claimed import overlaps
 from homenode.host.placement.demand import Demand
 from homenode.host.placement.plan import Plan
 from homenode.host.placement.strategy import Strategy
+from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Host
 
 STRATEGIES: dict[str, str] = {
@@ -28,10 +30,20 @@ def make_plan(strategy: str, host: Host, demand: Demand) -> Plan:
     must refuse."""
     made = _policy(strategy)(host, demand)
     known = {(finding.code, finding.message) for finding in made.findings}
-    said = (*demand.findings, *check(host, made))
+    said = (*demand.findings, *check(host, made), *_left_aside(strategy, host, demand, made))
     made = made.with_findings([finding for finding in said if (finding.code, finding.message) not in known])
     codes = {finding.code for finding in made.findings}
     return made.with_findings([finding for finding in tool_findings(host, made) if finding.code not in codes])
+
+
+def _left_aside(strategy: str, host: Host, demand: Demand, made: Plan) -> list[Finding]:
+    """What the rules of other programs do not look at: that somebody else computes there. Ranks that drive devices are
+    given CPUs in common by some of these rules; that is no news to them."""
+    if strategy == Strategy.FAIR:
+        return []
+    claims = [claim for claim in demand.claims if strategy == Strategy.CPU_THREADS or not claim.devices]
+    cpus = [cpu for worker in made.workers if worker.bound for cpu in worker.cpus]
+    return overlaps(host, claims, cpus, f"the rule of {strategy} does not look at claims, so both compute there")
 
 
 def _policy(strategy: str) -> Callable[[Host, Demand], Plan]:
