@@ -4,6 +4,8 @@ Where threads may run is read back from the kernel.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import random
 import signal
@@ -18,6 +20,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from homenode.cpuset import parse_cpu_list
+from homenode.host.binding.claims import read_claims
+from homenode.host.binding.state import open_state
 from homenode.host.discovery.read import read_host
 from homenode.host.topology.source import LiveSource
 from tests.engine.compute_threads import computing_cpus
@@ -137,8 +142,10 @@ def test_a_list_is_obeyed_and_told() -> None:
 
 
 def test_an_engine_that_is_started_again_finds_its_own_cores() -> None:
-    def cpus(pid: int) -> list[int]:
-        return computing_cpus([pid], lambda: [answer(server, 100) for _ in range(4)], 1, loop=True)
+    def cpus(pid: int) -> set[int]:
+        """That of its compute thread, and that of the others where it is one alone."""
+        tasks = [int(task.name) for task in Path(f"/proc/{pid}/task").iterdir()]
+        return {cpu for mask in map(os.sched_getaffinity, tasks) if len(mask) == 1 for cpu in mask}
 
     with serving("--threads", "1", "--data-parallel-size", "2") as server:
         (first, pid), (second, _) = server.children("homenode-worker").items()
@@ -167,3 +174,88 @@ def test_check_config_says_what_the_start_will() -> None:
         assert "shares its core" in seen.stderr
         seen = subprocess.run([*check, str(CORES[1])], capture_output=True, text=True, cwd=ROOT, env=env, check=True)
         assert "shares its core" not in seen.stderr
+
+
+def bound_to(server: LiveServer) -> set[int]:
+    """The CPUs that threads of the server's engine and workers may run on, as the kernel has it now."""
+    found: set[int] = set()
+    for pid in [*server.engines(), *workers(server).values()]:
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(ProcessLookupError):
+                found |= os.sched_getaffinity(int(thread.name))
+    return found
+
+
+def claimed_by(server: LiveServer) -> set[int]:
+    return {cpu for claim in read_claims(open_state()) if claim.pid in server.engines() for cpu in claim.cpus}
+
+
+@pytest.mark.parametrize("flags", [(), ("--executor", "processes")])
+def test_a_server_that_shares_a_core_moves_when_one_is_free(flags: tuple[str, ...]) -> None:
+    """Its step goes on meanwhile, its answers stay the same, and it has given up what it left. The others, whose CPUs
+    are listed, stay."""
+    with contextlib.ExitStack() as rest:
+        listed = {core: rest.enter_context(serving("--cpu-threads-bind", str(core))) for core in CORES}
+        one = rest.enter_context(serving("--threads", "1", *flags))
+        (core,) = cores_of(one)
+        before = answer(one, 60)
+        assert "shares its core" in said(one)
+        assert {HOST.cpu_by_id[cpu].core for cpu in claimed_by(one)} == {core}
+        freed = next(cpu for cpu in CORES if HOST.cpu_by_id[cpu].core != core)
+        with ThreadPoolExecutor(1) as pool:
+            long = pool.submit(answer, one, 400)
+            listed.pop(freed).close()
+            one.wait_for(lambda: claimed_by(one) == {freed})
+            assert long.result().startswith(before)
+        assert bound_to(one) == {freed}, "nothing of it disturbs those who compute on other cores"
+        assert cores_of(one) == [HOST.cpu_by_id[freed].core]
+        assert answer(one, 60) == before
+        assert all(bound_to(server) == {cpu} for cpu, server in listed.items())
+
+
+def test_what_does_not_compute_makes_room_for_a_neighbour_and_comes_back() -> None:
+    with serving("--threads", "1") as one:
+        (own,) = claimed_by(one)
+        assert own not in os.sched_getaffinity(one.process.pid)
+        with contextlib.ExitStack() as others:
+            for core in CORES:
+                if core != own:
+                    others.enter_context(serving("--cpu-threads-bind", str(core)))
+            one.wait_for(lambda: os.sched_getaffinity(one.process.pid) == {own})
+            one.wait_for(lambda: bound_to(one) == {own})
+            assert answer(one)
+        one.wait_for(lambda: own not in os.sched_getaffinity(one.process.pid))
+        assert claimed_by(one) == {own}
+
+
+def test_servers_that_come_and_go_at_random_come_to_rest_apart() -> None:
+    """Whatever came and went: those that are left share no core while one is free, read back from the kernel."""
+    chance, living = random.Random(11), list[LiveServer]()
+    with contextlib.ExitStack() as all_of_them:
+        for _ in range(2 * len(CORES) + 2 if len(CORES) < 4 else 6):
+            if living and (len(living) > len(CORES) or chance.random() < 0.4):
+                living.pop(chance.randrange(len(living))).close()
+            else:
+                server = LiveServer(*SMALL, "--threads", "1")
+                all_of_them.callback(server.close)
+                living.append(server)
+            time.sleep(chance.random())
+        while len(living) > len(CORES):
+            living.pop(chance.randrange(len(living))).close()
+        assert living
+        living[0].wait_for(lambda: all(len(claimed_by(server)) == 1 for server in living))
+        living[0].wait_for(lambda: len(set().union(*map(claimed_by, living))) == len(living))
+        cores = [core for server in living for core in cores_of(server)]
+        assert len(set(cores)) == len(living), cores
+
+
+def test_doctor_says_who_has_been_given_which_cpus() -> None:
+    with serving("--threads", "1") as server:
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        ask = [sys.executable, "-m", "homenode.cli.main", "doctor"]
+        told = subprocess.run([*ask, "--json"], capture_output=True, text=True, cwd=ROOT, env=env)
+        (claim,) = json.loads(told.stdout)["claims"]
+        assert claim["pid"] in server.engines() and claim["kind"] == "engine"
+        assert parse_cpu_list(claim["cpus"]) == tuple(claimed_by(server))
+        page = subprocess.run(ask, capture_output=True, text=True, cwd=ROOT, env=env).stdout
+        assert f"cpus_claimed: process {claim['pid']} ({claim['name']}) has CPUs {claim['cpus']}" in page

@@ -889,6 +889,16 @@ class GrowingBackend(Protocol):
 
 
 @runtime_checkable
+class MovableBackend(Protocol):
+    """A backend whose threads can go on elsewhere."""
+
+    def move(self, places: Sequence[Sequence[int]]) -> None:
+        """Bind each thread to the CPUs of its place, between two steps; an empty one leaves it where it is. Memory
+        stays. HostError when the machine refuses: some threads may have moved.
+        """
+
+
+@runtime_checkable
 class PlacedBackend(Protocol):
     """A backend that can prove where its memory lies."""
 

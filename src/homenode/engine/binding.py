@@ -42,6 +42,9 @@ class EngineBinding:
     empty on a host without nodes. `mirror_tensors`: patterns of the matrices that are mirrored under shard. `strict`:
     pages that are not where they belong are a reason not to serve.
 
+    `sets`: for each compute thread the CPUs that it may run on, its own among them, where it is not bound to that one
+    alone; empty: each thread is bound to its CPU.
+
     `workers`: of one of several engines, the place of each of its workers where settings name them; else empty.
     `roles`: of a worker on an NPU, CPUs by role; None where there are none to tell apart.
     """
@@ -56,6 +59,7 @@ class EngineBinding:
     thread_memory: tuple[int, ...] = ()
     mirror_tensors: tuple[str, ...] = ()
     strict: bool = False
+    sets: tuple[tuple[int, ...], ...] = ()
     workers: tuple[EngineBinding, ...] = ()
     roles: DriverRoles | None = None
 
@@ -66,6 +70,11 @@ class EngineBinding:
         """
         cpus = self.others or self.spare
         return cpus if set(cpus).isdisjoint(self.team) else ()
+
+    @property
+    def places(self) -> tuple[tuple[int, ...], ...]:
+        """The CPUs that each compute thread is bound to; none for one that may run anywhere."""
+        return self.sets or tuple((cpu,) if cpu >= 0 else () for cpu in self.team)
 
     def told(self, findings: Iterable[Finding]) -> EngineBinding:
         """The same place with further findings."""

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
 from homenode.errors import HomenodeError
-from homenode.host.binding.claims import ClaimTable, exclusive_if_possible, read_claims
+from homenode.host.binding.claims import ClaimTable, exclusive, exclusive_if_possible, living_claims
 from homenode.host.binding.cpu_look import CpuLook
 from homenode.host.binding.state import open_state
 from homenode.host.binding.threads import ancestors
@@ -78,11 +78,21 @@ def open_claims(of: CpuClaim) -> Iterator[OpenClaims]:
             lines.append(f"this claim of CPUs is not kept: {error.message}")
 
 
+@contextmanager
+def lock_claims(of: CpuClaim, deadline_s: float) -> Iterator[OpenClaims]:
+    """The same for who can do without: HostError or UserError where nothing can be kept, or another has the lock for
+    `deadline_s` seconds."""
+    with exclusive(open_state(), deadline_s) as table:
+        found = OpenClaims(_others(table.claims, of), [])
+        yield found
+        found.write(table)
+
+
 def claims_of_others(of: CpuClaim | None = None) -> tuple[Claim, ...]:
     """The claims of others as they are now, for whoever claims nothing; none where they cannot be read."""
     try:
-        return _others(read_claims(open_state()), of)
-    except HomenodeError:
+        return _others(living_claims(), of)
+    except HomenodeError:  # without /proc nobody's ancestors are known
         return ()
 
 

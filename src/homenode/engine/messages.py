@@ -203,6 +203,14 @@ class ServingChanged(msgspec.Struct, frozen=True, tag=True):
     reason: str = ""
 
 
+class FreeCpusChanged(msgspec.Struct, frozen=True, tag=True):
+    """Engine to front: threads that do not compute disturb nobody on these CPUs now, in place of those that were said
+    when it was ready.
+    """
+
+    cpus: list[int]
+
+
 class Fatal(msgspec.Struct, frozen=True, tag=True):
     """Engine to front: the engine cannot start or go on; `kind` is a class name of homenode.errors."""
 
@@ -211,4 +219,4 @@ class Fatal(msgspec.Struct, frozen=True, tag=True):
 
 
 ToEngine = Submit | Abort | ReleaseKv | Drain | Ping
-ToFront = EngineLoading | EngineReady | Heartbeat | Outputs | EngineStats | ServingChanged | Fatal
+ToFront = EngineLoading | EngineReady | Heartbeat | Outputs | EngineStats | ServingChanged | FreeCpusChanged | Fatal

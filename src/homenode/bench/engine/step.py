@@ -120,7 +120,7 @@ def measure_steps(
     times: list[_Times] = []
     loop_cpu: list[float] = []
     runner = _runner(backend, sequences, steps, step_s, vocab_size, times)
-    executor = InlineExecutor(runner, _limits(sequences, steps, vocab_size), cpu=backend.statistics()["cpus"][0])
+    executor = InlineExecutor(runner, _limits(sequences, steps, vocab_size), cpus=backend.statistics()["cpus"][:1])
     ours, theirs = socket.socketpair()
     with theirs:
         command = [

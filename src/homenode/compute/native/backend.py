@@ -87,6 +87,8 @@ class NativeBackend:
         self._level = choose_level(level)
         with host_errors():
             self._pool = _native.ThreadPool(list(cpus), spin_us, True, groups)
+        # The CPUs that each thread is bound to.
+        self._places: list[tuple[int, ...]] = [(cpu,) if cpu >= 0 else () for cpu in cpus]
         self._sampler = _native.NativeSampler(self._pool, self._level)
         self._memory = memory
         self._arena = self._make_arena()
@@ -299,9 +301,8 @@ class NativeBackend:
         memory = self._memory
         if memory is None or node_index < 0 or len(memory.nodes) < 2 or (memory.bound and not refused):
             return ()
-        return tuple(
-            cpu for cpu, of in zip(self._pool.cpus, memory.node_indices, strict=True) if of == node_index and cpu >= 0
-        )
+        own = (place for place, of in zip(self._places, memory.node_indices, strict=True) if of == node_index)
+        return tuple(dict.fromkeys(cpu for place in own for cpu in place))
 
     def change_kv_pages(self, changes: Sequence[tuple[int, int, bool]]) -> None:
         """Take or give back the pages of blocks first .. past - 1 of the last KV memory made, where it is reserved
@@ -436,6 +437,12 @@ class NativeBackend:
             **self._read_pages(),
             "residency": self._watch_residency(),
         }
+
+    def move(self, places: Sequence[Sequence[int]]) -> None:
+        """See `MovableBackend.move`. UserError where there are not as many places as threads."""
+        with host_errors():
+            self._pool.move([list(place) for place in places])
+        self._places = [tuple(place) or before for place, before in zip(places, self._places, strict=True)]
 
     def meter(self, read_bytes: int) -> NativeMeter:
         """What measures the limits of the CPUs this backend computes on, at its level: see `NativeMeter`."""

@@ -33,7 +33,7 @@ class LocalEngine:
         self.ready: EngineReady = engine.ready
         self.statistics = EngineStats()
         self.executor = engine.executor
-        self._claim = engine.claim
+        self._claim, self._watch = engine.claim, engine.watch
         self._core = EngineCore(
             engine.scheduler,
             engine.executor,
@@ -50,6 +50,8 @@ class LocalEngine:
         except HomenodeError:
             self._give_back()
             raise
+        if self._watch is not None:
+            self._watch.start()
 
     def submit(self, requests: Sequence[Request], sink: Sink) -> None:
         """Start requests; all their outputs go into `sink`. InternalError when the engine has ended."""
@@ -92,6 +94,8 @@ class LocalEngine:
                 self._end(reason, kind)
 
     def _give_back(self) -> None:
+        if self._watch is not None:
+            self._watch.stop()
         self.executor.close()
         self._claim.release()
 

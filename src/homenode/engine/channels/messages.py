@@ -159,6 +159,12 @@ class Pages(msgspec.Struct, frozen=True, tag=True):
     changes: list[tuple[int, int, bool]]
 
 
+class MoveThreads(msgspec.Struct, frozen=True, tag=True):
+    """Engine to worker: between the steps before this and those after it go on in another place of the same nodes."""
+
+    place: EngineBinding
+
+
 class WorkerStepDone(msgspec.Struct, frozen=True, tag=True):
     """Worker to engine: a step is done. Only rank 0 of the last stage gives tokens and scores. `waited`: seconds it
     waited for the stage before it.
@@ -219,5 +225,5 @@ class WorkerFailed(msgspec.Struct, frozen=True, tag=True):
     message: str
 
 
-ToWorker = Join | Lay | Attach | Detach | Pages | RunStep | Forget | LivenessProbe | Leave
+ToWorker = Join | Lay | Attach | Detach | Pages | MoveThreads | RunStep | Forget | LivenessProbe | Leave
 FromWorker = PartLoading | Fits | Laid | WorkerStepDone | WorkerStepFailed | Alive | WorkerFailed

@@ -15,6 +15,7 @@ from homenode.engine.messages import (
     EngineReady,
     EngineStats,
     Fatal,
+    FreeCpusChanged,
     Heartbeat,
     Output,
     Outputs,
@@ -38,7 +39,16 @@ class _OutputsWithRawScores(msgspec.Struct, frozen=True, tag="Outputs"):
     outputs: list[_OutputWithRawScores]
 
 
-_Large = EngineLoading | EngineReady | Heartbeat | _OutputsWithRawScores | EngineStats | ServingChanged | Fatal
+_Large = (
+    EngineLoading
+    | EngineReady
+    | Heartbeat
+    | _OutputsWithRawScores
+    | EngineStats
+    | ServingChanged
+    | FreeCpusChanged
+    | Fatal
+)
 
 
 def decode_large_body(body: bytes) -> ToFront:

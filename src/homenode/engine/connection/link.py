@@ -10,12 +10,14 @@ import asyncio
 import socket
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Protocol
 
 from homenode.engine.connection.large_frames import LARGE_FRAME, decode_large_body
 from homenode.engine.messages import (
     Abort,
     EngineStats,
+    FreeCpusChanged,
     Heartbeat,
     Output,
     Outputs,
@@ -99,6 +101,8 @@ class EngineLink:
         self._reading: asyncio.Task[None] | None = None
         self._statistics = EngineStats()
         self._serving = ServingChanged(True)
+        # Called with CPUs on which the process of a front disturbs nobody, each time that they change.
+        self.on_free_cpus: Callable[[tuple[int, ...]], None] = lambda cpus: None
         self._streams: dict[int, OutputStream] = {}
         self._pings: dict[int, asyncio.Future[float]] = {}
         self._num_pings = first_ping
@@ -224,6 +228,8 @@ class EngineLink:
                 self._statistics = message
             case ServingChanged():
                 self._serving = message
+            case FreeCpusChanged(cpus):
+                self.on_free_cpus(tuple(cpus))
 
     async def _why_it_ended(self, reason: str | None) -> str:
         """The end of the stream in words; `reason`: what was wrong with the stream itself."""

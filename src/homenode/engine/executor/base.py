@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from homenode.engine.binding import EngineBinding
 from homenode.engine.kv.chunks import PageChange
 from homenode.engine.step import Step, StepResult, WorkerLimits
 
@@ -88,3 +89,17 @@ class Executor(Protocol):
 
     def close(self) -> None:
         """Finish the step being computed, drop the others, give everything back. Calling it again does nothing."""
+
+
+@runtime_checkable
+class MovableExecutor(Protocol):
+    """An executor whose workers can go on in other places of this host, without a step being lost."""
+
+    @property
+    def processes(self) -> tuple[int, ...]:
+        """The numbers of the processes whose threads compute, as they are now."""
+
+    def move(self, places: Sequence[EngineBinding]) -> None:
+        """Have each worker compute in its place, and whoever is started in its place, after the steps submitted so far
+        and before those that are submitted later; returns at once. What the machine refuses is logged. From any thread.
+        """

@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
+from homenode.engine.binding import EngineBinding
 from homenode.engine.errors import StepError, step_error
 from homenode.engine.kv.chunks import PageChange
 from homenode.engine.step import Step, StepResult, WorkerLimits
+from homenode.errors import HomenodeError
 from homenode.host.refusals import start_thread
 
 _log = logging.getLogger(__name__)
@@ -42,9 +44,16 @@ class _PageChanges:
     changes: tuple[PageChange, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _Move:
+    """Tells the thread to have its worker go on elsewhere."""
+
+    place: EngineBinding
+
+
 class InlineExecutor:
-    """`Executor` with a thread in place of workers, on `cpu` if that is not -1. `stats` gives the statistics of what
-    computes.
+    """`Executor` with a thread in place of workers, on these `cpus` if there are any. `stats` gives the statistics of
+    what computes.
     """
 
     def __init__(
@@ -53,18 +62,21 @@ class InlineExecutor:
         limits: WorkerLimits,
         stats: Callable[[], dict[str, Any]] = dict,
         name: str = "homenode-steps",
-        cpu: int = -1,
+        cpus: Sequence[int] = (),
         change_pages: Callable[[Sequence[PageChange]], None] | None = None,
+        move: Callable[[EngineBinding], None] | None = None,
     ) -> None:
-        """`change_pages` carries out what becomes of the pages of KV memory; None: they stay as they are."""
+        """`change_pages` carries out what becomes of the pages of KV memory; None: they stay as they are. `move` has
+        all threads but this one go to a place; None: they stay where they are.
+        """
         self._runner = runner
         self._limits = limits
         self._stats = stats
-        self._change_pages = change_pages
-        self._tasks: SimpleQueue[Step | _PageChanges | _Resume | None] = SimpleQueue()
+        self._change_pages, self._move = change_pages, move
+        self._tasks: SimpleQueue[Step | _PageChanges | _Move | _Resume | None] = SimpleQueue()
         self._results: SimpleQueue[StepResult | StepError] = SimpleQueue()
         self._notify: Callable[[], None] = lambda: None
-        self._cpu = cpu
+        self._cpus = tuple(cpus)
         self._pending = 0
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
@@ -97,6 +109,16 @@ class InlineExecutor:
         """See `Executor.change_pages`."""
         self._tasks.put(_PageChanges(tuple(changes)))
 
+    @property
+    def processes(self) -> tuple[int, ...]:
+        """See `MovableExecutor.processes`: this one."""
+        return (os.getpid(),)
+
+    def move(self, places: Sequence[EngineBinding]) -> None:
+        """See `MovableExecutor.move`."""
+        if self._move is not None:
+            self._tasks.put(_Move(places[0]))
+
     def result(self, timeout: float | None = None) -> StepResult | None:
         """See `Executor.result`."""
         if not self._pending:
@@ -126,15 +148,15 @@ class InlineExecutor:
             self._thread.join()
 
     def _work(self) -> None:
-        if self._cpu >= 0:
-            with suppress(OSError):  # the team tries again, for the time of a step, and says what is wrong
-                os.sched_setaffinity(0, {self._cpu})
+        self._settle(self._cpus)
         broken = False  # a step failed: those sent before the loop heard of it are dropped, it knows they are lost
         while (task := self._tasks.get()) is not None and not self._closed.is_set():
             if isinstance(task, _Resume):
                 broken = False
             elif isinstance(task, _PageChanges):
                 self._carry_out(task)
+            elif isinstance(task, _Move):
+                self._go(task.place)
             elif not broken:
                 outcome = self._outcome(task)
                 broken = isinstance(outcome, StepError)
@@ -150,6 +172,24 @@ class InlineExecutor:
             Exception
         ):  # whatever it is: pages that did not come are taken by the kernel when they are written, others stay
             _log.exception("pages of KV memory could not be taken or given back")
+        self._notify()  # figures have changed
+
+    def _settle(self, cpus: Sequence[int]) -> None:
+        """Have this thread stay on these CPUs; none: it stays where it is."""
+        if cpus:
+            with suppress(OSError):  # the team tries again, for the time of a step, and says what is wrong
+                os.sched_setaffinity(0, cpus)
+
+    def _go(self, place: EngineBinding) -> None:
+        assert self._move is not None
+        try:
+            self._move(place)
+        except (HomenodeError, OSError, MemoryError) as error:
+            _log.warning("compute threads stay where they are, as they could not be moved: %s", error)
+            place_now = self._cpus
+        else:
+            place_now = self._cpus = place.places[0]
+        self._settle(place_now)
         self._notify()  # figures have changed
 
     def _outcome(self, step: Step) -> StepResult | StepError:

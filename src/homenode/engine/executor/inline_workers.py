@@ -17,7 +17,6 @@ from homenode.engine.memory.huge_pages import on_small_pages
 from homenode.engine.memory.numa import leave_plan, settle_pages
 from homenode.engine.memory.report import log_memory
 from homenode.engine.plan.engine_plan import EnginePlan
-from homenode.engine.plan.placement import UNPINNED
 from homenode.engine.step import WorkerLimits
 from homenode.engine.worker.load import InsideEngine
 from homenode.engine.worker.worker import PartWorker
@@ -60,7 +59,7 @@ class InlineWorkers:
 
     def lay(self, limits: WorkerLimits, sharing: KvTransferSetup | None = None) -> InlineExecutor:
         """See `EngineWorkers.lay`."""
-        worker, config, team = self._worker, self._plan.config, self._planned.binding.team
+        worker, native = self._worker, self._plan.config.compute.backend == "native"
         grows = limits.chunk_blocks > 0
         make_cache = None if sharing is None else sharing.kv_cache
         worker.lay(limits.num_blocks, grows=grows, state_slots=limits.state_slots, make_cache=make_cache)
@@ -72,8 +71,9 @@ class InlineWorkers:
             lambda: worker.statistics(plain=False),
             # The thread of the steps is the first of the team while it computes; staying there it is not moved about
             # between two steps.
-            cpu=team[0] if config.compute.backend == "native" else UNPINNED,
+            cpus=self._planned.binding.places[0] if native else (),
             change_pages=self._change_pages if grows else None,
+            move=worker.move if native else None,
         )
         return self._executor
 

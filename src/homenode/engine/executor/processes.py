@@ -18,6 +18,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from homenode.compute.kv_memory import KvLayout
+from homenode.engine.binding import EngineBinding
 from homenode.engine.channels.base import MakeChannels
 from homenode.engine.channels.messages import (
     Alive,
@@ -201,6 +202,19 @@ class ProcessExecutor:
         """
         with self._changed:
             self.pool.change_pages(changes)
+        self._wake()
+
+    @property
+    def processes(self) -> tuple[int, ...]:
+        """See `MovableExecutor.processes`: none of workers elsewhere."""
+        with self._changed:
+            started = [handle.process for handle in self.handles]
+        return tuple(each.pid for each in started if isinstance(each, WorkerProcess))
+
+    def move(self, places: Sequence[EngineBinding]) -> None:
+        """See `MovableExecutor.move`."""
+        with self._changed:
+            self.pool.move(places)
         self._wake()
 
     def result(self, timeout: float | None = None) -> StepResult | None:

@@ -12,8 +12,20 @@ from typing import Any
 import msgspec
 
 from homenode.compute.kv_memory import KvLayout
+from homenode.engine.binding import EngineBinding
 from homenode.engine.channels.base import Channels, MakeChannels
-from homenode.engine.channels.messages import Alive, Attach, Detach, Forget, FromWorker, Join, Lay, Leave, Pages
+from homenode.engine.channels.messages import (
+    Alive,
+    Attach,
+    Detach,
+    Forget,
+    FromWorker,
+    Join,
+    Lay,
+    Leave,
+    MoveThreads,
+    Pages,
+)
 from homenode.engine.executor.kv_file import KvFile
 from homenode.engine.executor.neighbours import Attached, sliced
 from homenode.engine.executor.worker_handle import WorkerHandle
@@ -56,6 +68,7 @@ class WorkerPool:
         self.kv_file: KvFile | None = None  # where the workers' KV memory lies, if that is not their own
         self.grows = False  # KV memory is taken when it is used
         self._attached = Attached()
+        self._places: dict[int, EngineBinding] = {}  # of workers that were moved
         self._generation = 0
         self.handles: list[WorkerHandle] = []
         self.restarts = 0
@@ -119,6 +132,12 @@ class WorkerPool:
         for handle in self._laid():
             handle.process.socket.send(told)
 
+    def move(self, places: Sequence[EngineBinding]) -> None:
+        """Have all workers compute in their places, now and whoever takes their place."""
+        self._places = dict(zip((plan.number for plan in self._plans), places, strict=True))
+        for handle in self.handles:  # who is loading goes there when it has
+            handle.process.socket.send(MoveThreads(self._places[handle.plan.number]))
+
     def _laid(self) -> list[WorkerHandle]:
         """Those that were told to take KV memory; others will be told of everything then."""
         return [handle for handle in self.handles if handle.state in ("laying", "ready")]
@@ -168,6 +187,7 @@ class WorkerPool:
         channels, descriptors = self._channels.of(plan.number)
         kv_there = self.kv_file.taken(plan.number) if self.kv_file is not None else 0
         join = replace_join(self._join_of(plan), self._generation, channels, kv_there)
+        join = msgspec.structs.replace(join, binding=self._places.get(plan.number, join.binding))
         process.socket.send(join, [*descriptors, *self._memories_of(plan)])
         return handle
 

@@ -22,7 +22,9 @@ from homenode.engine.plan.engine_plan import EnginePlan
 from homenode.engine.plan.free_cores import binds_threads, cpus_for_the_rest, keep_clear, neighbour_findings
 from homenode.engine.plan.inline import plan_inline
 from homenode.engine.plan.machine import MachineFacts, busy_where_it_counts, read_machine
+from homenode.engine.plan.placement import cut
 from homenode.engine.plan.pooling import for_runner, with_runner
+from homenode.engine.plan.quota_sets import takes_sets, with_cpus_of_sets, with_sets
 from homenode.engine.plan.settings_without_effect import settings_without_effect, worth_telling
 from homenode.engine.plan.worker_layout import computing_cpus, executor_kind
 from homenode.engine.problems import SettingProblems
@@ -30,6 +32,7 @@ from homenode.errors import UserError
 from homenode.host.placement.neighbours import HostNeighbours
 from homenode.host.refusals import named_refusals
 from homenode.host.topology.finding import Finding
+from homenode.host.topology.host import Host
 from homenode.model.checkpoint.index import OpenedCheckpoint, open_checkpoint
 from homenode.model.parts import read_layer_split
 from homenode.model.spec import Checkpoint
@@ -61,11 +64,31 @@ def _plan(
     checkpoint = with_runner(checkpoint, assignment.config.model)
     assignment = problems.of(partial(for_runner, assignment, checkpoint.spec), assignment)
     if assignment.replica is not None:  # where it runs was decided with all others of its service
-        return _plan_on(assignment, checkpoint, machine, common, problems)
+        made = _plan_on(assignment, checkpoint, machine, common, problems)
+        return _within_sets(made, machine.host, assignment.replica.binding.sets)
     teams = sum(not is_accelerator(device) for device in machine.devices) if binds_threads(assignment.config) else 0
     host, config = keep_clear(machine.host, assignment.config, teams, machine.neighbours)
     assignment, clear = replace(assignment, config=config), replace(machine, host=host)
-    return beside_neighbours(_plan_on(assignment, checkpoint, clear, common, problems), machine)
+    made = beside_neighbours(_plan_on(assignment, checkpoint, clear, common, problems), machine)
+    return _in_sets(made, machine.host, machine.neighbours) if takes_sets(machine.host, assignment.config) else made
+
+
+def _in_sets(plan: EnginePlan, host: Host, neighbours: HostNeighbours) -> EnginePlan:
+    """The plan with compute threads on any of the host's free CPUs of their nodes."""
+    layout = plan.worker_layout
+    on_cpus = [worker for worker in layout.workers if not is_accelerator(worker.device)]
+    places = with_sets(host, [worker.binding for worker in on_cpus], neighbours)
+    found = {worker.number: place for worker, place in zip(on_cpus, places, strict=True)}
+    workers = tuple(replace(worker, binding=found.get(worker.number, worker.binding)) for worker in layout.workers)
+    return replace(plan, worker_layout=replace(layout, workers=workers, loop=with_cpus_of_sets(layout.loop, places)))
+
+
+def _within_sets(plan: EnginePlan, host: Host, sets: Sequence[Sequence[int]]) -> EnginePlan:
+    """The same of one of several engines, which was given these; as it is where it was given none."""
+    if not sets:
+        return plan
+    own = tuple(sorted({cpu for each in sets for cpu in each}))
+    return _in_sets(plan, replace(host, allowance=cut(host, host.allowance, own)), HostNeighbours())
 
 
 def _plan_on(

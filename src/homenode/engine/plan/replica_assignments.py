@@ -16,6 +16,7 @@ from homenode.engine.memory.available import available_memory
 from homenode.engine.plan.free_cores import binds_threads, keep_clear, neighbour_findings
 from homenode.engine.plan.machine import busy_where_it_counts
 from homenode.engine.plan.placement import UNPINNED, reserved_cores
+from homenode.engine.plan.quota_sets import takes_sets, with_sets
 from homenode.engine.plan.replica_bindings import memory_shares, replica_places, team_places
 from homenode.host.discovery.read import read_host
 from homenode.host.placement.neighbours import HostNeighbours
@@ -76,7 +77,10 @@ def replica_assignments(
 def _beside(
     config: EngineConfig, host: Host, bindings: Sequence[EngineBinding], neighbours: HostNeighbours
 ) -> tuple[EngineAssignment, ...]:
-    """The assignments in these places, with what is to be said of the neighbours."""
+    """The assignments in these places, with what is to be said of the neighbours. `host`: all that the service may
+    use."""
+    if takes_sets(host, config):
+        bindings = with_sets(host, bindings, neighbours)
     team = tuple(cpu for binding in bindings for cpu in binding.team if cpu != UNPINNED)
     findings = neighbour_findings(host, team, neighbours) if binds_threads(config) else ()
     return _told(assignments_in(config, host, bindings), findings)

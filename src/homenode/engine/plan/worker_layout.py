@@ -79,6 +79,11 @@ def computing_cpus(layout: WorkerLayout) -> tuple[int, ...]:
     return tuple(sorted(cpus - {UNPINNED}))
 
 
+def cpus_of_sets(layout: WorkerLayout) -> tuple[int, ...]:
+    """The CPUs that compute threads may choose among; none where each has its own."""
+    return tuple(sorted({cpu for worker in layout.workers for own in worker.binding.sets for cpu in own}))
+
+
 def with_memory(
     layout: WorkerLayout, weight_bytes: Sequence[int], capacities: Sequence[tuple[int, tuple[int, ...]]], total: int
 ) -> WorkerLayout:

@@ -78,6 +78,7 @@ def all_ready(parts: Sequence[EngineReady], bindings: Sequence[EngineBinding]) -
             "notes": _notes(parts),
             "compute": _compute([part.details.get("compute") for part in parts]),
             "cpus": sorted({cpu for binding in bindings for cpu in binding.team if cpu >= 0}),
+            "cpu_sets": sorted({cpu for binding in bindings for own in binding.sets for cpu in own}),
             "free_cpus": list(_free_cpus(bindings)),
         },
     )

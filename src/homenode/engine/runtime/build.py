@@ -33,8 +33,9 @@ from homenode.engine.plan.free_cores import NEIGHBOUR
 from homenode.engine.plan.machine import MachineFacts, busy_where_it_counts, read_machine
 from homenode.engine.plan.make import claimed_cpus, plan_engine, told_of_settings
 from homenode.engine.plan.settings_without_effect import worth_telling
-from homenode.engine.plan.worker_layout import WorkerPlan, computing_cpus
+from homenode.engine.plan.worker_layout import WorkerPlan, computing_cpus, cpus_of_sets
 from homenode.engine.runtime.engine import Engine, Progress, make_scheduler, ready_message
+from homenode.engine.runtime.neighbour_watch import watch_of
 from homenode.host.placement.neighbours import HostNeighbours
 from homenode.host.refusals import named_refusals
 from homenode.host.topology.finding import Finding
@@ -87,14 +88,16 @@ def build_engine(
 
     claim = CpuClaim(f"engine of {config.model_name}")
     try:
-        plan, told = _planned(assignment, checkpoint, machine, common, claim)
+        plan, told, neighbours = _planned(assignment, checkpoint, machine, common, claim)
         if found := plan.problems():
             raise found[0]
         layout = plan.worker_layout
         plan = replace(plan, worker_layout=replace(layout, findings=(*findings, *told, *layout.findings)))
         workers = _workers(plan, own_process)
         try:
-            return _started(plan, workers, claim, progress, lookahead, micro_batches, begin)
+            engine = _started(plan, workers, claim, progress, lookahead, micro_batches, begin)
+            watch = watch_of(plan, replace(machine, neighbours=neighbours), claim, engine.executor, own_process)
+            return replace(engine, watch=watch)
         except BaseException:
             workers.close()
             raise
@@ -109,20 +112,20 @@ def _planned(
     machine: MachineFacts,
     common: ExpertSharing | None,
     claim: CpuClaim,
-) -> tuple[EnginePlan, tuple[Finding, ...]]:
-    """The plan beside all others of this host, and what is to be told of its claim. One of several engines runs where
-    its front has claimed CPUs for it.
+) -> tuple[EnginePlan, tuple[Finding, ...], HostNeighbours]:
+    """The plan beside all others of this host, what is to be told of its claim, and these others. One of several
+    engines runs where its front has claimed CPUs for it.
     """
     if assignment.replica is not None:
         plan = plan_engine(assignment, checkpoint, machine, common)
-        return _measured(plan, lambda: plan_engine(assignment, checkpoint, machine, common)), ()
+        return _measured(plan, lambda: plan_engine(assignment, checkpoint, machine, common)), (), HostNeighbours()
     busy = busy_where_it_counts(assignment.config, machine.host)
     with open_claims(claim) as claims:
         beside = replace(machine, neighbours=HostNeighbours(claims.others, busy))
         plan = plan_engine(assignment, checkpoint, beside, common)
         claims.take(claim, claimed_cpus(plan))
     told = tuple(Finding("warning", "claims_not_kept", line) for line in claims.lines)
-    return _measured(plan, lambda: plan_engine(assignment, checkpoint, beside, common)), told
+    return _measured(plan, lambda: plan_engine(assignment, checkpoint, beside, common)), told, beside.neighbours
 
 
 def _measured(plan: EnginePlan, plan_again: Callable[[], EnginePlan]) -> EnginePlan:
@@ -257,6 +260,7 @@ def _ready(
         compute=executor.statistics(),
         numa=next((worker.binding.numa for worker in layout.workers if worker.binding.numa), None),
         cpus=list(computing_cpus(layout)),
+        cpu_sets=list(cpus_of_sets(layout)),
         neighbours=list(dict.fromkeys(finding.message for finding in findings if finding.code == NEIGHBOUR)),
         free_cpus=list(layout.loop),
         **({} if plan.executor == "inline" else {"stages": [_stage(worker) for worker in layout.workers]}),

@@ -15,6 +15,7 @@ from homenode.engine.memory.state_sizing import state_bytes
 from homenode.engine.messages import EngineReady
 from homenode.engine.plan.engine_plan import EnginePlan
 from homenode.engine.plan.pooling import pooling_ready
+from homenode.engine.runtime.neighbour_watch import NeighbourWatch
 from homenode.engine.scheduler.scheduler import Scheduler
 from homenode.engine.scheduler.step_costs import StepCosts
 from homenode.engine.step import WorkerLimits
@@ -39,6 +40,7 @@ class Engine:
         None  # what the machine can give to KV memory that grows; None: it does not
     )
     claim: CpuClaim = field(default_factory=lambda: CpuClaim(""))  # to be released when the executor is closed
+    watch: NeighbourWatch | None = None  # to be stopped before that; None: the engine stays on its CPUs
 
 
 def make_scheduler(

@@ -23,6 +23,7 @@ from homenode.engine.messages import (
     Abort,
     Drain,
     EngineStats,
+    FreeCpusChanged,
     Heartbeat,
     Output,
     Outputs,
@@ -139,8 +140,8 @@ class EngineCore:
         self._sent_at = self._logged_at = clock()
         self._logged = EngineStats()
 
-    def post(self, message: ToEngine) -> None:
-        """Give the loop a message."""
+    def post(self, message: ToEngine | FreeCpusChanged) -> None:
+        """Give the loop a message, or one that it is to tell the front."""
         self._inbox.put(message)
 
     def stop(self) -> None:
@@ -209,6 +210,8 @@ class EngineCore:
                 self._abort([each for each in self._live if front_of(each) == front])
             case Ping(number):
                 self._send(Heartbeat(number, self._clock()))
+            case FreeCpusChanged():
+                self._send(item)
             case Drain(timeout_s):
                 self._drain_ends = self._clock() + timeout_s
                 self._apply(DrainStarted(self._clock()))

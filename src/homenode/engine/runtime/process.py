@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from homenode.engine.assignment import EngineAssignment
 from homenode.engine.child_process import LoadingProgress, call_itself, die_with_parent, in_words
-from homenode.engine.messages import EngineLoading, Fatal, ToEngine, ToFront
+from homenode.engine.messages import EngineLoading, Fatal, FreeCpusChanged, ToEngine, ToFront
 from homenode.engine.wire import FrameSocket, decode_body
 from homenode.errors import HomenodeError, PeerError
 from homenode.host.refusals import start_thread
@@ -118,7 +118,7 @@ def serve(
         mark_phase("scheduler")
         engine.ready.details["start_phases"] = marked_phases()
         front.send(engine.ready)
-        EngineCore(
+        core = EngineCore(
             engine.scheduler,
             engine.executor,
             send,
@@ -126,8 +126,13 @@ def serve(
             agent=agent,
             headroom=engine.headroom,
             log_stats=not assignment.config.disable_log_stats,
-        ).run()
+        )
+        if engine.watch is not None:
+            engine.watch.start(lambda cpus: core.post(FreeCpusChanged(list(cpus))))
+        core.run()
     finally:
+        if engine.watch is not None:
+            engine.watch.stop()
         if engine.kv_transfer is not None:
             engine.kv_transfer.close(_HANDING_OVER_ENDS_S)
         engine.executor.close()

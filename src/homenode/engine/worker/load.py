@@ -10,8 +10,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from homenode.compute.openmp import set_openmp_variables
-from homenode.compute.ops import Backend, KvGeometry, PlacedBackend, StepLimits
+from homenode.compute.ops import Backend, KvGeometry, MovableBackend, PlacedBackend, StepLimits
 from homenode.engine.backend import make_backend
 from homenode.engine.binding import EngineBinding
 from homenode.engine.channels.messages import Join
@@ -26,6 +28,7 @@ from homenode.engine.pinning import apply_binding, pin_process_threads
 from homenode.engine.plan.cpu_contention import spin_us, too_many_threads
 from homenode.engine.plan.placement import UNPINNED, alone, team_groups
 from homenode.engine.plan.pooling import with_runner
+from homenode.errors import HomenodeError, InternalError
 from homenode.host.discovery.read import read_host
 from homenode.host.topology.host import Host
 from homenode.host.topology.source import LiveSource
@@ -126,6 +129,26 @@ def load_part(
     return LoadedPart(backend, model, mine, geometry, sizes, binding, host, notes)
 
 
+def moved_part(join: Join, loaded: LoadedPart, place: EngineBinding, inside: InsideEngine | None = None) -> LoadedPart:
+    """The part with its threads in another place on the same nodes, between two steps; its memory stays. HostError when
+    the machine refuses: they are then where they were. InternalError for threads that nobody can move.
+    """
+    backend, owns_process = loaded.backend, inside is None or inside.owns_process
+    if not isinstance(backend, MovableBackend):
+        raise InternalError(f"the threads of a {backend.name} backend cannot be moved")
+    binding = _binding_of(msgspec.structs.replace(join, binding=place), owns_process)
+    try:
+        if binding.others:
+            pin_process_threads(binding.others)  # those that compute among them, which go on from there
+        backend.move(binding.places)
+    except HomenodeError:
+        backend.move(loaded.binding.places)
+        raise
+    if owns_process and isinstance(backend, PlacedBackend):
+        leave_plan(binding, backend.planned())
+    return replace(loaded, binding=binding)
+
+
 def check_pages(loaded: LoadedPart) -> tuple[str, ...]:
     """What is to be told of where the memory of a worker's process lies; it is logged, and left for `homenode verify`.
     HostError under --numa-strict.
@@ -176,7 +199,10 @@ def _backend(join: Join, host: Host, binding: EngineBinding) -> Backend:
             threads=len(binding.team) or None,
         )
     compute = replace(join.config.compute, spin_us=watched_us)
-    return make_backend(compute, binding.team, team_groups(host, binding.team), team_memory(binding, host))
+    backend = make_backend(compute, binding.team, team_groups(host, binding.team), team_memory(binding, host))
+    if binding.sets and isinstance(backend, MovableBackend):
+        backend.move(binding.sets)
+    return backend
 
 
 def _sizes(

@@ -23,6 +23,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, NoReturn
 
 from homenode.compute.kv_memory import KvLayout
+from homenode.engine.binding import EngineBinding
 from homenode.engine.channels.base import OpenChannels, WorkerChannels
 from homenode.engine.channels.messages import (
     Alive,
@@ -34,6 +35,7 @@ from homenode.engine.channels.messages import (
     Lay,
     Leave,
     LivenessProbe,
+    MoveThreads,
     Pages,
     PartLoading,
     RunStep,
@@ -154,6 +156,8 @@ class _Post:
                     self._worker.detach(first)
                 case Pages(changes):
                     self._worker.change_pages(changes)
+                case MoveThreads(place):
+                    self._move(place)
                 case Forget(_, channels):
                     failed = False
                     _close_all(self._given[1])
@@ -167,6 +171,12 @@ class _Post:
                     with suppress(HomenodeError):  # nobody listens any more
                         self._engine.send(Alive(-1, compute=self._worker.statistics()))
                     _leave(0)
+
+    def _move(self, place: EngineBinding) -> None:
+        try:
+            self._worker.move(place)
+        except (HomenodeError, OSError, MemoryError) as error:
+            _log.warning("compute threads stay where they are, as they could not be moved: %s", error)
 
     def _answer(self, work: RunStep) -> WorkerStepDone | WorkerStepFailed:
         self._now = (work.step.number, time.monotonic())

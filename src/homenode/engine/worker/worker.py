@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from homenode.compute.kv_memory import KvLayout
 from homenode.compute.ops import GrowingBackend, KvCache, Program, StateMemory
+from homenode.engine.binding import EngineBinding
 from homenode.engine.channels.base import WorkerChannels
 from homenode.engine.channels.messages import FileRange, Fits, Join, RunStep, WorkerStepDone
 from homenode.engine.experts.usage import EXPERT_USES, Table, of_part
-from homenode.engine.worker.load import InsideEngine, LoadedPart, check_pages, load_part
+from homenode.engine.worker.load import InsideEngine, LoadedPart, check_pages, load_part, moved_part
 from homenode.engine.worker.pooler import Pooler
 from homenode.engine.worker.runner import Runner
 from homenode.engine.worker.shared_kv import SharedKv
@@ -103,6 +104,10 @@ class PartWorker:
         """Of KV memory that grows: see `Pages`."""
         if self._growing is not None:
             self._growing.change_kv_pages(changes)
+
+    def move(self, place: EngineBinding) -> None:
+        """Go on in another place. Raises as `moved_part`."""
+        self._loaded = moved_part(self._join, self.loaded, place, self._inside)
 
     def attach(self, fd: int, first: int, layout: KvLayout) -> None:
         """Read other memory in place, as blocks from `first` on. The descriptor stays the caller's. UserError or
