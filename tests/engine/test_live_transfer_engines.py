@@ -99,8 +99,7 @@ def decode(pair: Pair, prompt: Sequence[int], ticket: str, engine: str) -> list[
 def test_a_ticket_is_of_one_engine_until_it_is_released_or_the_engine_is_lost(
     expected: list[list[int]], fronts: Sequence[str]
 ) -> None:
-    # An engine that starts beside others answers later than computing so short a prompt takes.
-    with Pair("push", sender=(*MEMORY, "--pd-room-wait", "10s"), receiver=(*TWO, *fronts)) as pair:
+    with Pair("push", sender=MEMORY, receiver=(*TWO, *fronts)) as pair:
         for number, peer in enumerate(published(pair.receiver)):
             ticket = pair.ticket()
             prefill(pair, PROMPTS[5], ticket, peer)

@@ -187,6 +187,9 @@ class Intake:
             incoming = self.tickets[ticket]
             incoming.stage = "asked"
             offer = incoming.offer
+            if offer.room_s is not None:  # for the scheduler's answer, which comes between steps
+                wait = min(max(offer.room_s, self._limits.answer), self._limits.room)
+                state.deadlines.set(("room", ticket), state.now + wait)
             state.tell(
                 Offered(state.now, ticket, offer.tokens, offer.page_tokens, offer.identities, True, incoming.in_place)
             )

@@ -18,7 +18,9 @@ class Limits:
     connect: float = 5.0  # until a connection stands and Hello was exchanged
     room: float = 10.0  # a hand-over waits for room at the longest, at the sender and at the receiver
     unknown: float = 1.0  # the same where nobody knows what computing the prompt takes
-    shortest: float = 0.02  # and at least: what an answer from another process may take
+    share: float = 0.5  # of the time that computing the prompt takes, what room is waited for
+    shortest: float = 0.02  # and at least
+    answer: float = 0.25  # an answer of another process, which may have to wait for a CPU, is waited for besides
     contact: float = 1.0  # at least until a connection stands for the first time
     reply: float = 20.0  # the sender waits for OfferReply, however long a hand-over may wait for room
     heartbeat: float = 1.0  # between two renewals, or a third of the lease

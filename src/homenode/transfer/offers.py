@@ -97,23 +97,28 @@ class Offers:
             return self._tell_refused(wanted.ticket, "no room", "the transfer buffer was full a moment ago", left)
         self.tickets[wanted.ticket] = outgoing
         self.state.admission.wait(wanted.ticket, address, outgoing.pages)
-        outgoing.patience = self._patience(wanted.compute_s, receiver)
-        self.state.deadlines.set(("room", wanted.ticket), now + outgoing.patience)
+        outgoing.patience = self._patience(wanted.compute_s)
+        contact = 0.0 if receiver.connected else self._contact
+        self.state.deadlines.set(("room", wanted.ticket), now + max(outgoing.patience, contact))
         self._connect(receiver)
         self._admit()
         if receiver.connected and wanted.ticket in self.state.admission.waits_for(address):
             self.state.admission.waits += 1
         return None
 
-    def _patience(self, compute_s: float, receiver: Receiver) -> float:
-        """How long a hand-over may wait before it begins. Whoever waited as long as computing takes, and then computes
-        at the receiver, has the first token within twice the time that it takes anywhere.
+    def _patience(self, compute_s: float) -> float:
+        """How long a hand-over may wait for room before it begins. Whoever waited half as long as computing takes, and
+        then computes at the receiver, has the first token well within twice the time that it takes anywhere.
         """
         limits = self._limits
         if self._room_wait is not None:
             return self._room_wait
-        found = min(max(compute_s or limits.unknown, limits.shortest), limits.room)
-        return found if receiver.connected else max(found, limits.contact)
+        return min(max(compute_s * limits.share or limits.unknown, limits.shortest), limits.room)
+
+    @property
+    def _contact(self) -> float:
+        """How long a first connection may take."""
+        return self._limits.contact if self._room_wait is None else 0.0
 
     def _try_again(self, receiver: Receiver, ticket: str) -> None:
         """A receiver that could not be reached is looked for beside the requests, none of which waits for it."""
@@ -186,10 +191,19 @@ class Offers:
         self._next_pull += 1
         self.pulls[outgoing.pull_id] = outgoing
         state.deadlines.set(("reply", outgoing.ticket), state.now + self._limits.reply)
+        left = max(outgoing.begun + outgoing.patience - state.now, 0.0)
+        state.deadlines.set(("room", outgoing.ticket), state.now + left + self._limits.answer)
         lease = state.leases.ttl
         done = state.own.done_address
         offer = Offer(
-            outgoing.pull_id, outgoing.ticket, outgoing.tokens, state.page_tokens, outgoing.identities, done, lease
+            outgoing.pull_id,
+            outgoing.ticket,
+            outgoing.tokens,
+            state.page_tokens,
+            outgoing.identities,
+            done,
+            lease,
+            left,
         )
         state.send(receiver.process.made, offer)
 

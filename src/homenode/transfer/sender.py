@@ -192,9 +192,10 @@ class SenderMachine(ReceiverPeers):
 
     def _waited(self, outgoing: Outgoing) -> None:
         """A hand-over that has not begun has waited as long as it may."""
-        waited = f"within {outgoing.patience:.3g} s, in which its prompt is computed (--pd-room-wait)"
+        waited = f"within {outgoing.patience:.3g} s, by what computing its prompt takes (--pd-room-wait)"
         if outgoing.process is not None:
-            return self._unanswered(outgoing, f"the receiver made no room {waited}")
+            late = f"within {outgoing.patience + self._limits.answer:.3g} s"
+            return self._unanswered(outgoing, f"the receiver did not answer whether it has room {late}")
         if not self._receivers[outgoing.address].connected:
             return self._refuse(outgoing, "connect", f"{outgoing.address}: no connection {waited}")
         self._full_until = self.state.now + self._breaker_ttl

@@ -175,7 +175,8 @@ class SenderPeers(Intake):
                 )
             )
             return self._opened(incoming)
-        state.deadlines.set(("room", offer.ticket), state.now + self._limits.room)
+        most = self._limits.room if offer.room_s is None else min(offer.room_s, self._limits.room)
+        state.deadlines.set(("room", offer.ticket), state.now + most)
         state.admission.wait(offer.ticket, process.incarnation.hex(), need)
         self._admit()
         if incoming.stage == "queued":

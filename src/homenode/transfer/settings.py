@@ -126,7 +126,7 @@ class TransferConfig:
     pd_room_wait: float | None = option(
         None,
         "Sender: how long a hand-over may wait before it begins, for a connection and for room here and at the "
-        "receiver; then the receiver computes the prompt. Default: as long as computing it takes, at most 10s.",
+        "receiver; then the receiver computes the prompt. Default: half as long as computing it takes, at most 10s.",
         parse=parse_signed_seconds,
     )
     pd_pull_pending_ttl: float = option(

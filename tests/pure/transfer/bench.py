@@ -165,9 +165,12 @@ class ReceiverBench(Bench):
     def done_channel(self, peer: int = 101, name: bytes = THEIRS) -> list[Any]:
         return self.feed(Connected(peer, self.hello(name), f"unix:@done{name.hex()}"))
 
-    def offer(self, pull: int, ticket: str, pages: int, peer: int = 1, name: bytes = THEIRS) -> list[Any]:
+    def offer(
+        self, pull: int, ticket: str, pages: int, peer: int = 1, name: bytes = THEIRS, room_s: float | None = None
+    ) -> list[Any]:
         names = [bytes([n % 256]) * 16 for n in range(pages)]
-        return self.frame(peer, m.Offer(pull, ticket, pages * BLOCK, BLOCK, names, f"unix:@done{name.hex()}", 60.0))
+        done = f"unix:@done{name.hex()}"
+        return self.frame(peer, m.Offer(pull, ticket, pages * BLOCK, BLOCK, names, done, 60.0, room_s))
 
     def open(self, ticket: str = "t", pages: int = 3, pull: int = 0, peer: int = 1, name: bytes = THEIRS) -> list[Any]:
         """An offer for which there is room."""

@@ -25,8 +25,8 @@ class TestSender:
         bench = SenderBench()
         bench.want("t", 3)
         bench.connect()
-        assert bench.machine.next_deadline() == 1.0
-        actions = bench.at(1.0)
+        assert bench.machine.next_deadline() == 1.25
+        actions = bench.at(1.25)
         assert kinds(actions) == [s.SendRefused] and sent(actions, m.Abandon) and bench.machine.idle
         assert bench.machine.state.admission.used == 0
 

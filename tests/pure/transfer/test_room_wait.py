@@ -1,5 +1,6 @@
-"""How long a hand-over waits before it begins: whoever is full, dead, silent or slow, as long as computing the prompt
-takes, so that the first token comes within twice that time.
+"""How long a hand-over waits before it begins: whoever is full, dead, silent or slow, half as long as computing the
+prompt takes, so that the first token comes within twice that time. Only an answer that a busy machine may delay is
+waited for somewhat longer.
 """
 
 from __future__ import annotations
@@ -12,13 +13,15 @@ from homenode.transfer import seam as s
 from homenode.transfer.machine import Connect, ConnectFailed
 from homenode.transfer.wire import message as m
 from homenode.transfer.wire.message import PageRef
-from tests.pure.transfer.bench import ALLOC, THEIRS, SenderBench, of, sent, told
+from tests.pure.transfer.bench import ALLOC, THEIRS, ReceiverBench, SenderBench, of, sent, told
 
 MODES = pytest.mark.parametrize(
     ("mode", "channel"),
     [(mode, channel) for mode in ("push", "pull-eager", "pull-delay") for channel in ("shm", "tcp")],
 )
-TAKES = 0.25  # seconds that computing the prompt takes
+TAKES = 0.5  # seconds that computing the prompt takes
+WAITS = 0.25  # for room
+ANSWER = 0.25  # and besides for an answer of the receiver
 
 
 def refusal(actions: list[Any]) -> s.SendRefused:
@@ -38,9 +41,9 @@ def connected(mode: str = "pull-eager", channel: str = "shm", **more: Any) -> Se
 @pytest.mark.parametrize(
     ("settings", "compute_s", "waits"),
     [
-        ({}, TAKES, TAKES),
+        ({}, TAKES, WAITS),
         ({}, 0.0, 1.0),  # nobody knows
-        ({}, 0.0001, 0.02),  # what an answer may take
+        ({}, 0.0001, 0.02),
         ({}, 500.0, 10.0),
         ({"pd_room_wait": 3.0}, TAKES, 3.0),
         ({"pd_room_wait": 0.0}, TAKES, 0.0),
@@ -48,29 +51,30 @@ def connected(mode: str = "pull-eager", channel: str = "shm", **more: Any) -> Se
 )
 def test_how_long_it_waits(settings: dict[str, float], compute_s: float, waits: float) -> None:
     bench = connected(**settings)
-    bench.want("t", 3, compute_s=compute_s)
-    assert bench.machine.next_deadline() == waits
-    assert bench.at(waits - 0.001) == []
-    assert refusal(bench.at(waits)).ticket == "t" and bench.machine.idle
+    (offer,) = sent(bench.want("t", 3, compute_s=compute_s), m.Offer)
+    assert offer.room_s == waits, "the receiver says by itself that it has no room"
+    assert bench.machine.next_deadline() == waits + ANSWER
+    assert bench.at(waits + ANSWER - 0.001) == []
+    assert refusal(bench.at(waits + ANSWER)).ticket == "t" and bench.machine.idle
 
 
 @MODES
-def test_a_receiver_that_makes_no_room_costs_one_wait(mode: str, channel: str) -> None:
+def test_a_receiver_that_does_not_answer_costs_one_wait(mode: str, channel: str) -> None:
     bench = connected(mode, channel)
     bench.want("a", 3, compute_s=TAKES)
-    actions = bench.at(TAKES)
-    assert "--pd-room-wait" in refusal(actions).reason and sent(actions, m.Abandon)
+    actions = bench.at(WAITS + ANSWER)
+    assert "did not answer" in refusal(actions).reason and sent(actions, m.Abandon)
     assert refusal(bench.want("c", 3, compute_s=TAKES)).retry_after_s == 2.0  # others are spared it
     bench.now = TAKES + 2.0
     assert sent(bench.want("d", 3, compute_s=TAKES), m.Offer), "the probe"
-    assert "--pd-room-wait" in refusal(bench.at(2 * TAKES + 2.0)).reason
+    assert "did not answer" in refusal(bench.at(2 * TAKES + 2.0)).reason
 
 
 @MODES
 def test_one_that_makes_room_in_time_is_taken(mode: str, channel: str) -> None:
     bench = connected(mode, channel)
     bench.want("t", 3, compute_s=TAKES)
-    bench.now = TAKES - 0.01
+    bench.now = WAITS + ANSWER - 0.01
     reply = m.OfferReply(1, [0, 1, 2]) if mode == "push" else m.OfferReply(1)
     assert [type(event) for event in told(bench.frame(1, reply))] == [s.SendAdmitted]
     assert not [event for event in told(bench.at(TAKES + 5.0)) if isinstance(event, s.SendRefused)]
@@ -83,7 +87,7 @@ def test_a_sender_whose_buffer_is_full_costs_one_wait(mode: str, channel: str) -
     targets = [PageRef(THEIRS, 50 + n, 0) for n in range(7)] if (mode, channel) == ("push", "shm") else []
     bench.frame(1, m.OfferReply(1, targets=targets))
     bench.want("t", 3, compute_s=TAKES)
-    assert "buffer was full" in refusal(bench.at(TAKES)).reason
+    assert "--pd-room-wait" in (reason := refusal(bench.at(WAITS)).reason) and "buffer was full" in reason
     assert "a moment ago" in refusal(bench.want("u", 3, compute_s=TAKES)).reason
     bench.engine(s.Abandoned("large", "its client left"))
     bench.lost(1, dead=True)
@@ -109,3 +113,23 @@ def test_a_receiver_that_cannot_be_reached_costs_the_time_of_a_first_contact() -
     assert "no connection" in refusal(bench.at(1.0)).reason
     assert told(bench.feed(ConnectFailed(ALLOC, "timed out"))) == [] and bench.machine.idle
     assert "timed out" in refusal(bench.want("b", 3, compute_s=TAKES)).reason
+
+
+@pytest.mark.parametrize(("room_s", "waits"), [(0.1, 0.1), (0.0, 0.0), (None, 10.0), (60.0, 10.0)])
+def test_a_full_receiver_says_so_when_the_sender_waits_no_longer(room_s: float | None, waits: float) -> None:
+    bench = ReceiverBench(pages=4)
+    bench.connect()
+    bench.open("first", 4)
+    bench.offer(1, "second", 3, room_s=room_s)
+    assert not waits or sent(bench.at(waits - 0.001), m.OfferReply) == []
+    (reply,) = sent(bench.at(waits), m.OfferReply)
+    assert reply.alloc_failed and reply.retry_after_s > 0
+
+
+@pytest.mark.parametrize(("room_s", "waits"), [(0.1, ANSWER), (0.0, ANSWER), (2.0, 2.0), (None, 10.0)])
+def test_its_scheduler_has_longer_to_answer(room_s: float | None, waits: float) -> None:
+    bench = ReceiverBench(pages=4)
+    bench.connect()
+    assert told(bench.offer(0, "t", 3, room_s=room_s))
+    assert sent(bench.at(waits - 0.001), m.OfferReply) == []
+    assert sent(bench.at(waits), m.OfferReply)[0].alloc_failed

@@ -94,7 +94,9 @@ class Gone(msgspec.Struct, frozen=True, tag="gone"):
 
 
 class Offer(msgspec.Struct, frozen=True, tag="offer"):
-    """Sender: these pages will come. `done` is the address of the done channel."""
+    """Sender: these pages will come. `done` is the address of the done channel. `room_s`: so long room may be waited
+    for; None: as long as the receiver likes.
+    """
 
     pull_id: PullId
     ticket: Ticket
@@ -103,6 +105,7 @@ class Offer(msgspec.Struct, frozen=True, tag="offer"):
     identities: Identities
     done: Text
     lease_s: Seconds
+    room_s: Seconds | None = None
 
 
 class OfferReply(msgspec.Struct, frozen=True, tag="offer-reply"):
