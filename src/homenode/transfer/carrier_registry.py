@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from homenode.compute.kv_memory import KvLayout
-from homenode.errors import UnsupportedError, UserError
+from homenode.errors import UserError
 from homenode.transfer.carriers.carrier import Carrier, KvBackend
 from homenode.transfer.carriers.shm import ShmCarrier
 from homenode.transfer.carriers.tcp import TcpCarrier
 from homenode.transfer.settings import TransferConfig
 
 Maker = Callable[[TransferConfig, KvLayout, KvBackend], Carrier]
-_NEEDS = {
-    "hccl": "torch_npu and the vendor's collective communication library (libhccl), on a machine with an NPU",
-}
 
 
 def _shm(config: TransferConfig, own: KvLayout, backend: KvBackend) -> Carrier:
@@ -31,9 +28,21 @@ def _nixl(config: TransferConfig, own: KvLayout, backend: KvBackend) -> Carrier:
     return NixlCarrier(_tcp(config, own, backend), own, backend)
 
 
+def _hccl(config: TransferConfig, own: KvLayout, backend: KvBackend) -> Carrier:
+    from homenode.transfer.carriers.hccl import HcclCarrier
+
+    return HcclCarrier(_tcp(config, own, backend), own, backend, npu_of(config.pd_buffer_device))
+
+
+def npu_of(device: str) -> int:
+    """The NPU that `pd_buffer_device` names, the first one where it names none."""
+    kind, _, number = device.partition(":")
+    return int(number or 0) if kind == "npu" else 0
+
+
 def channels() -> dict[str, Maker]:
     """What makes a carrier, by `transfer_channel`."""
-    return {"shm": _shm, "tcp": _tcp, "nixl": _nixl}
+    return {"shm": _shm, "tcp": _tcp, "nixl": _nixl, "hccl": _hccl}
 
 
 def open_carrier(config: TransferConfig, own: KvLayout, backend: KvBackend) -> Carrier:
@@ -44,8 +53,4 @@ def open_carrier(config: TransferConfig, own: KvLayout, backend: KvBackend) -> C
     maker = known.get(name)
     if maker is not None:
         return maker(config, own, backend)
-    if name in _NEEDS:
-        raise UnsupportedError(
-            f"transfer_channel {name} needs {_NEEDS[name]}; use one of {', '.join(known)}.", param="transfer_channel"
-        )
-    raise UserError(f"transfer_channel {name!r} is none of {', '.join([*known, *_NEEDS])}", param="transfer_channel")
+    raise UserError(f"transfer_channel {name!r} is none of {', '.join(known)}", param="transfer_channel")

@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields
 from homenode.errors import CapacityError, UnsupportedError, UserError
 from homenode.spelling import with_suggestion
 from homenode.transfer.settings import TransferConfig
-from homenode.transfer.surroundings import LIBRARIES, Surroundings, way_to_library
+from homenode.transfer.surroundings import Surroundings
 from homenode.units import format_bytes, format_count
 
 _DEVICE = re.compile(r"(cpu|cuda|npu)(?::(\d{1,4}))?")
@@ -80,10 +80,10 @@ def _workers(config: TransferConfig, engine: EngineFacts) -> Iterator[UserError]
             "give cpu for all",
             param="stage_devices",
         )
-    if engine.workers and config.transfer_channel == "nixl":
+    if engine.workers and config.transfer_channel in ("nixl", "hccl"):
         yield UnsupportedError(
-            f"{named('transfer_channel')} is nixl: an engine of several workers hands KV over through shm or tcp, "
-            "so far",
+            f"{named('transfer_channel')} is {config.transfer_channel}: an engine of several workers hands KV over "
+            "through shm or tcp, so far",
             param="transfer_channel",
         )
 
@@ -160,23 +160,25 @@ def _numbers(config: TransferConfig) -> Iterator[UserError]:
 
 
 def _channel(config: TransferConfig, here: Surroundings) -> Iterator[UserError]:
-    channel = config.transfer_channel
+    channel, lacking = config.transfer_channel, dict(here.lacking)
     if channel in here.channels:
         return
-    known = ", ".join(dict.fromkeys((*here.channels, *LIBRARIES)))
-    if channel not in LIBRARIES:
-        message = f"{named('transfer_channel')} is {channel!r}; there are {known}"
-        yield UserError(with_suggestion(message, channel, (*here.channels, *LIBRARIES)), param="transfer_channel")
+    known = tuple(dict.fromkeys((*here.channels, *lacking)))
+    if channel not in lacking:
+        message = f"{named('transfer_channel')} is {channel!r}; there are {', '.join(known)}"
+        yield UserError(with_suggestion(message, channel, known), param="transfer_channel")
         return
-    module = LIBRARIES[channel]
-    why = (
-        f"{module} is not installed here ({way_to_library(channel)})"
-        if module not in here.libraries
-        else "homenode has no carrier for it yet"
-    )
     yield UnsupportedError(
-        f"{named('transfer_channel')} is {channel}: {why}; {' and '.join(here.channels)} work", param="transfer_channel"
+        f"{named('transfer_channel')} is {channel}: {lacking[channel]}; the engine keeps its KV in main memory, which "
+        f"other channels read from there: take {_instead(here)}",
+        param="transfer_channel",
     )
+
+
+def _instead(here: Surroundings) -> str:
+    """The channels that work, for what each is."""
+    uses = {"shm": "shm on one host", "tcp": "tcp between hosts"}
+    return " or ".join(uses.get(channel, channel) for channel in here.channels)
 
 
 def _device(config: TransferConfig, here: Surroundings) -> Iterator[UserError]:
@@ -187,7 +189,7 @@ def _device(config: TransferConfig, here: Surroundings) -> Iterator[UserError]:
             param="pd_buffer_device",
         )
         return
-    kind = match[1]
+    kind, number = match[1], int(match[2] or 0)
     if kind == "cpu":
         if config.transfer_channel == "hccl" and config.pd_delay_pull:
             yield _needs(
@@ -197,10 +199,18 @@ def _device(config: TransferConfig, here: Surroundings) -> Iterator[UserError]:
             )
         return
     there = here.count(kind)
-    seen = f"this machine has {there} of that kind, but " if there else "this machine has no device of that kind, and "
+    if kind == "npu" and config.transfer_channel == "hccl" and number < there:
+        return  # the NPU that bytes go through
+    seen = f"this machine has {there} of that kind" if there else "this machine has no device of that kind"
+    if kind == "npu" and config.transfer_channel == "hccl" and there:
+        yield UserError(
+            f"{named('pd_buffer_device')} is {config.pd_buffer_device}: {seen}; give npu:0 to npu:{there - 1}",
+            param="pd_buffer_device",
+        )
+        return
     yield UnsupportedError(
-        f"{named('pd_buffer_device')} is {config.pd_buffer_device}: {seen}the engine computes on CPUs and keeps its "
-        "KV in main memory; give cpu",
+        f"{named('pd_buffer_device')} is {config.pd_buffer_device}: {seen}, {'but' if there else 'and'} the engine "
+        "computes on CPUs and keeps its KV in main memory; give cpu",
         param="pd_buffer_device",
     )
 

@@ -59,9 +59,7 @@ class TransferConfig:
     """One engine's part in handing KV over. Without `pd_role` nothing is handed over."""
 
     enable_pd: bool | None = option(None, "Hand KV over between engines. Default: when --pd-role is given.")
-    transfer_channel: str = option(
-        "shm", "What carries KV: shm (one host), tcp or nixl. hccl is known by name: --check-config says what it lacks."
-    )
+    transfer_channel: str = option("shm", "What carries KV: shm (one host), tcp, nixl, or hccl (by way of two NPUs).")
     pd_role: str | None = option(
         None, "Which side this engine is: sender (prefill) or receiver (decode).", choices=("sender", "receiver")
     )

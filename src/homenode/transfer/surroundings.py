@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import importlib.util
 import ipaddress
+import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from homenode.transfer.settings import TransferConfig
 
-LIBRARIES = {"nixl": "nixl", "hccl": "torch_npu"}  # channels that need a library, and its module
-
-_BUILDS = {"nixl": ("nixl_cu12", "nixl_cu13")}  # other modules that are as good
+_NIXL_BUILDS = ("nixl", "nixl_cu12", "nixl_cu13")  # modules, each as good as the others
 
 
 @dataclass(frozen=True)
 class Surroundings:
-    """`channels`: those homenode has a carrier for that works here. `libraries`: the modules of LIBRARIES that are
-    installed. `devices`: of each kind of accelerator, how many are here. `address_problem`: why `pd_peer_host` cannot
-    be taken, empty if it can. `busy_ports`: those of the settings that something else has."""
+    """`channels`: those that work here. `lacking`: the others, each with what is missing for it, in words. `devices`:
+    of each kind of accelerator, how many are here. `address_problem`: why `pd_peer_host` cannot be taken, empty if it
+    can. `busy_ports`: those of the settings that something else has."""
 
     channels: tuple[str, ...] = ("shm", "tcp")
-    libraries: tuple[str, ...] = ()
+    lacking: tuple[tuple[str, str], ...] = ()
     devices: tuple[tuple[str, int], ...] = ()
     loopback: bool = True
     address_problem: str = ""
@@ -34,25 +33,24 @@ class Surroundings:
         return dict(self.devices).get(kind, 0)
 
 
-def way_to_library(channel: str) -> str:
-    """How the library that a channel of LIBRARIES needs is got on this machine."""
-    from homenode.installation import extra_command
-
-    return extra_command("nixl", "nixl-cu12") if channel == "nixl" else "it comes with the vendor's torch_npu"
-
-
 def read_surroundings(
-    config: TransferConfig, dev: Path = Path("/dev"), has: Callable[[str], bool] | None = None
+    config: TransferConfig,
+    dev: Path = Path("/dev"),
+    has: Callable[[str], bool] | None = None,
+    variables: Mapping[str, str] | None = None,
 ) -> Surroundings:
-    """The facts these settings depend on. Ports are taken for a moment and given back."""
+    """The facts these settings depend on. Ports are taken for a moment and given back. `has`: whether a module is
+    installed; `variables`: of the environment."""
     from homenode.transfer.carrier_registry import channels  # brings what carries pages, which a front does not need
 
     has = has or (lambda module: importlib.util.find_spec(module) is not None)
-    libraries = tuple(
-        module for module in LIBRARIES.values() if any(has(one) for one in (module, *_BUILDS.get(module, ())))
-    )
-    known = tuple(name for name in channels() if name not in LIBRARIES or LIBRARIES[name] in libraries)
     devices = (("cuda", _devices(dev, "nvidia")), ("npu", _devices(dev, "davinci")))
+    missing = {
+        "nixl": "" if any(map(has, _NIXL_BUILDS)) else _no_nixl(),
+        "hccl": _no_hccl(dict(devices)["npu"], os.environ if variables is None else variables),
+    }
+    libraries = tuple((name, words) for name, words in missing.items() if words)
+    known = tuple(name for name in channels() if not missing.get(name))
     found = _resolve(config.pd_peer_host)
     if isinstance(found, str):
         return Surroundings(known, libraries, devices, False, found)
@@ -65,6 +63,22 @@ def read_surroundings(
     return Surroundings(
         known, libraries, devices, loopback, "", tuple(port for port in wanted if _try(family, address, port))
     )
+
+
+def _no_nixl() -> str:
+    from homenode.installation import extra_command
+
+    return f"the nixl package is not installed here ({extra_command('nixl', 'nixl-cu12')})"
+
+
+def _no_hccl(npus: int, variables: Mapping[str, str]) -> str:
+    """What of an NPU and of the vendor's toolkit is not here; empty where all is."""
+    from homenode.transfer.carriers.hccl_library import missing_libraries
+
+    missing = [] if npus else ["no NPU (/dev/davinciN)"]
+    if libraries := missing_libraries(variables):
+        missing.append(f"no {' and no '.join(libraries)} (of CANN, looked for on LD_LIBRARY_PATH)")
+    return f"its carrier moves KV by way of an NPU, and here is {' and '.join(missing)}" if missing else ""
 
 
 def _wanted_ports(config: TransferConfig) -> tuple[int, ...]:

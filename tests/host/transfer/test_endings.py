@@ -15,6 +15,7 @@ import pytest
 from homenode.errors import PeerError, UnsupportedError, UserError
 from homenode.transfer.buffers import register
 from homenode.transfer.carrier_registry import open_carrier
+from homenode.transfer.carriers import hccl_library
 from homenode.transfer.carriers.address import TcpAddress
 from homenode.transfer.carriers.tcp import TcpCarrier
 from homenode.transfer.machine import Connect, Connected, FromEngine, FromPeer, PeerLost, Send, Tell
@@ -188,9 +189,12 @@ def test_all_addresses_cannot_be_published() -> None:
 
 
 @pytest.mark.parametrize(
-    ("channel", "error", "word"), [("hccl", UnsupportedError, "torch_npu"), ("pigeon", UserError, "shm, tcp")]
+    ("channel", "error", "word"), [("hccl", UnsupportedError, "libascendcl.so"), ("pigeon", UserError, "shm, tcp")]
 )
-def test_channels_that_are_not_here_say_what_is_missing(channel: str, error: type[UserError], word: str) -> None:
+def test_channels_that_are_not_here_say_what_is_missing(
+    channel: str, error: type[UserError], word: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hccl_library, "library_file", lambda name, variables: None)
     memory = new_memory(layout())
     with pytest.raises(error, match=word):
         open_carrier(TransferConfig(pd_role="sender", transfer_channel=channel), memory.layout, PythonKv())

@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 
+from homenode.transfer.carriers import hccl_library
+from homenode.transfer.carriers.hccl_library import ACL, HCCL
 from homenode.transfer.check import EngineFacts, check_transfer
 from homenode.transfer.settings import TransferConfig
 from homenode.transfer.surroundings import Surroundings, read_surroundings
 
-HERE = Surroundings()
+LACKING = (("nixl", "the nixl package is not installed here"), ("hccl", "here is no NPU and no libhccl.so"))
+HERE = Surroundings(lacking=LACKING)
 ENGINE = EngineFacts(block_bytes=80 << 10, block_size=64, memory=1 << 30)
 OUTSIDE = Surroundings(loopback=False)
 
@@ -56,7 +59,7 @@ def test_what_works(settings: dict[str, Any]) -> None:
         ({"pd_role": "sender", "pd_pull_backpressure_reserve_pct": -0.1}, ["pd_pull_backpressure_reserve_pct"]),
         ({"pd_role": "sender", "pd_pull_backpressure_reserve_pct": float("nan")}, ["pd_pull_backpressure_reserve_pct"]),
         ({"pd_role": "sender", "transfer_channel": "carrier_pigeon"}, ["transfer_channel", "shm", "tcp", "nixl"]),
-        ({"pd_role": "sender", "transfer_channel": "hccl"}, ["transfer_channel", "hccl", "torch_npu"]),
+        ({"pd_role": "sender", "transfer_channel": "hccl"}, ["transfer_channel", "hccl", "no NPU", "shm", "tcp"]),
         ({"pd_role": "sender", "transfer_channel": "nixl"}, ["transfer_channel", "nixl", "not installed"]),
         ({"pd_role": "sender", "pd_buffer_device": "npu:3"}, ["pd_buffer_device", "npu:3", "cpu"]),
         ({"pd_role": "sender", "pd_buffer_device": "cuda"}, ["pd_buffer_device", "cuda"]),
@@ -154,7 +157,7 @@ def test_off_this_host_a_secret_is_needed_and_no_address_for_all() -> None:
 
 def test_all_that_the_field_s_file_asks_for_and_this_host_lacks_is_told_at_once() -> None:
     found = said(
-        Surroundings(address_problem="no such address"),
+        Surroundings(lacking=LACKING, address_problem="no such address"),
         EngineFacts(block_bytes=80 << 10, block_size=64, memory=1 << 30, tensor_parallel_size=2),
         pd_role="sender",
         enable_pd=True,
@@ -186,19 +189,49 @@ def test_delayed_reads_over_hccl_want_the_accelerator_s_memory() -> None:
     assert any("pd_delay_pull" in text and "pd_buffer_device" in text for text in found)
 
 
-def test_a_library_that_is_there_without_a_carrier_is_said_to_be_there() -> None:
-    (found,) = said(Surroundings(libraries=("torch_npu",)), pd_role="sender", transfer_channel="hccl")
-    assert "hccl" in found and "no carrier" in found and "not installed" not in found
+@pytest.mark.parametrize("npus", [0, 2])
+@pytest.mark.parametrize("libraries", [(), (HCCL,), (ACL,), (HCCL, ACL)])
+def test_hccl_is_refused_with_what_is_truly_missing(
+    tmp_path: Path, npus: int, libraries: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Never with a package to install: what is missing is a device, or libraries of the vendor's toolkit."""
+    monkeypatch.setattr(hccl_library, "_FOLDERS", ())
+    for number in range(npus):
+        (tmp_path / f"davinci{number}").touch()
+    for name in libraries:
+        (tmp_path / name).touch()
+    config = TransferConfig(pd_role="sender", transfer_channel="hccl")
+    variables = {"LD_LIBRARY_PATH": f"/nowhere:{tmp_path}"}
+    here = read_surroundings(config, tmp_path, lambda module: False, variables)
+    missing = {name for name in (HCCL, ACL) if name not in libraries}
+    assert ("hccl" in here.channels) == (npus > 0 and not missing)
+    for device in ("cpu", "npu", "npu:1", "npu:2"):
+        found = "\n".join(said(here, pd_role="sender", transfer_channel="hccl", pd_buffer_device=device))
+        assert "not installed" not in found and "pip install" not in found
+        assert {name for name in (HCCL, ACL) if name in found} == missing
+        assert ("/dev/davinci" in found) == (npus == 0)
+        if npus and not missing:
+            assert ("npu:0 to npu:1" in found) == (device == "npu:2") and bool(found) == (device == "npu:2")
+        else:
+            assert "main memory" in found and "shm on one host or tcp between hosts" in found
+
+
+def test_a_buffer_in_an_npu_goes_with_hccl_alone() -> None:
+    here = Surroundings(channels=("shm", "tcp", "hccl"), devices=(("npu", 2),))
+    for channel in ("shm", "tcp"):
+        (found,) = said(here, pd_role="sender", transfer_channel=channel, pd_buffer_device="npu:1")
+        assert "keeps its KV in main memory" in found and "2 of that kind" in found
+    assert said(here, pd_role="sender", transfer_channel="hccl", pd_buffer_device="npu:1") == []
 
 
 def test_facts_of_this_machine(tmp_path: Path) -> None:
     for name in ("davinci0", "davinci1", "davinci_manager", "nvidia0", "nvidiactl"):
         (tmp_path / name).touch()
     config = TransferConfig(pd_role="receiver", transfer_channel="tcp")
-    found = read_surroundings(config, dev=tmp_path, has=lambda module: module == "nixl")
+    found = read_surroundings(config, tmp_path, lambda module: module == "nixl", {"LD_LIBRARY_PATH": str(tmp_path)})
     assert (found.count("npu"), found.count("cuda"), found.count("tpu")) == (2, 1, 0)
     assert {"shm", "tcp"} <= set(found.channels)
-    assert found.libraries == ("nixl",)
+    assert "nixl" in found.channels and [name for name, _ in found.lacking] == ["hccl"]
     assert (found.loopback, found.address_problem, found.busy_ports) == (True, "", ())
 
 

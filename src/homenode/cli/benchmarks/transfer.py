@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 @click.option(
     "--channel",
     "channels",
-    type=SuggestingChoice(("shm", "tcp", "nixl")),
+    type=SuggestingChoice(("shm", "tcp", "nixl", "hccl")),
     multiple=True,
     default=("shm", "tcp"),
     show_default=True,
-    help="Repeatable; nixl where it is installed.",
+    help="Repeatable; nixl and hccl where they are installed.",
 )
 @click.option("--rounds", type=click.IntRange(1, 1000), default=9, show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")

@@ -107,8 +107,9 @@ class NixlEngine:
         with self._lock:
             return bytes(self._agent.get_agent_metadata())
 
-    def register(self, spans: list[tuple[int, int]]) -> None:
-        """Memory of this process (address, bytes), until the end. HostError when NIXL will not have it."""
+    def register(self, spans: list[tuple[int, int]], *, exported: bool = True) -> None:
+        """Memory of this process (address, bytes), until the end; NIXL lets others reach all of it, `exported` or not.
+        HostError when NIXL will not have it."""
         with self._lock:
             try:
                 self._registered.append(

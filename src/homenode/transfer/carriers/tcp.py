@@ -42,6 +42,11 @@ class TcpCarrier:
                 param="pd_secret",
             )
 
+    @property
+    def host(self) -> str:
+        """The address that others reach this process at."""
+        return str(self._host)
+
     def listen(self, ports: Sequence[int]) -> list[Listening]:
         """Bind all of them, or none: UserError names the port that is taken."""
         bound: list[Listening] = []
