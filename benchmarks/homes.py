@@ -27,13 +27,14 @@ from pathlib import Path
 import numpy as np
 
 from homenode.compute.native import NativeBackend
-from homenode.compute.ops import Spread, StepArrays, StepLimits
+from homenode.compute.ops import StepArrays, StepLimits
 from homenode.compute.thread_memory import ThreadMemory
 from homenode.engine.memory.sizing import choose_cpus
 from homenode.host.discovery.read import read_host
 from homenode.host.topology.source import LiveSource
 from homenode.model.checkpoint.index import open_checkpoint
 from homenode.model.weights.load import load_model
+from homenode.numa_policy import NumaPolicy
 
 _BLOCK, _STEPS, _LOADS, _READ = 64, 8, 3, 1 << 20
 
@@ -143,8 +144,8 @@ def bytes_read() -> int:
     return int(found[1]) if found else 0
 
 
-def load_once(path: Path, cpus: tuple[int, ...], spread: Spread) -> None:
-    load_model(open_checkpoint(path), backend(cpus, "own"), spread_of=lambda name: spread)
+def load_once(path: Path, cpus: tuple[int, ...], policy: NumaPolicy) -> None:
+    load_model(open_checkpoint(path), backend(cpus, "own"), matrix_policy_of=lambda name: policy)
 
 
 def load(path: Path, rounds: int) -> None:
@@ -153,8 +154,8 @@ def load(path: Path, rounds: int) -> None:
         "reading alone": lambda: read_all(path, len(cpus)),
         "bytes kept once": lambda: keep_all(path, len(cpus), 1),
         f"bytes kept {len(cpus)} times": lambda: keep_all(path, len(cpus), len(cpus)),
-        "one copy": lambda: load_once(path, cpus, "split"),
-        f"{len(cpus)} copies": lambda: load_once(path, cpus, "copied"),
+        "one copy": lambda: load_once(path, cpus, NumaPolicy.SHARD),
+        f"{len(cpus)} copies": lambda: load_once(path, cpus, NumaPolicy.MIRROR),
     }
     taken: dict[tuple[str, str], list[float]] = {}
     counted: dict[str, int] = {}

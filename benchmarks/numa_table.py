@@ -13,6 +13,7 @@ from benchmarks.numa_published import Published, Row, always, direction, error_o
 from benchmarks.table import replaced
 from homenode.host.placement.machine_speed import MachineSpeed, NodeSpeed
 from homenode.host.placement.weight_cost import ModelWork, choose_policy
+from homenode.numa_policy import NumaPolicy
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "numa.md"
 
@@ -48,7 +49,7 @@ def page(text: str, published: Published) -> str:
 
 def examples_text() -> str:
     """What every policy is predicted to reach on a machine of two sockets, and what `auto` takes."""
-    names = ("local", "interleave", "shard", "mirror", "replicate")
+    names = (NumaPolicy.LOCAL, NumaPolicy.INTERLEAVE, NumaPolicy.SHARD, NumaPolicy.MIRROR, NumaPolicy.REPLICATE)
     lines = [f"| model | sequences | {' | '.join(names)} | `auto` |", "|---" * (3 + len(names)) + "|"]
     for title, work in _MODELS:
         for batch, context in _LOADS:

@@ -1,7 +1,7 @@
 """`make stubs`: what is written from something else, and compared by `make check` (--check).
 
 src/homenode/_native.pyi      from the compiled core, by nanobind's stub generator
-csrc/kernels/sampling_settings.h, the table of docs/sampling.md      from the table in src/homenode/sampling.py
+csrc/sampling/settings.h, the table of docs/sampling.md      from the table in src/homenode/sampling.py
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 # The versions that write the stub: others write the same types in other words.
 NANOBIND, PYTHON = "3.1.0", (3, 11)
 _STUB = "src/homenode/_native.pyi"
-_HEADER = "csrc/kernels/sampling_settings.h"
+_HEADER = "csrc/sampling/settings.h"
 _PAGE = "docs/sampling.md"
 _ARRAY = re.compile(r"Annotated\[(NDArray\[numpy\.\w+\]), dict\([^=]+=.*?\)\]")
 _TABLE = re.compile(r"(?<=<!-- table -->\n).*?(?=<!-- end of the table -->)", re.DOTALL)

@@ -14,7 +14,7 @@ from answering import Answer, Question, answer_all
 from homenode.bench.compute.model import ModelBenchPlan, timed_runs
 from homenode.cli.benchmarks.options import engine_backend
 from homenode.engine.config import EngineConfig
-from homenode.engine.memory.numa import spread_of
+from homenode.engine.memory.numa import matrix_policy_of
 from homenode.model.checkpoint.index import open_checkpoint
 from homenode.model.hub.locate import locate
 from homenode.model.weights.load import load_model
@@ -25,7 +25,7 @@ def main() -> None:
     task = json.loads(sys.argv[1])
     checkpoint = open_checkpoint(locate(task["model"]))
     backend, place, _ = engine_backend(EngineConfig.of(task["model"], {"threads": task["threads"]}), checkpoint)
-    model = load_model(checkpoint, backend, spread_of=spread_of(place))
+    model = load_model(checkpoint, backend, matrix_policy_of=matrix_policy_of(place))
 
     def measure(question: Question) -> Answer:
         plan = ModelBenchPlan(

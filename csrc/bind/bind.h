@@ -12,8 +12,8 @@
 
 #include "base/status.h"
 #include "host/thread_pool.h"
-#include "kernels/linear.h"
-#include "kernels/recorder.h"
+#include "linear/linear.h"
+#include "recorder/recorder.h"
 
 namespace homenode {
 

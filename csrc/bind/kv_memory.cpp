@@ -4,8 +4,8 @@
 #include <nanobind/stl/tuple.h>
 
 #include "host/epoch_words.h"
-#include "kernels/kv_copy.h"
-#include "kernels/kv_memory.h"
+#include "kv/copy.h"
+#include "kv/memory.h"
 
 namespace homenode {
 namespace {

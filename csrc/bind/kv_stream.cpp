@@ -1,4 +1,4 @@
-#include "kernels/kv_stream.h"
+#include "kv/stream.h"
 
 #include "bind/bind.h"
 

@@ -9,7 +9,7 @@
 #include "bind/bind.h"
 #include "host/event_count.h"
 #include "host/lane.h"
-#include "kernels/kv_announcement.h"
+#include "kv/announcement.h"
 
 namespace homenode {
 namespace {

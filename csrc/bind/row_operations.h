@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "bind/bind.h"
-#include "kernels/row_operations.h"
+#include "recorder/row_operations.h"
 
 namespace homenode {
 

@@ -1,4 +1,4 @@
-#include "kernels/sampling.h"
+#include "sampling/sampling.h"
 
 #include <nanobind/stl/tuple.h>
 

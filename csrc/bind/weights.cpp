@@ -7,10 +7,10 @@
 
 #include "host/arena.h"
 #include "host/shared_words.h"
-#include "kernels/kv_cache.h"
-#include "kernels/kv_memory.h"
-#include "kernels/packed_file.h"
-#include "kernels/stored_table.h"
+#include "kv/cache.h"
+#include "kv/memory.h"
+#include "weights/packed_file.h"
+#include "weights/stored_table.h"
 
 namespace homenode {
 namespace {
@@ -49,13 +49,13 @@ void make_file(WeightFile* self, int fd, uint64_t offset, int format, int permut
                         .stride = stride};
 }
 
-void make_shape(WeightShape* self, int format, int64_t rows, int64_t columns, Spread spread,
+void make_shape(WeightShape* self, int format, int64_t rows, int64_t columns, NumaPolicy policy,
                 std::shared_ptr<WeightMemory> shared, uint64_t shared_offset) {
   check_shape(rows, columns);
   new (self) WeightShape{.format = static_cast<Format>(format),
                          .rows = rows,
                          .columns = columns,
-                         .spread = spread,
+                         .policy = policy,
                          .shared = {std::move(shared), shared_offset}};
 }
 
@@ -269,10 +269,10 @@ void bind_weights(nb::module_& m) {
   m.def(
       "can_decode", [](int format) { return can_decode(static_cast<Format>(format)); }, nb::arg("format"),
       "Of a GGUF type number.");
-  nb::enum_<Spread>(m, "NativeSpread", "Where a weight lies when its thread pool has several homes.")
-      .value("split", Spread::split)
-      .value("copied", Spread::copied)
-      .value("interleaved", Spread::interleaved);
+  nb::enum_<NumaPolicy>(m, "NativeNumaPolicy", "Where a weight lies when its thread pool has several homes.")
+      .value("shard", NumaPolicy::shard)
+      .value("mirror", NumaPolicy::mirror)
+      .value("interleave", NumaPolicy::interleave);
   nb::class_<Arena>(m, "Arena", "Memory that the weights of one thread pool share.")
       .def("__init__", &make_arena, nb::arg("pool"), nb::arg("homes") = nb::list(), nb::arg("nodes") = nb::list(),
            "homes: for each thread the number of its home, from 0; nodes: of each home the NUMA node to take memory "
@@ -305,7 +305,7 @@ void bind_weights(nb::module_& m) {
            "of a row to that of the next; 0: rows follow each other.");
   nb::class_<WeightShape>(m, "WeightShape", "What a matrix is to be in memory.")
       .def("__init__", &make_shape, nb::kw_only(), nb::arg("format"), nb::arg("rows"), nb::arg("columns"),
-           nb::arg("spread") = Spread::split, nb::arg("shared").none() = nb::none(), nb::arg("shared_offset") = 0,
+           nb::arg("policy") = NumaPolicy::shard, nb::arg("shared").none() = nb::none(), nb::arg("shared_offset") = 0,
            "format: a GGUF type number. shared, shared_offset: it lies there instead of in an arena. ValueError for a "
            "matrix without elements, or of more than 2^40.");
   m.def("weight_from_file", &from_file, nb::arg("pool"), nb::arg("file"), nb::arg("shape"),

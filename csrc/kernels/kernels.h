@@ -1,5 +1,5 @@
 // The inner loops that exist once for each instruction set level, as a table of function pointers. Matrix products have
-// their own (linear.h).
+// their own (linear/linear.h).
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -42,7 +42,7 @@ struct AttendArgs {
   const void* queries;  // [rows] heads as load_query of the same kind of KV memory leaves them, for scores in base 2
   const float* query_scales;  // [rows] what load_query returned
   float softcap;  // scores become softcap * tanh(score / softcap), in base 2 as well; 0: they stay
-  const void* const* keys;  // [kChunkTiles] tiles, see kv_cache.h
+  const void* const* keys;  // [kChunkTiles] tiles, see kv/cache.h
   const void* const* values;  // [kChunkTiles]; not looked at with `turned`
   const int* begin;  // [rows] keys begin <= i < end of the chunk are visible to a row
   const int* end;
@@ -141,7 +141,7 @@ struct TileRun {
   const std::byte* next;  // what will be read after them: asked for towards the end; it may be any address
 };
 
-// How one kind of KV memory (see kv_cache.h) is written and read.
+// How one kind of KV memory (see kv/cache.h) is written and read.
 struct KvKernels {
   int query_bytes;  // of an element of a loaded query
   // The head of a query, times the softmax scale and log2(e), as `attend` multiplies it: float32 or bfloat16, and with

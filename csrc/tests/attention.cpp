@@ -1,9 +1,9 @@
-#include "kernels/attention.h"
+#include "attention/attention.h"
 
 #include <numeric>
 
 #include "host/arena.h"
-#include "kernels/kv_write.h"
+#include "kv/write.h"
 #include "tests/cases.h"
 
 namespace homenode::checks {

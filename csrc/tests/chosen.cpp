@@ -1,12 +1,12 @@
-#include "kernels/token_scores.h"
+#include "attention/token_scores.h"
 
 #include <algorithm>
 #include <limits>
 #include <numeric>
 
+#include "attention/pooled.h"
 #include "host/arena.h"
-#include "kernels/attention_pooled.h"
-#include "kernels/kv_write.h"
+#include "kv/write.h"
 #include "tests/cases.h"
 
 namespace homenode::checks {

@@ -6,7 +6,7 @@
 #include <thread>
 
 #include "host/arena.h"
-#include "kernels/kv_copy.h"
+#include "kv/copy.h"
 #include "tests/cases.h"
 
 namespace homenode::checks {

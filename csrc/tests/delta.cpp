@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "kernels/kernels.h"
-#include "kernels/recorder.h"
-#include "kernels/row_operations.h"
+#include "recorder/recorder.h"
+#include "recorder/row_operations.h"
 #include "tests/cases.h"
 
 namespace homenode::checks {

@@ -10,8 +10,8 @@
 #include <thread>
 
 #include "host/event_count.h"
-#include "kernels/kv_announcement.h"
-#include "kernels/kv_copy.h"
+#include "kv/announcement.h"
+#include "kv/copy.h"
 #include "tests/cases.h"
 
 namespace homenode::checks {

@@ -6,8 +6,8 @@
 #include <map>
 
 #include "kernels/kernels.h"
-#include "kernels/kv_cache.h"
-#include "kernels/linear_rows.h"
+#include "kv/cache.h"
+#include "linear/rows.h"
 #include "tests/matrices.h"
 
 namespace homenode::checks {

@@ -1,9 +1,9 @@
 #include <algorithm>
 #include <cmath>
 
-#include "kernels/linear_group.h"
-#include "kernels/linear_share.h"
-#include "kernels/linear_tuning.h"
+#include "linear/group.h"
+#include "linear/share.h"
+#include "linear/tuning.h"
 #include "tests/matrices.h"
 
 namespace homenode::checks {

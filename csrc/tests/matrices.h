@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "kernels/linear.h"
+#include "linear/linear.h"
 #include "tests/cases.h"
 
 namespace homenode::checks {

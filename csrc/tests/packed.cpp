@@ -1,4 +1,4 @@
-#include "kernels/packed_file.h"
+#include "weights/packed_file.h"
 
 #include <sys/mman.h>
 #include <unistd.h>
@@ -17,7 +17,7 @@ struct File {
 };
 
 // Rows of any bytes in a file, somewhere, and the weight that was read from there.
-std::shared_ptr<Weight> random_weight(Random& random, ThreadPool& pool, Arena* arena, Spread spread, Format format,
+std::shared_ptr<Weight> random_weight(Random& random, ThreadPool& pool, Arena* arena, NumaPolicy policy, Format format,
                                       int64_t rows, int64_t columns, int heads) {
   Exact<uint8_t> bytes(static_cast<size_t>(rows) * static_cast<size_t>(file_row_bytes(format, columns)));
   for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<uint8_t>(random.bits() >> 32);
@@ -26,10 +26,10 @@ std::shared_ptr<Weight> random_weight(Random& random, ThreadPool& pool, Arena* a
   require(pwrite(file.fd, bytes.get(), bytes.size(), static_cast<off_t>(offset)) == static_cast<ssize_t>(bytes.size()),
           "pwrite");
   return taken(weight_from_file(pool, {.fd = file.fd, .offset = offset, .format = format, .permuted_heads = heads},
-                                {format, rows, columns, spread}, arena));
+                                {format, rows, columns, policy}, arena));
 }
 
-Spread random_spread(Random& random) { return static_cast<Spread>(random.between(0, 2)); }
+NumaPolicy random_policy(Random& random) { return static_cast<NumaPolicy>(random.between(0, 2)); }
 
 // Members at one to three homes, of nodes the kernel chooses.
 Homes random_homes(Random& random, int threads) {
@@ -57,14 +57,14 @@ void check_format(Random& random, Format format) {
   const int64_t columns = block == 1 ? random.between(1, 200) : int64_t(block) * random.between(1, 3);
   const auto pool = pool_of(random.between(1, 3)), others = pool_of(random.between(1, 4));
   Arena arena(random_homes(random, pool->size())), other_arena(random_homes(random, others->size()));
-  const auto weight = random_weight(random, *pool, random.one_in(2) ? &arena : nullptr, random_spread(random), format,
+  const auto weight = random_weight(random, *pool, random.one_in(2) ? &arena : nullptr, random_policy(random), format,
                                     rows, columns, heads);
   const File file;
   const uint64_t offset = static_cast<uint64_t>(random.between(0, 5000)),
                  bytes = taken(packed_bytes(format, rows, columns));
   const uint64_t written = taken(write_packed(*pool, *weight, file.fd, offset));
-  const PackedWeight place{offset, {format, rows, columns, random_spread(random)}},
-      other{offset, {format, rows, columns, random_spread(random)}};
+  const PackedWeight place{offset, {format, rows, columns, random_policy(random)}},
+      other{offset, {format, rows, columns, random_policy(random)}};
   // Twice at once: the threads go from one matrix to the next by themselves.
   for (const ReadWeight& read :
        taken(read_packed(*others, file.fd, {place, other}, random.one_in(2) ? &other_arena : nullptr))) {

@@ -1,5 +1,5 @@
-#include "kernels/recorder.h"
-#include "kernels/row_operations.h"
+#include "recorder/recorder.h"
+#include "recorder/row_operations.h"
 
 #include <cmath>
 #include <numeric>

@@ -7,9 +7,9 @@
 #include <string>
 
 #include "host/shared_words.h"
-#include "kernels/packed_file.h"
-#include "kernels/weight_memory.h"
 #include "tests/matrices.h"
+#include "weights/packed_file.h"
+#include "weights/weight_memory.h"
 
 namespace homenode::checks {
 namespace {
@@ -67,7 +67,7 @@ void check_format(Random& random, Format format) {
   file.seal();
   const uint64_t written = taken(write_packed(*writers, weight, packed.fd, 0));
   const auto memory = taken(WeightMemory::map(file.fd, total)), others = taken(WeightMemory::map(file.fd, total));
-  const PackedWeight place{0, {format, weight.rows, weight.columns, Spread::split, {memory, offset}}};
+  const PackedWeight place{0, {format, weight.rows, weight.columns, NumaPolicy::shard, {memory, offset}}};
   require(!read_packed(*writers, packed.fd, {place}), "nothing is written before it is opened");
   require(!memory->open(begin, end), "some pages are opened");
 
@@ -86,7 +86,7 @@ void check_format(Random& random, Format format) {
   require(!others->enter(*readers, begin, end) && others->enter(*readers, begin, total + kSmallPage),
           "pages that are there are entered");
   const auto attached =
-      taken(attach_weight(readers->size(), {format, weight.rows, weight.columns, Spread::split, {others, offset}}));
+      taken(attach_weight(readers->size(), {format, weight.rows, weight.columns, NumaPolicy::shard, {others, offset}}));
   require(attached->pieces.size() == static_cast<size_t>(readers->size()) && attached->bytes() == bytes,
           "a piece for every thread");
   require(same_rows(weight, *attached), std::string("what was put there is read, ") + format_name(format));
@@ -115,8 +115,8 @@ void check_refusals(Random& random) {
     require(!memory->at(offset, 256, true), "a place outside of what is open, or on no boundary");
   }
   require(!memory->at(total - 128, 129, false) && !memory->at(128, UINT64_MAX, false), "a place that ends outside");
-  require(!attach_weight(2, {Format::f32, 33, 1 << 20, Spread::split, {memory, 0}}) &&
-              !attach_weight(0, {Format::f32, 1, 1, Spread::split, {memory, 0}}),
+  require(!attach_weight(2, {Format::f32, 33, 1 << 20, NumaPolicy::shard, {memory, 0}}) &&
+              !attach_weight(0, {Format::f32, 1, 1, NumaPolicy::shard, {memory, 0}}),
           "a matrix that is too large, or nobody's");
   const auto words = taken(SharedWords::map(file.fd, 16));
   const int64_t i = random.between(0, 15);

@@ -8,8 +8,8 @@
 #include <numeric>
 
 #include "host/shared_memory.h"
-#include "kernels/kv_copy.h"
-#include "kernels/kv_stream.h"
+#include "kv/copy.h"
+#include "kv/stream.h"
 #include "tests/cases.h"
 
 namespace homenode::checks {

@@ -112,14 +112,14 @@ def has_kernel(format: int) -> bool:
 def can_decode(format: int) -> bool:
     """Of a GGUF type number."""
 
-class NativeSpread(enum.Enum):
+class NativeNumaPolicy(enum.Enum):
     """Where a weight lies when its thread pool has several homes."""
 
-    split = 0
+    shard = 0
 
-    copied = 1
+    mirror = 1
 
-    interleaved = 2
+    interleave = 2
 
 class Arena:
     """Memory that the weights of one thread pool share."""
@@ -195,7 +195,7 @@ class WeightShape:
         format: int,
         rows: int,
         columns: int,
-        spread: NativeSpread = NativeSpread.split,
+        policy: NativeNumaPolicy = NativeNumaPolicy.shard,
         shared: WeightMemory | None = None,
         shared_offset: int = 0,
     ) -> None:

@@ -2,7 +2,7 @@
 
 The annotated fields of `SamplingParams` are the table of what says, row by row of the logits, how a token is drawn. The
 table drives the fields of the HTTP APIs and the OpenAPI document, the message to workers, the arrays that backends
-take, and, by `make stubs`, csrc/kernels/sampling_settings.h and docs/sampling.md. A new parameter is a row here and its
+take, and, by `make stubs`, csrc/sampling/settings.h and docs/sampling.md. A new parameter is a row here and its
 computation in the samplers of the backends.
 """
 

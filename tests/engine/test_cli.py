@@ -11,7 +11,7 @@ import tokenizers
 
 from homenode.cli.main import main
 from homenode.compute.native import LEVELS, available_levels
-from homenode.host.placement.numa_demand import NUMA_POLICIES
+from homenode.numa_policy import NumaPolicy
 from tests.checkpoints import make_folder
 from tests.paths import STORIES, needs_data
 from tests.quantised_folders import FORMS, write_quantised
@@ -48,7 +48,7 @@ def test_generate_the_golden_text_at_every_level(
 
 
 @needs_data
-@pytest.mark.parametrize("policy", NUMA_POLICIES)
+@pytest.mark.parametrize("policy", NumaPolicy)
 def test_generate_the_golden_text_under_every_numa_policy(capsys: pytest.CaptureFixture[str], policy: str) -> None:
     case = json.loads((STORIES / "golden.json").read_text())[1]
     asked = ("--numa", policy, "--prompt", case["prompt"], "--max-tokens", "40", "--ignore-eos", "--json")

@@ -11,7 +11,7 @@ from homenode.compute.ops import KvGeometry
 from homenode.compute.thread_memory import ThreadMemory
 from homenode.engine.binding import EngineBinding
 from homenode.engine.memory.node_capacity import KvCapacity, blocks_together, kv_capacity, kv_shares
-from homenode.engine.memory.numa import away_from_home, settle_pages, spread_of, team_memory
+from homenode.engine.memory.numa import away_from_home, matrix_policy_of, settle_pages, team_memory
 from homenode.errors import CapacityError, HostError
 from homenode.host.binding.residency import PlannedRange, node_residencies
 from homenode.host.binding.syscalls import Syscalls
@@ -78,21 +78,21 @@ def test_what_is_not_known_is_not_claimed(host: Host, changes: dict[str, object]
 
 @pytest.mark.parametrize(
     ("policy", "wanted"),
-    [("shard", "split"), ("mirror", "copied"), ("interleave", "interleaved"), ("local", "split"), (None, "split")],
+    [("shard", "shard"), ("mirror", "mirror"), ("interleave", "interleave"), ("local", "shard"), (None, "shard")],
 )
 def test_each_policy_spreads_matrices_its_way(policy: str | None, wanted: str) -> None:
-    assert spread_of(binding(policy))("model.layers.0.mlp.up_proj.weight") == wanted
+    assert matrix_policy_of(binding(policy))("model.layers.0.mlp.up_proj.weight") == wanted
 
 
 def test_chosen_tensors_are_mirrored_under_shard_only() -> None:
     patterns = ("*.embed_tokens.*", "lm_head*")
-    spread = spread_of(binding("shard", mirror_tensors=patterns))
-    assert [spread(name) for name in ("model.embed_tokens.weight", "lm_head.weight", "model.norm.weight")] == [
-        "copied",
-        "copied",
-        "split",
+    policy = matrix_policy_of(binding("shard", mirror_tensors=patterns))
+    assert [policy(name) for name in ("model.embed_tokens.weight", "lm_head.weight", "model.norm.weight")] == [
+        "mirror",
+        "mirror",
+        "shard",
     ]
-    assert spread_of(binding("local", mirror_tensors=patterns))("lm_head.weight") == "split"
+    assert matrix_policy_of(binding("local", mirror_tensors=patterns))("lm_head.weight") == "shard"
 
 
 def seen(present: int, local: int) -> Lines:

@@ -17,10 +17,11 @@ from homenode.errors import PlacementError, UserError
 from homenode.host.binding.syscalls import MPOL_BIND, MPOL_PREFERRED, Syscalls
 from homenode.host.discovery.read import read_host
 from homenode.host.discovery.synthetic import synthetic
-from homenode.host.placement.numa_demand import NUMA_POLICIES, Decision
+from homenode.host.placement.numa_demand import Decision
 from homenode.host.placement.numa_policy import Teams
 from homenode.host.topology.host import Host
 from homenode.host.topology.source import RecordedSource
+from homenode.numa_policy import NumaPolicy
 
 TWO_NODES = "1s/2n/8c/smt2"  # node 0: cores 0-3 (siblings 8-11), node 1: cores 4-7 (siblings 12-15)
 
@@ -181,7 +182,7 @@ def test_auto_is_settled_by_what_is_asked_and_only_where_there_is_a_choice() -> 
     assert place_engine(PlacementConfig(numa="auto"), None, host("1s/1n/4c"), never).numa == "local"
 
 
-@pytest.mark.parametrize("policy", NUMA_POLICIES)
+@pytest.mark.parametrize("policy", NumaPolicy)
 def test_on_one_node_every_policy_is_what_it_would_be_without(policy: str) -> None:
     without, seen = binding(PlacementConfig(), "1s/1n/4c/smt2"), binding(PlacementConfig(numa=policy), "1s/1n/4c/smt2")
     assert (seen.team, seen.spare, seen.memory_nodes) == (without.team, without.spare, without.memory_nodes)

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from homenode.compute.ops import Spread
 from homenode.compute.thread_memory import ThreadMemory
 from homenode.model.checkpoint.index import open_checkpoint
 from homenode.model.parts import PartitionSpec
 from homenode.model.weights.load import load_model
+from homenode.numa_policy import NumaPolicy
 from tests.checkpoints import make_folder
 
 pytest.importorskip("homenode._native", reason="needs the compiled core")
@@ -56,7 +56,7 @@ def test_parts_read_what_is_theirs(folder: Path) -> None:
     assert matrix_bytes(folder) <= sum(read) <= matrix_bytes(folder) + len(parts) * SLACK
 
 
-def load(folder: Path, spread: Spread, cache: Path | None = None) -> int:
+def load(folder: Path, policy: NumaPolicy, cache: Path | None = None) -> int:
     """Bytes that loading has read; copies are counted by their weights."""
     checkpoint = open_checkpoint(folder)
     backend = NativeBackend(
@@ -65,8 +65,8 @@ def load(folder: Path, spread: Spread, cache: Path | None = None) -> int:
         groups=[(home,) for home in HOMES],
         memory=ThreadMemory(HOMES, (0, 0, 0), bound=False),
     )
-    read = bytes_read(lambda: load_model(checkpoint, backend, packed_cache=cache, spread_of=lambda name: spread))
-    copies = 3 if spread == "copied" else 1
+    read = bytes_read(lambda: load_model(checkpoint, backend, packed_cache=cache, matrix_policy_of=lambda name: policy))
+    copies = 3 if policy == "mirror" else 1
     assert backend.statistics()["weight_bytes"] >= copies * matrix_bytes(folder)
     return read
 
@@ -77,14 +77,14 @@ def matrix_bytes(folder: Path) -> int:
 
 def test_three_copies_are_read_once(folder: Path) -> None:
     size = matrix_bytes(folder)
-    alone, mirrored = load(folder, "split"), load(folder, "copied")
+    alone, mirrored = load(folder, "shard"), load(folder, "mirror")
     assert size > 40 * SLACK
     assert size <= alone <= size + SLACK
     assert abs(mirrored - alone) <= SLACK
 
 
 def test_three_copies_are_read_once_from_packed_weights_too(folder: Path, tmp_path: Path) -> None:
-    load(folder, "split", tmp_path)
+    load(folder, "shard", tmp_path)
     (kept,) = [file.stat().st_size for file in tmp_path.iterdir() if file.is_file()]
     assert matrix_bytes(folder) <= kept
-    assert load(folder, "copied", tmp_path) <= kept + kept // 50 + SLACK
+    assert load(folder, "mirror", tmp_path) <= kept + kept // 50 + SLACK

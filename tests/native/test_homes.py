@@ -13,12 +13,13 @@ import pytest
 from homenode import _native
 from homenode.compute.native import NativeBackend
 from homenode.compute.native.backend import NativeProgram
-from homenode.compute.ops import KvGeometry, Ops, Spread, StepArrays, StepLimits, Tensor
+from homenode.compute.ops import KvGeometry, Ops, StepArrays, StepLimits, Tensor
 from homenode.compute.thread_memory import ThreadMemory
 from homenode.model.weights.node_placement import GROUP_ROWS, member_rows
+from homenode.numa_policy import MATRIX_POLICIES
 from tests.native.weights import load, packed_floats, stored
 
-SPREADS: tuple[Spread, ...] = ("split", "copied", "interleaved")
+POLICIES = MATRIX_POLICIES
 HOMES = (0, 0, 1, 1, 2)
 NODE = min(int(path.name[4:]) for path in Path("/sys/devices/system/node").glob("node[0-9]*"))  # one that there is
 
@@ -62,17 +63,17 @@ def test_products_are_the_same_however_a_weight_is_spread(tmp_path: Path, form: 
     x = np.random.default_rng(rows).standard_normal((rows, 256), np.float32)
     alone = NativeBackend([-1], spin_us=20)
     wanted = products(alone, load(alone, tmp_path / "w", matrix), x)
-    for spread, bound in itertools.product(SPREADS, (True, False)):
+    for policy, bound in itertools.product(POLICIES, (True, False)):
         over = backend(bound=bound)
-        weight = load(over, tmp_path / "w", matrix, spread=spread)
-        assert np.array_equal(products(over, weight, x), wanted), (spread, bound)
+        weight = load(over, tmp_path / "w", matrix, policy=policy)
+        assert np.array_equal(products(over, weight, x), wanted), (policy, bound)
 
 
 def test_only_copies_take_more_memory() -> None:
     over, values = backend(), np.ones((320, 512), np.float32)
-    sizes = {spread: over.weight_from_array(values, "F32", spread).nbytes for spread in SPREADS}
-    assert sizes["split"] == sizes["interleaved"] == values.nbytes
-    assert sizes["copied"] == 3 * values.nbytes
+    sizes = {policy: over.weight_from_array(values, "F32", policy).nbytes for policy in POLICIES}
+    assert sizes["shard"] == sizes["interleave"] == values.nbytes
+    assert sizes["mirror"] == 3 * values.nbytes
 
 
 def test_every_home_has_chunks_of_its_own() -> None:
@@ -85,7 +86,7 @@ def test_every_home_has_chunks_of_its_own() -> None:
     for thread, (begin, end, address) in enumerate(split.pieces):
         assert end > begin
         assert [home for first, last, home in chunks if first <= address < last] == [HOMES[thread]]
-    interleaved = packed_floats(pool, values, arena, _native.NativeSpread.interleaved)
+    interleaved = packed_floats(pool, values, arena, _native.NativeNumaPolicy.interleave)
     assert {home for _, _, home in arena.ranges} == {-1, 0, 1, 2}
     assert interleaved.nbytes == split.nbytes
 
@@ -151,7 +152,7 @@ def test_the_blocks_of_a_chunk_of_positions_lie_at_one_home(width: int, block_si
 def test_the_kernel_is_asked_for_every_page() -> None:
     over = backend()
     kept = [
-        over.weight_from_array(np.ones((640, 1024), np.float32), "F32", "copied"),
+        over.weight_from_array(np.ones((640, 1024), np.float32), "F32", "mirror"),
         over.kv_cache(KvGeometry.uniform(2, 5, 64, 64, "bf16"), 50),
     ]
     seen = over.residency()

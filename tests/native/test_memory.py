@@ -108,7 +108,7 @@ def test_what_huge_pages_hold_behind_the_weights_is_given_back(told: bool) -> No
     values = np.random.default_rng(3).standard_normal((400, 1024)).astype(np.float32)
     if told:
         arena.expect(12 * values.nbytes // 5 * 9 // 8)
-    kept = [packed_floats(pool, values, arena, _native.NativeSpread.copied) for _ in range(12)]
+    kept = [packed_floats(pool, values, arena, _native.NativeNumaPolicy.mirror) for _ in range(12)]
 
     def present() -> int:
         found = residences([(address, size) for address, size, _ in arena.ranges])

@@ -33,7 +33,7 @@ def put(
     """A matrix read from `file`, where `load` wrote it, into shared memory."""
     with file.open("rb") as opened:
         place = SharedPlacement(memory, at)
-        return backend.weight_from_file(opened.fileno(), 77, BY_NAME[format], rows, columns, format, spread=place)
+        return backend.weight_from_file(opened.fileno(), 77, BY_NAME[format], rows, columns, format, placement=place)
 
 
 @pytest.mark.parametrize("threads", [(1, 3), (3, 1), (2, 5)])

@@ -11,8 +11,9 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 
 from homenode import _native
 from homenode.compute.native import NativeBackend
-from homenode.compute.ops import FloatArray, Spread
+from homenode.compute.ops import FloatArray
 from homenode.dtypes import BY_NAME
+from homenode.numa_policy import NumaPolicy
 
 FLOATS = ("F32", "F16", "BF16")
 ENCODED = (*FLOATS, "Q8_0", "Q4_0")  # formats the core can write
@@ -30,11 +31,11 @@ def packed_floats(
     pool: _native.ThreadPool,
     values: FloatArray,
     arena: _native.Arena | None = None,
-    spread: _native.NativeSpread = _native.NativeSpread.split,
+    policy: _native.NativeNumaPolicy = _native.NativeNumaPolicy.shard,
 ) -> _native.Weight:
     """float32 [rows, columns] kept as they are."""
     rows, columns = values.shape
-    shape = _native.WeightShape(format=0, rows=rows, columns=columns, spread=spread)
+    shape = _native.WeightShape(format=0, rows=rows, columns=columns, policy=policy)
     return _native.weight_from_rows(pool, values, shape, arena)
 
 
@@ -95,7 +96,7 @@ def load(
     matrix: Stored,
     target: str | None = None,
     permuted_heads: int = 0,
-    spread: Spread = "split",
+    policy: NumaPolicy = NumaPolicy.SHARD,
 ) -> _native.Weight:
     """The matrix written into `file` at an odd offset, and read from it by the backend."""
     file.write_bytes(b"\xff" * 77 + matrix.bytes.tobytes())
@@ -103,7 +104,7 @@ def load(
     with file.open("rb") as opened:
         kept = target or matrix.format
         return backend.weight_from_file(
-            opened.fileno(), 77, BY_NAME[matrix.format], rows, columns, kept, permuted_heads, spread
+            opened.fileno(), 77, BY_NAME[matrix.format], rows, columns, kept, permuted_heads, policy
         )
 
 

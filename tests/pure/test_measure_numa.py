@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from homenode.host.placement.weight_cost import POLICIES as PREDICTED
+from homenode.numa_policy import PLANNED_POLICIES as PREDICTED
 from tools.measure_numa import POLICIES, main, summary, table, turns
 
 # Stands for homenode: writes down how it was called, and answers as each command does. Mirror does not fit, and local

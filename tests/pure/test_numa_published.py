@@ -12,7 +12,7 @@ from benchmarks.numa_drawing import DRAWING, PANELS, Panel, draw
 from benchmarks.numa_fit import fit, held_out
 from benchmarks.numa_published import Published, Row, always, direction, error_of_gain, error_of_ratio, score
 from benchmarks.numa_table import PAGE, page
-from homenode.host.placement.weight_cost import POLICIES
+from homenode.numa_policy import PLANNED_POLICIES
 
 PUBLISHED = Published.load()
 ROWS = PUBLISHED.rows
@@ -103,7 +103,7 @@ def test_the_page_is_what_the_record_makes() -> None:
 def test_the_page_says_that_speed_was_predicted_and_names_the_script() -> None:
     text = PAGE.read_text(encoding="utf-8")
     assert "was predicted here, not measured" in text and "tools/measure_numa.py" in text
-    assert all(f"| `{policy}` |" in text for policy in (*POLICIES, "auto"))
+    assert all(f"| `{policy}` |" in text for policy in (*PLANNED_POLICIES, "auto"))
 
 
 def test_the_drawing_is_what_the_script_makes() -> None:
@@ -119,4 +119,4 @@ def test_a_panel_shows_where_the_bytes_are(panel: Panel) -> None:
     assert panel.crossing == (panel.policy == "interleave")
     if not panel.crossing:
         assert all(set(work) <= set(here) for work, here in zip(panel.work, panel.held, strict=True))
-    assert {p.policy for p in PANELS} == set(POLICIES)
+    assert {p.policy for p in PANELS} == set(PLANNED_POLICIES)

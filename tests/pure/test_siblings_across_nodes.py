@@ -17,11 +17,12 @@ from homenode.host.discovery.synthetic import synthetic
 from homenode.host.placement.demand import Demand, Parallelism
 from homenode.host.placement.explain import explain
 from homenode.host.placement.node_teams import node_teams
-from homenode.host.placement.numa_demand import NUMA_POLICIES, Decision, NumaDemand
+from homenode.host.placement.numa_demand import Decision, NumaDemand
 from homenode.host.placement.numa_policy import numa_plan
 from homenode.host.placement.select import make_plan
 from homenode.host.topology.host import Host
 from homenode.host.topology.source import RecordedSource
+from homenode.numa_policy import NumaPolicy
 from tests.examples import examples
 from tests.recorded import recorded_host
 
@@ -90,7 +91,7 @@ SHAPES = ("2s/2n/2c/quota=1", "2s/2n/3c", "2s/2n/4c/allowed=0-1", "1s/1n/4c", "2
 def test_no_text_of_a_numa_plan_names_a_flag_that_was_not_given(shape: str) -> None:
     """Whatever leaves one node to compute on, the reason is that one."""
     host, single = read_host(synthetic(shape)), 0
-    for policy, threads, reserve, nodes in itertools.product(NUMA_POLICIES, (None, 1, 2), (None, 1), (None, "0")):
+    for policy, threads, reserve, nodes in itertools.product(NumaPolicy, (None, 1, 2), (None, 1), (None, "0")):
         demand = NumaDemand(policy, nodes, threads, reserve=reserve)
         try:
             made = numa_plan(host, demand, lambda teams: Decision("shard", "because"))

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from homenode.host.placement.step_cost import EngineKind
 from homenode.host.placement.weight_cost import (
-    POLICIES,
     MachineSpeed,
     ModelWork,
     NodeSpeed,
@@ -18,6 +17,7 @@ from homenode.host.placement.weight_cost import (
     load_of,
     predict,
 )
+from homenode.numa_policy import PLANNED_POLICIES
 from tests.examples import examples
 
 GIB = 1 << 30
@@ -118,7 +118,7 @@ def test_replicas_share_the_sequences() -> None:
 
 
 def test_memory_of_copies() -> None:
-    sizes = {policy: predict(machine(3), work(kv=10), policy, 2, 5).memory_bytes for policy in POLICIES}
+    sizes = {policy: predict(machine(3), work(kv=10), policy, 2, 5).memory_bytes for policy in PLANNED_POLICIES}
     assert sizes == {
         "shard": 10**10 + 100,
         "interleave": 10**10 + 100,

@@ -18,13 +18,13 @@ from homenode.host.topology.host import Host
 from homenode.model.weights.layout import MatrixLayout, OtherParts, WeightLayout
 from homenode.model.weights.node_placement import (
     GROUP_ROWS,
-    PLANNED,
     MatrixNodes,
     WeightNodes,
     member_rows,
     plan_weight_nodes,
 )
 from homenode.model.weights.numa_layout import NumaLayout, numa_layout
+from homenode.numa_policy import PLANNED_POLICIES
 from tests.host_values import Shape, host_of
 from tests.recorded import NAMES, recorded_host
 
@@ -95,7 +95,7 @@ def check_proportion(home: MatrixNodes, teams: Teams) -> None:
         )
 
 
-@pytest.mark.parametrize("policy", PLANNED)
+@pytest.mark.parametrize("policy", PLANNED_POLICIES)
 @pytest.mark.parametrize("name", NAMES)
 def test_every_policy_on_every_recorded_host(name: str, policy: str) -> None:
     made = planned(recorded_host(name), policy)
@@ -117,7 +117,7 @@ def test_some_recorded_hosts_spread_and_some_cannot() -> None:
 @given(
     st.lists(st.tuples(st.integers(1, 40), st.integers(0, 3)), min_size=2, max_size=8),
     st.lists(st.integers(1, 3000), min_size=1, max_size=6),
-    st.sampled_from(PLANNED),
+    st.sampled_from(PLANNED_POLICIES),
 )
 def test_any_teams_and_any_rows(shapes: list[tuple[int, int]], rows: list[int], policy: str) -> None:
     teams: Teams = tuple(
@@ -191,7 +191,7 @@ def test_a_pattern_that_matches_nothing_is_refused_on_one_node_too() -> None:
             planned(host_of(shapes), "shard", mirror_tensors=("lm_head*", "nosuch*"))
 
 
-@pytest.mark.parametrize("policy", [policy for policy in PLANNED if policy != "shard"])
+@pytest.mark.parametrize("policy", [policy for policy in PLANNED_POLICIES if policy != "shard"])
 def test_patterns_have_a_meaning_under_shard_only(policy: str) -> None:
     with pytest.raises(UserError, match=f"--numa {policy}"):
         planned(host_of([Shape(0, 4), Shape(1, 4)]), policy, mirror_tensors=("lm_head*",))
@@ -229,7 +229,7 @@ def test_auto_that_takes_one_node_lowers_the_threads_to_it() -> None:
     assert named.node == 1, "the node that was chosen"
 
 
-@pytest.mark.parametrize("policy", PLANNED)
+@pytest.mark.parametrize("policy", PLANNED_POLICIES)
 def test_one_node_makes_everything_local_and_strict_refuses(policy: str) -> None:
     plan = numa_plan(host_of([Shape(3, 4)]), NumaDemand(policy), asked_by_none)
     (finding,) = plan.findings

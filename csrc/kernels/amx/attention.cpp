@@ -6,7 +6,7 @@
 // whose softmax this is. Products come in runs of their own, all scores of a chunk and then all outputs: beside tile
 // instructions the processor is slow at vector instructions (see panel.h).
 //
-// What fixes the value of a row, bit by bit; a product is one of a tile (see linear_tiles.h), a chain of fused
+// What fixes the value of a row, bit by bit; a product is one of a tile (see linear/tiles.h), a chain of fused
 // multiply-adds from 0 over the first elements of pairs, one over the second ones, and their sum added to the value:
 //   score      products of 32 elements of the head in order, the last ones filled up with zeros;
 //   largest    and sum as at the level avx512bf16;

@@ -2,10 +2,10 @@
 // of two tiles.
 //
 // For every number of tokens by the same instruction, whose order of summation is not that of vdpbf16ps. See
-// linear_tiles.h.
+// linear/tiles.h.
 #pragma once
 #include "kernels/amx/shapes.h"
-#include "kernels/linear_block.h"
+#include "linear/block.h"
 
 namespace homenode {
 namespace {

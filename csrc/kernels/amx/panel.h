@@ -1,5 +1,5 @@
 // Block formats by tiles, for many tokens: some parts of a group are unpacked once, for all the tokens at hand, then
-// multiplied with 12 tokens at a time. See linear_tiles.h for the values.
+// multiplied with 12 tokens at a time. See linear/tiles.h for the values.
 //
 // The panels are this level's own. Codes are signed bytes, less their zero, in the lines of the packed layout: the
 // eight lines of a part are the weights of two tiles. The factors of a part are the scales of its rows.
@@ -16,7 +16,7 @@
 // nothing: the level takes AVX-512's products for these.
 #pragma once
 #include "kernels/amx/shapes.h"
-#include "kernels/linear_coded.h"
+#include "linear/coded.h"
 
 namespace homenode {
 namespace {

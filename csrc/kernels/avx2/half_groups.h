@@ -1,6 +1,6 @@
 // Half a group's rows: sixteen registers hold the sums of more tokens beside 16 rows than beside 32.
 #pragma once
-#include "kernels/linear_block.h"
+#include "linear/block.h"
 
 namespace homenode {
 namespace {

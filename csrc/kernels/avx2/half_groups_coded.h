@@ -1,5 +1,5 @@
 // Tiles of the block formats of three and four tokens, where products of bytes are summed to 16 bits. See
-// linear_tiles.h for the values.
+// linear/tiles.h for the values.
 //
 // Sixteen registers hold the integer sums of two tokens and 32 rows, or of four tokens and 16 rows. The second is
 // better from three tokens on: codes are taken apart once for all of them, and that costs as much as half the products

@@ -1,11 +1,11 @@
-// Tiles of the float formats of four to six tokens: the values of linear_floats.h.
+// Tiles of the float formats of four to six tokens: the values of linear/floats.h.
 //
 // Sixteen registers hold the sums of three tokens and 32 rows, or of six tokens and 16 rows. So a tile goes through a
 // block of columns twice, first for one half of the group's rows, then for the other: no weight is read or widened
 // again, as it would be by a second tile, and weights for twice as many products come from memory meanwhile.
 #pragma once
 #include "kernels/avx2/half_groups.h"
-#include "kernels/linear_floats.h"
+#include "linear/floats.h"
 
 namespace homenode {
 namespace {

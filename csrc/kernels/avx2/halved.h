@@ -1,4 +1,4 @@
-// Tiles of Q8_0 for few tokens, from the packed group as it is. See linear_tiles.h for the values.
+// Tiles of Q8_0 for few tokens, from the packed group as it is. See linear/tiles.h for the values.
 //
 // Activations are halved instead of weights widened: code = 16 * high + low, with -8 <= high <= 8 and -8 <= low < 8.
 // Then the products of all eight lines of a part with unsigned bytes stay within 16 bits, 8 * 2 * 255 * 8 = 32640, and

@@ -33,7 +33,7 @@ inline Ints add_wide_products(Ints run, Ints weights, Ints codes) {
 #include "kernels/avx2/halved.h"
 #include "kernels/avx2/pairs.h"
 #include "kernels/avx2/panel.h"
-#include "kernels/linear_tiles.h"
+#include "linear/tiles.h"
 
 namespace homenode {
 namespace {

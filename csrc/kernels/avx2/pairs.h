@@ -1,8 +1,8 @@
-// BF16 tiles of three tokens: the values of linear_floats.h. Twelve sums, three activations and a vector of weights
+// BF16 tiles of three tokens: the values of linear/floats.h. Twelve sums, three activations and a vector of weights
 // fill all sixteen registers. The compiler does not find a way to do it: it moves sums to memory and back with every
 // column. So two columns are written out.
 #pragma once
-#include "kernels/linear_floats.h"
+#include "linear/floats.h"
 
 namespace homenode {
 namespace {

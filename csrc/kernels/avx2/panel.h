@@ -1,4 +1,4 @@
-// Tiles of the block formats for many tokens, where products of bytes are summed to 16 bits. See linear_tiles.h for the
+// Tiles of the block formats for many tokens, where products of bytes are summed to 16 bits. See linear/tiles.h for the
 // values.
 //
 // Some parts of a group are unpacked once, for all the tokens at hand, and two tokens are multiplied with them at a
@@ -13,7 +13,7 @@
 // take twice: hence in_register.
 #pragma once
 #include "kernels/simd/in_register.h"
-#include "kernels/linear_coded.h"
+#include "linear/coded.h"
 
 namespace homenode {
 namespace {
@@ -84,7 +84,7 @@ Panel unpack_panel(const uint8_t* packed, int64_t parts, PanelSpace& space) {
 }
 
 // f += (integer sum * d_row) * scale. What does not depend on the sums is multiplied first where that is exact too (see
-// linear_tiles.h), so that less is left to do in turn once they are known; the exponents of other scales may leave the
+// linear/tiles.h), so that less is left to do in turn once they are known; the exponents of other scales may leave the
 // range.
 template <Coding C>
 HOMENODE_INLINE Floats add_product(Ints sum, Floats row, Floats scale, Floats f) {

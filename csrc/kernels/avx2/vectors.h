@@ -1,4 +1,4 @@
-// Vectors of AVX2 with FMA and F16C for linear_tiles.h: eight lanes, four registers for the rows of a group. The
+// Vectors of AVX2 with FMA and F16C for linear/tiles.h: eight lanes, four registers for the rows of a group. The
 // integer dot products are missing: the levels that share these vectors differ in them.
 #pragma once
 #include <immintrin.h>

@@ -20,8 +20,8 @@ inline Ints add_wide_products(Ints run, Ints weights, Ints codes) {
 }  // namespace
 }  // namespace homenode
 
-#include "kernels/linear_panel.h"
-#include "kernels/linear_tiles.h"
+#include "linear/panel.h"
+#include "linear/tiles.h"
 
 namespace homenode {
 namespace {

@@ -1,4 +1,4 @@
-// Sixteen parts of activations at once, with the same bits as encode_part (linear_encode.h).
+// Sixteen parts of activations at once, with the same bits as encode_part (linear/encode.h).
 //
 // One part by itself spends most of its time on sums and maxima across lanes and on two divisions. Here lane i of a
 // vector is part i: maxima and sums are brought there by transposing while they are taken, and the rest is done for all
@@ -6,7 +6,7 @@
 #pragma once
 #include <cstddef>
 
-#include "kernels/linear_encode.h"
+#include "linear/encode.h"
 
 namespace homenode {
 namespace {

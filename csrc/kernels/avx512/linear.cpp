@@ -3,8 +3,8 @@
 #include "kernels/avx512/vectors.h"
 
 #include "kernels/avx512/encode.h"
-#include "kernels/linear_panel.h"
-#include "kernels/linear_tiles.h"
+#include "linear/panel.h"
+#include "linear/tiles.h"
 
 namespace homenode {
 namespace {

@@ -1,5 +1,5 @@
 // The vectors of the levels with AVX-512 that multiply block formats: sixteen lanes, two registers for the rows of a
-// group. See linear_tiles.h.
+// group. See linear/tiles.h.
 #pragma once
 #include <immintrin.h>
 

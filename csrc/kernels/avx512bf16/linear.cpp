@@ -2,13 +2,13 @@
 //
 // One instruction multiplies two columns of 16 rows of weights, where float32 takes a shift, a mask and two
 // multiply-adds. It wants both factors as bfloat16, so activations are rounded once before a product (round_columns).
-// See linear_tiles.h for the arithmetic. GCC 12 takes the deliberately undefined operands inside its own intrinsics for
+// See linear/tiles.h for the arithmetic. GCC 12 takes the deliberately undefined operands inside its own intrinsics for
 // a fault of ours.
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #include <immintrin.h>
 
 #include "kernels/avx512bf16/pair_rows.h"
-#include "kernels/linear_table.h"
+#include "linear/table.h"
 
 namespace homenode {
 namespace {

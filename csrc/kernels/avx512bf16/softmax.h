@@ -1,5 +1,5 @@
-// The softmax weights of some rows of attention as bfloat16, from the scores of a chunk (see attention.cpp, which
-// includes the lanes first).
+// The softmax weights of some rows of attention as bfloat16, from the scores of a chunk (see attention.cpp of the
+// levels that have it, which includes the lanes first).
 #pragma once
 #include "kernels/simd/attention.h"
 

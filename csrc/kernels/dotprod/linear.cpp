@@ -17,7 +17,7 @@ inline Ints add_wide_products(Ints run, Ints weights, Ints codes) {
 }  // namespace
 }  // namespace homenode
 
-#include "kernels/linear_tiles.h"
+#include "linear/tiles.h"
 
 namespace homenode {
 

@@ -18,7 +18,7 @@ inline Ints add_wide_products(Ints run, Ints weights, Ints codes) { return add_p
 
 #include "kernels/i8mm/pairs.h"
 #include "kernels/i8mm/panel.h"
-#include "kernels/linear_tiles.h"
+#include "linear/tiles.h"
 
 namespace homenode {
 namespace {

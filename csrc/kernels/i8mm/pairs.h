@@ -3,10 +3,10 @@
 // bfmmla multiplies two rows of weights with two tokens, four columns of each, twice the operations of bfdot, which
 // multiplies four rows with one token, two columns of each. The architecture defines the first as the second done
 // twice, columns ascending, so that a token has the same bits in a pair of tokens and alone. Both want activations as
-// bfloat16, rounded once before a product (round_columns). See linear_tiles.h for the arithmetic.
+// bfloat16, rounded once before a product (round_columns). See linear/tiles.h for the arithmetic.
 #pragma once
-#include "kernels/linear_table.h"
 #include "kernels/neon/vectors.h"
+#include "linear/table.h"
 
 namespace homenode {
 namespace {

@@ -1,9 +1,9 @@
-// Block formats by products of tiles of bytes, from unpacked panels. See linear_panel.h for the values.
+// Block formats by products of tiles of bytes, from unpacked panels. See linear/panel.h for the values.
 //
 // usmmla multiplies two rows of weights with two tokens, eight columns of each. Two lines of a panel, zipped, are four
 // such pairs of rows.
 #pragma once
-#include "kernels/linear_panel.h"
+#include "linear/panel.h"
 
 namespace homenode {
 namespace {

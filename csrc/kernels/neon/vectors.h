@@ -1,4 +1,4 @@
-// Vectors of NEON for linear_tiles.h: four lanes, eight registers for the rows of a group. The integer dot products are
+// Vectors of NEON for linear/tiles.h: four lanes, eight registers for the rows of a group. The integer dot products are
 // missing: the levels that share these vectors differ in them.
 #pragma once
 #include <arm_neon.h>

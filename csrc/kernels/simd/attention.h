@@ -16,7 +16,7 @@
 namespace homenode {
 namespace {
 
-// How keys and values lie in memory (see kv_cache.h): kStep head elements of keys, or tokens of values, in one load,
+// How keys and values lie in memory (see kv/cache.h): kStep head elements of keys, or tokens of values, in one load,
 // and a vector of lanes after the other. `add` adds to sums of R rows and T vectors of lanes the products with one load
 // each, that at `at[t]`; a row's factors lie `stride` apart from those of the row before.
 struct StoredF32 {

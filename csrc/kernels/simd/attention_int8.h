@@ -5,9 +5,9 @@
 // of the row's chunk, so the weighted values are an exact 32-bit sum times one scale. Both roundings are some 200 times
 // finer than that of the keys and values themselves.
 //
-// What fixes the value of a row is what attention.h says, but that sums of products, being exact, have no order; and
-// the largest weight is taken over the row's own visible keys. A key a row does not see has the weight 0: its codes may
-// be anything, and its scale is never used.
+// What fixes the value of a row is what attention/attention.h says, but that sums of products, being exact, have no
+// order; and the largest weight is taken over the row's own visible keys. A key a row does not see has the weight 0:
+// its codes may be anything, and its scale is never used.
 #pragma once
 #include "kernels/simd/attention.h"
 

@@ -1,5 +1,5 @@
 // Values that are the first elements of keys: some elements of a tile of keys, put in the order in which values lie in
-// tiles of their own (see kv_cache.h), so that the same loops multiply both.
+// tiles of their own (see kv/cache.h), so that the same loops multiply both.
 //
 // What is turned are words of 16 bytes, four by four or two by two: every level has registers of that size.
 #pragma once

@@ -5,7 +5,7 @@
 //   sums[i % 8] += low32(w[i] ^ key(i)) * high32(w[i] ^ key(i)),   sums[i % 8 ^ 1] += w[i],
 //   key(i) = (i + 1) * kWordStep
 // modulo 2^64. Keys are different for every place, so words that changed places are noticed; a single changed word
-// always changes its neighbour's sum. kernels/kv_copy.cpp mixes the sums. It tells damage and mistakes, and is no
+// always changes its neighbour's sum. kv/copy.cpp mixes the sums. It tells damage and mistakes, and is no
 // protection against an adversary.
 #pragma once
 #include "kernels/kernels.h"

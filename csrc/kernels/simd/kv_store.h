@@ -1,4 +1,4 @@
-// Queries as attention multiplies them, and keys and values into the tiles of the KV memory (see kv_cache.h).
+// Queries as attention multiplies them, and keys and values into the tiles of the KV memory (see kv/cache.h).
 //
 // Plain loops over a head: the compiler makes vectors of them at every level, and rounding is the same at each.
 #pragma once

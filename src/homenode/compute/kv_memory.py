@@ -2,7 +2,7 @@
 with it. Fit for the wire.
 
 The unit is the *tile*: keys (or values) of 16 tokens of one head of one layer, `tile_bytes` long, in the form of
-csrc/kernels/kv_cache.h. Within a block a head's keys come first, then its values, if they are kept: sides * block_size
+csrc/kv/cache.h. Within a block a head's keys come first, then its values, if they are kept: sides * block_size
 / 16 tiles in one piece.
 """
 

@@ -25,6 +25,7 @@ from homenode.compute.ranks import RankGroup
 from homenode.compute.row_ops import RowOps
 from homenode.dtypes import DType
 from homenode.host.binding.residency import PlannedRange
+from homenode.numa_policy import NumaPolicy
 from homenode.sampling import SETTINGS, setting_type
 
 Tensor = Any  # a backend's activation or parameter handle, float32 [rows, columns] (parameters: [columns])
@@ -35,10 +36,6 @@ StoredTable = Any  # a backend's handle of a table that stays in its file, [rows
 Logits = (
     Any  # a backend's [sampled rows, vocabulary] handle, float32, valid until the next run of the program that made it
 )
-
-# Where a matrix lies when the threads have several homes, such as NUMA nodes: the rows of each at its home, all rows at
-# all homes, pages at all in turn.
-Spread = Literal["split", "copied", "interleaved"]
 
 
 class SharedWords(Protocol):
@@ -87,7 +84,8 @@ class SharedPlacement(NamedTuple):
     offset: int
 
 
-MatrixPlacement = Spread | SharedPlacement  # where a matrix lies
+# Where a matrix lies: by one of MATRIX_POLICIES, or in shared memory.
+MatrixPlacement = NumaPolicy | SharedPlacement
 
 IntArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
@@ -748,7 +746,7 @@ class Backend(Protocol):
         columns: int,
         target: str,
         permuted_heads: int = 0,
-        spread: MatrixPlacement = "split",
+        placement: MatrixPlacement = NumaPolicy.SHARD,
         row_bytes: int = 0,
     ) -> Weight:
         """Read a [rows, columns] matrix stored as `dtype` at `offset` of an open file and keep it as `target` (see
@@ -761,7 +759,9 @@ class Backend(Protocol):
         are put back in Hugging Face order.
         """
 
-    def weight_from_array(self, array: npt.NDArray[Any], target: str, spread: MatrixPlacement = "split") -> Weight:
+    def weight_from_array(
+        self, array: npt.NDArray[Any], target: str, placement: MatrixPlacement = NumaPolicy.SHARD
+    ) -> Weight:
         """The same from a float32 [rows, columns] array."""
 
     def vector(self, array: npt.NDArray[Any]) -> Tensor:
@@ -826,7 +826,7 @@ class PackedLocation(NamedTuple):
     target: str
     rows: int
     columns: int
-    spread: MatrixPlacement = "split"
+    placement: MatrixPlacement = NumaPolicy.SHARD
 
 
 @runtime_checkable

@@ -1,7 +1,7 @@
 """Operations that make each row of their result from the same row of their inputs: names, shapes and what they compute.
 
 They are written here once for arrays of NumPy and torch. The native core has the same calls in
-`csrc/kernels/row_operations.h`; that names and arguments are the same is checked where types are.
+`csrc/recorder/row_operations.h`; that names and arguments are the same is checked where types are.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from homenode.host.topology.finding import Finding
+from homenode.numa_policy import NumaPolicy
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class EngineBinding:
     memory_nodes: tuple[int, ...] = ()
     findings: tuple[Finding, ...] = ()
     spare: tuple[int, ...] = ()
-    numa: str | None = None
+    numa: NumaPolicy | None = None
     numa_why: str = ""
     thread_memory: tuple[int, ...] = ()
     mirror_tensors: tuple[str, ...] = ()

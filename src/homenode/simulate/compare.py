@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 from homenode.engine.config import EngineConfig
 from homenode.errors import UserError
-from homenode.host.placement.weight_cost import POLICIES
 from homenode.host.topology.host import Host
 from homenode.model.spec import Checkpoint
+from homenode.numa_policy import PLANNED_POLICIES
 from homenode.simulate.deployment import EngineSpec, engines_on
 from homenode.simulate.run import Outcome, ReportProgress, simulate
 from homenode.simulate.speeds import Speeds
@@ -61,7 +61,7 @@ def compare_numa(
 ) -> list[SimulationResult]:
     """Every policy of --numa. UserError when none can be."""
     results = []
-    for policy in POLICIES:
+    for policy in PLANNED_POLICIES:
         asked = replace(config, placement=replace(config.placement, numa=policy))
         try:
             specs = engines_on_all(hosts, asked, checkpoint, speeds)

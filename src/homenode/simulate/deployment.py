@@ -35,6 +35,7 @@ from homenode.model.spec import Checkpoint
 from homenode.model.weights.layout import WeightLayout
 from homenode.model.weights.node_placement import plan_weight_nodes
 from homenode.model.weights.numa_layout import packed_group_bytes
+from homenode.numa_policy import NumaPolicy
 from homenode.simulate.costs import Link, StageCost
 from homenode.simulate.engine import SimulatedEngine
 from homenode.simulate.speeds import Speeds
@@ -165,7 +166,7 @@ def _one_worker(
     part, nodes = worker.part, plan.weight_nodes
     if nodes is None or binding.numa == "replicate":
         teams, packed = teams_of(host, binding), packed_group_bytes(make_backend(config.compute, (UNPINNED,)))
-        policy = "shard" if len(teams) > 1 else "local"
+        policy = NumaPolicy.SHARD if len(teams) > 1 else NumaPolicy.LOCAL
         nodes = plan_weight_nodes(own_layout(layout, part, common), teams, policy, (), binding.numa_why, packed)
     available = _capacity(host, binding)[0]
     if assignment.memory_share is not None:

@@ -19,7 +19,7 @@ from homenode.transfer.settings import TransferConfig
 from homenode.transfer.wire.message import PROTOCOL
 
 HASH_SCHEME = "blake2b-128 chain 1"  # of engine.kv.prefix; another number whenever identities are made in another way
-KV_FORM = "tiles of 16 tokens 1"  # of csrc/kernels/kv_cache.h
+KV_FORM = "tiles of 16 tokens 1"  # of csrc/kv/cache.h
 KEYS_ALONE = " of keys alone"  # values are columns of them
 
 # Facts of the connection; identities do not depend on them.

@@ -78,7 +78,7 @@ def model(
     """Prefill and decode speed of MODEL, through the same program the server runs."""
     from homenode.bench.compute.model import ModelBenchPlan, measure
     from homenode.cli.benchmarks.progress import measuring
-    from homenode.engine.memory.numa import spread_of
+    from homenode.engine.memory.numa import matrix_policy_of
     from homenode.engine.memory.report import log_memory
     from homenode.model.checkpoint.index import open_checkpoint
     from homenode.model.hub.locate import locate
@@ -101,7 +101,7 @@ def model(
                 dtype=dtype,
                 progress=update,
                 packed_cache=folder,
-                spread_of=spread_of(place),
+                matrix_policy_of=matrix_policy_of(place),
             )
         log_memory(backend, place, host)
         for note in loaded.notes:

@@ -46,17 +46,14 @@ from homenode.host.binding.arrivals import settle_arrivals
 from homenode.host.binding.huge_pages import residences
 from homenode.host.binding.residency import PlannedRange, node_residencies
 from homenode.host.binding.syscalls import Syscalls
+from homenode.numa_policy import MATRIX_POLICIES, NumaPolicy
 from homenode.units import format_bytes
 
 _log = logging.getLogger(__name__)
 _COUNT_S = 5.0  # between two counts of huge pages
 _WATCH_S, _WATCHED_PAGES = 5.0, 2048  # a sample takes a millisecond
 _UNEVEN = 1.125  # what a thread may have of the weights, of its even part: rows go in groups
-_SPREADS = {
-    "split": _native.NativeSpread.split,
-    "copied": _native.NativeSpread.copied,
-    "interleaved": _native.NativeSpread.interleaved,
-}
+_POLICIES = {policy: getattr(_native.NativeNumaPolicy, policy) for policy in MATRIX_POLICIES}
 
 
 class NativeBackend:
@@ -125,7 +122,7 @@ class NativeBackend:
         columns: int,
         target: str,
         permuted_heads: int = 0,
-        spread: MatrixPlacement = "split",
+        placement: MatrixPlacement = NumaPolicy.SHARD,
         row_bytes: int = 0,
     ) -> _native.Weight:
         """See `Backend.weight_from_file`. UnsupportedError for a format the core cannot decode or keep, HostError when
@@ -141,19 +138,19 @@ class NativeBackend:
                 _native.WeightFile(
                     fd=fd, offset=offset, format=dtype.gguf_id, permuted_heads=permuted_heads, stride=row_bytes
                 ),
-                self._shape(target, rows, columns, spread),
+                self._shape(target, rows, columns, placement),
                 self._arena,
             )
         return self._count(packed)
 
     def weight_from_array(
-        self, array: npt.NDArray[Any], target: str, spread: MatrixPlacement = "split"
+        self, array: npt.NDArray[Any], target: str, placement: MatrixPlacement = NumaPolicy.SHARD
     ) -> _native.Weight:
         """See `Backend.weight_from_array`."""
         with host_errors():
             values = np.ascontiguousarray(array, np.float32)
             rows, columns = values.shape
-            shape = self._shape(target, rows, columns, spread)
+            shape = self._shape(target, rows, columns, placement)
             return self._count(_native.weight_from_rows(self._pool, values, shape, self._arena))
 
     def begin_weights(self, size: int) -> None:
@@ -189,7 +186,7 @@ class NativeBackend:
 
     def weights_from_packed(self, fd: int, locations: Sequence[PackedLocation]) -> list[tuple[_native.Weight, str]]:
         """See `PackedBackend.weights_from_packed`."""
-        stored = [(p.offset, self._shape(p.target, p.rows, p.columns, p.spread)) for p in locations]
+        stored = [(p.offset, self._shape(p.target, p.rows, p.columns, p.placement)) for p in locations]
         with host_errors():
             read = _native.weights_from_packed(self._pool, fd, stored, self._arena)
         return [(self._count(weight), f"{checksum:016x}") for weight, checksum in read]
@@ -529,7 +526,7 @@ class NativeBackend:
         shape = partial(_native.WeightShape, format=self._target(target), rows=rows, columns=columns)
         if isinstance(placement, SharedPlacement):
             return shape(shared=_in_shared(placement), shared_offset=placement.offset)
-        return shape(spread=_SPREADS[placement])
+        return shape(policy=_POLICIES[placement])
 
     def _count(self, weight: _native.Weight) -> _native.Weight:
         self._weight_bytes += weight.nbytes

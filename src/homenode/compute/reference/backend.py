@@ -31,6 +31,7 @@ from homenode.compute.reference.ops import EagerOps
 from homenode.compute.reference.state import ReferenceStateMemory
 from homenode.dtypes import DType
 from homenode.errors import HostError, UnsupportedError
+from homenode.numa_policy import NumaPolicy
 from homenode.units import format_count
 
 
@@ -59,7 +60,7 @@ class ReferenceBackend:
         columns: int,
         target: str,
         permuted_heads: int = 0,
-        spread: MatrixPlacement = "split",
+        placement: MatrixPlacement = NumaPolicy.SHARD,
         row_bytes: int = 0,
     ) -> FloatArray:
         """See `Backend.weight_from_file`. HostError when the file ends early."""
@@ -75,7 +76,9 @@ class ReferenceBackend:
             matrix = matrix.reshape(permuted_heads, half, 2, columns).swapaxes(1, 2).reshape(rows, columns)
         return self._keep(matrix if target == dtype.name else formats.round_to(matrix, target))
 
-    def weight_from_array(self, array: npt.NDArray[Any], target: str, spread: MatrixPlacement = "split") -> FloatArray:
+    def weight_from_array(
+        self, array: npt.NDArray[Any], target: str, placement: MatrixPlacement = NumaPolicy.SHARD
+    ) -> FloatArray:
         """See `Backend.weight_from_array`."""
         return self._keep(formats.round_to(np.asarray(array, np.float32), target))
 

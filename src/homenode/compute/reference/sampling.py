@@ -87,7 +87,7 @@ def kept(logits: DoubleArray, top_k: int, top_p: float, min_p: float, typical_p:
 def top_n_sigma_floor(logits: DoubleArray, n: float) -> float:
     """The least logit that top-n-sigma keeps, a float32: the largest - n * standard deviation, -inf not counted.
 
-    Summed in the order of the native core (csrc/kernels/top_n_sigma.cpp), so that both keep the same tokens.
+    Summed in the order of the native core (csrc/sampling/top_n_sigma.cpp), so that both keep the same tokens.
     """
 
     def summed(values: DoubleArray) -> float:

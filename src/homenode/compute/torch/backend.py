@@ -37,6 +37,7 @@ from homenode.compute.torch.state import TorchStateMemory
 from homenode.compute.torch.weights import DENSE, MatrixReader, StoredMatrix
 from homenode.dtypes import DType
 from homenode.errors import UnsupportedError
+from homenode.numa_policy import NumaPolicy
 
 
 class TorchBackend:
@@ -75,7 +76,7 @@ class TorchBackend:
         columns: int,
         target: str,
         permuted_heads: int = 0,
-        spread: MatrixPlacement = "split",
+        placement: MatrixPlacement = NumaPolicy.SHARD,
         row_bytes: int = 0,
     ) -> torch.Tensor:
         """See `Backend.weight_from_file`. HostError when the file ends early, UnsupportedError for a target it has no
@@ -85,7 +86,7 @@ class TorchBackend:
         return self._count(self._reader.read(stored, target, permuted_heads))
 
     def weight_from_array(
-        self, array: npt.NDArray[Any], target: str, spread: MatrixPlacement = "split"
+        self, array: npt.NDArray[Any], target: str, placement: MatrixPlacement = NumaPolicy.SHARD
     ) -> torch.Tensor:
         """See `Backend.weight_from_array`."""
         return self._count(self._reader.keep(np.asarray(array, np.float32), target))

@@ -1,7 +1,7 @@
 """Free KV blocks of memory whose blocks lie on several NUMA nodes, in groups that lie on one node.
 
 Where a model has fewer KV heads than nodes, blocks lie on the nodes in turn, and a chunk of 256 positions is attended
-to at the node of its first block (csrc/kernels/attention_plan.cpp). As many blocks as hold such a chunk are a group:
+to at the node of its first block (csrc/attention/plan.cpp). As many blocks as hold such a chunk are a group:
 they follow each other, the first one's number is a multiple of how many they are, and all are on one node. A sequence
 whose chunks are groups reads nothing over the links between nodes.
 

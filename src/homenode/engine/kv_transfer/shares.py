@@ -21,7 +21,7 @@ from homenode.model.kv_cells import KvCells
 from homenode.model.part import ModelPart
 
 _HUGE_PAGE = 2 << 20  # csrc/host/memory.h: where a share may begin, and a region of it
-_SLACK = 256  # csrc/kernels/kv_layout.h: behind a region
+_SLACK = 256  # csrc/kv/layout.h: behind a region
 
 
 def shares_of_shapes(geometry: KvGeometry, num_blocks: int) -> list[tuple[int, int]]:

@@ -89,7 +89,7 @@ def kv_capacity(weight_nodes: WeightNodes | None, binding: EngineBinding, geomet
 
 def kv_shares(binding: EngineBinding, kv_heads: int) -> Mapping[int, float]:
     """The part of KV memory of layers alike on each node that has some: whole heads, in proportion to threads
-    (csrc/kernels/kv_cache.cpp); pages in turn where they are interleaved, or where nodes are more than heads.
+    (csrc/kv/cache.cpp); pages in turn where they are interleaved, or where nodes are more than heads.
     """
     nodes = tuple(dict.fromkeys(binding.thread_memory))
     if binding.numa == "interleave" or kv_heads < len(nodes):
@@ -107,7 +107,7 @@ def kv_shares(binding: EngineBinding, kv_heads: int) -> Mapping[int, float]:
 
 def blocks_together(binding: EngineBinding, host: Host, geometry: KvGeometry) -> int:
     """How many neighbouring blocks lie on one node of a worker and hold what one node attends to
-    (csrc/kernels/kv_cache.cpp). 1 where blocks do not lie on nodes in turn, or one is as large as that.
+    (csrc/kv/cache.cpp). 1 where blocks do not lie on nodes in turn, or one is as large as that.
     """
     memory = team_memory(binding, host)
     if memory is None or memory.interleaved or tuple(sorted(memory.node_indices)) != memory.node_indices:

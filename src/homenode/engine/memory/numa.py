@@ -10,7 +10,7 @@ from contextlib import suppress
 from itertools import chain
 from typing import Any
 
-from homenode.compute.ops import PlacedBackend, Spread
+from homenode.compute.ops import PlacedBackend
 from homenode.compute.thread_memory import ThreadMemory
 from homenode.engine.binding import EngineBinding
 from homenode.errors import HostError, UserError
@@ -21,11 +21,11 @@ from homenode.host.binding.state import open_state
 from homenode.host.binding.syscalls import Syscalls
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Host
-from homenode.model.weights.read import SpreadOf
+from homenode.model.weights.read import MatrixPolicyOf
+from homenode.numa_policy import MATRIX_POLICIES, NumaPolicy
 from homenode.units import format_bytes
 
 _SAMPLED_PAGES = 2048  # a millisecond
-_SPREADS: Mapping[str | None, Spread] = {"mirror": "copied", "interleave": "interleaved"}
 
 
 def team_memory(binding: EngineBinding, host: Host) -> ThreadMemory | None:
@@ -40,7 +40,7 @@ def team_memory(binding: EngineBinding, host: Host) -> ThreadMemory | None:
         return None
     different = tuple(dict.fromkeys(nodes))
     homes = tuple(different.index(node) for node in nodes)
-    return ThreadMemory(homes, different, _bound(binding, host), interleaved=binding.numa == "interleave")
+    return ThreadMemory(homes, different, _bound(binding, host), interleaved=binding.numa == NumaPolicy.INTERLEAVE)
 
 
 def _bound(binding: EngineBinding, host: Host) -> bool:
@@ -60,17 +60,17 @@ def _touched_on(binding: EngineBinding, host: Host) -> tuple[int, ...] | None:
     return known if known and len(known) == len(found) and with_memory.issuperset(known) else None
 
 
-def spread_of(binding: EngineBinding) -> SpreadOf:
-    """How the matrix of a tensor lies under the place's policy."""
-    usual = _SPREADS.get(binding.numa, "split")
+def matrix_policy_of(binding: EngineBinding) -> MatrixPolicyOf:
+    """How the matrix of a tensor lies under the engine's policy."""
+    usual = binding.numa if binding.numa in MATRIX_POLICIES else NumaPolicy.SHARD
 
-    def spread(name: str) -> Spread:
-        mirrored = binding.numa == "shard" and any(
+    def policy_of(name: str) -> NumaPolicy:
+        mirrored = binding.numa == NumaPolicy.SHARD and any(
             fnmatch.fnmatchcase(name, pattern) for pattern in binding.mirror_tensors
         )
-        return "copied" if mirrored else usual
+        return NumaPolicy.MIRROR if mirrored else usual
 
-    return spread
+    return policy_of
 
 
 def settle_pages(

@@ -65,7 +65,7 @@ def with_numa_decided(
         return assignment
     node = host.cpu_by_id[binding.team[0]].node
     home = (node,) if binding.numa == "local" and node is not None else ()
-    return replace(asked, numa_decision=Decision(str(binding.numa), binding.numa_why, home))
+    return replace(asked, numa_decision=Decision(binding.numa, binding.numa_why, home))
 
 
 def numa_choice(assignment: EngineAssignment, checkpoint: Checkpoint, host: Host) -> Callable[[Teams], Chosen]:

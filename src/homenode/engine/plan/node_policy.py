@@ -24,9 +24,8 @@ from homenode.host.placement.numa_demand import Decision
 from homenode.host.placement.numa_policy import Chosen, Teams
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Host
+from homenode.numa_policy import MATRIX_POLICIES, NumaPolicy
 from homenode.units import format_count
-
-_OVER_SEVERAL = ("shard", "mirror", "interleave")
 
 
 def divided_host(host: Host, placement: PlacementConfig) -> Host:
@@ -77,8 +76,8 @@ def over_own_nodes(
     made = tuple(
         binding if UNPINNED in binding.team else _over_own_nodes(host, assignment, binding) for binding in bindings
     )
-    spread = any(binding.numa in _OVER_SEVERAL for binding in made)
-    if placement.numa in (*_OVER_SEVERAL, "replicate") and not spread:
+    spread = any(binding.numa in MATRIX_POLICIES for binding in made)
+    if placement.numa in (*MATRIX_POLICIES, "replicate") and not spread:
         return made, (_nothing_to_spread(placement, len(bindings)),)
     return made, ()
 
@@ -102,10 +101,11 @@ def _over_own_nodes(host: Host, assignment: EngineAssignment, binding: EngineBin
 
 def _decided(assignment: EngineAssignment, teams: Teams) -> Chosen:
     settled = assignment.numa_decision
-    if settled is not None and settled.policy in _OVER_SEVERAL:
+    if settled is not None and settled.policy in MATRIX_POLICIES:
         return Decision(settled.policy, settled.why)
     return Decision(
-        "shard", f"one copy over the {format_count(len(teams), 'node')} of this worker, each row with its thread"
+        NumaPolicy.SHARD,
+        f"one copy over the {format_count(len(teams), 'node')} of this worker, each row with its thread",
     )
 
 

@@ -38,6 +38,7 @@ from homenode.host.placement.variables import (
 from homenode.host.topology.allowance import Allowance
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Host
+from homenode.numa_policy import NumaPolicy
 from homenode.units import format_count
 
 _UNBOUND = (MPOL_DEFAULT, MPOL_LOCAL)  # of a process: memory comes from where it is touched
@@ -204,7 +205,7 @@ def core_of(host: Host, cpu: int) -> int:
 
 def _shard(teams: Teams) -> Chosen:
     return Decision(
-        "shard",
+        NumaPolicy.SHARD,
         f"nothing is known of a model to choose by: one copy over {format_count(len(teams), 'node')}, each row with "
         "its thread",
     )

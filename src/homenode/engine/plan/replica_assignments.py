@@ -27,6 +27,7 @@ from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Host
 from homenode.host.topology.source import LiveSource
 from homenode.model.checkpoint.index import open_checkpoint
+from homenode.numa_policy import NumaPolicy
 from homenode.transfer.check import wrong_count
 
 
@@ -124,7 +125,7 @@ def node_places(config: EngineConfig, host: Host, plan: NumaPlan | None = None) 
     return tuple(
         replace(
             binding,
-            numa="replicate",
+            numa=NumaPolicy.REPLICATE,
             numa_why=plan.why,
             thread_memory=(team.memory_node,) * len(team.cpus) if host.nodes else (),
             findings=(*plan.findings, *binding.findings),

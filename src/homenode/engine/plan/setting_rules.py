@@ -15,8 +15,7 @@ from homenode.engine.plan.worker_layout import executor_kind
 from homenode.host.placement.threads_bind import AUTO, NOBIND
 from homenode.host.placement.variables import threads_bind
 from homenode.model.hub.locate import BUILTIN_NAME
-
-_SPREADING = ("shard", "mirror", "interleave")
+from homenode.numa_policy import MATRIX_POLICIES
 
 
 @dataclass(frozen=True)
@@ -83,7 +82,7 @@ class Situation:
     @property
     def spreads_weights(self) -> bool:
         """Whether somebody can do what --numa says of weights, where it says that."""
-        return self.config.placement.numa not in _SPREADING or self.has_native or not self.has_cpu_workers
+        return self.config.placement.numa not in MATRIX_POLICIES or self.has_native or not self.has_cpu_workers
 
     @property
     def engines(self) -> int:

@@ -21,7 +21,7 @@ from homenode.engine.config import EngineConfig
 from homenode.engine.devices import CPU, is_accelerator, is_torch
 from homenode.engine.experts.sizing import ExpertSharing, Kept, kept_of
 from homenode.engine.memory.available import memory_left
-from homenode.engine.memory.numa import away_from_home, leave_plan, spread_of, team_memory
+from homenode.engine.memory.numa import away_from_home, leave_plan, matrix_policy_of, team_memory
 from homenode.engine.memory.report import log_memory
 from homenode.engine.memory.sizing import Sizes, resolve
 from homenode.engine.pinning import apply_binding, pin_process_threads
@@ -119,7 +119,7 @@ def load_part(
         max_model_len=as_asked.max_model_len,
         progress=progress,
         packed_cache=packed_folder(as_asked.packed_cache, Path(str(as_asked.path))),
-        spread_of=spread_of(binding),
+        matrix_policy_of=matrix_policy_of(binding),
         part=part,
         experts=None if common is None else common.share(join.number),
     )

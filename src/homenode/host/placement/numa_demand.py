@@ -5,18 +5,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-NUMA_POLICIES = ("auto", "shard", "mirror", "replicate", "interleave", "local")
+from homenode.numa_policy import NumaPolicy
 
 
 @dataclass(frozen=True, slots=True)
 class NumaDemand:
-    """What was asked for. `policy`: one of NUMA_POLICIES. `nodes`: the text of --numa-nodes. `mirror_tensors`: patterns
+    """What was asked for. `nodes`: the text of --numa-nodes. `mirror_tensors`: patterns
     of tensor names.
 
     `reserve`: physical cores that nothing computes on, None for the usual one.
     """
 
-    policy: str = "auto"
+    policy: NumaPolicy = NumaPolicy.AUTO
     nodes: str | None = None
     threads: int | None = None
     threads_per_core: int = 1
@@ -29,6 +29,6 @@ class NumaDemand:
 class Decision:
     """A choice that was made already."""
 
-    policy: str
+    policy: NumaPolicy
     why: str
     nodes: tuple[int, ...] = ()

@@ -1,12 +1,4 @@
-"""Which NUMA policy an engine gets on this host, and with which teams. Pure.
-
-| policy | weights lie |
-|---|---|
-| shard | each row with the thread that multiplies it: one copy in all |
-| mirror | whole on every node's memory |
-| replicate | whole on every node, each copy for an engine of its own |
-| interleave | page by page round robin over the nodes' memory |
-| local | on one node, whose threads alone compute |
+"""The NUMA policy that an engine gets on this host, and its teams. Pure.
 
 A host on which only one node can compute leaves nothing to choose: every policy is `local` there.
 """
@@ -23,6 +15,7 @@ from homenode.host.placement.node_teams import NodeTeam, node_teams, parse_node_
 from homenode.host.placement.numa_demand import Decision, NumaDemand
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Host
+from homenode.numa_policy import NumaPolicy
 from homenode.units import format_count
 
 Teams = tuple[NodeTeam, ...]
@@ -32,8 +25,8 @@ class Chosen(Protocol):
     """What a cost model answers, such as `weight_cost.Choice`."""
 
     @property
-    def policy(self) -> str:
-        """One of NUMA_POLICIES but auto."""
+    def policy(self) -> NumaPolicy:
+        """Any but auto."""
 
     @property
     def why(self) -> str:
@@ -46,10 +39,10 @@ class Chosen(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class NumaPlan:
-    """`policy`: one of NUMA_POLICIES but auto. `teams`: the nodes that compute, one of them under local."""
+    """`policy`: any but auto. `teams`: the nodes that compute, one of them under local."""
 
-    asked: str
-    policy: str
+    asked: NumaPolicy
+    policy: NumaPolicy
     why: str
     teams: Teams
     findings: tuple[Finding, ...] = ()
@@ -73,11 +66,11 @@ def numa_plan(host: Host, demand: NumaDemand, choose: Callable[[Teams], Chosen])
     if len(teams) == 1:
         return _single(host, demand, teams, findings)
     asked = Decision(demand.policy, f"asked for with --numa {demand.policy}")
-    chosen: Chosen = choose(teams) if demand.policy == "auto" else asked
-    if chosen.policy == "local":
+    chosen: Chosen = choose(teams) if demand.policy == NumaPolicy.AUTO else asked
+    if chosen.policy == NumaPolicy.LOCAL:
         home = (*chosen.nodes, teams[0].node if nodes else home_team(teams).node)[0]
         # A number of threads that was asked for is kept; that they fit on one node is checked there.
-        wanted = demand.threads if demand.policy == "local" else _within(host, home, demand)
+        wanted = demand.threads if demand.policy == NumaPolicy.LOCAL else _within(host, home, demand)
         teams = node_teams(host, (home,), wanted, demand.threads_per_core, demand.reserve)
     return NumaPlan(demand.policy, chosen.policy, chosen.why, teams, (*findings, *_unmirrored(demand, chosen.policy)))
 
@@ -98,7 +91,7 @@ def _within(host: Host, node: int, demand: NumaDemand) -> int | None:
 
 
 def _check_patterns(demand: NumaDemand) -> None:
-    if demand.mirror_tensors and demand.policy not in ("auto", "shard"):
+    if demand.mirror_tensors and demand.policy not in (NumaPolicy.AUTO, NumaPolicy.SHARD):
         raise UserError(
             f"--numa-mirror-tensors chooses matrices that --numa shard mirrors; with --numa {demand.policy} there "
             "is nothing to choose; "
@@ -107,9 +100,9 @@ def _check_patterns(demand: NumaDemand) -> None:
         )
 
 
-def _unmirrored(demand: NumaDemand, policy: str) -> tuple[Finding, ...]:
+def _unmirrored(demand: NumaDemand, policy: NumaPolicy) -> tuple[Finding, ...]:
     """That patterns of tensors have nothing to do, under the policy that it came to."""
-    if not demand.mirror_tensors or policy == "shard":
+    if not demand.mirror_tensors or policy == NumaPolicy.SHARD:
         return ()
     patterns = " ".join(f"--numa-mirror-tensors {pattern}" for pattern in demand.mirror_tensors)
     message = f"{patterns} is ignored: it chooses what --numa shard mirrors, and the policy is {policy} here"
@@ -131,9 +124,11 @@ def _single(host: Host, demand: NumaDemand, teams: Teams, findings: tuple[Findin
     why = f"only NUMA node {teams[0].node} computes here, so that everything is local to it"
     only = _only(host, demand, teams[0])
     message = f"--numa {demand.policy} is the same as local: {only}"
-    findings = (*findings, *_unmirrored(demand, "local"))
-    if demand.policy in ("auto", "local"):
-        return NumaPlan(demand.policy, "local", why, teams, (*findings, Finding("info", "numa_single_node", message)))
+    findings = (*findings, *_unmirrored(demand, NumaPolicy.LOCAL))
+    if demand.policy in (NumaPolicy.AUTO, NumaPolicy.LOCAL):
+        return NumaPlan(
+            demand.policy, NumaPolicy.LOCAL, why, teams, (*findings, Finding("info", "numa_single_node", message))
+        )
     if demand.strict:
         raise PlacementError(
             "several_nodes_needed",
@@ -145,7 +140,11 @@ def _single(host: Host, demand: NumaDemand, teams: Teams, findings: tuple[Findin
         )
     remedy = "Nothing to do where that is meant; else allow CPUs of several nodes, or more --threads."
     return NumaPlan(
-        demand.policy, "local", why, teams, (*findings, Finding("warning", "numa_single_node", message, remedy))
+        demand.policy,
+        NumaPolicy.LOCAL,
+        why,
+        teams,
+        (*findings, Finding("warning", "numa_single_node", message, remedy)),
     )
 
 

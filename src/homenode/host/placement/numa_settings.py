@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from homenode.errors import UserError
-from homenode.host.placement.numa_demand import NUMA_POLICIES, NumaDemand
+from homenode.host.placement.numa_demand import NumaDemand
+from homenode.numa_policy import NumaPolicy
 from homenode.options import option
 
 
@@ -21,7 +22,7 @@ class NumaSettings:
         "(an engine for each node), interleave (page by page), local (one node), or auto (what is predicted to be "
         "fastest). Default: auto, unless "
         "other flags or programs have placed threads or memory.",
-        choices=NUMA_POLICIES,
+        choices=tuple(policy.value for policy in NumaPolicy),
     )
     numa_nodes: str | None = option(
         None,
@@ -64,5 +65,5 @@ class NumaSettings:
     def demand(self, threads: int | None, reserve: int | None) -> NumaDemand:
         """What is asked for, `auto` where no policy is named. reserve: physical cores that nothing computes on, None
         for the usual one."""
-        policy, mirrored = self.numa or "auto", self.numa_mirror_tensors
+        policy, mirrored = NumaPolicy(self.numa or "auto"), self.numa_mirror_tensors
         return NumaDemand(policy, self.numa_nodes, threads, self.threads_per_core, mirrored, self.numa_strict, reserve)

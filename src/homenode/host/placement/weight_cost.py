@@ -20,14 +20,14 @@ from homenode.host.placement.step_cost import (
     round_robin,
     step_time,
 )
+from homenode.numa_policy import PLANNED_POLICIES, WHOLE_POLICIES, NumaPolicy
 from homenode.units import format_bytes, format_count
 
 __all__ = [
-    "POLICIES", "MachineSpeed", "ModelWork", "NodeSpeed", "PolicyChoice", "Prediction", "choose_policy", "load_of",
+    "MachineSpeed", "ModelWork", "NodeSpeed", "PolicyChoice", "Prediction", "choose_policy", "load_of",
     "machine_speed", "predict",
 ]  # fmt: skip
 
-POLICIES = ("shard", "mirror", "replicate", "interleave", "local")
 PROMPT_CHUNK = 512  # tokens of a prompt computed at once
 _WORTH_MORE_NODES = 1.05  # what several nodes must gain over one: below it, the prediction is not that good
 _WORTH_A_COPY = 1.10  # what further copies of the weights must gain over one copy
@@ -73,7 +73,7 @@ class Prediction:
     """One policy: tokens a second of all sequences, bytes of all nodes together, and whether it fits. parts: seconds of
     a decode step (StepTime)."""
 
-    policy: str
+    policy: NumaPolicy
     decode_tok_s: float
     prefill_tok_s: float
     memory_bytes: int
@@ -87,25 +87,25 @@ class PolicyChoice:
     """The policy, one sentence that says why, and all that were compared, the fastest first. nodes: those whose threads
     compute."""
 
-    policy: str
+    policy: NumaPolicy
     why: str
     predictions: tuple[Prediction, ...]
     nodes: tuple[int, ...] = ()
 
 
 def predict(
-    machine: MachineSpeed, work: ModelWork, policy: str, batch: int, context: int, engine: EngineKind = OWN
+    machine: MachineSpeed, work: ModelWork, policy: NumaPolicy, batch: int, context: int, engine: EngineKind = OWN
 ) -> Prediction:
     """What `policy` reaches with `batch` sequences of `context` tokens each. ValueError for a policy that is not one of
-    POLICIES."""
-    if policy not in POLICIES:
-        raise ValueError(f"policy {policy!r}; wanted one of {', '.join(POLICIES)}")
-    copies = len(machine.nodes) if policy in ("mirror", "replicate") else 1
+    PLANNED_POLICIES."""
+    if policy not in PLANNED_POLICIES:
+        raise ValueError(f"policy {policy!r}; wanted one of {', '.join(PLANNED_POLICIES)}")
+    copies = len(machine.nodes) if policy in WHOLE_POLICIES else 1
     memory = work.weight_bytes * copies + work.kv_bytes_per_token * batch * context
-    if policy == "replicate":
+    if policy == NumaPolicy.REPLICATE:
         return _replicated(machine, work, batch, context, memory, engine)
-    nodes = (_best_node(machine),) if policy == "local" else machine.nodes
-    spread = round_robin(nodes) if policy == "interleave" else at_home(nodes)
+    nodes = (_best_node(machine),) if policy == NumaPolicy.LOCAL else machine.nodes
+    spread = round_robin(nodes) if policy == NumaPolicy.INTERLEAVE else at_home(nodes)
     step, prefill = _step_and_prompt(machine, spread, work, batch, context, engine)
     names = tuple(node.node for node in nodes)
     return Prediction(policy, batch / step.total, PROMPT_CHUNK / prefill.total, memory, True, asdict(step), names)
@@ -126,13 +126,18 @@ def choose_policy(
     False everywhere.
     """
     if len(machine.nodes) == 1:
-        only = _checked(machine, work, predict(machine, work, "local", batch, context, engine), free, batch, context)
+        only = _checked(
+            machine, work, predict(machine, work, NumaPolicy.LOCAL, batch, context, engine), free, batch, context
+        )
         return PolicyChoice(
-            "local", "the machine has one node for this engine: there is nothing to spread over", (only,), only.nodes
+            NumaPolicy.LOCAL,
+            "the machine has one node for this engine: there is nothing to spread over",
+            (only,),
+            only.nodes,
         )
     made = [
         _checked(machine, work, predict(machine, work, policy, batch, context, engine), free, batch, context)
-        for policy in POLICIES
+        for policy in PLANNED_POLICIES
     ]
     ranked = tuple(sorted(made, key=lambda p: -p.decode_tok_s))
     fitting = [p for p in ranked if p.fits]
@@ -170,14 +175,16 @@ def _replicated(
         one, step = _alone(machine, node, work, sequences, context, engine)
         decode, prefill = decode + one.decode_tok_s, prefill + one.prefill_tok_s
         parts = parts or asdict(step)
-    return Prediction("replicate", decode, prefill, memory, True, parts, tuple(node.node for node in machine.nodes))
+    return Prediction(
+        NumaPolicy.REPLICATE, decode, prefill, memory, True, parts, tuple(node.node for node in machine.nodes)
+    )
 
 
 def _alone(
     machine: MachineSpeed, node: NodeSpeed, work: ModelWork, batch: int, context: int, engine: EngineKind
 ) -> tuple[Prediction, StepTime]:
     step, prefill = _step_and_prompt(machine, at_home((node,)), work, batch, context, engine)
-    return Prediction("local", batch / step.total, PROMPT_CHUNK / prefill.total, work.weight_bytes, True), step
+    return Prediction(NumaPolicy.LOCAL, batch / step.total, PROMPT_CHUNK / prefill.total, work.weight_bytes, True), step
 
 
 def _best_node(machine: MachineSpeed) -> NodeSpeed:
@@ -202,30 +209,31 @@ def _bytes_by_node(
     memories = {node.memory for node in teams}
     keys = work.kv_bytes_per_token * batch * context
     found: dict[int, float] = dict.fromkeys(memories, 0.0)
-    if made.policy == "interleave":
+    if made.policy == NumaPolicy.INTERLEAVE:
         return dict.fromkeys(memories, (work.weight_bytes + keys) / len(memories))
     for node in teams:
         share = node.threads / threads
         found[node.memory] += (
             0
-            if made.policy == "mirror"
+            if made.policy == NumaPolicy.MIRROR
             else work.weight_bytes
-            if made.policy == "replicate"
+            if made.policy == NumaPolicy.REPLICATE
             else work.weight_bytes * share
         )
         found[node.memory] += keys * share
-    return {node: size + work.weight_bytes for node, size in found.items()} if made.policy == "mirror" else found
+    return (
+        {node: size + work.weight_bytes for node, size in found.items()} if made.policy == NumaPolicy.MIRROR else found
+    )
 
 
 def _preferred(fitting: Sequence[Prediction]) -> Prediction:
     """The fastest, unless it takes more copies or more nodes for too little."""
-    copies = {"mirror", "replicate"}
     best = fitting[0]
-    if best.policy in copies:
-        single = next((p for p in fitting if p.policy not in copies), None)
+    if best.policy in WHOLE_POLICIES:
+        single = next((p for p in fitting if p.policy not in WHOLE_POLICIES), None)
         if single is not None and best.decode_tok_s < single.decode_tok_s * _WORTH_A_COPY:
             best = single
-    local = next((p for p in fitting if p.policy == "local"), None)
+    local = next((p for p in fitting if p.policy == NumaPolicy.LOCAL), None)
     if local is not None and best.decode_tok_s < local.decode_tok_s * _WORTH_MORE_NODES:
         return local
     return best

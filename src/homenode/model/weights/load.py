@@ -39,8 +39,9 @@ from homenode.model.weights.model_files import ModelFiles
 from homenode.model.weights.names import MatchedTensor, match_tensors
 from homenode.model.weights.packed_cache import PackedCache, sources_of
 from homenode.model.weights.pooling_head import LoadedHeadLayer, load_pooling_head
-from homenode.model.weights.read import PlaceOf, Progress, SpreadOf, read_parameters, require_tables
+from homenode.model.weights.read import MatrixPolicyOf, PlaceOf, Progress, read_parameters, require_tables
 from homenode.model.weights.weights_identity import read_identity
+from homenode.numa_policy import NumaPolicy
 
 
 @dataclass(frozen=True)
@@ -155,7 +156,7 @@ def load_model(
     max_model_len: int | None = None,
     progress: Progress | None = None,
     packed_cache: Path | None = None,
-    spread_of: SpreadOf = lambda name: "split",
+    matrix_policy_of: MatrixPolicyOf = lambda name: NumaPolicy.SHARD,
     part: ModelPart | None = None,
     experts: ExpertShare | None = None,
 ) -> LoadedModel:
@@ -164,9 +165,9 @@ def load_model(
     quantize: None, `q8_0` or `q4_0` for float matrices. dtype: `auto`, `float32`, `bfloat16` or `float16` for float
     matrices. max_model_len: None means the model's own. progress: called with (bytes done, bytes in all) after every
     tensor. packed_cache: the folder of a file the packed matrices are read from, or written to for the next time; see
-    `packed_cache.PackedCache`. spread_of: where the matrix of a tensor lies when the backend's threads have memory on
-    several NUMA nodes. part: None means all of the model; the checkpoint is checked as a whole all the same. experts:
-    the place among those that keep the experts of this part in common; None, or a backend that cannot
+    `packed_cache.PackedCache`. matrix_policy_of: where the matrix of a tensor lies when the backend's threads have
+    memory on several NUMA nodes. part: None means all of the model; the checkpoint is checked as a whole all the same.
+    experts: the place among those that keep the experts of this part in common; None, or a backend that cannot
     (`shares_experts`), or a part without experts: all of the part is this engine's own.
 
     All checks come before the first weight is read: UnsupportedError for an unknown architecture, rope scaling or
@@ -181,7 +182,7 @@ def load_model(
         shared = _shared(experts, checkpoint, plan, backend)
         if shared:
             stack.enter_context(shared)
-        place_of = partial(_place, shared, spread_of)
+        place_of = partial(_place, shared, matrix_policy_of)
         cache = (
             stack.enter_context(_cache(packed_cache, checkpoint, plan, backend, place_of, shared))
             if packed_cache
@@ -223,8 +224,8 @@ def _head(checkpoint: Checkpoint, part: ModelPart) -> tuple[LoadedHeadLayer, ...
     return load_pooling_head(checkpoint, pooling) if pooling is not None and here else ()
 
 
-def _place(shared: SharedExperts | None, spread_of: SpreadOf, name: str) -> MatrixPlacement:
-    return (shared and shared.place(name)) or spread_of(name)
+def _place(shared: SharedExperts | None, matrix_policy_of: MatrixPolicyOf, name: str) -> MatrixPlacement:
+    return (shared and shared.place(name)) or matrix_policy_of(name)
 
 
 def _cache(

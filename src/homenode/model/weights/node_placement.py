@@ -8,7 +8,7 @@ replicate   as mirror, one copy for each team: engines of their own; experts tha
 interleave  |0|1|0|1|0|1| ...                                         one copy, page by page; no row has one node
 local       |-- all rows on the node of the only team --|
 
-The native core keeps rows in groups of 32 and gives each thread a run of groups (csrc/kernels/weight_pieces.cpp), so
+The native core keeps rows in groups of 32 and gives each thread a run of groups (csrc/weights/weight_pieces.cpp), so
 that is where a matrix is cut.
 """
 
@@ -25,10 +25,10 @@ from homenode.dtypes import BY_NAME
 from homenode.errors import InternalError, UserError
 from homenode.host.placement.node_teams import NodeTeam
 from homenode.model.weights.layout import MatrixLayout, WeightLayout, padded_row_bytes
+from homenode.numa_policy import PLANNED_POLICIES, WHOLE_POLICIES, NumaPolicy
 from homenode.units import format_count
 
 GROUP_ROWS = 32  # rows that stand together in memory: kGroupRows of csrc/quant/coding.h
-PLANNED = ("shard", "mirror", "replicate", "interleave", "local")
 
 Ranges = tuple[tuple[int, int], ...]  # rows, each as [first, past the last)
 GroupBytes = Callable[[str, int], int]  # of GROUP_ROWS rows kept in a format, by its name and the columns
@@ -51,14 +51,14 @@ class MatrixNodes:
 
 @dataclass(frozen=True)
 class WeightNodes:
-    """`policy`: one of PLANNED. `nodes`: bytes by memory node, and 0 for nodes that compute only. `size`: bytes of one
+    """`policy`: any but auto. `nodes`: bytes by memory node, and 0 for nodes that compute only. `size`: bytes of one
     copy of everything.
 
     `vector_bytes`: of norms and biases in one copy; they are on the first node, and wherever matrices are whole under
     mirror and replicate. `room`: bytes that each node has, None where that is not known.
     """
 
-    policy: str
+    policy: NumaPolicy
     why: str
     matrices: tuple[MatrixNodes, ...]
     nodes: Mapping[int, int]
@@ -125,7 +125,7 @@ def stored_group_bytes(target: str, columns: int) -> int:
 def plan_weight_nodes(
     layout: WeightLayout,
     teams: Sequence[NodeTeam],
-    policy: str,
+    policy: NumaPolicy,
     mirror_patterns: Sequence[str] = (),
     why: str = "",
     group_bytes: GroupBytes = stored_group_bytes,
@@ -138,16 +138,18 @@ def plan_weight_nodes(
     that are there once, by name: their engines keep them in common. Raises UserError for a pattern that matches no
     matrix.
     """
-    if policy not in PLANNED or not teams or (policy == "local" and len(teams) > 1):
+    if policy not in PLANNED_POLICIES or not teams or (policy == NumaPolicy.LOCAL and len(teams) > 1):
         raise InternalError(
             f"a layout was asked for with policy {policy} and {len(teams)} teams; auto and local are settled before"
         )
     mirrored = _matching(mirror_patterns, [*(m.name for m in layout.matrices), *layout.other_parts.names])
-    in_common = owners if policy == "replicate" else {}
+    in_common = owners if policy == NumaPolicy.REPLICATE else {}
     matrices = tuple(
-        _matrix(m, [teams[in_common[m.name]]], "local", group_bytes)
+        _matrix(m, [teams[in_common[m.name]]], NumaPolicy.LOCAL, group_bytes)
         if m.name in in_common
-        else _matrix(m, teams, "mirror" if policy == "shard" and m.name in mirrored else policy, group_bytes)
+        else _matrix(
+            m, teams, NumaPolicy.MIRROR if policy == NumaPolicy.SHARD and m.name in mirrored else policy, group_bytes
+        )
         for m in layout.matrices
     )
     nodes = dict.fromkeys([*(team.memory_node for team in teams), *(team.node for team in teams)], 0)
@@ -177,12 +179,14 @@ def _matching(patterns: Sequence[str], names: Sequence[str]) -> frozenset[str]:
     return frozenset(found)
 
 
-def _matrix(matrix: MatrixLayout, teams: Sequence[NodeTeam], policy: str, group_bytes: GroupBytes) -> MatrixNodes:
+def _matrix(
+    matrix: MatrixLayout, teams: Sequence[NodeTeam], policy: NumaPolicy, group_bytes: GroupBytes
+) -> MatrixNodes:
     one_group = group_bytes(matrix.target, matrix.columns)
     size = -(-matrix.rows // GROUP_ROWS) * one_group
-    if policy == "interleave":
+    if policy == NumaPolicy.INTERLEAVE:
         return MatrixNodes(matrix.name, matrix.rows, size, {}, _evenly(size, _memory_nodes(teams)))
-    if policy == "shard":
+    if policy == NumaPolicy.SHARD:
         rows = _rows_by_node(matrix.rows, teams)
         nodes = {
             node: sum(-(-(past - first) // GROUP_ROWS) for first, past in runs) * one_group
@@ -216,15 +220,15 @@ def _rows_by_node(rows: int, teams: Sequence[NodeTeam]) -> dict[int, Ranges]:
     return {node: tuple(runs) for node, runs in found.items()}
 
 
-def _whole_nodes(teams: Sequence[NodeTeam], policy: str) -> tuple[int, ...]:
+def _whole_nodes(teams: Sequence[NodeTeam], policy: NumaPolicy) -> tuple[int, ...]:
     """Nodes that hold a matrix whole. Replicas are engines of their own: two that take memory from one node keep a copy
     each there.
     """
-    return tuple(team.memory_node for team in teams) if policy == "replicate" else _memory_nodes(teams)
+    return tuple(team.memory_node for team in teams) if policy == NumaPolicy.REPLICATE else _memory_nodes(teams)
 
 
-def _vector_homes(teams: Sequence[NodeTeam], policy: str) -> tuple[int, ...]:
-    return _whole_nodes(teams, policy) if policy in ("mirror", "replicate") else _memory_nodes(teams)[:1]
+def _vector_homes(teams: Sequence[NodeTeam], policy: NumaPolicy) -> tuple[int, ...]:
+    return _whole_nodes(teams, policy) if policy in WHOLE_POLICIES else _memory_nodes(teams)[:1]
 
 
 def _memory_nodes(teams: Iterable[NodeTeam]) -> tuple[int, ...]:

@@ -15,12 +15,12 @@ from homenode.host.topology.host import Host
 from homenode.model.weights.layout import WeightLayout
 from homenode.model.weights.node_placement import (
     GROUP_ROWS,
-    PLANNED,
     GroupBytes,
     WeightNodes,
     plan_weight_nodes,
     stored_group_bytes,
 )
+from homenode.numa_policy import PLANNED_POLICIES
 
 
 @dataclass(frozen=True)
@@ -94,8 +94,8 @@ def _fitting(
     layout: WeightLayout, host: Host, demand: NumaDemand, group_bytes: GroupBytes, owners: Mapping[str, int]
 ) -> dict[str, int]:
     """The policies under which the weights would fit, with their bytes on all nodes."""
-    found = {}
-    for policy in PLANNED:
+    found: dict[str, int] = {}
+    for policy in PLANNED_POLICIES:
         asked = replace(demand, policy=policy, strict=False, mirror_tensors=())
         try:
             weights = _laid_out(layout, host, asked, _no_choice, group_bytes, owners).weights

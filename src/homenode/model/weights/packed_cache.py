@@ -33,6 +33,7 @@ from homenode.model.weights.packed_file import (
     source_file,
 )
 from homenode.model.weights.weights_identity import file_digests
+from homenode.numa_policy import NumaPolicy
 from homenode.units import format_bytes
 
 SUFFIX = ".packed"
@@ -61,21 +62,21 @@ class PackedCache:
         entries: Sequence[TensorEntry],
         layout: WeightLayout,
         backend: Backend,
-        spread_of: Callable[[str], MatrixPlacement] = lambda name: "split",
+        placement_of: Callable[[str], MatrixPlacement] = lambda name: NumaPolicy.SHARD,
         part: ModelPart | None = None,
         is_read: Callable[[str], bool] = lambda name: True,
         writes: bool = True,
     ) -> None:
-        """`entries`: all tensors of the files in which the matrices of the layout are. `spread_of`: how each is to lie
-        in memory. `part`: which part of the model the layout is of. `is_read`: which of them will be asked for; others
-        are added in the end, by whoever has them. `writes`: False when another process writes the same file unless it
-        is there. UserError when the backend packs nothing.
+        """`entries`: all tensors of the files in which the matrices of the layout are. `placement_of`: how each is to
+        lie in memory. `part`: which part of the model the layout is of. `is_read`: which of them will be asked for;
+        others are added in the end, by whoever has them. `writes`: False when another process writes the same file
+        unless it is there. UserError when the backend packs nothing.
         """
         if not isinstance(backend, PackedBackend):
             raise UserError(
                 f"backend {backend.name} keeps no packed weights; give --packed-cache off", param="packed_cache"
             )
-        self._backend, self._spread_of = backend, spread_of
+        self._backend, self._placement_of = backend, placement_of
         key = _part_key(part)
         self._header = expected_header(backend, layout, sources_of(backend, entries), key)
         self.path = folder / _file_name(entries, layout, key)
@@ -144,7 +145,9 @@ class PackedCache:
             self._prefetched[matrix.name] = weight, checksum, matrix.checksum
 
     def _place(self, matrix: PackedMatrix) -> PackedLocation:
-        return PackedLocation(matrix.offset, matrix.format, matrix.rows, matrix.columns, self._spread_of(matrix.name))
+        return PackedLocation(
+            matrix.offset, matrix.format, matrix.rows, matrix.columns, self._placement_of(matrix.name)
+        )
 
     def add(self, weights: Mapping[str, Weight]) -> None:
         """Matrices that did not come from the file, by name."""

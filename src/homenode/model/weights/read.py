@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from homenode.compute.ops import Backend, FloatArray, MatrixPlacement, Spread, TableBackend, Weight
+from homenode.compute.ops import Backend, FloatArray, MatrixPlacement, TableBackend, Weight
 from homenode.errors import CheckpointError, HostError, InternalError, UnsupportedError
 from homenode.host.refusals import named_refusals
 from homenode.model.architectures.parameters import Parameters
@@ -31,10 +31,11 @@ from homenode.model.weights.model_files import ModelFiles
 from homenode.model.weights.names import MatchedTensor
 from homenode.model.weights.packed_cache import PackedCache
 from homenode.model.weights.read_ahead import Extent, ReadAhead
+from homenode.numa_policy import NumaPolicy
 from homenode.units import format_count
 
 IndexArray = npt.NDArray[np.int64]
-SpreadOf = Callable[[str], Spread]  # of a tensor's name
+MatrixPolicyOf = Callable[[str], NumaPolicy]  # of a tensor's name
 PlaceOf = Callable[[str], MatrixPlacement]
 Progress = Callable[[int, int], None]  # bytes of the files taken in so far, bytes in all
 
@@ -47,7 +48,7 @@ def read_parameters(
     files: ModelFiles,
     progress: Progress | None = None,
     cache: PackedCache | None = None,
-    place_of: PlaceOf = lambda name: "split",
+    place_of: PlaceOf = lambda name: NumaPolicy.SHARD,
     experts: SharedExperts | None = None,
 ) -> Parameters:
     """Read every tensor, or what is wanted of it, and hand it to the backend; matrices from `cache` where it has them.
@@ -168,14 +169,14 @@ def _by_key(tensors: Iterable[MatchedTensor], handles: Mapping[str, Any], layers
     return Parameters(top, tuple(found))
 
 
-def _load_matrix(backend: Backend, fd: int, tensor: MatchedTensor, target: str, spread: MatrixPlacement) -> Weight:
+def _load_matrix(backend: Backend, fd: int, tensor: MatchedTensor, target: str, placement: MatrixPlacement) -> Weight:
     entry, (rows, columns) = tensor.entry, tensor.expected.cut
     if entry.dtype.name not in READ_BY_BACKENDS or entry.times != 1.0:
         blocks = [[_decode(entry, run, piece) for piece in columns.pieces] for run in rows.pieces]
-        return backend.weight_from_array(np.block(blocks), target, spread)
+        return backend.weight_from_array(np.block(blocks), target, placement)
     row_bytes = entry.dtype.row_bytes(entry.shape[1])
     if rows.runs > 1 or columns.runs > 1:
-        return _load_runs(backend, tensor, target, spread)
+        return _load_runs(backend, tensor, target, placement)
     return backend.weight_from_file(
         fd,
         entry.offset + rows.first * row_bytes + entry.dtype.row_bytes(columns.first),
@@ -184,12 +185,12 @@ def _load_matrix(backend: Backend, fd: int, tensor: MatchedTensor, target: str, 
         columns.count,
         target,
         _heads(entry, rows),
-        spread,
+        placement,
         row_bytes if columns.count < entry.shape[1] else 0,
     )
 
 
-def _load_runs(backend: Backend, tensor: MatchedTensor, target: str, spread: MatrixPlacement) -> Weight:
+def _load_runs(backend: Backend, tensor: MatchedTensor, target: str, placement: MatrixPlacement) -> Weight:
     """A matrix of which several runs of rows, or of columns, are wanted: put together in memory."""
     entry, (rows, columns) = tensor.entry, tensor.expected.cut
     width, of = entry.dtype.row_bytes(entry.shape[1]), entry.dtype.row_bytes
@@ -202,10 +203,10 @@ def _load_runs(backend: Backend, tensor: MatchedTensor, target: str, spread: Mat
             runs = [stored.reshape(-1, width)[:, of(run.first) : of(run.end)] for run in columns.pieces]
             file.write(np.concatenate(runs, axis=1).tobytes())
         file.flush()
-        return backend.weight_from_file(joined, 0, entry.dtype, rows.count, columns.count, target, 0, spread)
+        return backend.weight_from_file(joined, 0, entry.dtype, rows.count, columns.count, target, 0, placement)
 
 
-def _load_coded(backend: Backend, tensor: MatchedTensor, target: str, spread: MatrixPlacement) -> Weight:
+def _load_coded(backend: Backend, tensor: MatchedTensor, target: str, placement: MatrixPlacement) -> Weight:
     """A matrix of several tensors: put together in memory, as blocks that backends read as those of a file, or as
     floats.
     """
@@ -216,11 +217,11 @@ def _load_coded(backend: Backend, tensor: MatchedTensor, target: str, spread: Ma
         if heads:
             stored, values = values, np.empty_like(values)
             values[canonical_rows(rows.count, heads)] = stored
-        return backend.weight_from_array(values, target, spread)
+        return backend.weight_from_array(values, target, placement)
     fd = os.memfd_create("homenode-blocks", os.MFD_CLOEXEC)
     try:
         coded_rows.write_blocks(entry, *wanted, fd)
-        return backend.weight_from_file(fd, 0, entry.dtype, rows.count, columns.count, target, heads, spread)
+        return backend.weight_from_file(fd, 0, entry.dtype, rows.count, columns.count, target, heads, placement)
     finally:
         os.close(fd)
 

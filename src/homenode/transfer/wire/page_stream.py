@@ -1,4 +1,4 @@
-"""KV pages over a stream socket in one call for many of them: see csrc/kernels/kv_stream.h. Native:
+"""KV pages over a stream socket in one call for many of them: see csrc/kv/stream.h. Native:
 `compute.native.kv_stream`."""
 
 from __future__ import annotations
