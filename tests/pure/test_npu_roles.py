@@ -126,6 +126,17 @@ def test_every_npu_has_roles_that_nobody_else_is_on(spec: str, cpu_workers: int,
         assert all("mask" not in finding.message for finding in found.findings)
 
 
+def test_numa_bind_alone_is_the_binding_and_its_lists_are_pools() -> None:
+    seen = host(A3)
+    bound, plain = places(seen, npus(2), numa_bind=True), places(seen, npus(2))
+    assert bound.bindings == plain.bindings
+    listed = places(seen, npus(2), numa_bind=True, numa_bind_nodes=(3, 3))
+    assert [format_cpu_list(roles_of(binding).cpus) for binding in listed.bindings] == ["240-279", "280-319"]
+    assert [binding.memory_nodes for binding in listed.bindings] == [(3,), (3,)]
+    cpus = places(seen, npus(2), numa_bind=True, numa_bind_nodes=(3, 4), numa_bind_cpus=("240-249", "320-331"))
+    assert [format_cpu_list(roles_of(binding).cpus) for binding in cpus.bindings] == ["240-249", "320-331"]
+
+
 def test_few_cpus_are_shared_and_that_is_told() -> None:
     found = places(host("1s/1n/4c/arm/npu=1:A2"), [*npus(1), "cpu"])
     assert "roles_shared" in {finding.code for finding in found.findings}

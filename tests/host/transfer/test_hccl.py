@@ -157,6 +157,8 @@ def test_memory_that_was_not_registered_is_refused(pair: Pair) -> None:
         for offset, nbytes in ((-8, 16), (len(before) - 8, 16), (1 << 40, 8)):
             assert not pair.move(operation, [(0, offset, nbytes)])
     assert (pair.there == before).all() and not pair.here.any()
+    pair.server.register([(before.ctypes.data, 8), (before.ctypes.data + 8, 8)])
+    assert pair.move("READ", [(0, before.ctypes.data + 4 - pair.there.ctypes.data, 8)]), "neighbours are one"
     private = np.zeros(64, np.uint8)
     pair.server.register([(private.ctypes.data, 64)], exported=False)
     assert not pair.move("READ", [(0, private.ctypes.data - pair.there.ctypes.data, 64)])
@@ -195,6 +197,16 @@ def test_a_side_that_falls_silent_ends_the_transfer_in_time(pair: Pair, monkeypa
     assert not pair.move("READ", [(0, 0, 64)], 10)
     assert not pair.move("WRITE", [(0, 0, 64)], 10)
     assert time.monotonic() - begun < 9
+
+
+def test_whoever_waits_for_a_silent_side_goes_on_in_time(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one thread that copies is everybody's: what hangs is left to itself, and known to be under way."""
+    assert pair.move("READ", [(0, 0, 64)])
+    monkeypatch.setattr(HcclEngine, "_move", lambda *_: time.sleep(2))
+    rows = [np.array([(array.ctypes.data, 64, 0)], np.uint64) for array in (pair.here, pair.there)]
+    transfer, begun = pair.client.begin("WRITE", rows[0], rows[1], pair.name), time.monotonic()
+    assert not pair.client.wait(transfer, 0.3) and time.monotonic() - begun < 1.5
+    assert not transfer.ended()
 
 
 def test_metadata_that_is_none_is_refused(pair: Pair) -> None:

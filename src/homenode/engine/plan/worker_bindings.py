@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from homenode.cpuset import format_cpu_list
 from homenode.engine.assignment import EngineAssignment
@@ -34,6 +35,9 @@ from homenode.host.placement.variables import memory_nodes, threads_bind, thread
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Accelerators, Host
 from homenode.units import format_count
+
+if TYPE_CHECKING:
+    from homenode.engine.plan.npu_roles import NpuRoles
 
 
 @dataclass(frozen=True)
@@ -70,10 +74,8 @@ def worker_places(host: Host, assignment: EngineAssignment, devices: Sequence[st
     driven = accelerators_of(devices)
     free, told = tuple(cpu for cpu in within.allowance.cpus if core_of(host, cpu) not in team), made.findings
     if any(map(is_npu, devices)):
-        from homenode.engine.plan.npu_roles import npu_roles  # brings the strategies of accelerators
-
-        scope = within if on_cpu else host  # the NPUs of several engines without CPU workers are planned as one host's
-        roles = npu_roles(scope, devices, found, team, named=bool(homes))
+        # The NPUs of several engines without CPU workers are planned as those of one host.
+        roles = _roles(within if on_cpu else host, assignment, devices, found, team)
         found |= roles.bindings
         free = _off(free, roles.pools) or _off(free, roles.set_apart) or free
         told = (*told, *roles.findings)
@@ -81,6 +83,21 @@ def worker_places(host: Host, assignment: EngineAssignment, devices: Sequence[st
     crowded = too_few_beside(within, devices, team) if driven else _crowded(within, made)
     findings = (*told, *crowded)
     return replace(made, bindings=bindings, loop=free if driven else made.loop or free, findings=findings)
+
+
+def _roles(
+    host: Host,
+    assignment: EngineAssignment,
+    devices: Sequence[str],
+    near: Mapping[int, EngineBinding],
+    computing: Collection[int],
+) -> NpuRoles:
+    """Of the workers on NPUs. --numa-bind alone asks for what they have anyway; its lists name their pools."""
+    from homenode.engine.plan.npu_roles import npu_roles  # brings the strategies of accelerators
+
+    placement, replica = assignment.config.placement, assignment.replica
+    lists = placement.numa_bind and (placement.numa_bind_nodes or placement.numa_bind_cpus)
+    return npu_roles(host, devices, near, computing, named=bool(lists or (replica and replica.binding.workers)))
 
 
 def _off(cpus: Sequence[int], taken: Collection[int]) -> tuple[int, ...]:

@@ -19,7 +19,6 @@ class HcclCarrier(RegisteredCarrier):
     """See the module."""
 
     name, title = "hccl", "HCCL"
-    patience_s = 30.0  # HCCL takes seconds to make a communicator
 
     def __init__(self, tcp: TcpCarrier, own: KvLayout, backend: KvBackend, device: int) -> None:
         """`device`: the NPU, as torch counts it. UnsupportedError without the vendor's libraries, HostError where the

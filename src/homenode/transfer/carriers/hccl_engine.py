@@ -44,6 +44,7 @@ from homenode.transfer.wire.framing import Direction
 _log = logging.getLogger(__name__)
 _MOST_SERVED = 64  # connections
 _BACKLOG = 16
+_CONNECTING_PAUSE_S = 0.01
 _LOOK_S = 1.0  # how often threads look whether all ends
 _WRITTEN_S = 3 * ANSWER_S  # when whoever serves has written what it will, or never does
 
@@ -62,8 +63,9 @@ class HcclAddress(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
 class HcclTransfer:
     """A transfer under way."""
 
-    def __init__(self, writes: bool, ours: list[Span], theirs: list[Span]) -> None:
-        self.writes, self.ours, self.theirs = writes, ours, theirs
+    def __init__(self, writes: bool, ours: list[Span], theirs: list[Span], connected: threading.Event) -> None:
+        """`connected`: that there is a way to the other side."""
+        self.writes, self.ours, self.theirs, self.connected = writes, ours, theirs, connected
         self.good = False
         self.done = threading.Event()
 
@@ -104,7 +106,7 @@ class HcclEngine:
         """Memory of this process (address, bytes), until the end; others may reach it where it is `exported`."""
         if exported:
             with self._lock:
-                self._exported = sorted({*self._exported, *spans})
+                self._exported = _merged([*self._exported, *spans])
 
     def add_peer(self, metadata: bytes) -> str:
         """Its name. Begins to connect. PeerError for metadata that is none."""
@@ -128,12 +130,16 @@ class HcclEngine:
         asking = self._peers.get(peer)
         if asking is None:
             raise PeerError("HCCL: the peer is gone", code="lost")
-        transfer = HcclTransfer(operation == "WRITE", _spans(ours), _spans(theirs))
+        transfer = HcclTransfer(operation == "WRITE", _spans(ours), _spans(theirs), asking.connected)
         asking.queue.put(transfer)
         return transfer
 
     def wait(self, transfer: HcclTransfer, seconds: float) -> bool:
-        """Whether it has ended by then."""
+        """Whether it has ended by then, counted from when there is a connection, which HCCL takes seconds to make."""
+        until = time.monotonic() + JOIN_S
+        while not transfer.connected.is_set() and time.monotonic() < until:
+            if transfer.done.wait(_CONNECTING_PAUSE_S):
+                break
         return transfer.done.wait(seconds)
 
     def expect_peers(self) -> None:
@@ -233,7 +239,7 @@ class HcclClient:
     def __init__(self, library: HcclLibrary, address: HcclAddress, key: str, closing: threading.Event) -> None:
         self._library, self._address, self._key, self._closing = library, address, key, closing
         self.queue: SimpleQueue[HcclTransfer] = SimpleQueue()
-        self._leaving = threading.Event()
+        self._leaving, self.connected = threading.Event(), threading.Event()
         self._stream: ControlStream | None = None
         self._link: HcclLink | None = None
         start_thread(threading.Thread(target=self._run, name="homenode-hccl", daemon=True))
@@ -308,9 +314,11 @@ class HcclClient:
         stream.send(HcclOpening(root))
         stream.answered(JOIN_S)
         self._link = HcclLink(self._library, root, 0)
+        self.connected.set()
         return stream, self._link
 
     def _drop(self) -> None:
+        self.connected.clear()
         stream, link, self._stream, self._link = self._stream, self._link, None, None
         if stream is not None:
             stream.close()
@@ -320,6 +328,18 @@ class HcclClient:
 
 def _spans(addresses: Addresses) -> list[Span]:
     return [(int(row[0]), int(row[1])) for row in addresses]
+
+
+def _merged(spans: Sequence[Span]) -> list[Span]:
+    """The same memory ascending, neighbours as one: a piece may reach from one into the next."""
+    found: list[Span] = []
+    for address, nbytes in sorted(spans):
+        if found and address <= found[-1][0] + found[-1][1]:
+            first = found[-1][0]
+            found[-1] = (first, max(found[-1][1], address + nbytes - first))
+        else:
+            found.append((address, nbytes))
+    return found
 
 
 def _inside(exported: Sequence[Span], span: Span) -> bool:
