@@ -165,7 +165,8 @@ ALWAYS: dict[str, str] = {
     "proxy": f"{_HTTP} --show-config --prefill --decode --upstream-api-key --min-handover-tokens --prefill-tries "
     "--decode-tries --connect-timeout --prefill-timeout --first-byte-timeout --answer-timeout --idle-timeout "
     "--wait-timeout "
-    "--sse-keep-alive --poll-interval --silent-after --lost-after --breaker-failures --breaker-pause --release-timeout",
+    "--sse-keep-alive --poll-interval --suspect-after --silent-after --lost-after --breaker-failures --breaker-pause "
+    "--release-timeout",
     "generate": f"{_WEIGHTS} --prompt --max-tokens --temperature --seed --stop --ignore-eos --chat --threads --numa "
     "--links "
     "--threads-per-core --json",

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import time
 from typing import Any
 
 import pytest
@@ -33,6 +34,56 @@ def test_a_frozen_prefill_server_holds_nobody_up(stream: bool) -> None:
             before = len(on.decoders[0].asked)
             await on.complete()
             assert len(on.decoders[0].asked) == before + 1 and not on.decoders[0].asked[-1].params
+
+    run(test)
+
+
+def test_a_frozen_prefill_server_costs_no_more_than_a_look() -> None:
+    async def test() -> None:
+        async with stage(silent_after=30.0, suspect_after=0.1, release_timeout=0.1) as on:
+            on.prefillers[0].frozen.set()
+            began = time.monotonic()
+            assert await on.stream() == WHOLE_STREAM
+            assert time.monotonic() - began < 10  # and not as long as silence takes
+            await on.is_state("prefill", 0, "suspect")
+            asked = len(on.prefillers[0].asked)
+            assert await on.stream() == WHOLE_STREAM and len(on.prefillers[0].asked) == asked, "nobody waits any more"
+            await on.shows(2, "requests_total", way="local", outcome="ok")
+
+    run(test)
+
+
+def test_a_frozen_decode_server_is_left_for_another_one() -> None:
+    async def test() -> None:
+        decoders = [decoder(behaviours=[by.waits]), decoder()]
+        async with stage(decoders=decoders, silent_after=30.0, lost_after=60.0, suspect_after=0.1) as on:
+            on.decoders[1].health = (503, b"")
+            await on.is_state("decode", 1, "unhealthy")
+            on.decoders[0].frozen.set()
+            waiting = asyncio.create_task(on.stream())
+            await on.is_state("decode", 0, "suspect")
+            assert not waiting.done(), "it waits while there is no other"
+            on.decoders[1].health = (200, {})
+            async with asyncio.timeout(10):
+                assert await waiting == WHOLE_STREAM
+            assert on.decoders[1].asked
+
+    run(test)
+
+
+def test_a_server_that_computes_for_long_and_answers_looks_is_waited_for() -> None:
+    async def test() -> None:
+        async with stage(
+            [prefiller(behaviours=[by.waits] * 4)], silent_after=30.0, suspect_after=0.05, poll_interval=30.0
+        ) as on:
+            requests = [asyncio.create_task(on.stream()) for _ in range(4)]
+            await wait_in_loop(lambda: len(on.prefillers[0].asked) == 4)
+            looks = on.prefillers[0].looks
+            await asyncio.sleep(0.5)
+            assert 0 < on.prefillers[0].looks - looks <= 12, "those who wait share their looks"
+            on.prefillers[0].go.set()
+            assert await asyncio.gather(*requests) == [WHOLE_STREAM] * 4
+            await on.shows(4, "requests_total", way="handover", outcome="ok")
 
     run(test)
 

@@ -95,6 +95,14 @@ class ProxyConfig(HttpConfig):
     poll_interval: float = option(
         0.5, "Time between two looks at a server's health.", parse=parse_seconds, minimum=0.01
     )
+    suspect_after: float = option(
+        0.25,
+        "A server that has answered a request with nothing for so long is looked at; one that leaves the look "
+        "unanswered as long, as a frozen one does, gets no new requests, and those that wait at it go elsewhere. 0: "
+        "they wait for --silent-after.",
+        parse=parse_seconds,
+        minimum=0,
+    )
     silent_after: float = option(
         2.0,
         "A server that leaves a look unanswered so long gets no new requests, and prompts waiting at it go elsewhere.",

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 import msgspec
@@ -214,7 +214,7 @@ class Forwarder:
         headers = self._headers(step.prefiller) | {"accept": "application/json"}
         try:
             answer = await self._guarded(
-                upstream.ask("POST", self._path, headers, body), step.prefiller, step.deadline_s, 0.0
+                upstream.ask("POST", self._path, headers, body), step.prefiller, step.deadline_s, 0.0, lambda: True
             )
         except UpstreamError as error:
             return self._broke(step.prefiller, error)
@@ -241,7 +241,13 @@ class Forwarder:
     async def _decode(self, step: Decode) -> list[Action]:
         opening = self._open(step)
         try:
-            opened = await self._guarded(opening, step.decoder, step.deadline_s, self._state.config.lost_after)
+            opened = await self._guarded(
+                opening,
+                step.decoder,
+                step.deadline_s,
+                self._state.config.lost_after,
+                lambda: self._asked.stream and self._another_than(step.decoder),
+            )
         except UpstreamError as error:
             return self._decode_failed(step.decoder, self._broke(step.decoder, error))
         except UpstreamSilent:
@@ -340,23 +346,46 @@ class Forwarder:
         # any other answer that broke off stays without its end: the connection is closed, and the client sees that it
         # is not whole
 
-    async def _guarded(self, work: Coroutine[Any, Any, T], url: str, deadline_s: float | None, patience_s: float) -> T:
-        """The result of `work` at a server. Raises Silent when the server is given up meanwhile, TimeoutError, and what
-        `work` raises.
+    def _another_than(self, decoder: str) -> bool:
+        """Whether another decode server could begin the answer now."""
+        now = time.monotonic()
+        return any(
+            url != decoder and each.role == "decode" and each.usable(now) for url, each in self._state.instances.items()
+        )
+
+    async def _guarded(
+        self,
+        work: Coroutine[Any, Any, T],
+        url: str,
+        deadline_s: float | None,
+        patience_s: float,
+        elsewhere: Callable[[], bool] | None = None,
+    ) -> T:
+        """The result of `work` at a server. `elsewhere`: whether the same could be had elsewhere, so that a server
+        that is suspected is not waited for. Raises UpstreamSilent when the server is given up meanwhile, TimeoutError,
+        and what `work` raises.
         """
         task = asyncio.ensure_future(work)
-        watch = asyncio.ensure_future(self._state.watch.until_lost(url, patience_s))
+        watches = [asyncio.ensure_future(self._state.watch.until_lost(url, patience_s))]
+        if elsewhere is not None and self._state.config.suspect_after:
+            watches.append(asyncio.ensure_future(self._until_suspect(url, elsewhere)))
         try:
-            await asyncio.wait({task, watch}, timeout=deadline_s, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({task, *watches}, timeout=deadline_s, return_when=asyncio.FIRST_COMPLETED)
             if task.done():
                 return task.result()
-            if watch.done():
+            if any(watch.done() for watch in watches):
                 raise UpstreamSilent
             raise TimeoutError
         finally:
-            task.cancel()
-            watch.cancel()
-            await asyncio.gather(task, watch, return_exceptions=True)
+            for each in (task, *watches):
+                each.cancel()
+            await asyncio.gather(task, *watches, return_exceptions=True)
+
+    async def _until_suspect(self, url: str, elsewhere: Callable[[], bool]) -> None:
+        while True:
+            await self._state.watch.until_suspect(url, self._state.config.suspect_after)
+            if elsewhere():
+                return
 
     def _record_outcome(self, step: Over) -> None:
         for url in self._unjudged:

@@ -51,6 +51,7 @@ class HealthWatch:
         self._config, self._instances, self._upstreams, self._on_change = config, instances, upstreams, on_change
         self._nudges = {url: asyncio.Event() for url in instances}
         self._tasks: list[asyncio.Task[None]] = []
+        self._looks: dict[str, asyncio.Task[bool]] = {}  # of those who wait at a server
 
     def start(self) -> None:
         """Begin to look."""
@@ -58,15 +59,55 @@ class HealthWatch:
 
     async def close(self) -> None:
         """Look no more."""
-        for task in self._tasks:
+        tasks = [*self._tasks, *self._looks.values()]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def broke(self, url: str) -> None:
         """A connection to this server broke: look at once."""
-        self._instances[url].broke(time.monotonic())
+        self._suspect(url, "a connection broke")
+
+    def _suspect(self, url: str, reason: str) -> None:
+        self._instances[url].suspected(time.monotonic(), reason)
         self._nudges[url].set()
         self.changes.notify()
+
+    async def until_suspect(self, url: str, after_s: float) -> None:
+        """Returns when the server has answered nobody for `after_s`, and leaves a look unanswered as long."""
+        instance, began = self._instances[url], time.monotonic()
+        while True:
+            left = max(began, instance.heard_at) + after_s - time.monotonic()
+            if left > 0:
+                await asyncio.sleep(left)
+            elif not await self._answers(url, after_s):
+                return
+
+    async def _answers(self, url: str, within_s: float) -> bool:
+        """Whether the server answers a look, which all who wait at it share."""
+        look = self._looks.get(url)
+        if look is None:
+            look = self._looks[url] = asyncio.create_task(self._look(url, within_s))
+            look.add_done_callback(lambda _: self._looks.pop(url, None))
+        return await asyncio.shield(look)
+
+    async def _look(self, url: str, within_s: float) -> bool:
+        asked = asyncio.create_task(self._upstreams[url].ask("GET", "/health", {}))
+        try:
+            if not await within(within_s, asked):
+                self._suspect(url, f"/health was not answered within {within_s:g} s")
+                return False
+            asked.result()
+        except UpstreamError:
+            self.broke(url)
+            return False
+        except UpstreamAnswerTooLong:
+            pass  # it answers
+        finally:
+            asked.cancel()
+            await asyncio.gather(asked, return_exceptions=True)
+        self._instances[url].heard_at = time.monotonic()
+        return True
 
     async def until_lost(self, url: str, patience_s: float) -> None:
         """Returns when those who wait at the server should give up."""

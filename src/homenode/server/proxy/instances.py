@@ -2,7 +2,7 @@
 gives times and what was seen.
 
 starting -> ready <-> draining | unhealthy | unfit       what its answers say
-            ready  -> suspect -> ready | down            a connection broke: the next look tells
+            ready  -> suspect -> ready | down            a connection broke, no answer: the next look tells
             any    -> silent | down                      no answer in time | no connection
 """
 
@@ -70,10 +70,10 @@ class Instance:
             self.document, self.raw, self.engines = sight.document, sight.raw, sight.engines
         return changed
 
-    def broke(self, now: float) -> None:
-        """A connection to it could not be made or was lost: nobody is sent there before the next look."""
+    def suspected(self, now: float, reason: str) -> None:
+        """A connection to it broke, or it did not answer: nobody is sent there before the next look."""
         if self.state == "ready":
-            self._enter(now, "suspect", "a connection broke")
+            self._enter(now, "suspect", reason)
 
     def published(self, engine: str | None) -> bytes:
         """What this engine of it publishes, or the only one, as JSON; empty when it is not there."""
