@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import pytest
 from starlette.requests import Request
@@ -83,3 +84,36 @@ def test_biases_may_be_texts() -> None:
     assert writer.ask(CHAT, {**HELLO, "logit_bias": {"5": "much"}}).status_code == 400
     assert writer.ask(CHAT, {**HELLO, "repeat_penalty": 1.5}).status_code == 200
     assert writer.requests[-1].params.repetition_penalty == 1.5
+
+
+UNKEPT = {"type": "object", "properties": {"tags": {"type": "array", "items": {"type": "string"}, "uniqueItems": True}}}
+TOOL = {"type": "function", "function": {"name": "look", "parameters": UNKEPT}}
+FORM = {"type": "json_schema", "json_schema": {"name": "x", "schema": UNKEPT}}
+WISHES: list[tuple[str, dict[str, Any]]] = [
+    (CHAT, {**HELLO, "response_format": FORM}),
+    (CHAT, {**HELLO, "tools": [TOOL], "tool_choice": "required"}),
+    ("/v1/completions", {"prompt": "a", "max_tokens": 5, "response_format": FORM}),
+    ("/v1/responses", {"input": "a", "text": {"format": {"type": "json_schema", "name": "x", "schema": UNKEPT}}}),
+    ("/api/chat", {"model": "story-teller", "messages": HELLO["messages"], "format": UNKEPT}),
+    ("/api/generate", {"model": "story-teller", "prompt": "a", "raw": True, "format": UNKEPT}),
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("path", "body"), WISHES)
+def test_words_of_schemas_that_are_not_kept_are_named(path: str, body: dict[str, Any], stream: bool) -> None:
+    answer = Writer("{}").ask(path, {**body, "stream": stream})
+    assert answer.status_code == 200, answer.text
+    assert "tags.uniqueItems" in answer.headers[HEADER].split(", ")
+
+
+def test_strict_schemas_and_strict_servers_refuse_such_words() -> None:
+    strict = {**FORM, "json_schema": {**FORM["json_schema"], "strict": True}}
+    for body, settings in (({"response_format": strict}, {}), ({"response_format": FORM}, {"strict_requests": True})):
+        answer = Writer("{}", **settings).ask(CHAT, {**HELLO, **body})
+        assert answer.status_code == 400 and "tags.uniqueItems" in answer.json()["error"]["message"]
+    function = {"name": "look", "parameters": UNKEPT, "strict": True}
+    answer = Writer("{}").ask(CHAT, {**HELLO, "tools": [{"type": "function", "function": function}]})
+    assert answer.status_code == 400 and "tags.uniqueItems" in answer.json()["error"]["message"]
+    free = Writer("{}").ask(CHAT, {**HELLO, "tools": [TOOL]})
+    assert free.status_code == 200 and HEADER not in free.headers  # calls are not bound

@@ -45,8 +45,8 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
         "schema"),
     ({"response_format": {"type": "json_schema", "json_schema": {"schema": 5}}}, "response_format.json_schema.schema",
         ""),
-    ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"properties": {"a": {"not": {}}}}}}},
-        "response_format.json_schema.schema", ".properties.a.not"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"properties": {"a": {"minLength": -1}}}}}},
+        "response_format.json_schema.schema", ".properties.a.minLength"),
     ({"structured_outputs": {}}, "structured_outputs", "regex"),
     ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs.choice", "structured_outputs.regex"),
     ({"structured_outputs": {"regex": "([a-z"}}, "structured_outputs.regex", "unclosed"),
@@ -54,7 +54,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"structured_outputs": {"choice": []}}, "structured_outputs.choice", ""),
     ({"guided_json": SCHEMA, "guided_regex": "a"}, "guided_regex", "guided_json"),
     ({"grammar": "root ::= ("}, "grammar", "`root`"),
-    ({"json_schema": {"type": "decimal"}}, "json_schema", "json_schema.type"),
+    ({"json_schema": {"type": "colour"}}, "json_schema", "json_schema.type"),
 ]  # fmt: skip
 
 

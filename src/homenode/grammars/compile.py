@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import threading
 from collections import OrderedDict
@@ -13,6 +14,7 @@ import msgspec
 from homenode.errors import UserError
 from homenode.grammars.field_path import FieldPath, shown
 from homenode.grammars.gbnf import gbnf_lark
+from homenode.grammars.kept_schema import KeptSchema, kept_schema
 from homenode.grammars.literal import lark_literal
 from homenode.grammars.matcher import grammar_fault, try_grammar_text
 from homenode.grammars.schema_blame import blamed_part
@@ -43,10 +45,12 @@ _KEPT = 256
 @dataclass(frozen=True)
 class CompiledGrammar:
     """`text`: a grammar in Lark, in the dialect of llguidance, with the rule `start`; what `SamplingParams.grammar`
-    carries. As `%lark { ... }` it can be a part of another.
+    carries. As `%lark { ... }` it can be a part of another. `left_out`: places of words of a schema that it does not
+    keep.
     """
 
     text: str
+    left_out: tuple[FieldPath, ...] = ()
 
 
 class _Memory:
@@ -83,7 +87,7 @@ def compile_grammar(spec: GrammarSpec, vocabulary: Vocabulary, param: str) -> Co
     found = _memory.find(key)
     if found is None:
         try:
-            found = CompiledGrammar(_tried_lark(spec, vocabulary, FieldPath(param)))
+            found = _tried(spec, vocabulary, FieldPath(param))
         except UserError as error:
             found = error
         _memory.keep(key, found)
@@ -119,20 +123,40 @@ def _encoded(spec: GrammarSpec, place: FieldPath) -> bytes:
     return asked
 
 
-def _tried_lark(spec: GrammarSpec, vocabulary: Vocabulary, place: FieldPath) -> str:
-    text = _lark(spec, place)
+def keep_schema(schema: Any, place: FieldPath, *, strict: bool) -> KeptSchema:
+    """What grammars keep of a schema. UserError for one that is too large, or of which something strict is not kept."""
+    document = SchemaDocument(schema, place)
+    document.check_size()
+    return kept_schema(document, functools.cache(_pattern_fault), strict=strict)
+
+
+def _tried(spec: GrammarSpec, vocabulary: Vocabulary, place: FieldPath) -> CompiledGrammar:
+    left_out: list[FieldPath] = []
+    text = _lark(spec, place, left_out)
     try:
         try_grammar_text(vocabulary, text)
     except ValueError as error:
         fault = str(error)
         if isinstance(spec, JsonSchema):
-            place, fault = blamed_part(SchemaDocument(spec.schema, place), fault)
+            document = SchemaDocument(keep_schema(spec.schema, place, strict=spec.strict).schema, place)
+            place, fault = blamed_part(document, fault)
+            text = f"start: {json_lark(written_schema(document, strict=spec.strict), lenient=True)}"
+            if not spec.strict and _is_kept(vocabulary, text):
+                return CompiledGrammar(text, (*left_out, place))
         raise place.refusal(f"this cannot be kept: {fault}") from None
-    return text
+    return CompiledGrammar(text, tuple(dict.fromkeys(left_out)))
 
 
-def _lark(spec: GrammarSpec, place: FieldPath) -> str:
-    """A whole grammar. UserError that names the place."""
+def _is_kept(vocabulary: Vocabulary, text: str) -> bool:
+    try:
+        try_grammar_text(vocabulary, text)
+    except ValueError:
+        return False
+    return True
+
+
+def _lark(spec: GrammarSpec, place: FieldPath, left_out: list[FieldPath]) -> str:
+    """A whole grammar; what it does not keep is added to `left_out`. UserError that names the place."""
     match spec:
         case Lark(text):
             _check_text(text, place)
@@ -143,20 +167,21 @@ def _lark(spec: GrammarSpec, place: FieldPath) -> str:
             _check_text(text, place)
             return gbnf_lark(text, place)
         case StructuralTag(description):
-            return structural_tag_lark(description, _tag_content, place)
+            return structural_tag_lark(description, functools.partial(_tag_content, left_out), place)
         case Choice(texts):
             return _choice_lark(texts, place)
-    return f"start: {_body(spec, place)}"
+    return f"start: {_body(spec, place, left_out)}"
 
 
-def _body(spec: JsonObject | JsonSchema | Regex, place: FieldPath) -> str:
+def _body(spec: JsonObject | JsonSchema | Regex, place: FieldPath, left_out: list[FieldPath]) -> str:
     """The body of a rule."""
     match spec:
         case JsonObject():
             return json_lark({"type": "object"})
         case JsonSchema(schema, strict):
-            document = SchemaDocument(schema, place)
-            check_schema(document, _pattern_fault, strict=strict)
+            kept = keep_schema(schema, place, strict=strict)
+            document = SchemaDocument(kept.schema, place)
+            left_out += [*kept.left_out, *check_schema(document, _pattern_fault, strict=strict)]
             return json_lark(written_schema(document, strict=strict))
         case Regex(pattern):
             _check_text(pattern, place)
@@ -180,13 +205,13 @@ def _regex_body(pattern: str, place: FieldPath) -> str:
     return body
 
 
-def _tag_content(kind: str, value: Any, place: FieldPath) -> str:
+def _tag_content(left_out: list[FieldPath], kind: str, value: Any, place: FieldPath) -> str:
     """The body of a rule for what a tag holds."""
     if kind == "json_schema":
-        return _body(JsonSchema(value), place)
+        return _body(JsonSchema(value), place, left_out)
     if kind == "regex":
-        return _body(Regex(value), place)
-    return f"%lark {{\n{_lark(grammar_text_spec(value), place)}\n}}"
+        return _body(Regex(value), place, left_out)
+    return f"%lark {{\n{_lark(grammar_text_spec(value), place, left_out)}\n}}"
 
 
 def _pattern_fault(pattern: str) -> str | None:

@@ -34,6 +34,12 @@ class FieldPath:
             place = place.parent
         return found[::-1]
 
+    @property
+    def name(self) -> str:
+        """The word at this place, with that before it: a property's name before what is said of it."""
+        steps = self.steps()
+        return ".".join(map(str, steps[-2:])) if steps else self.param
+
     def __str__(self) -> str:
         text = self.param + "".join(map(_written, self.steps()))
         if len(text) <= _LONGEST:

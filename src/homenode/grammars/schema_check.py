@@ -40,9 +40,10 @@ _MOST_OPTIONS = 64  # of oneOf, that are compared with each other
 PatternFault = Callable[[str], str | None]
 
 
-def check_schema(document: SchemaDocument, pattern_fault: PatternFault, *, strict: bool) -> None:
+def check_schema(document: SchemaDocument, pattern_fault: PatternFault, *, strict: bool) -> list[FieldPath]:
     """UserError for the first thing that cannot be kept. `pattern_fault`: why a regular expression is none, None if it
-    is one. `strict`: formats that cannot be kept are refused, too.
+    is one. `strict`: formats that cannot be kept and options that do not exclude each other are refused, too; else the
+    places of such options are given.
     """
     document.check_size()
     check = _Check(document, pattern_fault, strict)
@@ -52,6 +53,7 @@ def check_schema(document: SchemaDocument, pattern_fault: PatternFault, *, stric
         if isinstance(node, dict):
             check.part(node, place)
     check_endings(document)
+    return check.overlapping
 
 
 class _Check:
@@ -60,6 +62,7 @@ class _Check:
     def __init__(self, document: SchemaDocument, pattern_fault: PatternFault, strict: bool) -> None:
         self._document, self._pattern_fault, self._strict = document, pattern_fault, strict
         self._values = SchemaValues(document)
+        self.overlapping: list[FieldPath] = []
         self._patterns: dict[str, str | None] = {}
         self._until = time.monotonic() + _LONGEST_S
 
@@ -137,13 +140,24 @@ class _Check:
     def _check_options(self, node: dict[str, Any], place: FieldPath) -> None:
         """Of oneOf no two may take the same value: the grammar could not tell that only one of them does."""
         options = node.get("oneOf", [])
-        if len(options) > _MOST_OPTIONS:
+        if len(options) > _MOST_OPTIONS and self._strict:
             raise (place / "oneOf").refusal(f"these are more than {_MOST_OPTIONS}; say anyOf")
+        if len(options) > _MOST_OPTIONS or (found := self._overlap(options)) is None:
+            self.overlapping += [place / "oneOf"] if len(options) > _MOST_OPTIONS else []
+            return
+        index, other = found
+        if self._strict:
+            text = f"a value may fit this and [{other}] as well, which oneOf forbids; say anyOf"
+            raise (place / "oneOf" / index).refusal(text)
+        self.overlapping.append(place / "oneOf")
+
+    def _overlap(self, options: list[Any]) -> tuple[int, int] | None:
+        """Two options that may take the same value."""
         for index, option in enumerate(options):
             for other in range(index):
                 if not self._values.disjoint(options[other], option):
-                    text = f"a value may fit this and [{other}] as well, which oneOf forbids; say anyOf"
-                    raise (place / "oneOf" / index).refusal(text)
+                    return index, other
+        return None
 
 
 def _check_forms(node: dict[str, Any], place: FieldPath) -> None:

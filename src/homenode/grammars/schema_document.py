@@ -13,9 +13,9 @@ DEEPEST_JSON = 120  # values within each other, below what llguidance's reader o
 DEEPEST_SCHEMA = 200  # schemas within each other, references followed
 
 ALTERNATIVES = ("anyOf", "oneOf")
-_NAMED = ("properties", "patternProperties")
-_LISTS = ("prefixItems", "allOf", *ALTERNATIVES)
-_SINGLE = ("additionalProperties", "additionalItems", "items")
+NAMED = ("properties", "patternProperties")
+LISTS = ("prefixItems", "allOf", *ALTERNATIVES)
+SINGLE = ("additionalProperties", "additionalItems", "items")
 
 
 class SchemaDocument:
@@ -81,12 +81,12 @@ class SchemaDocument:
 
 def children(node: dict[str, Any], place: FieldPath) -> Iterator[tuple[Any, FieldPath]]:
     """The schemas directly within one. What has not the form of any is left out."""
-    for word in _NAMED:
+    for word in NAMED:
         if isinstance(named := node.get(word), dict):
             yield from ((child, place / word / name) for name, child in named.items())
-    for word in _SINGLE:
+    for word in SINGLE:
         if word in node and not isinstance(node[word], list):
             yield node[word], place / word
-    for word in (*_LISTS, "items"):
+    for word in (*LISTS, "items"):
         if isinstance(listed := node.get(word), list):
             yield from ((child, place / word / index) for index, child in enumerate(listed))

@@ -31,10 +31,13 @@ def written_schema(document: SchemaDocument, *, strict: bool) -> Any:
     return _SchemaWriter(closes=not _combines(document), empty=strict).written(document.root)
 
 
-def json_lark(schema: Any) -> str:
-    """The body of a rule of Lark: JSON that fits a schema as llguidance knows them."""
+def json_lark(schema: Any, *, lenient: bool = False) -> str:
+    """The body of a rule of Lark: JSON that fits a schema as llguidance knows them. `lenient`: words that it cannot
+    keep where they stand are passed over.
+    """
     written = schema if isinstance(schema, dict) else {"anyOf": [schema]}
-    return f"%json {msgspec.json.encode({**written, 'x-guidance': {'whitespace_pattern': _BLANKS}}).decode()}"
+    settings = {"whitespace_pattern": _BLANKS, **({"lenient": True} if lenient else {})}
+    return f"%json {msgspec.json.encode({**written, 'x-guidance': settings}).decode()}"
 
 
 def _combines(document: SchemaDocument) -> bool:
@@ -93,8 +96,12 @@ class _SchemaWriter:
             return node
         found = {word: self._of_word(word, value) for word, value in node.items() if not _is_remark(word, value)}
         found = _with_bounds(found)
-        if "oneOf" in found and "anyOf" not in found:
-            found = {"anyOf" if word == "oneOf" else word: value for word, value in found.items()}
+        if "oneOf" in found:
+            options = found.pop("oneOf")
+            if "anyOf" in found:
+                found["allOf"] = [*found.get("allOf", ()), {"anyOf": options}]
+            else:
+                found["anyOf"] = options
         if self._closes and (found.get("properties") or (self._empty and "properties" in found)) and _may_close(found):
             found["additionalProperties"] = False
         return found

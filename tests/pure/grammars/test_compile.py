@@ -132,7 +132,7 @@ def test_words_of_schemas_may_be_names() -> None:
         (StructuralTag({"type": "structural_tag"}), ["field", "format"]),
         (tag(type="poem"), ["field.format", '"poem"', "triggered_tags"]),
         (tag(type="tag", begin=1, end=""), ["field.format.begin"]),
-        (tag(type="sequence", elements=[{"type": "json_schema", "json_schema": {"type": "decimal"}}]),
+        (tag(type="sequence", elements=[{"type": "json_schema", "json_schema": {"type": "colour"}}]),
             ["field.format.elements[0].json_schema.type"]),
         (StructuralTag({**TAGS, "triggers": ["<other"]}), ["field.structures[0].begin", "triggers"]),
         (JsonSchema({"enum": ["a" * 2**20]}), ["field", "1048576"]),

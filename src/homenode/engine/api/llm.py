@@ -335,8 +335,10 @@ class LLM:
                 0,
             )  # which of them is the same
             self._vocabulary = Vocabulary(self.tokenizer, size, ends)
-        grammar = compile_grammar(output, self._vocabulary, "output").text
-        return [msgspec.structs.replace(each, grammar=grammar) for each in params]
+        grammar = compile_grammar(output, self._vocabulary, "output")
+        for place in grammar.left_out:
+            _LOG.warning("answers are not bound to `%s` of a schema", place)
+        return [msgspec.structs.replace(each, grammar=grammar.text) for each in params]
 
     def _prompts(self, prompts: Prompt | Sequence[Prompt]) -> list[list[int]]:
         """Token ids of every prompt. One prompt as such, text or ids, is a list of one."""

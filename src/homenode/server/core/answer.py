@@ -18,7 +18,7 @@ from homenode.server.core.message_reader import JoinedMessage, MessageEvent, joi
 from homenode.server.core.state import ServerState
 from homenode.server.http.exchange import unless_gone
 from homenode.server.http.failures import ApiError
-from homenode.server.http.ignored import note_left_out
+from homenode.server.http.ignored import note_left_out, note_not_kept
 from homenode.server.http.sse import EVENTS, LINES, EventStream, StreamForm
 from homenode.server.keys.told_usage import USAGE_HEADER, ToldUsage
 
@@ -81,11 +81,19 @@ async def respond_conversation(
     """The response with messages. `form`: of a stream; `opening`: what it begins with where its first event takes long.
     `before_end`: awaited when the whole answer is written, before the last of it is sent. Raises as `respond`.
     """
-    note_left_out(request, conversation.left_out)
+    note_conversation(request, conversation)
     source = _Source(conversation.generation, conversation.events, join_message)
     return await _respond(
         state, request, source, answer, stream=stream, form=form, before_end=before_end, opening=opening
     )
+
+
+def note_conversation(request: Request, conversation: Conversation) -> None:
+    """Tell what of a conversation is not shown to the model, and what of schemas is not kept. Raises ApiError 400 where
+    the server is told to refuse that.
+    """
+    note_left_out(request, conversation.left_out)
+    note_not_kept(request, conversation.not_kept)
 
 
 async def _respond(

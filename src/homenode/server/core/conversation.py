@@ -14,6 +14,8 @@ from homenode.chat.conversation_prompt import TemplateConversation, begun_answer
 from homenode.chat.offer import ToolOffer, ToolUse
 from homenode.chat.sent_texts import SentText
 from homenode.chat.switches import same_switch, thinking_values
+from homenode.grammars.compile import CompiledGrammar
+from homenode.grammars.field_path import FieldPath
 from homenode.grammars.spec import GrammarSpec
 from homenode.sampling import SamplingParams
 from homenode.server.core.generation import Generation
@@ -84,10 +86,16 @@ class Conversation:
     """The answers to a conversation, whose generation has not begun before `events` is read."""
 
     def __init__(
-        self, generation: Generation, readers: Sequence[MessageReader], left_out: Sequence[SentText] = ()
+        self,
+        generation: Generation,
+        readers: Sequence[MessageReader],
+        left_out: Sequence[SentText] = (),
+        not_kept: Sequence[FieldPath] = (),
     ) -> None:
-        """`readers`: of the choices, in order. `left_out`: what of the request the prompt does not show."""
-        self.generation, self._readers, self.left_out = generation, readers, left_out
+        """`readers`: of the choices, in order. `left_out`: what of the request the prompt does not show. `not_kept`:
+        words of schemas that the answer is not bound to.
+        """
+        self.generation, self._readers, self.left_out, self.not_kept = generation, readers, left_out, not_kept
 
     @property
     def thought_tokens(self) -> int:
@@ -119,7 +127,7 @@ async def begin_conversation(state: ServerState, request: ConversationRequest) -
         state,
         GenerationRequest(
             prompts=(prompt,),
-            sampling=msgspec.structs.replace(request.sampling, grammar=grammar),
+            sampling=msgspec.structs.replace(request.sampling, grammar=grammar and grammar.text),
             max_tokens=request.max_tokens,
             skip_special_tokens=request.skip_special_tokens,
             shown_tokens=formats.marks if reads else frozenset(),
@@ -132,10 +140,10 @@ async def begin_conversation(state: ServerState, request: ConversationRequest) -
         ),
     )
     readers = [_reader(request, formats, text.text, reads) for _ in generation.sequences]
-    return Conversation(generation, readers, text.left_out)
+    return Conversation(generation, readers, text.left_out, grammar.left_out if grammar else ())
 
 
-async def conversation_grammar(state: ServerState, request: ConversationRequest, prompt: str) -> str | None:
+async def conversation_grammar(state: ServerState, request: ConversationRequest, prompt: str) -> CompiledGrammar | None:
     """What the answer to `prompt`, the text of the conversation, is bound to; None: nothing. Raises ApiError 400."""
     return await message_grammar(
         state,

@@ -6,13 +6,17 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
+from typing import Any, TypeVar
 
-from homenode.grammars.compile import CompiledGrammar, compile_grammar, try_grammar
+from homenode.grammars.compile import CompiledGrammar, compile_grammar, keep_schema, try_grammar
+from homenode.grammars.field_path import FieldPath
+from homenode.grammars.kept_schema import KeptSchema
 from homenode.grammars.spec import GrammarSpec
 from homenode.grammars.vocabulary import Vocabulary
 from homenode.server.http.failures import ApiError
 from homenode.server.interfaces.tokenizer import TokenizerLike
 
+Result = TypeVar("Result")
 _THREADS = 2
 _TIMEOUT_S = 8.0
 _ANY_TOKEN = 0  # stands for the end of answers where only the engine's files name it: what fits is the same
@@ -42,22 +46,26 @@ class GrammarWork:
         ids = sorted({*self._tokenizer.special_token_ids} - {*vocabulary.end_tokens})
         return {self._tokenizer.token_text(token): token for token in ids if token < self._vocab_size}
 
-    async def compile(self, spec: GrammarSpec, param: str) -> str:
+    async def compile(self, spec: GrammarSpec, param: str) -> CompiledGrammar:
         """The grammar of `spec`, which came by the field `param`, for `SamplingParams.grammar`. Raises UserError, and
         ApiError 400 for one that takes too long.
         """
         vocabulary = self.vocabulary
         return await self._within_time(lambda: compile_grammar(spec, vocabulary, param), param)
 
+    async def keep(self, schema: Any, param: str, *, strict: bool) -> KeptSchema:
+        """What grammars keep of a schema. Raises as `compile`."""
+        return await self._within_time(lambda: keep_schema(schema, FieldPath(param), strict=strict), param)
+
     async def tried(self, text: str, param: str) -> str:
         """The grammar `text`, which was written here for a request with the field `param`. Raises as `compile`."""
         vocabulary = self.vocabulary
-        return await self._within_time(lambda: try_grammar(text, vocabulary, param), param)
+        return (await self._within_time(lambda: try_grammar(text, vocabulary, param), param)).text
 
-    async def _within_time(self, work: Callable[[], CompiledGrammar], param: str) -> str:
+    async def _within_time(self, work: Callable[[], Result], param: str) -> Result:
         running = asyncio.get_running_loop().run_in_executor(self._pool, work)
         try:
-            return (await asyncio.wait_for(running, _TIMEOUT_S)).text
+            return await asyncio.wait_for(running, _TIMEOUT_S)
         except TimeoutError:
             text = (
                 f"`{param}`: the grammar is not ready after {_TIMEOUT_S:g} seconds; ask for less, or for less at once"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from homenode.chat.custom_tools import Syntax
 from homenode.errors import UserError
+from homenode.grammars.compile import CompiledGrammar
 from homenode.grammars.spec import GrammarSpec, Lark, Regex
 from homenode.server.core.state import ServerState
 from homenode.server.http.failures import ApiError
 
 
-async def grammar_of(state: ServerState, spec: GrammarSpec, param: str) -> str:
+async def grammar_of(state: ServerState, spec: GrammarSpec, param: str) -> CompiledGrammar:
     """The grammar for `SamplingParams.grammar`, compiled off the event loop. `param`: the field that `spec` came by.
 
     Raises ApiError 400, which names the place below `param`, for what cannot be kept.

@@ -10,6 +10,8 @@ from typing import Any
 from homenode.chat.call_grammar import binds_calls, call_grammar
 from homenode.chat.offer import ToolOffer
 from homenode.errors import UserError
+from homenode.grammars.compile import CompiledGrammar
+from homenode.grammars.field_path import FieldPath
 from homenode.grammars.schema_grammar import bounded_schema
 from homenode.grammars.spec import GrammarSpec, JsonSchema
 from homenode.server.core.grammars import grammar_of
@@ -28,7 +30,7 @@ async def message_grammar(
     output_param: str = "response_format",
     thinking_budget: int | None = None,
     begun: str = "",
-) -> str | None:
+) -> CompiledGrammar | None:
     """For `SamplingParams.grammar`; None where nothing is bound. `prompt`: the rendered conversation. `output`: what
     the content has to be, which came by the field `output_param`. `begun`: the beginning of the answer, with which the
     prompt ends.
@@ -38,34 +40,39 @@ async def message_grammar(
     content = None if output is None else await grammar_of(state, output, output_param)
     if offer is None and thinking_budget is None and not formats.has_thoughts:
         return content
+    left_out = [] if content is None else [*content.left_out]
     if offer is not None and binds_calls(offer):
-        await _try_parameters(state, offer)
+        offer = dataclasses.replace(offer, tools=await _kept_tools(state, offer, left_out))
     param = output_param if output is not None else "tools" if offer is not None else "thinking_token_budget"
     try:
         message = call_grammar(
             formats.chosen,
-            None if offer is None else dataclasses.replace(offer, tools=[_with_bounds(tool) for tool in offer.tools]),
+            offer,
             prompt=prompt,
             begun=begun,
             thinking_budget=thinking_budget,
-            output=content,
+            output=content.text if content else None,
             special_tokens=state.grammars.special_tokens if content or offer or thinking_budget is not None else None,
         )
-        return None if message is None else await state.grammars.tried(message, param)
+        if message is None:
+            return None
+        return CompiledGrammar(await state.grammars.tried(message, param), tuple(left_out))
     except UserError as error:
         raise ApiError(400, error.message, param=error.param or param, code="invalid_value") from None
 
 
-def _with_bounds(tool: dict[str, Any]) -> dict[str, Any]:
-    function = tool["function"]
-    return {**tool, "function": {**function, "parameters": bounded_schema(function.get("parameters"))}}
-
-
-async def _try_parameters(state: ServerState, offer: ToolOffer) -> None:
-    """Compile the schemas that calls are bound to one by one, so that what is wrong with one is told with its place."""
+async def _kept_tools(state: ServerState, offer: ToolOffer, left_out: list[FieldPath]) -> list[dict[str, Any]]:
+    """The tools with what grammars keep of their schemas. Those that calls are bound to are compiled one by one, so
+    that what is wrong with one is told with its place; what is not kept of them is added to `left_out`.
+    """
+    tools = []
     for number, tool in enumerate(offer.tools):
-        function = tool["function"]
-        strict = bool(function.get("strict"))
+        function, param = tool["function"], f"tools[{number}].function.parameters"
+        schema, strict = function.get("parameters"), bool(function.get("strict"))
         bound = strict if not offer.must_call else offer.named in (None, function["name"])
-        if bound and function.get("parameters"):
-            await grammar_of(state, JsonSchema(function["parameters"], strict), f"tools[{number}].function.parameters")
+        if schema and bound:
+            left_out += (await grammar_of(state, JsonSchema(schema, strict), param)).left_out
+        if schema:
+            schema = (await state.grammars.keep(schema, param, strict=strict)).schema
+        tools.append({**tool, "function": {**function, "parameters": bounded_schema(schema)}})
+    return tools

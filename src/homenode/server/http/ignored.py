@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from starlette.requests import Request
 
 from homenode.chat.sent_texts import SentText
+from homenode.grammars.field_path import FieldPath
 from homenode.server.http.failures import ApiError
 
 HEADER = b"x-homenode-ignored"
@@ -48,6 +49,13 @@ class IgnoredNames:
         told = None if sent.by_template else "the chat template does not show `%s` of a request; this is told once"
         self._tell(request, sent.name, told)
 
+    def note_not_kept(self, request: Request, place: FieldPath) -> None:
+        """As `note_not_kept` below."""
+        if self._strict:
+            text = f"`{place}`: this cannot be kept, and --strict-requests forbids to leave it out"
+            raise ApiError(400, text, param=place.param, code="invalid_value")
+        self._tell(request, place.name, "answers are not bound to `%s` of a schema; this is told once")
+
     def _tell(self, request: Request, name: str, line: str | None) -> None:
         """In the header of the answer, and the first time as a `line` of the log."""
         shown = _STRANGE.sub("_", name[:_LONGEST_NAME]) or "_"  # a name may be empty, an entry of a header not
@@ -75,6 +83,13 @@ def note_left_out(request: Request, left_out: Iterable[SentText]) -> None:
     names: IgnoredNames = request.state.ignored_names
     for sent in left_out:
         names.note_left_out(request, sent)
+
+
+def note_not_kept(request: Request, places: Iterable[FieldPath]) -> None:
+    """Tell which words of schemas answers are not bound to. Raises as `note_ignored`."""
+    names: IgnoredNames = request.state.ignored_names
+    for place in places:
+        names.note_not_kept(request, place)
 
 
 def ignored_headers(request: Request) -> list[tuple[bytes, bytes]]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from homenode.grammars.field_path import FieldPath
 from homenode.server.apis.ollama.answer import generate_line, loaded
 from homenode.server.apis.ollama.asked import (
     answered,
@@ -113,8 +115,10 @@ def _templated(state: ServerState, body: OllamaGenerateRequest, messages: list[d
 async def _raw(state: ServerState, body: OllamaGenerateRequest, prompt: str) -> Conversation:
     """The prompt as the model sees it, or what comes before a middle; all that it writes is the response."""
     sampling = sampling_of(body)
+    not_kept: Sequence[FieldPath] = ()
     if (output := output_of(body)) is not None:
-        sampling = msgspec.structs.replace(sampling, grammar=await grammar_of(state, output, "format"))
+        grammar = await grammar_of(state, output, "format")
+        sampling, not_kept = msgspec.structs.replace(sampling, grammar=grammar.text), grammar.left_out
     check_limits(state, 1, sampling)
     async with state.text_work.reserve(texts_memory([prompt, body.suffix or ""])):
         if body.suffix:
@@ -134,4 +138,4 @@ async def _raw(state: ServerState, body: OllamaGenerateRequest, prompt: str) -> 
             kv_transfer=body.kv_transfer_params,
         ),
     )
-    return Conversation(generation, [MessageReader(None)])
+    return Conversation(generation, [MessageReader(None)], not_kept=not_kept)

@@ -28,7 +28,7 @@ from homenode.server.apis.responses.output import ResponseObject
 from homenode.server.apis.responses.output_builder import OutputBuilder
 from homenode.server.apis.responses.request import HINTS, ResponsesRequest
 from homenode.server.apis.responses.tools import OfferedTools
-from homenode.server.core.answer import respond_conversation
+from homenode.server.core.answer import note_conversation, respond_conversation
 from homenode.server.core.response_store import StoredResponse, new_response_id
 from homenode.server.core.setting_fields import given_settings
 from homenode.server.core.state import ServerState
@@ -67,6 +67,7 @@ async def create_response(state: ServerState, request: Request) -> Response:
         return _failed_response(_response(state, body, model), error)
 
     if body.background:
+        note_conversation(request, answer.conversation)
         request_id = str(request.state.request_id)
         items = await state.text_work.run(history.kept, work_items(history.size))
         return await answer_in_background(state, answer, items, caller().name, request_id)

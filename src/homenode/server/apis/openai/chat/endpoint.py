@@ -39,7 +39,7 @@ from homenode.server.core.state import ServerState
 from homenode.server.core.text_work import memory_of
 from homenode.server.http.decoding import decode_as
 from homenode.server.http.exchange import read_json, unless_gone_early
-from homenode.server.http.ignored import note_left_out
+from homenode.server.http.ignored import note_left_out, note_not_kept
 
 
 class AppliedTemplate(Struct):
@@ -76,7 +76,8 @@ async def apply_template(state: ServerState, request: Request) -> Response:
 async def _applied(state: ServerState, request: Request, asked: ConversationRequest) -> bytes:
     text = await conversation_text(state, asked)
     note_left_out(request, text.left_out)
-    await conversation_grammar(state, asked, text.text)  # what a chat would refuse is refused here, too
+    grammar = await conversation_grammar(state, asked, text.text)  # what a chat would refuse is refused here, too
+    note_not_kept(request, grammar.left_out if grammar else ())
     ids: list[int] = []
     async with state.text_work.reserve(memory_of(text.text)):
         encoded = state.tokenizer.encode_chat_pieces(text.text, asked.add_special_tokens, text.hidden)

@@ -27,6 +27,7 @@ from homenode.server.core.state import ServerState
 from homenode.server.http.decoding import decode_as
 from homenode.server.http.exchange import read_json, unless_gone_early
 from homenode.server.http.failures import ApiError
+from homenode.server.http.ignored import note_not_kept
 
 _DEFAULT_MAX_TOKENS = 16
 _decode = decode_as(CompletionRequest, HINTS)
@@ -36,13 +37,13 @@ async def completions(state: ServerState, request: Request) -> Response:
     """Continue one or several prompts."""
     body = await read_json(state, request, _decode)
     model = state.model(body.model)
-    generation = await unless_gone_early(request, _begin(state, body))
+    generation = await unless_gone_early(request, _begin(state, request, body))
     return await respond(
         state, request, generation, CompletionFormat(state, body, model, generation), stream=bool(body.stream)
     )
 
 
-async def _begin(state: ServerState, body: CompletionRequest) -> Generation:
+async def _begin(state: ServerState, request: Request, body: CompletionRequest) -> Generation:
     if body.best_of not in (None, 1, body.n):
         text = (
             f"`best_of` is {body.best_of} and `n` is {body.n or 1}: ask for several choices with `n` and pick one "
@@ -56,7 +57,9 @@ async def _begin(state: ServerState, body: CompletionRequest) -> Generation:
     sampling = msgspec.structs.replace(sampling_of(body), logprobs=body.logprobs, prompt_logprobs=scores)
     check_limits(state, len(prompts), sampling)
     if (output := output_of(body)) is not None:
-        sampling = msgspec.structs.replace(sampling, grammar=await grammar_of(state, *output))
+        grammar = await grammar_of(state, *output)
+        note_not_kept(request, grammar.left_out)
+        sampling = msgspec.structs.replace(sampling, grammar=grammar.text)
     async with state.text_work.reserve(texts_memory([*prompts, body.suffix or ""])):
         if body.suffix:
             if body.echo:
@@ -69,7 +72,7 @@ async def _begin(state: ServerState, body: CompletionRequest) -> Generation:
                 state, prompts, "prompt", add_special_tokens=body.add_special_tokens is not False, n=sampling.n
             )
         max_tokens = _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
-        request = generation_request(
+        asked = generation_request(
             body,
             encoded,
             sampling,
@@ -77,7 +80,7 @@ async def _begin(state: ServerState, body: CompletionRequest) -> Generation:
             echo=bool(body.echo),
             shows_stop=bool(body.include_stop_str_in_output),
         )
-        return await begin(state, request)
+        return await begin(state, asked)
 
 
 def _tighten(components: dict[str, Any], state: ServerState) -> None:
