@@ -40,13 +40,13 @@ def kept_schema(document: SchemaDocument, pattern_fault: PatternFault, *, strict
     """What is kept of a schema whose size was checked. `pattern_fault`: why a regular expression cannot be kept, None
     if it can be. `strict`: nothing is left out that says anything; whoever checks the schema refuses it.
     """
-    keeper = _Keeper(document, pattern_fault, strict)
-    schema = keeper.kept(document.root, document.place)
-    return KeptSchema(schema, tuple(keeper.left_out))
+    reducer = _SchemaReducer(document, pattern_fault, strict)
+    schema = reducer.kept(document.root, document.place)
+    return KeptSchema(schema, tuple(reducer.left_out))
 
 
-class _Keeper:
-    """Copies one document."""
+class _SchemaReducer:
+    """Copies the schemas of one document, less what is not kept."""
 
     def __init__(self, document: SchemaDocument, pattern_fault: PatternFault, strict: bool) -> None:
         self._document, self._pattern_fault, self._strict = document, pattern_fault, strict
