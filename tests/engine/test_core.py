@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import Any
@@ -93,9 +94,10 @@ def running(
     lookahead: int = 1,
     refuses: Callable[[ToFront], bool] = lambda message: False,
     figures: Callable[[], dict[str, Any]] = dict,
+    grammars: Callable[[str], Future[None] | None] = lambda grammar: None,
 ) -> Iterator[Front]:
     runner = ScriptedRunner(fault, gate)
-    executor = InlineExecutor(runner, LIMITS, figures)
+    executor = InlineExecutor(runner, LIMITS, figures, prepare_grammar=grammars)
     scheduler = Scheduler(
         config or SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=64),
         KvConfig(block_size=32),

@@ -17,6 +17,7 @@ from homenode.grammars.spec import GrammarSpec, Lark, Regex
 from homenode.grammars.vocabulary import Vocabulary
 from homenode.sampling import SamplingParams
 from tests.pure.grammars.vocabularies import BYTES, END, ByteTexts
+from tests.waiting import PATIENCE_S
 
 SIZE = 300
 
@@ -207,3 +208,15 @@ def test_what_cannot_take_tokens_back_is_cut_as_it_is(bound: Bound) -> None:
         assert bound.masks.keep_ends(slots, np.array([token], np.int32)) == {}
         bound.draw(1, token)
     assert bound.allowed(1) == [{ord("!")}]
+
+
+def test_a_grammar_is_made_before_anybody_comes_with_it(bound: Bound) -> None:
+    grammar = compile_grammar(Regex("ab?"), BYTES, "field").text
+    made = bound.masks.prepare(grammar)
+    assert made is not None
+    made.result(PATIENCE_S)
+    assert bound.masks.prepare(grammar) is None
+    bound.start(1, grammar)
+    assert bound.allowed(1) == [set(b"a")]
+    wrong = bound.masks.prepare("start: nothing")
+    assert wrong is not None and isinstance(wrong.exception(PATIENCE_S), ValueError)

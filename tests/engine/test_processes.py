@@ -334,3 +334,28 @@ def test_a_worker_that_reads_another_model_ends_the_engine(
         driver.executor.result(PATIENCE_S)
     assert lost.value.fatal and str(tmp_path) in lost.value.message
     assert not driver.executor.serving
+
+
+@pytest.mark.parametrize(("stages", "ranks"), [(2, 1), (1, 2)])
+def test_a_grammar_is_ready_when_all_who_draw_have_it(drive: Callable[..., Driver], stages: int, ranks: int) -> None:
+    driver, ready = drive(stages, ranks), SimpleQueue[str]()
+    for grammar in ("known", "new"):
+        assert driver.executor.prepare_grammar(grammar, lambda grammar=grammar: ready.put(grammar))  # type: ignore[misc]
+        assert ready.get(timeout=PATIENCE_S) == grammar
+        assert not driver.executor.prepare_grammar(grammar, lambda: ready.put("again"))
+    driver.run(3)
+    assert ready.empty()
+
+
+def test_nobody_waits_for_the_grammar_of_a_lost_worker(drive: Callable[..., Driver]) -> None:
+    driver, ready = drive(2, 1), SimpleQueue[str]()
+    assert driver.executor.prepare_grammar("never", lambda: ready.put("never"))
+    driver.run(2)
+    assert ready.empty()
+    os.kill(driver.pids()[1], signal.SIGKILL)
+    assert ready.get(timeout=PATIENCE_S) == "never"
+    with pytest.raises(StepsLostError):
+        driver.executor.result(PATIENCE_S)
+    driver.await_serving()
+    assert driver.executor.prepare_grammar("new", lambda: ready.put("new"))
+    assert ready.get(timeout=PATIENCE_S) == "new"

@@ -1,4 +1,5 @@
-"""No request keeps the event loop, however large it is: a watchdog measures the CPU time of each call of the loop."""
+"""No request keeps the event loop, however large it is: a watchdog measures the CPU time of each call of the loop, and
+how long other threads keep the interpreter from it."""
 
 from __future__ import annotations
 
@@ -24,6 +25,7 @@ from tests.server.conftest import Running, Start
 from tests.server.fakes import ScriptedClient
 
 MOST_S = 0.2
+KEPT_S = 0.3  # twice what a step takes at most by default
 BODY = 16 * 2**20 - 1024
 CONTEXT = 131072
 WORDS = "The quick brown fox jumps over the lazy dog. "
@@ -45,6 +47,38 @@ class Watchdog:
         worst = self.worst, self.what
         self.worst, self.what = 0.0, ""
         return worst
+
+
+class Ticks(threading.Thread):
+    """Wants the interpreter a thousand times a second. `longest()`: CPU seconds that the process spent between two of
+    its turns at most: work of others that keeps the interpreter, whatever else the machine does.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self._worst, self._ends = 0.0, threading.Event()
+
+    def run(self) -> None:
+        before = time.process_time()
+        while not self._ends.wait(0.001):
+            now = time.process_time()
+            self._worst, before = max(self._worst, now - before), now
+
+    def longest(self) -> float:
+        worst, self._worst = self._worst, 0.0
+        return worst
+
+    def end(self) -> None:
+        self._ends.set()
+        self.join()
+
+
+@pytest.fixture(scope="module")
+def ticks() -> Iterator[Ticks]:
+    ticks = Ticks()
+    ticks.start()
+    yield ticks
+    ticks.end()
 
 
 @pytest.fixture(scope="module")
@@ -253,6 +287,30 @@ def test_no_call_of_the_loop_takes_long(name: str, watched: Running, watchdog: W
     watched.client.requests.clear()
     assert answer.status_code == status, answer.text[:300]
     assert 0 < worst < MOST_S, what
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_no_thread_keeps_the_interpreter(name: str, watched: Running, ticks: Ticks) -> None:
+    path, body, status = CASES[name]
+    content = body()
+    content = content if isinstance(content, bytes) else json.dumps(content).encode()
+    found = []
+    while len(found) < 3 and (not found or found[-1] >= KEPT_S):  # a thread beside it may have had no CPU
+        ticks.longest()
+        answer = watched.http.post(path, content=content, headers={"Content-Type": "application/json"})
+        found.append(ticks.longest())
+        watched.client.requests.clear()
+        assert answer.status_code == status, answer.text[:300]
+    assert found[-1] < KEPT_S, found
+
+
+def test_a_thread_that_keeps_the_interpreter_is_seen(ticks: Ticks) -> None:
+    ticks.longest()
+    numbers = [5] * 4_000_000
+    begin = time.process_time()
+    while time.process_time() - begin < 2 * KEPT_S:
+        sum(numbers * 8)  # a single call of C
+    assert ticks.longest() > KEPT_S / 4
 
 
 @pytest.mark.parametrize(

@@ -165,6 +165,21 @@ class MoveThreads(msgspec.Struct, frozen=True, tag=True):
     place: EngineBinding
 
 
+class PrepareGrammar(msgspec.Struct, frozen=True, tag=True):
+    """Engine to worker: have ready what binds sequences by `grammar`; a thread that does not compute answers with
+    `GrammarPrepared`. What fails then fails again in the step that needs it.
+    """
+
+    number: int
+    grammar: str
+
+
+class GrammarPrepared(msgspec.Struct, frozen=True, tag=True):
+    """Worker to engine: it is ready, or cannot be had."""
+
+    number: int
+
+
 class WorkerStepDone(msgspec.Struct, frozen=True, tag=True):
     """Worker to engine: a step is done. Only rank 0 of the last stage gives tokens and scores. `waited`: seconds it
     waited for the stage before it.
@@ -225,5 +240,7 @@ class WorkerFailed(msgspec.Struct, frozen=True, tag=True):
     message: str
 
 
-ToWorker = Join | Lay | Attach | Detach | Pages | MoveThreads | RunStep | Forget | LivenessProbe | Leave
-FromWorker = PartLoading | Fits | Laid | WorkerStepDone | WorkerStepFailed | Alive | WorkerFailed
+ToWorker = (
+    Join | Lay | Attach | Detach | Pages | MoveThreads | PrepareGrammar | RunStep | Forget | LivenessProbe | Leave
+)
+FromWorker = PartLoading | Fits | Laid | GrammarPrepared | WorkerStepDone | WorkerStepFailed | Alive | WorkerFailed

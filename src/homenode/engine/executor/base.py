@@ -78,6 +78,11 @@ class Executor(Protocol):
         submitted later; returns at once. What cannot be taken comes when it is first used.
         """
 
+    def prepare_grammar(self, grammar: str, ready: Callable[[], None]) -> bool:
+        """Have ready what binds a sequence by `grammar`, so that no step waits until it is made. Whether `ready` will
+        be called, on any thread: when it is there, or will not be before a step asks for it. False: it is there.
+        """
+
     def result(self, timeout: float | None = None) -> StepResult | None:
         """The result of the oldest pending step; None when there is none within `timeout` seconds (None: wait for it).
 

@@ -63,6 +63,10 @@ class CountingExecutor:
         """See `Executor.change_pages`."""
         self.inner.change_pages(changes)
 
+    def prepare_grammar(self, grammar: str, ready: Callable[[], None]) -> bool:
+        """See `Executor.prepare_grammar`."""
+        return self.inner.prepare_grammar(grammar, ready)
+
     def submit(self, step: Step) -> None:
         """See `Executor.submit`."""
         self.inner.submit(step)

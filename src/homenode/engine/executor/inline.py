@@ -9,6 +9,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
@@ -65,15 +66,18 @@ class InlineExecutor:
         cpus: Sequence[int] = (),
         change_pages: Callable[[Sequence[PageChange]], None] | None = None,
         move: Callable[[EngineBinding], None] | None = None,
+        prepare_grammar: Callable[[str], Future[None] | None] = lambda grammar: None,
     ) -> None:
         """`change_pages` carries out what becomes of the pages of KV memory; None: they stay as they are. `move` has
-        all threads but this one go to a place; None: they stay where they are.
+        all threads but this one go to a place; None: they stay where they are. `prepare_grammar`: see
+        `GrammarMasks.prepare`.
         """
         self._runner = runner
         self._limits = limits
         self._stats = stats
         self._change_pages, self._move = change_pages, move
         self._tasks: SimpleQueue[Step | _PageChanges | _Move | _Resume | None] = SimpleQueue()
+        self._prepare_grammar = prepare_grammar
         self._results: SimpleQueue[StepResult | StepError] = SimpleQueue()
         self._notify: Callable[[], None] = lambda: None
         self._cpus = tuple(cpus)
@@ -118,6 +122,14 @@ class InlineExecutor:
         """See `MovableExecutor.move`."""
         if self._move is not None:
             self._tasks.put(_Move(places[0]))
+
+    def prepare_grammar(self, grammar: str, ready: Callable[[], None]) -> bool:
+        """See `Executor.prepare_grammar`."""
+        made = self._prepare_grammar(grammar)
+        if made is None:
+            return False
+        made.add_done_callback(lambda _: ready())
+        return True
 
     def result(self, timeout: float | None = None) -> StepResult | None:
         """See `Executor.result`."""

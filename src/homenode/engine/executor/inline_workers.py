@@ -74,6 +74,7 @@ class InlineWorkers:
             cpus=self._planned.binding.places[0] if native else (),
             change_pages=self._change_pages if grows else None,
             move=worker.move if native else None,
+            prepare_grammar=worker.prepare_grammar,
         )
         return self._executor
 

@@ -24,6 +24,7 @@ from homenode.engine.channels.messages import (
     Alive,
     Fits,
     FromWorker,
+    GrammarPrepared,
     Laid,
     PartLoading,
     WorkerFailed,
@@ -32,6 +33,7 @@ from homenode.engine.channels.messages import (
 )
 from homenode.engine.devices import is_accelerator
 from homenode.engine.errors import StepError, StepsLostError, named_error
+from homenode.engine.executor.grammar_preparations import GrammarPreparations
 from homenode.engine.executor.kv_file import KvFile
 from homenode.engine.executor.traffic import StepTraffic
 from homenode.engine.executor.worker_failures import Silence, WorkerFailures
@@ -91,6 +93,7 @@ class ProcessExecutor:
         self._traffic = StepTraffic(plans, all_done=exports_kv)
         self._silence = Silence(worker_timeout, clock())
         self._failures = WorkerFailures()
+        self._grammars = GrammarPreparations()
         self._identity = CommonIdentity(model)
         self._plans = plans
         self._limits: WorkerLimits | None = None
@@ -217,6 +220,16 @@ class ProcessExecutor:
             self.pool.move(places)
         self._wake()
 
+    def prepare_grammar(self, grammar: str, ready: Callable[[], None]) -> bool:
+        """See `Executor.prepare_grammar`."""
+        with self._changed:
+            workers = self.pool.that_draw()
+            if not self._serving or not workers or self._grammars.is_known(grammar):
+                return False
+            self.pool.prepare_grammar(self._grammars.begin(grammar, workers, ready), grammar)
+        self._wake()
+        return True
+
     def result(self, timeout: float | None = None) -> StepResult | None:
         """See `Executor.result`."""
         try:
@@ -305,6 +318,8 @@ class ProcessExecutor:
                 handle.asked_at = None
                 if handle.record_stats(compute, self._experts, self._clock()):
                     self._notify()  # so that the figures go on to whoever shows them, though nothing else happens
+            case GrammarPrepared(number):
+                self._grammars.answered(number, handle.plan.number)
             case WorkerStepFailed():
                 if not handle.answers:
                     self._step_failed(handle, message)
@@ -381,6 +396,7 @@ class ProcessExecutor:
 
     def _start_anew(self, dead: dict[int, str]) -> None:
         self._traffic.clear(self._clock())
+        self._grammars.forget()
         self.pool.start_anew(dead)
 
     def _broke(self, handle: WorkerHandle, kind: str, text: str) -> None:

@@ -128,6 +128,10 @@ class ScriptedExecutor:
         self._results.append(self._outcome(step))
         self._notify()
 
+    def prepare_grammar(self, grammar: str, ready: Callable[[], None]) -> bool:
+        """Grammars are ready always: tokens come from the rule."""
+        return False
+
     def change_pages(self, changes: Sequence[PageChange]) -> None:
         """Blocks whose pages are given back hold nothing any more."""
         for change in changes:

@@ -25,6 +25,7 @@ from homenode.engine.channels.messages import (
     Leave,
     MoveThreads,
     Pages,
+    PrepareGrammar,
 )
 from homenode.engine.executor.kv_file import KvFile
 from homenode.engine.executor.neighbours import Attached, sliced
@@ -137,6 +138,16 @@ class WorkerPool:
         self._places = dict(zip((plan.number for plan in self._plans), places, strict=True))
         for handle in self.handles:  # who is loading goes there when it has
             handle.process.socket.send(MoveThreads(self._places[handle.plan.number]))
+
+    def that_draw(self) -> list[int]:
+        """Numbers of the workers that draw tokens, and were told to take KV memory."""
+        return [handle.plan.number for handle in self._laid() if handle.plan.part.last_stage]
+
+    def prepare_grammar(self, number: int, grammar: str) -> None:
+        """Have those have a grammar ready; their answers have this number."""
+        for handle in self._laid():
+            if handle.plan.part.last_stage:
+                handle.process.socket.send(PrepareGrammar(number, grammar))
 
     def _laid(self) -> list[WorkerHandle]:
         """Those that were told to take KV memory; others will be told of everything then."""

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Protocol
 
@@ -36,6 +37,7 @@ from homenode.engine.messages import (
 )
 from homenode.engine.plan.cpu_contention import interrupted
 from homenode.engine.request import Request
+from homenode.engine.runtime.held_requests import HeldRequests
 from homenode.engine.scheduler.events import (
     Aborted,
     DrainStarted,
@@ -98,6 +100,12 @@ class _StepResult:
 _RESULT = _StepResult()
 
 
+class _GrammarReady(msgspec.Struct):
+    """Left in the inbox when the grammar of a request that is held was made."""
+
+    request_id: int
+
+
 class _Stop:
     """Left in the inbox to end the loop."""
 
@@ -131,6 +139,7 @@ class EngineCore:
         self._lent_next: tuple[str, ...] = ()  # tickets of which the next result brings the last pages
         self._outputs: list[Output] = []
         self._live: set[int] = set()
+        self._held = HeldRequests(clock)
         self._failures = 0
         self._workers_lost = False
         self._crowded = False  # and told so
@@ -183,7 +192,7 @@ class EngineCore:
 
     def _time_left(self) -> float | None:
         """Seconds until something is due, an hour at most; None: nothing is."""
-        due = [t for t in (self._scheduler.next_deadline(), self._drain_ends) if t is not None]
+        due = [t for t in (self._scheduler.next_deadline(), self._drain_ends, self._held.next_due()) if t is not None]
         if self._changed:
             due.append(self._sent_at + _STATISTICS_EVERY_S)
         return min(max(0.0, min(due) - self._clock()), _LONGEST_WAIT_S) if due else None
@@ -197,6 +206,8 @@ class EngineCore:
             case Submit(requests):
                 for request in requests:
                     self._submit(request)
+            case _GrammarReady(request_id):
+                self._admit(self._held.release(request_id))
             case Abort(ids, reason):
                 self._abort(ids, reason)
             case ReleaseKv(ticket, reason):
@@ -214,6 +225,7 @@ class EngineCore:
                 self._send(item)
             case Drain(timeout_s):
                 self._drain_ends = self._clock() + timeout_s
+                self._admit(self._held.release_all())
                 self._apply(DrainStarted(self._clock()))
             case _Stop():
                 self._stopped = True
@@ -226,6 +238,7 @@ class EngineCore:
 
     def _abort(self, ids: Sequence[int], reason: str = "abort") -> None:
         for request_id in ids:
+            self._admit(self._held.release(request_id))
             self._apply(Aborted(self._clock(), request_id, reason))
 
     def _submit(self, request: Request) -> None:
@@ -234,7 +247,17 @@ class EngineCore:
             self._outputs.append(refusal)
             return
         self._live.add(request.id)
-        self._apply(RequestArrived(self._clock(), request))
+        grammar = request.params.grammar
+        if grammar is not None and self._drain_ends is None:
+            ready = partial(self._inbox.put, _GrammarReady(request.id))
+            if self._executor.prepare_grammar(grammar, ready):
+                self._held.hold(request)
+                return
+        self._admit([request])
+
+    def _admit(self, requests: Iterable[Request]) -> None:
+        for request in requests:
+            self._apply(RequestArrived(self._clock(), request))
 
     def _take_result(self) -> None:
         """A result, a failure, a loss, or the end of one."""
@@ -284,6 +307,7 @@ class EngineCore:
         self._send(ServingChanged(True))
 
     def _look_at_the_clock(self) -> None:
+        self._admit(self._held.release_due())
         now = self._clock()
         deadline = self._scheduler.next_deadline()
         if deadline is not None and deadline <= now:

@@ -30,7 +30,7 @@ from homenode.grammars.vocabulary import Vocabulary
 if TYPE_CHECKING:
     from llguidance import LLExecutor, LLMatcher
 
-_KEPT = 32  # grammars whose matchers are kept at their beginning, to be copied
+MOST_KEPT = 32  # grammars whose matchers are kept at their beginning, to be copied
 _FIRST_ROWS = 8
 _MOST_THREADS = 8
 _NEVER = -1
@@ -124,7 +124,7 @@ class GrammarMasks:
         self._bound: dict[int, BoundSequence] = {}
         self._free: list[int] = []
         self._max_length = max_length
-        self._kept: OrderedDict[str, Beginning] = OrderedDict()  # touched by the thread that makes matchers only
+        self._kept: OrderedDict[str, Beginning] = OrderedDict()  # changed by the thread that makes matchers only
         self._vocabulary: Vocabulary | None = None  # likewise
         self._ends: ShortEnds | None = None  # made there, used by every thread that works on a matcher
         self._executor: LLExecutor | None = None  # touched by the thread of the masks only
@@ -134,6 +134,10 @@ class GrammarMasks:
 
     def __len__(self) -> int:
         return len(self._bound)
+
+    def prepare(self, grammar: str) -> Future[None] | None:
+        """Begin to make the matcher of `grammar`, for sequences to come; None: it is there. From any thread."""
+        return None if grammar in self._kept else self._makers.submit(self._keep, grammar)
 
     def start(self, slot: int, start: StartSequence) -> None:
         """Bind the sequence in `slot` by the grammar of its parameters: work on its matcher begins."""
@@ -248,16 +252,8 @@ class GrammarMasks:
 
     def _make(self, grammar: str, answered: Sequence[int], most: int) -> BoundMatcher:
         """`most`: tokens of the answer at most, of which `answered` are there."""
-        if self._vocabulary is None:
-            self._vocabulary = self._read_vocabulary()
-            self._ends = ShortEnds(self._vocabulary)
+        kept = self._beginning(grammar)
         assert self._ends is not None  # made with the vocabulary
-        kept = self._kept.get(grammar)
-        if kept is None:
-            kept = self._kept[grammar] = self._at_beginning(grammar)
-            if len(self._kept) > _KEPT:
-                self._kept.popitem(last=False)
-        self._kept.move_to_end(grammar)
         bound = BoundMatcher(kept.matcher.deep_copy(), kept.near(most))
         if most <= bound.near:
             bound.steering = EndSteering(self._ends, bound.matcher, most, kept.end)
@@ -268,6 +264,21 @@ class GrammarMasks:
             else:
                 bound.steering.follow(bound.matcher, token, most - index - 1)
         return bound
+
+    def _keep(self, grammar: str) -> None:
+        self._beginning(grammar)
+
+    def _beginning(self, grammar: str) -> Beginning:
+        if self._vocabulary is None:
+            self._vocabulary = self._read_vocabulary()
+            self._ends = ShortEnds(self._vocabulary)
+        kept = self._kept.get(grammar)
+        if kept is None:
+            kept = self._kept[grammar] = self._at_beginning(grammar)
+            if len(self._kept) > MOST_KEPT:
+                self._kept.popitem(last=False)
+        self._kept.move_to_end(grammar)
+        return kept
 
     def _at_beginning(self, grammar: str) -> Beginning:
         assert self._vocabulary is not None and self._ends is not None  # who calls has them

@@ -30,6 +30,7 @@ from homenode.engine.channels.messages import (
     Attach,
     Detach,
     Forget,
+    GrammarPrepared,
     Join,
     Laid,
     Lay,
@@ -38,6 +39,7 @@ from homenode.engine.channels.messages import (
     MoveThreads,
     Pages,
     PartLoading,
+    PrepareGrammar,
     RunStep,
     ToWorker,
     WorkerFailed,
@@ -221,6 +223,9 @@ class _Post:
 
     def _sort(self, message: ToWorker) -> None:
         descriptors: list[int] = []
+        if isinstance(message, PrepareGrammar):
+            self._prepare_grammar(message)
+            return
         if isinstance(message, LivenessProbe):
             number, since = self._now or (-1, time.monotonic())
             self._engine.send(Alive(message.number, number, time.monotonic() - since, self._worker.statistics()))
@@ -233,6 +238,17 @@ class _Post:
             with self._links_lock:
                 self._links.leave()  # nobody comes any more: a step that waits is over
         self._todo.put((self._forgets, message, descriptors))
+
+    def _prepare_grammar(self, message: PrepareGrammar) -> None:
+        def answer() -> None:
+            with suppress(PeerError):  # nobody listens any more
+                self._engine.send(GrammarPrepared(message.number))
+
+        made = self._worker.prepare_grammar(message.grammar)
+        if made is None:
+            answer()
+        else:
+            made.add_done_callback(lambda _: answer())
 
 
 def _close_all(descriptors: list[int]) -> None:

@@ -1,11 +1,13 @@
 """What a worker does, in the order of `channels.messages`: loads its part, takes KV memory, computes its share of each
-step. For one thread.
+step. For one thread, but for what says otherwise.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +43,7 @@ class PartWorker:
         self._program: Program | None = None
         self._runner: Runner | None = None
         self._grammars: GrammarMasks | None = None
+        self._grammars_lock = threading.Lock()  # while they are made
         self._counts: tuple[Program, Table | None] | None = (
             None  # the program, and how those before it used experts; one value, as others read it
         )
@@ -147,22 +150,30 @@ class PartWorker:
         )
 
     def _grammar_masks(self) -> GrammarMasks:
-        """What binds sequences by grammars, none of which is known yet. The vocabulary is read once in a worker's
-        life.
-        """
-        if self._grammars is None:
-            from homenode.engine.worker.grammar_masks import GrammarMasks
-            from homenode.engine.worker.vocabulary import read_vocabulary
+        """What binds sequences by grammars, none of which is known yet."""
+        grammars = self._lasting_masks()
+        grammars.forget()
+        return grammars
 
-            loaded, spec = self.loaded, self.loaded.model.spec
-            self._grammars = GrammarMasks(
-                lambda: read_vocabulary(self._join, spec),
-                spec.vocab_size,
-                loaded.binding.others,
-                max_length=loaded.sizes.max_model_len,
-            )
-        self._grammars.forget()
-        return self._grammars
+    def prepare_grammar(self, grammar: str) -> Future[None] | None:
+        """See `GrammarMasks.prepare`; None as well where no token is drawn here. From any thread."""
+        return self._lasting_masks().prepare(grammar) if self._join.part.last_stage else None
+
+    def _lasting_masks(self) -> GrammarMasks:
+        """Those of the worker's whole life: the vocabulary is read once. From any thread."""
+        with self._grammars_lock:
+            if self._grammars is None:
+                from homenode.engine.worker.grammar_masks import GrammarMasks
+                from homenode.engine.worker.vocabulary import read_vocabulary
+
+                loaded, spec = self.loaded, self.loaded.model.spec
+                self._grammars = GrammarMasks(
+                    lambda: read_vocabulary(self._join, spec),
+                    spec.vocab_size,
+                    loaded.binding.others,
+                    max_length=loaded.sizes.max_model_len,
+                )
+            return self._grammars
 
     @property
     def runner(self) -> Runner:

@@ -25,6 +25,7 @@ from homenode.model.tokenizer.vocabularies.stop_tokens import VocabularyNames, t
 from homenode.model.tokenizer.vocabularies.token_bytes import TokenBytes, byte_rule, piece_bytes
 
 _SHORT_TEXT = 8192  # characters, or tokens; the library keeps the interpreter's lock meanwhile, for milliseconds
+_PIECE = 65536  # tokens that become text while no other thread of Python runs
 _SPECIAL_ROLES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
 
@@ -139,7 +140,8 @@ class Tokenizer:
         """Text of `ids`; bytes that form no character come out as U+FFFD. Ids outside the vocabulary give nothing."""
         if self._rule is not None:
             stream = ByteStream(self._bytes, self._rule, skipped=self._bytes.special if skip_special_tokens else ())
-            return stream.push(ids) + stream.flush()
+            pieces = (ids[at : at + _PIECE] for at in range(0, len(ids), _PIECE))  # other threads run between them
+            return "".join([*map(stream.push, pieces), stream.flush()])
         if len(ids) > _SHORT_TEXT:  # decode() would keep the interpreter's lock
             return str(self._library.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)[0])
         return str(self._library.decode(list(ids), skip_special_tokens=skip_special_tokens))

@@ -22,6 +22,7 @@ PROMPTS_AT_ONCE = 16  # of many, those that are encoded before other requests ge
 _MOST_PROMPT_TOKENS = 2**22  # of all sequences of a request; each takes its prompt to the engine
 _LONGEST_RENDERINGS_S = 2.0  # of one conversation; what a template shows less of is rendered in other ways so long
 _OWN_VALUES = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
+_SLICE = 2**18  # token ids that are looked through while no other thread of Python runs
 
 
 class EncodedPrompt(NamedTuple):
@@ -230,7 +231,9 @@ def most_prompt_tokens(state: ServerState) -> int:
 
 def check_token_ids(state: ServerState, ids: list[int], param: str) -> None:
     """Raises ApiError 400 for an id outside the vocabulary."""
-    if ids and max(ids) >= state.ready.vocab_size:
+    # Other threads run between two slices.
+    highest = max((max(ids[at : at + _SLICE]) for at in range(0, len(ids), _SLICE)), default=-1)
+    if highest >= state.ready.vocab_size:
         place = next(i for i, token in enumerate(ids) if token >= state.ready.vocab_size)
         raise ApiError(
             400,
