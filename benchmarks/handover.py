@@ -112,9 +112,12 @@ def _server(name: str, port: int, verb: str, *rest: str) -> Server:
 
 
 @contextmanager
-def _all_running(model: Path, channel: str, mode: str, threads: int, receiver_seqs: int) -> Iterator[Ports]:
+def _all_running(
+    model: Path, channel: str, mode: str, threads: int, receiver_seqs: int, step_tokens: int
+) -> Iterator[Ports]:
     ports = Ports(*(free_port() for _ in range(4)))
     common = (str(model), "--threads", str(threads), "--kv-cache-memory", "512MiB")
+    common += ("--max-num-batched-tokens", str(step_tokens))
     transfer = ("--transfer-channel", channel, *MODES[mode], "--pd-buffer-size", "256MiB")
     offload = _OFFLOAD if "offload" in mode else ()
     few = ("--max-num-seqs", str(receiver_seqs))
@@ -144,11 +147,11 @@ def _metrics(port: int) -> dict[str, float]:
 
 def measure(
     model: Path, mode: str, prompts: tuple[int, ...], *, channel: str, threads: int, turns: int, clients: int,
-    gen_tokens: int, receiver_seqs: int,
+    gen_tokens: int, receiver_seqs: int, step_tokens: int,
 ) -> list[Turn]:  # fmt: skip
     """All turns; the order of the two is changed from turn to turn."""
     found = []
-    with _all_running(model, channel, mode, threads, receiver_seqs) as ports:
+    with _all_running(model, channel, mode, threads, receiver_seqs, step_tokens) as ports:
         for port in (ports.alone, ports.proxy):
             _ask(port, 1, 64, 2, 1)
         for turn in range(turns):
@@ -173,6 +176,9 @@ def _line(mode: str, tokens: int, found: Sequence[Turn]) -> str:
         values: list[float] = [value for turn in own for value in getattr(getattr(turn, side), what)]
         return statistics.median(values or [0.0])
 
+    def longest(side: str) -> float:
+        return max((value for turn in own for value in getattr(turn, side).between), default=0.0)
+
     first, between = ((median("alone", what), median("pair", what)) for what in ("first", "between"))
     peaks = {
         side: [max(turn.peaks.get(side, (0.0, 0.0))[at] for turn in own) for at in (0, 1)]
@@ -182,7 +188,8 @@ def _line(mode: str, tokens: int, found: Sequence[Turn]) -> str:
     return (
         f"{mode}, {tokens} tokens: first token alone {first[0] * 1000:.1f} ms, pair {first[1] * 1000:.1f} ms "
         f"({first[1] / first[0]:.3f}x); between tokens alone {between[0] * 1000:.2f} ms, pair {between[1] * 1000:.2f} "
-        f"ms ({between[1] / max(between[0], 1e-9):.3f}x); hand-over "
+        f"ms ({between[1] / max(between[0], 1e-9):.3f}x), longest alone {longest('alone') * 1000:.1f} ms, pair "
+        f"{longest('pair') * 1000:.1f} ms; hand-over "
         f"{statistics.median(turn.transfer for turn in own) * 1000:.2f} ms; pinned at most: {told}"
     )
 
@@ -205,6 +212,13 @@ def _line(mode: str, tokens: int, found: Sequence[Turn]) -> str:
     help="--max-num-seqs of the decode server.",
 )
 @click.option("--threads", type=click.IntRange(1), default=2, show_default=True)
+@click.option(
+    "--step-tokens",
+    type=click.IntRange(1),
+    default=2048,
+    show_default=True,
+    help="--max-num-batched-tokens of all servers: longer prompts are computed in chunks.",
+)
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True, help="The JSON file.")
 def main(model: Path, modes: tuple[str, ...], prompts: tuple[int, ...], out: Path, **settings: int | str) -> None:
     """Measure each mode, and print a line for each length of prompt."""
