@@ -116,8 +116,8 @@ def _all_running(
     model: Path, channel: str, mode: str, threads: int, receiver_seqs: int, step_tokens: int
 ) -> Iterator[Ports]:
     ports = Ports(*(free_port() for _ in range(4)))
-    common = (str(model), "--threads", str(threads), "--kv-cache-memory", "512MiB")
-    common += ("--max-num-batched-tokens", str(step_tokens))
+    sizes = ("--kv-cache-memory", "512MiB", "--max-num-batched-tokens", str(step_tokens))
+    common = (str(model), "--threads", str(threads), *sizes)
     transfer = ("--transfer-channel", channel, *MODES[mode], "--pd-buffer-size", "256MiB")
     offload = _OFFLOAD if "offload" in mode else ()
     few = ("--max-num-seqs", str(receiver_seqs))
