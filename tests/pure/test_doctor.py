@@ -56,9 +56,21 @@ def sparse_cuda() -> Host:
     return host_of([Shape(0, 4), Shape(1, 4)], {0: [0]}, kind="cuda", offline=[1, 2])
 
 
+def bound_by_slurm(host: Host) -> Host:
+    return replace(host, variables={"SLURM_CPU_BIND": "quiet,mask_cpu:0x8", "SLURM_LOCALID": "0"})
+
+
 MACHINES: list[tuple[str, str, Callable[[], Host]]] = [
     ("warning", "mask_by_accident", lambda: with_allowance(good(allowed="0"), mask_origin="openmp")),
     ("info", "mask_inherited", lambda: with_allowance(good(allowed="0-3"), mask_origin="inherited")),
+    ("warning", "mask_of_one_core", lambda: with_allowance(good(allowed="3"), mask_origin="inherited")),
+    ("warning", "mask_of_one_core", lambda: with_allowance(good(allowed="2-3"), mask_origin="inherited")),
+    ("info", "mask_inherited", lambda: bound_by_slurm(with_allowance(good(allowed="3"), mask_origin="inherited"))),
+    (
+        "info",
+        "mask_inherited",  # the cpuset has no other core
+        lambda: with_allowance(good(allowed="2"), mask_origin="inherited", cpuset=(2, 3)),
+    ),
     ("info", "cpuset_narrow", lambda: with_allowance(good(allowed="0-3"), mask_origin="cpuset", cpuset=(0, 1, 2, 3))),
     ("warning", "cores_in_part", lambda: good(allowed="0-6")),
     ("warning", "quota_below_cpus", lambda: good(quota=3.5)),

@@ -18,6 +18,7 @@ from homenode.host.placement.fair_roles import ROLES_APART
 from homenode.host.placement.memory_nodes import memory_nodes
 from homenode.host.placement.nodes import allowed_cpus, nodes_of
 from homenode.host.placement.policies.numa_bind import device_node
+from homenode.host.placement.priority_cores import of_node
 from homenode.host.placement.share import set_aside
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Accelerator, Host
@@ -63,11 +64,12 @@ def _for_roles(
 
 
 def _nearest(pools: Mapping[int, list[AllowedCore]], local: Collection[int]) -> AllowedCore:
-    """Take a core near the device out of the pools: the last of its local ones, else of the largest pool."""
+    """Take a core near the device out of the pools: the last of its local ones, a priority core if there are any, else
+    of the largest pool."""
     near = [(node, core) for node, pool in pools.items() for core in pool if not set(core.cpus).isdisjoint(local)]
     if not near:
         return max(pools.values(), key=len).pop()
-    node, core = near[-1]
+    node, core = ([pair for pair in near if pair[1].priority] or near)[-1]
     pools[node].remove(core)
     return core
 
@@ -88,13 +90,13 @@ def beside(host: Host, device: str, computing: Collection[int], home: EngineBind
 
 
 def home_of_device(host: Host, device: str) -> EngineBinding:
-    """The node of a device, its allowed CPUs and its memory, as --numa-bind has it. Raises PlacementError
-    numa_node_unknown where nothing tells the node.
+    """The node of a device, its allowed CPUs (the priority cores, where there are enough) and its memory, as
+    --numa-bind has it. Raises PlacementError numa_node_unknown where nothing tells the node.
     """
     kind, _, number = device.removeprefix("torch:").partition(":")
     node = device_node(host, chip_of(host, device) or Accelerator(kind, int(number or 0), ""))
     cpus = allowed_cpus(host, next(found for found in nodes_of(host) if found.id == node))
-    return EngineBinding((), cpus, memory_nodes(host, (node,))[:1])
+    return EngineBinding((), of_node(host, node, cpus), memory_nodes(host, (node,))[:1])
 
 
 def _by_distance(host: Host, node: int | None, free: Sequence[int]) -> tuple[int, ...]:

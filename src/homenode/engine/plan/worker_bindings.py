@@ -31,6 +31,7 @@ from homenode.engine.plan.placement import UNPINNED, core_of, cut, plan_workers,
 from homenode.engine.plan.replica_bindings import divided_places, names_cpus
 from homenode.errors import UserError
 from homenode.host.placement.nodes import allowed_cpus
+from homenode.host.placement.priority_cores import device_finding, of_node
 from homenode.host.placement.variables import memory_nodes, threads_bind, threads_bind_origin
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Accelerators, Host
@@ -81,7 +82,8 @@ def worker_places(host: Host, assignment: EngineAssignment, devices: Sequence[st
         told = (*told, *roles.findings)
     bindings = tuple(found[number] for number in range(len(devices)))
     crowded = too_few_beside(within, devices, team) if driven else _crowded(within, made)
-    findings = (*told, *crowded)
+    homed = [(devices[number].removeprefix("torch:"), found[number].others) for number in homes if number not in on_cpu]
+    findings = (*told, *crowded, *device_finding(host, homed))
     return replace(made, bindings=bindings, loop=free if driven else made.loop or free, findings=findings)
 
 
@@ -159,7 +161,8 @@ def _homes(host: Host, placement: PlacementConfig, devices: Sequence[str]) -> Ma
         worker = plan.workers[number]
         cpus = worker.cpus
         if not placement.numa_bind_cpus:
-            cpus = allowed_cpus(host, host.node_by_id[placement.numa_bind_nodes[number]]) if host.nodes else cpus
+            node = placement.numa_bind_nodes[number]
+            cpus = of_node(host, node, allowed_cpus(host, host.node_by_id[node])) if host.nodes else cpus
         homes[number] = EngineBinding((), cpus, worker.memory_nodes)
     return homes
 

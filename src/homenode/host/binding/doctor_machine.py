@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from homenode.cpuset import format_cpu_list
+from homenode.host.topology.allowance import launcher_binds
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Host, PciDevice
 from homenode.units import format_bytes, format_count
@@ -32,6 +33,16 @@ def _mask(host: Host) -> Iterable[Finding]:
             message,
             "Unset OMP_PROC_BIND and OMP_PLACES, or plan with --ignore-openmp-mask.",
         )
+    elif _one_core_of_many(host, own, permitted):
+        message = (
+            f"{seen}: one core. An OpenMP runtime (libgomp) leaves such a mask to whatever is started from a process "
+            "that loaded it with OMP_PROC_BIND, OMP_PLACES or GOMP_CPU_AFFINITY set, and so does taskset"
+        )
+        remedy = (
+            "Start what started this without those variables, or give the mask back: "
+            f"taskset -c {format_cpu_list(permitted)} COMMAND."
+        )
+        yield Finding("warning", "mask_of_one_core", message, remedy)
     elif host.allowance.mask_origin == "inherited":
         message = (
             f"{seen}: the mask is inherited (taskset, Slurm, mpirun, a parent). homenode keeps to it; numactl -N "
@@ -48,6 +59,14 @@ def _mask(host: Host) -> Iterable[Finding]:
         yield Finding(
             "info", "cpuset_narrow", message, "docker --cpuset-cpus, the pod's CPU limits, or AllowedCPUs= decide that."
         )
+
+
+def _one_core_of_many(host: Host, own: Sequence[int], permitted: Sequence[int]) -> bool:
+    """Whether a mask is of one core though others could be had, and no batch system or MPI launcher has seen to it."""
+    cores = {host.cpu_by_id[cpu].core for cpu in permitted if cpu in host.cpu_by_id}
+    mine = {host.cpu_by_id[cpu].core for cpu in own if cpu in host.cpu_by_id}
+    inherited = host.allowance.mask_origin == "inherited" and not launcher_binds(host.variables)
+    return inherited and len(mine) == 1 < len(cores)
 
 
 def _partial_cores(host: Host) -> Iterable[Finding]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from homenode.host.topology.allowance import read_allowance
-from homenode.host.topology.cpus import read_cpus
+from homenode.host.topology.cpus import read_cpus, read_model
 from homenode.host.topology.facts import FactReader
 from homenode.host.topology.host import Accelerators, Host
 from homenode.host.topology.interrupts import read_interrupts
@@ -34,6 +34,7 @@ def read_host(source: Source, *, accelerators: bool = True) -> Host:
     return Host(
         machine=source.machine,
         kernel=reader.text("/proc/sys/kernel/osrelease"),
+        cpu_model=read_model(reader),
         cpus=cpus,
         offline=read_offline(reader, online),
         nodes=nodes,

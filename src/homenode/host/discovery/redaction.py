@@ -15,6 +15,7 @@ _CGROUP = "/sys/fs/cgroup"
 _KFD = "/sys/class/kfd/"
 _KEPT_FILES = frozenset(
     [
+        "/proc/cpuinfo",
         "/proc/interrupts",
         "/proc/meminfo",
         "/proc/self/cgroup",
@@ -38,6 +39,7 @@ _KEPT_FOLDERS = (
 _RESTLESS = frozenset(["memory.current", "memory.stat", "memory.usage_in_bytes"])
 _V1_MOUNT = re.compile(r"(?:cpu|cpuacct|cpuset|memory|unified|systemd)(?:,\w+)*")
 _STATUS_FIELDS = ("Cpus_allowed_list", "Mems_allowed_list", "CapEff")
+_MODEL_LINE = re.compile(r"(?:model name|cpu model|cpu)\s*:")
 _MEMORY_FIELDS = ("MemTotal", "HugePages_Total", "Hugepagesize")
 _SERIAL_OF_GPU = re.compile(r"^(\s*unique_id\s+)([0-9]{1,20})\b", re.MULTILINE)
 _GPU_FIELDS = ("Model", "UUID", "Location")
@@ -174,6 +176,11 @@ def _without_counters(text: str) -> str:
     return _NAMED_BY_ADDRESS.sub("enx000000000000", "\n".join(kept))
 
 
+def _first_model(text: str) -> str:
+    """The line of /proc/cpuinfo that names the processor; the others have counters, frequencies and serial numbers."""
+    return next((line for line in text.splitlines() if _MODEL_LINE.match(line)), "")
+
+
 def _without_program_names(lines: list[str]) -> list[str]:
     """The process table of npu-smi with every program called `process`; the columns stay where they are."""
     name_cell = 0
@@ -200,6 +207,7 @@ def _first_word(text: str) -> str:
 
 _RULES: Mapping[str, Callable[[str], str]] = {
     "/proc/driver/nvidia/version": _first_word,  # that the file is there is the fact; it names who built the driver
+    "/proc/cpuinfo": _first_model,
     "/proc/interrupts": _without_counters,
     "/proc/meminfo": _fields(_MEMORY_FIELDS),
     "/proc/self/status": _fields(_STATUS_FIELDS),

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from homenode.cpuset import format_cpu_list
 from homenode.host.placement.device_nodes import gap, local_nodes
 from homenode.host.placement.plan import Plan, WorkerBinding
+from homenode.host.placement.priority_cores import priority_findings
 from homenode.host.placement.strategy import Strategy
 from homenode.host.topology.accelerators.cells import noted
 from homenode.host.topology.finding import Finding
@@ -321,4 +322,5 @@ _CHECKS: tuple[Callable[[Host, Plan], Iterable[Finding]], ...] = (
     _isolated,
     _uneven,
     _balancing,
+    priority_findings,
 )

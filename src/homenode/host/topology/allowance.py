@@ -162,7 +162,7 @@ def _mask_origin(
     if cpus == permitted:
         return "cpuset"
     one_place = len({cores.get(cpu, cpu) for cpu in cpus}) == 1
-    accident = one_place and set(cpus) < set(permitted) and _openmp_binds(env) and not _launcher_binds(env)
+    accident = one_place and set(cpus) < set(permitted) and _openmp_binds(env) and not launcher_binds(env)
     return "openmp" if accident else "inherited"
 
 
@@ -182,7 +182,7 @@ def _openmp_binds(env: Mapping[str, str]) -> bool:
     return bool({"compact", "scatter", "balanced", "explicit", "physical", "logical"} & set(words))
 
 
-def _launcher_binds(env: Mapping[str, str]) -> bool:
+def launcher_binds(env: Mapping[str, str]) -> bool:
     """Whether a batch system or an MPI launcher may have set the mask: then it is meant, whatever OpenMP does
     besides."""
     slurm = [name for name in ("SLURM_LOCALID", "SLURM_CPU_BIND", "SLURM_CPU_BIND_TYPE") if name in env]

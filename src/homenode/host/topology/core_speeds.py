@@ -20,6 +20,7 @@ _SMALL_KINDS = ("cpu_atom", "cpu_lowpower")
 _LOW_POWER_KIND = "cpu_lowpower"
 _HIGHEST_PERF = "acpi_cppc/highest_perf"
 _MAX_FREQUENCY = "cpufreq/cpuinfo_max_freq"
+_BASE_FREQUENCY = "cpufreq/base_frequency"  # what a core keeps up whatever the others do (intel_pstate)
 # Priority cores may run faster than the others by a tenth at least, with no core in between, and are no more than half
 # of all. Favoured cores of desktops differ by less, step by step.
 _PRIORITY_GAP = 1.1
@@ -35,7 +36,7 @@ def with_speeds(reader: FactReader, cpus: Sequence[Cpu]) -> tuple[Cpu, ...]:
         replace(cpu, capacity=capacities.get(cpu.id, _FASTEST), highest_perf=performances.get(cpu.id)) for cpu in cpus
     ]
     low_power = _low_power(reader, found)
-    priority = _priority(found)
+    priority = _priority(found, _figures(reader, online, _BASE_FREQUENCY))
     return tuple(replace(cpu, low_power=cpu.id in low_power, priority=cpu.core in priority) for cpu in found)
 
 
@@ -72,18 +73,24 @@ def _low_power(reader: FactReader, cpus: Sequence[Cpu]) -> set[int]:
     return {cpu.id for cpu in cpus if cpu.id in named or (cpu.l3 is None and cpu.capacity < cached)}
 
 
-def _priority(cpus: Sequence[Cpu]) -> set[int]:
-    """Cores that the processor lets run faster than others of the same kind: Intel's Priority Core Turbo, and whatever
-    else tells it by its highest performance. Empty where cores are of several kinds, or a CPU does not tell."""
-    figures = {cpu.core: cpu.highest_perf for cpu in cpus}
-    levels = sorted({figure for figure in figures.values() if figure is not None}, reverse=True)
-    if len(levels) < 2 or None in figures.values() or any(cpu.capacity != _FASTEST for cpu in cpus):
+def _priority(cpus: Sequence[Cpu], base_frequencies: Mapping[int, int]) -> set[int]:
+    """Cores that the processor lets run faster than others of the same kind: by their highest performance (Intel's
+    Priority Core Turbo), else by their base frequency (Speed Select). Empty where cores are of several kinds."""
+    if any(cpu.capacity != _FASTEST for cpu in cpus):
         return set()
-    for upper, lower in pairwise(levels):
-        if upper >= _PRIORITY_GAP * lower:
-            fast = {core for core, figure in figures.items() if figure is not None and figure >= upper}
-            return fast if 2 * len(fast) <= len(figures) else set()
-    return set()
+    performances = {cpu.core: cpu.highest_perf or 0 for cpu in cpus}
+    frequencies = {cpu.core: base_frequencies.get(cpu.id, 0) for cpu in cpus}
+    return _ahead_of_others(performances) or _ahead_of_others(frequencies)
+
+
+def _ahead_of_others(figures: Mapping[int, int]) -> set[int]:
+    """The cores above the first gap, where they are no more than half; empty where a core does not tell (0)."""
+    levels = sorted(set(figures.values()), reverse=True)
+    if 0 in levels:
+        return set()
+    least = next((upper for upper, lower in pairwise(levels) if upper >= _PRIORITY_GAP * lower), None)
+    fast = {core for core, figure in figures.items() if least is not None and figure >= least}
+    return fast if 2 * len(fast) <= len(figures) else set()
 
 
 def _of_kind(reader: FactReader, kind: str) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ Documentation/ABI/{testing,stable}/sysfs-devices-system-cpu.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from homenode.cpuset import format_cpu_list
@@ -17,6 +18,7 @@ from homenode.host.topology.siblings import cores_within_nodes, groups, read_cor
 from homenode.units import format_count
 
 _MOST_NAMED = 4  # cores in a message
+_MODEL = re.compile(r"^(?:model name|cpu model|cpu)[ \t]*:[ \t]*(\S.*?)[ \t]*$", re.MULTILINE)
 
 
 def read_cpus(reader: FactReader, online: Sequence[int], node_of: Mapping[int, int]) -> tuple[Cpu, ...]:
@@ -34,6 +36,12 @@ def read_cpus(reader: FactReader, online: Sequence[int], node_of: Mapping[int, i
         for cpu in online
     )
     return with_speeds(reader, cpus)
+
+
+def read_model(reader: FactReader) -> str:
+    """The name of the processor as /proc/cpuinfo has it, of the first CPU; empty where it has none (Arm)."""
+    found = _MODEL.search(reader.text("/proc/cpuinfo"))
+    return found[1] if found else ""
 
 
 def _read_cores(reader: FactReader, online: Sequence[int], node_of: Mapping[int, int]) -> dict[int, int]:

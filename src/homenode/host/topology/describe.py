@@ -28,8 +28,8 @@ def host_to_dict(host: Host) -> dict[str, Any]:
     """The JSON form of a host.
 
     Sets of CPUs are lists such as "0-3,8". `cpus.cores`, `.clusters` and `.l3` are lists of such sets; `.sockets` and
-    `.capacities` name them by the kernel's number; a CPU is on the lowest of the `nodes` that list it. Sizes are bytes,
-    PCI numbers are hexadecimal as in sysfs.
+    `.capacities` name them by the kernel's number; those of `.priority` may run faster than others of their kind. A
+    CPU is on the lowest of the `nodes` that list it. Sizes are bytes, PCI numbers are hexadecimal as in sysfs.
     """
     return {
         "fingerprint": fingerprint(host),
@@ -53,6 +53,7 @@ def host_to_dict(host: Host) -> dict[str, Any]:
 def _cpus(host: Host) -> dict[str, Any]:
     dies = _by(host.cpus, lambda cpu: (cpu.socket, cpu.die))
     return {
+        "model": host.cpu_model,
         "online": format_cpu_list(cpu.id for cpu in host.cpus),
         "offline": format_cpu_list(host.offline),
         "isolated": format_cpu_list(host.isolated),
@@ -62,6 +63,7 @@ def _cpus(host: Host) -> dict[str, Any]:
         "clusters": list(_by((cpu for cpu in host.cpus if cpu.cluster is not None), lambda cpu: cpu.cluster).values()),
         "cores": [format_cpu_list(cpus) for cpus in host.cores.values()],
         "capacities": {str(capacity): cpus for capacity, cpus in _by(host.cpus, lambda cpu: cpu.capacity).items()},
+        "priority": format_cpu_list(cpu.id for cpu in host.cpus if cpu.priority),
     }
 
 

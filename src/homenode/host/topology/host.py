@@ -152,6 +152,7 @@ class Host:
     allowance: Allowance
     numa_balancing: bool | None
     transparent_huge_pages: str  # always | madvise | never | "" when unknown
+    cpu_model: str = ""  # as /proc/cpuinfo names it, empty when unknown
     isolated: tuple[int, ...] = ()  # isolcpus: the scheduler puts nothing there by itself
     variables: dict[str, str] = field(default_factory=dict)
     notes: tuple[Finding, ...] = ()

@@ -2,6 +2,7 @@
 each visible device.
 
 A worker runs on the CPUs of its list, or on all allowed CPUs of its node, and takes its memory from that node alone.
+On nodes with priority cores it has these alone, and its engine core too (`priority_cores`), unless lists are given.
 Without nodes given, the node is the one its device is on; a node that has memory but no CPUs (GH200, POWER9 with
 NVLink) is never taken for it. An engine core spans the nodes of its workers. API servers and the data-parallel
 coordinator are not bound. Everything is checked before anything starts; numactl is not needed, and nothing escapes an
@@ -26,6 +27,7 @@ from homenode.host.placement.nodes import allowed_cpus, memory_of_cpus, nodes_of
 from homenode.host.placement.numa_bind_lists import CPUS, NODES, BindLists, read_lists
 from homenode.host.placement.parallelism import check_sizes, engines, sizes_in_words, worker_index, world_size
 from homenode.host.placement.plan import Plan, ProcessBinding, WorkerBinding
+from homenode.host.placement.priority_cores import of_node, priority_cpus
 from homenode.host.placement.ranks import assign_ranks, given_one, offered
 from homenode.host.placement.strategy import Strategy
 from homenode.host.placement.thread_layout import ranks_on_nodes
@@ -38,13 +40,14 @@ from homenode.units import format_count
 @dataclass(frozen=True, slots=True)
 class _DeviceBinding:
     """Where the worker of one device belongs: `node` says where; `memory`: the node its memory is bound to, None on a
-    host without nodes."""
+    host without nodes. `on_priority`: `cpus` are of priority cores, for which they were chosen."""
 
     device: int
     node: int
     cpus: tuple[int, ...]
     memory: int | None
     why: str
+    on_priority: bool = False
 
 
 def plan(host: Host, demand: Demand) -> Plan:
@@ -68,6 +71,8 @@ def plan(host: Host, demand: Demand) -> Plan:
     }
     if host.accelerators.kind is None and lists.cpus is None:
         bindings = _divided(host, bindings, share_cores=demand.share_cores)
+    elif host.accelerators.kind is not None and lists.cpus is None:
+        bindings = _on_priority_cores(host, bindings)
     return Plan(
         strategy=Strategy.NUMA_BIND,
         devices_total=len(host.accelerators.of_kind(host.accelerators.kind))
@@ -165,6 +170,19 @@ def _bind_device(host: Host, device: int, index: int, lists: BindLists) -> _Devi
     return _DeviceBinding(
         device, node, cpus, memory, f"the {format_count(len(cpus), 'allowed CPU')} of node {node}, {origin}"
     )
+
+
+def _on_priority_cores(host: Host, bindings: dict[int, _DeviceBinding]) -> dict[int, _DeviceBinding]:
+    """The same where nodes have priority cores enough for their workers and an engine core: on those alone."""
+    moved = dict(bindings)
+    for index, binding in bindings.items():
+        workers = sum(other.node == binding.node for other in bindings.values())
+        cpus = of_node(host, binding.node, binding.cpus, workers)
+        if cpus != binding.cpus:
+            count = format_count(len(cpus), "CPU")
+            why = f"the {count} of priority cores of node {binding.node}, of {len(binding.cpus)} allowed there"
+            moved[index] = replace(binding, cpus=cpus, why=why, on_priority=True)
+    return moved
 
 
 def _divided(host: Host, bindings: dict[int, _DeviceBinding], *, share_cores: bool) -> dict[int, _DeviceBinding]:
@@ -289,10 +307,13 @@ def _processes(host: Host, demand: Demand, bindings: dict[int, _DeviceBinding]) 
 
 
 def _engine_core(host: Host, rank: int, own: Sequence[_DeviceBinding]) -> ProcessBinding:
-    """All allowed CPUs of the nodes of its workers; lists given for the workers are not for it, as long as the nodes
-    have CPUs."""
+    """All allowed CPUs of the nodes of its workers, of a node the priority cores where its workers have those; lists
+    given for the workers are not for it, as long as the nodes have CPUs."""
     wanted = {binding.node for binding in own}
-    cpus = tuple(sorted({cpu for node in nodes_of(host) if node.id in wanted for cpu in allowed_cpus(host, node)}))
+    on_priority = {binding.node for binding in own if binding.on_priority}
+    nodes = {node.id: allowed_cpus(host, node) for node in nodes_of(host) if node.id in wanted}
+    parts = (priority_cpus(host, cpus) if node in on_priority else cpus for node, cpus in nodes.items())
+    cpus = tuple(sorted({cpu for part in parts for cpu in part}))
     memory = tuple(dict.fromkeys(binding.memory for binding in own if binding.memory is not None))
     why = f"spans the nodes of its {format_count(len(own), 'worker')}: {format_cpu_list(wanted)}"
     return ProcessBinding(
