@@ -17,7 +17,6 @@ from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Host
 from homenode.units import format_count
 
-PRIORITY_CORES = "priority_cores"
 _MOST_NAMED = 8  # devices in a message
 
 
@@ -49,7 +48,7 @@ def priority_findings(host: Host, plan: Plan) -> tuple[Finding, ...]:
     remedy = ""
     if drives and plan.strategy != Strategy.NUMA_BIND and host.accelerators.kind != "npu":
         remedy = "--numa-bind binds workers and engine cores to the priority cores of their node."
-    return (Finding("info", PRIORITY_CORES, message, remedy),)
+    return (Finding("info", "priority_cores", message, remedy),)
 
 
 def device_finding(host: Host, places: Sequence[tuple[str, Sequence[int]]]) -> tuple[Finding, ...]:
@@ -59,7 +58,7 @@ def device_finding(host: Host, places: Sequence[tuple[str, Sequence[int]]]) -> t
         return ()
     told = _bound_to_them(fast, [(name, cpus) for name, cpus in places if cpus])
     message = "; ".join([f"CPUs {format_cpu_list(fast)} are priority cores: {_faster(host)}", *told])
-    return (Finding("info", PRIORITY_CORES, message),)
+    return (Finding("info", "priority_cores", message),)
 
 
 def _bound_to_them(fast: Collection[int], named: Sequence[tuple[str, Sequence[int]]]) -> list[str]:
