@@ -78,6 +78,7 @@ def test_the_json_form_holds_the_host() -> None:
         "numa_balancing": True,
         "transparent_huge_pages": "madvise",
         "cpus": {
+            "model": "",
             "online": "0-14",
             "offline": "15",
             "isolated": "7",
@@ -87,6 +88,7 @@ def test_the_json_form_holds_the_host() -> None:
             "clusters": [],
             "cores": ["0,8", "1,9", "2,10", "3,11", "4,12", "5,13", "6,14", "7"],
             "capacities": {"1024": "0-14"},
+            "priority": "",
         },
         "nodes": [
             {
