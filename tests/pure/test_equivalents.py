@@ -116,6 +116,9 @@ def test_no_flag_of_the_table_is_lost(own: dict[str, OwnFlag]) -> None:
         ("--numa DISTRIBUTE", "--numa shard"),
         ("--numa mirror", "--numa mirror"),
         ("--chunked-prefill-size -1", "--no-enable-chunked-prefill"),
+        ("--chunked-prefill-size 2048", "--max-num-batched-tokens 2048"),
+        ("-b 256", "--max-num-batched-tokens 256"),
+        ("--scheduling-policy priority", ""),
         ("--nonsense 3 -z", "--nonsense 3 -z"),
         ("-ctk q8_0 -ctv q8_0", "--kv-cache-dtype int8 --kv-cache-dtype int8"),
         ("-O3 --compilation-config.level 3 -cc.mode=3", ""),
@@ -126,6 +129,25 @@ def test_words_as_ours(given: str, wanted: str) -> None:
     assert made.refused == []
     words, named = made.words, wanted.split()
     assert sorted(words) == sorted(named) if "--" in named else words == named
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "--max-num-partial-prefills 4",
+        "--max-long-partial-prefills 2",
+        "--long-prefill-token-threshold 512",
+        "-ub 128",
+        "--ubatch-size 128",
+        "--max-prefill-tokens 4096",
+        "--enable-mixed-chunk",
+    ],
+)
+def test_what_bounds_prompts_elsewhere_is_told_with_what_bounds_them_here(given: str) -> None:
+    made = translate(given.split(), SERVE)
+    assert (made.words, made.refused) == ([], [])
+    (line,) = made.told
+    assert line.startswith(given.split()[0]) and "--step-time" in line
 
 
 @pytest.mark.parametrize(

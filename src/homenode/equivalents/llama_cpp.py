@@ -62,7 +62,10 @@ EQUIVALENTS: tuple[Equivalent, ...] = (
         "-np= --parallel=", Taken("--max-num-seqs"), values={"-1": AlwaysSo("as many run as a step has room for")}
     ),
     Equivalent("-b= --batch-size=", Taken("--max-num-batched-tokens")),
-    Equivalent("-ub= --ubatch-size=", NoEffect("a step is computed whole: --max-num-batched-tokens is its size")),
+    Equivalent(
+        "-ub= --ubatch-size=",
+        NoEffect("a step is computed whole, as large as --step-time and --max-num-batched-tokens let it be"),
+    ),
     Equivalent("--kv-unified-per-slot=", NoEffect("KV memory is of all sequences, up to --max-model-len tokens each")),
     Equivalent("-kvu --kv-unified", AlwaysSo("KV memory is of all sequences")),
     Equivalent("-no-kvu", NoEffect("KV memory is of all sequences")),

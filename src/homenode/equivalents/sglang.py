@@ -16,7 +16,9 @@ _OF_ADAPTERS = NoEffect("homenode serves no LoRA adapters")
 _SPECULATION = NoEffect("nothing is speculated: a token is computed after the other, which gives the same text")
 _HOSTS = NotOffered("several hosts are one engine with --executor ray, or one server each behind a router")
 _ENGINES = NotOffered("give --data-parallel-size, --tensor-parallel-size and --enable-expert-parallel")
-_SCHEDULE = NoEffect("the scheduler decides it: see --max-num-batched-tokens and --enable-chunked-prefill")
+_SCHEDULE = NoEffect("the scheduler decides it: see --step-time, --max-num-batched-tokens and docs/scheduling.md")
+_PROMPTS = NoEffect("prompts share the time of a step, --step-time, the one with the least left first")
+_TURNS = NoEffect("of prompts of one priority the one with the least left to compute goes first (docs/scheduling.md)")
 _CACHES = NoEffect("the prefix cache is the KV memory itself (--kv-cache-memory, --enable-prefix-caching)")
 _STORES = NoEffect("KV lies in main memory already; none is kept on disk or in a store")
 _OFFLOAD = NoEffect("weights and KV lie in main memory unless --stage-devices names accelerators for some layers")
@@ -157,15 +159,21 @@ EQUIVALENTS: tuple[Equivalent, ...] = (
     ),
     Equivalent(
         "--schedule-policy=",
-        NoEffect("requests run in the order of arrival, in turn for each key"),
-        values={"fcfs": AlwaysSo("requests run in the order of arrival")},
+        _TURNS,
+        values={"lpm": AlwaysSo("what the prefix cache holds is not left to compute, and the least left goes first")},
     ),
     Equivalent(
-        "--max-prefill-tokens= --prefill-max-requests= --prefill-decode-interval= --prefill-decode-interval-min-bs= "
-        "--enable-dynamic-chunking --enable-priority-scheduling --disable-priority-preemption "
-        "--default-priority-value= --abort-on-priority-when-disabled --schedule-low-priority-values-first "
+        "--max-prefill-tokens= --prefill-max-requests= --enable-dynamic-chunking --enable-mixed-chunk", _PROMPTS
+    ),
+    Equivalent(
+        "--enable-priority-scheduling --default-priority-value= --abort-on-priority-when-disabled",
+        NoEffect("requests may say their priority, 0 if they do not, and lower values go first"),
+    ),
+    Equivalent("--schedule-low-priority-values-first", AlwaysSo("lower values of priority go first")),
+    Equivalent(
+        "--prefill-decode-interval= --prefill-decode-interval-min-bs= --disable-priority-preemption "
         "--priority-scheduling-preemption-threshold= --retraction-policy= --schedule-conservativeness= "
-        "--num-continuous-decode-steps= --scheduler-recv-interval= --enable-mixed-chunk --enable-prefill-delayer "
+        "--num-continuous-decode-steps= --scheduler-recv-interval= --enable-prefill-delayer "
         "--prefill-delayer-max-delay-passes= --prefill-delayer-token-usage-low-watermark= "
         "--prefill-delayer-forward-passes-buckets=... --prefill-delayer-wait-seconds-buckets=... "
         "--prefill-delayer-queue-min-ratio= --prefill-delayer-max-delay-ms= --min-free-slots-delay= "

@@ -22,7 +22,9 @@ _CONFIG = NotOffered("what a model is stands in its files: change config.json in
 _OFFLOAD = NoEffect("weights and KV lie in main memory unless --stage-devices names accelerators for some layers")
 _CACHES = NoEffect("the prefix cache is the KV memory itself (--kv-cache-memory, --enable-prefix-caching)")
 _STATES = NoEffect("states of such layers are kept as the model needs (--state-snapshot-interval)")
-_SCHEDULE = NoEffect("the scheduler decides it: see --max-num-batched-tokens and --enable-chunked-prefill")
+_SCHEDULE = NoEffect("the scheduler decides it: see --step-time, --max-num-batched-tokens and docs/scheduling.md")
+_PROMPTS = NoEffect("prompts share the time of a step, --step-time, the one with the least left first")
+_TURNS = NoEffect("of prompts of one priority the one with the least left to compute goes first (docs/scheduling.md)")
 _FETCHED = NoEffect("weights are mapped from their files and read ahead")
 _TRACES = NoEffect("figures are under /metrics, and the log has a line every ten seconds while it is busy")
 _PLUGINS = NotOffered("no code of others is loaded into the server")
@@ -256,7 +258,11 @@ EQUIVALENTS: tuple[Equivalent, ...] = (
     Equivalent("--max-num-queued-reqs=", Taken("--max-num-queued-requests")),
     Equivalent(
         "--max-num-partial-prefills= --max-long-partial-prefills= --long-prefill-token-threshold= "
-        "--long-prefill-token-threshold-adaptive --max-num-scheduled-tokens= --max-num-active-seqs= "
+        "--long-prefill-token-threshold-adaptive",
+        _PROMPTS,
+    ),
+    Equivalent(
+        "--max-num-scheduled-tokens= --max-num-active-seqs= "
         "--scheduler-reserve-full-isl --watermark= --prefill-schedule-interval= --disable-chunked-mm-input "
         "--num-lookahead-slots= --num-scheduler-steps= --multi-step-stream-outputs --preemption-mode=",
         _SCHEDULE,
@@ -264,11 +270,8 @@ EQUIVALENTS: tuple[Equivalent, ...] = (
     Equivalent("--async-scheduling", AlwaysSo("the next step is planned while one is computed")),
     Equivalent(
         "--scheduling-policy=",
-        NotOffered("requests run in the order of arrival, in turn for each key; see docs/scheduling.md"),
-        values={
-            "fcfs": AlwaysSo("requests run in the order of arrival"),
-            "priority": NoEffect("requests run in the order of arrival, in turn for each key"),
-        },
+        NotOffered("requests may have a priority, and the shortest prompt goes first; see docs/scheduling.md"),
+        values={"fcfs": _TURNS, "priority": AlwaysSo("requests with a lower priority go first")},
     ),
     Equivalent("--stream-interval=", NoEffect("a stream has each token when it is there"), values=_ONE),
     # What is not computed here
