@@ -132,7 +132,9 @@ EQUIVALENTS: tuple[Equivalent, ...] = (
     ),
     Equivalent("--list-devices", NotOffered("`homenode host` shows devices")),
     Equivalent("-fit= --fit= -fitt= --fit-target= -fitc= --fit-ctx= -fitp= --fit-print=", _DEVICES),
-    Equivalent("-cmoe --cpu-moe -ncmoe= --n-cpu-moe= -ncffn= --n-cpu-ffn= -ot= --override-tensor=", _EXPERTS),
+    Equivalent(
+        "-cmoe --cpu-moe -ncmoe= --n-cpu-moe= -ncffn= --n-cpu-ffn= --moe-cache-mib= -ot= --override-tensor=", _EXPERTS
+    ),
     Equivalent(
         "-kvo --kv-offload -nkvo --op-offload --no-host --repack -nr",
         NoEffect("weights and KV lie where their layer is computed"),
@@ -248,7 +250,7 @@ EQUIVALENTS: tuple[Equivalent, ...] = (
     Equivalent("--log-jsonl --log-colors= --log-prefix --log-timestamps", _LOG_FORM),
     # Pictures and sound
     Equivalent(
-        "-mm= -mmdev= --mmproj= -mmu= --mmproj-url= --mmproj-auto --mmproj-offload --image= --audio= --video= "
+        "-mm= --mmproj= -mmdev= --mmproj-device= -mmu= --mmproj-url= --mmproj-auto --mmproj-offload --image= --audio= --video= "
         "--image-min-tokens= --image-max-tokens= --mtmd-batch-max-tokens= --video-fps= --video-timestamp-interval= "
         "--video-ffmpeg-dir=",
         _PICTURES,

@@ -371,4 +371,39 @@ EQUIVALENTS: tuple[Equivalent, ...] = (
     ),
     Equivalent("--fail-on-environ-validation", NoEffect("variables are checked in any case")),
     Equivalent("--disable-frontend-multiprocessing", NoEffect("the engine is a process of its own")),
+    # Older versions
+    Equivalent("--enable-prompt-adapter --prompt-adapters=... --qlora-adapter-name-or-path=", _ADAPTERS),
+    Equivalent(
+        "--max-prompt-adapters= --max-prompt-adapter-token= --enable-lora-bias --long-lora-scaling-factors=",
+        _OF_ADAPTERS,
+    ),
+    Equivalent(
+        "--ngram-prompt-lookup-max= --ngram-prompt-lookup-min= --spec-decoding-acceptance-method= "
+        "--typical-acceptance-sampler-posterior-threshold= --typical-acceptance-sampler-posterior-alpha= "
+        "--disable-logprobs-during-spec-decoding= --speculative-model-quantization= "
+        "--speculative-draft-tensor-parallel-size= --speculative-disable-mqa-scorer --speculative-max-model-len= "
+        "--speculative-disable-by-batch-size=",
+        _SPECULATION,
+    ),
+    Equivalent(
+        "--guided-decoding-disable-fallback --guided-decoding-disable-any-whitespace "
+        "--guided-decoding-disable-additional-properties",
+        NoEffect("grammars need no setting: see docs/structured-output.md"),
+    ),
+    Equivalent(
+        "--num-redundant-experts= --eplb-window-size= --eplb-step-interval= --eplb-log-balancedness",
+        NoEffect("--expert-counts keeps what experts are used, and --expert-placement FILE places by it"),
+    ),
+    Equivalent(
+        "--tokenizer-pool-size= --tokenizer-pool-type= --tokenizer-pool-extra-config=",
+        NoEffect("each process of --api-server-count turns texts into tokens"),
+    ),
+    Equivalent("--cuda-graph-sizes=... --full-cuda-graph --max-context-len-to-capture=", _COMPILED),
+    Equivalent("--rope-theta=", _CONFIG),
+    Equivalent("--calculate-kv-scales", NoEffect("keys and values of int8 have a scale of each token and head")),
+    Equivalent("--logits-processor-pattern= --override-neuron-config=", _PLUGINS),
+    Equivalent("--disable-async-output-proc --scheduler-delay-factor=", _SCHEDULE),
+    Equivalent("--worker-use-ray", Taken("--executor", "ray")),
+    Equivalent("--intial-incremental-detokenization-offset=", NoEffect("texts are made from all tokens of an answer")),
+    Equivalent("--enable-multimodal-encoder-data-parallel", _PICTURES),
 )
