@@ -168,7 +168,8 @@ def test_a_worker_is_told_all_of_it() -> None:
     again = msgspec.msgpack.decode(msgspec.msgpack.encode(binding), type=EngineBinding)
     assert again == binding
     target = target_for(roles_of(again), lambda chip: None)
-    assert target.threads == {"acl_thread": (78,), "release_thread": (79,)} and target.cpus == parse_cpu_list("42-77")
+    assert target.cpus == parse_cpu_list("42-77")
+    assert target.threads == {"acl_thread": (78,), "release_thread": (79,), "ucm_": parse_cpu_list("60-77")}
     assert [route.cpus for route in target.irqs] == [(40,), (41,)]
 
 
