@@ -250,7 +250,8 @@ EQUIVALENTS: tuple[Equivalent, ...] = (
     Equivalent("--log-jsonl --log-colors= --log-prefix --log-timestamps", _LOG_FORM),
     # Pictures and sound
     Equivalent(
-        "-mm= --mmproj= -mmdev= --mmproj-device= -mmu= --mmproj-url= --mmproj-auto --mmproj-offload --image= --audio= --video= "
+        "-mm= --mmproj= -mmdev= --mmproj-device= -mmu= --mmproj-url= --mmproj-auto --mmproj-offload --image= --audio= "
+        "--video= "
         "--image-min-tokens= --image-max-tokens= --mtmd-batch-max-tokens= --video-fps= --video-timestamp-interval= "
         "--video-ffmpeg-dir=",
         _PICTURES,

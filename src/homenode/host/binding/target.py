@@ -11,8 +11,8 @@ from homenode.host.topology.host import Accelerator
 # Threads that an accelerator's driver library starts inside a worker, by role. Names are matched from the start: comm
 # holds 15 characters.
 DRIVER_THREADS = {"acl": ("acl_thread",), "release": ("release_thread",)}
-# Threads that a KV store (UCM of vllm-ascend) runs beside the process: they copy all the time, and have the back half of
-# its CPUs, so that the front half is the process's own.
+# Threads that a KV store (UCM of vllm-ascend) runs beside the process: they copy all the time, and have the back half
+# of its CPUs, so that the front half is the process's own.
 STORE_THREADS = "ucm_"
 # Interrupts of an Ascend device: submissions go to the first CPU of the irq role, completions (there may be sixteen) to
 # the second.
