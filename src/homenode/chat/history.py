@@ -14,6 +14,7 @@ from homenode.chat.template_messages import arrange_turns, result_as_user, text_
 
 _TOOLS = re.compile(r"(?<!['\".\w])tools\b")
 _TOOLS_OF_MESSAGE = re.compile(r"message(\[['\"]|\.)tools\b")
+_FUNCTIONS = re.compile(r"(?:\{\{-?|[+~])\s*functions\b")
 _NO_SYSTEM = re.compile(r"system role (is )?not supported", re.IGNORECASE)
 _ARGUMENTS_ARE_TEXT = re.compile(
     r"[+~]\s*[\w.]+(?:\[['\"]\w+['\"]\])*(?:\.|\[['\"])arguments(?:['\"]\])?\s*(?:[+~]|-?\}\})"
@@ -29,7 +30,20 @@ _FORM = (
 
 def shows_tools(template: str) -> bool:
     """Whether a chat template looks at the tools that it is given."""
-    return _TOOLS.search(template) is not None
+    return _TOOLS.search(template) is not None or _shows_functions(template)
+
+
+def _shows_functions(template: str) -> bool:
+    return _TOOLS.search(template) is None and _FUNCTIONS.search(template) is not None
+
+
+def older_values(template: str, tools: Sequence[Mapping[str, Any]] | None, date: str) -> dict[str, str]:
+    """The variables `functions`, a text of JSON, and `datetime`, for chat templates that show them instead of
+    `tools`."""
+    if not _shows_functions(template):
+        return {}
+    functions = [tool.get("function", tool) for tool in tools or ()]
+    return {"functions": json.dumps(functions, ensure_ascii=False), "datetime": date}
 
 
 def conversation_for(

@@ -79,6 +79,7 @@ KINDS: dict[str, str] = {
     ),
     "bare functions": "{% for t in tools or [] %}{{ t.name + t.description }}{% endfor %}" + turns(EITHER),
     "no tools": turns(EITHER),
+    "functions and a date instead of tools": "{{ 'They are ' + functions + datetime }}" + turns(EITHER),
     "arguments as pairs": TOOLS + turns(
         EITHER, calls="{% for c in m.tool_calls or [] %}{{ c.function.name }}"
         "{% for k, v in c.function.arguments.items() %}{{ k }}={{ v }}{% endfor %}{% endfor %}"

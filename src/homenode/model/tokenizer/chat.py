@@ -6,9 +6,11 @@ deadline and limits of memory and output, and its errors become UserError.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from homenode.chat.history import older_values
 from homenode.errors import CheckpointError, UserError
 from homenode.model.sandbox.renderer import TemplateRenderer
 
@@ -49,6 +51,7 @@ class ChatTemplate:
         given = {
             "documents": None,
             **self._values,
+            **older_values(self.source, tools, time.strftime("%b %d %Y")),
             "messages": list(messages),
             "tools": None if tools is None else list(tools),
             "add_generation_prompt": add_generation_prompt,
