@@ -15,6 +15,8 @@ import click
 from homenode import __version__
 from homenode.cli.flags.suggestions import SuggestingGroup
 from homenode.cli.output.report import COMMAND_WORDS, json_usage_errors, plain_errors
+from homenode.cli.output.text_encoding import use_utf8
+from homenode.host.process_limits import ensure_thread_stacks, require_data_limit
 from homenode.logs.stream import open_standard_streams
 from homenode.start_phases import mark_phase
 
@@ -112,9 +114,14 @@ def _early_engine(arguments: list[str]) -> Iterator[None]:
 def main(arguments: list[str] | None = None) -> Any:
     """Entry point of the `homenode` command."""
     mark_phase("interpreter")
+    if arguments is None:
+        use_utf8(sys.argv[1:])
     open_standard_streams()
+    ensure_thread_stacks()
     with plain_errors():
         try:
+            if arguments is None:
+                require_data_limit(sys.argv[1:2])
             with _early_engine(sys.argv[1:] if arguments is None else []):
                 return cli(args=arguments, prog_name="homenode")
         finally:

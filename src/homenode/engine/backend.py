@@ -8,6 +8,7 @@ from homenode.compute.devices import torch_missing
 from homenode.compute.ops import Backend
 from homenode.compute.thread_memory import ThreadMemory
 from homenode.engine.config import ComputeConfig
+from homenode.host.process_limits import ensure_thread_stacks
 
 
 def make_backend(
@@ -27,6 +28,7 @@ def make_backend(
         return ReferenceBackend()
     if compute.backend == "torch":
         return _torch_backend(compute)
+    ensure_thread_stacks()  # also where this is a part of another program
     from homenode.compute.native import (
         NativeBackend,  # needs the compiled core, which the reference backend does without
     )

@@ -9,7 +9,7 @@ import os
 import signal
 from collections.abc import Callable
 
-from homenode.errors import HomenodeError, HostError, PeerError
+from homenode.errors import HomenodeError, PeerError
 from homenode.host.refusals import reason_of
 
 _PR_SET_PDEATHSIG = 1
@@ -37,13 +37,10 @@ def call_itself(name: str) -> None:
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when the thread that started it ends. HostError when the call fails; PeerError
-    if it has ended.
+    """Have the kernel kill this process when the thread that started it ends; where a sandbox refuses that, the end of
+    its socket ends it a little later. PeerError if that thread's process has ended.
     """
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0) != 0:
-        code = ctypes.get_errno()
-        raise HostError(f"prctl(PR_SET_PDEATHSIG) failed: {os.strerror(code)}", errno=code)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != parent:
         raise PeerError(f"the front (process {parent}) ended before the engine had started")
 

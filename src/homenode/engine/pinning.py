@@ -15,6 +15,7 @@ from homenode.engine.binding import EngineBinding
 from homenode.errors import HostError
 from homenode.host.binding.memory_map import read_memory_map
 from homenode.host.binding.mempolicy_fallback import bind_memory
+from homenode.host.binding.optional_calls import affinity_refusal, attempt
 from homenode.host.binding.pages import move_private_pages
 from homenode.host.binding.syscalls import Syscalls
 from homenode.host.topology.finding import Finding
@@ -43,7 +44,8 @@ def pin_process_threads(cpus: tuple[int, ...], kernel: Syscalls | None = None) -
     kernel = kernel or Syscalls()
     for thread in Path("/proc/self/task").iterdir():
         with suppress(ProcessLookupError):  # a thread that has ended meanwhile
-            kernel.set_affinity(int(thread.name), cpus)
+            if not attempt(kernel.set_affinity, int(thread.name), cpus):
+                return tuple(filter(None, (affinity_refusal(kernel),)))
     return _read_back(cpus, kernel)
 
 

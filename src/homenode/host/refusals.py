@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,6 +26,15 @@ _OF_FILES = frozenset(
         errno.ENODEV,
     )
 )
+# errno: the limit of this process that it may come from, the shell's flag, and bytes of the flag's unit.
+_LIMITS = {
+    errno.EFBIG: ("RLIMIT_FSIZE", "ulimit -f", 1024, " KiB"),
+    errno.EMFILE: ("RLIMIT_NOFILE", "ulimit -n", 1, ""),
+    errno.ENOMEM: ("RLIMIT_DATA", "ulimit -d", 1024, " KiB"),
+}
+_FILTERED = (errno.EPERM, errno.EACCES, errno.ENOSYS)  # what filters of system calls answer
+_NO_ROOM_FOR_LIBRARIES = ("failed to map segment", "annot allocate memory")  # what the dynamic loader says
+_THREADS = "`ulimit -u` and the control group's pids.max"
 
 
 @contextmanager
@@ -49,10 +59,39 @@ def named_refusals(doing: str, file_error: type[HomenodeError] = HostError) -> I
 
 
 def reason_of(error: OSError) -> str:
-    """The system's words for it, with the path where it has one that the words do not name."""
+    """The system's words for it, with the path where it has one that the words do not name, and the limit that is
+    behind it."""
     said = error.strerror or str(error)
     path = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else ""
-    return said if not path or path in said else f"{path}: {said}"
+    return with_limit(said if not path or path in said else f"{path}: {said}", error.errno)
+
+
+def with_limit(said: str, code: int | None) -> str:
+    """What was said of an error with this errno, and the limit of this process that is behind it, where one is set."""
+    name, flag, unit, of_unit = _LIMITS.get(code or 0, ("", "", 1, ""))
+    if code == errno.EAGAIN:
+        return f"{said}; see {_THREADS}" if "pthread_create" in said or "fork" in said else said
+    if code in _FILTERED and "memfd_create" in said:
+        return f"{said}; allow memfd_create in the container's seccomp profile, or in the unit (SystemCallFilter=)"
+    if not name or flag in said:
+        return said
+    soft, hard = resource.getrlimit(getattr(resource, name))
+    if soft == resource.RLIM_INFINITY:
+        return said
+    remedy = "raise it" if soft != hard else "raise it where this is started, with its hard limit"
+    return f"{said}; the limit is {flag} {soft // unit}{of_unit} ({name}), {remedy}"
+
+
+def exhausted(error: BaseException) -> HostError | None:
+    """An error of Python's that says that memory or threads ran out, as one that names the limit; None for others."""
+    if isinstance(error, MemoryError):
+        return HostError(f"{with_limit('memory ran out', errno.ENOMEM)}; free some", errno=errno.ENOMEM)
+    if isinstance(error, RuntimeError) and "start new thread" in str(error):
+        said = with_limit("a thread could not be started", errno.ENOMEM)
+        return HostError(f"{said}; see {_THREADS}", errno=errno.EAGAIN)
+    if isinstance(error, ImportError) and any(sign in str(error) for sign in _NO_ROOM_FOR_LIBRARIES):
+        return HostError(with_limit(f"a library could not be loaded: {error}", errno.ENOMEM), errno=errno.ENOMEM)
+    return None
 
 
 def start_thread(thread: threading.Thread) -> None:
@@ -61,6 +100,6 @@ def start_thread(thread: threading.Thread) -> None:
         thread.start()
     except RuntimeError as error:
         raise HostError(
-            f"the thread {thread.name} could not be started: {error}; see `ulimit -u` and the control group's pids.max",
+            f"the thread {thread.name} could not be started: {error}; see {_THREADS}",
             errno=errno.EAGAIN,
         ) from error

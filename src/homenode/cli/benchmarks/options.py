@@ -119,8 +119,10 @@ def native_backend(threads: int | None, isa: str | None) -> NativeBackend:
     from homenode.engine.memory.sizing import choose_cpus
     from homenode.engine.plan.placement import team_groups
     from homenode.host.discovery.read import read_host
+    from homenode.host.process_limits import require_large_stack
     from homenode.host.topology.source import LiveSource
 
+    require_large_stack()
     host = read_host(LiveSource(), accelerators=False)
     cpus = choose_cpus(threads, host)
     _tell_of_neighbours(host, cpus)
@@ -141,14 +143,20 @@ def engine_backend(config: EngineConfig, checkpoint: Checkpoint) -> tuple[Native
     from homenode.engine.pinning import apply_binding
     from homenode.engine.plan.inline import place_of_engine
     from homenode.engine.plan.placement import team_groups
+    from homenode.engine.plan.unbound import unbound
+    from homenode.host.binding.optional_calls import affinity_refusal
     from homenode.host.discovery.read import read_host
+    from homenode.host.process_limits import require_large_stack
     from homenode.host.topology.source import LiveSource
     from homenode.model.weights.load import plan_model
 
+    require_large_stack()
     host = read_host(LiveSource(), accelerators=False)
-    binding = place_of_engine(EngineAssignment(config), checkpoint, host)
-    _tell_of_neighbours(host, binding.team)
-    for finding in (*binding.findings, *apply_binding(binding)):
+    refusal = affinity_refusal()
+    binding = unbound(place_of_engine(EngineAssignment(config), checkpoint, host), refusal)
+    if refusal is None:
+        _tell_of_neighbours(host, binding.team)
+    for finding in (*binding.findings, *((refusal,) if refusal else ()), *apply_binding(binding)):
         if finding.severity != "info":
             print_note(finding.text)
     backend = make_backend(config.compute, binding.team, team_groups(host, binding.team), team_memory(binding, host))

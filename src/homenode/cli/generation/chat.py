@@ -16,7 +16,7 @@ from homenode.cli.flags.logs import with_command_log
 from homenode.cli.flags.settings import NUMA_SETTINGS, with_some_settings
 from homenode.cli.generation.conversation import Messages, TerminalConversation
 from homenode.cli.generation.sampling_flags import with_sampling_flags
-from homenode.cli.output.engine_notes import tell_unused_sampling, tell_unused_settings
+from homenode.cli.output.engine_notes import tell_refused_calls, tell_unused_sampling, tell_unused_settings
 from homenode.cli.output.loading_progress import loading_progress
 from homenode.cli.output.report import ERR, OUT, plain_errors, print_note, print_piece, show_controls
 from homenode.cli.output.word_wrap import WordWrap
@@ -81,6 +81,7 @@ def chat(
     with plain_errors():
         config = EngineConfig.of(model, {"max_num_seqs": 1, **settings})
         tell_unused_settings(config)
+        tell_refused_calls()
         tell_unused_sampling(temperature)
         config = locate_model(config, announce_fetch(config))
         path, text_config = Path(str(config.model.path)), TextConfig(tokenizer, chat_template, chat_template_timeout)

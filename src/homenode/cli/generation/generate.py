@@ -13,7 +13,7 @@ from homenode.cli.flags.equivalents import EquivalentsCommand
 from homenode.cli.flags.logs import with_command_log
 from homenode.cli.flags.settings import NUMA_SETTINGS, with_some_settings
 from homenode.cli.generation.sampling_flags import with_sampling_flags
-from homenode.cli.output.engine_notes import tell_unused_sampling, tell_unused_settings
+from homenode.cli.output.engine_notes import tell_refused_calls, tell_unused_sampling, tell_unused_settings
 from homenode.cli.output.loading_progress import loading_progress
 from homenode.cli.output.report import OUT, plain_errors, print_note, print_piece
 from homenode.engine.config import EngineConfig
@@ -68,6 +68,7 @@ def generate(model: str | None, prompt: str, stop: tuple[str, ...], chat: bool, 
     with plain_errors():
         config = EngineConfig.of(model, {"max_num_seqs": 1, **settings})
         tell_unused_settings(config)
+        tell_refused_calls()
         short = _with_room_for(config, len(prompt.encode()) + options["max_tokens"])
         found = locate_model(short, announce_fetch(short)).model
         config = replace(config, model=replace(config.model, model=found.model, path=found.path))

@@ -24,6 +24,14 @@ def tell_unused_settings(config: EngineConfig, devices: Sequence[str] = ("cpu",)
         ERR.print(f"homenode: {finding.severity}: {finding.text}", markup=False, highlight=False)
 
 
+def tell_refused_calls() -> None:
+    """For commands with an engine of their own: which calls that help it this process may not make."""
+    from homenode.host.binding.optional_calls import refused_at_start
+
+    for finding in refused_at_start(1):
+        ERR.print(f"homenode: {finding.severity}: {finding.text}", markup=False, highlight=False)
+
+
 def tell_unused_sampling(temperature: float | None) -> None:
     """For commands that sample: what --top-p and --top-k cannot do at temperature 0. A seed is kept to there, too, as
     every answer is the same."""

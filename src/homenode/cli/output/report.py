@@ -15,7 +15,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+from homenode.cli.output.text_encoding import undecodable_word
 from homenode.errors import HomenodeError, HostError, InternalError, PlacementError, UserError
+from homenode.host.refusals import exhausted
 
 if TYPE_CHECKING:
     import click
@@ -64,6 +66,16 @@ def plain_errors() -> Iterator[None]:
         sys.exit(130)
     except BrokenPipeError:
         sys.exit(141)
+    except UnicodeEncodeError as error:
+        if (told := undecodable_word(sys.argv)) is None or error.reason != "surrogates not allowed":
+            raise
+        print_error(told)
+        sys.exit(2)
+    except (MemoryError, RuntimeError, ImportError) as error:
+        if (refusal := exhausted(error)) is None:
+            raise
+        print_error(refusal)
+        sys.exit(1)
     except OSError as error:
         if error.errno not in _NO_ROOM or error.filename is not None:
             raise

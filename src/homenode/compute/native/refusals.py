@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator
 
 from homenode.errors import HostError, PeerError
+from homenode.host.refusals import reason_of
 
 
 @contextlib.contextmanager
@@ -14,7 +15,7 @@ def host_errors() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise HostError(error.strerror or str(error), errno=error.errno) from error
+        raise HostError(reason_of(error), errno=error.errno) from error
 
 
 @contextlib.contextmanager

@@ -33,6 +33,7 @@ from homenode.engine.channels.greeting import (
 from homenode.engine.channels.socket_set import SocketSet
 from homenode.engine.wire import FrameDecoder, decode_body, encode_frame
 from homenode.errors import HomenodeError, HostError, PeerError
+from homenode.host.refusals import reason_of
 
 _log = logging.getLogger(__name__)
 _GREETING_S = 10.0
@@ -99,7 +100,7 @@ def _bound(name: HostRanksName) -> socket.socket | None:
         server.close()
         if error.errno == errno.EADDRINUSE:
             return None
-        raise HostError(f"listening for ranks of this host failed: {error.strerror}", errno=error.errno) from error
+        raise HostError(f"listening for ranks of this host failed: {reason_of(error)}", errno=error.errno) from error
     return server
 
 
@@ -152,7 +153,9 @@ class HostRanksServer:
             self._memory = NativeRankGroup.make(name.ranks)
         except OSError as error:
             self._streams.leave()
-            raise HostError(f"listening for ranks on {name.ip} failed: {error.strerror}", errno=error.errno) from error
+            raise HostError(
+                f"listening for ranks on {name.ip} failed: {reason_of(error)}", errno=error.errno
+            ) from error
         except BaseException:
             self._streams.leave()
             raise

@@ -20,6 +20,7 @@ from homenode.engine.errors import named_error
 from homenode.engine.messages import Drain, EngineLoading, EngineReady, Fatal, ReplicaStats, ToFront
 from homenode.engine.wire import encode_frame
 from homenode.errors import HostError, InternalError, PeerError
+from homenode.host.refusals import reason_of
 
 START_TIMEOUT_S = 3600.0  # reading a large model from a slow disk takes its time; a dead process is noticed at once
 _KILL_AFTER_S = 2.0  # an engine that was left by its front ends by itself well within this
@@ -101,7 +102,9 @@ class AsyncEngineClient(EngineLink):
             with theirs:
                 self._process = self._run_program(theirs.fileno())
         except OSError as error:
-            raise HostError(f"the engine process could not be started: {error.strerror}", errno=error.errno) from error
+            raise HostError(
+                f"the engine process could not be started: {reason_of(error)}", errno=error.errno
+            ) from error
         return ours
 
     def _run_program(self, *descriptors: int) -> subprocess.Popen[bytes]:

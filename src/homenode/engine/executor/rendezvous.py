@@ -17,6 +17,7 @@ import time
 from homenode.engine.channels.greeting import Ask, Group, IAm, Key, RowsOffer, Seated, accept_next, answer
 from homenode.engine.wire import FrameSocket
 from homenode.errors import HomenodeError, HostError
+from homenode.host.refusals import reason_of
 
 _log = logging.getLogger(__name__)
 _GREETING_S = 10.0
@@ -34,7 +35,7 @@ class Rendezvous:
         try:
             self._server = socket.create_server((host, 0))
         except OSError as error:
-            raise HostError(f"listening for workers on {host} failed: {error.strerror}", errno=error.errno) from error
+            raise HostError(f"listening for workers on {host} failed: {reason_of(error)}", errno=error.errno) from error
         self.address = f"{host}:{self._server.getsockname()[1]}"
         self._changed = threading.Condition()
         self._awaited: dict[tuple[int, int], socket.socket] = {}  # the ends to pass on to, by worker and life

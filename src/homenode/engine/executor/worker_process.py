@@ -12,6 +12,7 @@ from typing import Protocol
 
 from homenode.engine.channels.wire import WorkerSocket
 from homenode.errors import HostError
+from homenode.host.refusals import reason_of
 
 _KILLED_S = 10.0
 PROGRAM = "homenode.engine.worker.main"
@@ -50,7 +51,7 @@ class WorkerProcess:
                     process_group=0,  # a terminal's Ctrl-C is for the front
                 )
         except OSError as error:
-            raise HostError(f"{name} could not be started: {error.strerror}", errno=error.errno) from error
+            raise HostError(f"{name} could not be started: {reason_of(error)}", errno=error.errno) from error
         self.socket = WorkerSocket(ours)
 
     @property

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from homenode.engine.assignment import EngineAssignment
 from homenode.engine.experts.group import wants_shared_experts
 from homenode.errors import HostError
+from homenode.host.refusals import reason_of
 
 
 class ExpertMemoryFiles:
@@ -53,6 +54,6 @@ def _made(count: int) -> tuple[int, ...]:
         for descriptor in made:
             os.close(descriptor)
         raise HostError(
-            f"memory for experts that engines keep in common could not be made: {error.strerror}", errno=error.errno
+            f"memory for experts that engines keep in common could not be made: {reason_of(error)}", errno=error.errno
         ) from error
     return tuple(made)

@@ -20,6 +20,7 @@ from homenode.engine.memory.sizing import with_kv_memory_variable
 from homenode.engine.plan.engine_plan import EnginePlan
 from homenode.engine.plan.machine import MachineFacts
 from homenode.engine.plan.placement import UNPINNED, alone, auto_is_meant, place_engine, too_few_cores
+from homenode.engine.plan.unbound import unbound
 from homenode.engine.plan.worker_layout import WorkerLayout, WorkerPlan
 from homenode.engine.problems import SettingProblems
 from homenode.errors import UserError
@@ -101,7 +102,9 @@ def plan_inline(
     problems.add(expert_settings_problem(assignment, checkpoint.spec))
     assignment = replace(assignment, config=problems.of(lambda: with_kv_memory_variable(config, host), config))
     assignment = with_numa_decided(assignment, checkpoint, host, machine.memory_policy)
-    binding = problems.of(lambda: binding_of(assignment, checkpoint, host), EngineBinding(()))
+    binding = problems.of(
+        lambda: unbound(binding_of(assignment, checkpoint, host), machine.binding_refused), EngineBinding(())
+    )
     try:
         return plan_bound(assignment, checkpoint, host, binding, machine.memory_policy, common)
     except UserError:

@@ -11,9 +11,11 @@ from homenode.engine.devices import is_accelerator
 from homenode.engine.plan.device_detection import memory_of_devices
 from homenode.engine.plan.free_cores import takes_lists
 from homenode.host.binding.mempolicy_fallback import MemoryPolicy, current_policy
+from homenode.host.binding.optional_calls import refused_at_start
 from homenode.host.binding.syscalls import Syscalls
 from homenode.host.discovery.read import read_host
 from homenode.host.placement.neighbours import HostNeighbours
+from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Host
 from homenode.host.topology.source import LiveSource
 
@@ -22,6 +24,7 @@ from homenode.host.topology.source import LiveSource
 class MachineFacts:
     """`devices`: of the engine's workers. `devices_memory`: bytes that workers may take of accelerators, as far as
     known. `memory_policy`: of this process, None where the kernel does not tell. `neighbours`: who else uses its CPUs.
+    `refused`: calls that help every engine and that this process may not make, one of them to bind threads to CPUs.
     """
 
     host: Host
@@ -29,6 +32,12 @@ class MachineFacts:
     devices_memory: Mapping[str, int] = field(default_factory=dict)
     memory_policy: MemoryPolicy | None = None
     neighbours: HostNeighbours = field(default_factory=HostNeighbours)
+    refused: tuple[Finding, ...] = ()
+
+    @property
+    def binding_refused(self) -> Finding | None:
+        """What to tell where this process may bind no thread to CPUs."""
+        return next((finding for finding in self.refused if finding.code == "affinity_refused"), None)
 
 
 def busy_where_it_counts(config: EngineConfig, host: Host) -> Mapping[int, float]:
@@ -41,9 +50,11 @@ def busy_where_it_counts(config: EngineConfig, host: Host) -> Mapping[int, float
 
 def read_machine(config: EngineConfig, devices: Sequence[str]) -> MachineFacts:
     """The facts of this machine for an engine whose workers have these devices."""
+    host = read_host(LiveSource(), accelerators=any(map(is_accelerator, devices)))
     return MachineFacts(
-        read_host(LiveSource(), accelerators=any(map(is_accelerator, devices))),
+        host,
         tuple(devices),
         memory_of_devices(devices, config),
         current_policy(Syscalls()),
+        refused=refused_at_start(len(host.nodes)),
     )

@@ -26,6 +26,7 @@ from homenode.engine.plan.placement import cut
 from homenode.engine.plan.pooling import for_runner, with_runner
 from homenode.engine.plan.quota_sets import takes_sets, with_cpus_of_sets, with_sets
 from homenode.engine.plan.settings_without_effect import settings_without_effect, worth_telling
+from homenode.engine.plan.unbound import unbound_layout
 from homenode.engine.plan.worker_layout import computing_cpus, executor_kind
 from homenode.engine.problems import SettingProblems
 from homenode.errors import UserError
@@ -100,11 +101,14 @@ def _plan_on(
 ) -> EnginePlan:
     """The same on the CPUs of the host as it is given."""
     if executor_kind(assignment.config, machine.devices) == "inline":
-        return plan_inline(assignment, checkpoint, machine, problems, common)
-    from homenode.engine.plan.workers import plan_workers  # an inline engine starts sooner without
+        plan = plan_inline(assignment, checkpoint, machine, problems, common)
+    else:
+        from homenode.engine.plan.workers import plan_workers  # an inline engine starts sooner without
 
-    host, devices, memory = machine.host, machine.devices, machine.devices_memory
-    return plan_workers(assignment, checkpoint, host, devices, memory, common, problems)
+        host, devices, memory = machine.host, machine.devices, machine.devices_memory
+        plan = plan_workers(assignment, checkpoint, host, devices, memory, common, problems)
+    layout = unbound_layout(plan.worker_layout, machine.binding_refused)
+    return replace(plan, worker_layout=replace(layout, findings=(*layout.findings, *machine.refused)))
 
 
 def claimed_cpus(plan: EnginePlan) -> tuple[int, ...]:

@@ -18,6 +18,8 @@ from homenode.engine.plan.machine import busy_where_it_counts
 from homenode.engine.plan.placement import UNPINNED, reserved_cores
 from homenode.engine.plan.quota_sets import takes_sets, with_sets
 from homenode.engine.plan.replica_bindings import memory_shares, replica_places, team_places
+from homenode.engine.plan.unbound import unbound
+from homenode.host.binding.optional_calls import affinity_refusal
 from homenode.host.discovery.read import read_host
 from homenode.host.placement.neighbours import HostNeighbours
 from homenode.host.placement.numa_demand import Decision
@@ -82,6 +84,8 @@ def _beside(
     use."""
     if takes_sets(host, config):
         bindings = with_sets(host, bindings, neighbours)
+    refusal = affinity_refusal()
+    bindings = [unbound(binding, refusal) for binding in bindings]
     team = tuple(cpu for binding in bindings for cpu in binding.team if cpu != UNPINNED)
     findings = neighbour_findings(host, team, neighbours) if binds_threads(config) else ()
     return _told(assignments_in(config, host, bindings), findings)

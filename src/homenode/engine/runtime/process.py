@@ -27,6 +27,7 @@ from homenode.engine.child_process import LoadingProgress, call_itself, die_with
 from homenode.engine.messages import EngineLoading, Fatal, FreeCpusChanged, ToEngine, ToFront
 from homenode.engine.wire import FrameSocket, decode_body
 from homenode.errors import HomenodeError, PeerError
+from homenode.host.process_limits import on_large_stack
 from homenode.host.refusals import start_thread
 from homenode.logs.setup import begin_service_log, end_log
 from homenode.start_phases import mark_phase, marked_phases
@@ -70,7 +71,8 @@ def _main(front: FrameSocket, doors: list[socket.socket], parent: int, build: Bu
         if first is None:
             return 0
         mark_phase("wait for settings")
-        serve(front, decode_body(first, EngineAssignment), build, doors, experts)
+        assignment = decode_body(first, EngineAssignment)
+        on_large_stack(lambda: serve(front, assignment, build, doors, experts))
     except BaseException as error:
         if not isinstance(error, HomenodeError):
             _log.exception("the engine failed")

@@ -51,6 +51,7 @@ from homenode.engine.channels.wire import EngineSocket
 from homenode.engine.child_process import LoadingProgress, call_itself, die_with_parent, in_words
 from homenode.engine.wire import decode_body
 from homenode.errors import HomenodeError, HostError, PeerError
+from homenode.host.process_limits import on_large_stack
 from homenode.host.refusals import start_thread
 from homenode.logs.setup import begin_service_log, end_log
 
@@ -88,7 +89,7 @@ def main(
             return 0
         join = decode_body(first, Join)
         join = _with_roles(join if place is None else place(join))
-        _Post(engine, join, make or _make, (open_for or _open_for)(join)).run()
+        on_large_stack(_Post(engine, join, make or _make, (open_for or _open_for)(join)).run)
     except BaseException as error:
         if not isinstance(error, HomenodeError):
             _log.exception("the worker failed")

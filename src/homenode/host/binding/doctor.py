@@ -97,6 +97,7 @@ def _permissions(host: Host, live: LiveFacts) -> Iterable[Finding]:
             message,
             "Bind CPUs: memory then comes from the node of the CPU that touches it first.",
         )
+    yield from (finding for finding in live.refused if finding.code != "memory_policy_refused")
     missing = [name for name, bit in (("SYS_NICE", CAP_SYS_NICE), ("SYS_PTRACE", CAP_SYS_PTRACE)) if not live.may(bit)]
     if missing:
         names = " and ".join(f"CAP_{name}" for name in missing)

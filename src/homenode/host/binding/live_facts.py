@@ -13,10 +13,13 @@ from homenode.errors import HostError
 from homenode.host.binding.claims import living_claims
 from homenode.host.binding.cpu_load import CpuLoad, read_cpu_load
 from homenode.host.binding.irqbalance import find_irqbalance
+from homenode.host.binding.optional_calls import refused_calls
 from homenode.host.binding.syscalls import Syscalls
 from homenode.host.placement.demand import Claim
 from homenode.host.topology.facts import FactReader, parse_number
+from homenode.host.topology.finding import Finding
 from homenode.host.topology.memory import read_meminfo
+from homenode.host.topology.online import NODE_FOLDER
 from homenode.host.topology.source import LiveSource, Source
 
 CAP_SYS_PTRACE, CAP_SYS_NICE = 19, 23  # linux/capability.h
@@ -37,13 +40,14 @@ class ProcessFacts:
 class LiveFacts:
     """`capabilities`: the effective set as bits (capabilities(7)), of the calling process. `memory_policy_refusal`:
     name of the error that set_mempolicy gives, empty where it works. `irqs_writable`: None without interrupts to try.
-    `swap`, `swap_used`: bytes. `load`: of the CPUs that the calling process, or the one asked about, may use.
-    `claims`: of living processes of this user and pid namespace."""
+    `refused`: calls that this process may not make. `swap`, `swap_used`: bytes. `load`: of the CPUs that the calling
+    process, or the one asked about, may use. `claims`: of living processes of this user and pid namespace."""
 
     capabilities: int | None = None
     memory_policy_refusal: str = ""
     irqs_writable: bool | None = None
     irqbalance: int | None = None
+    refused: tuple[Finding, ...] = ()
     swap: int = 0
     swap_used: int = 0
     process: ProcessFacts | None = None
@@ -78,6 +82,7 @@ def read_live_facts(pid: int | None = None, calls: Syscalls | None = None) -> Li
         memory_policy_refusal=_memory_policy_refusal(calls or Syscalls()),
         irqs_writable=_irqs_writable(),
         irqbalance=daemon.pid if daemon else None,
+        refused=refused_calls(calls, nodes=len(FactReader(source).cpus(f"{NODE_FOLDER}/online") or (0,))),
         swap=swap,
         swap_used=swap - memory.get("SwapFree", swap),
         process=None if pid is None else _process(pid, source),

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from homenode.errors import HostError
+from homenode.host.binding.optional_calls import REFUSALS
 
 _VARIABLES = ("TMPDIR", "TEMP", "TMP")  # as Python's tempfile reads them
 _USUAL = (Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"))
@@ -28,3 +30,15 @@ def temporary_folder() -> Path:
         return folder
     usual = ", ".join(map(str, _USUAL))
     raise HostError(f"there is no folder for temporary files: {usual} cannot be written to. Name one in TMPDIR.")
+
+
+def nameless_file(name: str) -> int:
+    """The descriptor of a file that ends with its last descriptor, in memory; where the kernel or a filter refuses
+    such memory (memfd_create(2)), in a folder for temporary files. HostError where there is none either."""
+    try:
+        return os.memfd_create(name, os.MFD_CLOEXEC)
+    except OSError as error:
+        if error.errno not in REFUSALS:
+            raise
+    with tempfile.TemporaryFile(dir=temporary_folder()) as file:
+        return os.dup(file.fileno())

@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from homenode.errors import HostError
+from homenode.host.binding.temporary import nameless_file
+from homenode.host.refusals import reason_of
 from homenode.model.sandbox.frames import FrameStream, SandboxFrameError
 
 _STARTS_WITHIN_S = 30.0
@@ -44,14 +46,14 @@ class SandboxProcess:
         with contextlib.ExitStack() as undone:
             try:
                 # Standard error grows to no more than the child's limit, and nobody has to read it meanwhile.
-                errors = os.memfd_create("standard error", os.MFD_CLOEXEC)
+                errors = nameless_file("standard error")
                 undone.callback(os.close, errors)
                 ours, theirs = socket.socketpair()
                 undone.callback(ours.close)
                 with theirs:
                     self._process = self._spawn(theirs.fileno(), errors, arguments)
             except OSError as error:
-                raise HostError(f"{module} could not be started: {error.strerror}", errno=error.errno) from error
+                raise HostError(f"{module} could not be started: {reason_of(error)}", errno=error.errno) from error
             undone.pop_all()
         self._frames, self._errors = FrameStream(ours), errors
         self._started_by = time.monotonic() + _STARTS_WITHIN_S

@@ -16,6 +16,7 @@ from types import TracebackType
 
 from homenode.compute.ops import SharedPlacement, SharingBackend, Weight
 from homenode.errors import HostError, InternalError, PeerError, UserError
+from homenode.host.refusals import reason_of
 from homenode.model.weights.expert_header import (
     HEADER_BYTES,
     HEADER_WORDS,
@@ -224,4 +225,4 @@ def _grow(fd: int, size: int) -> None:
                 return
         except OSError:
             pass
-        raise HostError(f"memory for experts of {size} bytes: {error.strerror}", errno=error.errno) from error
+        raise HostError(f"memory for experts of {size} bytes: {reason_of(error)}", errno=error.errno) from error

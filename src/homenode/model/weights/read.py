@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from homenode.compute.ops import Backend, FloatArray, MatrixPlacement, TableBackend, Weight
 from homenode.errors import CheckpointError, HostError, InternalError, UnsupportedError
+from homenode.host.binding.temporary import nameless_file
 from homenode.host.refusals import named_refusals
 from homenode.model.architectures.parameters import Parameters
 from homenode.model.formats import coded_rows
@@ -194,7 +195,7 @@ def _load_runs(backend: Backend, tensor: MatchedTensor, target: str, placement: 
     """A matrix of which several runs of rows, or of columns, are wanted: put together in memory."""
     entry, (rows, columns) = tensor.entry, tensor.expected.cut
     width, of = entry.dtype.row_bytes(entry.shape[1]), entry.dtype.row_bytes
-    joined = os.memfd_create("homenode-runs", os.MFD_CLOEXEC)
+    joined = nameless_file("homenode-runs")
     with os.fdopen(joined, "wb") as file:
         for piece in rows.pieces:
             stored = np.frombuffer(
@@ -218,7 +219,7 @@ def _load_coded(backend: Backend, tensor: MatchedTensor, target: str, placement:
             stored, values = values, np.empty_like(values)
             values[canonical_rows(rows.count, heads)] = stored
         return backend.weight_from_array(values, target, placement)
-    fd = os.memfd_create("homenode-blocks", os.MFD_CLOEXEC)
+    fd = nameless_file("homenode-blocks")
     try:
         coded_rows.write_blocks(entry, *wanted, fd)
         return backend.weight_from_file(fd, 0, entry.dtype, rows.count, columns.count, target, heads, placement)

@@ -19,6 +19,7 @@ from homenode.engine.fronts.messages import Way
 from homenode.engine.messages import Fatal, Heartbeat, Ping
 from homenode.engine.wire import FrameDecoder, decode_body, encode_frame
 from homenode.errors import HomenodeError, HostError, PeerError
+from homenode.host.refusals import reason_of
 from homenode.server.fronts.messages import FromFront, FrontReady, Prepare, Prepared, ToFront
 from homenode.server.monitoring.files import FOLDER_VARIABLE
 
@@ -56,7 +57,7 @@ class FrontProcess:
         try:
             ours = self._spawn(program, listener, prepare.metrics, key_counts)
         except OSError as error:
-            raise HostError(f"{self.name} could not be started: {error.strerror}", errno=error.errno) from error
+            raise HostError(f"{self.name} could not be started: {reason_of(error)}", errno=error.errno) from error
         reader, self._writer = await asyncio.open_unix_connection(sock=ours)
         self._reading = asyncio.ensure_future(self._read(reader))
         self.send(prepare)

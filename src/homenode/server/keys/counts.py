@@ -13,6 +13,7 @@ import os
 from collections.abc import Iterator
 from typing import Final
 
+from homenode.host.binding.temporary import nameless_file
 from homenode.server.keys.key_file import MOST_KEYS
 
 TICKS_PER_SECOND: Final = 2
@@ -44,7 +45,7 @@ class KeyCounts:
     @staticmethod
     def shared_memory(fronts: int) -> int:
         """The descriptor of memory for the tables of so many fronts. OSError: the machine has none."""
-        descriptor = os.memfd_create("homenode-keys", os.MFD_CLOEXEC)
+        descriptor = nameless_file("homenode-keys")
         os.ftruncate(descriptor, fronts * _TABLE_WORDS * _WORD)
         return descriptor
 
