@@ -539,3 +539,29 @@ def test_the_grammar_of_a_custom_tool_binds_its_input(syntax: str, definition: s
     tool["format"] = {"type": "grammar", "syntax": syntax, "definition": "start: (" if syntax == "lark" else "([a-z"}
     refused = service.ask(PATH, {"input": "hi", "tools": [TOOL, tool]})
     assert refused.status_code == 400 and "tools[1].format.definition" in refused.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("choice", "told"),
+    [
+        ("auto", "auto"),
+        ({"type": "auto"}, "auto"),
+        ({"type": "none"}, "none"),
+        ({"type": "required"}, "required"),
+        ({"type": "any"}, "required"),
+        ("any", "required"),
+        ({"type": "function", "name": "look"}, {"type": "function", "name": "look"}),
+        ({"type": "function", "function": {"name": "look"}}, {"type": "function", "name": "look"}),
+    ],
+)
+def test_a_choice_has_the_forms_of_the_field(choice: Any, told: Any) -> None:
+    service = Service("x")
+    answer = service.ask(PATH, {"input": "hi", "tools": [TOOL], "tool_choice": choice, "max_output_tokens": 5})
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["tool_choice"] == told
+    assert (service.requests[-1].params.grammar is not None) == (told not in ("auto", "none"))
+
+
+def test_a_choice_of_no_name_is_refused() -> None:
+    answer = Service("x").ask(PATH, {"input": "hi", "tools": [TOOL], "tool_choice": {"type": "function"}})
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "tool_choice.name"

@@ -27,6 +27,7 @@ from homenode.model.formats.gguf_token_ids import token_id_of
 from homenode.model.sandbox.renderer import DEFAULT_TIMEOUT_S, TemplateRenderer
 from homenode.model.tokenizer.added_tokens import missing_tokens, with_tokens
 from homenode.model.tokenizer.fill_in_middle import GGUF_ROLES
+from homenode.model.tokenizer.named_templates import with_named_templates
 from homenode.model.tokenizer.tokenizer import Tokenizer
 from homenode.model.tokenizer.trial_run import TokenizerTrial, is_usable
 from homenode.model.tokenizer.vocabularies.gguf_vocab import tokenizer_from_gguf
@@ -138,7 +139,14 @@ def _from_gguf(path: Path, chat_template: str | None, renderer: TemplateRenderer
     def stops(turn_end: str | None) -> Iterable[str]:
         return stop_tokens_of_gguf(VocabularyNames(library), has_eot=has_eot, turn_end=turn_end)
 
-    return Tokenizer(library, config, templates if renderer else {}, renderer=renderer, stop_tokens=stops, of_gguf=True)
+    return Tokenizer(
+        library,
+        config,
+        with_named_templates(templates) if renderer else {},
+        renderer=renderer,
+        stop_tokens=stops,
+        of_gguf=True,
+    )
 
 
 def _gguf_templates(metadata: Mapping[str, Any]) -> dict[str, str]:
@@ -167,7 +175,9 @@ def _from_folder(path: Path, chat_template: str | None, renderer: TemplateRender
     def stops(turn_end: str | None) -> Iterable[str]:
         return stop_tokens_of_folder(files, VocabularyNames(library), turn_end=turn_end)
 
-    return Tokenizer(library, config, templates if renderer else {}, renderer=renderer, stop_tokens=stops)
+    return Tokenizer(
+        library, config, with_named_templates(templates) if renderer else {}, renderer=renderer, stop_tokens=stops
+    )
 
 
 def _usual_library(file: Path, config: Mapping[str, Any]) -> Library:

@@ -16,10 +16,13 @@ from homenode.server.apis.responses.history import ItemHistory
 from homenode.server.apis.responses.messages import ConversationWriter, Note
 from homenode.server.apis.responses.request import (
     ResponsesAllowedTools,
+    ResponsesAnyChoice,
     ResponsesCustomChoice,
     ResponsesFunctionChoice,
+    ResponsesNoneChoice,
     ResponsesObjectFormat,
     ResponsesRequest,
+    ResponsesRequiredChoice,
     ResponsesSchemaFormat,
 )
 from homenode.server.apis.responses.tools import OfferedTool, OfferedTools, ResponsesCustomTool, ResponsesGrammarSyntax
@@ -74,15 +77,12 @@ async def offer_of(state: ServerState, body: ResponsesRequest, tools: OfferedToo
     choice, offered = body.tool_choice, list(tools.by_name.values())
     use, named = ToolUse.AUTO, None
     match choice:
-        case "none":
+        case "none" | ResponsesNoneChoice():
             use = ToolUse.NONE
-        case "required":
+        case "required" | "any" | ResponsesRequiredChoice() | ResponsesAnyChoice():
             use = ToolUse.REQUIRED
         case ResponsesFunctionChoice() | ResponsesCustomChoice():
-            chosen = tools.named(choice.name, choice.namespace, custom=isinstance(choice, ResponsesCustomChoice))
-            if chosen is None:
-                raise _choice_error(f"names `{choice.name}`, which is not among the tools")
-            named = chosen.flat_name
+            named = _chosen(choice, tools).flat_name
         case ResponsesAllowedTools():
             offered = _allowed(choice, tools)
             use = ToolUse.REQUIRED if choice.mode == "required" else ToolUse.AUTO
@@ -95,6 +95,18 @@ async def offer_of(state: ServerState, body: ResponsesRequest, tools: OfferedToo
     called = [tool for tool in offered if use is not ToolUse.NONE and named in (None, tool.flat_name)]
     inputs = await _inputs(state, called)
     return ToolOffer(tools.only(offered), use=use, named=named, parallel=parallel, inputs=inputs)
+
+
+def _chosen(choice: ResponsesFunctionChoice | ResponsesCustomChoice, tools: OfferedTools) -> OfferedTool:
+    name = choice.name
+    if isinstance(choice, ResponsesFunctionChoice) and choice.function is not None:
+        name = choice.function.name
+    if name is None:
+        raise _choice_error('is missing: give {"type": "function", "name": NAME}', ".name")
+    chosen = tools.named(name, choice.namespace, custom=isinstance(choice, ResponsesCustomChoice))
+    if chosen is None:
+        raise _choice_error(f"names `{name}`, which is not among the tools")
+    return chosen
 
 
 def _allowed(choice: ResponsesAllowedTools, tools: OfferedTools) -> list[OfferedTool]:

@@ -166,7 +166,7 @@ def _response(state: ServerState, body: ResponsesRequest, model: str) -> Respons
     """The response before anything has come of it."""
     defaults = state.ready.sampling_defaults if state.config.generation_config == "auto" else {}
     sampling = {"temperature": 1.0, "top_p": 1.0, **defaults, **given_settings(body)}
-    choice: Any = "auto" if body.tool_choice is None else msgspec.to_builtins(body.tool_choice)
+    choice: Any = "auto" if body.tool_choice is None else _told_choice(msgspec.to_builtins(body.tool_choice))
     return ResponseObject(
         id=new_response_id(),
         created_at=int(time.time()),
@@ -193,6 +193,15 @@ def _response(state: ServerState, body: ResponsesRequest, model: str) -> Respons
         truncation=body.truncation or "disabled",
         user=body.user or UNSET,
     )
+
+
+def _told_choice(choice: Any) -> Any:
+    """A choice as it is repeated: in the words of this API."""
+    if isinstance(choice, str) or choice.keys() == {"type"}:
+        word = choice if isinstance(choice, str) else choice["type"]
+        return "required" if word == "any" else word
+    named = choice.pop("function", None) or {}
+    return {name: value for name, value in (choice | named).items() if value is not None}
 
 
 def _told_tool(tool: dict[str, Any]) -> dict[str, Any]:

@@ -46,11 +46,34 @@ class ResponsesTextOptions(Struct, forbid_unknown_fields=True, kw_only=True):
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
-class ResponsesFunctionChoice(Struct, forbid_unknown_fields=True, kw_only=True, tag_field="type", tag="function"):
-    """This function is called."""
+class ResponsesAutoChoice(Struct, forbid_unknown_fields=True, tag_field="type", tag="auto"):
+    """The word `auto`, as some clients write it."""
+
+
+class ResponsesNoneChoice(Struct, forbid_unknown_fields=True, tag_field="type", tag="none"):
+    """The word `none`, as some clients write it."""
+
+
+class ResponsesRequiredChoice(Struct, forbid_unknown_fields=True, tag_field="type", tag="required"):
+    """The word `required`, as some clients write it."""
+
+
+class ResponsesAnyChoice(Struct, forbid_unknown_fields=True, tag_field="type", tag="any"):
+    """What other APIs call `required`."""
+
+
+class ResponsesNamedFunction(Struct, forbid_unknown_fields=True, kw_only=True):
+    """The name of a function, as chat completions have it."""
 
     name: ToolName
+
+
+class ResponsesFunctionChoice(Struct, forbid_unknown_fields=True, kw_only=True, tag_field="type", tag="function"):
+    """This function is called: its name, or as chat completions have it."""
+
+    name: ToolName | None = None
     namespace: ToolName | None = None
+    function: ResponsesNamedFunction | None = None
 
 
 class ResponsesCustomChoice(Struct, forbid_unknown_fields=True, kw_only=True, tag_field="type", tag="custom"):
@@ -84,7 +107,11 @@ class ResponsesRequest(GenerationFields, kw_only=True):
     previous_response_id: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
     tools: Annotated[list[dict[str, Any]], Meta(max_length=MOST_TOOLS)] | None = None
     tool_choice: (
-        Literal["none", "auto", "required"]
+        Literal["none", "auto", "required", "any"]
+        | ResponsesAutoChoice
+        | ResponsesNoneChoice
+        | ResponsesRequiredChoice
+        | ResponsesAnyChoice
         | ResponsesFunctionChoice
         | ResponsesCustomChoice
         | ResponsesAllowedTools
