@@ -83,9 +83,30 @@ class Vocabulary:
             raise UnsupportedError(
                 "the tokens of this model do not spell the bytes of its text: no grammar can bind it"
             )
-        self._tokens = _TokenList(self._tokenizer, self.size, self.end_tokens)
+        self._tokens = self._token_list(self._tokenizer)
         tokens: Any = self._tokens
         return LLTokenizer(tokens, eos_token=list(self.end_tokens))
+
+    def _token_list(self, tokenizer: TokenTexts) -> _TokenList:
+        return _TokenList(tokenizer, self.size, self.end_tokens)
+
+
+class TrialVocabulary(Vocabulary):
+    """Only such tokens of a vocabulary as spell every text that all of them spell: single bytes, tokens with a byte
+    that is no token by itself, and those that are no text. Whether a grammar is one, and whether a text of it can
+    begin, comes out the same, and llguidance makes this in a tenth of the time, in which it keeps the interpreter's
+    lock.
+    """
+
+    def _token_list(self, tokenizer: TokenTexts) -> _TokenList:
+        found = super()._token_list(tokenizer)
+        special = frozenset(found.special_token_ids)
+        texts = {token: text for token, text in enumerate(found.tokens) if token not in special}
+        single = b"".join(text for text in texts.values() if len(text) == 1)
+        left_out = [token for token, text in texts.items() if len(text) > 1 and not text.translate(None, single)]
+        for token in left_out:
+            found.tokens[token] = b""
+        return found
 
 
 class _TokenList:

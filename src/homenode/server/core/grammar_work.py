@@ -12,7 +12,7 @@ from homenode.grammars.compile import CompiledGrammar, compile_grammar, keep_sch
 from homenode.grammars.field_path import FieldPath
 from homenode.grammars.kept_schema import KeptSchema
 from homenode.grammars.spec import GrammarSpec
-from homenode.grammars.vocabulary import Vocabulary
+from homenode.grammars.vocabulary import TrialVocabulary, Vocabulary
 from homenode.server.http.failures import ApiError
 from homenode.server.interfaces.tokenizer import TokenizerLike
 
@@ -33,7 +33,7 @@ class GrammarWork:
         """As grammars are tried with; that of the workers has all tokens that end an answer."""
         tokenizer = self._tokenizer
         own = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
-        return Vocabulary(tokenizer, self._vocab_size, (*tokenizer.stop_token_ids, *own) or (_ANY_TOKEN,))
+        return TrialVocabulary(tokenizer, self._vocab_size, (*tokenizer.stop_token_ids, *own) or (_ANY_TOKEN,))
 
     @cached_property
     def _pool(self) -> ThreadPoolExecutor:
