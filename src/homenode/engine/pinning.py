@@ -7,6 +7,7 @@ others.
 
 from __future__ import annotations
 
+import logging
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -20,6 +21,7 @@ from homenode.host.binding.pages import move_private_pages
 from homenode.host.binding.syscalls import Syscalls
 from homenode.host.topology.finding import Finding
 
+_log = logging.getLogger(__name__)
 _BRING_ALONG_S = 5.0  # some tens of MiB, which move in a fraction of a second
 
 
@@ -47,6 +49,17 @@ def pin_process_threads(cpus: tuple[int, ...], kernel: Syscalls | None = None) -
             if not attempt(kernel.set_affinity, int(thread.name), cpus):
                 return tuple(filter(None, (affinity_refusal(kernel),)))
     return _read_back(cpus, kernel)
+
+
+def move_process_threads(cpus: tuple[int, ...]) -> None:
+    """The same of a process that computes nothing, which goes on where it is if the kernel refuses; that is logged."""
+    try:
+        findings = pin_process_threads(cpus)
+    except (OSError, HostError) as error:
+        _log.warning("this process stays on its CPUs, as it could not be moved to CPUs %s: %s", cpus, error)
+        return
+    for finding in findings:
+        _log.warning("%s", finding.text)
 
 
 def _bring_along(nodes: tuple[int, ...], kernel: Syscalls) -> None:

@@ -189,9 +189,10 @@ def _client(assignments: Sequence[EngineAssignment]) -> AsyncEngineClient | Repl
     if len(assignments) == 1:
         from homenode.engine.connection.early_start import take_early_engine
         from homenode.engine.connection.engine_client import AsyncEngineClient
+        from homenode.engine.pinning import move_process_threads
 
         client = AsyncEngineClient(assignments[0], started=take_early_engine())
-        client.on_free_cpus = _move_to
+        client.on_free_cpus = move_process_threads
         return client
     from homenode.engine.router.client import ReplicasClient
 
@@ -200,15 +201,10 @@ def _client(assignments: Sequence[EngineAssignment]) -> AsyncEngineClient | Repl
 
 def _keep_off_compute(ready: Any) -> None:
     """Move to the CPUs on which the engine does not compute, if it left any."""
+    from homenode.engine.pinning import move_process_threads
+
     if cpus := tuple(ready.details.get("free_cpus", ())):
-        _move_to(cpus)
-
-
-def _move_to(cpus: tuple[int, ...]) -> None:
-    from homenode.engine.pinning import pin_process_threads
-
-    for finding in pin_process_threads(cpus):
-        _LOG.warning("%s", finding.text)
+        move_process_threads(cpus)
 
 
 def _announce(url: str, ready: Any, fronts: int = 1) -> None:

@@ -22,7 +22,7 @@ from homenode.engine.cpu_claims import CpuClaim, claims_of_others, lock_claims
 from homenode.engine.devices import CPU
 from homenode.engine.executor.base import Executor, MovableExecutor
 from homenode.engine.executor.expert_usage import CountingExecutor
-from homenode.engine.pinning import pin_process_threads
+from homenode.engine.pinning import move_process_threads
 from homenode.engine.plan.engine_plan import EnginePlan
 from homenode.engine.plan.free_cores import takes_lists
 from homenode.engine.plan.machine import MachineFacts
@@ -139,7 +139,7 @@ class NeighbourWatch:
     def _move_rest(self, cpus: tuple[int, ...]) -> None:
         """Those of a process that computes move with its compute threads."""
         if self._owns_process and os.getpid() not in self._executor.processes:
-            pin_process_threads(cpus)
+            move_process_threads(cpus)
         self._rest_changed(cpus)
 
     def _settle(self) -> None:

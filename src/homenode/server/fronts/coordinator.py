@@ -15,6 +15,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import msgspec
+
 from homenode.engine.assignment import EngineAssignment
 from homenode.engine.connection.early_start import ENGINE_PROGRAM
 from homenode.engine.experts.memory_files import ExpertMemoryFiles
@@ -33,7 +35,8 @@ from homenode.engine.fronts.messages import (
     Unheld,
     Way,
 )
-from homenode.engine.messages import EngineReady
+from homenode.engine.messages import EngineReady, FreeCpusChanged
+from homenode.engine.pinning import move_process_threads
 from homenode.engine.router.client import dispatch_settings
 from homenode.engine.router.linked_client import LinkedSettings, favourite_of
 from homenode.engine.router.progress import Progress
@@ -110,9 +113,11 @@ class Coordinator:
 
     def _maker(self, number: int, program: str) -> Callable[[EngineAssignment], SharedEngine]:
         def made(assignment: EngineAssignment) -> SharedEngine:
-            return SharedEngine(
+            engine = SharedEngine(
                 assignment, program, lambda: self._announce(self.supervisors[number]), self._experts.descriptors
             )
+            engine.on_free_cpus = self._move_fronts
+            return engine
 
         return made
 
@@ -234,6 +239,14 @@ class Coordinator:
     def _change_keys(self, keys: tuple[NamedKey, ...]) -> None:
         """Every front takes these from now on."""
         self.fronts.broadcast(KeysChanged(keys))
+
+    def _move_fronts(self, cpus: tuple[int, ...]) -> None:
+        """All, those that are started later and this process compute nothing, and disturb nobody there."""
+        if self._ready is None:
+            return
+        self._ready = msgspec.structs.replace(self._ready, details={**self._ready.details, "free_cpus": list(cpus)})
+        move_process_threads(cpus)
+        self.fronts.broadcast(FreeCpusChanged(list(cpus)))
 
     def front_says(self, front: FrontProcess, message: FromFront) -> None:
         """What concerns the others is told to them."""

@@ -24,8 +24,8 @@ from typing import Any
 from homenode.engine.child_process import call_itself, die_with_parent, in_words
 from homenode.engine.fronts.fd_channel import receive_fd
 from homenode.engine.fronts.messages import Way
-from homenode.engine.messages import Fatal, Heartbeat, Ping
-from homenode.engine.pinning import pin_process_threads
+from homenode.engine.messages import Fatal, FreeCpusChanged, Heartbeat, Ping
+from homenode.engine.pinning import move_process_threads
 from homenode.engine.router.linked_client import LinkedClient
 from homenode.engine.wire import FrameDecoder, decode_body, encode_frame
 from homenode.errors import HomenodeError, InternalError, PeerError
@@ -160,6 +160,8 @@ class _Front:
                 match message:
                     case Ping(number):
                         self._send(Heartbeat(number, time.monotonic()))
+                    case FreeCpusChanged(cpus):
+                        move_process_threads(tuple(cpus))
                     case KeysChanged(changed):
                         keys.replace(changed)
                     case Serve():
@@ -224,8 +226,7 @@ def _keep_off_compute(begin: Begin) -> None:
     if not isinstance(cpus, list | tuple):
         raise InternalError("the engines' free CPUs are no list")
     if cpus:
-        for finding in pin_process_threads(tuple(cpus)):
-            _log.warning("%s", finding.text)
+        move_process_threads(tuple(cpus))
 
 
 if __name__ == "__main__":

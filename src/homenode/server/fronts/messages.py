@@ -7,7 +7,7 @@ from __future__ import annotations
 import msgspec
 
 from homenode.engine.fronts.messages import FromLinked, ToLinked
-from homenode.engine.messages import Fatal, Heartbeat, Ping
+from homenode.engine.messages import Fatal, FreeCpusChanged, Heartbeat, Ping
 from homenode.engine.router.linked_client import LinkedSettings
 from homenode.model.tokenizer.config import TextConfig
 from homenode.server.http.config import ServerConfig
@@ -64,5 +64,5 @@ class FrontReady(msgspec.Struct, frozen=True, tag=True):
     """Front to coordinator: the application is made; connections are taken from `Serve` on."""
 
 
-ToFront = Prepare | Begin | KeysChanged | Serve | Stop | Ping | ToLinked
+ToFront = Prepare | Begin | KeysChanged | FreeCpusChanged | Serve | Stop | Ping | ToLinked
 FromFront = Prepared | FrontReady | Heartbeat | Fatal | FromLinked
