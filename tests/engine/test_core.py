@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,16 +14,29 @@ from typing import Any
 
 import pytest
 
+from homenode.engine.binding import EngineBinding
 from homenode.engine.errors import StepError
 from homenode.engine.executor.inline import InlineExecutor
 from homenode.engine.executor.scripted import ScriptedExecutor, scripted_token
-from homenode.engine.messages import Abort, Drain, EngineStats, Heartbeat, Output, Outputs, Ping, Submit, ToFront
+from homenode.engine.messages import (
+    Abort,
+    Drain,
+    EngineStats,
+    FreeCpusChanged,
+    Heartbeat,
+    MoveEngine,
+    Output,
+    Outputs,
+    Ping,
+    Submit,
+    ToFront,
+)
 from homenode.engine.request import Request
 from homenode.engine.runtime.loop import EngineCore
 from homenode.engine.scheduler.scheduler import Scheduler
 from homenode.engine.scheduler_config import KvConfig, SchedulerConfig
 from homenode.engine.step import Step, StepResult, WorkerLimits
-from homenode.errors import CapacityError, InternalError
+from homenode.errors import CapacityError, HostError, InternalError
 from homenode.sampling import SamplingParams
 from tests.waiting import PATIENCE_S
 
@@ -95,6 +109,7 @@ def running(
     refuses: Callable[[ToFront], bool] = lambda message: False,
     figures: Callable[[], dict[str, Any]] = dict,
     grammars: Callable[[str], Future[None] | None] = lambda grammar: None,
+    move: Callable[[EngineBinding], None] = lambda place: None,
 ) -> Iterator[Front]:
     runner = ScriptedRunner(fault, gate)
     executor = InlineExecutor(runner, LIMITS, figures, prepare_grammar=grammars)
@@ -113,7 +128,7 @@ def running(
             raise CapacityError("the frame is too large")
         sent.put(message)
 
-    core = EngineCore(scheduler, executor, send)
+    core = EngineCore(scheduler, executor, send, move=move)
     front = Front(core, sent, runner)
 
     def run() -> None:
@@ -358,6 +373,44 @@ def test_the_executor_gives_results_in_order_and_ends() -> None:
     assert all(called.acquire(timeout=PATIENCE_S) for _ in range(4))  # 0, 1, the failure and 9; 3 and 4 never came back
     executor.close()
     executor.close()
+
+
+def test_threads_move_between_two_steps_and_one_that_cannot_ends_nothing() -> None:
+    told: list[object] = []
+
+    class Runner:
+        def execute(self, step: Step) -> StepResult:
+            told.append(step.number)
+            return StepResult(step.number, [])
+
+    def move(place: EngineBinding) -> None:
+        told.append(place)
+        if place.team == (2,):
+            raise HostError("CPU 2 is offline")
+
+    executor = InlineExecutor(Runner(), LIMITS, move=move)
+    called = threading.Semaphore(0)
+    executor.on_result(called.release)
+    places = [EngineBinding((cpu,)) for cpu in (-1, 2)]
+    for number, place in enumerate(places):
+        executor.submit(Step(number, [], [], []))
+        executor.move([place])
+    executor.submit(Step(2, [], [], []))
+    for number in range(3):
+        assert executor.result(PATIENCE_S) == StepResult(number, [])
+    assert told == [0, places[0], 1, places[1], 2]
+    assert all(called.acquire(timeout=PATIENCE_S) for _ in range(5)), "figures change with places"
+    assert executor.processes == (os.getpid(),)
+    executor.close()
+
+
+def test_one_of_several_engines_goes_where_its_front_says() -> None:
+    moved: list[EngineBinding] = []
+    with running(move=moved.append) as front:
+        front.core.post(MoveEngine(EngineBinding((3,))))
+        front.core.post(FreeCpusChanged([1]))
+        assert front.next(FreeCpusChanged) == FreeCpusChanged([1])
+    assert moved == [EngineBinding((3,))]
 
 
 def test_wake_latency_of_an_idle_loop() -> None:

@@ -17,6 +17,7 @@ from homenode.engine.messages import (
     Abort,
     Drain,
     EngineStats,
+    MoveEngine,
     Output,
     Outputs,
     Ping,
@@ -35,7 +36,13 @@ REQUEST = Request(
     prompt_ids=[1, 2, 3],
     params=SamplingParams(max_tokens=3, seed=2**63, logit_bias={5: -1.0}, stop_token_ids=(4,)),
 )
-TO_ENGINE = [Submit([REQUEST]), Abort([1, 2], "stop"), Drain(1.5), Ping(3)]
+TO_ENGINE = [
+    Submit([REQUEST]),
+    Abort([1, 2], "stop"),
+    Drain(1.5),
+    Ping(3),
+    MoveEngine(EngineBinding((1, 2), sets=((0, 1), (2,)))),
+]
 TO_FRONT = [
     Outputs(
         [Output(7, [1], [TokenLogprob(-0.5, [(1, -0.5)])], prompt_logprobs=[None, TokenLogprob(-1.0)], cached_tokens=3)]

@@ -110,3 +110,36 @@ def test_the_rest_of_a_server_keeps_off_the_cores_of_others(state: Path) -> None
         first, second = servers
         other = claimed(second, state)
         first.wait_for(lambda: not {core_of(cpu) for cpu in os.sched_getaffinity(first.process.pid)} & other)
+
+
+@pytest.mark.skipif(len(CORES) > 4, reason="takes a server for nearly every core")
+def test_several_engines_of_one_service_move_too(state: Path) -> None:
+    """Their claims are those of what has started them; each stays on the node of its memory."""
+    with contextlib.ExitStack() as ends:
+        taken = {}
+        for cpu in CORES[:-1]:
+            taken[cpu] = LiveServer(*FLAGS[2:], "--cpu-threads-bind", str(cpu))
+            ends.callback(taken[cpu].close)
+        service = LiveServer(*FLAGS, "--data-parallel-size", "2", "--api-server-count", "1")
+        ends.callback(service.close)
+
+        def cores() -> set[int]:
+            (file,) = state.glob("claims-*.json")
+            entries = json.loads(file.read_text())["claims"]
+            return {core_of(c) for e in entries if e["pid"] == service.process.pid for c in parse_cpu_list(e["cpus"])}
+
+        before = cores()
+        shared = sorted(before & set(taken))
+        assert len(before) == 2 and len(shared) == 1, before
+        near = [cpu for cpu in taken if NODE_OF[cpu] == NODE_OF[shared[0]] and cpu != shared[0]]
+        taken.pop(near[0]).close()
+        service.wait_for(lambda: near[0] in cores() and not cores() & set(taken))
+        pinned = [single_cpus(pid) for pid in service.engines()]
+        assert set().union(*pinned) >= {near[0]} and not set().union(*pinned) & {shared[0]}
+        assert answer(service)
+
+
+def single_cpus(pid: int) -> set[int]:
+    """The CPUs that threads of a process are bound to alone."""
+    masks = [os.sched_getaffinity(int(task.name)) for task in Path(f"/proc/{pid}/task").iterdir()]
+    return {cpu for mask in masks if len(mask) == 1 for cpu in mask}

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from homenode.engine.binding import EngineBinding
-from homenode.engine.plan.moves import EnginePlaces, RestPlace, moved_places, moved_team
+from homenode.engine.plan.moves import EnginePlaces, RestPlace, moved_places, moved_team, moved_workers
 from homenode.engine.plan.placement import UNPINNED, core_of
 from homenode.host.placement.demand import Claim
 from homenode.host.placement.neighbours import HostNeighbours
@@ -88,6 +88,25 @@ def test_what_was_given_cpus_together_keeps_to_them() -> None:
     moved = moved_places(host(NODES), places, HostNeighbours(claims((0,), (5,))))
     assert [(each.team, each.others) for each in moved.workers] == [((1,), (2,)), ((4,), (6,))]
     assert moved.rest == (2,)
+
+
+def test_several_engines_keep_to_their_own_cores() -> None:
+    """Where no core is free, what does not compute stays on those of its own engine."""
+    bindings = (EngineBinding((0,), others=(0,)), EngineBinding((1,), others=(1,)))
+    places = EnginePlaces(bindings, (0, 1), RestPlace.WITHIN)
+    assert moved_places(host("1s/1n/2c"), places, HostNeighbours(claims((0,)))).workers == bindings
+    moved = moved_places(host("1s/1n/3c"), places, HostNeighbours(claims((0,))))
+    assert [(each.team, each.others) for each in moved.workers] == [((2,), (2,)), ((1,), (1,))]
+
+
+def test_workers_of_one_of_several_engines_go_with_it() -> None:
+    workers = (EngineBinding((0,), spare=(3,)), EngineBinding((1,), spare=(3,)))
+    before = EngineBinding((0, 1), others=(3,))
+    moved = moved_workers(workers, before, EngineBinding((0, 2), others=(4,), sets=((0, 2, 5), (0, 2, 5))))
+    assert [(each.team, each.spare, each.sets) for each in moved] == [
+        ((0,), (4,), ((0, 5),)),
+        ((2,), (4,), ((2, 5),)),
+    ]
 
 
 def test_others_of_workers_move_too() -> None:

@@ -10,6 +10,7 @@ from typing import Literal
 
 import msgspec
 
+from homenode.engine.binding import EngineBinding
 from homenode.engine.request import Request, TokenLogprob
 from homenode.model.identity import ModelIdentity
 from homenode.model.pooling import TextForm
@@ -218,5 +219,11 @@ class Fatal(msgspec.Struct, frozen=True, tag=True):
     message: str
 
 
-ToEngine = Submit | Abort | ReleaseKv | Drain | Ping
+class MoveEngine(msgspec.Struct, frozen=True, tag=True):
+    """Front to one of several engines: go on in another place of the same nodes, between two steps."""
+
+    place: EngineBinding
+
+
+ToEngine = Submit | Abort | ReleaseKv | Drain | Ping | MoveEngine
 ToFront = EngineLoading | EngineReady | Heartbeat | Outputs | EngineStats | ServingChanged | FreeCpusChanged | Fatal

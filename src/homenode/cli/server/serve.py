@@ -7,7 +7,8 @@ import dataclasses
 import gc
 import logging
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,9 +43,12 @@ from homenode.start_phases import mark_phase
 from homenode.units import format_bytes, format_count
 
 if TYPE_CHECKING:
+    from homenode.cli.server.replica_watch import ReplicaWatch
     from homenode.engine.assignment import EngineAssignment
     from homenode.engine.connection.engine_client import AsyncEngineClient
+    from homenode.engine.plan.replica_assignments import ClaimedEngines
     from homenode.engine.router.client import ReplicasClient
+    from homenode.engine.router.supervisor import EngineSupervisor
     from homenode.host.topology.finding import Finding
 
 _LOG = logging.getLogger("homenode.serve")
@@ -116,14 +120,14 @@ async def _serve(server: ServerConfig, engine: EngineConfig, text: TextConfig, s
     engine = locate_model(engine, announce_fetch(engine, _LOG.info))
     if engine.model.packed_cache == "off":
         begin_read_ahead(Path(str(engine.model.path)))
-    assignments = _assignments(engine)
+    assignments, claimed = _assignments(engine)
     count = server.api_server_count or engine.parallel.data_parallel_size
     if count > 1 or len(assignments) > 1:
         from homenode.engine.connection.early_start import end_early_engine
 
         end_early_engine()  # a file or the machine's nodes said what no argument did
     if count > 1:
-        return await _serve_by_fronts(assignments, server, text, count, stop)
+        return await _serve_by_fronts(assignments, claimed, server, text, count, stop)
     client = _client(assignments)
     mark_phase("settings")
     try:
@@ -145,26 +149,34 @@ async def _serve(server: ServerConfig, engine: EngineConfig, text: TextConfig, s
             mark_phase("wait for the engine")
         _keep_off_compute(ready)
         gc.freeze()  # what is there now stays: collections of cycles need not walk through it while requests wait
-        return await serve(
-            client, tokenizer, server, listener=listener, on_listening=lambda url: _announce(url, ready), stop=stop
-        )
+        watch = _watch(claimed, getattr(client, "supervisors", ()), _move_to)
+        with watch or nullcontext():
+            return await serve(
+                client, tokenizer, server, listener=listener, on_listening=lambda url: _announce(url, ready), stop=stop
+            )
     finally:
         await client.close()
 
 
-def _assignments(engine: EngineConfig) -> Sequence[EngineAssignment]:
-    """The assignment of each engine."""
+def _assignments(engine: EngineConfig) -> tuple[Sequence[EngineAssignment], ClaimedEngines | None]:
+    """The assignment of each engine, and how those of several were decided."""
     if not engine.may_be_several:
         from homenode.engine.assignment import EngineAssignment
 
-        return (EngineAssignment(engine),)
-    from homenode.engine.plan.replica_assignments import claimed_assignments
+        return (EngineAssignment(engine),), None
+    from homenode.engine.plan.replica_assignments import claimed_engines
 
-    return claimed_assignments(engine)
+    claimed = claimed_engines(engine)
+    return claimed.assignments, claimed
 
 
 async def _serve_by_fronts(
-    assignments: Sequence[EngineAssignment], server: ServerConfig, text: TextConfig, count: int, stop: StopSignals
+    assignments: Sequence[EngineAssignment],
+    claimed: ClaimedEngines | None,
+    server: ServerConfig,
+    text: TextConfig,
+    count: int,
+    stop: StopSignals,
 ) -> int:
     """The same by several processes that answer HTTP; this one starts and watches them and the engines."""
     from homenode.server.fronts.coordinator import Coordinator
@@ -179,9 +191,30 @@ async def _serve_by_fronts(
         for finding in too_few_cores(assignments, count):
             _LOG.warning("%s", finding.text)
         _keep_off_compute(ready)
-        return await coordinator.serve(lambda url: _announce(url, ready, count), stop)
+        watch = _watch(claimed, coordinator.supervisors, coordinator.move_fronts)
+        with watch or nullcontext():
+            return await coordinator.serve(lambda url: _announce(url, ready, count), stop)
     finally:
         await coordinator.close()
+
+
+def _watch(
+    claimed: ClaimedEngines | None,
+    supervisors: Sequence[EngineSupervisor[Any]],
+    move_rest: Callable[[tuple[int, ...]], None],
+) -> ReplicaWatch | None:
+    """What moves several engines when others of this host come and go; an engine that is alone does it itself."""
+    if claimed is None or len(supervisors) < 2:
+        return None
+    from homenode.cli.server.replica_watch import watch_replicas
+
+    return watch_replicas(claimed, supervisors, move_rest)
+
+
+def _move_to(cpus: tuple[int, ...]) -> None:
+    from homenode.engine.pinning import move_process_threads
+
+    move_process_threads(cpus)
 
 
 def _client(assignments: Sequence[EngineAssignment]) -> AsyncEngineClient | ReplicasClient:
@@ -189,10 +222,9 @@ def _client(assignments: Sequence[EngineAssignment]) -> AsyncEngineClient | Repl
     if len(assignments) == 1:
         from homenode.engine.connection.early_start import take_early_engine
         from homenode.engine.connection.engine_client import AsyncEngineClient
-        from homenode.engine.pinning import move_process_threads
 
         client = AsyncEngineClient(assignments[0], started=take_early_engine())
-        client.on_free_cpus = move_process_threads
+        client.on_free_cpus = _move_to
         return client
     from homenode.engine.router.client import ReplicasClient
 
@@ -201,10 +233,8 @@ def _client(assignments: Sequence[EngineAssignment]) -> AsyncEngineClient | Repl
 
 def _keep_off_compute(ready: Any) -> None:
     """Move to the CPUs on which the engine does not compute, if it left any."""
-    from homenode.engine.pinning import move_process_threads
-
     if cpus := tuple(ready.details.get("free_cpus", ())):
-        move_process_threads(cpus)
+        _move_to(cpus)
 
 
 def _announce(url: str, ready: Any, fronts: int = 1) -> None:
@@ -309,7 +339,7 @@ def _crowded_fronts(server: ServerConfig, engine: EngineConfig) -> Sequence[Find
         return ()
     from homenode.server.fronts.cores import too_few_cores
 
-    return too_few_cores(_assignments(engine), count)
+    return too_few_cores(_assignments(engine)[0], count)
 
 
 def _print_problems(problems: Sequence[HomenodeError]) -> int:

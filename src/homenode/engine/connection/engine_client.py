@@ -14,10 +14,11 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 
 from homenode.engine.assignment import EngineAssignment
+from homenode.engine.binding import EngineBinding
 from homenode.engine.connection.early_start import ENGINE_PROGRAM, StartedEngine, run_program
 from homenode.engine.connection.link import EngineLink
 from homenode.engine.errors import named_error
-from homenode.engine.messages import Drain, EngineLoading, EngineReady, Fatal, ReplicaStats, ToFront
+from homenode.engine.messages import Drain, EngineLoading, EngineReady, Fatal, MoveEngine, ReplicaStats, ToFront
 from homenode.engine.wire import encode_frame
 from homenode.errors import HostError, InternalError, PeerError
 from homenode.host.refusals import reason_of
@@ -110,6 +111,10 @@ class AsyncEngineClient(EngineLink):
     def _run_program(self, *descriptors: int) -> subprocess.Popen[bytes]:
         """Start it with these descriptors, named by its first argument."""
         return run_program(self._program, descriptors, self._memories(), self._assignment.process_name)
+
+    def move(self, place: EngineBinding) -> None:
+        """Have the engine go on in another place, if it is there."""
+        self._send(MoveEngine(place))
 
     async def close(self, timeout: float = _KILL_AFTER_S) -> None:
         """End the engine: it goes when its stream does, or is killed after `timeout` seconds. Pending requests get an

@@ -15,7 +15,7 @@ from enum import Enum
 
 from homenode.engine.binding import EngineBinding
 from homenode.engine.plan.free_cores import cpus_for_the_rest
-from homenode.engine.plan.placement import UNPINNED, core_of, cut
+from homenode.engine.plan.placement import UNPINNED, core_of
 from homenode.engine.plan.quota_sets import with_cpus_of_sets, with_sets
 from homenode.host.placement.neighbours import CoreUse, HostNeighbours, core_uses
 from homenode.host.topology.host import Host
@@ -72,21 +72,43 @@ def moved_places(host: Host, places: EnginePlaces, neighbours: HostNeighbours) -
     return replace(found, workers=settled, rest=with_cpus_of_sets(found.rest, settled))
 
 
+def moved_workers(
+    workers: Sequence[EngineBinding], before: EngineBinding, place: EngineBinding
+) -> tuple[EngineBinding, ...]:
+    """The places of the workers of one of several engines that goes from one place to another of as many threads."""
+    to = dict(zip(before.team, place.team, strict=True))
+    sets = dict(zip(place.team, place.sets, strict=False))
+    found = []
+    for binding in workers:
+        team = tuple(to.get(cpu, cpu) for cpu in binding.team)
+        others = {to.get(cpu, cpu) for each in workers if each is not binding for cpu in each.team}
+        own = tuple(tuple(cpu for cpu in sets[at] if cpu not in others) for at in team) if sets else ()
+        moved = replace(binding, team=team, sets=own)
+        rest = place.others or place.spare
+        found.append(replace(moved, others=rest) if binding.others else replace(moved, spare=rest))
+    return tuple(found)
+
+
 def _with_rest(host: Host, moved: EnginePlaces, before: EnginePlaces, neighbours: HostNeighbours) -> EnginePlaces:
     """With places for what does not compute, by those of before."""
     if moved.rest_place is RestPlace.RESERVED:
         return moved
 
-    def rest(had: tuple[int, ...], team_before: tuple[int, ...]) -> tuple[int, ...]:
-        within = (*had, *team_before) if moved.rest_place is RestPlace.WITHIN else host.allowance.cpus
-        allowed = replace(host, allowance=cut(host, host.allowance, tuple(sorted({*within, *moved.team}))))
-        return cpus_for_the_rest(allowed, moved.team, neighbours)
+    def rest(had: Sequence[int], team_before: Sequence[int], team: tuple[int, ...]) -> tuple[int, ...]:
+        """Where those of this team may be, who had these CPUs."""
+        within = {*had, *team_before, *team} if moved.rest_place is RestPlace.WITHIN else set(host.allowance.cpus)
+        clear = set(cpus_for_the_rest(host, moved.team, neighbours)) & within
+        cores = {core_of(host, cpu) for cpu in moved.team}
+        free = {cpu for cpu in clear if core_of(host, cpu) not in cores}
+        own = {core_of(host, cpu) for cpu in team}
+        return tuple(sorted(free or {cpu for cpu in host.allowance.cpus if core_of(host, cpu) in own}))
 
-    workers = tuple(
-        replace(binding, others=rest(old.others, old.team)) if old.others else replace(binding, spare=rest((), ()))
-        for binding, old in zip(moved.workers, before.workers, strict=True)
-    )
-    return replace(moved, workers=workers, rest=rest(before.rest, before.team))
+    everybody, workers = rest(before.rest, before.team, moved.team), []
+    for binding, old in zip(moved.workers, before.workers, strict=True):
+        apart = moved.rest_place is RestPlace.WITHIN
+        own = rest(old.others, old.team, binding.team) if apart else everybody
+        workers.append(replace(binding, others=own) if old.others else replace(binding, spare=everybody))
+    return replace(moved, workers=tuple(workers), rest=everybody)
 
 
 def moved_team(

@@ -5,7 +5,7 @@ takes memory.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from homenode.engine.assignment import EngineAssignment
@@ -21,6 +21,7 @@ from homenode.engine.plan.replica_bindings import memory_shares, replica_places,
 from homenode.engine.plan.unbound import unbound
 from homenode.host.binding.optional_calls import affinity_refusal
 from homenode.host.discovery.read import read_host
+from homenode.host.placement.demand import Claim
 from homenode.host.placement.neighbours import HostNeighbours
 from homenode.host.placement.numa_demand import Decision
 from homenode.host.placement.numa_policy import Chosen, NumaPlan, Teams, numa_plan
@@ -33,12 +34,23 @@ from homenode.numa_policy import NumaPolicy
 from homenode.transfer.check import wrong_count
 
 
-def claimed_assignments(config: EngineConfig) -> tuple[EngineAssignment, ...]:
+@dataclass(frozen=True)
+class ClaimedEngines:
+    """The assignments of a service's engines, and how they were decided: by this host beside these claims of others.
+    `claim`: of all their CPUs; of none where an engine that is alone claims its own. `host`: None there."""
+
+    assignments: tuple[EngineAssignment, ...]
+    claim: CpuClaim = field(default_factory=lambda: CpuClaim(""))
+    host: Host | None = None
+    others: tuple[Claim, ...] = ()
+
+
+def claimed_engines(config: EngineConfig) -> ClaimedEngines:
     """As `replica_assignments`; the CPUs of several engines are claimed for as long as this process lives, so that one
     that is started again finds its own. An engine that is alone claims its own.
     """
     if not config.may_be_several:
-        return (EngineAssignment(config),)
+        return ClaimedEngines((EngineAssignment(config),))
     host = read_host(LiveSource(), accelerators=False)
     busy, claim = busy_where_it_counts(config, host), CpuClaim(f"engines of {config.model_name}")
     with open_claims(claim) as claims:
@@ -46,7 +58,8 @@ def claimed_assignments(config: EngineConfig) -> tuple[EngineAssignment, ...]:
         teams = [each.replica.binding.team for each in made if each.replica]
         if teams and binds_threads(config):
             claims.take(claim, {cpu for team in teams for cpu in team if cpu != UNPINNED})
-    return _told(made, [Finding("warning", "claims_not_kept", line) for line in claims.lines])
+    told = _told(made, [Finding("warning", "claims_not_kept", line) for line in claims.lines])
+    return ClaimedEngines(told, claim, host, claims.others)
 
 
 def replica_assignments(

@@ -123,6 +123,11 @@ class ReplicasClient(Dispatcher):
     # Use
 
     @property
+    def supervisors(self) -> Sequence[EngineSupervisor[AsyncEngineClient]]:
+        """What keeps each engine."""
+        return self._supervisors
+
+    @property
     def ready(self) -> EngineReady:
         """What all engines loaded and what fits each. InternalError before they are ready."""
         if self._ready is None:

@@ -7,11 +7,13 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
 from homenode.engine.assignment import EngineAssignment
+from homenode.engine.binding import EngineBinding
 from homenode.engine.connection.engine_client import START_TIMEOUT_S, AsyncEngineClient
 from homenode.engine.experts.group import wants_shared_experts
 from homenode.engine.messages import EngineReady, EngineState, EngineStats, ReplicaStats
@@ -70,6 +72,7 @@ class EngineSupervisor(Generic[Client]):
         self._before = _NO_FIGURES  # of the processes that were lost
         self._failures = 0
         self._up_since = 0.0
+        self._place: EngineBinding | None = None  # where it was moved to
         self._closing = False
         self._looking: asyncio.Task[None] | None = None
         self._restarting: asyncio.Task[None] | None = None
@@ -138,6 +141,14 @@ class EngineSupervisor(Generic[Client]):
         self.client = self._new_client()
         self.restarts += 1
 
+    def move(self, place: EngineBinding) -> None:
+        """Have it compute there, now and when it is started again."""
+        if (replica := self._assignment.replica) is not None:
+            self._assignment = replace(self._assignment, replica=replace(replica, binding=place))
+            self._place = place
+            if self.up:
+                self.client.move(place)
+
     async def close(self) -> None:
         """End it, whatever it is doing."""
         await self._rest()
@@ -164,6 +175,8 @@ class EngineSupervisor(Generic[Client]):
     def _is_up(self, ready: EngineReady) -> None:
         self.state, self._up_since = "ready", time.monotonic()
         self._published = _published(ready)
+        if self._place is not None:  # it may have begun elsewhere
+            self.client.move(self._place)
         self._looking = asyncio.ensure_future(self._look(self.client))
         self._watcher.engine_up(self, ready)
 

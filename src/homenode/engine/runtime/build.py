@@ -35,7 +35,7 @@ from homenode.engine.plan.make import claimed_cpus, plan_engine, told_of_setting
 from homenode.engine.plan.settings_without_effect import worth_telling
 from homenode.engine.plan.worker_layout import WorkerPlan, computing_cpus, cpus_of_sets
 from homenode.engine.runtime.engine import Engine, Progress, make_scheduler, ready_message
-from homenode.engine.runtime.neighbour_watch import watch_of
+from homenode.engine.runtime.neighbour_watch import move_of, watch_of
 from homenode.host.placement.neighbours import HostNeighbours
 from homenode.host.refusals import named_refusals
 from homenode.host.topology.finding import Finding
@@ -97,7 +97,7 @@ def build_engine(
         try:
             engine = _started(plan, workers, claim, progress, lookahead, micro_batches, begin)
             watch = watch_of(plan, replace(machine, neighbours=neighbours), claim, engine.executor, own_process)
-            return replace(engine, watch=watch)
+            return replace(engine, watch=watch, move=move_of(plan, engine.executor, own_process))
         except BaseException:
             workers.close()
             raise

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from homenode.engine.binding import EngineBinding
 from homenode.engine.cpu_claims import CpuClaim
 from homenode.engine.executor.base import Executor
 from homenode.engine.memory.headroom import Headroom
@@ -40,6 +41,7 @@ class Engine:
         None  # what the machine can give to KV memory that grows; None: it does not
     )
     claim: CpuClaim = field(default_factory=lambda: CpuClaim(""))  # to be released when the executor is closed
+    move: Callable[[EngineBinding], None] = lambda place: None  # of one of several engines: to where its front says
     watch: NeighbourWatch | None = None  # to be stopped before that; None: the engine stays on its CPUs
 
 

@@ -13,6 +13,7 @@ from typing import Protocol
 
 import msgspec
 
+from homenode.engine.binding import EngineBinding
 from homenode.engine.errors import StepError, StepsLostError
 from homenode.engine.executor.base import Executor
 from homenode.engine.fronts.messages import AbortFront
@@ -26,6 +27,7 @@ from homenode.engine.messages import (
     EngineStats,
     FreeCpusChanged,
     Heartbeat,
+    MoveEngine,
     Output,
     Outputs,
     Ping,
@@ -125,15 +127,17 @@ class EngineCore:
         agent: Agent | None = None,
         headroom: Callable[[], Headroom] | None = None,
         log_stats: bool = True,
+        move: Callable[[EngineBinding], None] = lambda place: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`send` gives a message to the front; `inbox` may already hold messages that came while the model was loaded.
         `agent` hands KV over, to or from other engines, and leaves its events in the inbox; whoever made it closes it.
-        `headroom` says what the machine can give to KV memory that grows; None: it does not.
+        `headroom` says what the machine can give to KV memory that grows; None: it does not. `move` has one of several
+        engines compute elsewhere, after the steps submitted so far.
         """
         self._scheduler, self._executor, self._send, self._clock = scheduler, executor, send, clock
         self._agent = agent
-        self._headroom = headroom
+        self._headroom, self._move = headroom, move
         self._inbox: SimpleQueue[object] | Inbox = SimpleQueue() if inbox is None else inbox
         self._log_stats = log_stats
         self._lent_next: tuple[str, ...] = ()  # tickets of which the next result brings the last pages
@@ -223,6 +227,8 @@ class EngineCore:
                 self._send(Heartbeat(number, self._clock()))
             case FreeCpusChanged():
                 self._send(item)
+            case MoveEngine(place):
+                self._move(place)
             case Drain(timeout_s):
                 self._drain_ends = self._clock() + timeout_s
                 self._admit(self._held.release_all())

@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from homenode.cpuset import format_cpu_list
+from homenode.engine.binding import EngineBinding
 from homenode.engine.config import PlacementConfig
 from homenode.engine.cpu_claims import CpuClaim, claims_of_others, lock_claims
 from homenode.engine.devices import CPU
@@ -26,7 +27,7 @@ from homenode.engine.pinning import move_process_threads
 from homenode.engine.plan.engine_plan import EnginePlan
 from homenode.engine.plan.free_cores import takes_lists
 from homenode.engine.plan.machine import MachineFacts
-from homenode.engine.plan.moves import EnginePlaces, RestPlace, moved_places
+from homenode.engine.plan.moves import EnginePlaces, RestPlace, moved_places, moved_workers
 from homenode.engine.plan.placement import reserved_cores
 from homenode.errors import HomenodeError
 from homenode.host.binding.cpu_look import CpuLook
@@ -173,9 +174,10 @@ class NeighbourWatch:
 def watch_of(
     plan: EnginePlan, machine: MachineFacts, claim: CpuClaim, executor: Executor, owns_process: bool
 ) -> NeighbourWatch | None:
-    """The watch of an engine that runs where it was free to choose: whose CPUs nobody listed, one of several, one that
-    others compute for, and one on other hosts stay where they are. `machine`: as it was planned for."""
-    inner = executor.inner if isinstance(executor, CountingExecutor) else executor
+    """The watch of an engine that runs where it was free to choose: one whose CPUs are listed, and one that computes on
+    accelerators or on other hosts, stays where it is; one of several goes where its front says. `machine`: as it was
+    planned for."""
+    inner = _inner(executor)
     bindings = tuple(worker.binding for worker in plan.worker_layout.workers)
     native = plan.config.compute.backend == "native" and all(w.device == CPU for w in plan.worker_layout.workers)
     chosen = not takes_lists(plan.config.placement, machine.host) and plan.executor != "ray"
@@ -188,6 +190,29 @@ def watch_of(
         takes_sets=any(binding.sets for binding in bindings),
     )
     return NeighbourWatch(machine.host, places, claim, machine.neighbours.claims, inner, owns_process)
+
+
+def move_of(plan: EnginePlan, executor: Executor, owns_process: bool) -> Callable[[EngineBinding], None]:
+    """What has one of several engines go where its front says; nothing of any other, and of one that cannot."""
+    replica, inner = plan.assignment.replica, _inner(executor)
+    native = plan.config.compute.backend == "native" and all(w.device == CPU for w in plan.worker_layout.workers)
+    if replica is None or not native or plan.executor == "ray" or not isinstance(inner, MovableExecutor):
+        return lambda place: None
+    at = [replica.binding, *(worker.binding for worker in plan.worker_layout.workers)]
+
+    def move(place: EngineBinding) -> None:
+        before, *workers = at
+        if len(before.team) == len(place.team) and place != before:
+            at[:] = [place, *moved_workers(workers, before, place)]
+            inner.move(at[1:])
+            if owns_process and os.getpid() not in inner.processes and place.others:
+                move_process_threads(place.others)
+
+    return move
+
+
+def _inner(executor: Executor) -> Executor:
+    return executor.inner if isinstance(executor, CountingExecutor) else executor
 
 
 def _rest_place(placement: PlacementConfig, host: Host) -> RestPlace:

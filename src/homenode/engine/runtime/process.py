@@ -128,6 +128,7 @@ def serve(
             agent=agent,
             headroom=engine.headroom,
             log_stats=not assignment.config.disable_log_stats,
+            move=engine.move,
         )
         if engine.watch is not None:
             engine.watch.start(lambda cpus: core.post(FreeCpusChanged(list(cpus))))

@@ -116,7 +116,7 @@ class Coordinator:
             engine = SharedEngine(
                 assignment, program, lambda: self._announce(self.supervisors[number]), self._experts.descriptors
             )
-            engine.on_free_cpus = self._move_fronts
+            engine.on_free_cpus = self.move_fronts
             return engine
 
         return made
@@ -240,7 +240,7 @@ class Coordinator:
         """Every front takes these from now on."""
         self.fronts.broadcast(KeysChanged(keys))
 
-    def _move_fronts(self, cpus: tuple[int, ...]) -> None:
+    def move_fronts(self, cpus: tuple[int, ...]) -> None:
         """All, those that are started later and this process compute nothing, and disturb nobody there."""
         if self._ready is None:
             return
