@@ -59,7 +59,8 @@ class NeighbourWatch:
         self._host, self._claim, self._executor, self._owns_process = host, claim, executor, owns_process
         self.places = places
         self._seen = tuple(claims)
-        self._leaving: set[int] = set()  # CPUs that threads are bound to still, as far as is known
+        # CPUs that threads are bound to still, as far as is known; None: what is claimed is what they have.
+        self._leaving: set[int] | None = None
         self._since = 0.0
         self._rest_changed: Callable[[tuple[int, ...]], None] = lambda cpus: None
         self._stopped = threading.Event()
@@ -82,8 +83,8 @@ class NeighbourWatch:
 
     def look(self) -> None:
         """Look once, and do what follows. Raises what claims or the machine refuse."""
-        if self._leaving:
-            self._settle()
+        if self._leaving is not None:
+            self._settle(self._leaving)
             return
         claims = claims_of_others(self._claim)
         if claims == self._seen and not self._shares(claims):
@@ -135,7 +136,7 @@ class NeighbourWatch:
                 format_cpu_list(sorted(left)),
                 format_cpu_list(sorted(set(wanted.team) - set(before.team))),
             )
-            self._settle()
+            self._settle(self._leaving)
 
     def _move_rest(self, cpus: tuple[int, ...]) -> None:
         """Those of a process that computes move with its compute threads."""
@@ -143,20 +144,20 @@ class NeighbourWatch:
             move_process_threads(cpus)
         self._rest_changed(cpus)
 
-    def _settle(self) -> None:
+    def _settle(self, leaving: Collection[int]) -> None:
         """Give up what was left, as soon as no thread is bound there."""
         for _ in range(20):
-            if not self._bound_to(self._leaving):
+            if not self._bound_to(leaving):
                 with lock_claims(self._claim, _LOCK_S) as claims:
                     claims.take(self._claim, self.places.team)
-                self._leaving = set()
+                self._leaving = None
                 return
             if self._stopped.wait(0.02):
                 return
         if time.monotonic() - self._since > _LONG_S:
             _log.warning(
                 "threads are still bound to CPUs %s, which they were to leave: this engine claims them as before",
-                format_cpu_list(sorted(self._leaving)),
+                format_cpu_list(sorted(leaving)),
             )
             self._since = float("inf")
 
