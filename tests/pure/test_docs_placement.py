@@ -8,6 +8,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterator
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -56,6 +57,7 @@ def run(line: str) -> Result:
 # Codes.
 
 
+@cache
 def codes_of_source() -> set[str]:
     found = codes_in(SOURCE, ("host", "cli"))
     places = {place.rpartition(":")[0] for place in found.computed}
