@@ -234,6 +234,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         commands[name] = server if isinstance(server, str) else without_folders(server.command.shown())
         try:
             found[name] = measure_server(server, load)
+            print(f"{name}: {figures_of(found[name])}", file=sys.stderr, flush=True)
         except Unavailable as error:
             print(f"{name} could not be measured: {error}", file=sys.stderr)
     if not found:
