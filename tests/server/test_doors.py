@@ -288,3 +288,11 @@ def test_a_client_that_reads_slowly_gets_all(start: Start, tmp_path: Path) -> No
         parts.append(part)
         time.sleep(0.05)
     assert len(b"".join(parts)) > 120_000
+
+
+def test_what_only_looks_is_answered_without_a_key(web: Running) -> None:
+    assert web.http.get("/livez").status_code == 200
+    for path, methods in (("/", "GET, HEAD, OPTIONS"), ("/v1/chat/completions", "OPTIONS, POST")):
+        answer = web.http.options(path)
+        assert (answer.status_code, answer.headers["allow"]) == (204, methods)
+    assert web.http.options("/v1/nothing").status_code == 404

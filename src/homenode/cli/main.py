@@ -14,6 +14,7 @@ import click
 
 from homenode import __version__
 from homenode.cli.flags.suggestions import SuggestingGroup
+from homenode.cli.init_process import leave_first_process
 from homenode.cli.output.report import COMMAND_WORDS, json_usage_errors, plain_errors
 from homenode.cli.output.text_encoding import use_utf8
 from homenode.host.process_limits import ensure_thread_stacks, require_data_limit
@@ -116,6 +117,8 @@ def main(arguments: list[str] | None = None) -> Any:
     mark_phase("interpreter")
     if arguments is None:
         use_utf8(sys.argv[1:])
+        if sys.argv[1:2] in (["serve"], ["proxy"]):
+            leave_first_process()
     open_standard_streams()
     ensure_thread_stacks()
     with plain_errors():

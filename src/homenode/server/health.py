@@ -1,4 +1,4 @@
-"""What operators ask besides the work: /health, /version and /metrics."""
+"""What operators ask besides the work: /health, /livez, /version and /metrics."""
 
 from __future__ import annotations
 
@@ -58,6 +58,13 @@ async def health(state: ServerState, request: Request) -> Response:
     return json_response(Health("ok", round(took, 6), engines or UNSET))
 
 
+async def livez(state: ServerState, request: Request) -> Response:
+    """200 as long as this process takes requests up, whatever its engine does: who starts a server again because it
+    drains, or because a worker is being replaced, makes it worse.
+    """
+    return Response("ok\n", media_type="text/plain")
+
+
 async def root(state: ServerState, request: Request) -> Response:
     """Words for whoever looks whether somebody is there, as clients do with HEAD."""
     return Response(f"homenode {__version__} is running; /openapi.json lists what there is\n", media_type="text/plain")
@@ -84,6 +91,7 @@ API = Api(
             answer=Health,
             failures=(405, 500, 503),
         ),
+        Operation(path="/livez", method="get", summary="That this process lives.", handler=livez, answer=None),
         Operation(path="/version", method="get", summary="The version of the server.", handler=version, answer=Version),
         Operation(path="/metrics", method="get", summary="Metrics as Prometheus text.", handler=metrics, answer=None),
     )

@@ -114,7 +114,7 @@ def _operation(operation: Operation, error_body: type, state: ServerState) -> di
     parameters += [{"name": name, "in": "query", "schema": schema} for name, schema in operation.query.items()]
     if parameters:
         entry["parameters"] = parameters
-    if state.config.asks_keys and operation.path != "/health":
+    if state.config.asks_keys and operation.path not in ("/health", "/livez"):
         entry["security"] = [{"key": []}]
     return entry
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from homenode.server.app import create_app
 from homenode.server.core.state import ServerState
+from homenode.server.doors.tcp_socket import with_twins
 from homenode.server.doors.unix_socket import remove_socket_file
 from homenode.server.http.config import ServerConfig
 from homenode.server.http.listener import (
@@ -61,7 +62,7 @@ async def serve(
     try:
         with signals(ending.signalled, stop):
             await client.heartbeat(config.health_timeout)  # it may have died before anybody listened for that
-            await server.serve(sockets=[listener])
+            await server.serve(sockets=with_twins(listener))
     finally:
         watching.cancel()
         remove_socket_file(listener)

@@ -17,7 +17,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,8 +67,8 @@ def main(arguments: list[str], load: Load | None = None) -> int:
     control, door = (socket.socket(fileno=descriptor) for descriptor in descriptors[:2])
     die_with_parent(parent)
     reserve_metrics_files(os.environ)
-    listener = SharedListener(fileno=descriptors[2])
-    return asyncio.run(_Front(control, door, listener, descriptors[3], load or _load).run())
+    listeners = [SharedListener(fileno=descriptor) for descriptor in descriptors[3:]]
+    return asyncio.run(_Front(control, door, listeners, descriptors[2], load or _load).run())
 
 
 def _load(prepare: Prepare) -> TokenizerLike:
@@ -88,10 +88,15 @@ class _Front:
     """From the first frame to the end."""
 
     def __init__(
-        self, control: socket.socket, door: socket.socket, listener: SharedListener, key_counts: int, load: Load
+        self,
+        control: socket.socket,
+        door: socket.socket,
+        listeners: Sequence[SharedListener],
+        key_counts: int,
+        load: Load,
     ) -> None:
         """`key_counts`: the descriptor of what keys use; -1: that is not counted."""
-        self._control, self._door, self._listener, self._load = control, door, listener, load
+        self._control, self._door, self._listeners, self._load = control, door, listeners, load
         self._key_counts = key_counts
         self._writer: asyncio.StreamWriter | None = None
         self._connecting: set[asyncio.Task[None]] = set()
@@ -143,7 +148,7 @@ class _Front:
         self._send(FrontReady())
         await listens.wait()
         gc.freeze()  # what is there now stays: collections of cycles need not walk through it while requests wait
-        await server.serve(sockets=[self._listener])
+        await server.serve(sockets=list(self._listeners))
         handling.cancel()
         return ending.exit_code
 

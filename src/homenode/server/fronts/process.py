@@ -20,6 +20,7 @@ from homenode.engine.messages import Fatal, Heartbeat, Ping
 from homenode.engine.wire import FrameDecoder, decode_body, encode_frame
 from homenode.errors import HomenodeError, HostError, PeerError
 from homenode.host.refusals import reason_of
+from homenode.server.doors.tcp_socket import with_twins
 from homenode.server.fronts.messages import FromFront, FrontReady, Prepare, Prepared, ToFront
 from homenode.server.monitoring.files import FOLDER_VARIABLE
 
@@ -66,7 +67,8 @@ class FrontProcess:
         ours, theirs = socket.socketpair()
         self._door, their_door = door()
         with theirs, their_door:
-            descriptors = (theirs.fileno(), their_door.fileno(), listener.fileno(), key_counts)
+            listeners = [each.fileno() for each in with_twins(listener)]
+            descriptors = (theirs.fileno(), their_door.fileno(), key_counts, *listeners)
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", program, ",".join(map(str, descriptors)), str(os.getpid()), self.name],
                 pass_fds=[descriptor for descriptor in descriptors if descriptor >= 0],

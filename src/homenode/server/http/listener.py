@@ -12,8 +12,8 @@ from typing import Protocol, cast
 
 import uvicorn
 
-from homenode.errors import UserError
 from homenode.server.doors.certificate import Certificate
+from homenode.server.doors.tcp_socket import bare_host, bind_tcp
 from homenode.server.doors.unix_socket import UnixListener
 from homenode.server.http.acceptor import Acceptor, DescriptorBudget
 from homenode.server.http.config import HttpConfig
@@ -55,25 +55,7 @@ def bind(config: HttpConfig) -> socket.socket:
         unix = UnixListener(config.uds, int(config.uds_permissions, 8))
         unix.setblocking(False)
         return unix
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-    except OSError as error:
-        raise UserError(f"--host {config.host}: no such address ({error.strerror or error})", param="host") from error
-    listener = socket.socket(family, kind, protocol)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-    except OSError as error:
-        listener.close()
-        raise UserError(
-            f"cannot listen on {config.host} port {config.port}: {error.strerror}; choose another with "
-            "--port (0 takes a free one) or --host",
-            param="port",
-        ) from error
-    listener.setblocking(False)
-    return listener
+    return bind_tcp(config.host, config.port)
 
 
 def url_of(listener: socket.socket, scheme: str = "http") -> str:
@@ -260,7 +242,7 @@ def warn_if_open(config: HttpConfig) -> None:
     if config.uds is not None:
         return
     try:
-        loopback = ipaddress.ip_address(config.host).is_loopback
+        loopback = ipaddress.ip_address(bare_host(config.host)).is_loopback
     except ValueError:
         loopback = config.host == "localhost"
     if not loopback and not config.asks_keys:

@@ -11,6 +11,7 @@ from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
+from starlette.responses import Response
 from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
@@ -27,7 +28,7 @@ from homenode.server.keys.keyring import Keyring
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 KEY_HEADERS = ("authorization", "x-api-key")  # where clients put their key
-_OPEN_PATHS = frozenset({"/health"})  # probes have no key
+_OPEN_PATHS = frozenset({"/health", "/livez"})  # probes have no key
 
 
 class HttpApplication:
@@ -52,6 +53,7 @@ class HttpApplication:
         self._origins, self._root_path = AllowedOrigins(config.allowed_origins), config.root_path
         self._closing = closing
         self._router = Router(routes, redirect_slashes=False, default=self._not_found)
+        self._routes = tuple(routes)
         self._paths = tuple(route.path for route in routes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -76,6 +78,9 @@ class HttpApplication:
             if (answer := self._origins.preflight(request.method, request.headers)) is not None:
                 await answer(scope, receive, stamped)
                 return
+            if request.method == "OPTIONS" and "access-control-request-method" not in request.headers:
+                await self._options(scope["path"])(scope, receive, stamped)
+                return
             self._check_key(scope["path"], request)
             await self._router(scope, receive, stamped)
         except ClientGone:
@@ -87,6 +92,14 @@ class HttpApplication:
             )
             if not started:  # otherwise the connection is closed: a cut answer must not look whole
                 await failure.response(self._shape_of(scope["path"]))(scope, receive, stamped)
+
+    def _options(self, path: str) -> Response:
+        """The methods of a path, or of the server (`*`). Raises ApiError 404 for a path that there is not."""
+        found = [route for route in self._routes if path in ("*", "") or route.path_regex.match(path)]
+        if not found:
+            raise ApiError(404, unknown_path(path, self._paths), code="unknown_path")
+        methods = {"OPTIONS"}.union(*(route.methods or () for route in found))
+        return Response(status_code=204, headers={"Allow": ", ".join(sorted(methods))})
 
     def _shape_of(self, path: str) -> ErrorShape | None:
         """Of a failure at a path, whatever it failed at: its key, its method, its body or in the engine."""

@@ -76,6 +76,7 @@ def create_app(state: ProxyState) -> HttpApplication:
     """The application over a proxy's state."""
     routes = [
         Route("/health", Endpoint(state, health), methods=["GET"]),
+        Route("/livez", Endpoint(state, _livez), methods=["GET"]),
         Route("/version", Endpoint(state, _version), methods=["GET"]),
         Route("/metrics", Endpoint(state, _metrics), methods=["GET"]),
         Route("/openapi.json", Endpoint(state, passed_document, admits=True), methods=["GET"]),
@@ -119,6 +120,10 @@ class _ForwardedEndpoint:
 
 async def _version(state: ProxyState, request: Request) -> Response:
     return json_response(Version(__version__))
+
+
+async def _livez(state: ProxyState, request: Request) -> Response:
+    return Response("ok\n", media_type="text/plain")
 
 
 async def _metrics(state: ProxyState, request: Request) -> Response:

@@ -6,6 +6,7 @@ import asyncio
 import socket
 from collections.abc import Callable
 
+from homenode.server.doors.tcp_socket import with_twins
 from homenode.server.doors.unix_socket import remove_socket_file
 from homenode.server.http.listener import (
     Ending,
@@ -57,7 +58,7 @@ async def serve(
     with signals(ending.signalled, stop):
         state.start()
         try:
-            await server.serve(sockets=[listener])
+            await server.serve(sockets=with_twins(listener))
         finally:
             watching.cancel()
             await state.close()
