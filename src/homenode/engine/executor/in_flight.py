@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from homenode.engine.channels.messages import WorkerStepDone
 from homenode.engine.step import StepResult
 
@@ -16,7 +18,7 @@ class StepsInFlight:
 
     Seconds: `busy` those that the first rank of each stage computed; `active` those in which any step was in flight.
     What a stage did not compute of the active time it waited: for the stages before it, for requests, or for the way
-    back (a bubble).
+    back (a bubble). A result has the seconds of the slowest stage, which a pipeline is as fast as.
     """
 
     def __init__(self, stage_of: Sequence[int], all_done: bool = False) -> None:
@@ -29,6 +31,7 @@ class StepsInFlight:
         self._first_ranks = {stage_of.index(stage): stage for stage in stage_of}
         # Step -> workers that are done with it, one way or the other; in the order of the steps.
         self._answered: dict[int, set[int]] = {}
+        self._slowest: dict[int, float] = {}  # of the same steps: the seconds of the slowest stage so far
         self._results = 0  # of the steps in flight, how many have their result
         self.busy = [0.0] * (stage_of[-1] + 1)
         self.steps = 0  # that have their result
@@ -53,23 +56,29 @@ class StepsInFlight:
         if not self.in_flight:
             self._since = now
         self._answered[number] = set()
+        self._slowest[number] = 0.0
 
     def done(self, worker: int, done: WorkerStepDone, now: float) -> StepResult | None:
         """A worker is done with a step; its result if this is the one to give it."""
+        number = done.result.number
         if worker in self._first_ranks:
             self.busy[self._first_ranks[worker]] += done.result.seconds
+            if number in self._slowest:
+                self._slowest[number] = max(self._slowest[number], done.result.seconds)
         if worker == self.reporter:
             if self.in_flight == 1:
                 self._active += now - self._since
             self.steps += 1
             self._results += 1
-            self._waiting[done.result.number] = done.result
-        number = done.result.number
+            self._waiting[number] = done.result
         alone = (
             self._all_done and number in self._answered and len(self._answered[number] | {worker}) < len(self._stage_of)
         )
+        slowest = self._slowest.get(number, 0.0)
         self.answered(worker, number)
-        return None if alone else self._waiting.pop(number, None)
+        if alone or (result := self._waiting.pop(number, None)) is None:
+            return None
+        return msgspec.structs.replace(result, seconds=slowest) if slowest > result.seconds else result
 
     def answered(self, worker: int, number: int) -> None:
         """A worker has nothing more to do with a step."""
@@ -87,6 +96,7 @@ class StepsInFlight:
         if self.in_flight:
             self._active += now - self._since
         self._answered.clear()
+        self._slowest.clear()
         self._waiting.clear()
         self._results = 0
 
@@ -96,5 +106,5 @@ class StepsInFlight:
             number = next(iter(self._answered))
             if len(self._answered[number]) < len(self._stage_of):
                 return
-            del self._answered[number]
+            del self._answered[number], self._slowest[number]
             self._results -= 1
