@@ -86,6 +86,10 @@ class StepPlan:
         self.prefill += count
         self.prompts = self.prompts.plus(StepLoad.of_sequence(allocation.scheduled, count, rows))
 
+    def holds(self, sequence: Sequence) -> bool:
+        """Whether a part of this prompt is in it."""
+        return any(sequence is planned for planned, _, _ in self.parts)
+
     def keep_prefill_to(self, count: int) -> None:
         """What is added from here on has so many tokens at most."""
         self.tokens_left = min(self.tokens_left, count)
@@ -98,6 +102,11 @@ class StepPlan:
         self.rows_left -= self._kept_rows
         if self.bound is not None:
             self.bound.keep(share, self.prompts)
+
+    def keep_all_but(self, tokens: int) -> None:
+        """What is added from here on has so many tokens at most, until `release`."""
+        self._kept_tokens = max(0, self.tokens_left - tokens)
+        self.tokens_left -= self._kept_tokens
 
     def release(self) -> None:
         """What was kept may be used."""

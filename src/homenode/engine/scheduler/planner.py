@@ -52,7 +52,7 @@ class Planner:
         self.running: list[Sequence] = []
         self.shares = KeyShares()
         self.waiting = WaitingQueue(self.shares, allocator.left_of)
-        self._turns = PromptTurns(self.shares, self.waiting)
+        self._turns = PromptTurns(self.shares, self.waiting, whole=not config.enable_chunked_prefill)
         self.num_awaited = 0  # requests for whose tokens somebody waits
         self.waiting_for_kv: dict[int, Sequence] = {}  # by request id
         # Admitted, but all it is to compute is in the cache; the scheduler ends it.
@@ -145,22 +145,41 @@ class Planner:
             self._plan_turns(plan, begun, None, closed)
             self._turns.count(None, plan.prefill)
             return
-        plan.keep(PASSED_SHARE)
+        if owed := self._turns.owed(passed_over):
+            plan.keep_all_but(owed)
+            closed = not self._plan_passed_over(plan, passed_over, begun) and closed
+            plan.release()
+        own = plan.prefill
+        plan.keep(0.0 if own else PASSED_SHARE)
         self._plan_turns(plan, begun, passed_over, closed)
         plan.release()
-        others = plan.prefill
-        if passed_over.allocation is not None:
-            self._plan_prompt(plan, passed_over)
-        elif not plan.short and self._has_slot(passed_over.request.key) and self._start(passed_over, plan):
-            closed = False
-        self._turns.count(passed_over, others)
-        planned = {sequence.id for sequence, _, _ in plan.parts}
-        self._plan_turns(plan, [s for s in begun if s.id not in planned], None, closed)
+        others = plan.prefill - own
+        if not own:
+            closed = not self._plan_passed_over(plan, passed_over, begun) and closed
+            own = plan.prefill - others
+        self._turns.count(passed_over, others, own)
+        self._plan_turns(plan, begun, None, closed)
+
+    def _plan_passed_over(self, plan: StepPlan, sequence: Sequence, begun: list[Sequence]) -> bool:
+        """Go on with the one that was passed over, or begin it. Returns whether it begins. Where it cannot, the oldest
+        of those that were begun goes on, which hold what it waits for.
+        """
+        if sequence.allocation is None:
+            if not plan.short and self._has_slot(sequence.request.key) and self._start(sequence, plan):
+                return True
+            if not begun:
+                return False
+            sequence = min(begun, key=lambda each: each.order)
+        if not plan.holds(sequence):
+            self._plan_prompt(plan, sequence)
+        return False
 
     def _plan_turns(self, plan: StepPlan, begun: list[Sequence], passed_over: Sequence | None, closed: bool) -> None:
-        """As far as the step has room, but for the one that is `passed_over`. `closed`: nobody of the queue begins."""
+        """As far as the step has room, but for the one that is `passed_over` and those that have a part already.
+        `closed`: nobody of the queue begins.
+        """
         for sequence in begun:
-            if sequence is not passed_over:
+            if sequence is not passed_over and not plan.holds(sequence):
                 if not closed:
                     self._admit(plan, passed_over, ahead_of=sequence)
                 self._plan_prompt(plan, sequence)

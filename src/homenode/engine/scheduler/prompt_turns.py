@@ -2,8 +2,9 @@
 
 Of prompts of one priority and key the one with the least left to compute goes first: it waits for as short a time as it
 can, and the others hardly lose by it. The one that came first of them has a fourth of what prompts have in each step
-nevertheless. Of another priority or key, that is so for whoever has waited long. Where it cannot begin, as others have
-the slots or blocks, nobody else begins any more once they had three times what it needs.
+nevertheless; where a step has room for one piece only, the whole of every fourth step. Of another priority or key, that
+is so for whoever has waited long. Where it cannot begin, as others have the slots or blocks, nobody else begins any
+more once they had three times what it needs.
 """
 
 from __future__ import annotations
@@ -14,17 +15,21 @@ from typing import Final
 from homenode.engine.kv.sequence import Sequence
 from homenode.engine.scheduler.fair_share import AGED_S, KeyShares
 from homenode.engine.scheduler.queue import WaitingQueue
+from homenode.engine.scheduler.time_bound import ALIGNMENT
 
 PASSED_SHARE: Final = 0.25  # of the prompts' part of a step, for one that was passed over
+_MOST_OWED = 2.0  # pieces: steps that have room for more of them have one for it
 
 
 class PromptTurns:
     """The order of prompts. `now`: the time of the last event; the planner sets it."""
 
-    def __init__(self, shares: KeyShares, waiting: WaitingQueue) -> None:
-        self._shares, self._waiting = shares, waiting
+    def __init__(self, shares: KeyShares, waiting: WaitingQueue, *, whole: bool) -> None:
+        """`whole`: prompts are not cut."""
+        self._shares, self._waiting, self._whole = shares, waiting, whole
         self._blocked: int | None = None  # the request that was passed over, and could not begin
         self._computed = 0  # tokens of others' prompts meanwhile
+        self._owed = 0.0  # tokens that those who were passed over have had less than their share of late
 
     def sorted(self, begun: List[Sequence]) -> list[Sequence]:
         """Prompts that were begun, in the order of their turns."""
@@ -69,11 +74,25 @@ class PromptTurns:
             and self._computed * PASSED_SHARE > (1.0 - PASSED_SHARE) * passed_over.left
         )
 
-    def count(self, passed_over: Sequence | None, tokens: int) -> None:
-        """A step was planned in which other prompts than `passed_over` have so many tokens."""
+    def owed(self, passed_over: Sequence) -> int:
+        """Tokens with which the one that was passed over goes before all others: its share did not come to a piece in
+        the steps before.
+        """
+        piece = self._piece(passed_over)
+        return int(self._owed) // piece * piece
+
+    def count(self, passed_over: Sequence | None, tokens: int, own: int = 0) -> None:
+        """A step was planned in which other prompts than `passed_over` have so many tokens, and this one `own`."""
+        due = PASSED_SHARE / (1.0 - PASSED_SHARE) * tokens - own
+        most = 0.0 if passed_over is None else _MOST_OWED * self._piece(passed_over)
+        self._owed = min(max(0.0, self._owed + due), most)
         if passed_over is not None and passed_over.allocation is None and passed_over.id != self._blocked:
             self._blocked, self._computed = passed_over.id, 0
         self._computed += tokens
+
+    def _piece(self, sequence: Sequence) -> int:
+        """The tokens of a prompt that a step has at least, if it has some."""
+        return max(1, left_of(sequence)) if self._whole else ALIGNMENT
 
 
 def left_of(sequence: Sequence) -> int:
