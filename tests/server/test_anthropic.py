@@ -56,7 +56,7 @@ def joined(stream: list[dict[str, Any]]) -> dict[str, Any]:
             assert is_open and event["index"] == len(texts) - 1
             is_open = False
         elif event["type"] == "message_delta":
-            message |= event["delta"] | {"usage": event["usage"]}
+            message |= event["delta"] | {"usage": message["usage"] | event["usage"]}
     assert not is_open and stream[-1] == {"type": "message_stop"}
     for block, text in zip(message["content"], texts, strict=True):
         key = {"text": "text", "thinking": "thinking", "tool_use": "input"}[block["type"]]
@@ -113,6 +113,7 @@ def test_usage_and_ends() -> None:
     prompt = len(writer.requests[-1].prompt_ids)
     assert whole["usage"] == {
         "input_tokens": prompt, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 0, "output_tokens": 17,
+        "service_tier": "standard",
     }  # fmt: skip
     assert (whole["type"], whole["role"], whole["model"]) == ("message", "assistant", "story-teller")
     assert ask(writer, max_tokens=4).json()["stop_reason"] == "max_tokens"

@@ -321,6 +321,44 @@ def test_tokens_of_a_minute_are_counted_for_all_servers(tmp_path: Path, stream: 
     run(test)
 
 
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
+def test_the_tiers_of_a_key_go_with_its_requests(tmp_path: Path, mark: bytes) -> None:
+    """The servers do not know the key: they are told the rank, which the body cannot raise."""
+    keys = tmp_path / "keys.toml"
+    keys.write_text('[keys.ada]\nkey = "sk-ada"\nservice_tiers = ["flex", "default"]\n[keys.bob]\nkey = "sk-bob"\n')
+    keys.chmod(0o600)
+    seen: list[dict[str, Any]] = []
+
+    async def tells(server: by.Scripted, asked: by.Asked, connection: by.Connection) -> None:
+        seen.append(json.loads(asked.body.removeprefix(mark)))
+        connection.answer(200, {"id": "x"})
+
+    async def test() -> None:
+        async with stage([], [by.Scripted("receiver", tells)], api_key_file=str(keys), upstream_api_key="up") as on:
+
+            async def ask(key: str, path: str, **fields: Any) -> int:
+                body = mark + json.dumps({"prompt": [1], "messages": [], "max_tokens": 2, **fields}).encode()
+                headers = {"authorization": f"Bearer sk-{key}", "content-type": "application/json"}
+                return (await on.http.post(path, content=body, headers=headers)).status_code
+
+            for path in ("/v1/completions", "/v1/chat/completions", "/v1/messages", "/api/chat"):
+                assert await ask("bob", path) == 200 and "priority" not in seen[-1]
+                assert await ask("ada", path) == 200 and seen[-1]["priority"] == 1
+                assert await ask("ada", path, priority=5.0) == 200 and seen[-1]["priority"] == 5
+                assert await ask("ada", path, priority=-1) == 400
+            assert await ask("ada", "/v1/completions", service_tier="default") == 200
+            assert (seen[-1]["priority"], seen[-1]["service_tier"]) == (0, "default")
+            assert await ask("ada", "/v1/chat/completions", service_tier="auto") == 200
+            assert (seen[-1]["priority"], seen[-1]["service_tier"]) == (1, "flex")
+            assert await ask("ada", "/v1/chat/completions", service_tier="priority") == 400
+            assert await ask("ada", "/v1/messages", service_tier="standard_only") == 200
+            assert seen[-1]["priority"] == 0 and "service_tier" not in seen[-1]
+            assert await ask("ada", "/v1/completions", service_tier=["x"]) == 200  # as the servers see fit
+            assert seen[-1]["service_tier"] == ["x"]
+
+    run(test)
+
+
 def test_what_is_asked_about_the_model_goes_to_a_decoder() -> None:
     async def test() -> None:
         async with stage(decoders=[decoder(), decoder()]) as on:

@@ -27,6 +27,7 @@ from homenode.server.core.prompts import PromptText, chat_text, encode_chat_text
 from homenode.server.core.request import GenerationRequest, begin, check_limits
 from homenode.server.core.state import ServerState
 from homenode.server.http.failures import ApiError
+from homenode.server.keys.service_tiers import AskedTier
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +60,8 @@ class ConversationRequest:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     max_tokens: int | None = None
     skip_special_tokens: bool = True
-    priority: int = 0
+    service_tier: AskedTier | None = None
+    priority: int | None = None
     cache_salt: str = ""
     token_ids: bool = False
     shows_stop: bool = False
@@ -131,6 +133,7 @@ async def begin_conversation(state: ServerState, request: ConversationRequest) -
             max_tokens=request.max_tokens,
             skip_special_tokens=request.skip_special_tokens,
             shown_tokens=formats.marks if reads else frozenset(),
+            service_tier=request.service_tier,
             priority=request.priority,
             cache_salt=request.cache_salt,
             token_ids=request.token_ids,

@@ -16,6 +16,7 @@ from homenode.server.core.kv_transfer import KvTransferResult
 from homenode.server.core.state import ServerState
 from homenode.server.http.failures import ApiError
 from homenode.server.keys.caller import caller
+from homenode.server.keys.service_tiers import ServiceTier
 from homenode.server.monitoring.server_metrics import Recorder
 
 _AT_ONCE = 64  # of many sequences, those that are begun or heard before others get a turn
@@ -67,15 +68,16 @@ class Generation:
         top_logprobs: int,
         token_ids: bool,
         kv_result: KvTransferResult | None,
+        tier: ServiceTier,
     ) -> None:
         """`top_logprobs`: log-probabilities of other tokens that the answer shows for each token. `token_ids`: it shows
-        ids. `kv_result`: what it tells of the prompt's KV.
+        ids. `kv_result`: what it tells of the prompt's KV. `tier`: the one that the request has.
         """
         self._client, self._active, self._tickets = state.client, state.active, state.tickets
         self._text_work, self._caller = state.text_work, caller()
         self.top_logprobs, self._token_ids = top_logprobs, token_ids
         self.sequences = sequences
-        self.kv_result = kv_result
+        self.kv_result, self.tier = kv_result, tier
 
     async def events(self) -> AsyncGenerator[GenerationEvent, None]:
         """The events of all choices as they come. Raises ApiError when the engine ends a sequence without a result.

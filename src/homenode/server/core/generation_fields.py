@@ -18,6 +18,8 @@ TokenIds = list[TokenId]
 StopString = Annotated[str, Meta(min_length=1, max_length=1024)]
 MOST_STOPS = 128
 Stops = StopString | Annotated[list[StopString], Meta(max_length=MOST_STOPS)]
+ServiceTierField = Literal["auto", "default", "flex", "priority"]
+TIER_REMEDY = "give one of auto, default, flex and priority"
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
@@ -47,6 +49,7 @@ class GenerationFields(RequestFields, kw_only=True):
     """The same, and what the APIs of OpenAI have besides."""
 
     stop: Stops | None = None
+    service_tier: ServiceTierField | None = None
     return_timings: bool | None = None  # the answer says what it took
     timings_per_token: bool | None = None  # so does each chunk of a stream
 

@@ -134,16 +134,17 @@ def check_texts(state: ServerState, count: int, param: str) -> None:
         raise ApiError(400, text, param=param, code="invalid_value")
 
 
-async def pool_texts(state: ServerState, prompts: Sequence[EncodedPrompt], priority: int = 0) -> PooledTexts:
+async def pool_texts(state: ServerState, prompts: Sequence[EncodedPrompt], priority: int | None = None) -> PooledTexts:
     """Have the engine make a vector of each text, which `check_prompt_tokens` lets through. Raises ApiError for the
-    first that fails; none is left running then.
+    first that fails, and ServiceTierError; none is left running then.
 
     Of many texts as many are with the engine at a time as it computes together.
     """
     tokens = sum(len(prompt.ids) for prompt in prompts)
+    rank = caller().rank(None, priority).priority
     caller().take_prompt(tokens)
     turns = asyncio.Semaphore(state.ready.max_num_seqs)
-    tasks = [asyncio.create_task(_pool_text(state, prompt, priority, turns)) for prompt in prompts]
+    tasks = [asyncio.create_task(_pool_text(state, prompt, rank, turns)) for prompt in prompts]
     try:
         outputs = await asyncio.gather(*tasks)
     finally:

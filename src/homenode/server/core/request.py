@@ -17,6 +17,7 @@ from homenode.server.core.prompts import EncodedPrompt, check_prompt_tokens
 from homenode.server.core.state import ServerState
 from homenode.server.http.failures import ApiError
 from homenode.server.keys.caller import caller
+from homenode.server.keys.service_tiers import AskedTier, ServiceRank
 from homenode.units import format_count
 
 _PROMPTS_AT_ONCE = 16  # of many, those whose sequences are made before other requests get a turn
@@ -30,7 +31,8 @@ class GenerationRequest:
     `stop` the strings that end a text. Its `max_tokens` is replaced by `max_tokens` here: the most tokens of an answer,
     None for as many as the context takes. `echo`: each text begins with its prompt. `shows_stop`: a text ends with the
     stop string that ended it. `token_ids`: the answer shows token ids, those of the prompts included. `shown_tokens`:
-    special tokens that have text although others are skipped. `stream`: the answer is sent as events.
+    special tokens that have text although others are skipped. `service_tier`, `priority`: whose turn it is
+    (`keys.service_tiers`). `stream`: the answer is sent as events.
     """
 
     prompts: Sequence[EncodedPrompt]
@@ -38,7 +40,8 @@ class GenerationRequest:
     max_tokens: int | None = None
     skip_special_tokens: bool = True
     shown_tokens: frozenset[int] = frozenset()
-    priority: int = 0
+    service_tier: AskedTier | None = None
+    priority: int | None = None
     cache_salt: str = ""
     echo: bool = False
     shows_stop: bool = False
@@ -81,11 +84,12 @@ def check_limits(state: ServerState, num_prompts: int, sampling: SamplingParams)
 async def begin(state: ServerState, request: GenerationRequest) -> Generation:
     """The sequences of a request: every prompt `n` times, in that order. Nothing runs before `Generation.events`.
 
-    Raises ApiError 400, and KeyLimitError when the key has no tokens left.
+    Raises ApiError 400, ServiceTierError, and KeyLimitError when the key has no tokens left.
     """
     check_limits(state, len(request.prompts), request.sampling)
     tokens = sum(len(prompt.ids) for prompt in request.prompts)
     check_prompt_tokens(tokens, "prompt", request.sampling.n)
+    rank = caller().rank(request.service_tier, request.priority)
     caller().take_prompt(tokens)
     if request.sampling.bad_words or request.sampling.dry_multiplier:
         rules, sampling = state.token_rules, request.sampling
@@ -96,8 +100,9 @@ async def begin(state: ServerState, request: GenerationRequest) -> Generation:
         if number % _PROMPTS_AT_ONCE == 0:
             await asyncio.sleep(0)
         echo = await _echo(state, request, prompt)
-        sequences += _sequences(state, request, prompt, echo, kv, first_index=len(sequences))
-    return Generation(state, sequences, request.sampling.logprobs or 0, request.token_ids, kv.result if kv else None)
+        sequences += _sequences(state, request, rank, prompt, echo, kv, first_index=len(sequences))
+    kv_result = kv.result if kv else None
+    return Generation(state, sequences, request.sampling.logprobs or 0, request.token_ids, kv_result, rank.tier)
 
 
 async def _kv_transfer(state: ServerState, request: GenerationRequest) -> RequestKvTransfer | None:
@@ -126,6 +131,7 @@ async def _echo(state: ServerState, request: GenerationRequest, prompt: EncodedP
 def _sequences(
     state: ServerState,
     request: GenerationRequest,
+    rank: ServiceRank,
     prompt: EncodedPrompt,
     echo: PromptEcho | None,
     kv: RequestKvTransfer | None,
@@ -147,7 +153,7 @@ def _sequences(
             id=state.next_id(),
             prompt_ids=prompt.ids,
             params=params.of_answer(index),
-            priority=request.priority,
+            priority=rank.priority,
             key=caller().name,
             cache_salt=request.cache_salt,
             arrival=recorder.arrival,

@@ -38,7 +38,7 @@ class TextsToScore:
     first_param: str
     second_param: str
     truncate: int | None = None
-    priority: int = 0
+    priority: int | None = None
     logits: bool = False
 
 

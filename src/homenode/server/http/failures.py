@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from homenode import errors
 from homenode.server.keys.caller import KeyLimitError
+from homenode.server.keys.service_tiers import ServiceTierError
 
 _LOG = logging.getLogger("homenode.server")
 CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"  # the code of a prompt that is too long, which agents look for
@@ -81,6 +82,8 @@ def failure_of(error: Exception, request_id: str) -> ApiError:
         return error
     if isinstance(error, KeyLimitError):
         return ApiError(429, error.message, code="rate_limit_exceeded", retry_after_s=error.retry_after_s)
+    if isinstance(error, ServiceTierError):
+        return ApiError(400, error.message, param=error.param, code="invalid_value")
     if isinstance(error, errors.HomenodeError) and not isinstance(error, errors.HostError | errors.InternalError):
         return _from_error(error)
     _LOG.error("request %s failed", request_id, exc_info=error)

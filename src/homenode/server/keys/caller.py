@@ -19,6 +19,7 @@ from homenode.server.keys.counts import (
     KeyCounts,
 )
 from homenode.server.keys.named_key import UNNAMED_ROW, NamedKey
+from homenode.server.keys.service_tiers import ALL_TIERS, AskedTier, ServiceRank, rank_of
 from homenode.server.keys.told_usage import ToldUsage
 from homenode.units import format_count
 
@@ -46,6 +47,16 @@ class KeyHolder:
     def name(self) -> str:
         """The name of the key; empty where it has none."""
         return self._key.name if self._key is not None else ""
+
+    @property
+    def has_tiers(self) -> bool:
+        """Whether it may have some tiers only, or has one that is not the others'."""
+        return self._key is not None and self._key.service_tiers != ALL_TIERS
+
+    def rank(self, asked: AskedTier | None, priority: int | None) -> ServiceRank:
+        """That of a request which names this tier and this priority. Raises ServiceTierError."""
+        tiers = ALL_TIERS if self._key is None else self._key.service_tiers
+        return rank_of(asked, priority, tiers, self.name)
 
     def uncounted(self) -> KeyHolder:
         """The same key, for a request that its limits are not about."""

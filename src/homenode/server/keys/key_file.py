@@ -5,6 +5,7 @@
     requests_per_minute = 60
     tokens_per_minute = 20000
     concurrent_requests = 4
+    service_tiers = ["default", "flex"]
 
 No message holds a secret.
 """
@@ -16,10 +17,11 @@ import stat
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from homenode.errors import UserError
 from homenode.server.keys.named_key import UNNAMED_ROW, NamedKey, digest_of
+from homenode.server.keys.service_tiers import ServiceTier
 from homenode.spelling import with_suggestion
 
 MOST_KEYS = 1023  # names in one life of a server: each has a row of its own, beside the one of the unnamed
@@ -28,6 +30,8 @@ _LARGEST_LIMIT = 10**12
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _SECRET = re.compile(r"[!-~]{1,512}")  # what a header can carry
 _LIMITS = ("requests_per_minute", "tokens_per_minute", "concurrent_requests")
+_FIELDS = ("key", *_LIMITS, "service_tiers")
+_TIERS = get_args(ServiceTier)
 
 
 class KeyRows:
@@ -110,13 +114,15 @@ def _key(name: str, table: Any, rows: KeyRows) -> NamedKey:
         raise UserError(f"the name `{_shown(name)}` is not 1 to 64 letters, digits, dots, dashes and underscores")
     if not isinstance(table, dict):
         raise UserError(f"keys.{name} is no table; write [keys.{name}] and `key` below it")
-    if unknown := [field for field in table if field not in ("key", *_LIMITS)]:
-        text = f"keys.{name} has the field `{_shown(unknown[0])}`; there are key, {', '.join(_LIMITS)}"
-        raise UserError(with_suggestion(text, unknown[0], ("key", *_LIMITS)))
+    if unknown := [field for field in table if field not in _FIELDS]:
+        text = f"keys.{name} has the field `{_shown(unknown[0])}`; there are {', '.join(_FIELDS)}"
+        raise UserError(with_suggestion(text, unknown[0], _FIELDS))
     secret = table.get("key")
     if not isinstance(secret, str) or not _SECRET.fullmatch(secret):
         raise UserError(f"keys.{name}.key is not a text of 1 to 512 printable ASCII characters without blanks")
-    limits = {field: _limit(name, field, table[field]) for field in _LIMITS if field in table}
+    limits: dict[str, Any] = {field: _limit(name, field, table[field]) for field in _LIMITS if field in table}
+    if "service_tiers" in table:
+        limits["service_tiers"] = _tiers(name, table["service_tiers"])
     return NamedKey(digest=digest_of(secret), name=name, row=rows.of(name), **limits)
 
 
@@ -126,6 +132,17 @@ def _limit(name: str, field: str, value: Any) -> int:
             f"keys.{name}.{field} is not a whole number from 1 to {_LARGEST_LIMIT}; leave it out for no limit"
         )
     return value
+
+
+def _tiers(name: str, value: Any) -> tuple[ServiceTier, ...]:
+    names = value if isinstance(value, list) else []
+    if not names or any(each not in _TIERS or names.count(each) > 1 for each in names):
+        known = ", ".join(f'"{tier}"' for tier in _TIERS)
+        raise UserError(
+            f"keys.{name}.service_tiers is not a list of some of {known}, each once; the first is that of requests "
+            "which leave it open"
+        )
+    return tuple(names)
 
 
 def _check_different(keys: Sequence[NamedKey], unnamed: Sequence[NamedKey]) -> None:

@@ -7,13 +7,16 @@ from collections.abc import Sequence
 
 import msgspec
 
+from homenode.server.keys.service_tiers import ALL_TIERS, ServiceTier
+
 UNNAMED_ROW = 0  # where requests are counted that come without a name
 
 
 class NamedKey(msgspec.Struct, frozen=True, kw_only=True):
     """One key. `digest`: SHA-256 of the secret, which is kept nowhere. `name`: empty for keys of --api-key.
 
-    `row`: where its requests are counted (`counts.KeyCounts`). A limit of None does not hold anybody.
+    `row`: where its requests are counted (`counts.KeyCounts`). A limit of None does not hold anybody. `service_tiers`:
+    those that its requests may have; the first is that of requests which leave it open.
     """
 
     digest: bytes
@@ -22,6 +25,7 @@ class NamedKey(msgspec.Struct, frozen=True, kw_only=True):
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
     concurrent_requests: int | None = None
+    service_tiers: tuple[ServiceTier, ...] = ALL_TIERS
 
 
 def unnamed_keys(secrets: Sequence[str]) -> tuple[NamedKey, ...]:

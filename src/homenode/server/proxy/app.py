@@ -18,6 +18,7 @@ from homenode.server.health import Version
 from homenode.server.http.endpoint import Endpoint, json_response
 from homenode.server.http.exchange import read_body
 from homenode.server.http.middleware import HttpApplication
+from homenode.server.keys.caller import caller
 from homenode.server.monitoring.server_metrics import CONTENT_TYPE
 from homenode.server.proxy.client_request import read_client_request
 from homenode.server.proxy.forwarded_apis import (
@@ -110,6 +111,7 @@ class _ForwardedEndpoint:
                 asked = await asyncio.to_thread(read_client_request, body, self._api)
             else:
                 asked = read_client_request(body, self._api)
+            asked = asked.ranked(caller())
             if asked.direct is not None:
                 self._state.metrics.direct(asked.direct)
             holder = None

@@ -6,18 +6,27 @@ what is wrong with it.
 
 from __future__ import annotations
 
+import codecs
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
+from homenode.server.core.generation_fields import ServiceTierField
 from homenode.server.http.failures import ApiError
 from homenode.server.http.json_size import SMALL_BODY, check_json_size
-from homenode.server.proxy.forwarded_apis import CHAT_COMPLETIONS, RESPONSES, ForwardedApi, value_of
+from homenode.server.keys.caller import KeyHolder
+from homenode.server.keys.service_tiers import AskedTier
+from homenode.server.proxy.forwarded_apis import CHAT_COMPLETIONS, MESSAGES, RESPONSES, ForwardedApi, value_of
 
 _PARAMS = "kv_transfer_params"
+_TIER, _PRIORITY = "service_tier", "priority"
+_ASKED: Mapping[str, AskedTier] = {
+    **{tier: tier for tier in get_args(ServiceTierField)},
+    "standard_only": "standard",
+}
 _NOT_FOR_PREFILL = frozenset({"stream", "stream_options", _PARAMS})
 
 _decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -55,6 +64,26 @@ class ClientRequest:
         of_several = {} if engine is None else {"engine": engine}
         return msgspec.json.encode({**kept, _PARAMS: {"do_remote_prefill": True, "ticket": ticket, **of_several}})
 
+    def ranked(self, who: KeyHolder) -> ClientRequest:
+        """The request with the rank that the key of `who` gives it; the servers may not know that key. Raises
+        ServiceTierError.
+        """
+        if self.fields is None or not who.has_tiers:
+            return self
+        said, number = value_of(self.fields, _TIER), value_of(self.fields, _PRIORITY)
+        if isinstance(number, float) and number.is_integer():
+            number = int(number)
+        if not isinstance(said, str | None) or not (number is None or type(number) is int):
+            return self  # the servers refuse it
+        if said is not None and said not in _ASKED:
+            return self
+        rank = who.rank(None if said is None else _ASKED[said], number)
+        kept = {name: value for name, value in self.fields.items() if name not in (_TIER, _PRIORITY)}
+        kept |= {_PRIORITY: _raw(rank.priority)}
+        if said is not None and self.api is not MESSAGES:
+            kept |= {_TIER: _raw(rank.tier)}
+        return replace(self, body=msgspec.json.encode(kept), fields=kept)
+
     def forgotten(self) -> ClientRequest:
         """Without the body: an answer may take long, and bodies may be large."""
         return replace(self, body=b"", fields=None, units=())
@@ -66,6 +95,7 @@ def read_client_request(body: bytes, api: ForwardedApi) -> ClientRequest:
 
     Whoever knows a ticket can take or end somebody's hand-over.
     """
+    body = body.removeprefix(codecs.BOM_UTF8)
     if len(body) > SMALL_BODY:
         check_json_size(body)
     try:
@@ -83,6 +113,10 @@ def read_client_request(body: bytes, api: ForwardedApi) -> ClientRequest:
     if goes_on_from is not None:
         direct = "previous_response"  # a prefill server does not know what is before
     return ClientRequest(body, direct, api, stream, fields, units, tokens, _salt(fields, api), goes_on_from)
+
+
+def _raw(value: int | str) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode(value))
 
 
 def _direct(fields: Mapping[str, msgspec.Raw]) -> str | None:

@@ -7,27 +7,32 @@ from collections.abc import Iterable
 from typing import Literal, get_args
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from homenode.server.apis.anthropic.content import AnswerBlock, BlockEvent, BlockWriter, Seal, whole_blocks
 from homenode.server.apis.anthropic.errors import MessagesErrorDetail, messages_error
 from homenode.server.core.conversation import Conversation
 from homenode.server.core.message_reader import JoinedMessage, MessageEvent
 from homenode.server.http.failures import ApiError
+from homenode.server.keys.service_tiers import ServiceTier
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+MessagesTier = Literal["priority", "standard", "batch"]
+_TIERS: dict[ServiceTier, MessagesTier] = {"priority": "priority", "default": "standard", "flex": "batch"}
 _REASONS: dict[str | None, StopReason] = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
 class MessagesUsage(Struct, kw_only=True):
     """Tokens of a request. `cache_read_input_tokens`: of the prompt of a request that has `cache_control`, found in the
     prefix cache; `input_tokens` are the others. What the cache keeps costs nothing, so none are counted as created.
+    `service_tier`: whose turn it was, in the words of this API; `message_delta` does not repeat it.
     """
 
     input_tokens: int
     cache_creation_input_tokens: int = 0
     cache_read_input_tokens: int
     output_tokens: int
+    service_tier: MessagesTier | UnsetType = UNSET
 
 
 class MessagesAnswer(Struct, kw_only=True, tag_field="type", tag="message"):
@@ -143,14 +148,19 @@ class MessagesFormat:
             content=content,
             stop_reason=end.stop_reason,
             stop_sequence=end.stop_sequence,
-            usage=self._usage(),
+            usage=self._usage(_TIERS[self._generation.tier]),
         )
 
-    def _usage(self) -> MessagesUsage:
+    def _usage(self, tier: MessagesTier | UnsetType = UNSET) -> MessagesUsage:
         prompt, completion, cached = self._generation.usage()
         if not self._cached_apart:
             cached = 0
-        return MessagesUsage(input_tokens=prompt - cached, cache_read_input_tokens=cached, output_tokens=completion)
+        return MessagesUsage(
+            input_tokens=prompt - cached,
+            cache_read_input_tokens=cached,
+            output_tokens=completion,
+            service_tier=tier,
+        )
 
 
 def _end_of(event: MessageEvent | JoinedMessage) -> MessagesEnd:

@@ -125,4 +125,6 @@ class MessagesCountRequest(MessagesPrompt, kw_only=True):
     """Body of POST /v1/messages/count_tokens: that of a message without what concerns its answer alone."""
 
 
-HINTS = FieldHints({}, {"response_format": "say it in `output_config.format`"})
+HINTS = FieldHints(
+    {"service_tier": "give auto or standard_only"}, {"response_format": "say it in `output_config.format`"}
+)

@@ -97,6 +97,7 @@ async def _begin(
             prompts=[prompt],
             sampling=sampling,
             max_tokens=1 if most == 0 else most,
+            priority=body.priority,
             cache_salt=body.cache_salt or "",
             stream=bool(body.stream),
         ),

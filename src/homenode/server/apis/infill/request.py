@@ -44,6 +44,7 @@ class InfillRequest(SettingFields, kw_only=True):
     repeat_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
     cache_prompt: bool | None = None
     stream: bool | None = None
+    priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
     cache_salt: Annotated[str, Meta(max_length=128)] | None = None
 
     @property

@@ -34,7 +34,7 @@ def conversation_request(body: OllamaAsked, **rest: Any) -> ConversationRequest:
         template_kwargs=body.chat_template_kwargs,
         sampling=sampling_of(body),
         max_tokens=options.max_tokens,
-        priority=body.priority or 0,
+        priority=body.priority,
         cache_salt=body.cache_salt or "",
         stream=streams(body),
         kv_transfer=body.kv_transfer_params,

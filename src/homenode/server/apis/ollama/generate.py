@@ -132,7 +132,7 @@ async def _raw(state: ServerState, body: OllamaGenerateRequest, prompt: str) -> 
             prompts=prompts,
             sampling=sampling,
             max_tokens=(body.options or OllamaOptions()).max_tokens,
-            priority=body.priority or 0,
+            priority=body.priority,
             cache_salt=body.cache_salt or "",
             stream=streams(body),
             kv_transfer=body.kv_transfer_params,

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 
 from homenode.server.apis.openai.structured import StructuredFields
-from homenode.server.core.generation_fields import Count, TokenId
+from homenode.server.core.generation_fields import TIER_REMEDY, Count, TokenId
 from homenode.server.http.decoding import FieldHints
 from homenode.server.http.failures import ApiError
 
@@ -94,10 +94,12 @@ class Sampling(UnbuiltFields, kw_only=True):
 
 
 # What to do about values that a field does not take, where that is not plain from the range it has.
-REMEDIES = dict.fromkeys(
-    ("max_tokens", "max_completion_tokens"), "leave it out, or send -1, for no limit but the context's"
-) | dict.fromkeys(
-    ("reasoning_effort", "reasoning.effort"), "give one of none, minimal, low, medium, high, xhigh and max"
+REMEDIES = (
+    dict.fromkeys(("max_tokens", "max_completion_tokens"), "leave it out, or send -1, for no limit but the context's")
+    | dict.fromkeys(
+        ("reasoning_effort", "reasoning.effort"), "give one of none, minimal, low, medium, high, xhigh and max"
+    )
+    | {"service_tier": TIER_REMEDY}
 )
 
 # Fields that would change the answer and have only the value that asks for nothing: what to tell who sends another one.

@@ -183,6 +183,7 @@ def _response(state: ServerState, body: ResponsesRequest, model: str) -> Respons
         prompt_cache_key=body.prompt_cache_key,
         reasoning={"effort": None, "summary": None, **told(body.reasoning)},
         safety_identifier=body.safety_identifier,
+        service_tier=caller().rank(body.service_tier, body.priority).tier,
         store=_is_kept(state, body),
         temperature=sampling["temperature"],
         text={"format": {"type": "text"}, **told(body.text)},

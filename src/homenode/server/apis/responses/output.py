@@ -9,6 +9,7 @@ from msgspec import UNSET, Struct, UnsetType
 from homenode.server.apis.responses.items import ItemStatus
 from homenode.server.core.kv_transfer import KvTransferResult
 from homenode.server.core.timings import AnswerTimings
+from homenode.server.keys.service_tiers import ServiceTier
 
 
 class ResponsesTopLogprob(Struct):
@@ -153,7 +154,7 @@ class ResponseObject(Struct, kw_only=True):
     prompt_cache_key: str | None = None
     reasoning: dict[str, Any]
     safety_identifier: str | None = None
-    service_tier: str = "default"
+    service_tier: ServiceTier = "default"
     store: bool
     temperature: float | None
     text: dict[str, Any]

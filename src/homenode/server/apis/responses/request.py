@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from homenode.server.apis.responses.items import MOST_ITEMS, MOST_TOOLS, ToolName
-from homenode.server.core.generation_fields import Count, Effort, GenerationFields
+from homenode.server.core.generation_fields import TIER_REMEDY, Count, Effort, GenerationFields
 from homenode.server.http.decoding import FieldHints
 
 SummaryKind = Literal["auto", "concise", "detailed"]
@@ -134,7 +134,6 @@ class ResponsesRequest(GenerationFields, kw_only=True):
     prompt_cache_retention: str | None = None
     prompt_cache_options: Any = None
     safety_identifier: str | None = None
-    service_tier: str | None = None  # there is one
     user: str | None = None
     thinking_token_budget: Count | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -145,7 +144,7 @@ class ResponsesRequest(GenerationFields, kw_only=True):
 
 
 HINTS = FieldHints(
-    {},
+    {"service_tier": TIER_REMEDY},
     {
         "response_format": "say it in `text.format`",
         "conversation": "go on from a response with `previous_response_id`, or send the items of the conversation",

@@ -39,7 +39,7 @@ async def score(state: ServerState, request: Request) -> Response:
     model = state.model(body.model)
     first, second = ([text] if isinstance(text, str) else text for text in (body.text_1, body.text_2))
     asked = TextsToScore(
-        first, second, "text_1", "text_2", body.truncate_prompt_tokens, body.priority or 0, body.activation is False
+        first, second, "text_1", "text_2", body.truncate_prompt_tokens, body.priority, body.activation is False
     )
     found = await unless_gone(request.receive, score_texts(state, asked))
     data = [Score(index=number, score=value) for number, value in enumerate(found.values)]
@@ -58,7 +58,7 @@ async def rerank(state: ServerState, request: Request) -> Response:
         "query",
         "documents",
         body.truncate_prompt_tokens,
-        body.priority or 0,
+        body.priority,
         body.activation is False,
     )
     found = await unless_gone(request.receive, score_texts(state, asked))

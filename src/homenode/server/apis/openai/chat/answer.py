@@ -30,6 +30,7 @@ from homenode.server.core.timings import AnswerTimings, timings_of
 from homenode.server.http.failures import ApiError
 from homenode.server.http.sse import DONE, event
 from homenode.server.interfaces.tokenizer import TokenizerLike
+from homenode.server.keys.service_tiers import ServiceTier
 
 FinishReason = Literal["stop", "length", "tool_calls", "function_call"]
 
@@ -120,6 +121,7 @@ class ChatCompletion(Struct, kw_only=True):
     choices: list[ChatChoice]
     usage: Usage
     system_fingerprint: str
+    service_tier: ServiceTier | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     kv_transfer_params: KvTransferResult | UnsetType = UNSET
     timings: AnswerTimings | UnsetType = UNSET
@@ -180,6 +182,7 @@ class ChatChunk(Struct, kw_only=True):
     choices: list[ChunkChoice]
     usage: Usage | UnsetType | None = UNSET
     system_fingerprint: str
+    service_tier: ServiceTier | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     timings: AnswerTimings | UnsetType = UNSET
 
@@ -203,6 +206,7 @@ class ChatFormat:
         self._shows_thoughts = shows_thoughts(body)
         self._id, self._created, self._model = f"chatcmpl-{secrets.token_hex(12)}", int(time.time()), model
         self._fingerprint, self._options = state.fingerprint, body.stream_options or StreamOptions()
+        self._tier: ServiceTier | UnsetType = self._generation.tier if body.service_tier else UNSET
         self._opened = False  # an event was written
 
     def whole(self, choices: list[JoinedMessage]) -> bytes:
@@ -214,6 +218,7 @@ class ChatFormat:
             choices=[self._choice(choice) for choice in choices],
             usage=self._usage(),
             system_fingerprint=self._fingerprint,
+            service_tier=self._tier,
             prompt_token_ids=self._prompt_ids(),
             kv_transfer_params=self._generation.kv_result or UNSET,
             timings=timings_of(self._generation) if wants_timings(self._body) else UNSET,
@@ -256,7 +261,12 @@ class ChatFormat:
 
     def _chunk(self, choices: list[ChunkChoice]) -> ChatChunk:
         chunk = ChatChunk(
-            id=self._id, created=self._created, model=self._model, choices=choices, system_fingerprint=self._fingerprint
+            id=self._id,
+            created=self._created,
+            model=self._model,
+            choices=choices,
+            system_fingerprint=self._fingerprint,
+            service_tier=self._tier,
         )
         if self._options.include_usage or self._options.continuous_usage_stats:
             chunk.usage = self._usage() if self._options.continuous_usage_stats else None

@@ -54,7 +54,8 @@ async def conversation_of(
         sampling=msgspec.structs.replace(sampling_of(body), logprobs=logprobs),
         max_tokens=None if max_tokens == NO_LIMIT else max_tokens,
         skip_special_tokens=body.skip_special_tokens is not False,
-        priority=body.priority or 0,
+        service_tier=body.service_tier,
+        priority=body.priority,
         cache_salt=body.cache_salt or "",
         token_ids=bool(body.return_token_ids),
         shows_stop=bool(body.include_stop_str_in_output),
@@ -67,8 +68,6 @@ def _note_without_effect(request: Request, body: ChatRequest) -> None:
     """Tell of wishes that are taken, but change nothing here."""
     if body.verbosity not in (None, "medium"):
         note_ignored(request, "verbosity")
-    if body.service_tier not in (None, "auto", "default"):
-        note_ignored(request, "service_tier")
 
 
 def chat_tools(request: Request, body: ChatRequest) -> dict[str, ChatTool]:

@@ -43,7 +43,6 @@ class ChatRequest(Sampling, kw_only=True):
     continue_final_message: bool | None = None
     metadata: Annotated[dict[str, str], Meta(max_length=16)] | None = None
     store: bool | None = None
-    service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     tools: Tools | None = None

@@ -25,6 +25,7 @@ from homenode.server.core.timings import AnswerTimings, timings_of
 from homenode.server.http.failures import ApiError
 from homenode.server.http.sse import DONE, event
 from homenode.server.interfaces.tokenizer import TokenizerLike
+from homenode.server.keys.service_tiers import ServiceTier
 
 
 class CompletionLogprobs(Struct):
@@ -66,6 +67,7 @@ class TextCompletion(Struct, kw_only=True):
     choices: list[CompletionChoice]
     usage: Usage | UnsetType | None = UNSET
     system_fingerprint: str
+    service_tier: ServiceTier | UnsetType = UNSET
     kv_transfer_params: KvTransferResult | UnsetType = UNSET
     timings: AnswerTimings | UnsetType = UNSET
 
@@ -77,6 +79,7 @@ class CompletionFormat:
         self._tokenizer, self._body, self._generation = state.tokenizer, body, generation
         self._id, self._created, self._model = f"cmpl-{secrets.token_hex(12)}", int(time.time()), model
         self._fingerprint, self._options = state.fingerprint, body.stream_options or StreamOptions()
+        self._tier: ServiceTier | UnsetType = generation.tier if body.service_tier else UNSET
 
     def whole(self, choices: list[GenerationEvent]) -> bytes:
         """One completion with all choices."""
@@ -110,7 +113,12 @@ class CompletionFormat:
 
     def _completion(self, choices: list[CompletionChoice]) -> TextCompletion:
         return TextCompletion(
-            id=self._id, created=self._created, model=self._model, choices=choices, system_fingerprint=self._fingerprint
+            id=self._id,
+            created=self._created,
+            model=self._model,
+            choices=choices,
+            system_fingerprint=self._fingerprint,
+            service_tier=self._tier,
         )
 
     def _choice(self, part: GenerationEvent, *, first: bool) -> CompletionChoice:

@@ -99,7 +99,7 @@ async def _pooled(state: ServerState, body: EmbeddingRequest) -> PooledTexts:
     special = body.add_special_tokens is not False
     async with state.text_work.reserve(texts_memory(texts)):
         prompts = await encode_prompts(state, texts, "input", add_special_tokens=special, n=1, most=most)
-        return await pool_texts(state, prompts, body.priority or 0)
+        return await pool_texts(state, prompts, body.priority)
 
 
 def _answer(body: EmbeddingRequest, model: str, found: PooledTexts) -> EmbeddingList:
