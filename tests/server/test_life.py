@@ -116,7 +116,8 @@ def test_metrics(start: Start) -> None:
         "prefix_cache_queries_total": 10,
         "prefix_cache_hits_total": 4, "num_preemptions_total": 3, "prompt_tokens_total": 50,
         "generation_tokens_total": 70,
-        "request_success_total": 3, "time_to_first_token_seconds_count": 3, "inter_token_latency_seconds_count": 14,
+        "request_success_total": 3, "time_to_first_token_seconds_count": 3,
+        "request_queue_time_seconds_count": 3, "inter_token_latency_seconds_count": 14,
         "e2e_request_latency_seconds_count": 3, "admission_rejections_total": 5,
     }  # fmt: skip
     assert {name: server.metric(f"homenode:{name}") for name in expected} == expected

@@ -6,7 +6,7 @@ A frame on the wire is a 4-byte little-endian length (at most MAX_FRAME) and tha
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
@@ -19,6 +19,10 @@ from homenode.transfer.published import Published
 
 MAX_FRAME = 256 * 2**20
 # Seconds by which steps are counted, ascending.
+# Why requests wait: all slots of --max-num-seqs are taken; KV memory is; the steps have no room or time for them yet;
+# another one computes a prompt that begins alike; another engine has no room yet, or its KV is to come.
+WaitReason = Literal["slots", "blocks", "turn", "prefix", "kv"]
+WAIT_REASONS: tuple[WaitReason, ...] = get_args(WaitReason)
 STEP_TIME_BOUNDS = (
     0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.125, 0.15, 0.2, 0.25, 0.3, 0.4, 0.6, 1.0, 2.0, 5.0, 20.0,
 )  # fmt: skip
@@ -158,6 +162,7 @@ class EngineStats(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     generation_tokens: int = 0
     steps: int = 0
     step_tokens: int = 0
+    waiting_for: dict[str, int] = {}  # of those that wait, by `WaitReason`
     waiting_for_kv: int = 0  # requests that wait for another engine: for room there, or for their KV to come
     handed_tokens: int = 0  # positions whose KV came from another engine and was used
     rejected: dict[str, int] = {}  # by reason

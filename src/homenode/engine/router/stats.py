@@ -41,7 +41,13 @@ def at_rest(last: EngineStats) -> EngineStats:
     """Of an engine that is no more: what it had counted, and nothing running."""
     transfer = None if last.transfer is None else figures.at_rest(last.transfer)
     states = None if last.states is None else msgspec.structs.replace(last.states, used=0, snapshots=0)
-    gauges = {"num_running": 0, "num_waiting": 0, "waiting_for_kv": 0, "kv_usage": 0.0}
+    gauges: dict[str, Any] = {
+        "num_running": 0,
+        "num_waiting": 0,
+        "waiting_for": {},
+        "waiting_for_kv": 0,
+        "kv_usage": 0.0,
+    }
     return msgspec.structs.replace(last, **gauges, compute={}, transfer=transfer, states=states)
 
 
@@ -52,6 +58,7 @@ def total(parts: Sequence[EngineStats]) -> EngineStats:
         **{name: sum(getattr(part, name) for part in parts) for name in names},
         kv_usage=sum(part.kv_usage for part in parts) / max(1, len(parts)),
         rejected=_sum([part.rejected for part in parts]),
+        waiting_for=_sum([part.waiting_for for part in parts]),
         step_times=_added([part.step_times for part in parts]),
     )
 

@@ -9,6 +9,7 @@ import bisect
 from homenode.engine.kv.allocator import KvAllocator
 from homenode.engine.kv.imports import KvImports
 from homenode.engine.kv.sequence import BlockAllocation, Sequence, allocations_of
+from homenode.engine.messages import WaitReason
 from homenode.engine.scheduler.budget import StepPlan, prefill_count
 from homenode.engine.scheduler.counters import SchedulerCounters
 from homenode.engine.scheduler.fair_share import KeyShares
@@ -57,6 +58,7 @@ class Planner:
         self.waiting_for_kv: dict[int, Sequence] = {}  # by request id
         # Admitted, but all it is to compute is in the cache; the scheduler ends it.
         self.nothing_left: list[Sequence] = []
+        self._held_by: WaitReason = "turn"  # why the first of the queue has not begun
         self.warnings: list[str] = []  # for the operator; the scheduler passes them on
 
     def plan(self, number: int, prefill_in_flight: int = 0, in_flight_s: float = 0.0) -> StepPlan:
@@ -76,8 +78,11 @@ class Planner:
                 r.prefill_target - r.scheduled for r in allocations_of(prompts)
             )
             plan.keep_prefill_to(self._batching.prefill(waiting, prefill_in_flight, plan.tokens_left))
+        self._held_by = "turn"
         if prompts or (self._slots_left > 0 and self.num_waiting):
             self._plan_prompts(plan, prompts, in_flight_s)
+        if plan.short:
+            self._held_by = "blocks"
         if not plan.empty:
             self._allocator.take_ahead(len(self.running))
         return plan
@@ -216,7 +221,10 @@ class Planner:
         first = self.waiting.first()
         if first is None or first is passed_over or (ahead_of is not None and not self._turns.before(first, ahead_of)):
             return None
-        return first if self._has_slot(first.request.key) else None
+        if self._has_slot(first.request.key):
+            return first
+        self._held_by = "slots"
+        return None
 
     def _victims(self, needy: Sequence) -> list[Sequence]:
         """Who may give way: among several keys those that had more, else none that had less; all for the sake of the
@@ -257,6 +265,13 @@ class Planner:
     def num_waiting(self) -> int:
         """Sequences that do not run, for whatever reason."""
         return len(self.waiting) + len(self.waiting_for_kv) + len(self._kv_imports.ready)
+
+    @property
+    def waiting_for(self) -> dict[str, int]:
+        """How many of them wait for what: those of the queue for what its first one lacks."""
+        held_by: WaitReason = self._held_by if self._slots_left > 0 else "slots"
+        apart = len(self.waiting_for_kv) + len(self._kv_imports.ready)
+        return {reason: number for reason, number in ((held_by, len(self.waiting)), ("kv", apart)) if number}
 
     @property
     def num_waiting_tokens(self) -> int:
@@ -306,12 +321,14 @@ class Planner:
             return self._start_fetching(sequence)
         proposal = self._allocator.propose(sequence)
         if self._allocator.leads_soon(sequence, proposal):
+            self._held_by = "prefix"
             return False
         count = self._prefill_count(sequence, proposal, plan)
         nothing_left = proposal.scheduled >= proposal.prefill_target  # it is computed for another engine only
-        if (count <= 0 and not nothing_left) or not self._allocator.admit(
-            sequence, proposal, self._spare_for(sequence.request.key)
-        ):
+        if count <= 0 and not nothing_left:
+            return False
+        if not self._allocator.admit(sequence, proposal, self._spare_for(sequence.request.key)):
+            self._held_by = "blocks"
             return False
         self.waiting.admit(sequence)
         self._enter(sequence, proposal)

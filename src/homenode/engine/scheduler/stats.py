@@ -39,6 +39,7 @@ class SchedulerStats:
         return EngineStats(
             num_running=len(self._planner.running),
             num_waiting=self._planner.num_waiting,
+            waiting_for=self._planner.waiting_for,
             waiting_for_kv=len(self._planner.waiting_for_kv),
             handed_tokens=counters.handed_tokens,
             recomputed_tokens=counters.recomputed_tokens,

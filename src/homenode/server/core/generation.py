@@ -161,7 +161,7 @@ class Generation:
         if output.error_kind is not None or output.finish_reason in ("error", "abort"):
             sequence.recorder.end("error")
             raise from_output(output)
-        sequence.recorder.tokens(len(output.tokens))
+        sequence.recorder.tokens(len(output.tokens), output.queued_s)
         self._caller.take_generated(len(output.tokens))
         sequence.forced_tokens += output.forced_tokens
         sequence.cached_tokens = max(sequence.cached_tokens, output.cached_tokens)

@@ -23,6 +23,7 @@ from homenode.server.monitoring.keys import KeyMetrics
 from homenode.server.monitoring.states import state_metrics
 from homenode.server.monitoring.steps import step_metrics
 from homenode.server.monitoring.transfer import transfer_metrics
+from homenode.server.monitoring.waiting import waiting_metrics
 from homenode.server.monitoring.workers import worker_metrics
 from homenode.start_phases import marked_phases, phases_since, process_began
 
@@ -148,6 +149,7 @@ class _EngineCollector(Collector):
         yield from expert_metrics(names, parts)
         yield from state_metrics(names, parts)
         yield from step_metrics(names, parts)
+        yield from waiting_metrics(names, parts)
         yield from self._lives(names)
         yield from _start_phases(self._model, self._client.ready.details.get("start_phases"))
 
@@ -315,6 +317,7 @@ class Metrics:
             "time_to_first_token_seconds", "From arrival to the first token.", _FIRST_TOKEN
         )
         self._between = self._histogram("inter_token_latency_seconds", "From one token to the next.", _BETWEEN_TOKENS)
+        self._queue = self._histogram("request_queue_time_seconds", "From arrival to the engine.", _FIRST_TOKEN)
         self._whole = self._histogram("e2e_request_latency_seconds", "From arrival to the last token.", _WHOLE_REQUEST)
         self._finished = Counter(
             "homenode:request_success",
@@ -339,6 +342,7 @@ class Metrics:
     def recorder(self) -> Recorder:
         """A stopwatch for one sequence, started now."""
         return Recorder(
+            self._queue,
             self._first_token,
             self._between,
             self._whole,
@@ -359,22 +363,29 @@ class Recorder:
     """Times one sequence. `arrival`, `first_token_at`: by `time.monotonic`; the latter None before the first token."""
 
     def __init__(
-        self, first_token: Histogram, between: Histogram, whole: Histogram, finished: Callable[[str], None]
+        self,
+        queue: Histogram,
+        first_token: Histogram,
+        between: Histogram,
+        whole: Histogram,
+        finished: Callable[[str], None],
     ) -> None:
+        self._queue = queue
         self._first_token, self._between, self._whole, self._finished = first_token, between, whole, finished
         self.arrival = time.monotonic()
         self.first_token_at: float | None = None
         self._last: float | None = None
         self._ended = False
 
-    def tokens(self, count: int) -> None:
-        """`count` tokens arrived together."""
+    def tokens(self, count: int, queued_s: float = 0.0) -> None:
+        """`count` tokens arrived together. `queued_s`: with the first of them, seconds until the engine began it."""
         if not count:
             return
         now = time.monotonic()
         if self._last is None:
             self.first_token_at = now
             self._first_token.observe(now - self.arrival)
+            self._queue.observe(queued_s)
         else:
             for _ in range(count):
                 self._between.observe((now - self._last) / count)
