@@ -1,6 +1,6 @@
 """What a step costs the scheduler: deciding what to compute, and taking in what came of it. No model is needed.
 
-    python -m benchmarks.decision_time [--running 256] [--steps 2000] [--stages 1 2]
+    python -m benchmarks.decision_time [--running 256] [--waiting 0] [--steps 2000] [--stages 1 2]
 
 A step's cost here is `next_step` and `apply(StepDone)` of that step, with everybody decoding: the price of every token,
 on one thread. Prompts differ in length, so that in most steps somebody needs a KV block, and fills one that the prefix
@@ -45,9 +45,9 @@ class DecisionTime:
         return self.both[min(len(self.plan) - 1, int(share * len(self.plan)))]
 
 
-def measure(running: int, steps: int, stages: int = 1) -> DecisionTime:
-    """Times of `steps` steps, after all prompts were computed."""
-    scheduler = _scheduler(running, steps, stages)
+def measure(running: int, steps: int, stages: int = 1, waiting: int = 0) -> DecisionTime:
+    """Times of `steps` steps, after the prompts of those that run were computed; others wait for their slots."""
+    scheduler = _scheduler(running, steps, stages, waiting)
     in_flight: deque[Step] = deque()
     plan, take = [], []
     for _ in range(_warm_up(running, stages) + stages * steps):
@@ -65,7 +65,7 @@ def measure(running: int, steps: int, stages: int = 1) -> DecisionTime:
     return DecisionTime(plan[-steps:], take[-steps:])
 
 
-def _scheduler(running: int, steps: int, stages: int) -> Scheduler:
+def _scheduler(running: int, steps: int, stages: int, waiting: int) -> Scheduler:
     """One in which so many requests are that none of them ends."""
     length = _LONGEST + 4 * steps + 1000
     limits = WorkerLimits(
@@ -75,11 +75,13 @@ def _scheduler(running: int, steps: int, stages: int) -> Scheduler:
         vocab_size=_VOCAB,
         max_sampled_rows=running,
     )
-    config = SchedulerConfig(max_num_batched_tokens=max(2048, running), max_num_seqs=running)
+    config = SchedulerConfig(
+        max_num_batched_tokens=max(2048, running), max_num_seqs=running, max_num_queued_requests=running + waiting
+    )
     scheduler = Scheduler(config, KvConfig(block_size=_BLOCK), limits, [2], lookahead=1, stages=stages)
     draw = random.Random(0)
     params = SamplingParams(max_tokens=length, ignore_eos=False)
-    for number in range(running):
+    for number in range(running + waiting):
         prompt = [draw.randrange(3, _VOCAB) for _ in range(draw.randrange(_SHORTEST, _LONGEST))]
         scheduler.apply(RequestArrived(0.0, Request(id=number, prompt_ids=prompt, params=params)))
     return scheduler
@@ -104,13 +106,14 @@ def main() -> None:
     """Print a line for each number of stages."""
     parser = argparse.ArgumentParser(description="Time the scheduler's decisions.")
     parser.add_argument("--running", type=int, default=256)
+    parser.add_argument("--waiting", type=int, default=0)
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--stages", type=int, nargs="+", default=[1, 2])
     asked = parser.parse_args()
     for stages in asked.stages:
-        found = measure(asked.running, asked.steps, stages)
+        found = measure(asked.running, asked.steps, stages, asked.waiting)
         print(
-            f"{stages} stages, {asked.running} running, {asked.steps} steps: a step takes "
+            f"{stages} stages, {asked.running} running, {asked.waiting} waiting, {asked.steps} steps: a step takes "
             f"{1e6 * found.quantile(0.5):.0f} us, "
             f"99 % of them {1e6 * found.quantile(0.99):.0f} us or less (deciding "
             f"{1e6 * statistics.median(found.plan):.0f} us, "

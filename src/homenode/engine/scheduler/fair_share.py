@@ -1,9 +1,8 @@
 """What each API key had of the machine in the last minute, and whose requests go first because of that.
 
 Cost is measured, in seconds of steps: a step's time goes to the keys in it by their tokens. Who had less goes first.
-Keys whose costs differ by less than `EQUAL_S` are equals, and take turns (`queue.WaitingQueue`). While one key has had
-less than another in the last minute, the other key's prompts come in small pieces, so that a request of the first one
-has a short step before it and not a long one. The order of steps changes no token of any request.
+Keys whose costs differ by less than `EQUAL_S` are equals, and take turns (`queue.WaitingQueue`). The order
+of steps changes no token of any request.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Final
 from homenode.engine.scheduler.pending_steps import PendingStep
 
 EQUAL_S: Final = 0.25
-AGED_S: Final = 20.0  # who waits longer has every second turn, whatever its key has had
+AGED_S: Final = 20.0  # who waits longer has a fourth of what prompts have, whatever its key has had
 QUANTUM: Final = 256  # prompt tokens of a turn among equals
 _MINUTE_S = 60.0
 _BUCKET_S = 1.0  # in which costs are added up
