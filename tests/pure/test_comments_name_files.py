@@ -11,8 +11,8 @@ from pathlib import Path
 from tests.paths import ROOT
 
 _FILE = re.compile(r"(?<![\w./-])[A-Za-z_][\w/.-]*\.(?:h|cpp|py|md|toml)\b")
-# Of other projects and of the kernel.
-_ELSEWHERE = re.compile(r"(?:linux|asm-generic|include)/[\w/.-]+\.h|llama\.cpp|sysexits\.h")
+# Of other projects, of the kernel and of the Ascend toolkit.
+_ELSEWHERE = re.compile(r"(?:linux|asm-generic|include|hccl|acl)/[\w/.-]+\.h|llama\.cpp|sysexits\.h")
 
 
 def comments_of(path: Path) -> Iterator[tuple[int, str]]:

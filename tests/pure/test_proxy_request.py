@@ -171,7 +171,12 @@ def test_a_stream_that_breaks_off_ends_with_a_whole_event() -> None:
             b'event: message_stop\ndata: {"type":"message_stop"}\n\n',
             b'event: error\ndata: {"type":"error","error":{"type":"api_error","message":"m"}}\n\n',
         ),
-        (OLLAMA_CHAT, b'{"done":false,"x":{"done":true}}\n', b'{"model":"m","done":true}\n', b'{"error":"m"}\n'),
+        (
+            OLLAMA_CHAT,
+            b'{"done":false,"x":{"done":true}}\n',
+            b'{"model":"m","done":true}\n',
+            b'{"error":"m","code":"c"}\n',
+        ),
     ],
 )
 def test_streams_of_other_apis(api: ForwardedApi, part: bytes, last: bytes, failed: bytes) -> None:

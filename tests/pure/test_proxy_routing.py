@@ -177,7 +177,7 @@ def test_the_states_of_a_server() -> None:
     server = instance()
     assert not server.usable(0) and server.looked(1.0, sight()) and server.usable(1.0) and server.lives == 1
     assert not server.looked(2.0, sight()) and server.since == 1.0
-    server.broke(3.0)
+    server.suspected(3.0, "a connection broke")
     assert server.state == "suspect" and not server.usable(3.0) and server.lost_in(3.0, 1, 0.0) is None
     server.looked(4.0, sight())
     assert server.usable(4.0)

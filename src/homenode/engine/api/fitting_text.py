@@ -34,7 +34,8 @@ def encode_beginning(tokenizer: Tokenizer, text: str, most: int) -> list[int]:
 
 def _refuse(fewest: int, most: int) -> NoReturn:
     raise ContextLengthError(
-        f"the maximum context length is {most} tokens for a prompt (--max-model-len), and this one has at least "
+        f"the maximum context length is "
+        f"{format_count(most, 'token')} for a prompt (--max-model-len), and this one has at least "
         f"{format_count(fewest, 'token')}; shorten it to {format_count(most, 'token')} or fewer",
         param="prompt",
         prompt_tokens=fewest,

@@ -116,7 +116,7 @@ def _divided(
         mine.sort(key=lambda core: local.isdisjoint(core.cpus))
         cpus = tuple(sorted(cpu for core in mine for cpu in core.cpus))
         roles = assign_roles("npu", mine, sum(not local.isdisjoint(core.cpus) for core in mine))
-        why = f"{len(cpus)} of the {len(pool)} CPUs that are left near it"
+        why = f"{len(cpus)} of {len(pool)} that are left near it"
         workers.append(WorkerBinding(rank, chips[number].id, cpus, roles, near[number].memory_nodes, why))
     pools = {worker.device: worker.cpus for worker in workers}
     plan = Plan(_OWN, len(chips), tuple(pools), pools, tuple(workers))

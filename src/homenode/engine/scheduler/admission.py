@@ -38,7 +38,8 @@ def refusal(request: Request, config: SchedulerConfig, limits: WorkerLimits) -> 
     if request.pools:
         if prompt > limits.max_model_len:
             return ContextLengthError(
-                f"this model's maximum context length is {limits.max_model_len} tokens (--max-model-len), and the text "
+                f"this model's maximum context length is "
+                f"{format_count(limits.max_model_len, 'token')} (--max-model-len), and the text "
                 f"has {format_count(prompt, 'token')}; shorten it, or ask for its beginning (truncate_prompt_tokens)",
                 param="input",
                 prompt_tokens=prompt,
@@ -46,7 +47,8 @@ def refusal(request: Request, config: SchedulerConfig, limits: WorkerLimits) -> 
             )
     elif prompt >= limits.max_model_len:
         return ContextLengthError(
-            f"this model's maximum context length is {limits.max_model_len} tokens with the answer (--max-model-len), "
+            f"this model's maximum context length is "
+            f"{format_count(limits.max_model_len, 'token')} with the answer (--max-model-len), "
             f"and the prompt has {format_count(prompt, 'token')}; "
             f"shorten the prompt to {format_count(limits.max_model_len - 1, 'token')} or fewer",
             param="prompt",
@@ -57,7 +59,8 @@ def refusal(request: Request, config: SchedulerConfig, limits: WorkerLimits) -> 
     if blocks > (most := limits.num_blocks - limits.state_pages):
         longest = most * limits.block_size - (not request.pools)
         return ContextLengthError(
-            f"this engine's maximum context length is {longest} tokens of a prompt by its KV memory; the prompt has "
+            f"this engine's maximum context length is "
+            f"{format_count(longest, 'token')} of a prompt by its KV memory; the prompt has "
             f"{format_count(prompt, 'token')} and needs {format_count(blocks, 'KV block')} of "
             f"{format_count(limits.block_size, 'token')} for itself and one more, but there "
             f"are {most}; shorten the prompt or raise --kv-cache-memory",
@@ -67,7 +70,8 @@ def refusal(request: Request, config: SchedulerConfig, limits: WorkerLimits) -> 
         )
     if not config.enable_chunked_prefill and prompt > config.max_num_batched_tokens:
         return ContextLengthError(
-            f"this engine's maximum context length is {config.max_num_batched_tokens} tokens of a prompt, as a step "
+            f"this engine's maximum context length is "
+            f"{format_count(config.max_num_batched_tokens, 'token')} of a prompt, as a step "
             f"has no more (--max-num-batched-tokens), the prompt has {format_count(prompt, 'token')}, and prompts "
             "are not cut (--no-enable-chunked-prefill); shorten the prompt, raise the former or drop the latter",
             param="prompt",

@@ -150,20 +150,21 @@ class Planner:
             self._plan_turns(plan, begun, None, closed)
             self._turns.count(None, plan.prefill)
             return
+        begins = False  # the one that was passed over, now; where its KV is fetched first it computes nothing yet
         if owed := self._turns.owed(passed_over):
             plan.keep_all_but(owed)
-            closed = not self._plan_passed_over(plan, passed_over, begun) and closed
+            begins = self._plan_passed_over(plan, passed_over, begun)
             plan.release()
         own = plan.prefill
         plan.keep(0.0 if own else PASSED_SHARE)
-        self._plan_turns(plan, begun, passed_over, closed)
+        self._plan_turns(plan, begun, passed_over, closed and not begins)
         plan.release()
         others = plan.prefill - own
-        if not own:
-            closed = not self._plan_passed_over(plan, passed_over, begun) and closed
+        if not own and not begins:
+            begins = self._plan_passed_over(plan, passed_over, begun)
             own = plan.prefill - others
         self._turns.count(passed_over, others, own)
-        self._plan_turns(plan, begun, None, closed)
+        self._plan_turns(plan, begun, None, closed and not begins)
 
     def _plan_passed_over(self, plan: StepPlan, sequence: Sequence, begun: list[Sequence]) -> bool:
         """Go on with the one that was passed over, or begin it. Returns whether it begins. Where it cannot, the oldest

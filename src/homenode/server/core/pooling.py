@@ -97,7 +97,8 @@ def refuse_uncounted(state: ServerState, prompts: Sequence[EncodedPrompt], param
     for number, prompt in enumerate(prompts):
         if counted is not None and len(prompt.ids) > counted:
             text = (
-                f"This model's maximum context length is {counted} tokens by its files. `{param}[{number}]` has "
+                f"This model's maximum context length is "
+                f"{format_count(counted, 'token')} by its files. `{param}[{number}]` has "
                 f"{format_count(len(prompt.ids), 'token')}; shorten it, or leave `truncate` out"
             )
             raise ApiError(400, text, param=param, code=CONTEXT_LENGTH_EXCEEDED)

@@ -275,7 +275,8 @@ def _too_long(state: ServerState, param: str, tokens: str) -> ApiError:
     remedy = ", or let `truncate_prompt_tokens` take the beginning" if pools else ""
     return ApiError(
         400,
-        f"This model's maximum context length is {most} tokens{'' if pools else ', one of them for the answer'} "
+        f"This model's maximum context length is "
+        f"{format_count(most, 'token')}{'' if pools else ', one of them for the answer'} "
         f"(--max-model-len). `{param}` has {tokens}; shorten it{remedy}",
         param=param,
         code=CONTEXT_LENGTH_EXCEEDED,

@@ -96,6 +96,7 @@ class HttpApplication:
     def _options(self, path: str) -> Response:
         """The methods of a path, or of the server (`*`). Raises ApiError 404 for a path that there is not."""
         found = [route for route in self._routes if path in ("*", "") or route.path_regex.match(path)]
+        found = [route for route in found if route.path == path] or found  # a word goes before a parameter in its place
         if not found:
             raise ApiError(404, unknown_path(path, self._paths), code="unknown_path")
         methods = {"OPTIONS"}.union(*(route.methods or () for route in found))

@@ -119,7 +119,8 @@ async def _prompt(state: ServerState, body: InfillRequest, tokens: FillInMiddleT
         room = longest - len(begun) - 8 - min(body.most_tokens or 0, longest // 4)
         if room < 2:
             text = (
-                f"This model's maximum context length is {longest} tokens (--max-model-len). `prompt` has "
+                f"This model's maximum context length is "
+                f"{format_count(longest, 'token')} (--max-model-len). `prompt` has "
                 f"{format_count(len(begun), 'token')}, which leaves no room; shorten it"
             )
             raise ApiError(400, text, param="prompt", code=CONTEXT_LENGTH_EXCEEDED)
