@@ -183,13 +183,16 @@ async def _serve_by_fronts(
     from homenode.server.fronts.cores import too_few_cores
     from homenode.server.http.listener import bind, warn_if_open
 
-    coordinator = Coordinator(assignments, server, text, count)
-    try:
-        with loading_progress(_LOG.info) as update:
-            ready = await coordinator.start(bind(server), update)
+    def tell(ready: Any) -> None:
         warn_if_open(server)
         for finding in too_few_cores(assignments, count):
             _LOG.warning("%s", finding.text)
+        _tell_notes(ready)
+
+    coordinator = Coordinator(assignments, server, text, count)
+    try:
+        with loading_progress(_LOG.info) as update:
+            ready = await coordinator.start(bind(server), update, tell)
         _keep_off_compute(ready)
         watch = _watch(claimed, coordinator.supervisors, coordinator.move_fronts)
         with watch or nullcontext():
@@ -237,11 +240,17 @@ def _keep_off_compute(ready: Any) -> None:
         _move_to(cpus)
 
 
+def _tell_notes(ready: Any) -> None:
+    """What the engine says of its start; several API servers answer as soon as the port is open, so before that."""
+    for note in ready.details.get("notes", ()):
+        _LOG.warning("%s", with_origins(note))
+
+
 def _announce(url: str, ready: Any, fronts: int = 1) -> None:
     mark_phase("port open")
     details = ready.details
-    for note in details.get("notes", ()):
-        _LOG.warning("%s", with_origins(note))
+    if fronts == 1:
+        _tell_notes(ready)
     if growth := details.get("kv_growth"):
         _LOG.info("%s", with_origins(growth))
     tokens = ready.num_blocks * ready.block_size

@@ -123,9 +123,14 @@ class Coordinator:
 
     # Life
 
-    async def start(self, listener: socket.socket, progress: Callable[[int, int], None] | None = None) -> EngineReady:
+    async def start(
+        self,
+        listener: socket.socket,
+        progress: Callable[[int, int], None] | None = None,
+        on_ready: Callable[[EngineReady], None] | None = None,
+    ) -> EngineReady:
         """Start all at once, wait until all are ready, and let the fronts take connections. `listener` comes from
-        `server.http.listener.bind`.
+        `server.http.listener.bind`. `on_ready` is called before the first connection is taken.
 
         Raises what an engine or a front could not start for; then nothing is left running.
         """
@@ -144,6 +149,8 @@ class Coordinator:
             self._ready = self._all_ready([task.result() for task in starting])
             if (identity := self._ready.identity) is not None:
                 refuse_other_texts("the API servers", prepare.model, identity.texts, self.fronts.texts)
+            if on_ready is not None:
+                on_ready(self._ready)
             await self.fronts.begin()
             listener.listen(_BACKLOG)
             self.fronts.serve()
