@@ -38,9 +38,14 @@ def spell_answer(tokenizer: Tokenizer, content: str) -> str:
     """The content of an answer, behind the end of the thoughts that the template may have begun."""
     template = tokenizer.template_source(True) or ""
     before = chat_prompt(tokenizer, [_ASKED]).text
-    for end in (*_THOUGHTS_END, "[BEGIN FINAL RESPONSE]"):
-        if parse_message(MessageParser(choose(template), before), end + content).content == content:
-            return end + content
+    said = [_ASKED, {"role": "assistant", "content": content}]
+    whole = chat_prompt(tokenizer, said, values={"add_generation_prompt": False}).text
+    behind = whole[_common(before, whole) :]
+    texts = [end + content for end in (*_THOUGHTS_END, "[BEGIN FINAL RESPONSE]")]
+    texts += [behind[start : behind.rfind(content) + len(content)] for start in range(_FARTHEST)]
+    for text in texts:
+        if parse_message(MessageParser(choose(template), before, [_tool(("look", {}))]), text).content == content:
+            return text
     raise AssertionError(f"no end of thoughts is known to {choose(template).thoughts_name}")
 
 
@@ -54,7 +59,7 @@ def _spellings(tokenizer: Tokenizer, call: Call, before: str) -> Iterator[str]:
     one = f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{call[0]}\n{fenced}<｜tool▁call▁end｜>"
     yield f"</think><｜tool▁calls▁begin｜>{one}<｜tool▁calls▁end｜>"
     for whole in _renderings(tokenizer, call):
-        common = next((at for at, (a, b) in enumerate(zip(before, whole, strict=False)) if a != b), len(before))
+        common = _common(before, whole)
         begin = max(before.rfind("<", 0, common), common - _LONGEST_MARK, 0)  # of a mark that both begin with
         text = whole[begin:]
         marks = [common - begin, *(at for at, sign in enumerate(text) if sign in "<[" and at < _FARTHEST)]
@@ -63,6 +68,11 @@ def _spellings(tokenizer: Tokenizer, call: Call, before: str) -> Iterator[str]:
         yield from (text[:end] for end in ends)
         for start, close in itertools.product([0, *marks], _THOUGHTS_END):
             yield from (close + text[start:end] for end in ends[-_FARTHEST:] if end > start)
+
+
+def _common(one: str, other: str) -> int:
+    """Characters that both begin with."""
+    return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 def _renderings(tokenizer: Tokenizer, call: Call) -> Iterator[str]:

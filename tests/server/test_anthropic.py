@@ -345,3 +345,16 @@ def test_a_schema_binds_the_answer() -> None:
         assert ask(writer, **fields).status_code == 200 and "Bern" in (writer.requests[-1].params.grammar or "")
     wrong = ask(writer, output_config={"format": {"type": "json_schema", "schema": {"type": "strange"}}})
     assert wrong.status_code == 400 and "output_config.format.schema" in wrong.json()["error"]["message"]
+
+
+def test_a_call_has_no_id_of_an_earlier_turn_though_the_model_counts_anew() -> None:
+    call = '<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "look", "parameters": {}}]<|END_ACTION|>'
+    writer = Writer(call, tool_call_parser="cohere_command3")
+    tools = [{"name": "look", "input_schema": {"type": "object"}}]
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "Look."}]
+    for turn in range(3):
+        body = {"model": "story-teller", "max_tokens": 200, "messages": messages, "tools": tools}
+        (use,) = writer.ask("/v1/messages", body).json()["content"]
+        assert (use["type"], use["id"]) == ("tool_use", str(turn))
+        result = {"type": "tool_result", "tool_use_id": use["id"], "content": "Seen."}
+        messages += [{"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}]

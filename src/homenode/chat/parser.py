@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from homenode.chat.choice import ChosenFormats
@@ -35,14 +35,15 @@ class MessageParser:
         raw_thoughts: bool = False,
         eager: bool = False,
         begun: str = "",
+        taken_ids: Iterable[str] = (),
         new_id: Callable[[], str] = new_call_id,
     ) -> None:
         """`prompt`: what the text goes on from, which may have opened thoughts. `tools`: as in a request; without any
         nothing is a call. `raw_thoughts`: thoughts stay in the content as they were written. `eager`: arguments are
         shown as they come, because decoding is bound to make the call whole. `begun`: what of the message is within
-        the prompt, which its text goes on from.
+        the prompt, which its text goes on from. `taken_ids`: of calls in earlier messages, which no call here gets.
         """
-        self._source, self._writer = TextSource(), Writer(new_id)
+        self._source, self._writer = TextSource(), Writer(new_id, taken_ids)
         begins_open = is_open(chosen.thoughts, prompt, begun)
         raw, goes_on = raw_thoughts or chosen.thoughts_name == RAW, bool(begun.strip())
         thoughts = Thoughts(chosen.thoughts, begins_open, raw, goes_on)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+import re
+from collections.abc import Callable, Iterable
 
 from homenode.chat.syntax.parts import CallDelta, ContentDelta, Delta, ReasoningDelta
+
+_COUNTED = re.compile(r"(|.*\D)(\d{1,9})", re.DOTALL)  # "0", or "functions.look:0"
 
 
 class Writer:
@@ -14,7 +18,8 @@ class Writer:
     call, and to the text otherwise.
     """
 
-    def __init__(self, new_id: Callable[[], str]) -> None:
+    def __init__(self, new_id: Callable[[], str], taken_ids: Iterable[str] = ()) -> None:
+        """`taken_ids`: of calls in earlier messages."""
         self._new_id = new_id
         self._deltas: list[Delta] = []
         self._space: list[str] = []  # of content, not written yet
@@ -23,7 +28,7 @@ class Writer:
         self._has_content = self._has_thoughts = False
         self._behind_call = self._behind_thoughts = False
         self._calls = 0
-        self._ids: set[str] = set()
+        self._ids = set(taken_ids)
 
     def go_on(self, content: str | None) -> None:
         """The message goes on behind this content, or behind thoughts where it is None."""
@@ -76,15 +81,27 @@ class Writer:
         self._behind_thoughts = True
 
     def begin_call(self, call_id: str | None, name: str) -> int:
-        """A call begins; its number. An id that an earlier call of the message has is replaced."""
+        """A call begins; its number. An id that an earlier call has is replaced: models that count their calls begin
+        anew with each message, and whoever runs them tells calls apart by their ids.
+        """
         if not self._behind_call:
             self._before_call = "".join(self._space)
         self._space, self._behind_call, self._behind_thoughts = [], True, False
         index, self._calls = self._calls, self._calls + 1
-        own_id = call_id if call_id and call_id not in self._ids else self._new_id()
+        own_id = self._free(call_id) if call_id else self._new_id()
         self._ids.add(own_id)
         self._deltas.append(CallDelta(index, "", own_id, name))
         return index
+
+    def _free(self, call_id: str) -> str:
+        """The id; where it is taken the next one that is free, if it ends with a number, else a new one."""
+        if call_id not in self._ids:
+            return call_id
+        counted = _COUNTED.fullmatch(call_id)
+        if counted is None:
+            return self._new_id()
+        ids = (f"{counted[1]}{number}" for number in itertools.count(int(counted[2]) + 1))
+        return next(each for each in ids if each not in self._ids)
 
     def write_arguments(self, index: int, text: str) -> None:
         """More arguments of a call that has begun."""

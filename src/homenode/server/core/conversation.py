@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -172,7 +172,16 @@ def _reader(request: ConversationRequest, formats: ConversationFormats, prompt: 
         parallel=offer is None or offer.parallel,
         eager=offer is not None and binds_calls(offer),
         begun=request.begun,
+        taken_ids=_call_ids(request.messages),
     )
+
+
+def _call_ids(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """The ids of calls in a conversation."""
+    for message in messages:
+        for call in message.get("tool_calls") or ():
+            if isinstance(call, Mapping) and isinstance(call.get("id"), str):
+                yield call["id"]
 
 
 async def conversation_text(state: ServerState, request: ConversationRequest) -> PromptText:

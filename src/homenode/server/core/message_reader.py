@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from homenode.chat.choice import ChosenFormats
@@ -89,10 +89,13 @@ class MessageReader:
         parallel: bool = True,
         eager: bool = False,
         begun: str = "",
+        taken_ids: Iterable[str] = (),
     ) -> MessageReader:
         """As `MessageParser`."""
         end = prompt[-_PROMPT_END:]
-        parser = MessageParser(chosen, end, tools, raw_thoughts=raw_thoughts, eager=eager, begun=begun)
+        parser = MessageParser(
+            chosen, end, tools, raw_thoughts=raw_thoughts, eager=eager, begun=begun, taken_ids=taken_ids
+        )
         return MessageReader(parser, parallel=parallel)
 
     def read(self, event: GenerationEvent) -> MessageEvent:
