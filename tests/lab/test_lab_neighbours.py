@@ -24,7 +24,7 @@ from tests.lab.residency import placed_memory
 
 pytest.importorskip("homenode._native", reason="needs the compiled core")
 pytestmark = [several_nodes, own_machine]
-FLAGS = ("--threads", "1", "--kv-cache-memory", "4MiB", "--max-num-batched-tokens", "64", "--max-model-len", "1024")
+FLAGS = ("--threads", "1", "--kv-cache-memory", "4MiB", "--max-num-batched-tokens", "64")
 
 
 @pytest.fixture(autouse=True)
