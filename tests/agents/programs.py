@@ -65,7 +65,8 @@ class Agent:
         program = self.find()
         assert program is not None
         home, work = folder / "home", folder / "work"
-        home.mkdir(), work.mkdir()
+        home.mkdir()
+        work.mkdir()
         (work / "notes.txt").write_text("The third line of the notes is here.\n")
         variables = {"HOME": str(home), "PATH": os.environ["PATH"], "LANG": "C.UTF-8", **self.settings(url, home)}
         return [_answer(self.command(program, text, number > 0), work, variables) for number, text in enumerate(said)]

@@ -46,7 +46,8 @@ def lacking(prompt: str, ignored: str, blocks: list[SentBlock]) -> list[SentBloc
     named = set(re.split(r"[,\s]+", ignored))
 
     def is_there(text: str) -> bool:
-        return any(_flat(form) in shown for form in _forms(text)) or _flat(_COMMENT.sub("", text)) in whole
+        bare = (_flat(text), _flat(_COMMENT.sub("", text)))
+        return any(_flat(form) in shown for form in _forms(text)) or any(form in whole for form in bare)
 
     return [block for block in blocks if not is_there(block.text) and not named & set(block.names)]
 

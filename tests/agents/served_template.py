@@ -30,7 +30,6 @@ from tests.server.fakes import ScriptedClient
 _END = "<|end of answer|>"
 _NAMES = {"bos_token": "<s>", "eos_token": _END, "unk_token": "<unk>", "pad_token": "<pad>"}
 _LONGEST = 2**20
-Write = Callable[[dict[str, Any]], str]  # the answer to a request's body
 
 
 @dataclass
@@ -44,6 +43,7 @@ class Exchange:
     ignored: str = ""
 
 
+Write = Callable[[Exchange], str]  # the answer to a request whose prompt is known
 _exchange: contextvars.ContextVar[Exchange] = contextvars.ContextVar("exchange")
 
 
@@ -79,7 +79,7 @@ def served(template: str, write: Write, renderer: TemplateRenderer) -> Iterator[
     def answer(request: Request) -> list[Output]:
         exchange = _exchange.get()
         exchange.prompt = tokenizer.decode(list(request.prompt_ids), skip_special_tokens=False)
-        tokens = [*tokenizer.encode(write(exchange.body), False), *end]
+        tokens = [*tokenizer.encode(write(exchange), False), *end]
         return [Output(id=request.id, tokens=tokens, finish_reason="stop", stop_token=end[0])]
 
     client = ScriptedClient(answer)

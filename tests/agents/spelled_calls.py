@@ -15,41 +15,44 @@ from homenode.model.tokenizer import Tokenizer
 from homenode.model.tokenizer.chat_prompt import chat_prompt
 from tests.agents.scripted_work import Call
 
-_THOUGHTS_END = ("", "</think>", "<|END_THINKING|>", "<channel|>")
+_THOUGHTS_END = ("", "</think>", "<|END_THINKING|>", "<channel|>", "</mm:think>", "</think:opensource>")
 _LONGEST_MARK = 20
 _FARTHEST = 60  # characters from the beginning of an answer to its call, and ends of it that are tried
 _ASKED = {"role": "user", "content": "Look."}
 
 
-def spell_call(tokenizer: Tokenizer, call: Call) -> str:
-    """The first of several spellings that is read as the call, behind the template's own beginning of an answer."""
+def spell_call(tokenizer: Tokenizer, call: Call, before: str) -> str:
+    """The first of several spellings that is read as the call and nothing else, behind the prompt `before`; else the
+    first with the call in it.
+    """
     name, arguments = call
-    tools = [_tool(call)]
-    template = tokenizer.template_source(True) or ""
-    before = chat_prompt(tokenizer, [_ASKED], tools).text
-    for text in _spellings(tokenizer, call, before):
+    tools, template, found = [_tool(call)], tokenizer.template_source(True) or "", ""
+    for text in _spellings(tokenizer, call):
         read = parse_message(MessageParser(choose(template), before, tools), text)
         if [(each.name, _object(each.arguments)) for each in read.calls] == [(name, arguments)]:
-            return text
-    raise AssertionError(f"no spelling of a call is read by {choose(template).tools.name}")
+            if not read.content.strip():
+                return text
+            found = found or text
+    assert found, f"no spelling of a call is read by {choose(template).tools.name}"
+    return found
 
 
-def spell_answer(tokenizer: Tokenizer, content: str) -> str:
-    """The content of an answer, behind the end of the thoughts that the template may have begun."""
+def spell_answer(tokenizer: Tokenizer, content: str, before: str) -> str:
+    """The content of an answer behind the prompt `before`, with the end of the thoughts that it may have begun."""
     template = tokenizer.template_source(True) or ""
-    before = chat_prompt(tokenizer, [_ASKED]).text
     said = [_ASKED, {"role": "assistant", "content": content}]
     whole = chat_prompt(tokenizer, said, values={"add_generation_prompt": False}).text
-    behind = whole[_common(before, whole) :]
+    behind = whole[_common(chat_prompt(tokenizer, [_ASKED]).text, whole) :]
     texts = [end + content for end in (*_THOUGHTS_END, "[BEGIN FINAL RESPONSE]")]
     texts += [behind[start : behind.rfind(content) + len(content)] for start in range(_FARTHEST)]
     for text in texts:
-        if parse_message(MessageParser(choose(template), before, [_tool(("look", {}))]), text).content == content:
+        parser = MessageParser(choose(template), before, [_tool(("look", {}))])
+        if parse_message(parser, text).content == content:
             return text
     raise AssertionError(f"no end of thoughts is known to {choose(template).thoughts_name}")
 
 
-def _spellings(tokenizer: Tokenizer, call: Call, before: str) -> Iterator[str]:
+def _spellings(tokenizer: Tokenizer, call: Call) -> Iterator[str]:
     written = json.dumps({"name": call[0], "arguments": call[1]}, ensure_ascii=False)
     yield f"<tool_call>\n{written}\n</tool_call>"
     yield written
@@ -58,6 +61,7 @@ def _spellings(tokenizer: Tokenizer, call: Call, before: str) -> Iterator[str]:
     fenced = f"```json\n{json.dumps(call[1])}\n```"
     one = f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{call[0]}\n{fenced}<｜tool▁call▁end｜>"
     yield f"</think><｜tool▁calls▁begin｜>{one}<｜tool▁calls▁end｜>"
+    before = chat_prompt(tokenizer, [_ASKED], [_tool(call)]).text
     for whole in _renderings(tokenizer, call):
         common = _common(before, whole)
         begin = max(before.rfind("<", 0, common), common - _LONGEST_MARK, 0)  # of a mark that both begin with
@@ -82,7 +86,7 @@ def _renderings(tokenizer: Tokenizer, call: Call) -> Iterator[str]:
     said = {"role": "assistant", "content": "", "tool_calls": [{"id": id, "type": "function", "function": named}]}
     for behind in ([], [{"role": "tool", "tool_call_id": id, "name": call[0], "content": "Seen."}]):
         with contextlib.suppress(UserError):
-            given = [_ASKED, said, *behind]
+            given: list[dict[str, Any]] = [_ASKED, said, *behind]
             yield chat_prompt(tokenizer, given, [_tool(call)], {"add_generation_prompt": False}).text
 
 

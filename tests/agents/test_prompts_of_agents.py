@@ -16,7 +16,7 @@ import pytest
 
 from homenode.model.sandbox.renderer import TemplateRenderer
 from tests.agents.programs import AGENTS, Agent
-from tests.agents.scripted_work import DONE, SAID, Call, next_call
+from tests.agents.scripted_work import DONE, SAID, next_call
 from tests.agents.sent_blocks import lacking, sent_blocks
 from tests.agents.served_template import Exchange, byte_tokenizer, served
 from tests.agents.spelled_calls import spell_answer, spell_call
@@ -40,6 +40,7 @@ def _templates() -> dict[str, str]:
 
 
 TEMPLATES = _templates()
+PROMPT_END = 60  # characters in which thoughts are begun
 RESULT = "The third line of the notes is here."
 
 
@@ -63,16 +64,17 @@ def test_every_block_of_three_turns_is_in_the_prompt(
         pytest.skip(f"{agent.name} is not installed here, nor in the environment of HOMENODE_AGENTS")
     template = TEMPLATES[name]
     tokenizer = byte_tokenizer(template, renderer)
-    done = spell_answer(tokenizer, DONE)
 
     @cache
-    def spelled(call: str) -> str:
-        return spell_call(tokenizer, json.loads(call))
+    def spelled(call: str, before: str) -> str:
+        name, arguments = json.loads(call)
+        return spell_call(tokenizer, (name, arguments), before) if name else spell_answer(tokenizer, DONE, before)
 
-    def write(call: Call | None) -> str:
-        return done if call is None else spelled(json.dumps(call))
+    def write(exchange: Exchange) -> str:
+        before = (exchange.prompt or "")[-PROMPT_END:]
+        return spelled(json.dumps(next_call(exchange.body) or ("", {})), before)
 
-    with served(template, lambda body: write(next_call(body)), renderer) as server:
+    with served(template, write, renderer) as server:
         answers = agent.work(server.url, tmp_path, SAID)
     assert all(DONE in answer for answer in answers), answers
     working = [each for each in server.seen if next_call(each.body) or RESULT in str(each.body)]
