@@ -1,8 +1,9 @@
 """How long a step may take, so that nobody waits for somebody else's long prompt. Pure.
 
 While somebody's answer goes on a step takes at most `--step-time`, or twice what its decodes take alone where that is
-more, so that prompts always get on. Prompts alone take twice `--step-time`, steps that were planned ahead included: for
-so long a newcomer waits at most.
+more, so that prompts always get on. Prompts alone take twice `--step-time`, or twice what a step takes without any
+prompt, steps that were planned ahead included: for so long a newcomer waits at most. Where reading the weights takes
+much of that, as on a machine that others use too, one step has all of it instead of two, which read the weights twice.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from homenode.engine.scheduler.step_load import StepLoad
 
 FIRST_PIECE: Final = 64  # tokens of a prompt in a step, while nothing is known of what they cost
 ALIGNMENT: Final = 16  # positions at a multiple of which a piece ends: a tile of keys, and rows that kernels like
-_LEAST_ROOM = 0.25  # of a bound: steps planned ahead that leave less of it are waited for
+_LEAST_ROOM = 0.25  # of a bound: steps planned ahead that leave less of it are waited for...
+_LEAST_READINGS = 4.0  # ...and those that leave less than so many times what a step takes without any prompt
 
 
 class TimeBound:
@@ -54,10 +56,12 @@ class TimeBound:
 def time_limit(alone_s: float, step_s: float, *, answering: bool, in_flight_s: float, stages: int) -> float:
     """Seconds that a step with prompts may take; 0: it is to be planned when those in flight are done.
 
-    `alone_s`: what its decodes take by themselves. `step_s`: `--step-time`. `answering`: somebody's answer goes on.
-    `in_flight_s`: what the steps in flight are expected to take. `stages`: of the pipeline, which have a step each.
+    `alone_s`: what its decodes take by themselves, and where there are none what reading the weights takes. `step_s`:
+    `--step-time`. `answering`: somebody's answer goes on. `in_flight_s`: what the steps in flight are expected to take.
+    `stages`: of the pipeline, which have a step each.
     """
     if answering or stages > 1:
         return max(step_s, 2.0 * alone_s)
-    left = 2.0 * step_s - in_flight_s
-    return left if left >= 2.0 * step_s * _LEAST_ROOM else 0.0
+    most = 2.0 * max(step_s, alone_s)
+    left = most - in_flight_s
+    return left if in_flight_s <= 0.0 or left >= max(_LEAST_ROOM * most, _LEAST_READINGS * alone_s) else 0.0
