@@ -51,6 +51,7 @@ def own_server() -> Iterator[LiveServer]:
 
 @pytest.mark.skipif(len(Allowance.of_process().physical_cpus) < 2, reason="needs a core for everything but computing")
 def test_the_front_and_the_loop_keep_off_the_computing_cpu() -> None:
+    """Which CPU that is depends on who else computes at the time."""
     if not LiveServer.possible():
         pytest.skip("needs the built-in model or the data folder ../shared/data, and this clone has neither")
     allowance = Allowance.of_process()
@@ -64,10 +65,11 @@ def test_the_front_and_the_loop_keep_off_the_computing_cpu() -> None:
         ]
     finally:
         server.close()
-    computing = frozenset(allowance.physical_cpus[:1])
     (free,) = masks[0]
-    assert free and free.isdisjoint(computing) and free < set(allowance.cpus)
-    assert masks[1] == {free, computing}, "the loop beside the front, the thread of the steps where it computes"
+    assert free and free < set(allowance.cpus)
+    assert free in masks[1], "the loop is beside the front"
+    (computing,) = masks[1] - {free}
+    assert len(computing) == 1 and computing.isdisjoint(free), "the thread of the steps is where it computes"
 
 
 @pytest.fixture

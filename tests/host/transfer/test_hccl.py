@@ -5,8 +5,6 @@ vendor's.
 from __future__ import annotations
 
 import ctypes
-import os
-import signal
 import socket
 import threading
 from collections.abc import Iterator
@@ -22,15 +20,16 @@ from homenode.transfer.carriers.hccl_engine import HcclAddress, HcclEngine
 from homenode.transfer.carriers.hccl_library import ACL, HCCL, HcclLibrary, missing_libraries
 from homenode.transfer.carriers.hccl_link import CHUNK, MOST_SPANS, ControlStream, HcclMove, HcclOpening, chunks
 from homenode.transfer.limits import Limits
-from homenode.transfer.seam import Failed, Forgotten, Offered, Returned, Stopped
 from homenode.transfer.wire.framing import Direction
+from tests.host.transfer.carrier_lives import (
+    check_that_kv_arrives,
+    check_that_offloaded_kv_arrives,
+    check_the_death_of_a_receiver,
+    check_the_death_of_a_sender,
+)
 from tests.host.transfer.hccl_stand_in import COMPILER, build
-from tests.host.transfer.pair import MODES, compute, engines, hand_over, running_engine, want
-from tests.host.transfer.test_deaths import STEPS, other_process
-from tests.host.transfer.test_deaths import _Document as Document
-from tests.host.transfer.test_deaths import _receiver_until as receiver_until
-from tests.host.transfer.test_deaths import _sender_until as sender_until
-from tests.waiting import wait_until
+from tests.host.transfer.pair import MODES
+from tests.host.transfer.test_deaths import STEPS
 
 pytestmark = [
     pytest.mark.alone,
@@ -54,52 +53,23 @@ def stand_in(libraries: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("receiver_block_size", [32, 64])
 def test_kv_arrives_as_it_was(mode: str, receiver_block_size: int) -> None:
-    with engines(channel="hccl", mode=mode, receiver_block_size=receiver_block_size) as (sender, receiver):
-        for number, tokens in enumerate((1, 16, 31, 32, 33, 400)):
-            hand_over(sender, receiver, f"t{number}", tokens)
-        for engine in (sender, receiver):
-            wait_until(lambda engine=engine: engine.agent.figures().completed == 6, "six hand-overs told")
-            wait_until(lambda engine=engine: engine.agent.figures().pinned_pages == 0, "nothing pinned")
+    check_that_kv_arrives("hccl", mode, receiver_block_size)
 
 
 @pytest.mark.parametrize("mode", ["pull-eager", "pull-delay"])
 def test_offloaded_kv_arrives_as_it_was(mode: str) -> None:
-    with engines(channel="hccl", mode=mode, offload=True) as (sender, receiver):
-        for number, tokens in enumerate((1, 33, 400)):
-            hand_over(sender, receiver, f"t{number}", tokens)
+    check_that_offloaded_kv_arrives("hccl", mode)
 
 
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("mode", MODES)
 def test_a_killed_sender_leaves_nothing_behind(mode: str, step: str) -> None:
-    with running_engine("receiver", channel="hccl", mode=mode) as receiver:
-        with other_process(sender_until, step, "hccl", mode) as (process, pipe):
-            pipe.send(receiver.document)
-            pipe.recv()
-            receiver.wait("t", Offered)
-            os.kill(process.pid, signal.SIGKILL)
-            process.join(10)
-            receiver.fetch("t")
-            assert receiver.ended("t", 300) is not None, "neither all arrived nor an end was told"
-            receiver.agent.tell(Stopped("t"))
-            receiver.wait("t", Failed, Forgotten)
-        with running_engine("sender", channel="hccl", mode=mode) as again:
-            receiver.free = list(range(receiver.blocks))
-            hand_over(again, receiver, "after", 300)
+    check_the_death_of_a_sender("hccl", mode, step)
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_killed_receiver_frees_the_senders_pages(mode: str) -> None:
-    with (
-        running_engine("sender", channel="hccl", mode=mode, limits=LIMITS) as sender,
-        other_process(receiver_until, "hccl", mode) as (process, pipe),
-    ):
-        want(sender, Document(pipe.recv()), "t", 300)  # type: ignore[arg-type]
-        pipe.recv()
-        compute(sender, "t", 300)
-        os.kill(process.pid, signal.SIGKILL)
-        sender.wait("t", Returned, timeout=20)
-        wait_until(lambda: sender.agent.figures().pinned_pages == 0, "nothing pinned")
+    check_the_death_of_a_receiver("hccl", mode, 20, LIMITS)
 
 
 # The engine alone

@@ -12,13 +12,17 @@ import pytest
 
 from homenode.transfer.carriers.nixl_engine import BUILDS
 from homenode.transfer.limits import Limits
-from homenode.transfer.seam import Failed, Forgotten, Offered, Returned, SendAdmitted, Stopped
-from tests.host.transfer.pair import MODES, compute, engines, hand_over, running_engine, want
+from homenode.transfer.seam import Returned, SendAdmitted
+from tests.host.transfer.carrier_lives import (
+    check_that_kv_arrives,
+    check_that_offloaded_kv_arrives,
+    check_the_death_of_a_receiver,
+    check_the_death_of_a_sender,
+)
+from tests.host.transfer.pair import MODES, compute, running_engine, want
 from tests.host.transfer.test_deaths import STEPS, other_process
 from tests.host.transfer.test_deaths import _Document as Document
 from tests.host.transfer.test_deaths import _receiver_until as receiver_until
-from tests.host.transfer.test_deaths import _sender_until as sender_until
-from tests.waiting import wait_until
 
 pytestmark = [
     pytest.mark.alone,
@@ -32,52 +36,23 @@ pytestmark = [
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("receiver_block_size", [32, 64])
 def test_kv_arrives_as_it_was(mode: str, receiver_block_size: int) -> None:
-    with engines(channel="nixl", mode=mode, receiver_block_size=receiver_block_size) as (sender, receiver):
-        for number, tokens in enumerate((1, 16, 31, 32, 33, 400)):
-            hand_over(sender, receiver, f"t{number}", tokens)
-        for engine in (sender, receiver):
-            wait_until(lambda engine=engine: engine.agent.figures().completed == 6, "six hand-overs told")
-            wait_until(lambda engine=engine: engine.agent.figures().pinned_pages == 0, "nothing pinned")
+    check_that_kv_arrives("nixl", mode, receiver_block_size)
 
 
 @pytest.mark.parametrize("mode", ["pull-eager", "pull-delay"])
 def test_offloaded_kv_arrives_as_it_was(mode: str) -> None:
-    with engines(channel="nixl", mode=mode, offload=True) as (sender, receiver):
-        for number, tokens in enumerate((1, 33, 400)):
-            hand_over(sender, receiver, f"t{number}", tokens)
+    check_that_offloaded_kv_arrives("nixl", mode)
 
 
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("mode", MODES)
 def test_a_sender_killed_at_any_step_leaves_nothing_behind(mode: str, step: str) -> None:
-    with running_engine("receiver", channel="nixl", mode=mode) as receiver:
-        with other_process(sender_until, step, "nixl", mode) as (process, pipe):
-            pipe.send(receiver.document)
-            pipe.recv()
-            receiver.wait("t", Offered)
-            os.kill(process.pid, signal.SIGKILL)
-            process.join(10)
-            receiver.fetch("t")
-            assert receiver.ended("t", 300) is not None, "neither all arrived nor an end was told"
-            receiver.agent.tell(Stopped("t"))
-            receiver.wait("t", Failed, Forgotten)
-        with running_engine("sender", channel="nixl", mode=mode) as again:
-            receiver.free = list(range(receiver.blocks))
-            hand_over(again, receiver, "after", 300)
+    check_the_death_of_a_sender("nixl", mode, step)
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_killed_receiver_frees_the_senders_pages(mode: str) -> None:
-    with (
-        running_engine("sender", channel="nixl", mode=mode) as sender,
-        other_process(receiver_until, "nixl", mode) as (process, pipe),
-    ):
-        want(sender, Document(pipe.recv()), "t", 300)  # type: ignore[arg-type]
-        pipe.recv()
-        compute(sender, "t", 300)
-        os.kill(process.pid, signal.SIGKILL)
-        sender.wait("t", Returned, timeout=10)
-        wait_until(lambda: sender.agent.figures().pinned_pages == 0, "nothing pinned")
+    check_the_death_of_a_receiver("nixl", mode, 10)
 
 
 def test_a_frozen_receiver_that_was_never_reached_ends_in_time_and_is_not_written_twice() -> None:

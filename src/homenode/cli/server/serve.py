@@ -147,6 +147,7 @@ async def _serve(server: ServerConfig, engine: EngineConfig, text: TextConfig, s
             if ready.identity is not None:
                 refuse_other_texts("the API server", str(engine.model.path), ready.identity.texts, read.texts)
             mark_phase("wait for the engine")
+        _tell_notes(ready)
         _keep_off_compute(ready)
         gc.freeze()  # what is there now stays: collections of cycles need not walk through it while requests wait
         watch = _watch(claimed, getattr(client, "supervisors", ()), _move_to)
@@ -241,7 +242,7 @@ def _keep_off_compute(ready: Any) -> None:
 
 
 def _tell_notes(ready: Any) -> None:
-    """What the engine says of its start; several API servers answer as soon as the port is open, so before that."""
+    """Log what the engine says of its start. To be called before anybody is answered, whose requests are logged too."""
     for note in ready.details.get("notes", ()):
         _LOG.warning("%s", with_origins(note))
 
@@ -249,8 +250,6 @@ def _tell_notes(ready: Any) -> None:
 def _announce(url: str, ready: Any, fronts: int = 1) -> None:
     mark_phase("port open")
     details = ready.details
-    if fronts == 1:
-        _tell_notes(ready)
     if growth := details.get("kv_growth"):
         _LOG.info("%s", with_origins(growth))
     tokens = ready.num_blocks * ready.block_size
