@@ -109,7 +109,7 @@ def test_min_tokens_ignore_eos_and_stop(llm: LLM) -> None:
 
 def test_what_cannot_be_kept_is_refused(llm: LLM) -> None:
     with pytest.raises(UserError, match=r"output\.properties\.a"):
-        llm.generate("x", HOT, output=JsonSchema({"type": "object", "properties": {"a": {"type": "decimal"}}}))
+        llm.generate("x", HOT, output=JsonSchema({"type": "object", "properties": {"a": {"type": "colour"}}}))
     with pytest.raises(UserError, match="within its grammar"):
         llm.generate("x", msgspec.structs.replace(HOT, grammar="start: nothing"))
     (fine,) = llm.generate("x", HOT, output=Choice(["yes"]))
