@@ -112,11 +112,9 @@ lock: $(VENV)/pip  ## write anew which versions of the dependencies a release is
 changes: $(VENV)/tools  ## print what the next release says to users: the files of changes/
 	@$(BIN)/towncrier build --draft --version next
 
-# The version is written into the one file that has it; the files of changes/ become a section of CHANGELOG.md and are removed.
-release: $(VENV)/tools  ## with VERSION=0.2.0: write the version and its section of the changelog; docs/releasing.md has the rest
-	@case "$(VERSION)" in [0-9]*.[0-9]*.[0-9]*) ;; *) echo "say which, for example: make release VERSION=0.2.0"; exit 2 ;; esac
-	sed -i 's/^__version__ = .*/__version__ = "$(VERSION)"/' src/homenode/__init__.py
-	$(BIN)/towncrier build --yes --version $(VERSION)
+# Two commits and a tag of this clone, which leave it as they are; a test makes one in a clone of its own.
+release: $(VENV)/tools  ## with VERSION=0.2.0: write the version and its section of the changelog, commit and tag them
+	$(BIN)/python -m tools.release $(VERSION)
 
 # Written from the compiled core and from the table of sampling parameters; `make check` compares.
 stubs: $(VENV)/tools  ## write _native.pyi, and what the table of sampling parameters is written to

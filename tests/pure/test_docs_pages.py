@@ -90,10 +90,30 @@ def test_flags_in_the_text_exist(page: str) -> None:
 
 def test_the_map_leads_to_every_page() -> None:
     index = text_of("index")
-    pages = {str(path.relative_to(DOCS)) for path in DOCS.glob("*.md")} - {"index.md"} | {"placement/index.md"}
+    pages = {str(path.relative_to(DOCS)) for path in (*DOCS.glob("*.md"), *DOCS.glob("*/index.md"))} - {"index.md"}
     head, _, tree = index.partition("```{toctree}")
     assert pages == set(_LINK.findall(head))
     assert pages == {f"{line}.md" for line in tree.splitlines() if re.fullmatch(r"[a-z/-]+", line)}
+
+
+@pytest.mark.parametrize("folder", sorted(path.parent for path in DOCS.glob("*/index.md")), ids=lambda path: path.name)
+def test_the_page_of_a_folder_leads_to_all_of_its_pages(folder: Path) -> None:
+    head, _, tree = (folder / "index.md").read_text(encoding="utf-8").partition("```{toctree}")
+    pages = {path.name for path in folder.glob("*.md")} - {"index.md"}
+    assert pages == {f"{line}.md" for line in tree.splitlines() if re.fullmatch(r"[a-z0-9-]+", line)}
+    if ":hidden:" in tree:
+        assert pages <= {link.partition("#")[0] for link in _LINK.findall(head)}
+
+
+def test_a_decision_has_a_question_a_reason_and_a_price_on_one_page() -> None:
+    pages = {path.stem: path.read_text(encoding="utf-8") for path in (DOCS / "decisions").glob("*.md")}
+    headings = ["Question", "Decision", "Why", "What it costs", "When to look again"]
+    assert len(pages) > 10
+    for name, text in pages.items():
+        if name != "index":
+            assert re.findall(r"^## (.+)$", text, re.MULTILINE) == headings, name
+            assert len(text.splitlines()) <= 40, f"docs/decisions/{name}.md is longer than a page of 40 lines"
+            assert all(len(part.split()) > 10 for part in re.split(r"^## .+$", text, flags=re.MULTILINE)[1:]), name
 
 
 @pytest.mark.parametrize("path", sorted(DOCS.rglob("*.md")), ids=lambda path: str(path.relative_to(DOCS)))

@@ -34,13 +34,36 @@ def test_the_hosted_run_is_that_of_the_repository_over_all_pythons_and_both_comp
     oldest = int(re.sub(r"\D+3\.", "", project["project"]["requires-python"]))
     assert matrix["python"] == [f"3.{minor}" for minor in range(oldest, 15)]
     assert [each["cxx"] for each in matrix["compiler"]] == ["g++", "clang++"]
-    commands = [step["run"] for step in job["steps"] if "run" in step]
+    commands = commands_of(job)
     assert commands == [".ci/run"]
     assert (ROOT / commands[0]).stat().st_mode & 0o111
     assert workflow["permissions"] == {"contents": "read"}
     for name in re.findall(r"\$\{\{ matrix\.([\w.]+) \}\}", (ROOT / ".github/workflows/ci.yml").read_text()):
         first, *rest = name.split(".")
         assert first in matrix and all(word in matrix[first][0] for word in rest), name
+
+
+def commands_of(job: dict[str, Any]) -> list[str]:
+    return [step["run"] for step in job["steps"] if "run" in step]
+
+
+def test_the_hosted_run_has_arm_sanitizers_and_the_packages_of_a_tag_by_commands_that_there_are() -> None:
+    workflow = loaded(".github/workflows/ci.yml")
+    jobs = workflow["jobs"]
+    assert set(jobs) == {"run", "aarch64", "sanitizers", "wheels"}
+    assert workflow[True]["push"] == {"branches": ["main"], "tags": ["v*"]}
+    assert jobs["aarch64"]["runs-on"].endswith("-arm") and commands_of(jobs["aarch64"]) == [".ci/run"]
+    assert commands_of(jobs["sanitizers"]) == ["make sanitize levels"]
+    assert commands_of(jobs["wheels"])[0] == "make wheels"
+    assert jobs["wheels"]["steps"][-1]["with"]["path"] == "dist/"
+    targets = set(re.findall(r"(?m)^([a-z-]+|\$\(VENV\)/\w+):", (ROOT / "Makefile").read_text(encoding="utf-8")))
+    for job in jobs.values():
+        assert job["timeout-minutes"] <= 120, "a run that hangs must end"
+        for command in commands_of(job):
+            for words in re.findall(r"make ([^&]+)", command):
+                assert {word.replace(".venv", "$(VENV)") for word in words.split()} <= targets, command
+            for folder in re.findall(r"pytest (\S+)", command):
+                assert (ROOT / folder).is_dir()
 
 
 @pytest.mark.parametrize("form", FORMS)
