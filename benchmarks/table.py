@@ -1,5 +1,5 @@
-"""The tables of docs/performance.md, made of the records next to it: `python -m benchmarks.table` (a test holds the
-page up to date).
+"""The tables of docs/performance.md and docs/measurements/other-engines.md, made of the records next to the latter:
+`python -m benchmarks.table` (a test holds both pages up to date).
 
 Only text between the markers `<!-- name -->` and `<!-- end of name -->` is replaced.
 """
@@ -16,12 +16,14 @@ from benchmarks.served import ServedComparison, served_text
 from benchmarks.workload import Rates
 
 _DOCS = Path(__file__).resolve().parent.parent / "docs"
-PAGE = _DOCS / "performance.md"
+_FOLDER = _DOCS / "measurements"
+PAGE = _FOLDER / "other-engines.md"
+SUMMARY = _DOCS / "performance.md"
 # By the name of the markers.
-RECORDS = {"comparison": _DOCS / "comparison.json", "comparison without AVX-512": _DOCS / "comparison-avx2.json"}
+RECORDS = {"comparison": _FOLDER / "comparison.json", "comparison without AVX-512": _FOLDER / "comparison-avx2.json"}
 SERVED_RECORDS = {
-    "served comparison": _DOCS / "comparison-served.json",
-    "served comparison without AVX-512": _DOCS / "comparison-served-avx2.json",
+    "served comparison": _FOLDER / "comparison-served.json",
+    "served comparison without AVX-512": _FOLDER / "comparison-served-avx2.json",
 }
 _BEHIND = 1.0
 
@@ -39,6 +41,34 @@ def page_of_records(text: str) -> str:
     """The page as what lies next to it says."""
     served = {name: ServedComparison.load_file(file) for name, file in SERVED_RECORDS.items()}
     return page(text, {name: Comparison.load(file) for name, file in RECORDS.items()}, served)
+
+
+def summary_of_records(text: str) -> str:
+    """The page of short answers as the records say."""
+    for name, file in RECORDS.items():
+        text = replaced(text, f"{name} in short", short_text(Comparison.load(file)))
+    return text
+
+
+def short_text(record: Comparison) -> str:
+    """A table of the least and the largest ratio to each engine, by case, over all shapes, formats and places."""
+    cases = record.workload.cases
+    ratios: dict[str, dict[str, list[float]]] = {}
+    for combination in record.combinations:
+        for place in PLACES:
+            found = row_of(combination, [p for p in record.counted(combination) if p.place == place], cases)
+            for case, ratio in found.ratios.items():
+                ratios.setdefault(combination.engine, {}).setdefault(case, []).append(ratio)
+    lines = [f"| | {' | '.join(map(_case_title, cases))} |", "|---" * (1 + len(cases)) + "|"]
+    for engine, of_engine in sorted(ratios.items()):
+        lines.append(f"| {engine} | {' | '.join(_range(of_engine.get(case, [])) for case in cases)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _range(ratios: Sequence[float]) -> str:
+    """`1.05 to 1.66`, one figure where there is only one, or nothing."""
+    ends = sorted({f"{min(ratios):.2f}", f"{max(ratios):.2f}"}, key=float) if ratios else []
+    return " to ".join(ends)
 
 
 def replaced(text: str, name: str, fresh: str) -> str:
@@ -159,9 +189,9 @@ def _origin(record: Comparison) -> str:
 
 
 def main() -> None:
-    """Write the page."""
-    text = PAGE.read_text(encoding="utf-8")
-    PAGE.write_text(page_of_records(text), encoding="utf-8")
+    """Write both pages."""
+    for file, written in ((PAGE, page_of_records), (SUMMARY, summary_of_records)):
+        file.write_text(written(file.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -22,7 +23,7 @@ from benchmarks.machine import moved_between, without_folders
 from benchmarks.others import Others, disturbed, process_seconds, used_seconds
 from benchmarks.pair import last_json, run_command, run_pieces
 from benchmarks.standing import CommandFailed, Standing
-from benchmarks.table import PAGE, comparison_text, page_of_records
+from benchmarks.table import PAGE, SUMMARY, comparison_text, page_of_records, summary_of_records
 from benchmarks.tasks import Piece, Task, measured, planned, shown_commands
 from benchmarks.turns import Turns
 from benchmarks.workload import Workload
@@ -331,6 +332,13 @@ def test_what_fails_twice_is_given_up_and_what_counts_is_not_repeated() -> None:
     assert given_up == ["broken: no luck"]
 
 
-def test_the_page_says_what_the_records_say() -> None:
-    text = PAGE.read_text(encoding="utf-8")
-    assert text == page_of_records(text), "run: python -m benchmarks.table"
+def test_the_pages_say_what_the_records_say() -> None:
+    for file, written in ((PAGE, page_of_records), (SUMMARY, summary_of_records)):
+        text = file.read_text(encoding="utf-8")
+        assert text == written(text), "run: python -m benchmarks.table"
+
+
+def test_the_page_of_short_answers_fits_on_two_screens_and_answers_what_is_asked() -> None:
+    text = SUMMARY.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 120
+    assert re.findall(r"^## (.+)$", text, re.MULTILINE) == ["How fast", "Against whom", "On what", "How to check"]

@@ -34,8 +34,8 @@ class EngineKind:
     handover_us: float
 
 
-# The engine of this package: shares it reaches on one node (docs/performance.md), and three figures that only several
-# nodes can show and that nobody has measured: `links` and `straggling` are those fitted to other engines
+# The engine of this package: shares it reaches on one node (docs/measurements/one-engine.md), and three figures that
+# only several nodes can show and that nobody has measured: `links` and `straggling` are those fitted to other engines
 # (docs/numa.md), `handover_us` supposes five times a layer at which the first line of a row has to come across in 0.4
 # us.
 OWN = EngineKind("homenode", reads=0.85, links=0.7, multiplies=0.55, alone=0.4, straggling=0.2, handover_us=2.0)
