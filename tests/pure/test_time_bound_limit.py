@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from homenode.engine.scheduler.time_bound import time_limit
+from homenode.engine.scheduler.step_costs import StepCosts
+from homenode.engine.scheduler.step_load import NO_LOAD, StepLoad
+from homenode.engine.scheduler.time_bound import ALIGNMENT, LEAST_PIECE, TimeBound, time_limit
 
 SECONDS = st.floats(0.001, 2.0)
 
@@ -39,3 +43,34 @@ def test_prompts_alone_pay_for_the_weights_and_get_on(alone_s: float, step_s: fl
     assert limit == 0.0 or limit + in_flight_s <= 2.0 * max(step_s, alone_s) + 1e-9
     assert limit == 0.0 or limit >= 2.0 * alone_s - 1e-9
     assert limit > 0.0 or in_flight_s > 0.0
+
+
+@functools.cache
+def learned(token_s: float, weights_s: float) -> StepCosts:
+    """Costs of a machine that takes so long for the weights, for a token, and as much again for 4,000 positions."""
+    costs = StepCosts()
+    for turn in range(120):
+        decodes = StepLoad(turn % 2, turn % 2, 100 * (turn % 2), 100 * (turn % 2), turn % 2)
+        start, count = turn * 37 % 8000, 1 + turn % 40
+        prompts = NO_LOAD if turn % 3 == 1 and decodes.tokens else StepLoad.of_sequence(start, count, 1)
+        seconds = weights_s + token_s * (decodes.tokens + prompts.tokens + prompts.attended / 4000)
+        costs.learn(decodes, prompts, seconds)
+    return costs
+
+
+@given(
+    st.sampled_from([0.0005, 0.007, 0.03]), st.sampled_from([0.005, 0.1]), st.integers(0, 8000), st.floats(0.05, 0.4)
+)
+def test_the_first_prompt_s_piece_is_as_near_to_the_bound_as_tokens_are(
+    token_s: float, weights_s: float, start: int, step_s: float
+) -> None:
+    """A long context makes tokens dear: then pieces are of fewer tokens than kernels like best, not of more time."""
+    costs, decodes = learned(token_s, weights_s), StepLoad(1, 1, 100, 100, 1)
+    limit = time_limit(costs.seconds(decodes), step_s, answering=True, in_flight_s=0.0, stages=1)
+    count = TimeBound(costs, decodes, limit, whole=False).fitting(NO_LOAD, start, 9000, scored=False)
+    seconds = [costs.seconds(decodes, StepLoad.of_sequence(start, n, 1)) for n in (count, count + 1, count + ALIGNMENT)]
+    token = seconds[1] - seconds[0]
+    assert count >= LEAST_PIECE
+    assert count == LEAST_PIECE or seconds[0] <= limit + 0.51 * token
+    assert seconds[2] > limit, "a whole tile more would have fitted"
+    assert (start + count) % ALIGNMENT == 0 or (count < ALIGNMENT and seconds[1] > limit)

@@ -15,6 +15,7 @@ from homenode.engine.scheduler.step_load import StepLoad
 
 FIRST_PIECE: Final = 64  # tokens of a prompt in a step, while nothing is known of what they cost
 ALIGNMENT: Final = 16  # positions at a multiple of which a piece ends: a tile of keys, and rows that kernels like
+LEAST_PIECE: Final = 4  # tokens of a step's first prompt, however long they take
 _LEAST_ROOM = 0.25  # of a bound: steps planned ahead that leave less of it are waited for...
 _LEAST_READINGS = 4.0  # ...and those that leave less than so many times what a step takes without any prompt
 
@@ -49,8 +50,15 @@ class TimeBound:
             return count
         if self._whole:
             return count if first else 0
-        fits = max(0, (start + max(0, fits)) // ALIGNMENT * ALIGNMENT - start)
-        return fits or (min(count, ALIGNMENT) if first else 0)
+        if fits >= ALIGNMENT:
+            return (start + fits) // ALIGNMENT * ALIGNMENT - start
+        return min(count, max(LEAST_PIECE, self._nearest(start, fits))) if first else 0
+
+    def _nearest(self, start: int, fits: int) -> int:
+        """`fits`, or one token more where that comes nearer to the limit: of so few tokens one is a large part."""
+        limit, costs = self._limit - self._kept, self._costs
+        less, more = (costs.seconds(self._decodes, StepLoad.of_sequence(start, n, 1)) for n in (fits, fits + 1))
+        return fits + 1 if more - limit < limit - less else fits
 
 
 def time_limit(alone_s: float, step_s: float, *, answering: bool, in_flight_s: float, stages: int) -> float:
