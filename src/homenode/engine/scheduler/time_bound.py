@@ -52,12 +52,14 @@ class TimeBound:
             return count if first else 0
         if fits >= ALIGNMENT:
             return (start + fits) // ALIGNMENT * ALIGNMENT - start
-        return min(count, max(LEAST_PIECE, self._nearest(start, fits))) if first else 0
+        return min(count, max(LEAST_PIECE, self._nearest(start, fits, scored=scored))) if first else 0
 
-    def _nearest(self, start: int, fits: int) -> int:
+    def _nearest(self, start: int, fits: int, *, scored: bool) -> int:
         """`fits`, or one token more where that comes nearer to the limit: of so few tokens one is a large part."""
         limit, costs = self._limit - self._kept, self._costs
-        less, more = (costs.seconds(self._decodes, StepLoad.of_sequence(start, n, 1)) for n in (fits, fits + 1))
+        rows = (fits, fits + 1) if scored else (1, 1)
+        loads = (StepLoad.of_sequence(start, n, r) for n, r in zip((fits, fits + 1), rows, strict=True))
+        less, more = (costs.seconds(self._decodes, load) for load in loads)
         return fits + 1 if more - limit < limit - less else fits
 
 
