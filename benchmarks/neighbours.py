@@ -5,13 +5,15 @@
 
 Four servers stand by, each with `--threads N` (half of the cores). Two were started one after the other as a user does,
 so that they know of each other by their claims. The others may use one half of the cores each, all of their processes,
-and know of nobody. A round asks, in an order that turns: both of the two at once; the third alone; the fourth alone.
+and know of nobody. A round asks, in an order that turns: both of the two at once; the third alone; the fourth alone;
+the third and the fourth at once.
 The load is the same for each. Of each round counts what both do at once, all their tokens until the later one is done,
 in relation to the sum of the two that were alone: 1 is as much. Other programs would cost the two more than one that
 is alone and leaves them the other half, so a round in which they had a tenth of a CPU's time or more, on the CPUs
 of those that were asked, is measured again, `--most-rounds` in all; `elsewhere` is what they had on the other half
 while one was alone, which can only slow that one down. Before and after, the CPUs of all threads are read back from the
-kernel: the two have to be on cores of their own.
+kernel: the two have to be on cores of their own. Two servers lose something to each other wherever they are, on the
+way to memory above all: so much is `by hand`, the third and the fourth at once, each bound to its half from outside.
 
 On a machine that is not quiet `nice -n -20` helps, together with /proc/self/autogroup where the kernel groups tasks by
 their session (sched(7)).
@@ -46,15 +48,19 @@ from homenode.host.topology.allowance import Allowance
 _PATIENCE_S = 300.0
 _OTHERS = 0.1  # CPUs' worth of time
 _STOPPING_S = 10.0
+_SHARES = {"share": "both at once", "share by hand": "two bound by hand at once"}
 
 
 @dataclass(frozen=True)
 class StandingServer:
-    """A server that answers at `url`, and the first of its processes."""
+    """A server that answers at `url`, and the first of its processes. Its clients stand by like the server: what making
+    one takes is not measured, and threads that have ended could not be told from other programs."""
 
     name: str
     url: str
     process: Popen[bytes]
+    client: httpx.Client
+    pool: ThreadPoolExecutor
 
     def cpus(self) -> set[int]:
         """Where the threads of its front and its engine may run, as the kernel has it."""
@@ -78,8 +84,7 @@ class Load:
     def ask(self, server: StandingServer) -> float:
         """All of it; the seconds until the last answer."""
         begin = time.perf_counter()
-        with ThreadPoolExecutor(self.clients) as pool:
-            list(pool.map(lambda number: self._ask_as(server, number), range(self.clients)))
+        list(server.pool.map(lambda number: self._ask_as(server, number), range(self.clients)))
         return time.perf_counter() - begin
 
     @property
@@ -88,14 +93,13 @@ class Load:
         return self.clients * self.requests * self.tokens
 
     def _ask_as(self, server: StandingServer, number: int) -> None:
-        with httpx.Client(timeout=_PATIENCE_S) as client:
-            for turn in range(self.requests):
-                ids = [5 + (number * 31 + turn * 7 + at * 13) % 200 for at in range(self.prompt_tokens)]
-                body = {"model": "m", "prompt": ids, "max_tokens": self.tokens, "temperature": 0, "ignore_eos": True}
-                answer = client.post(f"{server.url}/v1/completions", json=body)
-                answer.raise_for_status()
-                if answer.json()["usage"]["completion_tokens"] != self.tokens:
-                    raise RuntimeError(f"{server.name} answered with another number of tokens")
+        for turn in range(self.requests):
+            ids = [5 + (number * 31 + turn * 7 + at * 13) % 200 for at in range(self.prompt_tokens)]
+            body = {"model": "m", "prompt": ids, "max_tokens": self.tokens, "temperature": 0, "ignore_eos": True}
+            answer = server.client.post(f"{server.url}/v1/completions", json=body)
+            answer.raise_for_status()
+            if answer.json()["usage"]["completion_tokens"] != self.tokens:
+                raise RuntimeError(f"{server.name} answered with another number of tokens")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -118,12 +122,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for server in (*pair, *alone):
             load.ask(server)
         before = [server.cpus() for server in pair]
-        rounds = _rounds(given, pair, alone, load)
+        at_once = stack.enter_context(ThreadPoolExecutor(2))
+        rounds = _rounds(given, pair, alone, load, at_once)
         after = [server.cpus() for server in pair]
     if not rounds:
         raise SystemExit("other programs had a tenth of a CPU's time or more in every round")
     found: dict[str, Any] = {"machine": machine(), "version": own_version(), "load": vars(load), "rounds": rounds}
-    found |= {"cpus": [format_cpu_list(sorted(each)) for each in after], "share": _spread([r["share"] for r in rounds])}
+    found |= {"cpus": [format_cpu_list(sorted(each)) for each in after]}
+    found |= {name: _spread([r[name] for r in rounds]) for name in _SHARES}
     _show(found)
     if given.json is not None:
         given.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
@@ -146,12 +152,16 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _rounds(
-    given: argparse.Namespace, pair: Sequence[StandingServer], alone: Sequence[StandingServer], load: Load
+    given: argparse.Namespace,
+    pair: Sequence[StandingServer],
+    alone: Sequence[StandingServer],
+    load: Load,
+    at_once: ThreadPoolExecutor,
 ) -> list[dict[str, float]]:
     """Those that count."""
     counted: list[dict[str, float]] = []
     for number in range(given.most_rounds):
-        seen = _round(number, pair, alone, load)
+        seen = _round(number, pair, alone, load, at_once)
         counts = seen["others"] < _OTHERS
         counted += [seen] if counts else []
         told = "" if counts else f", not counted: others had {seen['others']:.2f} CPUs"
@@ -162,30 +172,38 @@ def _rounds(
 
 
 def _round(
-    number: int, pair: Sequence[StandingServer], alone: Sequence[StandingServer], load: Load
+    number: int,
+    pair: Sequence[StandingServer],
+    alone: Sequence[StandingServer],
+    load: Load,
+    at_once: ThreadPoolExecutor,
 ) -> dict[str, float]:
-    """Tokens per second of both together, and of each that is alone; and the CPUs' worth of time that others had there,
-    and elsewhere, in the turn in which they had most."""
+    """Tokens per second of the two that know of each other, at once (`both`); of the others at once (`by hand`), and of
+    each of them while it is alone; and the CPUs' worth of time that others had there, and elsewhere, in the turn in
+    which they had most."""
     seen: dict[str, float] = {"others": 0.0, "elsewhere": 0.0}
     everywhere = set().union(*(server.cpus() for server in (*pair, *alone)))
     own = (os.getpid(), *(pid for server in (*pair, *alone) for pid in _family(server.process.pid)))
 
-    def both() -> None:
-        with ThreadPoolExecutor(2) as pool:
-            seen["both"] = 2 * load.all_tokens / max(pool.map(load.ask, pair))
+    def together(name: str, servers: Sequence[StandingServer]) -> None:
+        seen[name] = 2 * load.all_tokens / max(at_once.map(load.ask, servers))
 
     def one(server: StandingServer) -> None:
         seen[server.name] = load.all_tokens / load.ask(server)
 
-    turns: list[tuple[Callable[[], None], set[int]]] = [(both, everywhere)]
-    turns += [*((partial(one, server), server.cpus()) for server in alone)]
-    for turn, cpus in turns[number % 3 :] + turns[: number % 3]:
+    turns: list[tuple[Callable[[], None], set[int]]] = [
+        (partial(together, "both", pair), everywhere),
+        *((partial(one, server), server.cpus()) for server in alone),
+        (partial(together, "by hand", alone), everywhere),
+    ]
+    for turn, cpus in turns[number % len(turns) :] + turns[: number % len(turns)]:
         look = CpuLook(own)
         turn()
         had = look.finish()
         for name, where in (("others", cpus), ("elsewhere", everywhere - cpus)):
             seen[name] = max(seen[name], sum(had.get(cpu, 0.0) for cpu in where))
-    seen["share"] = seen["both"] / sum(seen[server.name] for server in alone)
+    sum_alone = sum(seen[server.name] for server in alone)
+    seen |= {"share": seen["both"] / sum_alone, "share by hand": seen["by hand"] / sum_alone}
     return {name: round(value, 4) for name, value in seen.items()}
 
 
@@ -201,7 +219,8 @@ def _serving(name: str, flags: Sequence[str], state: str, cpus: Sequence[int] = 
     finally:
         os.sched_setaffinity(0, before)
     try:
-        yield StandingServer(name, _url(process), process)
+        with httpx.Client(timeout=_PATIENCE_S) as client, ThreadPoolExecutor() as pool:
+            yield StandingServer(name, _url(process), process, client, pool)
     finally:
         end_process(process, _STOPPING_S)
 
@@ -235,13 +254,12 @@ def _spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def _show(found: dict[str, Any]) -> None:
-    names = [name for name in found["rounds"][0] if name not in ("share", "others", "elsewhere")]
+    names = [name for name in found["rounds"][0] if name not in (*_SHARES, "others", "elsewhere")]
     for name in sorted(names):
         print(f"{name:20} {statistics.median(r[name] for r in found['rounds']):9.1f} tok/s")
-    share = found["share"]
-    print(
-        f"both at once, of the sum of each alone: {share['median']:.3f} ({share['least']:.3f} to {share['most']:.3f})"
-    )
+    for name, meaning in _SHARES.items():
+        share = found[name]
+        print(f"{meaning}, of the sum: {share['median']:.3f} ({share['least']:.3f} to {share['most']:.3f})")
     print(f"server 1 on CPUs {found['cpus'][0]}, server 2 on CPUs {found['cpus'][1]}")
 
 
