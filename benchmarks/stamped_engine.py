@@ -23,12 +23,12 @@ from homenode.engine.config import EngineConfig
 from homenode.engine.messages import Outputs, Submit
 from homenode.engine.request import Request
 from homenode.engine.runtime.build import build_engine
+from homenode.engine.runtime.inbox import Inbox
 from homenode.engine.runtime.loop import EngineCore
 from homenode.engine.scheduler.events import Instruction, ToTransfer
 from homenode.sampling import SamplingParams
-from homenode.transfer import published
-from homenode.transfer.inbox import Inbox
-from homenode.transfer.seam import Arrived, Computed, KvTicket
+from homenode.transfer.scheduler_events import Arrived, Computed, KvTicket
+from homenode.transfer.setup import published
 
 _PATIENCE_S = 60.0
 

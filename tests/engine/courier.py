@@ -26,8 +26,8 @@ from homenode.engine.runtime.build import build_engine
 from homenode.engine.runtime.loop import EngineCore
 from homenode.engine.scheduler.scheduler import Scheduler
 from homenode.sampling import SamplingParams
-from homenode.transfer import seam
-from homenode.transfer.figures import TransferFigures
+from homenode.transfer import scheduler_events
+from homenode.transfer.state.stats import TransferStats
 from tests.engine.engines import config_for
 from tests.waiting import PATIENCE_S
 
@@ -35,7 +35,7 @@ from tests.waiting import PATIENCE_S
 class Member:
     """An engine of the pair: its loop on a thread, its outputs, its KV memory."""
 
-    def __init__(self, path: Path, tell: Callable[[seam.ToAgent], None], **settings: Any) -> None:
+    def __init__(self, path: Path, tell: Callable[[scheduler_events.ToAgent], None], **settings: Any) -> None:
         caches: list[ReferenceKvCache] = []
         honest = ReferenceBackend.kv_cache
 
@@ -53,7 +53,7 @@ class Member:
             config.scheduler, config.kv, engine.executor.limits(), (2,), hash_seed=b"of both", lookahead=1
         )
         self.tell, self.inbox = tell, SimpleQueue[object]()
-        self.figures, self.close = TransferFigures, lambda timeout_s: None
+        self.figures, self.close = TransferStats, lambda timeout_s: None
         self._sent: SimpleQueue[ToFront] = SimpleQueue()
         self.statistics = EngineStats()
         self._core = EngineCore(
@@ -133,7 +133,7 @@ class Courier:
         """What the pair answers. A prompt that was computed is asked for at once, whether its KV has come or not."""
         numbers = {next(self._ids): n for n in range(len(prompts))}
         for number, n in numbers.items():
-            kv = seam.KvTicket(f"t{number}", sends=True)
+            kv = scheduler_events.KvTicket(f"t{number}", sends=True)
             self.sender.submit(
                 Request(id=number, prompt_ids=prompts[n], params=SamplingParams(max_tokens=0), kv=kv, cache_salt=salt)
             )
@@ -143,7 +143,7 @@ class Courier:
 
         def ask(output: Output) -> bool:
             n = numbers[output.id]
-            kv = seam.KvTicket(f"t{output.id}", sends=False)
+            kv = scheduler_events.KvTicket(f"t{output.id}", sends=False)
             assert output.finish_reason == "length" or output.error_kind == "KvRefusedError", output.error
             self.receiver.submit(Request(id=output.id, prompt_ids=prompts[n], params=params[n], kv=kv, cache_salt=salt))
             computed.append(n)
@@ -166,42 +166,44 @@ class Courier:
 
     # From the sender
 
-    def _from_sender(self, message: seam.ToAgent) -> None:
+    def _from_sender(self, message: scheduler_events.ToAgent) -> None:
         with self._lock:
             match message:
-                case seam.SendWanted(ticket, _, tokens, identities):
+                case scheduler_events.SendWanted(ticket, _, tokens, identities):
                     self._ways[ticket] = _Way(tokens)
-                    self.receiver.inbox.put(seam.Offered(0.0, ticket, tokens, self._page, identities, not self._delay))
+                    self.receiver.inbox.put(
+                        scheduler_events.Offered(0.0, ticket, tokens, self._page, identities, not self._delay)
+                    )
                     if self._delay:
-                        self.sender.inbox.put(seam.SendAdmitted(0.0, ticket))
-                case seam.Computed(ticket, first, blocks, last):
+                        self.sender.inbox.put(scheduler_events.SendAdmitted(0.0, ticket))
+                case scheduler_events.Computed(ticket, first, blocks, last):
                     way = self._ways[ticket]
                     assert first == len(way.lent)
                     way.lent += blocks
                     way.last = last
                     self._copy(ticket, way)
-                case seam.Abandoned(ticket):
+                case scheduler_events.Abandoned(ticket):
                     self._end(ticket, self._ways[ticket])
 
     # From the receiver
 
-    def _from_receiver(self, message: seam.ToAgent) -> None:
+    def _from_receiver(self, message: scheduler_events.ToAgent) -> None:
         with self._lock:
             way = self._ways[message.ticket]
             match message:
-                case seam.Reserved(ticket, blocks, held):
+                case scheduler_events.Reserved(ticket, blocks, held):
                     way.given, way.copied = blocks, held
                     way.lent += [-1] * held
-                    self.sender.inbox.put(seam.SendAdmitted(0.0, ticket, held))
-                case seam.ReservationFailed(ticket, _, reason):
-                    self.sender.inbox.put(seam.SendRefused(0.0, ticket, reason, 0.1))
-                case seam.Fetch(ticket, blocks, held) if way.over:
-                    self.receiver.inbox.put(seam.Failed(0.0, ticket, "too late"))
-                case seam.Fetch(ticket, blocks, held):
+                    self.sender.inbox.put(scheduler_events.SendAdmitted(0.0, ticket, held))
+                case scheduler_events.ReservationFailed(ticket, _, reason):
+                    self.sender.inbox.put(scheduler_events.SendRefused(0.0, ticket, reason, 0.1))
+                case scheduler_events.Fetch(ticket, blocks, held) if way.over:
+                    self.receiver.inbox.put(scheduler_events.Failed(0.0, ticket, "too late"))
+                case scheduler_events.Fetch(ticket, blocks, held):
                     if way.given is None:
                         way.given, way.copied = blocks, held
                     self._copy(ticket, way)
-                case seam.Claimed(ticket) | seam.Stopped(ticket):
+                case scheduler_events.Claimed(ticket) | scheduler_events.Stopped(ticket):
                     self._end(ticket, way)
 
     def _copy(self, ticket: str, way: _Way) -> None:
@@ -218,14 +220,14 @@ class Courier:
                 for side, other in zip((*target.keys, *target.values), (*source.keys, *source.values), strict=True):
                     side[way.given[at // size], at % size] = other[way.lent[page], at % self._page]
             way.copied = page + 1
-        self.receiver.inbox.put(seam.Arrived(0.0, ticket, min(way.copied * self._page, way.tokens)))
+        self.receiver.inbox.put(scheduler_events.Arrived(0.0, ticket, min(way.copied * self._page, way.tokens)))
         if way.last and way.copied == len(way.lent):
             self._end(ticket, way)
 
     def _end(self, ticket: str, way: _Way) -> None:
         if not way.over:
             way.over = True
-            self.receiver.inbox.put(seam.Failed(0.0, ticket, "it is over"))
+            self.receiver.inbox.put(scheduler_events.Failed(0.0, ticket, "it is over"))
         if not way.returned:
             way.returned = True
-            self.sender.inbox.put(seam.Returned(0.0, ticket))
+            self.sender.inbox.put(scheduler_events.Returned(0.0, ticket))

@@ -14,8 +14,8 @@ from homenode.engine.messages import EngineStats, ReleaseKv, ToFront
 from homenode.engine.runtime.loop import EngineCore
 from homenode.engine.scheduler.scheduler import Scheduler
 from homenode.engine.scheduler_config import KvConfig, SchedulerConfig
-from homenode.transfer.figures import TransferFigures
-from homenode.transfer.seam import Released, ToAgent
+from homenode.transfer.scheduler_events import Released, ToAgent
+from homenode.transfer.state.stats import TransferStats
 from tests.engine.test_core import EOS, LIMITS, ScriptedRunner
 from tests.waiting import PATIENCE_S
 
@@ -26,7 +26,7 @@ class Told:
     def __init__(self) -> None:
         self.messages: SimpleQueue[ToAgent] = SimpleQueue()
         self.promised: list[tuple[str, list[str]]] = []
-        self.now = TransferFigures(pinned_pages=3)
+        self.now = TransferStats(pinned_pages=3)
 
     def tell(self, message: ToAgent) -> None:
         self.messages.put(message)
@@ -34,7 +34,7 @@ class Told:
     def promise(self, tickets: Sequence[str]) -> None:
         self.promised.append((threading.current_thread().name, list(tickets)))
 
-    def figures(self) -> TransferFigures:
+    def figures(self) -> TransferStats:
         return self.now
 
 
@@ -54,7 +54,7 @@ def test_figures_and_tickets() -> None:
     thread.start()
     try:
         assert pinned(sent) == 3
-        agent.now = TransferFigures(pinned_pages=0)
+        agent.now = TransferStats(pinned_pages=0)
         inbox.put(StatsChanged())
         assert pinned(sent) == 0
         core.post(ReleaseKv("t-1", "the client left"))

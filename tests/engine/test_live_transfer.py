@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from homenode.transfer.carriers.nixl_engine import BUILDS
+from homenode.transfer.carriers.nixl import BUILDS
 from tests.engine.live import LiveServer
 from tests.engine.transfer_pair import MODES, Live, Pair, one_engine_says, prompts, tokens_of
 from tests.waiting import wait_until

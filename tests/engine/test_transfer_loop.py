@@ -19,8 +19,8 @@ from homenode.engine.scheduler.scheduler import Scheduler
 from homenode.engine.scheduler_config import KvConfig, SchedulerConfig
 from homenode.errors import InternalError
 from homenode.sampling import SamplingParams
-from homenode.transfer import seam
-from homenode.transfer.figures import TransferFigures
+from homenode.transfer import scheduler_events
+from homenode.transfer.state.stats import TransferStats
 from tests.engine.test_core import LIMITS, ScriptedRunner
 from tests.waiting import PATIENCE_S
 
@@ -32,14 +32,14 @@ class NotingAgent:
         self.told: SimpleQueue[Any] = SimpleQueue()
         self.promised: list[tuple[str, list[str]]] = []
 
-    def tell(self, message: seam.ToAgent) -> None:
+    def tell(self, message: scheduler_events.ToAgent) -> None:
         self.told.put(message)
 
     def promise(self, tickets: Sequence[str]) -> None:
         self.promised.append((threading.current_thread().name, list(tickets)))
 
-    def figures(self) -> TransferFigures:
-        return TransferFigures(pinned_pages=3)
+    def figures(self) -> TransferStats:
+        return TransferStats(pinned_pages=3)
 
     def close(self, timeout_s: float) -> None:
         pass
@@ -69,7 +69,7 @@ class Loop:
             self.failure = error
 
     def submit(self, number: int, sends: bool) -> None:
-        kv = seam.KvTicket(f"t{number}", sends, b"peer")
+        kv = scheduler_events.KvTicket(f"t{number}", sends, b"peer")
         params = SamplingParams(max_tokens=0 if sends else 1)
         self.core.post(Submit([Request(id=number, prompt_ids=[5] * 40, params=params, kv=kv)]))
 
@@ -101,10 +101,15 @@ def test_a_sent_request_goes_through_the_agent_and_back() -> None:
     with loop() as engine:
         engine.submit(1, sends=True)
         wanted = engine.agent.next()
-        assert (type(wanted), wanted.ticket, wanted.peer, wanted.tokens) == (seam.SendWanted, "t1", b"peer", 39)
-        engine.inbox.put(seam.SendAdmitted(0.0, "t1"))
+        assert (type(wanted), wanted.ticket, wanted.peer, wanted.tokens) == (
+            scheduler_events.SendWanted,
+            "t1",
+            b"peer",
+            39,
+        )
+        engine.inbox.put(scheduler_events.SendAdmitted(0.0, "t1"))
         told = engine.agent.next()
-        assert isinstance(told, seam.Computed) and told.last and len(told.blocks) == 2
+        assert isinstance(told, scheduler_events.Computed) and told.last and len(told.blocks) == 2
         assert engine.output().finish_reason == "length"
         # By who computes, before the loop has heard of the result.
         assert engine.agent.promised == [("homenode-steps", ["t1"])]
@@ -112,10 +117,10 @@ def test_a_sent_request_goes_through_the_agent_and_back() -> None:
 
 def test_only_the_step_that_ends_a_prompt_promises_pages() -> None:
     with loop() as engine:
-        kv = seam.KvTicket("long", True, b"peer")
+        kv = scheduler_events.KvTicket("long", True, b"peer")
         engine.core.post(Submit([Request(id=1, prompt_ids=[5] * 150, params=SamplingParams(max_tokens=0), kv=kv)]))
-        assert isinstance(engine.agent.next(), seam.SendWanted)
-        engine.inbox.put(seam.SendAdmitted(0.0, "long"))
+        assert isinstance(engine.agent.next(), scheduler_events.SendWanted)
+        engine.inbox.put(scheduler_events.SendAdmitted(0.0, "long"))
         told = [engine.agent.next() for _ in range(3)]  # 64 tokens at a time
         assert [one.last for one in told] == [False, False, True]
         engine.output()
@@ -126,22 +131,22 @@ def test_a_fetch_is_told_though_nothing_else_happens() -> None:
     """It comes of planning a step, not of an event: nothing is to lie in the loop until the next one."""
     with loop() as engine:
         identities = [b"1" * 16, b"2" * 16]
-        engine.inbox.put(seam.Offered(0.0, "t2", 39, 32, identities, True))
-        assert isinstance(engine.agent.next(), seam.Reserved)
+        engine.inbox.put(scheduler_events.Offered(0.0, "t2", 39, 32, identities, True))
+        assert isinstance(engine.agent.next(), scheduler_events.Reserved)
         wanted = Scheduler(SchedulerConfig(), KvConfig(block_size=32), LIMITS, (), b"k" * 32).allocator.cache.chain("")
-        engine.inbox.put(seam.Offered(0.0, "t3", 39, 32, wanted.identities([5] * 40, 39), False))
+        engine.inbox.put(scheduler_events.Offered(0.0, "t3", 39, 32, wanted.identities([5] * 40, 39), False))
         engine.submit(3, sends=False)
         fetch = engine.agent.next()
-        assert isinstance(fetch, seam.Fetch) and len(fetch.blocks) == 2
-        engine.inbox.put(seam.Failed(0.0, "t3", "the sender is gone"))
-        assert engine.agent.next() == seam.Claimed("t3", 0)
+        assert isinstance(fetch, scheduler_events.Fetch) and len(fetch.blocks) == 2
+        engine.inbox.put(scheduler_events.Failed(0.0, "t3", "the sender is gone"))
+        assert engine.agent.next() == scheduler_events.Claimed("t3", 0)
         assert engine.output().finish_reason == "length"
 
 
 def test_figures_and_releases_are_passed_on() -> None:
     with loop() as engine:
         engine.core.post(ReleaseKv("t9", "nobody wants it"))
-        assert engine.agent.next() == seam.Released("t9", "nobody wants it")
+        assert engine.agent.next() == scheduler_events.Released("t9", "nobody wants it")
         engine.submit(3, sends=False)
         engine.output()
         engine.core.post(Drain(PATIENCE_S))
@@ -150,7 +155,7 @@ def test_figures_and_releases_are_passed_on() -> None:
             message = engine.sent.get()
             engine.statistics += [message] if isinstance(message, EngineStats) else []
         last = engine.statistics[-1]
-        assert last.transfer == TransferFigures(pinned_pages=3)
+        assert last.transfer == TransferStats(pinned_pages=3)
         assert last.recomputed_tokens == 39
 
 
@@ -169,17 +174,19 @@ def test_a_drain_waits_until_the_agent_has_given_all_back(sends: bool) -> None:
         if sends:
             engine.submit(1, sends=True)
             engine.agent.next()
-            engine.inbox.put(seam.SendAdmitted(0.0, "t1"))
+            engine.inbox.put(scheduler_events.SendAdmitted(0.0, "t1"))
             engine.agent.next()
             engine.output()
         else:
-            engine.inbox.put(seam.Offered(0.0, "t1", 39, 32, [b"1" * 16, b"2" * 16], True))
+            engine.inbox.put(scheduler_events.Offered(0.0, "t1", 39, 32, [b"1" * 16, b"2" * 16], True))
             engine.agent.next()
         engine.core.post(Drain(PATIENCE_S))
         if not sends:
-            assert engine.agent.next() == seam.Stopped("t1")
+            assert engine.agent.next() == scheduler_events.Stopped("t1")
         engine.submit(2, sends=False)  # taken in, and refused: the drain has begun, and the loop is still there
         assert engine.output().error_kind == "OverloadedError"
-        engine.inbox.put(seam.Returned(0.0, "t1") if sends else seam.Failed(0.0, "t1", "stopped"))
+        engine.inbox.put(
+            scheduler_events.Returned(0.0, "t1") if sends else scheduler_events.Failed(0.0, "t1", "stopped")
+        )
         engine.thread.join(PATIENCE_S)
         assert not engine.thread.is_alive() and engine.failure is None

@@ -17,7 +17,7 @@ from homenode.engine.api.local import LocalEngine
 from homenode.engine.messages import EngineStats
 from homenode.engine.request import Request
 from homenode.sampling import SamplingParams
-from homenode.transfer.seam import KvTicket
+from homenode.transfer.scheduler_events import KvTicket
 from tests.checkpoints import make_folder
 from tests.engine.courier import Courier
 from tests.engine.engines import config_for, greedy, run_all, tokens_of

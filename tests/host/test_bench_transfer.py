@@ -12,7 +12,7 @@ from homenode.bench.kv_transfer.other_process import OtherProcess
 from homenode.bench.kv_transfer.timed_transfers import LastPageTransfer, WholeTransfer
 from homenode.bench.kv_transfer.transfer import TransferBenchPlan, measure
 from homenode.errors import PeerError
-from homenode.transfer.seam import Abandoned, Returned
+from homenode.transfer.scheduler_events import Abandoned, Returned
 
 
 def test_rows_of_small_pages() -> None:

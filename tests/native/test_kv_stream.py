@@ -12,13 +12,12 @@ import pytest
 
 from homenode.compute.kv_memory import TILE_TOKENS
 from homenode.compute.native.backend import NativeBackend
+from homenode.compute.native.kv_backend import NativePageStreams
 from homenode.compute.native.kv_memory import NativeKvMemory
-from homenode.compute.native.kv_stream import NativePageStreams
 from homenode.compute.ops import KvGeometry
-from homenode.transfer.connection import MAX_FRAME
+from homenode.transfer.net.connection import MAX_FRAME
 from homenode.transfer.wire.framing import FrameParser, frame
-from homenode.transfer.wire.payload import PagesReader
-from homenode.transfer.wire.writing import WriteQueue
+from homenode.transfer.wire.stream import PagesReader, WriteQueue
 
 _BLOCKS = 6
 _TURNS = 100_000

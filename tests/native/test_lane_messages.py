@@ -12,8 +12,8 @@ import pytest
 
 from homenode.bench.kv_transfer.transfer_side import Side
 from homenode.compute.native.kv_lane import NativeLanes
-from homenode.transfer.at_once import AtOnce
-from homenode.transfer.seam import Returned
+from homenode.transfer.agent.fast_path import FastPath
+from homenode.transfer.scheduler_events import Returned
 from tests.waiting import PATIENCE_S, wait_until
 
 PAGE, PAGES = 64 << 10, 24
@@ -36,9 +36,9 @@ def sides(request: pytest.FixtureRequest) -> Iterator[tuple[Side, Side]]:
 def taken(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether each announcement was taken at once, apart from rehearsals."""
     found: list[bool] = []
-    take = AtOnce.take
+    take = FastPath.take
 
-    def told(self: AtOnce, connection: Any, said: Any) -> bool:
+    def told(self: FastPath, connection: Any, said: Any) -> bool:
         answer = take(self, connection, said)
         if said.first != _REHEARSED:
             found.append(answer)
@@ -46,7 +46,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
             assert not answer
         return answer
 
-    monkeypatch.setattr(AtOnce, "take", told)
+    monkeypatch.setattr(FastPath, "take", told)
     return found
 
 
@@ -139,14 +139,14 @@ def test_who_was_promised_pages_rehearses_and_looks_for_them(
     sender, receiver = sides
     hand_over(sender, receiver, "first", 2, 1)
     looked: list[int] = []
-    rehearse = AtOnce.rehearse
+    rehearse = FastPath.rehearse
 
-    def told(self: AtOnce, connection: Any) -> None:
+    def told(self: FastPath, connection: Any) -> None:
         looked.append(len(self.taking))
         rehearse(self, connection)
         assert len(self.taking) == looked[-1]  # nothing came of it
 
-    monkeypatch.setattr(AtOnce, "rehearse", told)
+    monkeypatch.setattr(FastPath, "rehearse", told)
     for number in range(200):  # it may be awake at any of them
         ticket = f"t{number}"
         sender.send(ticket, receiver.document, 4, late=[PAGES])

@@ -14,7 +14,7 @@ from homenode.compute.kv_memory import KvLayout
 from homenode.compute.native import NativeBackend
 from homenode.compute.native.kv_memory import NativeKvMemory, copy_kv
 from homenode.compute.ops import KvGeometry
-from homenode.transfer.kv.pages import Heads, head_spans
+from homenode.transfer.state.pages import Heads, head_spans
 from tests.native.kv_bytes import head_of
 from tests.native.kv_memories import pool, shared_cache
 from tests.waiting import PATIENCE_S

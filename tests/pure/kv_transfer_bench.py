@@ -17,7 +17,7 @@ from homenode.engine.kv.prefix import HashChain
 from homenode.engine.scheduler.events import Instruction, ToTransfer
 from homenode.engine.scheduler_config import SchedulerConfig
 from homenode.engine.step import Step, WorkerLimits
-from homenode.transfer import seam
+from homenode.transfer import scheduler_events
 from tests.pure.schedule_bench import Bench
 
 SEED = b"seed"  # of the bench's scheduler
@@ -39,7 +39,7 @@ Content = list[tuple[int, int] | None]  # of positions of a hand-over; None: wha
 class Coming:
     """A ticket at a receiver, as its agent knows it."""
 
-    offer: seam.Offered
+    offer: scheduler_events.Offered
     content: Content
     salt: str
     blocks: list[int] = field(default_factory=list)
@@ -61,7 +61,7 @@ class Coming:
 class Going:
     """A ticket at a sender, as its agent knows it."""
 
-    wanted: seam.SendWanted
+    wanted: scheduler_events.SendWanted
     content: Content
     admitted: bool = False
     blocks: dict[int, int] = field(default_factory=dict)  # page -> block, told of and not returned
@@ -103,7 +103,7 @@ class HandoverBench(Bench):
             stages=stages,
         )
         self.rng = rng or random.Random(1)
-        self.messages: list[seam.ToAgent] = []
+        self.messages: list[scheduler_events.ToAgent] = []
         self.coming: dict[str, Coming] = {}
         self.going: dict[str, Going] = {}
         self.prompts: dict[str, list[int]] = {}  # of tickets that are sent
@@ -126,7 +126,7 @@ class HandoverBench(Bench):
         tokens = [token + 1 for token in prompt] if lie else prompt
         chain, content = HashChain(SEED, page_tokens, salt), self.content_of(tokens[:-1], page_tokens)
         identities = chain.identities(tokens, len(prompt) - 1, self.limits.state_pages)
-        offer = seam.Offered(self.now, ticket, len(content), page_tokens, identities, reserve)
+        offer = scheduler_events.Offered(self.now, ticket, len(content), page_tokens, identities, reserve)
         self.coming[ticket] = Coming(offer, content, salt)
         self.apply(offer)
         return ticket
@@ -134,7 +134,7 @@ class HandoverBench(Bench):
     def ask(self, prompt: list[int], ticket: str, **params: object) -> int:
         """The request for a ticket comes."""
         salt = self.coming[ticket].salt if ticket in self.coming else ""
-        return self.submit(prompt, kv=seam.KvTicket(ticket, sends=False), salt=salt, **params)  # type: ignore[arg-type]
+        return self.submit(prompt, kv=scheduler_events.KvTicket(ticket, sends=False), salt=salt, **params)  # type: ignore[arg-type]
 
     def arrive(self, ticket: str, tokens: int | None = None) -> None:
         """The first `tokens` positions, all unless given, are written and verified."""
@@ -144,19 +144,19 @@ class HandoverBench(Bench):
             self.executor.memory[coming.blocks[position // size]][position % size] = coming.content[position]
         coming.arrived = max(coming.arrived, upto)
         coming.writes = coming.writes and coming.arrived < coming.offer.tokens
-        self.apply(seam.Arrived(self.now, ticket, upto))
+        self.apply(scheduler_events.Arrived(self.now, ticket, upto))
 
     def fail(self, ticket: str) -> None:
         self.coming[ticket].writes = False
-        self.apply(seam.Failed(self.now, ticket, "the test says so"))
+        self.apply(scheduler_events.Failed(self.now, ticket, "the test says so"))
 
     def forget(self, ticket: str) -> None:
         self.coming[ticket].writes = self.coming[ticket].quarantined = False
-        self.apply(seam.Forgotten(self.now, ticket))
+        self.apply(scheduler_events.Forgotten(self.now, ticket))
 
     def quarantine(self, ticket: str) -> None:
         self.coming[ticket].quarantined = True
-        self.apply(seam.Quarantined(self.now, ticket, self.coming[ticket].arrived, "the sender is frozen"))
+        self.apply(scheduler_events.Quarantined(self.now, ticket, self.coming[ticket].arrived, "the sender is frozen"))
 
     def scribble(self) -> None:
         """Write rubbish wherever somebody may still write."""
@@ -175,22 +175,22 @@ class HandoverBench(Bench):
         """A request comes whose KV is to be handed over."""
         ticket = ticket or f"out{len(self.prompts)}"
         self.prompts.setdefault(ticket, prompt)
-        self.submit(prompt, kv=seam.KvTicket(ticket, sends=True, peer=b"{}"), max_tokens=0, **params)  # type: ignore[arg-type]
+        self.submit(prompt, kv=scheduler_events.KvTicket(ticket, sends=True, peer=b"{}"), max_tokens=0, **params)  # type: ignore[arg-type]
         return ticket
 
     def admit(self, ticket: str, held: int = 0) -> None:
         going = self.going[ticket]
         going.admitted, going.next_page = True, held
-        self.apply(seam.SendAdmitted(self.now, ticket, held))
+        self.apply(scheduler_events.SendAdmitted(self.now, ticket, held))
 
     def refuse(self, ticket: str, retry_after_s: float | None = 3.0) -> None:
         self.going[ticket].over = True
-        self.apply(seam.SendRefused(self.now, ticket, "no room there", retry_after_s))
+        self.apply(scheduler_events.SendRefused(self.now, ticket, "no room there", retry_after_s))
 
     def give_back(self, ticket: str) -> None:
         self.read()
         self.going[ticket].blocks, self.going[ticket].over = {}, True
-        self.apply(seam.Returned(self.now, ticket))
+        self.apply(scheduler_events.Returned(self.now, ticket))
 
     def read(self) -> None:
         """Every block that was told of, and not given back, holds what it should."""
@@ -203,7 +203,7 @@ class HandoverBench(Bench):
 
     # What the scheduler tells
 
-    def told(self, kind: type[seam.ToAgent]) -> list[seam.ToAgent]:
+    def told(self, kind: type[scheduler_events.ToAgent]) -> list[scheduler_events.ToAgent]:
         return [message for message in self.messages if isinstance(message, kind)]
 
     def _obey(self, told: list[Instruction]) -> None:
@@ -213,15 +213,15 @@ class HandoverBench(Bench):
                 self.messages.append(instruction.message)
                 self._hear(instruction.message)
 
-    def _hear(self, message: seam.ToAgent) -> None:
+    def _hear(self, message: scheduler_events.ToAgent) -> None:
         match message:
-            case seam.SendWanted(ticket, _, tokens, identities):
+            case scheduler_events.SendWanted(ticket, _, tokens, identities):
                 prompt = self.prompts[ticket]
                 content = self.content_of(prompt[:-1], self.limits.block_size)
                 assert ticket not in self.going and tokens == len(content)
                 assert len(identities) == -(-tokens // self.limits.block_size)
                 self.going[ticket] = Going(message, content)
-            case seam.Computed(ticket, first, blocks, last):
+            case scheduler_events.Computed(ticket, first, blocks, last):
                 going = self.going[ticket]
                 assert going.admitted and not going.last and not going.abandoned and first == going.next_page
                 going.blocks |= dict(enumerate(blocks, first))
@@ -229,26 +229,26 @@ class HandoverBench(Bench):
                 going.last = last
                 assert not last or going.next_page == len(going.wanted.identities)
                 self.read()
-            case seam.Abandoned(ticket, reason):
+            case scheduler_events.Abandoned(ticket, reason):
                 assert not self.going[ticket].last and not self.going[ticket].over and reason
                 self.going[ticket].abandoned = reason
-            case seam.Reserved(ticket, blocks, held):
+            case scheduler_events.Reserved(ticket, blocks, held):
                 self._open(ticket, blocks, held)
-            case seam.ReservationFailed(ticket, free_blocks, reason):
+            case scheduler_events.ReservationFailed(ticket, free_blocks, reason):
                 assert free_blocks == self.scheduler.allocator.pool.num_free and reason
                 self.coming[ticket].refused = reason
-            case seam.Fetch(ticket, blocks, held):
+            case scheduler_events.Fetch(ticket, blocks, held):
                 coming = self.coming[ticket]
                 assert not coming.fetched and not coming.stopped
                 coming.fetched = True
                 if not coming.offer.reserve:
                     self._open(ticket, blocks, held)
                 assert blocks == coming.blocks
-            case seam.Claimed(ticket, tokens):
+            case scheduler_events.Claimed(ticket, tokens):
                 coming = self.coming[ticket]
                 assert coming.claimed is None and (not coming.writes or coming.quarantined)
                 coming.claimed = tokens
-            case seam.Stopped(ticket):
+            case scheduler_events.Stopped(ticket):
                 coming = self.coming[ticket]
                 assert not coming.stopped and coming.claimed is None
                 coming.stopped = True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from homenode.engine.scheduler_config import SchedulerConfig
-from homenode.transfer import seam
+from homenode.transfer import scheduler_events
 from tests.pure.kv_transfer_bench import HandoverBench
 from tests.pure.schedule_bench import limits_of
 
@@ -34,6 +34,6 @@ def items_of(bench: HandoverBench) -> list[tuple[int, int]]:
     return [(item.start, item.count) for item in step.items]
 
 
-def only(bench: HandoverBench, kind: type[seam.ToAgent]) -> seam.ToAgent:
+def only(bench: HandoverBench, kind: type[scheduler_events.ToAgent]) -> scheduler_events.ToAgent:
     (message,) = bench.told(kind)
     return message

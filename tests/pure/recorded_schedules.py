@@ -20,7 +20,7 @@ from homenode.engine.messages import Output
 from homenode.engine.scheduler.events import Emit, Instruction, ToTransfer, Warn
 from homenode.engine.scheduler_config import SchedulerConfig
 from homenode.engine.step import Step
-from homenode.transfer.seam import ToAgent
+from homenode.transfer.scheduler_events import ToAgent
 from tests.pure import test_kv_transfer_properties, test_schedule_properties
 from tests.pure.kv_transfer_bench import HandoverBench
 from tests.pure.schedule_bench import Bench, limits_of

@@ -33,7 +33,7 @@ from homenode.engine.scheduler.time_bound import ALIGNMENT, LEAST_PIECE
 from homenode.engine.scheduler_config import KvConfig, SchedulerConfig
 from homenode.engine.step import Step, WorkerLimits
 from homenode.sampling import SamplingParams
-from homenode.transfer.seam import KvTicket
+from homenode.transfer.scheduler_events import KvTicket
 
 EOS = 0
 BLOCK_BYTES = 1000  # of KV memory that grows

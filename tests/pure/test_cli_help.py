@@ -17,7 +17,7 @@ from homenode.cli.server.serve import serve
 from homenode.cli.server.serve_help import ServeCommand
 from homenode.engine.config import EngineConfig
 from homenode.errors import UserError
-from homenode.transfer.settings_file import typed_settings
+from homenode.transfer.setup.settings import typed_settings
 
 
 def run(*arguments: str, columns: int = 80) -> Result:

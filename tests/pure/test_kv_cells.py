@@ -17,7 +17,7 @@ from homenode.model.kv_cells import in_cells, kv_cells
 from homenode.model.parts import PartitionSpec, plan_parts
 from homenode.model.spec import IndexerSpec, ModelSpec, PooledSpec, RopeSpec
 from homenode.model.weights.load import layers_kv
-from homenode.transfer.kv.pages import difference, hole
+from homenode.transfer.state.pages import difference, hole
 from tests.pure.test_kv_file import BLOCKS, own_layout, places
 
 NEAR, FAR = LayerKv(4, 16, 16), LayerKv(2, 32, 32)

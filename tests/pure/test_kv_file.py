@@ -16,7 +16,7 @@ from homenode.engine.executor.kv_file import joined, shares_of
 from homenode.engine.executor.neighbours import sliced
 from homenode.model.part import IndexRange, ModelPart
 from homenode.model.partition import Alignment, divide, divide_heads
-from homenode.transfer.kv.pages import difference, hole, region_spans
+from homenode.transfer.state.pages import difference, hole, region_spans
 
 NOTHING = IndexRange(0, 0)
 BLOCKS = 3

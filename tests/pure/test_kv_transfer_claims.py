@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from homenode.engine.scheduler.events import Warn
-from homenode.transfer import seam
+from homenode.transfer import scheduler_events
 from tests.pure.receiver_bench import PROMPT, bench_of, items_of
 
 
@@ -27,7 +27,7 @@ def test_another_salt_is_another_owner() -> None:
     bench = bench_of()
     ticket = bench.offer(PROMPT, salt="mine")
     bench.arrive(ticket)
-    bench.submit(PROMPT, kv=seam.KvTicket(ticket, sends=False), salt="", max_tokens=1)
+    bench.submit(PROMPT, kv=scheduler_events.KvTicket(ticket, sends=False), salt="", max_tokens=1)
     assert items_of(bench) == [(0, 14)]
     bench.settle()
 

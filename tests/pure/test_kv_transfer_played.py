@@ -34,10 +34,10 @@ from homenode.engine.scheduler.scheduler import Scheduler
 from homenode.engine.scheduler_config import KvConfig, SchedulerConfig
 from homenode.engine.step import Step
 from homenode.sampling import SamplingParams
-from homenode.transfer import published
-from homenode.transfer.receiver import ReceiverMachine
-from homenode.transfer.seam import KvTicket
-from homenode.transfer.sender import SenderMachine
+from homenode.transfer.scheduler_events import KvTicket
+from homenode.transfer.setup import published
+from homenode.transfer.state.receiver import ReceiverMachine
+from homenode.transfer.state.sender import SenderMachine
 from homenode.transfer.wire.message import Hello
 from tests.pure.kv_transfer_bench import KeepingExecutor
 from tests.pure.schedule_bench import expected, limits_of

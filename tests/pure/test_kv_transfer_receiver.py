@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from homenode.transfer import seam
+from homenode.transfer import scheduler_events
 from tests.pure.receiver_bench import OTHER, PROMPT, bench_of, items_of, only
 
 # Reservations
@@ -13,8 +13,8 @@ from tests.pure.receiver_bench import OTHER, PROMPT, bench_of, items_of, only
 def test_only_the_last_prompt_token_is_computed() -> None:
     bench = bench_of()
     ticket = bench.offer(PROMPT)
-    room = only(bench, seam.Reserved)
-    assert isinstance(room, seam.Reserved) and (len(room.blocks), room.held) == (4, 0)
+    room = only(bench, scheduler_events.Reserved)
+    assert isinstance(room, scheduler_events.Reserved) and (len(room.blocks), room.held) == (4, 0)
     bench.arrive(ticket)
     bench.ask(PROMPT, ticket, max_tokens=6)
     assert items_of(bench) == [(13, 1)]
@@ -45,18 +45,20 @@ def test_nothing_is_made_of_a_second_message() -> None:
     bench = bench_of()
     ticket = bench.offer(PROMPT)
     bench.arrive(ticket, 8)
-    bench.apply(seam.Arrived(0.0, ticket, 4))  # counted from the beginning: no news
+    bench.apply(scheduler_events.Arrived(0.0, ticket, 4))  # counted from the beginning: no news
     bench.ask(PROMPT, ticket, max_tokens=2)
     bench.fail(ticket)
     assert items_of(bench) == [(8, 6)]
-    for kind in (seam.Failed, seam.Forgotten):
-        bench.apply(kind(0.0, ticket, "again") if kind is seam.Failed else seam.Forgotten(0.0, ticket))
-    bench.apply(seam.Arrived(0.0, ticket, 13))
-    bench.apply(seam.Arrived(0.0, "unknown", 13))
-    bench.apply(seam.SendAdmitted(0.0, "unknown"))
-    bench.apply(seam.SendRefused(0.0, "unknown", "no"))
-    bench.apply(seam.Returned(0.0, "unknown"))
-    bench.apply(seam.Quarantined(0.0, "unknown", 3, "no"))
+    for kind in (scheduler_events.Failed, scheduler_events.Forgotten):
+        bench.apply(
+            kind(0.0, ticket, "again") if kind is scheduler_events.Failed else scheduler_events.Forgotten(0.0, ticket)
+        )
+    bench.apply(scheduler_events.Arrived(0.0, ticket, 13))
+    bench.apply(scheduler_events.Arrived(0.0, "unknown", 13))
+    bench.apply(scheduler_events.SendAdmitted(0.0, "unknown"))
+    bench.apply(scheduler_events.SendRefused(0.0, "unknown", "no"))
+    bench.apply(scheduler_events.Returned(0.0, "unknown"))
+    bench.apply(scheduler_events.Quarantined(0.0, "unknown", 3, "no"))
     bench.settle()
 
 
@@ -174,8 +176,8 @@ def test_pages_in_the_cache_are_not_sent_again() -> None:
     bench.submit(PROMPT[:10], max_tokens=1)
     bench.settle()
     ticket = bench.offer(PROMPT)
-    room = only(bench, seam.Reserved)
-    assert isinstance(room, seam.Reserved) and room.held == 2
+    room = only(bench, scheduler_events.Reserved)
+    assert isinstance(room, scheduler_events.Reserved) and room.held == 2
     bench.submit([30] * 40, max_tokens=20, ignore_eos=True)  # what is held is not given away
     bench.step()
     bench.arrive(ticket)
@@ -225,8 +227,8 @@ def test_a_delayed_ticket_takes_blocks_when_its_request_runs() -> None:
     bench.ask(PROMPT, ticket, max_tokens=3)
     assert not bench.messages
     assert bench.step() is None
-    fetch = only(bench, seam.Fetch)
-    assert isinstance(fetch, seam.Fetch) and (len(fetch.blocks), fetch.held) == (4, 0)
+    fetch = only(bench, scheduler_events.Fetch)
+    assert isinstance(fetch, scheduler_events.Fetch) and (len(fetch.blocks), fetch.held) == (4, 0)
     other = bench.submit(OTHER, max_tokens=3)
     assert items_of(bench) == [(0, 14)]  # others go on meanwhile
     bench.finish_step()
@@ -255,7 +257,7 @@ def test_what_the_cache_holds_is_not_fetched() -> None:
     ticket = bench.offer(PROMPT[:13], reserve=False)  # twelve positions: three blocks that are there
     bench.ask(PROMPT[:13], ticket, max_tokens=2)
     assert items_of(bench) == [(12, 1)]
-    assert not bench.told(seam.Fetch) and bench.coming[ticket].claimed == 12
+    assert not bench.told(scheduler_events.Fetch) and bench.coming[ticket].claimed == 12
     bench.settle()
 
 
@@ -269,4 +271,4 @@ def test_a_delayed_ticket_fails_before_its_request_runs(forgotten: bool) -> None
     bench.coming[ticket].refused = "over"
     bench.forget(ticket) if forgotten else bench.fail(ticket)
     bench.settle()
-    assert not bench.told(seam.Fetch)
+    assert not bench.told(scheduler_events.Fetch)

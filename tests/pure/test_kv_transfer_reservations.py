@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from homenode.engine.scheduler.events import WorkersBack, WorkersLost
-from homenode.transfer import seam
+from homenode.transfer import scheduler_events
 from tests.pure.receiver_bench import OTHER, PROMPT, bench_of, items_of
 
 
@@ -42,8 +42,8 @@ def test_nonsense_and_known_tickets_are_refused() -> None:
         [("bad", 0, 4), ("worse", 13, 0), ("bad", 13, 5), (ticket, 13, 4)], 1
     ):
         for reserve in (False, True):
-            bench.apply(seam.Offered(0.0, name, tokens, page_tokens, offer.identities, reserve))
-        assert len(bench.told(seam.ReservationFailed)) == number
+            bench.apply(scheduler_events.Offered(0.0, name, tokens, page_tokens, offer.identities, reserve))
+        assert len(bench.told(scheduler_events.ReservationFailed)) == number
     assert "known already" in bench.coming[ticket].refused
     del bench.coming["bad"], bench.coming["worse"]
     bench.ask(PROMPT, ticket, max_tokens=1)

@@ -10,7 +10,7 @@ from homenode.engine.kv.prefix import HashChain
 from homenode.engine.scheduler.step_load import NO_LOAD, StepLoad
 from homenode.engine.scheduler_config import SchedulerConfig
 from homenode.engine.step import Step
-from homenode.transfer import seam
+from homenode.transfer import scheduler_events
 from tests.pure.kv_transfer_bench import SEED, HandoverBench
 from tests.pure.schedule_bench import limits_of
 
@@ -26,7 +26,7 @@ def test_room_is_asked_for_before_anything_is_computed() -> None:
     bench = _bench()
     ticket = bench.send(PROMPT)
     identities = HashChain(SEED, 4, "").identities(PROMPT, 13)
-    assert bench.messages == [seam.SendWanted(ticket, b"{}", 13, identities)]
+    assert bench.messages == [scheduler_events.SendWanted(ticket, b"{}", 13, identities)]
     assert len(identities) == len(set(identities)) == 4
     assert bench.step() is None
     assert bench.scheduler.statistics().waiting_for_kv == bench.scheduler.statistics().num_waiting == 1
@@ -42,7 +42,7 @@ def test_a_hand_over_is_told_what_computing_its_prompt_takes() -> None:
         bench.scheduler.costs.learn(NO_LOAD, StepLoad.of_sequence(0, tokens, 0), 0.01 * tokens)
     for prompt in (PROMPT, PROMPT * 2):
         bench.send(prompt)
-    short, long = (m.compute_s for m in bench.messages if isinstance(m, seam.SendWanted))
+    short, long = (m.compute_s for m in bench.messages if isinstance(m, scheduler_events.SendWanted))
     assert short == pytest.approx(0.14, rel=0.2) and long == pytest.approx(0.28, rel=0.2)
 
 
@@ -55,7 +55,11 @@ def test_all_but_the_last_position_is_computed_and_told_of_chunk_by_chunk() -> N
         steps.append([(item.start, item.count, item.sample) for item in step.items])
         bench.finish_step()
     assert steps == [[(0, 6, False)], [(6, 6, False)], [(12, 1, False)]]
-    told = [(m.first, len(m.blocks), m.last) for m in bench.told(seam.Computed) if isinstance(m, seam.Computed)]
+    told = [
+        (m.first, len(m.blocks), m.last)
+        for m in bench.told(scheduler_events.Computed)
+        if isinstance(m, scheduler_events.Computed)
+    ]
     assert told == [(0, 1, False), (1, 2, False), (3, 1, True)]
     last = bench.final(0)
     assert (last.finish_reason, last.tokens) == ("length", [])
@@ -79,7 +83,11 @@ def test_a_state_goes_behind_keys_and_values(length: int) -> None:
         step = bench.step()
         assert step is not None and step.items[0].count == (length - 1 if not turn else (length - 2) % 4 + 1)
         bench.finish_step()
-        (told,) = [m for m in bench.told(seam.Computed) if isinstance(m, seam.Computed) and m.ticket == ticket]
+        (told,) = [
+            m
+            for m in bench.told(scheduler_events.Computed)
+            if isinstance(m, scheduler_events.Computed) and m.ticket == ticket
+        ]
         assert len(told.blocks) == -(-(length - 1) // 4) + 2 and told.last
         bench.give_back(ticket)
     bench.settle()
@@ -91,8 +99,8 @@ def test_pages_held_over_there_are_computed_but_not_told_of() -> None:
     bench.admit(ticket, held=2)
     bench.step()
     bench.finish_step()
-    (told,) = bench.told(seam.Computed)
-    assert isinstance(told, seam.Computed)
+    (told,) = bench.told(scheduler_events.Computed)
+    assert isinstance(told, scheduler_events.Computed)
     assert (told.first, len(told.blocks), told.last) == (2, 2, True)
     assert bench.scheduler.allocator.pool.num_free == 62  # the first two are not lent
     bench.give_back(ticket)
@@ -105,7 +113,7 @@ def test_when_all_is_held_over_there_only_the_end_is_told() -> None:
     bench.admit(ticket, held=4)
     bench.step()
     bench.finish_step()
-    assert bench.told(seam.Computed) == [seam.Computed(ticket, 4, [], True)]
+    assert bench.told(scheduler_events.Computed) == [scheduler_events.Computed(ticket, 4, [], True)]
     bench.check_rest()
     assert not bench.scheduler.has_work()
 
@@ -121,8 +129,8 @@ def test_what_the_cache_holds_is_told_at_once() -> None:
     bench.admit(ticket)
     step = bench.step()
     assert step is not None and [(item.start, item.count) for item in step.items] == [(0, 2)]
-    (told,) = bench.told(seam.Computed)
-    assert isinstance(told, seam.Computed)
+    (told,) = bench.told(scheduler_events.Computed)
+    assert isinstance(told, scheduler_events.Computed)
     assert (told.first, len(told.blocks), told.last) == (0, 3, True)
     assert bench.final(1).finish_reason == "length" and bench.final(1).cached_tokens == 12
     bench.settle()
@@ -142,7 +150,7 @@ def test_a_refusal_ends_the_request() -> None:
     )
     bench.check_rest()
     assert not bench.scheduler.has_work()
-    assert not bench.told(seam.Abandoned)
+    assert not bench.told(scheduler_events.Abandoned)
     again = bench.send(PROMPT, "another")
     bench.refuse(again, None)
     assert bench.final(1).retry_after_s == 1.0
@@ -196,7 +204,7 @@ def test_the_agent_ends_a_hand_over_half_way() -> None:
     bench.finish_step()
     bench.give_back(ticket)
     assert bench.final(0).error_kind == "KvRefusedError"
-    assert not bench.told(seam.Abandoned)  # it knows
+    assert not bench.told(scheduler_events.Abandoned)  # it knows
     bench.check_rest()
 
 
@@ -205,7 +213,7 @@ def test_a_ticket_is_for_one_request_and_no_token_is_drawn_for_it() -> None:
     ticket = bench.send(PROMPT)
     bench.send(PROMPT, ticket)
     assert bench.final(1).error_kind == "UserError" and "in use" in str(bench.final(1).error)
-    bench.submit(PROMPT, kv=seam.KvTicket("t", sends=True), max_tokens=3)
+    bench.submit(PROMPT, kv=scheduler_events.KvTicket("t", sends=True), max_tokens=3)
     assert bench.final(2).error_kind == "UserError" and "make it 0" in str(bench.final(2).error)
     bench.settle()
 
@@ -239,7 +247,7 @@ def test_a_lost_step_ends_its_request_but_not_its_loan(lookahead: int) -> None:
     bench.admit(again)
     bench.settle()
     # One of the lost request, three of the second: nothing was found in the cache.
-    assert len(bench.told(seam.Computed)) == 4
+    assert len(bench.told(scheduler_events.Computed)) == 4
 
 
 @pytest.mark.parametrize("caching", [False, True])

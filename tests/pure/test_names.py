@@ -115,19 +115,10 @@ Turns: AgentLoop
 # Banned names that are still in use.
 BANNED_MODULES = frozenset(
     """
-transfer.at_once transfer.departed transfer.feeding transfer.figures transfer.grace transfer.hearing
-transfer.incoming_ends transfer.incoming_pages transfer.incoming_reads transfer.incoming_said transfer.intake
-transfer.limbo transfer.performing transfer.promises transfer.receiving transfer.reception transfer.seam
-transfer.sending
-transfer.tally transfer.turns
+transfer.state.incoming_ends transfer.state.incoming_pages transfer.state.incoming_reads transfer.state.incoming_said
 """.split()
 )
-BANNED_CLASSES = frozenset(
-    """
-AgentStatistics AtOnce Departed Feeder Grace Hearing IncomingEnds IncomingPages IncomingReads IncomingSaid Intake
-Performer Promises Reception Tally TransferFigures Turns _Books
-""".split()
-)
+BANNED_CLASSES = frozenset("IncomingEnds IncomingPages IncomingReads IncomingSaid".split())
 
 
 class Module(NamedTuple):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from homenode.server.proxy.breaker import LONGEST_PAUSE_S, CircuitBreaker
 from homenode.server.proxy.instances import Instance, Role, Sight, obstacle
 from homenode.server.proxy.routing import ChosenRoute, LoadTable, Prompt, RouteTarget
-from homenode.transfer.published import Published, decode_server, encode, encode_several
+from homenode.transfer.setup.published import Published, decode_server, encode, encode_several
 
 P, Q, R, D, E = map(RouteTarget, "PQRDE")
 ALL = (P, Q, R)

@@ -8,7 +8,7 @@ from homenode.engine.binding import EngineBinding, Replica
 from homenode.engine.messages import EngineReady, EngineStats
 from homenode.engine.router.restart_policy import RestartPolicy
 from homenode.engine.router.stats import all_ready, at_rest, since_start, total
-from homenode.transfer.figures import TransferFigures
+from homenode.transfer.state.stats import TransferStats
 
 
 def figures(number: int) -> EngineStats:
@@ -82,9 +82,9 @@ def test_an_engine_has_a_node_when_its_memory_is_on_one() -> None:
 
 def test_figures_of_transfer_go_on_as_well() -> None:
     def handed(number: int) -> EngineStats:
-        durations = [number] * len(TransferFigures().durations)
+        durations = [number] * len(TransferStats().durations)
         return EngineStats(
-            transfer=TransferFigures(
+            transfer=TransferStats(
                 bytes=number, pinned_pages=3, peers=1, failed={"gone": 1, f"r{number}": 2}, durations=durations
             )
         )

@@ -12,10 +12,10 @@ import pytest
 from homenode.engine.messages import EngineStats, Output, ReplicaStats
 from homenode.engine.request import Request
 from homenode.server.monitoring.transfer import transfer_metrics
-from homenode.transfer import published
-from homenode.transfer.figures import BOUNDS_S, TransferFigures, duration_class
-from homenode.transfer.published import Published
-from homenode.transfer.seam import KvTicket
+from homenode.transfer.scheduler_events import KvTicket
+from homenode.transfer.setup import published
+from homenode.transfer.setup.published import Published
+from homenode.transfer.state.stats import BOUNDS_S, TransferStats, duration_class
 from tests.server.conftest import Running, Start
 from tests.server.fakes import ScriptedClient, scripted
 
@@ -272,7 +272,7 @@ def test_counters_as_the_engine_told_them(start: Start) -> None:
         durations[duration_class(seconds)] += 1
     client.statistics = EngineStats(
         recomputed_tokens=7,
-        transfer=TransferFigures(
+        transfer=TransferStats(
             bytes=4096,
             pinned_pages=3,
             refused={"no_room": 2, "breaker": 1},
@@ -297,7 +297,7 @@ def test_counters_as_the_engine_told_them(start: Start) -> None:
 
 
 def test_every_figure_is_shown() -> None:
-    figures = TransferFigures(refused={"a": 1}, failed={"a": 1}, bad_frames={"a": 1})
+    figures = TransferStats(refused={"a": 1}, failed={"a": 1}, bad_frames={"a": 1})
     names = {
         metric.name.removeprefix("homenode:kv_transfer_")
         for metric in transfer_metrics((), [((), EngineStats(transfer=figures))])
@@ -310,5 +310,5 @@ def test_every_figure_is_shown() -> None:
         "duplicates": "duplicate_signals",
         **{name: f"{name}_signals" for name in ("early", "unknown", "forged")},
     }
-    told = {shown.get(name, name) for name in TransferFigures.__struct_fields__} - {"durations"}
+    told = {shown.get(name, name) for name in TransferStats.__struct_fields__} - {"durations"}
     assert told <= names | {"seconds"}

@@ -16,8 +16,7 @@ from homenode.errors import UserError
 from homenode.host.placement.numa_settings import NumaSettings
 from homenode.options import Option, option, options_of
 from homenode.spelling import with_suggestion
-from homenode.transfer.settings import TransferConfig
-from homenode.transfer.settings_file import read_settings_file
+from homenode.transfer.setup.settings import TransferConfig, read_settings_file
 from homenode.units import parse_seconds, parse_tokens
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from homenode.engine.binding import EngineBinding
 from homenode.engine.request import Request, TokenLogprob
 from homenode.model.identity import ModelIdentity
 from homenode.model.pooling import TextForm
-from homenode.transfer.figures import TransferFigures
-from homenode.transfer.published import Published
+from homenode.transfer.setup.published import Published
+from homenode.transfer.state.stats import TransferStats
 
 MAX_FRAME = 256 * 2**20
 # Seconds by which steps are counted, ascending.
@@ -175,7 +175,7 @@ class EngineStats(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     recomputed_tokens: int = (
         0  # prompt tokens computed here, beyond the last one, of requests whose KV was to come from elsewhere
     )
-    transfer: TransferFigures | None = None  # None: this engine hands no KV over
+    transfer: TransferStats | None = None  # None: this engine hands no KV over
     states: StateStats | None = None  # None: no layer of the model keeps a state
 
 

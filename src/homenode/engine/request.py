@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from homenode.sampling import SamplingParams
-from homenode.transfer.seam import KvTicket
+from homenode.transfer.scheduler_events import KvTicket
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

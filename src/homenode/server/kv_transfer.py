@@ -16,8 +16,8 @@ from homenode.server.http.decoding import decode_as
 from homenode.server.http.endpoint import json_response
 from homenode.server.http.exchange import read_json
 from homenode.server.http.failures import ApiError
-from homenode.transfer import published
-from homenode.transfer.published import Published
+from homenode.transfer.setup import published
+from homenode.transfer.setup.published import Published
 from homenode.transfer.wire.message import PROTOCOL
 
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 import os
 import signal
 
-from homenode.transfer.limits import Limits
-from homenode.transfer.seam import Failed, Forgotten, Offered, Returned, Stopped
+from homenode.transfer.scheduler_events import Failed, Forgotten, Offered, Returned, Stopped
+from homenode.transfer.state.machine import Limits
 from tests.host.transfer.pair import compute, engines, hand_over, running_engine, want
 from tests.host.transfer.test_deaths import _Document as Document
 from tests.host.transfer.test_deaths import _receiver_until as receiver_until

@@ -6,7 +6,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from homenode.transfer.carriers.hccl_library import ACL, HCCL
+from homenode.transfer.carriers.hccl_link import ACL, HCCL
 
 COMPILER = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
 

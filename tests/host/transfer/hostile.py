@@ -12,8 +12,7 @@ from typing import Any
 
 import msgspec
 
-from homenode.transfer.greeting import Identity
-from homenode.transfer.wire.framing import FrameParser, frame
+from homenode.transfer.wire.framing import FrameParser, Identity, frame
 from homenode.transfer.wire.message import (
     Abandon,
     Cancel,

@@ -14,10 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from homenode.compute.kv_memory import KvMemory
-from homenode.transfer import published
-from homenode.transfer.limits import Limits
-from homenode.transfer.opening import open_agent
-from homenode.transfer.seam import (
+from homenode.transfer.agent.agent import open_agent
+from homenode.transfer.scheduler_events import (
     Arrived,
     Claimed,
     Computed,
@@ -34,7 +32,9 @@ from homenode.transfer.seam import (
     SendWanted,
     ToScheduler,
 )
-from homenode.transfer.settings import TransferConfig
+from homenode.transfer.setup import published
+from homenode.transfer.setup.settings import TransferConfig
+from homenode.transfer.state.machine import Limits
 from tests.host.transfer.rig import FINGERPRINT, PythonKv, layout, new_memory
 from tests.waiting import PATIENCE_S
 

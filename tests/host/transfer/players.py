@@ -16,13 +16,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from homenode.transfer import opening
-from homenode.transfer.agent import TransferAgent
-from homenode.transfer.figures import TransferFigures
-from homenode.transfer.limits import Limits
-from homenode.transfer.machine import Action, Foreseen, Input, Send, Tell
-from homenode.transfer.receiver import ReceiverMachine
-from homenode.transfer.seam import (
+from homenode.transfer.agent import agent
+from homenode.transfer.agent.agent import TransferAgent
+from homenode.transfer.scheduler_events import (
     Arrived,
     Claimed,
     Computed,
@@ -39,7 +35,10 @@ from homenode.transfer.seam import (
     SendWanted,
     ToScheduler,
 )
-from homenode.transfer.sender import SenderMachine
+from homenode.transfer.state.machine import Action, Foreseen, Input, Limits, Send, Tell
+from homenode.transfer.state.receiver import ReceiverMachine
+from homenode.transfer.state.sender import SenderMachine
+from homenode.transfer.state.stats import TransferStats
 from tests.host.transfer.pair import Engine, content, identities
 from tests.host.transfer.rig import layout, new_memory
 from tests.waiting import PATIENCE_S
@@ -204,8 +203,8 @@ class Interrupted:
         due: float | None = self._machine.next_deadline()
         return due
 
-    def figures(self) -> TransferFigures:
-        figures: TransferFigures = self._machine.figures()
+    def figures(self) -> TransferStats:
+        figures: TransferStats = self._machine.figures()
         return figures
 
     @property
@@ -283,7 +282,7 @@ def _interrupt_machines(part: Part) -> list[Interrupted]:
         made.append(Interrupted(machine, part.after, FAULTS[part.fault]))
         return made[-1]
 
-    opening.SenderMachine = opening.ReceiverMachine = make  # type: ignore[attr-defined, assignment]
+    agent.SenderMachine = agent.ReceiverMachine = make  # type: ignore[attr-defined, assignment]
     return made
 
 

@@ -17,16 +17,16 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from homenode.compute.kv_memory import KvLayout
-from homenode.transfer.agent import TransferAgent
-from homenode.transfer.buffers import register
+from homenode.transfer.agent.agent import TransferAgent
+from homenode.transfer.agent.buffers import register
 from homenode.transfer.carriers.carrier import Carrier, LocalBuffer
 from homenode.transfer.carriers.shm import ShmCarrier
 from homenode.transfer.carriers.tcp import TcpCarrier
-from homenode.transfer.figures import TransferFigures
-from homenode.transfer.greeting import HandshakeLimits, Identity
-from homenode.transfer.kv.pages import contiguous
-from homenode.transfer.links import LinkLimits
-from homenode.transfer.machine import Action, Foreseen, FromEngine, Input, Own
+from homenode.transfer.net.links import LinkLimits
+from homenode.transfer.state.machine import Action, Foreseen, FromEngine, Input, Own
+from homenode.transfer.state.pages import contiguous
+from homenode.transfer.state.stats import TransferStats
+from homenode.transfer.wire.framing import HandshakeLimits, Identity
 from tests.waiting import PATIENCE_S
 
 T = TypeVar("T")
@@ -231,8 +231,8 @@ class ScriptedMachine:
     def lent(self) -> frozenset[str]:
         return frozenset()
 
-    def figures(self) -> TransferFigures:
-        return TransferFigures()
+    def figures(self) -> TransferStats:
+        return TransferStats()
 
     def drain(self, now: float) -> list[Action]:
         return []

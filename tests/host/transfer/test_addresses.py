@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from homenode.transfer.seam import Returned, SendWanted
+from homenode.transfer.scheduler_events import Returned, SendWanted
 from tests.host.transfer.pair import MODES, Engine, compute, content, identities, running_engine
 from tests.host.transfer.relay import relaying
 from tests.host.transfer.test_faults import by_way_of

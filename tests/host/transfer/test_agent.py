@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from homenode.transfer.machine import (
+from homenode.transfer.state.machine import (
     Close,
     Connect,
     Connected,

@@ -16,9 +16,17 @@ from typing import Any
 
 import pytest
 
-from homenode.transfer.limits import Limits
-from homenode.transfer.machine import Connect, Connected, Copied, Copy, FromPeer, PeerLost, Send
-from homenode.transfer.seam import Failed, Forgotten, Offered, Quarantined, Returned, SendAdmitted, SendRefused, Stopped
+from homenode.transfer.scheduler_events import (
+    Failed,
+    Forgotten,
+    Offered,
+    Quarantined,
+    Returned,
+    SendAdmitted,
+    SendRefused,
+    Stopped,
+)
+from homenode.transfer.state.machine import Connect, Connected, Copied, Copy, FromPeer, Limits, PeerLost, Send
 from homenode.transfer.wire.message import Read
 from tests.host.transfer.pair import Engine, compute, content, hand_over, running_engine, want
 from tests.host.transfer.rig import Side, running
@@ -172,7 +180,7 @@ class _Document:
 
 
 def _compute_some(sender: Engine) -> None:
-    from homenode.transfer.seam import Computed
+    from homenode.transfer.scheduler_events import Computed
 
     sender.wait("t", SendAdmitted)
     blocks = sender.take_blocks("t", 300)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from homenode.transfer.machine import Close, Connect, Connected, ConnectFailed, Input, PeerLost
+from homenode.transfer.state.machine import Close, Connect, Connected, ConnectFailed, Input, PeerLost
 from tests.host.transfer.hostile import RawPeer
 from tests.host.transfer.rig import Side, running
 from tests.waiting import PATIENCE_S, wait_until

@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 
-from homenode.transfer import published
-from homenode.transfer.limits import Limits
-from homenode.transfer.machine import Connect, Connected, FromPeer, Input, Send
-from homenode.transfer.seam import Computed, Returned, SendAdmitted, SendRefused, SendWanted
+from homenode.transfer.scheduler_events import Computed, Returned, SendAdmitted, SendRefused, SendWanted
+from homenode.transfer.setup import published
+from homenode.transfer.state.machine import Connect, Connected, FromPeer, Input, Limits, Send
 from homenode.transfer.wire.message import Done, DoneAck, Offer, OfferReply
 from tests.host.transfer.pair import identities, running_engine
 from tests.host.transfer.rig import FINGERPRINT, running

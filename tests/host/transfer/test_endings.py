@@ -13,14 +13,12 @@ from typing import Any
 import pytest
 
 from homenode.errors import PeerError, UnsupportedError, UserError
-from homenode.transfer.buffers import register
-from homenode.transfer.carrier_registry import open_carrier
-from homenode.transfer.carriers import hccl_library
-from homenode.transfer.carriers.address import TcpAddress
+from homenode.transfer.agent.agent import open_agent, open_carrier
+from homenode.transfer.agent.buffers import register
+from homenode.transfer.carriers import hccl_link
+from homenode.transfer.carriers.carrier import TcpAddress
 from homenode.transfer.carriers.tcp import TcpCarrier
-from homenode.transfer.machine import Connect, Connected, FromEngine, FromPeer, PeerLost, Send, Tell
-from homenode.transfer.opening import open_agent
-from homenode.transfer.seam import (
+from homenode.transfer.scheduler_events import (
     Computed,
     Failed,
     Fetch,
@@ -33,7 +31,8 @@ from homenode.transfer.seam import (
     SendWanted,
     Stopped,
 )
-from homenode.transfer.settings import TransferConfig, parse_networks
+from homenode.transfer.setup.settings import TransferConfig, parse_networks
+from homenode.transfer.state.machine import Connect, Connected, FromEngine, FromPeer, PeerLost, Send, Tell
 from homenode.transfer.wire.message import Read
 from tests.host.transfer.pair import engines, hand_over, want, within
 from tests.host.transfer.rig import FINGERPRINT, PythonKv, layout, new_memory, running
@@ -194,7 +193,7 @@ def test_all_addresses_cannot_be_published() -> None:
 def test_channels_that_are_not_here_say_what_is_missing(
     channel: str, error: type[UserError], word: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hccl_library, "library_file", lambda name, variables: None)
+    monkeypatch.setattr(hccl_link, "library_file", lambda name, variables: None)
     memory = new_memory(layout())
     with pytest.raises(error, match=word):
         open_carrier(TransferConfig(pd_role="sender", transfer_channel=channel), memory.layout, PythonKv())

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from homenode.transfer.limits import Limits
+from homenode.transfer.state.machine import Limits
 from tests.host.transfer.pair import MODES
 from tests.host.transfer.players import Child, Part, Player, children, playing, true_content
 from tests.waiting import wait_until

@@ -17,12 +17,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from homenode.transfer import opening
-from homenode.transfer.limits import Limits
-from homenode.transfer.machine import Action, Input, Send
-from homenode.transfer.published import Published
-from homenode.transfer.receiver import ReceiverMachine
-from homenode.transfer.seam import Arrived, Failed, Returned, Stopped
+from homenode.transfer.agent import agent
+from homenode.transfer.scheduler_events import Arrived, Failed, Returned, Stopped
+from homenode.transfer.setup.published import Published
+from homenode.transfer.state.machine import Action, Input, Limits, Send
+from homenode.transfer.state.receiver import ReceiverMachine
 from homenode.transfer.wire.framing import frame
 from homenode.transfer.wire.message import Done
 from tests.host.transfer.hostile import RawPeer, say_last
@@ -183,7 +182,7 @@ class RepeatsDones(LosesDones):
 def test_signals_that_are_lost_or_come_often(
     channel: str, mode: str, machine: type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(opening, "ReceiverMachine", machine)
+    monkeypatch.setattr(agent, "ReceiverMachine", machine)
     with playing("sender", channel, mode, PATIENT) as sender, playing("receiver", channel, mode, PATIENT) as receiver:
         for n in range(5):
             sender.want(f"t{n}", receiver.document)

@@ -15,11 +15,21 @@ import numpy as np
 import pytest
 
 from homenode.errors import HostError, PeerError, UnsupportedError
-from homenode.transfer.carriers import hccl_engine, hccl_link
-from homenode.transfer.carriers.hccl_engine import HcclAddress, HcclEngine
-from homenode.transfer.carriers.hccl_library import ACL, HCCL, HcclLibrary, missing_libraries
-from homenode.transfer.carriers.hccl_link import CHUNK, MOST_SPANS, ControlStream, HcclMove, HcclOpening, chunks
-from homenode.transfer.limits import Limits
+from homenode.transfer.carriers import hccl, hccl_link
+from homenode.transfer.carriers.hccl import HcclAddress, HcclEngine
+from homenode.transfer.carriers.hccl_link import (
+    ACL,
+    CHUNK,
+    HCCL,
+    MOST_SPANS,
+    ControlStream,
+    HcclLibrary,
+    HcclMove,
+    HcclOpening,
+    chunks,
+    missing_libraries,
+)
+from homenode.transfer.state.machine import Limits
 from homenode.transfer.wire.framing import Direction
 from tests.host.transfer.carrier_lives import (
     check_that_kv_arrives,
@@ -159,8 +169,8 @@ def test_roots_that_are_none_end_the_connection(pair: Pair, root: bytes) -> None
 
 def test_a_side_that_falls_silent_ends_the_transfer_in_time(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hccl_link, "ANSWER_S", 0.5)
-    monkeypatch.setattr(hccl_engine, "ANSWER_S", 0.5)
-    monkeypatch.setattr(hccl_engine, "_WRITTEN_S", 1.5)
+    monkeypatch.setattr(hccl, "ANSWER_S", 0.5)
+    monkeypatch.setattr(hccl, "_WRITTEN_S", 1.5)
     assert pair.move("READ", [(0, 0, 64)])
     silent = threading.Event()
     monkeypatch.setattr(HcclEngine, "_move", lambda *_: silent.wait(60))

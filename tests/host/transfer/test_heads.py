@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from homenode.transfer.seam import SendRefused
+from homenode.transfer.scheduler_events import SendRefused
 from tests.host.transfer.pair import MODES, running_engine, want
 from tests.host.transfer.rig import layout, new_memory
 from tests.waiting import wait_until

@@ -12,7 +12,7 @@ from queue import Empty
 
 import pytest
 
-from homenode.transfer.inbox import Inbox
+from homenode.engine.runtime.inbox import Inbox
 from tests.waiting import PATIENCE_S, wait_until
 
 

@@ -10,9 +10,9 @@ import sys
 
 import pytest
 
-from homenode.transfer.carriers.nixl_engine import BUILDS
-from homenode.transfer.limits import Limits
-from homenode.transfer.seam import Returned, SendAdmitted
+from homenode.transfer.carriers.nixl import BUILDS
+from homenode.transfer.scheduler_events import Returned, SendAdmitted
+from homenode.transfer.state.machine import Limits
 from tests.host.transfer.carrier_lives import (
     check_that_kv_arrives,
     check_that_offloaded_kv_arrives,

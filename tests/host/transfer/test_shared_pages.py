@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from homenode.transfer.seam import (
+from homenode.transfer.scheduler_events import (
     Computed,
     Failed,
     Forgotten,

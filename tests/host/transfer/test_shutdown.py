@@ -13,8 +13,17 @@ from typing import Any
 
 import pytest
 
-from homenode.transfer.limits import Limits
-from homenode.transfer.seam import Abandoned, Arrived, Claimed, Computed, Fetch, Offered, Returned, SendAdmitted
+from homenode.transfer.scheduler_events import (
+    Abandoned,
+    Arrived,
+    Claimed,
+    Computed,
+    Fetch,
+    Offered,
+    Returned,
+    SendAdmitted,
+)
+from homenode.transfer.state.machine import Limits
 from tests.host.transfer.pair import MODES, Engine, running_engine, want
 from tests.host.transfer.test_deaths import _Document, freeze, other_process
 from tests.waiting import wait_until

@@ -7,9 +7,9 @@ from __future__ import annotations
 import select
 import time
 
-from homenode.transfer.grace import GRACE_S, LATE_S
-from homenode.transfer.machine import Action, FromEngine, Input
-from homenode.transfer.seam import Released
+from homenode.transfer.agent.agent_loop import GRACE_S, LATE_S
+from homenode.transfer.scheduler_events import Released
+from homenode.transfer.state.machine import Action, FromEngine, Input
 from tests.host.transfer.rig import Side, running
 from tests.waiting import wait_until
 

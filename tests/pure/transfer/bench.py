@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
-from homenode.transfer import published
-from homenode.transfer import seam as s
-from homenode.transfer.limits import Limits
-from homenode.transfer.machine import Connected, Copied, Copy, FromEngine, FromPeer, Own, PeerLost, Send, Tell
-from homenode.transfer.receiver import ReceiverMachine
-from homenode.transfer.sender import SenderMachine
-from homenode.transfer.settings import TransferConfig
+from homenode.transfer import scheduler_events as s
+from homenode.transfer.setup import published
+from homenode.transfer.setup.settings import TransferConfig
+from homenode.transfer.state.machine import (
+    Connected,
+    Copied,
+    Copy,
+    FromEngine,
+    FromPeer,
+    Limits,
+    Own,
+    PeerLost,
+    Send,
+    Tell,
+)
+from homenode.transfer.state.receiver import ReceiverMachine
+from homenode.transfer.state.sender import SenderMachine
 from homenode.transfer.wire import message as m
 from homenode.transfer.wire.message import Buffer, Hello, PageRef
 from tests.pure.transfer.world_memory import HEADS, layout_of

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from homenode.transfer.kv.pages import tokens_in
-from homenode.transfer.machine import Copied, Copy, Receive, SendPages, Sent
+from homenode.transfer.state.machine import Copied, Copy, Receive, SendPages, Sent
+from homenode.transfer.state.pages import tokens_in
 from homenode.transfer.wire.message import Data
 from tests.pure.transfer.endpoint import Endpoint
 from tests.pure.transfer.world_memory import Memory, digest

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from homenode.transfer.machine import Close, Connect, Copied, Copy, Epochs, Receive, Send, SendPages, Tell
+from homenode.transfer.state.machine import Close, Connect, Copied, Copy, Epochs, Receive, Send, SendPages, Tell
 from tests.pure.transfer.copier import Copier
 
 

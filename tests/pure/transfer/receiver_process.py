@@ -7,9 +7,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from homenode.transfer import seam as s
-from homenode.transfer.kv.pages import first_target, page_count
-from homenode.transfer.receiver import ReceiverMachine
+from homenode.transfer import scheduler_events as s
+from homenode.transfer.state.pages import first_target, page_count
+from homenode.transfer.state.receiver import ReceiverMachine
 from homenode.transfer.wire.message import Buffer, Hello
 from tests.pure.transfer.process import Process
 from tests.pure.transfer.world import LIMITS

@@ -8,10 +8,10 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from homenode.transfer import published
-from homenode.transfer import seam as s
-from homenode.transfer.kv.pages import page_count, tokens_in
-from homenode.transfer.sender import SenderMachine
+from homenode.transfer import scheduler_events as s
+from homenode.transfer.setup import published
+from homenode.transfer.state.pages import page_count, tokens_in
+from homenode.transfer.state.sender import SenderMachine
 from homenode.transfer.wire.message import Buffer, Hello
 from tests.pure.transfer.process import Process
 from tests.pure.transfer.receiver_process import ReceiverProcess

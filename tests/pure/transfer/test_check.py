@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from homenode.transfer.carriers import hccl_library
-from homenode.transfer.carriers.hccl_library import ACL, HCCL
-from homenode.transfer.check import EngineFacts, check_transfer
-from homenode.transfer.settings import TransferConfig
-from homenode.transfer.surroundings import Surroundings, read_surroundings
+from homenode.transfer.setup import surroundings
+from homenode.transfer.setup.checks import EngineFacts, check_transfer
+from homenode.transfer.setup.settings import TransferConfig
+from homenode.transfer.setup.surroundings import ACL, HCCL, Surroundings, read_surroundings
 
 LACKING = (("nixl", "the nixl package is not installed here"), ("hccl", "here is no NPU and no libhccl.so"))
 HERE = Surroundings(lacking=LACKING)
@@ -195,7 +194,7 @@ def test_hccl_is_refused_with_what_is_truly_missing(
     tmp_path: Path, npus: int, libraries: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Never with a package to install: what is missing is a device, or libraries of the vendor's toolkit."""
-    monkeypatch.setattr(hccl_library, "_FOLDERS", ())
+    monkeypatch.setattr(surroundings, "_FOLDERS", ())
     for number in range(npus):
         (tmp_path / f"davinci{number}").touch()
     for name in libraries:

@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from homenode.compute.ops import KvGeometry
+from homenode.engine.kv_transfer.fingerprint import Fingerprint, fingerprint_of, hash_seed
 from homenode.errors import CheckpointError
 from homenode.model.architectures.ministral3 import QueryGrowth
 from homenode.model.checkpoint.index import OpenedCheckpoint, open_checkpoint
 from homenode.model.formats.safetensors import read_safetensors
 from homenode.model.spec import IndexerSpec, MoeSpec, RopeSpec
 from homenode.model.weights.weights_identity import weights_digest
-from homenode.transfer.agreement import differences
-from homenode.transfer.fingerprint import Fingerprint, fingerprint_of, hash_seed
-from homenode.transfer.settings import TransferConfig
+from homenode.transfer.setup.published import differences
+from homenode.transfer.setup.settings import TransferConfig
 from tests.quantised_folders import FORMS, write_quantised
 
 BUILTIN = Path(__file__).resolve().parents[3] / "src/homenode/builtin"

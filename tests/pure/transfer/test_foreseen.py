@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from homenode.transfer import seam as s
-from homenode.transfer.machine import Connected, Copied, Copy, FromEngine, FromPeer, PeerLost, Send, Tell
+from homenode.transfer import scheduler_events as s
+from homenode.transfer.state.machine import Connected, Copied, Copy, FromEngine, FromPeer, PeerLost, Send, Tell
 from homenode.transfer.wire import message as m
 from tests.pure.transfer.bench import BLOCK, DIGEST, THEIRS, ReceiverBench, SenderBench, of, sent
 from tests.pure.transfer.test_machines_played import Plan, Play

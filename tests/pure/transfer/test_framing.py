@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from homenode.transfer.wire.framing import Direction, FrameError, FrameMac, FrameParser, frame, session_key
-from homenode.transfer.wire.payload import discarding, into
-from homenode.transfer.wire.writing import MOST_QUEUED, WriteQueue
+from homenode.transfer.wire.stream import MOST_QUEUED, WriteQueue, discarding, into
 
 KEY = session_key("secret", b"one", b"two")
 

@@ -7,8 +7,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from homenode.transfer import seam as s
-from homenode.transfer.machine import Copied, Copy, Send
+from homenode.transfer import scheduler_events as s
+from homenode.transfer.state.machine import Copied, Copy, Send
 from homenode.transfer.wire import message as m
 from tests.pure.transfer.bench import DIGEST, SenderBench, of
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from homenode.transfer import seam as s
-from homenode.transfer.machine import Close, Copied, Copy, FromPeer, Receive, SendPages, Sent
+from homenode.transfer import scheduler_events as s
+from homenode.transfer.state.machine import Close, Copied, Copy, FromPeer, Receive, SendPages, Sent
 from homenode.transfer.wire import message as m
 from homenode.transfer.wire.message import PageRef
 from tests.examples import examples

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from homenode.transfer import seam as s
-from homenode.transfer.limbo import Tickets
-from homenode.transfer.limits import Limits
-from homenode.transfer.machine import Close, Connected, Copied, Copy, PeerLost
+from homenode.transfer import scheduler_events as s
+from homenode.transfer.agent.agent_loop import Tickets
+from homenode.transfer.state.machine import Close, Connected, Copied, Copy, Limits, PeerLost
 from homenode.transfer.wire import message as m
 from tests.pure.transfer.bench import BLOCK, DIGEST, THEIRS, ReceiverBench, SenderBench, of, sent, told
 

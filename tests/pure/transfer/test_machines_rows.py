@@ -6,9 +6,19 @@ from typing import Any
 
 import pytest
 
-from homenode.transfer import seam as s
-from homenode.transfer.limits import Limits
-from homenode.transfer.machine import Close, Connect, ConnectFailed, Copied, Copy, Epochs, SendPages, Sent, Tell
+from homenode.transfer import scheduler_events as s
+from homenode.transfer.state.machine import (
+    Close,
+    Connect,
+    ConnectFailed,
+    Copied,
+    Copy,
+    Epochs,
+    Limits,
+    SendPages,
+    Sent,
+    Tell,
+)
 from homenode.transfer.wire import message as m
 from homenode.transfer.wire.message import PageRef
 from tests.pure.transfer.bench import BLOCK, DIGEST, THEIRS, ReceiverBench, SenderBench, of, sent, told

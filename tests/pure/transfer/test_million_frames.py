@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from homenode.transfer import seam as s
-from homenode.transfer.machine import Connected, Copied, Copy, FromPeer, Send, Tell
+from homenode.transfer import scheduler_events as s
+from homenode.transfer.state.machine import Connected, Copied, Copy, FromPeer, Send, Tell
 from homenode.transfer.wire import message as m
 from homenode.transfer.wire.framing import FrameError, FrameParser, frame
 from tests.host.transfer.hostile import hostile_messages

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from homenode.compute.kv_memory import KvLayout, KvRegion
-from homenode.transfer.kv.pages import (
+from homenode.transfer.state.pages import (
     HeadSpan,
     RegionSpan,
     chunk_pages,

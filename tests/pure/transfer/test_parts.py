@@ -10,15 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from homenode.errors import InternalError
-from homenode.transfer.admission import PageQuota
-from homenode.transfer.breaker import PeerBreaker
-from homenode.transfer.deadlines import DeadlineHeap
-from homenode.transfer.dones import Dones
-from homenode.transfer.ended import RecentEnds, ReleasedTickets
-from homenode.transfer.lease import Leases
-from homenode.transfer.ledger import Ledger, PageState
-from homenode.transfer.limits import Limits
-from homenode.transfer.rates import Rate
+from homenode.transfer.state.deadlines import DeadlineHeap, DoneQueue, Leases, RecentEnds, ReleasedTickets
+from homenode.transfer.state.ledger import Ledger, PageQuota, PageState
+from homenode.transfer.state.machine import Limits
+from homenode.transfer.state.peers import PeerBreaker, Rate
 from homenode.transfer.wire.message import Done
 from tests.examples import examples
 
@@ -316,7 +311,7 @@ class TestDones:
     def test_said_again_until_acknowledged(self) -> None:
         """Row 14: a lost Done."""
         limits, deadlines = Limits(repeat=1.0), DeadlineHeap()
-        dones = Dones(limits, deadlines)
+        dones = DoneQueue(limits, deadlines)
         dones.say(b"s", Done(7), 0.0, 100.0)
         times = []
         while (when := deadlines.next()) is not None and len(times) < 8:
@@ -329,7 +324,7 @@ class TestDones:
 
     def test_given_up_when_the_lease_has_ended_in_any_case(self) -> None:
         limits, deadlines = Limits(repeat=1.0), DeadlineHeap()
-        dones = Dones(limits, deadlines)
+        dones = DoneQueue(limits, deadlines)
         dones.say(b"s", Done(7), 0.0, 4.0)
         said = 0
         while (when := deadlines.next()) is not None:
@@ -339,7 +334,7 @@ class TestDones:
 
     def test_bounded(self) -> None:
         limits, deadlines = Limits(remembered=10), DeadlineHeap()
-        dones = Dones(limits, deadlines)
+        dones = DoneQueue(limits, deadlines)
         for n in range(1000):
             dones.say(b"s", Done(n), 0.0, 100.0)
         assert len(dones) == 10 and len(deadlines) == 10 and dones.given_up == 990

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from homenode.transfer import published
-from homenode.transfer.published import MAX_DOCUMENT, Published
+from homenode.transfer.setup import published
+from homenode.transfer.setup.published import MAX_DOCUMENT, Published
 
 DOCUMENT = Published(
     role="receiver",

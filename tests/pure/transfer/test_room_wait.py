@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from homenode.transfer import seam as s
-from homenode.transfer.machine import Connect, ConnectFailed
+from homenode.transfer import scheduler_events as s
+from homenode.transfer.state.machine import Connect, ConnectFailed
 from homenode.transfer.wire import message as m
 from homenode.transfer.wire.message import PageRef
 from tests.pure.transfer.bench import ALLOC, THEIRS, ReceiverBench, SenderBench, of, sent, told

@@ -15,8 +15,14 @@ from homenode.cli.flags.settings import build, shown_settings, with_settings
 from homenode.cli.server.transfer_file import take_transfer_file
 from homenode.engine.config import EngineConfig
 from homenode.errors import UserError
-from homenode.transfer.settings import TransferConfig, parse_networks, parse_ports, parse_signed_seconds
-from homenode.transfer.settings_file import read_settings_file, typed_settings
+from homenode.transfer.setup.settings import (
+    TransferConfig,
+    parse_networks,
+    parse_ports,
+    parse_signed_seconds,
+    read_settings_file,
+    typed_settings,
+)
 
 SENDER = """
 local_cpu: False

@@ -13,8 +13,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from homenode.transfer.limits import Limits
-from homenode.transfer.settings import TransferConfig
+from homenode.transfer.setup.settings import TransferConfig
+from homenode.transfer.state.machine import Limits
 from tests.pure.transfer.world_memory import Memory
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import functools
 import hashlib
 
 from homenode.compute.kv_memory import KvLayout, KvRegion
-from homenode.transfer.kv.pages import page_count
+from homenode.transfer.state.pages import page_count
 
 HEADS = 2
 

@@ -10,7 +10,7 @@ from itertools import pairwise
 from homenode.bench.kv_transfer.other_process import PATIENCE_S, OtherProcess
 from homenode.bench.kv_transfer.transfer_side import MOSTLY_HELD, Mode, Side
 from homenode.errors import PeerError
-from homenode.transfer.seam import Returned
+from homenode.transfer.scheduler_events import Returned
 
 _CONTROLS = 20  # hand-overs of which one row's time is the mean
 # between the result of a step and the first word of its pages: as `benchmarks.hand_off` finds it between two engines

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from homenode.bench.kv_transfer.transfer_side import Side
-from homenode.transfer.seam import Fetch
+from homenode.transfer.scheduler_events import Fetch
 
 
 class Peer:

@@ -13,13 +13,12 @@ from queue import Empty, SimpleQueue
 from typing import Literal
 
 from homenode.compute.native.backend import NativeBackend
+from homenode.compute.native.kv_backend import NativeKv
 from homenode.compute.ops import KvGeometry
-from homenode.transfer import published
-from homenode.transfer.buffers import InPlace
-from homenode.transfer.inbox import Inbox
-from homenode.transfer.native_kv import NativeKv
-from homenode.transfer.opening import open_agent
-from homenode.transfer.seam import (
+from homenode.engine.runtime.inbox import Inbox
+from homenode.transfer.agent.agent import open_agent
+from homenode.transfer.agent.buffers import InPlace
+from homenode.transfer.scheduler_events import (
     Arrived,
     Claimed,
     Computed,
@@ -35,7 +34,8 @@ from homenode.transfer.seam import (
     ToScheduler,
     Unused,
 )
-from homenode.transfer.settings import TransferConfig
+from homenode.transfer.setup import published
+from homenode.transfer.setup.settings import TransferConfig
 from homenode.units import format_count
 
 Mode = Literal["push", "pull-eager", "pull-delay"]

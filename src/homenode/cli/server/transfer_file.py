@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from homenode.cli.flags.settings import OTHER_SOURCES
-from homenode.transfer.settings_file import read_settings_file
+from homenode.transfer.setup.settings import read_settings_file
 
 _WINS = (click.core.ParameterSource.COMMANDLINE, click.core.ParameterSource.ENVIRONMENT)
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from homenode.engine.kv.allocator import KvAllocator
 from homenode.engine.kv.sequence import BlockAllocation, KvExport, Sequence
-from homenode.transfer.seam import Abandoned, Computed, SendWanted
+from homenode.transfer.scheduler_events import Abandoned, Computed, SendWanted
 
 
 class KvExports:

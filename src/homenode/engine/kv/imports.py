@@ -13,7 +13,16 @@ from homenode.engine.kv.allocator import KvAllocator
 from homenode.engine.kv.reservations import KvReservations
 from homenode.engine.kv.sequence import BlockAllocation, KvImport, Sequence
 from homenode.engine.kv.states import SlotAllocation
-from homenode.transfer.seam import Claimed, Fetch, Offered, ReservationFailed, Reserved, Stopped, ToAgent, Unused
+from homenode.transfer.scheduler_events import (
+    Claimed,
+    Fetch,
+    Offered,
+    ReservationFailed,
+    Reserved,
+    Stopped,
+    ToAgent,
+    Unused,
+)
 
 
 class KvImports:

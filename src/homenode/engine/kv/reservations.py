@@ -8,7 +8,7 @@ import math
 
 from homenode.engine.kv.allocator import KvAllocator
 from homenode.engine.kv.sequence import KvImport, Sequence
-from homenode.transfer.seam import Offered
+from homenode.transfer.scheduler_events import Offered
 from homenode.units import format_count
 
 

@@ -13,7 +13,7 @@ from homenode.engine.kv.prefix import HashChain
 from homenode.engine.kv.states import SlotAllocation
 from homenode.engine.request import Request, TokenLogprob
 from homenode.sampling import SamplingParams
-from homenode.transfer.seam import Offered
+from homenode.transfer.scheduler_events import Offered
 
 
 @dataclass(eq=False, slots=True)

@@ -9,13 +9,13 @@ import msgspec
 
 from homenode.engine.messages import Output
 from homenode.engine.request import Request
-from homenode.transfer.figures import TransferFigures
-from homenode.transfer.seam import ToAgent
+from homenode.transfer.scheduler_events import ToAgent
+from homenode.transfer.state.stats import TransferStats
 
 
 class Agent(Protocol):
-    """Works on threads of its own. Its `seam.ToScheduler` events come through the loop's inbox, or `AgentLost`, once,
-    when it cannot go on.
+    """Works on threads of its own. Its `scheduler_events.ToScheduler` events come through the loop's inbox, or
+    `AgentLost`, once, when it cannot go on.
     """
 
     def tell(self, message: ToAgent) -> None:
@@ -24,7 +24,7 @@ class Agent(Protocol):
     def promise(self, tickets: Sequence[str]) -> None:
         """Pages of these will be told of in a moment, probably. From any thread; returns at once."""
 
-    def figures(self) -> TransferFigures:
+    def figures(self) -> TransferStats:
         """Counters and gauges of now; called from the loop's thread."""
 
 

@@ -13,8 +13,8 @@ from homenode.engine.binding import Replica
 from homenode.engine.config import EngineConfig
 from homenode.engine.problems import require_none
 from homenode.errors import UnsupportedError, UserError
-from homenode.transfer.check import EngineFacts, check_transfer
-from homenode.transfer.surroundings import Surroundings, read_surroundings
+from homenode.transfer.setup.checks import EngineFacts, check_transfer
+from homenode.transfer.setup.surroundings import Surroundings, read_surroundings
 
 if TYPE_CHECKING:
     from homenode.compute.ops import KvGeometry  # brings NumPy, which the front does not need

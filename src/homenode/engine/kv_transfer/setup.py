@@ -13,19 +13,18 @@ from typing import Literal, Protocol, cast
 
 from homenode.compute.kv_memory import KvLayout, KvMemory
 from homenode.compute.native import NativeBackend
+from homenode.compute.native.kv_backend import NativeKv
 from homenode.compute.ops import Backend, KvCache, KvGeometry
 from homenode.engine.kv_transfer.agent import StatsChanged
+from homenode.engine.kv_transfer.fingerprint import Fingerprint, hash_seed
 from homenode.engine.kv_transfer.shares import layout_of_cells, sealed_file, shares_of_shapes
 from homenode.model.kv_cells import in_cells, kv_cells
 from homenode.model.part import ModelPart
 from homenode.model.spec import ModelSpec
-from homenode.transfer.agent import TransferAgent
-from homenode.transfer.buffers import InPlace
-from homenode.transfer.fingerprint import Fingerprint, hash_seed
-from homenode.transfer.native_kv import NativeKv
-from homenode.transfer.opening import open_agent
-from homenode.transfer.published import Published
-from homenode.transfer.settings import TransferConfig
+from homenode.transfer.agent.agent import TransferAgent, open_agent
+from homenode.transfer.agent.buffers import InPlace
+from homenode.transfer.setup.published import Published
+from homenode.transfer.setup.settings import TransferConfig
 
 _log = logging.getLogger(__name__)
 _PROVED_OTHERWISE = ("protocol", "secret")  # Hello has the one by itself, and the greeting proves the other

@@ -31,7 +31,7 @@ from homenode.host.topology.host import Host
 from homenode.host.topology.source import LiveSource
 from homenode.model.checkpoint.index import open_checkpoint
 from homenode.numa_policy import NumaPolicy
-from homenode.transfer.check import wrong_count
+from homenode.transfer.setup.checks import wrong_count
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Which settings of an engine were given and have no effect as the others are: each is told, none is silently dropped.
 
-What contradicts another setting is refused elsewhere (`placement`, `numa_policy`, `transfer.check`); this is about
-what nobody looks at. Two tables say when each such setting is looked at: `setting_rules`, `transfer_rules`.
+What contradicts another setting is refused elsewhere (`placement`, `numa_policy`, `transfer.setup.checks`); this is
+about what nobody looks at. Two tables say when each such setting is looked at: `setting_rules`, `transfer_rules`.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 
 from homenode.engine.plan.setting_rules import Rule
-from homenode.transfer.settings import TransferConfig
+from homenode.transfer.setup.settings import TransferConfig
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from homenode.engine.executor.expert_usage import count_expert_usage
 from homenode.engine.executor.inline_workers import InlineWorkers
 from homenode.engine.experts.group import expert_group_rank
 from homenode.engine.experts.sizing import ExpertSharing
+from homenode.engine.kv_transfer.fingerprint import fingerprint_of
 from homenode.engine.memory.growth import taken_whole_because
 from homenode.engine.memory.headroom import Headroom, headroom_of, memory_parts
 from homenode.engine.memory.sizing import Sizes, chunk_of_parts, growth_text, resolve, step_bytes
@@ -45,7 +46,6 @@ from homenode.model.identity import ModelIdentity
 from homenode.model.kv_cells import kv_cells
 from homenode.model.part import ModelPart
 from homenode.model.parts import read_layer_split
-from homenode.transfer.fingerprint import fingerprint_of
 
 if TYPE_CHECKING:
     from homenode.engine.kv_transfer.setup import KvTransferSetup

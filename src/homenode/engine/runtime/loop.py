@@ -40,6 +40,7 @@ from homenode.engine.messages import (
 from homenode.engine.plan.cpu_contention import interrupted
 from homenode.engine.request import Request
 from homenode.engine.runtime.held_requests import HeldRequests
+from homenode.engine.runtime.inbox import Inbox
 from homenode.engine.scheduler.events import (
     Aborted,
     DrainStarted,
@@ -58,8 +59,7 @@ from homenode.engine.scheduler.events import (
 )
 from homenode.engine.step import Step
 from homenode.errors import CapacityError, InternalError
-from homenode.transfer.inbox import Inbox
-from homenode.transfer.seam import Released, ToScheduler
+from homenode.transfer.scheduler_events import Released, ToScheduler
 
 _log = logging.getLogger(__name__)
 _STATISTICS_EVERY_S = 0.1

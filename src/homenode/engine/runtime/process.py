@@ -25,13 +25,13 @@ from typing import TYPE_CHECKING, NoReturn
 from homenode.engine.assignment import EngineAssignment
 from homenode.engine.child_process import LoadingProgress, call_itself, die_with_parent, in_words
 from homenode.engine.messages import EngineLoading, Fatal, FreeCpusChanged, ToEngine, ToFront
+from homenode.engine.runtime.inbox import Inbox
 from homenode.engine.wire import FrameSocket, decode_body
 from homenode.errors import HomenodeError, PeerError
 from homenode.host.process_limits import on_large_stack
 from homenode.host.refusals import start_thread
 from homenode.logs.setup import begin_service_log, end_log
 from homenode.start_phases import mark_phase, marked_phases
-from homenode.transfer.inbox import Inbox
 
 if TYPE_CHECKING:
     from homenode.engine.runtime.engine import Engine

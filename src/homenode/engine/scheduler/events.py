@@ -7,7 +7,7 @@ import msgspec
 from homenode.engine.messages import Output
 from homenode.engine.request import Request
 from homenode.engine.step import StepResult
-from homenode.transfer.seam import ToAgent, ToScheduler
+from homenode.transfer.scheduler_events import ToAgent, ToScheduler
 
 
 class RequestArrived(msgspec.Struct, frozen=True, tag=True):

@@ -14,7 +14,7 @@ from homenode.engine.scheduler.step_costs import StepCosts
 from homenode.engine.scheduler.step_load import NO_LOAD, StepLoad
 from homenode.engine.step import WorkerLimits
 from homenode.errors import UserError
-from homenode.transfer import seam
+from homenode.transfer import scheduler_events
 from homenode.units import format_count
 
 
@@ -38,7 +38,7 @@ class KvCoordinator:
         allocator: KvAllocator,
         planner: Planner,
         kv_imports: KvImports,
-        messages: list[seam.ToAgent],
+        messages: list[scheduler_events.ToAgent],
         costs: StepCosts,
     ) -> None:
         """`costs`: of the steps of this engine, by which a hand-over is worth waiting for."""
@@ -54,7 +54,7 @@ class KvCoordinator:
 
     # Requests
 
-    def refusal(self, ticket: seam.KvTicket, max_tokens: int) -> UserError | None:
+    def refusal(self, ticket: scheduler_events.KvTicket, max_tokens: int) -> UserError | None:
         """Why a request with this ticket can never be sent, if so."""
         if ticket.sends and max_tokens:
             return UserError(
@@ -125,35 +125,35 @@ class KvCoordinator:
 
     # What the agent tells
 
-    def take(self, event: seam.ToScheduler) -> KvRefusal | None:
+    def take(self, event: scheduler_events.ToScheduler) -> KvRefusal | None:
         """Take in what the agent told. Tickets that are not known (any more) are passed over: messages cross. Returns a
         request to be ended.
         """
         match event:
-            case seam.SendAdmitted(_, ticket, held):
+            case scheduler_events.SendAdmitted(_, ticket, held):
                 self._admitted(ticket, held)
-            case seam.SendRefused(_, ticket, reason, retry_after_s):
+            case scheduler_events.SendRefused(_, ticket, reason, retry_after_s):
                 kv_export = self.kv_exports.find(ticket)
                 if kv_export is not None and kv_export.sequence is not None:
                     kv_export.closed = True
                     return KvRefusal(kv_export.sequence, reason, retry_after_s)
-            case seam.Returned(_, ticket):
+            case scheduler_events.Returned(_, ticket):
                 kv_export = self.kv_exports.returned(ticket)
                 if kv_export is not None and kv_export.sequence is not None:
                     return KvRefusal(
                         kv_export.sequence, "the hand-over was ended before all of the prompt was computed"
                     )
-            case seam.Offered():
+            case scheduler_events.Offered():
                 self.kv_imports.offer(event, self._offer_problem(event), self._kept_free())
-            case seam.Arrived(_, ticket, tokens, first, blocks):
+            case scheduler_events.Arrived(_, ticket, tokens, first, blocks):
                 if blocks:
                     self.kv_imports.placed(ticket, first, blocks)
                 self._arrived(ticket, tokens)
-            case seam.Failed(_, ticket):
+            case scheduler_events.Failed(_, ticket):
                 self._end_import(ticket)
-            case seam.Quarantined(_, ticket, tokens):
+            case scheduler_events.Quarantined(_, ticket, tokens):
                 self._quarantined(ticket, tokens)
-            case seam.Forgotten(_, ticket):
+            case scheduler_events.Forgotten(_, ticket):
                 self.kv_imports.end_quarantine(ticket)
                 self._end_import(ticket, forgotten=True)
         self._planner.let_followers_go()
@@ -168,7 +168,7 @@ class KvCoordinator:
         del self._planner.waiting_for_kv[kv_export.sequence.id]
         self._planner.waiting.push(kv_export.sequence)
 
-    def _offer_problem(self, offer: seam.Offered) -> str:
+    def _offer_problem(self, offer: scheduler_events.Offered) -> str:
         """Why an offer cannot be taken, however long one waits; empty if it can."""
         tokens, longest = offer.tokens, longest_sequence(self._limits)
         if self._closed:

@@ -56,7 +56,7 @@ from homenode.engine.scheduler.step_costs import StepCosts
 from homenode.engine.scheduler_config import KvConfig, SchedulerConfig
 from homenode.engine.step import Step, WorkerLimits
 from homenode.errors import InternalError, UserError
-from homenode.transfer.seam import ToAgent, Unused
+from homenode.transfer.scheduler_events import ToAgent, Unused
 from homenode.units import format_count
 
 

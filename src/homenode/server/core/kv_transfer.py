@@ -10,9 +10,9 @@ from msgspec import Meta, Struct
 
 from homenode.server.core.state import ServerState
 from homenode.server.http.failures import ApiError
-from homenode.transfer import published
-from homenode.transfer.published import Published
-from homenode.transfer.seam import KvTicket
+from homenode.transfer.scheduler_events import KvTicket
+from homenode.transfer.setup import published
+from homenode.transfer.setup.published import Published
 from homenode.units import format_count
 
 _PARAM = "kv_transfer_params"

@@ -28,7 +28,7 @@ from homenode.server.interfaces.tokenizer import TokenizerLike
 from homenode.server.keys.keyring import Keyring
 from homenode.server.keys.named_key import unnamed_keys
 from homenode.server.monitoring.server_metrics import Metrics
-from homenode.transfer.published import Published
+from homenode.transfer.setup.published import Published
 
 _BODIES_AT_ONCE = 8  # bodies of the largest size that may be in memory together, of all fronts
 _TEXTS_AT_ONCE = 8  # texts of the largest size, at a byte a character, that may be turned into tokens together

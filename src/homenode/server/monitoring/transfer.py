@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from homenode.engine.messages import EngineStats
-from homenode.transfer.figures import BOUNDS_S, TransferFigures
+from homenode.transfer.state.stats import BOUNDS_S, TransferStats
 
 _GAUGES = (
     (
@@ -58,7 +58,7 @@ Parts = Sequence[tuple[tuple[str, ...], EngineStats]]
 
 def transfer_metrics(names: tuple[str, ...], parts: Parts) -> Iterator[Metric]:
     """Metrics of engines that hand KV over; `names` of labels, and for each engine their values with its statistics."""
-    of = [(values, statistics, statistics.transfer or TransferFigures()) for values, statistics in parts]
+    of = [(values, statistics, statistics.transfer or TransferStats()) for values, statistics in parts]
     for name, help in _GAUGES:
         gauge = GaugeMetricFamily(f"homenode:kv_transfer_{name}", help, labels=names)
         for values, _, now in of:
@@ -87,7 +87,7 @@ def _recomputed(names: tuple[str, ...], parts: Parts) -> Metric:
     return counter
 
 
-def _durations(names: tuple[str, ...], parts: Sequence[tuple[tuple[str, ...], TransferFigures]]) -> Metric:
+def _durations(names: tuple[str, ...], parts: Sequence[tuple[tuple[str, ...], TransferStats]]) -> Metric:
     histogram = HistogramMetricFamily(
         "homenode:kv_transfer_seconds",
         "From the offer of a hand-over to its end, if that was a good one.",

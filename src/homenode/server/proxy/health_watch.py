@@ -12,7 +12,7 @@ import msgspec
 from homenode.server.proxy.config import ProxyConfig
 from homenode.server.proxy.instances import Instance, Sight
 from homenode.server.proxy.upstreams import Upstream, UpstreamAnswer, UpstreamAnswerTooLong, UpstreamError, within
-from homenode.transfer import published
+from homenode.transfer.setup import published
 
 _LOG = logging.getLogger("homenode.proxy")
 

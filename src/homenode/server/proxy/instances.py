@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from homenode.server.proxy.breaker import CircuitBreaker
-from homenode.transfer import published
-from homenode.transfer.agreement import differences
-from homenode.transfer.published import Published
+from homenode.transfer.setup import published
+from homenode.transfer.setup.published import Published, differences
 
 Role = Literal["prefill", "decode"]
 State = Literal["starting", "ready", "draining", "unhealthy", "unfit", "suspect", "silent", "down"]

@@ -21,28 +21,28 @@ import msgspec
 from homenode.compute.kv_memory import Copier, KvLayout, KvMemory
 from homenode.errors import PeerError
 from homenode.transfer.carriers.carrier import (
+    Addressed,
+    Addresses,
     Caller,
     Chunk,
     KvBackend,
     Listening,
     LocalBuffer,
-    PeerBuffer,
-    StillWritingError,
-)
-from homenode.transfer.carriers.mapped import check_layout, private_memory
-from homenode.transfer.carriers.process import ProcessIdentity, find_process, this_process
-from homenode.transfer.carriers.spans import (
-    Addressed,
-    Addresses,
     Part,
+    PeerBuffer,
+    ProcessIdentity,
+    StillWritingError,
     addressed,
     extent,
+    find_process,
     in_one_piece,
     pairs,
     parts_of,
+    this_process,
 )
+from homenode.transfer.carriers.shm import check_layout, private_memory
 from homenode.transfer.carriers.tcp import TcpCarrier
-from homenode.transfer.kv.pages import contiguous
+from homenode.transfer.state.pages import contiguous
 from homenode.transfer.wire.message import Buffer
 
 _MOST_CARD = 128 << 10  # bytes

@@ -1,20 +1,197 @@
-"""Channel `shm`: two processes of one user on one host. Frames go over Unix sockets, KV memory is passed as memfds and
-mapped."""
+"""Channel `shm`: memory of another process on this host, mapped, checked, copied and digested; and the carrier that
+passes its descriptors over Unix sockets."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
 import socket
+import stat
 import struct
 from collections.abc import Sequence
+from itertools import combinations
 
-from homenode.compute.kv_memory import KvLayout
-from homenode.errors import HostError, PeerError
-from homenode.transfer.carriers.address import UnixAddress, parse_address
-from homenode.transfer.carriers.carrier import Caller, KvBackend, Listening, LocalBuffer, PeerBuffer
-from homenode.transfer.carriers.mapped import MappedBuffer
+from homenode.compute.kv_memory import TILE_TOKENS, Copier, EpochWords, KvLayout, KvMemory, KvRegion
+from homenode.errors import HostError, PeerError, UserError
+from homenode.transfer.carriers.carrier import (
+    Caller,
+    Chunk,
+    KvBackend,
+    Listening,
+    LocalBuffer,
+    PeerBuffer,
+    UnixAddress,
+    parse_address,
+)
+from homenode.transfer.state.pages import hole
 from homenode.transfer.wire.message import Buffer
+from homenode.units import format_count
+
+_WORD = 8
+_GEOMETRY = ("layers", "kv_heads", "head_dim", "dtype", "tile_bytes", "sides")
+_MOST_BLOCKS = 1 << 31
+_MOST_REGIONS = 1024
+
+
+class MappedBuffer:
+    """Pages are read, and in push mode written, in place."""
+
+    def __init__(
+        self, layout: KvLayout, fds: Sequence[int], own: KvLayout, backend: KvBackend, *, writable: bool
+    ) -> None:
+        """Closes `fds` (the memory's and its epoch words') in any case. PeerError when they are not what `layout`
+        says."""
+        try:
+            check_layout(layout, own)
+            if len(fds) != 2:
+                raise PeerError(f"{len(fds)} descriptors came for a buffer; two are due")
+            _check_descriptor(fds[0], layout.nbytes)
+            _check_descriptor(fds[1], layout.blocks * _WORD)
+            self.layout = layout
+            self._memory = backend.map_memory(fds[0], layout, writable=writable)
+            self._words = backend.map_words(fds[1], layout.blocks)
+        except (OSError, ValueError, UserError) as error:
+            raise PeerError(f"a peer's memory cannot be mapped: {error}", code="buffer") from error
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    @property
+    def memory(self) -> KvMemory:
+        """For who reads it in place."""
+        return self._memory
+
+    @property
+    def words(self) -> EpochWords:
+        """The epoch words of its blocks."""
+        return self._words
+
+    def copy_from(self, copier: Copier, target: LocalBuffer, job: Chunk) -> list[bytes] | None:
+        """As `PeerBuffer`."""
+        return run(copier, target.memory, self._memory, self._words, job)
+
+    def copy_to(self, copier: Copier, source: LocalBuffer, job: Chunk) -> list[bytes] | None:
+        """As `PeerBuffer`."""
+        return run(copier, self._memory, source.memory, source.words, job)
+
+    def digests(self, job: Chunk) -> list[bytes] | None:
+        """As `PeerBuffer`."""
+        return digests_of(self._memory, self._words, job)
+
+    def close(self) -> None:
+        """Let the mappings go; they end with whoever else still has them."""
+        del self._memory, self._words
+
+
+def run(copier: Copier, target: KvMemory, source: KvMemory, words: EpochWords | None, job: Chunk) -> list[bytes] | None:
+    """The copy loop over memory that is mapped."""
+    epochs = None if job.epochs is None or words is None else (words, job.epochs)
+    where = (job.first_page, job.pages, job.tokens)
+    return copier(
+        target, job.target_table, source, job.source_table, *where, epochs=epochs, page_tokens=job.page_tokens
+    )
+
+
+def digests_of(memory: KvMemory, words: EpochWords | None, job: Chunk) -> list[bytes] | None:
+    """Digests, with the epochs compared before and after."""
+    if not _epochs_hold(words, job):
+        return None
+    digests = memory.digests(job.source_table, job.first_page, job.pages, job.tokens, job.page_tokens)
+    return digests if _epochs_hold(words, job) else None
+
+
+def _epochs_hold(words: EpochWords | None, job: Chunk) -> bool:
+    """Whether the source's words are what they must be for the pages of this chunk."""
+    if job.epochs is None or words is None:
+        return True
+    blocks, epochs = job.source_table[job.first_page : job.first_page + job.pages], job.epochs
+    if min(blocks, default=0) < 0:
+        there = [(block, epoch) for block, epoch in zip(blocks, epochs, strict=True) if block >= 0]
+        blocks, epochs = [block for block, _ in there], [epoch for _, epoch in there]
+    return words.hold(blocks, epochs)
+
+
+def check_layout(layout: KvLayout, own: KvLayout) -> None:
+    """PeerError unless every tile the layout can name lies within its file, and its geometry is this process's own."""
+    for name in _GEOMETRY:
+        if getattr(layout, name) != getattr(own, name):
+            raise PeerError(
+                f"{name} of a peer's memory is {getattr(layout, name)!r}, here it is {getattr(own, name)!r}"
+            )
+    if not (
+        0 < layout.blocks < _MOST_BLOCKS
+        and layout.nbytes > 0
+        and layout.block_size > 0
+        and layout.block_size % TILE_TOKENS == 0
+    ):
+        raise PeerError(
+            f"a peer's memory of {format_count(layout.blocks, 'block')} of "
+            f"{format_count(layout.block_size, 'token')} in {layout.nbytes} bytes makes no sense"
+        )
+    if len(layout.regions) > _MOST_REGIONS or (wrong := hole(layout)) is not None:
+        what = f"{len(layout.regions)} regions" if len(layout.regions) > _MOST_REGIONS else wrong
+        raise PeerError(f"the regions of a peer's memory do not make up its layers and heads: there are {what}")
+    ends = [_end_of(layout, region) for region in layout.regions]
+    if layout.has_copies:
+        _check_apart(layout, ends)
+
+
+def _end_of(layout: KvLayout, region: KvRegion) -> int:
+    """Where it ends in the file. PeerError when that is behind the file's end."""
+    head_bytes = layout.head_bytes
+    strides = (region.layer_stride, region.block_stride, region.head_stride)
+    if region.offset < 0 or min(strides) < head_bytes:
+        raise PeerError("the heads of a region of a peer's memory overlap")
+    first, past = layout.layers_of(region)
+    steps = (past - first - 1, layout.blocks - 1, region.past_head - region.first_head - 1)
+    end = region.offset + sum(count * stride for count, stride in zip(steps, strides, strict=True)) + head_bytes
+    if end > layout.nbytes:
+        raise PeerError(f"a region of a peer's memory ends at byte {end} of {layout.nbytes}")
+    return end
+
+
+def _check_apart(layout: KvLayout, ends: Sequence[int]) -> None:
+    """PeerError when regions that have a head in common lie over each other in the file: what is written to one copy of
+    it would change another."""
+    for (one, end), (other, past) in combinations(zip(layout.regions, ends, strict=True), 2):
+        if one.offset < past and other.offset < end and _share_heads(layout, one, other):
+            raise PeerError("regions of a peer's memory lie over each other")
+
+
+def _share_heads(layout: KvLayout, one: KvRegion, other: KvRegion) -> bool:
+    (first, past), (begin, end) = layout.layers_of(one), layout.layers_of(other)
+    heads = one.first_head < other.past_head and other.first_head < one.past_head
+    return heads and first < end and begin < past
+
+
+def _check_descriptor(fd: int, nbytes: int) -> None:
+    """A file long enough that cannot be made shorter: reading a mapping past a file's end would kill this process
+    (SIGBUS)."""
+    status = os.fstat(fd)
+    if not stat.S_ISREG(status.st_mode) or status.st_size < nbytes:
+        raise PeerError(f"a descriptor of {status.st_size} bytes came where memory of {nbytes} bytes was announced")
+    try:
+        seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+    except OSError as error:
+        raise PeerError("a descriptor that is no memfd came for a buffer") from error
+    if not seals & fcntl.F_SEAL_SHRINK:
+        raise PeerError("a peer's memory is not sealed against shrinking (F_SEAL_SHRINK)")
+
+
+def private_memory(backend: KvBackend, layout: KvLayout) -> KvMemory:
+    """KV memory of this process alone. HostError when there is none."""
+    try:
+        fd = os.memfd_create("homenode-staging", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(fd, layout.nbytes)
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+            return backend.map_memory(fd, layout, writable=True)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise HostError(f"no memory for {format_count(layout.blocks, 'page')} on their way: {error}") from error
+
 
 _SO_PEERPIDFD = 77  # Linux 6.5; socket(7)
 _BACKLOG = 128

@@ -10,8 +10,7 @@ import socket
 from collections.abc import Sequence
 
 from homenode.errors import HostError, PeerError, UserError
-from homenode.transfer.carriers.address import TcpAddress, parse_address
-from homenode.transfer.carriers.carrier import Caller, Listening, LocalBuffer, PeerBuffer
+from homenode.transfer.carriers.carrier import Caller, Listening, LocalBuffer, PeerBuffer, TcpAddress, parse_address
 from homenode.transfer.wire.message import Buffer
 
 _BACKLOG = 128

@@ -141,7 +141,7 @@ class LaneWriter(Protocol):
 
 
 class Lanes(Protocol):
-    """What makes lanes (`native_kv.NativeKv.lanes`)."""
+    """What makes lanes (`kv_backend.NativeKv.lanes`)."""
 
     def create(self) -> LaneReader:
         """HostError when there is no memory."""

@@ -1,1 +1,0 @@
-"""Arithmetic about KV pages."""

@@ -1,0 +1,1 @@
+"""Connections between engines: made, greeted, read, written, ended."""

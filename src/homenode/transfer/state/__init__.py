@@ -1,0 +1,1 @@
+"""State machines of handing KV over: pure, without I/O, clock or threads."""
