@@ -27,8 +27,8 @@ from homenode.transfer.carriers.hccl_link import (
     HcclMove,
     HcclOpening,
     chunks,
-    missing_libraries,
 )
+from homenode.transfer.setup.surroundings import missing_libraries
 from homenode.transfer.state.machine import Limits
 from homenode.transfer.wire.framing import Direction
 from tests.host.transfer.carrier_lives import (

@@ -1,5 +1,6 @@
-"""Deadlines after this process was stopped, or its machine was: what the others said meanwhile is heard before it is
-said that they were silent."""
+"""Turns of one engine's agent, one after another: mail from its scheduler, connections, copies, and what is due; the
+tickets that are open, and deadlines after this process was stopped. For one thread at a time: whoever has the agent's
+lock. A turn never waits."""
 
 from __future__ import annotations
 
@@ -143,7 +144,7 @@ class Closing:
 
 
 class AgentLoop:
-    """See the module."""
+    """Turns of the agent's work. For one thread at a time."""
 
     def __init__(
         self,

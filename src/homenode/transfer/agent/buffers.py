@@ -1,5 +1,5 @@
-"""KV memory within reach of an agent, this engine's and that of its peers, and the thread that copies and digests it off
-the agent's loop: jobs in the order given, in chunks, so that a stop is noticed soon."""
+"""KV memory within reach of an agent, this engine's and that of its peers, and the thread that copies and digests it
+off the agent's loop: jobs in the order given, in chunks, so that a stop is noticed soon."""
 
 from __future__ import annotations
 

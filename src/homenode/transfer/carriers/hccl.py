@@ -351,7 +351,7 @@ def _family(host: str) -> socket.AddressFamily:
 
 
 class HcclCarrier(RegisteredCarrier):
-    """See the module."""
+    """Registered memory, and messages of HCCL between two NPUs."""
 
     name, title = "hccl", "HCCL"
 

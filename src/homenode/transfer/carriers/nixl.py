@@ -215,7 +215,7 @@ class NixlEngine:
 
 
 class NixlCarrier(RegisteredCarrier):
-    """See the module."""
+    """Registered memory and NIXL's UCX backend."""
 
     name, title = "nixl", "NIXL"
 

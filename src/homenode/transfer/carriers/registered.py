@@ -114,7 +114,8 @@ class Card(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
 
 
 class RegisteredCarrier:
-    """See the module. `title`: the library's name for people; `patience_s`: for what a transfer of no size takes."""
+    """Frames over TCP, pages by a library that both sides register memory with. `title`: the library's name
+    for people; `patience_s`: for what a transfer of no size takes."""
 
     name: str
     title: str

@@ -198,7 +198,7 @@ _BACKLOG = 128
 
 
 class ShmCarrier:
-    """See the module."""
+    """Frames over Unix sockets; memory by its descriptors."""
 
     name = "shm"
     passes_memory = True

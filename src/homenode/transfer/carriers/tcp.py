@@ -19,7 +19,7 @@ _KEEPALIVE = {socket.TCP_KEEPIDLE: 10, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPC
 
 
 class TcpCarrier:
-    """See the module. With a secret MACs are made on loopback too."""
+    """Frames and pages over TCP. With a secret MACs are made on loopback too."""
 
     name = "tcp"
     passes_memory = False

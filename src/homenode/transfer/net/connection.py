@@ -38,8 +38,8 @@ class LostError(PeerError):
 
 
 class Connection:
-    """See the module. `number` is what the machine calls the peer; `address` what was connected to, empty for one that
-    came."""
+    """A stream to one peer, and its lane. `number` is what the machine calls the peer; `address` what was connected to,
+    empty for one that came."""
 
     def __init__(
         self, sock: socket.socket, number: int, greeting: Greeting, *, address: str, fds: list[int], now: float
