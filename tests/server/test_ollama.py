@@ -234,7 +234,7 @@ def test_models() -> None:
         ("/api/generate", {"system": "x", "raw": True}, 400, "`raw` does not go with"),
         ("/api/generate", {"context": [1, 2], "raw": True}, 400, "context"),
         ("/api/generate", {"context": [1, 300]}, 400, "`context[1]` is token id 300"),
-        ("/api/generate", {"prompt": "x" * 70000}, 400, "tokens"),
+        ("/api/generate", {"prompt": "x" * 70000, "truncate": False}, 400, "tokens"),
         ("/api/pull", {}, 403, "model"),
         ("/api/embed", {"input": "x"}, 400, "embeddings"),
         ("/api/blobs/sha256:0", {}, 404, "/api/blobs"),

@@ -9,7 +9,10 @@ import re
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from homenode.server.core.prompt_cut import PromptCut, cut_tokens
 from homenode.server.core.truncation import droppable_messages
 from tests.server.conftest import Running
 from tests.server.fakes import MAX_MODEL_LEN
@@ -26,10 +29,9 @@ DOORS: list[tuple[str, dict[str, Any]]] = [
     ("/v1/responses/input_tokens", {"input": LONG}),
     ("/v1/messages", {"max_tokens": 5, "messages": SAID}),
     ("/v1/messages/count_tokens", {"messages": SAID}),
-    ("/api/chat", {"messages": SAID}),
     ("/api/chat", {"messages": SAID, "truncate": False}),
-    ("/api/generate", {"prompt": LONG}),
-    ("/api/generate", {"prompt": LONG, "raw": True}),
+    ("/api/generate", {"prompt": LONG, "truncate": False}),
+    ("/api/generate", {"prompt": LONG, "raw": True, "truncate": False}),
 ]
 
 
@@ -136,3 +138,56 @@ def test_what_is_dropped_is_whole_and_oldest_first() -> None:
         for unit in units:  # no result stays whose call is dropped
             behind = next((place for place in said if place > unit[-1]), None)
             assert behind is None or roles[behind] != "tool"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        ("/api/generate", {"prompt": f"{LONG}The end."}, "prompt"),
+        ("/api/generate", {"prompt": f"{LONG}The end.", "raw": True}, "prompt"),
+        ("/api/generate", {"prompt": "The end.", "context": [65] * 2 * MAX_MODEL_LEN}, "prompt"),
+        ("/api/chat", {"messages": [{"role": "user", "content": f"{LONG}The end."}]}, "messages"),
+    ],
+)
+@pytest.mark.parametrize("keep", [None, 0, 9, -1, 10 * MAX_MODEL_LEN])
+def test_ollama_cuts_a_long_prompt_behind_its_first_tokens(
+    server: Running, path: str, body: dict[str, Any], field: str, keep: int | None
+) -> None:
+    options = {"num_predict": 4} | ({} if keep is None else {"num_keep": keep})
+    answer = server.post(path, {"model": "story-teller", "stream": False, **body, "options": options})
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["x-homenode-ignored"] == field
+    ids = server.client.requests[-1].prompt_ids
+    assert len(ids) == MAX_MODEL_LEN - 4
+    if keep in (None, 0, 9):
+        assert "The end." in bytes(token for token in ids if token < 256).decode()
+    refused = server.post(path, {"model": "story-teller", "stream": False, **body, "truncate": False})
+    assert refused.status_code == 400 and KNOWN.search(refused.json()["error"])
+
+
+def test_a_prompt_that_fits_is_not_cut(server: Running) -> None:
+    answer = server.post("/api/generate", {"model": "story-teller", "stream": False, "prompt": "Hello"})
+    assert answer.status_code == 200 and "x-homenode-ignored" not in answer.headers
+
+
+@given(
+    length=st.integers(1, 60),
+    keep=st.integers(-1, 70),
+    context=st.integers(2, 40),
+    max_tokens=st.none() | st.integers(1, 50),
+    begins=st.integers(0, 1),
+)
+def test_what_is_cut_has_its_beginning_and_its_end_and_leaves_room(
+    length: int, keep: int, context: int, max_tokens: int | None, begins: int
+) -> None:
+    ids = list(range(length))
+    kept = cut_tokens(
+        ids, PromptCut(keep, "prompt"), most=context - 1, context=context, max_tokens=max_tokens, begins=begins
+    )
+    if length < context:
+        assert kept == ids
+        return
+    assert 1 <= len(kept) <= context and kept == sorted(set(kept)) and kept[-1] == ids[-1]
+    assert len(kept) == max(1, context - min(max_tokens or context, context // 4))
+    first = next((at for at, token in enumerate(kept) if token != at), len(kept))
+    assert first >= min(keep + begins if keep >= 0 else len(kept) - 1, len(kept) - 1)

@@ -23,7 +23,8 @@ from homenode.server.core.kv_transfer import KvTransferParams
 from homenode.server.core.message_grammar import message_grammar
 from homenode.server.core.message_reader import MessageEvent, MessageReader
 from homenode.server.core.model_formats import ConversationFormats
-from homenode.server.core.prompts import PromptText, chat_text, encode_chat_text
+from homenode.server.core.prompt_cut import PromptCut
+from homenode.server.core.prompts import EncodedPrompt, PromptText, chat_text, encode_chat_text
 from homenode.server.core.request import GenerationRequest, begin, check_limits
 from homenode.server.core.state import ServerState
 from homenode.server.http.failures import ApiError
@@ -39,8 +40,8 @@ class ConversationRequest:
     `thinking_budget`: the most tokens of thoughts. `reasoning_effort`: from `none` to `max`. `thinking`: whether there
     are to be thoughts, None: as the chat template does by itself; both reach the template by whichever name it has for
     them. `raw_thoughts`: they stay in the content as the model wrote them. `text`: the prompt where no chat template is
-    to make it of the messages. `earlier_ids`: tokens before the prompt, of turns that are told by them alone. The other
-    fields are those of `GenerationRequest`.
+    to make it of the messages. `earlier_ids`: tokens before the prompt, of turns that are told by them alone. `cut`:
+    how a prompt that is too long is cut; None: it is refused. The other fields are those of `GenerationRequest`.
     """
 
     messages: list[dict[str, Any]]
@@ -53,6 +54,7 @@ class ConversationRequest:
     raw_thoughts: bool = False
     text: PromptText | None = None
     earlier_ids: Sequence[int] = ()
+    cut: PromptCut | None = None
     template_kwargs: Mapping[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final: bool = False
@@ -123,7 +125,10 @@ async def begin_conversation(state: ServerState, request: ConversationRequest) -
     formats = state.formats.of(with_tools=bool(request.tools))
     text = request.text or await conversation_text(state, request)
     grammar = await conversation_grammar(state, request, text.text)
-    prompt = await encode_chat_text(state, text, request.add_special_tokens, request.earlier_ids)
+    cut, most = request.cut, request.max_tokens
+    prompt = await encode_chat_text(
+        state, text, request.add_special_tokens, request.earlier_ids, cut=cut, max_tokens=most
+    )
     reads = bool(request.callable_tools) or formats.has_thoughts or formats.chosen.tools.without_tools
     generation = await begin(
         state,
@@ -143,7 +148,13 @@ async def begin_conversation(state: ServerState, request: ConversationRequest) -
         ),
     )
     readers = [_reader(request, formats, text.text, reads) for _ in generation.sequences]
-    return Conversation(generation, readers, text.left_out, grammar.left_out if grammar else ())
+    left_out = [*text.left_out, *told_cut(cut, prompt)]
+    return Conversation(generation, readers, left_out, grammar.left_out if grammar else ())
+
+
+def told_cut(cut: PromptCut | None, prompt: EncodedPrompt) -> list[SentText]:
+    """What to tell of a prompt that may have been cut."""
+    return [SentText(cut.field, "", by_template=True)] if cut is not None and prompt.left_out else []
 
 
 async def conversation_grammar(state: ServerState, request: ConversationRequest, prompt: str) -> CompiledGrammar | None:

@@ -9,13 +9,14 @@ import msgspec
 
 from homenode.model.tokenizer.fill_in_middle import FillInMiddleTokens
 from homenode.sampling import SamplingParams
+from homenode.server.core.prompt_cut import PromptCut
 from homenode.server.core.prompts import (
     PROMPTS_AT_ONCE,
     EncodedPrompt,
     PromptText,
-    check_prompt,
     check_prompt_tokens,
     check_token_ids,
+    cut_prompt,
     fitting_ids,
 )
 from homenode.server.core.state import ServerState
@@ -42,25 +43,34 @@ def middle_prompt(
     context: Sequence[int] = (),
     begun: Sequence[int] = (),
     param: str,
+    cut: PromptCut | None = None,
+    max_tokens: int | None = None,
 ) -> EncodedPrompt:
     """What the model sees: `context`, then what is `before` and `after` the middle, each behind its mark, and what of
-    the middle has `begun`. The token that begins texts comes first. Raises ApiError 400 when that does not fit.
+    the middle has `begun`. The token that begins texts comes first. Raises ApiError 400 when that does not fit,
+    and is not to be cut.
     """
     begin = state.tokenizer.encode("")[:1]
     begin = begin if begin == [state.tokenizer.bos_token_id] else []
     ids = [*begin, *context, tokens.prefix, *before, tokens.suffix, *after, tokens.middle, *begun]
-    check_prompt(state, ids, param)
-    return EncodedPrompt(ids)
+    return cut_prompt(state, ids, param, cut, max_tokens)
 
 
 async def encode_middles(
-    state: ServerState, prompts: Sequence[str | list[int]], suffix: str, *, n: int = 1
+    state: ServerState,
+    prompts: Sequence[str | list[int]],
+    suffix: str,
+    *,
+    n: int = 1,
+    cut: PromptCut | None = None,
+    max_tokens: int | None = None,
 ) -> list[EncodedPrompt]:
-    """Each prompt, which is answered `n` times, with the suffix, laid out with the model's own tokens. Raises ApiError
+    """Each prompt, which is answered `n` times, with the suffix, laid out with the model's own tokens. `cut`,
+    `max_tokens`: as of `prompts.encode_chat_text`. Raises ApiError
     400, which names `suffix` where the model has no such tokens, and the prompt that does not fit.
     """
     tokens = middle_tokens_of(state, "suffix")
-    after = await fitting_ids(state, PromptText(suffix), "suffix", False, inline=len(suffix) <= SHORT_TEXT)
+    after = await fitting_ids(state, PromptText(suffix), "suffix", False, inline=len(suffix) <= SHORT_TEXT, cut=cut)
     inline = sum(len(prompt) for prompt in prompts if isinstance(prompt, str)) <= SHORT_TEXT
     found, count = list[EncodedPrompt](), 0
     for number, prompt in enumerate(prompts):
@@ -68,11 +78,11 @@ async def encode_middles(
             await asyncio.sleep(0)  # others get a turn
         param = "prompt" if len(prompts) == 1 else f"prompt[{number}]"
         if isinstance(prompt, str):
-            before = await fitting_ids(state, PromptText(prompt), param, False, inline=inline)
+            before = await fitting_ids(state, PromptText(prompt), param, False, inline=inline, cut=cut)
         else:
             check_token_ids(state, prompt, param)
             before = prompt
-        found.append(middle_prompt(state, tokens, before, after, param=param))
+        found.append(middle_prompt(state, tokens, before, after, param=param, cut=cut, max_tokens=max_tokens))
         count += len(found[-1].ids)
         check_prompt_tokens(count, "prompt", n)
     return found

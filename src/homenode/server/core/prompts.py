@@ -13,6 +13,7 @@ from homenode.chat.conversation_prompt import TemplateConversation, conversation
 from homenode.chat.sent_texts import SentText
 from homenode.model.tokenizer.literal_text import HiddenNames
 from homenode.model.tokenizer.surrounding_tokens import beginning
+from homenode.server.core.prompt_cut import PromptCut, cut_tokens
 from homenode.server.core.state import ServerState
 from homenode.server.core.text_work import SHORT_TEXT, memory_of
 from homenode.server.http.failures import CONTEXT_LENGTH_EXCEEDED, ApiError
@@ -27,12 +28,13 @@ _SLICE = 2**18  # token ids that are looked through while no other thread of Pyt
 
 class EncodedPrompt(NamedTuple):
     """Token ids of a prompt that fits the context, and its text where the client gave one. `second_from`: see
-    `homenode.engine.request.Request`.
+    `homenode.engine.request.Request`. `left_out`: tokens of a longer one that it lacks.
     """
 
     ids: list[int]
     text: str | None = None
     second_from: int = 0
+    left_out: int = 0
 
 
 class PromptText(NamedTuple):
@@ -120,20 +122,37 @@ async def encode_chat_text(
     prompt: PromptText,
     add_special_tokens: bool | None = None,
     earlier_ids: Sequence[int] = (),
+    *,
+    cut: PromptCut | None = None,
+    max_tokens: int | None = None,
 ) -> EncodedPrompt:
     """A conversation that its chat template has rendered. `earlier_ids`: tokens before it, which begin a text already.
+    `cut`: how it is cut where it is too long, for an answer of at most `max_tokens`; None: it is refused.
 
     What `add_special_tokens` does to it is told by `homenode.model.tokenizer.surrounding_tokens`.
     """
     async with state.text_work.reserve(memory_of(prompt.text)):
-        ids = await fitting_ids(state, prompt, "messages", False, inline=len(prompt.text) <= SHORT_TEXT)
+        ids = await fitting_ids(state, prompt, "messages", False, inline=len(prompt.text) <= SHORT_TEXT, cut=cut)
     ids = state.tokenizer.chat_prompt(ids, add_special_tokens)
     if earlier_ids:
         before = len(state.tokenizer.surrounding.before)
         begins = before and tuple(ids[:before]) == state.tokenizer.surrounding.before
         ids = [*earlier_ids, *(ids[before:] if begins else ids)]
-    check_prompt(state, ids, "messages")
-    return EncodedPrompt(ids)
+    return cut_prompt(state, ids, "messages", cut, max_tokens)
+
+
+def cut_prompt(
+    state: ServerState, ids: list[int], param: str, cut: PromptCut | None, max_tokens: int | None
+) -> EncodedPrompt:
+    """The prompt of these tokens; one that is too long as `cut` says. Raises ApiError 400 as `check_prompt`."""
+    kept = ids
+    if cut is not None:
+        before, most = state.tokenizer.surrounding.before, most_prompt_tokens(state)
+        begins = len(before) if tuple(ids[: len(before)]) == before else 0
+        context = state.ready.max_model_len
+        kept = cut_tokens(ids, cut, most=most, context=context, max_tokens=max_tokens, begins=begins)
+    check_prompt(state, kept, param)
+    return EncodedPrompt(kept, left_out=len(ids) - len(kept))
 
 
 def check_template_values(values: Mapping[str, Any] | None) -> None:
@@ -198,19 +217,23 @@ async def fitting_ids(
     *,
     inline: bool = False,
     most: int | None = None,
+    cut: PromptCut | None = None,
 ) -> list[int]:
     """Token ids of a text that fits the context. Raises ApiError 400 for another one as early as that is known.
 
-    `inline`: it is short, so that it is encoded at once. `most`: see `encode_prompts`.
+    `inline`: it is short, so that it is encoded at once. `most`: see `encode_prompts`. `cut`: the caller cuts one that
+    is too long for the context.
     """
     text, hidden = prompt.text, prompt.hidden
+    longest = most_prompt_tokens(state) if cut is None else _MOST_PROMPT_TOKENS
     behind = state.tokenizer.surrounding.after if add_special_tokens and most is not None else ()
     if hidden is None or not hidden.any:
         if inline:
             return beginning(state.tokenizer.encode(text, add_special_tokens), most, behind)
-        if most is None and (
-            fewest := await state.text_work.run(lambda: state.tokenizer.fewest_tokens(text))
-        ) > most_prompt_tokens(state):
+        if (
+            most is None
+            and (fewest := await state.text_work.run(lambda: state.tokenizer.fewest_tokens(text))) > longest
+        ):
             raise _too_long(state, param, f"at least {format_count(fewest, 'token')}")
     ids: list[int] = []
     encoded = state.tokenizer.encode_pieces(text, add_special_tokens, hidden)
@@ -218,7 +241,7 @@ async def fitting_ids(
         async for piece in pieces:
             if most is not None and len(ids) > most:
                 break
-            if most is None and piece and len(ids) > most_prompt_tokens(state):
+            if most is None and piece and len(ids) > longest:
                 raise _too_long(state, param, f"at least {format_count(len(ids), 'token')}")
             ids += piece
     return beginning(ids, most, behind)

@@ -7,26 +7,26 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from homenode.server.core.conversation import ConversationRequest, conversation_text
+from homenode.server.core.prompt_cut import room_for_answer
 from homenode.server.core.prompts import encode_chat_text
 from homenode.server.core.state import ServerState
 from homenode.server.http.failures import CONTEXT_LENGTH_EXCEEDED, ApiError
 
 Messages = Sequence[Mapping[str, Any]]
 _ALWAYS = ("system", "developer")  # roles whose messages stay
-_ROOM = 4  # an answer has at most this part of the context where turns are dropped for it
 
 
 async def truncated(state: ServerState, request: ConversationRequest) -> ConversationRequest:
     """The request itself where it fits; else without its oldest turns, so that there is room for its answer, too. The
     system messages, what the user said last and what followed last upon it stay; where these alone do not fit, nothing
-    is dropped, and whoever begins the conversation refuses it. Raises ApiError 400, and UserError as
+    is dropped, and whoever begins the conversation cuts it or refuses it. Raises ApiError 400, and UserError as
     `begin_conversation`.
     """
     most = state.ready.max_model_len
     if await prompt_tokens(state, request) is not None:
         return request
     droppable = droppable_messages(request.messages)
-    room = min(request.max_tokens or most, most // _ROOM)
+    room = room_for_answer(request.max_tokens, most)
 
     async def fitting(dropped: int) -> ConversationRequest | None:
         left_out = {index for unit in droppable[:dropped] for index in unit}

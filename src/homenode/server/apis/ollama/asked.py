@@ -15,11 +15,20 @@ from homenode.server.apis.ollama.options import OllamaOptions, note_options, sam
 from homenode.server.apis.ollama.request import OllamaAsked
 from homenode.server.core.answer import respond_conversation
 from homenode.server.core.conversation import Conversation, ConversationRequest
+from homenode.server.core.prompt_cut import PromptCut
 from homenode.server.core.prompts import check_template_values
 from homenode.server.core.state import ServerState
 from homenode.server.http.failures import ApiError
 from homenode.server.http.ignored import note_ignored
 from homenode.server.http.sse import LINES
+
+_KEPT = 4  # tokens at the beginning of a prompt that is cut, as in Ollama
+
+
+def prompt_cut(body: OllamaAsked, field: str) -> PromptCut | None:
+    """How a prompt of the field that is longer than the context is cut; None where the client wants none cut."""
+    keep = (body.options or OllamaOptions()).num_keep
+    return None if body.truncate is False else PromptCut(_KEPT if keep is None else keep, field)
 
 
 def conversation_request(body: OllamaAsked, **rest: Any) -> ConversationRequest:

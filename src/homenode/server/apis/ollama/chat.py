@@ -11,7 +11,7 @@ from starlette.responses import Response
 from homenode.chat.offer import ToolOffer
 from homenode.chat.sent_texts import SentText
 from homenode.server.apis.ollama.answer import chat_line, loaded
-from homenode.server.apis.ollama.asked import answered, check_asked, conversation_request
+from homenode.server.apis.ollama.asked import answered, check_asked, conversation_request, prompt_cut
 from homenode.server.apis.ollama.history import ends_open, template_messages
 from homenode.server.apis.ollama.names import check_name
 from homenode.server.apis.ollama.request import HINTS, OllamaChatRequest, OllamaTool
@@ -42,6 +42,7 @@ async def chat(state: ServerState, request: Request) -> Response:
         add_generation_prompt=False if goes_on else None,
         messages=await beside_loop(request, lambda: template_messages(said, note)),
         offer=_offer(body.tools),
+        cut=prompt_cut(body, "messages"),
     )
     conversation = await unless_gone_early(request, _begin(state, request, body, asked))
     return await answered(state, request, body, conversation, chat_line)

@@ -17,6 +17,7 @@ from homenode.server.apis.ollama.asked import (
     check_asked,
     conversation_request,
     output_of,
+    prompt_cut,
     refuse,
     sampling_of,
     streams,
@@ -27,13 +28,14 @@ from homenode.server.apis.ollama.history import refuse_images
 from homenode.server.apis.ollama.names import check_name
 from homenode.server.apis.ollama.options import OllamaOptions
 from homenode.server.apis.ollama.request import HINTS, OllamaGenerateRequest
-from homenode.server.core.conversation import Conversation, begin_conversation
+from homenode.server.core.conversation import Conversation, begin_conversation, told_cut
 from homenode.server.core.fill_in_middle import encode_middles, ended_by_middle
 from homenode.server.core.grammars import grammar_of
 from homenode.server.core.message_reader import MessageReader
-from homenode.server.core.prompts import PromptText, check_token_ids, encode_prompts, texts_memory
+from homenode.server.core.prompts import PromptText, check_token_ids, cut_prompt, fitting_ids, texts_memory
 from homenode.server.core.request import GenerationRequest, begin, check_limits
 from homenode.server.core.state import ServerState
+from homenode.server.core.text_work import SHORT_TEXT
 from homenode.server.http.decoding import decode_as
 from homenode.server.http.endpoint import json_response
 from homenode.server.http.exchange import read_json, unless_gone_early
@@ -58,8 +60,6 @@ async def generate(state: ServerState, request: Request) -> Response:
     raw = body.raw or bool(body.suffix)
     if body.suffix and body.system:
         note_ignored(request, "system", "system")
-    if body.truncate:
-        note_ignored(request, "truncate", "truncate")
     begun = _raw(state, body, body.prompt) if raw else _message(state, body, body.prompt)
     conversation = await unless_gone_early(request, begun)
     return await answered(state, request, body, conversation, generate_line, context=not raw)
@@ -85,6 +85,7 @@ async def _message(state: ServerState, body: OllamaGenerateRequest, prompt: str)
         earlier_ids=body.context or (),
         add_special_tokens=True if text else None,
         token_ids=True,
+        cut=prompt_cut(body, "prompt"),
     )
     return await begin_conversation(state, asked)
 
@@ -120,22 +121,25 @@ async def _raw(state: ServerState, body: OllamaGenerateRequest, prompt: str) -> 
         grammar = await grammar_of(state, output, "format")
         sampling, not_kept = msgspec.structs.replace(sampling, grammar=grammar.text), grammar.left_out
     check_limits(state, 1, sampling)
+    cut, max_tokens = prompt_cut(body, "prompt"), (body.options or OllamaOptions()).max_tokens
     async with state.text_work.reserve(texts_memory([prompt, body.suffix or ""])):
         if body.suffix:
-            prompts = await encode_middles(state, [prompt], body.suffix)
+            prompts = await encode_middles(state, [prompt], body.suffix, cut=cut, max_tokens=max_tokens)
             sampling = ended_by_middle(state, sampling)
         else:
-            prompts = await encode_prompts(state, [prompt], "prompt", add_special_tokens=True, n=1)
+            inline = len(prompt) <= SHORT_TEXT
+            ids = await fitting_ids(state, PromptText(prompt), "prompt", True, inline=inline, cut=cut)
+            prompts = [cut_prompt(state, ids, "prompt", cut, max_tokens)]
     generation = await begin(
         state,
         GenerationRequest(
             prompts=prompts,
             sampling=sampling,
-            max_tokens=(body.options or OllamaOptions()).max_tokens,
+            max_tokens=max_tokens,
             priority=body.priority,
             cache_salt=body.cache_salt or "",
             stream=streams(body),
             kv_transfer=body.kv_transfer_params,
         ),
     )
-    return Conversation(generation, [MessageReader(None)], not_kept=not_kept)
+    return Conversation(generation, [MessageReader(None)], told_cut(cut, prompts[0]), not_kept)

@@ -16,7 +16,7 @@ _PENALTY = "repetition_penalty"
 
 # Options about the loading of a model, which is loaded already.
 _LOADING = (
-    "num_batch", "num_gpu", "main_gpu", "num_thread", "num_keep", "numa", "low_vram", "f16_kv", "logits_all",
+    "num_batch", "num_gpu", "main_gpu", "num_thread", "numa", "low_vram", "f16_kv", "logits_all",
     "vocab_only", "use_mmap", "use_mlock", "embedding_only", "penalize_newline",
 )  # fmt: skip
 # Samplers that Ollama has and this server may not have, and the values at which they change nothing.
@@ -42,10 +42,12 @@ else:
 
 class OllamaOptions(OllamaLeftOut, kw_only=True):
     """Options of a request. `num_predict`: the most tokens of an answer; below 1: as many as the context takes.
-    `num_ctx`: the context that is wanted, which is that of the server.
+    `num_ctx`: the context that is wanted, which is that of the server. `num_keep`: tokens that stay of the beginning of
+    a prompt that is cut, below 0: as many as there is place for.
     """
 
     num_ctx: int | None = None
+    num_keep: Annotated[int, Meta(ge=-_INT32, le=_INT32)] | None = None
     num_predict: Annotated[int, Meta(le=_INT32)] | None = None
     mirostat: Annotated[int, Meta(ge=0, le=2)] | None = None
     mirostat_tau: Annotated[float, Meta(ge=0, le=100)] | None = None

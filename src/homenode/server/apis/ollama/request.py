@@ -75,6 +75,7 @@ class OllamaAsked(Struct, forbid_unknown_fields=True, kw_only=True):
     think: OllamaThink | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    truncate: bool | None = None
     thinking_token_budget: Annotated[int, Meta(ge=0, le=_INT32)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     priority: Annotated[int, Meta(ge=-(2**31), le=_INT32)] | None = None
@@ -84,10 +85,9 @@ class OllamaAsked(Struct, forbid_unknown_fields=True, kw_only=True):
 
 class OllamaChatRequest(OllamaAsked, kw_only=True):
     """Body of POST /api/chat. Without messages the model is loaded, which it is. `truncate`: of a conversation that is
-    longer than the context the oldest turns are dropped, unless this is false.
+    longer than the context the oldest turns are dropped, and what then is too long is cut, unless this is false.
     """
 
-    truncate: bool | None = None
     messages: Annotated[list[OllamaMessage], Meta(max_length=4096)] | None = None
     tools: Annotated[list[OllamaTool], Meta(max_length=1024)] | None = None
 
@@ -96,11 +96,10 @@ class OllamaGenerateRequest(OllamaAsked, kw_only=True):
     """Body of POST /api/generate. Without a prompt the model is loaded, which it is. `raw`: the prompt is what the
     model sees, not a message. `suffix`: what comes behind the text that is wanted, of which the prompt is the
     beginning. `template`: makes the prompt in place of the model's chat template (`go_template.py`). `context`: the
-    tokens of the conversation before, as an answer had them. `truncate`: a prompt that is too long is refused whatever
-    it says.
+    tokens of the conversation before, as an answer had them. `truncate`: a prompt that is
+    longer than the context is cut, unless this is false.
     """
 
-    truncate: bool | None = None
     prompt: str | None = None
     system: str | None = None
     raw: bool | None = None
