@@ -107,8 +107,9 @@ Result<Pages> map_shared(int fd, size_t bytes, bool writable, size_t offset) {
 
 std::optional<Error> populate(const Pages& pages) {
   if (!madvise(pages.data, pages.bytes, kPopulateWrite)) return std::nullopt;
-  if (errno != EINVAL) return system_error("taking " + std::to_string(pages.bytes) + " bytes of memory");
-  // Before Linux 5.14
+  // Linux before 5.14 does not know this advice; a filter of system calls may refuse all of it.
+  if (errno != EINVAL && errno != EPERM && errno != EACCES && errno != ENOSYS)
+    return system_error("taking " + std::to_string(pages.bytes) + " bytes of memory");
   for (size_t at = 0; at < pages.bytes; at += kSmallPage)
     *reinterpret_cast<volatile std::byte*>(pages.data + at) = std::byte{};
   return std::nullopt;

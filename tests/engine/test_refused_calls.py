@@ -1,28 +1,71 @@
-"""Commands under a filter that refuses calls which are a help: they work, and say what they go without."""
+"""Commands under a filter that refuses calls: those that are a help are gone without, and told of; those that are
+needed are named, by `--check-config` and by a start alike.
+
+All helps are refused at once, as each is gone without by itself.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
+import subprocess
 
 import pytest
 
+from homenode.host.binding.optional_calls import OPTIONAL_CALLS
 from tests.system_call_filter import run_without
 
 pytest.importorskip("homenode._native")
 GENERATE = ("generate", "builtin", "--prompt", "a", "--max-tokens", "2")
 CHECK = ("serve", "builtin", "--check-config")
-WORDED = {"sched_setaffinity": "sched_setaffinity is refused"}  # of others an engine on one node has nothing to say
+_NEEDED = "socketpair"
+_HELPS = [call.name for call in OPTIONAL_CALLS if call.name != _NEEDED] + ["get_mempolicy"]
+_TOLD = [call.name for call in OPTIONAL_CALLS if call.at_start and not call.helps_numa]  # on one node as on several
+
+
+def run_refused(calls: list[str], code: str, *words: str) -> subprocess.CompletedProcess[str]:
+    env = os.environ | {"HOMENODE_STATE_DIR": ""}
+    return run_without(calls, getattr(errno, code), "-m", "homenode", *words, env=env)
 
 
 @pytest.mark.parametrize("code", ["EPERM", "ENOSYS"])
-@pytest.mark.parametrize(
-    "call", ["sched_setaffinity", "set_mempolicy", "mbind", "move_pages", "memfd_create", "pidfd_open"]
-)
 @pytest.mark.parametrize("words", [GENERATE, CHECK], ids=["generate", "check-config"])
-def test_a_refused_call_stops_nothing(words: tuple[str, ...], call: str, code: str) -> None:
-    env = os.environ | {"HOMENODE_STATE_DIR": ""}
-    done = run_without([call], getattr(errno, code), "-m", "homenode", *words, env=env)
+def test_refused_helps_stop_nothing(words: tuple[str, ...], code: str) -> None:
+    done = run_refused(_HELPS, code, *words)
     assert done.returncode == 0, done.stderr
-    assert WORDED.get(call, "") in done.stderr
+    assert not [name for name in _TOLD if f"{name} is refused here ({code})" not in done.stderr], done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("call", "flags"),
+    [
+        ("memfd_create", ("--tensor-parallel-size", "2")),
+        ("memfd_create", ("--pipeline-parallel-size", "2")),
+        ("memfd_create", ("--pd-role", "sender", "--transfer-channel", "tcp")),
+        ("socket(AF_UNIX)", ("--transfer-channel", "shm", "--pd-role", "receiver")),
+        ("socket(AF_UNIX)", ("--uds", "/tmp/homenode-refused.sock")),
+        (_NEEDED, ()),
+    ],
+)
+def test_a_check_names_what_the_settings_cannot_do_without(call: str, flags: tuple[str, ...]) -> None:
+    done = run_refused([call], "EPERM", *CHECK, *flags)
+    assert done.returncode == (2 if flags else 1), done.stderr
+    assert "".join(flags[:1]) in done.stderr
+    assert f"{call} is refused here (EPERM)" in done.stderr and "llow" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("call", "flags"), [("memfd_create", ("--tensor-parallel-size", "2")), (_NEEDED, ())], ids=["workers", "any"]
+)
+def test_a_start_says_the_same(call: str, flags: tuple[str, ...]) -> None:
+    done = run_refused([call], "ENOSYS", "serve", "builtin", "--port", "0", *flags)
+    assert done.returncode == (2 if flags else 1), done.stderr
+    assert f"{call} is refused here (ENOSYS)" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_workers_take_their_memory_without_advice() -> None:
+    done = run_refused(["madvise"], "EPERM", *GENERATE, "--tensor-parallel-size", "2")
+    assert done.returncode == 0, done.stderr
+    assert "is being replaced" not in done.stderr

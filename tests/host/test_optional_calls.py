@@ -18,11 +18,11 @@ from homenode.host.binding.optional_calls import refused_calls
 for finding in refused_calls(nodes=2):
     print(finding.code, finding.text)
 """
-_CALLS = [call.name.partition("(")[0] for call in OPTIONAL_CALLS]
+_CALLS = [call.name for call in OPTIONAL_CALLS]
 _CODES = {
     "sched_setaffinity": "affinity_refused",
     "set_mempolicy": "memory_policy_refused",
-    "socket": "unix_socket_refused",
+    "socket(AF_UNIX)": "unix_socket_refused",
 }
 
 

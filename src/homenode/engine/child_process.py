@@ -5,9 +5,11 @@ in words.
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import os
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 
 from homenode.errors import HomenodeError, PeerError
 from homenode.host.refusals import reason_of
@@ -34,6 +36,14 @@ def in_words(error: BaseException) -> tuple[str, str]:
 def call_itself(name: str) -> None:
     """Be found under this name; the kernel keeps 15 bytes of it. Nothing depends on it."""
     ctypes.CDLL(None).prctl(_PR_SET_NAME, ctypes.c_char_p(name.encode()), 0, 0, 0)
+
+
+def show_crashes() -> None:
+    """Have a crash of the native core show where it was called from. Nothing depends on it: the stack of its own that
+    this takes (sigaltstack(2)) may be refused.
+    """
+    with suppress(OSError, RuntimeError):
+        faulthandler.enable()
 
 
 def die_with_parent(parent: int) -> None:

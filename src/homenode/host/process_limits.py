@@ -17,6 +17,7 @@ from contextlib import suppress
 from typing import TypeVar
 
 from homenode.errors import HostError
+from homenode.host.resource_limits import read_limit, set_limit
 from homenode.units import format_bytes
 
 ENOUGH = 8 << 20  # bytes, what systems usually give
@@ -29,12 +30,12 @@ _MOST_ATTRIBUTES = 256  # bytes of a pthread_attr_t, which is 64 at most
 
 def ensure_thread_stacks() -> None:
     """Give threads that start from now on enough room. Does nothing where the limit leaves it to them."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
+    soft, hard = read_limit(resource.RLIMIT_STACK)
     if soft == resource.RLIM_INFINITY or soft >= ENOUGH:
         return
     with suppress(ValueError, OSError):  # a hard limit: the first thread has what it has
         raised = ENOUGH if hard == resource.RLIM_INFINITY or hard >= ENOUGH else hard
-        resource.setrlimit(resource.RLIMIT_STACK, (raised, hard))
+        set_limit(resource.RLIMIT_STACK, raised, hard)
     threading.stack_size(ENOUGH)
     _give_other_threads(ENOUGH)
 
@@ -42,7 +43,7 @@ def ensure_thread_stacks() -> None:
 def require_data_limit(command: Sequence[str]) -> None:
     """Raise HostError where this command loads libraries for which `ulimit -d` leaves no room: some of them end the
     process when they get no memory."""
-    soft = resource.getrlimit(resource.RLIMIT_DATA)[0]
+    soft = read_limit(resource.RLIMIT_DATA)[0]
     if command and command[0] in _WITH_ENGINE and soft != resource.RLIM_INFINITY and soft < _LEAST_DATA:
         raise HostError(
             f"the memory of this process is limited to {format_bytes(soft)} (ulimit -d), and "
@@ -64,7 +65,7 @@ def require_large_stack() -> None:
     """Raise HostError where the calling thread, which is to compute, has too small a stack."""
     ensure_thread_stacks()
     if _is_small_here():
-        soft = resource.getrlimit(resource.RLIMIT_STACK)[0]
+        soft = read_limit(resource.RLIMIT_STACK)[0]
         raise HostError(
             f"the stack of a computing thread is limited to {format_bytes(soft)} (ulimit -s), and "
             f"{format_bytes(LEAST)} is the least; raise it: ulimit -s {ENOUGH >> 10}, or LimitSTACK= of the unit"
@@ -72,7 +73,7 @@ def require_large_stack() -> None:
 
 
 def _is_small_here() -> bool:
-    soft = resource.getrlimit(resource.RLIMIT_STACK)[0]
+    soft = read_limit(resource.RLIMIT_STACK)[0]
     first = threading.current_thread() is threading.main_thread()
     return first and soft != resource.RLIM_INFINITY and soft < LEAST
 

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from homenode.errors import HomenodeError, HostError
+from homenode.host.refused_errors import REFUSALS
+from homenode.host.resource_limits import read_limit
 
 # These say something of the file or of its path. All others, such as too many open files or a failed disk, are the
 # machine's.
@@ -32,9 +34,8 @@ _LIMITS = {
     errno.EMFILE: ("RLIMIT_NOFILE", "ulimit -n", 1, ""),
     errno.ENOMEM: ("RLIMIT_DATA", "ulimit -d", 1024, " KiB"),
 }
-_FILTERED = (errno.EPERM, errno.EACCES, errno.ENOSYS)  # what filters of system calls answer
 _NO_ROOM_FOR_LIBRARIES = ("failed to map segment", "annot allocate memory")  # what the dynamic loader says
-_THREADS = "`ulimit -u` and the control group's pids.max"
+_THREADS = "`ulimit -u`, the control group's pids.max, and whether a filter refuses clone3 (ENOSYS is what it may say)"
 
 
 @contextmanager
@@ -71,11 +72,11 @@ def with_limit(said: str, code: int | None) -> str:
     name, flag, unit, of_unit = _LIMITS.get(code or 0, ("", "", 1, ""))
     if code == errno.EAGAIN:
         return f"{said}; see {_THREADS}" if "pthread_create" in said or "fork" in said else said
-    if code in _FILTERED and "memfd_create" in said:
+    if code in REFUSALS and "memfd_create" in said:
         return f"{said}; allow memfd_create in the container's seccomp profile, or in the unit (SystemCallFilter=)"
     if not name or flag in said:
         return said
-    soft, hard = resource.getrlimit(getattr(resource, name))
+    soft, hard = read_limit(getattr(resource, name))
     if soft == resource.RLIM_INFINITY:
         return said
     remedy = "raise it" if soft != hard else "raise it where this is started, with its hard limit"

@@ -1,12 +1,15 @@
-"""The files that the doors of a server need, looked at before anything is started."""
+"""What the doors of a server need, files for the most part, looked at before anything is started."""
 
 from __future__ import annotations
 
+from homenode.errors import UnsupportedError
 from homenode.server.http.config import HttpConfig
 
 
 def check_doors(config: HttpConfig) -> None:
-    """Raises UserError that names a certificate, its key, or a file of API keys that cannot be used."""
+    """Raises UserError that names a certificate, its key, or a file of API keys that cannot be used, or --uds where
+    there are no Unix domain sockets.
+    """
     if config.ssl_certfile is not None and config.ssl_keyfile is not None:
         from homenode.server.doors.certificate import read_certificate
 
@@ -16,3 +19,8 @@ def check_doors(config: HttpConfig) -> None:
         from homenode.server.keys.named_key import unnamed_keys
 
         read_key_file(config.api_key_file, KeyRows(), unnamed_keys(config.api_key))
+    if config.uds is not None:
+        from homenode.host.binding.optional_calls import LOCAL_SOCKET, refused_needs
+
+        if (finding := refused_needs().get(LOCAL_SOCKET)) is not None:
+            raise UnsupportedError(f"--uds {config.uds}: {finding.text}", param="uds")

@@ -7,7 +7,6 @@ Every rank and stage is a process of its own on CPUs of its own, as far as there
 from __future__ import annotations
 
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from typing import Any
 from homenode.compute.native.ranks import NativeRankGroup
 from homenode.compute.native.ring import RingMemory
 from homenode.errors import HostError, PeerError
+from homenode.host.binding.syscalls import thread_cpus
 
 _PATIENCE_S = 120.0
 _SPIN_US = 50
@@ -56,7 +56,7 @@ class RanksBenchPlan:
 
 def cpus_of(processes: int, threads: int) -> tuple[list[list[int]], bool]:
     """For each process the CPUs of its threads, and whether some are used twice."""
-    usable = sorted(os.sched_getaffinity(0))
+    usable = thread_cpus()
     places = [[usable[(p * threads + t) % len(usable)] for t in range(threads)] for p in range(processes)]
     return places, processes * threads > len(usable)
 

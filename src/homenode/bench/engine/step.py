@@ -8,7 +8,6 @@ The other end of the frames is a process of its own, as it is in serving.
 from __future__ import annotations
 
 import random
-import socket
 import subprocess
 import sys
 import threading
@@ -33,6 +32,7 @@ from homenode.engine.step import WorkerLimits
 from homenode.engine.wire import FrameSocket
 from homenode.engine.worker.runner import Runner
 from homenode.errors import PeerError
+from homenode.host.socket_pair import open_socket_pair
 from homenode.sampling import SamplingParams
 
 _COLUMNS = 64  # of the stand-in's activations
@@ -121,7 +121,7 @@ def measure_steps(
     loop_cpu: list[float] = []
     runner = _runner(backend, sequences, steps, step_s, vocab_size, times)
     executor = InlineExecutor(runner, _limits(sequences, steps, vocab_size), cpus=backend.statistics()["cpus"][:1])
-    ours, theirs = socket.socketpair()
+    ours, theirs = open_socket_pair()
     with theirs:
         command = [
             sys.executable,

@@ -13,6 +13,7 @@ from typing import Any
 
 from homenode.bench.kv_transfer.transfer_side import compute_for
 from homenode.errors import PeerError
+from homenode.host.socket_pair import open_socket_pair
 
 PATIENCE_S = 60.0
 PAUSE_S = 500e-6
@@ -25,7 +26,7 @@ class OtherProcess:
     """Runs `transfer_peer`."""
 
     def __init__(self) -> None:
-        ours, theirs = socket.socketpair()
+        ours, theirs = open_socket_pair()
         command = [sys.executable, "-m", "homenode.bench.kv_transfer.transfer_peer", str(theirs.fileno())]
         self.process = subprocess.Popen(command, pass_fds=(theirs.fileno(),))
         theirs.close()

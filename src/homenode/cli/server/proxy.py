@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import logging
 import re
@@ -51,7 +50,7 @@ def proxy(ctx: click.Context, /, show_config: bool, **values: Any) -> None:
             _show(ctx)
             return
         from homenode.server.http.descriptors import raise_descriptor_limit
-        from homenode.server.http.stop_signals import run_until_stopped
+        from homenode.server.http.stop_signals import run_service
         from homenode.server.proxy.run import bind, serve
         from homenode.server.settings_without_effect import server_settings_without_effect
 
@@ -62,11 +61,9 @@ def proxy(ctx: click.Context, /, show_config: bool, **values: Any) -> None:
         check_doors(config)
         listener = bind(config)
         sys.exit(
-            asyncio.run(
-                run_until_stopped(
-                    lambda stop: serve(
-                        config, listener=listener, on_listening=lambda url: _announce(url, config), stop=stop
-                    )
+            run_service(
+                lambda stop: serve(
+                    config, listener=listener, on_listening=lambda url: _announce(url, config), stop=stop
                 )
             )
         )

@@ -37,7 +37,7 @@ from homenode.model.tokenizer.config import TextConfig
 from homenode.server.check_files import check_doors
 from homenode.server.http.config import ServerConfig
 from homenode.server.http.descriptors import raise_descriptor_limit
-from homenode.server.http.stop_signals import StopSignals, run_until_stopped
+from homenode.server.http.stop_signals import StopSignals, run_service
 from homenode.server.settings_without_effect import server_settings_without_effect
 from homenode.start_phases import mark_phase
 from homenode.units import format_bytes, format_count
@@ -108,7 +108,7 @@ def serve(ctx: click.Context, /, model: str | None, check_config: bool, show_con
 
             if problems := transfer_problems(engine, None):
                 sys.exit(_print_problems(problems))
-        sys.exit(asyncio.run(run_until_stopped(lambda stop: _serve(server, engine, text, stop))))
+        sys.exit(run_service(lambda stop: _serve(server, engine, text, stop)))
 
 
 async def _serve(server: ServerConfig, engine: EngineConfig, text: TextConfig, stop: StopSignals) -> int:

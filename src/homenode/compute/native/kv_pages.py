@@ -15,6 +15,8 @@ import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
+from homenode.host.binding.syscalls import thread_cpus
+
 _log = logging.getLogger(__name__)
 _SMALL_PAGE, _HUGE_PAGE = 4096, 2 << 20  # csrc/host/memory.h
 _DONTNEED, _POPULATE_WRITE = 4, 23
@@ -144,7 +146,7 @@ def _on(cpus: Collection[int]) -> Iterator[None]:
     if not cpus:
         yield
         return
-    before = os.sched_getaffinity(0)
+    before = thread_cpus()
     with suppress(OSError):
         os.sched_setaffinity(0, cpus)
     try:

@@ -15,6 +15,8 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from homenode.host.process_group import start_in_own_group
+
 ENGINE_PROGRAM = "homenode.engine.runtime.process"
 # Of `serve`: with these no engine is started, or not this one.
 _WITHOUT_ENGINE = ("-h", "--help", "--check-config", "--show-config", "--data-parallel-size", "--api-server-count")
@@ -39,11 +41,10 @@ def run_program(
     Raises OSError.
     """
     given = ",".join(map(str, descriptors)) + (":" + ",".join(map(str, memories)) if memories else "")
-    return subprocess.Popen(
+    return start_in_own_group(
         [sys.executable, "-P", "-m", program, given, str(os.getpid()), *([name] if name else [])],
         pass_fds=(*descriptors, *memories),
         stdin=subprocess.DEVNULL,
-        process_group=0,  # a terminal's Ctrl-C is for the front
     )
 
 

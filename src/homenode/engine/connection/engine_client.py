@@ -22,6 +22,7 @@ from homenode.engine.messages import Drain, EngineLoading, EngineReady, Fatal, M
 from homenode.engine.wire import encode_frame
 from homenode.errors import HostError, InternalError, PeerError
 from homenode.host.refusals import reason_of
+from homenode.host.socket_pair import open_socket_pair
 
 START_TIMEOUT_S = 3600.0  # reading a large model from a slow disk takes its time; a dead process is noticed at once
 _KILL_AFTER_S = 2.0  # an engine that was left by its front ends by itself well within this
@@ -99,7 +100,7 @@ class AsyncEngineClient(EngineLink):
             self._process, stream = self._started
             return stream
         try:
-            ours, theirs = socket.socketpair()
+            ours, theirs = open_socket_pair()
             with theirs:
                 self._process = self._run_program(theirs.fileno())
         except OSError as error:

@@ -18,6 +18,7 @@ from homenode.engine.channels.greeting import Ask, Group, IAm, Key, RowsOffer, S
 from homenode.engine.wire import FrameSocket
 from homenode.errors import HomenodeError, HostError
 from homenode.host.refusals import reason_of
+from homenode.host.socket_pair import open_socket_pair
 
 _log = logging.getLogger(__name__)
 _GREETING_S = 10.0
@@ -50,7 +51,7 @@ class Rendezvous:
         """The end at which this process of a worker will be heard, once it has called. An earlier one that never called
         is not awaited any more.
         """
-        ours, theirs = socket.socketpair()
+        ours, theirs = open_socket_pair()
         with self._changed:
             for other in [key for key in self._awaited if key[0] == worker]:
                 self._awaited.pop(other).close()

@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 from typing import Protocol
 
 from homenode.engine.channels.wire import WorkerSocket
 from homenode.errors import HostError
+from homenode.host.process_group import start_in_own_group
 from homenode.host.refusals import reason_of
+from homenode.host.socket_pair import open_socket_pair
 
 _KILLED_S = 10.0
 PROGRAM = "homenode.engine.worker.main"
@@ -41,14 +42,13 @@ class WorkerProcess:
         refuses."""
         self.name = name
         try:
-            ours, theirs = socket.socketpair()
+            ours, theirs = open_socket_pair()
             with theirs:
                 words = [str(theirs.fileno()), str(os.getpid()), name, *([device] if device else [])]
-                self._process = subprocess.Popen(
+                self._process = start_in_own_group(
                     [sys.executable, "-P", "-m", program, *words],
                     pass_fds=(theirs.fileno(),),
                     stdin=subprocess.DEVNULL,
-                    process_group=0,  # a terminal's Ctrl-C is for the front
                 )
         except OSError as error:
             raise HostError(f"{name} could not be started: {reason_of(error)}", errno=error.errno) from error

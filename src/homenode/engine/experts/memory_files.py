@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from homenode.engine.assignment import EngineAssignment
 from homenode.engine.experts.group import wants_shared_experts
 from homenode.errors import HostError
-from homenode.host.refusals import reason_of
+from homenode.host.refusals import with_limit
 
 
 class ExpertMemoryFiles:
@@ -51,9 +51,11 @@ def _made(count: int) -> tuple[int, ...]:
             os.ftruncate(made[-1], mmap.PAGESIZE)
             fcntl.fcntl(made[-1], fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
     except OSError as error:
+        said = f"memfd_create: {error.strerror}"
         for descriptor in made:
             os.close(descriptor)
         raise HostError(
-            f"memory for experts that engines keep in common could not be made: {reason_of(error)}", errno=error.errno
+            f"memory for experts that engines keep in common could not be made: {with_limit(said, error.errno)}",
+            errno=error.errno,
         ) from error
     return tuple(made)

@@ -12,6 +12,7 @@ from typing import TypeVar
 import msgspec
 
 from homenode.errors import PeerError
+from homenode.host.socket_pair import open_socket_pair
 
 T = TypeVar("T")
 _LARGEST_LABEL = 4096
@@ -19,7 +20,7 @@ _LARGEST_LABEL = 4096
 
 def door() -> tuple[socket.socket, socket.socket]:
     """Both ends of a door."""
-    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    return open_socket_pair(socket.SOCK_SEQPACKET)
 
 
 def send_fd(through: socket.socket, label: msgspec.Struct, connected: socket.socket) -> bool:

@@ -11,7 +11,7 @@ from homenode.engine.devices import is_accelerator
 from homenode.engine.plan.device_detection import memory_of_devices
 from homenode.engine.plan.free_cores import takes_lists
 from homenode.host.binding.mempolicy_fallback import MemoryPolicy, current_policy
-from homenode.host.binding.optional_calls import refused_at_start
+from homenode.host.binding.optional_calls import refused_at_start, refused_needs
 from homenode.host.binding.syscalls import Syscalls
 from homenode.host.discovery.read import read_host
 from homenode.host.placement.neighbours import HostNeighbours
@@ -24,7 +24,8 @@ from homenode.host.topology.source import LiveSource
 class MachineFacts:
     """`devices`: of the engine's workers. `devices_memory`: bytes that workers may take of accelerators, as far as
     known. `memory_policy`: of this process, None where the kernel does not tell. `neighbours`: who else uses its CPUs.
-    `refused`: calls that help every engine and that this process may not make, one of them to bind threads to CPUs.
+    `refused`: calls that help every engine and that this process may not make, one of them to bind threads to CPUs;
+    `refused_needs`: those that some settings cannot do without, by name.
     """
 
     host: Host
@@ -33,6 +34,7 @@ class MachineFacts:
     memory_policy: MemoryPolicy | None = None
     neighbours: HostNeighbours = field(default_factory=HostNeighbours)
     refused: tuple[Finding, ...] = ()
+    refused_needs: Mapping[str, Finding] = field(default_factory=dict)
 
     @property
     def binding_refused(self) -> Finding | None:
@@ -57,4 +59,5 @@ def read_machine(config: EngineConfig, devices: Sequence[str]) -> MachineFacts:
         memory_of_devices(devices, config),
         current_policy(Syscalls()),
         refused=refused_at_start(len(host.nodes)),
+        refused_needs=refused_needs(),
     )

@@ -11,6 +11,7 @@ from homenode.engine.connection.engine_client import AsyncEngineClient
 from homenode.engine.fronts.fd_channel import door, send_fd
 from homenode.engine.fronts.messages import FrontHello
 from homenode.engine.messages import EngineStats, ServingChanged, ToFront
+from homenode.host.socket_pair import open_socket_pair
 
 
 class SharedEngine(AsyncEngineClient):
@@ -30,7 +31,7 @@ class SharedEngine(AsyncEngineClient):
 
     def connect(self, front: int) -> socket.socket | None:
         """The other end of a new stream of this front; None when the engine takes none, as one that is ending."""
-        ours, theirs = socket.socketpair()
+        ours, theirs = open_socket_pair()
         with theirs:
             if self._door is not None and send_fd(self._door, FrontHello(front), theirs):
                 return ours

@@ -31,6 +31,7 @@ from homenode.engine.plan.moves import EnginePlaces, RestPlace, moved_places, mo
 from homenode.engine.plan.placement import reserved_cores
 from homenode.errors import HomenodeError
 from homenode.host.binding.cpu_look import CpuLook
+from homenode.host.binding.syscalls import thread_cpus
 from homenode.host.placement.demand import Claim
 from homenode.host.placement.neighbours import HostNeighbours, claimed_cores
 from homenode.host.refusals import start_thread
@@ -167,7 +168,7 @@ class NeighbourWatch:
             with suppress(OSError):  # it has just ended
                 for thread in Path(f"/proc/{pid}/task").iterdir():
                     with suppress(ProcessLookupError):
-                        if os.sched_getaffinity(int(thread.name)) <= set(cpus):
+                        if set(thread_cpus(int(thread.name))) <= set(cpus):
                             return True
         return False
 

@@ -26,6 +26,7 @@ from homenode.grammars.end_steering import EndSteering, can_be_steered, short_en
 from homenode.grammars.matcher import make_matcher, reason_of
 from homenode.grammars.short_ends import LONGEST_END, End, ShortEnds
 from homenode.grammars.vocabulary import Vocabulary
+from homenode.host.binding.syscalls import thread_cpus
 
 if TYPE_CHECKING:
     from llguidance import LLExecutor, LLMatcher
@@ -246,7 +247,7 @@ class GrammarMasks:
     def _leave_compute_threads(self) -> None:
         """A thread inherits where its starter may run, which may be the one CPU on which that computes."""
         with suppress(OSError):  # others than there are now: the kernel's choice is as good
-            os.sched_setaffinity(0, self._cpus or os.sched_getaffinity(os.getpid()))
+            os.sched_setaffinity(0, self._cpus or thread_cpus(os.getpid()))
 
     # On the thread that makes matchers
 
@@ -334,7 +335,7 @@ class GrammarMasks:
         from llguidance import LLExecutor
 
         if self._executor is None:
-            self._executor = LLExecutor(min(_MOST_THREADS, len(os.sched_getaffinity(0))))
+            self._executor = LLExecutor(min(_MOST_THREADS, len(thread_cpus())))
         if consumed:
             self._executor.consume_token_par(consumed)
         masks = self.masks

@@ -14,7 +14,7 @@ from homenode.host.binding.claims import living_claims
 from homenode.host.binding.cpu_load import CpuLoad, read_cpu_load
 from homenode.host.binding.irqbalance import find_irqbalance
 from homenode.host.binding.optional_calls import refused_calls
-from homenode.host.binding.syscalls import Syscalls
+from homenode.host.binding.syscalls import Syscalls, thread_cpus
 from homenode.host.placement.demand import Claim
 from homenode.host.topology.facts import FactReader, parse_number
 from homenode.host.topology.finding import Finding
@@ -94,7 +94,7 @@ def read_live_facts(pid: int | None = None, calls: Syscalls | None = None) -> Li
 def _mask(pid: int | None) -> tuple[int, ...] | None:
     """The CPUs that a process may use; None where that cannot be told."""
     try:
-        return tuple(os.sched_getaffinity(pid or 0))
+        return thread_cpus(pid or 0)
     except OSError:
         return None
 

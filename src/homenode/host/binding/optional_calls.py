@@ -8,21 +8,24 @@ Sources: systemd.exec(5) on SystemCallFilter=, seccomp(2), and the manual page o
 from __future__ import annotations
 
 import errno
+import mmap
 import os
+import resource
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from homenode.errors import HostError
 from homenode.host.binding.syscalls import Syscalls
+from homenode.host.refused_errors import REFUSALS, REMEDY
+from homenode.host.socket_pair import NEEDED_FOR, open_socket_pair
 from homenode.host.topology.finding import Finding
 
-# What filters answer, of families of sockets the last one; all other errors speak of the arguments.
-REFUSALS = (errno.EPERM, errno.EACCES, errno.ENOSYS, errno.EAFNOSUPPORT)
-_FILTERS = "Allow it in the container's seccomp profile or in the unit (SystemCallFilter=), or leave that filter out"
-_NUMA = f"{_FILTERS} (docker run --cap-add SYS_NICE)."
+_NUMA = f"{REMEDY} (docker run --cap-add SYS_NICE)."
 AFFINITY = "sched_setaffinity"
+MEMORY_FILE = "memfd_create"
+LOCAL_SOCKET = "socket(AF_UNIX)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,20 @@ def _local_socket(_calls: Syscalls) -> None:
     socket.socket(socket.AF_UNIX, socket.SOCK_STREAM).close()
 
 
+def _socket_pair(_calls: Syscalls) -> None:
+    for end in open_socket_pair():
+        end.close()
+
+
+def _advice(_calls: Syscalls) -> None:
+    with mmap.mmap(-1, mmap.PAGESIZE) as page:
+        page.madvise(mmap.MADV_NORMAL)
+
+
+def _same_limit(_calls: Syscalls) -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, resource.getrlimit(resource.RLIMIT_CORE))
+
+
 OPTIONAL_CALLS = (
     OptionalCall(
         AFFINITY,
@@ -65,7 +82,7 @@ OPTIONAL_CALLS = (
             "affinity_refused",
             "threads run wherever the kernel puts them, bound to no CPU and to no memory node, which costs speed "
             "beside other programs and on hosts with several memory nodes",
-            f"{_FILTERS}; --cpu-threads-bind nobind asks for no binding.",
+            f"{REMEDY}; --cpu-threads-bind nobind asks for no binding.",
         ),
         lambda calls: calls.set_affinity(0, ()),
         at_start=True,
@@ -105,13 +122,13 @@ OPTIONAL_CALLS = (
         helps_numa=True,
     ),
     OptionalCall(
-        "memfd_create",
+        MEMORY_FILE,
         Finding(
             "warning",
             "memfd_create_refused",
             "several workers, experts in common and KV transfer over shared memory have no memory to share; elsewhere "
             "files without a name stand in for it",
-            f"{_FILTERS}.",
+            f"{REMEDY}.",
         ),
         _memory_file,
     ),
@@ -121,19 +138,57 @@ OPTIONAL_CALLS = (
             "warning",
             "pidfd_open_refused",
             "processes are watched by their number, so that their end is noticed later",
-            f"{_FILTERS}.",
+            f"{REMEDY}.",
         ),
         lambda _calls: os.close(os.pidfd_open(os.getpid())),
     ),
     OptionalCall(
-        "socket(AF_UNIX)",
+        LOCAL_SOCKET,
         Finding(
             "warning",
             "unix_socket_refused",
-            "no Unix domain socket can be opened, as several workers, --uds and KV transfer over shared memory want",
+            "no Unix domain socket can be opened, as --uds and KV transfer over shared memory want",
             "Allow AF_UNIX in the unit (RestrictAddressFamilies=) or in the container's seccomp profile.",
         ),
         _local_socket,
+    ),
+    OptionalCall(
+        "socketpair",
+        Finding("error", "socketpair_refused", NEEDED_FOR, f"{REMEDY}."),
+        _socket_pair,
+    ),
+    OptionalCall(
+        "madvise",
+        Finding(
+            "warning",
+            "madvise_refused",
+            "no huge pages are asked for, and KV memory that is not used any more is not given back",
+            f"{REMEDY}.",
+        ),
+        _advice,
+        at_start=True,
+    ),
+    OptionalCall(
+        "prlimit64",
+        Finding(
+            "warning",
+            "prlimit64_refused",
+            "the processes that read a model's chat template and vocabulary have no limits of memory and processor "
+            "time of their own, and the number of open files stays as it is",
+            f"{REMEDY}; serve only models that you trust meanwhile.",
+        ),
+        _same_limit,
+        at_start=True,
+    ),
+    OptionalCall(
+        "sched_getaffinity",
+        Finding(
+            "info",
+            "sched_getaffinity_refused",
+            "the CPUs that threads may run on are read from /proc instead",
+            f"{REMEDY}.",
+        ),
+        lambda _calls: os.sched_getaffinity(0),
     ),
 )
 
@@ -162,6 +217,13 @@ def refused_calls(
 def refused_at_start(nodes: int, calls: Syscalls | None = None) -> tuple[Finding, ...]:
     """Those of which every engine tells."""
     return refused_calls(calls, (call for call in OPTIONAL_CALLS if call.at_start), nodes)
+
+
+def refused_needs(calls: Syscalls | None = None) -> Mapping[str, Finding]:
+    """By name, what to tell of those without which some settings cannot be met at all (`engine.plan.needed_calls`)."""
+    calls = calls or Syscalls()
+    tried = {call.name: refusal_of(call, calls) for call in OPTIONAL_CALLS if call.name in (MEMORY_FILE, LOCAL_SOCKET)}
+    return {name: finding for name, finding in tried.items() if finding is not None}
 
 
 def affinity_refusal(calls: Syscalls | None = None) -> Finding | None:

@@ -14,8 +14,11 @@ import os
 import platform
 import sys
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
+from homenode.cpuset import parse_cpu_list
 from homenode.errors import HostError
+from homenode.host.refused_errors import REFUSALS
 from homenode.units import format_count
 
 MPOL_DEFAULT, MPOL_PREFERRED, MPOL_BIND, MPOL_INTERLEAVE, MPOL_LOCAL, MPOL_PREFERRED_MANY, MPOL_WEIGHTED_INTERLEAVE = (
@@ -44,6 +47,28 @@ _WORD = 8 * ctypes.sizeof(ctypes.c_ulong)  # bits of an unsigned long, the unit 
 _SHORTEST_ANSWER, _LONGEST_ANSWER = 1024, 32768
 
 
+def thread_cpus(tid: int = 0, proc: Path = Path("/proc")) -> tuple[int, ...]:
+    """CPUs that thread `tid` may run on, ascending; 0 is the calling thread. Where sched_getaffinity is refused, as
+    /proc/TID/status tells. OSError where neither does."""
+    try:
+        return tuple(sorted(os.sched_getaffinity(tid)))
+    except OSError as error:
+        if error.errno not in REFUSALS:
+            raise
+        cpus = _told_cpus(proc / (str(tid) if tid else "thread-self") / "status")
+        if cpus is None:
+            raise
+    return cpus
+
+
+def _told_cpus(status: Path) -> tuple[int, ...] | None:
+    for line in status.read_text().splitlines():
+        name, _, text = line.partition(":")
+        if name == "Cpus_allowed_list":
+            return parse_cpu_list(text.strip())
+    return None
+
+
 class Syscalls:
     """The calls, as methods so that tests can put a kernel that refuses in their place. Keeps nothing between calls."""
 
@@ -54,7 +79,7 @@ class Syscalls:
     def affinity(self, tid: int) -> tuple[int, ...]:
         """CPUs that thread `tid` may run on, ascending; 0 is the calling thread. Machines beyond 1024 CPUs are read
         whole."""
-        return tuple(sorted(os.sched_getaffinity(tid)))
+        return thread_cpus(tid)
 
     def set_affinity(self, tid: int, cpus: Iterable[int]) -> None:
         """Let thread `tid` run on `cpus` only. The kernel silently drops those its cpuset forbids: read back with

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from homenode.errors import HostError
-from homenode.host.binding.optional_calls import REFUSALS
+from homenode.host.refused_errors import REFUSALS
 
 _VARIABLES = ("TMPDIR", "TEMP", "TMP")  # as Python's tempfile reads them
 _USUAL = (Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"))

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from homenode.dtypes import BY_NAME, DType
 from homenode.errors import InternalError
+from homenode.host.binding.syscalls import thread_cpus
 from homenode.model.formats.bounded_files import damaged, read_at
 from homenode.model.formats.fallback_decode import decode_rows
 from homenode.model.spec import CodedMatrix, TensorEntry
@@ -85,7 +86,7 @@ def _each_chunk(work: Callable[[int, int], None], rows: tuple[int, int], columns
 
     step = max(8, _CHUNK_ELEMENTS // columns)
     starts = range(rows[0], rows[1], step)
-    with ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), len(starts) or 1, _MOST_THREADS)) as threads:
+    with ThreadPoolExecutor(min(len(thread_cpus()), len(starts) or 1, _MOST_THREADS)) as threads:
         for done in [threads.submit(quietly, first, min(first + step, rows[1])) for first in starts]:
             done.result()
 

@@ -1,5 +1,7 @@
 """The limits that a sandboxed process puts on itself before it reads anything of a model.
 
+Where the machine refuses limits (`host.binding.optional_calls`), the parent's deadlines stay.
+
 Sources: setrlimit(2), fcntl(2) (F_SETOWN, O_ASYNC), pipe(7).
 """
 
@@ -12,6 +14,9 @@ import resource
 import select
 import signal
 import sys
+import time
+
+from homenode.host.resource_limits import read_limit, set_limit
 
 _LARGEST_FILE = 1 << 20  # what standard error, a memfd, may grow to
 
@@ -53,16 +58,15 @@ def allow_cpu(seconds: float) -> None:
     This is the second line: the parent ends a process whose time is over, unless the parent is stopped or does not
     come to run.
     """
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
-    until = math.ceil(used.ru_utime + used.ru_stime + seconds) + 1
-    resource.setrlimit(resource.RLIMIT_CPU, (_least(until, hard), hard))
+    hard = read_limit(resource.RLIMIT_CPU)[1]
+    until = math.ceil(time.process_time() + seconds) + 1
+    set_limit(resource.RLIMIT_CPU, _least(until, hard), hard)
 
 
 def _lower(limit: int, value: int) -> None:
     """Set the soft limit, unless it is lower already."""
-    soft, hard = resource.getrlimit(limit)
-    resource.setrlimit(limit, (_least(value, soft, hard), hard))
+    soft, hard = read_limit(limit)
+    set_limit(limit, _least(value, soft, hard), hard)
 
 
 def _least(*limits: int) -> int:

@@ -6,7 +6,6 @@ import contextlib
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,7 +15,9 @@ from typing import Any
 
 from homenode.errors import HostError
 from homenode.host.binding.temporary import nameless_file
+from homenode.host.process_group import start_in_own_group
 from homenode.host.refusals import reason_of
+from homenode.host.socket_pair import open_socket_pair
 from homenode.model.sandbox.frames import FrameStream, SandboxFrameError
 
 _STARTS_WITHIN_S = 30.0
@@ -48,7 +49,7 @@ class SandboxProcess:
                 # Standard error grows to no more than the child's limit, and nobody has to read it meanwhile.
                 errors = nameless_file("standard error")
                 undone.callback(os.close, errors)
-                ours, theirs = socket.socketpair()
+                ours, theirs = open_socket_pair()
                 undone.callback(ours.close)
                 with theirs:
                     self._process = self._spawn(theirs.fileno(), errors, arguments)
@@ -61,14 +62,13 @@ class SandboxProcess:
         self.end = weakref.finalize(self, _end, self._owner, self._process, self._frames, errors)  # at exit as well
 
     def _spawn(self, descriptor: int, errors: int, arguments: Sequence[str]) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
+        return start_in_own_group(
             [sys.executable, "-P", "-W", "ignore", "-m", self._module, str(descriptor), *arguments],
             pass_fds=(descriptor,),
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=errors,
             env=_environment(),
-            process_group=0,  # a terminal's Ctrl-C is for the parent
         )
 
     @property

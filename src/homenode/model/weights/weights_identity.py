@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -94,7 +95,8 @@ def file_digests(entries: Iterable[TensorEntry], open_file: OpenFile) -> dict[Pa
     for (file, offset, nbytes), _ in sorted(parts.items(), key=lambda each: each[0]):
         fd = open_file(file)
         for place in _dense_places(nbytes):  # a disk has all of it to do at once
-            os.posix_fadvise(fd, offset + place, _SAMPLE, os.POSIX_FADV_WILLNEED)
+            with suppress(OSError):  # a file that cannot be asked for is read all the same
+                os.posix_fadvise(fd, offset + place, _SAMPLE, os.POSIX_FADV_WILLNEED)
     digests: dict[Path, hashlib.blake2b] = {}
     for (file, offset, nbytes), part in sorted(parts.items(), key=lambda each: each[0]):
         digest = digests.setdefault(file, hashlib.blake2b(digest_size=_DIGEST_BYTES, person=b"weights-file"))

@@ -9,7 +9,6 @@ ignores SIGINT and SIGTERM: when to end is the coordinator's decision.
 from __future__ import annotations
 
 import asyncio
-import faulthandler
 import gc
 import logging
 import os
@@ -21,7 +20,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from homenode.engine.child_process import call_itself, die_with_parent, in_words
+from homenode.engine.child_process import call_itself, die_with_parent, in_words, show_crashes
 from homenode.engine.fronts.fd_channel import receive_fd
 from homenode.engine.fronts.messages import Way
 from homenode.engine.messages import Fatal, FreeCpusChanged, Heartbeat, Ping
@@ -60,7 +59,7 @@ def main(arguments: list[str], load: Load | None = None) -> int:
     """Answer requests until told to end; the exit code. `load` reads the vocabulary."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    faulthandler.enable()
+    show_crashes()
     descriptors, parent, name = [int(each) for each in arguments[0].split(",")], int(arguments[1]), arguments[2]
     begin_service_log(name)
     call_itself(name)

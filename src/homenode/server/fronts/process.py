@@ -19,7 +19,9 @@ from homenode.engine.fronts.messages import Way
 from homenode.engine.messages import Fatal, Heartbeat, Ping
 from homenode.engine.wire import FrameDecoder, decode_body, encode_frame
 from homenode.errors import HomenodeError, HostError, PeerError
+from homenode.host.process_group import start_in_own_group
 from homenode.host.refusals import reason_of
+from homenode.host.socket_pair import open_socket_pair
 from homenode.server.doors.tcp_socket import with_twins
 from homenode.server.fronts.messages import FromFront, FrontReady, Prepare, Prepared, ToFront
 from homenode.server.monitoring.files import FOLDER_VARIABLE
@@ -64,17 +66,16 @@ class FrontProcess:
         self.send(prepare)
 
     def _spawn(self, program: str, listener: socket.socket, metrics: str, key_counts: int) -> socket.socket:
-        ours, theirs = socket.socketpair()
+        ours, theirs = open_socket_pair()
         self._door, their_door = door()
         with theirs, their_door:
             listeners = [each.fileno() for each in with_twins(listener)]
             descriptors = (theirs.fileno(), their_door.fileno(), key_counts, *listeners)
-            self._process = subprocess.Popen(
+            self._process = start_in_own_group(
                 [sys.executable, "-P", "-m", program, ",".join(map(str, descriptors)), str(os.getpid()), self.name],
                 pass_fds=[descriptor for descriptor in descriptors if descriptor >= 0],
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, FOLDER_VARIABLE: metrics},
-                process_group=0,  # a terminal's Ctrl-C is for the coordinator
             )
         return ours
 

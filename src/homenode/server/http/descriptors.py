@@ -8,6 +8,8 @@ import contextlib
 import resource
 from pathlib import Path
 
+from homenode.host.resource_limits import read_limit, set_limit
+
 _SMALLEST_RESERVE, _LARGEST_RESERVE = 16, 256
 _UNKNOWN_IN_USE = 64
 
@@ -16,14 +18,14 @@ def raise_descriptor_limit() -> None:
     """Raise the soft limit to the hard one, for this process and those it starts: every connection is a descriptor, and
     1,024 are usual.
     """
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    hard = read_limit(resource.RLIMIT_NOFILE)[1]
     with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        set_limit(resource.RLIMIT_NOFILE, hard, hard)
 
 
 def descriptor_limit() -> int:
     """The soft limit: numbers of descriptors are below it."""
-    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    soft = read_limit(resource.RLIMIT_NOFILE)[0]
     return 2**31 - 1 if soft == resource.RLIM_INFINITY else soft
 
 

@@ -12,6 +12,8 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from homenode.host.socket_pair import require_socket_pairs
+
 _LOG = logging.getLogger("homenode.server")
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -61,6 +63,14 @@ def signals(handler: Callable[[], None], stop: StopSignals | None = None) -> Ite
         yield
     finally:
         stop.handler = ignore_signal
+
+
+def run_service(serving: Callable[[StopSignals], Coroutine[Any, Any, int]]) -> int:
+    """What `serving` returns on an event loop of its own, see `run_until_stopped`. HostError where the machine lets
+    nobody make one.
+    """
+    require_socket_pairs()
+    return asyncio.run(run_until_stopped(serving))
 
 
 async def run_until_stopped(serving: Callable[[StopSignals], Coroutine[Any, Any, int]]) -> int:
