@@ -71,6 +71,10 @@ class FrameDecoder:
         return frames
 
 
+class StreamClosedError(PeerError):
+    """Nobody is at the other end of a stream any more: what was to be sent is of use to nobody."""
+
+
 class FrameSocket:
     """Frames over a connected blocking socket. One thread may read while another writes."""
 
@@ -81,12 +85,12 @@ class FrameSocket:
         self._frames: list[bytes] = []
 
     def send(self, message: Any) -> None:
-        """Send one message; blocks while the other end is behind. PeerError when it is gone."""
+        """Send one message; blocks while the other end is behind. StreamClosedError when it is gone."""
         frame = encode_frame(message, self._limit)
         try:
             self._sock.sendall(frame)
         except OSError as error:
-            raise PeerError(f"the other end of the connection is gone: {error}") from error
+            raise StreamClosedError(f"the other end of the connection is gone: {error}") from error
 
     def receive(self) -> bytes | None:
         """The body of the next frame; None at the end of the stream. PeerError when the stream ends inside a frame or

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from homenode.engine.wire import FrameDecoder, encode_frame
+from homenode.engine.wire import FrameDecoder, StreamClosedError, encode_frame
 from homenode.errors import PeerError
 
 _CHUNK = 256 * 1024
@@ -29,13 +29,15 @@ class EngineSocket:
         self._sending = threading.Lock()
 
     def send(self, message: Any) -> None:
-        """Send one message. PeerError when the engine is gone, CapacityError when it is too large for a frame."""
+        """Send one message. StreamClosedError when the engine is gone, CapacityError when it is too large for a
+        frame.
+        """
         frame = encode_frame(message)
         try:
             with self._sending:
                 self._sock.sendall(frame)
         except OSError as error:
-            raise PeerError(f"the engine is gone: {error}") from error
+            raise StreamClosedError(f"the engine is gone: {error}") from error
 
     def receive(self) -> bytes | None:
         """The body of the next frame; None at the end of the stream. PeerError when the stream ends inside a frame or

@@ -11,7 +11,6 @@ decision. NAME is what one of several engines is called, in the log and by ps an
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import logging
 import os
 import signal
@@ -23,10 +22,10 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, NoReturn
 
 from homenode.engine.assignment import EngineAssignment
-from homenode.engine.child_process import LoadingProgress, call_itself, die_with_parent, in_words
+from homenode.engine.child_process import LoadingProgress, call_itself, die_with_parent, in_words, show_crashes
 from homenode.engine.messages import EngineLoading, Fatal, FreeCpusChanged, ToEngine, ToFront
 from homenode.engine.runtime.inbox import Inbox
-from homenode.engine.wire import FrameSocket, decode_body
+from homenode.engine.wire import FrameSocket, StreamClosedError, decode_body
 from homenode.errors import HomenodeError, PeerError
 from homenode.host.process_limits import on_large_stack
 from homenode.host.refusals import start_thread
@@ -49,7 +48,7 @@ def main(arguments: list[str], build: Build | None = None) -> int:
     mark_phase("interpreter")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    faulthandler.enable()  # a crash of the native core shows where it was called from
+    show_crashes()
     parent, name = int(arguments[1]), "".join(arguments[2:])
     streams, _, memories = arguments[0].partition(":")
     experts = [int(each) for each in memories.split(",") if each]
@@ -73,6 +72,8 @@ def _main(front: FrameSocket, doors: list[socket.socket], parent: int, build: Bu
         mark_phase("wait for settings")
         assignment = decode_body(first, EngineAssignment)
         on_large_stack(lambda: serve(front, assignment, build, doors, experts))
+    except StreamClosedError:
+        return 0  # the front has left: the thread that reads hears of that at the same moment, or a little later
     except BaseException as error:
         if not isinstance(error, HomenodeError):
             _log.exception("the engine failed")

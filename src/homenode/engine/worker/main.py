@@ -9,7 +9,6 @@ is the engine's decision.
 
 from __future__ import annotations
 
-import faulthandler
 import logging
 import os
 import signal
@@ -48,8 +47,8 @@ from homenode.engine.channels.messages import (
     shared_memories,
 )
 from homenode.engine.channels.wire import EngineSocket
-from homenode.engine.child_process import LoadingProgress, call_itself, die_with_parent, in_words
-from homenode.engine.wire import decode_body
+from homenode.engine.child_process import LoadingProgress, call_itself, die_with_parent, in_words, show_crashes
+from homenode.engine.wire import StreamClosedError, decode_body
 from homenode.errors import HomenodeError, HostError, PeerError
 from homenode.host.process_limits import on_large_stack
 from homenode.host.refusals import start_thread
@@ -77,7 +76,7 @@ def main(
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    faulthandler.enable()  # a crash of the native core shows where it was called from
+    show_crashes()
     descriptor, parent, name = int(arguments[0]), int(arguments[1]), "".join(arguments[2:3])
     begin_service_log(name)
     call_itself(name)
@@ -90,6 +89,8 @@ def main(
         join = decode_body(first, Join)
         join = _with_roles(join if place is None else place(join))
         on_large_stack(_Post(engine, join, make or _make, (open_for or _open_for)(join)).run)
+    except StreamClosedError:
+        return 0  # the engine has left: the thread that reads hears of that at the same moment, or a little later
     except BaseException as error:
         if not isinstance(error, HomenodeError):
             _log.exception("the worker failed")
