@@ -20,7 +20,7 @@ from homenode.engine.request import Request
 from homenode.engine.scheduler.events import RequestArrived, StepDone
 from homenode.engine.scheduler.scheduler import Scheduler
 from homenode.engine.scheduler_config import KvConfig, SchedulerConfig
-from homenode.engine.step import Sampled, Step, StepResult, WorkerLimits
+from homenode.engine.step import Advance, Step, StepResult, WorkerLimits
 from homenode.sampling import SamplingParams
 
 _BLOCK = 64
@@ -96,7 +96,7 @@ def _result(step: Step) -> StepResult:
     """Every sequence draws a token that ends nothing."""
     return StepResult(
         step.number,
-        [Sampled(item.seq, 3 + (item.start + 7 * item.seq) % 1000) for item in step.items if item.sample],
+        [Advance(item.seq, [3 + (item.start + 7 * item.seq) % 1000]) for item in step.items if item.draws],
         [],
         0.001,
     )

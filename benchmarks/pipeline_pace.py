@@ -18,7 +18,7 @@ from homenode.engine.request import Request
 from homenode.engine.scheduler.events import RequestArrived, StepDone
 from homenode.engine.scheduler.scheduler import Scheduler
 from homenode.engine.scheduler_config import KvConfig, SchedulerConfig
-from homenode.engine.step import Sampled, Step, StepResult, WorkerLimits
+from homenode.engine.step import Advance, Step, StepResult, WorkerLimits
 from homenode.sampling import SamplingParams
 
 _LIMITS = WorkerLimits(num_blocks=4096, block_size=32, max_model_len=2048, vocab_size=1000, max_sampled_rows=256)
@@ -60,7 +60,7 @@ def throughput(
             return running * tokens / now
         now, number, step = heapq.heappop(results)
         scheduler.apply(
-            StepDone(now, StepResult(number, [Sampled(item.seq, 5) for item in step.items if item.sample], [], 1e-3))
+            StepDone(now, StepResult(number, [Advance(item.seq, [5]) for item in step.items if item.draws], [], 1e-3))
         )
 
 

@@ -26,15 +26,15 @@ MARKS = "HOMENODE_TEST_MARKS"
 
 def _chunk(step: Step) -> bool:
     """Part of a prompt, none of them ending."""
-    return all(item.count > 1 and not item.sample for item in step.items)
+    return all(item.count > 1 and not item.draws for item in step.items)
 
 
 def _decode(step: Step) -> bool:
-    return all(item.count == 1 and item.sample for item in step.items)
+    return all(item.count == 1 and item.draws for item in step.items)
 
 
 def _mixed(step: Step) -> bool:
-    return any(item.count == 1 and item.sample for item in step.items) and any(item.count > 1 for item in step.items)
+    return any(item.count == 1 and item.draws for item in step.items) and any(item.count > 1 for item in step.items)
 
 
 def _again(step: Step) -> bool:

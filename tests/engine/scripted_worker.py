@@ -21,7 +21,7 @@ import numpy as np
 from homenode.compute.kv_memory import KvLayout
 from homenode.engine.channels.base import WorkerChannels
 from homenode.engine.channels.messages import FileRange, Fits, Join, RunStep, WorkerStepDone
-from homenode.engine.step import Sampled, StepResult
+from homenode.engine.step import Advance, StepResult
 from homenode.engine.worker.main import main
 from homenode.errors import CapacityError
 from homenode.model.identity import ModelIdentity
@@ -102,7 +102,9 @@ class ScriptedWorker:
         sampled = []
         if part.last_stage and part.rank == 0:
             sampled = [
-                Sampled(item.seq, token_of(item.seq, item.start + item.count - 1)) for item in step.items if item.sample
+                Advance(item.seq, [token_of(item.seq, item.start + item.count - 1)])
+                for item in step.items
+                if item.draws
             ]
         elif not part.last_stage:
             self._check(work)

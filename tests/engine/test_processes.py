@@ -93,12 +93,12 @@ class Driver:
         self.seq += 1
         self.position = prompt
         start = StartSequence(self.seq, list(range(prompt)), prompt, SamplingParams(max_tokens=100, seed=1))
-        self._submit(Step(self._next(), [], [start], [StepItem(self.seq, 0, prompt, [0], True)]))
+        self._submit(Step(self._next(), [], [start], [StepItem(self.seq, 0, prompt, [0], 1)]))
 
     def go_on(self) -> None:
         """Its next token."""
         self.position += 1
-        self._submit(Step(self._next(), [], [], [StepItem(self.seq, self.position - 1, 1, [], True)]))
+        self._submit(Step(self._next(), [], [], [StepItem(self.seq, self.position - 1, 1, [], 1)]))
 
     def _next(self) -> int:
         self.number += 1
@@ -111,7 +111,7 @@ class Driver:
         """The token of the step sent last."""
         result = self.executor.result(PATIENCE_S)
         assert isinstance(result, StepResult) and result.number == self.number
-        assert [(s.seq, s.token) for s in result.sampled] == [(self.seq, token_of(self.seq, self.position - 1))]
+        assert [(a.seq, a.tokens) for a in result.advances] == [(self.seq, [token_of(self.seq, self.position - 1)])]
 
     def run(self, tokens: int) -> None:
         """A sequence from its prompt on."""

@@ -50,14 +50,14 @@ def test_prefill_in_chunks_then_decode_ahead_of_the_results() -> None:
     program = CountingProgram()
     worker = runner(program)
     prompt = list(range(40))
-    first = worker.execute(Step(0, [], [start(3, prompt)], [StepItem(3, 0, 30, [7], False)]))
-    assert first.sampled == []
+    first = worker.execute(Step(0, [], [start(3, prompt)], [StepItem(3, 0, 30, [7], 0)]))
+    assert first.advances == []
     assert program.steps[0].ids.tolist() == prompt[:30]
     assert len(program.steps[0].sample_rows) == 0
     tokens = []
     for number, (begin, count, blocks) in enumerate([(30, 10, [9]), (40, 1, []), (41, 1, [])], start=1):
-        result = worker.execute(Step(number, [], [], [StepItem(3, begin, count, blocks, True)]))
-        tokens.append(result.sampled[0].token)
+        result = worker.execute(Step(number, [], [], [StepItem(3, begin, count, blocks, 1)]))
+        tokens += result.advances[0].tokens
     assert tokens == [(39 + 39) % 50, (28 + 40) % 50, (18 + 41) % 50]
     last = program.steps[-1]
     assert (last.ids.tolist(), last.positions.tolist(), last.context_len.tolist()) == ([18], [41], [42])
@@ -83,7 +83,7 @@ def test_a_mixed_step_against_a_plain_model() -> None:
             expected_ids += tokens[begin : begin + count]
             expected_positions += range(begin, begin + count)
             tables.append(blocks)
-            if items[-1].sample:
+            if items[-1].draws:
                 rows.append(len(expected_ids) - 1)
         batch = build_batch(items, table)
         assert batch.arrays.ids.tolist() == expected_ids
@@ -93,17 +93,17 @@ def test_a_mixed_step_against_a_plain_model() -> None:
         assert [
             row[: len(blocks)] for row, blocks in zip(batch.arrays.block_table.tolist(), tables, strict=True)
         ] == tables
-        assert batch.sampled == [item.seq for item in items if item.sample]
+        assert batch.sampled == [item.seq for item in items if item.draws]
 
 
 @pytest.mark.parametrize(
     ("item", "words"),
     [
-        (StepItem(1, 0, 5, [1], False), "positions 0 to 4"),
-        (StepItem(1, 0, 0, [1], False), "positions 0 to -1"),
-        (StepItem(1, 0, 2, [], False), "its blocks hold 0"),
-        (StepItem(1, -1, 2, [1], False), "positions -1"),
-        (StepItem(2, 0, 1, [1], False), "not started"),
+        (StepItem(1, 0, 5, [1], 0), "positions 0 to 4"),
+        (StepItem(1, 0, 0, [1], 0), "positions 0 to -1"),
+        (StepItem(1, 0, 2, [], 0), "its blocks hold 0"),
+        (StepItem(1, -1, 2, [1], 0), "positions -1"),
+        (StepItem(2, 0, 1, [1], 0), "not started"),
     ],
 )
 def test_items_that_cannot_be_are_refused(item: StepItem, words: str) -> None:
@@ -118,9 +118,9 @@ def test_only_the_newest_drawn_token_can_be_computed() -> None:
     table.start(start(1, [1, 2]))
     for token in (8, 9):
         table.append(np.array([table.slot(1)]), np.array([token], np.int32))
-    assert build_batch([StepItem(1, 3, 1, [4], True)], table).arrays.ids.tolist() == [9]
+    assert build_batch([StepItem(1, 3, 1, [4], 1)], table).arrays.ids.tolist() == [9]
     with pytest.raises(ValueError, match="only the newest"):
-        build_batch([StepItem(1, 2, 1, [], False)], table)
+        build_batch([StepItem(1, 2, 1, [], 0)], table)
 
 
 def test_slots_are_reused_without_traces() -> None:
@@ -128,7 +128,7 @@ def test_slots_are_reused_without_traces() -> None:
     table.start(
         start(1, [1, 2], params=SamplingParams(temperature=0.5, logit_bias={3: 1.0}, presence_penalty=1.0, logprobs=2))
     )
-    build_batch([StepItem(1, 0, 2, [5, 6, 7], True)], table)
+    build_batch([StepItem(1, 0, 2, [5, 6, 7], 1)], table)
     slot = table.slot(1)
     table.end(1)
     table.end(1)
@@ -136,8 +136,8 @@ def test_slots_are_reused_without_traces() -> None:
     table.start(start(2, [4]))
     assert table.slot(2) == slot
     with pytest.raises(ValueError, match="its blocks hold 0"):
-        build_batch([StepItem(2, 0, 1, [], True)], table)
-    assert build_batch([StepItem(2, 0, 1, [8], True)], table).arrays.block_table.tolist() == [[8]]
+        build_batch([StepItem(2, 0, 1, [], 1)], table)
+    assert build_batch([StepItem(2, 0, 1, [8], 1)], table).arrays.block_table.tolist() == [[8]]
     how = sampling_arrays(np.array([slot]), table)
     assert (
         how.settings["temperature"][0],
@@ -215,23 +215,23 @@ def test_prompt_scores_in_chunks_beside_a_decode() -> None:
             0,
             [],
             [start(1, prompt, params=scored), start(2, [7])],
-            [StepItem(2, 0, 1, [5], True), StepItem(1, 0, 4, [6], False, 0)],
+            [StepItem(2, 0, 1, [5], 1), StepItem(1, 0, 4, [6], 0, 0)],
         )
     )
-    two = worker.execute(Step(1, [], [], [StepItem(2, 1, 1, [], True), StepItem(1, 4, 2, [], True, 4)]))
-    assert [s.seq for s in one.sampled] == [2]
+    two = worker.execute(Step(1, [], [], [StepItem(2, 1, 1, [], 1), StepItem(1, 4, 2, [], 1, 4)]))
+    assert [a.seq for a in one.advances] == [2]
     assert [(p.seq, p.first, len(p.scores)) for p in (*one.scored, *two.scored)] == [(1, 1, 4), (1, 5, 1)]
     log_z = float(np.log(np.e + 49))
     for at, score in enumerate([*one.scored[0].scores, *two.scored[0].scores], start=1):
         best = (prompt[at - 1] + at - 1) % 50
         assert score.top[0][0] == best
         assert score.logprob == pytest.approx((1 if prompt[at] == best else 0) - log_z, abs=1e-5)
-    drawn = {s.seq: s for s in two.sampled}
-    assert drawn[2].logprob is None
-    assert drawn[1].token == (9 + 5) % 50
-    assert drawn[1].logprob is not None
-    assert drawn[1].logprob.logprob == pytest.approx(1 - log_z, abs=1e-5)
-    assert drawn[1].logprob.top == []
+    drawn = {a.seq: a for a in two.advances}
+    assert drawn[2].logprobs == ()
+    assert drawn[1].tokens == [(9 + 5) % 50]
+    (logprob,) = drawn[1].logprobs
+    assert logprob.logprob == pytest.approx(1 - log_z, abs=1e-5)
+    assert logprob.top == []
 
 
 def test_a_seeded_sequence_draws_the_same_whatever_shares_the_batch() -> None:
@@ -249,12 +249,12 @@ def test_a_seeded_sequence_draws_the_same_whatever_shares_the_batch() -> None:
                     number and len(starts[i].token_ids) - 1 + number,
                     1 if number else len(starts[i].token_ids),
                     [] if number else [i],
-                    True,
+                    1,
                 )
                 for i, s in enumerate(order)
             ]
             result = worker.execute(Step(number, [], [] if number else starts, items))
-            tokens += [s.token for s in result.sampled if s.seq == 99]
+            tokens += [token for a in result.advances if a.seq == 99 for token in a.tokens]
         return tokens
 
     alone = drawn(0)
@@ -276,10 +276,10 @@ class WrongBackend(ReferenceBackend):
 
 def test_sequences_of_a_failed_step_can_be_ended_and_started_anew() -> None:
     worker = Runner(CountingProgram(), WrongBackend(), BLOCK)
-    step = Step(0, [], [start(1, [2])], [StepItem(1, 0, 1, [0], True)])
+    step = Step(0, [], [start(1, [2])], [StepItem(1, 0, 1, [0], 1)])
     with pytest.raises(MemoryError):
         worker.execute(step)
-    worker.execute(Step(1, [1, 55], [start(2, [2])], [StepItem(2, 0, 1, [0], True)]))
+    worker.execute(Step(1, [1, 55], [start(2, [2])], [StepItem(2, 0, 1, [0], 1)]))
     assert worker.num_sequences == 1
 
 
@@ -331,14 +331,14 @@ def random_steps(rng: random.Random, count: int) -> list[Step]:
                 continue  # it has to wait, for whatever reason
             new = [next_block] if length % BLOCK == 0 else []
             next_block += len(new)
-            items.append(StepItem(seq, length, 1, new, True))
+            items.append(StepItem(seq, length, 1, new, 1))
             lengths[seq] += 1
         starts = []
         if not lengths or (len(lengths) < 12 and rng.random() < 0.1):
             tokens = [rng.randrange(50) for _ in range(rng.randint(1, 3 * BLOCK))]
             blocks = -(-len(tokens) // BLOCK)
             starts.append(start(next_seq, tokens, params=kinds[next_seq % len(kinds)]))
-            items.append(StepItem(next_seq, 0, len(tokens), list(range(next_block, next_block + blocks)), True))
+            items.append(StepItem(next_seq, 0, len(tokens), list(range(next_block, next_block + blocks)), 1))
             lengths[next_seq] = len(tokens)
             next_seq, next_block = next_seq + 1, next_block + blocks
         steps.append(Step(number, ends, starts, items))
@@ -355,7 +355,7 @@ def test_a_step_that_carries_on_is_the_one_made_from_nothing() -> None:
             before = programs[0].steps[-1] if programs[0].steps else None
             wanted, found = forgetting.execute(step), carrying.execute(step)
             forgetting._batches.forget()
-            assert (found.sampled, found.scored) == (wanted.sampled, wanted.scored)
+            assert (found.advances, found.scored) == (wanted.advances, wanted.scored)
             if step.items:
                 last, plain = programs[0].steps[-1], programs[1].steps[-1]
                 arrays = {name: array for name, array in vars(plain).items() if array is not None}
@@ -369,12 +369,12 @@ def test_a_step_that_carries_on_is_the_one_made_from_nothing() -> None:
 
 def test_what_cannot_carry_on_is_refused_as_ever() -> None:
     worker = runner(CountingProgram())
-    worker.execute(Step(0, [], [start(1, [5] * (BLOCK - 1))], [StepItem(1, 0, BLOCK - 1, [3], True)]))
-    worker.execute(Step(1, [], [], [StepItem(1, BLOCK - 1, 1, [], True)]))
+    worker.execute(Step(0, [], [start(1, [5] * (BLOCK - 1))], [StepItem(1, 0, BLOCK - 1, [3], 1)]))
+    worker.execute(Step(1, [], [], [StepItem(1, BLOCK - 1, 1, [], 1)]))
     with pytest.raises(ValueError, match="its blocks hold 32"):
-        worker.execute(Step(2, [], [], [StepItem(1, BLOCK, 1, [], True)]))
+        worker.execute(Step(2, [], [], [StepItem(1, BLOCK, 1, [], 1)]))
     with pytest.raises(ValueError, match="positions 34 to 34 were asked for"):
-        worker.execute(Step(3, [], [], [StepItem(1, BLOCK + 2, 1, [4], True)]))
-    worker.execute(Step(4, [], [], [StepItem(1, BLOCK, 1, [], True)]))
+        worker.execute(Step(3, [], [], [StepItem(1, BLOCK + 2, 1, [4], 1)]))
+    worker.execute(Step(4, [], [], [StepItem(1, BLOCK, 1, [], 1)]))
     with pytest.raises(ValueError, match="was not started here or has ended"):
-        worker.execute(Step(5, [1], [], [StepItem(1, BLOCK + 1, 1, [], True)]))
+        worker.execute(Step(5, [1], [], [StepItem(1, BLOCK + 1, 1, [], 1)]))

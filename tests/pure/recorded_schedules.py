@@ -33,7 +33,7 @@ _MOVES = 400
 
 def _of_step(step: Step) -> object:
     starts = [(start.seq, start.token_ids, start.num_prompt) for start in step.starts]  # their sampling seeds are drawn
-    items = [(i.seq, i.start, i.count, list(i.new_blocks), bool(i.sample), i.score_from) for i in step.items]
+    items = [(i.seq, i.start, i.count, list(i.new_blocks), bool(i.draws), i.score_from) for i in step.items]
     return "step", step.number, list(step.ends), starts, items
 
 

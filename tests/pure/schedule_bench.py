@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Callable
+from collections.abc import Sequence as List
 
 import msgspec
 
@@ -100,11 +101,13 @@ class Bench:
         headroom: Callable[[], int] = lambda: 1 << 40,
         release_s: float = 0.0,
         token_s: float | None = None,
+        drafter: Callable[[List[int]], List[int]] | None = None,
     ) -> None:
         """`headroom`: bytes that the machine can give to KV memory that grows, whenever it is looked at. `token_s`:
-        seconds that each token of a step takes by the scheduler's clock; None: a step takes none.
+        seconds that each token of a step takes by the scheduler's clock; None: a step takes none. `drafter`: as for
+        `ScriptedExecutor`, with `max_drafted` in the limits.
         """
-        self._token_s = token_s
+        self._token_s, self.fault = token_s, fault
         self._headroom = headroom
         self.config = config or SchedulerConfig(max_num_batched_tokens=32, max_num_seqs=8)
         self.limits = limits or limits_of()
@@ -127,6 +130,7 @@ class Bench:
             max_sequences=self.config.max_num_seqs,
             fault=fault,
             stages=stages,
+            drafter=drafter,
         )
         self.now = 0.0
         self.requests: dict[int, Request] = {}
@@ -371,8 +375,7 @@ class Bench:
         self._check_order(step, inside)
         self._check_turns(step, begun)
         self._check_time(step)
-        positions = [item for item in step.items if item.sample]
-        assert len(positions) <= self.limits.max_sampled_rows
+        assert sum(item.draws for item in step.items) <= self.limits.max_sampled_rows
 
     def _check_order(self, step: Step, inside: set[int]) -> None:
         running = self.running()
@@ -385,7 +388,7 @@ class Bench:
             and not self._has_aged()
         ):
             number, tokens = self._passed
-            now = sum(item.count for item in step.items if item.count > 1 or not item.sample)
+            now = sum(item.count for item in step.items if item.count > max(1, item.draws) or not item.draws)
             passed = (tokens if number == first.id else 0) + now
             self._passed = (first.id, 0 if first.allocation.seq in inside else passed)
             # Before one has its fourth, others have so many tokens and one step, where a step may be short of time.

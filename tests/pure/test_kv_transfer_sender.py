@@ -52,7 +52,7 @@ def test_all_but_the_last_position_is_computed_and_told_of_chunk_by_chunk() -> N
     bench.admit(ticket)
     steps = []
     while step := bench.step():
-        steps.append([(item.start, item.count, item.sample) for item in step.items])
+        steps.append([(item.start, item.count, item.draws > 0) for item in step.items])
         bench.finish_step()
     assert steps == [[(0, 6, False)], [(6, 6, False)], [(12, 1, False)]]
     told = [

@@ -125,7 +125,7 @@ def test_decodes_go_before_prompts_in_every_micro_batch() -> None:
     bench = _decoding(8, 2)
     bench.submit([1] * 390, max_tokens=2, ignore_eos=True)
     steps = _turn(bench, 2)
-    assert [len([item for item in step.items if item.sample and item.count == 1]) for step in steps] == [4, 4]
+    assert [len([item for item in step.items if item.draws and item.count == 1]) for step in steps] == [4, 4]
     assert all(step.items[-1].count > 100 for step in steps)
     bench.run()
 

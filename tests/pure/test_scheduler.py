@@ -13,7 +13,7 @@ from homenode.engine.scheduler.budget import StepPlan, prefill_count
 from homenode.engine.scheduler.events import Emit, RequestArrived, StepDone, Warn
 from homenode.engine.scheduler.scheduler import Scheduler
 from homenode.engine.scheduler_config import KvConfig, SchedulerConfig
-from homenode.engine.step import Sampled, Step, StepResult
+from homenode.engine.step import Advance, Step, StepResult
 from homenode.errors import InternalError, UserError
 from homenode.sampling import SamplingParams
 from tests.pure.schedule_bench import EOS, Bench, expected, limits_of
@@ -486,10 +486,10 @@ def test_results_that_cannot_be_are_refused() -> None:
         return made
 
     for result, complaint in (
-        (StepResult(1, [Sampled(0, 1)]), "not the oldest in flight"),
+        (StepResult(1, [Advance(0, [1])]), "not the oldest in flight"),
         (StepResult(0, []), "drew tokens for other sequences"),
-        (StepResult(0, [Sampled(0, 1), Sampled(1, 1)]), "drew tokens for other sequences"),
-        (StepResult(0, [Sampled(0, 40)]), "not in the vocabulary"),
+        (StepResult(0, [Advance(0, [1]), Advance(1, [1])]), "drew tokens for other sequences"),
+        (StepResult(0, [Advance(0, [40])]), "not in the vocabulary"),
     ):
         with pytest.raises(InternalError, match=complaint):
             scheduler().apply(StepDone(0.0, result))

@@ -13,7 +13,7 @@ from homenode.engine.executor.traffic import StepTraffic
 from homenode.engine.executor.worker_failures import Silence, WorkerFailures
 from homenode.engine.executor.worker_handle import WorkerHandle
 from homenode.engine.plan.worker_layout import WorkerPlan
-from homenode.engine.step import Sampled, Step, StepItem, StepResult
+from homenode.engine.step import Advance, Step, StepItem, StepResult
 from homenode.model.part import IndexRange, ModelPart
 
 NOTHING = IndexRange(0, 0)
@@ -69,7 +69,7 @@ def traffic(crew: list[WorkerHandle], all_done: bool = False) -> StepTraffic:
     return StepTraffic([member.plan for member in crew], all_done)
 
 
-STEP = Step(1, [], [], [StepItem(7, 0, 1, [0], True)])
+STEP = Step(1, [], [], [StepItem(7, 0, 1, [0], 1)])
 
 
 def test_the_sixth_loss_within_a_minute_is_the_last() -> None:
@@ -145,7 +145,7 @@ def test_tokens_are_told_to_those_who_do_not_draw() -> None:
     wire(crew[0]).full = True
     ways = traffic(crew)
     assert ways.submit(STEP, crew, 0.0), "some of it waits"
-    result = ways.done(crew[1], WorkerStepDone(StepResult(1, [Sampled(7, 42)], [], 0.5)), crew, 1.0)
+    result = ways.done(crew[1], WorkerStepDone(StepResult(1, [Advance(7, [42])], [], 0.5)), crew, 1.0)
     assert result is not None and crew[0].drawn == [(7, 42)] and crew[1].drawn == []
     assert ways.stages(1.0) == [{"stage": 0, "busy_s": 0.0, "wait_s": 1.0}, {"stage": 1, "busy_s": 0.5, "wait_s": 0.5}]
 
@@ -154,18 +154,18 @@ def test_where_others_use_kv_memory_a_step_is_over_when_nobody_writes_for_it() -
     """Rank 0 has the result; the others may not have written all keys and values of the step yet."""
     crew = members(3)
     ways, last = traffic(crew, all_done=True), crew[2]
-    second = Step(2, [], [], [StepItem(7, 1, 1, [], True)])
+    second = Step(2, [], [], [StepItem(7, 1, 1, [], 1)])
     ways.submit(STEP, crew, 0.0)
     ways.submit(second, crew, 0.0)
     for step in (1, 2):
-        assert ways.done(last, WorkerStepDone(StepResult(step, [Sampled(7, 40 + step)], [], 0.5)), crew, 1.0) is None
+        assert ways.done(last, WorkerStepDone(StepResult(step, [Advance(7, [40 + step])], [], 0.5)), crew, 1.0) is None
         assert ways.done(crew[0], WorkerStepDone(StepResult(step, [], [], 0.5)), crew, 1.0) is None
     assert crew[0].drawn == []
     for step in (1, 2):
         result = ways.done(crew[1], WorkerStepDone(StepResult(step, [], [], 0.5)), crew, 2.0)
-        assert result is not None and (result.number, result.sampled[0].token) == (step, 40 + step)
+        assert result is not None and (result.number, result.advances[0].tokens) == (step, [40 + step])
     assert crew[0].drawn == [(7, 41), (7, 42)]
-    ways.submit(Step(3, [], [], [StepItem(7, 2, 1, [], True)]), crew, 3.0)
+    ways.submit(Step(3, [], [], [StepItem(7, 2, 1, [], 1)]), crew, 3.0)
     assert ways.done(last, WorkerStepDone(StepResult(3, [], [], 0.5)), crew, 3.0) is None
     ways.clear(3.0)
     assert ways.done(crew[1], WorkerStepDone(StepResult(3, [], [], 0.5)), crew, 3.0) is None, "it is lost"

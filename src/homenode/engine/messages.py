@@ -160,6 +160,8 @@ class EngineStats(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     preemptions: int = 0
     prompt_tokens: int = 0
     generation_tokens: int = 0
+    drafted_tokens: int = 0  # guesses of tokens that steps computed...
+    accepted_tokens: int = 0  # ...and those of them that were right
     steps: int = 0
     step_tokens: int = 0
     waiting_for: dict[str, int] = {}  # of those that wait, by `WaitReason`

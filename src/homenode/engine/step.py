@@ -1,11 +1,16 @@
 """What the scheduler hands to a worker, and what comes back: plain values, fit for a pipe.
 
 The worker keeps, for every started sequence, its tokens, its sampling parameters and its block table; a step carries
-only what changed. It appends each token it samples to the sequence by itself, so a following step can be sent before
-the result of this one is known.
+only what changed. It appends the tokens that it draws to the sequence by itself, so a following step can be sent before
+the result of this one is known, unless that says how many drafted tokens count.
+
+Both sides cut a sequence back by themselves as well: behind its last accepted token nothing that a step computed is
+kept, neither KV blocks nor a state (`Advance`).
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import msgspec
 
@@ -22,7 +27,7 @@ class StartSequence(msgspec.Struct, frozen=True, array_like=True):
     params: SamplingParams  # with seed set
     state_slot: int = -1  # of a model whose layers keep a state: where that of this sequence lies
     state_source: int = -1  # the slot that is copied there before anything is computed; -1: none is
-    surprise_limit: float | None = None  # under Mirostat after a preemption: what `Sampled` said last
+    surprise_limit: float | None = None  # under Mirostat after a preemption: what `Advance` said last
     state_pages: list[int] = []  # KV blocks in which the state came from another engine; none: it did not
     second_from: int = 0  # see `Request.second_from`
 
@@ -39,12 +44,17 @@ class StepItem(msgspec.Struct, frozen=True, array_like=True, gc=False):
     start: int
     count: int
     new_blocks: list[int]
-    sample: bool  # draw the token that follows the last position, or give the vector of the text that ends there
+    # So many of its last positions lead to a token each, or the last one to the vector of the text that ends there; 0:
+    # it brings no `Advance`. With drafted tokens it is one more than these.
+    draws: int
     # >= 0: also return log-probabilities of the prompt tokens at positions score_from + 1 .. start + count.
     score_from: int = -1
     # slots that get a copy of the state, and the position of the item after which each does, ascending
     state_copies: tuple[tuple[int, int], ...] = ()
     state_pages: tuple[int, ...] = ()  # KV blocks that get the state as it is after the item, for another engine
+    # Guesses of the tokens behind the last known one, which stand at its last positions. A state is copied after each
+    # position from the last known token on but the last one, so that it can be cut back.
+    drafted: tuple[int, ...] = ()
 
 
 class Step(msgspec.Struct, frozen=True, array_like=True):
@@ -68,14 +78,33 @@ class Step(msgspec.Struct, frozen=True, array_like=True):
 NO_TOKEN = -1
 
 
-class Sampled(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The token drawn for a sequence; `NO_TOKEN` where its logits held a NaN, or nothing that could be drawn."""
+class Advance(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The tokens that one step brought a sequence: those that it would have drawn one by one.
+
+    Each of the last `StepItem.draws` positions draws a token as it would have without the others. Drafted tokens are
+    accepted as long as they equal what was drawn in their place; the first one drawn that does not, or that follows all
+    of them, is the last that counts. Behind it nothing is kept: the sequence has the KV blocks that hold all of its
+    tokens but the last, and the state after these.
+    """
 
     seq: int
-    token: int
-    logprob: TokenLogprob | None = None
-    forced: bool = False  # its grammar left no other token
+    tokens: list[int]  # accepted, in order; none where its logits held a NaN, or nothing that could be drawn
+    logprobs: tuple[TokenLogprob, ...] = ()  # of each, if they are wanted
+    forced: tuple[int, ...] = ()  # indices of the tokens that its grammar left no choice about
     surprise_limit: float | None = None  # under Mirostat: the bound on the surprise of the next token
+    drafted: tuple[int, ...] = ()  # tokens that the worker expects to follow, `WorkerLimits.max_drafted` at most
+
+
+def num_accepted(drafted: Sequence[int], drawn: Sequence[int]) -> int:
+    """Count the tokens that are accepted of `drawn`: one drawn behind the last known token, and one behind each of
+    `drafted`. `NO_TOKEN` and what is behind it are not.
+    """
+    for count, token in enumerate(drawn):
+        if token == NO_TOKEN:
+            return count
+        if count == len(drafted) or drafted[count] != token:
+            return count + 1
+    return len(drawn)
 
 
 class Pooled(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -88,7 +117,9 @@ class Pooled(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class PromptScores(msgspec.Struct, frozen=True, array_like=True):
-    """Log-probabilities of the prompt tokens at positions first, first + 1, ... of a sequence; NaN as for `Sampled`."""
+    """Log-probabilities of the prompt tokens at positions first, first + 1, ... of a sequence; NaN where the model
+    computed one.
+    """
 
     seq: int
     first: int
@@ -96,16 +127,14 @@ class PromptScores(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepResult(msgspec.Struct, frozen=True, array_like=True):
-    """What a step produced; results come back in step order, and what is sampled in the order of the items that asked
-    for it.
-    """
+    """Results of a step, which come back in step order; the advances are in the order of the items that draw."""
 
     number: int
-    sampled: list[Sampled]
+    advances: list[Advance]
     scored: list[PromptScores] = []
     seconds: float = 0.0  # time in the worker
-    failed: list[tuple[int, str]] = []  # sequences whose grammar cannot go on, and why; their token is `NO_TOKEN`
-    pooled: list[Pooled] = []  # of an engine that makes vectors, in place of `sampled`
+    failed: list[tuple[int, str]] = []  # sequences whose grammar cannot go on, and why; they got no token
+    pooled: list[Pooled] = []  # of an engine that makes vectors, in place of `advances`
 
 
 class WorkerLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,4 +154,5 @@ class WorkerLimits(msgspec.Struct, frozen=True, kw_only=True):
     state_pages: int = 0  # KV blocks in which a state is handed over to another engine; 0: none is
     whole_pages: bool = False  # what is handed over is whole blocks, whatever is behind a prompt's last position
     pools: bool = False  # texts become vectors or scores, and nothing is generated
+    max_drafted: int = 0  # tokens that it expects to follow, at most, which it tells with an `Advance`
     group_blocks: int = 1  # KV blocks that a sequence had best have next to each other, see `kv.groups`

@@ -13,7 +13,7 @@ from homenode.engine.request import Request
 from homenode.engine.scheduler.events import Emit, Event, RequestArrived, StepDone, Ticked
 from homenode.engine.scheduler.scheduler import Scheduler
 from homenode.engine.scheduler.step_load import StepLoad
-from homenode.engine.step import Sampled, Step, StepResult
+from homenode.engine.step import Advance, Step, StepResult
 from homenode.simulate.costs import StageCost
 
 TOKEN = 1  # all that is ever drawn: nothing ends before its number of tokens
@@ -64,7 +64,7 @@ class SimulatedEngine:
         if not self._flights or self._flights[0].at > now:
             return self._apply(now, Ticked(now))
         flight = self._flights.popleft()
-        drawn = [Sampled(item.seq, TOKEN) for item in flight.step.items if item.sample]
+        drawn = [Advance(item.seq, [TOKEN]) for item in flight.step.items if item.draws]
         return self._apply(now, StepDone(now, StepResult(flight.step.number, drawn, [], flight.seconds)))
 
     def _apply(self, now: float, event: Event) -> list[Output]:

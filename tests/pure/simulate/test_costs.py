@@ -86,13 +86,13 @@ def test_ranks_wait_for_the_slowest_and_add_up() -> None:
 
 
 def test_what_a_step_asks_for() -> None:
-    step = Step(0, [], [], [StepItem(1, 10, 1, [], True), StepItem(2, 0, 4, [], False)])
+    step = Step(0, [], [], [StepItem(1, 10, 1, [], 1), StepItem(2, 0, 4, [], 0)])
     # positions 11; and 1 + 2 + 3 + 4 of a prompt's first four
     assert StepLoad.of(step) == StepLoad(tokens=5, rows=1, read=15, attended=11 + 10, sequences=2)
 
 
 def test_where_tokens_are_chosen_the_chosen_ones_count_and_what_the_choice_takes() -> None:
-    step = Step(0, [], [], [StepItem(1, 10, 1, [], True), StepItem(2, 3, 4, [], False), StepItem(3, 0, 5, [], False)])
+    step = Step(0, [], [], [StepItem(1, 10, 1, [], 1), StepItem(2, 3, 4, [], 0), StepItem(3, 0, 5, [], 0)])
     # chosen are 5: 5 of 11; 4 + 5 + 5 + 5, of which two sequences' last look at 6 + 7; and 1 + 2 + 3 + 4 + 5
     assert StepLoad.of(step, chosen=5) == StepLoad(
         tokens=10, rows=1, read=5 + 7 + 5, attended=5 + 19 + 15, sequences=3, scanned=11 + 7, scored=11 + 6 + 7,

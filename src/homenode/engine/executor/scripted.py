@@ -18,7 +18,16 @@ from typing import Any
 from homenode.engine.errors import StepError, StepsLostError
 from homenode.engine.kv.chunks import PageChange
 from homenode.engine.request import TokenLogprob
-from homenode.engine.step import PromptScores, Sampled, StartSequence, Step, StepItem, StepResult, WorkerLimits
+from homenode.engine.step import (
+    Advance,
+    PromptScores,
+    StartSequence,
+    Step,
+    StepItem,
+    StepResult,
+    WorkerLimits,
+    num_accepted,
+)
 from homenode.errors import InternalError
 from homenode.sampling import SamplingParams
 from homenode.units import format_count
@@ -63,6 +72,9 @@ class ScriptedExecutor:
     whose result was not taken yet. With `chunk_blocks` in the limits also: writing to a block whose pages were not
     taken, and reading what was in pages given back.
 
+    With a `drafter` it tells with every advance what may follow, and drafted tokens that a step holds are accepted as far
+    as they are right. What was computed behind them is forgotten: whoever reads it is found out.
+
     `lose` makes it as if a worker had died, `restore` as if it had been replaced.
     """
 
@@ -74,10 +86,12 @@ class ScriptedExecutor:
         max_sequences: int | None = None,
         fault: Callable[[Step], Exception | None] | None = None,
         stages: int = 1,
+        drafter: Callable[[Sequence[int]], Sequence[int]] | None = None,
     ) -> None:
         """`max_tokens`, `max_sequences`: bounds of a step, if to be checked. A step for which `fault` returns an error
-        is lost.
+        is lost. `drafter`: guesses what follows the tokens of a sequence.
         """
+        self._drafter = drafter
         self._limits = limits
         self._max_tokens = max_tokens
         self._max_sequences = max_sequences
@@ -196,10 +210,10 @@ class ScriptedExecutor:
             self._end(seq)
         for start in step.starts:
             self._start(start)
-        result = StepResult(number=step.number, sampled=[], scored=[], seconds=1e-6 * step.num_tokens)
+        result = StepResult(number=step.number, advances=[], scored=[], seconds=1e-6 * step.num_tokens)
         for item in step.items:
             self._compute(item, result)
-        rows = len(result.sampled) + sum(len(scored.scores) for scored in result.scored)
+        rows = sum(item.draws for item in step.items) + sum(len(scored.scores) for scored in result.scored)
         self._demand(
             rows <= self._limits.max_sampled_rows, f"step {step.number} samples and scores {format_count(rows, 'row')}"
         )
@@ -251,7 +265,13 @@ class ScriptedExecutor:
         if state is None:
             raise InternalError(f"sequence {item.seq} is computed, but it is not there")
         first_item = not state.table
-        end = item.start + item.count
+        end, known = item.start + item.count, len(state.tokens)
+        self._demand(
+            not item.drafted or (end - len(item.drafted) == known and item.draws == 1 + len(item.drafted)),
+            f"sequence {item.seq} has drafted tokens that do not follow its last one",
+        )
+        state.tokens += item.drafted
+        self._extend_sums(state)
         given = first_item and (item.start % self._limits.block_size == 0 or self._handed_over(item, state))
         if self._stages > 1:
             self._demand(not self._draws(item.seq), f"sequence {item.seq} is computed before its last token is known")
@@ -267,13 +287,15 @@ class ScriptedExecutor:
         self._write(item, state)
         self._read_back(item, state, end)
         if self._slots:
-            self._advance(item, state)
+            self._move_state(item, state)
         state.computed = end
         if item.score_from >= 0:
             result.scored.append(self._score(item, state))
-        if item.sample:
+        if item.draws:
             self._demand(end == len(state.tokens), f"sequence {item.seq} is sampled before all its tokens are computed")
-            result.sampled.append(self._draw(item.seq, state))
+            drawn = [self._token_after(item.seq, state, position) for position in range(end - item.draws, end)]
+            del state.tokens[known:]
+            result.advances.append(self._advance(item, state, drawn[: num_accepted(item.drafted, drawn)]))
 
     def _has_pages(self, item: StepItem, state: _State) -> bool:
         """Whether all blocks it writes to have pages."""
@@ -284,10 +306,10 @@ class ScriptedExecutor:
     def _draws(self, seq: int) -> bool:
         """Whether the result of a token drawn for it was not taken yet."""
         return any(
-            sampled.seq == seq
+            advance.seq == seq
             for result in self._results
             if isinstance(result, StepResult)
-            for sampled in result.sampled
+            for advance in result.advances
         )
 
     def attach(self, memory: list[list[tuple[int, int] | None]]) -> int:
@@ -342,7 +364,7 @@ class ScriptedExecutor:
             )
             self.memory[block][position % size] = state.sums[position]
 
-    def _advance(self, item: StepItem, state: _State) -> None:
+    def _move_state(self, item: StepItem, state: _State) -> None:
         """Bring the sequence's state to the end of the item, and copy it on the way."""
         held = self._slots[state.slot]
         self._demand(
@@ -373,18 +395,34 @@ class ScriptedExecutor:
                 f"sequence {item.seq} finds another one's content in block {block}",
             )
 
-    def _draw(self, seq: int, state: _State) -> Sampled:
-        position = state.computed - 1
+    def _token_after(self, seq: int, state: _State, position: int) -> int:
+        """The token that follows the one at `position`."""
         self._demand(
             position + 1 < self._limits.max_model_len, f"sequence {seq} is sampled beyond the longest sequence"
         )
         content = self.memory[state.table[position // self._limits.block_size]][position % self._limits.block_size]
         assert content is not None  # just written
-        token = content[1] % self._limits.vocab_size
-        state.tokens.append(token)
+        return content[1] % self._limits.vocab_size
+
+    def _advance(self, item: StepItem, state: _State, accepted: list[int]) -> Advance:
+        """Add accepted tokens to the sequence, and cut back what was computed behind them."""
+        first = len(state.tokens)
+        state.tokens += accepted
+        del state.sums[first:]
         self._extend_sums(state)
+        state.computed = len(state.tokens) - 1
+        kept = -(-state.computed // self._limits.block_size)
+        for block in state.table[kept:]:
+            self._users[block] -= 1
+        del state.table[kept:]
+        if self._slots and state.computed < item.start + item.count:
+            state.slot = next(slot for slot, at in item.state_copies if at == state.computed - 1)
         wanted = state.params.logprobs is not None
-        return Sampled(seq, token, scripted_logprob(token, position + 1) if wanted else None)
+        logprobs = (
+            [scripted_logprob(token, position) for position, token in enumerate(accepted, first)] if wanted else ()
+        )
+        guessed = () if self._drafter is None else tuple(self._drafter(state.tokens))
+        return Advance(item.seq, accepted, tuple(logprobs), drafted=guessed)
 
     def _score(self, item: StepItem, state: _State) -> PromptScores:
         self._demand(

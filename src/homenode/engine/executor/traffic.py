@@ -47,7 +47,7 @@ class StepTraffic:
         """A worker is done with a step; its result if that is there with this."""
         result = self._in_flight.done(handle.plan.number, done, now)
         if result is not None:
-            drawn = [(one.seq, one.token) for one in result.sampled]
+            drawn = [(one.seq, token) for one in result.advances for token in one.tokens]
             for other in handles:
                 if other.plan.stage != self._last_stage:
                     other.drawn += drawn

@@ -174,6 +174,30 @@ class KvAllocator:
             self.pool.release(block)  # the next one comes out of the memory there is, if it comes at all
         return False
 
+    def extend(self, allocation: BlockAllocation, count: int) -> int:
+        """Add the blocks of its next `count` positions as far as empty ones go: nobody gives way for what may be of no
+        use, and nothing cached is given up. For how many of these positions it has blocks.
+        """
+        lacking = self.blocks_for(allocation.scheduled + count) - len(allocation.blocks)
+        if lacking > 0 and (some := min(lacking, self.pool.num_empty)):
+            allocation.blocks += self.pool.allocate(some, allocation.blocks[-1], len(allocation.blocks))
+        return min(count, len(allocation.blocks) * self.block_size - allocation.scheduled)
+
+    def truncate(self, allocation: BlockAllocation, positions: int) -> None:
+        """Cut it back to so many positions: what was computed behind them is of no use. No step in flight contains it.
+        Its state is the one after these positions again.
+        """
+        kept = self.blocks_for(positions)
+        if kept < len(allocation.blocks):
+            self.pool.release(allocation.blocks[kept:])
+            del allocation.blocks[kept:]
+            allocation.sent_blocks = min(allocation.sent_blocks, kept)
+        if self.states is not None and allocation.state is not None:
+            self.states.roll_back(allocation.state, positions)
+        allocation.scheduled = positions
+        allocation.drafted = 0
+        allocation.unchecked_until = -1
+
     def secure(self, allocation: BlockAllocation, count: int) -> bool:
         """See that the blocks of its next `count` positions have memory. False when the machine has not enough."""
         first, past = allocation.scheduled // self.block_size, self.blocks_for(allocation.scheduled + count)

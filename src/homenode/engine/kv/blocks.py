@@ -56,6 +56,11 @@ class BlockPool:
         return len(self._free) + len(self._unused)
 
     @property
+    def num_empty(self) -> int:
+        """Blocks that can be handed out without giving up what is cached or taking memory from the machine."""
+        return len(self._free) if self.chunks is None else min(len(self._free), self.chunks.num_ready)
+
+    @property
     def num_owned(self) -> int:
         """Blocks somebody refers to."""
         free = len(self._free) if self.chunks is None else self.chunks.num_free

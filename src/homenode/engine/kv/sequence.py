@@ -32,6 +32,7 @@ class BlockAllocation:
     computed: int = 0  # positions whose step came back, which were found in the cache, or which were handed over
     last: int = 0  # tokens there will be at most
     last_step: int = -1  # the number of the newest step that contains it
+    drafted: int = 0  # of the positions that are scheduled, those in flight that hold a guess of a token
     # While it decodes: up to this position there is nothing to look at, neither a block it lacks nor its end.
     unchecked_until: int = -1
     placed: str = ""  # the ticket whose pages it reads where another engine has them
@@ -71,6 +72,7 @@ class Sequence:
     admitted: bool = False  # was running at least once
     answered: bool = False  # an output was sent
     surprise_limit: float | None = None  # under Mirostat: the bound that its last token has led to
+    drafted: tuple[int, ...] = ()  # tokens that the worker expects to follow its last one
     finished: bool = False
     id: int = field(init=False)  # the client's number
     last: int = field(init=False)  # tokens, prompt included, that there will be at most
@@ -112,9 +114,11 @@ class Sequence:
 
     @property
     def pending(self) -> int:
-        """Tokens being drawn by steps in flight, while it runs."""
+        """Tokens being drawn by steps in flight, while it runs; of those that follow drafted ones nobody knows."""
         allocation = self.allocation
-        return allocation.scheduled + 1 - len(self.tokens) if allocation and allocation.decoding and self.samples else 0
+        if not allocation or not allocation.decoding or not self.samples:
+            return 0
+        return allocation.scheduled - allocation.drafted + 1 - len(self.tokens)
 
     @property
     def exhausted(self) -> bool:
@@ -131,6 +135,15 @@ class Sequence:
         if token in self.stops and (self.num_outputs > self.params.min_tokens or self.params.grammar is not None):
             return "stop", token
         return ("length", None) if len(self.tokens) >= self.last else (None, None)
+
+    def extend(self, tokens: list[int]) -> tuple[int, str | None, int | None]:
+        """Add accepted tokens up to the one that ends it. How many were added, and what `end` says of the last."""
+        for count, token in enumerate(tokens, 1):
+            self.tokens.append(token)
+            reason, stop_token = self.end()
+            if reason is not None:
+                return count, reason, stop_token
+        return len(tokens), None, None
 
     def set_next_check(self, block_size: int) -> None:
         """Set `next_check_len` anew: to when it ends or another block is full; at once if its log-probabilities are

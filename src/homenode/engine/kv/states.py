@@ -2,10 +2,11 @@
 
 A state has all tokens so far in it: unlike KV blocks it can neither be cut back nor shared, and every step overwrites
 it in place. So a running sequence owns a slot, and what others can go on from is a snapshot in a slot of its own, which
-is taken when the state stands exactly at the end of a KV block, and found under the hash of that block. A slot is in
-exactly one of three places:
+is taken when the state stands exactly at the end of a KV block, and found under the hash of that block. A step that
+computes drafted tokens leaves a checkpoint behind each token that may turn out to be the last one that counts; the
+sequence goes on in the slot of the right one. A slot is in exactly one of three places:
 
-    owned     it is a running sequence's, or a step in flight writes a snapshot to it
+    owned     it is a running sequence's, or a step in flight writes a snapshot or a checkpoint to it
     snapshot  it can be found; given up least recently used first, and when the KV block at its end is given up
     free      nothing in it is worth keeping
 
@@ -39,7 +40,15 @@ class SlotAllocation:
     spare: frozenset[bytes] = frozenset()  # digests of the spare ones among them
     writing: list[tuple[int, int]] = field(default_factory=list)  # position and slot of snapshots in steps in flight
     coming: list[bytes] = field(default_factory=list)  # digests of those of a prompt
+    # Slots of checkpoints in the step in flight, and the position that the first is at; the others follow it.
+    checkpoints: list[int] = field(default_factory=list)
+    first_checkpoint: int = 0
     answer_digest: bytes | None = None  # of its newest snapshot of the answer, which the next one takes the place of
+
+    @property
+    def slots(self) -> list[int]:
+        """All that it owns."""
+        return [self.slot, *self.checkpoints, *(slot for _, slot in self.writing)]
 
 
 class StatePool:
@@ -119,6 +128,30 @@ class StatePool:
         slot = self._write(stay, end) if self.interval and end % self._block_size == 0 else -1
         return ((slot, end - 1),) if slot >= 0 else ()
 
+    def num_checkpoints(self, end: int, most: int) -> int:
+        """How many drafted positions from `end` on, at most `most`, a step may compute of an answer: there is a free
+        slot for each, and a snapshot, at the end of a block, is taken of what is certain.
+        """
+        if self.interval:
+            most = min(most, max(0, -end % self._block_size - 1))
+        return min(most, len(self.free))
+
+    def checkpoint(self, stay: SlotAllocation, first: int, count: int) -> tuple[tuple[int, int], ...]:
+        """Slots for the states at positions `first` .. first + count - 1, and the position after which each is
+        copied. Ask `num_checkpoints` first.
+        """
+        stay.first_checkpoint = first
+        stay.checkpoints = [self.free.pop() for _ in range(count)]
+        return tuple((slot, at) for at, slot in enumerate(stay.checkpoints, first - 1))
+
+    def roll_back(self, stay: SlotAllocation, position: int) -> None:
+        """The step that took checkpoints is done, and `position` is what counts of it."""
+        index = position - stay.first_checkpoint
+        if 0 <= index < len(stay.checkpoints):
+            stay.slot, stay.checkpoints[index] = stay.checkpoints[index], stay.slot
+        self.free += stay.checkpoints
+        stay.checkpoints = []
+
     def publish(self, stay: SlotAllocation, digests: Sequence[bytes], prompt: int, findable: Collection[bytes]) -> None:
         """The steps that computed all of these blocks are done: let the snapshots at their ends be found, of which the
         KV can be (`findable`). Up to position `prompt` they are of a prompt.
@@ -143,9 +176,9 @@ class StatePool:
 
     def release(self, stay: SlotAllocation) -> None:
         """A stay is over, and no step in flight contains it."""
-        self.free += [stay.slot, *(slot for _, slot in stay.writing)]
+        self.free += stay.slots
         self._end_waits([*stay.coming, *(digest for _, digest in stay.wanted)])
-        stay.writing, stay.coming, stay.wanted = [], [], []
+        stay.writing, stay.checkpoints, stay.coming, stay.wanted = [], [], [], []
 
     def forget(self, digest: bytes) -> None:
         """The KV block of this digest was given up, and with it goes the snapshot at its end, if there is one."""
@@ -159,7 +192,7 @@ class StatePool:
 
     def audit(self, stays: Iterable[SlotAllocation], findable: Collection[bytes]) -> None:
         """Check every slot against the stays that there are. InternalError names the first in the wrong place."""
-        places = Counter(slot for stay in stays for slot in (stay.slot, *(slot for _, slot in stay.writing)))
+        places = Counter(slot for stay in stays for slot in stay.slots)
         places.update(self.free)
         places.update(self.snapshots.values())
         for slot in range(self.num_slots):

@@ -14,6 +14,7 @@ from homenode.units import format_count
 
 _COUNTERS = (
     "prefix_queries", "prefix_hits", "preemptions", "prompt_tokens", "generation_tokens", "steps", "step_tokens",
+    "drafted_tokens", "accepted_tokens",
     "handed_tokens", "recomputed_tokens",
     "kv_released_bytes", "kv_growths_refused",
 )  # fmt: skip

@@ -83,7 +83,7 @@ def _step_seconds(config: EngineConfig, worker: WorkerPlan, part: ModelPart, pro
 
 def _one_step(executor: ProcessExecutor, position: int, blocks: int) -> float:
     start = StartSequence(0, [1] * (_WARM + _MEASURED), _WARM + _MEASURED, SamplingParams(seed=0))
-    item = StepItem(0, position, 1, list(range(blocks)) if position == 0 else [], False)
+    item = StepItem(0, position, 1, list(range(blocks)) if position == 0 else [], 0)
     executor.submit(Step(position + 1, [], [start] if position == 0 else [], [item]))
     result = executor.result(_STEP_S)
     if not isinstance(result, StepResult):

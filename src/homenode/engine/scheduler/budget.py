@@ -11,11 +11,12 @@ from homenode.engine.scheduler.time_bound import TimeBound
 from homenode.engine.step import StepItem
 
 _NO_BLOCKS: list[int] = []
+_NO_DRAFTS: dict[int, tuple[int, ...]] = {}
 
 
 class StepPlan:
-    """The items of a step to be: one position for each sequence that decodes, then parts of prompts, within the token
-    and row budgets.
+    """The items of a step to be: one position for each sequence that decodes, and those of drafted tokens behind it,
+    then parts of prompts, within the token and row budgets.
 
     A row is a position whose logits are wanted: to draw a token, or to score the prompt token after it.
     """
@@ -27,6 +28,7 @@ class StepPlan:
         self.decoding: list[Sequence] = []
         self.allocations: list[BlockAllocation] = []  # of those
         self.decodes: list[StepItem] = []  # of those
+        self.drafts = _NO_DRAFTS  # drafted tokens of those that have some, by handle
         # Prompts and how many positions of each, in the order planned.
         self.parts: list[tuple[Sequence, BlockAllocation, int]] = []
         self.prefill = 0  # tokens of all parts
@@ -60,22 +62,41 @@ class StepPlan:
             allocation.scheduled = at + 1
             allocation.last_step = number
             if at < allocation.unchecked_until:
-                add(StepItem(allocation.seq, at, 1, _NO_BLOCKS, True))
+                add(StepItem(allocation.seq, at, 1, _NO_BLOCKS, 1))
             else:
                 new_blocks = allocation.blocks[allocation.sent_blocks :]
                 allocation.sent_blocks = len(allocation.blocks)
                 until = allocation.sent_blocks * block_size
                 if states is None or allocation.state is None:
-                    add(StepItem(allocation.seq, at, 1, new_blocks, True))
+                    add(StepItem(allocation.seq, at, 1, new_blocks, 1))
                 else:
                     copies = states.write_answer(allocation.state, at + 1)
-                    add(StepItem(allocation.seq, at, 1, new_blocks, True, state_copies=copies))
+                    add(StepItem(allocation.seq, at, 1, new_blocks, 1, state_copies=copies))
                     until -= at + 1 < until  # the last position of a block is looked at again: a snapshot follows it
                 allocation.unchecked_until = min(until, allocation.last - 1)
         count, read = len(sequences), read + len(sequences)
         self.answers = StepLoad(count, count, read, read, count)
         self.tokens_left -= len(sequences)
         self.rows_left -= len(sequences)
+
+    def draft(self, index: int, drafted: tuple[int, ...], states: StatePool | None = None) -> None:
+        """Compute these guesses as well behind the last token of a sequence that decodes, which has blocks for them."""
+        allocation, item, count = self.allocations[index], self.decodes[index], len(drafted)
+        copies, end = item.state_copies, allocation.scheduled
+        if states is not None and allocation.state is not None:
+            copies += states.checkpoint(allocation.state, end, count)
+        new_blocks = item.new_blocks + allocation.blocks[allocation.sent_blocks :]
+        allocation.sent_blocks = len(allocation.blocks)
+        allocation.scheduled, allocation.drafted = end + count, count
+        self.decodes[index] = StepItem(
+            item.seq, item.start, 1 + count, new_blocks, 1 + count, state_copies=copies, drafted=drafted
+        )
+        if not self.drafts:
+            self.drafts = {}
+        self.drafts[item.seq] = drafted
+        self.answers = self.answers.plus(StepLoad.of_drafts(end, count))
+        self.tokens_left -= count
+        self.rows_left -= count
 
     def add(self, sequence: Sequence, allocation: BlockAllocation, count: int) -> None:
         """Compute the next `count` positions of a prompt."""

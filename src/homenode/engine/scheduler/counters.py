@@ -19,6 +19,8 @@ class SchedulerCounters:
     generation_tokens: int = 0
     steps: int = 0
     step_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
     handed_tokens: int = 0
     recomputed_tokens: int = 0
     step_times: StepTimes = field(default_factory=StepTimes)

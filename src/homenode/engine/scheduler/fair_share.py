@@ -74,6 +74,9 @@ class KeyShares:
             next(iter(self._keys.values())).add(seconds, self.now)
             return
         tokens = Counter(sequence.request.key for sequence in step.decoding)
+        if step.drafts:
+            for sequence, allocation in zip(step.decoding, step.allocations, strict=True):
+                tokens[sequence.request.key] += len(step.drafts.get(allocation.seq, ()))
         for sequence, _, item in step.parts:
             tokens[sequence.request.key] += item.count
         a_token = seconds / step.num_tokens

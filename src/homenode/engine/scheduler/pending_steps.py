@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from homenode.engine.kv.sequence import BlockAllocation, Sequence
@@ -14,7 +14,8 @@ from homenode.engine.step import Step, StepItem
 @dataclass(frozen=True, slots=True)
 class PendingStep:
     """A step the worker has not answered yet: first the decodes, then parts of prompts. `prefill`: tokens of those.
-    `answers` and `prompts`: what both ask of the workers; `seconds`: what it is expected to take.
+    `answers` and `prompts`: what both ask of the workers; `seconds`: what it is expected to take. `drafts`: drafted
+    tokens of decodes that have some, by handle.
     """
 
     step: Step
@@ -25,21 +26,22 @@ class PendingStep:
     answers: StepLoad
     prompts: StepLoad
     seconds: float
+    drafts: Mapping[int, tuple[int, ...]]
 
     @property
     def draws(self) -> bool:
         """It brings back tokens."""
-        return bool(self.decoding) or any(item.sample for _, _, item in self.parts)
+        return bool(self.decoding) or any(item.draws for _, _, item in self.parts)
 
     @property
     def num_tokens(self) -> int:
         """Positions it computes."""
-        return len(self.decoding) + self.prefill
+        return self.answers.tokens + self.prefill
 
     def drawing(self) -> list[int]:
         """The handles of those it draws a token for, in order."""
         handles = [allocation.seq for allocation in self.allocations]
-        return handles + [item.seq for _, _, item in self.parts if item.sample] if self.parts else handles
+        return handles + [item.seq for _, _, item in self.parts if item.draws] if self.parts else handles
 
     def last_page_tickets(self) -> tuple[str, ...]:
         """Tickets of which it computes the last pages."""
@@ -83,6 +85,11 @@ class PendingSteps:
     def draw(self) -> bool:
         """Whether any of them brings back a token."""
         return any(pending_step.draws for pending_step in self._pending_steps)
+
+    @property
+    def drafted(self) -> bool:
+        """Whether any of them holds drafted tokens."""
+        return any(pending_step.drafts for pending_step in self._pending_steps)
 
     @property
     def prefill(self) -> int:

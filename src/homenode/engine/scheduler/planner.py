@@ -12,6 +12,7 @@ from homenode.engine.kv.sequence import BlockAllocation, Sequence, allocations_o
 from homenode.engine.messages import WaitReason
 from homenode.engine.scheduler.budget import StepPlan, prefill_count
 from homenode.engine.scheduler.counters import SchedulerCounters
+from homenode.engine.scheduler.drafts import Drafter, plan_drafts
 from homenode.engine.scheduler.fair_share import KeyShares
 from homenode.engine.scheduler.micro_batching import MicroBatching
 from homenode.engine.scheduler.preemption import choose_victim, growth_preemption_warning, preemption_warning
@@ -40,7 +41,10 @@ class Planner:
         kv_imports: KvImports,
         counters: SchedulerCounters,
         costs: StepCosts,
+        drafter: Drafter | None = None,
     ) -> None:
+        """`drafter`: guesses tokens; None: nobody does."""
+        self._drafter = drafter
         self._config = config
         self._step_s = config.step_time / 1000.0
         self.costs = costs
@@ -73,6 +77,8 @@ class Planner:
         decoding = self._planned_decodes(plan, stopped)
         plan.decode(decoding, allocations_of(decoding), self._allocator.block_size, self._allocator.states)
         prompts = [s for s in stopped if (r := s.allocation) and not r.decoding]
+        if self._drafter is not None and decoding and not plan.short:
+            plan_drafts(plan, self._drafter, self._allocator, self._most_drafted(plan, prompts))
         if self._config.enable_chunked_prefill and self._batching.stages > 1:
             waiting = self.waiting.num_prompt_tokens + sum(
                 r.prefill_target - r.scheduled for r in allocations_of(prompts)
@@ -86,6 +92,15 @@ class Planner:
         if not plan.empty:
             self._allocator.take_ahead(len(self.running))
         return plan
+
+    def _most_drafted(self, plan: StepPlan, begun: list[Sequence]) -> int:
+        """Drafted tokens that the step has room for. Prompts have at least half of what decodes leave, and all of it
+        where they are not cut.
+        """
+        most = min(plan.tokens_left, plan.rows_left)
+        if not begun and not self.num_waiting:
+            return most
+        return most // 2 if self._config.enable_chunked_prefill else 0
 
     def _planned_decodes(self, plan: StepPlan, stopped: list[Sequence]) -> list[Sequence]:
         """A micro-batch's share of the decoding sequences, the first of those whose last token is known; with one

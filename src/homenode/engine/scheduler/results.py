@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import chain
 from typing import Any
 
 from homenode.engine.kv.allocator import KvAllocator
@@ -10,12 +11,13 @@ from homenode.engine.kv.sequence import BlockAllocation, Sequence
 from homenode.engine.messages import Output
 from homenode.engine.request import TokenLogprob
 from homenode.engine.scheduler.counters import SchedulerCounters
+from homenode.engine.scheduler.drafts import Drafter
 from homenode.engine.scheduler.fair_share import KeyShares
 from homenode.engine.scheduler.kv_coordinator import KvCoordinator
 from homenode.engine.scheduler.pending_steps import PendingStep, PendingSteps
 from homenode.engine.scheduler.request_table import RequestTable
 from homenode.engine.scheduler.step_costs import StepCosts, step_kind
-from homenode.engine.step import NO_TOKEN, PromptScores, Sampled, StepItem, StepResult, WorkerLimits
+from homenode.engine.step import Advance, PromptScores, StepItem, StepResult, WorkerLimits
 from homenode.errors import InternalError, NotANumberError, UserError
 from homenode.units import format_count
 
@@ -34,6 +36,7 @@ class Results:
         counters: SchedulerCounters,
         shares: KeyShares,
         costs: StepCosts,
+        drafter: Drafter | None = None,
     ) -> None:
         self._limits = limits
         self._pending_steps = pending
@@ -43,6 +46,7 @@ class Results:
         self._counters = counters
         self._shares = shares
         self._costs = costs
+        self._drafter = drafter
 
     def take(self, result: StepResult) -> None:
         """The result of the oldest step in flight. InternalError if it is another's, or holds what that step cannot
@@ -61,24 +65,48 @@ class Results:
         self._costs.learn(pending_step.answers, pending_step.prompts, result.seconds)
         kind = step_kind(pending_step.answers.tokens, pending_step.prompts.tokens)
         self._counters.step_times.add(kind, result.seconds)
-        if [s.seq for s in result.sampled] + [p.seq for p in result.pooled] != pending_step.drawing():
+        advances = result.advances
+        if [a.seq for a in advances] + [p.seq for p in result.pooled] != pending_step.drawing():
             raise InternalError(
                 f"step {result.number} drew tokens for other sequences than it was asked to", number=result.number
             )
-        tokens = [s.token for s in result.sampled]
-        if tokens and (min(tokens) < NO_TOKEN or max(tokens) >= self._limits.vocab_size):
+        accepted = [a.tokens for a in advances]
+        tokens = list(chain.from_iterable(accepted))
+        if tokens and (min(tokens) < 0 or max(tokens) >= self._limits.vocab_size):
             raise InternalError(
                 f"step {result.number}: the worker drew a token that is not in the vocabulary", number=result.number
             )
-        if NO_TOKEN in tokens or any(math.isnan(score.logprob) for scored in result.scored for score in scored.scores):
+        single = set(map(len, accepted)) <= {1}
+        if not single or self._drafter is not None:
+            self._check_accepted(pending_step, advances)
+        scores = (score for scored in result.scored for score in scored.scores)
+        if (not single and [] in accepted) or any(math.isnan(score.logprob) for score in scores):
             self._end_without_numbers(pending_step, result)
-        self._take_decodes(pending_step, result.sampled, tokens)
+        if single and self._drafter is None:
+            self._take_decodes(pending_step, advances)
+        else:
+            self._take_drafted(pending_step, advances)
         if pending_step.parts:
             self._take_parts(pending_step, result)
 
+    def _check_accepted(self, pending_step: PendingStep, advances: list[Advance]) -> None:
+        """What was accepted before the last token was drafted, and what is expected next are tokens. InternalError if
+        not.
+        """
+        number = pending_step.step.number
+        for advance in advances:
+            before = tuple(advance.tokens[:-1])
+            drafted = pending_step.drafts.get(advance.seq, ())
+            if before != drafted[: len(before)]:
+                raise InternalError(f"step {number}: the worker accepted tokens that were not drafted", number=number)
+            if advance.drafted and not 0 <= min(advance.drafted) <= max(advance.drafted) < self._limits.vocab_size:
+                raise InternalError(
+                    f"step {number}: the worker drafted a token that is not in the vocabulary", number=number
+                )
+
     def _end_without_numbers(self, pending_step: PendingStep, result: StepResult) -> None:
         """End those for whom the model computed a NaN or whose grammar cannot go on, and nobody else."""
-        without = {s.seq for s in result.sampled if s.token == NO_TOKEN}
+        without = {a.seq for a in result.advances if not a.tokens}
         unbound = dict(result.failed)
         without |= {scored.seq for scored in result.scored if any(math.isnan(score.logprob) for score in scored.scores)}
         for sequence, allocation in pending_step.members():
@@ -95,40 +123,60 @@ class Results:
                     "file is at fault"
                 )
 
-    def _take_decodes(self, pending_step: PendingStep, sampled: list[Sampled], tokens: list[int]) -> None:
-        """Pass on the tokens of those that decode. Only few of them end, or have filled a block: this is what a token
-        costs.
+    def _take_decodes(self, pending_step: PendingStep, advances: list[Advance]) -> None:
+        """Pass on the tokens of those that decode, one each. Only few of them end, or have filled a block: this is what
+        a token costs.
         """
-        outputs = self._requests.outputs
-        for sequence, allocation, token, drawn in zip(pending_step.decoding, pending_step.allocations, tokens, sampled):  # noqa: B905
+        outputs, apart = self._requests.outputs, 0
+        for sequence, allocation, advance in zip(pending_step.decoding, pending_step.allocations, advances):  # noqa: B905
             if allocation.ended:
-                self._take_late(sequence, allocation, drawn)
+                self._take_late(sequence, allocation, advance)
+                apart += 1
                 continue
-            if drawn.surprise_limit is not None:
-                sequence.surprise_limit = drawn.surprise_limit
-            known = sequence.tokens
-            known.append(token)
-            if token in sequence.stops or len(known) >= sequence.next_check_len:
-                self._take_token(sequence, allocation, drawn)
-            else:
-                outputs.append(
-                    Output(sequence.id, [token], forced_tokens=1) if drawn.forced else Output(sequence.id, [token])
-                )
-        self._counters.generation_tokens += len(pending_step.decoding)
+            tokens, known = advance.tokens, sequence.tokens
+            if tokens[0] in sequence.stops or len(known) + 1 >= sequence.next_check_len:
+                self._take_advance(sequence, allocation, advance)
+                apart += 1
+                continue
+            known.append(tokens[0])
+            if advance.surprise_limit is not None:
+                sequence.surprise_limit = advance.surprise_limit
+            outputs.append(
+                Output(sequence.id, tokens, forced_tokens=1) if advance.forced else Output(sequence.id, tokens)
+            )
+        self._counters.generation_tokens += len(pending_step.decoding) - apart
 
-    def _take_late(self, sequence: Sequence, allocation: BlockAllocation, sampled: Sampled) -> None:
-        """A token came after its sequence's stay had ended. If it was preempted the token counts all the same."""
-        if sequence.finished:
-            self._counters.generation_tokens -= 1
-        else:
-            sequence.surprise_limit = sampled.surprise_limit
-            sequence.tokens.append(sampled.token)
-            self._take_token(sequence, allocation, sampled)
+    def _take_drafted(self, pending_step: PendingStep, advances: list[Advance]) -> None:
+        """The same where several tokens of each may have been accepted, or none: cut back what was computed of the
+        others.
+        """
+        for sequence, allocation, advance in zip(pending_step.decoding, pending_step.allocations, advances):  # noqa: B905
+            drafted = pending_step.drafts.get(allocation.seq, ())
+            accepted = len(advance.tokens)
+            if drafted:
+                self._count_drafted(sequence, drafted, max(0, accepted - 1))
+            if allocation.ended:
+                self._take_late(sequence, allocation, advance)
+                continue
+            if drafted:
+                self._allocator.truncate(allocation, allocation.scheduled - len(drafted) - 1 + accepted)
+            self._take_advance(sequence, allocation, advance)
+
+    def _count_drafted(self, sequence: Sequence, drafted: tuple[int, ...], accepted: int) -> None:
+        self._counters.drafted_tokens += len(drafted)
+        self._counters.accepted_tokens += accepted
+        if self._drafter is not None:
+            self._drafter.learn(sequence, drafted, accepted)
+
+    def _take_late(self, sequence: Sequence, allocation: BlockAllocation, advance: Advance) -> None:
+        """Tokens came after their sequence's stay had ended. If it was preempted they count all the same."""
+        if not sequence.finished:
+            self._take_advance(sequence, allocation, advance)
         self._allocator.finish_step(allocation)
 
     def _take_parts(self, pending_step: PendingStep, result: StepResult) -> None:
         """What came of the parts of prompts."""
-        sampled = {s.seq: s for s in result.sampled[len(pending_step.decoding) :]}
+        advances = {a.seq: a for a in result.advances[len(pending_step.decoding) :]}
         scored = {s.seq: s for s in result.scored}
         pooled = {p.seq: p.values for p in result.pooled}
         for sequence, allocation, item in pending_step.parts:
@@ -136,7 +184,7 @@ class Results:
             if not sequence.finished and item.seq in pooled:
                 self._take_pooled(sequence, allocation, pooled[item.seq])
             elif not sequence.finished:
-                self._take_part(sequence, allocation, item, sampled.get(item.seq), scored.get(item.seq))
+                self._take_part(sequence, allocation, item, advances.get(item.seq), scored.get(item.seq))
             self._allocator.finish_step(allocation)
 
     def _take_pooled(self, sequence: Sequence, allocation: BlockAllocation, values: bytes) -> None:
@@ -153,7 +201,7 @@ class Results:
         sequence: Sequence,
         allocation: BlockAllocation,
         item: StepItem,
-        sampled: Sampled | None,
+        advance: Advance | None,
         scored: PromptScores | None,
     ) -> None:
         """Add what a step found out about an unfinished sequence. It may have been preempted meanwhile: its token
@@ -162,28 +210,30 @@ class Results:
         if item.score_from >= 0:
             expected = min(item.start + item.count, sequence.num_prompt - 1) - item.score_from
             _take_scores(sequence, item.score_from + 1, expected, scored)
-        if sampled is None:
+        if advance is None:
             self._allocator.publish(sequence, allocation)
             self._coordinator.computed(sequence, allocation)
             if not sequence.samples and allocation.computed >= allocation.prefill_target:
                 self._requests.end_prefill(sequence)
             return
-        sequence.surprise_limit = sampled.surprise_limit
-        sequence.tokens.append(sampled.token)
-        self._counters.generation_tokens += 1
-        self._take_token(sequence, allocation, sampled)
+        self._take_advance(sequence, allocation, advance)
 
-    def _take_token(self, sequence: Sequence, allocation: BlockAllocation, sampled: Sampled) -> None:
-        """See to all that may follow from a token that was just added."""
-        reason, stop_token = sequence.end()
+    def _take_advance(self, sequence: Sequence, allocation: BlockAllocation, advance: Advance) -> None:
+        """Add accepted tokens to a sequence, and see to all that may follow from them. What is behind its end is
+        dropped.
+        """
+        sequence.surprise_limit, sequence.drafted = advance.surprise_limit, advance.drafted
+        count, reason, stop_token = sequence.extend(advance.tokens)
+        self._counters.generation_tokens += count
         allocation.computed = len(sequence.tokens) - 1
         self._allocator.publish(sequence, allocation)
         sequence.set_next_check(self._allocator.block_size)
-        if sequence.num_outputs == 1:
+        if sequence.num_outputs == count:
             self._counters.prompt_tokens += sequence.num_prompt
-        output: dict[str, Any] = {"tokens": [sampled.token], "forced_tokens": int(sampled.forced)}
-        if sampled.logprob is not None:
-            output["logprobs"] = [sampled.logprob]
+        forced = sum(index < count for index in advance.forced)
+        output: dict[str, Any] = {"tokens": advance.tokens[:count], "forced_tokens": forced}
+        if advance.logprobs:
+            output["logprobs"] = list(advance.logprobs[:count])
         if reason:
             self._warn_if_cut_short(sequence, reason)
             self._requests.finish(sequence, finish_reason=reason, stop_token=stop_token, **output)

@@ -8,7 +8,8 @@
 With one stage and `lookahead` 1 a step may be asked for while one is in flight: a sequence whose next token is still
 being drawn is scheduled for the position after it. If that token turns out to end the sequence, the token drawn too
 much is dropped. With several stages as many steps are in flight, each with a part of the sequences, and a sequence goes
-on when its token is known (`batching`).
+on when its token is known (`batching`). Where a step holds drafted tokens (`drafts`) nobody knows before its result at
+which position its sequences go on: the step after it is planned then.
 
 When a worker is lost all KV is, and every step in flight: who was running waits and is computed again from the tokens
 there are, in the same order, once the workers are back. What was given out is not given out again.
@@ -27,6 +28,7 @@ from homenode.engine.kv.states import StatePool
 from homenode.engine.messages import EngineStats
 from homenode.engine.scheduler.arrivals import Arrivals
 from homenode.engine.scheduler.counters import SchedulerCounters
+from homenode.engine.scheduler.drafts import Drafter, WorkerDrafts
 from homenode.engine.scheduler.events import (
     Aborted,
     DrainStarted,
@@ -75,10 +77,12 @@ class Scheduler:
         stages: int = 1,
         micro_batches: int = 0,
         costs: StepCosts | None = None,
+        drafter: Drafter | None = None,
     ) -> None:
         """`stages`: of the pipeline that computes a step, fed with `micro_batches` (0: as many) at once. `lookahead`,
         for one stage only: steps that may be sent ahead of the one being computed, 0 or 1. `seeds` draws the sampling
-        seed of requests without. `costs`: what is known of the steps' times; None: nothing is.
+        seed of requests without. `costs`: what is known of the steps' times; None: nothing is. `drafter`: guesses
+        tokens; None: the workers do, if anybody does.
 
         UserError if the settings contradict each other, InternalError if the worker's limits do not allow them.
         """
@@ -107,8 +111,9 @@ class Scheduler:
         self._messages: list[ToAgent] = []
         kv_imports = KvImports(allocator, self._messages)
         self.costs = costs or StepCosts()
+        self._drafter = drafter = drafter or (WorkerDrafts() if limits.max_drafted else None)
         self.planner = planner = Planner(
-            config, limits.max_sampled_rows, batching, allocator, kv_imports, counters, self.costs
+            config, limits.max_sampled_rows, batching, allocator, kv_imports, counters, self.costs, drafter
         )
         self._shares = planner.shares
         self.coordinator = coordinator = KvCoordinator(
@@ -137,6 +142,7 @@ class Scheduler:
             counters=counters,
             shares=planner.shares,
             costs=self.costs,
+            drafter=drafter,
         )
         self._losses = WorkerRecovery(
             batching, pending=pending, allocator=allocator, planner=planner, coordinator=coordinator, requests=requests
@@ -204,6 +210,8 @@ class Scheduler:
             len(self.pending_steps), self.pending_steps.draw
         ):
             return None
+        if self._drafter is not None and self.pending_steps and self._awaits_tokens(self._drafter):
+            return None
         withheld = self._withholds()
         plan = self.planner.plan(self._step_builder.number, self.pending_steps.prefill, self.pending_steps.seconds)
         ended = self.planner.nothing_left and self._end_with_nothing_left()
@@ -214,6 +222,15 @@ class Scheduler:
         if self.requests and not self.pending_steps and not ended and not self.coordinator.awaits():
             ended = self._end_stuck()
         return self.next_step() if ended else None
+
+    def _awaits_tokens(self, drafter: Drafter) -> bool:
+        """Whether the next step is to be planned when the results of those in flight are there. With several stages all
+        sequences wait for theirs anyway.
+        """
+        if self._batching.waits_for_tokens:
+            return False
+        pending = self.pending_steps
+        return pending.drafted or (pending.draw and drafter.awaits(self.planner.running))
 
     def _withholds(self) -> bool:
         return self._growth is not None and self._growth.withholds

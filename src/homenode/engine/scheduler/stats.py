@@ -49,6 +49,8 @@ class SchedulerStats:
             preemptions=counters.preemptions,
             prompt_tokens=counters.prompt_tokens,
             generation_tokens=counters.generation_tokens,
+            drafted_tokens=counters.drafted_tokens,
+            accepted_tokens=counters.accepted_tokens,
             steps=counters.steps,
             step_tokens=counters.step_tokens,
             rejected=dict(counters.rejected),

@@ -49,7 +49,17 @@ class StepBuilder:
         self.number += 1
         seconds = self._costs.seconds(plan.answers, plan.prompts)
         self._pending_steps.add(
-            PendingStep(step, plan.decoding, plan.allocations, parts, plan.prefill, plan.answers, plan.prompts, seconds)
+            PendingStep(
+                step,
+                plan.decoding,
+                plan.allocations,
+                parts,
+                plan.prefill,
+                plan.answers,
+                plan.prompts,
+                seconds,
+                plan.drafts,
+            )
         )
         return step
 
@@ -68,7 +78,7 @@ class StepBuilder:
             start=start,
             count=count,
             new_blocks=allocation.blocks[known : allocation.sent_blocks],
-            sample=sequence.gives_last and end >= allocation.prefill_target,
+            draws=int(sequence.gives_last and end >= allocation.prefill_target),
             score_from=first_scored if first_scored < min(end, sequence.num_prompt - 1) else -1,
             state_copies=() if states is None or state is None else states.write(state, start, end),
             state_pages=tuple(allocation.state_pages) if leaves else (),

@@ -37,9 +37,14 @@ class StepLoad:
         return cls(count, rows, read, attended - unattended, 1, end, scored, end - read, unattended)
 
     @classmethod
+    def of_drafts(cls, start: int, count: int) -> StepLoad:
+        """Of positions start .. start + count - 1, which a sequence of the step computes besides those before them."""
+        return cls(count, count, count, _sum_of(start + 1, start + count), 0)
+
+    @classmethod
     def of(cls, step: Step, chosen: int | None = None) -> StepLoad:
         """Of a real step of the scheduler. `chosen`: as for `of_sequence`."""
-        loads = [cls.of_sequence(item.start, item.count, int(item.sample), chosen) for item in step.items]
+        loads = [cls.of_sequence(item.start, item.count, item.draws, chosen) for item in step.items]
         return cls(*(sum(getattr(load, each.name) for load in loads) for each in fields(cls)))
 
     def plus(self, other: StepLoad) -> StepLoad:

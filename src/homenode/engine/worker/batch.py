@@ -75,7 +75,7 @@ def build_batch(items: Sequence[StepItem], table: SequenceTable, pooling: Poolin
         arrays.token_types = (positions >= after).astype(np.int32)
     if table.has_state:
         add_state(arrays, items, slots, table)
-    return Batch(arrays, row_slots, [item.seq for item in items if item.sample], spans)
+    return Batch(arrays, row_slots, [item.seq for item in items if item.draws], spans)
 
 
 def add_state(arrays: StepArrays, items: Sequence[StepItem], slots: SlotArray, table: SequenceTable) -> None:
@@ -133,7 +133,7 @@ def _rows(
 ) -> tuple[SlotArray, IntArray, list[ScoredSpan]]:
     """Whose rows of logits, which rows of the step, and the spans among them that score prompt tokens."""
     if all(item.score_from < 0 for item in items):
-        drawn = np.fromiter((item.sample for item in items), np.bool_, len(items))
+        drawn = np.fromiter((item.draws for item in items), np.bool_, len(items))
         return slots[drawn], query_start[1:][drawn] - 1, []
     row_slots: list[int] = []
     rows: list[int] = []
@@ -146,7 +146,7 @@ def _rows(
                 spans.append(ScoredSpan(item.seq, slot, begin + 1, len(rows), count))
                 rows += range(first_row + begin - item.start, first_row + begin - item.start + count)
                 row_slots += [0] * count
-        if item.sample:
+        if item.draws:
             rows.append(first_row + item.count - 1)
             row_slots.append(slot)
     return np.array(row_slots, np.intp), np.array(rows, np.int32), spans

@@ -52,7 +52,7 @@ class Batches:
             return False
         size = self._table.block_size
         for item, seq, end in zip(items, last.sampled, self._ends, strict=True):
-            if item.seq != seq or item.start != end or item.count != 1 or not item.sample or item.score_from >= 0:
+            if item.seq != seq or item.start != end or item.count != 1 or not item.draws or item.score_from >= 0:
                 return False
             if end % size == 0 and not item.new_blocks:
                 return False

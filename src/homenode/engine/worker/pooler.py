@@ -23,7 +23,7 @@ def pooled_counts(kind: PoolingKind, items: Sequence[StepItem]) -> list[int]:
     """How many rows of each item count."""
     if kind == "mean":
         return [item.count for item in items]
-    return [int(item.start == 0 if kind == "cls" else item.sample) for item in items]
+    return [int(item.start == 0 if kind == "cls" else item.draws > 0) for item in items]
 
 
 def pooled_rows(kind: PoolingKind, items: Sequence[StepItem], query_start: IntArray) -> IntArray:
@@ -50,7 +50,7 @@ class Pooler:
             at += count
             if row is None:
                 continue
-            if item.sample:
+            if item.draws:
                 found.append(Pooled(item.seq, self._vector(row, item.start + item.count)))
             else:
                 self._kept[item.seq] = row

@@ -12,7 +12,7 @@ import numpy as np
 
 from homenode.compute.ops import NO_TOKEN, Backend, FloatArray, IntArray, Logits, SampledRows, SamplingArrays
 from homenode.engine.request import TokenLogprob
-from homenode.engine.step import PromptScores, Sampled
+from homenode.engine.step import Advance, PromptScores
 from homenode.engine.worker.batch import Batch
 from homenode.engine.worker.sequences import SequenceTable, SlotArray
 
@@ -40,7 +40,7 @@ class Sampler:
         self._most_logprobs = -1
         self._steered: SlotArray | None = None  # rows under Mirostat
 
-    def draw(self, logits: Logits, batch: Batch, grammars: GrammarMasks | None = None) -> list[Sampled]:
+    def draw(self, logits: Logits, batch: Batch, grammars: GrammarMasks | None = None) -> list[Advance]:
         """Draw a token for every sequence of the batch that wants one, and append it to the sequence. `grammars`: has
         begun with the masks of this batch.
         """
@@ -69,7 +69,8 @@ class Sampler:
         limits = self._steer(slots, drawn) if self._steered is not None else None
         table.append(slots if self._rows is None else slots[self._rows], tokens)
         if self._most_logprobs < 0 and masks is None:
-            return [Sampled(seq, token) for seq, token in zip(batch.sampled, tokens.tolist(), strict=True)]
+            found = zip(batch.sampled, tokens.tolist(), strict=True)
+            return [Advance(seq, [token]) if token >= 0 else Advance(seq, []) for seq, token in found]
         rows = range(len(slots)) if self._rows is None else self._rows.tolist()
         logprobs = token_logprobs(drawn, self._num_logprobs) if self._most_logprobs >= 0 else []
         forced = frozenset(kept) if masks is None else masks.forced | kept.keys()
@@ -78,11 +79,11 @@ class Sampler:
                 (seq, masks.failed[row]) for seq, row in zip(batch.sampled, rows, strict=True) if row in masks.failed
             ]
         return [
-            Sampled(
+            Advance(
                 seq,
-                token,
-                logprobs[row] if self._num_logprobs[row] >= 0 else None,
-                row in forced,
+                [token] if token >= 0 else [],
+                (logprobs[row],) if token >= 0 and self._num_logprobs[row] >= 0 else (),
+                (0,) if row in forced else (),
                 None if limits is None else limits.get(row),
             )
             for seq, token, row in zip(batch.sampled, tokens.tolist(), rows, strict=True)
