@@ -60,7 +60,7 @@ class Sequence:
     scores: list[TokenLogprob | None] = field(default_factory=lambda: [None])
     allocation: BlockAllocation | None = None
     last_step: int = -1  # the number of the newest step that contained it under an earlier handle
-    next_check_len: int = 0  # once there are so many tokens there is more to do than to pass the newest on
+    next_check_len: int = 0  # with so many tokens there is more to do about the next one than to pass it on
     kv_export: KvExport | None = None  # its KV goes to another engine
     kv_import: KvImport | None = None  # KV that comes from another engine, until it is taken over
     preemptions: int = 0
@@ -150,7 +150,7 @@ class Sequence:
         wanted.
         """
         if self.params.logprobs is None:
-            self.next_check_len = min(self.last, (len(self.tokens) - 1) // block_size * block_size + block_size + 1)
+            self.next_check_len = min(self.last - 1, (len(self.tokens) - 1) // block_size * block_size + block_size)
 
 
 @dataclass(eq=False, slots=True)

@@ -71,19 +71,23 @@ class Results:
                 f"step {result.number} drew tokens for other sequences than it was asked to", number=result.number
             )
         accepted = [a.tokens for a in advances]
-        tokens = list(chain.from_iterable(accepted))
+        try:
+            tokens = [token for (token,) in accepted]
+            single = True
+        except ValueError:
+            tokens = list(chain.from_iterable(accepted))
+            single = False
         if tokens and (min(tokens) < 0 or max(tokens) >= self._limits.vocab_size):
             raise InternalError(
                 f"step {result.number}: the worker drew a token that is not in the vocabulary", number=result.number
             )
-        single = set(map(len, accepted)) <= {1}
         if not single or self._drafter is not None:
             self._check_accepted(pending_step, advances)
         scores = (score for scored in result.scored for score in scored.scores)
         if (not single and [] in accepted) or any(math.isnan(score.logprob) for score in scores):
             self._end_without_numbers(pending_step, result)
         if single and self._drafter is None:
-            self._take_decodes(pending_step, advances)
+            self._take_decodes(pending_step, advances, tokens)
         else:
             self._take_drafted(pending_step, advances)
         if pending_step.parts:
@@ -123,34 +127,39 @@ class Results:
                     "file is at fault"
                 )
 
-    def _take_decodes(self, pending_step: PendingStep, advances: list[Advance]) -> None:
+    def _take_decodes(self, pending_step: PendingStep, advances: list[Advance], tokens: list[int]) -> None:
         """Pass on the tokens of those that decode, one each. Only few of them end, or have filled a block: this is what
         a token costs.
         """
         outputs, apart = self._requests.outputs, 0
-        for sequence, allocation, advance in zip(pending_step.decoding, pending_step.allocations, advances):  # noqa: B905
+        for sequence, allocation, token, advance in zip(
+            pending_step.decoding, pending_step.allocations, tokens, advances, strict=False
+        ):
+            known = sequence.tokens
             if allocation.ended:
                 self._take_late(sequence, allocation, advance)
                 apart += 1
-                continue
-            tokens, known = advance.tokens, sequence.tokens
-            if tokens[0] in sequence.stops or len(known) + 1 >= sequence.next_check_len:
+            elif token in sequence.stops or len(known) >= sequence.next_check_len:
                 self._take_advance(sequence, allocation, advance)
                 apart += 1
-                continue
-            known.append(tokens[0])
-            if advance.surprise_limit is not None:
-                sequence.surprise_limit = advance.surprise_limit
-            outputs.append(
-                Output(sequence.id, tokens, forced_tokens=1) if advance.forced else Output(sequence.id, tokens)
-            )
+            else:
+                known.append(token)
+                if advance.surprise_limit is not None:
+                    sequence.surprise_limit = advance.surprise_limit
+                outputs.append(
+                    Output(sequence.id, advance.tokens, forced_tokens=1)
+                    if advance.forced
+                    else Output(sequence.id, advance.tokens)
+                )
         self._counters.generation_tokens += len(pending_step.decoding) - apart
 
     def _take_drafted(self, pending_step: PendingStep, advances: list[Advance]) -> None:
         """The same where several tokens of each may have been accepted, or none: cut back what was computed of the
         others.
         """
-        for sequence, allocation, advance in zip(pending_step.decoding, pending_step.allocations, advances):  # noqa: B905
+        for sequence, allocation, advance in zip(
+            pending_step.decoding, pending_step.allocations, advances, strict=False
+        ):
             drafted = pending_step.drafts.get(allocation.seq, ())
             accepted = len(advance.tokens)
             if drafted:
