@@ -72,8 +72,8 @@ class ScriptedExecutor:
     whose result was not taken yet. With `chunk_blocks` in the limits also: writing to a block whose pages were not
     taken, and reading what was in pages given back.
 
-    With a `drafter` it tells with every advance what may follow, and drafted tokens that a step holds are accepted as far
-    as they are right. What was computed behind them is forgotten: whoever reads it is found out.
+    With a `drafter` it tells with every advance what may follow, and drafted tokens that a step holds are accepted as
+    far as they are right. What was computed behind them is forgotten: whoever reads it is found out.
 
     `lose` makes it as if a worker had died, `restore` as if it had been replaced.
     """

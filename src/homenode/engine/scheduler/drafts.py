@@ -1,4 +1,4 @@
-"""Drafted tokens of a step: guesses of what follows the tokens of sequences, as far as the step has room for them. Pure.
+"""Drafted tokens of a step: guesses of what follows the tokens of sequences, as far as it has room for them. Pure.
 
 A guess costs a row, and brings a token where it is right; nobody is preempted, nothing cached is given up and no prompt
 is kept from getting on for the sake of one. Sources of guesses are behind `Drafter`.
