@@ -448,8 +448,8 @@ def test_the_oldest_turns_give_way_where_that_is_asked_for() -> None:
         ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "input[0].content[0].text", "missing"),
         (
             {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
-            "input[0].content[0].type",
-            "input_image",
+            "input[0].content[0]",
+            "an image",
         ),
         (
             {"input": [{"type": "function_call", "call_id": "c", "name": "a b", "arguments": ""}]},

@@ -4,17 +4,16 @@ instead of refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
 from msgspec import Struct
 
+from homenode.server.core.content import Note, media_kind, media_word, refuse_media
 from homenode.server.http.failures import ApiError
 
 T = TypeVar("T")
 
-# Tells that something is left out: a word of the client's own, and its place in the body.
-Note = Callable[[str, str], None]
 NEEDED_FIELDS = {  # that a block of a type must have
     "text": ("text",),
     "thinking": ("thinking",),
@@ -108,13 +107,10 @@ def user_text(block: MessagesBlock, place: str, note: Note) -> str | None:
         return needed(block.text, place, "text")
     if block.type == "search_result":
         return _search_result(block)
-    if block.type == "document":
-        text = _document(block)
-        if text is None:
-            raise _unreadable(place, "a document that is not plain text; send its text")
+    if block.type == "document" and (text := _document(block)) is not None:
         return text
-    if block.type == "image":
-        raise _unreadable(place, "an image, which this model cannot see; leave it out")
+    if (kind := media_kind(block.type)) is not None:
+        refuse_media(kind, place)
     note(block.type, place)
     return None
 
@@ -138,8 +134,10 @@ def _result_part(part: MessagesBlock, place: str, note: Note) -> str:
         return f"The tool {needed(part.tool_name, place, 'tool_name')} may be called."
     if part.type == "document" and (text := _document(part)) is not None:
         return text
+    if media_kind(part.type) is not None:
+        return media_word(part.type, place, note)
     note(part.type, place)
-    return f"[{part.type}]" if part.type in ("image", "document") else ""
+    return ""
 
 
 def _document(block: MessagesBlock) -> str | None:
@@ -164,7 +162,3 @@ def _texts(content: MessagesContent | None) -> str | None:
         return content
     texts = [block.text for block in content]
     return None if None in texts else "\n".join(text for text in texts if text is not None)
-
-
-def _unreadable(place: str, what: str) -> ApiError:
-    return ApiError(400, f"`{place}` is {what}", param=place, code="unsupported_parameter")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from homenode.grammars.spec import GrammarSpec, JsonSchema
-from homenode.server.apis.anthropic.blocks import Note
 from homenode.server.apis.anthropic.history import HistoryReader
 from homenode.server.apis.anthropic.request import MessagesPrompt, MessagesRequest, MessagesThinking
 from homenode.server.apis.anthropic.tools import tool_offer
+from homenode.server.core.content import Note
 from homenode.server.core.conversation import ConversationRequest
 from homenode.server.core.thought_seal import ThoughtSeal
 

@@ -10,13 +10,13 @@ from typing import Any
 from homenode.server.apis.anthropic.blocks import (
     MessagesBlock,
     MessagesContent,
-    Note,
     check_block,
     needed,
     result_text,
     user_text,
 )
 from homenode.server.apis.anthropic.request import MessagesMessage, MessagesSystemBlock
+from homenode.server.core.content import Note
 from homenode.server.core.thought_seal import ThoughtSeal
 
 # A line that agents put before their instructions. It is another one in each request, and meant for the bill alone: in

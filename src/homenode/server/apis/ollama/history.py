@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from homenode.server.apis.ollama.options import Note
 from homenode.server.apis.ollama.request import OllamaCall, OllamaMessage
-from homenode.server.http.failures import ApiError
+from homenode.server.core.content import Note, media_word, refuse_media
 
 
 def template_messages(messages: Sequence[OllamaMessage], note: Note) -> list[dict[str, Any]]:
@@ -43,8 +42,7 @@ def ends_open(messages: Sequence[OllamaMessage]) -> bool:
 def refuse_images(images: list[str] | None, place: str) -> None:
     """Raises ApiError 400 where there are some."""
     if images:
-        text = f"`{place}`: this model cannot see images; leave them out"
-        raise ApiError(400, text, param=place, code="unsupported_parameter")
+        refuse_media("image", f"{place}[0]")
 
 
 def _call(call: OllamaCall, id: str) -> dict[str, Any]:
@@ -62,8 +60,8 @@ def _result(message: OllamaMessage, open_calls: list[dict[str, Any]], place: str
     ]
     content = message.content or ""
     if message.images:
-        note("image", f"{place}.images")
-        content = "\n".join([content, "[image]"] if content else ["[image]"])
+        word = media_word("image", f"{place}.images", note)
+        content = "\n".join([content, word] if content else [word])
     said: dict[str, Any] = {"role": "tool", "content": content}
     if fitting:
         open_calls.remove(fitting[0])

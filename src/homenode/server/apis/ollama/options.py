@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 from msgspec import Meta, defstruct
 
 from homenode.sampling import SETTINGS, SamplingParams
+from homenode.server.core.content import Note
 from homenode.server.core.generation_fields import MOST_STOPS
 from homenode.server.core.setting_fields import SettingFields, given_settings, setting_field_type
 
@@ -22,9 +22,6 @@ _LOADING = (
 # Samplers that Ollama has and this server may not have, and the values at which they change nothing.
 _SAMPLERS = {"tfs_z": 1, "repeat_last_n": 64}
 _NEUTRAL: dict[str, float] = {name: value for name, value in _SAMPLERS.items() if name not in SETTINGS}
-
-# Tells that something is left out: a word of the client's own, and its place in the body.
-Note = Callable[[str, str], None]
 
 if TYPE_CHECKING:
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -10,10 +12,18 @@ from msgspec import Meta, Struct
 from starlette.requests import Request
 
 from homenode.chat.custom_tools import arguments_of
+from homenode.server.core.content import Note, media_kind, media_word, refuse_media
 from homenode.server.http.failures import ApiError
 from homenode.server.http.ignored import note_ignored
 
 ToolName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.:/-]{1,256}$")]
+
+
+# Types of parts of text, and of those that `homenode.server.core.content` has a kind for.
+PartType = Literal[
+    "text", "input_text", "output_text", "image_url", "image", "input_image", "image_embeds", "input_audio", "audio_url",
+    "audio", "video_url", "input_video", "video", "file", "input_file", "document",
+]  # fmt: skip
 
 
 class TextPart(Struct, forbid_unknown_fields=True):
@@ -33,7 +43,36 @@ class AssistantPart(Struct, forbid_unknown_fields=True, kw_only=True):
     signature: str | None = None
 
 
-Content = str | Annotated[list[TextPart], Meta(min_length=1)]
+class MessagePart(Struct, forbid_unknown_fields=True, kw_only=True):
+    """One piece of a message: text, or what `homenode.server.core.content` has a kind for. `type` says which of the
+    other fields it has.
+    """
+
+    type: PartType
+    text: str | None = None
+    image_url: Any = None
+    input_audio: Any = None
+    audio_url: Any = None
+    video_url: Any = None
+    source: Any = None
+    file: Any = None
+    file_id: str | None = None
+    file_data: str | None = None
+    file_url: str | None = None
+    filename: str | None = None
+    detail: Any = None
+
+
+class SaidPart(MessagePart, kw_only=True):
+    """One piece of what somebody says."""
+
+
+class ResultPart(MessagePart, kw_only=True):
+    """One piece of what a tool gave back. Of one that is no text the model is told that there is one."""
+
+
+Content = str | Annotated[list[SaidPart], Meta(min_length=1)]
+ResultContent = str | list[ResultPart]
 
 
 class SystemMessage(Struct, forbid_unknown_fields=True, kw_only=True, tag_field="role", tag="system"):
@@ -101,33 +140,6 @@ class AssistantMessage(Struct, forbid_unknown_fields=True, kw_only=True, tag_fie
     partial: bool | None = None
 
 
-class ResultPart(Struct, forbid_unknown_fields=True, kw_only=True):
-    """One piece of what a tool gave back: text, or a picture or a file, of which the model is told that there is
-    one."""
-
-    type: Literal[
-        "text", "input_text", "output_text", "image_url", "image", "input_image", "file", "input_file", "document"
-    ]
-    text: str | None = None
-    image_url: Any = None
-    source: Any = None
-    file: Any = None
-    file_id: str | None = None
-    file_data: str | None = None
-    file_url: str | None = None
-    filename: str | None = None
-
-    @property
-    def shown(self) -> str:
-        """What the model sees."""
-        if self.type.endswith("text"):
-            return self.text or ""
-        return "[image]" if "image" in self.type else "[file]"
-
-
-ResultContent = str | list[ResultPart]
-
-
 class ToolMessage(Struct, forbid_unknown_fields=True, kw_only=True, tag_field="role", tag="tool"):
     """What a tool gave back."""
 
@@ -156,32 +168,31 @@ def goes_on(messages: Messages, *, turn_begins: bool | None) -> bool:
 
 
 def template_messages(request: Request, messages: Messages) -> list[dict[str, Any]]:
-    """The messages as chat templates know them. Of pictures that tools gave back `image` is told as ignored. Raises
+    """The messages as chat templates know them. What tools gave back that is no text is told as ignored. Raises
     ApiError 400.
     """
-    results = [message.content for message in messages if isinstance(message, ToolMessage | FunctionMessage)]
-    if any("image" in part.type for content in results if isinstance(content, list) for part in content):
-        note_ignored(request, "image", "messages")
-    return [_template_message(number, message) for number, message in enumerate(messages)]
+    note = partial(note_ignored, request)
+    return [_template_message(number, message, note) for number, message in enumerate(messages)]
 
 
-def _template_message(number: int, message: Message) -> dict[str, Any]:
+def _template_message(number: int, message: Message, note: Note) -> dict[str, Any]:
     """A message as templates know it. A function's is a tool's under its older name."""
     if isinstance(message, AssistantMessage):
         return _assistant(number, message)
+    place = f"messages[{number}].content"
     if isinstance(message, ToolMessage):
-        said = {"role": "tool", "content": _content(message.content)}
+        said = {"role": "tool", "content": _result(message.content, place, note)}
         if message.tool_call_id:
             said["tool_call_id"] = message.tool_call_id
     elif isinstance(message, FunctionMessage):
-        said = {"role": "tool", "content": _content(message.content)}
+        said = {"role": "tool", "content": _result(message.content, place, note)}
     else:
-        said = {"role": str(message.__struct_config__.tag), "content": _content(message.content)}
+        said = {"role": str(message.__struct_config__.tag), "content": _said(message.content, place)}
     return said | {"name": message.name} if message.name else said
 
 
 def _assistant(number: int, message: AssistantMessage) -> dict[str, Any]:
-    said: dict[str, Any] = {"role": "assistant", "content": _content(message.content) or message.refusal or ""}
+    said: dict[str, Any] = {"role": "assistant", "content": _answer(message.content) or message.refusal or ""}
     if message.name:
         said["name"] = message.name
     if thoughts := message.reasoning_content or message.reasoning or _thoughts(message.content):
@@ -217,18 +228,41 @@ def _call(call_id: str, function: CalledFunction) -> dict[str, Any]:
     return {"id": call_id, "type": "function", "function": {"name": function.name, "arguments": arguments}}
 
 
-def _content(content: Content | ResultContent | list[AssistantPart] | None) -> str | list[dict[str, str]]:
-    """The form the client sent; the tokenizer knows which one the template takes. Nothing is an empty text."""
+def _said(content: Content, place: str) -> str | list[dict[str, str]]:
+    if isinstance(content, str):
+        return content
+    return _parts(_said_text(part, f"{place}[{number}]") for number, part in enumerate(content))
+
+
+def _said_text(part: SaidPart, place: str) -> str:
+    """Raises ApiError 400 for what the model cannot take, and for text without a text."""
+    if (kind := media_kind(part.type)) is not None:
+        refuse_media(kind, place)
+    if part.text is None:
+        path = f"{place}.text"
+        raise ApiError(400, f"the required field `{path}` is missing", param=path, code="missing_required_parameter")
+    return part.text
+
+
+def _result(content: ResultContent | None, place: str, note: Note) -> str | list[dict[str, str]]:
     if not isinstance(content, list):
         return content or ""
-    texts = [_text(part) for part in content if part.type != "thinking"]
-    return [{"type": "text", "text": text} for text in texts] if any(texts) else ""
+    return _parts(
+        (part.text or "") if media_kind(part.type) is None else media_word(part.type, f"{place}[{number}]", note)
+        for number, part in enumerate(content)
+    )
 
 
-def _text(part: TextPart | AssistantPart | ResultPart) -> str:
-    if isinstance(part, AssistantPart):
-        return part.text or part.refusal or ""
-    return part.shown if isinstance(part, ResultPart) else part.text
+def _answer(content: str | list[AssistantPart] | None) -> str | list[dict[str, str]]:
+    if not isinstance(content, list):
+        return content or ""
+    return _parts(part.text or part.refusal or "" for part in content if part.type != "thinking")
+
+
+def _parts(texts: Iterable[str]) -> str | list[dict[str, str]]:
+    """The form the client sent; the tokenizer knows which one the template takes. Nothing is an empty text."""
+    given = list(texts)
+    return [{"type": "text", "text": text} for text in given] if any(given) else ""
 
 
 def plain(value: Struct) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from homenode.server.apis.openai.chat_messages import SaidPart
 from homenode.server.apis.openai.requests import NEUTRAL
 from homenode.server.core.setting_fields import SAMPLER_LETTERS, SAMPLER_NAMES
 from homenode.server.core.state import ServerState
@@ -77,6 +78,13 @@ def tighten_template(schema: dict[str, Any]) -> None:
         "continue_final_message",
         {"not": {"properties": {"add_generation_prompt": {"const": True}}, "required": ["add_generation_prompt"]}},
     )
+
+
+def tighten_messages(components: dict[str, Any]) -> None:
+    """What somebody says is text, as the served model takes nothing else."""
+    part = components[SaidPart.__name__]
+    part["properties"] = {"type": {"enum": ["text", "input_text", "output_text"]}, "text": {"type": "string"}}
+    part["required"] = ["type", "text"]
 
 
 def tighten_kv_transfer(schema: dict[str, Any], state: ServerState, *own: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ from homenode.chat.offer import ToolOffer, ToolUse, takes_several
 from homenode.grammars.spec import GrammarSpec, JsonObject, JsonSchema
 from homenode.sampling import SamplingParams
 from homenode.server.apis.responses.history import ItemHistory
-from homenode.server.apis.responses.messages import ConversationWriter, Note
+from homenode.server.apis.responses.messages import ConversationWriter
 from homenode.server.apis.responses.request import (
     ResponsesAllowedTools,
     ResponsesAnyChoice,
@@ -26,6 +26,7 @@ from homenode.server.apis.responses.request import (
     ResponsesSchemaFormat,
 )
 from homenode.server.apis.responses.tools import OfferedTool, OfferedTools, ResponsesCustomTool, ResponsesGrammarSyntax
+from homenode.server.core.content import Note
 from homenode.server.core.conversation import Conversation, ConversationRequest, begin_conversation, conversation_text
 from homenode.server.core.grammars import check_input
 from homenode.server.core.prompts import encode_chat_text

@@ -5,7 +5,7 @@ What an assistant thought, said and called in a row is one message, as templates
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from homenode.chat.custom_tools import arguments_of
@@ -20,24 +20,11 @@ from homenode.server.apis.responses.items import (
     Thoughts,
 )
 from homenode.server.apis.responses.tools import OfferedTools
+from homenode.server.core.content import Note, media_kind, media_word, refuse_media
 from homenode.server.core.thought_seal import ThoughtSeal
 from homenode.server.http.failures import ApiError
 
 TEXT_PARTS = frozenset({"input_text", "output_text", "text", "summary_text", "reasoning_text"})
-# Words that stand for what a model of texts cannot take, by the type of the part.
-_WORDS = {
-    "input_image": "image",
-    "output_image": "image",
-    "image_url": "image",
-    "image": "image",
-    "computer_screenshot": "image",
-    "input_file": "file",
-    "file": "file",
-    "input_audio": "audio",
-    "audio": "audio",
-}
-
-Note = Callable[[str, str], None]  # takes a name that is left out, and its place in the body
 
 
 class PlacedItem(NamedTuple):
@@ -152,17 +139,17 @@ class ConversationWriter:
             raise ApiError(
                 400, f"the required field `{field}` is missing", param=field, code="missing_required_parameter"
             )
-        if not in_words:
-            raise ApiError(
-                400,
-                f"`{place}.type` is not supported: a part of type {part.type[:100]!r}; this model takes parts of type "
-                "'input_text' only",
-                param=f"{place}.type",
-                code="unsupported_parameter",
-            )
-        word = _WORDS.get(part.type, part.type[:100])
-        self._note(word, place)
-        return f"[{word}]"
+        if in_words:
+            return media_word(part.type, place, self._note)
+        if (kind := media_kind(part.type)) is not None:
+            refuse_media(kind, place)
+        raise ApiError(
+            400,
+            f"`{place}.type` is not supported: a part of type {part.type[:100]!r}; this model takes parts of type "
+            "'input_text' only",
+            param=f"{place}.type",
+            code="unsupported_parameter",
+        )
 
 
 def _joined(content: str | list[dict[str, str]]) -> str:

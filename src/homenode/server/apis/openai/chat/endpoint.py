@@ -18,6 +18,7 @@ from homenode.server.apis.openai.openapi import (
     GIVEN_TOOL,
     HISTORY_CALL,
     tighten_kv_transfer,
+    tighten_messages,
     tighten_sampling,
     tighten_template,
     tighten_tools,
@@ -92,6 +93,7 @@ def _tighten(components: dict[str, Any], state: ServerState) -> None:
     tighten_sampling(schema, state)
     tighten_template(schema)
     tighten_tools(schema)
+    tighten_messages(components)
     tighten_structured(components, schema)
     components[ToolDefinition.__name__]["allOf"] = [GIVEN_TOOL]
     components[ToolCall.__name__]["anyOf"] = HISTORY_CALL
