@@ -56,6 +56,20 @@ def split_driver(
     **settings: Any,
 ) -> Driver:
     """A driver of the model cut like this, each part on a backend of its own. `settings`: of `load_model`."""
+    program, last = split_program(checkpoint, how, make_backend, kv_dtype=kv_dtype, **settings)
+    return Driver(*last, block_size=BLOCK_SIZE, blocks=BLOCKS, program=program)
+
+
+def split_program(
+    checkpoint: Checkpoint,
+    how: PartitionSpec,
+    make_backend: Callable[[], Backend] = ReferenceBackend,
+    *,
+    kv_dtype: str = "auto",
+    takes_rows: bool = False,
+    **settings: Any,
+) -> tuple[SplitProgram, tuple[LoadedModel, Backend]]:
+    """The program of a model cut like this, and a rank of its last stage. `takes_rows`: see `LoadedModel.forward`."""
     stages: list[list[Program]] = []
     last: tuple[LoadedModel, Backend] | None = None
     for part in plan(checkpoint, how, settings.get("quantize")):
@@ -70,7 +84,11 @@ def split_driver(
         state = None if geometry is None else backend.state_memory(geometry, STATE_SLOTS)
         limits = StepLimits(512, 16, 512, BLOCKS)
         stages[-1].append(
-            backend.compile(model.forward(cache, state), limits, group.ranks[part.rank] if how.ranks > 1 else None)
+            backend.compile(
+                model.forward(cache, state, takes_rows=takes_rows),
+                limits,
+                group.ranks[part.rank] if how.ranks > 1 else None,
+            )
         )
     assert last is not None
-    return Driver(*last, block_size=BLOCK_SIZE, blocks=BLOCKS, program=SplitProgram(stages))
+    return SplitProgram(stages), last

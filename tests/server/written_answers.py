@@ -72,13 +72,25 @@ class Writer:
         self._script = lambda request: written(request, said, sizes)
         self._settings = settings
         self.details: dict[str, Any] = {}
+        self.row_columns = 0
         self.requests: list[Request] = []
 
     def ask(self, path: str, body: Any = None, method: str = "POST", **headers: str) -> httpx.Response:
         """The answer of an application of its own."""
 
         client = ScriptedClient(self._script)
-        client.ready = EngineReady("/models/story-teller", 65536, 258, 100, 32, 2048, 128, True, details=self.details)
+        client.ready = EngineReady(
+            "/models/story-teller",
+            65536,
+            258,
+            100,
+            32,
+            2048,
+            128,
+            True,
+            details=self.details,
+            row_columns=self.row_columns,
+        )
         client.requests = self.requests
 
         async def run() -> httpx.Response:

@@ -293,6 +293,10 @@ class StepArrays:
     state_slot: IntArray | None = None
     state_fresh: IntArray | None = None
     state_copies: IntArray | None = None
+    # Rows that take the place of embeddings: [k, columns], C-contiguous, and the tokens of the step that they stand
+    # for, ascending. None: there are none. For programs that use `Ops.place_rows`.
+    input_rows: FloatArray | None = None
+    row_places: IntArray | None = None
     token_types: IntArray | None = None  # [n] which of the texts that are read together each is of; None: the first
 
 
@@ -449,6 +453,11 @@ class Ops(RowOps, Protocol):
 
         With `vocabulary` the table holds its rows `first` on, of that many in all; ids whose row is not here give
         zeros.
+        """
+
+    def place_rows(self, x: Tensor) -> Tensor:
+        """x [tokens, columns] with the rows that the step brings in their places, `StepArrays.input_rows`; may reuse
+        x's storage, which nothing else may read.
         """
 
     def position_rows(self, table: Weight, first: int = 0) -> Tensor:

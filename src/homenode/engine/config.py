@@ -67,6 +67,11 @@ class ModelConfig:
         "model's files say, else last.",
         choices=("auto", "mean", "cls", "last"),
     )
+    enable_prompt_embeds: bool = option(
+        False,
+        "Take prompts as rows of embeddings, too (prompt_embeds of /v1/completions). For clients that are trusted: a "
+        "row may be anything.",
+    )
     seed: int | None = option(
         None, "Makes the sampling of requests without a seed repeatable from start to start.", minimum=0
     )

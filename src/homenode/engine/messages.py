@@ -98,6 +98,7 @@ class EngineReady(msgspec.Struct, frozen=True, tag=True):
     sampling_defaults: dict[str, float] = {}  # the model's own: temperature, top_p, top_k, min_p, repetition_penalty
     details: dict[str, object] = {}
     pooling: PoolingReady | None = None  # None: it generates text
+    row_columns: int = 0  # of rows that prompts may have in places of embeddings; 0: they have token ids alone
     identity: ModelIdentity | None = None  # of the model that its workers have read; None: nobody says
 
 

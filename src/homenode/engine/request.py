@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from homenode.engine.inputs import PlacedRows
 from homenode.sampling import SamplingParams
 from homenode.transfer.scheduler_events import KvTicket
 
@@ -25,6 +26,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     awaited: bool = True  # somebody waits for its tokens as they come, so that steps are to be short
     # Output tokens that another engine had given when it was lost: the sequence goes on after them.
     begun: list[int] = []
+    rows: list[PlacedRows] = []  # what takes the place of embeddings in the prompt, in the order of positions
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):

@@ -14,6 +14,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+from homenode.compute.ops import NO_TOKEN as NO_TOKEN
+from homenode.engine.inputs import StepRows
 from homenode.engine.request import TokenLogprob
 from homenode.sampling import SamplingParams
 
@@ -55,6 +57,7 @@ class StepItem(msgspec.Struct, frozen=True, array_like=True, gc=False):
     # Guesses of the tokens behind the last known one, which stand at its last positions. A state is copied after each
     # position from the last known token on but the last one, so that it can be cut back.
     drafted: tuple[int, ...] = ()
+    rows: tuple[StepRows, ...] = ()  # that stand in places of embeddings among these positions
 
 
 class Step(msgspec.Struct, frozen=True, array_like=True):
@@ -73,9 +76,6 @@ class Step(msgspec.Struct, frozen=True, array_like=True):
     def num_tokens(self) -> int:
         """Positions computed by this step."""
         return sum(item.count for item in self.items)
-
-
-NO_TOKEN = -1
 
 
 class Advance(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -155,4 +155,5 @@ class WorkerLimits(msgspec.Struct, frozen=True, kw_only=True):
     whole_pages: bool = False  # what is handed over is whole blocks, whatever is behind a prompt's last position
     pools: bool = False  # texts become vectors or scores, and nothing is generated
     max_drafted: int = 0  # tokens that it expects to follow, at most, which it tells with an `Advance`
+    row_columns: int = 0  # of rows that prompts may have in places of embeddings; 0: they have token ids alone
     group_blocks: int = 1  # KV blocks that a sequence had best have next to each other, see `kv.groups`

@@ -83,7 +83,6 @@ EQUIVALENTS: tuple[Equivalent, ...] = (
     ),
     Equivalent("--skip-tokenizer-init", NotOffered("a server needs the vocabulary; prompts may be token ids")),
     Equivalent("--disable-sliding-window --disable-cascade-attn", NoEffect("attention is as the model's files say")),
-    Equivalent("--enable-prompt-embeds", NotOffered("prompts are text or token ids")),
     Equivalent("--max-logprobs=", NoEffect("a request may ask for up to 20")),
     Equivalent(
         "--logprobs-mode=",

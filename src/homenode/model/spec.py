@@ -211,6 +211,7 @@ class ModelSpec:
     local_rope: RopeSpec | None = None  # of the layers that use it; None: that of all others
     rope_layers: tuple[bool, ...] = ()  # which layers rotate queries and keys; empty: all
     embedding_scale: float = 1.0
+    scales_rows: bool = False  # also of rows that take the place of embeddings, as they come before it
     residual_scale: float = 1.0  # of what each half of a layer adds to its rows
     logits_scale: float = 1.0
     attention_scale: float | None = None  # of scores; None: 1 / sqrt(head_dim)

@@ -583,6 +583,7 @@ class NativeProgram:
         once.
         """
         a = arrays
+        brought = () if a.row_places is None else (a.row_places, a.input_rows)
         with peer_errors():
             return self._program.run(
                 a.ids,
@@ -595,6 +596,7 @@ class NativeProgram:
                 _state_rows(a),
                 a.state_copies,
                 a.token_types,
+                *brought,
             )
 
     def expert_usage(self) -> npt.NDArray[np.uint64]:

@@ -55,6 +55,17 @@ class EagerOps(RowOps):
         rows[here] = table[ids[here] - first]
         return rows
 
+    def place_rows(self, x: FloatArray) -> FloatArray:
+        """See `Ops.place_rows`. ValueError for rows of another width, or places that are no tokens of the step."""
+        places, rows = self._step.row_places, self._step.input_rows
+        if places is None or rows is None:
+            return x
+        if rows.shape != (len(places), x.shape[1]) or (np.diff(places, prepend=-1) < 1).any() or places[-1] >= len(x):
+            raise ValueError(f"rows {list(rows.shape)} at {places.tolist()} of a step with rows {list(x.shape)}")
+        placed = x.copy()
+        placed[places] = rows
+        return placed
+
     def position_rows(self, table: FloatArray, first: int = 0) -> FloatArray:
         """See `Ops.position_rows`. ValueError for a position that the table has no row of."""
         positions = self._step.positions

@@ -115,6 +115,7 @@ class StepGraphs:
         if (
             self.failure
             or count == 0
+            or arrays.row_places is not None
             or len(arrays.ids) != count
             or not np.array_equal(arrays.sample_rows, np.arange(count))
         ):

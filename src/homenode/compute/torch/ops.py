@@ -87,6 +87,16 @@ class TorchOps(RowOps):
         rows = table[torch.where(here, ids - first, 0)].float()
         return torch.where(here.unsqueeze(1), rows, 0)
 
+    def place_rows(self, x: torch.Tensor) -> torch.Tensor:
+        """See `Ops.place_rows`. ValueError for rows of another width, or another number of them."""
+        places, rows = self._step.host.row_places, self._step.host.input_rows
+        if places is None or rows is None:
+            return x
+        if rows.shape != (len(places), x.shape[1]):
+            raise ValueError(f"rows {list(rows.shape)} at {len(places)} places of a step with rows {list(x.shape)}")
+        at = torch.from_numpy(places).to(self._device.device).long()
+        return x.index_copy(0, at, torch.from_numpy(rows).to(self._device.device))
+
     def position_rows(self, table: torch.Tensor, first: int = 0) -> torch.Tensor:
         """See `Ops.position_rows`."""
         return table[self._step.positions + first].float()

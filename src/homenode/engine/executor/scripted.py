@@ -19,6 +19,7 @@ from homenode.engine.errors import StepError, StepsLostError
 from homenode.engine.kv.chunks import PageChange
 from homenode.engine.request import TokenLogprob
 from homenode.engine.step import (
+    NO_TOKEN,
     Advance,
     PromptScores,
     StartSequence,
@@ -353,7 +354,12 @@ class ScriptedExecutor:
 
     def _write(self, item: StepItem, state: _State) -> None:
         size = self._limits.block_size
+        brought = {rows.first + i for rows in item.rows for i in range(len(rows.array()))}
         for position in range(item.start, item.start + item.count):
+            self._demand(
+                state.tokens[position] != NO_TOKEN or position in brought,
+                f"sequence {item.seq} has neither a token nor a row at position {position}",
+            )
             block = state.table[position // size]
             self._demand(
                 block < self._limits.num_blocks,

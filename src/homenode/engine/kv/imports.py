@@ -54,7 +54,8 @@ class KvImports:
         if allocator.handed_over(positions) != offer.tokens:
             return False
         same = offer.page_tokens == allocator.block_size
-        chain = sequence.chain if same else allocator.cache.chain(sequence.request.cache_salt, offer.page_tokens)
+        asked = sequence.request
+        chain = sequence.chain if same else allocator.cache.chain(asked.cache_salt, offer.page_tokens, asked.rows)
         return chain.identities(sequence.tokens, positions, allocator.state_pages) == offer.identities
 
     # Offers

@@ -1,6 +1,7 @@
 """The prefix cache: equal prompt beginnings share their KV blocks.
 
-A full block is known by H(what lies before it, its tokens), and the first block of a chain by H(salt, its tokens). H is
+A full block is known by H(what lies before it, its tokens), and the first block of a chain by H(salt, its tokens).
+Where rows stand in place of embeddings, their digests count beside the tokens. H is
 BLAKE2b keyed with a seed drawn for each process, so nobody outside can make two prompts collide or tell from a hash
 what it stands for. A block can be found only once its keys and values have been computed.
 
@@ -14,6 +15,7 @@ import secrets
 import struct
 from collections.abc import Sequence
 
+from homenode.engine.inputs import PlacedRows, digests_between
 from homenode.engine.kv.blocks import BlockPool
 
 _DIGEST_BYTES = 16
@@ -22,8 +24,9 @@ _DIGEST_BYTES = 16
 class HashChain:
     """The hashes of the full blocks of one growing token sequence; each is computed once."""
 
-    def __init__(self, seed: bytes, block_size: int, salt: str) -> None:
-        self._seed = seed
+    def __init__(self, seed: bytes, block_size: int, salt: str, rows: Sequence[PlacedRows] = ()) -> None:
+        """`rows`: those of its prompt that take the place of embeddings."""
+        self._seed, self._rows = seed, rows
         self._block_size = block_size
         self._root = hashlib.blake2b(
             salt.encode("utf-8", "surrogatepass"), key=seed, person=b"salt", digest_size=_DIGEST_BYTES
@@ -42,7 +45,7 @@ class HashChain:
             at = len(self._digests) * size
             parent = self._digests[-1] if self._digests else self._root
             block_hash = self._block.copy()
-            block_hash.update(parent + _bytes_of(tokens[at : at + size]))
+            block_hash.update(parent + self._bytes_of(tokens, at, at + size))
             self._digests.append(block_hash.digest())
         return self._digests[first:count]
 
@@ -53,7 +56,7 @@ class HashChain:
         """
         full = positions // self._block_size
         identities = self.of(tokens, full)
-        rest = _bytes_of(tokens[full * self._block_size : positions])
+        rest = self._bytes_of(tokens, full * self._block_size, positions)
         if rest:
             parent = identities[-1] if identities else self._root
             identities.append(
@@ -66,6 +69,11 @@ class HashChain:
             ).digest()
             for page in range(state_pages)
         ]
+
+    def _bytes_of(self, tokens: Sequence[int], start: int, end: int) -> bytes:
+        """What is at positions start .. end - 1: the tokens, and the digests of rows among them."""
+        ids = _bytes_of(tokens[start:end])
+        return ids + digests_between(self._rows, start, end) if self._rows else ids
 
 
 def _bytes_of(tokens: Sequence[int]) -> bytes:
@@ -85,11 +93,11 @@ class PrefixCache:
         self.enabled = enabled
         self._seed = secrets.token_bytes(32) if seed is None else seed
 
-    def chain(self, salt: str, block_size: int | None = None) -> HashChain:
-        """A new chain for a sequence with this `cache_salt`; with another `block_size`, such as another engine's, it
-        finds nothing here.
+    def chain(self, salt: str, block_size: int | None = None, rows: Sequence[PlacedRows] = ()) -> HashChain:
+        """A new chain for a sequence with this `cache_salt` and these rows in its prompt; with another `block_size`,
+        such as another engine's, it finds nothing here.
         """
-        return HashChain(self._seed, self._block_size if block_size is None else block_size, salt)
+        return HashChain(self._seed, self._block_size if block_size is None else block_size, salt, rows)
 
     def lookup(self, chain: HashChain, tokens: Sequence[int]) -> list[int]:
         """Blocks that hold the longest known beginning of `tokens`, never all of them: the last token must be computed

@@ -26,12 +26,14 @@ from homenode.host.placement.cores import allowed_cores
 from homenode.host.placement.node_teams import spare_cores
 from homenode.host.placement.variables import kv_cache_memory
 from homenode.host.topology.host import Host
+from homenode.model.architectures.input_rows import rows_refusal
 from homenode.model.spec import ModelSpec
 from homenode.units import format_bytes, format_count
 
 _LOGITS_BYTES = 256 * 2**20
 _CHUNK_BYTES = 2 << 20
 _LEAST_CHUNKS = 8
+_MOST_STEP_ROWS = 128 * 2**20  # bytes of rows in place of embeddings that a step may take, half of a frame
 _MANY_ROWS = 256  # sampled and scored rows of a step, where the vocabulary allows it
 
 
@@ -53,6 +55,7 @@ class Sizes:
     state_pages: int = 0  # where they are handed over
     whole_pages: bool = False  # of what is handed over
     pools: bool = False
+    row_columns: int = 0  # of rows that prompts may have in places of embeddings; 0: they have none
     group_blocks: int = 1  # see `EnginePlan`
 
     def step_limits(self) -> StepLimits:
@@ -75,6 +78,7 @@ class Sizes:
             state_pages=self.state_pages,
             whole_pages=self.whole_pages,
             pools=self.pools,
+            row_columns=self.row_columns,
             group_blocks=self.group_blocks,
         )
 
@@ -97,6 +101,7 @@ def resolve(config: EngineConfig, spec: ModelSpec, geometry: KvGeometry, memory_
         max_num_seqs=config.scheduler.max_num_seqs,
         max_sampled_rows=sampled_rows(config, spec),
         pools=spec.pooling is not None,
+        row_columns=spec.hidden_size if config.model.enable_prompt_embeds else 0,
         vocab_size=spec.vocab_size,
         state_slots=state_slots(config, geometry, kv_bytes(config, left)),
         state_interval=state_interval(config, geometry),
@@ -117,6 +122,8 @@ def problems(config: EngineConfig, spec: ModelSpec, geometry: KvGeometry, memory
                 param="max_model_len",
             )
         )
+    if config.model.enable_prompt_embeds and (problem := _rows_problem(config, spec)):
+        found.append(problem)
     length = min(model_length(config, spec), spec.max_position)
     found += check_scheduler(config.scheduler, config.kv, length)
     buffers = step_bytes(config, spec)
@@ -132,6 +139,24 @@ def problems(config: EngineConfig, spec: ModelSpec, geometry: KvGeometry, memory
     elif problem := _kv_problem(config, geometry, length, memory_available - buffers):
         found.append(problem)
     return found
+
+
+def _rows_problem(config: EngineConfig, spec: ModelSpec) -> UserError | None:
+    """Why prompts cannot have rows in place of embeddings; None where they can. A step takes those that it computes to
+    every worker.
+    """
+    if reason := rows_refusal(spec):
+        return UserError(f"--enable-prompt-embeds does not go with this model: {reason}", param="enable_prompt_embeds")
+    step = config.scheduler.max_num_batched_tokens * spec.hidden_size * 4
+    if step > _MOST_STEP_ROWS:
+        most = _MOST_STEP_ROWS // (4 * spec.hidden_size)
+        return UserError(
+            f"--enable-prompt-embeds: the rows of a step of --max-num-batched-tokens "
+            f"{config.scheduler.max_num_batched_tokens} may take {format_bytes(step)}, and at most "
+            f"{format_bytes(_MOST_STEP_ROWS)} are sent to workers. Give {most} or less.",
+            param="max_num_batched_tokens",
+        )
+    return None
 
 
 def model_length(config: EngineConfig, spec: ModelSpec) -> int:

@@ -107,7 +107,8 @@ class Dispatcher:
         if request.params.leaves_seed_open:  # known here, so that another engine can draw what this one would have
             params = msgspec.structs.replace(request.params, seed=self._seeds.getrandbits(63))
             request = msgspec.structs.replace(request, params=params)
-        stream = RoutedStream(self, request, self._router.new_request(request.prompt_ids, request.cache_salt))
+        routed = self._router.new_request(request.prompt_ids, request.cache_salt, request.rows)
+        stream = RoutedStream(self, request, routed)
         self._streams[request.id] = stream
         if self._ending is None:
             self._send(stream)

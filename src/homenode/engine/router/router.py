@@ -12,6 +12,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from homenode.engine.inputs import PlacedRows
 from homenode.engine.kv.prefix import HashChain
 from homenode.engine.router.prefixes import Prefixes, cacheable
 
@@ -111,9 +112,9 @@ class Router:
         load = replace(known.load, waiting_tokens=0, requests=0) if known else EngineLoad()
         self._engines[number] = _Engine(num_blocks * self.block_size, Prefixes(num_blocks), load)
 
-    def new_request(self, tokens: list[int], salt: str) -> RoutedRequest:
-        """A request with this prompt, which is nowhere yet."""
-        return RoutedRequest(HashChain(self.key, self.block_size, salt), tokens)
+    def new_request(self, tokens: list[int], salt: str, rows: Sequence[PlacedRows] = ()) -> RoutedRequest:
+        """A request with this prompt, which is nowhere yet. `rows`: of it, in places of embeddings."""
+        return RoutedRequest(HashChain(self.key, self.block_size, salt, rows), tokens)
 
     def load(self, number: int) -> EngineLoad:
         """The books of one engine."""

@@ -96,4 +96,5 @@ def ready_message(
             **details,
         },
         pooling=pooling_ready(spec, config.model),
+        row_columns=sizes.row_columns,
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from homenode.compute.ops import NO_TOKEN
+from homenode.engine.inputs import rows_problem
 from homenode.engine.request import Request
 from homenode.engine.scheduler_config import SchedulerConfig
 from homenode.engine.step import WorkerLimits
@@ -32,7 +34,7 @@ def refusal(request: Request, config: SchedulerConfig, limits: WorkerLimits) -> 
             param="model",
         )
     prompt = len(request.prompt_ids) + len(request.begun)  # all to be computed before it goes on
-    error = _bad_token(request, limits.vocab_size) or _bad_range(request)
+    error = _bad_rows(request, limits) or _bad_token(request, limits.vocab_size) or _bad_range(request)
     if error:
         return error
     if request.pools:
@@ -81,10 +83,28 @@ def refusal(request: Request, config: SchedulerConfig, limits: WorkerLimits) -> 
     return None
 
 
+def _bad_rows(request: Request, limits: WorkerLimits) -> UserError | None:
+    if not request.rows:
+        return None
+    if not limits.row_columns:
+        return UserError("this engine takes token ids only, no rows (--enable-prompt-embeds)", param="prompt_embeds")
+    if wrong := rows_problem(request.prompt_ids, request.rows):
+        return UserError(f"the prompt is damaged: {wrong}", param="prompt_embeds")
+    widths = {each.rows.columns for each in request.rows}
+    if widths != {limits.row_columns}:
+        text = f"rows of {min(widths - {limits.row_columns})} columns; this model's have {limits.row_columns}"
+        return UserError(text, param="prompt_embeds")
+    if request.params.prompt_logprobs is not None:
+        return UserError("a prompt with rows has no tokens to score", param="prompt_logprobs")
+    return None
+
+
 def _bad_token(request: Request, vocab_size: int) -> UserError | None:
     for param, tokens in (("prompt", request.prompt_ids), ("logit_bias", list(request.params.logit_bias))):
         if not tokens:
             continue
+        if param == "prompt" and request.rows:  # where one stands there may be no token, as `_bad_rows` has seen
+            tokens = [token for token in tokens if token != NO_TOKEN] or [0]
         worst = min(tokens) if min(tokens) < 0 else max(tokens)
         if not 0 <= worst < vocab_size:
             return UserError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from homenode.engine.inputs import rows_between
 from homenode.engine.kv.allocator import KvAllocator
 from homenode.engine.kv.sequence import BlockAllocation, Sequence
 from homenode.engine.scheduler.budget import StepPlan
@@ -82,4 +83,5 @@ class StepBuilder:
             score_from=first_scored if first_scored < min(end, sequence.num_prompt - 1) else -1,
             state_copies=() if states is None or state is None else states.write(state, start, end),
             state_pages=tuple(allocation.state_pages) if leaves else (),
+            rows=rows_between(sequence.request.rows, start, end),
         )

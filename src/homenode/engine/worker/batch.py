@@ -40,9 +40,12 @@ class Batch:
     spans: list[ScoredSpan]
 
 
-def build_batch(items: Sequence[StepItem], table: SequenceTable, pooling: PoolingKind | None = None) -> Batch:
+def build_batch(
+    items: Sequence[StepItem], table: SequenceTable, pooling: PoolingKind | None = None, *, takes_rows: bool = True
+) -> Batch:
     """Arrays of a step over sequences in `table`, whose block tables are extended on the way. `pooling`: which rows
-    are wanted where texts become vectors; nothing is drawn then.
+    are wanted where texts become vectors; nothing is drawn then. `takes_rows`: rows in place of embeddings are for this
+    stage, else for one before it.
 
     ValueError when an item asks for positions whose tokens or blocks are not known here.
     """
@@ -75,6 +78,8 @@ def build_batch(items: Sequence[StepItem], table: SequenceTable, pooling: Poolin
         arrays.token_types = (positions >= after).astype(np.int32)
     if table.has_state:
         add_state(arrays, items, slots, table)
+    if any(item.rows for item in items):
+        add_rows(arrays, items, keep=takes_rows)
     return Batch(arrays, row_slots, [item.seq for item in items if item.draws], spans)
 
 
@@ -85,6 +90,30 @@ def add_state(arrays: StepArrays, items: Sequence[StepItem], slots: SlotArray, t
     copies = [(row, *copy) for row, item in enumerate(items) for copy in item.state_copies]
     if copies:
         arrays.state_copies = np.array(copies, np.int32)
+
+
+def add_rows(arrays: StepArrays, items: Sequence[StepItem], *, keep: bool) -> None:
+    """Say in the arrays of a step which rows its items bring in places of embeddings, where a stage is to `keep` them.
+    The id there is any.
+
+    ValueError where they are no positions of their item, or of several widths.
+    """
+    places, rows = [], []
+    for first, item in zip(arrays.query_start.tolist(), items, strict=False):
+        for brought in item.rows:
+            values = brought.array()
+            if not item.start <= brought.first <= brought.first + len(values) <= item.start + item.count:
+                raise ValueError(
+                    f"sequence {item.seq}: rows of positions {brought.first} to {brought.first + len(values) - 1} in "
+                    f"an item of {item.start} to {item.start + item.count - 1}"
+                )
+            places.append(np.arange(len(values), dtype=np.int32) + (first + brought.first - item.start))
+            rows.append(values)
+    at = np.concatenate(places)
+    arrays.ids[at] = np.maximum(arrays.ids[at], 0)
+    if keep:
+        arrays.row_places = at
+        arrays.input_rows = np.ascontiguousarray(np.concatenate(rows), np.float32)
 
 
 def _check(items: Sequence[StepItem], slots: SlotArray, starts: IntArray, ends: IntArray, table: SequenceTable) -> None:

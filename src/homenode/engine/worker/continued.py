@@ -20,9 +20,9 @@ class Batches:
     sequences come or go.
     """
 
-    def __init__(self, table: SequenceTable, pooling: PoolingKind | None = None) -> None:
-        """`pooling`: see `build_batch`."""
-        self._table, self._pooling = table, pooling
+    def __init__(self, table: SequenceTable, pooling: PoolingKind | None = None, *, takes_rows: bool = True) -> None:
+        """`pooling`, `takes_rows`: see `build_batch`."""
+        self._table, self._pooling, self._takes_rows = table, pooling, takes_rows
         self._last: Batch | None = None  # if it only decoded and its tokens were appended
         self._ends: list[int] = []  # of the last batch, in its order
 
@@ -33,7 +33,7 @@ class Batches:
             self._ends = [end + 1 for end in self._ends]
             return self._continued(last, items)
         self._ends = [item.start + item.count for item in items]
-        return build_batch(items, self._table, self._pooling)
+        return build_batch(items, self._table, self._pooling, takes_rows=self._takes_rows)
 
     def drawn(self, batch: Batch, items: Sequence[StepItem]) -> None:
         """The step of `batch`, made from `items`, is done."""

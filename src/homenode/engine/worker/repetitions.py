@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from homenode.compute.ops import FloatArray, IntArray
+from homenode.compute.ops import NO_TOKEN, FloatArray, IntArray
 from homenode.sampling import SamplingParams
 
 _LONGEST = 50  # tokens of a repetition that are counted: the penalty is beyond all logits long before
@@ -22,7 +22,8 @@ class RepetitionPenalty:
     def __init__(self, params: SamplingParams, tokens: IntArray) -> None:
         self._multiplier, self._base, self._allowed = params.dry_multiplier, params.dry_base, params.dry_allowed_length
         self._window = params.dry_penalty_last_n
-        self._breakers = frozenset(params.dry_breaker_ids)
+        # Where a row stands in place of an embedding there is no token to repeat.
+        self._breakers = frozenset(params.dry_breaker_ids) | {NO_TOKEN}
         self._tokens: IntArray = tokens.astype(np.int32)
         self._length = len(tokens)
 

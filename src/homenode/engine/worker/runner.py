@@ -47,12 +47,14 @@ class Runner:
         grammars: Callable[[], GrammarMasks] | None = None,
         state_pages: StatePages | None = None,
         pooler: Pooler | None = None,
+        takes_rows: bool = True,
     ) -> None:
         """`eos_token_ids`: what a sequence with `min_tokens` may not draw before it has them. `part`: of the model,
         None: all of it. `channels`: to other workers, None: there are none. `columns`: of the rows between stages.
         `state`: the state memory of the program, None: no layer here keeps a state. `grammars`: makes what computes the
         masks of sequences with a grammar, asked when the first comes; None: there are none. `state_pages`: how states
         lie in KV blocks where they are handed over. `pooler`: makes texts vectors in place of tokens.
+        `takes_rows`: rows in place of embeddings are this stage's.
         """
         self._program, self._backend, self._clock = program, backend, clock
         self._draws = part is None or part.last_stage
@@ -60,7 +62,7 @@ class Runner:
         self._channels, self._columns = channels or WorkerChannels(), columns
         self._state, self._state_pages = state, state_pages
         self._table = SequenceTable(block_size, eos_token_ids, has_state=state is not None)
-        self._batches = Batches(self._table, None if pooler is None else pooler.kind)
+        self._batches = Batches(self._table, None if pooler is None else pooler.kind, takes_rows=takes_rows)
         self._pooler = pooler
         self._sampler = Sampler(backend, self._table)
         self._make_grammars, self._grammars = grammars, cast("GrammarMasks | None", None)

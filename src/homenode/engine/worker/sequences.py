@@ -13,7 +13,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from homenode.compute.ops import FloatArray, IntArray, SamplingArrays
+from homenode.compute.ops import NO_TOKEN, FloatArray, IntArray, SamplingArrays
 from homenode.engine.step import StartSequence
 from homenode.engine.worker.forbidden import ForbiddenTexts
 from homenode.engine.worker.repetitions import RepetitionPenalty
@@ -37,11 +37,12 @@ class TokenCounts:
     """The distinct tokens of a sequence, and how often each was drawn; kept for sequences with a penalty."""
 
     def __init__(self, tokens: IntArray, num_prompt: int) -> None:
-        distinct = np.unique(tokens)
+        drawn = tokens[num_prompt:]
+        distinct = np.unique(tokens[tokens != NO_TOKEN])  # none stands where a row takes the place of an embedding
         self._tokens: IntArray = distinct.astype(np.int32)
         self._counts: IntArray = np.zeros(len(distinct), np.int32)
         self._size = len(distinct)
-        np.add.at(self._counts, np.searchsorted(distinct, tokens[num_prompt:]), 1)
+        np.add.at(self._counts, np.searchsorted(distinct, drawn), 1)
         self._index = {token: i for i, token in enumerate(distinct.tolist())}
 
     def add(self, token: int) -> None:

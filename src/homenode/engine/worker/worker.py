@@ -132,7 +132,9 @@ class PartWorker:
         if self._program is None or part.ranks > 1:  # a program is bound to its group
             before = self._uses()
             self._program = loaded.backend.compile(
-                loaded.model.forward(self._cache, self._state), loaded.limits, links.group
+                loaded.model.forward(self._cache, self._state, takes_rows=loaded.sizes.row_columns > 0),
+                loaded.limits,
+                links.group,
             )
             self._counts = (self._program, before)
         self._runner = Runner(
@@ -146,6 +148,7 @@ class PartWorker:
             state=self._state,
             grammars=self._grammar_masks,
             state_pages=self._state_pages,
+            takes_rows=part.first_stage,
             pooler=None if pooling is None else Pooler(pooling.rows, loaded.model.head),
         )
 

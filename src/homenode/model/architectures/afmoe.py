@@ -58,6 +58,7 @@ def _read_folder(config: FolderConfig) -> ModelSpec:
         spec,
         rope_layers=spec.sliding_layers or (False,) * spec.num_layers,
         embedding_scale=math.sqrt(spec.hidden_size) if fields.boolean("mup_enabled", False) else 1.0,
+        scales_rows=True,
         moe=moe,
     )
 
@@ -68,6 +69,7 @@ def _read_gguf(config: GgufConfig) -> ModelSpec:
         spec,
         rope_layers=spec.rope_layers or all_but_each(spec.num_layers),
         embedding_scale=math.sqrt(spec.hidden_size),
+        scales_rows=True,
         moe=config.moe(spec, f"model.layers.{{layer}}.{_ROUTER}.weight", scores=(2,), epsilon=1e-20),
     )
 

@@ -30,6 +30,7 @@ def read_multipliers(
     return replace(
         spec,
         embedding_scale=fields.number("embedding_multiplier", embedding),
+        scales_rows=True,
         attention_scale=fields.number("attention_multiplier", attention),
         residual_scale=fields.number("residual_multiplier", residual),
         logits_scale=1.0 / fields.number("logits_scaling", logits, most=1e6),
@@ -57,6 +58,7 @@ def with_multipliers(config: GgufConfig, spec: ModelSpec) -> ModelSpec:
         spec,
         rope_layers=() if has_rope else (False,) * spec.num_layers,
         embedding_scale=fields.number("embedding_scale", 1.0, least=0.0) or 1.0,
+        scales_rows=True,
         attention_scale=fields.optional_number("attention.scale", least=0.0) or None,
         residual_scale=fields.number("residual_scale", 1.0, least=0.0) or 1.0,
         logits_scale=1.0 / (fields.number("logit_scale", 1.0, least=0.0, most=1e6) or 1.0),

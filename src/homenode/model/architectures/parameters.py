@@ -111,6 +111,7 @@ class ForwardContext:
     index_layers: Mapping[int, int] = field(default_factory=dict)
     state: StateMemory = None
     state_layers: Mapping[int, int] = field(default_factory=dict)
+    takes_rows: bool = False  # steps may bring rows in place of embeddings
 
 
 def dimensions(spec: ModelSpec, layer: int | None = None) -> dict[str, int]:

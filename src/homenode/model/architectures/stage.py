@@ -20,14 +20,20 @@ def enter(ops: Ops, model: ForwardContext) -> Tensor:
 
 
 def embedded(ops: Ops, model: ForwardContext) -> Tensor:
-    """The rows of the embedding table for the step's tokens, scaled as the model has it."""
+    """The rows of the embedding table for the step's tokens, scaled as the model has it; with those that the step
+    brings in their places, if the program takes any.
+    """
     part, scale = model.part, model.spec.embedding_scale
     table = model.parameters.top["embed"]
     if part.ranks == 1:
         x = ops.embedding(table)
     else:
         x = ops.sum(ops.embedding(table, part.vocabulary.first, model.spec.vocab_size))
-    return x if scale == 1.0 else ops.scale(x, scale)
+    scales_rows = model.spec.scales_rows
+    if model.takes_rows and scales_rows:
+        x = ops.place_rows(x)
+    x = x if scale == 1.0 else ops.scale(x, scale)
+    return ops.place_rows(x) if model.takes_rows and not scales_rows else x
 
 
 def normed(ops: Ops, model: ForwardContext, x: Tensor, weight: Tensor) -> Tensor:

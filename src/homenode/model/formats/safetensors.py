@@ -37,7 +37,14 @@ def read_safetensors(path: Path) -> dict[str, TensorEntry]:
     if not 2 <= length <= min(MOST_HEADER_BYTES, size - 8):
         wanted = f"2 to {min(MOST_HEADER_BYTES, size - 8)} in a file of {format_bytes(size)}"
         raise damaged(path, "header length", seen=length, wanted=wanted)
-    text = read_at(path, 8, length)
+    return tensors_of(path, read_at(path, 8, length), size)
+
+
+def tensors_of(path: Path, text: bytes, size: int) -> dict[str, TensorEntry]:
+    """The tensors by the header `text` of a file of `size` bytes. `path`: what it is called. Raises as
+    `read_safetensors`.
+    """
+    length = len(text)
     if text[:1] != b"{":
         raise damaged(path, "header", seen=f"first byte {text[0]:#04x}", wanted="a JSON object")
     header = parse_json(path, text, "header", strict=True)

@@ -63,9 +63,12 @@ class LoadedModel:
     shared_bytes: int = 0  # of matrices that other engines own, and that are read where they lie
     head: tuple[LoadedHeadLayer, ...] = ()  # what follows pooling, where it is computed here
 
-    def forward(self, cache: KvCache, state: StateMemory = None) -> Callable[[Ops], Tensor]:
+    def forward(
+        self, cache: KvCache, state: StateMemory = None, *, takes_rows: bool = False
+    ) -> Callable[[Ops], Tensor]:
         """The function to compile, keys and values going to `cache`, and what layers keep besides to `state`: logits of
-        a step's selected rows, or of a stage that is not the last its rows.
+        a step's selected rows, or of a stage that is not the last its rows. `takes_rows`: steps may bring rows in place
+        of embeddings.
         """
         given = ForwardContext(
             self.spec,
@@ -77,6 +80,7 @@ class LoadedModel:
             index_layers=self.spec.index_layers(self.part.layers.first, self.part.layers.end),
             state=state,
             state_layers=state_layers(self.spec, self.part),
+            takes_rows=takes_rows,
         )
         return lambda ops: self.architecture.forward(ops, given)
 

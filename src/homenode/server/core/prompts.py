@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, NamedTuple
 
 from homenode.chat.conversation_prompt import TemplateConversation, conversation_prompt
 from homenode.chat.sent_texts import SentText
+from homenode.engine.inputs import PlacedRows, PromptPart, flatten
 from homenode.model.tokenizer.literal_text import HiddenNames
 from homenode.model.tokenizer.surrounding_tokens import beginning
 from homenode.server.core.prompt_cut import PromptCut, cut_tokens
@@ -27,7 +28,7 @@ _SLICE = 2**18  # token ids that are looked through while no other thread of Pyt
 
 
 class EncodedPrompt(NamedTuple):
-    """Token ids of a prompt that fits the context, and its text where the client gave one. `second_from`: see
+    """Token ids of a prompt that fits the context, and its text where the client gave one. `second_from`, `rows`: see
     `homenode.engine.request.Request`. `left_out`: tokens of a longer one that it lacks.
     """
 
@@ -35,6 +36,18 @@ class EncodedPrompt(NamedTuple):
     text: str | None = None
     second_from: int = 0
     left_out: int = 0
+    rows: Sequence[PlacedRows] = ()
+
+    @classmethod
+    def of_parts(cls, parts: Iterable[PromptPart]) -> EncodedPrompt:
+        """Of token ids, and of rows that take the place of their embeddings."""
+        ids, rows = flatten(parts)
+        return cls(ids, rows=rows)
+
+    @property
+    def text_ids(self) -> list[int]:
+        """The ids behind the last row: what a text goes on from."""
+        return self.ids[self.rows[-1].past :] if self.rows else self.ids
 
 
 class PromptText(NamedTuple):

@@ -152,6 +152,7 @@ def _sequences(
         engine_request = Request(
             id=state.next_id(),
             prompt_ids=prompt.ids,
+            rows=list(prompt.rows),
             params=params.of_answer(index),
             priority=rank.priority,
             key=caller().name,
@@ -159,7 +160,7 @@ def _sequences(
             arrival=recorder.arrival,
             kv=kv.ticket if kv and index == 0 else None,
         )
-        stream = state.tokenizer.stream(prompt.ids, skip_special, request.shown_tokens)
+        stream = state.tokenizer.stream(prompt.text_ids, skip_special, request.shown_tokens)
         choice = ChoiceText(
             stream,
             index=first_index + index,

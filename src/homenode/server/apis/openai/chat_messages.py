@@ -21,8 +21,8 @@ ToolName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.:/-]{1,256}$")]
 
 # Types of parts of text, and of those that `homenode.server.core.content` has a kind for.
 PartType = Literal[
-    "text", "input_text", "output_text", "image_url", "image", "input_image", "image_embeds", "input_audio", "audio_url",
-    "audio", "video_url", "input_video", "video", "file", "input_file", "document",
+    "text", "input_text", "output_text", "image_url", "image", "input_image", "image_embeds", "input_audio",
+    "audio_url", "audio", "video_url", "input_video", "video", "file", "input_file", "document",
 ]  # fmt: skip
 
 

@@ -21,6 +21,7 @@ from homenode.server.core.fill_in_middle import encode_middles, ended_by_middle
 from homenode.server.core.generation import Generation
 from homenode.server.core.grammars import grammar_of
 from homenode.server.core.pooling import generates
+from homenode.server.core.prompt_rows import check_rows_taken, encode_rows
 from homenode.server.core.prompts import encode_prompts, split_prompts, texts_memory
 from homenode.server.core.request import begin, check_limits
 from homenode.server.core.state import ServerState
@@ -50,17 +51,20 @@ async def _begin(state: ServerState, request: Request, body: CompletionRequest) 
             "yourself"
         )
         raise ApiError(400, text, param="best_of", code="invalid_value")
-    prompts = await state.text_work.run(lambda: split_prompts(body.prompt, "prompt"), len(body.prompt))
+    prompts = await _prompts(state, body)
+    embeds = [body.prompt_embeds] if isinstance(body.prompt_embeds, str) else body.prompt_embeds or []
+    if embeds:
+        _check_beside_rows(state, body)
     scores = body.logprobs if body.echo else None
     if body.prompt_logprobs is not None:
         scores = max(body.prompt_logprobs, scores or 0)
     sampling = msgspec.structs.replace(sampling_of(body), logprobs=body.logprobs, prompt_logprobs=scores)
-    check_limits(state, len(prompts), sampling)
+    check_limits(state, len(prompts) + len(embeds), sampling)
     if (output := output_of(body)) is not None:
         grammar = await grammar_of(state, *output)
         note_not_kept(request, grammar.left_out)
         sampling = msgspec.structs.replace(sampling, grammar=grammar.text)
-    async with state.text_work.reserve(texts_memory([*prompts, body.suffix or ""])):
+    async with state.text_work.reserve(texts_memory([*prompts, *embeds, body.suffix or ""])):
         if body.suffix:
             if body.echo:
                 text = "`echo` does not go with `suffix`: the prompt of a middle is no beginning of its text"
@@ -71,6 +75,8 @@ async def _begin(state: ServerState, request: Request, body: CompletionRequest) 
             encoded = await encode_prompts(
                 state, prompts, "prompt", add_special_tokens=body.add_special_tokens is not False, n=sampling.n
             )
+        if embeds:
+            encoded = [*await encode_rows(state, embeds, "prompt_embeds", n=sampling.n), *encoded]
         max_tokens = _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
         asked = generation_request(
             body,
@@ -83,10 +89,32 @@ async def _begin(state: ServerState, request: Request, body: CompletionRequest) 
         return await begin(state, asked)
 
 
+async def _prompts(state: ServerState, body: CompletionRequest) -> list[str | list[int]]:
+    """Raises ApiError 400 where there is neither a text, nor ids, nor rows."""
+    given = body.prompt
+    if given is not None:
+        return await state.text_work.run(lambda: split_prompts(given, "prompt"), len(given))
+    if body.prompt_embeds is None:
+        text = "the required field `prompt` is missing"
+        raise ApiError(400, text, param="prompt", code="missing_required_parameter")
+    return []
+
+
+def _check_beside_rows(state: ServerState, body: CompletionRequest) -> None:
+    """Raises ApiError 400 for what needs the tokens of a prompt, where it has none."""
+    check_rows_taken(state, "prompt_embeds")
+    for name in ("echo", "suffix", "prompt_logprobs", "return_token_ids"):
+        if getattr(body, name) not in (None, False, ""):
+            text = f"`{name}` does not go with `prompt_embeds`: rows have no tokens"
+            raise ApiError(400, text, param=name, code="invalid_value")
+
+
 def _tighten(components: dict[str, Any], state: ServerState) -> None:
     schema = components[CompletionRequest.__name__]
     begins = bool(state.tokenizer.encode(""))  # an empty text has a token: the one that begins a text
     schema["properties"]["prompt"] = prompt_schema(state, 0 if begins else 1)
+    schema["properties"]["prompt_embeds"] = {"type": "null", "default": None}  # of what is in base64 no schema tells
+    schema["required"] = ["prompt"]
     if begins:
         added = {"properties": {"add_special_tokens": {"enum": [True, None]}}}
         schema.setdefault("allOf", []).append({"anyOf": [added, {"properties": {"prompt": prompt_schema(state, 1)}}]})

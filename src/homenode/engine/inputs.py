@@ -1,0 +1,127 @@
+"""The input of a model: token ids, and rows that take the place of their embeddings.
+
+A prompt is a list of parts: token ids, or rows of the model's first layer that were computed elsewhere (embeddings that
+a client has made, what an encoder of pictures makes). Whoever makes a part calls it by digests, one a row; equal
+digests stand for equal rows, so that the prefix cache knows rows without looking at their numbers.
+
+The engine has a prompt in flat form: an id for every position, a placeholder where a row stands, and the rows with
+their places. Of these a step carries those that it computes, and `StepArrays.input_rows` has them for the model.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from homenode.compute.ops import NO_TOKEN
+
+ROW_DIGEST_BYTES = 32
+_ELEMENT = 4  # bytes of a float32
+
+
+class PromptRows(msgspec.Struct, frozen=True, array_like=True):
+    """Rows of a model's input, [rows, columns] float32 little-endian, and their digests beside each other.
+    `placeholder`: the token id that a vocabulary has for such a position; `NO_TOKEN`: none.
+    """
+
+    data: bytes
+    columns: int
+    digests: bytes
+    placeholder: int = NO_TOKEN
+
+    def __len__(self) -> int:
+        return len(self.digests) // ROW_DIGEST_BYTES
+
+
+PromptPart = Sequence[int] | PromptRows
+
+
+class PlacedRows(msgspec.Struct, frozen=True, array_like=True):
+    """Rows from position `first` of a prompt on."""
+
+    first: int
+    rows: PromptRows
+
+    @property
+    def past(self) -> int:
+        """The position behind them."""
+        return self.first + len(self.rows)
+
+
+class StepRows(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Rows that a step computes, from position `first` of a sequence on."""
+
+    first: int
+    columns: int
+    data: bytes | memoryview
+
+    def array(self) -> npt.NDArray[np.float32]:
+        """[rows, columns]. ValueError where bytes are missing."""
+        return np.frombuffer(self.data, "<f4").reshape(-1, self.columns)
+
+
+class FlatPrompt(NamedTuple):
+    """The ids of all positions, and what stands in places of embeddings, in the order of positions."""
+
+    ids: list[int]
+    rows: list[PlacedRows]
+
+
+def flatten(parts: Iterable[PromptPart]) -> FlatPrompt:
+    """The flat form of a prompt's parts."""
+    ids: list[int] = []
+    rows = []
+    for part in parts:
+        if isinstance(part, PromptRows):
+            rows.append(PlacedRows(len(ids), part))
+            ids += [part.placeholder] * len(part)
+        else:
+            ids += part
+    return FlatPrompt(ids, rows)
+
+
+def rows_problem(ids: Sequence[int], rows: Sequence[PlacedRows]) -> str | None:
+    """What is wrong with a flat prompt; None where every position has an id or a row, and rows are whole."""
+    past = 0
+    for placed in rows:
+        own = placed.rows
+        if len(own.digests) % ROW_DIGEST_BYTES or len(own.data) != len(own) * own.columns * _ELEMENT or not len(own):
+            return f"rows of {len(own.data)} bytes in {own.columns} columns have digests of {len(own.digests)} bytes"
+        if placed.first < past or placed.past > len(ids):
+            return f"rows stand at {placed.first} to {placed.past - 1} of {len(ids)} positions, {past} of them taken"
+        past = placed.past
+    bare = sum(token < 0 for token in ids) - sum(len(each.rows) for each in rows if each.rows.placeholder < 0)
+    return f"{bare} positions have neither an id nor a row" if bare > 0 else None
+
+
+def rows_between(rows: Sequence[PlacedRows], start: int, end: int) -> tuple[StepRows, ...]:
+    """The rows at positions start .. end - 1, without a copy."""
+    found = []
+    for placed in rows:
+        first, past = max(start, placed.first), min(end, placed.past)
+        if first < past:
+            size = placed.rows.columns * _ELEMENT
+            data = memoryview(placed.rows.data)[(first - placed.first) * size : (past - placed.first) * size]
+            found.append(StepRows(first, placed.rows.columns, data))
+    return tuple(found)
+
+
+def digests_between(rows: Sequence[PlacedRows], start: int, end: int) -> bytes:
+    """What tells the rows at positions start .. end - 1 from others: their places within, and their digests, however
+    they were cut into parts. Nothing where there are none; else never as long as some ids of eight bytes, beside which
+    a hash takes it in.
+    """
+    places: list[int] = []
+    digests = b""
+    for placed in rows:
+        first, past = max(start, placed.first), min(end, placed.past)
+        if first < past:
+            places += range(first - start, past - start)
+            own = slice((first - placed.first) * ROW_DIGEST_BYTES, (past - placed.first) * ROW_DIGEST_BYTES)
+            digests += placed.rows.digests[own]
+    return b"rows" + struct.pack(f"{len(places)}q", *places) + digests if places else b""
