@@ -58,7 +58,7 @@ COMPLETIONS = [
     ({"prompt": [[1], [2, VOCAB]]}, 400, "prompt[1]", "invalid_value"),
     ({"prompt": [1] * MAX_MODEL_LEN}, 400, "prompt", "context_length_exceeded"),
     ({"prompt": "x" * MAX_MODEL_LEN}, 400, "prompt", "context_length_exceeded"),
-    ({"prompt": None}, 400, "prompt", "invalid_value"),
+    ({"prompt": None}, 400, "prompt", "missing_required_parameter"),
     ({"prompt": ["a"] * 100, "n": 128}, 400, "n", "invalid_value"),
     ({"suffix": "end"}, 400, "suffix", "unsupported_parameter"),
     ({"best_of": 2}, 400, "best_of", "invalid_value"),

@@ -92,3 +92,9 @@ def test_nobody_works_on_the_text_of_a_client_that_left(start: Start) -> None:
         client.sendall(head.encode() + body)
         assert tokenizer.begun.wait(10)
     assert tokenizer.left.wait(10)
+
+
+def test_tools_are_looked_at_beside_a_text_as_well(server: Running) -> None:
+    for given in ({"prompt": "hi"}, {"messages": [{"role": "user", "content": "hi"}]}):
+        answer = server.post("/tokenize", {**given, "tools": [{"type": "custom"}]})
+        assert answer.status_code == 400 and answer.json()["error"]["param"] == "tools[0].custom"

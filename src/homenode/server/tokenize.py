@@ -173,12 +173,13 @@ async def _prompt_text(state: ServerState, request: Request, body: TokenizeReque
     if sum(given is not None for given in (body.prompt, body.content, body.messages)) != 1:
         message = "give one of `prompt`, `content` (the same text by llama.cpp's name) and `messages`"
         raise ApiError(400, message, param="prompt", code="invalid_value")
+    offer = tool_offer(given_tools(request, body.tools), None, None)  # looked at beside a text as well
     if body.prompt is not None or body.content is not None:
         return prompts.PromptText(body.prompt or body.content or "")
     assert body.messages is not None
     asked = ConversationRequest(
         messages=template_messages(request, body.messages),
-        offer=tool_offer(given_tools(request, body.tools), None, None),
+        offer=offer,
         template_kwargs=body.chat_template_kwargs,
         add_generation_prompt=body.add_generation_prompt,
         continue_final=bool(body.continue_final_message)
