@@ -42,7 +42,7 @@ import httpx
 from benchmarks.machine import machine, own_version
 from homenode.bench.serving.server_process import end_process
 from homenode.cpuset import format_cpu_list
-from homenode.host.binding.cpu_look import CpuLook
+from homenode.host.bind.cpu_look import CpuLook
 from homenode.host.topology.allowance import Allowance
 
 _PATIENCE_S = 300.0

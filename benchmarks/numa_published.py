@@ -16,9 +16,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from homenode.host.placement.machine_speed import MachineSpeed, NodeSpeed
-from homenode.host.placement.step_cost import EngineKind, Spread, at_home, on_one, round_robin, step_time
-from homenode.host.placement.weight_cost import ModelWork, load_of
+from homenode.host.plan.numa.machine_speed import MachineSpeed, NodeSpeed
+from homenode.host.plan.numa.step_cost import EngineKind, Spread, at_home, on_one, round_robin, step_time
+from homenode.host.plan.numa.weight_cost import ModelWork, load_of
 
 RECORD = Path(__file__).resolve().parent.parent / "docs" / "numa-published.json"
 NO_CHANGE = 1.10  # factors below it are no change: two runs of one build differ by as much

@@ -11,8 +11,8 @@ from benchmarks.numa_drawing import DRAWING, draw
 from benchmarks.numa_fit import held_out
 from benchmarks.numa_published import Published, Row, always, direction, error_of_gain, error_of_ratio, score
 from benchmarks.table import replaced
-from homenode.host.placement.machine_speed import MachineSpeed, NodeSpeed
-from homenode.host.placement.weight_cost import ModelWork, choose_policy
+from homenode.host.plan.numa.machine_speed import MachineSpeed, NodeSpeed
+from homenode.host.plan.numa.weight_cost import ModelWork, choose_policy
 from homenode.numa_policy import NumaPolicy
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "numa.md"

@@ -34,7 +34,7 @@ import httpx
 
 from benchmarks.machine import machine, own_version
 from homenode.bench.serving.server_process import end_process, pss_bytes
-from homenode.host.binding.threads import descendants
+from homenode.host.bind.base.threads import descendants
 
 _RELEASE = "5s"
 _READY_S = 600.0

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from homenode.host.discovery.read import read_host
-from homenode.host.discovery.synthetic import synthetic
 from homenode.host.topology.host import Accelerator, Accelerators, Host
+from homenode.testing.hosts.synthetic import synthetic
 
 
 def host(text: str, *, machine: str | None = None, chips: tuple[Accelerator, ...] | None = None) -> Host:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from homenode.cpuset import format_cpu_list
-from homenode.host.placement.plan import Plan
+from homenode.host.plan.plan import Plan
 
 
 def pools_of(plan: Plan) -> dict[int, str]:

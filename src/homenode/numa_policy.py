@@ -8,7 +8,7 @@
 | interleave | page by page round robin over the nodes' memory |
 | local | on one node, whose threads alone compute |
 
-`auto` is a question, which `host.placement.numa_policy` answers. The native core is given one of MATRIX_POLICIES for
+`auto` is a question, which `host.plan.numa.policy` answers. The native core is given one of MATRIX_POLICIES for
 each matrix: a replica and the engine of `local` have all their threads on one node, where these are the same.
 """
 

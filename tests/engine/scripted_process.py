@@ -18,7 +18,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from homenode.engine.assignment import EngineAssignment
-from homenode.engine.executor.scripted import ScriptedExecutor
 from homenode.engine.messages import EngineReady
 from homenode.engine.runtime.engine import Engine
 from homenode.engine.runtime.process import main
@@ -28,6 +27,7 @@ from homenode.errors import HostError
 from homenode.model.checkpoint.vocabulary_file import read_vocabulary_text
 from homenode.model.files_read import FilesRead
 from homenode.model.identity import ModelIdentity
+from homenode.testing.scripted_executor import ScriptedExecutor
 
 STEP_S = 0.001  # so that what a test does while requests run is done while they run, however fast the machine is
 LIMITS = WorkerLimits(num_blocks=512, block_size=32, max_model_len=8192, vocab_size=1000, max_sampled_rows=16)

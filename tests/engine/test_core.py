@@ -17,7 +17,6 @@ import pytest
 from homenode.engine.binding import EngineBinding
 from homenode.engine.errors import StepError
 from homenode.engine.executor.inline import InlineExecutor
-from homenode.engine.executor.scripted import ScriptedExecutor, scripted_token
 from homenode.engine.messages import (
     Abort,
     Drain,
@@ -38,6 +37,7 @@ from homenode.engine.scheduler_config import KvConfig, SchedulerConfig
 from homenode.engine.step import Step, StepResult, WorkerLimits
 from homenode.errors import CapacityError, HostError, InternalError
 from homenode.sampling import SamplingParams
+from homenode.testing.scripted_executor import ScriptedExecutor, scripted_token
 from tests.waiting import PATIENCE_S
 
 LIMITS = WorkerLimits(num_blocks=64, block_size=32, max_model_len=512, vocab_size=1000, max_sampled_rows=256)

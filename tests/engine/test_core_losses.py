@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from homenode.engine.executor.scripted import ScriptedExecutor
 from homenode.engine.messages import Drain, ServingChanged, Submit, ToFront
 from homenode.engine.runtime.loop import EngineCore
 from homenode.engine.scheduler.scheduler import Scheduler
 from homenode.engine.scheduler_config import KvConfig, SchedulerConfig
 from homenode.engine.step import Step
 from homenode.errors import InternalError
+from homenode.testing.scripted_executor import ScriptedExecutor
 from tests.engine.test_core import EOS, LIMITS, Front, ScriptedRunner, expected, request
 from tests.waiting import PATIENCE_S
 

@@ -21,8 +21,8 @@ import httpx
 import pytest
 
 from homenode.cpuset import parse_cpu_list
-from homenode.host.binding.claims import read_claims
-from homenode.host.binding.state import open_state
+from homenode.host.bind.base.state import open_state
+from homenode.host.bind.claims import read_claims
 from homenode.host.discovery.read import read_host
 from homenode.host.topology.source import LiveSource
 from tests.engine.compute_threads import computing_cpus

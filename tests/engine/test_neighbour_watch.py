@@ -19,9 +19,9 @@ from homenode.engine.plan.moves import EnginePlaces
 from homenode.engine.runtime import neighbour_watch
 from homenode.engine.runtime.neighbour_watch import NeighbourWatch
 from homenode.errors import HostError
-from homenode.host.binding.claims import claim, read_claims, release
-from homenode.host.binding.state import State, open_state
-from homenode.host.placement.demand import Claim
+from homenode.host.bind.base.state import State, open_state
+from homenode.host.bind.claims import claim, read_claims, release
+from homenode.host.plan.demand import Claim
 from tests.placement_hosts import host
 
 

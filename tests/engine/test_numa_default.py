@@ -17,15 +17,15 @@ from homenode.engine.plan import inline
 from homenode.engine.plan.inline import numa_choice, place_of_engine, with_numa_decided
 from homenode.engine.plan.placement import auto_is_meant
 from homenode.errors import InternalError
-from homenode.host.binding.mempolicy_fallback import MemoryPolicy
-from homenode.host.binding.syscalls import MPOL_BIND, MPOL_DEFAULT, MPOL_INTERLEAVE, MPOL_LOCAL, MPOL_PREFERRED
+from homenode.host.bind.base.syscalls import MPOL_BIND, MPOL_DEFAULT, MPOL_INTERLEAVE, MPOL_LOCAL, MPOL_PREFERRED
+from homenode.host.bind.memory.mempolicy_fallback import MemoryPolicy
 from homenode.host.discovery.read import read_host
-from homenode.host.discovery.synthetic import synthetic
-from homenode.host.placement.node_teams import node_teams
-from homenode.host.placement.numa_demand import Decision
+from homenode.host.plan.numa.demand import Decision
+from homenode.host.plan.numa.node_teams import node_teams
 from homenode.host.topology.host import Host
 from homenode.model.checkpoint.index import open_checkpoint
 from homenode.model.spec import Checkpoint
+from homenode.testing.hosts.synthetic import synthetic
 from tests.engine.live import BUILTIN
 
 needs_model = pytest.mark.skipif(not BUILTIN.is_file(), reason="needs the built-in model")

@@ -13,12 +13,12 @@ from homenode.engine.binding import EngineBinding
 from homenode.engine.memory.node_capacity import KvCapacity, blocks_together, kv_capacity, kv_shares
 from homenode.engine.memory.numa import away_from_home, matrix_policy_of, settle_pages, team_memory
 from homenode.errors import CapacityError, HostError
-from homenode.host.binding.residency import PlannedRange, node_residencies
-from homenode.host.binding.syscalls import Syscalls
+from homenode.host.bind.base.syscalls import Syscalls
+from homenode.host.bind.memory.residency import PlannedRange, node_residencies
 from homenode.host.discovery.read import read_host
-from homenode.host.discovery.synthetic import synthetic
 from homenode.host.topology.host import Host
 from homenode.model.weights.node_placement import WeightNodes
+from homenode.testing.hosts.synthetic import synthetic
 
 GIB = 1 << 30
 EIGHT_HEADS = KvGeometry.uniform(2, 8, 16, 64, "bf16")

@@ -8,8 +8,8 @@ from homenode.engine.config import EngineConfig
 from homenode.engine.plan.replica_assignments import node_places, replica_assignments
 from homenode.errors import UserError
 from homenode.host.discovery.read import read_host
-from homenode.host.discovery.synthetic import synthetic
 from homenode.host.topology.host import Host
+from homenode.testing.hosts.synthetic import synthetic
 
 
 def config(**settings: object) -> EngineConfig:

@@ -14,14 +14,14 @@ from homenode.engine.pinning import apply_binding
 from homenode.engine.plan.cpu_contention import interrupted, spin_us, too_many_threads
 from homenode.engine.plan.placement import UNPINNED, alone, place_engine, team_groups, too_few_cores
 from homenode.errors import PlacementError, UserError
-from homenode.host.binding.syscalls import MPOL_BIND, MPOL_PREFERRED, Syscalls
+from homenode.host.bind.base.syscalls import MPOL_BIND, MPOL_PREFERRED, Syscalls
 from homenode.host.discovery.read import read_host
-from homenode.host.discovery.synthetic import synthetic
-from homenode.host.placement.numa_demand import Decision
-from homenode.host.placement.numa_policy import Teams
+from homenode.host.plan.numa.demand import Decision
+from homenode.host.plan.numa.policy import Teams
 from homenode.host.topology.host import Host
 from homenode.host.topology.source import RecordedSource
 from homenode.numa_policy import NumaPolicy
+from homenode.testing.hosts.synthetic import synthetic
 
 TWO_NODES = "1s/2n/8c/smt2"  # node 0: cores 0-3 (siblings 8-11), node 1: cores 4-7 (siblings 12-15)
 

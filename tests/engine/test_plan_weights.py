@@ -14,11 +14,11 @@ from homenode.cli.main import cli
 from homenode.compute.ops import KV_DTYPES
 from homenode.engine.config import ModelConfig
 from homenode.host.discovery.snapshot import save_recording
-from homenode.host.discovery.synthetic import synthetic
-from homenode.host.placement.numa_demand import Decision
+from homenode.host.plan.numa.demand import Decision
 from homenode.model.weights import numa_choice
 from homenode.model.weights.layout import DTYPES, QUANTIZE
 from homenode.options import options_of
+from homenode.testing.hosts.synthetic import synthetic
 from tests.checkpoints import make_folder
 from tests.paths import ROOT
 from tests.recorded import HOSTS

@@ -12,7 +12,7 @@ import subprocess
 
 import pytest
 
-from homenode.host.binding.optional_calls import OPTIONAL_CALLS
+from homenode.host.bind.base.optional_calls import OPTIONAL_CALLS
 from tests.system_call_filter import run_without
 
 pytest.importorskip("homenode._native")

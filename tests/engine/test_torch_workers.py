@@ -12,9 +12,9 @@ pytest.importorskip("torch", reason="needs torch, which the extra `torch` instal
 
 from homenode.engine.assignment import EngineAssignment
 from homenode.engine.config import EngineConfig
-from homenode.engine.plan.device_detection import devices_of
+from homenode.engine.plan.accelerators.device_detection import devices_of
 from homenode.errors import UnsupportedError
-from homenode.host.binding.threads import descendants
+from homenode.host.bind.base.threads import descendants
 from homenode.host.topology.allowance import Allowance
 from tests.engine.engines import greedy, run_all
 from tests.engine.live import LiveServer

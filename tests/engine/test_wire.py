@@ -28,7 +28,7 @@ from homenode.engine.messages import (
 from homenode.engine.request import Request, TokenLogprob
 from homenode.engine.wire import FrameDecoder, FrameSocket, decode_body, encode_frame
 from homenode.errors import CapacityError, PeerError
-from homenode.host.placement.numa_demand import Decision
+from homenode.host.plan.numa.demand import Decision
 from homenode.sampling import SamplingParams
 
 REQUEST = Request(

@@ -30,11 +30,11 @@ from homenode.engine.plan.workers import plan_workers
 from homenode.engine.runtime.build import _growth
 from homenode.errors import CapacityError, UserError
 from homenode.host.discovery.read import read_host
-from homenode.host.discovery.synthetic import synthetic
 from homenode.model.checkpoint.index import open_checkpoint
 from homenode.model.part import IndexRange, ModelPart
 from homenode.model.weights.layout import MatrixLayout, WeightLayout
 from homenode.model.weights.load import plan_model
+from homenode.testing.hosts.synthetic import synthetic
 from tests.checkpoints import make_folder
 from tests.engine.engines import config_for
 

@@ -26,7 +26,7 @@ numa = pytest.mark.skipif(
 
 _PROGRAM = """
 import ctypes, mmap, os, queue, signal, sys, threading
-from homenode.host.binding.syscalls import MPOL_BIND, Syscalls
+from homenode.host.bind.base.syscalls import MPOL_BIND, Syscalls
 libc = ctypes.CDLL(None)
 kept = []
 def named(name, go):

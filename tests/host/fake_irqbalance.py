@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from homenode.host.binding.irqbalance import Irqbalance
+from homenode.host.bind.interrupts.irqbalance import Irqbalance
 
 _BAN = b"settings ban irqs "
 

@@ -11,16 +11,16 @@ import pytest
 
 from homenode.cpuset import parse_cpu_list
 from homenode.errors import HostError, PlacementError, UserError
-from homenode.host.binding import apply as apply_module
-from homenode.host.binding.apply import apply
-from homenode.host.binding.memory_map import MemoryMap, Placement, Policy, Range
-from homenode.host.binding.preflight import check_running
-from homenode.host.binding.report import ActionResult, Report
-from homenode.host.binding.state import State
-from homenode.host.binding.syscalls import Syscalls
-from homenode.host.binding.target import Target
-from homenode.host.binding.threads import ProcessId, identify
-from homenode.host.binding.undo import Remembered, recall, recorded, remember_irqs, undo
+from homenode.host.bind import apply as apply_module
+from homenode.host.bind.apply import apply
+from homenode.host.bind.base.report import ActionResult, Report
+from homenode.host.bind.base.state import State
+from homenode.host.bind.base.syscalls import Syscalls
+from homenode.host.bind.base.target import Target
+from homenode.host.bind.base.threads import ProcessId, identify
+from homenode.host.bind.memory.memory_map import MemoryMap, Placement, Policy, Range
+from homenode.host.bind.preflight import check_running
+from homenode.host.bind.undo import Remembered, recall, recorded, remember_irqs, undo
 from homenode.host.topology.source import RecordedSource
 from tests.host.children import CPUS, ONE, OTHER, child, cpuset, masks, numa, two_cpus
 from tests.waiting import wait_until

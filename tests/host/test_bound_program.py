@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 from homenode.cli.main import cli
-from homenode.host.binding.bound_program import BoundProgram, read_program
-from homenode.host.placement.variables import RANK_VARIABLES
+from homenode.host.bind.bound_program import BoundProgram, read_program
+from homenode.host.plan.variables import RANK_VARIABLES
 
 
 def installed(folder: Path, distribution: str | None, script: str = "#!{python}\nimport vllm\n") -> str:

@@ -14,11 +14,11 @@ import pytest
 
 from homenode.cpuset import format_cpu_list
 from homenode.errors import UserError
-from homenode.host.binding.changes import Change, changes_of_interrupts, changes_of_process, name_and_owner
-from homenode.host.binding.claims import read_claims
-from homenode.host.binding.state import open_state
-from homenode.host.binding.target import Target
-from homenode.host.binding.threads import refuse_first_process
+from homenode.host.bind.base.state import open_state
+from homenode.host.bind.base.target import Target
+from homenode.host.bind.base.threads import refuse_first_process
+from homenode.host.bind.changes import Change, changes_of_interrupts, changes_of_process, name_and_owner
+from homenode.host.bind.claims import read_claims
 from tests.host.children import CPUS, ONE, OTHER, Child, child, masks, two_cpus
 
 
@@ -64,7 +64,7 @@ def test_the_owner_is_named(target: Child) -> None:
 
 def test_a_target_without_interrupts_changes_none() -> None:
     from homenode.host.discovery.read import read_host
-    from homenode.host.discovery.synthetic import synthetic
+    from homenode.testing.hosts.synthetic import synthetic
 
     assert changes_of_interrupts(Target(CPUS), read_host(synthetic("1s/1n/4c"))) == ()
 

@@ -14,9 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from homenode.errors import HostError, UserError
-from homenode.host.binding.claims import claim, exclusive, read_claims, release
-from homenode.host.binding.state import State, boot_id
-from homenode.host.placement.demand import Claim
+from homenode.host.bind.base.state import State, boot_id
+from homenode.host.bind.claims import claim, exclusive, read_claims, release
+from homenode.host.plan.demand import Claim
 from tests.examples import examples
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -25,9 +25,9 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
 CLAIMER = """
 import os, sys
 from pathlib import Path
-from homenode.host.binding.claims import exclusive
-from homenode.host.binding.state import State
-from homenode.host.placement.demand import Claim
+from homenode.host.bind.claims import exclusive
+from homenode.host.bind.base.state import State
+from homenode.host.plan.demand import Claim
 with exclusive(State(Path(sys.argv[1])), 60) as table:
     taken = {cpu for claim in table.claims for cpu in claim.cpus}
     cpu = next(cpu for cpu in range(1000) if cpu not in taken)
@@ -108,9 +108,9 @@ def test_claims_of_another_boot_are_void(state: State) -> None:
 
 def test_a_program_that_was_executed_keeps_its_launchers_claim(state: State) -> None:
     code = (
-        "import os, sys; from pathlib import Path\nfrom homenode.host.binding.claims import claim\nfrom "
-        "homenode.host.binding.state import State\n"
-        "from homenode.host.placement.demand import Claim\nclaim(State(Path(sys.argv[1])), Claim(os.getpid(), "
+        "import os, sys; from pathlib import Path\nfrom homenode.host.bind.claims import claim\nfrom "
+        "homenode.host.bind.base.state import State\n"
+        "from homenode.host.plan.demand import Claim\nclaim(State(Path(sys.argv[1])), Claim(os.getpid(), "
         "(0,)))\nos.execvp('cat', ['cat', '-'])"
     )
     with subprocess.Popen(

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from homenode.errors import HostError
-from homenode.host.binding import sidecar
-from homenode.host.binding.claims import claim, exclusive_if_possible, read_claims
-from homenode.host.binding.state import State, open_state
-from homenode.host.placement.demand import Claim
+from homenode.host.bind import sidecar
+from homenode.host.bind.base.state import State, open_state
+from homenode.host.bind.claims import claim, exclusive_if_possible, read_claims
+from homenode.host.plan.demand import Claim
 
 MINE = Claim(os.getpid(), (0,), name="mine")
 

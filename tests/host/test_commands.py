@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from homenode.cpuset import format_cpu_list, parse_cpu_list
-from homenode.host.binding.claims import read_claims
-from homenode.host.binding.state import State, open_state
+from homenode.host.bind.base.state import State, open_state
+from homenode.host.bind.claims import read_claims
 from tests.host.children import CPUS, ONE, OTHER, Child, child, masks, numa, two_cpus
 from tests.waiting import wait_until
 

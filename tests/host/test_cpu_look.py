@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from homenode.host.binding.cpu_look import CpuLook
+from homenode.host.bind.cpu_look import CpuLook
 from homenode.host.topology.source import RecordedSource
 from tests.waiting import wait_until
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from homenode.cpuset import format_cpu_list
-from homenode.host.binding.threads import descendants, threads
+from homenode.host.bind.base.threads import descendants, threads
 from tests.host.children import CPUS, ONE, OTHER, two_cpus
 from tests.npu_hosts import single_chips
 from tests.npu_tool import install_npu_smi
@@ -39,7 +39,7 @@ from types import SimpleNamespace
 import msgspec
 from homenode.engine.binding import DriverRoles, EngineBinding
 from homenode.engine.worker.driver_roles import begin_roles
-from homenode.host.placement.plan import WorkerBinding
+from homenode.host.plan.plan import WorkerBinding
 from homenode.host.topology.host import Accelerator
 logging.basicConfig(level=logging.INFO, format="%(message)s")
 one, other = map(int, sys.argv[1:3])

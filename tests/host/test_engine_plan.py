@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from homenode.errors import HostError
-from homenode.host.binding.engine_plan import RecordedPlan, record_plan, recorded_plans, verify_plan
-from homenode.host.binding.residency import PlannedRange
-from homenode.host.binding.state import State
-from homenode.host.binding.syscalls import Syscalls
+from homenode.host.bind.base.state import State
+from homenode.host.bind.base.syscalls import Syscalls
+from homenode.host.bind.engine_plan import RecordedPlan, record_plan, recorded_plans, verify_plan
+from homenode.host.bind.memory.residency import PlannedRange
 from tests.engine.live import LiveServer
 from tests.host.children import ONE, numa
 

@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 
 from homenode.errors import HostError
-from homenode.host.binding.follow import Descendants, Follower, follow
-from homenode.host.binding.rank_hints import RankHint
-from homenode.host.binding.report import Report
-from homenode.host.binding.target import Target
-from homenode.host.binding.threads import identify
+from homenode.host.bind.base.report import Report
+from homenode.host.bind.base.target import Target
+from homenode.host.bind.base.threads import identify
+from homenode.host.bind.follow import Descendants, Follower, follow
+from homenode.host.bind.rank_hints import RankHint
 from tests.waiting import PATIENCE_S, wait_until
 
 CPUS = sorted(os.sched_getaffinity(0))
@@ -303,12 +303,12 @@ def test_following_ends_with_the_program(with_pidfd: bool) -> None:
 LAUNCHER = """
 import os, sys
 from pathlib import Path
-from homenode.host.binding.follow import Follower, follow
-from homenode.host.binding.launch import run_bound
-from homenode.host.binding.report import Report
-from homenode.host.binding.sidecar import start_sidecar, to_stderr
-from homenode.host.binding.target import Target
-from homenode.host.binding.threads import identify
+from homenode.host.bind.follow import Follower, follow
+from homenode.host.bind.launch import run_bound
+from homenode.host.bind.base.report import Report
+from homenode.host.bind.sidecar import start_sidecar, to_stderr
+from homenode.host.bind.base.target import Target
+from homenode.host.bind.base.threads import identify
 note, cpus, engine, *words = sys.argv[1:]
 cpus = [int(cpu) for cpu in cpus.split(",")]
 def bind(pid, target):

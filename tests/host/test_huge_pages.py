@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from homenode.host.binding.huge_pages import Residence, disabled_for_this_process, residences, small_pages
+from homenode.host.bind.memory.huge_pages import Residence, disabled_for_this_process, residences, small_pages
 
 HUGE = 2 << 20
 SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
@@ -82,7 +82,7 @@ def run(program: str) -> dict[str, object]:
 
 def test_a_process_without_huge_pages_knows() -> None:
     program = (
-        "import ctypes, json; from homenode.host.binding.huge_pages import disabled_for_this_process as off\n"
+        "import ctypes, json; from homenode.host.bind.memory.huge_pages import disabled_for_this_process as off\n"
         "before = off(); refused = ctypes.CDLL(None).prctl(41, 1, 0, 0, 0)  # PR_SET_THP_DISABLE\n"
         "print(json.dumps({'before': before, 'refused': refused, 'after': off()}))"
     )

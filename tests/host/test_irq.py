@@ -19,11 +19,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from homenode.cpuset import parse_cpu_list
-from homenode.host.binding.irq import Interrupts, restore, route_target, verify_target
-from homenode.host.binding.irqbalance import find_irqbalance
-from homenode.host.binding.state import State
-from homenode.host.binding.target import IrqRoute, Target
-from homenode.host.binding.undo import recall, recorded, undo
+from homenode.host.bind.base.state import State
+from homenode.host.bind.base.target import IrqRoute, Target
+from homenode.host.bind.interrupts.irqbalance import find_irqbalance
+from homenode.host.bind.irq import Interrupts, restore, route_target, verify_target
+from homenode.host.bind.undo import recall, recorded, undo
 from homenode.host.discovery.read import read_host
 from homenode.host.topology.host import Host
 from homenode.host.topology.source import LiveSource

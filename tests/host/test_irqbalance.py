@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from homenode.errors import HostError
-from homenode.host.binding.irq_bans import Balance, unban
-from homenode.host.binding.irqbalance import Irqbalance, find_irqbalance, parse_setup, read_bans, set_bans
+from homenode.host.bind.interrupts.irq_bans import Balance, unban
+from homenode.host.bind.interrupts.irqbalance import Irqbalance, find_irqbalance, parse_setup, read_bans, set_bans
 from tests.examples import examples
 from tests.host.fake_irqbalance import fake_irqbalance
 

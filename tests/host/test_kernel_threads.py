@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from homenode.host.binding import undo as undoing
-from homenode.host.binding.kernel_threads import bind_kernel_threads, find_kernel_threads, verify_kernel_threads
-from homenode.host.binding.state import State
-from homenode.host.binding.syscalls import Syscalls
-from homenode.host.binding.threads import ProcessId
-from homenode.host.binding.undo import undo
+from homenode.host.bind import undo as undoing
+from homenode.host.bind.base.state import State
+from homenode.host.bind.base.syscalls import Syscalls
+from homenode.host.bind.base.threads import ProcessId
+from homenode.host.bind.kernel_threads import bind_kernel_threads, find_kernel_threads, verify_kernel_threads
+from homenode.host.bind.undo import undo
 
 NAME = "uvb_poll_window_thread"
 WANTED = {NAME: (1, 2, 3)}

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from homenode.errors import HostError, PlacementError
-from homenode.host.binding.launch import ProgramError, bind_self, check_allowed, find_program
-from homenode.host.binding.syscalls import _NUMBERS, Syscalls
-from homenode.host.binding.target import Target
+from homenode.host.bind.base.syscalls import _NUMBERS, Syscalls
+from homenode.host.bind.base.target import Target
+from homenode.host.bind.launch import ProgramError, bind_self, check_allowed, find_program
 from homenode.host.topology.allowance import Allowance
 from homenode.host.topology.source import RecordedSource
 
@@ -35,8 +35,8 @@ LAUNCHER = """
 import sys
 from homenode.cpuset import parse_cpu_list
 from homenode.errors import HomenodeError, UserError
-from homenode.host.binding.launch import ProgramError, run_bound
-from homenode.host.binding.target import Target
+from homenode.host.bind.launch import ProgramError, run_bound
+from homenode.host.bind.base.target import Target
 cpus, nodes, mode, *argv = sys.argv[1:]
 try:
     run_bound(Target(parse_cpu_list(cpus), {}, parse_cpu_list(nodes)) if cpus != "none" else None, argv, strict=mode == "strict")

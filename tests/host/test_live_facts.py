@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from homenode.host.binding.live_facts import CAP_SYS_NICE, ProcessSource, read_live_facts
-from homenode.host.binding.syscalls import Syscalls
+from homenode.host.bind.base.syscalls import Syscalls
+from homenode.host.doctor.live_facts import CAP_SYS_NICE, ProcessSource, read_live_facts
 from homenode.host.topology.allowance import Allowance
 from tests.host.children import ONE, child, two_cpus
 

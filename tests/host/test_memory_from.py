@@ -10,8 +10,8 @@ from collections.abc import Iterable
 import pytest
 
 from homenode.errors import HostError
-from homenode.host.binding.memory_from import bytes_by_node, memory_from, share_on, went_elsewhere
-from homenode.host.binding.syscalls import MPOL_BIND, Syscalls
+from homenode.host.bind.base.syscalls import MPOL_BIND, Syscalls
+from homenode.host.bind.memory.memory_from import bytes_by_node, memory_from, share_on, went_elsewhere
 
 SIZE = 32 << 20
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from homenode.cpuset import format_cpu_list, parse_cpu_list
-from homenode.host.binding.apply import apply
-from homenode.host.binding.memory_map import read_memory_map
-from homenode.host.binding.pages import move_private_pages
-from homenode.host.binding.report import Report
-from homenode.host.binding.syscalls import Syscalls
-from homenode.host.binding.target import Target
-from homenode.host.binding.verify import verify
+from homenode.host.bind.apply import apply
+from homenode.host.bind.base.report import Report
+from homenode.host.bind.base.syscalls import Syscalls
+from homenode.host.bind.base.target import Target
+from homenode.host.bind.memory.memory_map import read_memory_map
+from homenode.host.bind.memory.pages import move_private_pages
+from homenode.host.bind.verify import verify
 from tests.host.children import Child, child, cpuset
 
 PAGE = os.sysconf("SC_PAGE_SIZE")

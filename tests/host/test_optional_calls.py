@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from homenode.host.binding.optional_calls import OPTIONAL_CALLS, attempt, refused_at_start, refused_calls
-from homenode.host.binding.syscalls import Syscalls
-from homenode.host.binding.temporary import nameless_file
+from homenode.host.bind.base.optional_calls import OPTIONAL_CALLS, attempt, refused_at_start, refused_calls
+from homenode.host.bind.base.syscalls import Syscalls
+from homenode.host.bind.base.temporary import nameless_file
 from tests.system_call_filter import run_without
 
 _ASK = """
-from homenode.host.binding.optional_calls import refused_calls
+from homenode.host.bind.base.optional_calls import refused_calls
 for finding in refused_calls(nodes=2):
     print(finding.code, finding.text)
 """

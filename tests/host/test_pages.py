@@ -12,11 +12,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from homenode.host.binding.arrivals import settle_arrivals
-from homenode.host.binding.memory_map import MemoryMap, Placement, Policy, Range, read_memory_map
-from homenode.host.binding.pages import BATCH, Moves, bring_home, move_private_pages
-from homenode.host.binding.residency import PlannedRange
-from homenode.host.binding.syscalls import NOT_TRIED, Syscalls
+from homenode.host.bind.base.syscalls import NOT_TRIED, Syscalls
+from homenode.host.bind.memory.arrivals import settle_arrivals
+from homenode.host.bind.memory.memory_map import MemoryMap, Placement, Policy, Range, read_memory_map
+from homenode.host.bind.memory.pages import BATCH, Moves, bring_home, move_private_pages
+from homenode.host.bind.memory.residency import PlannedRange
 from tests.examples import examples
 from tests.host.children import child, numa
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from homenode.errors import HostError, UserError
-from homenode.host.binding.state import State, open_state
-from homenode.host.binding.temporary import temporary_folder
+from homenode.host.bind.base.state import State, open_state
+from homenode.host.bind.base.temporary import temporary_folder
 
 
 def test_the_variable_names_the_folder(tmp_path: Path) -> None:
@@ -37,7 +37,7 @@ def test_the_first_place_that_can_be_written_to_is_taken(
         return any(path in (place, place.parent) for place in writable) and granted(path, mode)
 
     monkeypatch.setattr(os, "access", access)
-    monkeypatch.setattr("homenode.host.binding.temporary._USUAL", (tmp_path / "usual",))
+    monkeypatch.setattr("homenode.host.bind.base.temporary._USUAL", (tmp_path / "usual",))
     env = {"XDG_RUNTIME_DIR": str(tmp_path / "runtime"), "TMPDIR": str(tmp_path / "named")}
     if count:
         assert open_state(env, tmp_path / "run").folder == writable[0]
@@ -48,7 +48,7 @@ def test_the_first_place_that_can_be_written_to_is_taken(
 
 def test_the_working_directory_is_no_place_for_the_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is another one for the next command."""
-    monkeypatch.setattr("homenode.host.binding.temporary._USUAL", ())
+    monkeypatch.setattr("homenode.host.bind.base.temporary._USUAL", ())
     monkeypatch.chdir(tmp_path)
     with pytest.raises(HostError, match="there is no folder for the state"):
         open_state({"TMPDIR": "."}, tmp_path / "run")
@@ -187,7 +187,7 @@ def test_a_lock_is_got_when_its_holder_leaves(tmp_path: Path) -> None:
 
 def test_the_lock_of_a_killed_holder_is_free(tmp_path: Path) -> None:
     code = (
-        f"import time; from pathlib import Path; from homenode.host.binding.state import State\nwith "
+        f"import time; from pathlib import Path; from homenode.host.bind.base.state import State\nwith "
         f"State(Path({str(tmp_path)!r})).locked('claims'):\n    print('held', flush=True); time.sleep(60)"
     )
     with subprocess.Popen(

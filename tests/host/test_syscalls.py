@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from homenode.errors import HostError
-from homenode.host.binding import syscalls
-from homenode.host.binding.syscalls import MPOL_BIND, NOT_TRIED, Syscalls
+from homenode.host.bind.base import syscalls
+from homenode.host.bind.base.syscalls import MPOL_BIND, NOT_TRIED, Syscalls
 from tests.paths import ROOT
 
 KERNEL = Syscalls()
@@ -55,7 +55,7 @@ def _allowed_nodes() -> tuple[int, ...]:
 
 def test_affinity_is_set_and_read_as_proc_says() -> None:
     out = _python(
-        "import re; from homenode.host.binding.syscalls import Syscalls\n"
+        "import re; from homenode.host.bind.base.syscalls import Syscalls\n"
         f"kernel = Syscalls(); kernel.set_affinity(0, [{CPUS[-1]}])\n"
         "print(kernel.affinity(0), re.search('Cpus_allowed_list:\\t(.*)', open('/proc/self/status').read())[1])"
     )
@@ -71,7 +71,7 @@ def test_affinity_of_a_thread_that_is_gone() -> None:
 def test_memory_policy_is_what_numa_maps_says() -> None:
     node = _allowed_nodes()[0]
     out = _python(
-        "from homenode.host.binding.syscalls import *\n"
+        "from homenode.host.bind.base.syscalls import *\n"
         f"kernel = Syscalls(); kernel.set_mempolicy(MPOL_BIND, [{node}]); print(kernel.get_mempolicy())\n"
         "print({line.split()[1] for line in open('/proc/self/numa_maps') if '[stack]' not in line and 'vdso' "
         "not in line})"
@@ -85,7 +85,7 @@ def test_memory_policy_is_what_numa_maps_says() -> None:
 def test_memory_policy_survives_the_execution_of_another_program() -> None:
     node = _allowed_nodes()[0]
     out = _python(
-        "import os; from homenode.host.binding.syscalls import *\n"
+        "import os; from homenode.host.bind.base.syscalls import *\n"
         f"Syscalls().set_mempolicy(MPOL_PREFERRED, [{node}]); os.execvp('cat', ['cat', '/proc/self/numa_maps'])"
     )
     assert f" prefer:{node} " in out
@@ -102,7 +102,7 @@ def test_nodes_that_are_not_there_are_dropped_silently_or_refused() -> None:
     node = _allowed_nodes()[0]
     absent = max(int(folder.name[4:]) for folder in Path("/sys/devices/system/node").glob("node[0-9]*")) + 1
     out = _python(
-        f"from homenode.host.binding.syscalls import *\nkernel = Syscalls(); kernel.set_mempolicy(MPOL_BIND, "
+        f"from homenode.host.bind.base.syscalls import *\nkernel = Syscalls(); kernel.set_mempolicy(MPOL_BIND, "
         f"[{node}, {absent}])\n"
         "print(kernel.get_mempolicy()[1])\n"
         f"try: kernel.set_mempolicy(MPOL_BIND, [{absent}])\n"

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from homenode.errors import UserError
-from homenode.host.binding.target import Target
-from homenode.host.binding.threads import (
+from homenode.host.bind.base.target import Target
+from homenode.host.bind.base.threads import (
     ProcessId,
     alive,
     ancestors,

@@ -11,12 +11,12 @@ import pytest
 
 from homenode.cpuset import parse_cpu_list
 from homenode.errors import UserError
-from homenode.host.binding import verify as verify_module
-from homenode.host.binding.apply import apply
-from homenode.host.binding.memory_map import MemoryMap, Placement, Policy, Range
-from homenode.host.binding.report import ActionResult, Report
-from homenode.host.binding.target import Target
-from homenode.host.binding.verify import verify
+from homenode.host.bind import verify as verify_module
+from homenode.host.bind.apply import apply
+from homenode.host.bind.base.report import ActionResult, Report
+from homenode.host.bind.base.target import Target
+from homenode.host.bind.memory.memory_map import MemoryMap, Placement, Policy, Range
+from homenode.host.bind.verify import verify
 from homenode.host.topology.finding import Finding
 from tests.host.children import CPUS, ONE, OTHER, child, masks, numa, two_cpus
 
@@ -74,7 +74,7 @@ def test_many_threads_off_the_plan_do_not_make_as_many_findings() -> None:
 def test_a_program_started_bound_has_the_policy_and_the_pages_of_its_plan() -> None:
     # The policy survives execve, so that all the memory of the second program comes from its node.
     code = (
-        "import os, sys; from homenode.host.binding.syscalls import *; Syscalls().set_mempolicy(MPOL_BIND, (0,)); "
+        "import os, sys; from homenode.host.bind.base.syscalls import *; Syscalls().set_mempolicy(MPOL_BIND, (0,)); "
         "os.execv(sys.executable, [sys.executable, '-S', '-c', 'print(flush=True); input()'])"
     )
     process = subprocess.Popen(

@@ -11,13 +11,13 @@ from contextlib import contextmanager
 import pytest
 
 from homenode.errors import UserError
-from homenode.host.binding import watch as watch_module
-from homenode.host.binding.apply import apply
-from homenode.host.binding.report import Report
-from homenode.host.binding.syscalls import Syscalls
-from homenode.host.binding.target import Target
-from homenode.host.binding.threads import identify
-from homenode.host.binding.watch import watch
+from homenode.host.bind import watch as watch_module
+from homenode.host.bind.apply import apply
+from homenode.host.bind.base.report import Report
+from homenode.host.bind.base.syscalls import Syscalls
+from homenode.host.bind.base.target import Target
+from homenode.host.bind.base.threads import identify
+from homenode.host.bind.watch import watch
 from tests.host.children import CPUS, ONE, OTHER, Child, child, masks, two_cpus
 from tests.waiting import wait_until
 

@@ -29,10 +29,10 @@ sys.stdin.read()
 _LAUNCHER = """
 import sys
 from pathlib import Path
-from homenode.host.binding.watchdog import Watchdog
-from homenode.host.binding.launch import run_bound
-from homenode.host.binding.state import State
-from homenode.host.binding.target import IrqRoute, Target
+from homenode.host.bind.watchdog import Watchdog
+from homenode.host.bind.launch import run_bound
+from homenode.host.bind.base.state import State
+from homenode.host.bind.base.target import IrqRoute, Target
 from homenode.host.discovery.read import read_host
 from homenode.host.topology.source import LiveSource
 one, other, folder, address, action, program = sys.argv[1:]
@@ -86,8 +86,8 @@ def test_interrupts_are_routed_before_the_program_starts_and_given_back_after_it
 
 
 def test_nobody_stays_behind_for_a_target_without_either(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from homenode.host.binding import watchdog
-    from homenode.host.binding.target import Target
+    from homenode.host.bind import watchdog
+    from homenode.host.bind.base.target import Target
     from homenode.host.discovery.read import read_host
     from homenode.host.topology.source import LiveSource
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from homenode.host.binding.syscalls import Syscalls
+from homenode.host.bind.base.syscalls import Syscalls
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from homenode.cpuset import parse_cpu_list
-from homenode.host.binding.syscalls import Syscalls
+from homenode.host.bind.base.syscalls import Syscalls
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 _NOT_THERE = (-errno.ENOENT, -errno.EFAULT)  # a page that nobody has touched; the second by kernels before 6.2

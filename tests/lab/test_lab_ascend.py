@@ -22,7 +22,7 @@ from pathlib import Path
 import pytest
 
 from homenode.cpuset import parse_cpu_list
-from homenode.host.binding.target import COMPLETE_IRQ, SUBMIT_IRQ
+from homenode.host.bind.base.target import COMPLETE_IRQ, SUBMIT_IRQ
 from tests.host.children import child, masks
 from tests.lab.machine import NODES, WHOLE, command, homenode, own_machine, several_nodes
 from tests.lab.residency import places

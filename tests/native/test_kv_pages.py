@@ -15,7 +15,7 @@ from homenode.compute.native import NativeBackend
 from homenode.compute.native.kv_pages import KvPages, RegionPages
 from homenode.compute.ops import KvGeometry
 from homenode.compute.thread_memory import ThreadMemory
-from homenode.host.binding.huge_pages import residences
+from homenode.host.bind.memory.huge_pages import residences
 
 HUGE, SMALL = 2 << 20, 4096
 POPULATE = 23

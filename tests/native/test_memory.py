@@ -16,7 +16,7 @@ from homenode import _native
 from homenode.compute.native import NativeBackend
 from homenode.compute.ops import KvGeometry
 from homenode.engine.memory.huge_pages import on_small_pages, residence_of
-from homenode.host.binding.huge_pages import Residence, residences
+from homenode.host.bind.memory.huge_pages import Residence, residences
 from tests.native.weights import load, packed_floats, stored, unpacked
 
 HUGE = 2 << 20
@@ -145,7 +145,7 @@ if sys.argv[1] == "small":
 import numpy as np
 from homenode.compute.native import NativeBackend
 from homenode.engine.memory.huge_pages import on_small_pages
-from homenode.host.binding.huge_pages import disabled_for_this_process
+from homenode.host.bind.memory.huge_pages import disabled_for_this_process
 backend = NativeBackend([-1, -1], spin_us=20)
 values = np.random.default_rng(1).standard_normal((1024, 32768)).astype(np.float32)
 weight = backend.weight_from_array(values, "F32")

@@ -18,7 +18,7 @@ from homenode.compute.thread_memory import ThreadMemory
 from homenode.dtypes import BY_NAME
 from homenode.engine.memory.huge_pages import on_small_pages
 from homenode.errors import HostError, UserError
-from homenode.host.binding.huge_pages import ENOUGH_SHARE, TELLING_BYTES
+from homenode.host.bind.memory.huge_pages import ENOUGH_SHARE, TELLING_BYTES
 from tests.native.steps import evaluate, same_bits
 from tests.native.weights import FORMATS, load, stored, unpacked
 from tests.shared_memory import experts_memory

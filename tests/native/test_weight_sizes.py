@@ -7,7 +7,7 @@ import pytest
 
 from homenode.compute.native import NativeBackend
 from homenode.dtypes import BY_NAME
-from homenode.host.placement.node_teams import NodeTeam
+from homenode.host.plan.numa.node_teams import NodeTeam
 from homenode.model.weights.layout import MatrixLayout, WeightLayout, padded_row_bytes
 from homenode.model.weights.node_placement import GROUP_ROWS, plan_weight_nodes, stored_group_bytes
 from homenode.model.weights.numa_layout import packed_group_bytes

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
 import sys
 import venv
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -66,3 +68,18 @@ def test_a_wheel_builds(sources: Path, tmp_path: Path) -> None:
     assert "homenode/_native" in names
     assert "homenode/builtin/config.json" in names
     assert "homenode/py.typed" in names
+
+
+def test_the_toolkit_alone_asks_for_no_compiler(sources: Path, tmp_path: Path) -> None:
+    refusing = tmp_path / "refusing"
+    refusing.write_text("#!/bin/sh\necho a compiler was asked >&2\nexit 1\n")
+    refusing.chmod(0o755)
+    environment = {**os.environ, "HOMENODE_TOOLKIT": "1", "CC": str(refusing), "CXX": str(refusing)}
+    command = [sys.executable, "-m", "pip", "wheel", "-v", "--no-deps", "--wheel-dir", str(tmp_path), str(sources)]
+    built = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert built.returncode == 0, built.stderr[-4000:]
+    assert "a compiler was asked" not in built.stdout + built.stderr
+    (wheel,) = tmp_path.glob("homenode-*.whl")
+    assert wheel.name.endswith("-py3-none-any.whl")
+    with zipfile.ZipFile(wheel) as packed:
+        assert not [name for name in packed.namelist() if name.endswith(".so")]

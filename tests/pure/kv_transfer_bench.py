@@ -12,11 +12,11 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from homenode.engine.executor.scripted import ScriptedExecutor, checksum
 from homenode.engine.kv.prefix import HashChain
 from homenode.engine.scheduler.events import Instruction, ToTransfer
 from homenode.engine.scheduler_config import SchedulerConfig
 from homenode.engine.step import Step, WorkerLimits
+from homenode.testing.scripted_executor import ScriptedExecutor, checksum
 from homenode.transfer import scheduler_events
 from tests.pure.schedule_bench import Bench
 

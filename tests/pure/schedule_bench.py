@@ -10,7 +10,6 @@ from collections.abc import Sequence as List
 import msgspec
 
 from homenode.engine.errors import StepError, StepsLostError
-from homenode.engine.executor.scripted import ScriptedExecutor, checksum, scripted_logprob
 from homenode.engine.kv.sequence import BlockAllocation, Sequence
 from homenode.engine.messages import Output
 from homenode.engine.request import Request
@@ -34,6 +33,7 @@ from homenode.engine.scheduler.time_bound import ALIGNMENT, LEAST_PIECE
 from homenode.engine.scheduler_config import KvConfig, SchedulerConfig
 from homenode.engine.step import Step, WorkerLimits
 from homenode.sampling import SamplingParams
+from homenode.testing.scripted_executor import ScriptedExecutor, checksum, scripted_logprob
 from homenode.transfer.scheduler_events import KvTicket
 
 EOS = 0

@@ -25,8 +25,8 @@ from hypothesis import strategies as st
 from homenode.cpuset import format_cpu_list, parse_cpu_list
 from homenode.errors import PlacementError
 from homenode.host.discovery.read import read_host
-from homenode.host.placement.demand import Demand
-from homenode.host.placement.select import make_plan
+from homenode.host.plan.demand import Demand
+from homenode.host.plan.select import make_plan
 from homenode.host.topology.source import CommandResult, RecordedSource
 from tests.examples import examples
 from tests.npu_hosts import Chip, double_chips, kernel_files, map_text, process_text, single_chips, topo_text

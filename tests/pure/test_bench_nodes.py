@@ -14,7 +14,7 @@ import pytest
 from homenode.bench.machine.nodes import BenchTeam, NodeMeter, bench_teams, measure_nodes, memories
 from homenode.host.discovery.read import read_host
 from homenode.host.discovery.snapshot import load_recording
-from homenode.host.placement.machine_speed import machine_speed
+from homenode.host.plan.numa.machine_speed import machine_speed
 from homenode.host.topology.host import Host
 from homenode.host.topology.measured import load_measured, parse_measured
 from tests.paths import ROOT

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from homenode.host.binding.irq_match import match
-from homenode.host.binding.target import COMPLETE_IRQ, SUBMIT_IRQ, IrqRoute, target_of
+from homenode.host.bind.base.target import COMPLETE_IRQ, SUBMIT_IRQ, IrqRoute, target_of
+from homenode.host.bind.interrupts.irq_match import match
 from homenode.host.discovery.read import read_host
-from homenode.host.placement.plan import WorkerBinding
+from homenode.host.plan.plan import WorkerBinding
 from homenode.host.topology.host import Accelerator, Host
 from homenode.host.topology.source import RecordedSource
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from homenode.host.binding.memory_map import KINDS, Policy, join, kind_of, parse_maps, parse_numa_maps
+from homenode.host.bind.memory.memory_map import KINDS, Policy, join, kind_of, parse_maps, parse_numa_maps
 
 # An inference worker on a machine with four nodes, bound to node 2 after it had started on node 0.
 MAPS = """\

@@ -16,9 +16,9 @@ from homenode.cli.flags.many_values import spread
 from homenode.cli.main import cli
 from homenode.host.discovery.read import read_host
 from homenode.host.discovery.snapshot import save_recording
-from homenode.host.discovery.synthetic import synthetic
-from homenode.host.placement.demand import Demand
-from homenode.host.placement.select import STRATEGIES, make_plan
+from homenode.host.plan.demand import Demand
+from homenode.host.plan.select import STRATEGIES, make_plan
+from homenode.testing.hosts.synthetic import synthetic
 
 A2 = "2s/8n/192c/arm/npu=8:A2"
 A3 = "2s/8n/640c/arm/npu=16:A3"

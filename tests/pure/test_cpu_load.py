@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from homenode.host.binding.cpu_load import CpuLoad, busy_and_stolen, parse_cpu_times, read_cpu_load
+from homenode.host.bind.cpu_load import CpuLoad, busy_and_stolen, parse_cpu_times, read_cpu_load
 from homenode.host.topology.source import Source
 
 BEFORE = """cpu  30 0 0 300 0 0 0 0 0 0

@@ -19,8 +19,8 @@ from click.testing import CliRunner, Result
 from homenode.cli.main import cli
 from homenode.cpuset import format_cpu_list, parse_cpu_list
 from homenode.host.discovery.read import read_host
-from homenode.host.discovery.synthetic import synthetic
-from homenode.host.placement.select import STRATEGIES
+from homenode.host.plan.select import STRATEGIES
+from homenode.testing.hosts.synthetic import synthetic
 from tests.codes_in_source import codes_in, severities_in
 from tests.paths import ROOT
 
@@ -31,7 +31,7 @@ COMMANDS = ("host", "plan", "run", "bind", "verify", "doctor")
 PAGE_OF = {"global-slice": "ascend", "topo-affinity": "ascend"}
 
 # Codes that are put together while the program runs, by where that is done.
-COMPUTED = {"host/placement/policies/numa_bind.py": {"numa_bind_nodes_ignored", "numa_bind_cpus_ignored"}}
+COMPUTED = {"host/plan/policies/numa_bind.py": {"numa_bind_nodes_ignored", "numa_bind_cpus_ignored"}}
 # What `--json` calls errors that have no code (cli/output/report.py).
 WITHOUT_CODE = {"bad_input", "host_refused"}
 

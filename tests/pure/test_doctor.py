@@ -11,16 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from homenode.errors import PlacementError
-from homenode.host.binding.cpu_load import CpuLoad
-from homenode.host.binding.doctor import doctor
-from homenode.host.binding.live_facts import CAP_SYS_NICE, LiveFacts, ProcessFacts
+from homenode.host.bind.cpu_load import CpuLoad
 from homenode.host.discovery.read import read_host
-from homenode.host.discovery.synthetic import synthetic
-from homenode.host.placement.demand import Demand
-from homenode.host.placement.select import make_plan
+from homenode.host.doctor.doctor import doctor
+from homenode.host.doctor.live_facts import CAP_SYS_NICE, LiveFacts, ProcessFacts
+from homenode.host.plan.demand import Demand
+from homenode.host.plan.select import make_plan
 from homenode.host.topology.describe import fingerprint
 from homenode.host.topology.finding import SEVERITIES, Finding
 from homenode.host.topology.host import Host, Interrupt, PciDevice
+from homenode.testing.hosts.synthetic import synthetic
 from tests.host_values import Shape, host_of
 
 TWO = [Shape(0, 4, smt=2), Shape(1, 4, smt=2, socket=1)]

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from homenode.engine.executor.expert_usage import CountingExecutor
-from homenode.engine.executor.scripted import ScriptedExecutor
 from homenode.engine.experts.usage import EXPERT_USES, of_engine, of_part, read_table, usage_stats
 from homenode.engine.experts.usage_file import add_counts, counts_problem
 from homenode.engine.step import WorkerLimits
@@ -21,6 +20,7 @@ from homenode.model.expert_placement import ExpertUse
 from homenode.model.formats.expert_counts import read_counts, read_placement
 from homenode.model.part import ModelPart
 from homenode.model.parts import PartitionSpec, plan_parts
+from homenode.testing.scripted_executor import ScriptedExecutor
 from tests.model.toys import toy_spec
 
 SPEC = toy_spec("qwen3_moe", num_layers=3)  # whose first layer has an ordinary MLP

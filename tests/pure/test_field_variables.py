@@ -7,7 +7,7 @@ from click.testing import CliRunner
 
 from homenode.cli.main import cli
 from homenode.errors import UserError
-from homenode.host.placement.variables import value_of_variable
+from homenode.host.plan.variables import value_of_variable
 
 
 @pytest.mark.parametrize(

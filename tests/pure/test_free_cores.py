@@ -17,8 +17,8 @@ from homenode.engine.plan.free_cores import (
 )
 from homenode.engine.plan.placement import core_of, place_engine, too_few_cores
 from homenode.engine.plan.replica_bindings import replica_places
-from homenode.host.placement.demand import Claim
-from homenode.host.placement.neighbours import HostNeighbours
+from homenode.host.plan.demand import Claim
+from homenode.host.plan.neighbours import HostNeighbours
 from homenode.host.topology.host import Host
 from tests.placement_hosts import host
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from homenode.errors import UserError
-from homenode.host.placement.machine_speed import machine_speed
+from homenode.host.plan.numa.machine_speed import machine_speed
 from homenode.host.topology.measured import Measured, load_measured, parse_measured
 from tests.host_values import Shape, host_of
 from tests.placement_hosts import host

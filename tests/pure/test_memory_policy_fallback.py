@@ -9,8 +9,7 @@ from collections.abc import Iterable, Mapping
 import pytest
 
 from homenode.errors import HostError
-from homenode.host.binding.mempolicy_fallback import MemoryPolicy, bind_memory
-from homenode.host.binding.syscalls import (
+from homenode.host.bind.base.syscalls import (
     MPOL_BIND,
     MPOL_DEFAULT,
     MPOL_F_STATIC_NODES,
@@ -18,6 +17,7 @@ from homenode.host.binding.syscalls import (
     MPOL_PREFERRED_MANY,
     Syscalls,
 )
+from homenode.host.bind.memory.mempolicy_fallback import MemoryPolicy, bind_memory
 
 
 class FakeKernel(Syscalls):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from homenode.engine.binding import EngineBinding
 from homenode.engine.memory.report import memory_lines
-from homenode.host.binding.residency import PlannedRange
+from homenode.host.bind.memory.residency import PlannedRange
 from tests.placement_hosts import host
 
 MIB = 2**20

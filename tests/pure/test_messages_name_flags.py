@@ -28,9 +28,9 @@ OTHERS = {
 }  # fmt: skip
 # Files whose strings are flags of other programs to read or to call, not messages.
 NO_MESSAGES = (
-    "host/binding/rank_hints.py",
+    "host/bind/rank_hints.py",
     "host/topology/accelerators/nvidia.py",
-    "host/discovery/synthetic_tools.py",
+    "testing/hosts/tools.py",
     "compute/devices.py",
     "compute/torch/probe.py",
     "installation.py",
@@ -45,17 +45,17 @@ NO_MESSAGES = (
 OF_ENGINES = {
     "engine/plan/placement.py": set(),
     "engine/plan/replica_bindings.py": set(),
-    "host/placement/policies/cpu_threads.py": set(),
-    "host/placement/threads_bind.py": set(),
-    "host/placement/thread_layout.py": set(),
-    "host/placement/numa_bind_lists.py": set(),
-    "host/placement/node_teams.py": set(),
-    "host/placement/numa_policy.py": set(),
-    "host/placement/nodes.py": set(),
+    "host/plan/policies/cpu_threads.py": set(),
+    "host/plan/threads_bind.py": set(),
+    "host/plan/thread_layout.py": set(),
+    "host/plan/numa_bind_lists.py": set(),
+    "host/plan/numa/node_teams.py": set(),
+    "host/plan/numa/policy.py": set(),
+    "host/plan/nodes.py": set(),
     # Where the number of workers, or the devices of a plan for GPUs, are not given.
-    "host/placement/policies/numa_bind.py": {"--workers", "--devices"},
-    "host/placement/check.py": {"--strategy"},  # where devices are placed
-    "host/placement/variables.py": {"--local-rank", "--vllm-version"},
+    "host/plan/policies/numa_bind.py": {"--workers", "--devices"},
+    "host/plan/check.py": {"--strategy"},  # where devices are placed
+    "host/plan/variables.py": {"--local-rank", "--vllm-version"},
 }
 
 

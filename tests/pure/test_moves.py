@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from homenode.engine.binding import EngineBinding
 from homenode.engine.plan.moves import EnginePlaces, RestPlace, moved_places, moved_team, moved_workers
 from homenode.engine.plan.placement import UNPINNED, core_of
-from homenode.host.placement.demand import Claim
-from homenode.host.placement.neighbours import HostNeighbours
+from homenode.host.plan.demand import Claim
+from homenode.host.plan.neighbours import HostNeighbours
 from homenode.host.topology.host import Host
 from tests.placement_hosts import host
 

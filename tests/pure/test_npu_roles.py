@@ -16,14 +16,14 @@ from homenode.engine.assignment import EngineAssignment
 from homenode.engine.binding import DriverRoles, EngineBinding, Replica
 from homenode.engine.config import EngineConfig
 from homenode.engine.devices import is_npu
-from homenode.engine.plan.driven_chips import chip_of, torch_devices
+from homenode.engine.plan.accelerators.driven_chips import chip_of, torch_devices
 from homenode.engine.plan.placement import core_of
 from homenode.engine.plan.worker_bindings import WorkerBindings, worker_places
 from homenode.engine.worker.driver_roles import claims_above, given_by_launcher, target_for
 from homenode.host.discovery.read import read_host
-from homenode.host.discovery.synthetic import synthetic
-from homenode.host.placement.demand import Claim
+from homenode.host.plan.demand import Claim
 from homenode.host.topology.host import Accelerators, Host
+from homenode.testing.hosts.synthetic import synthetic
 
 A3, PAIRS = "2s/8n/640c/arm/npu=16:A3", "2s/8n/192c/arm/npu=16:A2/allowed=144-191"
 HOSTS = (

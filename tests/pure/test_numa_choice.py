@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from homenode.compute.ops import KvGeometry, LayerKv
-from homenode.host.placement.node_teams import node_teams
-from homenode.host.placement.numa_demand import Decision
+from homenode.host.plan.numa.demand import Decision
+from homenode.host.plan.numa.node_teams import node_teams
 from homenode.model.partition import Alignment
 from homenode.model.parts import PartitionSpec, plan_parts
 from homenode.model.spec import BlockChoice, IndexerSpec, ModelSpec, MoeSpec, RopeSpec

@@ -17,11 +17,11 @@ from homenode.cli.main import cli
 from homenode.errors import PlacementError
 from homenode.host.discovery.read import read_host
 from homenode.host.discovery.snapshot import save_recording
-from homenode.host.placement.demand import Demand
-from homenode.host.placement.plan import Plan
-from homenode.host.placement.policies import ascend
-from homenode.host.placement.select import make_plan
-from homenode.host.placement.variables import RANK_VARIABLES
+from homenode.host.plan.demand import Demand
+from homenode.host.plan.plan import Plan
+from homenode.host.plan.policies import ascend
+from homenode.host.plan.select import make_plan
+from homenode.host.plan.variables import RANK_VARIABLES
 from homenode.host.topology.accelerators.visible import visible_devices
 from homenode.host.topology.host import Host
 from homenode.host.topology.source import CommandResult, RecordedSource

@@ -15,9 +15,9 @@ from homenode.cpuset import parse_cpu_list
 from homenode.errors import PlacementError
 from homenode.host.discovery.read import read_host
 from homenode.host.discovery.snapshot import load_recording
-from homenode.host.placement.demand import Demand
-from homenode.host.placement.plan import Plan
-from homenode.host.placement.policies import ascend
+from homenode.host.plan.demand import Demand
+from homenode.host.plan.plan import Plan
+from homenode.host.plan.policies import ascend
 from homenode.host.topology.accelerators.visible import visible_devices
 from tests.npu_hosts import Chip, double_chips, npu_host, single_chips
 from tests.paths import SHARED

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from homenode.cpuset import format_cpu_list, parse_cpu_list
 from homenode.errors import PlacementError
-from homenode.host.binding.target import target_of
+from homenode.host.bind.base.target import target_of
 from homenode.host.discovery.read import read_host
-from homenode.host.discovery.synthetic import synthetic
-from homenode.host.placement.demand import Demand
-from homenode.host.placement.plan import Plan
-from homenode.host.placement.policies import ascend
-from homenode.host.placement.select import make_plan
+from homenode.host.plan.demand import Demand
+from homenode.host.plan.plan import Plan
+from homenode.host.plan.policies import ascend
+from homenode.host.plan.select import make_plan
 from homenode.host.topology.host import Host
+from homenode.testing.hosts.synthetic import synthetic
 from tests.examples import examples
 from tests.npu_hosts import npu_host, single_chips
 from tests.pools import pools_of

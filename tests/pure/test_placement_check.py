@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from homenode.host.placement.check import check
-from homenode.host.placement.demand import Demand
-from homenode.host.placement.plan import Plan, ProcessBinding, WorkerBinding
-from homenode.host.placement.policies import fair, global_slice, topo_affinity
+from homenode.host.plan.check import check
+from homenode.host.plan.demand import Demand
+from homenode.host.plan.plan import Plan, ProcessBinding, WorkerBinding
+from homenode.host.plan.policies import fair, global_slice, topo_affinity
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Host
 from tests.host_values import Shape, host_of

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from homenode.cpuset import format_cpu_list
 from homenode.errors import PlacementError
-from homenode.host.placement.demand import Demand, Parallelism
-from homenode.host.placement.nodes import working_nodes
-from homenode.host.placement.plan import Plan
-from homenode.host.placement.policies import numa_bind
-from homenode.host.placement.policies.cpu_threads import plan
-from homenode.host.placement.reserve_rule import cpus_kept
-from homenode.host.placement.thread_layout import ranks_on_nodes
-from homenode.host.placement.threads_bind import parse_threads_bind
+from homenode.host.plan.demand import Demand, Parallelism
+from homenode.host.plan.nodes import working_nodes
+from homenode.host.plan.plan import Plan
+from homenode.host.plan.policies import numa_bind
+from homenode.host.plan.policies.cpu_threads import plan
+from homenode.host.plan.reserve_rule import cpus_kept
+from homenode.host.plan.thread_layout import ranks_on_nodes
+from homenode.host.plan.threads_bind import parse_threads_bind
 from homenode.host.topology.host import Accelerators
 from tests.examples import examples
 from tests.placement_hosts import host

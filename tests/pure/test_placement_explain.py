@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from homenode.host.placement.demand import Demand
-from homenode.host.placement.explain import explain
-from homenode.host.placement.plan import Plan, ProcessBinding, WorkerBinding
-from homenode.host.placement.policies import fair
+from homenode.host.plan.demand import Demand
+from homenode.host.plan.explain import explain
+from homenode.host.plan.plan import Plan, ProcessBinding, WorkerBinding
+from homenode.host.plan.policies import fair
 from homenode.host.topology.finding import Finding
 from tests.host_values import Shape, host_of
 

@@ -17,17 +17,17 @@ from hypothesis import strategies as st
 from homenode.cpuset import format_cpu_list
 from homenode.errors import PlacementError
 from homenode.host.discovery.read import read_host
-from homenode.host.discovery.synthetic import synthetic
-from homenode.host.placement.check import check
-from homenode.host.placement.cores import NO_NODE, allowed_cores
-from homenode.host.placement.demand import Claim, Demand
-from homenode.host.placement.device_nodes import gap, local_nodes
-from homenode.host.placement.explain import explain
-from homenode.host.placement.plan import Plan
-from homenode.host.placement.policies import fair, topo_affinity
-from homenode.host.placement.share import FEW
+from homenode.host.plan.check import check
+from homenode.host.plan.cores import NO_NODE, allowed_cores
+from homenode.host.plan.demand import Claim, Demand
+from homenode.host.plan.device_nodes import gap, local_nodes
+from homenode.host.plan.explain import explain
+from homenode.host.plan.plan import Plan
+from homenode.host.plan.policies import fair, topo_affinity
+from homenode.host.plan.share import FEW
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Accelerator, Accelerators, Host
+from homenode.testing.hosts.synthetic import synthetic
 from tests.examples import examples
 from tests.host_values import Shape, host_of, local_cpus
 from tests.recorded import NAMES, recorded_host

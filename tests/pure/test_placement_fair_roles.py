@@ -11,10 +11,10 @@ import pytest
 
 from homenode.cpuset import format_cpu_list
 from homenode.errors import PlacementError
-from homenode.host.placement.check import check
-from homenode.host.placement.demand import Claim, Demand
-from homenode.host.placement.plan import Plan
-from homenode.host.placement.policies import fair
+from homenode.host.plan.check import check
+from homenode.host.plan.demand import Claim, Demand
+from homenode.host.plan.plan import Plan
+from homenode.host.plan.policies import fair
 from homenode.host.topology.host import Accelerators, Host
 from tests.host_values import Shape, host_of
 from tests.pools import codes_of, memory_of, pools_of, roles_of

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from homenode.cpuset import format_cpu_list, parse_cpu_list
 from homenode.errors import PlacementError
-from homenode.host.placement.demand import Demand
-from homenode.host.placement.policies import global_slice
-from homenode.host.placement.roles import split_roles
+from homenode.host.plan.demand import Demand
+from homenode.host.plan.policies import global_slice
+from homenode.host.plan.roles import split_roles
 from tests.examples import examples
 from tests.npu_hosts import double_chips, npu_host
 from tests.pools import pools_of

@@ -22,9 +22,9 @@ from homenode.engine.plan.worker_bindings import places_elsewhere, worker_places
 from homenode.engine.plan.worker_layout import executor_kind
 from homenode.errors import UserError
 from homenode.host.discovery.read import read_host
-from homenode.host.discovery.synthetic import synthetic
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Host
+from homenode.testing.hosts.synthetic import synthetic
 
 ABSENT_CPU, ABSENT_NODE = 997, 77
 

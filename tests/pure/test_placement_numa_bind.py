@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from homenode.cpuset import format_cpu_list
 from homenode.errors import PlacementError
-from homenode.host.placement.demand import Demand, Parallelism
-from homenode.host.placement.plan import Plan
-from homenode.host.placement.policies.numa_bind import plan
+from homenode.host.plan.demand import Demand, Parallelism
+from homenode.host.plan.plan import Plan
+from homenode.host.plan.policies.numa_bind import plan
 from homenode.host.topology.host import Accelerator, Host
 from tests.examples import examples
 from tests.placement_hosts import host

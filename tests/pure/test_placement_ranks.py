@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from homenode.errors import PlacementError
-from homenode.host.placement.demand import Demand
-from homenode.host.placement.policies import global_slice
-from homenode.host.placement.ranks import assign_ranks, npu_inventory, offered, taking_part
+from homenode.host.plan.demand import Demand
+from homenode.host.plan.policies import global_slice
+from homenode.host.plan.ranks import assign_ranks, npu_inventory, offered, taking_part
 from homenode.host.topology.host import Accelerator, Accelerators, Host
 from homenode.host.topology.source import CommandResult
 from tests.npu_hosts import Chip, double_chips, map_text, npu_host, process_text, single_chips

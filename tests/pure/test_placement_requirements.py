@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from homenode.engine.assignment import EngineAssignment
 from homenode.engine.config import EngineConfig, ParallelConfig
 from homenode.errors import PlacementError
-from homenode.host.placement.additional_config import cpu_binding_enabled
-from homenode.host.placement.demand import Demand, Parallelism
-from homenode.host.placement.requirements import Requirements, requirements
+from homenode.host.plan.additional_config import cpu_binding_enabled
+from homenode.host.plan.demand import Demand, Parallelism
+from homenode.host.plan.requirements import Requirements, requirements
 from homenode.server.fronts.cores import too_few_cores
 from tests.examples import examples
 from tests.placement_hosts import host

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from homenode.cpuset import format_cpu_list, parse_cpu_list
 from homenode.errors import PlacementError
-from homenode.host.placement.demand import Demand
-from homenode.host.placement.policies import topo_affinity
+from homenode.host.plan.demand import Demand
+from homenode.host.plan.policies import topo_affinity
 from homenode.host.topology.host import Host
 from homenode.host.topology.source import CommandResult
 from tests.npu_hosts import Chip, npu_host, single_chips

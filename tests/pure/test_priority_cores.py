@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from homenode.cpuset import format_cpu_list, parse_cpu_list
 from homenode.engine.plan.host_threads import home_of_device
-from homenode.host.binding.target import target_of
+from homenode.host.bind.base.target import target_of
 from homenode.host.discovery.read import read_host
 from homenode.host.discovery.snapshot import load_recording, parse_recording, record
-from homenode.host.placement.demand import Demand, Parallelism
-from homenode.host.placement.plan import Plan, WorkerBinding
-from homenode.host.placement.select import make_plan
+from homenode.host.plan.demand import Demand, Parallelism
+from homenode.host.plan.plan import Plan, WorkerBinding
+from homenode.host.plan.select import make_plan
 from homenode.host.topology.describe import host_to_dict
 from homenode.host.topology.host import Host
 from homenode.host.topology.source import RecordedSource

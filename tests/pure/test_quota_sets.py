@@ -10,8 +10,8 @@ from homenode.engine.binding import EngineBinding
 from homenode.engine.config import ComputeConfig, EngineConfig, PlacementConfig
 from homenode.engine.plan.placement import UNPINNED
 from homenode.engine.plan.quota_sets import takes_sets, with_cpus_of_sets, with_sets
-from homenode.host.placement.demand import Claim
-from homenode.host.placement.neighbours import HostNeighbours
+from homenode.host.plan.demand import Claim
+from homenode.host.plan.neighbours import HostNeighbours
 from tests.placement_hosts import host
 
 ALL = tuple(range(8))

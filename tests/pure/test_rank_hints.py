@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from homenode.engine.executor.processes import driven_device
 from homenode.engine.executor.worker_process import PROGRAM
-from homenode.host.binding.rank_hints import ROLES, RankHint, local_rank_of, parallelism_of, worker_rank_of
-from homenode.host.placement.demand import Parallelism
+from homenode.host.bind.rank_hints import ROLES, RankHint, local_rank_of, parallelism_of, worker_rank_of
+from homenode.host.plan.demand import Parallelism
 
 UNKNOWN = Parallelism()
 

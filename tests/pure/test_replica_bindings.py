@@ -16,8 +16,8 @@ from homenode.engine.plan.placement import UNPINNED
 from homenode.engine.plan.replica_bindings import memory_shares, replica_places, team_places
 from homenode.errors import HomenodeError, PlacementError, UserError
 from homenode.host.discovery.read import read_host
-from homenode.host.discovery.synthetic import synthetic
 from homenode.host.topology.host import Host
+from homenode.testing.hosts.synthetic import synthetic
 from tests.recorded import NAMES, recorded_host
 
 TWO_NODES = "1s/2n/8c/smt2"  # node 0: cores 0-3 (siblings 8-11), node 1: cores 4-7 (siblings 12-15)

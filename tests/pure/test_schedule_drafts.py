@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from homenode.engine.executor.scripted import scripted_token
 from homenode.engine.kv.allocator import KvAllocator
 from homenode.engine.kv.states import StatePool
 from homenode.engine.scheduler.events import StepDone
 from homenode.engine.scheduler_config import SchedulerConfig
 from homenode.engine.step import NO_TOKEN, Advance, StepResult, WorkerLimits, num_accepted
 from homenode.errors import InternalError
+from homenode.testing.scripted_executor import scripted_token
 from tests.pure import test_schedule_properties as plain
 from tests.pure.schedule_bench import Bench, limits_of
 

@@ -6,7 +6,6 @@ import random
 
 import pytest
 
-from homenode.engine.executor.scripted import scripted_logprob, scripted_token
 from homenode.engine.kv.sequence import BlockAllocation
 from homenode.engine.request import Request
 from homenode.engine.scheduler.budget import StepPlan, prefill_count
@@ -16,6 +15,7 @@ from homenode.engine.scheduler_config import KvConfig, SchedulerConfig
 from homenode.engine.step import Advance, Step, StepResult
 from homenode.errors import InternalError, UserError
 from homenode.sampling import SamplingParams
+from homenode.testing.scripted_executor import scripted_logprob, scripted_token
 from tests.pure.schedule_bench import EOS, Bench, expected, limits_of
 
 

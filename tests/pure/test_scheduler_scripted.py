@@ -8,10 +8,10 @@ import pytest
 
 from homenode.engine.errors import StepError
 from homenode.engine.executor.base import Executor
-from homenode.engine.executor.scripted import ScriptedExecutor, scripted_token
 from homenode.engine.step import StartSequence, Step, StepItem
 from homenode.errors import InternalError
 from homenode.sampling import SamplingParams
+from homenode.testing.scripted_executor import ScriptedExecutor, scripted_token
 from tests.pure.schedule_bench import limits_of
 
 _PARAMS = SamplingParams(seed=1)

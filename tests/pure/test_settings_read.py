@@ -21,10 +21,10 @@ from homenode.cli.placement.plan_flags import PlanFlags
 from homenode.errors import UserError
 from homenode.host.discovery.read import read_host
 from homenode.host.discovery.snapshot import save_recording
-from homenode.host.discovery.synthetic import synthetic
-from homenode.host.placement.plan import Plan
-from homenode.host.placement.select import STRATEGIES
-from homenode.host.placement.settings_read import ALWAYS_READ, SETTINGS_READ
+from homenode.host.plan.plan import Plan
+from homenode.host.plan.select import STRATEGIES
+from homenode.host.plan.settings_read import ALWAYS_READ, SETTINGS_READ
+from homenode.testing.hosts.synthetic import synthetic
 
 HOSTS = {"cpu": "2s/4n/32c/smt2", "gpu": "2s/2n/32c/gpu=4", "npu": "2s/2n/64c/arm/npu=4:A2"}
 # Values that say something else than what holds without them, wherever a strategy reads the setting.

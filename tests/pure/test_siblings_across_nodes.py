@@ -11,18 +11,18 @@ from hypothesis import strategies as st
 
 from homenode.cpuset import format_cpu_list, parse_cpu_list
 from homenode.errors import PlacementError, UserError
-from homenode.host.binding.doctor import doctor
 from homenode.host.discovery.read import read_host
-from homenode.host.discovery.synthetic import synthetic
-from homenode.host.placement.demand import Demand, Parallelism
-from homenode.host.placement.explain import explain
-from homenode.host.placement.node_teams import node_teams
-from homenode.host.placement.numa_demand import Decision, NumaDemand
-from homenode.host.placement.numa_policy import numa_plan
-from homenode.host.placement.select import make_plan
+from homenode.host.doctor.doctor import doctor
+from homenode.host.plan.demand import Demand, Parallelism
+from homenode.host.plan.explain import explain
+from homenode.host.plan.numa.demand import Decision, NumaDemand
+from homenode.host.plan.numa.node_teams import node_teams
+from homenode.host.plan.numa.policy import numa_plan
+from homenode.host.plan.select import make_plan
 from homenode.host.topology.host import Host
 from homenode.host.topology.source import RecordedSource
 from homenode.numa_policy import NumaPolicy
+from homenode.testing.hosts.synthetic import synthetic
 from tests.examples import examples
 from tests.recorded import recorded_host
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from homenode.errors import PlacementError
 from homenode.host.discovery.read import read_host
 from homenode.host.discovery.snapshot import parse_recording, record
-from homenode.host.placement.demand import Demand
-from homenode.host.placement.select import make_plan
+from homenode.host.plan.demand import Demand
+from homenode.host.plan.select import make_plan
 from homenode.host.topology.accelerators.cells import telling_line, tool_error
 from homenode.host.topology.host import Host
 from homenode.host.topology.source import CommandResult, RecordedSource

@@ -25,8 +25,8 @@ from homenode.host.discovery.snapshot import (
     save_recording,
     write_recording,
 )
-from homenode.host.discovery.synthetic import synthetic
 from homenode.host.topology.source import CommandResult, LiveSource, RecordedSource
+from homenode.testing.hosts.synthetic import synthetic
 from tests.examples import examples
 
 UUIDS = ("6f2b6a3c-11d2-4c6a-9f57-0a1b2c3d4e5f", "0c0ffee0-5a5a-4b4b-8c8c-123456789abc")

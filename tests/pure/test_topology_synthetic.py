@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from homenode.cpuset import format_cpu_list
 from homenode.errors import UserError
 from homenode.host.discovery.read import read_host
-from homenode.host.discovery.synthetic import looks_synthetic, synthetic
 from homenode.host.topology.host import Accelerator, Host
+from homenode.testing.hosts.synthetic import looks_synthetic, synthetic
 from tests.examples import examples
 
 

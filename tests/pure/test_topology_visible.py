@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from homenode.errors import PlacementError
 from homenode.host.discovery.read import read_host
-from homenode.host.discovery.synthetic import synthetic
-from homenode.host.placement.demand import Demand
-from homenode.host.placement.select import make_plan
+from homenode.host.plan.demand import Demand
+from homenode.host.plan.select import make_plan
 from homenode.host.topology.accelerators.nvidia import parse_list
 from homenode.host.topology.accelerators.visible import see, visible_devices
 from homenode.host.topology.host import Accelerator, Accelerators
 from homenode.host.topology.source import CommandResult
+from homenode.testing.hosts.synthetic import synthetic
 from tests.examples import examples
 from tests.recorded import recording
 

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from homenode.cpuset import format_cpu_list
 from homenode.errors import PlacementError
-from homenode.host.binding.doctor import doctor
 from homenode.host.discovery.read import read_host
-from homenode.host.placement.demand import Demand
-from homenode.host.placement.select import make_plan
+from homenode.host.doctor.doctor import doctor
+from homenode.host.plan.demand import Demand
+from homenode.host.plan.select import make_plan
 from homenode.host.topology.describe import host_to_dict
 from homenode.host.topology.host import Host, Node
 from homenode.host.topology.nodes import tells_place

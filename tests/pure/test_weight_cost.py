@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from homenode.host.placement.step_cost import EngineKind
-from homenode.host.placement.weight_cost import (
+from homenode.host.plan.numa.step_cost import EngineKind
+from homenode.host.plan.numa.weight_cost import (
     MachineSpeed,
     ModelWork,
     NodeSpeed,
@@ -57,7 +57,7 @@ def test_interleaved_pages_come_half_over_the_link() -> None:
 
 
 def test_a_memory_serves_all_its_readers_with_its_own_bandwidth() -> None:
-    from homenode.host.placement.step_cost import StepWork, on_one, step_time
+    from homenode.host.plan.numa.step_cost import StepWork, on_one, step_time
 
     fast_link = machine(link=1000)
     found = step_time(fast_link, on_one(fast_link.nodes, 0), StepWork(10e9, 0, 1, 1, 0, 0), IDEAL)

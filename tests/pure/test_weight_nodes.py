@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from homenode.errors import InternalError, PlacementError, UserError
-from homenode.host.placement.node_teams import NodeTeam
-from homenode.host.placement.numa_demand import Decision, NumaDemand
-from homenode.host.placement.numa_policy import Teams, numa_plan
+from homenode.host.plan.numa.demand import Decision, NumaDemand
+from homenode.host.plan.numa.node_teams import NodeTeam
+from homenode.host.plan.numa.policy import Teams, numa_plan
 from homenode.host.topology.host import Host
 from homenode.model.weights.layout import MatrixLayout, OtherParts, WeightLayout
 from homenode.model.weights.node_placement import (

@@ -9,8 +9,8 @@ from types import ModuleType
 import pytest
 
 from homenode.cli.placement.binding_plan import BindingPlan, chip_of, claim_of
-from homenode.host.placement.demand import Demand
-from homenode.host.placement.policies import cpu_threads, numa_bind
+from homenode.host.plan.demand import Demand
+from homenode.host.plan.policies import cpu_threads, numa_bind
 from homenode.host.topology.host import Host
 from tests.placement_hosts import host
 

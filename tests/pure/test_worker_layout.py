@@ -25,12 +25,12 @@ from homenode.engine.plan.worker_bindings import WorkerBindings, worker_places
 from homenode.engine.plan.worker_layout import WorkerLayout, WorkerPlan, executor_kind, with_memory
 from homenode.errors import CapacityError, PlacementError, UserError
 from homenode.host.discovery.read import read_host
-from homenode.host.discovery.synthetic import synthetic
-from homenode.host.placement.numa_demand import Decision
+from homenode.host.plan.numa.demand import Decision
 from homenode.host.topology.host import Accelerator, Accelerators, Host
 from homenode.model.part import IndexRange, ModelPart
 from homenode.model.spec import ModelSpec, RopeSpec
 from homenode.model.weights.layout import MatrixLayout, WeightLayout
+from homenode.testing.hosts.synthetic import synthetic
 
 GPUS = ("torch:cuda:0", "torch:cuda:1")
 TWO_NODES = "1s/2n/8c/smt2"  # node 0: cores 0-3 (siblings 8-11), node 1: cores 4-7 (siblings 12-15)

@@ -24,7 +24,7 @@ from homenode.compute import activations
 from homenode.compute.ranks import RankGroup
 from homenode.compute.row_ops import RowOps
 from homenode.dtypes import DType
-from homenode.host.binding.residency import PlannedRange
+from homenode.host.bind.memory.residency import PlannedRange
 from homenode.numa_policy import NumaPolicy
 from homenode.sampling import SETTINGS, setting_type
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from homenode.host.binding.residency import PlannedRange
+from homenode.host.bind.memory.residency import PlannedRange
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from homenode.engine.binding import Replica
 from homenode.engine.config import EngineConfig
-from homenode.host.placement.numa_demand import Decision
+from homenode.host.plan.numa.demand import Decision
 
 
 @dataclass(frozen=True)

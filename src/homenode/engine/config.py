@@ -13,7 +13,7 @@ import msgspec
 
 from homenode.engine.scheduler_config import KvConfig, SchedulerConfig
 from homenode.errors import UserError
-from homenode.host.placement.numa_settings import NumaSettings
+from homenode.host.plan.numa.settings import NumaSettings
 from homenode.options import Option, option, options_of
 from homenode.spelling import with_suggestion
 from homenode.transfer.setup.settings import TransferConfig, read_settings_file

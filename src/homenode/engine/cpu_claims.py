@@ -13,11 +13,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
 from homenode.errors import HomenodeError
-from homenode.host.binding.claims import ClaimTable, exclusive, exclusive_if_possible, living_claims
-from homenode.host.binding.cpu_look import CpuLook
-from homenode.host.binding.state import open_state
-from homenode.host.binding.threads import ancestors
-from homenode.host.placement.demand import Claim
+from homenode.host.bind.base.state import open_state
+from homenode.host.bind.base.threads import ancestors
+from homenode.host.bind.claims import ClaimTable, exclusive, exclusive_if_possible, living_claims
+from homenode.host.bind.cpu_look import CpuLook
+from homenode.host.plan.demand import Claim
 
 _RELEASE_S = 1.0  # a claim that is not released in this time ends with its process
 _LOCK = threading.Lock()  # around what follows

@@ -14,11 +14,11 @@ from pathlib import Path
 
 from homenode.engine.binding import EngineBinding
 from homenode.errors import HostError
-from homenode.host.binding.memory_map import read_memory_map
-from homenode.host.binding.mempolicy_fallback import bind_memory
-from homenode.host.binding.optional_calls import affinity_refusal, attempt
-from homenode.host.binding.pages import move_private_pages
-from homenode.host.binding.syscalls import Syscalls
+from homenode.host.bind.base.optional_calls import affinity_refusal, attempt
+from homenode.host.bind.base.syscalls import Syscalls
+from homenode.host.bind.memory.memory_map import read_memory_map
+from homenode.host.bind.memory.mempolicy_fallback import bind_memory
+from homenode.host.bind.memory.pages import move_private_pages
 from homenode.host.topology.finding import Finding
 
 _log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from homenode.equivalents.table import known_flags
 from homenode.equivalents.translation import OwnFlag, flag_values, translate
 
 # By variable: the flag of the same program. Variables of placement and of the size of KV memory are read elsewhere
-# (host/placement/variables.py).
+# (host/plan/variables.py).
 FLAGS = {
     "VLLM_API_KEY": "--api-key",
     "VLLM_CHAT_TEMPLATE_RENDER_TIMEOUT": "--chat-template-timeout",

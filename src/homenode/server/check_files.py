@@ -20,7 +20,7 @@ def check_doors(config: HttpConfig) -> None:
 
         read_key_file(config.api_key_file, KeyRows(), unnamed_keys(config.api_key))
     if config.uds is not None:
-        from homenode.host.binding.optional_calls import LOCAL_SOCKET, refused_needs
+        from homenode.host.bind.base.optional_calls import LOCAL_SOCKET, refused_needs
 
         if (finding := refused_needs().get(LOCAL_SOCKET)) is not None:
             raise UnsupportedError(f"--uds {config.uds}: {finding.text}", param="uds")

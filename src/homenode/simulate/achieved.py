@@ -15,7 +15,7 @@ from typing import NoReturn
 import msgspec
 
 from homenode.errors import UserError
-from homenode.host.placement.step_cost import OWN, EngineKind
+from homenode.host.plan.numa.step_cost import OWN, EngineKind
 from homenode.simulate.costs import FLOAT_COST
 
 _MOST_BYTES = 16 << 20

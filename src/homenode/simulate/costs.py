@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from homenode.engine.scheduler.step_load import StepLoad
-from homenode.host.placement.weight_cost import ModelWork
+from homenode.host.plan.numa.weight_cost import ModelWork
 from homenode.simulate.rates import Rates
 
 FLOAT_COST = (

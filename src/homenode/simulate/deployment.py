@@ -27,8 +27,8 @@ from homenode.engine.plan.worker_layout import with_memory
 from homenode.engine.plan.workers import plan_workers
 from homenode.engine.scheduler.scheduler import Scheduler
 from homenode.errors import CapacityError, UserError
-from homenode.host.placement.numa_demand import Decision
-from homenode.host.placement.numa_policy import numa_plan
+from homenode.host.plan.numa.demand import Decision
+from homenode.host.plan.numa.policy import numa_plan
 from homenode.host.topology.host import Host
 from homenode.model.part import ModelPart
 from homenode.model.spec import Checkpoint

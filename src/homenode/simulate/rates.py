@@ -1,4 +1,4 @@
-"""`host.placement.step_cost` as coefficients, so that the seconds of a step are a handful of multiplications. Pure.
+"""`host.plan.numa.step_cost` as coefficients, so that the seconds of a step are a handful of multiplications. Pure.
 
 `step_time` is, on given nodes, the larger of a multiple of the bytes and a multiple of the operations, and linear in
 everything else.
@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from homenode.host.placement.machine_speed import MachineSpeed
-from homenode.host.placement.step_cost import EngineKind, Spread, StepWork, step_time
+from homenode.host.plan.numa.machine_speed import MachineSpeed
+from homenode.host.plan.numa.step_cost import EngineKind, Spread, StepWork, step_time
 
 _MANY = 1 << 40  # tokens: then unpacking weights costs nothing for each
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from homenode.errors import UserError
-from homenode.host.placement.machine_speed import MachineSpeed, NodeSpeed
-from homenode.host.placement.step_cost import EngineKind
+from homenode.host.plan.numa.machine_speed import MachineSpeed, NodeSpeed
+from homenode.host.plan.numa.step_cost import EngineKind
 from homenode.host.topology.measured import Measured
 from homenode.simulate.achieved import TYPICAL, AchievedSpeed
 from homenode.simulate.costs import Link

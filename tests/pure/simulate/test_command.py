@@ -13,10 +13,10 @@ from click.testing import CliRunner
 from homenode.cli.main import cli
 from homenode.engine.config import EngineConfig, ParallelConfig, PlacementConfig
 from homenode.host.discovery.read import read_host
-from homenode.host.discovery.synthetic import synthetic
 from homenode.simulate.deployment import engines_on
 from homenode.simulate.shape import shape_checkpoint
 from homenode.simulate.speeds import Speeds
+from homenode.testing.hosts.synthetic import synthetic
 from tests.paths import ROOT
 
 pytestmark = pytest.mark.skipif(

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from homenode.engine.scheduler.step_load import StepLoad
 from homenode.engine.step import Step, StepItem
-from homenode.host.placement.machine_speed import MachineSpeed, NodeSpeed
-from homenode.host.placement.step_cost import OWN, StepWork, at_home, round_robin, step_time
-from homenode.host.placement.weight_cost import ModelWork
+from homenode.host.plan.numa.machine_speed import MachineSpeed, NodeSpeed
+from homenode.host.plan.numa.step_cost import OWN, StepWork, at_home, round_robin, step_time
+from homenode.host.plan.numa.weight_cost import ModelWork
 from homenode.simulate.costs import CommonExperts, IndexerWork, Link, StageCost, WorkerCost, WorkerWork
 from homenode.simulate.rates import Rates
 

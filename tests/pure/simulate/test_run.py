@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from homenode.engine.scheduler.scheduler import Scheduler
 from homenode.engine.scheduler_config import KvConfig, SchedulerConfig
 from homenode.engine.step import WorkerLimits
-from homenode.host.placement.weight_cost import ModelWork
+from homenode.host.plan.numa.weight_cost import ModelWork
 from homenode.simulate.costs import Link, StageCost, WorkerCost, WorkerWork
 from homenode.simulate.engine import SimulatedEngine
 from homenode.simulate.rates import Rates

@@ -17,7 +17,7 @@ from typing import Any
 from homenode.compute.native.ranks import NativeRankGroup
 from homenode.compute.native.ring import RingMemory
 from homenode.errors import HostError, PeerError
-from homenode.host.binding.syscalls import thread_cpus
+from homenode.host.bind.base.syscalls import thread_cpus
 
 _PATIENCE_S = 120.0
 _SPIN_US = 50

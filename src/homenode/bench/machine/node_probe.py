@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from homenode.bench.machine.nodes import BenchTeam
 from homenode.errors import HostError
-from homenode.host.binding.memory_from import bytes_by_node, memory_from, share_on, went_elsewhere
+from homenode.host.bind.memory.memory_from import bytes_by_node, memory_from, share_on, went_elsewhere
 
 if TYPE_CHECKING:
     from homenode.compute.native import NativeBackend, NativeMeter

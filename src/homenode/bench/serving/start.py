@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from homenode.bench.serving.server_process import end_process, pss_bytes
 from homenode.errors import PeerError
-from homenode.host.binding.threads import descendants
+from homenode.host.bind.base.threads import descendants
 
 _URL = re.compile(rb"ready (http://\S+)")
 _PHASE = re.compile(r"^homenode:start_phase_seconds\{([^}]*)\} (\S+)$", re.M)

@@ -144,7 +144,7 @@ def engine_backend(config: EngineConfig, checkpoint: Checkpoint) -> tuple[Native
     from homenode.engine.plan.inline import place_of_engine
     from homenode.engine.plan.placement import team_groups
     from homenode.engine.plan.unbound import unbound
-    from homenode.host.binding.optional_calls import affinity_refusal
+    from homenode.host.bind.base.optional_calls import affinity_refusal
     from homenode.host.discovery.read import read_host
     from homenode.host.process_limits import require_large_stack
     from homenode.host.topology.source import LiveSource
@@ -168,8 +168,8 @@ def engine_backend(config: EngineConfig, checkpoint: Checkpoint) -> tuple[Native
 def _tell_of_neighbours(host: Host, team: Sequence[int]) -> None:
     """Say who has claimed the cores that are measured: figures are of what is left of them."""
     from homenode.cli.output.report import print_note
-    from homenode.host.binding.claims import living_claims
-    from homenode.host.placement.claimed import overlaps
+    from homenode.host.bind.claims import living_claims
+    from homenode.host.plan.claimed import overlaps
 
     why = "a measurement takes the CPUs that an engine alone would have, so its figures are of shared cores"
     for finding in overlaps(host, living_claims(), team, why):

@@ -25,8 +25,8 @@ from homenode.equivalents.equivalent import ModelName
 from homenode.equivalents.table import known_flags
 from homenode.equivalents.translation import OwnFlag, flag_values, translate, words_of
 from homenode.errors import UserError
-from homenode.host.placement.numa_settings import NumaSettings
-from homenode.host.placement.variables import value_of_variable
+from homenode.host.plan.numa.settings import NumaSettings
+from homenode.host.plan.variables import value_of_variable
 from homenode.options import EMPTY_SECRET, Option, is_empty_secret, options_of
 from homenode.spelling import with_suggestion
 

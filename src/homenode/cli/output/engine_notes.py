@@ -26,7 +26,7 @@ def tell_unused_settings(config: EngineConfig, devices: Sequence[str] = ("cpu",)
 
 def tell_refused_calls() -> None:
     """For commands with an engine of their own: which calls that help it this process may not make."""
-    from homenode.host.binding.optional_calls import refused_at_start
+    from homenode.host.bind.base.optional_calls import refused_at_start
 
     for finding in refused_at_start(1):
         ERR.print(f"homenode: {finding.severity}: {finding.text}", markup=False, highlight=False)

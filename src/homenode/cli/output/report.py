@@ -165,7 +165,7 @@ def with_origins(message: str) -> str:
 
 def _variable_of(flag: str) -> str | None:
     """The variable that is set of a placement setting."""
-    from homenode.host.placement.variables import VARIABLES_OF
+    from homenode.host.plan.variables import VARIABLES_OF
 
     return next((name for name in VARIABLES_OF.get(flag, ()) if os.environ.get(name)), None)
 

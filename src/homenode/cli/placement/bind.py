@@ -19,9 +19,9 @@ from homenode.cli.placement.run import dry
 from homenode.errors import HomenodeError, HostError, UserError
 
 if TYPE_CHECKING:
-    from homenode.host.binding.changes import Change
-    from homenode.host.binding.report import Report
-    from homenode.host.binding.state import State
+    from homenode.host.bind.base.report import Report
+    from homenode.host.bind.base.state import State
+    from homenode.host.bind.changes import Change
 
 # Flags that say where a process is to be bound; the others say how, or describe what is planned for.
 _PLACES = (
@@ -74,8 +74,8 @@ def bind(
     Where neither a place nor a strategy is given, the plan and what it would change are shown, and --yes is asked for.
     What was before is remembered, so that --undo can put it back. Exit code 1 when something of the plan does not hold.
     """
-    from homenode.host.binding.state import open_state
-    from homenode.host.binding.threads import descendants, identify, refuse_first_process
+    from homenode.host.bind.base.state import open_state
+    from homenode.host.bind.base.threads import descendants, identify, refuse_first_process
 
     flags = PlanFlags.taken_from(values)
     with json_errors(as_json):
@@ -109,7 +109,7 @@ def bind(
             )
         report = _apply_or_release(pid, found, memory, irqs, strict, state)
         if report.ok and found.plan is not None and found.plan.kernel_threads:
-            from homenode.host.binding.kernel_threads import bind_kernel_threads
+            from homenode.host.bind.kernel_threads import bind_kernel_threads
 
             report += bind_kernel_threads(pid, found.plan.kernel_threads, state)
         for child in descendants(pid) if children else ():
@@ -126,7 +126,7 @@ def _place_said(ctx: click.Context) -> bool:
 
 def _show_plan(pid: int, found: BindingPlan, memory: bool) -> None:
     from homenode.cpuset import format_cpu_list
-    from homenode.host.binding.changes import name_and_owner
+    from homenode.host.bind.changes import name_and_owner
 
     target = found.target
     assert target is not None
@@ -137,8 +137,8 @@ def _show_plan(pid: int, found: BindingPlan, memory: bool) -> None:
 
 def _changes(pid: int, found: BindingPlan, children: bool, memory: bool, irqs: bool) -> list[tuple[int, Change]]:
     """What binding would change, each with the process that it is about."""
-    from homenode.host.binding.changes import changes_of_interrupts, changes_of_process
-    from homenode.host.binding.threads import descendants
+    from homenode.host.bind.base.threads import descendants
+    from homenode.host.bind.changes import changes_of_interrupts, changes_of_process
 
     assert found.target is not None
     listed = [(pid, change) for change in changes_of_process(pid, found.target, memory=memory)]
@@ -149,7 +149,7 @@ def _changes(pid: int, found: BindingPlan, children: bool, memory: bool, irqs: b
 
 
 def _show_changes(pid: int, changes: list[tuple[int, Change]]) -> None:
-    from homenode.host.binding.changes import name_and_owner
+    from homenode.host.bind.changes import name_and_owner
 
     for of, change in changes:
         owner = "" if of == pid else f"process {name_and_owner(of)}: "
@@ -161,7 +161,7 @@ def _show_changes(pid: int, changes: list[tuple[int, Change]]) -> None:
 def _state_if_possible(strict: bool) -> State | None:
     """The state folder. Where there is none: HostError with `strict`, else None, and it is told what will not be
     possible."""
-    from homenode.host.binding.state import open_state
+    from homenode.host.bind.base.state import open_state
 
     try:
         return open_state()
@@ -189,7 +189,7 @@ def _apply_or_release(
 def _release(pid: int, state: State | None) -> None:
     """Give up what the process claims. A claim that stays written down ends with the process, so failing to is only
     told."""
-    from homenode.host.binding.claims import release
+    from homenode.host.bind.claims import release
 
     try:
         if state is not None:
@@ -199,12 +199,12 @@ def _release(pid: int, state: State | None) -> None:
 
 
 def _apply(pid: int, found: BindingPlan, memory: bool, irqs: bool, strict: bool, state: State | None) -> Report:
-    from homenode.host.binding.apply import apply
+    from homenode.host.bind.apply import apply
 
     assert found.target is not None
     report = apply(pid, found.target, memory=memory, strict=strict, state=state)
     if irqs and found.target.irqs and report.ok:
-        from homenode.host.binding.irq import route_target
+        from homenode.host.bind.irq import route_target
 
         report += route_target(pid, found.target, found.host, state)
     return report
@@ -212,8 +212,8 @@ def _apply(pid: int, found: BindingPlan, memory: bool, irqs: bool, strict: bool,
 
 def _apply_to_child(pid: int, found: BindingPlan, memory: bool, strict: bool, state: State | None) -> Report:
     """One that has ended since it was listed is no trouble."""
-    from homenode.host.binding.report import Report
-    from homenode.host.binding.threads import identify
+    from homenode.host.bind.base.report import Report
+    from homenode.host.bind.base.threads import identify
 
     try:
         identify(pid)
@@ -227,8 +227,8 @@ def _apply_to_child(pid: int, found: BindingPlan, memory: bool, strict: bool, st
 def _undo(pid: int, state: State) -> Report:
     from functools import partial
 
-    from homenode.host.binding.irq import restore
-    from homenode.host.binding.undo import undo
+    from homenode.host.bind.irq import restore
+    from homenode.host.bind.undo import undo
 
     report = undo(pid, state, restore_irqs=partial(restore, state=state))
     _release(pid, state)
@@ -236,7 +236,7 @@ def _undo(pid: int, state: State) -> Report:
 
 
 def _watch(pid: int, found: BindingPlan, seconds: float) -> None:
-    from homenode.host.binding.watch import watch
+    from homenode.host.bind.watch import watch
 
     assert found.target is not None
     until = time.monotonic() + seconds if seconds else None

@@ -19,13 +19,13 @@ from homenode.cli.placement.flag_demand import demand_from_flags, plan_for
 from homenode.cli.placement.given_settings import check_settings, cpu_binding_off, settings_without_effect
 from homenode.cli.placement.plan_flags import PlanFlags, with_plan_flags
 from homenode.errors import PlacementError, UserError
-from homenode.host.placement.strategy import Strategy
+from homenode.host.plan.strategy import Strategy
 
 if TYPE_CHECKING:
-    from homenode.host.binding.claims import ClaimTable
-    from homenode.host.binding.target import Target
-    from homenode.host.placement.demand import Claim, Demand
-    from homenode.host.placement.plan import Plan, WorkerBinding
+    from homenode.host.bind.base.target import Target
+    from homenode.host.bind.claims import ClaimTable
+    from homenode.host.plan.demand import Claim, Demand
+    from homenode.host.plan.plan import Plan, WorkerBinding
     from homenode.host.topology.finding import Finding
     from homenode.host.topology.host import Accelerator, Host
 
@@ -87,8 +87,8 @@ def plan_binding(
     `beside_claims`: others' claims are planned around. `strict_claims`: claims that cannot be kept are refused, by
     HostError.
     """
-    from homenode.host.binding.claims import living_claims
-    from homenode.host.binding.threads import ancestors
+    from homenode.host.bind.base.threads import ancestors
+    from homenode.host.bind.claims import living_claims
 
     if cpus is not None or (
         flags.memory_nodes is not None and flags.strategy is None and flags.cpu_threads_bind is None
@@ -124,11 +124,11 @@ def _direct(flags: PlanFlags, cpus: str | None) -> BindingPlan:
     """For the CPUs of --cpus, or all that are allowed, and the memory of --memory-nodes. Raises UserError for flags
     that say otherwise."""
     from homenode.cpuset import parse_cpu_list
-    from homenode.host.binding.target import Target
+    from homenode.host.bind.base.target import Target
     from homenode.host.discovery.read import read_host
-    from homenode.host.placement.demand import Demand
-    from homenode.host.placement.settings_read import LISTED
-    from homenode.host.placement.variables import memory_nodes
+    from homenode.host.plan.demand import Demand
+    from homenode.host.plan.settings_read import LISTED
+    from homenode.host.plan.variables import memory_nodes
     from homenode.host.topology.source import LiveSource
 
     if flags.strategy is not None or flags.numa_bind:
@@ -160,7 +160,7 @@ def _lines(findings: Iterable[Finding]) -> tuple[str, ...]:
 
 def _of_rank(demand: Demand, flags: PlanFlags, host: Host) -> Demand:
     """The demand of one rank, if the flag or a launcher's variable says which this is."""
-    from homenode.host.placement.variables import local_rank_origin, rank_of_environment
+    from homenode.host.plan.variables import local_rank_origin, rank_of_environment
 
     rank = flags.local_rank if flags.local_rank is not None else rank_of_environment(host.variables)
     return replace(demand, local_rank=rank, local_rank_origin=local_rank_origin(flags.local_rank, host.variables))
@@ -168,8 +168,8 @@ def _of_rank(demand: Demand, flags: PlanFlags, host: Host) -> Demand:
 
 def _switched_off(flags: PlanFlags, host: Host) -> str:
     """Why the Ascend binding is not applied at all, if so: the switch, or the documented gate."""
-    from homenode.host.placement.policies.ascend_plan import arm_gate
-    from homenode.host.placement.settings_read import is_ascend
+    from homenode.host.plan.policies.ascend_plan import arm_gate
+    from homenode.host.plan.settings_read import is_ascend
 
     if off := cpu_binding_off(flags, host, flags.chosen_strategy):
         return off.message + "."
@@ -194,7 +194,7 @@ def _unplanned(flags: PlanFlags, host: Host, demand: Demand, error: PlacementErr
 
 def _require_bound(flags: PlanFlags, plan: Plan) -> None:
     """Raises UserError for a rank that the Ascend binding refuses: --strict has all of them bound or none."""
-    from homenode.host.placement.settings_read import is_ascend
+    from homenode.host.plan.settings_read import is_ascend
 
     if is_ascend(flags.chosen_strategy) and not all(worker.bound for worker in plan.workers):
         refused = next(finding for finding in plan.findings if finding.severity == "error")
@@ -202,14 +202,14 @@ def _require_bound(flags: PlanFlags, plan: Plan) -> None:
 
 
 def _planned(flags: PlanFlags, host: Host, demand: Demand, plan: Plan) -> BindingPlan:
-    from homenode.host.binding.target import Target, target_of
-    from homenode.host.placement.settings_read import is_ascend
+    from homenode.host.bind.base.target import Target, target_of
+    from homenode.host.plan.settings_read import is_ascend
 
     printed_elsewhere = ("setting_ignored",)
     lines = list(_lines(f for f in plan.findings if f.severity != "info" and f.code not in printed_elsewhere))
     bound = tuple(worker for worker in plan.workers if worker.bound)
     if is_ascend(flags.chosen_strategy) and bound:
-        from homenode.host.placement.policies.ascend import log_lines
+        from homenode.host.plan.policies.ascend import log_lines
 
         mode = (
             Strategy.TOPO_AFFINITY
@@ -233,7 +233,7 @@ def _planned(flags: PlanFlags, host: Host, demand: Demand, plan: Plan) -> Bindin
 def chip_of(host: Host, plan: Plan, worker: WorkerBinding) -> Accelerator | None:
     """The accelerator that a worker of the plan drives; None for CPU workers. Its PCI address is asked for where the
     tool has not told it yet."""
-    from homenode.host.placement.check import chips_by_device
+    from homenode.host.plan.check import chips_by_device
     from homenode.host.topology.accelerators.ascend import board_address
     from homenode.host.topology.source import LiveSource
 
@@ -250,8 +250,8 @@ def _claim_table(enabled: bool, strict: bool) -> Iterator[ClaimTable | None]:
     if not enabled:
         yield None
         return
-    from homenode.host.binding.claims import exclusive, exclusive_if_possible
-    from homenode.host.binding.state import open_state
+    from homenode.host.bind.base.state import open_state
+    from homenode.host.bind.claims import exclusive, exclusive_if_possible
 
     with exclusive(open_state()) if strict else exclusive_if_possible(warn) as table:
         for finding in table.findings:
@@ -271,8 +271,8 @@ def _exists(pid: int) -> bool:
 
 def claim_of(pid: int, found: BindingPlan) -> Claim:
     """What process `pid` takes for itself by this binding plan: CPUs and accelerators."""
-    from homenode.host.placement.check import places_devices
-    from homenode.host.placement.demand import Claim
+    from homenode.host.plan.check import places_devices
+    from homenode.host.plan.demand import Claim
 
     drives = found.plan is not None and found.host.accelerators.kind is not None and places_devices(found.plan)
     devices = tuple(worker.device for worker in found.workers) if drives else ()

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 def claims_on(flags: PlanFlags, host: Host, cpus: Sequence[int]) -> list[Finding]:
     """A finding for each process that has some of these CPUs; none for a recorded host, on which nobody lives. A plan
     says what its flags come to, whoever runs now."""
-    from homenode.host.binding.claims import living_claims
-    from homenode.host.placement.claimed import overlaps
+    from homenode.host.bind.claims import living_claims
+    from homenode.host.plan.claimed import overlaps
 
     if flags.source is not None:
         return []

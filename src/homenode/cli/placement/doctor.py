@@ -16,7 +16,7 @@ from homenode.errors import PlacementError, UserError
 
 if TYPE_CHECKING:
     from homenode.cli.placement.native_levels import NativeLevels
-    from homenode.host.binding.live_facts import LiveFacts
+    from homenode.host.doctor.live_facts import LiveFacts
     from homenode.host.topology.finding import Finding
     from homenode.host.topology.host import Host
 
@@ -37,8 +37,8 @@ def doctor(pid: int | None, as_json: bool, **values: Any) -> None:
     Exit code 0: nothing worse than warnings; 1: something keeps the plan from working.
     """
     from homenode.cli.placement.native_levels import native_levels
-    from homenode.host.binding.doctor import doctor as findings_of
-    from homenode.host.binding.doctor_claims import claim_to_dict
+    from homenode.host.doctor.claims import claim_to_dict
+    from homenode.host.doctor.doctor import doctor as findings_of
     from homenode.host.topology.describe import fingerprint
     from homenode.host.topology.finding import worst
 
@@ -69,8 +69,8 @@ def doctor(pid: int | None, as_json: bool, **values: Any) -> None:
 
 
 def _live(flags: PlanFlags, pid: int | None) -> LiveFacts | None:
-    from homenode.host.binding.live_facts import read_live_facts
-    from homenode.host.binding.threads import identify
+    from homenode.host.bind.base.threads import identify
+    from homenode.host.doctor.live_facts import read_live_facts
 
     if flags.source is not None:
         if pid is not None:
@@ -84,7 +84,7 @@ def _live(flags: PlanFlags, pid: int | None) -> LiveFacts | None:
 
 
 def _as_seen_by(pid: int, host: Host) -> Host:
-    from homenode.host.binding.live_facts import ProcessSource
+    from homenode.host.doctor.live_facts import ProcessSource
     from homenode.host.topology.allowance import Allowance
 
     source = ProcessSource(pid)

@@ -9,8 +9,8 @@ from rich.text import Text
 
 from homenode.cli.output.fitted_text import FittedLine, FittedTable
 from homenode.cpuset import format_cpu_list
-from homenode.host.placement.plan import ROLES, Plan
-from homenode.host.placement.requirements import Requirements
+from homenode.host.plan.plan import ROLES, Plan
+from homenode.host.plan.requirements import Requirements
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Host
 from homenode.units import format_count

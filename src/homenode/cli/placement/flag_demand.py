@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 from homenode.cli.placement.given_settings import check_settings, cpu_binding_off, settings_without_effect
 from homenode.cli.placement.plan_flags import PlanFlags, open_source
-from homenode.host.placement.strategy import Strategy
+from homenode.host.plan.strategy import Strategy
 
 if TYPE_CHECKING:
-    from homenode.host.placement.demand import Claim, Demand
-    from homenode.host.placement.plan import Plan
+    from homenode.host.plan.demand import Claim, Demand
+    from homenode.host.plan.plan import Plan
     from homenode.host.topology.accelerators.visible import Visible
     from homenode.host.topology.host import Host
 
@@ -45,7 +45,7 @@ def demand_from_flags(
 def plan_for(flags: PlanFlags, host: Host, demand: Demand) -> Plan:
     """The plan of the chosen strategy, stamped with the host it was made for, with a finding for each setting that
     has no effect on it."""
-    from homenode.host.placement.select import make_plan
+    from homenode.host.plan.select import make_plan
     from homenode.host.topology.describe import fingerprint
 
     strategy = flags.chosen_strategy
@@ -57,8 +57,8 @@ def plan_for(flags: PlanFlags, host: Host, demand: Demand) -> Plan:
 def _demand(
     flags: PlanFlags, seen: Visible, env: Mapping[str, str], before_start: bool, claims: tuple[Claim, ...]
 ) -> Demand:
-    from homenode.host.placement.demand import Demand, Parallelism
-    from homenode.host.placement.variables import (
+    from homenode.host.plan.demand import Demand, Parallelism
+    from homenode.host.plan.variables import (
         memory_nodes,
         memory_nodes_origin,
         reserve_cpus,

@@ -11,11 +11,11 @@ import click
 
 from homenode.cli.placement.plan_flags import PlanFlags
 from homenode.errors import UserError
-from homenode.host.placement.strategy import Strategy
+from homenode.host.plan.strategy import Strategy
 
 if TYPE_CHECKING:
-    from homenode.host.placement.demand import Demand
-    from homenode.host.placement.settings_read import GivenSetting
+    from homenode.host.plan.demand import Demand
+    from homenode.host.plan.settings_read import GivenSetting
     from homenode.host.topology.finding import Finding
     from homenode.host.topology.host import Host
 
@@ -33,8 +33,8 @@ _DEFAULTS: Mapping[str, Any] = {
 
 def given_settings(flags: PlanFlags, variables: Mapping[str, str]) -> tuple[GivenSetting, ...]:
     """Every flag that differs from its default, and the variables that say something where no flag does."""
-    from homenode.host.placement.settings_read import ALWAYS_READ, GivenSetting
-    from homenode.host.placement.variables import VARIABLES_OF
+    from homenode.host.plan.settings_read import ALWAYS_READ, GivenSetting
+    from homenode.host.plan.variables import VARIABLES_OF
 
     found = []
     for name in (field.name for field in fields(flags) if field.name not in ALWAYS_READ):
@@ -54,11 +54,11 @@ def check_settings(flags: PlanFlags, host: Host, demand: Demand, strategy: str) 
     Raises PlacementError (bad_additional_config, bad_threads_bind, bad_parallelism, no_such_node, nodes_not_allowed)
     and UserError.
     """
-    from homenode.host.placement.additional_config import cpu_binding_enabled
-    from homenode.host.placement.numactl import check_memory_nodes
-    from homenode.host.placement.parallelism import check_sizes
-    from homenode.host.placement.settings_read import host_kind, refuse_contradictions
-    from homenode.host.placement.threads_bind import parse_threads_bind
+    from homenode.host.plan.additional_config import cpu_binding_enabled
+    from homenode.host.plan.numactl import check_memory_nodes
+    from homenode.host.plan.parallelism import check_sizes
+    from homenode.host.plan.settings_read import host_kind, refuse_contradictions
+    from homenode.host.plan.threads_bind import parse_threads_bind
 
     check_sizes(demand)
     cpu_binding_enabled(flags.additional_config, flags.cpu_binding)
@@ -71,7 +71,7 @@ def check_settings(flags: PlanFlags, host: Host, demand: Demand, strategy: str) 
 
 def settings_without_effect(flags: PlanFlags, host: Host, demand: Demand, strategy: str) -> list[Finding]:
     """A finding for each setting that was given and has no part in what is asked for."""
-    from homenode.host.placement.settings_read import host_kind, without_effect
+    from homenode.host.plan.settings_read import host_kind, without_effect
 
     return without_effect(strategy, host_kind(host, demand), demand, given_settings(flags, host.variables))
 
@@ -91,8 +91,8 @@ def refuse_beside(ctx: click.Context, flag: str, why: str, allowed: Collection[s
 
 def cpu_binding_off(flags: PlanFlags, host: Host, strategy: str) -> Finding | None:
     """That ranks are left as they are, where the strategy is the Ascend binding and its switch says no."""
-    from homenode.host.placement.additional_config import cpu_binding_enabled
-    from homenode.host.placement.settings_read import is_ascend
+    from homenode.host.plan.additional_config import cpu_binding_enabled
+    from homenode.host.plan.settings_read import is_ascend
     from homenode.host.topology.finding import Finding
 
     ascend = is_ascend(strategy) or (strategy == Strategy.NUMA_BIND and host.accelerators.kind == "npu")

@@ -18,7 +18,7 @@ from homenode.cli.placement.plan_weights import plan_weights, weight_flags, with
 from homenode.errors import UserError
 
 if TYPE_CHECKING:
-    from homenode.host.placement.demand import Demand
+    from homenode.host.plan.demand import Demand
     from homenode.host.topology.host import Host
 
 
@@ -66,7 +66,7 @@ def plan(
         elif explain:
             from homenode.cli.output.fitted_text import FittedLine
             from homenode.cli.output.report import print_fitted
-            from homenode.host.placement.explain import explain as explained
+            from homenode.host.plan.explain import explain as explained
 
             for line in explained(host, made):
                 print_fitted(FittedLine(line))
@@ -80,8 +80,8 @@ def plan(
 
 def _requirements(flags: PlanFlags, host: Host, demand: Demand, as_json: bool) -> int:
     from homenode.cli.placement.given_settings import settings_without_effect
-    from homenode.host.placement.requirements import requirements
-    from homenode.host.placement.settings_read import REQUIREMENTS
+    from homenode.host.plan.requirements import requirements
+    from homenode.host.plan.settings_read import REQUIREMENTS
 
     needed = requirements(host, demand)
     ignored = settings_without_effect(flags, host, demand, REQUIREMENTS)

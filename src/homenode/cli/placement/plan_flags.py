@@ -14,7 +14,7 @@ import click
 
 from homenode.cli.flags.suggestions import SuggestingChoice
 from homenode.errors import UserError
-from homenode.host.placement.strategy import Strategy
+from homenode.host.plan.strategy import Strategy
 
 if TYPE_CHECKING:
     from homenode.host.topology.source import Source
@@ -77,7 +77,7 @@ def with_plan_flags(command: Any) -> Any:
 
 
 def _flags() -> list[Callable[[Any], Any]]:
-    from homenode.host.placement.select import STRATEGIES
+    from homenode.host.plan.select import STRATEGIES
 
     return [
         click.option("--strategy", type=SuggestingChoice(tuple(STRATEGIES)), help="How to plan. Default: fair."),
@@ -170,7 +170,7 @@ def open_source(text: str | None) -> Source:
 
         return LiveSource()
     if not Path(text).exists():
-        from homenode.host.discovery.synthetic import looks_synthetic, synthetic
+        from homenode.testing.hosts.synthetic import looks_synthetic, synthetic
 
         if looks_synthetic(text):
             return synthetic(text)

@@ -140,7 +140,7 @@ def _planned(flags: PlanFlags, asked: dict[str, Any]) -> EnginePlan:
     from homenode.engine.devices import is_accelerator, worker_devices
     from homenode.engine.experts.group import expert_group_rank
     from homenode.engine.experts.sizing import ExpertSharing
-    from homenode.engine.plan.driven_chips import torch_devices
+    from homenode.engine.plan.accelerators.driven_chips import torch_devices
     from homenode.engine.plan.workers import plan_workers
     from homenode.host.discovery.read import read_host
     from homenode.model.checkpoint.index import open_checkpoint

@@ -16,7 +16,7 @@ from homenode.cli.output.report import print_json
 from homenode.cli.placement.binding_plan import warn
 from homenode.cli.placement.claims_beside import claims_on
 from homenode.errors import UserError
-from homenode.host.placement.numa_settings import NumaSettings
+from homenode.host.plan.numa.settings import NumaSettings
 
 if TYPE_CHECKING:
     from homenode.cli.placement.plan_flags import PlanFlags
@@ -144,7 +144,7 @@ def _host(flags: PlanFlags) -> tuple[Host, int | None]:
     """The host, and the cores that are to be kept."""
     from homenode.cli.placement.plan_flags import open_source
     from homenode.host.discovery.read import read_host
-    from homenode.host.placement.variables import reserve_cpus
+    from homenode.host.plan.variables import reserve_cpus
 
     source = open_source(flags.source)
     host = read_host(source, accelerators=False)
@@ -157,7 +157,7 @@ def _layout(host: Host, asked: dict[str, Any], reserve: int | None) -> NumaLayou
     from homenode.engine.backend import make_backend
     from homenode.engine.config import ComputeConfig
     from homenode.engine.plan.placement import UNPINNED
-    from homenode.host.placement.numa_policy import numa_plan
+    from homenode.host.plan.numa.policy import numa_plan
     from homenode.model.checkpoint.index import open_checkpoint
     from homenode.model.hub.locate import locate
     from homenode.model.part import ModelPart

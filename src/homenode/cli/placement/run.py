@@ -17,7 +17,7 @@ from homenode.cli.placement.binding_plan import BindingPlan, chip_of, plan_bindi
 from homenode.cli.placement.plan_flags import PlanFlags
 
 if TYPE_CHECKING:
-    from homenode.host.placement.plan import Plan
+    from homenode.host.plan.plan import Plan
 
 
 @click.command(cls=ManyValuesCommand, context_settings={"allow_interspersed_args": False})
@@ -34,7 +34,7 @@ def run(cpus: str | None, strict: bool, dry_run: bool, command: tuple[str, ...],
     escapes a limit that was inherited. Exit codes are the program's own; 127 when it is not there, 2 when what was
     asked for cannot be.
     """
-    from homenode.host.binding.launch import ProgramError, find_program, run_bound
+    from homenode.host.bind.launch import ProgramError, find_program, run_bound
 
     write_line = lines_from(taken_level(values), warn)
     flags = PlanFlags.taken_from(values)
@@ -63,8 +63,8 @@ def run(cpus: str | None, strict: bool, dry_run: bool, command: tuple[str, ...],
 
 def _with_program(flags: PlanFlags, program: str, command: tuple[str, ...]) -> PlanFlags:
     """The flags with what the program tells of itself, where a plan depends on it and nobody said otherwise."""
-    from homenode.host.binding.bound_program import read_program
-    from homenode.host.placement.strategy import Strategy
+    from homenode.host.bind.bound_program import read_program
+    from homenode.host.plan.strategy import Strategy
 
     found = read_program(program, command) if flags.chosen_strategy == Strategy.CPU_THREADS else None
     if found is None:
@@ -124,10 +124,10 @@ def _start_watchdog(found: BindingPlan, command: tuple[str, ...], write_line: Ca
     if not found.workers or found.target is None:
         return
     from homenode.errors import HostError
-    from homenode.host.binding.rank_hints import parallelism_of
-    from homenode.host.binding.state import open_state
-    from homenode.host.binding.target import target_of
-    from homenode.host.binding.watchdog import Watchdog
+    from homenode.host.bind.base.state import open_state
+    from homenode.host.bind.base.target import target_of
+    from homenode.host.bind.rank_hints import parallelism_of
+    from homenode.host.bind.watchdog import Watchdog
 
     try:
         state = open_state()
@@ -148,7 +148,7 @@ def _start_watchdog(found: BindingPlan, command: tuple[str, ...], write_line: Ca
 
 def _bind_kernel_threads(plan: Plan, write_line: Callable[[str], None]) -> None:
     """Bind them once and for good: they are the host's, and workers of other programs count on their places, too."""
-    from homenode.host.binding.kernel_threads import bind_kernel_threads
+    from homenode.host.bind.kernel_threads import bind_kernel_threads
 
     for finding in bind_kernel_threads(os.getpid(), plan.kernel_threads).findings:
         write_line(f"{finding.severity}: {finding.text}")

@@ -19,9 +19,9 @@ from homenode.errors import HostError, UserError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from homenode.host.binding.report import Report
-    from homenode.host.binding.target import Target
-    from homenode.host.placement.plan import Plan
+    from homenode.host.bind.base.report import Report
+    from homenode.host.bind.base.target import Target
+    from homenode.host.plan.plan import Plan
     from homenode.host.topology.host import Host
 
 
@@ -76,10 +76,10 @@ def _only_given(*names: str) -> bool:
 def _bound_by_plan(pid: int) -> bool:
     """Whether the state folder knows of a plan for the process: `run` or `bind` has bound it, or one that started
     it."""
-    from homenode.host.binding.claims import read_claims
-    from homenode.host.binding.state import open_state
-    from homenode.host.binding.threads import ancestors
-    from homenode.host.binding.undo import recorded
+    from homenode.host.bind.base.state import open_state
+    from homenode.host.bind.base.threads import ancestors
+    from homenode.host.bind.claims import read_claims
+    from homenode.host.bind.undo import recorded
 
     try:
         state = open_state()
@@ -93,9 +93,9 @@ def _bound_by_plan(pid: int) -> bool:
 
 def _no_plan(pid: int) -> Report:
     """That there is nothing to compare the process with. Raises UserError for a process that is not there."""
-    from homenode.host.binding.report import Report
-    from homenode.host.binding.state import VARIABLE, open_state
-    from homenode.host.binding.threads import identify
+    from homenode.host.bind.base.report import Report
+    from homenode.host.bind.base.state import VARIABLE, open_state
+    from homenode.host.bind.base.threads import identify
     from homenode.host.topology.finding import Finding
 
     identify(pid)
@@ -114,9 +114,9 @@ def _no_plan(pid: int) -> Report:
 def _engines(pid: int) -> Report | None:
     """How the engines of a server, or this one, agree with what they have planned; None where the process is none of
     ours."""
-    from homenode.host.binding.engine_plan import recorded_plans, verify_plan
-    from homenode.host.binding.report import Report
-    from homenode.host.binding.state import open_state
+    from homenode.host.bind.base.report import Report
+    from homenode.host.bind.base.state import open_state
+    from homenode.host.bind.engine_plan import recorded_plans, verify_plan
 
     try:
         state = open_state()
@@ -129,8 +129,8 @@ def _engines(pid: int) -> Report | None:
 def _verify(
     pid: int, flags: PlanFlags, cpus: str | None, started_bound: bool, watch_s: float | None, repair: bool
 ) -> Report:
-    from homenode.host.binding.verify import verify as read_back
-    from homenode.host.binding.watch import watch
+    from homenode.host.bind.verify import verify as read_back
+    from homenode.host.bind.watch import watch
 
     found = plan_binding(flags, cpus, strict=True, pid=pid, claims=False, beside_claims=False)
     print_lines(found.ignored)
@@ -153,7 +153,7 @@ def _verify(
 def _irq_readers(target: Target, host: Host) -> list[Callable[[], Report]]:
     if not target.irqs:
         return []
-    from homenode.host.binding.irq import verify_target
+    from homenode.host.bind.irq import verify_target
 
     return [lambda: verify_target(target, host)]
 
@@ -161,6 +161,6 @@ def _irq_readers(target: Target, host: Host) -> list[Callable[[], Report]]:
 def _kernel_thread_readers(plan: Plan | None) -> list[Callable[[], Report]]:
     if plan is None or not plan.kernel_threads:
         return []
-    from homenode.host.binding.kernel_threads import verify_kernel_threads
+    from homenode.host.bind.kernel_threads import verify_kernel_threads
 
     return [lambda: verify_kernel_threads(plan.kernel_threads)]

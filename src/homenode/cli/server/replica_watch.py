@@ -16,7 +16,7 @@ from homenode.engine.plan.placement import UNPINNED
 from homenode.engine.plan.replica_assignments import ClaimedEngines
 from homenode.engine.router.supervisor import EngineSupervisor
 from homenode.engine.runtime.neighbour_watch import NeighbourWatch
-from homenode.host.binding.threads import descendants
+from homenode.host.bind.base.threads import descendants
 
 
 class ReplicaMover:

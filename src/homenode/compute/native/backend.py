@@ -42,10 +42,10 @@ from homenode.compute.ranks import RankGroup
 from homenode.compute.thread_memory import ThreadMemory
 from homenode.dtypes import BY_NAME, DType
 from homenode.errors import InternalError, UnsupportedError, UserError
-from homenode.host.binding.arrivals import settle_arrivals
-from homenode.host.binding.huge_pages import residences
-from homenode.host.binding.residency import PlannedRange, node_residencies
-from homenode.host.binding.syscalls import Syscalls
+from homenode.host.bind.base.syscalls import Syscalls
+from homenode.host.bind.memory.arrivals import settle_arrivals
+from homenode.host.bind.memory.huge_pages import residences
+from homenode.host.bind.memory.residency import PlannedRange, node_residencies
 from homenode.numa_policy import MATRIX_POLICIES, NumaPolicy
 from homenode.units import format_bytes
 

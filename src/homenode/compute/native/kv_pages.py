@@ -15,7 +15,7 @@ import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
-from homenode.host.binding.syscalls import thread_cpus
+from homenode.host.bind.base.syscalls import thread_cpus
 
 _log = logging.getLogger(__name__)
 _SMALL_PAGE, _HUGE_PAGE = 4096, 2 << 20  # csrc/host/memory.h

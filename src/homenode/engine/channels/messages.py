@@ -24,7 +24,7 @@ from homenode.engine.binding import EngineBinding
 from homenode.engine.config import EngineConfig
 from homenode.engine.experts.group import ExpertGroupRank
 from homenode.engine.step import Step, StepResult
-from homenode.host.placement.numa_demand import Decision
+from homenode.host.plan.numa.demand import Decision
 from homenode.model.identity import ModelIdentity
 from homenode.model.part import ModelPart
 

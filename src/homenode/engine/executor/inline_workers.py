@@ -21,7 +21,7 @@ from homenode.engine.step import WorkerLimits
 from homenode.engine.worker.load import InsideEngine
 from homenode.engine.worker.worker import PartWorker
 from homenode.errors import UserError
-from homenode.host.binding.huge_pages import disabled_for_this_process
+from homenode.host.bind.memory.huge_pages import disabled_for_this_process
 from homenode.host.topology.finding import Finding
 from homenode.start_phases import mark_phase
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from homenode.engine.binding import EngineBinding
-from homenode.host.binding.mempolicy_fallback import MemoryPolicy, current_policy
-from homenode.host.binding.syscalls import MPOL_BIND, Syscalls
+from homenode.host.bind.base.syscalls import MPOL_BIND, Syscalls
+from homenode.host.bind.memory.mempolicy_fallback import MemoryPolicy, current_policy
 from homenode.host.topology.allowance import Allowance
 from homenode.host.topology.facts import FactReader
 from homenode.host.topology.host import Host

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from homenode.host.binding.huge_pages import Residence, small_pages, small_shared_pages
+from homenode.host.bind.memory.huge_pages import Residence, small_pages, small_shared_pages
 from homenode.host.topology.finding import Finding
 
 

@@ -12,8 +12,8 @@ from homenode.engine.binding import EngineBinding
 from homenode.engine.config import EngineConfig
 from homenode.engine.memory.numa import team_memory
 from homenode.errors import CapacityError
-from homenode.host.placement.numa_demand import Decision
-from homenode.host.placement.variables import reserve_cpus
+from homenode.host.plan.numa.demand import Decision
+from homenode.host.plan.variables import reserve_cpus
 from homenode.host.topology.host import Host
 from homenode.model.weights.layout import WeightLayout
 from homenode.model.weights.node_placement import WeightNodes

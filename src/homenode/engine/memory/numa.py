@@ -14,11 +14,11 @@ from homenode.compute.ops import PlacedBackend
 from homenode.compute.thread_memory import ThreadMemory
 from homenode.engine.binding import EngineBinding
 from homenode.errors import HostError, UserError
-from homenode.host.binding.engine_plan import RecordedPlan, record_plan
-from homenode.host.binding.pages import bring_home
-from homenode.host.binding.residency import PlannedRange
-from homenode.host.binding.state import open_state
-from homenode.host.binding.syscalls import Syscalls
+from homenode.host.bind.base.state import open_state
+from homenode.host.bind.base.syscalls import Syscalls
+from homenode.host.bind.engine_plan import RecordedPlan, record_plan
+from homenode.host.bind.memory.pages import bring_home
+from homenode.host.bind.memory.residency import PlannedRange
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Host
 from homenode.model.weights.read import MatrixPolicyOf

@@ -10,7 +10,7 @@ from typing import Any
 from homenode.compute.ops import PlacedBackend
 from homenode.cpuset import format_cpu_list
 from homenode.engine.binding import EngineBinding
-from homenode.host.binding.residency import PlannedRange
+from homenode.host.bind.memory.residency import PlannedRange
 from homenode.host.topology.host import Host
 from homenode.units import format_bytes
 

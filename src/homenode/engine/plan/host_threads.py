@@ -11,15 +11,15 @@ from dataclasses import replace
 
 from homenode.engine.binding import EngineBinding
 from homenode.engine.devices import is_accelerator, is_npu
-from homenode.engine.plan.driven_chips import chip_of
+from homenode.engine.plan.accelerators.driven_chips import chip_of
 from homenode.engine.plan.placement import core_of, cut
-from homenode.host.placement.cores import AllowedCore, allowed_cores
-from homenode.host.placement.fair_roles import ROLES_APART
-from homenode.host.placement.memory_nodes import memory_nodes
-from homenode.host.placement.nodes import allowed_cpus, nodes_of
-from homenode.host.placement.policies.numa_bind import device_node
-from homenode.host.placement.priority_cores import of_node
-from homenode.host.placement.share import set_aside
+from homenode.host.plan.cores import AllowedCore, allowed_cores
+from homenode.host.plan.fair_roles import ROLES_APART
+from homenode.host.plan.memory_nodes import memory_nodes
+from homenode.host.plan.nodes import allowed_cpus, nodes_of
+from homenode.host.plan.policies.numa_bind import device_node
+from homenode.host.plan.priority_cores import of_node
+from homenode.host.plan.share import set_aside
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Accelerator, Host
 from homenode.units import format_count

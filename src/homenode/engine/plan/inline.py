@@ -24,9 +24,9 @@ from homenode.engine.plan.unbound import unbound
 from homenode.engine.plan.worker_layout import WorkerLayout, WorkerPlan
 from homenode.engine.problems import SettingProblems
 from homenode.errors import UserError
-from homenode.host.binding.mempolicy_fallback import MemoryPolicy
-from homenode.host.placement.numa_demand import Decision
-from homenode.host.placement.numa_policy import Chosen, Teams
+from homenode.host.bind.memory.mempolicy_fallback import MemoryPolicy
+from homenode.host.plan.numa.demand import Decision
+from homenode.host.plan.numa.policy import Chosen, Teams
 from homenode.host.topology.host import Host
 from homenode.model.part import ModelPart
 from homenode.model.spec import Checkpoint

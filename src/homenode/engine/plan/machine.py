@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from homenode.engine.config import EngineConfig
 from homenode.engine.cpu_claims import busy_cpus
 from homenode.engine.devices import is_accelerator
-from homenode.engine.plan.device_detection import memory_of_devices
+from homenode.engine.plan.accelerators.device_detection import memory_of_devices
 from homenode.engine.plan.free_cores import takes_lists
-from homenode.host.binding.mempolicy_fallback import MemoryPolicy, current_policy
-from homenode.host.binding.optional_calls import refused_at_start, refused_needs
-from homenode.host.binding.syscalls import Syscalls
+from homenode.host.bind.base.optional_calls import refused_at_start, refused_needs
+from homenode.host.bind.base.syscalls import Syscalls
+from homenode.host.bind.memory.mempolicy_fallback import MemoryPolicy, current_policy
 from homenode.host.discovery.read import read_host
-from homenode.host.placement.neighbours import HostNeighbours
+from homenode.host.plan.neighbours import HostNeighbours
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Host
 from homenode.host.topology.source import LiveSource

@@ -17,7 +17,7 @@ from homenode.engine.devices import is_accelerator
 from homenode.engine.experts.group import expert_group_rank, not_in_common
 from homenode.engine.experts.sizing import ExpertSharing
 from homenode.engine.model_path.locate import locate_model
-from homenode.engine.plan.device_detection import devices_of_service
+from homenode.engine.plan.accelerators.device_detection import devices_of_service
 from homenode.engine.plan.engine_plan import EnginePlan
 from homenode.engine.plan.free_cores import binds_threads, cpus_for_the_rest, keep_clear, neighbour_findings
 from homenode.engine.plan.inline import plan_inline
@@ -31,7 +31,7 @@ from homenode.engine.plan.unbound import unbound_layout
 from homenode.engine.plan.worker_layout import computing_cpus, executor_kind
 from homenode.engine.problems import SettingProblems
 from homenode.errors import UserError
-from homenode.host.placement.neighbours import HostNeighbours
+from homenode.host.plan.neighbours import HostNeighbours
 from homenode.host.refusals import named_refusals
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Host

@@ -17,7 +17,7 @@ from homenode.engine.binding import EngineBinding
 from homenode.engine.plan.free_cores import cpus_for_the_rest
 from homenode.engine.plan.placement import UNPINNED, core_of
 from homenode.engine.plan.quota_sets import with_cpus_of_sets, with_sets
-from homenode.host.placement.neighbours import CoreUse, HostNeighbours, core_uses
+from homenode.host.plan.neighbours import CoreUse, HostNeighbours, core_uses
 from homenode.host.topology.host import Host
 
 

@@ -1,6 +1,6 @@
 """System calls without which an engine's settings cannot be met, where a filter refuses them. Pure.
 
-What goes on without a call is told instead (`host.binding.optional_calls`).
+What goes on without a call is told instead (`host.bind.base.optional_calls`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from homenode.engine.config import EngineConfig
 from homenode.errors import UnsupportedError
-from homenode.host.binding.optional_calls import LOCAL_SOCKET, MEMORY_FILE
+from homenode.host.bind.base.optional_calls import LOCAL_SOCKET, MEMORY_FILE
 from homenode.host.topology.finding import Finding
 
 

@@ -19,9 +19,9 @@ from homenode.engine.binding import EngineBinding
 from homenode.engine.config import PlacementConfig
 from homenode.engine.plan.placement import UNPINNED, core_of, cut, place_engine
 from homenode.errors import PlacementError, UserError
-from homenode.host.placement.node_teams import node_teams, parse_node_list
-from homenode.host.placement.numa_demand import Decision
-from homenode.host.placement.numa_policy import Chosen, Teams
+from homenode.host.plan.numa.demand import Decision
+from homenode.host.plan.numa.node_teams import node_teams, parse_node_list
+from homenode.host.plan.numa.policy import Chosen, Teams
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Host
 from homenode.numa_policy import MATRIX_POLICIES, NumaPolicy

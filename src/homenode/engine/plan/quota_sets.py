@@ -16,7 +16,7 @@ from homenode.engine.binding import EngineBinding
 from homenode.engine.config import EngineConfig
 from homenode.engine.plan.free_cores import binds_threads, takes_lists
 from homenode.engine.plan.placement import UNPINNED, core_of
-from homenode.host.placement.neighbours import CoreUse, HostNeighbours, core_uses
+from homenode.host.plan.neighbours import CoreUse, HostNeighbours, core_uses
 from homenode.host.topology.host import Host
 
 

@@ -19,12 +19,12 @@ from homenode.engine.plan.placement import UNPINNED, reserved_cores
 from homenode.engine.plan.quota_sets import takes_sets, with_sets
 from homenode.engine.plan.replica_bindings import memory_shares, replica_places, team_places
 from homenode.engine.plan.unbound import unbound
-from homenode.host.binding.optional_calls import affinity_refusal
+from homenode.host.bind.base.optional_calls import affinity_refusal
 from homenode.host.discovery.read import read_host
-from homenode.host.placement.demand import Claim
-from homenode.host.placement.neighbours import HostNeighbours
-from homenode.host.placement.numa_demand import Decision
-from homenode.host.placement.numa_policy import Chosen, NumaPlan, Teams, numa_plan
+from homenode.host.plan.demand import Claim
+from homenode.host.plan.neighbours import HostNeighbours
+from homenode.host.plan.numa.demand import Decision
+from homenode.host.plan.numa.policy import Chosen, NumaPlan, Teams, numa_plan
 from homenode.host.topology.allowance import Allowance
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Host

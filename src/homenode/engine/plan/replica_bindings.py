@@ -27,15 +27,15 @@ from homenode.engine.plan.placement import (
     too_few_cores,
 )
 from homenode.errors import UserError
-from homenode.host.placement.core_order import regular_cores
-from homenode.host.placement.cores import AllowedCore, allowed_cores, cpus_of, deal, deal_in_turn
-from homenode.host.placement.nodes import memory_of_cpus
-from homenode.host.placement.plan import Plan
-from homenode.host.placement.share import set_aside
-from homenode.host.placement.strategy import Strategy
-from homenode.host.placement.thread_layout import ranks_on_nodes
-from homenode.host.placement.threads_bind import AUTO, parse_threads_bind
-from homenode.host.placement.variables import threads_bind, threads_bind_origin
+from homenode.host.plan.core_order import regular_cores
+from homenode.host.plan.cores import AllowedCore, allowed_cores, cpus_of, deal, deal_in_turn
+from homenode.host.plan.nodes import memory_of_cpus
+from homenode.host.plan.plan import Plan
+from homenode.host.plan.share import set_aside
+from homenode.host.plan.strategy import Strategy
+from homenode.host.plan.thread_layout import ranks_on_nodes
+from homenode.host.plan.threads_bind import AUTO, parse_threads_bind
+from homenode.host.plan.variables import threads_bind, threads_bind_origin
 from homenode.host.topology.host import Host
 from homenode.units import format_count
 

@@ -12,8 +12,8 @@ from homenode.engine.config import EngineConfig
 from homenode.engine.devices import CPU, is_accelerator, is_torch
 from homenode.engine.memory.growth import taken_whole_because
 from homenode.engine.plan.worker_layout import executor_kind
-from homenode.host.placement.threads_bind import AUTO, NOBIND
-from homenode.host.placement.variables import threads_bind
+from homenode.host.plan.threads_bind import AUTO, NOBIND
+from homenode.host.plan.variables import threads_bind
 from homenode.model.hub.locate import BUILTIN_NAME
 from homenode.numa_policy import MATRIX_POLICIES
 

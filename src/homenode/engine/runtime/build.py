@@ -28,7 +28,7 @@ from homenode.engine.memory.state_sizing import state_form, state_interval, stat
 from homenode.engine.messages import EngineReady
 from homenode.engine.model_path.locate import locate_model
 from homenode.engine.pinning import pin_process_threads
-from homenode.engine.plan.device_detection import devices_of_service
+from homenode.engine.plan.accelerators.device_detection import devices_of_service
 from homenode.engine.plan.engine_plan import EnginePlan
 from homenode.engine.plan.free_cores import NEIGHBOUR
 from homenode.engine.plan.machine import MachineFacts, busy_where_it_counts, read_machine
@@ -37,7 +37,7 @@ from homenode.engine.plan.settings_without_effect import worth_telling
 from homenode.engine.plan.worker_layout import WorkerPlan, computing_cpus, cpus_of_sets
 from homenode.engine.runtime.engine import Engine, Progress, make_scheduler, ready_message
 from homenode.engine.runtime.neighbour_watch import move_of, watch_of
-from homenode.host.placement.neighbours import HostNeighbours
+from homenode.host.plan.neighbours import HostNeighbours
 from homenode.host.refusals import named_refusals
 from homenode.host.topology.finding import Finding
 from homenode.model.checkpoint.index import OpenedCheckpoint, open_checkpoint

@@ -30,10 +30,10 @@ from homenode.engine.plan.machine import MachineFacts
 from homenode.engine.plan.moves import EnginePlaces, RestPlace, moved_places, moved_workers
 from homenode.engine.plan.placement import reserved_cores
 from homenode.errors import HomenodeError
-from homenode.host.binding.cpu_look import CpuLook
-from homenode.host.binding.syscalls import thread_cpus
-from homenode.host.placement.demand import Claim
-from homenode.host.placement.neighbours import HostNeighbours, claimed_cores
+from homenode.host.bind.base.syscalls import thread_cpus
+from homenode.host.bind.cpu_look import CpuLook
+from homenode.host.plan.demand import Claim
+from homenode.host.plan.neighbours import HostNeighbours, claimed_cores
 from homenode.host.refusals import start_thread
 from homenode.host.topology.host import Host
 

@@ -18,15 +18,15 @@ import msgspec
 from homenode.engine.binding import DriverRoles, EngineBinding
 from homenode.engine.channels.messages import Join
 from homenode.errors import HomenodeError, HostError
-from homenode.host.binding.claims import read_claims
-from homenode.host.binding.kernel_threads import bind_kernel_threads
-from homenode.host.binding.state import State, open_state
-from homenode.host.binding.target import Target, target_of
-from homenode.host.binding.threads import ancestors
-from homenode.host.binding.watchdog import Watchdog
+from homenode.host.bind.base.state import State, open_state
+from homenode.host.bind.base.target import Target, target_of
+from homenode.host.bind.base.threads import ancestors
+from homenode.host.bind.claims import read_claims
+from homenode.host.bind.kernel_threads import bind_kernel_threads
+from homenode.host.bind.watchdog import Watchdog
 from homenode.host.discovery.read import read_host
-from homenode.host.placement.demand import Claim
-from homenode.host.placement.plan import WorkerBinding
+from homenode.host.plan.demand import Claim
+from homenode.host.plan.plan import WorkerBinding
 from homenode.host.topology.accelerators.ascend import board_address
 from homenode.host.topology.host import Accelerator
 from homenode.host.topology.source import LiveSource

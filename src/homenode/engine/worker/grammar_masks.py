@@ -26,7 +26,7 @@ from homenode.grammars.end_steering import EndSteering, can_be_steered, short_en
 from homenode.grammars.matcher import make_matcher, reason_of
 from homenode.grammars.short_ends import LONGEST_END, End, ShortEnds
 from homenode.grammars.vocabulary import Vocabulary
-from homenode.host.binding.syscalls import thread_cpus
+from homenode.host.bind.base.syscalls import thread_cpus
 
 if TYPE_CHECKING:
     from llguidance import LLExecutor, LLMatcher

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from homenode.dtypes import BY_NAME, DType
 from homenode.errors import InternalError
-from homenode.host.binding.syscalls import thread_cpus
+from homenode.host.bind.base.syscalls import thread_cpus
 from homenode.model.formats.bounded_files import damaged, read_at
 from homenode.model.formats.fallback_decode import decode_rows
 from homenode.model.spec import CodedMatrix, TensorEntry

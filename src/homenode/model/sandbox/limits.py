@@ -1,6 +1,6 @@
 """The limits that a sandboxed process puts on itself before it reads anything of a model.
 
-Where the machine refuses limits (`host.binding.optional_calls`), the parent's deadlines stay.
+Where the machine refuses limits (`host.bind.base.optional_calls`), the parent's deadlines stay.
 
 Sources: setrlimit(2), fcntl(2) (F_SETOWN, O_ASYNC), pipe(7).
 """

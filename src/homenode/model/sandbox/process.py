@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from homenode.errors import HostError
-from homenode.host.binding.temporary import nameless_file
+from homenode.host.bind.base.temporary import nameless_file
 from homenode.host.process_group import start_in_own_group
 from homenode.host.refusals import reason_of
 from homenode.host.socket_pair import open_socket_pair

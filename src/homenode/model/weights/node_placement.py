@@ -23,7 +23,7 @@ from typing import Any
 
 from homenode.dtypes import BY_NAME
 from homenode.errors import InternalError, UserError
-from homenode.host.placement.node_teams import NodeTeam
+from homenode.host.plan.numa.node_teams import NodeTeam
 from homenode.model.weights.layout import MatrixLayout, WeightLayout, padded_row_bytes
 from homenode.numa_policy import PLANNED_POLICIES, WHOLE_POLICIES, NumaPolicy
 from homenode.units import format_count

@@ -8,8 +8,8 @@ import re
 from collections.abc import Callable
 
 from homenode.compute.ops import KvGeometry
-from homenode.host.placement.numa_policy import Chosen, Teams
-from homenode.host.placement.weight_cost import ModelWork, choose_policy, machine_speed
+from homenode.host.plan.numa.policy import Chosen, Teams
+from homenode.host.plan.numa.weight_cost import ModelWork, choose_policy, machine_speed
 from homenode.host.topology.host import Host
 from homenode.host.topology.measured import Measured, load_measured
 from homenode.model.part import ModelPart

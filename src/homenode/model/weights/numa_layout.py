@@ -8,9 +8,9 @@ from types import MappingProxyType
 
 from homenode.compute.ops import Backend, PackedBackend
 from homenode.errors import InternalError, UserError
-from homenode.host.placement.numa_demand import NumaDemand
-from homenode.host.placement.numa_policy import Chosen, NumaPlan, Teams, numa_plan
-from homenode.host.placement.weight_capacity import check_node_capacity, check_total_capacity
+from homenode.host.plan.numa.demand import NumaDemand
+from homenode.host.plan.numa.policy import Chosen, NumaPlan, Teams, numa_plan
+from homenode.host.plan.numa.weight_capacity import check_node_capacity, check_total_capacity
 from homenode.host.topology.host import Host
 from homenode.model.weights.layout import WeightLayout
 from homenode.model.weights.node_placement import (

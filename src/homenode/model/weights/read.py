@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from homenode.compute.ops import Backend, FloatArray, MatrixPlacement, TableBackend, Weight
 from homenode.errors import CheckpointError, HostError, InternalError, UnsupportedError
-from homenode.host.binding.temporary import nameless_file
+from homenode.host.bind.base.temporary import nameless_file
 from homenode.host.refusals import named_refusals
 from homenode.model.architectures.parameters import Parameters
 from homenode.model.formats import coded_rows

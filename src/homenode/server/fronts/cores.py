@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from homenode.engine.assignment import EngineAssignment
 from homenode.host.discovery.read import read_host
-from homenode.host.placement.demand import Demand, Parallelism
-from homenode.host.placement.requirements import requirements
+from homenode.host.plan.demand import Demand, Parallelism
+from homenode.host.plan.requirements import requirements
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Host
 from homenode.host.topology.source import LiveSource

@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 from homenode.errors import HostError
-from homenode.host.binding.temporary import temporary_folder
+from homenode.host.bind.base.temporary import temporary_folder
 
 _PREFIX = "homenode-metrics-"
 _LOCK = "coordinator"  # locked as long as the coordinator lives

@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterator
 from typing import Final
 
-from homenode.host.binding.temporary import nameless_file
+from homenode.host.bind.base.temporary import nameless_file
 from homenode.server.keys.key_file import MOST_KEYS
 
 TICKS_PER_SECOND: Final = 2

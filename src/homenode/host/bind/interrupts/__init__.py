@@ -1,0 +1,1 @@
+"""Interrupts of a target's devices: which those are, and irqbalance, which has to leave them alone."""
