@@ -15,9 +15,11 @@ import pytest
 
 from homenode.engine.api.local import LocalEngine
 from homenode.engine.messages import Output
+from homenode.engine.token_rules import TokenRules
 from homenode.errors import CapacityError, UserError
 from homenode.sampling import SamplingParams
 from tests.checkpoints import make_folder
+from tests.engine.answer_drafts import draft_answers
 from tests.engine.engines import BACKENDS, config_for, greedy, run_all, tokens_of
 from tests.paths import STORIES, STORIES_MIXTURE, needs_data
 
@@ -160,6 +162,66 @@ def test_company_changes_nothing(
         assert sum(o[0].cached_tokens for o in outputs) > 0 or preemptions
     finally:
         engine.close()
+
+
+@pytest.mark.parametrize("settings", [{}, {"blocks": 12}], ids=["batched", "preempted"])
+def test_drafts_change_nothing(
+    alone: tuple[dict[str, str], list[list[int]], list[SamplingParams], list[Any]],
+    toy: Path,
+    settings: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Several tokens from one step, whatever they are drawn by, are those of one token a step, to the last bit."""
+    kind, prompts, params, expected = alone
+    drafts = draft_answers(monkeypatch, prompts, [tokens for tokens, _, _ in expected], 128)
+    memory = settings["blocks"] * BLOCK_BYTES[kind["kv_cache_dtype"]] if settings else 8 * 2**20
+    engine = LocalEngine(config_for(toy, **kind, block_size=32, kv_cache_memory=memory))
+    try:
+        found = run_all(engine, prompts, params)
+        assert [without_counts(outputs) for outputs in found] == expected
+        assert (sum(outputs[-1].num_preemptions for outputs in found) > 0) == bool(settings)
+    finally:
+        engine.close()
+    assert drafts.accepted > 40 and drafts.rejected > 40
+
+
+def test_drafts_change_no_draw_that_depends_on_earlier_tokens(toy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Samplers that follow the text, bounds that move with each draw, tokens that may not come yet, plain ones beside;
+    and ends amid accepted tokens.
+    """
+    hot: dict[str, Any] = {"max_tokens": 40, "temperature": 1.0}
+    rules = TokenRules(ByteVocabulary(), 128)
+    params = [
+        SamplingParams(**hot, seed=1, dry_multiplier=0.8, dry_allowed_length=1, ignore_eos=True),
+        SamplingParams(**hot, seed=2, mirostat=2, mirostat_tau=3.0, logprobs=0, ignore_eos=True),
+        SamplingParams(**hot, seed=3, min_tokens=20, stop_token_ids=tuple(range(0, 128, 3))),
+        rules.resolved(SamplingParams(**hot, seed=4, bad_words=("a", "ba"), ignore_eos=True)),
+        SamplingParams(**hot, seed=5, frequency_penalty=0.7, min_tokens=3),
+        greedy(40, repetition_penalty=1.3),
+    ]
+    prompts = prompts_of(len(params), 128, 60, seed=9)
+    expected: list[Any] = []
+    for drafting in (False, True):
+        if drafting:
+            drafts = draft_answers(monkeypatch, prompts, [tokens for tokens, _, _ in expected], 128)
+        engine = LocalEngine(config_for(toy, block_size=32, kv_cache_memory="8MiB"))
+        try:
+            found = run_all(engine, prompts, params)
+        finally:
+            engine.close()
+        expected = expected or [without_counts(outputs) for outputs in found]
+        assert [without_counts(outputs) for outputs in found] == expected
+        assert [outputs[-1].finish_reason for outputs in found] == [*["length"] * 2, "stop", *["length"] * 3]
+    assert drafts.accepted > 10 and drafts.rejected > 10
+
+
+class ByteVocabulary:
+    """Each token is a byte."""
+
+    special_token_ids: frozenset[int] = frozenset()
+
+    def token_bytes(self, token: int) -> bytes:
+        return bytes([token])
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

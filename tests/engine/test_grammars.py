@@ -22,6 +22,7 @@ from homenode.grammars.compile import compile_grammar
 from homenode.grammars.spec import Choice, GrammarSpec, JsonSchema, Regex
 from homenode.grammars.vocabulary import Vocabulary
 from homenode.model.tokenizer import Tokenizer, load_tokenizer
+from tests.engine.answer_drafts import draft_answers
 from tests.engine.engines import config_for, run_all, tokens_of
 from tests.engine.test_workers import engine_of, executor_of, worker_pids
 from tests.paths import STORIES, needs_data
@@ -163,14 +164,34 @@ def test_the_same_tokens_together_and_under_memory_pressure(
         assert spec is None or fits(spec, text), text
 
 
-@pytest.mark.parametrize("shape", [{"pipeline_parallel_size": 2}, {"tensor_parallel_size": 2}], ids=["stages", "ranks"])
-def test_the_same_tokens_by_several_workers(
-    tokenizer: Tokenizer, alone: list[list[int]], shape: dict[str, Any]
+def test_bound_answers_are_the_same_with_drafts(
+    tokenizer: Tokenizer, alone: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with engine_of(STORIES, kv_cache_memory="8MiB", **shape) as engine:
+    prompts = [tokenizer.encode(f"Story {i}: once upon") for i in range(12)]
+    drafts = draft_answers(monkeypatch, prompts, alone, 500)
+    engine = LocalEngine(config_for(STORIES, kv_cache_memory="8MiB"))
+    try:
         prompts, params = bound_requests(tokenizer, engine.ready.vocab_size)
         found = run_all(engine, prompts, params)
+    finally:
+        engine.close()
     assert [tokens_of(outputs) for outputs in found] == alone
+    assert drafts.accepted > 40 and drafts.rejected > 40
+
+
+@pytest.mark.parametrize("shape", [{"pipeline_parallel_size": 2}, {"tensor_parallel_size": 2}], ids=["stages", "ranks"])
+def test_the_same_tokens_by_several_workers(
+    tokenizer: Tokenizer, alone: list[list[int]], shape: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With drafts as well, of which all workers know what was accepted."""
+    drafts = draft_answers(monkeypatch, [tokenizer.encode(f"Story {i}: once upon") for i in range(12)], alone, 500)
+    with engine_of(STORIES, kv_cache_memory="8MiB", **shape) as engine:
+        prompts, params = bound_requests(tokenizer, engine.ready.vocab_size)
+        for turn, share in enumerate((0.0, 0.7)):
+            drafts.share = share
+            found = run_all(engine, prompts, params, first_id=1 + 100 * turn)
+            assert [tokens_of(outputs) for outputs in found] == alone
+    assert drafts.accepted > 40 and drafts.rejected > 40
 
 
 @pytest.mark.parametrize("shape", [{"pipeline_parallel_size": 2}, {"tensor_parallel_size": 2}], ids=["stages", "ranks"])

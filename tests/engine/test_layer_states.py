@@ -30,6 +30,7 @@ from homenode.model.parts import PartitionSpec, plan_parts
 from homenode.model.spec import ModelSpec, StateMixer
 from homenode.model.state import state_geometry_of
 from homenode.model.state_mixers import ConvolutionSpec, ScanSpec, with_mixer
+from tests.engine.answer_drafts import draft_answers
 from tests.engine.engines import config_for, greedy, run_all, tokens_of
 from tests.engine.state_engines import Bits, bits_alone, bits_of, engine_of, prompts_of, put_nan_in_every_slot
 from tests.model.test_delta_net import CASES
@@ -101,6 +102,19 @@ def test_together_and_again_every_request_has_the_bits_it_has_alone(
     figures = _at_rest(engine, 2 * 40 * len(PROMPTS))
     engine.close()
     assert (figures.hits > 0) == settings.get("enable_prefix_caching", True)
+
+
+@pytest.mark.parametrize("settings", [{}, {"enable_prefix_caching": False}, {"threads": 2}], ids=str)
+def test_states_are_cut_back_to_what_counts_of_drafts(
+    folder: Path, alone: list[Bits], settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drafts = draft_answers(monkeypatch, PROMPTS, [tokens for tokens, _ in alone], 64)
+    engine = _engine(folder, **settings)
+    found = run_all(engine, PROMPTS, [PARAMS] * len(PROMPTS))
+    assert [bits_of(outputs) for outputs in found] == alone
+    _at_rest(engine, 40 * len(PROMPTS))
+    engine.close()
+    assert drafts.accepted > 20 and drafts.rejected > 20
 
 
 def test_conversations_branches_and_equal_prompts_have_the_bits_of_a_computation_from_the_beginning(

@@ -104,6 +104,9 @@ def test_a_mixed_step_against_a_plain_model() -> None:
         (StepItem(1, 0, 2, [], 0), "its blocks hold 0"),
         (StepItem(1, -1, 2, [1], 0), "positions -1"),
         (StepItem(2, 0, 1, [1], 0), "not started"),
+        (StepItem(1, 0, 3, [1], 3, drafted=(4, 5)), "drafted tokens do not follow its last one"),
+        (StepItem(1, 3, 2, [1], 3, drafted=(4, 5)), "drafted tokens do not follow its last one"),
+        (StepItem(1, 3, 4, [1], 3, drafted=(4, 5)), "positions 3 to 6"),
     ],
 )
 def test_items_that_cannot_be_are_refused(item: StepItem, words: str) -> None:

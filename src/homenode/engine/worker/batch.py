@@ -31,13 +31,14 @@ class ScoredSpan:
 @dataclass(frozen=True)
 class Batch:
     """A step, ready to run. r rows of logits, in the order of the items; the rows of an item are its scored ones, then
-    its drawn one.
+    those that tokens are drawn from.
     """
 
     arrays: StepArrays
-    row_slots: SlotArray  # [r] whose token is drawn from the row; 0: nobody's, the row is only scored
+    row_slots: SlotArray  # [r] whose first token is drawn from the row; 0: nobody's, or a further one, or none at all
     sampled: list[int]  # sequences that draw a token, in row order
     spans: list[ScoredSpan]
+    drafted: tuple[tuple[int, ...], ...] = ()  # drafted tokens of each of `sampled`; empty: none has any
 
 
 def build_batch(
@@ -80,7 +81,9 @@ def build_batch(
         add_state(arrays, items, slots, table)
     if any(item.rows for item in items):
         add_rows(arrays, items, keep=takes_rows)
-    return Batch(arrays, row_slots, [item.seq for item in items if item.draws], spans)
+    drawing = [item for item in items if item.draws]
+    drafted = tuple(item.drafted for item in drawing) if any(item.drafted for item in drawing) else ()
+    return Batch(arrays, row_slots, [item.seq for item in drawing], spans, drafted)
 
 
 def add_state(arrays: StepArrays, items: Sequence[StepItem], slots: SlotArray, table: SequenceTable) -> None:
@@ -117,7 +120,7 @@ def add_rows(arrays: StepArrays, items: Sequence[StepItem], *, keep: bool) -> No
 
 
 def _check(items: Sequence[StepItem], slots: SlotArray, starts: IntArray, ends: IntArray, table: SequenceTable) -> None:
-    lengths = table.length[slots]
+    lengths = table.length[slots] + np.fromiter((len(item.drafted) for item in items), np.int32, len(items))
     room = table.num_blocks[slots] * table.block_size
     wrong = (starts < 0) | (ends <= starts) | (ends > lengths) | (ends > room)
     if wrong.any():
@@ -142,6 +145,11 @@ def _ids(
     ids: IntArray = np.repeat(table.last_token[slots], counts)
     for i in np.flatnonzero((counts > 1) | (ends < table.length[slots])).tolist():
         known, item = table.known[slots[i]], items[i]
+        if item.drafted:
+            if item.start + 1 != table.length[slots[i]] or item.count != 1 + len(item.drafted):
+                raise ValueError(f"sequence {item.seq}: drafted tokens do not follow its last one")
+            ids[query_start[i] + 1 : query_start[i + 1]] = item.drafted
+            continue
         if item.start + item.count > len(known):
             raise ValueError(
                 f"sequence {item.seq}: of the tokens drawn here only the newest can be computed, not position "
@@ -161,7 +169,7 @@ def _rows(
     items: Sequence[StepItem], slots: SlotArray, query_start: IntArray, table: SequenceTable
 ) -> tuple[SlotArray, IntArray, list[ScoredSpan]]:
     """Whose rows of logits, which rows of the step, and the spans among them that score prompt tokens."""
-    if all(item.score_from < 0 for item in items):
+    if all(item.score_from < 0 and item.draws <= 1 for item in items):
         drawn = np.fromiter((item.draws for item in items), np.bool_, len(items))
         return slots[drawn], query_start[1:][drawn] - 1, []
     row_slots: list[int] = []
@@ -176,6 +184,6 @@ def _rows(
                 rows += range(first_row + begin - item.start, first_row + begin - item.start + count)
                 row_slots += [0] * count
         if item.draws:
-            rows.append(first_row + item.count - 1)
-            row_slots.append(slot)
+            rows += range(first_row + item.count - item.draws, first_row + item.count)
+            row_slots += [slot] + [0] * (item.draws - 1)
     return np.array(row_slots, np.intp), np.array(rows, np.int32), spans

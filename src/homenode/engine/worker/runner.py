@@ -94,6 +94,8 @@ class Runner:
         if not step.items:
             return StepResult(step.number, [])
         batch = self._batches.build(step.items)
+        if batch.drafted:
+            self._table.begin_drafts(step.items)
         if self._grammars is not None:
             self._grammars.begin(batch.row_slots, self._table)
         self._receive(step.number, batch.arrays)
@@ -138,6 +140,7 @@ class Runner:
             return StepResult(step.number, [], seconds=self._seconds_since(begin), pooled=pooled)
         scored = score(self._backend, rows, batch, self._table)
         sampled = self._sampler.draw(rows, batch, self._grammars)
+        self._table.cut_back()
         self._batches.drawn(batch, step.items)
         seconds = self._seconds_since(begin)
         if not self._answers:
@@ -157,10 +160,12 @@ class Runner:
 
     def _append(self, drawn: Sequence[tuple[int, int]]) -> None:
         """Tokens of sequences that are still here; a batch that carries on needs them all."""
-        known = [(slot, token) for seq, token in drawn if (slot := self._table.find(seq)) is not None]
-        if known:
-            slots, tokens = zip(*known, strict=True)
-            self._table.append(np.array(slots, np.intp), np.array(tokens, np.int32))
+        accepted: dict[int, list[int]] = {}
+        for seq, token in drawn:
+            if (slot := self._table.find(seq)) is not None:
+                accepted.setdefault(slot, []).append(token)
+        self._table.extend(accepted)
+        self._table.cut_back(accepted)
 
     def _receive(self, number: int, arrays: StepArrays) -> None:
         """The rows of the stage before, if there is one."""

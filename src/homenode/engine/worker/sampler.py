@@ -12,7 +12,7 @@ import numpy as np
 
 from homenode.compute.ops import NO_TOKEN, Backend, FloatArray, IntArray, Logits, SampledRows, SamplingArrays
 from homenode.engine.request import TokenLogprob
-from homenode.engine.step import Advance, PromptScores
+from homenode.engine.step import Advance, PromptScores, num_accepted
 from homenode.engine.worker.batch import Batch
 from homenode.engine.worker.sequences import SequenceTable, SlotArray
 
@@ -41,13 +41,76 @@ class Sampler:
         self._steered: SlotArray | None = None  # rows under Mirostat
 
     def draw(self, logits: Logits, batch: Batch, grammars: GrammarMasks | None = None) -> list[Advance]:
-        """Draw a token for every sequence of the batch that wants one, and append it to the sequence. `grammars`: has
-        begun with the masks of this batch.
+        """Draw a token for every sequence of the batch that wants one, and append it to the sequence; and a further one
+        for each drafted token that is what was drawn. `grammars`: has begun with the masks of this batch.
         """
         self.failed = []
         if not batch.sampled:
             return []
-        slots, table = batch.row_slots, self._table
+        table = self._table
+        if batch.drafted and grammars is None and not (table.num_biased or table.num_counted or table.num_steered):
+            return self._draw_all(logits, batch)
+        advances = self._draw_one(logits, batch.row_slots, batch.sampled, grammars)
+        return self._draw_further(logits, batch, advances, grammars) if batch.drafted else advances
+
+    def _draw_all(self, logits: Logits, batch: Batch) -> list[Advance]:
+        """Draw from all rows at once, behind drafted tokens as well: no draw depends on the tokens before but by its
+        logits.
+        """
+        firsts = np.flatnonzero(batch.row_slots)
+        counts = np.array([1 + len(drafted) for drafted in batch.drafted])
+        further = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        rows = np.repeat(firsts, counts) + further
+        slots = np.zeros_like(batch.row_slots)
+        slots[rows] = np.repeat(batch.row_slots[firsts], counts)
+        self._look_at(slots)
+        self._how.counter[rows] += further.astype(np.uint64)
+        drawn = self._backend.sample(logits, self._how, self._most_logprobs)
+        tokens, advances = drawn.tokens.tolist(), []
+        logprobs = token_logprobs(drawn, self._num_logprobs) if self._most_logprobs >= 0 else []
+        for seq, first, drafted in zip(batch.sampled, firsts.tolist(), batch.drafted, strict=True):
+            past = first + num_accepted(drafted, tokens[first : first + 1 + len(drafted)])
+            wanted = self._num_logprobs[first] >= 0
+            advances.append(Advance(seq, tokens[first:past], tuple(logprobs[first:past]) if wanted else ()))
+        found = zip(batch.row_slots[firsts].tolist(), advances, strict=True)
+        self._table.extend({slot: advance.tokens or [NO_TOKEN] for slot, advance in found})
+        return advances
+
+    def _draw_further(
+        self, logits: Logits, batch: Batch, advances: list[Advance], grammars: GrammarMasks | None
+    ) -> list[Advance]:
+        """Draw behind each accepted token, position by position: penalties, masks and bounds follow from the tokens
+        before, and are what they would have been without drafts. A draw that fails is left to the next step.
+        """
+        rows = np.flatnonzero(batch.row_slots)  # the first of each sequence
+        failed, going = self.failed, list(range(len(advances)))
+        for index in range(max(map(len, batch.drafted))):
+            going = [i for i in going if advances[i].tokens[index:] == list(batch.drafted[i][index : index + 1]) != []]
+            if not going:
+                break
+            slots = np.zeros_like(batch.row_slots)
+            slots[rows[going] + index + 1] = batch.row_slots[rows[going]]
+            if grammars is not None:
+                grammars.begin(slots, self._table)
+            further = self._draw_one(logits, slots, [batch.sampled[i] for i in going], grammars, certain=False)
+            for i, advance in zip(going, further, strict=True):
+                advances[i] = _joined_advances(advances[i], advance)
+        self.failed = failed
+        return advances
+
+    def _draw_one(
+        self,
+        logits: Logits,
+        slots: SlotArray,
+        sequences: list[int],
+        grammars: GrammarMasks | None = None,
+        *,
+        certain: bool = True,
+    ) -> list[Advance]:
+        """Draw a token for each of `sequences`, from the rows whose slot is not 0. Not `certain`: for whom nothing can
+        be drawn nothing is appended.
+        """
+        self.failed, table = [], self._table
         masks = None if grammars is None else grammars.finish()
         table.ending = _NO_SLOTS if masks is None else masks.ending
         if slots is not self._slots:
@@ -67,16 +130,20 @@ class Sampler:
             drawn = self._replaced(logits, drawn, kept)
         tokens = drawn.tokens if self._rows is None else drawn.tokens[self._rows]
         limits = self._steer(slots, drawn) if self._steered is not None else None
-        table.append(slots if self._rows is None else slots[self._rows], tokens)
+        drawing = slots if self._rows is None else slots[self._rows]
+        if certain or tokens.min() >= 0:
+            table.append(drawing, tokens)
+        else:
+            table.append(drawing[tokens >= 0], tokens[tokens >= 0])
         if self._most_logprobs < 0 and masks is None:
-            found = zip(batch.sampled, tokens.tolist(), strict=True)
+            found = zip(sequences, tokens.tolist(), strict=True)
             return [Advance(seq, [token]) if token >= 0 else Advance(seq, []) for seq, token in found]
         rows = range(len(slots)) if self._rows is None else self._rows.tolist()
         logprobs = token_logprobs(drawn, self._num_logprobs) if self._most_logprobs >= 0 else []
         forced = frozenset(kept) if masks is None else masks.forced | kept.keys()
         if masks is not None and masks.failed:
             self.failed = [
-                (seq, masks.failed[row]) for seq, row in zip(batch.sampled, rows, strict=True) if row in masks.failed
+                (seq, masks.failed[row]) for seq, row in zip(sequences, rows, strict=True) if row in masks.failed
             ]
         return [
             Advance(
@@ -86,7 +153,7 @@ class Sampler:
                 (0,) if row in forced else (),
                 None if limits is None else limits.get(row),
             )
-            for seq, token, row in zip(batch.sampled, tokens.tolist(), rows, strict=True)
+            for seq, token, row in zip(sequences, tokens.tolist(), rows, strict=True)
         ]
 
     def _look_at(self, slots: SlotArray) -> None:
@@ -123,6 +190,20 @@ class Sampler:
         self._table.steer(slots[rows], surprises)
         limits = self._table.settings["max_surprise"][slots[rows]]
         return dict(zip(rows.tolist(), limits.tolist(), strict=True))
+
+
+def _joined_advances(before: Advance, further: Advance) -> Advance:
+    """Both as one."""
+    if not further.tokens:
+        return before
+    first = len(before.tokens)
+    return Advance(
+        before.seq,
+        before.tokens + further.tokens,
+        before.logprobs + further.logprobs,
+        before.forced + tuple(first + index for index in further.forced),
+        further.surprise_limit,
+    )
 
 
 def score(backend: Backend, logits: Logits, batch: Batch, table: SequenceTable) -> list[PromptScores]:

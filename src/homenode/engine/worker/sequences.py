@@ -2,19 +2,20 @@
 
 Each sequence has a row ("slot") in a set of plain arrays, so that a step over many sequences is built by indexing, not
 by loops. Slot 0 stands for no sequence: greedy, without penalties. Of the tokens drawn here only the last is kept,
-since no other is ever computed again under the same handle.
+since no other is ever computed again under the same handle. Drafted tokens are no tokens of a sequence before they are
+accepted; what was computed of the others is cut back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from homenode.compute.ops import NO_TOKEN, FloatArray, IntArray, SamplingArrays
-from homenode.engine.step import StartSequence
+from homenode.engine.step import StartSequence, StepItem
 from homenode.engine.worker.forbidden import ForbiddenTexts
 from homenode.engine.worker.repetitions import RepetitionPenalty
 from homenode.sampling import SamplingParams
@@ -78,6 +79,7 @@ class SequenceTable:
         self._eos = tuple(eos_token_ids)
         self._slots: dict[int, int] = {}
         self._free = list(range(_FIRST_SLOTS - 1, 0, -1))
+        self._drafting: dict[int, StepItem] = {}  # by slot, drafted tokens of which it is not known yet which count
         self.known: list[IntArray] = [_NOTHING] * _FIRST_SLOTS  # tokens given at the start
         self.bias: list[Bias | None] = [None] * _FIRST_SLOTS
         self.stops: list[Bias | None] = [None] * _FIRST_SLOTS  # what may not be drawn yet (min_tokens)
@@ -151,6 +153,7 @@ class SequenceTable:
         self.num_steered -= bool(self.mirostat[slot])
         self.known[slot], self.bias[slot], self.stops[slot], self.seen[slot] = _NOTHING, None, None, None
         self.following[slot], self.mirostat[slot] = (), False
+        self._drafting.pop(slot, None)
         self._free.append(slot)
 
     def add_blocks(self, slot: int, new: list[int]) -> None:
@@ -163,6 +166,24 @@ class SequenceTable:
             self.blocks = wider
         self.blocks[slot, first:last] = new
         self.num_blocks[slot] = last
+
+    def begin_drafts(self, items: Sequence[StepItem]) -> None:
+        """These are computed; the drafted ones among them will be cut back."""
+        self._drafting |= {self.slot(item.seq): item for item in items if item.drafted}
+
+    def cut_back(self, slots: Iterable[int] | None = None) -> None:
+        """Forget what was computed behind the last token of sequences whose accepted tokens were appended; None: of all
+        that had drafted ones.
+        """
+        if not self._drafting:
+            return
+        for slot in tuple(self._drafting) if slots is None else slots:
+            if (item := self._drafting.pop(slot, None)) is None:
+                continue
+            computed = int(self.length[slot]) - 1
+            self.num_blocks[slot] = min(self.num_blocks[slot], -(-computed // self.block_size))
+            if self.has_state and computed < item.start + item.count:
+                self.state_slot[slot] = next(to for to, at in item.state_copies if at == computed - 1)
 
     def append(self, slots: SlotArray, tokens: IntArray) -> None:
         """Add the token drawn for each of `slots`. For who got none any token will do: the engine is about
@@ -180,6 +201,13 @@ class SequenceTable:
                 counts = self.seen[slot]
                 if counts is not None:
                     counts.add(token)
+
+    def extend(self, accepted: Mapping[int, Sequence[int]]) -> None:
+        """Add tokens to several slots, each as many as it got."""
+        for index in range(max(map(len, accepted.values()), default=0)):
+            known = [(slot, tokens[index]) for slot, tokens in accepted.items() if len(tokens) > index]
+            slots, tokens = zip(*known, strict=True)
+            self.append(np.array(slots, np.intp), np.array(tokens, np.int32))
 
     def steer(self, slots: SlotArray, surprises: FloatArray) -> None:
         """Move the bounds of slots under Mirostat by the surprise of what they drew, in bits."""
