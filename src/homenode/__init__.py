@@ -27,5 +27,5 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    """What is public. The modules below may change from one version to the next."""
+    """Return what is public. The modules below may change from one version to the next."""
     return sorted(__all__)

@@ -67,8 +67,9 @@ class Installation:
 
 
 def read_installation(name: str = NAME) -> Installation:
-    """What the files that the installer left say of the package `name`; of a program that runs from a folder that
-    nobody installed, what the folder's own description says."""
+    """Return what the files that the installer left say of the package `name`; of a program that runs from a folder
+    that nobody installed, what the folder's own description says.
+    """
     from importlib.metadata import PackageNotFoundError, distribution  # brings many modules, for messages only
 
     try:
@@ -104,7 +105,9 @@ def _installer(found: Distribution) -> str:
 
 
 def _source(found: Distribution) -> tuple[str | None, bool]:
-    """Where the distribution was installed from (its direct_url.json, if there is one), and whether it is editable."""
+    """Return where the distribution was installed from (its direct_url.json, if there is one), and whether it is
+    editable.
+    """
     try:
         said = json.loads(found.read_text("direct_url.json") or "{}")
         url = str(said.get("url") or "")

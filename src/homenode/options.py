@@ -32,7 +32,9 @@ class Option:
 
 
 def is_empty_secret(declared: Option, value: Any) -> bool:
-    """Whether `value`, or one of several values, of a secret setting is empty: as a key it would let everybody in."""
+    """Return whether `value`, or one of several values, of a secret setting is empty: as a key it would let everybody
+    in.
+    """
     return declared.secret and not all(
         str(text).strip() for text in (value if isinstance(value, tuple | list) else (value,))
     )

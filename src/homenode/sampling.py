@@ -41,7 +41,7 @@ class SamplingSetting:
 
     @property
     def api_range(self) -> tuple[float, float]:
-        """What the HTTP APIs take, bounds included."""
+        """Return what the HTTP APIs take, bounds included."""
         return self.api or (self.low, self.high)
 
     def clamped(self, value: float) -> float:
@@ -66,7 +66,7 @@ OPEN_SEED = -1  # of a request: a new seed each time, as the field has it
 
 
 def is_open_seed(seed: object) -> bool:
-    """Whether a seed is one that is to be drawn."""
+    """Return whether a seed is one that is to be drawn."""
     return seed is None or seed == OPEN_SEED
 
 
@@ -210,12 +210,14 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     @property
     def leaves_seed_open(self) -> bool:
-        """Whether the engine draws the seed, a new one for each request."""
+        """Return whether the engine draws the seed, a new one for each request."""
         return is_open_seed(self.seed)
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
-        """Those of `stop`. Raises UserError for what is no text, and for an empty one, which would end every answer."""
+        """Return those of `stop`. Raises UserError for what is no text, and for an empty one, which would end every
+        answer.
+        """
         stops = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         if not all(isinstance(text, str) and text for text in stops):
             raise UserError(f"stop is {self.stop!r}; it must be a text or several, none of them empty", param="stop")
@@ -226,7 +228,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         return msgspec.structs.replace(self, **self._open(model))
 
     def _open(self, model: Mapping[str, float]) -> dict[str, Any]:
-        """What stands in for the settings that are None."""
+        """Return what stands in for the settings that are None."""
         found: dict[str, Any] = {}
         for name, setting in SETTINGS.items():
             if getattr(self, name) is None:
@@ -234,7 +236,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         return found
 
     def of_answer(self, index: int) -> SamplingParams:
-        """Those of the i-th of several answers to a prompt: with a seed of its own, or all would say the same."""
+        """Return those of the i-th of several answers to a prompt: with a seed of its own, or all would say
+        the same.
+        """
         if self.seed is None or self.leaves_seed_open or index == 0:
             return self
         seed = (self.seed + index + 2**63) % 2**64 - 2**63
@@ -274,6 +278,6 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
 
 
 def setting_type(name: str) -> type[int] | type[float]:
-    """Whether a setting is a whole number (int32 in arrays) or a real one (float32)."""
+    """Return whether a setting is a whole number (int32 in arrays) or a real one (float32)."""
     kind = get_args(_HINTS[name])[0]  # of Annotated
     return int if int in (kind, *get_args(kind)) else float

@@ -86,8 +86,9 @@ def format_count(number: float, noun: str, plural: str | None = None) -> str:
 
 
 def format_progress(done: int, total: int, seconds: float, first: int = 0) -> str:
-    """How far something of `total` bytes is after `seconds`, `first` of which were there before: bytes, bytes a second
-    and, unless it is done, seconds left."""
+    """Return how far something of `total` bytes is after `seconds`, `first` of which were there before: bytes, bytes a
+    second and, unless it is done, seconds left.
+    """
     rate = max(0.0, (done - first) / max(seconds, 1e-3))
     left = f", {(total - done) / rate:.0f} s left" if rate > 0 and done < total else ""
     return f"{format_bytes(done)} of {format_bytes(total)}, {format_bytes(int(rate))}/s{left}"

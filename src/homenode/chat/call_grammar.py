@@ -50,7 +50,7 @@ def call_grammar(
 
 
 def binds_calls(offer: ToolOffer) -> bool:
-    """Whether calls are bound: where one must come, or where the arguments of a tool must fit."""
+    """Return whether calls are bound: where one must come, or where the arguments of a tool must fit."""
     if offer.use is ToolUse.NONE and offer.named is None:
         return False
     strict = any(tool.get("function", tool).get("strict") for tool in offer.tools)

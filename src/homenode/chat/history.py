@@ -29,7 +29,7 @@ _FORM = (
 
 
 def shows_tools(template: str) -> bool:
-    """Whether a chat template looks at the tools that it is given."""
+    """Return whether a chat template looks at the tools that it is given."""
     return _TOOLS.search(template) is not None or _shows_functions(template)
 
 

@@ -32,13 +32,13 @@ class ToolOffer:
 
     @property
     def must_call(self) -> bool:
-        """Whether the answer has at least one call."""
+        """Return whether the answer has at least one call."""
         return self.named is not None or self.use is ToolUse.REQUIRED
 
 
 def takes_several(wish: bool | None, *, must_call: bool) -> bool:
-    """Whether an answer may have several calls. `wish`: what a client says about that, None: nothing. `must_call`:
-    there is one at least; that is the only one then, unless the client asks for more, as a weak model that is bound to
-    call goes on and on.
+    """Return whether an answer may have several calls. `wish`: what a client says about that, None: nothing.
+    `must_call`: there is one at least; that is the only one then, unless the client asks for more, as a weak model that
+    is bound to call goes on and on.
     """
     return not must_call if wish is None else wish

@@ -28,7 +28,7 @@ from homenode.chat.whole_prompt import Arrangement, Messages, Rearrange
 
 
 def rearrangements(template: str, tool_format: ToolFormat) -> tuple[Rearrange, ...]:
-    """Those for a chat template of a model that writes calls in `tool_format`."""
+    """Return those for a chat template of a model that writes calls in `tool_format`."""
 
     def in_words(given: Arrangement) -> Arrangement:
         said = with_tools_in_words(given.messages, template, tool_format, given.tools) if given.tools else None

@@ -29,8 +29,8 @@ class SentText(NamedTuple):
 
 
 def sent_texts(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> list[SentText]:
-    """What a prompt is to show of a conversation and its tools, in order: contents, thoughts, calls with the texts of
-    their arguments, and of each tool its name, what it is for, and what is said of its parameters.
+    """Return what a prompt is to show of a conversation and its tools, in order: contents, thoughts, calls with the
+    texts of their arguments, and of each tool its name, what it is for, and what is said of its parameters.
     """
     found = [sent for tool in tools for sent in _of_tool(tool)]
     for message in messages:
@@ -39,8 +39,9 @@ def sent_texts(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[st
 
 
 def texts_left_out(prompt: str, sent: Sequence[SentText]) -> list[SentText]:
-    """Those that `prompt` does not show. Texts that are there twice have to be shown twice where their order is
-    kept."""
+    """Return those that `prompt` does not show. Texts that are there twice have to be shown twice where their order is
+    kept.
+    """
     lost: list[SentText] = []
     at = 0
     for each in sent:
@@ -133,7 +134,7 @@ def _leaves(arguments: Any) -> list[str]:
 
 
 def _end_of(prompt: str, text: str, at: int) -> int | None:
-    """Where the text ends in the prompt, behind `at` if it can be; None where it is not shown."""
+    """Return where the text ends in the prompt, behind `at` if it can be; None where it is not shown."""
     for form in _forms(text):
         for start in (at, 0):
             if (place := prompt.find(form, start)) >= 0:
@@ -164,7 +165,7 @@ def _escaped(text: str) -> Iterator[str]:
 
 
 def _shows_lines(prompt: str, text: str) -> bool:
-    """Whether the lines of a text are shown, as by a template that indents them or takes marks out of them."""
+    """Return whether the lines of a text are shown, as by a template that indents them or takes marks out of them."""
     lines = [line for line in map(str.strip, text.splitlines()) if line]
     if len(lines) < 2:
         return False

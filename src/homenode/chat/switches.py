@@ -53,7 +53,7 @@ def same_switch(template: str, values: dict[str, Any]) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=64)
 def _reads(template: str, name: str) -> bool:
-    """Whether a template looks at a variable, which is not a field of something and not a text."""
+    """Return whether a template looks at a variable, which is not a field of something and not a text."""
     return re.search(rf"(?<![\w.'\"/<]){name}\b(?!['\"])", template) is not None
 
 

@@ -160,8 +160,8 @@ def _with_empty(template: str, message: dict[str, Any]) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=64)
 def _shows_calls_or_text(template: str) -> bool:
-    """Whether a template has a branch for messages with calls that does not look at their content, beside another one
-    that shows content.
+    """Return whether a template has a branch for messages with calls that does not look at their content, beside
+    another one that shows content.
     """
     for branches in _branches(template):
         for number, (condition, text) in enumerate(branches):
@@ -174,7 +174,9 @@ def _shows_calls_or_text(template: str) -> bool:
 
 @functools.lru_cache(maxsize=64)
 def _shows(role: re.Pattern[str], template: str) -> bool:
-    """Whether a template has a branch that writes something or keeps content, in whose condition `role` is found."""
+    """Return whether a template has a branch that writes something or keeps content, in whose condition `role` is
+    found.
+    """
     return any(
         role.search(condition) and (_NO_OUTPUT.sub("", text) or _KEEPS_CONTENT.search(text))
         for branches in _branches(template)
@@ -196,7 +198,7 @@ def _branches(template: str) -> Iterator[list[tuple[str, str]]]:
 
 
 def text_before_calls(message: dict[str, Any]) -> list[dict[str, Any]]:
-    """What is said beside calls in a message of its own."""
+    """Return what is said beside calls in a message of its own."""
     if not message.get("tool_calls") or not message.get("content"):
         return [message]
     calls = {name: value for name, value in message.items() if name not in _THOUGHT_NAMES}

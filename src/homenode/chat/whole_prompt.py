@@ -50,7 +50,9 @@ class _Trial:
 
     @property
     def missing(self) -> tuple[bool, int]:
-        """What is smaller is better: a prompt before none, then how many texts it lacks, or prints with their parts."""
+        """Return what is smaller is better: a prompt before none, then how many texts it lacks, or prints with their
+        parts.
+        """
         return self.error is not None, sum(not sent.by_template for sent in self.lost) + self._prints_parts
 
     @property
@@ -112,7 +114,7 @@ class _Renderings:
 
     @property
     def open(self) -> bool:
-        """Whether one more may be rendered."""
+        """Return whether one more may be rendered."""
         return self._left > 0 and self._goes_on()
 
     def of(self, given: Arrangement) -> _Trial:

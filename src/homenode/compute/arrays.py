@@ -56,7 +56,7 @@ def largest(x: Array, axis: int) -> Array:
 
 @singledispatch
 def are_largest(x: Array, count: int) -> Array:
-    """Which values of each row are its `count` largest, as 1 and 0; of equals the first."""
+    """Return which values of each row are its `count` largest, as 1 and 0; of equals the first."""
     raise TypeError(f"no array: {type(x).__name__}")
 
 

@@ -53,8 +53,8 @@ def parse_device(word: str, accelerator_of: bool = True) -> str:
 
 
 def torch_missing(device: str, param: str = "stage_devices") -> UserError | None:
-    """Why the torch backend cannot be had for this device at all, if so: packages that are not installed. `param`: the
-    setting that asks for it.
+    """Return why the torch backend cannot be had for this device at all, if so: packages that are not installed.
+    `param`: the setting that asks for it.
     """
     if importlib.util.find_spec("torch") is None:
         return UnsupportedError(
@@ -69,8 +69,8 @@ def torch_missing(device: str, param: str = "stage_devices") -> UserError | None
 
 
 def device_problems(devices: Sequence[str]) -> list[UserError]:
-    """What is wrong with these devices on this machine: words that are none, packages and devices that are not there,
-    each named.
+    """Return what is wrong with these devices on this machine: words that are none, packages and devices that are not
+    there, each named.
 
     Torch is asked, in a process of its own, only where an accelerator is named. HostError when that process gives no
     answer.
@@ -132,13 +132,13 @@ def device_memory(devices: Sequence[str]) -> dict[str, tuple[int, int]]:
 
 
 def _count(kinds: Sequence[str]) -> dict[str, int]:
-    """How many devices of each kind torch sees."""
+    """Return how many devices of each kind torch sees."""
     answer = _asked(*kinds)
     return {kind: int(answer[kind]) for kind in kinds}
 
 
 def _asked(*arguments: str) -> dict[str, Any]:
-    """What torch says in a process of its own."""
+    """Return what torch says in a process of its own."""
     command = [sys.executable, "-m", "homenode.compute.torch.probe", *arguments]
     try:
         asked = subprocess.run(command, capture_output=True, timeout=_ASKED_S, check=False)
@@ -158,7 +158,7 @@ def _asked(*arguments: str) -> dict[str, Any]:
 
 
 def attention_problem(name: str, device: str, kv_dtype: str) -> UserError | None:
-    """Why this `--attention-backend` cannot serve this device with keys and values of this type, if so.
+    """Return why this `--attention-backend` cannot serve this device with keys and values of this type, if so.
     docs/attention.md has the table.
     """
     package = _ATTENTION_PACKAGES.get(name)

@@ -70,7 +70,7 @@ class KvLayout(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def has_copies(self) -> bool:
-        """Whether a head is in several regions."""
+        """Return whether a head is in several regions."""
         return sum(map(self.holds, self.regions)) > self.layers * self.kv_heads
 
 
@@ -79,7 +79,7 @@ class KvMemory(Protocol):
 
     @property
     def layout(self) -> KvLayout:
-        """Where everything is."""
+        """Return where everything is."""
 
     @property
     def fd(self) -> int:
@@ -89,7 +89,7 @@ class KvMemory(Protocol):
 
     @property
     def writable(self) -> bool:
-        """Whether it can be a target of copies, and its pieces be written."""
+        """Return whether it can be a target of copies, and its pieces be written."""
 
     def digests(
         self, table: Sequence[int], first_page: int, pages: int, tokens: int, page_tokens: int | None = None
@@ -122,8 +122,8 @@ class EpochWords(Protocol):
         """The word of a block."""
 
     def hold(self, blocks: Sequence[int], epochs: Sequence[int]) -> bool:
-        """Whether the words of these blocks are those. What was read of the blocks before is what they were then, what
-        is read after it, too.
+        """Return whether the words of these blocks are those. What was read of the blocks before is what they were
+        then, what is read after it, too.
         """
 
     def write(self, blocks: Sequence[int], epochs: Sequence[int]) -> None:

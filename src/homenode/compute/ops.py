@@ -42,7 +42,7 @@ class SharedWords(Protocol):
     """Words of 64 bits in memory that several processes write. ValueError for a word that is not there."""
 
     def load(self, word: int) -> int:
-        """What it is; whatever was written before it was stored is seen from now on."""
+        """Return what it is; whatever was written before it was stored is seen from now on."""
 
     def store(self, word: int, value: int) -> None:
         """Let it be seen after all that was written before."""
@@ -112,9 +112,9 @@ class LayerKv(NamedTuple):
 
     @classmethod
     def of_windows(cls, width: int, ratio: int) -> LayerKv:
-        """Where a layer keeps a row of `width` elements of every window of `ratio` tokens, and none of tokens: a row
-        lies whole in what is kept of those 16 tokens among which the last of its window is, as row (position of that
-        token % 16) // ratio of them.
+        """Return where a layer keeps a row of `width` elements of every window of `ratio` tokens, and none of tokens: a
+        row lies whole in what is kept of those 16 tokens among which the last of its window is, as row (position of
+        that token % 16) // ratio of them.
         """
         elements = -(-(-(-ROW_TOKENS // ratio) * width) // ROW_TOKENS)
         return cls(1, elements + elements % 2, 0)
@@ -416,7 +416,7 @@ class Routing:
 
     @property
     def by_logits(self) -> bool:
-        """Whether a choice without bias can be made by logits, whose order is that of the scores."""
+        """Return whether a choice without bias can be made by logits, whose order is that of the scores."""
         return self.score not in ("sigmoid", "sqrt_softplus") and (self.groups == 1 or self.group_score == "max")
 
 
@@ -573,7 +573,7 @@ class Ops(RowOps, Protocol):
     def choose_tokens(
         self, q: Tensor, weights: Tensor, k: Tensor, cache: KvCache, layer: int, count: int, ratio: int = 1
     ) -> Tensor:
-        """What `attention` takes as `chosen`: of each token the `count` positions up to its own whose scores are
+        """Return what `attention` takes as `chosen`: of each token the `count` positions up to its own whose scores are
         highest, of equals the earliest; all where there are no more.
 
         The score of a position is the sum over heads of weights[head] * max(q[head] . k, 0) with the k stored there.
@@ -585,9 +585,9 @@ class Ops(RowOps, Protocol):
     def choose_blocks(
         self, q: Tensor, k: Tensor, cache: KvCache, layer: int, block: int, count: int, local: int
     ) -> Tensor:
-        """What `attention` takes as `chosen` with a `chosen_block` of `block` positions: of each token and each head of
-        q the `count` blocks with positions up to its own whose scores are highest, of equals the earliest; all where
-        there are no more. The last `local` of them, from 1 to `count`, are chosen whatever their scores are.
+        """Return what `attention` takes as `chosen` with a `chosen_block` of `block` positions: of each token and each
+        head of q the `count` blocks with positions up to its own whose scores are highest, of equals the earliest; all
+        where there are no more. The last `local` of them, from 1 to `count`, are chosen whatever their scores are.
 
         Block i has the positions from i * block on; `block` is a multiple of 16 that divides 256. Its score is the
         highest q[head] . k with the k stored there of positions up to the token's. First k of the step's tokens is
@@ -860,9 +860,9 @@ class PackedBackend(Protocol):
         """
 
     def weights_from_packed(self, fd: int, locations: Sequence[PackedLocation]) -> list[tuple[Weight, str]]:
-        """What `write_packed` wrote at each location, and the checksum of what was read. ValueError when the file ends
-        early, HostError when reading fails. Many at once are read faster than one after the other: threads need not
-        wait for each other in between.
+        """Return what `write_packed` wrote at each location, and the checksum of what was read. ValueError when the
+        file ends early, HostError when reading fails. Many at once are read faster than one after the other: threads
+        need not wait for each other in between.
         """
 
 

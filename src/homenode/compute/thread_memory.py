@@ -23,7 +23,7 @@ class ThreadMemory:
     interleaved: bool = False
 
     def planned(self, ranges: Iterable[tuple[int, int, int]]) -> tuple[PlannedRange, ...]:
-        """What the native core says of its memory (address, bytes, home; -1: all in turn), in nodes."""
+        """Return what the native core says of its memory (address, bytes, home; -1: all in turn), in nodes."""
         return tuple(
             PlannedRange(at, size, self.nodes if home < 0 else (self.nodes[home],)) for at, size, home in ranges
         )

@@ -23,7 +23,7 @@ class EngineAssignment:
 
     @property
     def number(self) -> int:
-        """Which engine of the service it is; 0 for one that is alone."""
+        """Return which engine of the service it is; 0 for one that is alone."""
         return self.replica.number if self.replica else 0
 
     @property
@@ -35,8 +35,8 @@ class EngineAssignment:
 
     @property
     def process_name(self) -> str | None:
-        """What the engine's process is called; None for one that is alone. One of several with one worker is that
-        worker (see `plan.worker_layout`).
+        """Return what the engine's process is called; None for one that is alone. One of several with one worker is
+        that worker (see `plan.worker_layout`).
         """
         if self.replica is None:
             return None

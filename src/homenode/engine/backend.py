@@ -17,8 +17,8 @@ def make_backend(
     groups: Sequence[Sequence[int]] | None = None,
     memory: ThreadMemory | None = None,
 ) -> Backend:
-    """What computes, one thread on each of `cpus` (-1: not pinned), in the groups of `placement.team_groups`, with
-    memory of their homes.
+    """Return what computes, one thread on each of `cpus` (-1: not pinned), in the groups of `placement.team_groups`,
+    with memory of their homes.
 
     UserError for an unknown level, HostError where the native core is needed and was not compiled.
     """

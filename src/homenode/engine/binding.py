@@ -66,8 +66,8 @@ class EngineBinding:
 
     @property
     def free_of_compute(self) -> tuple[int, ...]:
-        """Where the loop, the scheduler and the front disturb no compute thread; empty where there is no such CPU, or
-        none is known.
+        """Return where the loop, the scheduler and the front disturb no compute thread; empty where there is no such
+        CPU, or none is known.
         """
         cpus = self.others or self.spare
         return cpus if set(cpus).isdisjoint(self.team) else ()
@@ -104,5 +104,5 @@ class Replica:
 
     @property
     def name(self) -> str:
-        """What its process is called."""
+        """Return what its process is called."""
         return f"homenode-worker-{self.number}"

@@ -20,7 +20,7 @@ _PROGRESS_STEPS = 200  # most messages about one loading
 
 
 def in_words(error: BaseException) -> tuple[str, str]:
-    """What ended an engine or a worker, as a class name of homenode.errors and a text."""
+    """Return what ended an engine or a worker, as a class name of homenode.errors and a text."""
     if isinstance(error, HomenodeError):
         return type(error).__name__, error.message
     if isinstance(error, MemoryError):

@@ -144,7 +144,7 @@ class PlacementConfig(NumaSettings):
 
     @property
     def given(self) -> bool:
-        """Whether anything was asked for."""
+        """Return whether anything was asked for."""
         return self != PlacementConfig()
 
 
@@ -251,7 +251,7 @@ class EngineConfig:
 
     @property
     def may_be_several(self) -> bool:
-        """Whether these settings can mean more than one engine: by number, or one for each NUMA node."""
+        """Return whether these settings can mean more than one engine: by number, or one for each NUMA node."""
         return self.parallel.data_parallel_size > 1 or self.placement.numa in ("auto", "replicate")
 
     @classmethod

@@ -14,17 +14,17 @@ CPU = "cpu"
 
 
 def is_torch(device: str) -> bool:
-    """Whether the torch backend computes there."""
+    """Return whether the torch backend computes there."""
     return device.startswith("torch:")
 
 
 def is_accelerator(device: str) -> bool:
-    """Whether it has memory of its own."""
+    """Return whether it has memory of its own."""
     return is_torch(device) and device != "torch:cpu"
 
 
 def is_npu(device: str) -> bool:
-    """Whether it is an Ascend NPU, whose driver has threads and interrupts with CPUs of their own."""
+    """Return whether it is an Ascend NPU, whose driver has threads and interrupts with CPUs of their own."""
     return device.startswith("torch:npu")
 
 

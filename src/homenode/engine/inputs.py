@@ -86,7 +86,7 @@ def flatten(parts: Iterable[PromptPart]) -> FlatPrompt:
 
 
 def rows_problem(ids: Sequence[int], rows: Sequence[PlacedRows]) -> str | None:
-    """What is wrong with a flat prompt; None where every position has an id or a row, and rows are whole."""
+    """Return what is wrong with a flat prompt; None where every position has an id or a row, and rows are whole."""
     past = 0
     for placed in rows:
         own = placed.rows
@@ -112,9 +112,9 @@ def rows_between(rows: Sequence[PlacedRows], start: int, end: int) -> tuple[Step
 
 
 def digests_between(rows: Sequence[PlacedRows], start: int, end: int) -> bytes:
-    """What tells the rows at positions start .. end - 1 from others: their places within, and their digests, however
-    they were cut into parts. Nothing where there are none; else never as long as some ids of eight bytes, beside which
-    a hash takes it in.
+    """Return what tells the rows at positions start .. end - 1 from others: their places within, and their digests,
+    however they were cut into parts. Nothing where there are none; else never as long as some ids of eight bytes,
+    beside which a hash takes it in.
     """
     places: list[int] = []
     digests = b""

@@ -28,8 +28,8 @@ class SettingProblems:
                 self._found.setdefault(problem.message, problem)
 
     def of(self, decide: Callable[[], T], otherwise: T) -> T:
-        """What `decide` returns; `otherwise` where it raises UserError, which is kept, so that what can be judged
-        without that decision is judged as well.
+        """Return what `decide` returns; `otherwise` where it raises UserError, which is kept, so that what can be
+        judged without that decision is judged as well.
         """
         try:
             return decide()

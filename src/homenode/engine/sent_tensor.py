@@ -147,7 +147,7 @@ def _described(pickled: bytes) -> _Described:
 
 
 def _followed(pickled: bytes) -> Any:
-    """What the instructions of a pickle leave, with (name, arguments) for what would be called."""
+    """Return what the instructions of a pickle leave, with (name, arguments) for what would be called."""
     stack: list[Any] = []
     memo: dict[Any, Any] = {}
     mark = object()

@@ -54,7 +54,7 @@ class SequenceText:
 
     @property
     def has_stops(self) -> bool:
-        """Whether some of the text may be held back because a stop string may begin with it."""
+        """Return whether some of the text may be held back because a stop string may begin with it."""
         return self._stops is not None
 
     def feed(self, output: Output) -> DecodedText:
@@ -79,7 +79,7 @@ class SequenceText:
         return DecodedText(text + shown, last + 1, offsets, reason, matched)
 
     def _take(self, text: str, hidden: str = "") -> tuple[str, str | None]:
-        """What may be shown of `text`, and the stop string that it, or the special token `hidden` after it,
+        """Return what may be shown of `text`, and the stop string that it, or the special token `hidden` after it,
         completes.
         """
         self._length += len(text)

@@ -75,12 +75,12 @@ class Equivalent:
         return tuple(_spelt(name) for name in self.names.split())
 
     def of(self, value: str) -> Meaning | None:
-        """What it means with this value; None: it is our own setting, and the value is one of ours or wrong."""
+        """Return what it means with this value; None: it is our own setting, and the value is one of ours or wrong."""
         return self.values.get(value.strip().lower(), self.meaning)
 
     @property
     def switched_off(self) -> Meaning | None:
-        """What `--no-name` of a switch means."""
+        """Return what `--no-name` of a switch means."""
         match self.meaning:
             case Taken(flag, value, note) if value in (None, "off"):
                 return Taken(flag, "off" if value is None else None, note)

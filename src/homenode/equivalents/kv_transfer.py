@@ -118,7 +118,7 @@ CONNECTOR_KEYS: Mapping[str, Meaning] = {
 
 
 def role_of_connector(connector: object, role: object) -> Meaning:
-    """What vLLM's `kv_role` is here: that of both parts depends on the connector."""
+    """Return what vLLM's `kv_role` is here: that of both parts depends on the connector."""
     roles: dict[str, Meaning] = {
         "kv_producer": Taken("pd_role", "sender"),
         "kv_consumer": Taken("pd_role", "receiver"),
@@ -129,7 +129,7 @@ def role_of_connector(connector: object, role: object) -> Meaning:
 
 
 def meaning_of_key(key: str) -> Meaning | None:
-    """What a key of LMCache's files is here that no setting of ours has as its name; None: nobody knows it."""
+    """Return what a key of LMCache's files is here that no setting of ours has as its name; None: nobody knows it."""
     if key in ALIASES:
         return Taken(ALIASES[key])
     return KEYS.get(key) or next((FAMILIES[start] for start in FAMILIES if key.startswith(start)), None)

@@ -25,7 +25,7 @@ class KnownFlag(NamedTuple):
     off: bool = False
 
     def meaning(self, value: str) -> Meaning | None:
-        """What it means with this value; None: it is left to our own setting of the same name."""
+        """Return what it means with this value; None: it is left to our own setting of the same name."""
         return self.row.switched_off if self.off else self.row.of(value)
 
 

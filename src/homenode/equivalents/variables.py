@@ -59,8 +59,9 @@ class VariableSettings:
 
 
 def read_variables(env: Mapping[str, str], own: Mapping[str, OwnFlag]) -> VariableSettings:
-    """What variables of other programs say of a command with these flags. What a flag would be refused for is told
-    alone: a variable may be meant for another program on the same machine."""
+    """Return what variables of other programs say of a command with these flags. What a flag would be refused for is
+    told alone: a variable may be meant for another program on the same machine.
+    """
     found = VariableSettings()
     for name in sorted(name for name in env if name in FLAGS and env[name]):
         made = translate(_words(FLAGS[name], env[name]), own, takes_model=False)

@@ -124,7 +124,9 @@ def _encoded(spec: GrammarSpec, place: FieldPath) -> bytes:
 
 
 def keep_schema(schema: Any, place: FieldPath, *, strict: bool) -> KeptSchema:
-    """What grammars keep of a schema. UserError for one that is too large, or of which something strict is not kept."""
+    """Return what grammars keep of a schema. UserError for one that is too large, or of which something strict is not
+    kept.
+    """
     document = SchemaDocument(schema, place)
     document.check_size()
     return kept_schema(document, functools.cache(_pattern_fault), strict=strict)
@@ -215,7 +217,7 @@ def _tag_content(left_out: list[FieldPath], kind: str, value: Any, place: FieldP
 
 
 def _pattern_fault(pattern: str) -> str | None:
-    """Why `pattern` is none that a schema may have."""
+    """Return why `pattern` is none that a schema may have."""
     if len(pattern) > _LONGEST_TEXT or _depth(pattern) > _DEEPEST_TEXT:
         return "it is too long or nested too deeply"
     return grammar_fault(f"start: {json_lark({'type': 'string', 'pattern': pattern})}")

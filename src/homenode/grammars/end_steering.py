@@ -40,8 +40,8 @@ def short_end(ends: ShortEnds, matcher: LLMatcher, looks: int = _LOOKS) -> End |
 
 
 def can_be_steered(ends: ShortEnds, matcher: LLMatcher) -> bool:
-    """Whether a matcher of this grammar, which is at its beginning, can take tokens back; llguidance cannot where parts
-    have a limit of tokens or texts that stop them.
+    """Return whether a matcher of this grammar, which is at its beginning, can take tokens back; llguidance cannot
+    where parts have a limit of tokens or texts that stop them.
     """
     copy = matcher.deep_copy()
     token = ends.any_token(copy)
@@ -74,7 +74,7 @@ class EndSteering:
 
     @property
     def end(self) -> End | None:
-        """What completes the text from where its matcher is, None while that is not known."""
+        """Return what completes the text from where its matcher is, None while that is not known."""
         return self._known.end
 
     def follow(self, matcher: LLMatcher, token: int, left: int) -> None:
@@ -83,8 +83,8 @@ class EndSteering:
             self._known = self._after(matcher, token, left)
 
     def admits(self, matcher: LLMatcher, token: int, left: int) -> bool:
-        """Whether the text can be completed with `left` tokens after `token`, or cannot be completed in time anyway. If
-        so the matcher has taken it; else nothing has changed.
+        """Return whether the text can be completed with `left` tokens after `token`, or cannot be completed in time
+        anyway. If so the matcher has taken it; else nothing has changed.
         """
         if not matcher.consume_token(token):
             return True
@@ -100,7 +100,7 @@ class EndSteering:
         return True
 
     def _after(self, matcher: LLMatcher, token: int, left: int) -> _Known:
-        """What is known after `token`, which the matcher has taken."""
+        """Return what is known after `token`, which the matcher has taken."""
         known, end = self._known, self._known.end
         if matcher.is_accepting():
             return known._replace(end=(), in_words=False, unseen=0)

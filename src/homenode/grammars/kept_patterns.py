@@ -10,8 +10,8 @@ _BOUNDARIES = ("\\b", "\\B")
 
 
 def kept_pattern(pattern: str, fault: Callable[[str], str | None]) -> str | None:
-    """What of a pattern a grammar can keep: all of it, or what is left without look-arounds and word boundaries; None
-    where that is nothing. `fault`: why a pattern cannot be kept, None if it can be.
+    """Return what of a pattern a grammar can keep: all of it, or what is left without look-arounds and word boundaries;
+    None where that is nothing. `fault`: why a pattern cannot be kept, None if it can be.
     """
     if fault(pattern) is None:
         return pattern
@@ -20,7 +20,7 @@ def kept_pattern(pattern: str, fault: Callable[[str], str | None]) -> str | None
 
 
 def is_pattern(pattern: str) -> bool:
-    """Whether a pattern that cannot be kept is a regular expression all the same."""
+    """Return whether a pattern that cannot be kept is a regular expression all the same."""
     try:
         re.compile(pattern)
     except (re.error, RecursionError, OverflowError):

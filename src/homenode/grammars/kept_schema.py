@@ -37,8 +37,8 @@ class KeptSchema:
 
 
 def kept_schema(document: SchemaDocument, pattern_fault: PatternFault, *, strict: bool) -> KeptSchema:
-    """What is kept of a schema whose size was checked. `pattern_fault`: why a regular expression cannot be kept, None
-    if it can be. `strict`: nothing is left out that says anything; whoever checks the schema refuses it.
+    """Return what is kept of a schema whose size was checked. `pattern_fault`: why a regular expression cannot be kept,
+    None if it can be. `strict`: nothing is left out that says anything; whoever checks the schema refuses it.
     """
     reducer = _SchemaReducer(document, pattern_fault, strict)
     schema = reducer.kept(document.root, document.place)
@@ -78,7 +78,7 @@ class _SchemaReducer:
         return self.kept(value, place) if word in (*SINGLE, *_WIDENED) and isinstance(value, dict) else value
 
     def _resolved(self, node: Any) -> Any:
-        """What a schema that is nothing but a reference refers to."""
+        """Return what a schema that is nothing but a reference refers to."""
         for _ in range(8):
             if not isinstance(node, dict) or not isinstance(node.get("$ref"), str) or says_more(node, "$ref"):
                 return node
@@ -119,7 +119,9 @@ class _SchemaReducer:
             self.left_out.append(place / "format")
 
     def _rest(self, pattern: str) -> str | None:
-        """What is kept of a pattern; itself where it is none, which whoever checks it says, and when time is up."""
+        """Return what is kept of a pattern; itself where it is none, which whoever checks it says, and when
+        time is up.
+        """
         if time.monotonic() > self._until or len(pattern) > 10_000 or not is_pattern(pattern):
             return pattern
         return kept_pattern(pattern, self._pattern_fault)

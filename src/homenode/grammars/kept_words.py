@@ -49,17 +49,17 @@ _NUMBERS = ("minProperties", "maxProperties")
 
 
 def allows_all(schema: Any) -> bool:
-    """Whether a schema says of no value that it does not fit."""
+    """Return whether a schema says of no value that it does not fit."""
     return schema is True or (isinstance(schema, dict) and (schema.keys() <= _REMARKS or schema == {"not": False}))
 
 
 def allows_none(schema: Any) -> bool:
-    """Whether a schema says of every value that it does not fit."""
+    """Return whether a schema says of every value that it does not fit."""
     return schema is False or (isinstance(schema, dict) and _never(schema))
 
 
 def says_more(schema: Node, word: str) -> bool:
-    """Whether a schema says anything but `word` of values."""
+    """Return whether a schema says anything but `word` of values."""
     return not schema.keys() - _REMARKS - {"$defs", "definitions"} <= {word}
 
 
@@ -247,7 +247,7 @@ def _unique(node: Node, resolve: Resolve) -> None:
 
 
 def _count(schema: Any) -> int | None:
-    """How many values fit; None where they are not listed."""
+    """Return how many values fit; None where they are not listed."""
     if not isinstance(schema, dict):
         return None
     if (fixed := fixed_values(schema)) is not None:
@@ -321,7 +321,7 @@ def _unevaluated(node: Node, resolve: Resolve) -> None:
 
 
 def _may_lack(node: Node) -> bool:
-    """Whether an object has properties that may be missing, beside which a number of properties is not kept."""
+    """Return whether an object has properties that may be missing, beside which a number of properties is not kept."""
     properties, required = node.get("properties"), node.get("required", ())
     return isinstance(properties, dict) and isinstance(required, list | tuple) and not properties.keys() <= {*required}
 

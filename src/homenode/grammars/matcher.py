@@ -52,7 +52,7 @@ def try_grammar_text(vocabulary: Vocabulary, grammar: str) -> None:
 
 
 def grammar_fault(grammar: str) -> str | None:
-    """Why a grammar in Lark is none, whatever the vocabulary; None if it is one."""
+    """Return why a grammar in Lark is none, whatever the vocabulary; None if it is one."""
     from llguidance import LLMatcher, LLParserLimits
 
     try:
@@ -70,7 +70,7 @@ def _unforced(grammar: str) -> str:
 
 
 def reason_of(matcher: LLMatcher) -> str:
-    """What is wrong with a matcher that is in error, in a line."""
+    """Return what is wrong with a matcher that is in error, in a line."""
     return _shortened(str(matcher.get_error()))
 
 

@@ -62,7 +62,7 @@ class SchemaDocument:
                 left += [(child, where, depth + 1) for child, where in children(node, place)]
 
     def target(self, reference: Any, place: FieldPath) -> tuple[Any, FieldPath]:
-        """What a `$ref` at `place` points to, and where that stands. UserError for what cannot be followed."""
+        """Return what a `$ref` at `place` points to, and where that stands. UserError for what cannot be followed."""
         if not isinstance(reference, str):
             raise place.refusal(f"a reference is a text, not {shown(reference)}")
         if reference != "#" and not reference.startswith("#/"):

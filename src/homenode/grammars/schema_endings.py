@@ -37,7 +37,7 @@ class _Endings:
         self._document, self._ending = document, ending
 
     def ends(self, node: dict[str, Any]) -> bool:
-        """Whether that is known by now."""
+        """Return whether that is known by now."""
         if fixed_values(node) is not None:
             return True
         if "$ref" in node and not self._known(self._document.target(node["$ref"], FieldPath(""))[0]):

@@ -41,7 +41,7 @@ def json_lark(schema: Any, *, lenient: bool = False) -> str:
 
 
 def _combines(document: SchemaDocument) -> bool:
-    """Whether properties of one object may come from several schemas, none of which may then close it."""
+    """Return whether properties of one object may come from several schemas, none of which may then close it."""
     for node, _ in document.parts():
         if isinstance(node, dict):
             combining = sum(word in node for word in _COMBINING)
@@ -77,7 +77,7 @@ def _with_bounds(node: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_integer(kinds: Any) -> bool:
-    """Whether numbers of these types are integers."""
+    """Return whether numbers of these types are integers."""
     return kinds == "integer" or (isinstance(kinds, list) and "integer" in kinds and "number" not in kinds)
 
 
@@ -119,7 +119,7 @@ def _is_remark(word: str, value: Any) -> bool:
 
 
 def _may_close(node: dict[str, Any]) -> bool:
-    """Whether all that an object requires is among its properties, and it says nothing of others."""
+    """Return whether all that an object requires is among its properties, and it says nothing of others."""
     if {"additionalProperties", "patternProperties", "minProperties"} & node.keys():
         return False
     return all(name in node["properties"] for name in node.get("required", []))

@@ -25,7 +25,7 @@ def type_names(node: dict[str, Any]) -> tuple[str, ...]:
 
 
 def is_of_type(value: Any, name: str) -> bool:
-    """Whether a value of JSON has a type of JSON Schema, for which 1.0 is an integer."""
+    """Return whether a value of JSON has a type of JSON Schema, for which 1.0 is an integer."""
     if name in ("integer", "number"):
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         return is_number and (name == "number" or _is_whole(value))
@@ -56,7 +56,7 @@ def fixed_values(node: dict[str, Any]) -> list[Any] | None:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether two values of JSON are equal: 1 and 1.0 are, 1 and true are not."""
+    """Return whether two values of JSON are equal: 1 and 1.0 are, 1 and true are not."""
     if isinstance(a, bool) or isinstance(b, bool):
         return a is b
     if isinstance(a, list) and isinstance(b, list):
@@ -109,7 +109,7 @@ class SchemaValues:
         return self._kinds_apart(a, b, depth)
 
     def _gives_up(self, depth: int) -> bool:
-        """Whether enough was looked at: what is left is not known."""
+        """Return whether enough was looked at: what is left is not known."""
         self._left -= 1
         return depth == 0 or self._left < 0
 
@@ -122,7 +122,7 @@ class SchemaValues:
             return True
 
     def _kinds_apart(self, a: dict[str, Any], b: dict[str, Any], depth: int) -> bool:
-        """Whether each type that both may have has no common value."""
+        """Return whether each type that both may have has no common value."""
         common = {_kind(name) for name in type_names(a)} & {_kind(name) for name in type_names(b)}
         for kind in common:
             if kind == "number":
@@ -143,7 +143,7 @@ class SchemaValues:
         return False
 
     def _within(self, value: Any, node: dict[str, Any], depth: int) -> bool:
-        """Whether bounds, lengths, keys and items may fit."""
+        """Return whether bounds, lengths, keys and items may fit."""
         if isinstance(value, str):
             return _least(node, "Length") <= len(value) <= _most(node, "Length")
         if is_of_type(value, "number"):

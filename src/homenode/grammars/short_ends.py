@@ -79,14 +79,14 @@ class ShortEnds:
         return cut if cut is not None and len(cut) < len(end) and self.completes(matcher, cut) else end
 
     def completes(self, matcher: LLMatcher, end: End) -> bool:
-        """Whether the text would be complete with `end`. The matcher is where it was afterwards."""
+        """Return whether the text would be complete with `end`. The matcher is where it was afterwards."""
         taken = matcher.try_consume_tokens(list(end))
         complete = bool(taken == len(end) and matcher.is_accepting())
         matcher.rollback(taken)
         return complete
 
     def begun(self, end: End, token: int) -> End | None:
-        """What is left of an end whose text begins with that of `token`; None where it does not."""
+        """Return what is left of an end whose text begins with that of `token`; None where it does not."""
         if token == end[0]:
             return end[1:]
         text, begin = self._texts[token], b""
@@ -97,27 +97,31 @@ class ShortEnds:
         return self._without(end, len(text)) if text and token not in self._special and begin.startswith(text) else None
 
     def carried(self, matcher: LLMatcher, end: End, token: int) -> End | None:
-        """What is left of an end after `token`, which the matcher has just taken: what follows the bytes of it that the
-        token has, all of it, or all but its first tokens, for which the token stands. None where it ends nothing any
-        more.
+        """Return what is left of an end after `token`, which the matcher has just taken: what follows the bytes of it
+        that the token has, all of it, or all but its first tokens, for which the token stands. None where it ends
+        nothing any more.
         """
         return next((rest for rest in self._rests(end, token) if self.completes(matcher, rest)), None)
 
     def closes(self, token: int) -> bool:
-        """Whether it is brackets or quotes."""
+        """Return whether it is brackets or quotes."""
         return bool(self._kinds[token] <= _BRACKET)
 
     def is_number(self, token: int) -> bool:
-        """Whether it is digits, and nothing beside them: words, which a longer one may run past an end, are not."""
+        """Return whether it is digits, and nothing beside them: words, which a longer one may run past an
+        end, are not.
+        """
         return self._texts[token].isdigit()
 
     def are_figures(self, candidates: Sequence[int]) -> bool:
-        """Whether digits and small letters may come and nothing else but capitals, as within hexadecimal numbers."""
+        """Return whether digits and small letters may come and nothing else but capitals, as within hexadecimal
+        numbers.
+        """
         kinds = {int(self._kinds[token]) for token in candidates}
         return {_DIGIT, _LOWER} <= kinds <= {_DIGIT, _LOWER, _UPPER}
 
     def is_plain(self, token: int) -> bool:
-        """Whether it has nothing but what words and sentences have: it opens no part of a form, as a rule."""
+        """Return whether it has nothing but what words and sentences have: it opens no part of a form, as a rule."""
         return token not in self._special and not self._texts[token].translate(None, _PLAIN)
 
     def mark(self, mask: npt.NDArray[np.uint32]) -> int:
@@ -263,7 +267,7 @@ class _Search:
             self._push(node.cost + 2, (*path, _EACH_BYTE), known, unchanged)
 
     def _mask(self) -> npt.NDArray[np.uint32]:
-        """Where the matcher is; overwritten by the next one of this search."""
+        """Return where the matcher is; overwritten by the next one of this search."""
         self._ends.compute_mask(self._matcher, self._address)
         return self._scratch
 

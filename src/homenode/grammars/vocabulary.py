@@ -22,7 +22,7 @@ class TokenTexts(Protocol):
 
     @property
     def bytes_are_text(self) -> bool:
-        """Whether the text of an answer is what the bytes of its tokens spell, one after another."""
+        """Return whether the text of an answer is what the bytes of its tokens spell, one after another."""
 
     @property
     def special_token_ids(self) -> Collection[int]:

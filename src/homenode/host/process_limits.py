@@ -52,8 +52,9 @@ def require_data_limit(command: Sequence[str]) -> None:
 
 
 def on_large_stack(function: Callable[[], T]) -> T:
-    """What `function` returns or raises; where the first thread's stack is too small for kernels it runs on another
-    thread."""
+    """Return what `function` returns or raises; where the first thread's stack is too small for kernels it runs on
+    another thread.
+    """
     ensure_thread_stacks()
     if not _is_small_here():
         return function()

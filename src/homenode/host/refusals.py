@@ -68,7 +68,9 @@ def reason_of(error: OSError) -> str:
 
 
 def with_limit(said: str, code: int | None) -> str:
-    """What was said of an error with this errno, and the limit of this process that is behind it, where one is set."""
+    """Return what was said of an error with this errno, and the limit of this process that is behind it, where one is
+    set.
+    """
     name, flag, unit, of_unit = _LIMITS.get(code or 0, ("", "", 1, ""))
     if code == errno.EAGAIN:
         return f"{said}; see {_THREADS}" if "pthread_create" in said or "fork" in said else said

@@ -34,7 +34,7 @@ class Repetitions:
         self._windows: dict[Hashable, _Window] = {}
 
     def admit(self, kind: Hashable, now: float) -> bool:
-        """Whether a record of this kind is written; else it is counted."""
+        """Return whether a record of this kind is written; else it is counted."""
         if kind not in self._windows and len(self._windows) >= _MOST_KINDS:
             self._windows.pop(next(iter(self._windows)))
         window = self._windows.setdefault(kind, _Window(now))
@@ -100,8 +100,8 @@ class CountingHandler(logging.StreamHandler[TextIO]):
 
 
 def kind_of(record: logging.LogRecord) -> Hashable:
-    """What records of one kind have in common: who logs, the text before its values are put in, and where the error was
-    raised.
+    """Return what records of one kind have in common: who logs, the text before its values are put in, and where the
+    error was raised.
     """
     where: tuple[Hashable, ...] = ()
     if record.exc_info and record.exc_info[0] is not None:

@@ -58,7 +58,7 @@ class QueuedStream(io.TextIOBase):
         return self._descriptor
 
     def isatty(self) -> bool:
-        """Whether that is a terminal."""
+        """Return whether that is a terminal."""
         return os.isatty(self._descriptor)
 
     def write(self, text: str, /) -> int:
@@ -95,7 +95,8 @@ class QueuedStream(io.TextIOBase):
                 self._changed.notify_all()
 
     def _take(self) -> tuple[bytes, int]:
-        """What to write next, many lines at a time as they may come faster than they go, and how much of it was queued.
+        """Return what to write next, many lines at a time as they may come faster than they go, and how much of it was
+        queued.
 
         A line about what was dropped stands behind all that was queued before.
         """

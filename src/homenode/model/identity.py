@@ -69,7 +69,7 @@ class CommonIdentity:
         self._first: ModelIdentity | None = None
 
     def objection(self, who: str, identity: ModelIdentity | None) -> str | None:
-        """Why `who` (one of the group, in words) may not work with the others, for people; None where it may."""
+        """Return why `who` (one of the group, in words) may not work with the others, for people; None where it may."""
         if identity is None:
             return None
         self._first = self._first or identity
@@ -78,7 +78,7 @@ class CommonIdentity:
 
 
 def replaced_sentence(who: str, model: str, difference: str) -> str:
-    """What is told of a process that has read other files than those it is to work with."""
+    """Return what is told of a process that has read other files than those it is to work with."""
     return (
         f"{who} has read another model at {model} than those it is to work with: {difference}. The files were replaced "
         "while the model was started or served: start the server again to serve what is there now, or put the earlier "

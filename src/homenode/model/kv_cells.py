@@ -52,8 +52,8 @@ class KvCells:
 
 
 def kv_cells(spec: ModelSpec) -> KvCells | None:
-    """Those of a model; None where its layers have one shape, or a layer has keys and values that are not as wide as
-    each other.
+    """Return those of a model; None where its layers have one shape, or a layer has keys and values that are not as
+    wide as each other.
     """
     own = dict(_own_layers(spec))
     index = {layer: spec.index_kv(layer) for layer in spec.index_layers(0, spec.num_layers)}

@@ -108,7 +108,7 @@ class ModelPart:
 
     @property
     def is_whole(self) -> bool:
-        """Whether this is all of the model."""
+        """Return whether this is all of the model."""
         return self.stages == self.ranks == 1
 
     @property

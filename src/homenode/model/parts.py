@@ -55,7 +55,9 @@ def plan_parts(spec: ModelSpec, alignments: Mapping[str, Alignment], how: Partit
 
 
 def read_layer_split(setting: str) -> tuple[int, ...] | None:
-    """What `--layer-split` says: None for auto, else the layers of each stage. UserError when it says neither."""
+    """Return what `--layer-split` says: None for auto, else the layers of each stage. UserError when it
+    says neither.
+    """
     if setting == "auto":
         return None
     words = setting.split(",")
@@ -216,7 +218,9 @@ class _RankShards:
 
 
 def _head_alignment(spec: ModelSpec, alignments: Mapping[str, Alignment]) -> Alignment:
-    """Where the columns of query heads may be cut; those of another width per head count as so many whole heads."""
+    """Return where the columns of query heads may be cut; those of another width per head count as so many
+    whole heads.
+    """
     found = alignments.get("query", Alignment())
     for name, width in spec.head_widths.items():
         each = alignments.get(name, Alignment())
@@ -237,7 +241,7 @@ def _heads_of(spec: ModelSpec, layer: int) -> _Heads:
 
 
 def _kinds_of_heads(spec: ModelSpec) -> list[_Heads]:
-    """Those of the model's layers, each kind once."""
+    """Return those of the model's layers, each kind once."""
     return list(dict.fromkeys(_heads_of(spec, layer) for layer in range(spec.num_layers)))
 
 

@@ -80,7 +80,7 @@ QWEN3_TEMPLATE = (
 
 
 def row_name(tensor: str, row: int) -> str:
-    """What one row of a matrix is called as a tensor of its own."""
+    """Return what one row of a matrix is called as a tensor of its own."""
     return f"{tensor}#{row}"
 
 

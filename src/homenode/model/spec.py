@@ -133,14 +133,14 @@ class StateMixer(Protocol):
         """Lengths of its tensors, by the names that parameter tables have for them."""
 
     def ranges(self, part: Any) -> Mapping[str, Any]:
-        """What a `ModelPart` has of each, as `IndexRange`."""
+        """Return what a `ModelPart` has of each, as `IndexRange`."""
 
     def state(self, part: Any) -> LayerState:
-        """What a layer keeps of a sequence in a `ModelPart`."""
+        """Return what a layer keeps of a sequence in a `ModelPart`."""
 
     def by_kv_head(self, part: Any) -> tuple[IntArray, IntArray]:
-        """Which channels of the convolution and which matrices of a layer in a `ModelPart` go with each of its KV
-        heads, both [KV heads, so many]. A channel may go with several, each KV head of the model with equally many
+        """Return which channels of the convolution and which matrices of a layer in a `ModelPart` go with each of its
+        KV heads, both [KV heads, so many]. A channel may go with several, each KV head of the model with equally many
         matrices.
         """
 
@@ -243,13 +243,15 @@ class ModelSpec:
     attention_mask: AttentionMask = "causal"
 
     def own_as(self, kind: type[_Own]) -> _Own:
-        """What no other architecture has, of the class that this one's file has for it."""
+        """Return what no other architecture has, of the class that this one's file has for it."""
         assert isinstance(self.own, kind)
         return self.own
 
     @property
     def encodes(self) -> bool:
-        """Whether its tokens see what comes behind them, so that it makes vectors or scores of whole texts only."""
+        """Return whether its tokens see what comes behind them, so that it makes vectors or scores of whole
+        texts only.
+        """
         return self.attention_mask != "causal"
 
     @property
@@ -258,7 +260,7 @@ class ModelSpec:
         return self.streams * self.hidden_size
 
     def state_of(self, layer: int) -> LayerState | None:
-        """What a layer of the model keeps of a sequence besides keys and values, None where it keeps nothing."""
+        """Return what a layer of the model keeps of a sequence besides keys and values, None where it keeps nothing."""
         return self.layer_states[layer] if self.layer_states else None
 
     def donor_of(self, layer: int) -> int:
@@ -317,7 +319,7 @@ class ModelSpec:
         return max(chooser for chooser in self.indexer.layers if chooser <= layer)
 
     def chooses(self, layer: int) -> bool:
-        """Whether a layer attends to tokens that an indexer chooses, its own or an earlier layer's."""
+        """Return whether a layer attends to tokens that an indexer chooses, its own or an earlier layer's."""
         return self.indexer is not None and self.chooser_of(layer) in self.indexer.layers
 
     def index_layers(self, first: int, past: int) -> dict[int, int]:
@@ -335,12 +337,12 @@ class ModelSpec:
         return (self.pooled.ratios[layer] or 1) if self.pooled is not None else 1
 
     def index_kv(self, layer: int) -> LayerKv:
-        """What a layer that has an indexer keeps of a token for it."""
+        """Return what a layer that has an indexer keeps of a token for it."""
         assert self.indexer is not None
         return LayerKv.of_windows(self.indexer.width, self.window_tokens(layer))
 
     def pooled_kv(self, layer: int) -> LayerKv:
-        """What a layer that keeps rows of windows keeps of a token for them."""
+        """Return what a layer that keeps rows of windows keeps of a token for them."""
         assert self.pooled is not None
         return LayerKv.of_windows(self.pooled.width, self.window_tokens(layer))
 
@@ -353,7 +355,7 @@ class ModelSpec:
         return {layer: before + number for number, layer in enumerate(having)}
 
     def has_rope(self, layer: int) -> bool:
-        """Whether a layer of the model rotates its queries and keys."""
+        """Return whether a layer of the model rotates its queries and keys."""
         return not self.rope_layers or self.rope_layers[layer]
 
     def window_of(self, layer: int) -> int | None:
@@ -388,7 +390,7 @@ class TensorEntry:
 
     @property
     def stored(self) -> tuple[TensorEntry, ...]:
-        """What of it lies in files."""
+        """Return what of it lies in files."""
         return (self,) if self.coded is None else self.coded.parts
 
     @property
@@ -468,7 +470,7 @@ class Checkpoint(Protocol):
 
     @property
     def files(self) -> FilesRead:
-        """What opening it has read, and of which files."""
+        """Return what opening it has read, and of which files."""
 
     @property
     def tensors(self) -> dict[str, TensorEntry]:

@@ -62,7 +62,7 @@ class ScanSpec:
         return IndexRange(first, past - first)
 
     def norm_is_apart(self, part: ModelPart) -> bool:
-        """Whether a norm is over what several ranks have."""
+        """Return whether a norm is over what several ranks have."""
         return any(count % self.together for count in part.state_counts)
 
     def dimensions(self) -> dict[str, int]:

@@ -42,8 +42,8 @@ _decode_release = decode_as(ReleaseRequest, HINTS)
 
 
 async def kv_transfer(state: ServerState, request: Request) -> Response:
-    """What this server publishes about its part in handing KV over; 404 where it has none, 503 while it takes no new
-    requests.
+    """Return what this server publishes about its part in handing KV over; 404 where it has none, 503 while it takes no
+    new requests.
     """
     document = published_of(state)
     state.check_available()

@@ -130,7 +130,7 @@ def _content(operation: Operation) -> dict[str, Any]:
 
 
 def _stream_content(operation: Operation) -> dict[str, Any]:
-    """What a stream is, by its content type."""
+    """Return what a stream is, by its content type."""
     refs = " or ".join(_ref(kind)["$ref"] for kind in operation.stream_types)
     if operation.stream_form is LINES:
         text = {"type": "string", "description": f"JSON of {refs} on each line"}

@@ -122,7 +122,7 @@ class StageCost:
 
     @property
     def chosen(self) -> int | None:
-        """How many tokens a layer looks at where indexers choose them; None: all."""
+        """Return how many tokens a layer looks at where indexers choose them; None: all."""
         found = (worker.work.indexer for worker in self.workers)
         return next((indexer.chosen for indexer in found if indexer is not None), None)
 

@@ -40,7 +40,7 @@ class ShapeCheckpoint:
 
 
 def shape_checkpoint(text: str) -> ShapeCheckpoint:
-    """What `shape:...` describes. UserError naming the figure that is missing, unknown or cannot be."""
+    """Return what `shape:...` describes. UserError naming the figure that is missing, unknown or cannot be."""
     words = dict(_words(text))
     fmt = words.pop("format", "BF16").upper()
     if fmt not in BY_NAME:

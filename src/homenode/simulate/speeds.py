@@ -47,8 +47,9 @@ class Speeds:
 
 
 def read_accelerator(text: str) -> AcceleratorSpeed:
-    """What `read_gb_s=..,tops=..,memory=..,link_gb_s=..,link_us=..` says. UserError for a figure that is missing,
-    unknown or not above 0."""
+    """Return what `read_gb_s=..,tops=..,memory=..,link_gb_s=..,link_us=..` says. UserError for a figure that is
+    missing, unknown or not above 0.
+    """
     words = dict(word.partition("=")[::2] for word in text.split(",") if word)
     if set(words) != set(_FIGURES) or len(words) != text.count("="):
         raise _refusal(text, f"give each of {', '.join(_FIGURES)} once, as NAME=VALUE")

@@ -78,8 +78,9 @@ def accelerator_worker(work: WorkerWork, speeds: Speeds) -> WorkerCost:
 
 
 def work_of(spec: ModelSpec, layout: WeightLayout, geometry: KvGeometry, part: ModelPart) -> WorkerWork:
-    """What a part of a model is as work. Attention over all positions: windows are not looked at. The last layer's
-    experts and attention count for every token."""
+    """Return what a part of a model is as work. Attention over all positions: windows are not looked at. The last
+    layer's experts and attention count for every token.
+    """
     work = model_work(spec, layout, geometry, part)
     sampled = [m for m in layout.matrices if part.last_stage and m.expert is None and of_sampled_rows(m.name, spec)]
     operations = 2.0 * sum(m.rows * m.columns for m in sampled)

@@ -71,7 +71,7 @@ class Workload:
         return iter(self.jobs[: self._given])
 
     def after(self, now: float) -> Job | None:
-        """What is asked because a request ended now; None: nothing."""
+        """Return what is asked because a request ended now; None: nothing."""
         if not self.clients or self._given >= len(self.jobs):
             return None
         job = self.jobs[self._given]

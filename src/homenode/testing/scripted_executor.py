@@ -114,12 +114,12 @@ class ScriptedExecutor:
         self.failed = False  # a step was lost, so ends of unknown sequences are to be expected
 
     def limits(self) -> WorkerLimits:
-        """What this worker takes."""
+        """Return what this worker takes."""
         return self._limits
 
     @property
     def serving(self) -> bool:
-        """Whether steps may be submitted: not between `lose` and `restore`, nor before the loss was told."""
+        """Return whether steps may be submitted: not between `lose` and `restore`, nor before the loss was told."""
         return self._serving and self._loss is None
 
     @property
@@ -299,13 +299,13 @@ class ScriptedExecutor:
             result.advances.append(self._advance(item, state, drawn[: num_accepted(item.drafted, drawn)]))
 
     def _has_pages(self, item: StepItem, state: _State) -> bool:
-        """Whether all blocks it writes to have pages."""
+        """Return whether all blocks it writes to have pages."""
         size = self._limits.block_size
         written = state.table[item.start // size : -(-(item.start + item.count) // size)]
         return not self._limits.chunk_blocks or self.present.issuperset(written)
 
     def _draws(self, seq: int) -> bool:
-        """Whether the result of a token drawn for it was not taken yet."""
+        """Return whether the result of a token drawn for it was not taken yet."""
         return any(
             advance.seq == seq
             for result in self._results
@@ -324,7 +324,7 @@ class ScriptedExecutor:
         del self._attached[first]
 
     def _content(self, block: int) -> list[tuple[int, int] | None] | None:
-        """What is in a block; None if there is none."""
+        """Return what is in a block; None if there is none."""
         if 0 <= block < self._limits.num_blocks:
             return self.memory[block]
         return next(
@@ -333,7 +333,7 @@ class ScriptedExecutor:
         )
 
     def _handed_over(self, item: StepItem, state: _State) -> bool:
-        """Whether a sequence may begin inside a block: it is its own, and holds what it should up to there."""
+        """Return whether a sequence may begin inside a block: it is its own, and holds what it should up to there."""
         index, filled = divmod(item.start, self._limits.block_size)
         block = item.new_blocks[index] if index < len(item.new_blocks) else -1
         own = 0 <= block < self._limits.num_blocks and not self._users[block]

@@ -44,7 +44,7 @@ class AttentionPlan:
 
     @property
     def points(self) -> int:
-        """How many results it gives."""
+        """Return how many results it gives."""
         return len(self.types) * len(self.shapes) * len(self.contexts)
 
 

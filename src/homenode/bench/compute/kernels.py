@@ -44,7 +44,7 @@ class KernelPlan:
 
     @property
     def points(self) -> int:
-        """How many results it gives."""
+        """Return how many results it gives."""
         return len(self.formats) * len(self.shapes) * len(self.tokens)
 
 

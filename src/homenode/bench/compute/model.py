@@ -39,7 +39,7 @@ class PhasedProgram(Protocol):
         """Add up times from the next run on, or forget them."""
 
     def phase_times(self) -> Sequence[Any]:
-        """What was measured: for each kind of phase its name, `seconds`, and of these `waited`."""
+        """Return what was measured: for each kind of phase its name, `seconds`, and of these `waited`."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class ModelBenchPlan:
 
     @property
     def tests(self) -> int:
-        """How many results it gives."""
+        """Return how many results it gives."""
         return (1 if self.prompt_tokens else 0) + (len(self.batches) if self.gen_tokens else 0)
 
 

@@ -85,7 +85,7 @@ class TimedSteps:
 def result_of(
     what: tuple[str, int, int, int], made: int, run: TimedSteps, work: Work, step: Work, runs: Runs
 ) -> ModelBenchResult:
-    """What the runs of one test come to.
+    """Return what the runs of one test come to.
 
     what: test, batch, tokens and context as in `ModelBenchResult`. made: tokens of a run. work: of a run; step: of its
     middle step.

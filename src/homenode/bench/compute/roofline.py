@@ -59,7 +59,7 @@ class Scale:
     end: float
 
     def at(self, value: float) -> float:
-        """Where a value lies."""
+        """Return where a value lies."""
         share = math.log(value / self.low) / math.log(self.high / self.low)
         return self.begin + share * (self.end - self.begin)
 

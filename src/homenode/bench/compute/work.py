@@ -98,7 +98,9 @@ class WorkCounter:
         return phases
 
     def _shares(self, name: str, tokens: int) -> tuple[float, float]:
-        """How likely a step of `tokens` tokens needs this matrix, and the share of the tokens that multiply with it."""
+        """Return how likely a step of `tokens` tokens needs this matrix, and the share of the tokens that multiply with
+        it.
+        """
         moe = self.spec.moe
         if moe is None or not _OF_EXPERT.search(name):
             return 1.0, 1.0
@@ -106,7 +108,7 @@ class WorkCounter:
         return 1.0 - (1.0 - chosen) ** tokens, chosen
 
     def _states(self, tokens: int, sequences: int) -> dict[str, Work]:
-        """What layers that keep a state read and write of it, each sequence's once, and multiply."""
+        """Return what layers that keep a state read and write of it, each sequence's once, and multiply."""
         kept = state_geometry_of(self.spec)
         if kept is None:
             return {}
@@ -137,8 +139,8 @@ class WorkCounter:
         return sum(position + 1 for position in range(first, start + count))
 
     def _choice(self, pairs: Callable[[int], int]) -> dict[str, Work]:
-        """What indexers read, the key of each pair's token, and multiply: a product with it for each of their heads.
-        `pairs`: of a layer, which may choose for layers behind it.
+        """Return what indexers read, the key of each pair's token, and multiply: a product with it for each of their
+        heads. `pairs`: of a layer, which may choose for layers behind it.
         """
         indexer, dtype = self.spec.indexer, self.geometry.dtype
         if indexer is None:
@@ -149,8 +151,8 @@ class WorkCounter:
         return {"choose": Work(float(read), Operations.of(path_of(dtype.upper()), products))}
 
     def _attention(self, pairs: Callable[[int], int]) -> dict[str, Work]:
-        """What all layers that attend read, the keys and values of each pair's token, and multiply: for each pair and
-        query head a product with the key and one with the value. `pairs`: of a layer.
+        """Return what all layers that attend read, the keys and values of each pair's token, and multiply: for each
+        pair and query head a product with the key and one with the value. `pairs`: of a layer.
         """
         total, dtype = _NOTHING, self.geometry.dtype
         for layer in range(self.spec.num_layers):

@@ -84,7 +84,7 @@ class _TimedProgram:
         return logits
 
     def expert_usage(self) -> npt.NDArray[np.uint64]:
-        """How often each expert was used, as the program counts it."""
+        """Return how often each expert was used, as the program counts it."""
         return self._program.expert_usage()
 
 

@@ -43,7 +43,7 @@ class OtherProcess:
         self._control.sendall(json.dumps(order).encode() + b"\n")
 
     def has_answered(self) -> bool:
-        """Whether `answer` would not wait."""
+        """Return whether `answer` would not wait."""
         poll = select.poll()
         poll.register(self._control, select.POLLIN)
         return bool(poll.poll(0))

@@ -54,7 +54,8 @@ class WholeTransfer:
         return float(self._peer.answer()["seconds"])
 
     def control(self, pages: int) -> float:
-        """What a hand-over of so many pages costs when no page has to be moved: the mean of a row of them, in seconds.
+        """Return what a hand-over of so many pages costs when no page has to be moved: the mean of a row of them, in
+        seconds.
 
         In it: the scheduler's wish, the offer with all identities and its answer, Computed, the digest, epoch and place
         of one page announced, Done and the return of the pages; encoding, both machines, both agents, every system call
@@ -70,7 +71,7 @@ class WholeTransfer:
         return self.side.agent.statistics().copy_seconds + float(self._peer.ask(do="copy seconds")["seconds"])
 
     def _arrived(self, seconds: float) -> float:
-        """What was measured, if all of it arrived: the sender has its pages back as well where it did not."""
+        """Return what was measured, if all of it arrived: the sender has its pages back as well where it did not."""
         failures = self._peer.ask(do="failures")["failures"]
         if failures:
             raise PeerError(f"hand-overs of the benchmark failed: {'; '.join(failures)}")

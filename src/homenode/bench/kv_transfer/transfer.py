@@ -226,5 +226,5 @@ def _release_s() -> float:
 
 
 def _address(view: memoryview) -> int:
-    """Where a writable or read-only view begins."""
+    """Return where a writable or read-only view begins."""
     return int(np.frombuffer(view, np.uint8).ctypes.data)

@@ -152,7 +152,7 @@ class Side:
 
     @property
     def document(self) -> bytes:
-        """What a receiver publishes."""
+        """Return what a receiver publishes."""
         addresses = self.agent.addresses
         return published.encode(
             published.Published(

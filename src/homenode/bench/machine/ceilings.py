@@ -75,7 +75,7 @@ class Ceilings:
         return max(self.read_seconds(work), self.multiply_seconds(work))
 
     def limit(self, work: Work) -> str:
-        """Which of the two takes longer: `read` or `multiply`."""
+        """Return which of the two takes longer: `read` or `multiply`."""
         return "read" if self.read_seconds(work) >= self.multiply_seconds(work) else "multiply"
 
     def between(self, other: Ceilings) -> Ceilings:

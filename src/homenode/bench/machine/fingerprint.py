@@ -33,12 +33,12 @@ class Fingerprint:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Self:
-        """What `to_json` made."""
+        """Return what `to_json` made."""
         return cls(tuple(value["round_trip_ns"]), value["read_gb_s"] * 1e9)
 
 
 def moved(before: Fingerprint, after: Fingerprint) -> str | None:
-    """Why the two cannot be of the same placement, in words; None when they can."""
+    """Return why the two cannot be of the same placement, in words; None when they can."""
     for i, (a, b) in enumerate(zip(before.round_trips, after.round_trips, strict=True)):
         if _ratio(a, b) > _ROUND_TRIP_FACTOR:
             return f"the round trip to thread {i + 1} went from {a:.0f} to {b:.0f} ns"
@@ -48,7 +48,7 @@ def moved(before: Fingerprint, after: Fingerprint) -> str | None:
 
 
 def moved_prints(prints: Sequence[Fingerprint]) -> list[int]:
-    """Which of these were not in the placement that most were in; of two with as many the later one counts."""
+    """Return which of these were not in the placement that most were in; of two with as many the later one counts."""
     if not prints:
         return []
     alike_to = [[i for i, other in enumerate(prints) if moved(one, other) is None] for one in prints]
@@ -57,5 +57,5 @@ def moved_prints(prints: Sequence[Fingerprint]) -> list[int]:
 
 
 def _ratio(a: float, b: float) -> float:
-    """How many times the larger is the smaller."""
+    """Return how many times the larger is the smaller."""
     return max(a, b) / min(a, b)

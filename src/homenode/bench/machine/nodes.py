@@ -58,7 +58,7 @@ class NodesResult:
     barrier_across_us: float
 
     def to_json(self) -> dict[str, object]:
-        """What `--out` keeps and `host.topology.measured.load_measured` reads."""
+        """Return what `--out` keeps and `host.topology.measured.load_measured` reads."""
         found = asdict(self)
         return {"format": FORMAT, **found, "nodes": list(found["nodes"]), "pairs": list(found["pairs"])}
 

@@ -108,7 +108,7 @@ def durations(phases: Sequence[Phase]) -> list[tuple[Phase, float]]:
 
 
 def _url_of(process: subprocess.Popen[bytes], deadline: float) -> str:
-    """What the server says it is ready at."""
+    """Return what the server says it is ready at."""
     assert process.stderr is not None  # a pipe
     descriptor, said = process.stderr.fileno(), b""
     while (left := deadline - time.monotonic()) > 0:

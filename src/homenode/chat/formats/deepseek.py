@@ -24,7 +24,7 @@ def _read(reader: Reader) -> Reading[None]:
 
 
 def _read_call(reader: Reader) -> Reading[bool]:
-    """What is between the tokens of a call, and its end, which may be missing."""
+    """Return what is between the tokens of a call, and its end, which may be missing."""
     source, attempt = reader.source, reader.attempt()
     yield from source.skip_space()
     name = yield from source.read_run(_NAME)

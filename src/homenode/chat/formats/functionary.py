@@ -57,7 +57,7 @@ def _read_part_or_text(reader: Reader) -> Reading[None]:
 
 
 def _read_part(reader: Reader) -> Reading[bool]:
-    """What follows >>>: the line of a text, or a call."""
+    """Return what follows >>>: the line of a text, or a call."""
     source, attempt = reader.source, reader.attempt(tagged=False)
     if (yield from source.accept(_ALL)):
         source.forget()

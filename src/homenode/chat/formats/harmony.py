@@ -43,7 +43,7 @@ def _read(reader: Reader) -> Reading[None]:
 
 
 def _read_header(reader: Reader) -> Reading[str | None]:
-    """What is before <|message|>, tokens as spaces; None where that does not come."""
+    """Return what is before <|message|>, tokens as spaces; None where that does not come."""
     source = reader.source
     words = ["" if source.raw[-1] == _START else source.raw[-1]]
     size = 0
@@ -147,7 +147,7 @@ def _call(writer: CallWriter, tool: CallableTool) -> str:
 
 
 def _end(lark: LarkWriter) -> str:
-    """What may be written behind a message where it is no token that ends the answer."""
+    """Return what may be written behind a message where it is no token that ends the answer."""
     ends = [lark.mark(end) for end in _ENDS[1:] if not lark.is_token(end)]
     return f"({' | '.join(ends)})?" if ends else ""
 

@@ -14,7 +14,7 @@ _END = "</tool_call>"
 
 
 def read_tagged_call(reader: Reader) -> Reading[None]:
-    """What follows `CALL`: a call, several of them, or content."""
+    """Return what follows `CALL`: a call, several of them, or content."""
     if (yield from read_calls(reader)):
         yield from reader.source.skip_space()
         if (yield from reader.source.accept(_END)):

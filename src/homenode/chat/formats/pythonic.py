@@ -78,8 +78,8 @@ def _read_call(reader: Reader, tagged: bool) -> Reading[bool]:
 
 
 def read_keyword_arguments(source: TextSource, attempt: Attempt) -> Reading[bool]:
-    """What follows the bracket of a call in Python, with which the call is whole. False where it is no list of keys and
-    literals.
+    """Return what follows the bracket of a call in Python, with which the call is whole. False where it is no list of
+    keys and literals.
     """
     before = "{"
     while (yield from source.skip_space()) != ")":

@@ -20,7 +20,7 @@ Ranges = list[tuple[int, int]]  # of code points, both ends included, in order
 
 
 def refusal(what: str) -> UserError:
-    """What is raised for a part of a grammar of an input that cannot be written."""
+    """Return what is raised for a part of a grammar of an input that cannot be written."""
     text = f"`tools`: the grammar of an input has {what[:100]!r}, which this model's form of calls has no way to write"
     return UserError(text, param="tools")
 

@@ -73,11 +73,11 @@ class LarkWriter:
         return " ".join(f"<[{part}]>" if isinstance(part, int) else literal(part) for part in self._parts(text)) or '""'
 
     def is_token(self, text: str) -> bool:
-        """Whether a mark is a token of its own."""
+        """Return whether a mark is a token of its own."""
         return text in self.special_tokens
 
     def has_token(self, text: str) -> bool:
-        """Whether there are tokens of their own in a mark."""
+        """Return whether there are tokens of their own in a mark."""
         return any(isinstance(part, int) for part in self._parts(text))
 
     def _parts(self, text: str) -> list[str | int]:

@@ -18,7 +18,7 @@ class ThoughtsBegin(enum.Enum):
 
 
 def thoughts_begin(form: ThoughtForm, prompt: str, begun: str = "") -> ThoughtsBegin:
-    """How the thoughts of a text behind `prompt` begin, whose end `begun` is the beginning of the answer."""
+    """Return how the thoughts of a text behind `prompt` begin, whose end `begun` is the beginning of the answer."""
     if begun.strip():
         return ThoughtsBegin.OPEN if is_open(form, prompt, begun) else ThoughtsBegin.CLOSED
     none = form.begin + form.end if form.tokens else form.end  # whose tokens other turns may end with, too

@@ -178,7 +178,7 @@ def normal_value(text: str, dialect: Dialect = JSON) -> str | None:
 
 
 def _whole(source: TextSource, emit: Callable[[str], None], dialect: Dialect) -> bool:
-    """Whether an ended source has a value and nothing else."""
+    """Return whether an ended source has a value and nothing else."""
 
     def read() -> Reading[bool]:
         return (yield from read_value(source, emit, dialect)) and not (yield from source.skip_space())

@@ -83,7 +83,7 @@ def read_value(source: TextSource, emit: Emit, dialect: Dialect = JSON) -> Readi
 
 
 def _close(source: TextSource, emit: Emit, dialect: Dialect, closers: list[str]) -> Reading[bool | None]:
-    """What follows a value: brackets that close, then a comma. None where another value follows."""
+    """Return what follows a value: brackets that close, then a comma. None where another value follows."""
     while closers:
         following = yield from source.skip_space()
         if following == closers[-1]:
@@ -151,7 +151,7 @@ def read_string(source: TextSource, emit: Emit, dialect: Dialect = JSON) -> Read
 
 
 def _read_escape(source: TextSource, emit: Emit, kind: str) -> Reading[bool]:
-    """What follows a backslash."""
+    """Return what follows a backslash."""
     letter = yield from source.peek()
     if not letter:
         return False

@@ -142,7 +142,7 @@ class Reader:
 
     @property
     def just_called(self) -> bool:
-        """Whether nothing but white space has come since a call was read."""
+        """Return whether nothing but white space has come since a call was read."""
         return not "".join(self.source.raw).strip()
 
     def attempt(self, tagged: bool = True) -> Attempt:
@@ -164,12 +164,12 @@ class Attempt:
 
     @property
     def bound(self) -> bool:
-        """Whether decoding is bound to make the call whole."""
+        """Return whether decoding is bound to make the call whole."""
         return self._reader.eager
 
     @property
     def has_arguments(self) -> bool:
-        """Whether any were written."""
+        """Return whether any were written."""
         return self._held > 0
 
     @property
@@ -178,7 +178,7 @@ class Attempt:
         return frozenset() if self.name is None else self._reader.tools.parameters(self.name)
 
     def can_be_called(self, name: str) -> bool:
-        """Whether a call may have this name."""
+        """Return whether a call may have this name."""
         return name in self._reader.tools or (self._tagged and _NAME.fullmatch(name) is not None)
 
     def write(self, text: str) -> None:

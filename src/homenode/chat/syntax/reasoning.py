@@ -30,7 +30,7 @@ class ThoughtForm:
 
     @property
     def wrappers(self) -> tuple[str, ...]:
-        """What may be around the answer."""
+        """Return what may be around the answer."""
         return self.answer_begins + self.answer_ends
 
     @property
@@ -89,8 +89,8 @@ FORMS: dict[str, ThoughtForm] = {
 
 
 def is_open(form: ThoughtForm, prompt: str, begun: str = "") -> bool:
-    """Whether a text behind `prompt` begins inside thoughts. What other turns wrote does not matter, as their thoughts
-    are closed. `begun`: the beginning of the answer, with which the prompt ends.
+    """Return whether a text behind `prompt` begins inside thoughts. What other turns wrote does not matter, as their
+    thoughts are closed. `begun`: the beginning of the answer, with which the prompt ends.
     """
     if not form.begin:
         return False
@@ -150,7 +150,7 @@ class Thoughts:
         return True
 
     def read_marked(self, source: TextSource, writer: Writer, marker: str) -> Reading[None]:
-        """What follows one of `markers`, which was taken."""
+        """Return what follows one of `markers`, which was taken."""
         if marker == self._form.begin:
             yield from self._read(source, writer)
 

@@ -17,7 +17,7 @@ _MOST = 200  # schemas that are looked at for one answer, all of which may be wi
 
 
 def resolve(schema: Any, root: Any) -> Mapping[str, Any]:
-    """What a schema that is a reference within `root` refers to, itself where it is none; empty where that is
+    """Return what a schema that is a reference within `root` refers to, itself where it is none; empty where that is
     nothing.
     """
     for _ in range(_DEEPEST):

@@ -51,7 +51,7 @@ class TextSource:
         self._at -= len(self.raw.pop())
 
     def take_run(self, pattern: re.Pattern[str]) -> str:
-        """What of the text that has come matches here; a longer match may follow once more has come."""
+        """Return what of the text that has come matches here; a longer match may follow once more has come."""
         found = pattern.match(self._text, self._at)
         return self.take(found.end() - self._at) if found else ""
 
@@ -62,7 +62,7 @@ class TextSource:
         return self._text[self._at : self._at + 1]
 
     def looking_at(self, literal: str) -> Reading[bool]:
-        """Whether the text goes on with `literal`. Waits only while it may."""
+        """Return whether the text goes on with `literal`. Waits only while it may."""
         while True:
             here = self._text[self._at : self._at + len(literal)]
             if len(here) == len(literal) or self._ended or not literal.startswith(here):
@@ -77,7 +77,7 @@ class TextSource:
         return None
 
     def looking_at_pair(self, first: str, others: Collection[str]) -> Reading[bool]:
-        """Whether the text goes on with `first` and, behind white space, with one of `others`, or its end."""
+        """Return whether the text goes on with `first` and, behind white space, with one of `others`, or its end."""
         if not (yield from self.looking_at(first)):
             return False
         behind = len(first)

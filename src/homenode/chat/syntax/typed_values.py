@@ -68,7 +68,7 @@ class ArgumentMarks:
 
     @property
     def followers(self) -> tuple[str, ...]:
-        """What follows a value."""
+        """Return what follows a value."""
         return (self.name_begin, *self.call_ends)
 
 
@@ -137,8 +137,8 @@ class TypedArguments:
         return (yield from self._source.looking_at_one(self._marks.followers)) is not None
 
     def _lacks_end(self) -> Reading[bool]:
-        """Whether the value ends here without its mark: at an argument that the tool has and that was not there before,
-        or at the end of the call, behind which another call, what is around calls, or nothing follows.
+        """Return whether the value ends here without its mark: at an argument that the tool has and that was not there
+        before, or at the end of the call, behind which another call, what is around calls, or nothing follows.
         """
         marks, source = self._marks, self._source
         if (yield from source.looking_at(marks.name_begin)):

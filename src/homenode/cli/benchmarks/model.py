@@ -178,7 +178,7 @@ def _print_phases(result: ModelBenchResult) -> None:
 
 
 def _note(result: ModelBenchResult) -> str | None:
-    """What has to be known about a result before it is believed."""
+    """Return what has to be known about a result before it is believed."""
     name = f"{result.test}, batch {result.batch}"
     if not result.steady:
         return (

@@ -103,7 +103,7 @@ def _print(rows: Sequence[Row]) -> None:
 
 
 def _bare(row: Row) -> str:
-    """What does the same with bare calls; empty: nothing does."""
+    """Return what does the same with bare calls; empty: nothing does."""
     if row.what.startswith("tcp, whole"):
         return "tcp, bare"
     return (
@@ -114,7 +114,7 @@ def _bare(row: Row) -> str:
 
 
 def _ratio(row: Row, other: Row | None) -> str:
-    """How much faster than the other, byte for byte: the median over rounds of the two of one round."""
+    """Return how much faster than the other, byte for byte: the median over rounds of the two of one round."""
     if other is None or other.nbytes != row.nbytes:
         return ""
     import statistics

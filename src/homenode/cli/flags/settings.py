@@ -168,7 +168,7 @@ def variable_setting(ctx: click.Context, name: str | None) -> tuple[str | None, 
 
 
 def out_of_range(value: Any, option: Option) -> str | None:
-    """What is wrong with a value, in words; None when it is in range."""
+    """Return what is wrong with a value, in words; None when it is in range."""
     if is_empty_secret(option, value):
         return EMPTY_SECRET
     if option.choices and value not in option.choices:
@@ -343,7 +343,7 @@ def _flat(value: Any) -> Any:
 
 
 def source_of(ctx: click.Context, name: str) -> str:
-    """Where a parameter's value came from, in words."""
+    """Return where a parameter's value came from, in words."""
     source = ctx.get_parameter_source(name) or click.core.ParameterSource.DEFAULT
     return _SOURCES.get(source, source.name.lower())
 

@@ -158,7 +158,7 @@ def _ask() -> str | None:
 
 
 def _prompt() -> str:
-    """What stands before a question; where the answers go to a file it is no part of them."""
+    """Return what stands before a question; where the answers go to a file it is no part of them."""
     if not OUT.is_terminal:
         ERR.print("you ", style="bold cyan", end="")
         return ""
@@ -192,7 +192,7 @@ def _print_wrapped(pieces: Iterable[str]) -> None:
 
 
 def _stats_line(found: Completion) -> str:
-    """How long the answer is and how fast it came."""
+    """Return how long the answer is and how fast it came."""
     count, timings = len(found.token_ids), found.timings
     figures = [format_count(count, "token")]
     if timings.tokens_per_second is not None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def announce_fetch(config: EngineConfig, write_line: Callable[[str], None] = print_note) -> Announce:
-    """What tells it of an engine with these settings, a line at a time by `write_line`."""
+    """Return what tells it of an engine with these settings, a line at a time by `write_line`."""
 
     def announce(taken: Candidate, why: str) -> None:
         if why:

@@ -98,8 +98,8 @@ class FittedTable:
 
 
 def column_widths(rows: Sequence[Sequence[str]], available: int) -> list[int] | None:
-    """How wide each column is to be, for all to be `available` wide together at most; None where their words do not
-    fit.
+    """Return how wide each column is to be, for all to be `available` wide together at most; None where their words do
+    not fit.
 
     Each column has its longest word at least; what is left goes to those that lack most.
     """

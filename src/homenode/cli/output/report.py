@@ -229,7 +229,9 @@ def json_usage_errors() -> Iterator[None]:
 
 
 def _asks_for_json(context: click.Context) -> bool:
-    """Whether --json is among the words of the command that failed, which may not have been parsed to their end."""
+    """Return whether --json is among the words of the command that failed, which may not have been parsed
+    to their end.
+    """
     flags = {word for param in context.command.params for word in param.opts}
     words = context.meta.get(COMMAND_WORDS, [])
     return "--json" in flags and "--json" in (words[: words.index("--")] if "--" in words else words)

@@ -36,7 +36,9 @@ def use_utf8(arguments: Sequence[str]) -> None:
 
 
 def undecodable_word(arguments: Sequence[str]) -> UserError | None:
-    """What to say of the first word of a command line that is no text in the locale's encoding; None: all are."""
+    """Return what to say of the first word of a command line that is no text in the locale's encoding;
+    None: all are.
+    """
     for word in arguments:
         if any("\udc80" <= character <= "\udcff" for character in word):
             shown = os.fsencode(word).decode("utf-8", "backslashreplace")

@@ -22,11 +22,11 @@ class WordWrap:
         self._too_long = False  # the word is longer than a line, and printed as it comes
 
     def feed(self, piece: str, width: int) -> str:
-        """What of the text can be printed now. `width`: columns of a line, at present."""
+        """Return what of the text can be printed now. `width`: columns of a line, at present."""
         return "".join(self._character(character, width) for character in piece)
 
     def end(self, width: int) -> str:
-        """What is left."""
+        """Return what is left."""
         return self._end_word(width)
 
     def _character(self, character: str, width: int) -> str:

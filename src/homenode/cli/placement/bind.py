@@ -120,7 +120,7 @@ def bind(
 
 
 def _place_said(ctx: click.Context) -> bool:
-    """Whether a flag says where to bind, rather than only how."""
+    """Return whether a flag says where to bind, rather than only how."""
     return any(ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE for name in _PLACES)
 
 
@@ -136,7 +136,7 @@ def _show_plan(pid: int, found: BindingPlan, memory: bool) -> None:
 
 
 def _changes(pid: int, found: BindingPlan, children: bool, memory: bool, irqs: bool) -> list[tuple[int, Change]]:
-    """What binding would change, each with the process that it is about."""
+    """Return what binding would change, each with the process that it is about."""
     from homenode.host.bind.base.threads import descendants
     from homenode.host.bind.changes import changes_of_interrupts, changes_of_process
 

@@ -48,7 +48,7 @@ class BindingPlan:
 
     @property
     def starts_ranks(self) -> bool:
-        """Whether the process is a program that starts the ranks itself, rather than one of them."""
+        """Return whether the process is a program that starts the ranks itself, rather than one of them."""
         return self.plan is not None and len(self.plan.workers) > 1
 
 
@@ -167,7 +167,7 @@ def _of_rank(demand: Demand, flags: PlanFlags, host: Host) -> Demand:
 
 
 def _switched_off(flags: PlanFlags, host: Host) -> str:
-    """Why the Ascend binding is not applied at all, if so: the switch, or the documented gate."""
+    """Return why the Ascend binding is not applied at all, if so: the switch, or the documented gate."""
     from homenode.host.plan.policies.ascend_plan import arm_gate
     from homenode.host.plan.settings_read import is_ascend
 
@@ -270,7 +270,7 @@ def _exists(pid: int) -> bool:
 
 
 def claim_of(pid: int, found: BindingPlan) -> Claim:
-    """What process `pid` takes for itself by this binding plan: CPUs and accelerators."""
+    """Return what process `pid` takes for itself by this binding plan: CPUs and accelerators."""
     from homenode.host.plan.check import places_devices
     from homenode.host.plan.demand import Claim
 

@@ -41,7 +41,7 @@ def draw_plan(host: Host, plan: Plan) -> RenderableType:
 
 
 def draw_requirements(needed: Requirements) -> RenderableType:
-    """What the deployment needs, part by part, against what there is."""
+    """Return what the deployment needs, part by part, against what there is."""
     table = FittedTable("part", "cores", title=needed.formula)
     for what, cores in needed.parts:
         table.add_row(what, str(cores))

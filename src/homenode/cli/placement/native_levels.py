@@ -47,7 +47,7 @@ class NativeLevels:
 
 
 def native_levels() -> NativeLevels | None:
-    """What the native core says of itself; None where it is not installed."""
+    """Return what the native core says of itself; None where it is not installed."""
     try:
         from homenode.compute.native import choose_level, level_states
     except HostError:

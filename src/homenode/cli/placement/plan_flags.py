@@ -56,7 +56,7 @@ class PlanFlags:
 
     @property
     def chosen_strategy(self) -> str:
-        """What was asked for, in whichever way; `fair` when nothing was."""
+        """Return what was asked for, in whichever way; `fair` when nothing was."""
         if self.numa_bind:
             if self.strategy not in (None, Strategy.NUMA_BIND):
                 raise UserError(

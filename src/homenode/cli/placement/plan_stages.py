@@ -218,7 +218,7 @@ def _line(planned: EnginePlan, number: int) -> dict[str, Any]:
 
 
 def _cpus_in_words(line: dict[str, Any]) -> str:
-    """Where it runs, with the CPUs of its other roles."""
+    """Return where it runs, with the CPUs of its other roles."""
     others = [f"{role} {cpus}" for role, cpus in line["roles"].items() if role != "main"]
     return ", ".join([line["cpus"] or "-", *others])
 

@@ -82,8 +82,9 @@ def dry(
     irqs: bool = True,
     children: tuple[int, ...] | None = None,
 ) -> dict[str, Any]:
-    """What would be done, as JSON. `memory`, `irqs`: whether it would be moved and they routed. `children`: processes
-    bound as well, if asked for."""
+    """Return what would be done, as JSON. `memory`, `irqs`: whether it would be moved and they routed. `children`:
+    processes bound as well, if asked for.
+    """
     from homenode.cpuset import format_cpu_list
 
     target = found.target
@@ -106,7 +107,7 @@ def dry(
 
 
 def _details(found: BindingPlan) -> list[str]:
-    """Where the program will run, for --verbose."""
+    """Return where the program will run, for --verbose."""
     from homenode.cpuset import format_cpu_list
 
     target = found.target

@@ -174,7 +174,7 @@ def _workload(text: str, requests: int | None, speed: float) -> Workload:
 def _speeds(
     config: EngineConfig, step_us: float, bench_model: str | None, accelerator: str | None
 ) -> tuple[Speeds, EngineConfig]:
-    """What is known of speeds. The file of measured ones counts here without --numa too."""
+    """Return what is known of speeds. The file of measured ones counts here without --numa too."""
     from homenode.model.weights.numa_choice import measured_speeds
     from homenode.simulate.achieved import TYPICAL, load_achieved
     from homenode.simulate.speeds import Speeds, read_accelerator

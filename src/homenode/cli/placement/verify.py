@@ -67,15 +67,16 @@ def verify(
 
 
 def _only_given(*names: str) -> bool:
-    """Whether no parameters but these were given."""
+    """Return whether no parameters but these were given."""
     context = click.get_current_context()
     said = (ParameterSource.DEFAULT, ParameterSource.DEFAULT_MAP)
     return all(name in names or context.get_parameter_source(name) in said for name in context.params)
 
 
 def _bound_by_plan(pid: int) -> bool:
-    """Whether the state folder knows of a plan for the process: `run` or `bind` has bound it, or one that started
-    it."""
+    """Return whether the state folder knows of a plan for the process: `run` or `bind` has bound it, or one that
+    started it.
+    """
     from homenode.host.bind.base.state import open_state
     from homenode.host.bind.base.threads import ancestors
     from homenode.host.bind.claims import read_claims
@@ -112,8 +113,9 @@ def _no_plan(pid: int) -> Report:
 
 
 def _engines(pid: int) -> Report | None:
-    """How the engines of a server, or this one, agree with what they have planned; None where the process is none of
-    ours."""
+    """Return how the engines of a server, or this one, agree with what they have planned; None where the process is
+    none of ours.
+    """
     from homenode.host.bind.base.report import Report
     from homenode.host.bind.base.state import open_state
     from homenode.host.bind.engine_plan import recorded_plans, verify_plan

@@ -207,7 +207,9 @@ def _watch(
     supervisors: Sequence[EngineSupervisor[Any]],
     move_rest: Callable[[tuple[int, ...]], None],
 ) -> ReplicaWatch | None:
-    """What moves several engines when others of this host come and go; an engine that is alone does it itself."""
+    """Return what moves several engines when others of this host come and go; an engine that is alone does
+    it itself.
+    """
     if claimed is None or len(supervisors) < 2:
         return None
     from homenode.cli.server.replica_watch import watch_replicas
@@ -272,12 +274,12 @@ def _states(details: Mapping[str, Any]) -> str:
 
 
 def _fronts(count: int) -> str:
-    """How many processes answer HTTP, where there are several."""
+    """Return how many processes answer HTTP, where there are several."""
     return f"{format_count(count, 'front')}, " if count > 1 else ""
 
 
 def _engines(details: Mapping[str, Any]) -> str:
-    """How many engines there are, where there are several: the figures that follow are of all together."""
+    """Return how many engines there are, where there are several: the figures that follow are of all together."""
     return f"{format_count(details['engines'], 'engine')}, " if "engines" in details else ""
 
 
@@ -287,14 +289,14 @@ def _in_common(details: Mapping[str, Any]) -> str:
 
 
 def _workers(details: Mapping[str, Any]) -> str:
-    """How many workers an engine has, and in how many stages, where it has several."""
+    """Return how many workers an engine has, and in how many stages, where it has several."""
     workers = details.get("stages", ())
     stages = len({worker["stage"] for worker in workers})
     return f"{format_count(len(workers), 'worker')} in {format_count(stages, 'stage')}, " if workers else ""
 
 
 def _threads(details: Mapping[str, Any]) -> str:
-    """How many threads compute on CPUs, where any do, and on which where they are bound to any."""
+    """Return how many threads compute on CPUs, where any do, and on which where they are bound to any."""
     from homenode.cpuset import format_cpu_list
 
     threads = details.get("compute", {}).get("threads", 1)
@@ -305,7 +307,7 @@ def _threads(details: Mapping[str, Any]) -> str:
 
 
 def _beside(details: Mapping[str, Any]) -> str:
-    """Who else computes on this host, and where."""
+    """Return who else computes on this host, and where."""
     return "".join(f"; {neighbour}" for neighbour in details.get("neighbours", ()))
 
 
@@ -341,7 +343,7 @@ def _check(server: ServerConfig, engine: EngineConfig, text: TextConfig, ignored
 
 
 def _crowded_fronts(server: ServerConfig, engine: EngineConfig) -> Sequence[Finding]:
-    """What a start with several API servers says of the cores."""
+    """Return what a start with several API servers says of the cores."""
     count = server.api_server_count or engine.parallel.data_parallel_size
     if count == 1:
         return ()

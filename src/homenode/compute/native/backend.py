@@ -332,7 +332,7 @@ class NativeBackend:
         return cache.caches if isinstance(cache, NativeKvLayers) else (cache,)
 
     def kv_memory(self, cache: _native.KvCache) -> NativeKvMemory:
-        """What a KV cache of this backend is to others."""
+        """Return what a KV cache of this backend is to others."""
         nodes = self._memory.nodes if self._memory is not None else ()
         homes = [home for _, _, home in cache.ranges]
         return NativeKvMemory(
@@ -442,12 +442,12 @@ class NativeBackend:
         self._places = [tuple(place) or before for place, before in zip(places, self._places, strict=True)]
 
     def meter(self, read_bytes: int) -> NativeMeter:
-        """What measures the limits of the CPUs this backend computes on, at its level: see `NativeMeter`."""
+        """Return what measures the limits of the CPUs this backend computes on, at its level: see `NativeMeter`."""
         with host_errors():
             return NativeMeter(self._pool, self._level, read_bytes)
 
     def _read_pages(self) -> dict[str, Any]:
-        """Where weights and KV memory lie, read back once they are there."""
+        """Return where weights and KV memory lie, read back once they are there."""
         if self._pages is None:
             ranges = {
                 "weight_pages": self._arena.ranges,
@@ -614,7 +614,7 @@ class NativeProgram:
         self._program.measure_phases(on)
 
     def phase_times(self) -> list[PhaseTime]:
-        """Where the time of the measured steps went, in order of first appearance in the program; empty unless
+        """Return where the time of the measured steps went, in order of first appearance in the program; empty unless
         measured.
         """
         return [PhaseTime(*line) for line in self._program.phase_times() if line[1]]

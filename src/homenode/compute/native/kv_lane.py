@@ -43,12 +43,12 @@ class NativeLaneReader:
 
     @property
     def has_news(self) -> bool:
-        """Whether something is there."""
+        """Return whether something is there."""
         return self.handle.has_news
 
     @property
     def wake_hinted(self) -> bool:
-        """Whether the writer has hinted that something is to come, and nothing was taken since."""
+        """Return whether the writer has hinted that something is to come, and nothing was taken since."""
         return self.handle.wake_hinted
 
     def clear_hint(self) -> None:
@@ -56,7 +56,7 @@ class NativeLaneReader:
         self.handle.clear_hint()
 
     def take(self) -> _native.Announcement | None:
-        """What came next; None: nothing. PeerError for garbage."""
+        """Return what came next; None: nothing. PeerError for garbage."""
         try:
             return self.handle.take()
         except ValueError as error:
@@ -84,7 +84,7 @@ class NativeLaneWriter:
         limit: int,
         tokens: int,
     ) -> _native.NativePageExport:
-        """What can be announced as soon as it is computed; see `transfer.wire.lane.LaneWriter`."""
+        """Return what can be announced as soon as it is computed; see `transfer.wire.lane.LaneWriter`."""
         own, epochs = cast(NativeKvMemory, memory), cast(NativeEpochWords, words)
         return _native.NativePageExport.of(
             lane=self._lane,
@@ -124,7 +124,7 @@ class NativeLanes:
         blocks: Sequence[int],
         seen: Collection[int],
     ) -> _native.NativeExpected:
-        """What can be taken as soon as it is announced; see `transfer.wire.lane.Lanes`."""
+        """Return what can be taken as soon as it is announced; see `transfer.wire.lane.Lanes`."""
         ours = cast(NativeKvMemory, own)
         theirs = [
             (name, cast(NativeKvMemory, one).handle, cast(NativeEpochWords, words).handle)

@@ -32,7 +32,7 @@ class NativeKvMemory:
 
     @property
     def layout(self) -> KvLayout:
-        """Where everything is. Of private memory: as if its regions lay one behind the other."""
+        """Return where everything is. Of private memory: as if its regions lay one behind the other."""
         return self._layout
 
     @property

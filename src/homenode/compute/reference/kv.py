@@ -61,12 +61,12 @@ class ReferenceKvCache:
         self._windows(layer)[self._places(layer, block_row, positions[ends], ratio, rows.shape[1])] = rounded
 
     def gather_windows(self, layer: int, block_row: IntArray, ratio: int, width: int, count: int) -> FloatArray:
-        """Those of the first `count` windows: [count, width]."""
+        """Return those of the first `count` windows: [count, width]."""
         ends = np.arange(1, count + 1, dtype=np.int32) * ratio - 1
         return self._windows(layer)[self._places(layer, block_row, ends, ratio, width)]
 
     def _windows(self, layer: int) -> FloatArray:
-        """What a layer keeps of each 16 tokens of each block, one element after the other."""
+        """Return what a layer keeps of each 16 tokens of each block, one element after the other."""
         keys = self.keys[layer]
         return keys.reshape(self.blocks, self.geometry.block_size // ROW_TOKENS, ROW_TOKENS * keys.shape[3])
 
@@ -93,8 +93,8 @@ class ReferenceKvCache:
 
 
 def _round_int8(heads: FloatArray) -> FloatArray:
-    """What symmetric int8 makes of each last axis: its largest magnitude becomes 127, the others the nearest code,
-    halves to even.
+    """Return what symmetric int8 makes of each last axis: its largest magnitude becomes 127, the others the nearest
+    code, halves to even.
 
     Below 1e-30 all is 0; where a value is not finite all are NaN.
     """

@@ -55,7 +55,7 @@ def check_routing(routing: Routing, experts: int) -> None:
 
 
 def expert_output(experts: Experts, here: int, row: FloatArray) -> FloatArray:
-    """What expert `here` of those in `experts` makes of a row, not weighted."""
+    """Return what expert `here` of those in `experts` makes of a row, not weighted."""
     up = experts.up[here] @ row
     if experts.up_bias is not None:
         up = up + experts.up_bias[here]

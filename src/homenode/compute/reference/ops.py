@@ -431,7 +431,7 @@ def first_visible(position: int, window: int | None, kind: WindowKind) -> int:
 
 
 def _bias_of(bias: RelativeBias, heads: int, apart: Any) -> FloatArray:
-    """What `heads` query heads add to the scores of keys so far behind a query: [heads, keys]."""
+    """Return what `heads` query heads add to the scores of keys so far behind a query: [heads, keys]."""
     buckets = np.array(bias.buckets)[np.clip(apart, -bias.reach, bias.reach) + bias.reach]
     found: FloatArray = bias.values.reshape(-1, bias.heads)[buckets, bias.first : bias.first + heads].T
     return found

@@ -148,7 +148,7 @@ def dynamic_temperature(logits: DoubleArray, settings: Mapping[str, float]) -> f
 
 
 def typical(weights: DoubleArray, typical_p: float) -> npt.NDArray[np.bool_]:
-    """Which tokens locally typical sampling keeps: those whose surprise is nearest to the entropy, the shortest
+    """Return which tokens locally typical sampling keeps: those whose surprise is nearest to the entropy, the shortest
     beginning of that order whose probability reaches typical_p (Meister and others, 2022).
     """
     shares = weights / weights.sum()

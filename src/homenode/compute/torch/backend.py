@@ -204,8 +204,8 @@ def open_backend(
 
 
 def choose_attention(name: str, device: TorchDevice) -> Attention:
-    """What `--attention-backend` names; auto: tiled where results are to be exact, else sdpa. HostError when a package
-    cannot be loaded.
+    """Return what `--attention-backend` names; auto: tiled where results are to be exact, else sdpa. HostError when a
+    package cannot be loaded.
     """
     match name:
         case "flash":

@@ -28,7 +28,7 @@ class TorchDevice:
 
     @property
     def accelerator(self) -> bool:
-        """Whether its memory is not the host's."""
+        """Return whether its memory is not the host's."""
         return str(self.device.type) != "cpu"
 
     @property

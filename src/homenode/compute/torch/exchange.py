@@ -24,7 +24,7 @@ class DeviceGroup(Protocol):
 
     @property
     def capturable(self) -> bool:
-        """Whether its calls may stand in a captured graph."""
+        """Return whether its calls may stand in a captured graph."""
 
 
 def sum_over_ranks(

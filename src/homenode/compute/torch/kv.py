@@ -92,7 +92,7 @@ class TorchKvCache:
         return rows * self._key_scales[layer].view(-1, ROW_TOKENS)[tiles, places].unsqueeze(1)
 
     def _tiles(self, layer: int, places: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """What a layer keeps of each 16 tokens, and where in it rows of so many elements are."""
+        """Return what a layer keeps of each 16 tokens, and where in it rows of so many elements are."""
         keys = self.keys[layer]
         elements = places.unsqueeze(1) * width + torch.arange(width, device=keys.device)
         return keys.view(-1, ROW_TOKENS * keys.shape[3]), elements

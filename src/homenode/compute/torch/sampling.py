@@ -62,7 +62,7 @@ def sample_rows(logits: torch.Tensor, how: SamplingArrays, num_logprobs: int) ->
 
 
 def is_chained(how: SamplingArrays) -> npt.NDArray[np.bool_]:
-    """Which rows are drawn one by one."""
+    """Return which rows are drawn one by one."""
     of = how.settings
     chained = (
         (of["typical_p"] < 1) | (of["max_surprise"] > 0) | (of["xtc_probability"] > 0) | (of["dynatemp_range"] > 0)
@@ -169,7 +169,7 @@ def _within_sigmas(logits: torch.Tensor, sigmas: torch.Tensor) -> torch.Tensor:
 
 
 def _shortlist(logits: torch.Tensor, weights: torch.Tensor, top_k: IntArray, top_p: torch.Tensor) -> torch.Tensor:
-    """Which tokens top-k and then top-p leave, bool [rows, vocabulary]: the most likely, lower ids first
+    """Return which tokens top-k and then top-p leave, bool [rows, vocabulary]: the most likely, lower ids first
     among equals.
     """
     vocabulary = logits.shape[1]

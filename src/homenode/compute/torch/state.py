@@ -78,7 +78,7 @@ class StateStep:
         return self._convolved[taps]
 
     def kept_inputs(self, sequence: int, done: int, taps: int) -> IntArray:
-        """What a sequence keeps after so many of its rows, as `inputs` numbers it: [taps]."""
+        """Return what a sequence keeps after so many of its rows, as `inputs` numbers it: [taps]."""
         return self._input(sequence, _rows(done, done - taps), taps)
 
     def _input(self, sequence: int, row: IntArray, taps: int) -> IntArray:
@@ -130,7 +130,9 @@ def kept_and_read(step: StateStep, x: torch.Tensor, tails: torch.Tensor, wanted:
 
 
 def _inputs(step: StateStep, x: torch.Tensor, tails: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """What tails and x have, and the numbers of its rows that each row of x reads; tails then have what is kept."""
+    """Return what tails and x have, and the numbers of its rows that each row of x reads; tails then have
+    what is kept.
+    """
     taps, columns = tails.shape[1:]
     rows, kept = step.inputs(taps)
     inputs = torch.cat([_states(step, tails).view(-1, columns), x])

@@ -99,8 +99,8 @@ def dense(target: str) -> torch.dtype:
 
 
 def in_place(rows: int, heads: int) -> np.ndarray[tuple[int], np.dtype[np.int64]] | None:
-    """Where each stored row belongs when they are in GGUF's llama order, halves of each head interleaved; None when
-    they are in place.
+    """Return where each stored row belongs when they are in GGUF's llama order, halves of each head interleaved; None
+    when they are in place.
     """
     if not heads:
         return None

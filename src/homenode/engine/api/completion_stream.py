@@ -22,5 +22,5 @@ class CompletionStream(Iterator[str]):
 
     @property
     def completion(self) -> Completion:
-        """What came so far, without log-probabilities; `finish_reason` is `abort` where it has not ended."""
+        """Return what came so far, without log-probabilities; `finish_reason` is `abort` where it has not ended."""
         return self._answer.completion(logprobs=False)

@@ -128,7 +128,7 @@ class LLM:
 
     @property
     def ready(self) -> EngineReady:
-        """What was loaded and what fits."""
+        """Return what was loaded and what fits."""
         return self._engine.ready
 
     @property
@@ -235,8 +235,8 @@ class LLM:
         return pooled.normalised(vectors) if normalize else vectors
 
     def score(self, first: str | Sequence[str], second: str | Sequence[str]) -> list[float]:
-        """How near texts are: one against each of several, or as many pairs. The cosine of their vectors or, by a model
-        that scores pairs, its score, from 0 to 1.
+        """Return how near texts are: one against each of several, or as many pairs. The cosine of their vectors or, by
+        a model that scores pairs, its score, from 0 to 1.
         """
         from homenode.engine.api import pooled
 

@@ -22,15 +22,15 @@ FloatArray = npt.NDArray[np.float32]
 
 
 def pooling_of(engine: LocalEngine) -> PoolingReady:
-    """What the engine makes of texts. UserError where it generates."""
+    """Return what the engine makes of texts. UserError where it generates."""
     if engine.ready.pooling is None:
         raise UserError('this model generates text; give LLM(..., runner="pooling") for vectors', param="runner")
     return engine.ready.pooling
 
 
 def pool(engine: LocalEngine, requests: Sequence[Request]) -> FloatArray:
-    """What the engine makes of each text, [texts, width]. Raises what the engine says of the first that fails; none is
-    left running then.
+    """Return what the engine makes of each text, [texts, width]. Raises what the engine says of the first that fails;
+    none is left running then.
     """
     sink, rows = SimpleQueue[Output](), dict[int, bytes]()
     engine.submit(requests, sink)

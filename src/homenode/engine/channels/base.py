@@ -54,7 +54,7 @@ class Channels(Protocol):
     """Those of one generation, in the engine."""
 
     def of(self, worker: int) -> tuple[list[Channel], list[int]]:
-        """What worker number `worker` is told, and the descriptors for it, which stay ours."""
+        """Return what worker number `worker` is told, and the descriptors for it, which stay ours."""
 
     def leave(self) -> None:
         """Everybody who waits in any of them, now or later, gets PeerError. Calling it again does nothing."""

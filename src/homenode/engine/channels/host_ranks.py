@@ -56,7 +56,7 @@ class HostRanksName:
 
     @property
     def socket(self) -> str:
-        """Where its keeper listens, if there is one."""
+        """Return where its keeper listens, if there is one."""
         words = f"{self.host}.{self.group.generation}.{self.group.stage}"
         return "\0homenode-" + name_of(self.secret, words)
 
@@ -168,7 +168,7 @@ class HostRanksServer:
 
     @property
     def host_ranks(self) -> HostRanks:
-        """What it keeps."""
+        """Return what it keeps."""
         return HostRanks(self._memory, self._address, self.close)
 
     def close(self) -> None:

@@ -44,7 +44,7 @@ class Channel(msgspec.Struct, frozen=True, array_like=True):
 
 
 def shared_memories(channels: list[Channel]) -> int:
-    """How many descriptors come with these."""
+    """Return how many descriptors come with these."""
     return sum(channel.kind == "shm" for channel in channels)
 
 

@@ -91,7 +91,7 @@ class WorkerSocket:
 
     @property
     def behind(self) -> bool:
-        """Whether something waits to be sent."""
+        """Return whether something waits to be sent."""
         return bool(self._waiting)
 
     def send(self, message: Any, descriptors: Sequence[int] = ()) -> bool:

@@ -49,8 +49,8 @@ def run_program(
 
 
 def needs_engine(arguments: Sequence[str]) -> bool:
-    """Whether the command with these arguments is a `serve` that will have one engine, as far as one can tell without
-    reading its settings.
+    """Return whether the command with these arguments is a `serve` that will have one engine, as far as one can tell
+    without reading its settings.
     """
     return arguments[:1] == ["serve"] and not any(each.startswith(_WITHOUT_ENGINE) for each in arguments[1:])
 

@@ -166,19 +166,19 @@ class AsyncEngineClient(EngineLink):
 
     @property
     def exit_code(self) -> int | None:
-        """How the engine's process ended, negative for a signal; None while it runs."""
+        """Return how the engine's process ended, negative for a signal; None while it runs."""
         return self._process.returncode if self._process else None
 
     @property
     def ready(self) -> EngineReady:
-        """What the engine loaded and what fits. InternalError before it is ready."""
+        """Return what the engine loaded and what fits. InternalError before it is ready."""
         if self._ready is None or not self._ready.done():
             raise InternalError("the engine is not ready yet")
         return self._ready.result()
 
     @property
     def engines(self) -> tuple[ReplicaStats, ...]:
-        """Those of several engines, one by one; empty here, where there is one."""
+        """Return those of several engines, one by one; empty here, where there is one."""
         return ()
 
     # Traffic

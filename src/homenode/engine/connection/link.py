@@ -128,14 +128,14 @@ class EngineLink:
 
     @property
     def hindrance(self) -> str | None:
-        """Why the engine computes nothing now although it takes requests, such as a worker that is being replaced;
-        None: nothing hinders it.
+        """Return why the engine computes nothing now although it takes requests, such as a worker that is being
+        replaced; None: nothing hinders it.
         """
         return None if self._serving.serving else self._serving.reason
 
     @property
     def lost(self) -> str | None:
-        """Why the engine is gone; None while it is not."""
+        """Return why the engine is gone; None while it is not."""
         return self._lost
 
     def submit(self, request: Request, stream: OutputStream | None = None) -> OutputStream:

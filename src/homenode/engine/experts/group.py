@@ -28,8 +28,8 @@ class ExpertGroupRank:
 
 
 def wants_shared_experts(assignment: EngineAssignment) -> bool:
-    """Whether the settings of one of several engines ask for experts in common and nothing in them is against it.
-    Devices may be.
+    """Return whether the settings of one of several engines ask for experts in common and nothing in them is against
+    it. Devices may be.
     """
     config = assignment.config
     return _asked(assignment) and config.parallel.executor != "ray" and config.compute.backend == "native"
@@ -48,7 +48,7 @@ def expert_group_rank(assignment: EngineAssignment, devices: Sequence[Sequence[s
 
 
 def not_in_common(assignment: EngineAssignment, devices: Sequence[Sequence[str]]) -> tuple[Finding, ...]:
-    """What to tell where experts were to be kept in common and cannot be."""
+    """Return what to tell where experts were to be kept in common and cannot be."""
     if not _asked(assignment) or expert_group_rank(assignment, devices) is not None:
         return ()
     config = assignment.config
@@ -64,7 +64,7 @@ def not_in_common(assignment: EngineAssignment, devices: Sequence[Sequence[str]]
 
 
 def expert_problem(assignment: EngineAssignment, spec: ModelSpec) -> UserError | None:
-    """Why the engines of a service cannot keep the experts of this model in common, or divide them at all."""
+    """Return why the engines of a service cannot keep the experts of this model in common, or divide them at all."""
     try:
         if _asked(assignment):
             check_experts(spec, assignment.config.parallel.tensor_parallel_size)
@@ -74,7 +74,7 @@ def expert_problem(assignment: EngineAssignment, spec: ModelSpec) -> UserError |
 
 
 def expert_settings_problem(assignment: EngineAssignment, spec: ModelSpec) -> UserError | None:
-    """What is asked of experts and this model has not."""
+    """Return what is asked of experts and this model has not."""
     return expert_problem(assignment, spec) or counts_problem(assignment.config.parallel.expert_counts, spec)
 
 

@@ -23,16 +23,16 @@ class ExpertSharing:
     memories: Mapping[int, int] = field(default_factory=dict)
 
     def share(self, worker: int) -> ExpertShare:
-        """What a worker loads with."""
+        """Return what a worker loads with."""
         return ExpertShare(self.memories[worker], self.group_rank.member, self.group_rank.members)
 
     def owners(self, layout: WeightLayout, part: ModelPart) -> Mapping[str, int]:
-        """Who keeps each matrix that is not everybody's own."""
+        """Return who keeps each matrix that is not everybody's own."""
         return expert_owners(layout, part, self.group_rank.members)
 
     def is_there(self, worker: int) -> bool:
-        """Whether the worker's share is in memory already: it had been filled before the worker, or its engine, was
-        started again.
+        """Return whether the worker's share is in memory already: it had been filled before the worker, or its engine,
+        was started again.
         """
         memory = self.memories.get(worker)
         return memory is not None and share_ready(memory, self.group_rank.member)
@@ -50,7 +50,7 @@ class Kept:
 
 
 def kept_of(layout: WeightLayout, part: ModelPart, experts: ExpertSharing | None, worker: int = 0) -> Kept:
-    """What a worker of this number keeps of the matrices that it computes with."""
+    """Return what a worker of this number keeps of the matrices that it computes with."""
     if experts is None:
         return Kept(layout.target_bytes)
     own = own_layout(layout, part, experts).target_bytes

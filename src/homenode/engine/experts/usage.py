@@ -48,7 +48,7 @@ def empty(layers: int, spec: ModelSpec) -> Table:
 
 
 def read_table(counts: object, layers: int, spec: ModelSpec) -> Table | None:
-    """What another process tells of a part with so many layers; None where it is no such table."""
+    """Return what another process tells of a part with so many layers; None where it is no such table."""
     try:
         table = np.array(counts, np.uint64)
     except (TypeError, ValueError, OverflowError):

@@ -28,7 +28,7 @@ _AGAIN_S = 0.02
 
 
 def counts_problem(setting: str | None, spec: ModelSpec) -> UserError | None:
-    """Why counts of this model cannot be added to that file, if so."""
+    """Return why counts of this model cannot be added to that file, if so."""
     if setting is None:
         return None
     path = Path(setting).expanduser()

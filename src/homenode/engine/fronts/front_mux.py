@@ -131,7 +131,7 @@ class _Line:
         self._socket.close()
 
     def _push(self, frame: bytes) -> int:
-        """How many bytes went out at once."""
+        """Return how many bytes went out at once."""
         try:
             return self._socket.send(frame, socket.MSG_DONTWAIT)
         except BlockingIOError:

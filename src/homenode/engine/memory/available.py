@@ -18,9 +18,9 @@ _UNBOUNDED = 1 << 62  # bytes
 
 
 def memory_budget(share: int | None, binding: EngineBinding, taken: int = 0, already_held: int = 0) -> MemoryBudget:
-    """What may still be taken, with `already_held` bytes that are counted as taken and are to be used again. One of
-    several engines keeps within its `share` of bytes (None: there is none), of which it has `taken` some: all of them
-    load at once, and each would otherwise count the memory that the others are about to take.
+    """Return what may still be taken, with `already_held` bytes that are counted as taken and are to be used again. One
+    of several engines keeps within its `share` of bytes (None: there is none), of which it has `taken` some: all of
+    them load at once, and each would otherwise count the memory that the others are about to take.
     """
     room = available_memory(binding)
     room = replace(room, size=room.size + already_held)
@@ -57,7 +57,9 @@ class MemoryBudget:
 def available_memory(
     binding: EngineBinding, kernel: Syscalls | None = None, source: Source | None = None
 ) -> MemoryBudget:
-    """What is left to take for an engine in this place, or bound from outside, as by numactl or `homenode run`."""
+    """Return what is left to take for an engine in this place, or bound from outside, as by numactl or
+    `homenode run`.
+    """
     source = source or LiveSource()
     available = Allowance.of_process(source).memory_available
     nodes = binding.memory_nodes or _bound_nodes(binding, current_policy(kernel or Syscalls()))

@@ -9,7 +9,7 @@ from homenode.engine.devices import CPU
 
 
 def taken_whole_because(config: EngineConfig, devices: Sequence[str]) -> str | None:
-    """Why all of it is taken at the start; None: it grows. `devices`: of the engine's workers."""
+    """Return why all of it is taken at the start; None: it grows. `devices`: of the engine's workers."""
     if config.kv.kv_cache_prealloc:
         return "--kv-cache-prealloc asks for it"
     if config.transfer.on:

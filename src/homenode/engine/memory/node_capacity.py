@@ -52,7 +52,7 @@ def weight_nodes_of(
     number: int | None = None,
     owners: Mapping[str, int] = MappingProxyType({}),
 ) -> WeightNodes | None:
-    """Where weights lie under --numa; None without. `number`: which of several engines
+    """Return where weights lie under --numa; None without. `number`: which of several engines
     it is for. `owners`: the engines that keep what several have in common, by the
     matrices' names. Raises PlacementError where a node has no room for its part, UserError for patterns of tensors that
     match none.
@@ -69,8 +69,8 @@ def weight_nodes_of(
 
 
 def kv_capacity(weight_nodes: WeightNodes | None, binding: EngineBinding, geometry: KvGeometry) -> KvCapacity | None:
-    """What the nodes leave for KV memory. None where one node holds everything, whose memory is counted as a whole, or
-    nothing is known of them.
+    """Return what the nodes leave for KV memory. None where one node holds everything, whose memory is counted as a
+    whole, or nothing is known of them.
 
     It does not see buffers and the rest of the process, some tens of MiB.
     """
@@ -106,7 +106,7 @@ def kv_shares(binding: EngineBinding, kv_heads: int) -> Mapping[int, float]:
 
 
 def blocks_together(binding: EngineBinding, host: Host, geometry: KvGeometry) -> int:
-    """How many neighbouring blocks lie on one node of a worker and hold what one node attends to
+    """Return how many neighbouring blocks lie on one node of a worker and hold what one node attends to
     (csrc/kv/cache.cpp). 1 where blocks do not lie on nodes in turn, or one is as large as that.
     """
     memory = team_memory(binding, host)

@@ -44,13 +44,13 @@ def team_memory(binding: EngineBinding, host: Host) -> ThreadMemory | None:
 
 
 def _bound(binding: EngineBinding, host: Host) -> bool:
-    """Whether the kernel is asked to take memory from nodes that were chosen."""
+    """Return whether the kernel is asked to take memory from nodes that were chosen."""
     return binding.numa is not None and len(host.nodes) > 1
 
 
 def _touched_on(binding: EngineBinding, host: Host) -> tuple[int, ...] | None:
-    """Where the kernel takes memory from that nobody has bound: the node of the CPU that touches it, or the one all
-    memory is bound to.
+    """Return where the kernel takes memory from that nobody has bound: the node of the CPU that touches it, or the one
+    all memory is bound to.
     """
     if binding.memory_nodes:
         return binding.memory_nodes * len(binding.team) if len(binding.memory_nodes) == 1 else None
@@ -61,7 +61,7 @@ def _touched_on(binding: EngineBinding, host: Host) -> tuple[int, ...] | None:
 
 
 def matrix_policy_of(binding: EngineBinding) -> MatrixPolicyOf:
-    """How the matrix of a tensor lies under the engine's policy."""
+    """Return how the matrix of a tensor lies under the engine's policy."""
     usual = binding.numa if binding.numa in MATRIX_POLICIES else NumaPolicy.SHARD
 
     def policy_of(name: str) -> NumaPolicy:

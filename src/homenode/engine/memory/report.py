@@ -77,7 +77,7 @@ def _node_line(node: int, binding: EngineBinding, host: Host, sizes: Mapping[str
 
 
 def _use(use: str, size: int, node: int, lines: Sequence[Mapping[str, Any]] | None) -> str:
-    """How much was planned for the node, and what of it the kernel says is there."""
+    """Return how much was planned for the node, and what of it the kernel says is there."""
     text = f"{format_bytes(size)} {_USES[use]}"
     line = next((line for line in lines or () if line["node"] == node), None)
     if line is None:

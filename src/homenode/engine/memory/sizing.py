@@ -142,8 +142,8 @@ def problems(config: EngineConfig, spec: ModelSpec, geometry: KvGeometry, memory
 
 
 def _rows_problem(config: EngineConfig, spec: ModelSpec) -> UserError | None:
-    """Why prompts cannot have rows in place of embeddings; None where they can. A step takes those that it computes to
-    every worker.
+    """Return why prompts cannot have rows in place of embeddings; None where they can. A step takes those that it
+    computes to every worker.
     """
     if reason := rows_refusal(spec):
         return UserError(f"--enable-prompt-embeds does not go with this model: {reason}", param="enable_prompt_embeds")
@@ -180,8 +180,8 @@ def num_blocks(config: EngineConfig, geometry: KvGeometry, max_model_len: int, m
 
 
 def chunk_of(geometry: KvGeometry, num_blocks: int) -> dict[str, int]:
-    """How many KV blocks are taken and given back together, and their bytes: at most a huge page, so that one taken
-    between two steps delays the second by little; of a small KV memory a part of it.
+    """Return how many KV blocks are taken and given back together, and their bytes: at most a huge page, so that one
+    taken between two steps delays the second by little; of a small KV memory a part of it.
     """
     blocks = max(1, min(_CHUNK_BYTES // max(1, geometry.block_bytes), num_blocks // _LEAST_CHUNKS))
     return {"chunk_blocks": blocks, "chunk_bytes": blocks * geometry.block_bytes}
@@ -197,8 +197,8 @@ def chunk_of_parts(geometries: Sequence[KvGeometry], num_blocks: int) -> dict[st
 def growth_text(
     config: EngineConfig, sizes: Sizes, geometry: KvGeometry, memory_available: int, devices: Sequence[str] = (CPU,)
 ) -> str:
-    """What KV memory may grow to, why so much, and what becomes of it when nobody uses it, or why it does not grow; for
-    whoever starts the engine. `memory_available`: beside weights and buffers; 0: not known.
+    """Return what KV memory may grow to, why so much, and what becomes of it when nobody uses it, or why it does not
+    grow; for whoever starts the engine. `memory_available`: beside weights and buffers; 0: not known.
     """
     kv, nbytes = config.kv, sizes.num_blocks * geometry.block_bytes
     if kv.kv_cache_memory is not None:
@@ -292,7 +292,7 @@ def choose_cpus(threads: int | None, host: Host) -> tuple[int, ...]:
 def _kv_problem(
     config: EngineConfig, geometry: KvGeometry, max_model_len: int, memory_available: int
 ) -> CapacityError | None:
-    """Why not even one sequence of full length fits the KV memory, if so."""
+    """Return why not even one sequence of full length fits the KV memory, if so."""
     if config.kv.kv_cache_memory is not None and config.kv.kv_cache_memory > memory_available:
         return CapacityError(
             f"--kv-cache-memory {format_bytes(config.kv.kv_cache_memory)} is more than the "

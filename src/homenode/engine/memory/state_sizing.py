@@ -90,8 +90,8 @@ def state_handover_problem(
     geometries: Sequence[KvGeometry],
     devices: Sequence[str],
 ) -> UnsupportedError | None:
-    """Why what is handed over of a model cannot be as the settings say, beside what is so of all models. `parts`,
-    `geometries`, `devices`: of the workers.
+    """Return why what is handed over of a model cannot be as the settings say, beside what is so of all models.
+    `parts`, `geometries`, `devices`: of the workers.
     """
     if not config.transfer.on:
         return None
@@ -143,8 +143,8 @@ def state_handover_problem(
 def state_memory_problem(
     config: EngineConfig, geometry: KvGeometry, kv_bytes: int, sequence: int
 ) -> CapacityError | None:
-    """Why not even one sequence's state fits, and its snapshots where any are kept, if so. `sequence`: bytes of its
-    keys and values.
+    """Return why not even one sequence's state fits, and its snapshots where any are kept, if so. `sequence`: bytes of
+    its keys and values.
     """
     least = _slots_per_sequence(config)
     if geometry.state is None or state_slots(config, geometry, kv_bytes) >= least:

@@ -33,7 +33,7 @@ def rate(candidates: Sequence[Candidate], config: EngineConfig, available: int) 
 
 
 def memory_problem(candidate: Candidate, config: EngineConfig, available: int) -> str:
-    """Why `available` bytes of memory are too few for an engine with this model, if so."""
+    """Return why `available` bytes of memory are too few for an engine with this model, if so."""
     if candidate.size > available:
         return (
             f"not enough memory: its weights take {format_bytes(candidate.size)}, and {format_bytes(available)} are "

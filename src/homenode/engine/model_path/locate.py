@@ -57,8 +57,8 @@ def choose(config: EngineConfig, announce: Announce, candidates: Sequence[Candid
 
 
 def _in_memory_as_stored(config: EngineConfig) -> bool:
-    """Whether this machine's memory will hold the weights as they are in the file: not smaller, and not in part on
-    accelerators or other hosts.
+    """Return whether this machine's memory will hold the weights as they are in the file: not smaller, and not in part
+    on accelerators or other hosts.
     """
     parallel, devices = config.parallel, config.parallel.stage_devices.strip()
     if config.model.quantize or parallel.workers > 1 or devices not in ("auto", "cpu"):

@@ -44,8 +44,8 @@ def too_many_threads(host: Host, binding: EngineBinding) -> tuple[Finding, ...]:
 
 
 def spin_us(asked_us: int, host: Host, binding: EngineBinding) -> int:
-    """How long compute threads shall watch for each other: where CPU time is short, watching takes it from those who
-    are waited for.
+    """Return how long compute threads shall watch for each other: where CPU time is short, watching takes it from those
+    who are waited for.
     """
     return min(asked_us, SHORT_SPIN_US) if too_many_threads(host, binding) else asked_us
 

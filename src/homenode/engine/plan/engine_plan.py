@@ -58,8 +58,8 @@ class EnginePlan:
 
     @cached_property
     def node_capacity(self) -> KvCapacity | None:
-        """What the nodes leave for KV memory, which is spread over them as the compute threads are; None where it may
-        come from any.
+        """Return what the nodes leave for KV memory, which is spread over them as the compute threads are; None where
+        it may come from any.
         """
         return kv_capacity(self.weight_nodes, self.worker_layout.workers[0].binding, self.whole_geometry)
 
@@ -82,11 +82,11 @@ class EnginePlan:
 
     @property
     def replica(self) -> Replica | None:
-        """Which of several engines it is; None for one that is alone."""
+        """Return which of several engines it is; None for one that is alone."""
         return self.assignment.replica
 
     def kept(self, worker: WorkerPlan) -> Kept:
-        """What a worker has of its weights itself."""
+        """Return what a worker has of its weights itself."""
         return kept_of(self.weights[worker.number], worker.part, self.common, worker.number)
 
     def left(self, worker: WorkerPlan) -> int | None:
@@ -100,7 +100,7 @@ class EnginePlan:
         return size if self.node_capacity is None else min(size, self.node_capacity.size)
 
     def problems(self) -> list[UserError]:
-        """What keeps these settings from working, beside what `plan_engine` raises."""
+        """Return what keeps these settings from working, beside what `plan_engine` raises."""
         found: dict[str, UserError] = {}
         for worker in self.worker_layout.workers:
             for problem in self._problems_of(worker):
@@ -155,7 +155,7 @@ class EnginePlan:
         return replace(self.geometries[0], layers=layers, state=state)
 
     def kept_as(self, backend: Backend) -> str:
-        """How the weights are kept, in words: those of a whole model where that comes to the same."""
+        """Return how the weights are kept, in words: those of a whole model where that comes to the same."""
         kept = self.config.model
         whole = plan_model(self.checkpoint, backend, quantize=kept.quantize, dtype=kept.dtype)
         return kept_as(self.config, targets_of(whole, self.weights))
@@ -166,7 +166,7 @@ class EnginePlan:
         return None if None in left else sum(size for size in left if size is not None)
 
     def _home_problem(self, worker: WorkerPlan) -> UserError | None:
-        """Why a node has no room for what --numa puts there."""
+        """Return why a node has no room for what --numa puts there."""
         if self.executor == "inline":
             return None  # `weight_nodes` was made of its place as it is
         if worker.binding.numa is None or is_accelerator(worker.device) or not self.host.nodes:

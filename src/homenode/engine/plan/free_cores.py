@@ -42,7 +42,7 @@ class _Wanted:
     quota: float | None
 
     def enough(self, uses: Sequence[CoreUse], all_cores: Sequence[CoreUse]) -> bool:
-        """Whether these cores do, of all that there are."""
+        """Return whether these cores do, of all that there are."""
         computing = uses[: max(0, len(uses) - (self.reserve or 0))]
         if len(computing) < max(1, self.teams):
             return False
@@ -52,7 +52,7 @@ class _Wanted:
         return 2 * sum(use.core.id in regular for use in computing) >= self.alone(all_cores)
 
     def alone(self, all_cores: Sequence[CoreUse]) -> int:
-        """How many cores compute where nobody else is: low-power ones only if there are no others."""
+        """Return how many cores compute where nobody else is: low-power ones only if there are no others."""
         kept = spare_cores(len(all_cores)) if self.reserve is None else self.reserve
         regular = len(regular_cores([use.core for use in all_cores]))
         most = regular if self.quota is None else min(regular, int(self.quota))
@@ -81,18 +81,18 @@ def keep_clear(host: Host, config: EngineConfig, teams: int, neighbours: HostNei
 
 
 def binds_threads(config: EngineConfig) -> bool:
-    """Whether its CPUs are its own while it computes; NumPy's threads are wherever the kernel puts them."""
+    """Return whether its CPUs are its own while it computes; NumPy's threads are wherever the kernel puts them."""
     return config.compute.backend != "reference"
 
 
 def takes_lists(placement: PlacementConfig, host: Host) -> bool:
-    """Whether settings say which CPUs to compute on, or that no thread is bound to any."""
+    """Return whether settings say which CPUs to compute on, or that no thread is bound to any."""
     lists = threads_bind(placement.cpu_threads_bind, host.variables)
     return bool(placement.numa_bind_cpus) or (lists is not None and lists.strip() != AUTO)
 
 
 def _names_nodes(placement: PlacementConfig, host: Host) -> bool:
-    """Whether settings say which nodes to compute on, or that it is to be one."""
+    """Return whether settings say which nodes to compute on, or that it is to be one."""
     return bool(
         placement.numa_bind
         or placement.numa_nodes
@@ -113,7 +113,7 @@ def _pool(uses: Sequence[CoreUse], wanted: _Wanted) -> Sequence[CoreUse] | None:
 
 
 def _fewest(uses: Sequence[CoreUse], wanted: _Wanted) -> int:
-    """How many of these cores compute, where it is not enough that cores are free."""
+    """Return how many of these cores compute, where it is not enough that cores are free."""
     if wanted.threads is None:
         return wanted.alone(uses)
     without = replace(wanted, reserve=0)
@@ -148,7 +148,9 @@ def _narrowed(host: Host, uses: Sequence[CoreUse], taken: Iterable[CoreUse]) -> 
 
 
 def cpus_for_the_rest(host: Host, team: Sequence[int], neighbours: HostNeighbours) -> tuple[int, ...]:
-    """Where what does not compute disturbs no neighbour: cores on which nobody computes, else the engine's own."""
+    """Return where what does not compute disturbs no neighbour: cores on which nobody computes, else the
+    engine's own.
+    """
     own = {core_of(host, cpu) for cpu in team}
     others = {core for claim in neighbours.claims for core in claimed_cores(host, claim)}
     free = tuple(cpu for cpu in host.allowance.cpus if core_of(host, cpu) not in own | others)
@@ -156,7 +158,7 @@ def cpus_for_the_rest(host: Host, team: Sequence[int], neighbours: HostNeighbour
 
 
 def neighbour_findings(host: Host, team: Sequence[int], neighbours: HostNeighbours) -> tuple[Finding, ...]:
-    """Who computes on this host besides, and whom these compute threads share cores with."""
+    """Return who computes on this host besides, and whom these compute threads share cores with."""
     own = {core_of(host, cpu) for cpu in team}
     allowed = {core_of(host, cpu) for cpu in host.allowance.cpus}
     found = []

@@ -28,7 +28,7 @@ _ENGINE_AND_FRONT = 2
 
 
 def accelerators_of(devices: Sequence[str]) -> tuple[str, ...]:
-    """Those of the workers' devices whose host threads need cores."""
+    """Return those of the workers' devices whose host threads need cores."""
     return tuple(device for device in devices if is_accelerator(device))
 
 

@@ -42,7 +42,7 @@ def binding_of(assignment: EngineAssignment, checkpoint: Checkpoint, host: Host)
 
 
 def place_of_engine(assignment: EngineAssignment, checkpoint: Checkpoint, host: Host) -> EngineBinding:
-    """Where an engine of this model runs by its own settings. Raises what `place_engine` raises."""
+    """Return where an engine of this model runs by its own settings. Raises what `place_engine` raises."""
     config = assignment.config
     return place_engine(config.placement, config.compute.threads, host, numa_choice(assignment, checkpoint, host))
 
@@ -70,8 +70,8 @@ def with_numa_decided(
 
 
 def numa_choice(assignment: EngineAssignment, checkpoint: Checkpoint, host: Host) -> Callable[[Teams], Chosen]:
-    """What settles --numa auto: this model's figures. It is asked where several nodes can compute; elsewhere only the
-    file of speeds is checked.
+    """Return what settles --numa auto: this model's figures. It is asked where several nodes can compute; elsewhere
+    only the file of speeds is checked.
     """
     config = assignment.config
     measured = measured_speeds(config.placement.numa_measured)

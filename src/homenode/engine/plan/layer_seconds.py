@@ -21,7 +21,7 @@ _NAME = "layer-seconds.json"
 
 
 def cache_file() -> Path:
-    """Where they are kept: $XDG_CACHE_HOME/homenode, else ~/.cache/homenode."""
+    """Return where they are kept: $XDG_CACHE_HOME/homenode, else ~/.cache/homenode."""
     folder = os.environ.get("XDG_CACHE_HOME", "")
     return (Path(folder) if folder else Path.home() / ".cache") / "homenode" / _NAME
 
@@ -36,7 +36,7 @@ def key_of(spec: ModelSpec, layout: WeightLayout, device: str, threads: int) -> 
 
 
 def read_seconds(path: Path) -> dict[str, float]:
-    """What the file holds; nothing where it is not there or makes no sense: it is measured again."""
+    """Return what the file holds; nothing where it is not there or makes no sense: it is measured again."""
     with contextlib.suppress(OSError, msgspec.MsgspecError, ValueError):
         if path.stat().st_size <= _MOST_BYTES:
             found = msgspec.json.decode(path.read_bytes(), type=dict[str, float])

@@ -35,7 +35,7 @@ class LayerCapacity:
     shares: int
 
     def holds(self, split: Sequence[int]) -> bool:
-        """Whether stages of so many layers have room."""
+        """Return whether stages of so many layers have room."""
         return sum(takers * layers for takers, layers in zip(self.takers, split, strict=True)) <= self.shares
 
 
@@ -85,7 +85,7 @@ def _no_room(capacities: Sequence[LayerCapacity], layers: int) -> CapacityError:
 
 
 def in_words(capacity: LayerCapacity) -> str:
-    """How many layers of which stages."""
+    """Return how many layers of which stages."""
     stages = [stage for stage, takers in enumerate(capacity.takers) if takers]
     ranks = max(capacity.takers)
     what = (

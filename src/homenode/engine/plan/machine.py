@@ -38,7 +38,7 @@ class MachineFacts:
 
     @property
     def binding_refused(self) -> Finding | None:
-        """What to tell where this process may bind no thread to CPUs."""
+        """Return what to tell where this process may bind no thread to CPUs."""
         return next((finding for finding in self.refused if finding.code == "affinity_refused"), None)
 
 

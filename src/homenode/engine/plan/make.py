@@ -196,7 +196,9 @@ def judge_config(assignment: EngineAssignment) -> ConfigCheck:
 def told_of_settings(
     assignment: EngineAssignment, everybody: Sequence[Sequence[str]], checkpoint: Checkpoint
 ) -> tuple[Finding, ...]:
-    """What of these settings has no effect, before anything is planned. `everybody`: the devices of all engines."""
+    """Return what of these settings has no effect, before anything is planned. `everybody`: the devices of
+    all engines.
+    """
     config, replica = assignment.config, assignment.replica
     ignored = settings_without_effect(
         config,

@@ -95,7 +95,7 @@ def _with_rest(host: Host, moved: EnginePlaces, before: EnginePlaces, neighbours
         return moved
 
     def rest(had: Sequence[int], team_before: Sequence[int], team: tuple[int, ...]) -> tuple[int, ...]:
-        """Where those of this team may be, who had these CPUs."""
+        """Return where those of this team may be, who had these CPUs."""
         within = {*had, *team_before, *team} if moved.rest_place is RestPlace.WITHIN else set(host.allowance.cpus)
         clear = set(cpus_for_the_rest(host, moved.team, neighbours)) & within
         cores = {core_of(host, cpu) for cpu in moved.team}
@@ -145,7 +145,7 @@ def _core_placements(host: Host, uses: Sequence[CoreUse], team: Sequence[int]) -
 
 
 def _is_better(use: CoreUse, held: _CorePlacement) -> bool:
-    """Whether it is worth to go there: from a core of one's own only to a faster kind of core."""
+    """Return whether it is worth to go there: from a core of one's own only to a faster kind of core."""
     own = held.core.core
     fits = use.core.node == own.node and len(use.core.cpus) >= len(set(held.cpus))
     calm = use.quiet or use.busy <= held.core.busy

@@ -94,7 +94,7 @@ def _planned(host: Host, driven: tuple[int, ...]) -> tuple[Plan, str]:
 
 
 def _all_bound(host: Host, plan: Plan, computing: Collection[int]) -> bool:
-    """Whether each has a pool, and nobody computes there."""
+    """Return whether each has a pool, and nobody computes there."""
     return all(
         worker.bound and not any(core_of(host, cpu) in computing for cpu in worker.cpus) for worker in plan.workers
     )
@@ -148,7 +148,7 @@ def _shared(bindings: Mapping[int, EngineBinding]) -> tuple[Finding, ...]:
 
 
 def _unknown(host: Host, devices: Sequence[str]) -> tuple[Finding, ...]:
-    """What is to be told of NPUs that the vendor's tool has not told of: their workers have one mask alone."""
+    """Return what is to be told of NPUs that the vendor's tool has not told of: their workers have one mask alone."""
     if not devices:
         return ()
     causes = [f" ({error.summary})" for error in host.accelerators.errors[:1]]

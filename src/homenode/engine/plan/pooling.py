@@ -64,7 +64,7 @@ def _whole_texts(config: EngineConfig, spec: ModelSpec) -> EngineConfig:
 
 
 def pooling_ready(spec: ModelSpec, asked: ModelConfig) -> PoolingReady | None:
-    """What the front is told of it. `--max-model-len` goes before the tokens that count by the model's files."""
+    """Return what the front is told of it. `--max-model-len` goes before the tokens that count by the model's files."""
     pooling = spec.pooling
     if pooling is None:
         return None

@@ -21,7 +21,7 @@ from homenode.host.topology.host import Host
 
 
 def takes_sets(host: Host, config: EngineConfig) -> bool:
-    """Whether threads are bound to sets of CPUs. Lists of CPUs are obeyed as they are written."""
+    """Return whether threads are bound to sets of CPUs. Lists of CPUs are obeyed as they are written."""
     quota, cores = host.allowance.cpu_quota, len(host.allowance.physical_cpus)
     return quota is not None and quota < cores and binds_threads(config) and not takes_lists(config.placement, host)
 

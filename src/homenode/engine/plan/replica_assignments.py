@@ -122,8 +122,8 @@ def _plan(config: EngineConfig, host: Host) -> NumaPlan:
 
 
 def _numa_decision(config: EngineConfig, plan: NumaPlan) -> Decision | None:
-    """What --numa auto has come to: its engine need not decide again, perhaps differently as other memory is free
-    then.
+    """Return what --numa auto has come to: its engine need not decide again, perhaps differently as other memory is
+    free then.
     """
     if config.placement.numa != "auto":
         return None
@@ -153,7 +153,7 @@ def node_places(config: EngineConfig, host: Host, plan: NumaPlan | None = None) 
 
 
 def _choice(config: EngineConfig, host: Host) -> Callable[[Teams], Chosen]:
-    """What settles --numa auto; the model's headers are read only where there is something to settle."""
+    """Return what settles --numa auto; the model's headers are read only where there is something to settle."""
     from homenode.engine.plan.inline import numa_choice  # opens the backend, which the front does not need otherwise
 
     return numa_choice(EngineAssignment(config), open_checkpoint(Path(str(config.model.path))), host)

@@ -83,7 +83,7 @@ def replica_places(host: Host, config: EngineConfig, count: int) -> tuple[Engine
 
 
 def _entries(placement: PlacementConfig, host: Host) -> tuple[int, ...]:
-    """How many entries the lists have that name CPUs or nodes."""
+    """Return how many entries the lists have that name CPUs or nodes."""
     if placement.numa_bind:
         return len(placement.numa_bind_nodes), len(placement.numa_bind_cpus)
     origin = threads_bind_origin(placement.cpu_threads_bind, host.variables)
@@ -152,12 +152,14 @@ def _in_turn(host: Host, count: int) -> list[tuple[int, ...]]:
 
 
 def names_cpus(placement: PlacementConfig, host: Host) -> bool:
-    """Whether lists of CPUs were given."""
+    """Return whether lists of CPUs were given."""
     return bool(placement.numa_bind_cpus) or (not placement.numa_bind and bool(_entries(placement, host)))
 
 
 def _kept_of_each(host: Host, plan: Plan, reserve: int | None, words: _Words) -> list[int | None]:
-    """How many cores each worker of a plan of nodes leaves free, of `reserve` in all; None where nothing is said."""
+    """Return how many cores each worker of a plan of nodes leaves free, of `reserve` in all; None where nothing is
+    said.
+    """
     if reserve is None or plan.strategy != Strategy.NUMA_BIND:
         return [reserve] * len(plan.workers)
     cores = [core for found in allowed_cores(host).values() for core in found]
@@ -188,7 +190,7 @@ def team_places(host: Host, teams: Sequence[Team]) -> tuple[EngineBinding, ...]:
 
 
 def memory_shares(capacities: Sequence[tuple[int, tuple[int, ...]]], total: int) -> tuple[int, ...]:
-    """How many bytes each engine may take, so that memory several of them could have is counted once.
+    """Return how many bytes each engine may take, so that memory several of them could have is counted once.
 
     `capacities`: for each engine the bytes free on the nodes it is bound to, and those nodes (empty: not bound, it may
     take from all). `total`: bytes that all of them together may take. Engines that share a node get equal parts of it.
@@ -199,7 +201,7 @@ def memory_shares(capacities: Sequence[tuple[int, tuple[int, ...]]], total: int)
 
 
 def share_nodes(nodes: tuple[int, ...], others: tuple[int, ...]) -> bool:
-    """Whether memory bound to these nodes (empty: to none) can be the same."""
+    """Return whether memory bound to these nodes (empty: to none) can be the same."""
     return not nodes or not others or not set(nodes).isdisjoint(others)
 
 

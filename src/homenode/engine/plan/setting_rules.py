@@ -34,43 +34,45 @@ class Situation:
 
     @property
     def has_cpu_workers(self) -> bool:
-        """Whether anything is computed on CPUs, by whatever computes."""
+        """Return whether anything is computed on CPUs, by whatever computes."""
         return not all(map(is_accelerator, self.devices))
 
     @property
     def has_accelerators(self) -> bool:
-        """Whether anything is computed on a device with memory of its own."""
+        """Return whether anything is computed on a device with memory of its own."""
         return any(map(is_accelerator, self.devices))
 
     @property
     def has_threads(self) -> bool:
-        """Whether there are compute threads whose number and CPUs are homenode's to choose: NumPy has its own."""
+        """Return whether there are compute threads whose number and CPUs are homenode's to choose: NumPy
+        has its own.
+        """
         return self.has_cpu_workers and not (self.config.compute.backend == "reference" and CPU in self.devices)
 
     @property
     def sizes_layers(self) -> bool:
-        """Whether the layers of stages are divided by what each device has room for."""
+        """Return whether the layers of stages are divided by what each device has room for."""
         parallel = self.config.parallel
         return parallel.pipeline_parallel_size > 1 and parallel.layer_split == "auto"
 
     @property
     def has_torch(self) -> bool:
-        """Whether PyTorch computes anything."""
+        """Return whether PyTorch computes anything."""
         return self.config.compute.backend == "torch" or any(map(is_torch, self.devices))
 
     @property
     def has_native(self) -> bool:
-        """Whether our own kernels compute anything."""
+        """Return whether our own kernels compute anything."""
         return self.config.compute.backend == "native" and not all(map(is_torch, self.devices))
 
     @property
     def has_processes(self) -> bool:
-        """Whether workers live apart from the engine's own process."""
+        """Return whether workers live apart from the engine's own process."""
         return executor_kind(self.config, self.devices) != "inline"
 
     @property
     def kv_grows(self) -> bool:
-        """Whether KV memory is taken when it is used."""
+        """Return whether KV memory is taken when it is used."""
         return taken_whole_because(self.config, self.devices) is None
 
     @property
@@ -81,7 +83,7 @@ class Situation:
 
     @property
     def spreads_weights(self) -> bool:
-        """Whether somebody can do what --numa says of weights, where it says that."""
+        """Return whether somebody can do what --numa says of weights, where it says that."""
         return self.config.placement.numa not in MATRIX_POLICIES or self.has_native or not self.has_cpu_workers
 
     @property
@@ -94,14 +96,14 @@ class Situation:
 
     @property
     def lists(self) -> str:
-        """What --cpu-threads-bind or its variables say."""
+        """Return what --cpu-threads-bind or its variables say."""
         if self.config.placement.numa_bind:
             return AUTO
         return (threads_bind(self.config.placement.cpu_threads_bind, self.variables) or AUTO).strip()
 
     @property
     def names_hub_model(self) -> bool:
-        """Whether the model is one of the Hub, which has branches and commits."""
+        """Return whether the model is one of the Hub, which has branches and commits."""
         model = self.config.model.model
         return model not in (None, BUILTIN_NAME) and not Path(str(model)).expanduser().exists()
 

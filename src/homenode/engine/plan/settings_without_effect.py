@@ -20,7 +20,7 @@ _CODE = "setting_ignored"
 
 
 def worth_telling(finding: Finding) -> bool:
-    """Whether a finding about an engine is told at its start and by --check-config."""
+    """Return whether a finding about an engine is told at its start and by --check-config."""
     return finding.severity != "info" or finding.code == _CODE
 
 

@@ -58,10 +58,10 @@ def in_layers(layout: WeightLayout) -> int:
 
 
 def is_embedding(name: str) -> bool:
-    """Whether it is the table that tokens are looked up in."""
+    """Return whether it is the table that tokens are looked up in."""
     return name == _EMBEDDING
 
 
 def is_output(name: str, spec: ModelSpec) -> bool:
-    """Whether it makes the logits."""
+    """Return whether it makes the logits."""
     return not _LAYER.search(name) and is_embedding(name) == spec.tie_word_embeddings

@@ -146,8 +146,8 @@ def _of_cpu_workers(host: Host, assignment: EngineAssignment, devices: Sequence[
 
 
 def _homes(host: Host, placement: PlacementConfig, devices: Sequence[str]) -> Mapping[int, EngineBinding]:
-    """Where --numa-bind has the worker of each accelerator, by its number: the entry of the lists, which have one for
-    every worker, else the device's own node. Empty without it. Raises what the strategy raises.
+    """Return where --numa-bind has the worker of each accelerator, by its number: the entry of the lists, which have
+    one for every worker, else the device's own node. Empty without it. Raises what the strategy raises.
     """
     driven = [number for number, device in enumerate(devices) if is_accelerator(device)]
     if not driven or not placement.numa_bind:
@@ -229,7 +229,7 @@ def _memory(binding: EngineBinding, assignment: EngineAssignment) -> tuple[int, 
 
 
 def _share_cores(host: Host, bindings: Sequence[EngineBinding]) -> bool:
-    """Whether workers have to take turns: two compute on one core, or nobody is pinned and there are too few."""
+    """Return whether workers have to take turns: two compute on one core, or nobody is pinned and there are too few."""
     cores = [{core_of(host, cpu) for cpu in binding.team if cpu != UNPINNED} for binding in bindings]
     if not any(cores):
         return len(host.allowance.physical_cpus) < len(bindings)

@@ -28,7 +28,7 @@ from homenode.model.identity import CommonIdentity
 
 
 def dispatch_settings(config: EngineConfig) -> DispatchSettings:
-    """What who gives requests to engines of these settings has to know of them."""
+    """Return what who gives requests to engines of these settings has to know of them."""
     return DispatchSettings(
         config.kv.block_size,
         config.kv.enable_prefix_caching,
@@ -124,12 +124,12 @@ class ReplicasClient(Dispatcher):
 
     @property
     def supervisors(self) -> Sequence[EngineSupervisor[AsyncEngineClient]]:
-        """What keeps each engine."""
+        """Return what keeps each engine."""
         return self._supervisors
 
     @property
     def ready(self) -> EngineReady:
-        """What all engines loaded and what fits each. InternalError before they are ready."""
+        """Return what all engines loaded and what fits each. InternalError before they are ready."""
         if self._ready is None:
             raise InternalError("the engines are not ready yet")
         return self._ready

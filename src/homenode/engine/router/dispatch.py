@@ -40,15 +40,15 @@ class RoutedEngine(Protocol):
 
     @property
     def takes(self) -> bool:
-        """Whether it may be given requests."""
+        """Return whether it may be given requests."""
 
     @property
     def up(self) -> bool:
-        """Whether there is an engine, answering or not."""
+        """Return whether there is an engine, answering or not."""
 
     @property
     def hindrance(self) -> str | None:
-        """Why it computes nothing now although it takes requests."""
+        """Return why it computes nothing now although it takes requests."""
 
     @property
     def kv_usage(self) -> float:
@@ -56,7 +56,7 @@ class RoutedEngine(Protocol):
 
     @property
     def stats(self) -> ReplicaStats:
-        """What is to be known of it."""
+        """Return what is to be known of it."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Dispatcher:
 
     @property
     def hindrance(self) -> str | None:
-        """Why none of the engines that run computes anything now; None as long as one does, or none runs."""
+        """Return why none of the engines that run computes anything now; None as long as one does, or none runs."""
         reasons = [engine.hindrance for engine in self._engines if engine.up]
         return None if None in reasons else next(iter(reasons), None)
 

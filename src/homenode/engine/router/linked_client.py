@@ -106,17 +106,17 @@ class LinkedEngine:
 
     @property
     def takes(self) -> bool:
-        """Whether it may be given requests."""
+        """Return whether it may be given requests."""
         return self.state == "ready" and self.in_touch
 
     @property
     def up(self) -> bool:
-        """Whether there is an engine, answering or not."""
+        """Return whether there is an engine, answering or not."""
         return self.state in ("ready", "silent") and self.in_touch
 
     @property
     def in_touch(self) -> bool:
-        """Whether the stream leads to the process that there is, and the books are of it."""
+        """Return whether the stream leads to the process that there is, and the books are of it."""
         return self.client.lost is None and self.connected_process == self.booked == self.stats.restarts
 
     @property

@@ -29,7 +29,7 @@ class Prefixes:
         return list(self._known)
 
     def match(self, digests: Sequence[bytes]) -> int:
-        """How many blocks of the beginning are there."""
+        """Return how many blocks of the beginning are there."""
         for index, digest in enumerate(digests):
             if digest not in self._known:
                 return index

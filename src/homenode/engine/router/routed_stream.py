@@ -39,8 +39,8 @@ class RoutedStream(OutputStream):
 
     @property
     def rest(self) -> Request:
-        """What an engine is asked for: to go on after the tokens that were given out. Prompt scores came with the first
-        of them.
+        """Return what an engine is asked for: to go on after the tokens that were given out. Prompt scores came with
+        the first of them.
         """
         if not self.given:
             return self.request

@@ -176,7 +176,7 @@ class Router:
         return self._engines[number].prefixes.digests
 
     def has(self, number: int) -> bool:
-        """Whether the engine was ever there."""
+        """Return whether the engine was ever there."""
         return number in self._engines
 
     def forget(self, number: int) -> None:

@@ -65,7 +65,7 @@ def total(parts: Sequence[EngineStats]) -> EngineStats:
 
 
 def all_ready(parts: Sequence[EngineReady], bindings: Sequence[EngineBinding]) -> EngineReady:
-    """What all engines together hold, and of a single sequence what each of them takes."""
+    """Return what all engines together hold, and of a single sequence what each of them takes."""
     first = parts[0]
     return msgspec.structs.replace(
         first,
@@ -110,7 +110,7 @@ def _number(part: EngineReady, name: str) -> Any:
 
 
 def _notes(parts: Sequence[EngineReady]) -> list[str]:
-    """What all say is said once; anything else with the engine's number."""
+    """Return what all say is said once; anything else with the engine's number."""
     told: dict[str, list[int]] = {}
     for number, part in enumerate(parts):
         notes = part.details.get("notes")
@@ -135,7 +135,7 @@ def _compute(parts: Sequence[object]) -> dict[str, Any]:
 
 
 def _free_cpus(bindings: Sequence[EngineBinding]) -> tuple[int, ...]:
-    """Where the front disturbs no compute thread of any engine."""
+    """Return where the front disturbs no compute thread of any engine."""
     computing = {cpu for binding in bindings for cpu in binding.team}
     return tuple(
         sorted({cpu for binding in bindings for cpu in (binding.spare or binding.free_of_compute)} - computing)

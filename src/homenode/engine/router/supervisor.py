@@ -79,17 +79,17 @@ class EngineSupervisor(Generic[Client]):
 
     @property
     def takes(self) -> bool:
-        """Whether it may be given requests."""
+        """Return whether it may be given requests."""
         return self.state == "ready" and self.client.lost is None
 
     @property
     def up(self) -> bool:
-        """Whether there is an engine, answering or not."""
+        """Return whether there is an engine, answering or not."""
         return self.state in ("ready", "silent") and self.client.lost is None
 
     @property
     def hindrance(self) -> str | None:
-        """Why it computes nothing now although it takes requests."""
+        """Return why it computes nothing now although it takes requests."""
         return self.client.hindrance
 
     @property
@@ -99,7 +99,7 @@ class EngineSupervisor(Generic[Client]):
 
     @property
     def stats(self) -> ReplicaStats:
-        """What is to be known of it."""
+        """Return what is to be known of it."""
         now = since_start(self._before, self.client.statistics if self.up else at_rest(self.client.statistics))
         return ReplicaStats(
             self.number, self.node, self.state, self.restarts, self.moved, now, self._published if self.up else None
@@ -223,7 +223,7 @@ class EngineSupervisor(Generic[Client]):
             reason = self.client.lost
 
     def _objection(self, ready: EngineReady) -> str | None:
-        """Why it may not work beside the other engines."""
+        """Return why it may not work beside the other engines."""
         return self._identity.objection(f"engine {self.number}", ready.identity)
 
     def _give_up(self, reason: str, why: str) -> None:
@@ -263,6 +263,6 @@ class EngineSupervisor(Generic[Client]):
 
 
 def _published(ready: EngineReady) -> Published | None:
-    """What the engine said of its part in handing KV over."""
+    """Return what the engine said of its part in handing KV over."""
     document = ready.details.get("kv_transfer")
     return None if document is None else msgspec.convert(document, Published)

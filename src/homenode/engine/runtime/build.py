@@ -140,7 +140,7 @@ def _measured(plan: EnginePlan, plan_again: Callable[[], EnginePlan]) -> EngineP
 
 
 def _workers(plan: EnginePlan, own_process: bool) -> EngineWorkers:
-    """What computes the plan, not started yet."""
+    """Return what computes the plan, not started yet."""
     if plan.executor == "inline":
         return InlineWorkers(plan, own_process)
     from homenode.engine.executor.launch import ProcessWorkers  # needs what starts processes
@@ -186,7 +186,7 @@ def _identity(plan: EnginePlan, fits: Sequence[Fits]) -> ModelIdentity | None:
 
 
 def _sizes(plan: EnginePlan, fits: Sequence[Fits]) -> Sizes:
-    """What the engine is laid out for: the fewest blocks over all workers."""
+    """Return what the engine is laid out for: the fewest blocks over all workers."""
     spec, geometry = plan.checkpoint.spec, plan.geometries[0]
     blocks = min(fit.num_blocks for fit in fits)
     enough = replace(plan.config, kv=replace(plan.config.kv, kv_cache_memory=blocks * geometry.block_bytes))
@@ -208,7 +208,7 @@ def _parts(plan: EnginePlan) -> list[ModelPart]:
 
 
 def _grows(plan: EnginePlan) -> bool:
-    """Whether KV memory is taken when it is used."""
+    """Return whether KV memory is taken when it is used."""
     return taken_whole_because(plan.config, [worker.device for worker in plan.worker_layout.workers]) is None
 
 
@@ -216,8 +216,9 @@ _MANY = 1 << 62  # bytes: that there is memory enough was looked at by each work
 
 
 def _sharing(plan: EnginePlan, backend: Backend, identity: ModelIdentity | None) -> KvTransferSetup:
-    """What makes this engine's KV known to others, and KV memory that they can be given. `identity`: of the model that
-    its workers have read."""
+    """Return what makes this engine's KV known to others, and KV memory that they can be given. `identity`: of the
+    model that its workers have read.
+    """
     from homenode.engine.kv_transfer.setup import KvTransferSetup  # needs the native core
 
     config, geometry = plan.config, plan.whole_geometry
@@ -233,7 +234,7 @@ def _sharing(plan: EnginePlan, backend: Backend, identity: ModelIdentity | None)
 
 
 def _headroom(plan: EnginePlan) -> Callable[[], Headroom]:
-    """What the nodes of all workers together can give, and this machine."""
+    """Return what the nodes of all workers together can give, and this machine."""
     bindings = [worker.binding for worker in plan.worker_layout.workers]
     return headroom_of(tuple(dict.fromkeys(part for binding in bindings for part in memory_parts(binding))))
 

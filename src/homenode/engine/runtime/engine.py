@@ -69,7 +69,7 @@ def make_scheduler(
 def ready_message(
     plan: EnginePlan, sizes: Sizes, seconds: float, notes: Sequence[str], **details: object
 ) -> EngineReady:
-    """What the front is told of an engine that took `seconds` to start. `details`: further facts for people and
+    """Return what the front is told of an engine that took `seconds` to start. `details`: further facts for people and
     metrics.
     """
     config, spec = plan.config, plan.checkpoint.spec

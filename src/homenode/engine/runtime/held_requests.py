@@ -33,7 +33,7 @@ class HeldRequests:
         return [request for _, request in held.values()]
 
     def release_due(self) -> list[Request]:
-        """Those whose time is over."""
+        """Return those whose time is over."""
         now = self._clock()
         due = [request.id for until, request in self._held.values() if until <= now]
         return [request for each in due for request in self.release(each)]

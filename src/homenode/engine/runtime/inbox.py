@@ -66,7 +66,7 @@ class Inbox(Mailbox[object]):
         self._worker = worker
 
     def empty(self) -> bool:
-        """Whether no message waits."""
+        """Return whether no message waits."""
         return not self._items
 
     def get(self, timeout: float | None = None) -> object:

@@ -185,7 +185,7 @@ class EngineCore:
     # Waiting
 
     def _arrivals(self) -> list[object]:
-        """What came in; waits for something, or for the next deadline."""
+        """Return what came in; waits for something, or for the next deadline."""
         try:
             items = [self._inbox.get(timeout=self._time_left())]
         except Empty:

@@ -108,12 +108,14 @@ class NeighbourWatch:
                 _log.debug("the CPUs of others could not be looked at this time: %s", error)
 
     def _shares(self, claims: Collection[Claim]) -> bool:
-        """Whether a compute thread's core is claimed by others: a core may become free for it that nobody claims."""
+        """Return whether a compute thread's core is claimed by others: a core may become free for it that nobody
+        claims.
+        """
         own = {self._host.cpu_by_id[cpu].core for cpu in self.places.team if cpu in self._host.cpu_by_id}
         return any(own & claimed_cores(self._host, claim) for claim in claims)
 
     def _claimed(self, busy: Mapping[int, float]) -> EnginePlaces:
-        """What is decided while nobody else plans, with its CPUs claimed beside those that there are."""
+        """Return what is decided while nobody else plans, with its CPUs claimed beside those that there are."""
         with lock_claims(self._claim, _LOCK_S) as claims:
             wanted = moved_places(self._host, self.places, HostNeighbours(claims.others, busy))
             if wanted.team != self.places.team:
@@ -163,7 +165,7 @@ class NeighbourWatch:
             self._since = float("inf")
 
     def _bound_to(self, cpus: Collection[int]) -> bool:
-        """Whether any thread that belongs to the engine may run on these CPUs only."""
+        """Return whether any thread that belongs to the engine may run on these CPUs only."""
         for pid in self._executor.processes:
             with suppress(OSError):  # it has just ended
                 for thread in Path(f"/proc/{pid}/task").iterdir():
@@ -195,7 +197,7 @@ def watch_of(
 
 
 def move_of(plan: EnginePlan, executor: Executor, owns_process: bool) -> Callable[[EngineBinding], None]:
-    """What has one of several engines go where its front says; nothing of any other, and of one that cannot."""
+    """Return what has one of several engines go where its front says; nothing of any other, and of one that cannot."""
     replica, inner = plan.assignment.replica, _inner(executor)
     native = plan.config.compute.backend == "native" and all(w.device == CPU for w in plan.worker_layout.workers)
     if replica is None or not native or plan.executor == "ray" or not isinstance(inner, MovableExecutor):

@@ -168,7 +168,7 @@ def block_table(slots: SlotArray, ends: IntArray, table: SequenceTable) -> IntAr
 def _rows(
     items: Sequence[StepItem], slots: SlotArray, query_start: IntArray, table: SequenceTable
 ) -> tuple[SlotArray, IntArray, list[ScoredSpan]]:
-    """Whose rows of logits, which rows of the step, and the spans among them that score prompt tokens."""
+    """Return whose rows of logits, which rows of the step, and the spans among them that score prompt tokens."""
     if all(item.score_from < 0 and item.draws <= 1 for item in items):
         drawn = np.fromiter((item.draws for item in items), np.bool_, len(items))
         return slots[drawn], query_start[1:][drawn] - 1, []

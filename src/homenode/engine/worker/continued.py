@@ -45,8 +45,8 @@ class Batches:
         self._last = None
 
     def _carries_on(self, last: Batch, items: Sequence[StepItem]) -> bool:
-        """Whether these are the sequences of the last batch, in its order, each with its next position and the block
-        that needs.
+        """Return whether these are the sequences of the last batch, in its order, each with its next position and the
+        block that needs.
         """
         if len(items) != len(last.sampled):
             return False

@@ -57,14 +57,14 @@ def begin_roles(join: Join) -> Join:
 
 
 def claims_above(claims: Collection[Claim], above: Collection[int]) -> tuple[Claim, ...]:
-    """What processes that this one comes from were given by `homenode run`; an engine's own claims are no such thing.
-    Pure.
+    """Return what processes that this one comes from were given by `homenode run`; an engine's own claims are no such
+    thing. Pure.
     """
     return tuple(claim for claim in claims if claim.pid in above and not claim.computes)
 
 
 def given_by_launcher(claims: Collection[Claim], device: int) -> bool:
-    """Whether one of them has this device. Pure."""
+    """Return whether one of them has this device. Pure."""
     return any(device in claim.devices for claim in claims)
 
 
@@ -78,8 +78,8 @@ def _look_after(roles: DriverRoles, state: State | None) -> None:
 
 
 def target_for(roles: DriverRoles, address_of: Callable[[Accelerator], str | None]) -> Target:
-    """What the process is to look like. `address_of`: asks for the PCI function where the plan does not know it. Pure
-    but for that.
+    """Return what the process is to look like. `address_of`: asks for the PCI function where the plan does not know it.
+    Pure but for that.
     """
     chip = Accelerator("npu", roles.device, "", roles.address, card=roles.card, chip=roles.chip)
     if chip.address is None:

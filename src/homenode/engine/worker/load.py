@@ -150,8 +150,8 @@ def moved_part(join: Join, loaded: LoadedPart, place: EngineBinding, inside: Ins
 
 
 def check_pages(loaded: LoadedPart) -> tuple[str, ...]:
-    """What is to be told of where the memory of a worker's process lies; it is logged, and left for `homenode verify`.
-    HostError under --numa-strict.
+    """Return what is to be told of where the memory of a worker's process lies; it is logged, and left for `homenode
+    verify`. HostError under --numa-strict.
     """
     backend, binding, host = loaded.backend, loaded.binding, loaded.host
     if not isinstance(backend, PlacedBackend):
@@ -168,8 +168,8 @@ def _within_nodes(join: Join, size: int) -> int:
 
 
 def _binding_of(join: Join, owns_process: bool) -> EngineBinding:
-    """Where this worker's process is; other threads of one that is not its own are left where they are. Where torch
-    computes on the CPU all threads begin on the CPUs of the team, and OpenMP pins each of its own to one of them
+    """Return where this worker's process is; other threads of one that is not its own are left where they are. Where
+    torch computes on the CPU all threads begin on the CPUs of the team, and OpenMP pins each of its own to one of them
     (`compute.openmp`), where it is not loaded yet.
     """
     if _is_torch_on_cpu(join) and owns_process:
@@ -214,8 +214,8 @@ def _sizes(
     backend: Backend,
     geometry: KvGeometry,
 ) -> Sizes:
-    """What fits where the KV memory is to lie. On a device with memory of its own a largest step is computed first, and
-    what it needs is left alone.
+    """Return what fits where the KV memory is to lie. On a device with memory of its own a largest step is computed
+    first, and what it needs is left alone.
     """
     if not is_accelerator(join.device):
         return resolve(

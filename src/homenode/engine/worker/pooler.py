@@ -20,7 +20,7 @@ Row = npt.NDArray[np.float32] | npt.NDArray[np.float64]
 
 
 def pooled_counts(kind: PoolingKind, items: Sequence[StepItem]) -> list[int]:
-    """How many rows of each item count."""
+    """Return how many rows of each item count."""
     if kind == "mean":
         return [item.count for item in items]
     return [int(item.start == 0 if kind == "cls" else item.draws > 0) for item in items]

@@ -58,7 +58,7 @@ class RepetitionPenalty:
         return np.array(list(longest), np.int32), np.array(values, np.float32)
 
     def _lengths(self, tokens: IntArray, ends: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
-        """How many tokens up to each of `ends` are those up to the last."""
+        """Return how many tokens up to each of `ends` are those up to the last."""
         lengths, last = np.ones(len(ends), np.intp), len(tokens) - 1
         alive = np.arange(len(ends))
         for back in range(1, min(_LONGEST, last + 1)):

@@ -130,7 +130,9 @@ class Runner:
                 self._state_pages.store(slot, item.state_pages)
 
     def _result(self, step: Step, batch: Batch, rows: Logits, begin: float) -> StepResult:
-        """What becomes of the program's rows: handed to the next stage, pooled, or tokens are drawn from them."""
+        """Return what becomes of the program's rows: handed to the next stage, pooled, or tokens are drawn
+        from them.
+        """
         if not self._draws:
             if self._channels.outlet is not None:
                 self._channels.outlet.put(step.number, rows)

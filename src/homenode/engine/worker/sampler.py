@@ -229,7 +229,9 @@ def token_logprobs(rows: SampledRows, num_logprobs: IntArray) -> list[TokenLogpr
 
 
 def sampling_arrays(slots: SlotArray, table: SequenceTable) -> SamplingArrays:
-    """How to draw from each row of the logits; rows of slot 0 are drawn greedily, which costs least, and ignored."""
+    """Return how to draw from each row of the logits; rows of slot 0 are drawn greedily, which costs least, and
+    ignored.
+    """
     bias_start, bias_token, bias_value = _biases(slots, table)
     seen_start, seen_token, seen_count = _seen(slots, table)
     return SamplingArrays(

@@ -216,7 +216,7 @@ class SequenceTable:
         limits[slots] = np.clip(moved, _LEAST_LIMIT, _LARGEST_LIMIT)
 
     def bias_of(self, slot: int) -> Bias:
-        """What is added to a slot's logits for its next draw; -inf forbids a token."""
+        """Return what is added to a slot's logits for its next draw; -inf forbids a token."""
         parts = [bias] if (bias := self.bias[slot]) is not None else []
         if (
             (stops := self.stops[slot]) is not None

@@ -153,7 +153,7 @@ class PartWorker:
         )
 
     def _grammar_masks(self) -> GrammarMasks:
-        """What binds sequences by grammars, none of which is known yet."""
+        """Return what binds sequences by grammars, none of which is known yet."""
         grammars = self._lasting_masks()
         grammars.forget()
         return grammars
@@ -163,7 +163,7 @@ class PartWorker:
         return self._lasting_masks().prepare(grammar) if self._join.part.last_stage else None
 
     def _lasting_masks(self) -> GrammarMasks:
-        """Those of the worker's whole life: the vocabulary is read once. From any thread."""
+        """Return those of the worker's whole life: the vocabulary is read once. From any thread."""
         with self._grammars_lock:
             if self._grammars is None:
                 from homenode.engine.worker.grammar_masks import GrammarMasks
@@ -180,7 +180,7 @@ class PartWorker:
 
     @property
     def runner(self) -> Runner:
-        """What executes steps; InternalError before `prepare`."""
+        """Return what executes steps; InternalError before `prepare`."""
         if self._runner is None:
             raise InternalError("a step came before the memory for it was laid out")
         return self._runner
@@ -207,7 +207,7 @@ class PartWorker:
         )
 
     def _uses(self) -> Table | None:
-        """How often experts were computed here; None where no layer has any."""
+        """Return how often experts were computed here; None where no layer has any."""
         if self._counts is None or not (spec := self.loaded.model.spec).moe:
             return None
         program, before = self._counts
@@ -216,7 +216,7 @@ class PartWorker:
 
     @property
     def loaded(self) -> LoadedPart:
-        """What `load` has made; InternalError before it."""
+        """Return what `load` has made; InternalError before it."""
         if self._loaded is None:
             raise InternalError("the part was not loaded yet")
         return self._loaded

@@ -25,7 +25,7 @@ class BoundProgram:
 
 
 def read_program(path: str, command: Sequence[str]) -> BoundProgram | None:
-    """What is known of the program in the file `path`, started as `command`; None where it is not vLLM."""
+    """Return what is known of the program in the file `path`, started as `command`; None where it is not vLLM."""
     name = Path(path).name
     if name != "vllm" and not (name.startswith("python") and _runs_vllm(command[1:])):
         return None

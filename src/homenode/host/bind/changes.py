@@ -39,7 +39,7 @@ class Change:
 def changes_of_process(
     pid: int, target: Target, *, memory: bool = True, calls: Syscalls | None = None
 ) -> tuple[Change, ...]:
-    """What would change of process `pid`: its threads, and with `memory` where its private memory lies.
+    """Return what would change of process `pid`: its threads, and with `memory` where its private memory lies.
 
     Memory that this user may not look into is left out. Raises UserError for a process that is not there, HostError for
     one whose threads cannot be looked at.
@@ -49,7 +49,7 @@ def changes_of_process(
 
 
 def changes_of_interrupts(target: Target, host: Host, interrupts: Interrupts | None = None) -> tuple[Change, ...]:
-    """Which of the target's interrupts would go to other CPUs. Those that cannot be read are left out."""
+    """Return which of the target's interrupts would go to other CPUs. Those that cannot be read are left out."""
     interrupts, found = interrupts or Interrupts(), []
     for routed in match(target.irqs, host)[0]:
         wanted = format_cpu_list(routed.cpus)

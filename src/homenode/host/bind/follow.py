@@ -45,7 +45,7 @@ class Descendants:
     _strangers: set[int] = field(default_factory=set)
 
     def scan(self) -> tuple[ProcessId, ...]:
-        """Those alive now, ascending by number; not the root itself, nor the calling process."""
+        """Return those alive now, ascending by number; not the root itself, nor the calling process."""
         numbers = {int(entry.name) for entry in _PROC.iterdir() if entry.name.isdecimal()}
         self._strangers &= numbers
         fresh = {}
@@ -114,7 +114,7 @@ class Follower:
         return changed
 
     def _hint(self, process: ProcessId) -> tuple[RankHint | None, bool]:
-        """What the process tells of itself, and whether it had not told this before."""
+        """Return what the process tells of itself, and whether it had not told this before."""
         title = _read(_PROC / str(process.pid) / "cmdline", _MOST_TITLE)
         known = self._titles.get(process)
         if known is not None and known[0] == title:

@@ -75,7 +75,7 @@ class Interrupts:
             os.close(file)
 
     def refusal(self, irq: int) -> str:
-        """Why this user may not write; empty when it may, as far as can be told without writing."""
+        """Return why this user may not write; empty when it may, as far as can be told without writing."""
         try:
             os.close(os.open(self._file(irq), os.O_WRONLY | os.O_CLOEXEC))
         except OSError as error:
@@ -83,8 +83,9 @@ class Interrupts:
         return ""
 
     def kept_by_kernel(self, irq: int) -> bool:
-        """Whether nobody can route it, as it is a managed one: its file lacks every write permission then, on kernels
-        that tell (6.12 does)."""
+        """Return whether nobody can route it, as it is a managed one: its file lacks every write permission then, on
+        kernels that tell (6.12 does).
+        """
         try:
             return not self._file(irq).stat().st_mode & 0o222
         except OSError:

@@ -78,7 +78,7 @@ def find_program(name: str, env: Mapping[str, str]) -> str:
 
 
 def _refusal(path: str) -> str | None:
-    """Why the file cannot be executed; empty when it can, None when it is not there."""
+    """Return why the file cannot be executed; empty when it can, None when it is not there."""
     try:
         mode = Path(path).stat().st_mode
     except PermissionError:

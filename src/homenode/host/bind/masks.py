@@ -159,7 +159,7 @@ def read_masks(process: ProcessId, calls: Syscalls) -> dict[tuple[int, int], tup
 
 
 def explain(process: ProcessId, refusal: Refusal) -> tuple[str, str]:
-    """What happened with a refused mask, and what to do about it."""
+    """Return what happened with a refused mask, and what to do about it."""
     thread, cpus = refusal.thread, format_cpu_list(refusal.planned)
     who = f"thread {thread.tid} ({thread.name}) of process {process.pid}"
     if refusal.code in _CUT:

@@ -49,8 +49,9 @@ class RankHint:
 
 
 def worker_rank_of(title: str, environ: Mapping[str, str], arguments: Sequence[str] = ()) -> RankHint | None:
-    """What the title (the first word of /proc/PID/cmdline), its `arguments` (the others), else the environment tells;
-    None when none tells anything."""
+    """Return what the title (the first word of /proc/PID/cmdline), its `arguments` (the others), else the environment
+    tells; None when none tells anything.
+    """
     if (rank := _rank_of_own_worker(arguments)) is not None:
         return RankHint("worker", rank)
     found = _TITLE.fullmatch(title.strip())

@@ -45,7 +45,7 @@ class Remembered:
 
     @property
     def name(self) -> str:
-        """What it is called in the state folder."""
+        """Return what it is called in the state folder."""
         return record_name(self.process)
 
     def earlier_mask(self, thread: Thread, seen: Cpus) -> Cpus | None:
@@ -98,7 +98,7 @@ def _masks_from_dict(raw: Mapping[str, Any]) -> dict[tuple[int, int], Cpus]:
 
 
 def record_name(process: ProcessId) -> str:
-    """What the record of `process` is called in the state folder."""
+    """Return what the record of `process` is called in the state folder."""
     return f"{FOLDER}/{process.pid}-{process.start}.json"
 
 
@@ -158,7 +158,7 @@ def _forget_ended(state: State) -> None:
 
 
 def recall(process: ProcessId, state: State) -> Remembered | None:
-    """What is remembered of `process`; None when nothing is. Raises HostError when the record is damaged."""
+    """Return what is remembered of `process`; None when nothing is. Raises HostError when the record is damaged."""
     raw = state.load(record_name(process))
     found = None if raw is None else Remembered.from_dict(raw)
     return found if found is not None and found.boot == boot_id() else None

@@ -30,8 +30,8 @@ def verify(
     policy_expected: bool = False,
     readers: Sequence[Callable[[], Report]] = (),
 ) -> Report:
-    """What of `target` holds for process `pid` now: one step each for affinity, memory policy and pages, and findings
-    where it does not.
+    """Return what of `target` holds for process `pid` now: one step each for affinity, memory policy and pages, and
+    findings where it does not.
 
     Memory is looked at when the target has memory nodes. A process that was bound while it ran has kept its own memory
     policy, as nobody can set that of another: the default one is accepted, and its pages alone are judged.

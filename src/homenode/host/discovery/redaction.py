@@ -71,7 +71,7 @@ class Redaction:
         return kept
 
     def output(self, words: str, text: str) -> str:
-        """What a vendor's tool printed, without what identifies the machine or its users."""
+        """Return what a vendor's tool printed, without what identifies the machine or its users."""
         lines = [line for line in text.splitlines() if "serial" not in line.lower()]
         if words == "npu-smi info":
             lines = _without_program_names(lines)
@@ -106,8 +106,9 @@ class Redaction:
         return self.groups.setdefault(name, f"g{len(self.groups) + 1}")
 
     def _group_file(self, path: str, members: list[list[str]]) -> str | None:
-        """Where a file of a control group goes: its folders are renamed as in /proc/self/cgroup; None for groups that
-        are not this process's."""
+        """Return where a file of a control group goes: its folders are renamed as in /proc/self/cgroup; None for groups
+        that are not this process's.
+        """
         *folders, name = path[len(_CGROUP) + 1 :].split("/")
         if name in _RESTLESS:
             return None

@@ -81,7 +81,9 @@ def parse_recording(raw: object, name: str = "recording") -> RecordedSource:
 
 
 def record(source: Source, read: Callable[[Source], object] = read_host, about: str = "") -> dict[str, Any]:
-    """What `read` takes from a source, as the JSON form of a recording. Nothing private is in it: see redaction."""
+    """Return what `read` takes from a source, as the JSON form of a recording. Nothing private is in it:
+    see redaction.
+    """
     recorder = RecordingSource(source)
     read(recorder)
     redaction = Redaction()

@@ -55,7 +55,7 @@ class LiveFacts:
     claims: tuple[Claim, ...] = ()
 
     def may(self, capability: int) -> bool:
-        """Whether the capability is held; taken to be where the kernel does not say."""
+        """Return whether the capability is held; taken to be where the kernel does not say."""
         return self.capabilities is None or bool(self.capabilities >> capability & 1)
 
 

@@ -62,7 +62,9 @@ def _mask(host: Host) -> Iterable[Finding]:
 
 
 def _one_core_of_many(host: Host, own: Sequence[int], permitted: Sequence[int]) -> bool:
-    """Whether a mask is of one core though others could be had, and no batch system or MPI launcher has seen to it."""
+    """Return whether a mask is of one core though others could be had, and no batch system or MPI launcher has seen to
+    it.
+    """
     cores = {host.cpu_by_id[cpu].core for cpu in permitted if cpu in host.cpu_by_id}
     mine = {host.cpu_by_id[cpu].core for cpu in own if cpu in host.cpu_by_id}
     inherited = host.allowance.mask_origin == "inherited" and not launcher_binds(host.variables)

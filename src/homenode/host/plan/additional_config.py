@@ -12,8 +12,8 @@ _LONGEST = 1 << 20  # characters
 
 
 def cpu_binding_enabled(additional_config: str | None, flag: bool | None) -> bool:
-    """Whether the binding is wanted; it is unless somebody says no. `flag`: `--cpu-binding` or `--no-cpu-binding`, None
-    when neither is given.
+    """Return whether the binding is wanted; it is unless somebody says no. `flag`: `--cpu-binding` or
+    `--no-cpu-binding`, None when neither is given.
 
     Raises PlacementError bad_additional_config: no JSON object, a switch that is not true or false (the text "false"
     and 0 are not), or one that contradicts the flag. All other keys belong to the engine and are not looked at.

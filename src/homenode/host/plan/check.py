@@ -33,7 +33,9 @@ def check(host: Host, plan: Plan) -> tuple[Finding, ...]:
 
 
 def tool_findings(host: Host, plan: Plan) -> tuple[Finding, ...]:
-    """What vendors' tools failed to tell, for a plan that rests on it: devices may be missing, or be misplaced."""
+    """Return what vendors' tools failed to tell, for a plan that rests on it: devices may be missing, or be
+    misplaced.
+    """
     if plan.strategy == Strategy.CPU_THREADS:
         return ()
     errors = (noted(error) for error in host.accelerators.errors)
@@ -43,7 +45,7 @@ def tool_findings(host: Host, plan: Plan) -> tuple[Finding, ...]:
 
 
 def places_devices(plan: Plan) -> bool:
-    """Whether the plan's devices are accelerators; they are numbers of CPU workers otherwise."""
+    """Return whether the plan's devices are accelerators; they are numbers of CPU workers otherwise."""
     return plan.devices_total > 0 and plan.strategy != Strategy.CPU_THREADS
 
 
@@ -140,7 +142,7 @@ def _siblings_split(host: Host, plan: Plan) -> Iterable[Finding]:
 
 
 def _threads_differ(plan: Plan, core: tuple[int, ...], devices: Iterable[int]) -> bool:
-    """Whether the core is cut between pools, rather than whole in each of them (which is an overlap)."""
+    """Return whether the core is cut between pools, rather than whole in each of them (which is an overlap)."""
     return len({frozenset(plan.pools[device]).intersection(core) for device in devices}) > 1
 
 
@@ -169,7 +171,7 @@ def _not_local(host: Host, plan: Plan) -> Iterable[Finding]:
 
 
 def _cost(host: Host, near: Sequence[int], far: Sequence[int]) -> str:
-    """What CPUs away from home cost their device, by the distances that the firmware gives."""
+    """Return what CPUs away from home cost their device, by the distances that the firmware gives."""
     gaps: dict[int, list[int]] = {}
     for cpu in far:
         node = host.cpu_by_id[cpu].node
@@ -228,7 +230,7 @@ def _nearer_memory(host: Host, local_nodes: Iterable[int], plan: Plan) -> str:
 
 
 def _or_fair(host: Host, plan: Plan, what: str) -> str:
-    """What to do about pools that are in each other's way. Workers of our engines have lists and no strategy to
+    """Return what to do about pools that are in each other's way. Workers of our engines have lists and no strategy to
     choose.
     """
     if not chips_by_device(host, plan):

@@ -37,13 +37,13 @@ def without_claims(
 
 
 def kept_clear(host: Host, claims: Sequence[Claim]) -> list[Finding]:
-    """What to say of claims that CPU workers were planned around."""
+    """Return what to say of claims that CPU workers were planned around."""
     allowed = set(host.allowance.cpus)
     return [_overlap(claim, "CPU workers keep clear of them") for claim in claims if not allowed.isdisjoint(claim.cpus)]
 
 
 def overlaps(host: Host, claims: Sequence[Claim], cpus: Sequence[int], why: str) -> list[Finding]:
-    """What to say of claims that a plan for these CPUs does not keep clear of. `why`: in words."""
+    """Return what to say of claims that a plan for these CPUs does not keep clear of. `why`: in words."""
     cores = {host.cpu_by_id[cpu].core for cpu in cpus if cpu in host.cpu_by_id}
     found = []
     for claim in claims:

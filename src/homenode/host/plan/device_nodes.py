@@ -110,8 +110,8 @@ def gap(host: Host, own: Sequence[int], node: int) -> int:
 
 
 def step(own: Sequence[int], node: int) -> tuple[int, bool]:
-    """How far apart node numbers are, the other half of a pair (0 and 1, 2 and 3) first: to go by where distances are
-    all alike.
+    """Return how far apart node numbers are, the other half of a pair (0 and 1, 2 and 3) first: to go by where
+    distances are all alike.
 
     Firmware counts nodes socket by socket, and a socket that is more than one node is an even number of them.
     """

@@ -87,7 +87,7 @@ def _counted(cpus: Sequence[int]) -> str:
 
 
 def _caches(host: Host, cpus: Sequence[int]) -> str:
-    """How the part lies on the last-level caches; empty where the kernel does not tell."""
+    """Return how the part lies on the last-level caches; empty where the kernel does not tell."""
     part = Counter(host.cpu_by_id[number].l3 for number in cpus)
     del part[None]
     if not part:

@@ -8,15 +8,17 @@ from homenode.host.topology.host import Host
 
 
 def has_memory(host: Host, node: int) -> bool:
-    """Whether the node has memory and this process may take it. A node whose size is not told is taken to have some."""
+    """Return whether the node has memory and this process may take it. A node whose size is not told is taken to have
+    some.
+    """
     known = host.node_by_id.get(node)
     allowed = host.allowance.mems
     return known is not None and known.memory != 0 and (not allowed or node in allowed)
 
 
 def memory_nodes(host: Host, nodes: Sequence[int]) -> tuple[int, ...]:
-    """Those of `nodes` with memory for this process, in their order; when there is none, the nearest node to the first
-    of them that has some.
+    """Return those of `nodes` with memory for this process, in their order; when there is none, the nearest node to the
+    first of them that has some.
 
     An accelerator's own memory is no such node, and nodes without CPUs (memory of a slower kind) come last among
     equally near ones. Empty on a host without nodes.

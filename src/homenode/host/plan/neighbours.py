@@ -36,12 +36,12 @@ class CoreUse:
 
     @property
     def free(self) -> bool:
-        """Whether nobody claims it."""
+        """Return whether nobody claims it."""
         return not self.claims
 
     @property
     def quiet(self) -> bool:
-        """Whether nobody claims it and hardly anybody runs there."""
+        """Return whether nobody claims it and hardly anybody runs there."""
         return not self.claims and self.busy < BUSY
 
 
@@ -66,8 +66,9 @@ def claimed_cores(host: Host, claim: Claim) -> set[int]:
 
 
 def least_used(uses: Iterable[CoreUse]) -> list[CoreUse]:
-    """Those that nobody claims and hardly anybody uses first, then by claims and by use; of equal ones the faster
-    first."""
+    """Return those that nobody claims and hardly anybody uses first, then by claims and by use; of equal ones the
+    faster first.
+    """
     return sorted(uses, key=lambda use: (use.claims, use.busy if use.busy >= BUSY else 0.0, _slowness(use.core)))
 
 
@@ -76,5 +77,5 @@ def _slowness(core: AllowedCore) -> tuple[int, ...]:
 
 
 def title(claim: Claim) -> str:
-    """Whose claim it is, in words."""
+    """Return whose claim it is, in words."""
     return f"process {claim.pid}{f' ({claim.name})' if claim.name else ''}"

@@ -41,9 +41,10 @@ def working_nodes(host: Host) -> tuple[Node, ...]:
 
 
 def memory_of_cpus(host: Host, cpus: Iterable[int]) -> tuple[int, ...]:
-    """Where the memory of a process on `cpus` belongs, best first: every node the CPUs span, that with most of them
-    first, the others by their distance from it. A node whose memory cannot be taken is left out; where that leaves
-    none, the nearest one that has some."""
+    """Return where the memory of a process on `cpus` belongs, best first: every node the CPUs span, that with most of
+    them first, the others by their distance from it. A node whose memory cannot be taken is left out; where that leaves
+    none, the nearest one that has some.
+    """
     spanned = Counter(cpu.node for number in cpus if (cpu := host.cpu_by_id.get(number)) and cpu.node is not None)
     if not spanned:
         return ()

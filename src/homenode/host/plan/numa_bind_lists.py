@@ -29,8 +29,9 @@ class BindLists:
     findings: tuple[Finding, ...] = ()
 
     def entry(self, flag: str, entries: tuple[T, ...] | None, index: int, device: int) -> T | None:
-        """What a list says about worker `index`; None when the list was not given. Raises PlacementError
-        numa_bind_too_short."""
+        """Return what a list says about worker `index`; None when the list was not given. Raises PlacementError
+        numa_bind_too_short.
+        """
         if entries is None:
             return None
         if index < len(entries):

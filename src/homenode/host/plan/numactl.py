@@ -116,8 +116,9 @@ def check_memory_nodes(host: Host, nodes: Sequence[int], origin: str = "--memory
 
 
 def refused_node(host: Host, node: int, text: str) -> PlacementError:
-    """Why memory of a node may not be asked for: no_such_node, node_without_memory or nodes_not_allowed. `text`: the
-    list it was named in."""
+    """Return why memory of a node may not be asked for: no_such_node, node_without_memory or nodes_not_allowed. `text`:
+    the list it was named in.
+    """
     permitted, online = permitted_nodes(host), tuple(sorted(host.node_by_id)) or (0,)
     exists = node in online
     known = host.node_by_id.get(node)

@@ -52,8 +52,9 @@ def sizes_in_words(parallelism: Parallelism) -> str:
 
 
 def worker_index(parallelism: Parallelism, local_rank: int) -> int:
-    """Which worker of this host one is: its local rank behind those of the engines before its own. Ray and torchrun
-    count over all engines."""
+    """Return which worker of this host one is: its local rank behind those of the engines before its own. Ray and
+    torchrun count over all engines.
+    """
     if parallelism.external_launcher:
         return local_rank
     return local_rank + parallelism.data_parallel_rank * parallelism.ranks_per_engine

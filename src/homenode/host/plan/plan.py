@@ -46,7 +46,7 @@ class WorkerBinding:
 
     @property
     def main_cpus(self) -> tuple[int, ...]:
-        """Where the process itself runs."""
+        """Return where the process itself runs."""
         return self.roles.get("main") or self.cpus
 
 

@@ -21,13 +21,14 @@ _MOST_NAMED = 8  # devices in a message
 
 
 def priority_cpus(host: Host, cpus: Iterable[int]) -> tuple[int, ...]:
-    """Those of the CPUs that are of priority cores."""
+    """Return those of the CPUs that are of priority cores."""
     return tuple(number for number in cpus if (cpu := host.cpu_by_id.get(number)) is not None and cpu.priority)
 
 
 def of_node(host: Host, node: int, cpus: Sequence[int], workers: int = 0) -> tuple[int, ...]:
-    """Those of a node's CPUs that workers on its accelerators and their engine core have: the priority cores where
-    there is one for each of them, else all. `workers`: how many are there, where that is more than accelerators."""
+    """Return those of a node's CPUs that workers on its accelerators and their engine core have: the priority cores
+    where there is one for each of them, else all. `workers`: how many are there, where that is more than accelerators.
+    """
     chips = sum(chip.node == node for chip in host.accelerators.chips)
     fast = priority_cpus(host, cpus)
     cores = {host.cpu_by_id[number].core for number in fast}
@@ -35,7 +36,7 @@ def of_node(host: Host, node: int, cpus: Sequence[int], workers: int = 0) -> tup
 
 
 def priority_findings(host: Host, plan: Plan) -> tuple[Finding, ...]:
-    """Which of the allowed cores are priority cores, and who is bound to them."""
+    """Return which of the allowed cores are priority cores, and who is bound to them."""
     fast = priority_cpus(host, host.allowance.cpus)
     if not fast:
         return ()
@@ -62,7 +63,7 @@ def device_finding(host: Host, places: Sequence[tuple[str, Sequence[int]]]) -> t
 
 
 def _bound_to_them(fast: Collection[int], named: Sequence[tuple[str, Sequence[int]]]) -> list[str]:
-    """Who has priority cores alone, and who has some among others."""
+    """Return who has priority cores alone, and who has some among others."""
     fast = set(fast)
     alone = [name for name, cpus in named if fast.issuperset(cpus)]
     mixed = [

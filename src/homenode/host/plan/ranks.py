@@ -139,7 +139,9 @@ def assign_ranks(
 
 
 def given_one(chips: Sequence[Accelerator], visible: Sequence[int] | None) -> bool:
-    """Whether the process has been given exactly one device, by the visible list or because there is no other."""
+    """Return whether the process has been given exactly one device, by the visible list or because there is
+    no other.
+    """
     return len(chips if visible is None else visible) == 1
 
 

@@ -28,8 +28,9 @@ def cpus_kept(machine: str, ranks: int, *, kv_transfer: bool, version: Version |
 
 
 def parts_kept(pools: Sequence[Sequence[int]], count: int) -> list[int]:
-    """How many CPUs each rank gives of its own where nobody asked for the reserve: equal parts, what is left over from
-    the last ranks. A rank keeps one CPU, and where all have no more than `count` together nobody gives any."""
+    """Return how many CPUs each rank gives of its own where nobody asked for the reserve: equal parts, what is left
+    over from the last ranks. A rank keeps one CPU, and where all have no more than `count` together nobody gives any.
+    """
     ranks = len(pools)
     if sum(map(len, pools)) <= count:
         return [0] * ranks

@@ -37,8 +37,9 @@ def make_plan(strategy: str, host: Host, demand: Demand) -> Plan:
 
 
 def _left_aside(strategy: str, host: Host, demand: Demand, made: Plan) -> list[Finding]:
-    """What the rules of other programs do not look at: that somebody else computes there. Ranks that drive devices are
-    given CPUs in common by some of these rules; that is no news to them."""
+    """Return what the rules of other programs do not look at: that somebody else computes there. Ranks that drive
+    devices are given CPUs in common by some of these rules; that is no news to them.
+    """
     if strategy == Strategy.FAIR:
         return []
     claims = [claim for claim in demand.claims if strategy == Strategy.CPU_THREADS or not claim.devices]

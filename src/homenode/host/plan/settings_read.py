@@ -180,5 +180,5 @@ def _remedy(kind: str, setting: GivenSetting) -> str:
 
 
 def is_ascend(strategy: str) -> bool:
-    """Whether a strategy is one of the documented Ascend binding, with its switch and its gate."""
+    """Return whether a strategy is one of the documented Ascend binding, with its switch and its gate."""
     return strategy in (Strategy.ASCEND, Strategy.GLOBAL_SLICE, Strategy.TOPO_AFFINITY)

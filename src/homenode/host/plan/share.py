@@ -64,8 +64,8 @@ def share(host: Host, cores: Cores, device_nodes: DeviceNodes, own: Mapping[int,
 def set_aside(
     pools: Mapping[int, Sequence[AllowedCore]], count: int, lent: Mapping[int, Sequence[AllowedCore]]
 ) -> tuple[Pools, list[AllowedCore]]:
-    """What is left of the pools when `count` cores are kept back, and those. Pools and `lent` have that many, and one
-    more for each device.
+    """Return what is left of the pools when `count` cores are kept back, and those. Pools and `lent` have that many,
+    and one more for each device.
 
     Each core comes from what is lent while there is some, then from the pool with most left, so that no device loses
     more than another: from its farthest node the slowest core, the last among equals.
@@ -189,8 +189,9 @@ def _fill(
 
 
 def _needs(counts: Mapping[int, int], supply: int) -> dict[int, int]:
-    """How many more cores each device gets so that those with the fewest come up to one level, and nobody above it gets
-    any."""
+    """Return how many more cores each device gets so that those with the fewest come up to one level, and nobody above
+    it gets any.
+    """
     order = sorted(counts, key=lambda device: (counts[device], device))
     rising, level, extra = 1, supply + counts[order[0]], 0
     below = 0

@@ -58,8 +58,8 @@ def computing_nodes(host: Host, nodes: Sequence[Node]) -> dict[int, dict[Allowed
 
 
 def ranks_on_nodes(cores: Sequence[int], ranks: int, share_cores: bool = False) -> list[int]:
-    """How many ranks each node gets; `cores`: of each node. One for each while nodes last, then where most cores would
-    be left for each.
+    """Return how many ranks each node gets; `cores`: of each node. One for each while nodes last, then where most cores
+    would be left for each.
 
     Fewer ranks than nodes leave the last nodes without any. Raises PlacementError insufficient_cpus for more ranks than
     cores, unless these may `share_cores`.

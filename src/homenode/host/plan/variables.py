@@ -56,7 +56,7 @@ def threads_bind(given: str | None, env: Mapping[str, str]) -> str | None:
 
 
 def threads_bind_origin(given: str | None, env: Mapping[str, str]) -> str:
-    """Where the value of `threads_bind` comes from."""
+    """Return where the value of `threads_bind` comes from."""
     return _origin(given, env, THREADS_BIND_FLAG, *_THREADS_BIND)
 
 
@@ -84,7 +84,7 @@ def memory_nodes(given: str | None, env: Mapping[str, str]) -> tuple[int, ...] |
 
 
 def memory_nodes_origin(given: str | None, env: Mapping[str, str]) -> str:
-    """Where the value of `memory_nodes` comes from."""
+    """Return where the value of `memory_nodes` comes from."""
     return _origin(given, env, MEMORY_NODES_FLAG, *_MEMORY_NODES)
 
 
@@ -143,7 +143,7 @@ def rank_of_environment(env: Mapping[str, str]) -> int | None:
 
 
 def local_rank_origin(given: int | None, env: Mapping[str, str]) -> str:
-    """Where the local rank comes from, of which `rank_of_environment` tells."""
+    """Return where the local rank comes from, of which `rank_of_environment` tells."""
     return LOCAL_RANK_FLAG if given is not None else _rank_variable(env) or LOCAL_RANK_FLAG
 
 

@@ -167,8 +167,10 @@ def _mask_origin(
 
 
 def _openmp_binds(env: Mapping[str, str]) -> bool:
-    """Whether an OpenMP library that starts with these variables binds its first thread: the OpenMP specification on
-    OMP_PROC_BIND and OMP_PLACES, the manuals of libgomp on GOMP_CPU_AFFINITY and of LLVM's runtime on KMP_AFFINITY."""
+    """Return whether an OpenMP library that starts with these variables binds its first thread: the OpenMP
+    specification on OMP_PROC_BIND and OMP_PLACES, the manuals of libgomp on GOMP_CPU_AFFINITY and of LLVM's runtime on
+    KMP_AFFINITY.
+    """
     bind = env.get("OMP_PROC_BIND", "").strip().lower().split(",")[0]
     if bind == "false":
         return False
@@ -183,8 +185,9 @@ def _openmp_binds(env: Mapping[str, str]) -> bool:
 
 
 def launcher_binds(env: Mapping[str, str]) -> bool:
-    """Whether a batch system or an MPI launcher may have set the mask: then it is meant, whatever OpenMP does
-    besides."""
+    """Return whether a batch system or an MPI launcher may have set the mask: then it is meant, whatever OpenMP does
+    besides.
+    """
     slurm = [name for name in ("SLURM_LOCALID", "SLURM_CPU_BIND", "SLURM_CPU_BIND_TYPE") if name in env]
     unbound = any("none" in env[name].split(",") for name in slurm)
     return (bool(slurm) and not unbound) or "OMPI_COMM_WORLD_LOCAL_RANK" in env or "MPI_LOCALRANKID" in env

@@ -87,8 +87,9 @@ def _folders(reader: FactReader, wanted: Sequence[str] = _CONTROLLERS) -> list[s
 
 
 def _mounts(number: str, controllers: str, wanted: Sequence[str]) -> list[str]:
-    """Where a hierarchy may be mounted: version 2 has number 0 and no controllers; on hybrid systems it lies in
-    `unified`."""
+    """Return where a hierarchy may be mounted: version 2 has number 0 and no controllers; on hybrid systems it lies in
+    `unified`.
+    """
     if number == "0" and not controllers:
         return [_MOUNT, f"{_MOUNT}/unified"]
     names = [name for name in controllers.split(",") if name in _CONTROLLERS]

@@ -98,8 +98,9 @@ def _of_kind(reader: FactReader, kind: str) -> tuple[int, ...]:
 
 
 def _frequencies_differ(reader: FactReader, heads: Sequence[int]) -> bool:
-    """Whether a core is slower than another by more than a turbo step: what is left to tell two kinds by without
-    cpu_atom."""
+    """Return whether a core is slower than another by more than a turbo step: what is left to tell two kinds by without
+    cpu_atom.
+    """
     frequencies = _figures(reader, heads, _MAX_FREQUENCY).values()
     return min(frequencies, default=0) * 5 < max(frequencies, default=0) * 4
 

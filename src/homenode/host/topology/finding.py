@@ -19,7 +19,7 @@ class Finding:
 
     @property
     def text(self) -> str:
-        """What and what to do, as sentences."""
+        """Return what and what to do, as sentences."""
         return " ".join(part.rstrip(".") + "." for part in (self.message, self.remedy) if part)
 
     def to_dict(self) -> dict[str, str]:

@@ -177,7 +177,7 @@ class Host:
 
     @property
     def smt(self) -> bool:
-        """Whether any core has more than one online CPU."""
+        """Return whether any core has more than one online CPU."""
         return any(len(ids) > 1 for ids in self.cores.values())
 
     def distance(self, node: int, other: int) -> int:

@@ -37,7 +37,7 @@ def parse_interrupts(text: str) -> Iterator[Interrupt]:
 
 
 def _after_counters(counted: str, columns: int) -> str | None:
-    """What follows the counters; None when there are fewer counters than the header has CPUs."""
+    """Return what follows the counters; None when there are fewer counters than the header has CPUs."""
     words = counted.split(None, columns)
     return words[columns].strip() if len(words) > columns and "".join(words[:columns]).isdecimal() else None
 

@@ -49,8 +49,8 @@ def available_on(reader: FactReader, nodes: Collection[int]) -> int:
 
 
 def available_by_node(reader: FactReader, nodes: Collection[int]) -> dict[int, int]:
-    """What `available_on` says of each node by itself; one that does not tell what is free there is missing, as in a
-    recording.
+    """Return what `available_on` says of each node by itself; one that does not tell what is free there is missing, as
+    in a recording.
 
     Where the kernel tells of nodes only, all pages that are free or can be read again count as available.
     """
@@ -82,7 +82,7 @@ def read_huge_pages(reader: FactReader, folder: str) -> dict[int, int]:
 
 
 def read_numa_balancing(reader: FactReader) -> bool | None:
-    """Whether the kernel moves pages and tasks between nodes by itself; None where it cannot."""
+    """Return whether the kernel moves pages and tasks between nodes by itself; None where it cannot."""
     mode = reader.number("/proc/sys/kernel/numa_balancing")
     return None if mode is None else mode != 0
 

@@ -45,8 +45,8 @@ def node_by_cpu(nodes: Iterable[Node]) -> dict[int, int]:
 
 
 def tells_place(cpus: Iterable[int], nodes: Iterable[Node]) -> bool:
-    """Whether a list of CPUs near a device tells nodes apart: it leaves one out, or covers one more than twice as
-    densely as another.
+    """Return whether a list of CPUs near a device tells nodes apart: it leaves one out, or covers one more than twice
+    as densely as another.
 
     For a device of unknown place the kernel lists all CPUs as local (`local_cpulist` beside a `numa_node` of -1), and
     the vendors' tools repeat it: such a list is an unknown, and no node may be made of it.

@@ -112,8 +112,8 @@ def _corrected(reader: FactReader, reported: tuple[int, ...]) -> tuple[int, ...]
 
 
 def _shown_online(reader: FactReader, cpu: int, listed: Collection[int], folders: Collection[int]) -> bool | None:
-    """Whether a CPU is online by its own switch, the nodes' lists, or its topology, which only online CPUs have; None
-    where all of them are silent.
+    """Return whether a CPU is online by its own switch, the nodes' lists, or its topology, which only online CPUs have;
+    None where all of them are silent.
     """
     switch = reader.text(f"{CPU_FOLDER}/cpu{cpu}/online") if cpu in folders else ""
     if switch in ("0", "1"):
@@ -125,8 +125,8 @@ def _shown_online(reader: FactReader, cpu: int, listed: Collection[int], folders
 
 
 def _is_limit(mask: Collection[int], reported: Collection[int]) -> bool:
-    """Whether somebody has narrowed the mask. The kernel then puts online CPUs into it only; one of everything holds
-    all possible ones.
+    """Return whether somebody has narrowed the mask. The kernel then puts online CPUs into it only; one of everything
+    holds all possible ones.
     """
     return not set(reported).issubset(mask)
 

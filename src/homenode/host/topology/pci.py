@@ -57,7 +57,7 @@ def _read_device(reader: FactReader, address: str, online: frozenset[int], nodes
 
 
 def _on_other_node(node: Node | None, cpus: Sequence[int]) -> bool:
-    """Whether CPUs that are said to be local to a device all lie outside its node."""
+    """Return whether CPUs that are said to be local to a device all lie outside its node."""
     return node is not None and bool(node.cpus and cpus) and set(cpus).isdisjoint(node.cpus)
 
 

@@ -251,7 +251,7 @@ def _run(words: Sequence[str], deadline_s: float) -> CommandResult:
 
 
 def _output(pipe: int, errors: int, err: bytearray, end: float) -> bytearray:
-    """What comes through `pipe` until it is closed, or until one byte more than is looked at; what comes through
+    """Return what comes through `pipe` until it is closed, or until one byte more than is looked at; what comes through
     `errors` meanwhile goes to `err`.
 
     Raises TimeoutError.

@@ -163,5 +163,5 @@ class Architecture:
 
     @property
     def has_experts(self) -> bool:
-        """Whether its layers, or some, have experts in place of an MLP."""
+        """Return whether its layers, or some, have experts in place of an MLP."""
         return any(parameter.per_expert for parameter in self.parameters)

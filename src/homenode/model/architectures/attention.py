@@ -98,8 +98,8 @@ def attended(
     slopes: FloatArray | None = None,
     bias: RelativeBias | None = None,
 ) -> Tensor:
-    """What layer `index` of this stage attends to: rotate q and k, attend over the cache, within the layer's window, if
-    any. `rotation`: None where q and k are rotated already.
+    """Return what layer `index` of this stage attends to: rotate q and k, attend over the cache, within the layer's
+    window, if any. `rotation`: None where q and k are rotated already.
     """
     spec = model.spec
     q, k, v = qkv if rotation is None else rotated(ops, model, index, qkv, rotation)

@@ -62,7 +62,9 @@ def _scores_without_sigmoid(fields: Fields) -> bool:
 
 
 def is_glm(fields: Fields) -> bool:
-    """Whether a GGUF file of this architecture is a GLM-4.7-Flash, of which the first do not say how experts score."""
+    """Return whether a GGUF file of this architecture is a GLM-4.7-Flash, of which the first do not say how experts
+    score.
+    """
     return fields.integer("block_count", 0, minimum=0) in (47, 48) and fields.integer("vocab_size", 0) == 154880
 
 

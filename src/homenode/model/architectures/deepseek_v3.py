@@ -35,8 +35,8 @@ def _read_folder(config: FolderConfig) -> ModelSpec:
 
 
 def dense_layers(fields: Fields, layers: int, default: int) -> int:
-    """How many layers in front have an ordinary MLP, by `mlp_layer_types` where config.json has it. `default`: where it
-    says nothing.
+    """Return how many layers in front have an ordinary MLP, by `mlp_layer_types` where config.json has it. `default`:
+    where it says nothing.
     """
     kinds = fields.texts("mlp_layer_types")
     if not kinds:

@@ -203,7 +203,7 @@ def _ratios(fields: Fields, layers: int) -> tuple[int, ...]:
 
 
 def _hashed(fields: Fields, layers: int) -> int:
-    """How many layers in front have experts that go by the token's id."""
+    """Return how many layers in front have experts that go by the token's id."""
     kinds = fields.texts("mlp_layer_types")[:layers]
     if not kinds:
         return min(fields.integer("num_hash_layers", HASHED, minimum=0, maximum=limits.MOST_LAYERS), layers)

@@ -45,7 +45,7 @@ def attends(spec: ModelSpec, _part: ModelPart, layer: int | None) -> bool:
 
 
 def _of_delta(fused: bool | None = None, fused_gates: bool | None = None) -> Condition:
-    """Whether a layer has a gated delta rule, of a model that projects to its inputs so."""
+    """Return whether a layer has a gated delta rule, of a model that projects to its inputs so."""
 
     def has(spec: ModelSpec, _part: ModelPart, layer: int | None) -> bool:
         delta = spec.delta

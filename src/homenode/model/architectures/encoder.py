@@ -151,7 +151,7 @@ def _encoder(spec: ModelSpec) -> ModelSpec:
 
 
 def harmless_but(fields: Collection[str]) -> dict[str, str]:
-    """What is harmless in encoders, without `fields`, which one of them reads."""
+    """Return what is harmless in encoders, without `fields`, which one of them reads."""
     return {key: why for key, why in HARMLESS.items() if key not in fields}
 
 

@@ -44,7 +44,7 @@ def _of_text(config: FolderConfig) -> FolderConfig:
 
 
 def _dense_layers(config: FolderConfig, layers: int) -> tuple[int, ...]:
-    """Those with an MLP, by `mlp_layer_types` where config.json has it."""
+    """Return those with an MLP, by `mlp_layer_types` where config.json has it."""
     fields = config.fields
     if kinds := fields.texts("mlp_layer_types"):
         if len(kinds) != layers or not set(kinds) <= {"dense", "sparse"}:

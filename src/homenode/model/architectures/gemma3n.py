@@ -152,7 +152,9 @@ def _read_folder(config: FolderConfig) -> ModelSpec:
 
 
 def _deviations(fields: Fields, layers: int) -> tuple[float | None, ...]:
-    """Those beyond which a share of values that are normally distributed lies, which a folder has for each layer."""
+    """Return those beyond which a share of values that are normally distributed lies, which a folder has for each
+    layer.
+    """
     key = "activation_sparsity_pattern"
     shares = fields.value(key)
     if shares is None:

@@ -267,8 +267,8 @@ def from_folder(tensors: Tensors, spec: ModelSpec) -> dict[str, TensorEntry]:
 
 
 def attended(ops: Ops, model: ForwardContext, index: int, h: Tensor, rotation: Tensor) -> Tensor:
-    """What layer `index` of this stage attends to, h being normed rows, by keys and values of its own, or by those of
-    its donor.
+    """Return what layer `index` of this stage attends to, h being normed rows, by keys and values of its own, or by
+    those of its donor.
     """
     layer, number, eps = model.parameters.layers[index], model.part.layers.first + index, model.spec.norm_eps
     _, head_dim = model.spec.heads_of(number)
@@ -286,7 +286,7 @@ def attended(ops: Ops, model: ForwardContext, index: int, h: Tensor, rotation: T
 
 
 def fed_forward(ops: Ops, model: ForwardContext, index: int, x: Tensor) -> Tensor:
-    """What the MLP of layer `index` of this stage makes of x, and its experts beside it, where it has some."""
+    """Return what the MLP of layer `index` of this stage makes of x, and its experts beside it, where it has some."""
     layer = model.parameters.layers[index]
     h = stage.normed(ops, model, x, layer["post_norm"])
     inner = ops.gelu_mul(ops.linear(h, (layer["gate"], layer["up"])))

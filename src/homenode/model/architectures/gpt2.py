@@ -56,8 +56,8 @@ def read_gguf(config: GgufConfig) -> ModelSpec:
 
 
 def module_names(qkv: str, front: str = "") -> dict[str, str]:
-    """What the class calls its modules. `qkv`: what is made of the matrix of queries, keys and values; `front`: stands
-    before the names of a layer's matrices.
+    """Return what the class calls its modules. `qkv`: what is made of the matrix of queries, keys and values; `front`:
+    stands before the names of a layer's matrices.
     """
     return renamed(
         "h.{layer}.",

@@ -20,7 +20,7 @@ class StreamMixing:
 
 
 def parameters(key: str, name: str, gguf: str, when: Condition = always) -> tuple[Parameter, ...]:
-    """What the weights of streams are made of, in half a layer or at the end of all (`key` "head")."""
+    """Return what the weights of streams are made of, in half a layer or at the end of all (`key` "head")."""
     front = "model.layers.{layer}." if "{layer}" in gguf else "model."
     mixes, scales = ("streams", "one") if key == "head" else ("stream_mixes", "stream_scales")
     return (

@@ -14,7 +14,7 @@ _BY_TOKEN = {
 
 
 def rows_refusal(spec: ModelSpec) -> str | None:
-    """Why a model cannot take rows in place of embeddings; None where it can."""
+    """Return why a model cannot take rows in place of embeddings; None where it can."""
     if spec.pooling is not None:
         return "it makes vectors or scores of texts"
     part = ModelPart.whole(spec)

@@ -57,7 +57,7 @@ class LatentHeads:
 
 
 def heads_of(spec: ModelSpec) -> LatentHeads:
-    """Those of a model with latent attention."""
+    """Return those of a model with latent attention."""
     return spec.own_as(LatentHeads)
 
 

@@ -34,7 +34,7 @@ def layers_with_mlp(fields: Fields, layers: int, first: int) -> tuple[int, ...]:
 
 
 def rotated_layers(fields: Fields, layers: int) -> tuple[bool, ...]:
-    """Which layers have rope by `no_rope_layers`, where 1 means that one has it, or else by the interval."""
+    """Return which layers have rope by `no_rope_layers`, where 1 means that one has it, or else by the interval."""
     interval = fields.integer("no_rope_layer_interval", INTERVAL)
     listed = fields.integers("no_rope_layers")
     if not listed:

@@ -29,7 +29,7 @@ PARAMETERS = (*tables.EMBEDDING_AND_HEAD, *tables.ATTENTION_AND_BIASES, *tables.
 
 
 def has_no_window(fields: Fields) -> bool:
-    """Whether a GGUF file is of a model without a sliding window."""
+    """Return whether a GGUF file is of a model without a sliding window."""
     return not fields.optional_integer("attention.sliding_window", minimum=0)
 
 

@@ -86,7 +86,7 @@ def _as_halves(tensors: Tensors, spec: ModelSpec) -> dict[str, TensorEntry]:
 
 
 def _experts(ops: Ops, model: ForwardContext, index: int, h: Tensor) -> Tensor:
-    """What experts make of h, those among them that return it."""
+    """Return what experts make of h, those among them that return it."""
     layer, moe, part = model.parameters.layers[index], model.spec.moe, model.part
     assert moe is not None
     logits, given = ops.linear(h, (layer["router"],)), None

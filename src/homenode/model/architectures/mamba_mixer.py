@@ -271,8 +271,8 @@ def mixed(
     step_scale: float = 1.0,
     precision: Precision = "usual",
 ) -> Tensor:
-    """What the recurrence of layer `index` of this stage makes of the normed rows h, gated and normed, to be projected
-    with `scan_o`; of the model's last layer the selected rows only. The scales are of z and dt.
+    """Return what the recurrence of layer `index` of this stage makes of the normed rows h, gated and normed, to be
+    projected with `scan_o`; of the model's last layer the selected rows only. The scales are of z and dt.
     """
     layer, scan, part = model.parameters.layers[index], _scan(model.spec), model.part
     assert scan is not None  # a layer has these parameters only where the figures say so

@@ -156,7 +156,7 @@ def _project(ops: Ops, model: ForwardContext, index: int, h: Tensor, rotation: T
 
 
 def _narrowed(ops: Ops, model: ForwardContext, index: int, _h: Tensor, found: Tensor) -> Tensor:
-    """What layer `index` of this stage attends to, of each head as many elements as values have, multiplied."""
+    """Return what layer `index` of this stage attends to, of each head as many elements as values have, multiplied."""
     own, heads = model.spec.own_as(NarrowValues), model.part.heads_in(model.part.layers.first + index)[0].count
     if rest := model.spec.head_dim - own.width:
         found, _ = ops.split(ops.regroup(found, (own.width, rest)), (heads * own.width, heads * rest))

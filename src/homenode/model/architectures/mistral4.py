@@ -47,7 +47,7 @@ def _read_gguf(config: GgufConfig) -> ModelSpec:
 
 
 def split_folder(tensors: Tensors, spec: ModelSpec) -> dict[str, TensorEntry]:
-    """What a folder's tensors are turned to."""
+    """Return what a folder's tensors are turned to."""
     return latent_attention.split_folder_heads(StackedExperts().split(tensors, spec), spec)
 
 

@@ -48,8 +48,8 @@ def _read_folder(config: FolderConfig) -> ModelSpec:
 
 
 def _buckets() -> tuple[int, ...]:
-    """Which numbers count for distances -FARTHEST .. FARTHEST of a key behind its query: half of them for keys in
-    front, half for those behind; of each half one for each of the nearest, then for ranges that grow by a factor.
+    """Return which numbers count for distances -FARTHEST .. FARTHEST of a key behind its query: half of them for keys
+    in front, half for those behind; of each half one for each of the nearest, then for ranges that grow by a factor.
     """
     half, exact = BUCKETS // 2, BUCKETS // 4
     apart = np.arange(FARTHEST + 1)

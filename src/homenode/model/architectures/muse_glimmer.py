@@ -106,7 +106,7 @@ def _forward(ops: Ops, model: ForwardContext) -> Tensor:
 
 
 def _attended(ops: Ops, model: ForwardContext, index: int, x: Tensor, rotation: Tensor) -> Tensor:
-    """What layer `index` of this stage attends to, times sigmoid of a gate for each element."""
+    """Return what layer `index` of this stage attends to, times sigmoid of a gate for each element."""
     spec, part, layer = model.spec, model.part, model.parameters.layers[index]
     width, place = spec.head_dim, part.layers.first + index
     h = stage.normed(ops, model, x, layer["input_norm"])

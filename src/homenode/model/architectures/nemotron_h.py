@@ -83,7 +83,7 @@ PARAMETERS = (
 
 
 def _kinds(fields: Fields) -> tuple[str, ...]:
-    """What each layer has: a list under one of its names, or a pattern of letters."""
+    """Return what each layer has: a list under one of its names, or a pattern of letters."""
     key = next((key for key in ("layers_block_type", "layer_types") if fields.has(key)), "hybrid_override_pattern")
     if key != "hybrid_override_pattern":
         kinds = tuple(_OLDER.get(kind, kind) for kind in fields.texts(key))

@@ -147,7 +147,9 @@ def dimensions(spec: ModelSpec, layer: int | None = None) -> dict[str, int]:
 
 
 def _delta_dimensions(delta: DeltaSpec | None, key_heads: int) -> dict[str, int]:
-    """Those of layers with a gated delta rule, for so many of their key heads and the value heads these serve."""
+    """Return those of layers with a gated delta rule, for so many of their key heads and the value heads
+    these serve.
+    """
     if delta is None:
         return {}
     heads = key_heads * (delta.value_heads // delta.key_heads)
@@ -164,7 +166,7 @@ def _delta_dimensions(delta: DeltaSpec | None, key_heads: int) -> dict[str, int]
 
 
 def _delta_ranges(delta: DeltaSpec | None, key_heads: IndexRange) -> dict[str, IndexRange]:
-    """What of these some key heads and their value heads have, which may be apart from each other."""
+    """Return what of these some key heads and their value heads have, which may be apart from each other."""
     before, counts = (_delta_dimensions(delta, count) for count in (key_heads.first, key_heads.count))
     found = {name: IndexRange(before[name], count) for name, count in counts.items()}
     if delta is None or not delta.interleaved:
@@ -177,8 +179,8 @@ def _delta_ranges(delta: DeltaSpec | None, key_heads: IndexRange) -> dict[str, I
 
 
 def ranges(spec: ModelSpec, part: ModelPart, layer: int | None = None) -> dict[str, IndexRange]:
-    """What a part has of each dimension in a layer of the model, or outside the layers: all of those that are never
-    divided.
+    """Return what a part has of each dimension in a layer of the model, or outside the layers: all of those that are
+    never divided.
     """
     whole = {name: IndexRange(0, size) for name, size in dimensions(spec, layer).items()}
     heads, kv_heads = (part.heads, part.kv_heads) if layer is None else part.heads_in(layer)
@@ -219,7 +221,7 @@ class ExpectedTensor:
 
     @property
     def is_one_of_several(self) -> bool:
-        """Whether its handle is in a list of those of all experts or heads."""
+        """Return whether its handle is in a list of those of all experts or heads."""
         return self.expert is not None or self.head is not None
 
 

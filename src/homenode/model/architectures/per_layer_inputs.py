@@ -57,7 +57,7 @@ def with_inputs(spec: ModelSpec, width: int, vocabulary: int, **more: int) -> Mo
 
 
 def of_tokens(ops: Ops, model: ForwardContext) -> tuple[Tensor, ...]:
-    """What each layer of the model takes in: a part of the token's row of the table, and one of its embedding's
+    """Return what each layer of the model takes in: a part of the token's row of the table, and one of its embedding's
     projection. Row 0 of the table is that of tokens past it.
     """
     spec, top = model.spec, model.parameters.top
@@ -70,6 +70,6 @@ def of_tokens(ops: Ops, model: ForwardContext) -> tuple[Tensor, ...]:
 
 
 def behind(ops: Ops, model: ForwardContext, layer: Layer, x: Tensor, of_layer: Tensor) -> Tensor:
-    """What a layer makes of x, its result, and what it takes in."""
+    """Return what a layer makes of x, its result, and what it takes in."""
     gated = ops.gelu_mul(ops.linear(x, (layer["per_layer_gate"],)), of_layer)
     return stage.normed(ops, model, ops.linear(gated, (layer["per_layer_out"],)), layer["per_layer_out_norm"])

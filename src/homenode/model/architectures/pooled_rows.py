@@ -42,7 +42,7 @@ def _is_heavy(spec: ModelSpec, part: ModelPart, layer: int | None) -> bool:
 def _pooling(
     key: str, name: str, gguf: str, width: str, row: str, biases: str, when: Condition
 ) -> tuple[Parameter, ...]:
-    """What windows are pooled by."""
+    """Return what windows are pooled by."""
     at = f"self_attn.{name}"
     return (
         layer_weight(f"{key}_values", f"{at}.kv_proj", f"{gguf}_kv", width, "hidden", when=when),
@@ -124,7 +124,9 @@ def _turned(ops: Ops, x: Tensor, angles: Tensor, heads: int, head_dim: int, rota
 def _pooled(
     ops: Ops, model: ForwardContext, index: int, h: Tensor, rank: Tensor, how: PooledAngles, rotary: int
 ) -> PooledKeys | None:
-    """What layer `index` of this stage attends to beside tokens. h: its normed rows; `rank`: what queries are of."""
+    """Return what layer `index` of this stage attends to beside tokens. h: its normed rows; `rank`: what queries are
+    of.
+    """
     layer, spec, number = model.parameters.layers[index], model.spec, model.part.layers.first + index
     if spec.pooled is None or not (ratio := spec.pooled.ratios[number]):
         return None
@@ -153,9 +155,9 @@ def _pooled(
 
 
 def attended(ops: Ops, model: ForwardContext, index: int, h: Tensor, of_layers: Mapping[int, PooledAngles]) -> Tensor:
-    """What the attention of layer `index` of this stage makes of its normed rows h; of the model's last layer the
-    selected rows only. Ranks divide the query heads; rows, and what of them is chosen, are with each. `of_layers`: see
-    `angles_of_layers`.
+    """Return what the attention of layer `index` of this stage makes of its normed rows h; of the model's last layer
+    the selected rows only. Ranks divide the query heads; rows, and what of them is chosen, are with each. `of_layers`:
+    see `angles_of_layers`.
     """
     how = of_layers[index]
     layer, spec, heads, head = model.parameters.layers[index], model.spec, model.part.heads.count, model.spec.head_dim

@@ -69,7 +69,7 @@ class Architectures(Mapping[str, Architecture]):
         return len(self._texts)
 
     def that_name(self, word: str) -> tuple[Architecture, ...]:
-        """Those whose modules have `word` in double quotes: all that a checkpoint may mean by it, and perhaps
+        """Return those whose modules have `word` in double quotes: all that a checkpoint may mean by it, and perhaps
         others.
         """
         return tuple(self[name] for name, text in self._texts.items() if f'"{word}"' in text)

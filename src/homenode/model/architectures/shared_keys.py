@@ -20,8 +20,8 @@ def has_own(spec: ModelSpec, _part: ModelPart, layer: int | None) -> bool:
 
 
 def _shared(own: list[LayerKv], sliding: tuple[bool, ...], first: int) -> tuple[LayerKv | int, ...]:
-    """What each layer keeps, those from `first` on reading the last layer before it of their kind. ValueError where
-    there is none.
+    """Return what each layer keeps, those from `first` on reading the last layer before it of their kind. ValueError
+    where there is none.
     """
     last = {kind: max(layer for layer in range(first) if sliding[layer] == kind) for kind in set(sliding)}
     return tuple(kv if layer < first else last[sliding[layer]] for layer, kv in enumerate(own))

@@ -71,7 +71,7 @@ def over_ranks(ops: Ops, model: ForwardContext, x: Tensor) -> Tensor:
 
 
 def adds_apart(model: ForwardContext, layer: Layer, norm: str) -> bool:
-    """Whether what is added to rows is normed or scaled first."""
+    """Return whether what is added to rows is normed or scaled first."""
     return norm in layer or model.spec.residual_scale != 1.0
 
 
@@ -102,8 +102,8 @@ def add_mixed(ops: Ops, model: ForwardContext, index: int, x: Tensor, inner: Ten
 
 
 def leave(ops: Ops, model: ForwardContext, x: Tensor) -> Tensor:
-    """What the stage returns: its rows for the next one, or logits [sampled rows, vocabulary], x being those that
-    `select_last` left.
+    """Return what the stage returns: its rows for the next one, or logits [sampled rows, vocabulary], x being those
+    that `select_last` left.
     """
     if not model.part.last_stage:
         return x
@@ -127,6 +127,6 @@ def logits_of(ops: Ops, model: ForwardContext, h: Tensor) -> Tensor:
 
 
 def columns_of(ops: Ops, x: Tensor, heads: IndexRange, count: int, head_dim: int) -> Tensor:
-    """Those of some heads of x, which has `count`."""
+    """Return those of some heads of x, which has `count`."""
     widths = [n * head_dim for n in (heads.first, heads.count, count - heads.end) if n]
     return ops.split(x, widths)[1 if heads.first else 0]

@@ -144,14 +144,16 @@ def _spec(config: Fields, metadata: dict[str, object], tensors: dict[str, Tensor
 
 
 def _names_eos(metadata: dict[str, object]) -> bool:
-    """Whether the tokenizer's files name the token that ends a text, as its name or as an object that holds it."""
+    """Return whether the tokenizer's files name the token that ends a text, as its name or as an object
+    that holds it.
+    """
     files = (metadata.get(name) for name in ("tokenizer_config.json", "special_tokens_map.json"))
     return any(isinstance(file, dict) and file.get("eos_token") for file in files)
 
 
 def _quantisation_file(folder: Path, tensors: dict[str, TensorEntry]) -> Fields | None:
-    """What a file beside config.json says of the quantisation. A folder of plain floats is not asked: such a file is a
-    leftover there.
+    """Return what a file beside config.json says of the quantisation. A folder of plain floats is not asked: such a
+    file is a leftover there.
     """
     if all(entry.dtype.name in _PLAIN_FLOATS for entry in tensors.values()):
         return None

@@ -101,7 +101,7 @@ def _class_of_any(path: Path, config: dict[str, Any], whole: str) -> str:
 
 
 def text_config(path: Path, config: dict[str, Any], name: str) -> dict[str, object]:
-    """What config.json says of the text model, a `name`."""
+    """Return what config.json says of the text model, a `name`."""
     text = _told_of_text(path, config)
     if text is None:  # all of it is in the whole
         text = {key: value for key, value in config.items() if not _FIELDS_BESIDE.fullmatch(key)}
@@ -133,7 +133,7 @@ def _told_of_text(path: Path, config: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _kind(text: dict[str, Any] | None) -> str:
-    """What the text is said to be: its `model_type`, or its class where it has none. Empty where nobody says."""
+    """Return what the text is said to be: its `model_type`, or its class where it has none. Empty where nobody says."""
     if text is None:
         return ""
     if text.get("use_mla") is False:  # as DeepSeek V2 without its latent attention is told
@@ -179,8 +179,8 @@ def text_tensors(path: Path, config: dict[str, Any], tensors: Mapping[str, Tenso
 
 
 def _own_name(name: str, front: str | None) -> str:
-    """What a tensor of the text is called by itself, `front` being what all its names begin with, None where nothing
-    is; empty for a tensor of another part.
+    """Return what a tensor of the text is called by itself, `front` being what all its names begin with, None where
+    nothing is; empty for a tensor of another part.
     """
     if front is None:
         return "" if _BESIDE.fullmatch(name) else name

@@ -32,7 +32,9 @@ class GgufNames:
         return stacked.format(layer=match["layer"], expert=one["expert"]) if one and stacked else name
 
     def names_of(self, name: str) -> tuple[str, ...]:
-        """Those of all that the tensor holds: one, or several where it holds several matrices or their biases."""
+        """Return those of all that the tensor holds: one, or several where it holds several matrices or
+        their biases.
+        """
         match = _IN_LAYER.fullmatch(name)
         parts = _parts(match["rest"]) if match else ()
         if match is None or f"blk.{{layer}}.{match['rest']}" in self._others or not self._others.keys() >= set(parts):

@@ -43,12 +43,12 @@ _FP8 = "fp8_e4m3"
 
 
 def has_mistral_form(folder: Path) -> bool:
-    """Whether a folder is described by params.json alone. Where it has a config.json, that counts."""
+    """Return whether a folder is described by params.json alone. Where it has a config.json, that counts."""
     return (folder / PARAMS).exists() and not (folder / "config.json").exists()
 
 
 def config_of_params(fields: Fields) -> dict[str, object]:
-    """What a config.json would say of the model of this params.json, under its names.
+    """Return what a config.json would say of the model of this params.json, under its names.
 
     CheckpointError for figures that cannot be, UnsupportedError for models homenode does not run.
     """
@@ -84,7 +84,7 @@ def _refuse_other_models(fields: Fields) -> None:
 
 
 def _sees_pictures(fields: Fields) -> bool:
-    """Whether the model sees pictures as well. UnsupportedError for one that hears or does something else."""
+    """Return whether the model sees pictures as well. UnsupportedError for one that hears or does something else."""
     seen = fields.table("multimodal") or Fields(fields.path, {})
     others = [name for name in seen.names() if seen.has(name) and name != "vision_encoder_args"]
     if others:
@@ -96,7 +96,7 @@ def _sees_pictures(fields: Fields) -> bool:
 
 
 def _figures(fields: Fields) -> dict[str, object]:
-    """Those that every model has."""
+    """Return those that every model has."""
     heads = fields.integer("n_heads", maximum=limits.MOST_HEADS)
     longest = fields.integer("max_seq_len", _POSITIONS, maximum=limits.MOST_POSITION)
     found: dict[str, object] = {
@@ -236,7 +236,7 @@ def _refuse_other_routing(moe: Fields) -> None:
 
 
 def _quantisation(fields: Fields) -> dict[str, object]:
-    """How weights are stored: as 8-bit floats, or as a table says that is like that of any folder."""
+    """Return how weights are stored: as 8-bit floats, or as a table says that is like that of any folder."""
     if fields.table("quantization_config") is not None:
         return {"quantization_config": fields.value("quantization_config")}
     table = fields.table("quantization")

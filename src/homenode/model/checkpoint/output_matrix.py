@@ -16,8 +16,8 @@ _MOST_ROWS = (
 
 
 def repeats_embedding(tensors: Mapping[str, TensorEntry]) -> bool:
-    """Whether there is no output matrix, or one with the embedding's bytes, in as many rows spread over it as are
-    compared.
+    """Return whether there is no output matrix, or one with the embedding's bytes, in as many rows spread over it as
+    are compared.
 
     Of another type or shape it counts as another matrix: where the values are the same all the same, nothing but memory
     is lost.

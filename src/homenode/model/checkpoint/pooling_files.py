@@ -47,8 +47,8 @@ _GGUF_DENSE = ("dense_2.weight", "dense_3.weight")
 def read_pooling(
     folder: Path, model: ModelSpec, of_model: Mapping[str, TensorEntry]
 ) -> tuple[PoolingSpec | None, dict[str, TensorEntry]]:
-    """What modules.json of a folder says follows the model, whose tensors are `of_model`, and the tensors of that; None
-    where it says nothing. UnsupportedError for a module that homenode does not have.
+    """Return what modules.json of a folder says follows the model, whose tensors are `of_model`, and the tensors of
+    that; None where it says nothing. UnsupportedError for a module that homenode does not have.
     """
     file = folder / MODULES
     if not is_there(file):
@@ -89,8 +89,8 @@ def _first_folder(folder: Path, modules: list[Any], file: Path) -> Path:
 
 
 def _text_form(folder: Path, inner: Path, model: ModelSpec) -> TextForm:
-    """What sentence-transformers does with a text before the model gets it: `inner` is the folder of the model's own
-    module. Where no file says how many tokens count, as many as the vocabulary is for, if these are less than fit.
+    """Return what sentence-transformers does with a text before the model gets it: `inner` is the folder of the model's
+    own module. Where no file says how many tokens count, as many as the vocabulary is for, if these are less than fit.
     """
     found = next((inner / name for name in _OF_TEXTS if is_there(inner / name)), None)
     told = Fields(found or inner / _OF_TEXTS[0], {} if found is None else read_json(found, _MOST_JSON_BYTES))

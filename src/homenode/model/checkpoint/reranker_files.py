@@ -32,8 +32,9 @@ _NORM = "cls.norm.weight"
 def named_reranker(
     folder: Path, config: Fields, spec: ModelSpec, tensors: Mapping[str, TensorEntry]
 ) -> PoolingSpec | None:
-    """How a folder scores that has the class of a model which generates, and whose name or card, or a field of its
-    config.json, says that it is a reranker; None for others. CheckpointError where its tokenizer lacks the two words.
+    """Return how a folder scores that has the class of a model which generates, and whose name or card, or a field of
+    its config.json, says that it is a reranker; None for others. CheckpointError where its tokenizer lacks the two
+    words.
     """
     if spec.architecture not in _DECODERS:
         return None
@@ -64,7 +65,7 @@ def _names(folder: Path, config: Fields) -> str:
 
 
 def logit_score(file: Path, spec: ModelSpec, tensors: Mapping[str, TensorEntry]) -> PoolingSpec:
-    """What the config.json of a LogitScore says: the token for yes, and that for no."""
+    """Return what the config.json of a LogitScore says: the token for yes, and that for no."""
     if spec.architecture not in _DECODERS:
         raise UnsupportedError(
             f"{file}: a LogitScore of {spec.architecture} is not supported; homenode runs that of "
@@ -109,7 +110,7 @@ def _file_of(tensors: Mapping[str, TensorEntry]) -> Path:
 def gguf_reranker(
     path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, TensorEntry], spec: ModelSpec, keys: Fields
 ) -> PoolingSpec:
-    """How a GGUF file scores whose pooling type is that of rerankers; `keys`: those of its architecture.
+    """Return how a GGUF file scores whose pooling type is that of rerankers; `keys`: those of its architecture.
     UnsupportedError for one without what makes a score of a row.
     """
     output, dense = tensors.get(_OUTPUT), tensors.get(_DENSE)

@@ -134,7 +134,7 @@ class FolderConfig:
 
     @property
     def rope_table(self) -> Fields | None:
-        """What config.json says of the rope in a table of its own, None where it has none, or an empty one."""
+        """Return what config.json says of the rope in a table of its own, None where it has none, or an empty one."""
         tables = (self.fields.table(key) for key in ("rope_scaling", "rope_parameters"))
         return next((table for table in tables if table is not None and table.names()), None)
 
@@ -209,8 +209,8 @@ class FolderConfig:
         return replace(self.decoder(defaults, rotates_part=rotates_part), sliding_window=window)
 
     def labels(self) -> tuple[str, ...]:
-        """What a model scores whose class is one for that; of another nothing. The names are not the file's own, which
-        may have any.
+        """Return what a model scores whose class is one for that; of another nothing. The names are not the file's own,
+        which may have any.
         """
         named = self.fields.texts("architectures")
         if not named or not named[0].endswith("ForSequenceClassification"):
@@ -296,7 +296,7 @@ class FolderConfig:
         return replace(spec, sliding_window=window, sliding_layers=sliding) if any(sliding) else spec
 
     def experts(self, defaults: ExpertDefaults) -> tuple[str, int]:
-        """How many experts a layer has, perhaps none, and the key that says so."""
+        """Return how many experts a layer has, perhaps none, and the key that says so."""
         key = next((key for key in defaults.keys if self.fields.has(key)), defaults.keys[0])
         return key, self.fields.integer(key, defaults.experts, minimum=0, maximum=limits.MOST_EXPERTS)
 
@@ -338,7 +338,7 @@ class FolderConfig:
         return tuple(range(min(count, layers)))
 
     def shared_experts(self, key: str, default: int) -> int:
-        """How many experts every token uses, by `key`."""
+        """Return how many experts every token uses, by `key`."""
         return self.fields.integer(key, default, minimum=0, maximum=limits.MOST_EXPERTS)
 
     def expert_groups(self, groups: int = 1, chosen: int = 1) -> dict[str, int]:
@@ -390,8 +390,8 @@ class FolderConfig:
         return None if self.fields.is_null(key) else defaults.bos_id
 
     def _eos_ids(self, vocab: int, defaults: Defaults) -> tuple[int, ...]:
-        """What both files name together, as some models tell some of it in one only; the class's own where no file
-        names one.
+        """Return what both files name together, as some models tell some of it in one only; the class's own where no
+        file names one.
         """
         key = "eos_token_id"
         named = [source for source in (self.generation, self.fields) if source.has(key)]

@@ -71,7 +71,7 @@ def _rope(
     original_position: int | None = None,
     rotary_share: float = 1.0,
 ) -> RopeSpec:
-    """What `table` says, `rope_theta` and some others perhaps being in `fields`."""
+    """Return what `table` says, `rope_theta` and some others perhaps being in `fields`."""
     theta = table.optional_number("rope_theta", above=1.0, most=limits.MOST_THETA)
     if theta is None:
         theta = fields.number("rope_theta", default_theta, above=1.0, most=limits.MOST_THETA)

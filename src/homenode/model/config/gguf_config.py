@@ -96,8 +96,8 @@ class GgufConfig:
         return values[: self.layers]
 
     def marked_layers(self, key: str) -> tuple[bool, ...] | None:
-        """Which layers a key such as `attention.sliding_window_pattern` marks, by truth values or by a period; None
-        where the file does not say.
+        """Return which layers a key such as `attention.sliding_window_pattern` marks, by truth values or by a period;
+        None where the file does not say.
         """
         marks = self.fields.marks_per_layer(key, blocks(self.fields))
         return None if marks is None else marks[: self.layers]
@@ -404,7 +404,7 @@ class GgufConfig:
 
 
 def _yarn_scale(fields: Fields, factor: float) -> float | None:
-    """What cosines and sines are multiplied with; None for what YaRN prescribes for the factor.
+    """Return what cosines and sines are multiplied with; None for what YaRN prescribes for the factor.
 
     `yarn_attn_factor` is what converters make of a folder's `attention_factor`, the whole scale; 1, 0 and -1 are how
     others write that there is none. `attn_factor` multiplies.

@@ -128,7 +128,7 @@ def open_file(path: Path) -> BinaryIO:
 
 
 def is_there(path: Path) -> bool:
-    """Whether anything, even a broken link, bears the name: a file that cannot be read is an error, not a
+    """Return whether anything, even a broken link, bears the name: a file that cannot be read is an error, not a
     missing file.
     """
     try:

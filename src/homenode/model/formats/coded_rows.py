@@ -155,7 +155,7 @@ class _Values:
         return self._stored_floats(slice(before + columns[0], before + columns[1]), rows).T
 
     def _stored_rows(self, first: int, end: int) -> slice:
-        """Where rows of the matrix are among those of the tensors, or among their columns."""
+        """Return where rows of the matrix are among those of the tensors, or among their columns."""
         start, step = self.coded.first_row, self.coded.row_step
         return slice(start + step * first, start + step * (end - 1) + 1, step)
 

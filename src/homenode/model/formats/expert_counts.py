@@ -19,8 +19,8 @@ _MOST_BYTES = 64 << 20  # of a file of counts
 
 
 def read_placement(setting: str, spec: ModelSpec) -> ExpertPlacement:
-    """What `--expert-placement` says: spread, packed, or a JSON file with a list for each layer of a count for each
-    expert. UserError for another.
+    """Return what `--expert-placement` says: spread, packed, or a JSON file with a list for each layer of a count for
+    each expert. UserError for another.
     """
     if setting == "spread":
         return "spread"

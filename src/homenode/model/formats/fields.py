@@ -45,11 +45,11 @@ class Fields:
         return Fields(self.path, ChainMap({self._prefix + key: value}, stored), self._prefix, self._spelled)
 
     def has(self, key: str) -> bool:
-        """Whether `key` has a value that is not null."""
+        """Return whether `key` has a value that is not null."""
         return self._values.get(self._prefix + key) is not None
 
     def is_null(self, key: str) -> bool:
-        """Whether `key` is there and null."""
+        """Return whether `key` is there and null."""
         return self._prefix + key in self._values and not self.has(key)
 
     def value(self, key: str) -> object:
@@ -91,8 +91,8 @@ class Fields:
         return tuple(value)
 
     def marks_per_layer(self, key: str, layers: int) -> tuple[bool, ...] | None:
-        """Which of `layers` are marked, None when missing: a list of truth values of that length, or a period p, with
-        which every p-th layer is not marked and, where p is 0, all are.
+        """Return which of `layers` are marked, None when missing: a list of truth values of that length, or a period p,
+        with which every p-th layer is not marked and, where p is 0, all are.
         """
         value = self._values.get(self._prefix + key)
         if value is None:
@@ -146,7 +146,7 @@ class Fields:
         return value
 
     def is_text(self, key: str) -> bool:
-        """Whether `key` is there and a string."""
+        """Return whether `key` is there and a string."""
         return isinstance(self._values.get(self._prefix + key), str)
 
     def text(self, key: str, default: str = "") -> str:
@@ -209,7 +209,7 @@ class Fields:
         return tuple(key.removeprefix(self._prefix) for key in self._values)
 
     def holds_tables(self) -> bool:
-        """Whether any value is an object."""
+        """Return whether any value is an object."""
         return any(isinstance(value, dict) for value in self._values.values())
 
     def token_ids(self, key: str, vocab_size: int) -> tuple[int, ...]:

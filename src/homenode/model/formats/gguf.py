@@ -95,8 +95,8 @@ def read_gguf(path: Path) -> GgufFile:
 
 
 def read_gguf_beginning(data: bytes, path: Path) -> tuple[dict[str, Any], dict[str, int]]:
-    """What the first bytes of a file tell: the key-value pairs that lie whole in `data`, and how many elements each
-    array has, one that is cut short among them.
+    """Return what the first bytes of a file tell: the key-value pairs that lie whole in `data`, and how many elements
+    each array has, one that is cut short among them.
 
     CheckpointError where they are not the beginning of a GGUF file; UnsupportedError as in `read_gguf`.
     """

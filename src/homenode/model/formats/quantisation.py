@@ -60,8 +60,8 @@ class Quantisation:
 
 
 def quantisation_of(fields: Fields, beside: Fields | None = None) -> Quantisation | None:
-    """How the folder with this config.json is quantised, None where nothing is said of it. UnsupportedError, naming it,
-    for what homenode does not read.
+    """Return how the folder with this config.json is quantised, None where nothing is said of it. UnsupportedError,
+    naming it, for what homenode does not read.
 
     `beside`: the content of the first of `QUANTISATION_FILES` that the folder has. config.json wins, as its tensors
     were written with it.

@@ -72,7 +72,7 @@ def explain_failure(error: Exception, repository: str, revision: str | None, off
 
 
 def hub_is_offline() -> bool:
-    """Whether HF_HUB_OFFLINE is set."""
+    """Return whether HF_HUB_OFFLINE is set."""
     from huggingface_hub import constants
 
     return bool(constants.HF_HUB_OFFLINE)

@@ -172,13 +172,13 @@ class HubSource:
 
 
 def _has_config(described: HubRepository) -> bool:
-    """Whether a repository's model is in the form that is read first, not in Mistral's own."""
+    """Return whether a repository's model is in the form that is read first, not in Mistral's own."""
     names = {file.name for file in described.files}
     return CONFIG in names or PARAMS not in names
 
 
 def _patterns(pick: str | None, *, has_config: bool) -> tuple[list[str], list[str]]:
-    """What to fetch and what to leave out. `has_config`: see `_has_config`."""
+    """Return what to fetch and what to leave out. `has_config`: see `_has_config`."""
     if pick is None:
         return list(_FILES), [*_NOT, *([_MISTRAL] if has_config else [])]
     if pick.endswith(".gguf"):

@@ -27,7 +27,7 @@ def parts_pattern(name: str) -> str:
 
 
 def parts_of(name: str, names: Iterable[str]) -> list[str]:
-    """Those of `names` that are parts of the model `name`, in order."""
+    """Return those of `names` that are parts of the model `name`, in order."""
     part = _PART.search(name)
     if part is None:
         return [other for other in names if other == name]

@@ -32,7 +32,7 @@ def refuse_gguf_architecture(repository: HubRepository) -> None:
 
 
 def disk_problem(files: Sequence[HubFile], cache: Path) -> str:
-    """Why the disk of the cache has no room for these files, which are to be fetched; empty where it has."""
+    """Return why the disk of the cache has no room for these files, which are to be fetched; empty where it has."""
     needed, free = sum(file.size for file in files), free_disk(cache)
     if free is None or needed <= free:
         return ""

@@ -23,7 +23,7 @@ class HubFile:
 
     @property
     def is_weights(self) -> bool:
-        """Whether it holds weights, and not what is read before them."""
+        """Return whether it holds weights, and not what is read before them."""
         return self.name.endswith(_WEIGHTS)
 
 
@@ -43,7 +43,9 @@ class HubRepository:
         return [file for file in self.files if _matches(file.name, wanted) and not _matches(file.name, unwanted)]
 
     def missing(self, cache: Path, names: Sequence[str]) -> list[HubFile]:
-        """Those of its files with these names whose content is not in the `cache` (the folder of all repositories)."""
+        """Return those of its files with these names whose content is not in the `cache` (the folder of all
+        repositories).
+        """
         root = cache / f"models--{self.name.replace('/', '--')}"
         return [
             file

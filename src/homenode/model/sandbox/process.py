@@ -73,7 +73,7 @@ class SandboxProcess:
 
     @property
     def alive(self) -> bool:
-        """Whether it has not ended, and belongs to this process; a forked one has to start its own."""
+        """Return whether it has not ended, and belongs to this process; a forked one has to start its own."""
         return self._owner == os.getpid() and self.end.alive and self._process.poll() is None
 
     def wait_ready(self) -> None:

@@ -193,7 +193,9 @@ class TemplateRenderer:
             return self._ask(renderer, request, body)
 
     def _number(self, renderer: _Renderer, source: str) -> int | dict[str, Any]:
-        """What the process calls the template, which it compiles at its first use; its answer when that fails."""
+        """Return what the process calls the template, which it compiles at its first use; its answer when
+        that fails.
+        """
         if source not in renderer.numbers:
             answer = self._ask(renderer, {"compile": source, "seconds": self.timeout_s})
             renderer.numbers[source] = len(renderer.numbers)

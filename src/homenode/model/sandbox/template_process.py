@@ -54,7 +54,7 @@ class TemplateService:
 
 
 def _answer(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What `work` returns; whatever it raises becomes a failure."""
+    """Return what `work` returns; whatever it raises becomes a failure."""
     try:
         return work()
     except TemplateRefusal as error:

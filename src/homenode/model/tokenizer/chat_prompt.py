@@ -20,7 +20,8 @@ def chat_prompt(
     tools: Sequence[Mapping[str, Any]] = (),
     values: Mapping[str, Any] | None = None,
 ) -> RenderedPrompt:
-    """What the model's chat template makes of a conversation with tools. `values`: what else the template is given.
+    """Return what the model's chat template makes of a conversation with tools. `values`: what else the template is
+    given.
 
     Raises UserError where there is no template, or it refuses the conversation.
     """

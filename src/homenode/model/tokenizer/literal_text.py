@@ -104,13 +104,13 @@ class LiteralEncoder:
             yield from encode(text[at:])
 
     def _last_name(self, text: str, start: int, end: int) -> tuple[int, AddedToken | None]:
-        """Where the last control token of a part ends, and that token; the part's start without one."""
+        """Return where the last control token of a part ends, and that token; the part's start without one."""
         found = ((place + len(name), name) for name in self._by_name if (place := text.rfind(name, start, end)) >= 0)
         last, name = max(found, default=(start, ""))
         return last, self._by_name.get(name)
 
     def _first_name(self, text: str, start: int) -> tuple[int, AddedToken | None]:
-        """Where the first control token from `start` on begins, and that token; the text's end without one."""
+        """Return where the first control token from `start` on begins, and that token; the text's end without one."""
         found = self._names.search(text, start)
         return (len(text), None) if found is None else (found.start(), self._by_name[found[0]])
 

@@ -100,7 +100,7 @@ def _load_tried(
 
 
 def load_untried(path: Path, chat_template: str | None = None, renderer: TemplateRenderer | None = None) -> Tokenizer:
-    """What `load_tokenizer` gives, in this process at once; without `renderer` there are no chat templates."""
+    """Return what `load_tokenizer` gives, in this process at once; without `renderer` there are no chat templates."""
     with named_refusals(f"reading the tokenizer of {path}", CheckpointError):
         gguf = gguf_vocabulary(path)
         found = _from_gguf(gguf, chat_template, renderer) if gguf else _from_folder(path, chat_template, renderer)
@@ -109,7 +109,7 @@ def load_untried(path: Path, chat_template: str | None = None, renderer: Templat
 
 
 def _may_have_template(path: Path) -> bool:
-    """Whether it is worth while to start what renders templates before the files have been read."""
+    """Return whether it is worth while to start what renders templates before the files have been read."""
     if path.is_file() or any((path / f"chat_template.{kind}").is_file() for kind in ("jinja", "json")):
         return True
     config = path / "tokenizer_config.json"
@@ -181,7 +181,7 @@ def _from_folder(path: Path, chat_template: str | None, renderer: TemplateRender
 
 
 def _usual_library(file: Path, config: Mapping[str, Any]) -> Library:
-    """What tokenizer.json has, with the tokens that only `config` names."""
+    """Return what tokenizer.json has, with the tokens that only `config` names."""
     if not is_there(file):
         if (file.parent / SENTENCEPIECE).is_file():
             raise UnsupportedError(
@@ -197,7 +197,7 @@ def _usual_library(file: Path, config: Mapping[str, Any]) -> Library:
 
 
 def _of_mistral(file: Path) -> tuple[Library, dict[str, Any]]:
-    """What a file of Mistral's has, and which of its tokens have a role."""
+    """Return what a file of Mistral's has, and which of its tokens have a role."""
     if file.name == TEKKEN:
         library = tekken_tokenizer(file, read_json(file, LARGEST_FILE))
     else:

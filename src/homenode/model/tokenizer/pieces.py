@@ -142,7 +142,7 @@ class _Piece:
         return self.start + self._span(index)[0]
 
     def begins_word(self, index: int, *, anywhere: bool) -> bool:
-        """Whether this token begins with a character and, unless `anywhere`, with a word."""
+        """Return whether this token begins with a character and, unless `anywhere`, with a word."""
         if self._span(index)[0] < self._span(index - 1)[1]:
             return False
         return anywhere or self._encoding.token_to_word(index) != self._encoding.token_to_word(index - 1)
@@ -168,7 +168,7 @@ class _Piece:
 
 
 def _merges_over_whole_texts(library: Library) -> bool:
-    """Whether a text is one word to this tokenizer, and its tokens are found by merging alone."""
+    """Return whether a text is one word to this tokenizer, and its tokens are found by merging alone."""
     model: Any = library.model
     if type(model).__name__ != "BPE" or model.ignore_merges or model.dropout:
         return False

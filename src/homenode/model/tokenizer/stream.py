@@ -41,7 +41,7 @@ class ByteStream:
         return self._text(self._decoder.decode(self._continued(data) if self._begun and data else data))
 
     def flush(self) -> str:
-        """What is left at the end of the sequence: an incomplete character comes out as U+FFFD."""
+        """Return what is left at the end of the sequence: an incomplete character comes out as U+FFFD."""
         rest = self._open if self._rule.each_byte else b""
         self._begun = self._open = b""
         return self._text(self._decoder.decode(rest, True))
@@ -73,8 +73,8 @@ class ByteStream:
             self._to_strip = 0
 
     def _continued(self, data: bytes) -> bytes:
-        """What `data` comes to behind the unfinished character of the context: the whole of both where it finishes
-        that, nothing while it may.
+        """Return what `data` comes to behind the unfinished character of the context: the whole of both where it
+        finishes that, nothing while it may.
 
         Where it does not, the character's U+FFFD is the context's: bytes that would have belonged to the same one are
         left out.
@@ -94,8 +94,8 @@ class ByteStream:
 
 
 def _begins_character(data: bytes, length: int) -> bool:
-    """Whether some character of `length` bytes begins so. Only its second byte depends on the first; any others stand
-    for the rest.
+    """Return whether some character of `length` bytes begins so. Only its second byte depends on the first; any others
+    stand for the rest.
     """
     try:
         (data + b"\x80" * (length - len(data))).decode()
@@ -121,7 +121,7 @@ class WindowStream:
         return "".join(self._push_one(token) for token in ids)
 
     def flush(self) -> str:
-        """What is left at the end of the sequence."""
+        """Return what is left at the end of the sequence."""
         text = self._gained(self._decode(self._window))
         self._window, self._given = [], 0
         return text

@@ -46,7 +46,7 @@ class SurroundingTokens:
         return [*self.before, *first, *self.between, *second, *self.after]
 
     def second_from(self, first: list[int]) -> int:
-        """Where the second text begins in such a pair."""
+        """Return where the second text begins in such a pair."""
         return len(self.before) + len(first) + len(self.between)
 
     def chat_prompt(self, ids: list[int], add_special_tokens: bool | None) -> list[int]:
@@ -80,7 +80,7 @@ def beginning(ids: list[int], most: int | None, behind: Sequence[int]) -> list[i
 
 
 def read_surrounding_tokens(library: Library, *, opens_chats: bool) -> SurroundingTokens:
-    """What the library puts around a text when it is asked for special tokens."""
+    """Return what the library puts around a text when it is asked for special tokens."""
     for text in _ANY_TEXT:
         bare = library.encode(text, add_special_tokens=False).ids
         if not bare:
@@ -96,7 +96,7 @@ def read_surrounding_tokens(library: Library, *, opens_chats: bool) -> Surroundi
 def _between(
     library: Library, text: str, before: tuple[int, ...], bare: list[int], after: tuple[int, ...]
 ) -> tuple[int, ...]:
-    """What stands between the two texts of a pair, each of which is `text`, with the ids `bare`."""
+    """Return what stands between the two texts of a pair, each of which is `text`, with the ids `bare`."""
     pair = library.encode(text, text, add_special_tokens=True).ids
     begin, end = len(before) + len(bare), len(pair) - len(bare) - len(after)
     fits = begin <= end and pair[:begin] == [*before, *bare] and pair[end:] == [*bare, *after]

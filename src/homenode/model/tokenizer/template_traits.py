@@ -135,8 +135,8 @@ class _Trials:
 
 
 def _shows_the_list(text: str) -> bool:
-    """Whether the parts were written as Python or JSON writes a list, which is what a template for strings does with
-    them.
+    """Return whether the parts were written as Python or JSON writes a list, which is what a template for strings does
+    with them.
     """
     before = text[: text.index(_WORD)]
     return before.endswith(("'text': '", '"text": "', '"text":"'))

@@ -71,7 +71,9 @@ class TokenBound:
 
     @property
     def _covers_every_text(self) -> bool:
-        """Whether each character becomes at least one token: none is dropped, and unknown ones are not joined."""
+        """Return whether each character becomes at least one token: none is dropped, and unknown ones are
+        not joined.
+        """
         model: Any = self._library.model
         if type(model).__name__ != "BPE":
             return False
@@ -135,7 +137,7 @@ def _flat(step: dict[str, Any], inner: str) -> Iterator[dict[str, Any]]:
 
 
 def _shrinking(step: dict[str, Any]) -> int:
-    """How much shorter a normalizer may make a text; 0: that is not bounded."""
+    """Return how much shorter a normalizer may make a text; 0: that is not bounded."""
     if step.get("type") == "Replace":
         before, after = step.get("pattern", {}).get("String"), step.get("content")
         if isinstance(before, str) and isinstance(after, str):
@@ -145,7 +147,7 @@ def _shrinking(step: dict[str, Any]) -> int:
 
 
 def _keeps_text(step: dict[str, Any]) -> bool:
-    """Whether a pre-tokenizer keeps all of a text."""
+    """Return whether a pre-tokenizer keeps all of a text."""
     kind = step.get("type")
     if kind in ("Split", "Punctuation"):
         return step.get("behavior") != "Removed"

@@ -161,7 +161,7 @@ class Tokenizer:
 
     @property
     def bytes_are_text(self) -> bool:
-        """Whether a text is what the bytes of its tokens spell, one after another."""
+        """Return whether a text is what the bytes of its tokens spell, one after another."""
         return self._rule is not None
 
     @property
@@ -178,7 +178,7 @@ class Tokenizer:
         return self.token_bytes(token).decode("utf-8", "replace")
 
     def has_token(self, token: int) -> bool:
-        """Whether the vocabulary has a token of this id."""
+        """Return whether the vocabulary has a token of this id."""
         return self._library.id_to_token(token) is not None
 
     @property
@@ -207,7 +207,7 @@ class Tokenizer:
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether the model came with a chat template."""
+        """Return whether the model came with a chat template."""
         return bool(self._templates)
 
     def template_source(self, with_tools: bool = False) -> str | None:
@@ -217,7 +217,7 @@ class Tokenizer:
 
     @property
     def response_template(self) -> Any:
-        """What tokenizer_config.json says about the form of answers, None where it says nothing."""
+        """Return what tokenizer_config.json says about the form of answers, None where it says nothing."""
         return self._config.get("response_template")
 
     def _template_name(self, with_tools: bool) -> str:
@@ -250,7 +250,7 @@ class Tokenizer:
         return template.render(said, add_generation_prompt=add_generation_prompt, tools=tools, **values)
 
     def info(self) -> dict[str, Any]:
-        """What clients want to know: special tokens, chat template, sizes."""
+        """Return what clients want to know: special tokens, chat template, sizes."""
         template = next(iter(self._templates.values()), None)
         kept = {
             k: v for k, v in self._config.items() if isinstance(v, str | int | float | bool) and k != "chat_template"

@@ -106,7 +106,7 @@ def digest_content(path: Path, file: Path) -> bytes | None:
 
 
 def is_usable(path: Path, file: Path) -> bool:
-    """Whether a trial of what the model's files hold now has come to a good end before."""
+    """Return whether a trial of what the model's files hold now has come to a good end before."""
     return bool(_USABLE) and digest_content(path, file) in _USABLE
 
 

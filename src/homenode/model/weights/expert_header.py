@@ -45,12 +45,12 @@ class ShareState:
         )
 
     def is_of(self, pid: int, birth: int) -> bool:
-        """Whether this process wrote it."""
+        """Return whether this process wrote it."""
         return (self.pid, self.birth) == (_low(pid, _PID_BITS), _low(birth, _BIRTH_BITS))
 
 
 def state_of(word: int) -> ShareState:
-    """What a state word says. There is none that says nothing."""
+    """Return what a state word says. There is none that says nothing."""
     return ShareState(
         word >> _PID_BITS + _BIRTH_BITS & 3, _low(word >> _BIRTH_BITS, _PID_BITS), _low(word, _BIRTH_BITS)
     )

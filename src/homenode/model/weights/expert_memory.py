@@ -94,18 +94,18 @@ class SharedExperts:
 
     @property
     def is_first(self) -> bool:
-        """Whether this member does what one of them does for all."""
+        """Return whether this member does what one of them does for all."""
         return self._share.member == 0
 
     def is_read(self, name: str) -> bool:
-        """Whether this member reads a matrix from the model: its own share's that is not ready, and all that nobody
-        shares.
+        """Return whether this member reads a matrix from the model: its own share's that is not ready, and all that
+        nobody shares.
         """
         matrix = self._table.matrices.get(name)
         return matrix is None or (self._claimed and matrix.owner == self._share.member)
 
     def place(self, name: str) -> SharedPlacement | None:
-        """Where in shared memory a matrix goes; None for one that is not shared."""
+        """Return where in shared memory a matrix goes; None for one that is not shared."""
         matrix = self._table.matrices.get(name)
         return None if matrix is None else SharedPlacement(self._memory, matrix.offset)
 
@@ -200,7 +200,7 @@ class SharedExperts:
 
 
 def is_alive(state: ShareState) -> bool:
-    """Whether the process that wrote this still runs."""
+    """Return whether the process that wrote this still runs."""
     seen = _process(state.pid)
     return seen is not None and state.is_of(seen.pid, seen.birth)
 

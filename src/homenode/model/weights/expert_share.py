@@ -34,7 +34,7 @@ class ExpertShare:
 
 
 def shares_experts(backend: Backend) -> bool:
-    """Whether this backend can keep experts in common with others; where not, every engine has all of them."""
+    """Return whether this backend can keep experts in common with others; where not, every engine has all of them."""
     return isinstance(backend, SharingBackend)
 
 
@@ -77,8 +77,8 @@ def own_bytes(layout: WeightLayout, part: ModelPart, member: int, members: int) 
 
 
 def share_ready(fd: int, member: int) -> bool:
-    """Whether the share of this member is in the memory already, or it has come to know that it has none; False for
-    memory that nobody has used.
+    """Return whether the share of this member is in the memory already, or it has come to know that it has none; False
+    for memory that nobody has used.
     """
     word = os.pread(fd, WORD_BYTES, WORD_BYTES * state_word(member))
     return len(word) == WORD_BYTES and state_of(int.from_bytes(word, sys.byteorder)).state == STATE_READY

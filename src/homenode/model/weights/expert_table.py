@@ -101,7 +101,7 @@ def expert_table(layout: WeightLayout, part: ModelPart, members: int, packed_byt
 def identity_of(
     table: ExpertTable, part: ModelPart, members: int, model: Sequence[SourceFile], packing: str
 ) -> dict[str, int]:
-    """What the first words of the header are to say (`expert_header.IDENTITY`); none of them is 0."""
+    """Return what the first words of the header are to say (`expert_header.IDENTITY`); none of them is 0."""
     formats = [(m.name, m.target, m.rows, m.columns, m.offset, m.size) for m in table.matrices.values()]
     said = (MAGIC, members, _digest(tuple(model)), _digest(part), _digest(formats), _digest(packing))
     return dict(zip(IDENTITY, said, strict=True))

@@ -114,12 +114,14 @@ class WeightLayout:
 
     @property
     def float32(self) -> bool:
-        """Whether every matrix of the model, whichever part has it, is kept as float32."""
+        """Return whether every matrix of the model, whichever part has it, is kept as float32."""
         return self.other_parts.float32 and all(m.target == "F32" for m in self.matrices)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What an operator should be told: matrices not kept as stored, by kind of change, and tensors left alone."""
+        """Return what an operator should be told: matrices not kept as stored, by kind of change, and tensors left
+        alone.
+        """
         changed: dict[tuple[str, str, str], int] = {}
         for m in self.matrices:
             if m.source != m.target:
@@ -216,8 +218,8 @@ def _of_experts(
 
 
 def unaffected(matrices: Iterable[TensorEntry], quantize: str | None, dtype: str) -> str | None:
-    """What to say of `--quantize` or `--dtype` where matrices are quantised in the file: both are for float matrices.
-    None where nothing is to be said.
+    """Return what to say of `--quantize` or `--dtype` where matrices are quantised in the file: both are for float
+    matrices. None where nothing is to be said.
     """
     flag = f"--quantize {quantize}" if quantize is not None else f"--dtype {dtype}" if dtype != "auto" else None
     counts = Counter(_stored_as(entry) for entry in matrices)
@@ -231,7 +233,7 @@ def unaffected(matrices: Iterable[TensorEntry], quantize: str | None, dtype: str
 
 
 def _stored_as(matrix: TensorEntry) -> str:
-    """How a quantised matrix lies in the file; empty for one of floats."""
+    """Return how a quantised matrix lies in the file; empty for one of floats."""
     if matrix.dtype.name in _FLOATS:
         return ""
     return matrix.coded.label if matrix.coded else matrix.dtype.name

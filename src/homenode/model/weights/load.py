@@ -110,9 +110,9 @@ def kv_geometry_of(
 
 
 def layers_kv(spec: ModelSpec, part: ModelPart) -> tuple[LayerKv, ...]:
-    """What each layer of a part's KV memory keeps: those layers of the part that have keys and values of their own, and
-    of them the KV heads that are here; then those of indexers, and rows of windows. A layer with one KV head whose keys
-    and values are unlike has it on every rank.
+    """Return what each layer of a part's KV memory keeps: those layers of the part that have keys and values of their
+    own, and of them the KV heads that are here; then those of indexers, and rows of windows. A layer with one KV head
+    whose keys and values are unlike has it on every rank.
     """
     found = []
     for layer in range(part.layers.first, part.layers.end):
@@ -145,8 +145,8 @@ def plan_model(
     dtype: str = "auto",
     part: ModelPart | None = None,
 ) -> WeightLayout:
-    """How `load_model` would keep every matrix, without reading any. Raises what `load_model` raises before its first
-    read.
+    """Return how `load_model` would keep every matrix, without reading any. Raises what `load_model` raises before its
+    first read.
     """
     return _plan(checkpoint, backend, quantize, dtype, part).layout
 
@@ -222,7 +222,7 @@ def load_model(
 
 
 def _head(checkpoint: Checkpoint, part: ModelPart) -> tuple[LoadedHeadLayer, ...]:
-    """What follows pooling, where this part gives the answers."""
+    """Return what follows pooling, where this part gives the answers."""
     pooling = checkpoint.spec.pooling
     here = pooling is not None and part.last_stage and part.rank == 0
     return load_pooling_head(checkpoint, pooling) if pooling is not None and here else ()

@@ -38,7 +38,7 @@ class MatchedTensor:
 
     @cached_property
     def shape(self) -> tuple[int, ...]:
-        """What is wanted of it."""
+        """Return what is wanted of it."""
         return tuple(piece.count for piece in self.expected.cut)
 
     @cached_property
@@ -151,7 +151,7 @@ def _ignored(architecture: Architecture, checkpoint: Checkpoint, used: set[str])
 
 
 def _adds_nothing(checkpoint: Checkpoint, name: str) -> bool:
-    """Whether this is one of the biases of zeros that older versions of AutoGPTQ wrote beside every matrix."""
+    """Return whether this is one of the biases of zeros that older versions of AutoGPTQ wrote beside every matrix."""
     entry, matrix = checkpoint.tensors[name], checkpoint.tensors.get(f"{name.removesuffix('.bias')}.weight")
     if not name.endswith(".bias") or matrix is None or matrix.coded is None or entry.shape != matrix.shape[:1]:
         return False

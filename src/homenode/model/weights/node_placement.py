@@ -78,7 +78,7 @@ class WeightNodes:
         return {node: (self.nodes[node], room) for node, room in known.items() if self.nodes[node] > room}
 
     def on(self, node: int) -> WeightNodes:
-        """What lies on one node, as far as `total` and `too_full` go."""
+        """Return what lies on one node, as far as `total` and `too_full` go."""
         return replace(self, nodes={node: self.nodes[node]}, room={node: self.room.get(node)})
 
     def to_json(self) -> dict[str, Any]:

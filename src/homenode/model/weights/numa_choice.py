@@ -55,8 +55,8 @@ def cost_choice(
     measured: Measured | None = None,
     part: ModelPart | None = None,
 ) -> Callable[[Teams], Chosen]:
-    """What settles `--numa auto` for this model, or the part of it that `layout` and `geometry` are of: the cost model,
-    asked for `batch` sequences of `context` tokens.
+    """Return what settles `--numa auto` for this model, or the part of it that `layout` and `geometry` are of: the cost
+    model, asked for `batch` sequences of `context` tokens.
 
     measured: the speeds of this machine (`measured_speeds`), None for typical ones. geometry: of the KV memory.
     """
@@ -70,7 +70,9 @@ def cost_choice(
 
 
 def measured_speeds(path: str | None) -> Measured | None:
-    """What `homenode bench nodes --out` kept in a file; None for no file. UserError when it holds no such thing."""
+    """Return what `homenode bench nodes --out` kept in a file; None for no file. UserError when it holds no
+    such thing.
+    """
     return None if path is None else load_measured(path)
 
 
@@ -86,7 +88,7 @@ def _scanned_bytes(spec: ModelSpec, geometry: KvGeometry, part: ModelPart) -> in
 
 
 def _used(matrix: MatrixLayout, spec: ModelSpec, part: ModelPart) -> float:
-    """How much of a matrix one token multiplies with."""
+    """Return how much of a matrix one token multiplies with."""
     if matrix.name == _TABLE and not (spec.tie_word_embeddings and part.last_stage):
         return 1 / matrix.rows
     if spec.moe is not None and _EXPERT.search(matrix.name):

@@ -86,7 +86,7 @@ def _fits(weights: WeightNodes, host: Host) -> bool:
 
 
 def _available(host: Host) -> int | None:
-    """What this process may take of all nodes; recordings do not tell."""
+    """Return what this process may take of all nodes; recordings do not tell."""
     return host.allowance.memory_available or None
 
 

@@ -125,11 +125,13 @@ class PackedCache:
         return weight
 
     def has(self, name: str) -> bool:
-        """Whether the matrix is there, as far as is known before it is read."""
+        """Return whether the matrix is there, as far as is known before it is read."""
         return self._fd is not None and name in self._found
 
     def has_begun(self, name: str) -> bool:
-        """Whether some of the matrix may have been read from the file to where it is to be, though it was not given."""
+        """Return whether some of the matrix may have been read from the file to where it is to be, though it was not
+        given.
+        """
         return name in self._begun
 
     def _read_on(self, fd: int, name: str) -> None:
@@ -235,7 +237,9 @@ def _file_name(entries: Iterable[TensorEntry], layout: WeightLayout, part: str) 
 
 
 def _part_key(part: ModelPart | None) -> str:
-    """Which rows, columns and experts of the matrices: parts of one shape have other ones. "" for all of them."""
+    """Return which rows, columns and experts of the matrices: parts of one shape have other ones. "" for
+    all of them.
+    """
     if part is None or part.is_whole:
         return ""
     return f"{part.name}, {hashlib.blake2b(repr(part).encode(), digest_size=8).hexdigest()}"

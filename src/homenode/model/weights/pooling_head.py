@@ -42,7 +42,7 @@ class LoadedHeadLayer:
     norm_epsilon: float
 
     def apply(self, row: FloatArray) -> FloatArray:
-        """What becomes of a row [inputs]."""
+        """Return what becomes of a row [inputs]."""
         x = self.matrix @ row
         x = _ACTIVATIONS[self.activation](x if self.bias is None else x + self.bias)
         if self.norm is None:

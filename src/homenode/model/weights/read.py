@@ -103,7 +103,9 @@ def require_tables(tensors: Iterable[MatchedTensor], backend: Backend) -> None:
 
 
 def _extents(tensor: MatchedTensor, cache: PackedCache | None) -> list[Extent]:
-    """Where the bytes lie that will be read of a tensor, in whole rows; nowhere where the packed cache has it."""
+    """Return where the bytes lie that will be read of a tensor, in whole rows; nowhere where the packed
+    cache has it.
+    """
     entry, cut = tensor.entry, tensor.expected.cut
     if tensor.expected.parameter.kind == "table" or (cache is not None and cache.has(entry.name)):
         return []
@@ -228,7 +230,7 @@ def _load_coded(backend: Backend, tensor: MatchedTensor, target: str, placement:
 
 
 def _heads(entry: TensorEntry, rows: IndexRange) -> int:
-    """How many heads of interleaved halves these rows of the tensor are; 0 where rows are in order."""
+    """Return how many heads of interleaved halves these rows of the tensor are; 0 where rows are in order."""
     if not entry.permuted_heads:
         return 0
     head = entry.shape[0] // entry.permuted_heads
@@ -285,8 +287,8 @@ def _decode(entry: TensorEntry, rows: IndexRange, columns: IndexRange) -> FloatA
 
 
 def canonical_rows(rows: int, heads: int) -> IndexArray:
-    """Where each stored row belongs. In GGUF's llama order row 2j + h of each of `heads` heads is its row h * half + j;
-    with 0 heads all are in place.
+    """Return where each stored row belongs. In GGUF's llama order row 2j + h of each of `heads` heads is its row h *
+    half + j; with 0 heads all are in place.
     """
     order: IndexArray = np.arange(rows)
     return order.reshape(heads, 2, -1).swapaxes(1, 2).reshape(-1) if heads else order

@@ -113,7 +113,7 @@ class ReadAhead:
 
 
 def _in_page_cache(pieces: Sequence[tuple[int, int, int]]) -> bool:
-    """Whether a sample of the pages is there. True where nobody can tell."""
+    """Return whether a sample of the pages is there. True where nobody can tell."""
     step = max(1, len(pieces) // _PROBES)
     return all(_is_cached(fd, at + size // 2) for fd, at, size in pieces[::step] if size)
 

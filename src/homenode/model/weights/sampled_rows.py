@@ -16,7 +16,7 @@ def output_matrix(spec: ModelSpec) -> str:
 
 
 def of_sampled_rows(name: str, spec: ModelSpec) -> bool:
-    """Whether the rows of other tokens never get to this matrix (see `select_last` of the architectures)."""
+    """Return whether the rows of other tokens never get to this matrix (see `select_last` of the architectures)."""
     last = f"model.layers.{spec.num_layers - 1}."
     before = name.endswith(_QUERY_KEY_VALUE) or ".in_proj" in name  # what a layer attends with, or its state takes in
     return name == output_matrix(spec) or (name.startswith(last) and not before)

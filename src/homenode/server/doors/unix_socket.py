@@ -68,8 +68,9 @@ def _clear(path: str) -> None:
 
 
 def _identity(status: os.stat_result) -> tuple[int, int, int]:
-    """What another socket at the same path does not have: numbers of inodes are used again, but not at the same
-    time."""
+    """Return what another socket at the same path does not have: numbers of inodes are used again, but not at the same
+    time.
+    """
     return status.st_dev, status.st_ino, status.st_mtime_ns
 
 

@@ -120,7 +120,7 @@ class FrontSupervisor:
         return tuple(self._running.values())
 
     def has(self, number: int) -> bool:
-        """Whether this process is there."""
+        """Return whether this process is there."""
         return number in self._running
 
     def broadcast(self, message: ToFront, except_for: FrontProcess | None = None) -> None:

@@ -132,7 +132,7 @@ class HttpConfig:
 
     @property
     def asks_keys(self) -> bool:
-        """Whether clients have to send a key."""
+        """Return whether clients have to send a key."""
         return bool(self.api_key or self.api_key_file)
 
 

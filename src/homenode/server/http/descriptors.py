@@ -35,7 +35,7 @@ def reserve_of(limit: int) -> int:
 
 
 def descriptors_in_use() -> int:
-    """How many are open now."""
+    """Return how many are open now."""
     try:
         return sum(1 for _ in Path("/proc/self/fd").iterdir())
     except OSError:

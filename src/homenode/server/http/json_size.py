@@ -25,7 +25,7 @@ class JsonSize(NamedTuple):
 
 
 def json_size(body: bytes) -> JsonSize:
-    """What is in `body`, which need not be valid JSON."""
+    """Return what is in `body`, which need not be valid JSON."""
     containers = commas = 0
     inside = False  # of a string
     at = 0

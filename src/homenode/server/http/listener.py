@@ -59,7 +59,7 @@ def bind(config: HttpConfig) -> socket.socket:
 
 
 def url_of(listener: socket.socket, scheme: str = "http") -> str:
-    """Where a bound listener is reached."""
+    """Return where a bound listener is reached."""
     if listener.family == socket.AF_UNIX:
         return f"{scheme}+unix://{listener.getsockname()}"
     host, port = listener.getsockname()[:2]
@@ -67,7 +67,9 @@ def url_of(listener: socket.socket, scheme: str = "http") -> str:
 
 
 def certificate_of(config: HttpConfig) -> Certificate | None:
-    """What connections are encrypted with, if they are. Raises UserError that names the file which cannot be used."""
+    """Return what connections are encrypted with, if they are. Raises UserError that names the file which cannot be
+    used.
+    """
     if config.ssl_certfile is None or config.ssl_keyfile is None:
         return None
     return Certificate(config.ssl_certfile, config.ssl_keyfile)

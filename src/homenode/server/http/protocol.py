@@ -232,8 +232,8 @@ class BoundedProtocol(H11Protocol):
     # Clients that have closed their sending side
 
     def eof_received(self) -> bool | None:  # type: ignore[override]
-        """Whether to keep the connection: for an answer that is under way, or the next of several requests that have
-        all come. TLS has no connections that are closed on one side.
+        """Return whether to keep the connection: for an answer that is under way, or the next of several requests that
+        have all come. TLS has no connections that are closed on one side.
         """
         if self._below is not None:
             return None

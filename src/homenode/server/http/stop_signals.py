@@ -66,16 +66,16 @@ def signals(handler: Callable[[], None], stop: StopSignals | None = None) -> Ite
 
 
 def run_service(serving: Callable[[StopSignals], Coroutine[Any, Any, int]]) -> int:
-    """What `serving` returns on an event loop of its own, see `run_until_stopped`. HostError where the machine lets
-    nobody make one.
+    """Return what `serving` returns on an event loop of its own, see `run_until_stopped`. HostError where the machine
+    lets nobody make one.
     """
     require_socket_pairs()
     return asyncio.run(run_until_stopped(serving))
 
 
 async def run_until_stopped(serving: Callable[[StopSignals], Coroutine[Any, Any, int]]) -> int:
-    """What `serving` returns. A signal before it has a handler of its own cancels it: whatever it began it ends, and 0
-    is returned. Nothing is left to do but to end the process: both signals are ignored from then on.
+    """Return what `serving` returns. A signal before it has a handler of its own cancels it: whatever it began it ends,
+    and 0 is returned. Nothing is left to do but to end the process: both signals are ignored from then on.
     """
     task = asyncio.current_task()
     assert task is not None

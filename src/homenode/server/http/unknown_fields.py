@@ -97,7 +97,7 @@ class KnownFields:
 
 
 def _chosen(structs: Mapping[Any, _Walk | None], tag_field: str | None, value: Mapping[str, Any]) -> _Walk | None:
-    """What walks through one of several structs; None where its tag is that of none."""
+    """Return what walks through one of several structs; None where its tag is that of none."""
     if tag_field is None:
         return next(iter(structs.values()))
     tag = value.get(tag_field)

@@ -33,7 +33,7 @@ class EngineClient(Protocol):
 
     @property
     def ready(self) -> EngineReady:
-        """What the engine loaded and what fits."""
+        """Return what the engine loaded and what fits."""
 
     @property
     def statistics(self) -> EngineStats:
@@ -45,8 +45,8 @@ class EngineClient(Protocol):
 
     @property
     def hindrance(self) -> str | None:
-        """Why nothing is computed now although requests are taken, such as a worker that is being replaced; None:
-        nothing hinders.
+        """Return why nothing is computed now although requests are taken, such as a worker that is being replaced;
+        None: nothing hinders.
         """
 
     def submit(self, request: Request) -> RequestOutputs:

@@ -81,7 +81,7 @@ class TokenizerLike(Protocol):
 
     @property
     def response_template(self) -> Any:
-        """What tokenizer_config.json says about the form of answers, None where it says nothing."""
+        """Return what tokenizer_config.json says about the form of answers, None where it says nothing."""
 
     def render_chat(
         self,

@@ -50,7 +50,7 @@ class KeyHolder:
 
     @property
     def has_tiers(self) -> bool:
-        """Whether it may have some tiers only, or has one that is not the others'."""
+        """Return whether it may have some tiers only, or has one that is not the others'."""
         return self._key is not None and self._key.service_tiers != ALL_TIERS
 
     def rank(self, asked: AskedTier | None, priority: int | None) -> ServiceRank:
@@ -96,7 +96,7 @@ class KeyHolder:
 
     @property
     def counted(self) -> bool:
-        """Whether its tokens are counted here."""
+        """Return whether its tokens are counted here."""
         return self._counts is not None
 
     def take_answer(self, guessed: int, usage: ToldUsage) -> None:
@@ -145,7 +145,7 @@ _CALLER: ContextVar[KeyHolder] = ContextVar("homenode.caller", default=_ANYBODY)
 
 
 def caller() -> KeyHolder:
-    """Who sent the request that the running task handles."""
+    """Return who sent the request that the running task handles."""
     return _CALLER.get()
 
 

@@ -54,7 +54,7 @@ class KeyCounts:
         self._words[self._own + row * _ROW_WORDS + counter] += amount
 
     def total(self, row: int, counter: int) -> int:
-        """What all fronts counted."""
+        """Return what all fronts counted."""
         return sum(self._words[at + counter] for at in self._rows(row))
 
     def add_spent(self, row: int, field: int, tick: int, amount: int) -> None:
@@ -70,7 +70,7 @@ class KeyCounts:
         self._words[at + field] += amount
 
     def spent(self, row: int, field: int, tick: int) -> int:
-        """What all fronts used in the minute before `tick`, it included."""
+        """Return what all fronts used in the minute before `tick`, it included."""
         return sum(amount for _, amount in self._entries(row, field, tick))
 
     def free_at(self, row: int, field: int, tick: int, room: int) -> int:

@@ -63,7 +63,7 @@ def read_key_file(path: str, rows: KeyRows, unnamed: Sequence[NamedKey] = ()) ->
 
 
 def readable_by_others(path: str) -> bool:
-    """Whether other users of this machine can read the file."""
+    """Return whether other users of this machine can read the file."""
     try:
         return bool(Path(path).stat().st_mode & (stat.S_IRGRP | stat.S_IROTH))
     except OSError:
@@ -98,7 +98,7 @@ def _tables(path: Path) -> Mapping[str, Any]:
 
 
 def _place(error: Exception) -> str:
-    """Where a TOML text is wrong: the parser's words may quote the text, which may be a secret."""
+    """Return where a TOML text is wrong: the parser's words may quote the text, which may be a secret."""
     found = re.search(r"\(at [a-z0-9 ,]+\)", str(error))
     return f"it cannot be understood {found.group()}" if found else "it cannot be understood"
 

@@ -37,7 +37,7 @@ class KeySource:
 
     @property
     def counts(self) -> bool:
-        """Whether what keys use is counted: they have names."""
+        """Return whether what keys use is counted: they have names."""
         return self._file is not None
 
     async def watch(self, changed: Callable[[Keys], object]) -> None:
@@ -62,12 +62,12 @@ class Keyring:
 
     @property
     def asked(self) -> bool:
-        """Whether requests need a key."""
+        """Return whether requests need a key."""
         return bool(self._keys)
 
     def caller_of(self, given: Sequence[str]) -> KeyHolder | None:
-        """Whose key is among those that a request brings; None: nobody's. Every key is compared, in constant time, so
-        that the time tells nothing.
+        """Return whose key is among those that a request brings; None: nobody's. Every key is compared, in constant
+        time, so that the time tells nothing.
         """
         found = None
         for digest in map(digest_of, given):

@@ -34,5 +34,5 @@ def unnamed_keys(secrets: Sequence[str]) -> tuple[NamedKey, ...]:
 
 
 def digest_of(secret: str) -> bytes:
-    """What is kept and compared of a secret."""
+    """Return what is kept and compared of a secret."""
     return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).digest()

@@ -26,7 +26,7 @@ class ToldUsage(NamedTuple):
         return f"{self.prompt} {self.generated}"
 
     def comment(self) -> bytes:
-        """What stands before the end of a stream."""
+        """Return what stands before the end of a stream."""
         return f": {USAGE_HEADER}: {self.header()}\n\n".encode()
 
 

@@ -178,8 +178,8 @@ class _EngineCollector(Collector):
         return pages
 
     def _node_memory(self, names: tuple[str, ...], parts: list[tuple[tuple[str, ...], EngineStats]]) -> Metric:
-        """How much of what is planned for each node is there; none where nothing is planned, or the kernel does not
-        tell.
+        """Return how much of what is planned for each node is there; none where nothing is planned, or the kernel does
+        not tell.
         """
         help = "Share of the pages planned for a node (all: for several in turn) that are on it."
         kept = [at for at, name in enumerate(names) if name != "node"]  # here a label of the pages, not of the engine
@@ -257,8 +257,8 @@ def _in_common(names: tuple[str, ...], parts: list[tuple[tuple[str, ...], Engine
 
 
 def _labels(engines: Sequence[ReplicaStats]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """What tells engines apart: the number, and the NUMA node where each has one to itself. Names, and values for each
-    engine.
+    """Return what tells engines apart: the number, and the NUMA node where each has one to itself. Names, and values
+    for each engine.
     """
     nodes = [engine.node for engine in engines]
     if None in nodes or len(set(nodes)) < len(nodes):

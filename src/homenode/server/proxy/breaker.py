@@ -21,7 +21,7 @@ class CircuitBreaker:
     _probing: bool = False
 
     def open(self, now: float) -> bool:
-        """Whether no request is to be sent to the server now."""
+        """Return whether no request is to be sent to the server now."""
         return self._until is not None and (now < self._until or self._probing)
 
     def sent(self, now: float) -> None:

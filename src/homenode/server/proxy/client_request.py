@@ -120,7 +120,7 @@ def _raw(value: int | str) -> msgspec.Raw:
 
 
 def _direct(fields: Mapping[str, msgspec.Raw]) -> str | None:
-    """Why a request with one prompt is computed where it is decoded."""
+    """Return why a request with one prompt is computed where it is decoded."""
     if _more_than(value_of(fields, "n"), 1) or _more_than(value_of(fields, "best_of"), 1):
         return "n"  # one sequence can take a ticket; the others would wait or compute the prompt themselves
     if value_of(fields, "prompt_logprobs") is not None or (

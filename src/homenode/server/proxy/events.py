@@ -35,8 +35,8 @@ class Events:
         self.usage: ToldUsage | None = None  # what the stream said of its tokens
 
     def feed(self, chunk: bytes) -> bytes:
-        """What can be passed on now: the same bytes in the same order, up to the end of an event, but for what the
-        server tells of its tokens.
+        """Return what can be passed on now: the same bytes in the same order, up to the end of an event, but for what
+        the server tells of its tokens.
         """
         data = self._rest + chunk
         begin = end = 0
@@ -68,7 +68,7 @@ class Events:
 
     @property
     def between(self) -> bool:
-        """Whether the bytes passed on so far end with a whole event."""
+        """Return whether the bytes passed on so far end with a whole event."""
         return not self._within
 
     @property

@@ -71,7 +71,7 @@ def value_of(fields: Fields, name: str) -> Any:
 
 
 def _prompt_units(prompt: Any) -> Prompts:
-    """How many prompts there are, 0 when it cannot be told, and the units and tokens of a single one."""
+    """Return how many prompts there are, 0 when it cannot be told, and the units and tokens of a single one."""
     if isinstance(prompt, str):
         return 1, *_text_units(prompt.encode("utf-8", "surrogatepass"))
     if not isinstance(prompt, list) or not prompt:
@@ -114,7 +114,7 @@ def _is_done_line(last: bytes) -> bool:
 
 
 def _is_true(text: bytes, name: str) -> bool:
-    """Whether the text is an object in which this is true."""
+    """Return whether the text is an object in which this is true."""
     try:
         found = msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -347,7 +347,7 @@ class Forwarder:
         # is not whole
 
     def _another_than(self, decoder: str) -> bool:
-        """Whether another decode server could begin the answer now."""
+        """Return whether another decode server could begin the answer now."""
         now = time.monotonic()
         return any(
             url != decoder and each.role == "decode" and each.usable(now) for url, each in self._state.instances.items()
@@ -439,7 +439,7 @@ class Forwarder:
 
 
 def _wait_of(step: Step) -> str:
-    """What a client is told that waits for this step: for what, and for how many seconds at most."""
+    """Return what a client is told that waits for this step: for what, and for how many seconds at most."""
     match step:
         case Choose():
             return f"waiting up to {step.wait_s:.0f} s for a decode server"

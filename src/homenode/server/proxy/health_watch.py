@@ -84,7 +84,7 @@ class HealthWatch:
                 return
 
     async def _answers(self, url: str, within_s: float) -> bool:
-        """Whether the server answers a look, which all who wait at it share."""
+        """Return whether the server answers a look, which all who wait at it share."""
         look = self._looks.get(url)
         if look is None:
             look = self._looks[url] = asyncio.create_task(self._look(url, within_s))
@@ -171,7 +171,7 @@ class HealthWatch:
 
 
 def _unwell(answer: UpstreamAnswer) -> Sight:
-    """What an answer other than 200 says about the server."""
+    """Return what an answer other than 200 says about the server."""
     code, message = "", ""
     try:
         error = msgspec.json.decode(answer.body)["error"]

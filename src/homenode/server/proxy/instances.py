@@ -75,7 +75,7 @@ class Instance:
             self._enter(now, "suspect", reason)
 
     def published(self, engine: str | None) -> bytes:
-        """What this engine of it publishes, or the only one, as JSON; empty when it is not there."""
+        """Return what this engine of it publishes, or the only one, as JSON; empty when it is not there."""
         if engine is None:
             return self.raw
         return next((published.encode(document) for document in self.engines if document.incarnation == engine), b"")
@@ -128,7 +128,7 @@ def _fitting(role: Role, sight: Sight) -> Sight:
 
 
 def obstacle(prefiller: Published | None, decoder: Published | None) -> str | None:
-    """Why these two cannot hand KV over, in words; None when they can."""
+    """Return why these two cannot hand KV over, in words; None when they can."""
     if prefiller is None or decoder is None:
         return "one of them publishes nothing at /kv_transfer"
     if prefiller.mode != decoder.mode:

@@ -156,7 +156,7 @@ class LoadTable:
             del self._loads[target]
 
     def requests(self, server: str) -> int:
-        """How many requests the server has."""
+        """Return how many requests the server has."""
         return sum(load.requests for load in self._of(server))
 
     def waiting(self, server: str) -> float:

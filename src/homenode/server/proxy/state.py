@@ -91,7 +91,7 @@ class ProxyState(RequestAdmission):
         )
 
     def targets(self, url: str) -> list[RouteTarget]:
-        """Where KV for this decode server may go: to each of its engines, where it has several."""
+        """Return where KV for this decode server may go: to each of its engines, where it has several."""
         return [RouteTarget(url, each.incarnation) for each in self.instances[url].engines] or [RouteTarget(url)]
 
     def fits(self, prefiller: str, decoder: str) -> bool:

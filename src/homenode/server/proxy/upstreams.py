@@ -124,8 +124,8 @@ def passed_on(response: httpx.Response) -> list[tuple[bytes, bytes]]:
 
 
 async def within(seconds: float, work: asyncio.Task[Any]) -> bool:
-    """Whether `work` ended in time. A loop that was held up itself is no proof: what has come meanwhile is looked at
-    first.
+    """Return whether `work` ended in time. A loop that was held up itself is no proof: what has come meanwhile is
+    looked at first.
     """
     done, _ = await asyncio.wait({work}, timeout=seconds)
     if not done:

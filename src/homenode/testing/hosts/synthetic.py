@@ -44,7 +44,7 @@ _MOST_LETTERS = 4096
 
 
 def looks_synthetic(text: str) -> bool:
-    """Whether `text` begins as a one-line host does, rather than the name of a file."""
+    """Return whether `text` begins as a one-line host does, rather than the name of a file."""
     return _FIRST_PART.match(text) is not None
 
 

@@ -20,8 +20,8 @@ def devices_of(assignment: EngineAssignment) -> tuple[str, ...]:
 
 
 def devices_of_service(assignment: EngineAssignment) -> tuple[tuple[str, ...], ...]:
-    """Those of the workers of every engine that is started with this one. Raises as `devices_of`, for the devices of
-    this engine.
+    """Return those of the workers of every engine that is started with this one. Raises as `devices_of`, for the
+    devices of this engine.
     """
     config, replica = assignment.config, assignment.replica
     parallel, text = config.parallel, config.parallel.stage_devices

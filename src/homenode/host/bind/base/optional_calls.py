@@ -42,7 +42,7 @@ class OptionalCall:
     at_start: bool = False
 
     def finding(self, code: int) -> Finding:
-        """What a refusal with this errno comes to."""
+        """Return what a refusal with this errno comes to."""
         seen = f"{self.name} is refused here ({errno.errorcode.get(code, code)})"
         return replace(self.without, message=f"{seen}: {self.without.message}")
 
@@ -194,7 +194,9 @@ OPTIONAL_CALLS = (
 
 
 def refusal_of(call: OptionalCall, calls: Syscalls) -> Finding | None:
-    """What to tell of it; None where it works, or where it fails for another reason than that it is not allowed."""
+    """Return what to tell of it; None where it works, or where it fails for another reason than that it is
+    not allowed.
+    """
     try:
         call.trial(calls)
     except OSError as error:
@@ -215,7 +217,7 @@ def refused_calls(
 
 
 def refused_at_start(nodes: int, calls: Syscalls | None = None) -> tuple[Finding, ...]:
-    """Those of which every engine tells."""
+    """Return those of which every engine tells."""
     return refused_calls(calls, (call for call in OPTIONAL_CALLS if call.at_start), nodes)
 
 
@@ -227,12 +229,14 @@ def refused_needs(calls: Syscalls | None = None) -> Mapping[str, Finding]:
 
 
 def affinity_refusal(calls: Syscalls | None = None) -> Finding | None:
-    """What to tell where no thread can be bound to CPUs."""
+    """Return what to tell where no thread can be bound to CPUs."""
     return refusal_of(OPTIONAL_CALLS[0], calls or Syscalls())
 
 
 def attempt(action: Callable[..., Any], *arguments: object) -> bool:
-    """Whether it was done; False where the kernel or a filter refuses the call as such. Other errors are raised."""
+    """Return whether it was done; False where the kernel or a filter refuses the call as such. Other errors
+    are raised.
+    """
     try:
         action(*arguments)
     except OSError as error:

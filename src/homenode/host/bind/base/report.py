@@ -31,7 +31,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether everything that was planned holds."""
+        """Return whether everything that was planned holds."""
         return worst(self.findings) != "error"
 
     def __add__(self, other: Report) -> Report:
@@ -49,5 +49,5 @@ def skipped(what: str, why: str) -> ActionResult:
 
 
 def errors(findings: Sequence[Finding]) -> tuple[Finding, ...]:
-    """Those of severity error."""
+    """Return those of severity error."""
     return tuple(finding for finding in findings if finding.severity == "error")

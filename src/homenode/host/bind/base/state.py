@@ -151,7 +151,7 @@ def open_state(env: Mapping[str, str] | None = None, run_folder: Path = Path("/r
 
 
 def boot_id() -> str:
-    """What names this boot of the machine; empty where the kernel does not tell."""
+    """Return what names this boot of the machine; empty where the kernel does not tell."""
     try:
         return _BOOT_ID.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError):

@@ -38,7 +38,7 @@ class Thread:
 
     @property
     def key(self) -> tuple[int, int]:
-        """What stays the same when the thread renames itself, and differs when its number is used again."""
+        """Return what stays the same when the thread renames itself, and differs when its number is used again."""
         return self.tid, self.start
 
 
@@ -91,13 +91,13 @@ def refuse_first_process(pid: int) -> None:
 
 
 def same(process: ProcessId) -> bool:
-    """Whether the number is still that of this process, living or only not yet waited for by its parent."""
+    """Return whether the number is still that of this process, living or only not yet waited for by its parent."""
     stat = _read_stat(_PROC / str(process.pid) / "stat")
     return stat is not None and stat.start == process.start
 
 
 def alive(process: ProcessId) -> bool:
-    """Whether it still runs, and is not another one that has got its number."""
+    """Return whether it still runs, and is not another one that has got its number."""
     try:
         return same(process) and bool(threads(process.pid))
     except UserError:

@@ -22,7 +22,7 @@ class Routed:
 
     @property
     def what(self) -> str:
-        """What its step is called."""
+        """Return what its step is called."""
         return f"irq {self.irq}"
 
     def __str__(self) -> str:

@@ -71,7 +71,7 @@ def find_irqbalance(proc: Path = Path("/proc"), run: Path = _RUN) -> Irqbalance 
 
 
 def read_bans(daemon: Irqbalance, deadline_s: float = DEADLINE_S) -> Bans:
-    """What it leaves alone now.
+    """Return what it leaves alone now.
 
     Raises HostError when it cannot be asked: no socket, not root, no answer in time, or an answer of no sense.
     """

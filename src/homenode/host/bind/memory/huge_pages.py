@@ -46,8 +46,8 @@ class Residence:
 
 
 def residences(*groups: Iterable[tuple[int, int]], smaps: Path = _SMAPS) -> tuple[Residence, ...] | None:
-    """Where ranges of this process, (address, bytes), lie now, one answer for each group of them. None where the kernel
-    does not tell.
+    """Return where ranges of this process, (address, bytes), lie now, one answer for each group of them. None where the
+    kernel does not tell.
 
     The kernel walks all pages to answer: microseconds for huge ones, about a second for 100 GB of small ones.
     """
@@ -68,8 +68,9 @@ class MappedRange:
     residence: Residence
 
     def within(self, ranges: Iterable[tuple[int, int]]) -> Residence:
-        """What belongs to the given `ranges`; their part of it by size, where the kernel has put others into one entry
-        with them."""
+        """Return what belongs to the given `ranges`; their part of it by size, where the kernel has put others into one
+        entry with them.
+        """
         covered = sum(max(0, min(self.end, end) - max(self.start, start)) for start, end in ranges)
         size = self.end - self.start
         return Residence(self.residence.present * covered // size, self.residence.huge * covered // size)
@@ -100,7 +101,7 @@ def _entry(start: int, end: int, sizes: dict[str, int]) -> Iterator[MappedRange]
 
 
 def disabled_for_this_process(status: Path = _STATUS) -> bool:
-    """Whether huge pages are off for this process alone, by prctl of its own or of whoever started it."""
+    """Return whether huge pages are off for this process alone, by prctl of its own or of whoever started it."""
     try:
         lines = status.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

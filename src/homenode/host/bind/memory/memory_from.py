@@ -51,5 +51,5 @@ def share_on(node: int, before: dict[int, int], after: dict[int, int], size: int
 
 
 def went_elsewhere(share: float | None) -> bool:
-    """Whether so much is on other nodes that a figure would not be of this one."""
+    """Return whether so much is on other nodes that a figure would not be of this one."""
     return share is not None and share < 1 - _MOST_ELSEWHERE

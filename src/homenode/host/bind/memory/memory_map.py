@@ -129,7 +129,7 @@ def kind_of(permissions: str, path: str) -> str:
 
 
 def parse_numa_maps(text: str) -> dict[int, Placement]:
-    """What every line says, by start address. Lines that are none of the kernel's are left out."""
+    """Return what every line says, by start address. Lines that are none of the kernel's are left out."""
     found = {}
     for line in text.splitlines():
         address, _, rest = line.partition(" ")

@@ -225,7 +225,7 @@ class _Mover:
             self._stay(reason, walk.remaining * size)
 
     def _away(self, addresses: Sequence[int]) -> list[int]:
-        """Those that hold a page, elsewhere. Untouched ones answer an errno."""
+        """Return those that hold a page, elsewhere. Untouched ones answer an errno."""
         places = self._calls.move_pages(self._pid, addresses, None)
         return [
             address for address, node in zip(addresses, places, strict=True) if node >= 0 and node not in self._nodes

@@ -66,7 +66,9 @@ def node_residencies(
 
 
 def pages_by_node(part: PlannedRange, calls: Syscalls, stride: int = 1, pid: int = 0) -> Counter[int]:
-    """How many of every `stride`-th page of the range are on each node. OSError where the kernel does not tell."""
+    """Return how many of every `stride`-th page of the range are on each node. OSError where the kernel
+    does not tell.
+    """
     first_page = part.address // PAGE + random.randrange(stride)
     pages: Sequence[int] = range(first_page * PAGE, part.address + part.size, stride * PAGE)
     seen: Counter[int] = Counter()

@@ -36,7 +36,7 @@ class TeamOfNode(Protocol):
 
     @property
     def memory_node(self) -> int:
-        """Where their memory comes from."""
+        """Return where their memory comes from."""
 
     @property
     def cpus(self) -> tuple[int, ...]:

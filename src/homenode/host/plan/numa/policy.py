@@ -149,7 +149,7 @@ def _single(host: Host, demand: NumaDemand, teams: Teams, findings: tuple[Findin
 
 
 def _only(host: Host, demand: NumaDemand, team: NodeTeam) -> str:
-    """Why there is one team only."""
+    """Return why there is one team only."""
     computing = {cpu.node for number in host.allowance.cpus if (cpu := host.cpu_by_id.get(number))}
     if len(computing) < 2:
         others = len([node for node in host.nodes if node.cpus]) > 1

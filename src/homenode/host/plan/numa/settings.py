@@ -63,7 +63,8 @@ class NumaSettings:
                 )
 
     def demand(self, threads: int | None, reserve: int | None) -> NumaDemand:
-        """What is asked for, `auto` where no policy is named. reserve: physical cores that nothing computes on, None
-        for the usual one."""
+        """Return what is asked for, `auto` where no policy is named. reserve: physical cores that nothing computes on,
+        None for the usual one.
+        """
         policy, mirrored = NumaPolicy(self.numa or "auto"), self.numa_mirror_tensors
         return NumaDemand(policy, self.numa_nodes, threads, self.threads_per_core, mirrored, self.numa_strict, reserve)

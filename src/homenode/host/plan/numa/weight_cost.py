@@ -96,8 +96,9 @@ class PolicyChoice:
 def predict(
     machine: MachineSpeed, work: ModelWork, policy: NumaPolicy, batch: int, context: int, engine: EngineKind = OWN
 ) -> Prediction:
-    """What `policy` reaches with `batch` sequences of `context` tokens each. ValueError for a policy that is not one of
-    PLANNED_POLICIES."""
+    """Return what `policy` reaches with `batch` sequences of `context` tokens each. ValueError for a policy that is not
+    one of PLANNED_POLICIES.
+    """
     if policy not in PLANNED_POLICIES:
         raise ValueError(f"policy {policy!r}; wanted one of {', '.join(PLANNED_POLICIES)}")
     copies = len(machine.nodes) if policy in WHOLE_POLICIES else 1

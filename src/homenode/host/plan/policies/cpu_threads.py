@@ -198,7 +198,7 @@ def _left_out(sizes: Mapping[int, int]) -> Finding:
 
 
 def _other_than_rule(asked: int | None, kept: int, rule: int) -> list[Finding]:
-    """What to say of a reserve that is smaller than the rule's."""
+    """Return what to say of a reserve that is smaller than the rule's."""
     if kept >= rule:
         return []
     if asked is None:

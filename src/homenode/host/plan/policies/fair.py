@@ -268,7 +268,7 @@ def _unknown(devices: Sequence[int]) -> list[Finding]:
 
 
 def _fact_findings(host: Host) -> list[Finding]:
-    """What the vendors' tools said that could not be read; the plan was made without it."""
+    """Return what the vendors' tools said that could not be read; the plan was made without it."""
     return [
         Finding("warning", error.code, f"{error.summary} (seen: {error.seen}); planned without it", error.remedy)
         for error in host.accelerators.errors

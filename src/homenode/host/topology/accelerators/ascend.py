@@ -152,7 +152,7 @@ def _read_info(source: Source, problems: Problems) -> Info:
 
 
 def _read_topo(source: Source, problems: Problems, notes: list[Finding]) -> str:
-    """What `npu-smi info -t topo` prints; nothing where an earlier call has hung."""
+    """Return what `npu-smi info -t topo` prints; nothing where an earlier call has hung."""
     if any(error.code == "tool_timeout" for error in problems.found):
         return ""
     answer = source.command(_TOPO)

@@ -55,8 +55,9 @@ def _of_processes(info: Info, devices: Sequence[DeviceRow]) -> list[MapRow]:
 
 
 def _are_pairs(devices: Sequence[DeviceRow]) -> bool:
-    """Whether cards have several chips, whose logical numbers are then places in the device table; a chip that is alone
-    on its card has the card's number."""
+    """Return whether cards have several chips, whose logical numbers are then places in the device table; a chip that
+    is alone on its card has the card's number.
+    """
     return len({device.npu for device in devices}) < len(devices)
 
 

@@ -129,8 +129,8 @@ def _map_header(lines: list[str]) -> tuple[list[str], int]:
 
 
 def _is_remark(line: str, columns: list[str]) -> bool:
-    """Whether a line is none of the table's: the driver's logger writes between rows, too. A row has a number or a dash
-    before its name.
+    """Return whether a line is none of the table's: the driver's logger writes between rows, too. A row has a number or
+    a dash before its name.
     """
     return not any(word.isdecimal() or word in _NO_NUMBER for word in line.split()[: len(columns) - 1])
 
@@ -183,14 +183,16 @@ def parse_info(text: str, problems: Problems) -> Info:
 
 
 def _heads_processes(cells: list[str]) -> bool:
-    """Whether a header that begins with NPU is that of the process table: by its columns, or by its words where there
-    are fewer."""
+    """Return whether a header that begins with NPU is that of the process table: by its columns, or by its words where
+    there are fewer.
+    """
     return len(cells) >= _LEAST_PROCESS_COLUMNS or "process id" in cells[1].lower()
 
 
 def _names_chips(header: list[str]) -> bool:
-    """Whether the first column of the process table has a card and a chip, as `NPU Chip` says in any language; `NPU ID`
-    is one number."""
+    """Return whether the first column of the process table has a card and a chip, as `NPU Chip` says in any language;
+    `NPU ID` is one number.
+    """
     return len(header) > 1 and header[1].lower() != "id"
 
 

@@ -98,7 +98,7 @@ def _affinity_column(header: Sequence[str]) -> int | None:
 
 
 def _is_last_column(header: Sequence[str]) -> bool:
-    """Whether no column comes after the affinity."""
+    """Return whether no column comes after the affinity."""
     named = [word for word in header if not _COLUMN.fullmatch(word)]
     return len(named) == (2 if named[:1] == ["CPU"] else 1)
 
@@ -143,7 +143,7 @@ def unreadable_affinity(device: int, line: str) -> PlacementError:
 
 
 def _reading(numbers: Iterable[int], chips: Sequence[MapRow], physical: bool) -> Callable[[MapRow], int | None]:
-    """What the numbers of labels count."""
+    """Return what the numbers of labels count."""
     if physical:
         return _physical if any(chip.physical is not None for chip in chips) else _logical
     labels = set(numbers)

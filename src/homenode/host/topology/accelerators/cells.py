@@ -104,7 +104,7 @@ def telling_line(text: str) -> str:
 
 
 def _weight(line: str) -> int:
-    """How much a line tells of a failure: below 0 for a logger's remark, 0 for anything else."""
+    """Return how much a line tells of a failure: below 0 for a logger's remark, 0 for anything else."""
     if _REMARK.search(line):
         return -1
     return 2 if _RESULT.search(line) else 1 if _FAILURE.search(line) else 0
@@ -127,7 +127,7 @@ def node_of_device(address: str | None, devices: Sequence[PciDevice], nodes: Seq
 
 
 def tool_error(words: Sequence[str], result: CommandResult) -> PlacementError:
-    """What to say of a vendor's tool that hung (`tool_timeout`) or ended with a failure (`tool_failed`)."""
+    """Return what to say of a vendor's tool that hung (`tool_timeout`) or ended with a failure (`tool_failed`)."""
     line = " ".join(words)
     if result.failure == "timeout":
         return PlacementError(

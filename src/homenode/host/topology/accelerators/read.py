@@ -53,7 +53,7 @@ def _in_agreement(chip: Accelerator, nodes: Sequence[Node]) -> Accelerator:
 
 
 def _outside(cpus: Sequence[int], named: int | None, nodes: Sequence[Node]) -> bool:
-    """Whether the CPUs are those of other nodes than the one named. False where either says nothing."""
+    """Return whether the CPUs are those of other nodes than the one named. False where either says nothing."""
     own = next((node for node in nodes if node.id == named), None)
     return (
         own is not None and bool(own.cpus) and node_of_cpus(cpus, nodes) is not None and set(cpus).isdisjoint(own.cpus)

@@ -93,7 +93,7 @@ def _kind(accelerators: Accelerators) -> str | None:
 
 
 def _is_empty(text: str) -> bool:
-    """Whether a variable says that no device is wanted."""
+    """Return whether a variable says that no device is wanted."""
     first = text.partition(",")[0].strip()
     return text.strip() in ("", _NONE) or (first.startswith("-") and number(first[1:]) is not None)
 

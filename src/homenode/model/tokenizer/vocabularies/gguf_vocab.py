@@ -142,7 +142,7 @@ def _added(token: str, *, special: bool, rstrip: bool) -> AddedToken:
 
 
 def _swallows_space(metadata: Mapping[str, Any]) -> Callable[[str], bool]:
-    """Whether a special token takes the white space behind it, which GGUF cannot say.
+    """Return whether a special token takes the white space behind it, which GGUF cannot say.
 
     In the SentencePiece vocabulary of Phi-3 all but three do.
     """

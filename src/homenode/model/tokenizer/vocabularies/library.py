@@ -96,7 +96,7 @@ class _NamedLibrary:
 
 
 def _call(subject: str, function: Callable[..., Any], *arguments: Any, **rest: Any) -> Any:
-    """What the function returns.
+    """Return what the function returns.
 
     Raises CheckpointError for its faults; called for every token, so it is no context manager.
     """

@@ -193,8 +193,8 @@ _OF_MANY_FAMILIES = ("llama", "deepseek2")  # architectures whose models have vo
 
 
 def pre_tokenizer(name: str, architecture: str = "") -> PreTokenizer:
-    """What a `tokenizer.ggml.pre` name means. A name that is not known, but of a family that is, means what is usual
-    in that family, and a warning tells so: what it cuts otherwise becomes other tokens.
+    """Return what a `tokenizer.ggml.pre` name means. A name that is not known, but of a family that is, means what is
+    usual in that family, and a warning tells so: what it cuts otherwise becomes other tokens.
 
     Raises UnsupportedError for any other.
     """

@@ -28,7 +28,7 @@ _Message = dict[int, Any]
 
 
 def metadata_of_sentencepiece(path: Path, content: bytes) -> dict[str, Any]:
-    """What the metadata of a GGUF file says of the vocabulary in this content, which puts BOS in front of texts.
+    """Return what the metadata of a GGUF file says of the vocabulary in this content, which puts BOS in front of texts.
 
     CheckpointError for a file that is no vocabulary, UnsupportedError for one of another kind than merges by scores.
     """

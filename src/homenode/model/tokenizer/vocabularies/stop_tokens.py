@@ -42,7 +42,7 @@ class VocabularyNames:
 
 
 def closes_a_message_only(name: str, vocabulary: Container[str]) -> bool:
-    """Whether token `name` closes a message in the model with this vocabulary, and the answer may go on."""
+    """Return whether token `name` closes a message in the model with this vocabulary, and the answer may go on."""
     return name == _MESSAGE_END and any(all(end in vocabulary for end in ends) for ends in _ANSWER_ENDS)
 
 
@@ -82,7 +82,9 @@ def token_text(token: Any) -> str | None:
 
 
 def _is_text(value: str) -> bool:
-    """Whether a string out of JSON can be written as UTF-8: it may hold half of a surrogate pair, and no token does."""
+    """Return whether a string out of JSON can be written as UTF-8: it may hold half of a surrogate pair, and no token
+    does.
+    """
     try:
         value.encode()
     except UnicodeEncodeError:

@@ -89,7 +89,7 @@ def byte_rule(library: Library) -> ByteRule | None:
 
 
 def piece_bytes(library: Library) -> Callable[[str], bytes]:
-    """How a piece of the vocabulary becomes bytes, for decoders without a rule as well: there as text, `▁` for a
+    """Return how a piece of the vocabulary becomes bytes, for decoders without a rule as well: there as text, `▁` for a
     space.
     """
     rule = byte_rule(library)

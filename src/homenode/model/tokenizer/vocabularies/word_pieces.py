@@ -46,7 +46,7 @@ def word_piece_tokenizer(stored: StoredVocabulary) -> Tokenizer:
 
 
 def _has_capitals(stored: StoredVocabulary) -> bool:
-    """Whether the vocabulary is one of cased text, which files that do not say it show by their tokens. Names in
+    """Return whether the vocabulary is one of cased text, which files that do not say it show by their tokens. Names in
     brackets, such as `[unused1]`, are no words.
     """
     words = (token for token, kind in zip(stored.tokens, stored.types, strict=True) if kind == NORMAL)
