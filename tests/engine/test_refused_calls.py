@@ -65,7 +65,10 @@ def test_a_start_says_the_same(call: str, flags: tuple[str, ...]) -> None:
     assert f"{call} is refused here (ENOSYS)" in done.stderr and "Traceback" not in done.stderr
 
 
-def test_workers_take_their_memory_without_advice() -> None:
-    done = run_refused(["madvise"], "EPERM", *GENERATE, "--tensor-parallel-size", "2")
-    assert done.returncode == 0, done.stderr
-    assert "is being replaced" not in done.stderr
+def test_memory_in_common_is_taken_without_advice() -> None:
+    """That of ranks, and what engines write down of KV blocks: both are taken whole when they are made."""
+    made = "NativeRankGroup.join(NativeRankGroup.make(1), 0, 5.0); NativeEpochWords.create(4)"
+    imported = "from homenode.compute.native.kv_memory import NativeEpochWords"
+    words = f"from homenode.compute.native import NativeRankGroup\n{imported}\n{made}\nprint('taken')"
+    done = run_without(["madvise"], errno.EPERM, "-c", words)
+    assert (done.returncode, done.stdout) == (0, "taken\n"), done.stderr
