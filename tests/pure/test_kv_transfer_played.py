@@ -15,8 +15,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-pytest.importorskip("homenode.transfer.receiver")
-
 from homenode.engine.errors import StepError
 from homenode.engine.messages import Output
 from homenode.engine.request import Request

@@ -161,3 +161,16 @@ def test_the_style_of_cpp_is_valid() -> None:
     effective = yaml.safe_load(shown.stdout)
     for name, value in yaml.safe_load((ROOT / ".clang-format").read_text(encoding="utf-8")).items():
         assert name == "BasedOnStyle" or isinstance(value, dict) or str(effective[name]) == str(value), name
+
+
+def test_tests_skip_for_want_of_the_native_core_alone() -> None:
+    """Any other module of this project is there, or has moved: then its tests are not to be skipped without a word."""
+    skipping = re.compile(r'importorskip\(\s*"(homenode[\w.]*)"')
+    compiled = {"homenode._native", "homenode.compute.native"}
+    found = {
+        (str(path.relative_to(ROOT)), name)
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        for name in skipping.findall(path.read_text(encoding="utf-8"))
+        if name not in compiled
+    }
+    assert not found
