@@ -13,6 +13,9 @@ DEVELOP := --group check --group test --group docs --group release
 endif
 UNLOCKED = { echo "The locked packages could not be installed, see above. Where the index has other versions, give LOCKED=no to make."; exit 1; }
 NATIVE  := $(shell find csrc -type f 2>/dev/null) CMakeLists.txt pyproject.toml
+# Processes of tests that bear others beside them, and of those that do not.
+AT_ONCE ?= $(shell n=$$(nproc); echo $$((n < 4 ? n + 1 : 4)))
+ALONE_AT_ONCE ?= 3
 MODEL   ?=
 FLAGS   ?=
 
@@ -68,14 +71,15 @@ check: $(VENV)/tools  ## style, types and import contracts; of C++ the lines tha
 	$(BIN)/python -m tools.stubs --check
 	$(BIN)/python tools/cpp_style.py
 
-# Side by side on up to four CPUs, and then what has to be alone. One thread for each library: every process has its CPU.
-# The latter two by two first, as much of it waits for deadlines. What fails beside another is decided alone.
+# Side by side, and then what has to be alone. One thread for each library. A part of the former waits, and most of the
+# latter: the 37 tests of dying peers take 3 CPU seconds of 21, those of killed workers 14 of 41. So there is one process
+# more than CPUs, and three of the latter. What fails beside another is decided alone.
 test: $(VENV)/torch  ## all tests that take seconds each
 	@echo "running the tests that take seconds each: about 15 minutes on two CPUs, less on more; make test-all runs the slow ones as well"
 	@failed=0; \
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --maxprocesses 4 --dist worksteal --durations=40 -m "not slow and not alone" || $(BIN)/pytest --last-failed -m "not slow and not alone" || failed=1; \
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(AT_ONCE) --dist worksteal --durations=40 -m "not slow and not alone" || $(BIN)/pytest --last-failed -m "not slow and not alone" || failed=1; \
 	alone=$$(grep -rl mark.alone tests --include='test_*.py'); \
-	$(BIN)/pytest -n 2 --dist worksteal --durations=20 -m "alone and not slow" $$alone || $(BIN)/pytest --last-failed -m "alone and not slow" $$alone || failed=1; \
+	$(BIN)/pytest -n $(ALONE_AT_ONCE) --dist worksteal --durations=20 -m "alone and not slow" $$alone || $(BIN)/pytest --last-failed -m "alone and not slow" $$alone || failed=1; \
 	exit $$failed
 
 test-all: $(VENV)/torch  ## all tests, the slow ones too, and more fuzzing
