@@ -11,7 +11,9 @@ import pytest
 
 from homenode.engine.assignment import EngineAssignment
 from homenode.engine.binding import EngineBinding, Replica
+from homenode.engine.channels.messages import RunStep, ToWorker
 from homenode.engine.config import EngineConfig
+from homenode.engine.inputs import StepRows
 from homenode.engine.messages import (
     MAX_FRAME,
     Abort,
@@ -26,6 +28,7 @@ from homenode.engine.messages import (
     ToFront,
 )
 from homenode.engine.request import Request, TokenLogprob
+from homenode.engine.step import Step, StepItem
 from homenode.engine.wire import FrameDecoder, FrameSocket, decode_body, encode_frame
 from homenode.errors import CapacityError, PeerError
 from homenode.host.plan.numa.demand import Decision
@@ -125,3 +128,11 @@ def test_sockets_end_cleanly_or_inside_a_frame() -> None:
         assert FrameSocket(ours).receive() is None
         with pytest.raises(PeerError, match="gone"):
             FrameSocket(ours).send(Ping(1))
+
+
+def test_a_step_brings_its_rows_to_a_worker() -> None:
+    brought = StepRows(3, 2, memoryview(np.arange(4, dtype="<f4").tobytes()))
+    step = Step(1, [], [], [StepItem(seq=7, start=2, count=4, new_blocks=[1], draws=1, rows=(brought,))])
+    read = decode_body(encode_frame(RunStep(step))[4:], ToWorker)
+    (rows,) = read.step.items[0].rows
+    assert rows.first == 3 and rows.array().tolist() == [[0, 1], [2, 3]]

@@ -58,7 +58,7 @@ class StepRows(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     first: int
     columns: int
-    data: bytes | memoryview
+    data: memoryview
 
     def array(self) -> npt.NDArray[np.float32]:
         """[rows, columns]. ValueError where bytes are missing."""
