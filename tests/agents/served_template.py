@@ -21,6 +21,7 @@ from homenode.engine.request import Request
 from homenode.model.sandbox.renderer import TemplateRenderer
 from homenode.model.tokenizer import Tokenizer
 from homenode.server.app import create_app
+from homenode.server.core.served_model import ModelParts
 from homenode.server.core.state import ServerState
 from homenode.server.http.config import ServerConfig
 from homenode.server.http.listener import Server, bind, url_of, uvicorn_config
@@ -88,7 +89,7 @@ def served(template: str, write: Write, renderer: TemplateRenderer) -> Iterator[
     config = ServerConfig(port=0)
     listener = bind(config)
     running.url = url_of(listener)
-    app = _recorded(create_app(ServerState(client, tokenizer, config)), running.seen)
+    app = _recorded(create_app(ServerState([ModelParts(client, tokenizer, config)], config)), running.seen)
     server = Server(uvicorn_config(app, config))
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_until_complete, args=(server.serve(sockets=[listener]),))

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from homenode.server.core.served_model import ModelParts
 from homenode.server.http.config import ServerConfig
 from homenode.server.run import serve
 from tests.server.fakes import ByteTokenizer, ScriptedClient
@@ -66,9 +67,8 @@ def start() -> Iterator[Start]:
                 found.extend((url, asyncio.get_running_loop()))
                 listening.set()
 
-            await serve(
-                scripted, tokenizer or ByteTokenizer(), ServerConfig(**{"port": 0, **settings}), on_listening=announce
-            )
+            config = ServerConfig(**{"port": 0, **settings})
+            await serve([ModelParts(scripted, tokenizer or ByteTokenizer(), config)], config, on_listening=announce)
 
         thread = threading.Thread(target=lambda: asyncio.run(run()))
         thread.start()

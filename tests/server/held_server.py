@@ -9,6 +9,7 @@ import asyncio
 import signal
 import sys
 
+from homenode.server.core.served_model import ModelParts
 from homenode.server.http.config import ServerConfig
 from homenode.server.run import serve
 from tests.server.fakes import ByteTokenizer, ScriptedClient
@@ -20,7 +21,8 @@ async def main(shutdown_timeout: float) -> int:
     loop.add_signal_handler(signal.SIGUSR1, client.release)
     loop.add_signal_handler(signal.SIGUSR2, client.die)
     config = ServerConfig(port=0, shutdown_timeout=shutdown_timeout)
-    return await serve(client, ByteTokenizer(), config, on_listening=lambda url: print(url, flush=True))
+    models = [ModelParts(client, ByteTokenizer(), config)]
+    return await serve(models, config, on_listening=lambda url: print(url, flush=True))
 
 
 if __name__ == "__main__":

@@ -13,17 +13,17 @@ from typing import Any
 from homenode.errors import CheckpointError
 from homenode.model.formats.bounded_files import read_text
 from homenode.server.fronts.main import main
-from homenode.server.fronts.messages import Prepare
+from homenode.server.fronts.messages import FrontModel
 from tests.server.fakes import ByteTokenizer
 from tests.waiting import wait_until
 
 
-def load(prepare: Prepare) -> ByteTokenizer:
-    if (Path(prepare.model) / "unreadable").exists():
+def load(model: FrontModel) -> ByteTokenizer:
+    if (Path(model.path) / "unreadable").exists():
         raise CheckpointError("this vocabulary cannot be read")
-    if (file := Path(prepare.model) / "tokenizer.json").exists():
+    if (file := Path(model.path) / "tokenizer.json").exists():
         read_text(file, 1000)
-    late = Path(prepare.model) / "late"
+    late = Path(model.path) / "late"
     if late.exists() and sys.argv[3].endswith("-0"):
         _make_application_late(late)
     return ByteTokenizer()

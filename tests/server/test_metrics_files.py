@@ -52,10 +52,12 @@ import os, sys
 from homenode.server.monitoring.files import reserve_metrics_files
 assert reserve_metrics_files(os.environ) and "prometheus_client" not in sys.modules
 from homenode.server.monitoring.server_metrics import Metrics
-metrics = Metrics("\u00e9" * 2048, None, sys.argv[1])
+name = "\u00e9" * 2048
+metrics = Metrics(name, sys.argv[1])
+of_model = metrics.add_model(name, None)
 metrics.front_begins(True)
 metrics.refuse("queue full")
-recorder = metrics.recorder()
+recorder = of_model.recorder()
 recorder.tokens(1)
 recorder.tokens(3)
 recorder.end("stop")

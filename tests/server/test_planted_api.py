@@ -16,6 +16,7 @@ from homenode.engine.messages import Output
 from homenode.engine.request import Request
 from homenode.server.app import APIS, create_app
 from homenode.server.core.conversation import ConversationRequest, conversation_text
+from homenode.server.core.served_model import ModelParts
 from homenode.server.core.state import ServerState
 from homenode.server.http.config import ServerConfig
 from tests.server import planted_api
@@ -28,7 +29,8 @@ def ask(
     """What the application answers that serves the planted API beside its own."""
 
     async def run() -> httpx.Response:
-        state = ServerState(client or ScriptedClient(), ByteTokenizer(), ServerConfig(port=0, api_key=tuple(keys)))
+        config = ServerConfig(port=0, api_key=tuple(keys))
+        state = ServerState([ModelParts(client or ScriptedClient(), ByteTokenizer(), config)], config)
         made = create_app(state, (*APIS, planted_api.API))
         transport = httpx.ASGITransport(made)
         async with httpx.AsyncClient(transport=transport, base_url="http://server") as asking:
@@ -133,12 +135,13 @@ def test_tools_reach_the_template_and_bring_no_control_tokens() -> None:
         def template_source(self, with_tools: bool = False) -> str | None:
             return "{{ tools }}"
 
-    state = ServerState(ScriptedClient(), Offering(), ServerConfig(port=0))
+    config = ServerConfig(port=0)
+    state = ServerState([ModelParts(ScriptedClient(), Offering(), config)], config)
     turns = [{"role": "user", "content": "hi"}]
     clock = {"type": "function", "function": {"name": "clock"}}
     asked = ConversationRequest(messages=turns, offer=ToolOffer(tools=[clock]))
-    assert asyncio.run(conversation_text(state, asked)).text == "['clock'] hi" and seen == [([clock], {})]
-    assert asyncio.run(conversation_text(state, ConversationRequest(messages=turns))).text == "[] hi"
+    assert asyncio.run(conversation_text(state.models.first, asked)).text == "['clock'] hi" and seen == [([clock], {})]
+    assert asyncio.run(conversation_text(state.models.first, ConversationRequest(messages=turns))).text == "[] hi"
 
 
 def test_the_document_tells_of_it() -> None:

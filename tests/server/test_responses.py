@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from homenode.server.app import create_app
+from homenode.server.core.served_model import ModelParts
 from homenode.server.core.state import ServerState
 from homenode.server.http.config import ServerConfig
 from tests.server.fakes import ByteTokenizer, ScriptedClient
@@ -48,7 +49,8 @@ class Service(Writer):
         client = ScriptedClient(self._script)
         client.ready = msgspec.structs.replace(client.ready, max_model_len=max_model_len)
         client.requests = self.requests
-        self.state = ServerState(client, self.tokenizer, ServerConfig(port=0, **settings))
+        config = ServerConfig(port=0, **settings)
+        self.state = ServerState([ModelParts(client, self.tokenizer, config)], config)
         self.app = create_app(self.state)
 
     def ask(self, path: str, body: Any = None, method: str = "POST", **headers: str) -> httpx.Response:
@@ -407,7 +409,8 @@ def httpx_answer(asked: dict[str, Any]) -> dict[str, Any]:
     """From the client that scores its tokens."""
 
     async def run() -> dict[str, Any]:
-        state = ServerState(ScriptedClient(), ByteTokenizer(), ServerConfig(port=0))
+        config = ServerConfig(port=0)
+        state = ServerState([ModelParts(ScriptedClient(), ByteTokenizer(), config)], config)
         transport = httpx.ASGITransport(create_app(state))
         async with httpx.AsyncClient(transport=transport, base_url="http://server") as asking:
             whole = (await asking.post(PATH, json={**asked, "max_output_tokens": 5})).json()

@@ -14,6 +14,7 @@ import httpx
 from homenode.engine.messages import EngineReady, Output
 from homenode.engine.request import Request
 from homenode.server.app import create_app
+from homenode.server.core.served_model import ModelParts
 from homenode.server.core.state import ServerState
 from homenode.server.http.config import ServerConfig
 from tests.server.fakes import EOS, ByteTokenizer, ScriptedClient, score
@@ -94,7 +95,8 @@ class Writer:
         client.requests = self.requests
 
         async def run() -> httpx.Response:
-            state = ServerState(client, self.tokenizer, ServerConfig(port=0, **self._settings))
+            config = ServerConfig(port=0, **self._settings)
+            state = ServerState([ModelParts(client, self.tokenizer, config)], config)
             transport = httpx.ASGITransport(create_app(state))
             async with httpx.AsyncClient(transport=transport, base_url="http://server") as asking:
                 content = body if isinstance(body, bytes) else json.dumps(body).encode()

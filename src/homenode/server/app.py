@@ -42,7 +42,7 @@ APIS = (
 
 
 def create_app(state: ServerState, apis: Sequence[Api] = APIS) -> HttpApplication:
-    """The application that answers for the engine client of `state`, which is started."""
+    """The application that answers for the models of `state`, whose engine clients are started."""
     by_path: dict[str, list[Operation]] = {}
     shapes: dict[str, ErrorShape | None] = {}
     for api in openapi.with_document(state, apis):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
@@ -12,6 +13,7 @@ from homenode import __version__
 from homenode.engine.messages import EngineState
 from homenode.errors import PeerError
 from homenode.server.core.api import Api, Operation
+from homenode.server.core.served_model import ServedModel
 from homenode.server.core.state import ServerState
 from homenode.server.http.endpoint import json_response
 from homenode.server.http.failures import ApiError
@@ -26,14 +28,24 @@ class EngineHealth(Struct):
     restarts: int
 
 
+class ModelHealth(Struct):
+    """One of several models. `status`: `ok`, or the code of what stands against it. `engines`: if it has several."""
+
+    model: str
+    status: str
+    heartbeat_seconds: float | None = None
+    engines: list[EngineHealth] | UnsetType = UNSET
+
+
 class Health(Struct):
     """Answer of /health. `heartbeat_seconds`: how long the engine loop, or the fastest of several, took to answer.
-    `engines`: if several.
+    `engines`: if the model has several. `models`: if there are several, of which one is well at least.
     """
 
     status: Literal["ok"]
     heartbeat_seconds: float
     engines: list[EngineHealth] | UnsetType = UNSET
+    models: list[ModelHealth] | UnsetType = UNSET
 
 
 class Version(Struct):
@@ -43,19 +55,46 @@ class Version(Struct):
 
 
 async def health(state: ServerState, request: Request) -> Response:
-    """200 when the engine's own loop answered just now, or that of one of several; 503 when none did, is gone, waits
-    for a worker that is being replaced, or the server is draining.
+    """200 when the engine's own loop answered just now, or that of one of several, of one of the models; 503 when none
+    did, is gone, waits for a worker that is being replaced, or the server is draining.
     """
     state.check_available()
+    timeout = state.config.health_timeout
+    seen = await asyncio.gather(*(_heartbeat(model, timeout) for model in state.models), return_exceptions=True)
+    took = [each for each in seen if isinstance(each, float)]
+    if not took:
+        raise next(each for each in seen if isinstance(each, BaseException))
+    if len(state.models) == 1:
+        return json_response(Health("ok", took[0], _engines(state.models.first)))
+    models = [_model_health(model, each) for model, each in zip(state.models, seen, strict=True)]
+    return json_response(Health("ok", min(took), models=models))
+
+
+async def _heartbeat(model: ServedModel, timeout: float) -> float:
+    """Seconds that the engine loop took to answer. Raises ApiError 503 where it does not, or nothing is computed."""
+    if model.lost is not None:
+        text = f"the engine of the model `{model.name}` is gone"
+        raise ApiError(503, text, code="engine_lost", retry_after_s=5)
     try:
-        took = await state.client.heartbeat(state.config.health_timeout)
+        took = await model.client.heartbeat(timeout)
     except (PeerError, TimeoutError):
-        message = f"the engine did not answer within {state.config.health_timeout:g} s"
+        message = f"the engine did not answer within {timeout:g} s"
         raise ApiError(503, message, code="engine_silent", retry_after_s=5) from None
-    if (hindrance := state.client.hindrance) is not None:
+    if (hindrance := model.client.hindrance) is not None:
         raise ApiError(503, hindrance, code="worker_lost", retry_after_s=1)
-    engines = [EngineHealth(engine.number, engine.state, engine.restarts) for engine in state.client.engines]
-    return json_response(Health("ok", round(took, 6), engines or UNSET))
+    return round(took, 6)
+
+
+def _model_health(model: ServedModel, seen: float | BaseException) -> ModelHealth:
+    if isinstance(seen, float):
+        return ModelHealth(model.name, "ok", seen, _engines(model))
+    if isinstance(seen, ApiError):
+        return ModelHealth(model.name, str(seen.body.error.code))
+    raise seen
+
+
+def _engines(model: ServedModel) -> list[EngineHealth] | UnsetType:
+    return [EngineHealth(each.number, each.state, each.restarts) for each in model.client.engines] or UNSET
 
 
 async def livez(state: ServerState, request: Request) -> Response:

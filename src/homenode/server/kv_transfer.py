@@ -11,6 +11,7 @@ from starlette.responses import Response
 from homenode.server.apis.openai.requests import HINTS
 from homenode.server.core.api import POST_FAILURES, Api, Operation
 from homenode.server.core.kv_transfer import Ticket
+from homenode.server.core.served_model import ServedModel
 from homenode.server.core.state import ServerState
 from homenode.server.http.decoding import decode_as
 from homenode.server.http.endpoint import json_response
@@ -35,19 +36,20 @@ class KvReleased(Struct):
     status: Literal["released"] = "released"
 
 
-_FLAGS = ("do_remote_decode", "do_remote_prefill")
+_FLAGS = {"sender": "do_remote_decode", "receiver": "do_remote_prefill"}
 # A tuple whose entries are alike, without `prefixItems`, which not every reader of these documents gets right.
 _VERSIONS = {"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 2, "default": list(PROTOCOL)}
 _decode_release = decode_as(ReleaseRequest, HINTS)
 
 
 async def kv_transfer(state: ServerState, request: Request) -> Response:
-    """Return what this server publishes about its part in handing KV over; 404 where it has none, 503 while it takes no
-    new requests.
+    """What this server publishes about the part of a model, which the query may name, in handing KV over; 404 where it has none, 503 while it takes no new
+    requests.
     """
-    document = published_of(state)
+    model = state.models.find(request.query_params.get("model"))
+    document = published_of(model)
     state.check_available()
-    if not (engines := state.client.engines):
+    if not (engines := model.client.engines):
         return Response(published.encode(document), media_type="application/json")
     there = [engine.published for engine in engines if engine.published is not None]
     if not there:
@@ -57,19 +59,22 @@ async def kv_transfer(state: ServerState, request: Request) -> Response:
 
 async def release(state: ServerState, request: Request) -> Response:
     """Give a ticket up, wherever its hand-over stands. Any number of times."""
-    published_of(state)
+    models = [model for model in state.models if model.kv_transfer is not None] or [state.models.first]
+    for model in models:
+        published_of(model)
     body = await read_json(state, request, _decode_release)
-    if (running := state.tickets.get(body.ticket)) is not None:
-        state.client.abort(running)
-    await state.client.release_kv(body.ticket, body.reason or "released")
+    for model in models:
+        if (running := model.tickets.get(body.ticket)) is not None:
+            model.client.abort(running)
+        await model.client.release_kv(body.ticket, body.reason or "released")
     return json_response(KvReleased(body.ticket))
 
 
-def published_of(state: ServerState) -> Published:
-    """Raises ApiError 404 when this server hands no KV over."""
-    if state.kv_transfer is None:
+def published_of(model: ServedModel) -> Published:
+    """Raises ApiError 404 when the model's engine hands no KV over."""
+    if model.kv_transfer is None:
         raise ApiError(404, "this server hands no KV over; it was started without --pd-role", code="kv_transfer_off")
-    return state.kv_transfer
+    return model.kv_transfer
 
 
 def _tighten(components: dict[str, Any], state: ServerState) -> None:
@@ -77,14 +82,15 @@ def _tighten(components: dict[str, Any], state: ServerState) -> None:
     be off.
     """
     components["Published"]["properties"]["protocol"] = _VERSIONS
-    role = state.kv_transfer.role if state.kv_transfer is not None else None
-    works = {"sender": "do_remote_decode", "receiver": "do_remote_prefill"}.get(role or "")
+    role = state.limits.kv_role
+    working = {flag for role, flag in _FLAGS.items() if role in state.limits.kv_roles}
     params = components["KvTransferParams"]
-    for flag in _FLAGS:
-        if flag != works:
+    for flag in _FLAGS.values():
+        if flag not in working:
             params["properties"][flag] = {"enum": [False, None], "default": None}
-    if works is None:
+    if role is None:
         return
+    works = _FLAGS[role]
     needed = {"ticket": {"type": "string"}}
     if role == "sender":
         params["properties"]["peer"]["anyOf"][0] = {
@@ -106,6 +112,7 @@ API = Api(
             answer=Published,
             failures=(401, 404, 405, 500, 503),
             may_be_list=True,
+            query={"model": {"type": "string"}},
         ),
         Operation(
             path="/kv_transfer/release",

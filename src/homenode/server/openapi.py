@@ -1,4 +1,4 @@
-"""/openapi.json, built from the structs that decode the requests, with the limits of the model that is served."""
+"""/openapi.json, built from the structs that decode the requests, with the limits of the models that are served."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def document(state: ServerState, apis: Sequence[Api]) -> dict[str, Any]:
         api.tighten(components, state)
     paths: dict[str, Any] = {}
     for api in apis:
-        for operation in filter(lambda one: one.documented(state), api.operations):
+        for operation in filter(lambda one: any(map(one.documented, state.models)), api.operations):
             paths.setdefault(operation.path, {})[operation.method] = _operation(operation, api.error_body, state)
     for methods in paths.values():
         for method, entry in methods.items():

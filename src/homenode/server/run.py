@@ -1,12 +1,13 @@
-"""Serving a model until told to stop, or until its engine is lost."""
+"""Serving models until told to stop, or until no engine is left."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from homenode.server.app import create_app
+from homenode.server.core.served_model import ModelParts
 from homenode.server.core.state import ServerState
 from homenode.server.doors.tcp_socket import with_twins
 from homenode.server.doors.unix_socket import remove_socket_file
@@ -21,8 +22,6 @@ from homenode.server.http.listener import (
     warn_if_open,
 )
 from homenode.server.http.stop_signals import StopSignals, signals
-from homenode.server.interfaces.client import EngineClient
-from homenode.server.interfaces.tokenizer import TokenizerLike
 from homenode.server.keys.counts import KeyCounts
 from homenode.server.keys.keyring import Keyring, KeySource
 
@@ -30,26 +29,25 @@ __all__ = ["bind", "serve", "url_of"]
 
 
 async def serve(
-    client: EngineClient,
-    tokenizer: TokenizerLike,
+    models: Sequence[ModelParts],
     config: ServerConfig,
     *,
     listener: socket.socket | None = None,
     on_listening: Callable[[str], None] | None = None,
     stop: StopSignals | None = None,
 ) -> int:
-    """Answers requests until a signal or the loss of the engine; the exit code for the process.
+    """Answers requests until a signal or the loss of the engines; the exit code for the process.
 
-    `client` is started and stays the caller's to close. `listener` comes from `bind` and is closed here. `on_listening`
+    The clients of `models` are started and stay the caller's to close. `listener` comes from `bind` and is closed here. `on_listening`
     is called with the URL once connections are taken. `stop`: the signals of the process, when somebody heard them
-    before. 0 after SIGTERM or SIGINT, 1 after the engine was lost. Raises PeerError when its loop does not answer to
-    begin with.
+    before. 0 after SIGTERM or SIGINT, 1 after the last engine was lost. Raises PeerError when the loop of one does not
+    answer to begin with.
     """
     listener = listener or bind(config)
     warn_if_open(config)
     source, certificate = KeySource(config.api_key, config.api_key_file), certificate_of(config)
     keys = Keyring(source.keys, KeyCounts() if source.counts else None)
-    state = ServerState(client, tokenizer, config, keys=keys)
+    state = ServerState(models, config, keys=keys)
     url = url_of(listener, config.scheme)
     server = Server(
         uvicorn_config(create_app(state), config),
@@ -57,11 +55,12 @@ async def serve(
         certificate=certificate,
     )
     ending = Ending(state, server, config.shutdown_timeout)
-    client.on_engine_lost = ending.engine_lost
+    state.watch_engines(ending.engine_lost)
     watching = asyncio.ensure_future(source.watch(keys.replace))
     try:
         with signals(ending.signalled, stop):
-            await client.heartbeat(config.health_timeout)  # it may have died before anybody listened for that
+            for model in state.models:
+                await model.client.heartbeat(config.health_timeout)  # it may have died before anybody listened for that
             await server.serve(sockets=with_twins(listener))
     finally:
         watching.cancel()

@@ -19,11 +19,13 @@ from homenode.server.core import prompts
 from homenode.server.core.api import POST_FAILURES, Api, Operation
 from homenode.server.core.conversation import ConversationRequest, conversation_text
 from homenode.server.core.generation_fields import TokenIds
+from homenode.server.core.model_table import read_for_model
+from homenode.server.core.served_model import ServedModel
 from homenode.server.core.state import ServerState
 from homenode.server.core.text_work import SHORT_TEXT, memory_of
 from homenode.server.http.decoding import decode_as
 from homenode.server.http.endpoint import json_response
-from homenode.server.http.exchange import read_json, unless_gone_early
+from homenode.server.http.exchange import unless_gone_early
 from homenode.server.http.failures import ApiError
 from homenode.server.http.ignored import note_left_out
 
@@ -78,43 +80,41 @@ _decode_detokenize = decode_as(DetokenizeRequest, HINTS)
 
 async def tokenize(state: ServerState, request: Request) -> Response:
     """Token ids of a text or of a conversation."""
-    body = await read_json(state, request, _decode_tokenize)
-    state.model(body.model)
-    answer = await unless_gone_early(request, _tokenized(state, request, body))
+    body, model = await read_for_model(state, request, _decode_tokenize)
+    answer = await unless_gone_early(request, _tokenized(model, request, body))
     return Response(answer, media_type="application/json")
 
 
-async def _tokenized(state: ServerState, request: Request, body: TokenizeRequest) -> bytes:
-    prompt = await _prompt_text(state, request, body)
-    written = _Written(state, bool(body.return_token_strs))
-    async with state.text_work.reserve(memory_of(prompt.text)):
-        pieces = map(written.add, _encoded(state, body, prompt))
+async def _tokenized(model: ServedModel, request: Request, body: TokenizeRequest) -> bytes:
+    prompt = await _prompt_text(model, request, body)
+    written = _Written(model, bool(body.return_token_strs))
+    async with model.text_work.reserve(memory_of(prompt.text)):
+        pieces = map(written.add, _encoded(model, body, prompt))
         if len(prompt.text) <= SHORT_TEXT and prompt.hidden is None:
             list(pieces)
         else:
-            async with aclosing(state.text_work.each(pieces)) as counted:
+            async with aclosing(model.text_work.each(pieces)) as counted:
                 async for _ in counted:
                     pass
-    return await state.text_work.run(written.answer, written.count)
+    return await model.text_work.run(written.answer, written.count)
 
 
-def _encoded(state: ServerState, body: TokenizeRequest, prompt: prompts.PromptText) -> Iterator[list[int]]:
+def _encoded(model: ServedModel, body: TokenizeRequest, prompt: prompts.PromptText) -> Iterator[list[int]]:
     if body.prompt is not None:
-        return state.tokenizer.encode_pieces(prompt.text, body.add_special_tokens is not False, prompt.hidden)
+        return model.tokenizer.encode_pieces(prompt.text, body.add_special_tokens is not False, prompt.hidden)
     if body.content is not None:
         special = body.add_special if body.add_special_tokens is None else body.add_special_tokens
-        return state.tokenizer.encode_pieces(prompt.text, bool(special), prompt.hidden)
-    return state.tokenizer.encode_chat_pieces(prompt.text, body.add_special_tokens, prompt.hidden)
+        return model.tokenizer.encode_pieces(prompt.text, bool(special), prompt.hidden)
+    return model.tokenizer.encode_chat_pieces(prompt.text, body.add_special_tokens, prompt.hidden)
 
 
 async def detokenize(state: ServerState, request: Request) -> Response:
     """Text of token ids, special tokens included unless they are to be skipped."""
-    body = await read_json(state, request, _decode_detokenize)
-    state.model(body.model)
+    body, model = await read_for_model(state, request, _decode_detokenize)
 
     def answer() -> bytes:
-        prompts.check_token_ids(state, body.tokens, "tokens")
-        text = state.tokenizer.decode(body.tokens, skip_special_tokens=bool(body.skip_special_tokens))
+        prompts.check_token_ids(model, body.tokens, "tokens")
+        text = model.tokenizer.decode(body.tokens, skip_special_tokens=bool(body.skip_special_tokens))
         return msgspec.json.encode(Detokenized(text))
 
     if len(body.tokens) <= _FEW_TOKENS:
@@ -124,13 +124,14 @@ async def detokenize(state: ServerState, request: Request) -> Response:
 
 
 async def tokenizer_info(state: ServerState, request: Request) -> Response:
-    """Special tokens, chat template and sizes."""
+    """Special tokens, chat template and sizes of the model that the query names."""
+    model = state.models.find(request.query_params.get("model"))
     facts = {
         "bos_token": None,
         "eos_token": None,
         "pad_token": None,
-        "max_model_len": state.ready.max_model_len,
-        **state.tokenizer.info(),
+        "max_model_len": model.ready.max_model_len,
+        **model.tokenizer.info(),
     }
     return json_response(facts)
 
@@ -138,8 +139,8 @@ async def tokenizer_info(state: ServerState, request: Request) -> Response:
 class _Written:
     """The answer of /tokenize as it grows. A text may have millions of tokens: they are kept as JSON."""
 
-    def __init__(self, state: ServerState, with_texts: bool) -> None:
-        self._state = state
+    def __init__(self, model: ServedModel, with_texts: bool) -> None:
+        self._model = model
         self.count = 0
         self._ids: list[bytes] = []
         self._texts: list[bytes] | None = [] if with_texts else None
@@ -150,14 +151,14 @@ class _Written:
         if ids:
             self._ids.append(msgspec.json.encode(ids)[1:-1])
         if ids and self._texts is not None:
-            self._texts.append(msgspec.json.encode([self._state.tokenizer.token_text(token) for token in ids])[1:-1])
+            self._texts.append(msgspec.json.encode([self._model.tokenizer.token_text(token) for token in ids])[1:-1])
         return len(ids)
 
     def answer(self) -> bytes:
         """The whole body."""
         answer = Tokenized(
             count=self.count,
-            max_model_len=self._state.ready.max_model_len,
+            max_model_len=self._model.ready.max_model_len,
             tokens=_json_list(self._ids),  # type: ignore[arg-type]  # encoded as it is
             token_strs=None if self._texts is None else _json_list(self._texts),  # type: ignore[arg-type]
         )
@@ -168,7 +169,7 @@ def _json_list(parts: list[bytes]) -> msgspec.Raw:
     return msgspec.Raw(b"[" + b",".join(parts) + b"]")
 
 
-async def _prompt_text(state: ServerState, request: Request, body: TokenizeRequest) -> prompts.PromptText:
+async def _prompt_text(model: ServedModel, request: Request, body: TokenizeRequest) -> prompts.PromptText:
     prompts.check_ending(body.continue_final_message, body.add_generation_prompt)
     if sum(given is not None for given in (body.prompt, body.content, body.messages)) != 1:
         message = "give one of `prompt`, `content` (the same text by llama.cpp's name) and `messages`"
@@ -185,7 +186,7 @@ async def _prompt_text(state: ServerState, request: Request, body: TokenizeReque
         continue_final=bool(body.continue_final_message)
         or goes_on(body.messages, turn_begins=body.add_generation_prompt),
     )
-    text = await conversation_text(state, asked)
+    text = await conversation_text(model, asked)
     note_left_out(request, text.left_out)
     return text
 
@@ -213,6 +214,8 @@ API = Api(
             summary="Special tokens and chat template.",
             handler=tokenizer_info,
             answer=dict,
+            failures=(401, 404, 405, 500),
+            query={"model": {"type": "string"}},
         ),
         Operation(
             path="/tokenize",

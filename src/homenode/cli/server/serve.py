@@ -136,6 +136,7 @@ async def _serve(server: ServerConfig, engine: EngineConfig, text: TextConfig, s
             # A start may be given up before it is awaited.
             loading.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
             await asyncio.sleep(0)  # the child is started first: it has the longer way to go
+            from homenode.server.core.served_model import ModelParts
             from homenode.server.run import bind, serve
 
             mark_phase("imports of the server")
@@ -152,8 +153,9 @@ async def _serve(server: ServerConfig, engine: EngineConfig, text: TextConfig, s
         gc.freeze()  # what is there now stays: collections of cycles need not walk through it while requests wait
         watch = _watch(claimed, getattr(client, "supervisors", ()), _move_to)
         with watch or nullcontext():
+            models = [ModelParts(client, tokenizer, server)]
             return await serve(
-                client, tokenizer, server, listener=listener, on_listening=lambda url: _announce(url, ready), stop=stop
+                models, server, listener=listener, on_listening=lambda url: _announce(url, ready), stop=stop
             )
     finally:
         await client.close()

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from homenode.server.core.served_model import ServedModel
 from homenode.server.core.state import ServerState
 from homenode.server.http.endpoint import Handler
 from homenode.server.http.failures import ErrorBody, ErrorShape
@@ -21,8 +22,8 @@ class Operation:
     `path` may have names in braces, and `query` the OpenAPI schemas of parameters by their names. `answer`: the type of
     the body, None for text, dict for any object. `streams`: the types of the events, where the answer can be a stream,
     which has the form `stream_form`. `may_be_list`: the answer can be a list as well. `admits`: requests are refused
-    while the server drains, and the drain waits for those under way. `documented`: whether the served model can do it;
-    the OpenAPI document has no operation that only refuses.
+    while the server drains, and the drain waits for those under way. `documented`: whether a model can do it; the
+    OpenAPI document has no operation that every served model refuses.
     """
 
     path: str
@@ -37,7 +38,7 @@ class Operation:
     may_be_list: bool = False
     query: Mapping[str, Any] = field(default_factory=dict)
     admits: bool = False
-    documented: Callable[[ServerState], bool] = lambda state: True
+    documented: Callable[[ServedModel], bool] = lambda model: True
 
     @property
     def stream_types(self) -> tuple[type, ...]:
@@ -53,7 +54,7 @@ def _nothing(components: dict[str, Any], state: ServerState) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Api:
-    """One API. `tighten` adds to the OpenAPI schemas, by type name, what types cannot say of the served model.
+    """One API. `tighten` adds to the OpenAPI schemas, by type name, what types cannot say of the served models.
     `error_shape` makes the body of an answer that is not a success, of the type `error_body`; None: that of the OpenAI
     API. `prefix`: what its paths begin with, so that one that there is not is refused in this shape, too. What goes
     wrong in a stream that has begun is told by its `AnswerFormat`.

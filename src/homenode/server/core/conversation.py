@@ -26,7 +26,7 @@ from homenode.server.core.model_formats import ConversationFormats
 from homenode.server.core.prompt_cut import PromptCut
 from homenode.server.core.prompts import EncodedPrompt, PromptText, chat_text, encode_chat_text
 from homenode.server.core.request import GenerationRequest, begin, check_limits
-from homenode.server.core.state import ServerState
+from homenode.server.core.served_model import ServedModel
 from homenode.server.http.failures import ApiError
 from homenode.server.keys.service_tiers import AskedTier
 
@@ -116,22 +116,22 @@ class Conversation:
                 yield read
 
 
-async def begin_conversation(state: ServerState, request: ConversationRequest) -> Conversation:
+async def begin_conversation(model: ServedModel, request: ConversationRequest) -> Conversation:
     """Nothing runs before `Conversation.events`. Raises ApiError 400, and UserError when the chat template refuses the
     messages.
     """
     _check_offer(request.offer)
-    check_limits(state, 1, request.sampling)
-    formats = state.formats.of(with_tools=bool(request.tools))
-    text = request.text or await conversation_text(state, request)
-    grammar = await conversation_grammar(state, request, text.text)
+    check_limits(model, 1, request.sampling)
+    formats = model.formats.of(with_tools=bool(request.tools))
+    text = request.text or await conversation_text(model, request)
+    grammar = await conversation_grammar(model, request, text.text)
     cut, most = request.cut, request.max_tokens
     prompt = await encode_chat_text(
-        state, text, request.add_special_tokens, request.earlier_ids, cut=cut, max_tokens=most
+        model, text, request.add_special_tokens, request.earlier_ids, cut=cut, max_tokens=most
     )
     reads = bool(request.callable_tools) or formats.has_thoughts or formats.chosen.tools.without_tools
     generation = await begin(
-        state,
+        model,
         GenerationRequest(
             prompts=(prompt,),
             sampling=msgspec.structs.replace(request.sampling, grammar=grammar and grammar.text),
@@ -157,11 +157,11 @@ def told_cut(cut: PromptCut | None, prompt: EncodedPrompt) -> list[SentText]:
     return [SentText(cut.field, "", by_template=True)] if cut is not None and prompt.left_out else []
 
 
-async def conversation_grammar(state: ServerState, request: ConversationRequest, prompt: str) -> CompiledGrammar | None:
+async def conversation_grammar(model: ServedModel, request: ConversationRequest, prompt: str) -> CompiledGrammar | None:
     """What the answer to `prompt`, the text of the conversation, is bound to; None: nothing. Raises ApiError 400."""
     return await message_grammar(
-        state,
-        state.formats.of(with_tools=bool(request.tools)),
+        model,
+        model.formats.of(with_tools=bool(request.tools)),
         prompt,
         offer=request.offer,
         output=request.output,
@@ -195,13 +195,13 @@ def _call_ids(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
                 yield call["id"]
 
 
-async def conversation_text(state: ServerState, request: ConversationRequest) -> PromptText:
+async def conversation_text(model: ServedModel, request: ConversationRequest) -> PromptText:
     """What the model sees of a conversation. Raises ApiError 400, and UserError as `begin_conversation`."""
-    formats = state.formats.of(with_tools=bool(request.tools))
+    formats = model.formats.of(with_tools=bool(request.tools))
     template = formats.template
     asked = thinking_values(template, thinking=request.thinking, effort=request.reasoning_effort)
     return await chat_text(
-        state,
+        model,
         TemplateConversation(template, formats.chosen.tools, request.messages, request.tools),
         template_kwargs={**asked, **same_switch(template, dict(request.template_kwargs or {}))},
         add_generation_prompt=request.add_generation_prompt,

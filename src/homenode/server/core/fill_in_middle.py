@@ -19,14 +19,14 @@ from homenode.server.core.prompts import (
     cut_prompt,
     fitting_ids,
 )
-from homenode.server.core.state import ServerState
+from homenode.server.core.served_model import ServedModel
 from homenode.server.core.text_work import SHORT_TEXT
 from homenode.server.http.failures import ApiError
 
 
-def middle_tokens_of(state: ServerState, param: str) -> FillInMiddleTokens:
+def middle_tokens_of(model: ServedModel, param: str) -> FillInMiddleTokens:
     """The model's tokens for it. Raises ApiError 400 that names `param` where the model has none."""
-    if (tokens := state.tokenizer.fill_in_middle) is not None:
+    if (tokens := model.tokenizer.fill_in_middle) is not None:
         return tokens
     text = (
         "this model cannot fill in the middle: its tokenizer has no tokens for it (fim_prefix, fim_suffix, fim_middle)"
@@ -35,7 +35,7 @@ def middle_tokens_of(state: ServerState, param: str) -> FillInMiddleTokens:
 
 
 def middle_prompt(
-    state: ServerState,
+    model: ServedModel,
     tokens: FillInMiddleTokens,
     before: Sequence[int],
     after: Sequence[int],
@@ -50,14 +50,14 @@ def middle_prompt(
     the middle has `begun`. The token that begins texts comes first. Raises ApiError 400 when that does not fit,
     and is not to be cut.
     """
-    begin = state.tokenizer.encode("")[:1]
-    begin = begin if begin == [state.tokenizer.bos_token_id] else []
+    begin = model.tokenizer.encode("")[:1]
+    begin = begin if begin == [model.tokenizer.bos_token_id] else []
     ids = [*begin, *context, tokens.prefix, *before, tokens.suffix, *after, tokens.middle, *begun]
-    return cut_prompt(state, ids, param, cut, max_tokens)
+    return cut_prompt(model, ids, param, cut, max_tokens)
 
 
 async def encode_middles(
-    state: ServerState,
+    model: ServedModel,
     prompts: Sequence[str | list[int]],
     suffix: str,
     *,
@@ -69,8 +69,8 @@ async def encode_middles(
     `max_tokens`: as of `prompts.encode_chat_text`. Raises ApiError
     400, which names `suffix` where the model has no such tokens, and the prompt that does not fit.
     """
-    tokens = middle_tokens_of(state, "suffix")
-    after = await fitting_ids(state, PromptText(suffix), "suffix", False, inline=len(suffix) <= SHORT_TEXT, cut=cut)
+    tokens = middle_tokens_of(model, "suffix")
+    after = await fitting_ids(model, PromptText(suffix), "suffix", False, inline=len(suffix) <= SHORT_TEXT, cut=cut)
     inline = sum(len(prompt) for prompt in prompts if isinstance(prompt, str)) <= SHORT_TEXT
     found, count = list[EncodedPrompt](), 0
     for number, prompt in enumerate(prompts):
@@ -78,17 +78,17 @@ async def encode_middles(
             await asyncio.sleep(0)  # others get a turn
         param = "prompt" if len(prompts) == 1 else f"prompt[{number}]"
         if isinstance(prompt, str):
-            before = await fitting_ids(state, PromptText(prompt), param, False, inline=inline, cut=cut)
+            before = await fitting_ids(model, PromptText(prompt), param, False, inline=inline, cut=cut)
         else:
-            check_token_ids(state, prompt, param)
+            check_token_ids(model, prompt, param)
             before = prompt
-        found.append(middle_prompt(state, tokens, before, after, param=param, cut=cut, max_tokens=max_tokens))
+        found.append(middle_prompt(model, tokens, before, after, param=param, cut=cut, max_tokens=max_tokens))
         count += len(found[-1].ids)
         check_prompt_tokens(count, "prompt", n)
     return found
 
 
-def ended_by_middle(state: ServerState, sampling: SamplingParams) -> SamplingParams:
+def ended_by_middle(model: ServedModel, sampling: SamplingParams) -> SamplingParams:
     """The same, ended by the tokens that end a middle as well."""
-    ends = middle_tokens_of(state, "suffix").ends
+    ends = middle_tokens_of(model, "suffix").ends
     return msgspec.structs.replace(sampling, stop_token_ids=(*sampling.stop_token_ids, *ends))

@@ -13,7 +13,7 @@ from homenode.engine.request import Request
 from homenode.server.core.choice import ChoiceText, GenerationEvent
 from homenode.server.core.failures import from_output
 from homenode.server.core.kv_transfer import KvTransferResult
-from homenode.server.core.state import ServerState
+from homenode.server.core.served_model import ServedModel
 from homenode.server.http.failures import ApiError
 from homenode.server.keys.caller import caller
 from homenode.server.keys.service_tiers import ServiceTier
@@ -63,7 +63,7 @@ class Generation:
 
     def __init__(
         self,
-        state: ServerState,
+        model: ServedModel,
         sequences: list[GeneratedSequence],
         top_logprobs: int,
         token_ids: bool,
@@ -73,8 +73,8 @@ class Generation:
         """`top_logprobs`: log-probabilities of other tokens that the answer shows for each token. `token_ids`: it shows
         ids. `kv_result`: what it tells of the prompt's KV. `tier`: the one that the request has.
         """
-        self._client, self._active, self._tickets = state.client, state.active, state.tickets
-        self._text_work, self._caller = state.text_work, caller()
+        self._client, self._active, self._tickets = model.client, model.active, model.tickets
+        self._text_work, self._caller = model.text_work, caller()
         self.top_logprobs, self._token_ids = top_logprobs, token_ids
         self.sequences = sequences
         self.kv_result, self.tier = kv_result, tier

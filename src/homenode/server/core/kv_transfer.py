@@ -8,7 +8,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from msgspec import Meta, Struct
 
-from homenode.server.core.state import ServerState
+from homenode.server.core.served_model import ServedModel
 from homenode.server.http.failures import ApiError
 from homenode.transfer.scheduler_events import KvTicket
 from homenode.transfer.setup import published
@@ -52,7 +52,7 @@ class RequestKvTransfer(NamedTuple):
 
 
 def kv_transfer_of(
-    state: ServerState, params: KvTransferParams | None, *, prompts: int, tokens: int, single: bool
+    model: ServedModel, params: KvTransferParams | None, *, prompts: int, tokens: int, single: bool
 ) -> RequestKvTransfer | None:
     """What `params` ask for, for a request of `prompts` prompts, the first of `tokens` tokens; None when for nothing.
 
@@ -64,7 +64,7 @@ def kv_transfer_of(
     if params.do_remote_decode and params.do_remote_prefill:
         raise _refused("`do_remote_decode` and `do_remote_prefill` exclude each other: a server has one part")
     sends = bool(params.do_remote_decode)
-    _check_role(state, "sender" if sends else "receiver")
+    _check_role(model, "sender" if sends else "receiver")
     if params.ticket is None:
         raise _refused("`ticket` is missing: the hand-over needs a name that both servers are told", "ticket")
     if prompts > 1:
@@ -89,9 +89,9 @@ def _to_send(params: KvTransferParams, ticket: str, tokens: int, *, single: bool
     return RequestKvTransfer(KvTicket(ticket, sends=True, peer=published.encode(params.peer)), result)
 
 
-def _check_role(state: ServerState, role: Literal["sender", "receiver"]) -> None:
+def _check_role(model: ServedModel, role: Literal["sender", "receiver"]) -> None:
     field = "do_remote_decode" if role == "sender" else "do_remote_prefill"
-    document = state.kv_transfer
+    document = model.kv_transfer
     if document is None:
         raise _refused(
             f"`{field}` needs a {role}; this server hands no KV over (it was started without --pd-role)", field

@@ -16,12 +16,12 @@ from homenode.grammars.schema_grammar import bounded_schema
 from homenode.grammars.spec import GrammarSpec, JsonSchema
 from homenode.server.core.grammars import grammar_of
 from homenode.server.core.model_formats import ConversationFormats
-from homenode.server.core.state import ServerState
+from homenode.server.core.served_model import ServedModel
 from homenode.server.http.failures import ApiError
 
 
 async def message_grammar(
-    state: ServerState,
+    model: ServedModel,
     formats: ConversationFormats,
     prompt: str,
     *,
@@ -37,12 +37,12 @@ async def message_grammar(
 
     Raises ApiError 400.
     """
-    content = None if output is None else await grammar_of(state, output, output_param)
+    content = None if output is None else await grammar_of(model, output, output_param)
     if offer is None and thinking_budget is None and not formats.has_thoughts:
         return content
     left_out = [] if content is None else [*content.left_out]
     if offer is not None and binds_calls(offer):
-        offer = dataclasses.replace(offer, tools=await _kept_tools(state, offer, left_out))
+        offer = dataclasses.replace(offer, tools=await _kept_tools(model, offer, left_out))
     param = output_param if output is not None else "tools" if offer is not None else "thinking_token_budget"
     try:
         message = call_grammar(
@@ -52,16 +52,16 @@ async def message_grammar(
             begun=begun,
             thinking_budget=thinking_budget,
             output=content.text if content else None,
-            special_tokens=state.grammars.special_tokens if content or offer or thinking_budget is not None else None,
+            special_tokens=model.grammars.special_tokens if content or offer or thinking_budget is not None else None,
         )
         if message is None:
             return None
-        return CompiledGrammar(await state.grammars.tried(message, param), tuple(left_out))
+        return CompiledGrammar(await model.grammars.tried(message, param), tuple(left_out))
     except UserError as error:
         raise ApiError(400, error.message, param=error.param or param, code="invalid_value") from None
 
 
-async def _kept_tools(state: ServerState, offer: ToolOffer, left_out: list[FieldPath]) -> list[dict[str, Any]]:
+async def _kept_tools(model: ServedModel, offer: ToolOffer, left_out: list[FieldPath]) -> list[dict[str, Any]]:
     """The tools with what grammars keep of their schemas. Those that calls are bound to are compiled one by one, so
     that what is wrong with one is told with its place; what is not kept of them is added to `left_out`.
     """
@@ -71,8 +71,8 @@ async def _kept_tools(state: ServerState, offer: ToolOffer, left_out: list[Field
         schema, strict = function.get("parameters"), bool(function.get("strict"))
         bound = strict if not offer.must_call else offer.named in (None, function["name"])
         if schema and bound:
-            left_out += (await grammar_of(state, JsonSchema(schema, strict), param)).left_out
+            left_out += (await grammar_of(model, JsonSchema(schema, strict), param)).left_out
         if schema:
-            schema = (await state.grammars.keep(schema, param, strict=strict)).schema
+            schema = (await model.grammars.keep(schema, param, strict=strict)).schema
         tools.append({**tool, "function": {**function, "parameters": bounded_schema(schema)}})
     return tools

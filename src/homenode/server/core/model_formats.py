@@ -7,7 +7,7 @@ from functools import cached_property
 
 from homenode.chat.choice import ChosenFormats, choose
 from homenode.chat.syntax.reasoning import RAW
-from homenode.server.http.config import ServerConfig
+from homenode.server.http.config import ServedModelConfig
 from homenode.server.interfaces.tokenizer import TokenizerLike
 
 
@@ -28,7 +28,7 @@ class ConversationFormats:
 class ModelFormats:
     """The formats of the served model. Its chat template may be another one where tools are offered."""
 
-    def __init__(self, tokenizer: TokenizerLike, config: ServerConfig) -> None:
+    def __init__(self, tokenizer: TokenizerLike, config: ServedModelConfig) -> None:
         self._tokenizer, self._config = tokenizer, config
 
     def of(self, *, with_tools: bool) -> ConversationFormats:

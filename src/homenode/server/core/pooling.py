@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from operator import mul
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 from starlette.responses import Response
@@ -19,7 +19,7 @@ from homenode.engine.request import Request
 from homenode.sampling import SamplingParams
 from homenode.server.core.failures import from_output
 from homenode.server.core.prompts import EncodedPrompt, most_prompt_tokens
-from homenode.server.core.state import ServerState
+from homenode.server.core.served_model import ServedModel
 from homenode.server.http.failures import CONTEXT_LENGTH_EXCEEDED, ApiError
 from homenode.server.keys.caller import caller
 from homenode.units import format_count
@@ -37,9 +37,9 @@ class PooledTexts:
     cached_tokens: int
 
 
-def pooling_of(state: ServerState) -> PoolingReady:
+def pooling_of(model: ServedModel) -> PoolingReady:
     """What the engine makes of texts. Raises ApiError 400 where it generates text."""
-    pooling = state.ready.pooling
+    pooling = model.ready.pooling
     if pooling is None:
         text = (
             "the served model generates text and makes no embeddings; `homenode serve --runner pooling` has it make "
@@ -49,39 +49,39 @@ def pooling_of(state: ServerState) -> PoolingReady:
     return pooling
 
 
-def vectors_of(state: ServerState) -> PoolingReady:
+def vectors_of(model: ServedModel) -> PoolingReady:
     """What the engine makes of texts, which are vectors. Raises ApiError 400 where it is something else."""
-    pooling = pooling_of(state)
+    pooling = pooling_of(model)
     if pooling.labels:
         text = "the served model scores texts and makes no embeddings; ask /v1/score or /v1/rerank"
         raise ApiError(400, text, param="model", code="unsupported_model")
     return pooling
 
 
-def makes_vectors(state: ServerState) -> bool:
+def makes_vectors(model: ServedModel) -> bool:
     """Whether the engine makes vectors of texts."""
-    return state.ready.pooling is not None and not state.ready.pooling.labels
+    return model.ready.pooling is not None and not model.ready.pooling.labels
 
 
-def pools(state: ServerState) -> bool:
+def pools(model: ServedModel) -> bool:
     """Whether the engine makes vectors or scores of texts."""
-    return state.ready.pooling is not None
+    return model.ready.pooling is not None
 
 
-def generates(state: ServerState) -> bool:
+def generates(model: ServedModel) -> bool:
     """Whether the engine generates text."""
-    return state.ready.pooling is None
+    return model.ready.pooling is None
 
 
-def kept_tokens(state: ServerState, asked: int | None) -> int | None:
+def kept_tokens(model: ServedModel, asked: int | None) -> int | None:
     """Tokens that `truncate_prompt_tokens` keeps of each text: -1 stands for as many as fit; None: all of it. By some
     models' files only so many count of any text; then no more are kept. Raises ApiError 400 for none, and for more than
     fit.
     """
-    counted = pooling_of(state).text.tokens
+    counted = pooling_of(model).text.tokens
     if asked is None:
         return counted
-    most = most_prompt_tokens(state)
+    most = most_prompt_tokens(model)
     if asked == 0:
         text = "`truncate_prompt_tokens` is 0, which keeps nothing; give -1 for as many tokens as fit, or 1 or more"
         raise ApiError(400, text, param="truncate_prompt_tokens", code="invalid_value")
@@ -91,9 +91,9 @@ def kept_tokens(state: ServerState, asked: int | None) -> int | None:
     return min(most if asked < 0 else asked, counted or most)
 
 
-def refuse_uncounted(state: ServerState, prompts: Sequence[EncodedPrompt], param: str) -> None:
+def refuse_uncounted(model: ServedModel, prompts: Sequence[EncodedPrompt], param: str) -> None:
     """Raises ApiError 400 for a text that was to count whole, and has more tokens than count by the model's files."""
-    counted = pooling_of(state).text.tokens
+    counted = pooling_of(model).text.tokens
     for number, prompt in enumerate(prompts):
         if counted is not None and len(prompt.ids) > counted:
             text = (
@@ -104,38 +104,14 @@ def refuse_uncounted(state: ServerState, prompts: Sequence[EncodedPrompt], param
             raise ApiError(400, text, param=param, code=CONTEXT_LENGTH_EXCEEDED)
 
 
-def tighten_kept_tokens(schema: dict[str, Any], state: ServerState) -> None:
-    """What `kept_tokens` takes, for the schema of a request."""
-    kept = schema["properties"]["truncate_prompt_tokens"]["anyOf"][0]
-    kept |= {"maximum": most_prompt_tokens(state), "not": {"const": 0}}
-
-
-def tighten_input(schema: dict[str, Any], state: ServerState) -> None:
-    """The forms of `input`. A text may be empty where there are special tokens around it."""
-
-    def forms(shortest: int) -> dict[str, Any]:
-        text = {"type": "string", "minLength": shortest}
-        token = {"type": "integer", "minimum": 0, "maximum": state.ready.vocab_size - 1}
-        ids = {"type": "array", "items": token, "minItems": 1, "maxItems": most_prompt_tokens(state)}
-        most = state.config.max_sequences_per_request
-        several = ({"type": "array", "items": each, "minItems": 1, "maxItems": most} for each in (text, ids))
-        return {"anyOf": [text, ids, *several]}
-
-    surrounded = bool(state.tokenizer.encode(""))
-    schema["properties"]["input"] = forms(0 if surrounded else 1)
-    if surrounded:
-        added = {"properties": {"add_special_tokens": {"enum": [True, None]}}}
-        schema.setdefault("allOf", []).append({"anyOf": [added, {"properties": {"input": forms(1)}}]})
-
-
-def check_texts(state: ServerState, count: int, param: str) -> None:
+def check_texts(model: ServedModel, count: int, param: str) -> None:
     """Raises ApiError 400 for more texts than a request may have."""
-    if count > (most := state.config.max_sequences_per_request):
+    if count > (most := model.config.max_sequences_per_request):
         text = f"`{param}` has {format_count(count, 'text')}; at most {most} are taken (--max-sequences-per-request)"
         raise ApiError(400, text, param=param, code="invalid_value")
 
 
-async def pool_texts(state: ServerState, prompts: Sequence[EncodedPrompt], priority: int | None = None) -> PooledTexts:
+async def pool_texts(model: ServedModel, prompts: Sequence[EncodedPrompt], priority: int | None = None) -> PooledTexts:
     """Have the engine make a vector of each text, which `check_prompt_tokens` lets through. Raises ApiError for the
     first that fails, and ServiceTierError; none is left running then.
 
@@ -144,8 +120,8 @@ async def pool_texts(state: ServerState, prompts: Sequence[EncodedPrompt], prior
     tokens = sum(len(prompt.ids) for prompt in prompts)
     rank = caller().rank(None, priority).priority
     caller().take_prompt(tokens)
-    turns = asyncio.Semaphore(state.ready.max_num_seqs)
-    tasks = [asyncio.create_task(_pool_text(state, prompt, rank, turns)) for prompt in prompts]
+    turns = asyncio.Semaphore(model.ready.max_num_seqs)
+    tasks = [asyncio.create_task(_pool_text(model, prompt, rank, turns)) for prompt in prompts]
     try:
         outputs = await asyncio.gather(*tasks)
     finally:
@@ -156,11 +132,11 @@ async def pool_texts(state: ServerState, prompts: Sequence[EncodedPrompt], prior
     return PooledTexts(vectors, tokens, sum(output.cached_tokens for output in outputs))
 
 
-async def _pool_text(state: ServerState, prompt: EncodedPrompt, priority: int, turns: asyncio.Semaphore) -> Output:
+async def _pool_text(model: ServedModel, prompt: EncodedPrompt, priority: int, turns: asyncio.Semaphore) -> Output:
     async with turns:
-        recorder = state.metrics.recorder()
+        recorder = model.metrics.recorder()
         request = Request(
-            id=state.next_id(),
+            id=model.next_id(),
             prompt_ids=prompt.ids,
             second_from=prompt.second_from,
             params=_PARAMS,
@@ -169,9 +145,9 @@ async def _pool_text(state: ServerState, prompt: EncodedPrompt, priority: int, t
             arrival=recorder.arrival,
             pools=True,
         )
-        state.active.add(request.id)
+        model.active.add(request.id)
         try:
-            async with aclosing(state.client.submit(request)) as outputs:
+            async with aclosing(model.client.submit(request)) as outputs:
                 async for output in outputs:
                     if output.error_kind is not None or output.finish_reason in ("error", "abort"):
                         recorder.end("error")
@@ -181,13 +157,13 @@ async def _pool_text(state: ServerState, prompt: EncodedPrompt, priority: int, t
                         return output
             raise from_output(Output(id=0, finish_reason="abort", error="the engine stopped answering"))
         finally:
-            state.active.discard(request.id)
+            model.active.discard(request.id)
             recorder.end("abort")
 
 
-async def json_of(state: ServerState, found: PooledTexts, answer: Callable[[], object]) -> Response:
+async def json_of(model: ServedModel, found: PooledTexts, answer: Callable[[], object]) -> Response:
     """200 with the answer as JSON, made off the event loop where the vectors in it are many or long."""
-    content = await state.text_work.run(lambda: msgspec.json.encode(answer()), sum(map(len, found.vectors)))
+    content = await model.text_work.run(lambda: msgspec.json.encode(answer()), sum(map(len, found.vectors)))
     return Response(content, media_type="application/json")
 
 

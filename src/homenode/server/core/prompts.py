@@ -15,7 +15,7 @@ from homenode.engine.inputs import PlacedRows, PromptPart, flatten
 from homenode.model.tokenizer.literal_text import HiddenNames
 from homenode.model.tokenizer.surrounding_tokens import beginning
 from homenode.server.core.prompt_cut import PromptCut, cut_tokens
-from homenode.server.core.state import ServerState
+from homenode.server.core.served_model import ServedModel
 from homenode.server.core.text_work import SHORT_TEXT, memory_of
 from homenode.server.http.failures import CONTEXT_LENGTH_EXCEEDED, ApiError
 from homenode.units import format_count
@@ -89,7 +89,7 @@ def split_prompts(prompt: str | list[str | int | list[int]], param: str) -> list
 
 
 async def encode_prompts(
-    state: ServerState,
+    model: ServedModel,
     prompts: Sequence[str | list[int]],
     param: str,
     *,
@@ -108,30 +108,30 @@ async def encode_prompts(
         if number % PROMPTS_AT_ONCE == 0:
             await asyncio.sleep(0)  # others get a turn
         name = param if len(prompts) == 1 else f"{param}[{number}]"
-        encoded.append(await _encode_prompt(state, prompt, name, add_special_tokens, most, inline=inline))
+        encoded.append(await _encode_prompt(model, prompt, name, add_special_tokens, most, inline=inline))
         tokens += len(encoded[-1].ids)
         check_prompt_tokens(tokens, param, n)
     return encoded
 
 
 async def _encode_prompt(
-    state: ServerState, prompt: str | list[int], param: str, add_special_tokens: bool, most: int | None, *, inline: bool
+    model: ServedModel, prompt: str | list[int], param: str, add_special_tokens: bool, most: int | None, *, inline: bool
 ) -> EncodedPrompt:
     """`inline`: at once, as it is short."""
     if isinstance(prompt, str):
-        pooling = state.ready.pooling
+        pooling = model.ready.pooling
         whole = prompt if pooling is None else pooling.text.of(prompt)
-        ids = await fitting_ids(state, PromptText(whole), param, add_special_tokens, inline=inline, most=most)
-        check_prompt(state, ids, param)
+        ids = await fitting_ids(model, PromptText(whole), param, add_special_tokens, inline=inline, most=most)
+        check_prompt(model, ids, param)
         return EncodedPrompt(ids, prompt)
     prompt = prompt[:most]
-    check_prompt(state, prompt, param)
-    check_token_ids(state, prompt, param)
+    check_prompt(model, prompt, param)
+    check_token_ids(model, prompt, param)
     return EncodedPrompt(prompt)
 
 
 async def encode_chat_text(
-    state: ServerState,
+    model: ServedModel,
     prompt: PromptText,
     add_special_tokens: bool | None = None,
     earlier_ids: Sequence[int] = (),
@@ -144,27 +144,27 @@ async def encode_chat_text(
 
     What `add_special_tokens` does to it is told by `homenode.model.tokenizer.surrounding_tokens`.
     """
-    async with state.text_work.reserve(memory_of(prompt.text)):
-        ids = await fitting_ids(state, prompt, "messages", False, inline=len(prompt.text) <= SHORT_TEXT, cut=cut)
-    ids = state.tokenizer.chat_prompt(ids, add_special_tokens)
+    async with model.text_work.reserve(memory_of(prompt.text)):
+        ids = await fitting_ids(model, prompt, "messages", False, inline=len(prompt.text) <= SHORT_TEXT, cut=cut)
+    ids = model.tokenizer.chat_prompt(ids, add_special_tokens)
     if earlier_ids:
-        before = len(state.tokenizer.surrounding.before)
-        begins = before and tuple(ids[:before]) == state.tokenizer.surrounding.before
+        before = len(model.tokenizer.surrounding.before)
+        begins = before and tuple(ids[:before]) == model.tokenizer.surrounding.before
         ids = [*earlier_ids, *(ids[before:] if begins else ids)]
-    return cut_prompt(state, ids, "messages", cut, max_tokens)
+    return cut_prompt(model, ids, "messages", cut, max_tokens)
 
 
 def cut_prompt(
-    state: ServerState, ids: list[int], param: str, cut: PromptCut | None, max_tokens: int | None
+    model: ServedModel, ids: list[int], param: str, cut: PromptCut | None, max_tokens: int | None
 ) -> EncodedPrompt:
     """The prompt of these tokens; one that is too long as `cut` says. Raises ApiError 400 as `check_prompt`."""
     kept = ids
     if cut is not None:
-        before, most = state.tokenizer.surrounding.before, most_prompt_tokens(state)
+        before, most = model.tokenizer.surrounding.before, most_prompt_tokens(model)
         begins = len(before) if tuple(ids[: len(before)]) == before else 0
-        context = state.ready.max_model_len
+        context = model.ready.max_model_len
         kept = cut_tokens(ids, cut, most=most, context=context, max_tokens=max_tokens, begins=begins)
-    check_prompt(state, kept, param)
+    check_prompt(model, kept, param)
     return EncodedPrompt(kept, left_out=len(ids) - len(kept))
 
 
@@ -188,7 +188,7 @@ def check_ending(continue_final: bool | None, add_generation_prompt: bool | None
 
 
 async def chat_text(
-    state: ServerState,
+    model: ServedModel,
     conversation: TemplateConversation,
     *,
     template_kwargs: Mapping[str, Any] | None = None,
@@ -202,7 +202,7 @@ async def chat_text(
     check_ending(continue_final, add_generation_prompt)
 
     def work() -> PromptText:
-        hidden = None if state.config.special_tokens_in_content else state.tokenizer.hidden_names()
+        hidden = None if model.config.special_tokens_in_content else model.tokenizer.hidden_names()
         hide = _as_it_is if hidden is None else hidden.hide
         values = hide(dict(template_kwargs or {}))
         follows = add_generation_prompt is not False and not continue_final
@@ -210,7 +210,7 @@ async def chat_text(
         until = time.monotonic() + _LONGEST_RENDERINGS_S
         made = conversation_prompt(
             conversation,
-            lambda messages, tools: state.tokenizer.render_chat(
+            lambda messages, tools: model.tokenizer.render_chat(
                 messages, add_generation_prompt=follows, **values, **({} if tools is None else {"tools": tools})
             ),
             hide=hide,
@@ -223,7 +223,7 @@ async def chat_text(
 
 
 async def fitting_ids(
-    state: ServerState,
+    model: ServedModel,
     prompt: PromptText,
     param: str,
     add_special_tokens: bool,
@@ -238,48 +238,48 @@ async def fitting_ids(
     is too long for the context.
     """
     text, hidden = prompt.text, prompt.hidden
-    longest = most_prompt_tokens(state) if cut is None else _MOST_PROMPT_TOKENS
-    behind = state.tokenizer.surrounding.after if add_special_tokens and most is not None else ()
+    longest = most_prompt_tokens(model) if cut is None else _MOST_PROMPT_TOKENS
+    behind = model.tokenizer.surrounding.after if add_special_tokens and most is not None else ()
     if hidden is None or not hidden.any:
         if inline:
-            return beginning(state.tokenizer.encode(text, add_special_tokens), most, behind)
+            return beginning(model.tokenizer.encode(text, add_special_tokens), most, behind)
         if (
             most is None
-            and (fewest := await state.text_work.run(lambda: state.tokenizer.fewest_tokens(text))) > longest
+            and (fewest := await model.text_work.run(lambda: model.tokenizer.fewest_tokens(text))) > longest
         ):
-            raise _too_long(state, param, f"at least {format_count(fewest, 'token')}")
+            raise _too_long(model, param, f"at least {format_count(fewest, 'token')}")
     ids: list[int] = []
-    encoded = state.tokenizer.encode_pieces(text, add_special_tokens, hidden)
-    async with aclosing(state.text_work.each(encoded)) as pieces:
+    encoded = model.tokenizer.encode_pieces(text, add_special_tokens, hidden)
+    async with aclosing(model.text_work.each(encoded)) as pieces:
         async for piece in pieces:
             if most is not None and len(ids) > most:
                 break
             if most is None and piece and len(ids) > longest:
-                raise _too_long(state, param, f"at least {format_count(len(ids), 'token')}")
+                raise _too_long(model, param, f"at least {format_count(len(ids), 'token')}")
             ids += piece
     return beginning(ids, most, behind)
 
 
-def most_prompt_tokens(state: ServerState) -> int:
+def most_prompt_tokens(model: ServedModel) -> int:
     """Tokens of the longest prompt: where text is generated, there is room for one more."""
-    return state.ready.max_model_len - (state.ready.pooling is None)
+    return model.ready.max_model_len - (model.ready.pooling is None)
 
 
-def check_token_ids(state: ServerState, ids: list[int], param: str) -> None:
+def check_token_ids(model: ServedModel, ids: list[int], param: str) -> None:
     """Raises ApiError 400 for an id outside the vocabulary."""
     # Other threads run between two slices.
     highest = max((max(ids[at : at + _SLICE]) for at in range(0, len(ids), _SLICE)), default=-1)
-    if highest >= state.ready.vocab_size:
-        place = next(i for i, token in enumerate(ids) if token >= state.ready.vocab_size)
+    if highest >= model.ready.vocab_size:
+        place = next(i for i, token in enumerate(ids) if token >= model.ready.vocab_size)
         raise ApiError(
             400,
-            f"`{param}[{place}]` is token id {ids[place]}; this model's ids go from 0 to {state.ready.vocab_size - 1}",
+            f"`{param}[{place}]` is token id {ids[place]}; this model's ids go from 0 to {model.ready.vocab_size - 1}",
             param=param,
             code="invalid_value",
         )
 
 
-def check_prompt(state: ServerState, ids: list[int], param: str) -> None:
+def check_prompt(model: ServedModel, ids: list[int], param: str) -> None:
     """Raises ApiError 400 for a prompt without tokens, or with too many to leave room for one more."""
     if not ids:
         raise ApiError(
@@ -288,8 +288,8 @@ def check_prompt(state: ServerState, ids: list[int], param: str) -> None:
             param=param,
             code="invalid_value",
         )
-    if len(ids) > most_prompt_tokens(state):
-        raise _too_long(state, param, format_count(len(ids), "token"))
+    if len(ids) > most_prompt_tokens(model):
+        raise _too_long(model, param, format_count(len(ids), "token"))
 
 
 def check_prompt_tokens(tokens: int, param: str, n: int = 1) -> None:
@@ -305,9 +305,9 @@ def check_prompt_tokens(tokens: int, param: str, n: int = 1) -> None:
         )
 
 
-def _too_long(state: ServerState, param: str, tokens: str) -> ApiError:
+def _too_long(model: ServedModel, param: str, tokens: str) -> ApiError:
     """In the words of the field, by which programs know to shorten a conversation."""
-    most, pools = state.ready.max_model_len, state.ready.pooling is not None
+    most, pools = model.ready.max_model_len, model.ready.pooling is not None
     remedy = ", or let `truncate_prompt_tokens` take the beginning" if pools else ""
     return ApiError(
         400,

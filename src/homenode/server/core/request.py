@@ -14,7 +14,7 @@ from homenode.server.core.choice import ChoiceText, PromptEcho, echo_prompt
 from homenode.server.core.generation import GeneratedSequence, Generation
 from homenode.server.core.kv_transfer import KvTransferParams, RequestKvTransfer, kv_transfer_of
 from homenode.server.core.prompts import EncodedPrompt, check_prompt_tokens
-from homenode.server.core.state import ServerState
+from homenode.server.core.served_model import ServedModel
 from homenode.server.http.failures import ApiError
 from homenode.server.keys.caller import caller
 from homenode.server.keys.service_tiers import AskedTier, ServiceRank
@@ -50,19 +50,19 @@ class GenerationRequest:
     kv_transfer: KvTransferParams | None = None
 
 
-def check_limits(state: ServerState, num_prompts: int, sampling: SamplingParams) -> None:
+def check_limits(model: ServedModel, num_prompts: int, sampling: SamplingParams) -> None:
     """Raises ApiError 400 for too many sequences, for token ids that the model does not have, and where it does not
     generate.
 
     `begin` checks the same; APIs do so before they encode prompts, which may take long.
     """
-    if state.ready.pooling is not None:
+    if model.ready.pooling is not None:
         text = (
             "the served model makes vectors or scores of texts (embeddings) and does not generate; ask /v1/embeddings, "
             "/v1/score or /v1/rerank"
         )
         raise ApiError(400, text, param="model", code="unsupported_model")
-    count, most = num_prompts * sampling.n, state.config.max_sequences_per_request
+    count, most = num_prompts * sampling.n, model.config.max_sequences_per_request
     if count > most:
         raise ApiError(
             400,
@@ -72,64 +72,64 @@ def check_limits(state: ServerState, num_prompts: int, sampling: SamplingParams)
             code="invalid_value",
         )
     for param, ids in (("logit_bias", sampling.logit_bias), ("stop_token_ids", sampling.stop_token_ids)):
-        if ids and max(ids) >= state.ready.vocab_size:
+        if ids and max(ids) >= model.ready.vocab_size:
             raise ApiError(
                 400,
-                f"`{param}` names token id {max(ids)}; this model's ids go from 0 to {state.ready.vocab_size - 1}",
+                f"`{param}` names token id {max(ids)}; this model's ids go from 0 to {model.ready.vocab_size - 1}",
                 param=param,
                 code="invalid_value",
             )
 
 
-async def begin(state: ServerState, request: GenerationRequest) -> Generation:
+async def begin(model: ServedModel, request: GenerationRequest) -> Generation:
     """The sequences of a request: every prompt `n` times, in that order. Nothing runs before `Generation.events`.
 
     Raises ApiError 400, ServiceTierError, and KeyLimitError when the key has no tokens left.
     """
-    check_limits(state, len(request.prompts), request.sampling)
+    check_limits(model, len(request.prompts), request.sampling)
     tokens = sum(len(prompt.ids) for prompt in request.prompts)
     check_prompt_tokens(tokens, "prompt", request.sampling.n)
     rank = caller().rank(request.service_tier, request.priority)
     caller().take_prompt(tokens)
     if request.sampling.bad_words or request.sampling.dry_multiplier:
-        rules, sampling = state.token_rules, request.sampling
-        request = replace(request, sampling=await state.text_work.run(lambda: rules.resolved(sampling)))
-    kv = await _kv_transfer(state, request)
+        rules, sampling = model.token_rules, request.sampling
+        request = replace(request, sampling=await model.text_work.run(lambda: rules.resolved(sampling)))
+    kv = await _kv_transfer(model, request)
     sequences: list[GeneratedSequence] = []
     for number, prompt in enumerate(request.prompts):
         if number % _PROMPTS_AT_ONCE == 0:
             await asyncio.sleep(0)
-        echo = await _echo(state, request, prompt)
-        sequences += _sequences(state, request, rank, prompt, echo, kv, first_index=len(sequences))
+        echo = await _echo(model, request, prompt)
+        sequences += _sequences(model, request, rank, prompt, echo, kv, first_index=len(sequences))
     kv_result = kv.result if kv else None
-    return Generation(state, sequences, request.sampling.logprobs or 0, request.token_ids, kv_result, rank.tier)
+    return Generation(model, sequences, request.sampling.logprobs or 0, request.token_ids, kv_result, rank.tier)
 
 
-async def _kv_transfer(state: ServerState, request: GenerationRequest) -> RequestKvTransfer | None:
+async def _kv_transfer(model: ServedModel, request: GenerationRequest) -> RequestKvTransfer | None:
     """As `kv_transfer_of`. A request that scores its prompt has to compute it: what another server computed is
     released.
     """
     single = not request.stream and request.sampling.n == 1
     kv = kv_transfer_of(
-        state, request.kv_transfer, prompts=len(request.prompts), tokens=len(request.prompts[0].ids), single=single
+        model, request.kv_transfer, prompts=len(request.prompts), tokens=len(request.prompts[0].ids), single=single
     )
     if kv is None or kv.ticket is None or kv.ticket.sends or request.sampling.prompt_logprobs is None:
         return kv
-    await state.client.release_kv(kv.ticket.ticket, "the prompt is scored")
+    await model.client.release_kv(kv.ticket.ticket, "the prompt is scored")
     return None
 
 
-async def _echo(state: ServerState, request: GenerationRequest, prompt: EncodedPrompt) -> PromptEcho | None:
+async def _echo(model: ServedModel, request: GenerationRequest, prompt: EncodedPrompt) -> PromptEcho | None:
     if not request.echo:
         return None
     offsets = request.sampling.prompt_logprobs is not None
-    return await state.text_work.run(
-        lambda: echo_prompt(state.tokenizer, prompt.ids, prompt.text, offsets=offsets), len(prompt.ids)
+    return await model.text_work.run(
+        lambda: echo_prompt(model.tokenizer, prompt.ids, prompt.text, offsets=offsets), len(prompt.ids)
     )
 
 
 def _sequences(
-    state: ServerState,
+    model: ServedModel,
     request: GenerationRequest,
     rank: ServiceRank,
     prompt: EncodedPrompt,
@@ -141,16 +141,16 @@ def _sequences(
     """The n sequences of one prompt. The i-th gets `seed` + i, or all would say the same. Of `kv` the first has the
     ticket.
     """
-    params = _engine_params(state, request, len(prompt.ids), computes_only=kv is not None and kv.result is not None)
+    params = _engine_params(model, request, len(prompt.ids), computes_only=kv is not None and kv.result is not None)
     stops = request.sampling.stop_strings
     skip_special = request.skip_special_tokens
-    named = state.tokenizer.special_tokens_in(stops) if stops and skip_special else {}
+    named = model.tokenizer.special_tokens_in(stops) if stops and skip_special else {}
     hidden = {token: name for token, name in named.items() if token not in request.shown_tokens}
     made = []
     for index in range(request.sampling.n):
-        recorder = state.metrics.recorder()
+        recorder = model.metrics.recorder()
         engine_request = Request(
-            id=state.next_id(),
+            id=model.next_id(),
             prompt_ids=prompt.ids,
             rows=list(prompt.rows),
             params=params.of_answer(index),
@@ -160,7 +160,7 @@ def _sequences(
             arrival=recorder.arrival,
             kv=kv.ticket if kv and index == 0 else None,
         )
-        stream = state.tokenizer.stream(prompt.text_ids, skip_special, request.shown_tokens)
+        stream = model.tokenizer.stream(prompt.text_ids, skip_special, request.shown_tokens)
         choice = ChoiceText(
             stream,
             index=first_index + index,
@@ -175,14 +175,14 @@ def _sequences(
 
 
 def _engine_params(
-    state: ServerState, request: GenerationRequest, prompt_tokens: int, *, computes_only: bool
+    model: ServedModel, request: GenerationRequest, prompt_tokens: int, *, computes_only: bool
 ) -> SamplingParams:
     """The parameters that the engine gets: without text and number of answers, with every default filled in.
 
     `computes_only`: nothing is generated, as the server that the prompt's KV is for gives the answer.
     """
     asked = request.sampling
-    available = state.ready.max_model_len - prompt_tokens
+    available = model.ready.max_model_len - prompt_tokens
     most = 0 if computes_only else available if request.max_tokens is None else min(request.max_tokens, available)
     asked = msgspec.structs.replace(
         asked,
@@ -194,6 +194,6 @@ def _engine_params(
         stop=[],
         n=1,
     )
-    defaults = state.ready.sampling_defaults if state.config.generation_config == "auto" else {}
-    ends = tuple(token for token in state.tokenizer.stop_token_ids if token < state.ready.vocab_size)
+    defaults = model.ready.sampling_defaults if model.config.generation_config == "auto" else {}
+    ends = tuple(token for token in model.tokenizer.stop_token_ids if token < model.ready.vocab_size)
     return asked.with_defaults(defaults).ended_by(ends)

@@ -20,7 +20,7 @@ from homenode.server.core.prompts import (
     fitting_ids,
     texts_memory,
 )
-from homenode.server.core.state import ServerState
+from homenode.server.core.served_model import ServedModel
 from homenode.server.core.text_work import SHORT_TEXT
 from homenode.server.http.failures import ApiError
 
@@ -50,13 +50,13 @@ class Scores:
     prompt_tokens: int
 
 
-async def score_texts(state: ServerState, asked: TextsToScore) -> Scores:
+async def score_texts(model: ServedModel, asked: TextsToScore) -> Scores:
     """The score of each pair. Raises ApiError 400 for texts that do not fit each other or the model."""
-    pooling = pooling_of(state)
+    pooling = pooling_of(model)
     for texts, param in ((asked.first, asked.first_param), (asked.second, asked.second_param)):
         if not texts:
             raise ApiError(400, f"`{param}` is an empty list; give a text", param=param, code="invalid_value")
-        check_texts(state, len(texts), param)
+        check_texts(model, len(texts), param)
     if len(asked.first) not in (1, len(asked.second)):
         text = (
             f"`{asked.first_param}` has {len(asked.first)} texts and `{asked.second_param}` {len(asked.second)}; give "
@@ -69,66 +69,66 @@ async def score_texts(state: ServerState, asked: TextsToScore) -> Scores:
             "one score"
         )
         raise ApiError(400, text, param="model", code="unsupported_model")
-    async with state.text_work.reserve(texts_memory([*asked.first, *asked.second])):
-        return await (_by_model(state, asked) if pooling.labels else _by_vectors(state, asked))
+    async with model.text_work.reserve(texts_memory([*asked.first, *asked.second])):
+        return await (_by_model(model, asked) if pooling.labels else _by_vectors(model, asked))
 
 
-async def _by_vectors(state: ServerState, asked: TextsToScore) -> Scores:
-    most = kept_tokens(state, asked.truncate)
+async def _by_vectors(model: ServedModel, asked: TextsToScore) -> Scores:
+    most = kept_tokens(model, asked.truncate)
     prompts: list[EncodedPrompt] = []
     for texts, param in ((asked.first, asked.first_param), (asked.second, asked.second_param)):
-        prompts += await encode_prompts(state, list(texts), param, add_special_tokens=True, n=1, most=most)
+        prompts += await encode_prompts(model, list(texts), param, add_special_tokens=True, n=1, most=most)
         check_prompt_tokens(sum(len(prompt.ids) for prompt in prompts), param)
-    found = await pool_texts(state, prompts, asked.priority)
+    found = await pool_texts(model, prompts, asked.priority)
     first, second = found.vectors[: len(asked.first)], found.vectors[len(asked.first) :]
     pairs = _pairs(first, second)
-    values = await state.text_work.run(lambda: list(starmap(cosine, pairs)), sum(map(len, found.vectors)))
+    values = await model.text_work.run(lambda: list(starmap(cosine, pairs)), sum(map(len, found.vectors)))
     return Scores(values, found.prompt_tokens)
 
 
-async def _by_model(state: ServerState, asked: TextsToScore) -> Scores:
-    template = pooling_of(state).template
-    prompts = await (_in_template(state, asked, template) if template else _joined(state, asked))
-    found = await pool_texts(state, prompts, asked.priority)
+async def _by_model(model: ServedModel, asked: TextsToScore) -> Scores:
+    template = pooling_of(model).template
+    prompts = await (_in_template(model, asked, template) if template else _joined(model, asked))
+    found = await pool_texts(model, prompts, asked.priority)
     return Scores([v[0] if asked.logits else sigmoid(v[0]) for v in found.vectors], found.prompt_tokens)
 
 
-async def _in_template(state: ServerState, asked: TextsToScore, template: str) -> list[EncodedPrompt]:
+async def _in_template(model: ServedModel, asked: TextsToScore, template: str) -> list[EncodedPrompt]:
     """Pairs as texts, in which names of control tokens are what they are in conversations."""
-    most, prompts, tokens = kept_tokens(state, asked.truncate), list[EncodedPrompt](), 0
+    most, prompts, tokens = kept_tokens(model, asked.truncate), list[EncodedPrompt](), 0
     inline = sum(len(one) + len(other) for one, other in _pairs(asked.first, asked.second)) <= SHORT_TEXT
     for number, (one, other) in enumerate(_pairs(asked.first, asked.second)):
         await _take_turn(number, tokens, asked.second_param)
-        hidden = None if state.config.special_tokens_in_content else state.tokenizer.hidden_names()
+        hidden = None if model.config.special_tokens_in_content else model.tokenizer.hidden_names()
         texts = (one, other) if hidden is None else (hidden.hide(one), hidden.hide(other))
         text, behind = pair_texts(template, *texts)
         param = f"{asked.second_param}[{number}]"
         if most is None:
-            ids = await fitting_ids(state, PromptText(text + behind, hidden), param, False, inline=inline)
+            ids = await fitting_ids(model, PromptText(text + behind, hidden), param, False, inline=inline)
         else:
-            end = state.tokenizer.encode(behind, False)
+            end = model.tokenizer.encode(behind, False)
             room = max(0, most - len(end))
-            ids = await fitting_ids(state, PromptText(text, hidden), param, False, inline=inline, most=room)
+            ids = await fitting_ids(model, PromptText(text, hidden), param, False, inline=inline, most=room)
             ids = [*ids, *end][-most:]
-        check_prompt(state, ids, param)
+        check_prompt(model, ids, param)
         prompts.append(EncodedPrompt(ids))
         tokens += len(ids)
     check_prompt_tokens(tokens, asked.second_param)
     return prompts
 
 
-async def _joined(state: ServerState, asked: TextsToScore) -> list[EncodedPrompt]:
+async def _joined(model: ServedModel, asked: TextsToScore) -> list[EncodedPrompt]:
     """Pairs as the tokenizer puts them together."""
-    first = await _bare_ids(state, asked.first, asked.first_param)
-    second = await _bare_ids(state, asked.second, asked.second_param)
-    most, around = kept_tokens(state, asked.truncate), state.tokenizer.surrounding
+    first = await _bare_ids(model, asked.first, asked.first_param)
+    second = await _bare_ids(model, asked.second, asked.second_param)
+    most, around = kept_tokens(model, asked.truncate), model.tokenizer.surrounding
     prompts, tokens = list[EncodedPrompt](), 0
     for number, (one, other) in enumerate(_pairs(first, second)):
         await _take_turn(number, tokens, asked.second_param)
         ids = around.pair(one, other)
         if most is not None and (over := len(ids) - most) > 0:
             ids = around.pair(one, other[: max(0, len(other) - over)])
-        check_prompt(state, ids, f"{asked.second_param}[{number}]")
+        check_prompt(model, ids, f"{asked.second_param}[{number}]")
         prompts.append(EncodedPrompt(ids, second_from=around.second_from(one)))
         tokens += len(ids)
     check_prompt_tokens(tokens, asked.second_param)
@@ -148,8 +148,8 @@ def _pairs(first: Sequence[Item], second: Sequence[Item]) -> Iterator[tuple[Item
     return zip(list(first) * len(second) if len(first) == 1 else first, second, strict=True)
 
 
-async def _bare_ids(state: ServerState, texts: Sequence[str], param: str) -> list[list[int]]:
+async def _bare_ids(model: ServedModel, texts: Sequence[str], param: str) -> list[list[int]]:
     """The ids of texts without special tokens."""
     inline = sum(map(len, texts)) <= SHORT_TEXT
-    most = state.ready.max_model_len
-    return [await fitting_ids(state, PromptText(text), param, False, inline=inline, most=2 * most) for text in texts]
+    most = model.ready.max_model_len
+    return [await fitting_ids(model, PromptText(text), param, False, inline=inline, most=2 * most) for text in texts]

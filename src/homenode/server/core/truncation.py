@@ -9,21 +9,21 @@ from typing import Any
 from homenode.server.core.conversation import ConversationRequest, conversation_text
 from homenode.server.core.prompt_cut import room_for_answer
 from homenode.server.core.prompts import encode_chat_text
-from homenode.server.core.state import ServerState
+from homenode.server.core.served_model import ServedModel
 from homenode.server.http.failures import CONTEXT_LENGTH_EXCEEDED, ApiError
 
 Messages = Sequence[Mapping[str, Any]]
 _ALWAYS = ("system", "developer")  # roles whose messages stay
 
 
-async def truncated(state: ServerState, request: ConversationRequest) -> ConversationRequest:
+async def truncated(model: ServedModel, request: ConversationRequest) -> ConversationRequest:
     """The request itself where it fits; else without its oldest turns, so that there is room for its answer, too. The
     system messages, what the user said last and what followed last upon it stay; where these alone do not fit, nothing
     is dropped, and whoever begins the conversation cuts it or refuses it. Raises ApiError 400, and UserError as
     `begin_conversation`.
     """
-    most = state.ready.max_model_len
-    if await prompt_tokens(state, request) is not None:
+    most = model.ready.max_model_len
+    if await prompt_tokens(model, request) is not None:
         return request
     droppable = droppable_messages(request.messages)
     room = room_for_answer(request.max_tokens, most)
@@ -32,7 +32,7 @@ async def truncated(state: ServerState, request: ConversationRequest) -> Convers
         left_out = {index for unit in droppable[:dropped] for index in unit}
         kept = [message for index, message in enumerate(request.messages) if index not in left_out]
         shorter = dataclasses.replace(request, messages=kept)
-        tokens = await prompt_tokens(state, shorter)
+        tokens = await prompt_tokens(model, shorter)
         return shorter if tokens is not None and (tokens + room <= most or dropped == len(droppable)) else None
 
     low, high, found = 1, len(droppable), None  # fewer than `low` are too few
@@ -45,11 +45,11 @@ async def truncated(state: ServerState, request: ConversationRequest) -> Convers
     return found or request
 
 
-async def prompt_tokens(state: ServerState, request: ConversationRequest) -> int | None:
+async def prompt_tokens(model: ServedModel, request: ConversationRequest) -> int | None:
     """Tokens of the prompt; None where it does not fit the context. Raises as `truncated`."""
     try:
-        text = await conversation_text(state, request)
-        return len((await encode_chat_text(state, text, request.add_special_tokens, request.earlier_ids)).ids)
+        text = await conversation_text(model, request)
+        return len((await encode_chat_text(model, text, request.add_special_tokens, request.earlier_ids)).ids)
     except ApiError as error:
         if error.body.error.code != CONTEXT_LENGTH_EXCEEDED:
             raise

@@ -51,7 +51,7 @@ from homenode.model.identity import CommonIdentity, refuse_other_texts
 from homenode.model.tokenizer.config import TextConfig
 from homenode.server.doors.unix_socket import remove_socket_file
 from homenode.server.fronts.folder import MetricsFolder
-from homenode.server.fronts.messages import Begin, FromFront, KeysChanged, Prepare, Stop
+from homenode.server.fronts.messages import Begin, FromFront, FrontModel, KeysChanged, Prepare, Stop
 from homenode.server.fronts.process import FrontProcess
 from homenode.server.fronts.supervisor import FrontSupervisor
 from homenode.server.http.config import ServerConfig
@@ -136,9 +136,8 @@ class Coordinator:
         """
         self._listener = listener
         told = Progress(len(self.supervisors), progress)
-        prepare = Prepare(
-            self._server, self._text, str(self._assignments[0].config.model.path), str(self.metrics_folder.path)
-        )
+        model = FrontModel(str(self._assignments[0].config.model.path), self._text, self._server)
+        prepare = Prepare(self._server, (model,), str(self.metrics_folder.path))
         starting = [
             asyncio.ensure_future(supervisor.start(told.of(supervisor.number))) for supervisor in self.supervisors
         ]
@@ -148,7 +147,7 @@ class Coordinator:
             await asyncio.gather(fronts, *starting)
             self._ready = self._all_ready([task.result() for task in starting])
             if (identity := self._ready.identity) is not None:
-                refuse_other_texts("the API servers", prepare.model, identity.texts, self.fronts.texts)
+                refuse_other_texts("the API servers", model.path, identity.texts, self.fronts.texts)
             if on_ready is not None:
                 on_ready(self._ready)
             await self.fronts.begin()

@@ -34,6 +34,7 @@ from homenode.server.doors.certificate import Certificate
 from homenode.server.fronts.messages import (
     Begin,
     FromFront,
+    FrontModel,
     FrontReady,
     KeysChanged,
     Prepare,
@@ -52,11 +53,11 @@ _log = logging.getLogger(__name__)
 _CHUNK = 256 * 1024
 _ACCEPTED_AT_ONCE = 1  # connections, before another front has a chance
 
-Load = Callable[[Prepare], TokenizerLike]
+Load = Callable[[FrontModel], TokenizerLike]
 
 
 def main(arguments: list[str], load: Load | None = None) -> int:
-    """Answer requests until told to end; the exit code. `load` reads the vocabulary."""
+    """Answer requests until told to end; the exit code. `load` reads the vocabulary of a model."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     show_crashes()
@@ -70,8 +71,8 @@ def main(arguments: list[str], load: Load | None = None) -> int:
     return asyncio.run(_Front(control, door, listeners, descriptors[2], load or _load).run())
 
 
-def _load(prepare: Prepare) -> TokenizerLike:
-    return prepare.text.load(Path(prepare.model))
+def _load(model: FrontModel) -> TokenizerLike:
+    return model.text.load(Path(model.path))
 
 
 class SharedListener(socket.socket):
@@ -106,7 +107,7 @@ class _Front:
         try:
             prepare = await _next(messages, Prepare)
             with recorded_files() as read:
-                tokenizer = await asyncio.to_thread(self._load, prepare)
+                tokenizers = [await asyncio.to_thread(self._load, model) for model in prepare.models]
             certificate = certificate_of(prepare.server)
             self._send(Prepared(read.texts))
             begin = await _next(messages, Begin)
@@ -115,18 +116,19 @@ class _Front:
                 _log.exception("the front could not begin")
             self._send(Fatal(*in_words(error)))
             return 1
-        return await self._serve(prepare, begin, tokenizer, certificate, messages)
+        return await self._serve(prepare, begin, tokenizers, certificate, messages)
 
     async def _serve(
         self,
         prepare: Prepare,
         begin: Begin,
-        tokenizer: TokenizerLike,
+        tokenizers: Sequence[TokenizerLike],
         certificate: Certificate | None,
         messages: AsyncIterator[ToFront],
     ) -> int:
         # These import prometheus_client, for which files had to be reserved first.
         from homenode.server.app import create_app
+        from homenode.server.core.served_model import ModelParts
         from homenode.server.core.state import FrontIdentity, ServerState
 
         _keep_off_compute(begin)
@@ -134,13 +136,18 @@ class _Front:
         identity = FrontIdentity(begin.front, begin.fronts, prepare.metrics, begin.started)
         counts = KeyCounts(begin.fronts, begin.slot, self._key_counts) if self._key_counts >= 0 else None
         keys = Keyring(begin.keys, counts)
-        state = ServerState(client, tokenizer, prepare.server, identity, keys=keys)
+        clients = (client,)  # of the coordinator's engines, which are those of one model
+        parts = [
+            ModelParts(client, tokenizer, model.config)
+            for client, tokenizer, model in zip(clients, tokenizers, prepare.models, strict=True)
+        ]
+        state = ServerState(parts, prepare.server, identity, keys=keys)
         server = Server(
             uvicorn_config(create_app(state), prepare.server, backlog=_ACCEPTED_AT_ONCE),
             certificate=certificate,
         )
         ending = Ending(state, server, prepare.server.shutdown_timeout)
-        client.on_engine_lost = ending.engine_lost
+        state.watch_engines(ending.engine_lost)
         self._take_engines(client)
         listens = asyncio.Event()
         handling = asyncio.ensure_future(self._handle_messages(messages, client, keys, ending, listens))

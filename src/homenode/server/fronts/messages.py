@@ -10,19 +10,31 @@ from homenode.engine.fronts.messages import FromLinked, ToLinked
 from homenode.engine.messages import Fatal, FreeCpusChanged, Heartbeat, Ping
 from homenode.engine.router.linked_client import LinkedSettings
 from homenode.model.tokenizer.config import TextConfig
-from homenode.server.http.config import ServerConfig
+from homenode.server.http.config import ServedModelConfig, ServerConfig
 from homenode.server.keys.named_key import NamedKey
 
 
-class Prepare(msgspec.Struct, frozen=True, tag=True):
-    """First frame to a front: read the vocabulary of the model at `model`. `metrics`: the folder of what all fronts
-    count.
+class FrontModel(msgspec.Struct, frozen=True):
+    """One entry of the table of models that a front serves: where its files are, how its vocabulary is read, and how
+    it is served.
     """
 
-    server: ServerConfig
+    path: str
     text: TextConfig
-    model: str
+    config: ServedModelConfig
+
+
+class Prepare(msgspec.Struct, frozen=True, tag=True):
+    """First frame to a front: read the vocabularies of `models`. `metrics`: the folder of what all fronts count."""
+
+    server: ServerConfig
+    models: tuple[FrontModel, ...]
     metrics: str
+
+    @property
+    def paths(self) -> str:
+        """Where the models are, for messages."""
+        return ", ".join(model.path for model in self.models)
 
 
 class Begin(msgspec.Struct, frozen=True, tag=True):

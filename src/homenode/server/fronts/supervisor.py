@@ -143,7 +143,7 @@ class FrontSupervisor:
             await front.start(self._program, *self._first)
             read = await asyncio.shield(front.prepared)
             self.texts = self.texts or read
-            refuse_other_texts(front.name, self._first[1].model, self.texts, read)
+            refuse_other_texts(front.name, self._first[1].paths, self.texts, read)
         except BaseException:
             front.kill()
             await front.close()

@@ -137,20 +137,14 @@ class HttpConfig:
 
 
 @dataclass(frozen=True)
-class ServerConfig(HttpConfig):
-    """What the server of a model can be told besides."""
+class ServedModelConfig:
+    """What the server can be told of one model: its names, and how its answers are made."""
 
     served_model_name: tuple[str, ...] = option(
         (),
         "Names clients may give for the model, separated by commas; the first is the one in answers. Default: the "
         "model's own.",
         parse=_names,
-    )
-    api_server_count: int | None = option(
-        None,
-        "Processes that answer HTTP and turn text into tokens, on the one port. Default: --data-parallel-size.",
-        minimum=1,
-        maximum=1024,
     )
     special_tokens_in_content: bool = option(
         True,
@@ -173,11 +167,6 @@ class ServerConfig(HttpConfig):
         "wrote them.",
         choices=("auto", "none"),
     )
-    strict_requests: bool = option(
-        False,
-        "Refuse requests with fields that are not known, instead of ignoring these and naming them in the header "
-        "x-homenode-ignored.",
-    )
     generation_config: str = option(
         "auto",
         "Where sampling parameters a request leaves open come from; auto is the model's generation_config.json, "
@@ -185,6 +174,23 @@ class ServerConfig(HttpConfig):
         choices=("auto", "none"),
     )
     max_sequences_per_request: int = option(2048, "Most sequences (prompts times n) in one HTTP request.", minimum=1)
+
+
+@dataclass(frozen=True)
+class ServerConfig(ServedModelConfig, HttpConfig):
+    """What the server of a model can be told: of itself, and of the model."""
+
+    api_server_count: int | None = option(
+        None,
+        "Processes that answer HTTP and turn text into tokens, on the one port. Default: --data-parallel-size.",
+        minimum=1,
+        maximum=1024,
+    )
+    strict_requests: bool = option(
+        False,
+        "Refuse requests with fields that are not known, instead of ignoring these and naming them in the header "
+        "x-homenode-ignored.",
+    )
     sse_keep_alive: float = option(
         15.0, "A comment line is sent on a stream that was silent this long. 0: never.", parse=parse_seconds, minimum=0
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import Counter as Counts
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -200,12 +201,7 @@ class _EngineCollector(Collector):
         counts = Counts(self._refused())
         for now in parts:
             counts.update(now.rejected)
-        refused = CounterMetricFamily(
-            "homenode:admission_rejections", "Requests turned away.", labels=("model_name", "reason")
-        )
-        for reason in sorted(counts):
-            refused.add_metric((self._model, reason), counts[reason])
-        return refused
+        return _rejections(self._model, counts)
 
     def _lives(self, names: tuple[str, ...]) -> Iterator[Metric]:
         """Which of several engines are there, and what became of the others; nothing where there is one."""
@@ -225,6 +221,15 @@ class _EngineCollector(Collector):
             restarts.add_metric((self._model, *values), engine.restarts)
             moved.add_metric((self._model, *values), engine.moved)
         yield from (states, restarts, moved)
+
+
+def _rejections(model: str, counts: Mapping[str, int]) -> Metric:
+    refused = CounterMetricFamily(
+        "homenode:admission_rejections", "Requests turned away.", labels=("model_name", "reason")
+    )
+    for reason in sorted(counts):
+        refused.add_metric((model, reason), counts[reason])
+    return refused
 
 
 def _start_phases(model: str, of_engine: object) -> Iterator[Metric]:
@@ -298,35 +303,65 @@ class _Shared:
         return self._fronts.refused()
 
 
-class Metrics:
-    """The metrics of one application."""
+class _AllModels(Collector):
+    """The collectors of all models as one: a family of figures has the series of every model."""
 
-    def __init__(
-        self, model: str, client: EngineClient, folder: str | None = None, keys: Keyring | None = None
-    ) -> None:
-        """`folder`: where prometheus_client keeps what several fronts count; None where there is one. `keys`: whose use
-        is shown.
+    def __init__(self) -> None:
+        self.collectors: list[Collector] = []
+
+    def collect(self) -> Iterator[Metric]:
+        families: dict[str, Metric] = {}
+        for family in chain.from_iterable(collector.collect() for collector in self.collectors):
+            if (known := families.setdefault(family.name, family)) is not family:
+                known.samples += family.samples
+        yield from families.values()
+
+
+class _ServerRefusals(Collector):
+    """Requests that the fronts of several models turned away before they knew which model was asked for."""
+
+    def __init__(self, refused: Callable[[], Mapping[str, int]]) -> None:
+        self._refused = refused
+
+    def collect(self) -> Iterator[Metric]:
+        yield _rejections("", self._refused())
+
+
+class Metrics:
+    """The metrics of one application: those of each of its models, and of what is no model's."""
+
+    def __init__(self, model: str, folder: str | None = None, keys: Keyring | None = None) -> None:
+        """`model`: the name of the only model, which is the label of what is no model's as well; empty where there are
+        several. `folder`: where prometheus_client keeps what several fronts count; None where there is one. `keys`:
+        whose use is shown.
         """
         self._model = model
         self._counted = _Alone() if folder is None else _Shared(folder)
         self._registry, self._own = self._counted.registry, self._counted.own
-        self._registry.register(_EngineCollector(model, client, self._counted.all_refused))
+        self._models = _AllModels()
+        if not model:
+            self._models.collectors.append(_ServerRefusals(self._counted.all_refused))
+        self._registry.register(self._models)
         if keys is not None:
             self._registry.register(KeyMetrics(keys, "homenode:", ("model_name",), (model,)))
-        self._first_token = self._histogram(
-            "time_to_first_token_seconds", "From arrival to the first token.", _FIRST_TOKEN
+        self._times = (
+            self._histogram("request_queue_time_seconds", "From arrival to the engine.", _FIRST_TOKEN),
+            self._histogram("time_to_first_token_seconds", "From arrival to the first token.", _FIRST_TOKEN),
+            self._histogram("inter_token_latency_seconds", "From one token to the next.", _BETWEEN_TOKENS),
+            self._histogram("e2e_request_latency_seconds", "From arrival to the last token.", _WHOLE_REQUEST),
         )
-        self._between = self._histogram("inter_token_latency_seconds", "From one token to the next.", _BETWEEN_TOKENS)
-        self._queue = self._histogram("request_queue_time_seconds", "From arrival to the engine.", _FIRST_TOKEN)
-        self._whole = self._histogram("e2e_request_latency_seconds", "From arrival to the last token.", _WHOLE_REQUEST)
         self._finished = Counter(
             "homenode:request_success",
             "Sequences finished, by reason.",
             ("model_name", "finished_reason"),
             registry=self._own,
         )
-        for reason in ("stop", "length", "abort", "error"):
-            self._finished.labels(model, reason)
+
+    def add_model(self, name: str, client: EngineClient) -> ModelMetrics:
+        """The metrics of one more model, which a scrape shows from now on under this name."""
+        of_fronts = self._counted.all_refused if name == self._model else dict[str, int]
+        self._models.collectors.append(_EngineCollector(name, client, of_fronts))
+        return ModelMetrics(name, [times.labels(name) for times in self._times], self._finished)
 
     def front_begins(self, replaces: bool) -> None:
         """Where there are several fronts: this is one of them, and `replaces` one that was lost."""
@@ -339,24 +374,26 @@ class Metrics:
         """Count a request the front itself turned away."""
         self._counted.refuse(reason)
 
-    def recorder(self) -> Recorder:
-        """A stopwatch for one sequence, started now."""
-        return Recorder(
-            self._queue,
-            self._first_token,
-            self._between,
-            self._whole,
-            lambda reason: self._finished.labels(self._model, reason).inc(),
-        )
-
     def render(self) -> bytes:
         """The text for a Prometheus scrape."""
         return generate_latest(self._registry)
 
     def _histogram(self, name: str, help: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(f"homenode:{name}", help, ("model_name",), buckets=buckets, registry=self._own).labels(
-            self._model
-        )
+        return Histogram(f"homenode:{name}", help, ("model_name",), buckets=buckets, registry=self._own)
+
+
+class ModelMetrics:
+    """What the front counts and times of one model."""
+
+    def __init__(self, model: str, times: Sequence[Histogram], finished: Counter) -> None:
+        """`times`: of this model, in the order in which `Recorder` takes them. `finished`: of all models."""
+        self._times = times
+        self._finished = {reason: finished.labels(model, reason) for reason in ("stop", "length", "abort", "error")}
+
+    def recorder(self) -> Recorder:
+        """A stopwatch for one sequence, started now."""
+        queue, first_token, between, whole = self._times
+        return Recorder(queue, first_token, between, whole, lambda reason: self._finished[reason].inc())
 
 
 class Recorder:

@@ -17,12 +17,14 @@ from homenode.server.core.answer import respond_conversation
 from homenode.server.core.api import POST_FAILURES, Api, Operation
 from homenode.server.core.conversation import ConversationRequest, begin_conversation, conversation_text
 from homenode.server.core.kv_transfer import kv_transfer_of
+from homenode.server.core.model_table import read_for_model
 from homenode.server.core.pooling import generates
 from homenode.server.core.prompts import encode_chat_text
+from homenode.server.core.served_model import ServedModel
 from homenode.server.core.state import ServerState
 from homenode.server.http.decoding import decode_as
 from homenode.server.http.endpoint import json_response
-from homenode.server.http.exchange import beside_loop, read_json, unless_gone_early
+from homenode.server.http.exchange import beside_loop, unless_gone_early
 from homenode.server.http.ignored import note_ignored, note_left_out
 from homenode.server.http.sse import EVENTS
 
@@ -39,13 +41,12 @@ _decode_count = decode_as(MessagesCountRequest, HINTS)
 
 async def messages(state: ServerState, request: Request) -> Response:
     """Answer a conversation."""
-    body = await read_json(state, request, _decode)
-    model = state.model(body.model)
+    body, model = await read_for_model(state, request, _decode)
     note = partial(note_ignored, request)
     asked = await beside_loop(request, lambda: answer_request(body, state.thought_seal, note))
-    conversation = await unless_gone_early(request, begin_conversation(state, asked))
+    conversation = await unless_gone_early(request, begin_conversation(model, asked))
     seal = None if shows_thoughts(body.thinking) else state.thought_seal.seal
-    answer = MessagesFormat(model, conversation, seal, cached_apart=body.marks_cache())
+    answer = MessagesFormat(model.answer_name(body.model), conversation, seal, cached_apart=body.marks_cache())
     return await respond_conversation(
         state, request, conversation, answer, stream=bool(body.stream), form=EVENTS._replace(keep_alive=PING)
     )
@@ -53,20 +54,19 @@ async def messages(state: ServerState, request: Request) -> Response:
 
 async def count_tokens(state: ServerState, request: Request) -> Response:
     """How many tokens the prompt of a request has."""
-    body = await read_json(state, request, _decode_count)
-    state.model(body.model)
+    body, model = await read_for_model(state, request, _decode_count)
     note = partial(note_ignored, request)
     asked = await beside_loop(request, lambda: prompt_request(body, state.thought_seal, note))
-    count = await unless_gone_early(request, _count(state, request, asked))
+    count = await unless_gone_early(request, _count(model, request, asked))
     # What the request itself would be refused for is refused here, too.
-    kv_transfer_of(state, body.kv_transfer_params, prompts=1, tokens=count, single=True)
+    kv_transfer_of(model, body.kv_transfer_params, prompts=1, tokens=count, single=True)
     return json_response(MessagesCount(count))
 
 
-async def _count(state: ServerState, request: Request, asked: ConversationRequest) -> int:
-    text = await conversation_text(state, asked)
+async def _count(model: ServedModel, request: Request, asked: ConversationRequest) -> int:
+    text = await conversation_text(model, asked)
     note_left_out(request, text.left_out)
-    return len((await encode_chat_text(state, text, asked.add_special_tokens)).ids)
+    return len((await encode_chat_text(model, text, asked.add_special_tokens)).ids)
 
 
 API = Api(

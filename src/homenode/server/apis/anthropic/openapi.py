@@ -24,7 +24,7 @@ def tighten(components: dict[str, Any], state: ServerState) -> None:
     for kind in (MessagesRequest, MessagesCountRequest):
         _tighten_request(components[kind.__name__], state)
     stop_tokens = components[MessagesRequest.__name__]["properties"]["stop_token_ids"]["anyOf"][0]
-    stop_tokens["items"] = {"type": "integer", "minimum": 0, "maximum": state.ready.vocab_size - 1}
+    stop_tokens["items"] = {"type": "integer", "minimum": 0, "maximum": state.limits.vocab_size - 1}
     components[MessagesBlock.__name__]["allOf"] = [
         {"if": {"properties": {"type": {"const": kind}}}, "then": _having(*names)}
         for kind, names in NEEDED_FIELDS.items()
@@ -37,7 +37,7 @@ def tighten(components: dict[str, Any], state: ServerState) -> None:
 
 def _tighten_request(schema: dict[str, Any], state: ServerState) -> None:
     fields = schema["properties"]
-    fields["model"] = {"anyOf": [{"enum": list(state.models)}, {"type": "null"}], "default": None}
+    fields["model"] = {"anyOf": [{"enum": list(state.limits.names)}, {"type": "null"}], "default": None}
     fields["chat_template_kwargs"]["anyOf"][0]["propertyNames"] = {"not": {"enum": _OF_TEMPLATES}}
     free = {"properties": {"tool_choice": {"properties": {"type": {"enum": ["auto", "none"]}}}}}
     some = {"properties": {"tools": {"type": "array", "contains": _having("input_schema")}}, "required": ["tools"]}

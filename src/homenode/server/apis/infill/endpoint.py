@@ -18,15 +18,17 @@ from homenode.server.core.answer import told_usage
 from homenode.server.core.api import POST_FAILURES, Api, Operation
 from homenode.server.core.fill_in_middle import middle_prompt, middle_tokens_of
 from homenode.server.core.generation import Generation
+from homenode.server.core.model_table import read_for_model
 from homenode.server.core.pooling import generates
 from homenode.server.core.prompts import EncodedPrompt
 from homenode.server.core.request import GenerationRequest, begin, check_limits
+from homenode.server.core.served_model import ServedModel
 from homenode.server.core.setting_fields import given_settings
 from homenode.server.core.state import ServerState
 from homenode.server.core.text_work import SHORT_TEXT, memory_of
 from homenode.server.http.decoding import decode_as
 from homenode.server.http.endpoint import json_response
-from homenode.server.http.exchange import read_json, unless_gone, unless_gone_early
+from homenode.server.http.exchange import unless_gone, unless_gone_early
 from homenode.server.http.failures import CONTEXT_LENGTH_EXCEEDED, ApiError
 from homenode.server.http.sse import EventStream
 from homenode.server.keys.told_usage import USAGE_HEADER
@@ -57,15 +59,16 @@ class InfillAnswer(msgspec.Struct, kw_only=True):
 
 async def infill(state: ServerState, request: Request) -> Response:
     """Fill in the middle."""
-    body = await read_json(state, request, _decode)
-    model, tokens = state.model(body.model), middle_tokens_of(state, "input_prefix")
-    prompt, truncated = await unless_gone_early(request, _prompt(state, body, tokens))
-    generation = await _begin(state, body, prompt, tokens)
+    body, model = await read_for_model(state, request, _decode)
+    tokens = middle_tokens_of(model, "input_prefix")
+    prompt, truncated = await unless_gone_early(request, _prompt(model, body, tokens))
+    generation = await _begin(model, body, prompt, tokens)
     limit = body.t_max_predict_ms
     middle = InfillText(body.n_indent or 0, None if limit is None or limit <= 0 else limit / 1000)
+    name = model.answer_name(body.model)
 
     def answer(content: str) -> Any:
-        return _selected(_answer(generation, middle, content, model, truncated), body.response_fields)
+        return _selected(_answer(generation, middle, content, name, truncated), body.response_fields)
 
     tells = USAGE_HEADER in request.headers
     if body.stream:
@@ -79,20 +82,20 @@ async def infill(state: ServerState, request: Request) -> Response:
 
 
 async def _begin(
-    state: ServerState, body: InfillRequest, prompt: EncodedPrompt, tokens: FillInMiddleTokens
+    model: ServedModel, body: InfillRequest, prompt: EncodedPrompt, tokens: FillInMiddleTokens
 ) -> Generation:
     given = given_settings(body)
     if body.repeat_penalty is not None:
         given.setdefault("repetition_penalty", body.repeat_penalty)
-    ends = tuple(token for token in tokens.ends if token < state.ready.vocab_size)
+    ends = tuple(token for token in tokens.ends if token < model.ready.vocab_size)
     sampling = SamplingParams(
         seed=body.seed, stop=[text for text in body.stop or () if text], stop_token_ids=ends, **given
     )
-    check_limits(state, 1, sampling)
+    check_limits(model, 1, sampling)
     most = body.most_tokens
     # A prompt alone is computed with one token, which nobody sees.
     return await begin(
-        state,
+        model,
         GenerationRequest(
             prompts=[prompt],
             sampling=sampling,
@@ -104,18 +107,18 @@ async def _begin(
     )
 
 
-async def _prompt(state: ServerState, body: InfillRequest, tokens: FillInMiddleTokens) -> tuple[EncodedPrompt, bool]:
+async def _prompt(model: ServedModel, body: InfillRequest, tokens: FillInMiddleTokens) -> tuple[EncodedPrompt, bool]:
     """The prompt, and whether something was left out of it: the end of what comes after, the beginning of what comes
     before, and other files, where all of it does not fit.
     """
-    longest = state.ready.max_model_len
+    longest = model.ready.max_model_len
     kept = longest * _CHARACTERS_A_TOKEN
     extras = list(body.input_extra or ())
     texts = [body.input_prefix[-kept:], body.input_suffix[:kept], (body.prompt or "")[-kept:]]
     size = sum(map(memory_of, [*texts, *(extra.text for extra in extras)]))
-    async with state.text_work.reserve(size):
+    async with model.text_work.reserve(size):
         inline = 0 if size <= SHORT_TEXT else None
-        before, after, begun = await state.text_work.run(lambda: [_ids(state, text) for text in texts], inline)
+        before, after, begun = await model.text_work.run(lambda: [_ids(model, text) for text in texts], inline)
         room = longest - len(begun) - 8 - min(body.most_tokens or 0, longest // 4)
         if room < 2:
             text = (
@@ -126,41 +129,41 @@ async def _prompt(state: ServerState, body: InfillRequest, tokens: FillInMiddleT
             raise ApiError(400, text, param="prompt", code=CONTEXT_LENGTH_EXCEEDED)
         of_after = min(len(after), max(room // 4, room - len(before)))
         of_before = min(len(before), room - of_after)
-        context = await state.text_work.run(
-            lambda: _context(state, extras, tokens, room - of_before - of_after, kept), inline
+        context = await model.text_work.run(
+            lambda: _context(model, extras, tokens, room - of_before - of_after, kept), inline
         )
     truncated = of_before < len(before) or of_after < len(after) or len(texts[0]) < len(body.input_prefix)
     cut = before[len(before) - of_before :]
-    prompt = middle_prompt(state, tokens, cut, after[:of_after], context=context, begun=begun, param="input_prefix")
+    prompt = middle_prompt(model, tokens, cut, after[:of_after], context=context, begun=begun, param="input_prefix")
     return prompt, truncated
 
 
 def _context(
-    state: ServerState, extras: list[InfillExtra], tokens: FillInMiddleTokens, room: int, kept: int
+    model: ServedModel, extras: list[InfillExtra], tokens: FillInMiddleTokens, room: int, kept: int
 ) -> list[int]:
     """Pieces of other files, the last of them nearest to the file, as many as there is room for."""
     if not extras:
         return []
     found: list[list[int]] = []
-    head = [] if tokens.repository is None else [tokens.repository, *_ids(state, _PROJECT)]
+    head = [] if tokens.repository is None else [tokens.repository, *_ids(model, _PROJECT)]
     room -= len(head)
     for extra in reversed(extras):
         if tokens.file is None:
-            piece = _ids(state, f"{_SNIPPET}{extra.text[:kept]}\n")
+            piece = _ids(model, f"{_SNIPPET}{extra.text[:kept]}\n")
         else:
-            piece = [tokens.file, *_ids(state, f"{extra.filename[:1000]}\n{extra.text[:kept]}\n")]
+            piece = [tokens.file, *_ids(model, f"{extra.filename[:1000]}\n{extra.text[:kept]}\n")]
         if len(piece) > room:
             break
         room -= len(piece)
         found.append(piece)
     if not found:
         return []
-    own = [] if tokens.file is None else [tokens.file, *_ids(state, "filename\n")]
+    own = [] if tokens.file is None else [tokens.file, *_ids(model, "filename\n")]
     return [*head, *(token for piece in reversed(found) for token in piece), *(own if len(own) <= room else [])]
 
 
-def _ids(state: ServerState, text: str) -> list[int]:
-    return state.tokenizer.encode(text, False) if text else []
+def _ids(model: ServedModel, text: str) -> list[int]:
+    return model.tokenizer.encode(text, False) if text else []
 
 
 async def _whole(generation: Generation, middle: InfillText) -> None:
@@ -242,7 +245,7 @@ API = Api(
             streams=InfillAnswer,
             failures=POST_FAILURES,
             admits=True,
-            documented=lambda state: generates(state) and state.tokenizer.fill_in_middle is not None,
+            documented=lambda model: generates(model) and model.tokenizer.fill_in_middle is not None,
         ),
     ),
 )

@@ -17,6 +17,7 @@ from homenode.server.core.answer import respond_conversation
 from homenode.server.core.conversation import Conversation, ConversationRequest
 from homenode.server.core.prompt_cut import PromptCut
 from homenode.server.core.prompts import check_template_values
+from homenode.server.core.served_model import ServedModel
 from homenode.server.core.state import ServerState
 from homenode.server.http.failures import ApiError
 from homenode.server.http.ignored import note_ignored
@@ -69,14 +70,14 @@ def streams(body: OllamaAsked) -> bool:
     return body.stream is not False
 
 
-def check_asked(state: ServerState, request: Request, body: OllamaAsked) -> None:
+def check_asked(model: ServedModel, request: Request, body: OllamaAsked) -> None:
     """Tell what of a request has no effect. Raises ApiError 400 for what would change the answer and cannot be done."""
     check_template_values(body.chat_template_kwargs)
     note = partial(note_ignored, request)
-    note_options(body.options or OllamaOptions(), state.ready.max_model_len, note)
+    note_options(body.options or OllamaOptions(), model.ready.max_model_len, note)
     if body.keep_alive in (0, "0", "0s"):
         note("keep_alive", "keep_alive")  # the model is never unloaded
-    if body.think and not state.formats.of(with_tools=False).has_thoughts:
+    if body.think and not model.formats.of(with_tools=False).has_thoughts:
         raise _unsupported("think", f'"{body.model[:200]}" does not support thinking')
     if body.top_logprobs and not body.logprobs:
         raise ApiError(400, "`top_logprobs` needs `logprobs`: true", param="top_logprobs", code="invalid_value")
@@ -90,6 +91,7 @@ def refuse(value: object, field: str, remedy: str) -> None:
 
 async def answered(
     state: ServerState,
+    model: ServedModel,
     request: Request,
     body: OllamaAsked,
     conversation: Conversation,
@@ -99,7 +101,7 @@ async def answered(
 ) -> Response:
     """The response to a request whose generation is ready to begin. `context`: it shows the conversation's tokens."""
     shows = {"logprobs": bool(body.logprobs), "context": context}
-    answer = OllamaFormat(body.model, conversation, state.tokenizer, line_of, **shows)
+    answer = OllamaFormat(body.model, conversation, model.tokenizer, line_of, **shows)
     return await respond_conversation(state, request, conversation, answer, stream=streams(body), form=LINES)
 
 

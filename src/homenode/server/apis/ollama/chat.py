@@ -13,14 +13,16 @@ from homenode.chat.sent_texts import SentText
 from homenode.server.apis.ollama.answer import chat_line, loaded
 from homenode.server.apis.ollama.asked import answered, check_asked, conversation_request, prompt_cut
 from homenode.server.apis.ollama.history import ends_open, template_messages
-from homenode.server.apis.ollama.names import check_name
+from homenode.server.apis.ollama.names import TAG
 from homenode.server.apis.ollama.request import HINTS, OllamaChatRequest, OllamaTool
 from homenode.server.core.conversation import Conversation, ConversationRequest, begin_conversation
+from homenode.server.core.model_table import read_for_model
+from homenode.server.core.served_model import ServedModel
 from homenode.server.core.state import ServerState
 from homenode.server.core.truncation import truncated
 from homenode.server.http.decoding import decode_as
 from homenode.server.http.endpoint import json_response
-from homenode.server.http.exchange import beside_loop, read_json, unless_gone_early
+from homenode.server.http.exchange import beside_loop, unless_gone_early
 from homenode.server.http.failures import ApiError
 from homenode.server.http.ignored import note_ignored, note_left_out
 
@@ -29,9 +31,8 @@ _decode = decode_as(OllamaChatRequest, HINTS)
 
 async def chat(state: ServerState, request: Request) -> Response:
     """Answer a conversation; without messages there is nothing to do, as the model is loaded."""
-    body = await read_json(state, request, _decode, any_type=True)
-    check_name(state, body.model)
-    check_asked(state, request, body)
+    body, model = await read_for_model(state, request, _decode, any_type=True, tag=TAG)
+    check_asked(model, request, body)
     said = body.messages
     if not said:
         return json_response(loaded(chat_line, body.model))
@@ -44,19 +45,19 @@ async def chat(state: ServerState, request: Request) -> Response:
         offer=_offer(body.tools),
         cut=prompt_cut(body, "messages"),
     )
-    conversation = await unless_gone_early(request, _begin(state, request, body, asked))
-    return await answered(state, request, body, conversation, chat_line)
+    conversation = await unless_gone_early(request, _begin(model, request, body, asked))
+    return await answered(state, model, request, body, conversation, chat_line)
 
 
 async def _begin(
-    state: ServerState, request: Request, body: OllamaChatRequest, asked: ConversationRequest
+    model: ServedModel, request: Request, body: OllamaChatRequest, asked: ConversationRequest
 ) -> Conversation:
     """Raises ApiError 400. Dropped turns are told as `messages`."""
     if body.truncate is not False:
-        whole, asked = asked, await truncated(state, asked)
+        whole, asked = asked, await truncated(model, asked)
         if asked is not whole:
             note_left_out(request, [SentText("messages", "", by_template=True)])
-    return await begin_conversation(state, asked)
+    return await begin_conversation(model, asked)
 
 
 def _offer(tools: list[OllamaTool] | None) -> ToolOffer | None:

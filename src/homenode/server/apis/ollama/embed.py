@@ -9,9 +9,10 @@ from msgspec import Meta, Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
-from homenode.server.apis.ollama.names import check_name
+from homenode.server.apis.ollama.names import TAG
 from homenode.server.apis.ollama.request import HINTS, OllamaModelName
 from homenode.server.core.api import POST_FAILURES, Operation
+from homenode.server.core.model_table import read_for_model
 from homenode.server.core.pooling import (
     PooledTexts,
     check_texts,
@@ -24,10 +25,11 @@ from homenode.server.core.pooling import (
     vectors_of,
 )
 from homenode.server.core.prompts import encode_prompts, texts_memory
+from homenode.server.core.served_model import ServedModel
 from homenode.server.core.state import ServerState
 from homenode.server.http.decoding import decode_as
 from homenode.server.http.endpoint import json_response
-from homenode.server.http.exchange import read_json, unless_gone
+from homenode.server.http.exchange import unless_gone
 from homenode.server.http.failures import ApiError
 
 
@@ -74,10 +76,9 @@ _decode_older = decode_as(OllamaEmbeddingsRequest, HINTS)
 async def embed(state: ServerState, request: Request) -> Response:
     """A vector of each text, of length 1."""
     begin = time.monotonic_ns()
-    body = await read_json(state, request, _decode, any_type=True)
-    check_name(state, body.model)
+    body, model = await read_for_model(state, request, _decode, any_type=True, tag=TAG)
     texts = [body.input] if isinstance(body.input, str) else body.input
-    pooled = _pooled(state, texts, "input", body.dimensions, truncate=body.truncate is not False)
+    pooled = _pooled(model, texts, "input", body.dimensions, truncate=body.truncate is not False)
     found = await unless_gone(request.receive, pooled)
     taken = time.monotonic_ns() - begin
 
@@ -87,31 +88,30 @@ async def embed(state: ServerState, request: Request) -> Response:
             model=body.model, embeddings=vectors, total_duration=taken, prompt_eval_count=found.prompt_tokens
         )
 
-    return await json_of(state, found, answer)
+    return await json_of(model, found, answer)
 
 
 async def embeddings(state: ServerState, request: Request) -> Response:
     """The vector of one text, as the model gives it."""
-    body = await read_json(state, request, _decode_older, any_type=True)
-    check_name(state, body.model)
+    body, model = await read_for_model(state, request, _decode_older, any_type=True, tag=TAG)
     texts = [body.prompt] if body.prompt else []
-    found = await unless_gone(request.receive, _pooled(state, texts, "prompt", None, truncate=True))
+    found = await unless_gone(request.receive, _pooled(model, texts, "prompt", None, truncate=True))
     return json_response(OllamaEmbedding(list(found.vectors[0]) if found.vectors else []))
 
 
 async def _pooled(
-    state: ServerState, texts: list[str], param: str, dimensions: int | None, *, truncate: bool
+    model: ServedModel, texts: list[str], param: str, dimensions: int | None, *, truncate: bool
 ) -> PooledTexts:
-    width = vectors_of(state).width
+    width = vectors_of(model).width
     if dimensions is not None and dimensions > width:
         text = f"`dimensions` is {dimensions}; the vectors of this model have {width}"
         raise ApiError(400, text, param="dimensions", code="invalid_value")
-    check_texts(state, len(texts), param)
-    most = kept_tokens(state, -1) if truncate else None
-    async with state.text_work.reserve(texts_memory(texts)):
-        prompts = await encode_prompts(state, texts, param, add_special_tokens=True, n=1, most=most)
-        refuse_uncounted(state, prompts, param)
-        return await pool_texts(state, prompts)
+    check_texts(model, len(texts), param)
+    most = kept_tokens(model, -1) if truncate else None
+    async with model.text_work.reserve(texts_memory(texts)):
+        prompts = await encode_prompts(model, texts, param, add_special_tokens=True, n=1, most=most)
+        refuse_uncounted(model, prompts, param)
+        return await pool_texts(model, prompts)
 
 
 OPERATIONS = tuple(

@@ -25,20 +25,22 @@ from homenode.server.apis.ollama.asked import (
 from homenode.server.apis.ollama.go_rendering import GoTemplateError
 from homenode.server.apis.ollama.go_template import GoTemplate
 from homenode.server.apis.ollama.history import refuse_images
-from homenode.server.apis.ollama.names import check_name
+from homenode.server.apis.ollama.names import TAG
 from homenode.server.apis.ollama.options import OllamaOptions
 from homenode.server.apis.ollama.request import HINTS, OllamaGenerateRequest
 from homenode.server.core.conversation import Conversation, begin_conversation, told_cut
 from homenode.server.core.fill_in_middle import encode_middles, ended_by_middle
 from homenode.server.core.grammars import grammar_of
 from homenode.server.core.message_reader import MessageReader
+from homenode.server.core.model_table import read_for_model
 from homenode.server.core.prompts import PromptText, check_token_ids, cut_prompt, fitting_ids, texts_memory
 from homenode.server.core.request import GenerationRequest, begin, check_limits
+from homenode.server.core.served_model import ServedModel
 from homenode.server.core.state import ServerState
 from homenode.server.core.text_work import SHORT_TEXT
 from homenode.server.http.decoding import decode_as
 from homenode.server.http.endpoint import json_response
-from homenode.server.http.exchange import read_json, unless_gone_early
+from homenode.server.http.exchange import unless_gone_early
 from homenode.server.http.failures import ApiError
 from homenode.server.http.ignored import note_ignored
 
@@ -47,22 +49,21 @@ _decode = decode_as(OllamaGenerateRequest, HINTS)
 
 async def generate(state: ServerState, request: Request) -> Response:
     """Answer a prompt; without one there is nothing to do, as the model is loaded."""
-    body = await read_json(state, request, _decode, any_type=True)
-    check_name(state, body.model)
-    check_asked(state, request, body)
-    if state.tokenizer.fill_in_middle is None:
+    body, model = await read_for_model(state, request, _decode, any_type=True, tag=TAG)
+    check_asked(model, request, body)
+    if model.tokenizer.fill_in_middle is None:
         refuse(body.suffix, "suffix", f'"{body.model[:200]}" does not support insert: it cannot fill in the middle')
     _check_goes_with(body)
-    check_token_ids(state, body.context or [], "context")
+    check_token_ids(model, body.context or [], "context")
     refuse_images(body.images, "images")
     if not body.prompt:
         return json_response(loaded(generate_line, body.model))
     raw = body.raw or bool(body.suffix)
     if body.suffix and body.system:
         note_ignored(request, "system", "system")
-    begun = _raw(state, body, body.prompt) if raw else _message(state, body, body.prompt)
+    begun = _raw(model, body, body.prompt) if raw else _message(model, body, body.prompt)
     conversation = await unless_gone_early(request, begun)
-    return await answered(state, request, body, conversation, generate_line, context=not raw)
+    return await answered(state, model, request, body, conversation, generate_line, context=not raw)
 
 
 def _check_goes_with(body: OllamaGenerateRequest) -> None:
@@ -74,10 +75,10 @@ def _check_goes_with(body: OllamaGenerateRequest) -> None:
             refuse(name, name, "`suffix` does not go with `template` and `context`")
 
 
-async def _message(state: ServerState, body: OllamaGenerateRequest, prompt: str) -> Conversation:
+async def _message(model: ServedModel, body: OllamaGenerateRequest, prompt: str) -> Conversation:
     messages = [{"role": "system", "content": body.system}] if body.system else []
     messages.append({"role": "user", "content": prompt})
-    text = await asyncio.to_thread(lambda: _templated(state, body, messages)) if body.template else None
+    text = await asyncio.to_thread(lambda: _templated(model, body, messages)) if body.template else None
     asked = conversation_request(
         body,
         messages=messages,
@@ -87,12 +88,12 @@ async def _message(state: ServerState, body: OllamaGenerateRequest, prompt: str)
         token_ids=True,
         cut=prompt_cut(body, "prompt"),
     )
-    return await begin_conversation(state, asked)
+    return await begin_conversation(model, asked)
 
 
-def _templated(state: ServerState, body: OllamaGenerateRequest, messages: list[dict[str, Any]]) -> PromptText:
+def _templated(model: ServedModel, body: OllamaGenerateRequest, messages: list[dict[str, Any]]) -> PromptText:
     """What the request's own template makes of the messages. Raises ApiError 400."""
-    hidden = None if state.config.special_tokens_in_content else state.tokenizer.hidden_names()
+    hidden = None if model.config.special_tokens_in_content else model.tokenizer.hidden_names()
     said = {message["role"]: message["content"] for message in messages}
     if hidden is not None:
         said = hidden.hide(said)
@@ -113,25 +114,25 @@ def _templated(state: ServerState, body: OllamaGenerateRequest, messages: list[d
     return PromptText(text, hidden)
 
 
-async def _raw(state: ServerState, body: OllamaGenerateRequest, prompt: str) -> Conversation:
+async def _raw(model: ServedModel, body: OllamaGenerateRequest, prompt: str) -> Conversation:
     """The prompt as the model sees it, or what comes before a middle; all that it writes is the response."""
     sampling = sampling_of(body)
     not_kept: Sequence[FieldPath] = ()
     if (output := output_of(body)) is not None:
-        grammar = await grammar_of(state, output, "format")
+        grammar = await grammar_of(model, output, "format")
         sampling, not_kept = msgspec.structs.replace(sampling, grammar=grammar.text), grammar.left_out
-    check_limits(state, 1, sampling)
+    check_limits(model, 1, sampling)
     cut, max_tokens = prompt_cut(body, "prompt"), (body.options or OllamaOptions()).max_tokens
-    async with state.text_work.reserve(texts_memory([prompt, body.suffix or ""])):
+    async with model.text_work.reserve(texts_memory([prompt, body.suffix or ""])):
         if body.suffix:
-            prompts = await encode_middles(state, [prompt], body.suffix, cut=cut, max_tokens=max_tokens)
-            sampling = ended_by_middle(state, sampling)
+            prompts = await encode_middles(model, [prompt], body.suffix, cut=cut, max_tokens=max_tokens)
+            sampling = ended_by_middle(model, sampling)
         else:
             inline = len(prompt) <= SHORT_TEXT
-            ids = await fitting_ids(state, PromptText(prompt), "prompt", True, inline=inline, cut=cut)
-            prompts = [cut_prompt(state, ids, "prompt", cut, max_tokens)]
+            ids = await fitting_ids(model, PromptText(prompt), "prompt", True, inline=inline, cut=cut)
+            prompts = [cut_prompt(model, ids, "prompt", cut, max_tokens)]
     generation = await begin(
-        state,
+        model,
         GenerationRequest(
             prompts=prompts,
             sampling=sampling,

@@ -11,8 +11,9 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
-from homenode.server.apis.ollama.names import check_name, tagged
+from homenode.server.apis.ollama.names import TAG, tagged
 from homenode.server.apis.ollama.request import HINTS, OllamaShowRequest
+from homenode.server.core.served_model import ServedModel
 from homenode.server.core.state import ServerState
 from homenode.server.http.decoding import decode_as
 from homenode.server.http.endpoint import json_response
@@ -96,15 +97,16 @@ _decode_show = decode_as(OllamaShowRequest, HINTS)
 
 
 async def tags(state: ServerState, request: Request) -> Response:
-    """Every name the model answers to."""
-    facts = ModelFacts(state)
-    return json_response(OllamaModels([facts.listed(name) for name in state.models]))
+    """Every name that a model answers to."""
+    return json_response(
+        OllamaModels([ModelFacts(model).listed(name) for model in state.models for name in model.names])
+    )
 
 
 async def ps(state: ServerState, request: Request) -> Response:
     """The same: all that can be asked for is loaded."""
-    facts = ModelFacts(state)
-    return json_response(OllamaRunningModels([facts.running(name) for name in state.models]))
+    running = [ModelFacts(model).running(name) for model in state.models for name in model.names]
+    return json_response(OllamaRunningModels(running))
 
 
 async def show(state: ServerState, request: Request) -> Response:
@@ -113,7 +115,8 @@ async def show(state: ServerState, request: Request) -> Response:
     name = body.model or body.name
     if not name:
         raise ApiError(400, "the required field `model` is missing", param="model", code="missing_required_parameter")
-    return json_response(ModelFacts(state).shown(check_name(state, name)))
+    model = state.models.find(name, TAG)
+    return json_response(ModelFacts(model).shown(name if name in model.names else name.removesuffix(TAG)))
 
 
 async def version(state: ServerState, request: Request) -> Response:
@@ -121,16 +124,16 @@ async def version(state: ServerState, request: Request) -> Response:
     return json_response(OllamaVersion(_API_VERSION))
 
 
-def capabilities(state: ServerState) -> list[str]:
-    """What the served model can do, in Ollama's words."""
-    if state.ready.pooling is not None:
-        return [] if state.ready.pooling.labels else ["embedding"]
+def capabilities(model: ServedModel) -> list[str]:
+    """What the model can do, in Ollama's words."""
+    if model.ready.pooling is not None:
+        return [] if model.ready.pooling.labels else ["embedding"]
     found = ["completion"]
-    if state.tokenizer.has_chat_template:
+    if model.tokenizer.has_chat_template:
         found.append("tools")
-    if state.formats.of(with_tools=False).has_thoughts:
+    if model.formats.of(with_tools=False).has_thoughts:
         found.append("thinking")
-    if state.tokenizer.fill_in_middle is not None:
+    if model.tokenizer.fill_in_middle is not None:
         found.append("insert")
     return found
 
@@ -138,11 +141,11 @@ def capabilities(state: ServerState) -> list[str]:
 class ModelFacts:
     """What the engine told of the model, as this API says it."""
 
-    def __init__(self, state: ServerState) -> None:
-        self._state = state
-        told = state.ready.details.get("model")
+    def __init__(self, model: ServedModel) -> None:
+        self._model = model
+        told = model.ready.details.get("model")
         self._told: dict[str, Any] = told if isinstance(told, dict) else {}
-        self._family = str(state.ready.details.get("architecture", "unknown"))
+        self._family = str(model.ready.details.get("architecture", "unknown"))
 
     def listed(self, name: str) -> OllamaListed:
         """An entry of /api/tags."""
@@ -164,31 +167,31 @@ class ModelFacts:
             digest=self._digest,
             details=self._details,
             expires_at=_time(_NEVER),
-            context_length=self._state.ready.max_model_len,
+            context_length=self._model.ready.max_model_len,
         )
 
     def shown(self, name: str) -> OllamaShown:
         """The answer of /api/show."""
         return OllamaShown(
             modelfile=f"FROM {tagged(name)}\n",
-            parameters="\n".join(f"{key} {value}" for key, value in self._state.ready.sampling_defaults.items()),
-            template=self._state.tokenizer.template_source() or "",
+            parameters="\n".join(f"{key} {value}" for key, value in self._model.ready.sampling_defaults.items()),
+            template=self._model.tokenizer.template_source() or "",
             details=self._details,
             model_info=self._info(name),
-            capabilities=capabilities(self._state),
+            capabilities=capabilities(self._model),
             modified_at=self._modified,
         )
 
     def _info(self, name: str) -> dict[str, Any]:
         """The context is what this server takes; the model's own may be longer."""
         figures = {
-            "context_length": self._state.ready.max_model_len,
+            "context_length": self._model.ready.max_model_len,
             "embedding_length": self._told.get("hidden_size"),
             "block_count": self._told.get("layers"),
             "feed_forward_length": self._told.get("intermediate_size"),
             "attention.head_count": self._told.get("heads"),
             "attention.head_count_kv": self._told.get("kv_heads"),
-            "vocab_size": self._state.ready.vocab_size,
+            "vocab_size": self._model.ready.vocab_size,
         }
         return {
             "general.architecture": self._family,
@@ -213,7 +216,7 @@ class ModelFacts:
 
     @property
     def _digest(self) -> str:
-        facts = msgspec.json.encode([self._state.ready.model, self._family, self._told], order="sorted")
+        facts = msgspec.json.encode([self._model.ready.model, self._family, self._told], order="sorted")
         return hashlib.sha256(facts).hexdigest()
 
 

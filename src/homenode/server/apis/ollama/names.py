@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-from homenode.server.core.state import ServerState
-
-_TAG = ":latest"
-
-
-def check_name(state: ServerState, name: str) -> str:
-    """The name of the served model that `name` means, with or without the tag. Raises ApiError 404."""
-    return state.model(name if name in state.models else name.removesuffix(_TAG))
+TAG = ":latest"
 
 
 def tagged(name: str) -> str:
     """The name with a tag."""
-    return name if ":" in name else name + _TAG
+    return name if ":" in name else name + TAG

@@ -7,7 +7,6 @@ from __future__ import annotations
 from typing import Any
 
 from homenode.server.apis.ollama.embed import OllamaEmbeddingsRequest, OllamaEmbedRequest
-from homenode.server.apis.ollama.models import capabilities
 from homenode.server.apis.ollama.names import tagged
 from homenode.server.apis.ollama.request import (
     OllamaChatRequest,
@@ -24,16 +23,16 @@ _OF_TEMPLATES = ["messages", "tools", "add_generation_prompt", "continue_final_m
 
 def tighten(components: dict[str, Any], state: ServerState) -> None:
     """Adds to the schemas, by type name."""
-    names = list(dict.fromkeys((*state.models, *map(tagged, state.models))))
+    names = list(dict.fromkeys((*state.limits.names, *map(tagged, state.limits.names))))
     for kind in (OllamaChatRequest, OllamaGenerateRequest):
-        _tighten_asked(components[kind.__name__], names, thinks="thinking" in capabilities(state))
+        _tighten_asked(components[kind.__name__], names, thinks=state.limits.has_thoughts)
     _tighten_generate(components[OllamaGenerateRequest.__name__], state)
     components[OllamaMessage.__name__]["properties"]["images"] = _NONE
     for name in (OllamaEmbedRequest.__name__, OllamaEmbeddingsRequest.__name__):
         components[name]["properties"]["model"] = {"enum": names}
-    if state.ready.pooling is not None:
+    if state.limits.vector_width is not None:
         dimensions = components[OllamaEmbedRequest.__name__]["properties"]["dimensions"]
-        dimensions["anyOf"][0]["maximum"] = state.ready.pooling.width
+        dimensions["anyOf"][0]["maximum"] = state.limits.vector_width
     show = components[OllamaShowRequest.__name__]
     either: dict[str, Any] = {"enum": names}
     show["properties"] |= {name: {"anyOf": [either, {"type": "null"}], "default": None} for name in ("model", "name")}
@@ -43,8 +42,8 @@ def tighten(components: dict[str, Any], state: ServerState) -> None:
 def _tighten_generate(schema: dict[str, Any], state: ServerState) -> None:
     fields = schema["properties"]
     fields["images"] = _NONE
-    fields["context"]["anyOf"][0]["items"]["maximum"] = state.ready.vocab_size - 1
-    if "insert" not in capabilities(state):
+    fields["context"]["anyOf"][0]["items"]["maximum"] = state.limits.vocab_size - 1
+    if not state.limits.fills_middle:
         fields["suffix"] = _EMPTY
     for own, others in (("raw", ("template", "system", "context")), ("suffix", ("template", "context"))):
         without = {"properties": {own: {"enum": [False, None, ""]}}}

@@ -1,4 +1,4 @@
-"""GET /v1/models: the names that the served model answers to."""
+"""GET /v1/models: the names that the served models answer to."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from homenode.server.core.api import Api, Operation
+from homenode.server.core.served_model import ServedModel
 from homenode.server.core.state import ServerState
 from homenode.server.http.endpoint import json_response
 
@@ -41,28 +42,31 @@ class ModelList(Struct, kw_only=True):
 
 
 async def models(state: ServerState, request: Request) -> Response:
-    """Every name the model answers to."""
+    """Every name that a model answers to."""
     return json_response(
         ModelList(
-            data=[_model(state, name) for name in state.models], first_id=state.models[0], last_id=state.models[-1]
+            data=[_model(model, name, state.started) for model in state.models for name in model.names],
+            first_id=state.models.names[0],
+            last_id=state.models.names[-1],
         )
     )
 
 
 async def model(state: ServerState, request: Request) -> Response:
     """One of these names, with what is known of its model."""
-    return json_response(_model(state, state.model(request.path_params["model"])))
+    name = request.path_params["model"]
+    return json_response(_model(state.models.find(name), name, state.started))
 
 
-def _model(state: ServerState, name: str) -> Model:
-    began = datetime.datetime.fromtimestamp(state.started, datetime.UTC)
+def _model(model: ServedModel, name: str, started: int) -> Model:
+    began = datetime.datetime.fromtimestamp(started, datetime.UTC)
     return Model(
         id=name,
         display_name=name,
         created_at=began.isoformat().replace("+00:00", "Z"),
-        created=state.started,
-        root=state.models[0],
-        max_model_len=state.ready.max_model_len,
+        created=started,
+        root=model.name,
+        max_model_len=model.ready.max_model_len,
     )
 
 

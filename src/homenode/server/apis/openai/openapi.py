@@ -33,7 +33,7 @@ def tighten_sampling(schema: dict[str, Any], state: ServerState) -> None:
     """The names of the model, the range of its token ids, and the names of samplers."""
     tighten_model(schema, state)
     tighten_unbuilt(schema)
-    _first(schema, "logit_bias")["propertyNames"] = {"pattern": below_pattern(state.ready.vocab_size)}
+    _first(schema, "logit_bias")["propertyNames"] = {"pattern": below_pattern(state.limits.vocab_size)}
     _first(schema, "stop_token_ids")["items"] = token_schema(state)
     names = {"type": "array", "items": {"enum": list(SAMPLER_NAMES)}, "maxItems": 32}
     letters = {"type": "string", "pattern": f"^[{SAMPLER_LETTERS}]*$", "maxLength": 32}
@@ -65,8 +65,8 @@ def tighten_tools(schema: dict[str, Any]) -> None:
 
 
 def tighten_model(schema: dict[str, Any], state: ServerState) -> None:
-    """The names that the model answers to."""
-    schema["properties"]["model"] = {"anyOf": [{"enum": list(state.models)}, {"type": "null"}], "default": None}
+    """The names that models answer to."""
+    schema["properties"]["model"] = {"anyOf": [{"enum": list(state.limits.names)}, {"type": "null"}], "default": None}
 
 
 def tighten_template(schema: dict[str, Any]) -> None:
@@ -89,7 +89,7 @@ def tighten_messages(components: dict[str, Any]) -> None:
 
 def tighten_kv_transfer(schema: dict[str, Any], state: ServerState, *own: dict[str, Any]) -> None:
     """What a request must be where its KV is handed over. `own`: what it must be besides, at a sender or a receiver."""
-    role = state.kv_transfer.role if state.kv_transfer is not None else None
+    role = state.limits.kv_role
     flag = {"sender": "do_remote_decode", "receiver": "do_remote_prefill"}.get(role or "")
     wanted = [*own, *([_SINGLE] if role == "sender" else [])]
     if flag is None or not wanted:
@@ -100,15 +100,15 @@ def tighten_kv_transfer(schema: dict[str, Any], state: ServerState, *own: dict[s
 
 
 def token_schema(state: ServerState) -> dict[str, Any]:
-    """The schema of a token id of the served model."""
-    return {"type": "integer", "minimum": 0, "maximum": state.ready.vocab_size - 1}
+    """The schema of a token id."""
+    return {"type": "integer", "minimum": 0, "maximum": state.limits.vocab_size - 1}
 
 
 def prompt_schema(state: ServerState, shortest: int) -> dict[str, Any]:
     """The four forms of a prompt; `shortest`: characters a text must have."""
     text = {"type": "string", "minLength": shortest}
-    ids = {"type": "array", "items": token_schema(state), "minItems": 1, "maxItems": state.ready.max_model_len - 1}
-    most = state.config.max_sequences_per_request
+    ids = {"type": "array", "items": token_schema(state), "minItems": 1, "maxItems": state.limits.max_model_len - 1}
+    most = state.limits.most_sequences
     return {
         "anyOf": [
             text,

@@ -11,7 +11,7 @@ from homenode.chat.custom_tools import Syntax, custom_function, input_lark
 from homenode.chat.offer import ToolOffer, ToolUse, takes_several
 from homenode.server.apis.openai.chat_messages import ToolName, plain
 from homenode.server.core.grammars import check_input
-from homenode.server.core.state import ServerState
+from homenode.server.core.served_model import ServedModel
 from homenode.server.http.failures import ApiError
 from homenode.server.http.ignored import note_ignored
 
@@ -175,7 +175,7 @@ def tool_offer(tools: dict[str, ChatTool], choice: str | ToolChoice | None, para
     )
 
 
-async def check_inputs(state: ServerState, tools: dict[str, ChatTool], offer: ToolOffer | None) -> None:
+async def check_inputs(model: ServedModel, tools: dict[str, ChatTool], offer: ToolOffer | None) -> None:
     """Try the grammars of the tools that may be called. Raises ApiError 400, which names the place of one that cannot
     be kept.
     """
@@ -184,7 +184,7 @@ async def check_inputs(state: ServerState, tools: dict[str, ChatTool], offer: To
     for name in offer.inputs:
         if offer.named in (None, name) and (grammar := tools[name].grammar) is not None:
             place = f"{tools[name].place}.format.grammar.definition"
-            await check_input(state, grammar.syntax, grammar.definition, place)
+            await check_input(model, grammar.syntax, grammar.definition, place)
 
 
 def _named(choice: ToolChoice) -> str:

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from homenode.server.core.api import POST_FAILURES, Api, Operation
+from homenode.server.core.model_table import read_for_model
 from homenode.server.core.pooling import (
     PooledTexts,
     check_texts,
@@ -20,13 +21,13 @@ from homenode.server.core.pooling import (
     pooling_of,
     pools,
     shown_vector,
-    tighten_input,
-    tighten_kept_tokens,
 )
+from homenode.server.core.pooling_openapi import tighten_input, tighten_kept_tokens
 from homenode.server.core.prompts import encode_prompts, split_prompts, texts_memory
+from homenode.server.core.served_model import ServedModel
 from homenode.server.core.state import ServerState
 from homenode.server.http.decoding import FieldHints, decode_as
-from homenode.server.http.exchange import read_json, unless_gone
+from homenode.server.http.exchange import unless_gone
 
 _Id = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
@@ -77,21 +78,20 @@ _decode = decode_as(PoolingRequest, FieldHints({}, {}))
 
 async def pooling(state: ServerState, request: Request) -> Response:
     """What the model makes of each text."""
-    body = await read_json(state, request, _decode)
-    model = state.model(body.model)
-    found = await unless_gone(request.receive, _pooled(state, body))
-    return await json_of(state, found, lambda: _answer(body, model, found))
+    body, model = await read_for_model(state, request, _decode)
+    found = await unless_gone(request.receive, _pooled(model, body))
+    return await json_of(model, found, lambda: _answer(body, model.answer_name(body.model), found))
 
 
-async def _pooled(state: ServerState, body: PoolingRequest) -> PooledTexts:
-    pooling_of(state)
-    most = kept_tokens(state, body.truncate_prompt_tokens)
-    texts = await state.text_work.run(lambda: split_prompts(body.input, "input"), len(body.input))
-    check_texts(state, len(texts), "input")
+async def _pooled(model: ServedModel, body: PoolingRequest) -> PooledTexts:
+    pooling_of(model)
+    most = kept_tokens(model, body.truncate_prompt_tokens)
+    texts = await model.text_work.run(lambda: split_prompts(body.input, "input"), len(body.input))
+    check_texts(model, len(texts), "input")
     special = body.add_special_tokens is not False
-    async with state.text_work.reserve(texts_memory(texts)):
-        prompts = await encode_prompts(state, texts, "input", add_special_tokens=special, n=1, most=most)
-        return await pool_texts(state, prompts, body.priority)
+    async with model.text_work.reserve(texts_memory(texts)):
+        prompts = await encode_prompts(model, texts, "input", add_special_tokens=special, n=1, most=most)
+        return await pool_texts(model, prompts, body.priority)
 
 
 def _answer(body: PoolingRequest, model: str, found: PooledTexts) -> PooledList:
@@ -104,9 +104,9 @@ def _answer(body: PoolingRequest, model: str, found: PooledTexts) -> PooledList:
 
 def _tighten(components: dict[str, Any], state: ServerState) -> None:
     schema = components[PoolingRequest.__name__]
-    schema["properties"]["model"] = {"anyOf": [{"enum": list(state.models)}, {"type": "null"}], "default": None}
-    tighten_input(schema, state)
-    tighten_kept_tokens(schema, state)
+    schema["properties"]["model"] = {"anyOf": [{"enum": list(state.limits.names)}, {"type": "null"}], "default": None}
+    tighten_input(schema, state.limits)
+    tighten_kept_tokens(schema, state.limits)
 
 
 API = Api(

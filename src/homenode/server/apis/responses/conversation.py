@@ -31,6 +31,7 @@ from homenode.server.core.conversation import Conversation, ConversationRequest,
 from homenode.server.core.grammars import check_input
 from homenode.server.core.prompts import encode_chat_text
 from homenode.server.core.request import check_limits
+from homenode.server.core.served_model import ServedModel
 from homenode.server.core.state import ServerState
 from homenode.server.core.truncation import truncated
 from homenode.server.http.failures import ApiError
@@ -73,7 +74,7 @@ def output_spec(body: ResponsesRequest) -> GrammarSpec | None:
     return None
 
 
-async def offer_of(state: ServerState, body: ResponsesRequest, tools: OfferedTools) -> ToolOffer | None:
+async def offer_of(model: ServedModel, body: ResponsesRequest, tools: OfferedTools) -> ToolOffer | None:
     """The tools, and how freely the model calls them; None where there are none. Raises ApiError 400."""
     choice, offered = body.tool_choice, list(tools.by_name.values())
     use, named = ToolUse.AUTO, None
@@ -94,7 +95,7 @@ async def offer_of(state: ServerState, body: ResponsesRequest, tools: OfferedToo
     must_call = named is not None or use is ToolUse.REQUIRED
     parallel = takes_several(body.parallel_tool_calls, must_call=must_call)
     called = [tool for tool in offered if use is not ToolUse.NONE and named in (None, tool.flat_name)]
-    inputs = await _inputs(state, called)
+    inputs = await _inputs(model, called)
     return ToolOffer(tools.only(offered), use=use, named=named, parallel=parallel, inputs=inputs)
 
 
@@ -128,14 +129,14 @@ def _choice_error(what: str, field: str = "") -> ApiError:
     return ApiError(400, f"`tool_choice{field}` {what}", param=f"tool_choice{field}", code="invalid_value")
 
 
-async def _inputs(state: ServerState, tools: Iterable[OfferedTool]) -> dict[str, str]:
+async def _inputs(model: ServedModel, tools: Iterable[OfferedTool]) -> dict[str, str]:
     """The grammars of inputs by the names of the tools, each of which was tried by itself."""
     inputs: dict[str, str] = {}
     for tool in tools:
         if isinstance(tool.tool, ResponsesCustomTool) and isinstance(
             syntax := tool.tool.format, ResponsesGrammarSyntax
         ):
-            await check_input(state, syntax.syntax, syntax.definition, f"{tool.place}.format.definition")
+            await check_input(model, syntax.syntax, syntax.definition, f"{tool.place}.format.definition")
             inputs[tool.flat_name] = input_lark(syntax.syntax, syntax.definition)
     return inputs
 
@@ -148,25 +149,25 @@ class AskedConversation:
     messages: list[dict[str, Any]]
     offer: ToolOffer | None
 
-    async def count(self, state: ServerState) -> int:
+    async def count(self, model: ServedModel) -> int:
         """Tokens of the prompt. Raises ApiError 400 for a request that would not be answered."""
         request = self._request()
-        check_limits(state, 1, request.sampling)
+        check_limits(model, 1, request.sampling)
         try:
-            text = await conversation_text(state, await self._fitting(state, request))
-            return len((await encode_chat_text(state, text)).ids)
+            text = await conversation_text(model, await self._fitting(model, request))
+            return len((await encode_chat_text(model, text)).ids)
         except ApiError as error:
             raise _about_input(error) from None
 
-    async def begin(self, state: ServerState) -> Conversation:
+    async def begin(self, model: ServedModel) -> Conversation:
         """Raises ApiError 400. Where the request says so, the oldest turns are dropped until the others fit."""
         try:
-            return await begin_conversation(state, await self._fitting(state, self._request()))
+            return await begin_conversation(model, await self._fitting(model, self._request()))
         except ApiError as error:
             raise _about_input(error) from None
 
-    async def _fitting(self, state: ServerState, request: ConversationRequest) -> ConversationRequest:
-        return await truncated(state, request) if self.body.truncation == "auto" else request
+    async def _fitting(self, model: ServedModel, request: ConversationRequest) -> ConversationRequest:
+        return await truncated(model, request) if self.body.truncation == "auto" else request
 
     def _request(self) -> ConversationRequest:
         body = self.body

@@ -29,12 +29,14 @@ from homenode.server.apis.responses.output_builder import OutputBuilder
 from homenode.server.apis.responses.request import HINTS, ResponsesRequest
 from homenode.server.apis.responses.tools import OfferedTools
 from homenode.server.core.answer import note_conversation, respond_conversation
+from homenode.server.core.model_table import read_for_model
 from homenode.server.core.response_store import StoredResponse, new_response_id
+from homenode.server.core.served_model import ServedModel
 from homenode.server.core.setting_fields import given_settings
 from homenode.server.core.state import ServerState
 from homenode.server.http.decoding import decode_as
 from homenode.server.http.endpoint import json_response
-from homenode.server.http.exchange import read_json, unless_gone_early
+from homenode.server.http.exchange import unless_gone_early
 from homenode.server.http.failures import CONTEXT_LENGTH_EXCEEDED, ApiError
 from homenode.server.http.ignored import note_ignored
 from homenode.server.http.sse import STREAM_HEADERS
@@ -55,16 +57,15 @@ _decode = decode_as(ResponsesRequest, HINTS)
 
 async def create_response(state: ServerState, request: Request) -> Response:
     """Answer a conversation."""
-    body = await read_json(state, request, _decode)
-    model = state.model(body.model)
+    body, model = await read_for_model(state, request, _decode)
     _check_background(state, body)
     try:
-        answer, history = await unless_gone_early(request, _begin(state, request, body, model))
+        answer, history = await unless_gone_early(request, _begin(state, model, request, body))
     except ApiError as error:
         if not body.stream or error.body.error.code != CONTEXT_LENGTH_EXCEEDED:
             raise
         # Agents know a conversation that is too long by the end of a stream, and not by a status.
-        return _failed_response(_response(state, body, model), error)
+        return _failed_response(_response(state, model, body), error)
 
     if body.background:
         note_conversation(request, answer.conversation)
@@ -109,20 +110,19 @@ def _check_background(state: ServerState, body: ResponsesRequest) -> None:
 
 async def count_input_tokens(state: ServerState, request: Request) -> Response:
     """How many tokens the prompt of a request has."""
-    body = await read_json(state, request, _decode)
-    state.model(body.model)
+    body, model = await read_for_model(state, request, _decode)
     return json_response(
-        ResponsesInputTokens(input_tokens=await unless_gone_early(request, _count(state, request, body)))
+        ResponsesInputTokens(input_tokens=await unless_gone_early(request, _count(state, model, request, body)))
     )
 
 
-async def _count(state: ServerState, request: Request, body: ResponsesRequest) -> int:
-    asked, _, _ = await _read(state, request, body)
-    return await asked.count(state)
+async def _count(state: ServerState, model: ServedModel, request: Request, body: ResponsesRequest) -> int:
+    asked, _, _ = await _read(state, model, request, body)
+    return await asked.count(model)
 
 
 async def _read(
-    state: ServerState, request: Request, body: ResponsesRequest
+    state: ServerState, model: ServedModel, request: Request, body: ResponsesRequest
 ) -> tuple[AskedConversation, ItemHistory, OfferedTools]:
     """Raises ApiError 400 and 404."""
 
@@ -138,16 +138,16 @@ async def _read(
         lambda: OfferedTools([*read_tools(body.tools or (), "tools", note), *more_tools(history.items, note)]), cost
     )
     messages = await state.text_work.run(lambda: written_messages(state, body, history, tools, note), cost)
-    return AskedConversation(body, messages, await offer_of(state, body, tools)), history, tools
+    return AskedConversation(body, messages, await offer_of(model, body, tools)), history, tools
 
 
 async def _begin(
-    state: ServerState, request: Request, body: ResponsesRequest, model: str
+    state: ServerState, model: ServedModel, request: Request, body: ResponsesRequest
 ) -> tuple[ResponsesFormat, ItemHistory]:
     """Raises ApiError 400 and 404, and UserError when the chat template refuses the messages."""
-    asked, history, tools = await _read(state, request, body)
-    conversation = await asked.begin(state)
-    response = _response(state, body, model)
+    asked, history, tools = await _read(state, model, request, body)
+    conversation = await asked.begin(model)
+    response = _response(state, model, body)
     options = body.reasoning
     builder = OutputBuilder(
         response.id.partition("_")[2],
@@ -157,14 +157,14 @@ async def _begin(
     )
     timings = bool(body.return_timings or body.timings_per_token)
     answer = ResponsesFormat(
-        response, builder, conversation, state.tokenizer, logprobs=wants_logprobs(body), timings=timings
+        response, builder, conversation, model.tokenizer, logprobs=wants_logprobs(body), timings=timings
     )
     return answer, history
 
 
-def _response(state: ServerState, body: ResponsesRequest, model: str) -> ResponseObject:
+def _response(state: ServerState, model: ServedModel, body: ResponsesRequest) -> ResponseObject:
     """The response before anything has come of it."""
-    defaults = state.ready.sampling_defaults if state.config.generation_config == "auto" else {}
+    defaults = model.ready.sampling_defaults if model.config.generation_config == "auto" else {}
     sampling = {"temperature": 1.0, "top_p": 1.0, **defaults, **given_settings(body)}
     choice: Any = "auto" if body.tool_choice is None else _told_choice(msgspec.to_builtins(body.tool_choice))
     return ResponseObject(
@@ -176,7 +176,7 @@ def _response(state: ServerState, body: ResponsesRequest, model: str) -> Respons
         max_output_tokens=body.max_output_tokens,
         max_tool_calls=body.max_tool_calls,
         metadata=body.metadata or {},
-        model=model,
+        model=model.answer_name(body.model),
         output=[],
         parallel_tool_calls=body.parallel_tool_calls is not False,
         previous_response_id=body.previous_response_id,

@@ -29,7 +29,7 @@ def tighten(components: dict[str, Any], state: ServerState) -> None:
     _add_kinds(components, strict=state.config.strict_requests)
     request = components[ResponsesRequest.__name__]
     fields = request["properties"]
-    fields["model"] = {"anyOf": [{"enum": list(state.models)}, {"type": "null"}], "default": None}
+    fields["model"] = {"anyOf": [{"enum": list(state.limits.names)}, {"type": "null"}], "default": None}
     said = {"required": ["role", "content"], "properties": {"type": {"const": "message"}}}
     items = {"type": "array", "items": _one_of(ITEM_KINDS), "minItems": 1, "contains": said}
     fields["input"] = {
@@ -48,7 +48,7 @@ def tighten(components: dict[str, Any], state: ServerState) -> None:
         "description": 'Or one of the tools, {"type": "function", "name": NAME}, also of the type "custom", or '
         '{"type": "allowed_tools", "mode": "auto", "tools": [TOOL, ...]}.',
     }
-    last = state.ready.vocab_size - 1
+    last = state.limits.vocab_size - 1
     fields["stop_token_ids"]["anyOf"][0]["items"] = {"type": "integer", "minimum": 0, "maximum": last}
     fields["chat_template_kwargs"]["anyOf"][0]["propertyNames"] = {"not": {"enum": _OF_TEMPLATES}}
     request["allOf"] = [_choice_rule(), _background_rule(state)]

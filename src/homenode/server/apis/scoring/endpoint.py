@@ -22,12 +22,14 @@ from homenode.server.apis.scoring.request import (
     ScoreUsage,
 )
 from homenode.server.core.api import POST_FAILURES, Api, Operation
-from homenode.server.core.pooling import pools, tighten_kept_tokens
+from homenode.server.core.model_table import read_for_model
+from homenode.server.core.pooling import pools
+from homenode.server.core.pooling_openapi import tighten_kept_tokens
 from homenode.server.core.scoring import Scores, TextsToScore, score_texts
 from homenode.server.core.state import ServerState
 from homenode.server.http.decoding import decode_as
 from homenode.server.http.endpoint import json_response
-from homenode.server.http.exchange import read_json, unless_gone
+from homenode.server.http.exchange import unless_gone
 
 _decode_score = decode_as(ScoreRequest, HINTS)
 _decode_rerank = decode_as(RerankRequest, HINTS)
@@ -35,22 +37,22 @@ _decode_rerank = decode_as(RerankRequest, HINTS)
 
 async def score(state: ServerState, request: Request) -> Response:
     """The scores of pairs."""
-    body = await read_json(state, request, _decode_score)
-    model = state.model(body.model)
+    body, model = await read_for_model(state, request, _decode_score)
     first, second = ([text] if isinstance(text, str) else text for text in (body.text_1, body.text_2))
     asked = TextsToScore(
         first, second, "text_1", "text_2", body.truncate_prompt_tokens, body.priority, body.activation is False
     )
-    found = await unless_gone(request.receive, score_texts(state, asked))
+    found = await unless_gone(request.receive, score_texts(model, asked))
     data = [Score(index=number, score=value) for number, value in enumerate(found.values)]
     name, created = f"score-{secrets.token_hex(12)}", int(time.time())
-    return json_response(ScoreList(id=name, created=created, model=model, data=data, usage=_usage(found)))
+    return json_response(
+        ScoreList(id=name, created=created, model=model.answer_name(body.model), data=data, usage=_usage(found))
+    )
 
 
 async def rerank(state: ServerState, request: Request) -> Response:
     """The documents that are nearest to a query."""
-    body = await read_json(state, request, _decode_rerank)
-    model = state.model(body.model)
+    body, model = await read_for_model(state, request, _decode_rerank)
     texts = [each if isinstance(each, str) else each.text for each in body.documents]
     asked = TextsToScore(
         [body.query],
@@ -61,7 +63,7 @@ async def rerank(state: ServerState, request: Request) -> Response:
         body.priority,
         body.activation is False,
     )
-    found = await unless_gone(request.receive, score_texts(state, asked))
+    found = await unless_gone(request.receive, score_texts(model, asked))
     order = sorted(range(len(texts)), key=lambda number: -found.values[number])
     shown = body.return_documents is not False
     results = [
@@ -73,7 +75,12 @@ async def rerank(state: ServerState, request: Request) -> Response:
         for number in order[: body.top_n or None]
     ]
     return json_response(
-        RankedList(id=f"rerank-{secrets.token_hex(12)}", model=model, results=results, usage=_usage(found))
+        RankedList(
+            id=f"rerank-{secrets.token_hex(12)}",
+            model=model.answer_name(body.model),
+            results=results,
+            usage=_usage(found),
+        )
     )
 
 
@@ -83,11 +90,11 @@ def _usage(found: Scores) -> ScoreUsage:
 
 def _tighten(components: dict[str, Any], state: ServerState) -> None:
     texts = {"type": "array", "items": {"type": "string"}, "minItems": 1}
-    named: dict[str, Any] = {"anyOf": [{"enum": list(state.models)}, {"type": "null"}], "default": None}
+    named: dict[str, Any] = {"anyOf": [{"enum": list(state.limits.names)}, {"type": "null"}], "default": None}
     for kind in (ScoreRequest, RerankRequest):
         schema = components[kind.__name__]
         schema["properties"]["model"] = named
-        tighten_kept_tokens(schema, state)
+        tighten_kept_tokens(schema, state.limits)
     properties = components[ScoreRequest.__name__]["properties"]
     properties["text_1"] = {"anyOf": [{"type": "string"}, {**texts, "maxItems": 1}]}
     properties["text_2"] = {"anyOf": [{"type": "string"}, texts]}

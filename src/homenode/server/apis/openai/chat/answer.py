@@ -25,7 +25,7 @@ from homenode.server.core.choice import ScoredToken
 from homenode.server.core.conversation import Conversation
 from homenode.server.core.kv_transfer import KvTransferResult
 from homenode.server.core.message_reader import JoinedMessage, MessageEvent
-from homenode.server.core.state import ServerState
+from homenode.server.core.served_model import ServedModel
 from homenode.server.core.timings import AnswerTimings, timings_of
 from homenode.server.http.failures import ApiError
 from homenode.server.http.sse import DONE, event
@@ -192,20 +192,23 @@ class ChatFormat:
 
     def __init__(
         self,
-        state: ServerState,
+        model: ServedModel,
         body: ChatRequest,
-        model: str,
         conversation: Conversation,
         custom: Collection[str] = (),
     ) -> None:
         """`custom`: the names of the tools that take a text."""
         self._custom = custom
         self._inputs: dict[tuple[int, int], CustomInput] = {}  # of calls of these, by choice and number
-        self._tokenizer, self._body, self._conversation = state.tokenizer, body, conversation
+        self._tokenizer, self._body, self._conversation = model.tokenizer, body, conversation
         self._generation = conversation.generation
         self._shows_thoughts = shows_thoughts(body)
-        self._id, self._created, self._model = f"chatcmpl-{secrets.token_hex(12)}", int(time.time()), model
-        self._fingerprint, self._options = state.fingerprint, body.stream_options or StreamOptions()
+        self._id, self._created, self._model = (
+            f"chatcmpl-{secrets.token_hex(12)}",
+            int(time.time()),
+            model.answer_name(body.model),
+        )
+        self._fingerprint, self._options = model.fingerprint, body.stream_options or StreamOptions()
         self._tier: ServiceTier | UnsetType = self._generation.tier if body.service_tier else UNSET
         self._opened = False  # an event was written
 

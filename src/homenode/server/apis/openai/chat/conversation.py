@@ -21,13 +21,13 @@ from homenode.server.apis.openai.tools import (
     tool_offer,
 )
 from homenode.server.core.conversation import ConversationRequest
-from homenode.server.core.state import ServerState
+from homenode.server.core.served_model import ServedModel
 from homenode.server.http.failures import ApiError
 from homenode.server.http.ignored import note_ignored
 
 
 async def conversation_of(
-    state: ServerState, request: Request, body: ChatRequest, tools: dict[str, ChatTool]
+    model: ServedModel, request: Request, body: ChatRequest, tools: dict[str, ChatTool]
 ) -> ConversationRequest:
     """The request in the words of the conversation core. `tools`: see `chat_tools`. Raises ApiError 400."""
     if body.top_logprobs and not body.logprobs:
@@ -36,14 +36,14 @@ async def conversation_of(
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     max_tokens, output = _max_tokens(body), output_of(body)
     offer = _offer(body, tools)
-    await check_inputs(state, tools, offer)
+    await check_inputs(model, tools, offer)
     return ConversationRequest(
         messages=template_messages(request, body.messages),
         offer=offer,
         reasoning_effort=effort_of(body),
         thinking=thinking_of(body),
         thinking_budget=budget_of(body),
-        raw_thoughts=state.config.reasoning_format == "none",
+        raw_thoughts=model.config.reasoning_format == "none",
         template_kwargs=body.chat_template_kwargs,
         add_generation_prompt=body.add_generation_prompt,
         continue_final=bool(body.continue_final_message)

@@ -34,12 +34,14 @@ from homenode.server.core.conversation import (
     conversation_grammar,
     conversation_text,
 )
+from homenode.server.core.model_table import read_for_model
 from homenode.server.core.pooling import generates
 from homenode.server.core.request import check_limits
+from homenode.server.core.served_model import ServedModel
 from homenode.server.core.state import ServerState
 from homenode.server.core.text_work import memory_of
 from homenode.server.http.decoding import decode_as
-from homenode.server.http.exchange import read_json, unless_gone_early
+from homenode.server.http.exchange import unless_gone_early
 from homenode.server.http.ignored import note_left_out, note_not_kept
 
 
@@ -55,37 +57,35 @@ _decode = decode_as(ChatRequest, HINTS)
 
 async def chat_completions(state: ServerState, request: Request) -> Response:
     """Answer the last message of a conversation."""
-    body = await read_json(state, request, _decode)
-    model = state.model(body.model)
+    body, model = await read_for_model(state, request, _decode)
     tools = chat_tools(request, body)
-    asked = await unless_gone_early(request, conversation_of(state, request, body, tools))
-    conversation = await unless_gone_early(request, begin_conversation(state, asked))
-    answer = ChatFormat(state, body, model, conversation, frozenset(n for n, tool in tools.items() if tool.custom))
+    asked = await unless_gone_early(request, conversation_of(model, request, body, tools))
+    conversation = await unless_gone_early(request, begin_conversation(model, asked))
+    answer = ChatFormat(model, body, conversation, frozenset(n for n, tool in tools.items() if tool.custom))
     return await respond_conversation(state, request, conversation, answer, stream=bool(body.stream))
 
 
 async def apply_template(state: ServerState, request: Request) -> Response:
     """What the model would see of a conversation, text and tokens; nothing is generated."""
-    body = await read_json(state, request, _decode)
-    state.model(body.model)
-    asked = await unless_gone_early(request, conversation_of(state, request, body, chat_tools(request, body)))
-    check_limits(state, 1, asked.sampling)
-    answer = await unless_gone_early(request, _applied(state, request, asked))
+    body, model = await read_for_model(state, request, _decode)
+    asked = await unless_gone_early(request, conversation_of(model, request, body, chat_tools(request, body)))
+    check_limits(model, 1, asked.sampling)
+    answer = await unless_gone_early(request, _applied(model, request, asked))
     return Response(answer, media_type="application/json")
 
 
-async def _applied(state: ServerState, request: Request, asked: ConversationRequest) -> bytes:
-    text = await conversation_text(state, asked)
+async def _applied(model: ServedModel, request: Request, asked: ConversationRequest) -> bytes:
+    text = await conversation_text(model, asked)
     note_left_out(request, text.left_out)
-    grammar = await conversation_grammar(state, asked, text.text)  # what a chat would refuse is refused here, too
+    grammar = await conversation_grammar(model, asked, text.text)  # what a chat would refuse is refused here, too
     note_not_kept(request, grammar.left_out if grammar else ())
     ids: list[int] = []
-    async with state.text_work.reserve(memory_of(text.text)):
-        encoded = state.tokenizer.encode_chat_pieces(text.text, asked.add_special_tokens, text.hidden)
-        async with aclosing(state.text_work.each(encoded)) as pieces:
+    async with model.text_work.reserve(memory_of(text.text)):
+        encoded = model.tokenizer.encode_chat_pieces(text.text, asked.add_special_tokens, text.hidden)
+        async with aclosing(model.text_work.each(encoded)) as pieces:
             async for piece in pieces:
                 ids += piece
-    return await state.text_work.run(lambda: msgspec.json.encode(AppliedTemplate(text.shown, ids)), len(ids))
+    return await model.text_work.run(lambda: msgspec.json.encode(AppliedTemplate(text.shown, ids)), len(ids))
 
 
 def _tighten(components: dict[str, Any], state: ServerState) -> None:

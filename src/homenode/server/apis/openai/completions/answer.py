@@ -20,7 +20,7 @@ from homenode.server.apis.openai.usage import (
 from homenode.server.core.choice import GenerationEvent, ScoredToken
 from homenode.server.core.generation import Generation
 from homenode.server.core.kv_transfer import KvTransferResult
-from homenode.server.core.state import ServerState
+from homenode.server.core.served_model import ServedModel
 from homenode.server.core.timings import AnswerTimings, timings_of
 from homenode.server.http.failures import ApiError
 from homenode.server.http.sse import DONE, event
@@ -75,10 +75,14 @@ class TextCompletion(Struct, kw_only=True):
 class CompletionFormat:
     """A `TextFormat`: text completions."""
 
-    def __init__(self, state: ServerState, body: CompletionRequest, model: str, generation: Generation) -> None:
-        self._tokenizer, self._body, self._generation = state.tokenizer, body, generation
-        self._id, self._created, self._model = f"cmpl-{secrets.token_hex(12)}", int(time.time()), model
-        self._fingerprint, self._options = state.fingerprint, body.stream_options or StreamOptions()
+    def __init__(self, model: ServedModel, body: CompletionRequest, generation: Generation) -> None:
+        self._tokenizer, self._body, self._generation = model.tokenizer, body, generation
+        self._id, self._created, self._model = (
+            f"cmpl-{secrets.token_hex(12)}",
+            int(time.time()),
+            model.answer_name(body.model),
+        )
+        self._fingerprint, self._options = model.fingerprint, body.stream_options or StreamOptions()
         self._tier: ServiceTier | UnsetType = generation.tier if body.service_tier else UNSET
 
     def whole(self, choices: list[GenerationEvent]) -> bytes:

@@ -15,6 +15,7 @@ from homenode.server.apis.openai.openapi import tighten_model
 from homenode.server.apis.openai.requests import HINTS
 from homenode.server.core.api import POST_FAILURES, Api, Operation
 from homenode.server.core.generation_fields import TokenId, TokenIds
+from homenode.server.core.model_table import read_for_model
 from homenode.server.core.pooling import (
     PooledTexts,
     Vector,
@@ -24,14 +25,14 @@ from homenode.server.core.pooling import (
     makes_vectors,
     pool_texts,
     shown_vector,
-    tighten_input,
-    tighten_kept_tokens,
     vectors_of,
 )
+from homenode.server.core.pooling_openapi import tighten_input, tighten_kept_tokens
 from homenode.server.core.prompts import encode_prompts, split_prompts, texts_memory
+from homenode.server.core.served_model import ServedModel
 from homenode.server.core.state import ServerState
 from homenode.server.http.decoding import decode_as
-from homenode.server.http.exchange import read_json, unless_gone
+from homenode.server.http.exchange import unless_gone
 from homenode.server.http.failures import ApiError
 
 
@@ -82,24 +83,23 @@ _decode = decode_as(EmbeddingRequest, HINTS)
 
 async def embeddings(state: ServerState, request: Request) -> Response:
     """A vector of each text."""
-    body = await read_json(state, request, _decode)
-    model = state.model(body.model)
-    found = await unless_gone(request.receive, _pooled(state, body))
-    return await json_of(state, found, lambda: _answer(body, model, found))
+    body, model = await read_for_model(state, request, _decode)
+    found = await unless_gone(request.receive, _pooled(model, body))
+    return await json_of(model, found, lambda: _answer(body, model.answer_name(body.model), found))
 
 
-async def _pooled(state: ServerState, body: EmbeddingRequest) -> PooledTexts:
-    width = vectors_of(state).width
+async def _pooled(model: ServedModel, body: EmbeddingRequest) -> PooledTexts:
+    width = vectors_of(model).width
     if body.dimensions is not None and body.dimensions > width:
         text = f"`dimensions` is {body.dimensions}; the vectors of this model have {width}"
         raise ApiError(400, text, param="dimensions", code="invalid_value")
-    most = kept_tokens(state, body.truncate_prompt_tokens)
-    texts = await state.text_work.run(lambda: split_prompts(body.input, "input"), len(body.input))
-    check_texts(state, len(texts), "input")
+    most = kept_tokens(model, body.truncate_prompt_tokens)
+    texts = await model.text_work.run(lambda: split_prompts(body.input, "input"), len(body.input))
+    check_texts(model, len(texts), "input")
     special = body.add_special_tokens is not False
-    async with state.text_work.reserve(texts_memory(texts)):
-        prompts = await encode_prompts(state, texts, "input", add_special_tokens=special, n=1, most=most)
-        return await pool_texts(state, prompts, body.priority)
+    async with model.text_work.reserve(texts_memory(texts)):
+        prompts = await encode_prompts(model, texts, "input", add_special_tokens=special, n=1, most=most)
+        return await pool_texts(model, prompts, body.priority)
 
 
 def _answer(body: EmbeddingRequest, model: str, found: PooledTexts) -> EmbeddingList:
@@ -121,10 +121,10 @@ def as_base64(vector: Vector) -> str:
 def _tighten(components: dict[str, Any], state: ServerState) -> None:
     schema = components[EmbeddingRequest.__name__]
     tighten_model(schema, state)
-    tighten_input(schema, state)
-    tighten_kept_tokens(schema, state)
-    if state.ready.pooling is not None:
-        schema["properties"]["dimensions"]["anyOf"][0]["maximum"] = state.ready.pooling.width
+    tighten_input(schema, state.limits)
+    tighten_kept_tokens(schema, state.limits)
+    if state.limits.vector_width is not None:
+        schema["properties"]["dimensions"]["anyOf"][0]["maximum"] = state.limits.vector_width
 
 
 API = Api(

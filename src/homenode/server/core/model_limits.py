@@ -1,0 +1,54 @@
+"""The limits of the served models that a document about all of them tells: what any one of them takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from homenode.server.core.pooling import generates
+from homenode.server.core.prompts import most_prompt_tokens
+from homenode.server.core.served_model import ServedModel
+
+
+@dataclass(frozen=True)
+class ModelLimits:
+    """The largest limits among some models, and what at least one of them can do. `vector_width`: elements of its
+    vectors, None where none makes any. `takes_empty_text`: an empty text has a token, the one that begins a text.
+    `kv_roles`: parts in handing KV over.
+    """
+
+    names: tuple[str, ...]
+    vocab_size: int
+    max_model_len: int
+    most_prompt_tokens: int
+    most_sequences: int
+    vector_width: int | None
+    takes_empty_text: bool
+    fills_middle: bool
+    has_thoughts: bool
+    kv_roles: frozenset[str]
+
+    @property
+    def kv_role(self) -> str | None:
+        """The only part in handing KV over; None where there is none, or both."""
+        return next(iter(self.kv_roles)) if len(self.kv_roles) == 1 else None
+
+    @staticmethod
+    def of(models: Iterable[ServedModel]) -> ModelLimits:
+        """Those of `models`, at least one."""
+        models = tuple(models)
+        writers = [model for model in models if generates(model)]
+        return ModelLimits(
+            names=tuple(name for model in models for name in model.names),
+            vocab_size=max(model.ready.vocab_size for model in models),
+            max_model_len=max(model.ready.max_model_len for model in models),
+            most_prompt_tokens=max(map(most_prompt_tokens, models)),
+            most_sequences=max(model.config.max_sequences_per_request for model in models),
+            vector_width=max(
+                (each.width for model in models if (each := model.ready.pooling) is not None), default=None
+            ),
+            takes_empty_text=any(model.tokenizer.encode("") for model in models),
+            fills_middle=any(model.tokenizer.fill_in_middle is not None for model in writers),
+            has_thoughts=any(model.formats.of(with_tools=False).has_thoughts for model in writers),
+            kv_roles=frozenset(model.kv_transfer.role for model in models if model.kv_transfer is not None),
+        )

@@ -1,0 +1,103 @@
+"""A model that is served: its engine, its tokenizer, and all that answers are made with."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from dataclasses import dataclass
+from functools import cached_property
+
+import msgspec
+
+from homenode import __version__
+from homenode.engine.messages import EngineReady
+from homenode.engine.token_rules import TokenRules
+from homenode.server.core.grammar_work import GrammarWork
+from homenode.server.core.model_formats import ModelFormats
+from homenode.server.core.text_work import TextWork
+from homenode.server.http.config import ServedModelConfig
+from homenode.server.interfaces.client import EngineClient
+from homenode.server.interfaces.tokenizer import TokenizerLike
+from homenode.server.monitoring.server_metrics import Metrics
+from homenode.transfer.setup.published import Published
+
+
+@dataclass(frozen=True)
+class ModelParts:
+    """The parts that a start makes of a model: the client of its engine, which is started, its tokenizer, and how it is
+    served.
+    """
+
+    client: EngineClient
+    tokenizer: TokenizerLike
+    config: ServedModelConfig
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names that it answers to; the first is its own."""
+        return self.config.served_model_name or (_public_name(self.client.ready.model),)
+
+
+class ServedModel:
+    """One entry of a server's table of models. Nothing here is shared with another model but `text_work`, the threads
+    of the server that work on texts.
+
+    `names`: those it answers to, aliases included; `name`: the one in metrics, and in answers to who names none.
+    `active`: engine requests that have not ended; `tickets`: those of them whose KV is handed over, by ticket.
+    `kv_transfer`: what the engine publishes for others to hand KV to it or from it, None: it has no part in that.
+    `lost`: why its engine is gone.
+    """
+
+    def __init__(self, parts: ModelParts, text_work: TextWork, metrics: Metrics, first_id: int = 1) -> None:
+        """`metrics`: of the server. `first_id`: of its requests; those of other front processes begin elsewhere."""
+        self.client, self.tokenizer, self.config = parts.client, parts.tokenizer, parts.config
+        self.ready, self.names = parts.client.ready, parts.names
+        self.text_work = text_work
+        self.metrics = metrics.add_model(self.name, parts.client)
+        self.fingerprint = _fingerprint(self.ready)
+        self.kv_transfer = _published(self.ready)
+        self.grammars = GrammarWork(self.tokenizer, self.ready.vocab_size)
+        self.formats = ModelFormats(self.tokenizer, self.config)
+        self.active: set[int] = set()
+        self.tickets: dict[str, int] = {}
+        self.lost: str | None = None
+        self._ids = itertools.count(first_id)
+
+    @property
+    def name(self) -> str:
+        """The first of its names."""
+        return self.names[0]
+
+    @cached_property
+    def token_rules(self) -> TokenRules:
+        """What sampling parameters say about texts, over this vocabulary."""
+        return TokenRules(self.tokenizer, self.ready.vocab_size)
+
+    def next_id(self) -> int:
+        """A request id that this model's engine was never given before."""
+        return next(self._ids)
+
+    def answer_name(self, asked: str | None) -> str:
+        """The name to answer under: the one that was asked for, if any."""
+        return asked or self.name
+
+    def abort_all(self) -> None:
+        """Ask the engine to forget everything that runs; each request is then answered with 503."""
+        for id in tuple(self.active):
+            self.client.abort(id, "abort")
+
+
+def _public_name(model: str) -> str:
+    """A model read from a path is known by its last part: where it lies on the server is nobody's business."""
+    return model.rstrip("/").rsplit("/", 1)[-1] if model.startswith(("/", ".", "~")) else model
+
+
+def _published(ready: EngineReady) -> Published | None:
+    document = ready.details.get("kv_transfer")
+    return None if document is None else msgspec.convert(document, Published)
+
+
+def _fingerprint(ready: EngineReady) -> str:
+    """Changes with the version, the model and the engine's settings."""
+    facts = msgspec.json.encode([__version__, ready], enc_hook=repr)
+    return "fp_" + hashlib.blake2b(facts, digest_size=6).hexdigest()
