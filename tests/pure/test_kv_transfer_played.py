@@ -135,8 +135,8 @@ class SendingEngine(SenderProcess):
     def owner(self, block: int) -> Any:
         return next(
             (
-                kv_export.ticket
-                for kv_export in self.real.scheduler.coordinator.kv_exports.by_ticket.values()
+                kv_export.key
+                for kv_export in self.real.scheduler.coordinator.kv_exports.by_key.values()
                 if block in kv_export.blocks
             ),
             None,
@@ -179,7 +179,7 @@ class ReceivingEngine(ReceiverProcess):
     def owner(self, block: int) -> Any:
         deliveries = self.real.scheduler.coordinator.kv_imports
         owners = [
-            d.offer.ticket for d in deliveries.by_ticket.values() if block in d.blocks[d.cached // self.block_size :]
+            d.offer.key for d in deliveries.by_key.values() if block in d.blocks[d.cached // self.block_size :]
         ]
         return (owners + [ticket for ticket, blocks in deliveries.quarantined.items() if block in blocks] + [None])[0]
 

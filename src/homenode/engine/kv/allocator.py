@@ -41,7 +41,7 @@ class KvAllocator:
         self.pool = BlockPool(num_blocks, chunks, group_blocks)
         self.states = self.pool.states = states
         self.cache = PrefixCache(self.pool, block_size, enabled=enable_prefix_caching, seed=hash_seed)
-        # Tickets whose pages nobody here reads in place any more; the agent has yet to be told.
+        # Keys whose pages nobody here reads in place any more; their source has yet to be told.
         self.unused: list[str] = []
         self.ends: list[int] = []  # handles the worker has yet to be told are gone
         self.completed_through = -1  # the number of the newest step that is not in flight any more

@@ -1,52 +1,68 @@
-"""At a sender: blocks that another engine reads, or that are being sent to it.
+"""Blocks that go out to a source: those that it reads, or that are on their way to it.
 
-A block that the agent was told of belongs to an export until the agent returns it, whatever becomes of its request.
+A block that the source was told of belongs to an export until the source returns it, whatever becomes of its request.
 Only complete pages are told of, and nobody writes to a complete page again: it stays right when its request is
 preempted, aborted, or lost with a failed step.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 from homenode.engine.kv.allocator import KvAllocator
+from homenode.engine.kv.block_source import BlockSource
 from homenode.engine.kv.sequence import BlockAllocation, KvExport, Sequence
-from homenode.transfer.scheduler_events import Abandoned, Computed, SendWanted
 
 
 class KvExports:
-    """All exports by ticket."""
+    """All exports by key."""
 
     def __init__(self, allocator: KvAllocator) -> None:
         self._allocator = allocator
         self._pool = allocator.pool
-        self.by_ticket: dict[str, KvExport] = {}
+        self._numbers = itertools.count()
+        self.by_key: dict[str, KvExport] = {}
 
-    def __contains__(self, ticket: str) -> bool:
-        return ticket in self.by_ticket
+    def __contains__(self, key: str) -> bool:
+        return key in self.by_key
 
-    def find(self, ticket: str) -> KvExport | None:
-        """The export of a ticket, if there is one."""
-        return self.by_ticket.get(ticket)
+    def find(self, key: str) -> KvExport | None:
+        """The export of a key, if there is one."""
+        return self.by_key.get(key)
 
-    def open(self, sequence: Sequence, compute_s: float = 0.0) -> SendWanted:
-        """Begin the export of a request whose ticket is not in use. `compute_s`: see `SendWanted`."""
+    def open(self, source: BlockSource, sequence: Sequence, compute_s: float = 0.0) -> int | None:
+        """Begin the export of a request whose key, its ticket, is not in use. Returns as `BlockSource.offer`, which
+        has `compute_s`.
+        """
         kv = sequence.request.kv
         assert kv is not None  # asked for by its ticket
         tokens = len(sequence.tokens) - 1
-        sequence.kv_export = self.by_ticket[kv.ticket] = KvExport(kv.ticket, sequence, tokens)
+        sequence.kv_export = self.by_key[kv.ticket] = KvExport(source, kv.ticket, sequence, tokens)
         identities = sequence.chain.identities(sequence.tokens, tokens, self._allocator.state_pages)
-        return SendWanted(kv.ticket, kv.peer, self._allocator.handed_over(tokens), identities, compute_s)
+        return source.offer(kv.ticket, kv.peer, self._allocator.handed_over(tokens), identities, compute_s)
 
-    def export_complete(self, kv_export: KvExport, allocation: BlockAllocation) -> Computed | None:
-        """What to tell of the pages that have become complete; None: nothing new. Pages told already, from an earlier
-        stay, are not told again.
-        """
+    def store(self, source: BlockSource, sequence: Sequence, allocation: BlockAllocation) -> None:
+        """Give a store the published blocks of a request that ends, from the first on that it has not."""
+        full = allocation.published
+        if not full:
+            return
+        key, tokens = f"kept-{next(self._numbers)}", full * self._allocator.block_size
+        held = source.offer(key, b"", tokens, sequence.chain.of(sequence.tokens, full), 0.0)
+        if held is None or held >= full:
+            return
+        blocks = allocation.blocks[held:full]
+        self._pool.acquire(blocks)
+        self.by_key[key] = KvExport(source, key, None, tokens, blocks, full, admitted=True, closed=True, kept=True)
+        source.store(key, held, blocks, True)
+
+    def export_complete(self, kv_export: KvExport, allocation: BlockAllocation) -> None:
+        """Tell of the pages that have become complete. Pages told already, from an earlier stay, are not told again."""
         last = allocation.computed >= kv_export.tokens
         size = self._allocator.block_size
         complete = self._allocator.blocks_for(kv_export.tokens) if last else allocation.computed // size
         if kv_export.closed or (complete <= kv_export.reported and not last):
-            return None
+            return
         first, blocks = kv_export.reported, allocation.blocks[kv_export.reported : complete]
         if last:
             blocks += allocation.state_pages
@@ -54,21 +70,30 @@ class KvExports:
         kv_export.blocks += blocks
         kv_export.reported = max(kv_export.reported, complete)
         kv_export.closed = last
-        return Computed(kv_export.ticket, first, blocks, last)
+        kv_export.source.store(kv_export.key, first, blocks, last)
 
-    def end(self, sequence: Sequence, reason: str) -> Abandoned | None:
-        """The request has ended; what to tell if that was too early. What was told of stays lent."""
+    def end(self, sequence: Sequence, reason: str) -> None:
+        """The request has ended; its source is told if that was too early. What was told of stays lent."""
         kv_export, sequence.kv_export = sequence.kv_export, None
         if kv_export is None:
-            return None
+            return
         kv_export.sequence = None
         if not kv_export.blocks:
-            self.by_ticket.pop(kv_export.ticket, None)
-        return None if kv_export.closed else Abandoned(kv_export.ticket, reason)
+            self.by_key.pop(kv_export.key, None)
+        if not kv_export.closed:
+            kv_export.source.abandon(kv_export.key, reason)
 
-    def returned(self, ticket: str) -> KvExport | None:
-        """Nobody reads the blocks of a ticket any more. Its export, which is over; None if there was none."""
-        kv_export = self.by_ticket.pop(ticket, None)
+    def lose(self, reason: str) -> None:
+        """What lies in the blocks may be wrong from now on: stores that may still read it are told so. Other engines
+        see by themselves what they get.
+        """
+        for kv_export in self.by_key.values():
+            if kv_export.kept:
+                kv_export.source.abandon(kv_export.key, reason)
+
+    def returned(self, key: str) -> KvExport | None:
+        """Nobody reads the blocks of a key any more. Its export, which is over; None if there was none."""
+        kv_export = self.by_key.pop(key, None)
         if kv_export is not None:
             self._pool.release(kv_export.blocks)
             kv_export.blocks = []
@@ -77,8 +102,8 @@ class KvExports:
 
     def hold_blocks(self) -> bool:
         """Whether any block is lent."""
-        return any(kv_export.blocks for kv_export in self.by_ticket.values())
+        return any(kv_export.blocks for kv_export in self.by_key.values())
 
     def tables(self) -> Iterator[list[int]]:
         """The blocks of each export."""
-        return (kv_export.blocks for kv_export in self.by_ticket.values())
+        return (kv_export.blocks for kv_export in self.by_key.values())

@@ -1,6 +1,6 @@
-"""At a receiver: KV that comes from another engine, the blocks it comes into, and the requests it is for.
+"""Blocks that come in from a source, those they come into, and the requests they are for.
 
-An import owns its blocks from the moment they are named to the agent until the ticket's request takes them over, or
+An import owns its blocks from the moment they are named to the source until its request takes them over, or
 until nobody writes to them any more. Only what has arrived, and so was verified, is ever taken over.
 """
 
@@ -10,43 +10,33 @@ import bisect
 from collections.abc import Iterator
 
 from homenode.engine.kv.allocator import KvAllocator
+from homenode.engine.kv.block_source import BlockOffer, BlockSource
 from homenode.engine.kv.reservations import KvReservations
 from homenode.engine.kv.sequence import BlockAllocation, KvImport, Sequence
 from homenode.engine.kv.states import SlotAllocation
-from homenode.transfer.scheduler_events import (
-    Claimed,
-    Fetch,
-    Offered,
-    ReservationFailed,
-    Reserved,
-    Stopped,
-    ToAgent,
-    Unused,
-)
 
 
 class KvImports:
-    """All imports by ticket. What it wants the agent to be told is added to `messages`."""
+    """All imports by key, which is the ticket of a request that has one."""
 
-    def __init__(self, allocator: KvAllocator, messages: list[ToAgent]) -> None:
+    def __init__(self, allocator: KvAllocator) -> None:
         self._allocator = allocator
-        self._messages = messages
         self._reservations = KvReservations(allocator)
-        self.by_ticket: dict[str, KvImport] = {}
+        self.by_key: dict[str, KvImport] = {}
         # Whose import is done, in order; they hold their blocks and wait for their turn.
         self.ready: list[Sequence] = []
         self.fetching: set[int] = set()  # requests that were admitted and wait for their KV
         self.released: list[Sequence] = []  # requests that waited for another one's import, which is over
-        self.quarantined: dict[str, list[int]] = {}  # blocks that somebody out of reach may write to, by ticket
+        self.quarantined: dict[str, list[int]] = {}  # blocks that somebody out of reach may write to, by key
 
-    def find(self, ticket: str) -> KvImport | None:
-        """The import of a ticket, if it is known and not given up."""
-        kv_import = self.by_ticket.get(ticket)
+    def find(self, key: str) -> KvImport | None:
+        """The import of a key, if it is known and not given up."""
+        kv_import = self.by_key.get(key)
         return None if kv_import is None or kv_import.stopped else kv_import
 
-    def of(self, ticket: str) -> KvImport | None:
-        """The import of a ticket, if it is known at all."""
-        return self.by_ticket.get(ticket)
+    def of(self, key: str) -> KvImport | None:
+        """The import of a key, if it is known at all."""
+        return self.by_key.get(key)
 
     def is_for(self, kv_import: KvImport, sequence: Sequence) -> bool:
         """Whether a request's own tokens, all but the last, are those that the offer was made for."""
@@ -60,35 +50,35 @@ class KvImports:
 
     # Offers
 
-    def offer(self, offer: Offered, refusal: str, kept_free: int) -> None:
+    def offer(self, source: BlockSource, offer: BlockOffer, refusal: str, kept_free: int) -> None:
         """Remember what will come, and take blocks for it if they are wanted now: all, with room for one token more, or
         none.
 
         `refusal`: why nothing is taken in, if so. `kept_free`: blocks that are to stay free for others.
         """
-        if not refusal and (offer.ticket in self.by_ticket or offer.ticket in self.quarantined):
+        if not refusal and (offer.key in self.by_key or offer.key in self.quarantined):
             refusal = "the ticket is known already"
         if not refusal and offer.reserve:
-            refusal = self._reserve(offer, kept_free)
+            refusal = self._reserve(source, offer, kept_free)
         elif not refusal:
-            self.by_ticket[offer.ticket] = KvImport(offer)
+            self.by_key[offer.key] = KvImport(source, offer)
         if refusal and offer.reserve:
-            self._messages.append(ReservationFailed(offer.ticket, self._allocator.pool.num_free, refusal))
+            source.refuse(offer.key, self._allocator.pool.num_free, refusal)
 
-    def _reserve(self, offer: Offered, kept_free: int) -> str:
+    def _reserve(self, source: BlockSource, offer: BlockOffer, kept_free: int) -> str:
         """Take blocks for an offer and say so, or return why not."""
-        kv_import = self._reservations.reserve(offer, kept_free)
+        kv_import = self._reservations.reserve(source, offer, kept_free)
         if isinstance(kv_import, str):
             return kv_import
-        self.by_ticket[offer.ticket] = kv_import
-        self._messages.append(
-            Reserved(
-                offer.ticket,
-                self._reservations.incoming_blocks(kv_import),
-                kv_import.cached // self._allocator.block_size,
-            )
-        )
+        self.by_key[offer.key] = kv_import
+        held = kv_import.cached // self._allocator.block_size
+        source.reserve(offer.key, self._reservations.incoming_blocks(kv_import), held)
         return ""
+
+    def open(self, source: BlockSource, offer: BlockOffer) -> KvImport:
+        """An import of what a source was asked for, and has. Its key is not in use."""
+        kv_import = self.by_key[offer.key] = KvImport(source, offer)
+        return kv_import
 
     # Requests
 
@@ -101,7 +91,7 @@ class KvImports:
             self.make_ready(sequence)
 
     def follow(self, kv_import: KvImport, sequence: Sequence) -> bool:
-        """A further request of the ticket, with the same tokens, waits until the first has them and finds them in the
+        """A further request of the key, with the same tokens, waits until the first has them and finds them in the
         cache, if there is one.
         """
         if not self._allocator.cache.enabled or sequence.scoring or not self.is_for(kv_import, sequence):
@@ -129,9 +119,8 @@ class KvImports:
 
     def _fetch(self, kv_import: KvImport) -> None:
         offer = kv_import.offer
-        self._messages.append(
-            Fetch(offer.ticket, self._reservations.incoming_blocks(kv_import), kv_import.cached // offer.page_tokens)
-        )
+        held = kv_import.cached // offer.page_tokens
+        kv_import.source.fetch(offer.key, self._reservations.incoming_blocks(kv_import), held)
 
     def proposal(self, sequence: Sequence) -> BlockAllocation:
         """The stay that a ready request would begin now: on what arrived, or on what the cache holds if that is more by
@@ -156,7 +145,7 @@ class KvImports:
             computed=positions,
             prefill_target=sequence.prefill_target,
             first_unscored=sequence.num_prompt,
-            placed=kv_import.offer.ticket if kv_import.placed else "",
+            placed=kv_import.offer.key if kv_import.placed else "",
         )
 
     def _proposal_with_state(self, sequence: Sequence, kv_import: KvImport) -> BlockAllocation:
@@ -192,14 +181,14 @@ class KvImports:
 
     # Ends
 
-    def placed(self, ticket: str, first: int, blocks: list[int]) -> None:
-        """These pages of a ticket are read where they are. One that is not known any more has no use for them."""
-        kv_import = self.by_ticket.get(ticket)
+    def placed(self, key: str, first: int, blocks: list[int]) -> bool:
+        """These pages of a key are read where they are. False: nobody has a use for them any more."""
+        kv_import = self.by_key.get(key)
         if kv_import is None or not kv_import.blocks:
-            self._messages.append(Unused(ticket))
-            return
+            return False
         kv_import.placed = True
         kv_import.blocks[first : first + len(blocks)] = blocks
+        return True
 
     def fill_holes(self, kv_import: KvImport, kept_free: int) -> bool:
         """No more comes: what was to be read in place and did not arrive gets blocks, to be computed. False: there are
@@ -220,18 +209,18 @@ class KvImports:
     def _release(self, kv_import: KvImport) -> None:
         self._allocator.pool.release(self._allocator.pool.own(kv_import.blocks))
         if kv_import.placed:
-            self._allocator.unused.append(kv_import.offer.ticket)
+            self._allocator.unused.append(kv_import.offer.key)
 
     def give_up(self, kv_import: KvImport) -> None:
         """It is of no use any more. Its blocks are free at once if nobody writes to them, else when the
-        agent says so.
+        source says so.
         """
         self._part(kv_import)
         if kv_import.done:
             self._release(kv_import)
             self._claim(kv_import, 0)
             return
-        self._messages.append(Stopped(kv_import.offer.ticket))
+        kv_import.source.stop(kv_import.offer.key)
         kv_import.stopped = True
         if not kv_import.blocks:
             self._forget(kv_import)
@@ -245,12 +234,12 @@ class KvImports:
         if sequence is not None:
             allocator.cache.publish(sequence.chain, sequence.tokens, kv_import.blocks, 0, kv_import.arrived)
         allocator.pool.release(kv_import.blocks[:full])
-        self.quarantined[kv_import.offer.ticket] = kv_import.blocks[full:]
+        self.quarantined[kv_import.offer.key] = kv_import.blocks[full:]
         self._claim(kv_import, full * allocator.block_size if sequence is not None else 0)
 
-    def end_quarantine(self, ticket: str) -> None:
-        """Nobody writes to a ticket's blocks any more, if they were in quarantine."""
-        self._allocator.pool.release(self.quarantined.pop(ticket, []))
+    def end_quarantine(self, key: str) -> None:
+        """Nobody writes to a key's blocks any more, if they were in quarantine."""
+        self._allocator.pool.release(self.quarantined.pop(key, []))
 
     @property
     def num_quarantined(self) -> int:
@@ -275,9 +264,9 @@ class KvImports:
         """Give up the newest reservation that no request has come for, unless blocks are on their way back already.
         True: they are free now.
         """
-        if any(kv_import.stopped for kv_import in self.by_ticket.values()):
+        if any(kv_import.stopped for kv_import in self.by_key.values()):
             return False
-        newest = next((d for d in reversed(self.by_ticket.values()) if d.blocks and d.sequence is None), None)
+        newest = next((d for d in reversed(self.by_key.values()) if d.blocks and d.sequence is None), None)
         if newest is None:
             return False
         self.give_up(newest)
@@ -285,33 +274,33 @@ class KvImports:
 
     def unclaimed(self) -> list[KvImport]:
         """Those that no request has come for, and that were not given up."""
-        return [d for d in self.by_ticket.values() if d.sequence is None and not d.stopped]
+        return [d for d in self.by_key.values() if d.sequence is None and not d.stopped]
 
     def claimed(self) -> list[KvImport]:
         """Those whose request waits for them."""
-        return [d for d in self.by_ticket.values() if d.sequence is not None]
+        return [d for d in self.by_key.values() if d.sequence is not None]
 
     def tables(self) -> Iterator[list[int]]:
         """The blocks of each import."""
-        yield from (kv_import.blocks for kv_import in self.by_ticket.values())
+        yield from (kv_import.blocks for kv_import in self.by_key.values())
         yield from self.quarantined.values()
 
     def hold_blocks(self) -> bool:
         """Whether any import has blocks."""
-        return any(kv_import.blocks for kv_import in self.by_ticket.values())
+        return any(kv_import.blocks for kv_import in self.by_key.values())
 
     def await_news(self) -> bool:
-        """Whether the agent will sooner or later say that blocks are free, or that KV has come."""
+        """Whether a source will sooner or later say that blocks are free, or that KV has come."""
         return any(
-            kv_import.blocks and not (kv_import.done and kv_import.sequence) for kv_import in self.by_ticket.values()
+            kv_import.blocks and not (kv_import.done and kv_import.sequence) for kv_import in self.by_key.values()
         )
 
     def _claim(self, kv_import: KvImport, tokens: int) -> None:
-        self._messages.append(Claimed(kv_import.offer.ticket, tokens))
+        kv_import.source.release(kv_import.offer.key, tokens)
         self._forget(kv_import)
 
     def _forget(self, kv_import: KvImport) -> None:
-        del self.by_ticket[kv_import.offer.ticket]
+        del self.by_key[kv_import.offer.key]
         self._part(kv_import)
 
     def _part(self, kv_import: KvImport) -> None:

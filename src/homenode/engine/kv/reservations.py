@@ -1,14 +1,12 @@
-"""At a receiver: the blocks that KV from another engine comes into. All that an import needs are taken at once, or
-none.
-"""
+"""Blocks that others come into from a source. All that an import needs are taken at once, or none."""
 
 from __future__ import annotations
 
 import math
 
 from homenode.engine.kv.allocator import KvAllocator
+from homenode.engine.kv.block_source import BlockOffer, BlockSource
 from homenode.engine.kv.sequence import KvImport, Sequence
-from homenode.transfer.scheduler_events import Offered
 from homenode.units import format_count
 
 
@@ -20,7 +18,7 @@ class KvReservations:
     def __init__(self, allocator: KvAllocator) -> None:
         self._allocator = allocator
 
-    def reserve(self, offer: Offered, kept_free: int) -> KvImport | str:
+    def reserve(self, source: BlockSource, offer: BlockOffer, kept_free: int) -> KvImport | str:
         """Blocks for an offer, before its request comes, or why there are none. `kept_free`: blocks that are to stay
         free for others.
         """
@@ -34,7 +32,7 @@ class KvReservations:
                 "who run and wait"
             )
         cached = len(hits) * allocator.block_size
-        return KvImport(offer, blocks, cached, arrived=cached)
+        return KvImport(source, offer, blocks, cached, arrived=cached)
 
     def take(self, kv_import: KvImport, sequence: Sequence, spare: int) -> bool:
         """Give blocks to an import without reservation, whose request is admitted now. False: there are not enough.
@@ -48,8 +46,9 @@ class KvReservations:
         cached = len(hits) * allocator.block_size
         kv_import.cached = cached if cached >= offer.tokens else cached // unit * unit
         hits = hits[: kv_import.cached // allocator.block_size]
-        room = allocator.blocks_for(offer.tokens + 2) + spare
-        blocks = allocator.take(hits, offer.tokens + 1, room, self._num_in_place(offer, len(hits)))
+        positions = max(offer.tokens + 1, len(sequence.tokens))
+        room = allocator.blocks_for(positions + 1) + spare
+        blocks = allocator.take(hits, positions, room, self._num_in_place(offer, len(hits)))
         if blocks is None:
             return False
         kv_import.blocks, kv_import.arrived = blocks, kv_import.cached
@@ -68,17 +67,17 @@ class KvReservations:
         return True
 
     def incoming_blocks(self, kv_import: KvImport) -> list[int]:
-        """The blocks that the agent is told of: those of what comes, without the room for more."""
+        """The blocks that the source is told of: those of what comes, without the room for more."""
         return kv_import.blocks[: self._allocator.blocks_for(kv_import.offer.tokens)]
 
-    def _hits(self, offer: Offered) -> list[int]:
+    def _hits(self, offer: BlockOffer) -> list[int]:
         """Pages that are in the prefix cache. Found by their identity, which is a block's hash where pages are as large
         as blocks.
         """
         allocator = self._allocator
         return allocator.pool.find(offer.identities) if offer.page_tokens == allocator.block_size else []
 
-    def _num_in_place(self, offer: Offered, cached: int) -> int:
+    def _num_in_place(self, offer: BlockOffer, cached: int) -> int:
         """Pages of which no copy is needed, since they are full and can be read where they are: nothing is ever written
         there. None where blocks are handed over whole.
         """

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from homenode.engine.kv.block_source import BlockOffer, BlockSource
 from homenode.engine.kv.prefix import HashChain
 from homenode.engine.kv.states import SlotAllocation
 from homenode.engine.request import Request, TokenLogprob
 from homenode.sampling import SamplingParams
-from homenode.transfer.scheduler_events import Offered
 
 
 @dataclass(eq=False, slots=True)
@@ -35,7 +35,7 @@ class BlockAllocation:
     drafted: int = 0  # of the positions that are scheduled, those in flight that hold a guess of a token
     # While it decodes: up to this position there is nothing to look at, neither a block it lacks nor its end.
     unchecked_until: int = -1
-    placed: str = ""  # the ticket whose pages it reads where another engine has them
+    placed: str = ""  # the key whose pages it reads where their source has them
     state: SlotAllocation | None = None  # of a model whose layers keep a state
     state_pages: list[int] = field(default_factory=list)  # blocks in which its state comes, or goes to another engine
 
@@ -155,30 +155,33 @@ class Sequence:
 
 @dataclass(eq=False, slots=True)
 class KvExport:
-    """What is handed over under one ticket. A page is a block."""
+    """What goes out to a source under one key. A page is a block."""
 
-    ticket: str
+    source: BlockSource
+    key: str
     sequence: Sequence | None  # None: the request has ended
     tokens: int  # positions to be handed over
     blocks: list[int] = field(default_factory=list)  # told of, with a reference each
-    reported: int = 0  # pages that the agent knows to be there: at the receiver already, or in `blocks`
-    admitted: bool = False  # the agent has room
-    closed: bool = False  # nothing more is to be told: the last page was, or the agent has ended it
+    reported: int = 0  # pages that the source knows to be there: kept by it already, or in `blocks`
+    admitted: bool = False  # the source has room
+    closed: bool = False  # nothing more is to be told: the last page was, or the source has ended it
+    kept: bool = False  # it goes to a store, whatever became of its request
 
 
 @dataclass(eq=False, slots=True)
 class KvImport:
-    """What comes under one ticket."""
+    """What comes in from a source under one key."""
 
-    offer: Offered
+    source: BlockSource
+    offer: BlockOffer
     # A reference to each: for all positions of the request that is to come.
     blocks: list[int] = field(default_factory=list)
     cached: int = 0  # positions that were here already
     arrived: int = 0  # positions that are there and verified, the held ones included
     ended: bool = False  # no more comes, and nobody writes
-    # some of its pages are read where another engine has them: the agent is to be told when they are not any more
+    # some of its pages are read where the source has them: it is to be told when they are not any more
     placed: bool = False
-    stopped: bool = False  # given up; the agent was told to end it
+    stopped: bool = False  # given up; the source was told to bring no more
     sequence: Sequence | None = None  # the request it is for has come
     # More requests for the same tokens: they wait to find them in the cache.
     others: list[Sequence] = field(default_factory=list)

@@ -123,4 +123,5 @@ class Arrivals:
         elif kv is not None and (sends or not kv.sends):
             self._coordinator.arrive(sequence)
         else:
+            self._coordinator.seek(sequence)
             self._planner.waiting.push(sequence)

@@ -79,6 +79,28 @@ class KvHeadroom(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
+class BlocksArrived(msgspec.Struct, frozen=True, tag=True):
+    """Of what a store was asked for under `key`, the first `tokens` positions lie verified in their blocks."""
+
+    now: float
+    key: str
+    tokens: int
+
+
+class BlocksFailed(msgspec.Struct, frozen=True, tag=True):
+    """A store brings no more under `key`, and nothing writes to its blocks from here on. What arrived stays good."""
+
+    now: float
+    key: str
+
+
+class BlocksStored(msgspec.Struct, frozen=True, tag=True):
+    """A store does not read the blocks of `key` any more."""
+
+    now: float
+    key: str
+
+
 Event = (
     RequestArrived
     | Aborted
@@ -89,6 +111,9 @@ Event = (
     | Ticked
     | DrainStarted
     | KvHeadroom
+    | BlocksArrived
+    | BlocksFailed
+    | BlocksStored
     | ToScheduler
 )
 

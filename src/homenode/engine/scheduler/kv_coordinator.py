@@ -1,10 +1,12 @@
-"""The scheduler's side of handing KV over: what the agent tells, and what becomes of requests with a ticket."""
+"""The scheduler's side of the sources of KV blocks: what they tell, and what becomes of requests that wait for them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from homenode.engine.kv.allocator import KvAllocator
+from homenode.engine.kv.block_source import BlockOffer, BlockSource
 from homenode.engine.kv.exports import KvExports
 from homenode.engine.kv.imports import KvImports
 from homenode.engine.kv.sequence import BlockAllocation, KvImport, Sequence
@@ -14,7 +16,7 @@ from homenode.engine.scheduler.step_costs import StepCosts
 from homenode.engine.scheduler.step_load import NO_LOAD, StepLoad
 from homenode.engine.step import WorkerLimits
 from homenode.errors import UserError
-from homenode.transfer import scheduler_events
+from homenode.transfer.scheduler_events import KvTicket
 from homenode.units import format_count
 
 
@@ -28,9 +30,7 @@ class KvRefusal:
 
 
 class KvCoordinator:
-    """Takes sequences aside while they wait for another engine, and gives them back to the planner. `messages` are for
-    the agent.
-    """
+    """Takes sequences aside while they wait for a source of blocks, and gives them back to the planner."""
 
     def __init__(
         self,
@@ -38,23 +38,26 @@ class KvCoordinator:
         allocator: KvAllocator,
         planner: Planner,
         kv_imports: KvImports,
-        messages: list[scheduler_events.ToAgent],
         costs: StepCosts,
+        peers: BlockSource,
+        stores: Iterable[BlockSource] = (),
     ) -> None:
-        """`costs`: of the steps of this engine, by which a hand-over is worth waiting for."""
+        """`costs`: of the steps of this engine, by which a hand-over is worth waiting for. `peers`: other engines, with
+        which requests that have a ticket exchange KV. `stores`: where blocks of all others are kept and found again.
+        """
         self._limits = limits
         self._planner = planner
         self.kv_imports = kv_imports
         self.kv_exports = KvExports(allocator)
         self._allocator = allocator
-        self.messages = messages
+        self._peers, self._stores = peers, tuple(stores)
         self._costs = costs
         self._closed = False
         self.workers_are_lost = False  # and those that are left may still write to any block
 
     # Requests
 
-    def refusal(self, ticket: scheduler_events.KvTicket, max_tokens: int) -> UserError | None:
+    def refusal(self, ticket: KvTicket, max_tokens: int) -> UserError | None:
         """Why a request with this ticket can never be sent, if so."""
         if ticket.sends and max_tokens:
             return UserError(
@@ -76,7 +79,9 @@ class KvCoordinator:
         if kv.sends:
             self._planner.waiting_for_kv[sequence.id] = sequence
             prompt = StepLoad.of_sequence(0, len(sequence.tokens), 0)
-            self.messages.append(self.kv_exports.open(sequence, self._costs.seconds(NO_LOAD, prompt)))
+            held = self.kv_exports.open(self._peers, sequence, self._costs.seconds(NO_LOAD, prompt))
+            if held is not None:
+                self.admitted(kv.ticket, held)
             return
         kv_import = self.kv_imports.find(kv.ticket)
         if kv_import is not None and kv_import.sequence is None:
@@ -92,7 +97,7 @@ class KvCoordinator:
     def _bind(self, kv_import: KvImport, sequence: Sequence) -> None:
         """Bind a request to its import, if the tokens are the same and it has a use for their KV."""
         if not self.kv_imports.is_for(kv_import, sequence):
-            ticket = kv_import.offer.ticket
+            ticket = kv_import.offer.key
             self._planner.warnings.append(
                 f"request {sequence.id} came with ticket {ticket}, but the KV of that ticket is of other tokens: "
                 "its prompt is computed here. "
@@ -104,71 +109,115 @@ class KvCoordinator:
             self.kv_imports.bind(kv_import, sequence)
 
     def end(self, sequence: Sequence, reason: str) -> None:
-        """A request with a ticket has ended; it is neither running nor waiting any more."""
+        """A request has ended; it is neither running nor waiting any more."""
         if sequence.kv_import is not None:
             self.kv_imports.give_up(sequence.kv_import)
             self._planner.let_followers_go()
-        abandoned = self.kv_exports.end(sequence, reason)
-        if abandoned is not None:
-            self.messages.append(abandoned)
+        self.kv_exports.end(sequence, reason)
 
     def computed(self, sequence: Sequence, allocation: BlockAllocation) -> None:
         """Tell of the pages of a sent request that are complete by now."""
         if sequence.kv_export is not None:
-            told = self.kv_exports.export_complete(sequence.kv_export, allocation)
-            if told is not None:
-                self.messages.append(told)
+            self.kv_exports.export_complete(sequence.kv_export, allocation)
+
+    def seek(self, sequence: Sequence) -> None:
+        """Have the beginning of a new request's prompt fetched when its turn comes, where a store has more of it than
+        the prefix cache. Keys and values without the state that layers keep besides would be of no use.
+        """
+        cache, size = self._allocator.cache, self._allocator.block_size
+        if not self._stores or not cache.enabled or sequence.scoring or self._allocator.states is not None:
+            return
+        identities = sequence.chain.of(sequence.tokens, (len(sequence.tokens) - 1) // size)
+        cached = len(self._allocator.pool.find(identities)) * size
+        found = [(offer.tokens, source, offer) for source in self._stores if (offer := source.find(identities))]
+        tokens, source, offer = max(found, key=lambda each: each[0], default=(0, self._peers, None))
+        if offer is not None and tokens > cached:
+            self.kv_imports.bind(self.kv_imports.open(source, offer), sequence)
+
+    def keep(self, sequence: Sequence) -> None:
+        """Offer the stores the blocks of a request that is about to end."""
+        if sequence.allocation is not None and self._allocator.states is None:
+            for source in self._stores:
+                self.kv_exports.store(source, sequence, sequence.allocation)
 
     def has_told(self, sequence: Sequence) -> bool:
         """Whether the agent knows of pages of a sent request, which it reads here."""
         return sequence.kv_export is not None and bool(sequence.kv_export.blocks)
 
-    # What the agent tells
+    # What sources tell. Keys that are not known (any more) are passed over: messages cross.
 
-    def take(self, event: scheduler_events.ToScheduler) -> KvRefusal | None:
-        """Take in what the agent told. Tickets that are not known (any more) are passed over: messages cross. Returns a
-        request to be ended.
-        """
-        match event:
-            case scheduler_events.SendAdmitted(_, ticket, held):
-                self._admitted(ticket, held)
-            case scheduler_events.SendRefused(_, ticket, reason, retry_after_s):
-                kv_export = self.kv_exports.find(ticket)
-                if kv_export is not None and kv_export.sequence is not None:
-                    kv_export.closed = True
-                    return KvRefusal(kv_export.sequence, reason, retry_after_s)
-            case scheduler_events.Returned(_, ticket):
-                kv_export = self.kv_exports.returned(ticket)
-                if kv_export is not None and kv_export.sequence is not None:
-                    return KvRefusal(
-                        kv_export.sequence, "the hand-over was ended before all of the prompt was computed"
-                    )
-            case scheduler_events.Offered():
-                self.kv_imports.offer(event, self._offer_problem(event), self._kept_free())
-            case scheduler_events.Arrived(_, ticket, tokens, first, blocks):
-                if blocks:
-                    self.kv_imports.placed(ticket, first, blocks)
-                self._arrived(ticket, tokens)
-            case scheduler_events.Failed(_, ticket):
-                self._end_import(ticket)
-            case scheduler_events.Quarantined(_, ticket, tokens):
-                self._quarantined(ticket, tokens)
-            case scheduler_events.Forgotten(_, ticket):
-                self.kv_imports.end_quarantine(ticket)
-                self._end_import(ticket, forgotten=True)
-        self._planner.let_followers_go()
-        return None
-
-    def _admitted(self, ticket: str, held: int) -> None:
-        kv_export = self.kv_exports.find(ticket)
+    def admitted(self, key: str, held: int) -> None:
+        """There is room for what a request is to compute; the first `held` pages are there already."""
+        kv_export = self.kv_exports.find(key)
         if kv_export is None or kv_export.sequence is None or kv_export.admitted:
             return
         kv_export.admitted = True
         kv_export.reported = max(0, min(held, self._allocator.blocks_for(kv_export.tokens)))
         del self._planner.waiting_for_kv[kv_export.sequence.id]
         self._planner.waiting.push(kv_export.sequence)
+        self._planner.let_followers_go()
 
-    def _offer_problem(self, offer: scheduler_events.Offered) -> str:
+    def refused(self, key: str, reason: str, retry_after_s: float | None = None) -> KvRefusal | None:
+        """There is no room. The request that is to be ended."""
+        kv_export = self.kv_exports.find(key)
+        if kv_export is None or kv_export.sequence is None:
+            return None
+        kv_export.closed = True
+        return KvRefusal(kv_export.sequence, reason, retry_after_s)
+
+    def stored(self, key: str) -> KvRefusal | None:
+        """Nobody reads the blocks any more. The request that is to be ended, if it was not done with."""
+        kv_export = self.kv_exports.returned(key)
+        if kv_export is None or kv_export.sequence is None:
+            return None
+        return KvRefusal(kv_export.sequence, "the hand-over was ended before all of the prompt was computed")
+
+    def offered(self, source: BlockSource, offer: BlockOffer) -> None:
+        """Blocks will come, before or after their request."""
+        self.kv_imports.offer(source, offer, self._offer_problem(offer), self._kept_free())
+        self._planner.let_followers_go()
+
+    def placed(self, source: BlockSource, key: str, first: int, blocks: list[int]) -> None:
+        """Pages first, first + 1, ... are read in these blocks, where the source has them."""
+        if not self.kv_imports.placed(key, first, blocks):
+            source.unuse(key)
+
+    def arrived(self, key: str, tokens: int) -> None:
+        """The first `tokens` positions lie verified in their blocks."""
+        kv_import = self.kv_imports.of(key)
+        if kv_import is not None:
+            self.kv_imports.arrived(kv_import, tokens)
+            if kv_import.done:
+                self._finish(kv_import)
+        self._planner.let_followers_go()
+
+    def failed(self, key: str, forgotten: bool = False) -> None:
+        """No more will come, and nothing writes to the blocks. `forgotten`: what came is of no use to anybody."""
+        self._end_import(key, forgotten)
+        self._planner.let_followers_go()
+
+    def forgotten(self, key: str) -> None:
+        """The same of a passage that no request came for in time, or after `quarantined`."""
+        self.kv_imports.end_quarantine(key)
+        self.failed(key, forgotten=True)
+
+    def quarantined(self, key: str, tokens: int) -> None:
+        """No more will come, but somebody may still write behind the first `tokens` positions: the rest of the blocks
+        is out of use. Its request, if it is here, goes the ordinary way, with what the cache holds of it.
+        """
+        kv_import = self.kv_imports.of(key)
+        if kv_import is None or not kv_import.blocks:
+            self._end_import(key)
+        else:
+            self.kv_imports.arrived(kv_import, tokens)
+            sequence = kv_import.sequence
+            self.kv_imports.quarantine(kv_import)
+            if sequence is not None:
+                self._planner.waiting_for_kv.pop(sequence.id, None)
+                self._planner.waiting.push(sequence)
+        self._planner.let_followers_go()
+
+    def _offer_problem(self, offer: BlockOffer) -> str:
         """Why an offer cannot be taken, however long one waits; empty if it can."""
         tokens, longest = offer.tokens, longest_sequence(self._limits)
         if self._closed:
@@ -203,15 +252,8 @@ class KvCoordinator:
         wanted = self._allocator.blocks_for(len(first.tokens) + 1) if first is not None else 0
         return wanted + (self._planner.spare or int(self.kv_imports.hold_blocks()))
 
-    def _arrived(self, ticket: str, tokens: int) -> None:
-        kv_import = self.kv_imports.of(ticket)
-        if kv_import is not None:
-            self.kv_imports.arrived(kv_import, tokens)
-            if kv_import.done:
-                self._finish(kv_import)
-
-    def _end_import(self, ticket: str, forgotten: bool = False) -> None:
-        kv_import = self.kv_imports.of(ticket)
+    def _end_import(self, key: str, forgotten: bool = False) -> None:
+        kv_import = self.kv_imports.of(key)
         if kv_import is None:
             return
         kv_import.ended = True
@@ -235,21 +277,6 @@ class KvCoordinator:
         if sequence is not None and self._planner.waiting_for_kv.pop(sequence.id, None) is not None:
             self._planner.waiting.push(sequence)
 
-    def _quarantined(self, ticket: str, tokens: int) -> None:
-        """The rest of an import's blocks is out of use; its request, if it is here, goes the ordinary way, with what
-        the cache holds of it.
-        """
-        kv_import = self.kv_imports.of(ticket)
-        if kv_import is None or not kv_import.blocks:
-            self._end_import(ticket)
-            return
-        self.kv_imports.arrived(kv_import, tokens)
-        sequence = kv_import.sequence
-        self.kv_imports.quarantine(kv_import)
-        if sequence is not None:
-            self._planner.waiting_for_kv.pop(sequence.id, None)
-            self._planner.waiting.push(sequence)
-
     def _finish(self, kv_import: KvImport) -> None:
         """An import is done: its request goes on, if it waits for that; one that was given up frees its blocks."""
         sequence = kv_import.sequence
@@ -271,8 +298,9 @@ class KvCoordinator:
         their prompts.
 
         What was lent stays lent: those pages were complete, and no lost step wrote to them. That they are what they
-        were shows in their digests.
+        were shows in their digests; a store, which makes these itself, is told.
         """
+        self.kv_exports.lose("a step was lost, and perhaps KV memory with it")
         for kv_import in self.kv_imports.claimed():
             sequence = kv_import.sequence
             if sequence is not None and kv_import.blocks:
@@ -294,7 +322,7 @@ class KvCoordinator:
         return f"{text}; the rest is too small for this request" if count else ""
 
     def awaits(self) -> bool:
-        """The agent will tell something, in bounded time, that lets a request go on or frees blocks."""
+        """A source will tell something, in bounded time, that lets a request go on or frees blocks."""
         return bool(self._planner.waiting_for_kv) or self.kv_exports.hold_blocks() or self.kv_imports.await_news()
 
     def holds_blocks(self) -> bool:

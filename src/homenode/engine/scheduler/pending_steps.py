@@ -47,7 +47,7 @@ class PendingStep:
         """Tickets of which it computes the last pages."""
         kv_exports = [(sequence.kv_export, item) for sequence, _, item in self.parts if sequence.kv_export is not None]
         return tuple(
-            kv_export.ticket
+            kv_export.key
             for kv_export, item in kv_exports
             if not kv_export.closed and item.start + item.count >= kv_export.tokens
         )

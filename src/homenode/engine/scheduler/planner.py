@@ -376,7 +376,8 @@ class Planner:
         count = self._prefill_count(sequence, proposal, plan)
         if count <= 0:
             return False
-        self._counters.handed_tokens += proposal.scheduled
+        if sequence.request.kv is not None:
+            self._counters.handed_tokens += proposal.scheduled
         self._kv_imports.adopt(sequence, proposal)
         self.let_followers_go()
         self._enter(sequence, proposal, handed_over=True)

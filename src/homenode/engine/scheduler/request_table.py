@@ -96,9 +96,9 @@ class RequestTable:
 
     def finish(self, sequence: Sequence, **output: Any) -> None:
         """End a request in whatever state it is, give back all it holds, and send its last output."""
+        self._coordinator.keep(sequence)
         self._planner.stop(sequence)
-        if sequence.request.kv is not None:
-            self._coordinator.end(sequence, output.get("error") or output["finish_reason"])
+        self._coordinator.end(sequence, output.get("error") or output["finish_reason"])
         self._deadlines.remove(sequence)
         sequence.finished = True
         del self._sequences[sequence.id]

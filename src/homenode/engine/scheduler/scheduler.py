@@ -22,6 +22,7 @@ import secrets
 from collections.abc import Iterable
 
 from homenode.engine.kv.allocator import KvAllocator
+from homenode.engine.kv.block_source import BlockSource
 from homenode.engine.kv.chunks import ChunkTable, PageChange
 from homenode.engine.kv.imports import KvImports
 from homenode.engine.kv.states import StatePool
@@ -31,6 +32,9 @@ from homenode.engine.scheduler.counters import SchedulerCounters
 from homenode.engine.scheduler.drafts import Drafter, WorkerDrafts
 from homenode.engine.scheduler.events import (
     Aborted,
+    BlocksArrived,
+    BlocksFailed,
+    BlocksStored,
     DrainStarted,
     Event,
     Instruction,
@@ -47,6 +51,7 @@ from homenode.engine.scheduler.events import (
 from homenode.engine.scheduler.growth import Growth
 from homenode.engine.scheduler.kv_coordinator import KvCoordinator
 from homenode.engine.scheduler.micro_batching import MicroBatching
+from homenode.engine.scheduler.peer_source import PeerSource
 from homenode.engine.scheduler.pending_steps import PendingSteps
 from homenode.engine.scheduler.planner import Planner
 from homenode.engine.scheduler.recovery import WorkerRecovery
@@ -58,7 +63,6 @@ from homenode.engine.scheduler.step_costs import StepCosts
 from homenode.engine.scheduler_config import KvConfig, SchedulerConfig
 from homenode.engine.step import Step, WorkerLimits
 from homenode.errors import InternalError, UserError
-from homenode.transfer.scheduler_events import ToAgent, Unused
 from homenode.units import format_count
 
 
@@ -78,11 +82,13 @@ class Scheduler:
         micro_batches: int = 0,
         costs: StepCosts | None = None,
         drafter: Drafter | None = None,
+        stores: Iterable[BlockSource] = (),
     ) -> None:
         """`stages`: of the pipeline that computes a step, fed with `micro_batches` (0: as many) at once. `lookahead`,
         for one stage only: steps that may be sent ahead of the one being computed, 0 or 1. `seeds` draws the sampling
         seed of requests without. `costs`: what is known of the steps' times; None: nothing is. `drafter`: guesses
-        tokens; None: the workers do, if anybody does.
+        tokens; None: the workers do, if anybody does. `stores`: where blocks are kept and found again besides the KV
+        memory.
 
         UserError if the settings contradict each other, InternalError if the worker's limits do not allow them.
         """
@@ -108,8 +114,8 @@ class Scheduler:
             None if chunks is None else Growth(allocator.pool, chunks, limits.chunk_bytes, kv.kv_cache_release)
         )
         counters = SchedulerCounters()
-        self._messages: list[ToAgent] = []
-        kv_imports = KvImports(allocator, self._messages)
+        self._peers = PeerSource()
+        kv_imports = KvImports(allocator)
         self.costs = costs or StepCosts()
         self._drafter = drafter = drafter or (WorkerDrafts() if limits.max_drafted else None)
         self.planner = planner = Planner(
@@ -117,7 +123,7 @@ class Scheduler:
         )
         self._shares = planner.shares
         self.coordinator = coordinator = KvCoordinator(
-            limits, allocator, planner, kv_imports, self._messages, self.costs
+            limits, allocator, planner, kv_imports, self.costs, self._peers, stores
         )
         self.pending_steps = pending = PendingSteps()
         self.requests = requests = RequestTable(planner, coordinator, counters)
@@ -182,8 +188,14 @@ class Scheduler:
                     self._growth.take(event)
             case Ticked():
                 pass
+            case BlocksArrived(_, key, tokens):
+                self.coordinator.arrived(key, tokens)
+            case BlocksFailed(_, key):
+                self.coordinator.failed(key)
+            case BlocksStored(_, key):
+                self.coordinator.stored(key)
             case _:
-                if refused := self.coordinator.take(event):
+                if refused := self._peers.take(event, self.coordinator):
                     self.requests.fail_refused(refused)
         self.requests.end_late(event.now)
         return self.instructions()
@@ -191,15 +203,16 @@ class Scheduler:
     def instructions(self) -> list[Instruction]:
         """What is to be told and was not yet, such as because of `next_step`. Empties the list."""
         instructions = self.requests.tell()
-        self._messages += [Unused(ticket) for ticket in self.allocator.unused]
+        for key in self.allocator.unused:
+            self._peers.unuse(key)
         self.allocator.unused.clear()
         if self._growth is not None and self._growth.warnings:
             instructions += map(Warn, self._growth.warnings)
             self._growth.warnings.clear()
-        if self.planner.warnings or self._messages:
-            instructions += [*map(Warn, self.planner.warnings), *map(ToTransfer, self._messages)]
+        if self.planner.warnings or self._peers.messages:
+            instructions += [*map(Warn, self.planner.warnings), *map(ToTransfer, self._peers.messages)]
             self.planner.warnings.clear()
-            self._messages.clear()
+            self._peers.messages.clear()
         return instructions
 
     def next_step(self) -> Step | None:
