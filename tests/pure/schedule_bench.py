@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as List
 
 import msgspec
 
 from homenode.engine.errors import StepError, StepsLostError
+from homenode.engine.kv.block_source import BlockSource
 from homenode.engine.kv.sequence import BlockAllocation, Sequence
 from homenode.engine.messages import Output
 from homenode.engine.request import Request
@@ -102,6 +103,7 @@ class Bench:
         release_s: float = 0.0,
         token_s: float | None = None,
         drafter: Callable[[List[int]], List[int]] | None = None,
+        stores: Iterable[BlockSource] = (),
     ) -> None:
         """`headroom`: bytes that the machine can give to KV memory that grows, whenever it is looked at. `token_s`:
         seconds that each token of a step takes by the scheduler's clock; None: a step takes none. `drafter`: as for
@@ -123,6 +125,7 @@ class Bench:
             lookahead=lookahead,
             stages=stages,
             micro_batches=micro_batches,
+            stores=stores,
         )
         self.executor = ScriptedExecutor(
             self.limits,

@@ -178,9 +178,7 @@ class ReceivingEngine(ReceiverProcess):
 
     def owner(self, block: int) -> Any:
         deliveries = self.real.scheduler.coordinator.kv_imports
-        owners = [
-            d.offer.key for d in deliveries.by_key.values() if block in d.blocks[d.cached // self.block_size :]
-        ]
+        owners = [d.offer.key for d in deliveries.by_key.values() if block in d.blocks[d.cached // self.block_size :]]
         return (owners + [ticket for ticket, blocks in deliveries.quarantined.items() if block in blocks] + [None])[0]
 
     def told(self, event: Any) -> None:

@@ -54,7 +54,7 @@ class KvExports:
         blocks = allocation.blocks[held:full]
         self._pool.acquire(blocks)
         self.by_key[key] = KvExport(source, key, None, tokens, blocks, full, admitted=True, closed=True, kept=True)
-        source.store(key, held, blocks, True)
+        source.store(key, held, [*blocks], True)
 
     def export_complete(self, kv_export: KvExport, allocation: BlockAllocation) -> None:
         """Tell of the pages that have become complete. Pages told already, from an earlier stay, are not told again."""

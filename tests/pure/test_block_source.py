@@ -1,0 +1,192 @@
+"""Sources of KV blocks besides the engine itself: a store in memory gets what requests leave, and prompts that begin
+alike get it back. Whatever happens on the way, every request gets the tokens that it gets alone in the world.
+
+The strict scripted worker reads back all that it uses, so that KV which is not what it should be is found out.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from homenode.engine.kv.block_source import BlockSource
+from homenode.engine.scheduler.peer_source import PeerSource
+from homenode.engine.scheduler_config import SchedulerConfig
+from homenode.engine.step import Step
+from tests.pure.kv_transfer_bench import KeepingExecutor
+from tests.pure.memory_store import MemoryStore
+from tests.pure.schedule_bench import Bench, limits_of
+
+SIZE = 4
+SOURCES: tuple[type[BlockSource], ...] = (PeerSource, MemoryStore)  # which mypy holds to the interface
+
+
+class StoreBench(Bench):
+    """The bench with a store beside the KV memory."""
+
+    def __init__(
+        self,
+        seed: int = 1,
+        *,
+        num_blocks: int = 64,
+        most: int = 10_000,
+        lookahead: int = 1,
+        lost: set[int] | None = None,
+    ) -> None:
+        def fault(step: Step) -> Exception | None:
+            return RuntimeError("lost") if lost and step.number in lost else None
+
+        self.rng = random.Random(seed)
+        self.store = MemoryStore(SIZE, self._read, self._write, rubbish=[(-1, -1)] * SIZE, most=most, rng=self.rng)
+        super().__init__(
+            SchedulerConfig(max_num_batched_tokens=32, max_num_seqs=4),
+            limits=limits_of(num_blocks, SIZE),
+            lookahead=lookahead,
+            stores=[self.store],
+        )
+        self.executor = KeepingExecutor(self.limits, max_tokens=32, max_sequences=4, fault=fault)
+
+    def _read(self, block: int) -> list[Any]:
+        return list(self.executor.memory[block])
+
+    def _write(self, block: int, content: list[Any]) -> None:
+        self.executor.memory[block] = list(content)
+
+    def work(self) -> None:
+        """One piece of what the store has to do."""
+        for event in self.store.work(self.now):
+            self.apply(event)
+
+    def settle(self) -> None:
+        """Until everything is answered, and the store has nothing left to do."""
+        if not self.executor.serving:
+            self.restore()
+        for _ in range(20_000):
+            sent, busy = self.fill(), self.store.busy
+            self.work()
+            if not (self.finish_step() or sent or busy) and self.scheduler.idle():
+                break
+        assert self.scheduler.idle() and not self.store.busy
+        self.check_rest()
+
+    def empty_cache(self) -> None:
+        """The engine forgets all that it has computed, and what was there is there no more."""
+        self.scheduler.allocator.pool.forget_all()
+        self.executor.memory = [[None] * SIZE for _ in range(self.limits.num_blocks)]
+
+    def _check_order(self, step: Step, inside: set[int]) -> None:
+        """The first may wait for blocks that are read by the store."""
+
+    def cached(self, number: int) -> int:
+        return self.outputs[number][0].cached_tokens
+
+
+PROMPT = [*range(1, 23)]  # five blocks and two tokens
+
+
+def test_blocks_go_out_the_cache_is_emptied_and_they_come_back_in() -> None:
+    bench = StoreBench()
+    first = bench.submit(PROMPT, max_tokens=8)
+    bench.settle()
+    assert bench.store.pages_out == (len(PROMPT) + 7) // SIZE and bench.scheduler.allocator.pool.num_owned == 0
+    bench.empty_cache()
+    again = bench.submit(PROMPT, max_tokens=8)
+    longer = bench.submit([*PROMPT, *bench.tokens(first), 30, 31], max_tokens=8)
+    bench.settle()
+    assert bench.tokens(again) == bench.tokens(first)
+    assert (bench.cached(first), bench.cached(again)) == (0, 20)
+    assert bench.cached(longer) == 28  # with all that the first left
+    assert bench.store.pages_in > 0
+
+
+def test_what_the_cache_holds_is_neither_fetched_nor_stored_again() -> None:
+    bench = StoreBench()
+    bench.submit(PROMPT, max_tokens=1)
+    bench.settle()
+    out = bench.store.pages_out
+    again = bench.submit(PROMPT, max_tokens=1)
+    bench.settle()
+    assert (bench.store.pages_in, bench.store.pages_out) == (0, out) and bench.cached(again) == 20
+
+
+def test_what_the_store_lost_meanwhile_is_computed() -> None:
+    bench = StoreBench()
+    first = bench.submit(PROMPT, max_tokens=4)
+    bench.settle()
+    bench.empty_cache()
+    again = bench.submit(PROMPT, max_tokens=4)
+    bench.fill()
+    bench.work()  # a page comes
+    bench.store.kept.clear()
+    bench.settle()
+    assert bench.tokens(again) == bench.tokens(first) and 0 < bench.cached(again) < 20
+
+
+def test_a_request_that_leaves_while_its_blocks_come_keeps_them_until_nobody_writes() -> None:
+    bench = StoreBench(num_blocks=16)
+    bench.submit(PROMPT, max_tokens=1)
+    bench.settle()
+    bench.empty_cache()
+    leaving = bench.submit(PROMPT, max_tokens=1)
+    bench.fill()
+    owned = bench.scheduler.allocator.pool.num_owned
+    assert owned
+    bench.abort(leaving)
+    assert bench.scheduler.allocator.pool.num_owned == owned
+    bench.settle()
+
+
+def test_salts_keep_apart_what_is_stored() -> None:
+    bench = StoreBench()
+    bench.submit(PROMPT, max_tokens=1, salt="ada")
+    bench.settle()
+    bench.empty_cache()
+    other = bench.submit(PROMPT, max_tokens=1, salt="bob")
+    bench.settle()
+    assert bench.store.pages_in == 0 and bench.cached(other) == 0
+
+
+def test_blocks_are_not_stored_from_memory_that_was_lost() -> None:
+    bench = StoreBench()
+    number = bench.submit(PROMPT, max_tokens=1)
+    while not bench.outputs.get(number):
+        bench.fill()
+        bench.finish_step()
+    assert bench.store.going and not bench.store.kept
+    bench.lose()
+    bench.executor.memory = [[(-2, -2)] * SIZE for _ in range(bench.limits.num_blocks)]
+    bench.settle()
+    assert not bench.store.kept
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_whatever_happens_every_request_has_its_own_tokens(seed: int) -> None:
+    rng = random.Random(seed)
+    lost = {rng.randrange(60) for _ in range(seed % 3)}
+    bench = StoreBench(seed, num_blocks=rng.choice((24, 40)), most=rng.choice((4, 10_000)), lost=lost)
+    beginnings = [[rng.randrange(1, 40) for _ in range(24)] for _ in range(3)]
+    for _ in range(250):
+        move = rng.random()
+        if move < 0.15:
+            prompt = [
+                *rng.choice(beginnings)[: rng.randrange(1, 25)],
+                *(rng.randrange(1, 40) for _ in range(rng.randrange(6))),
+            ]
+            bench.submit(prompt, max_tokens=rng.randrange(1, 9), ignore_eos=True)
+        elif move < 0.18 and bench.requests:
+            bench.abort(rng.randrange(len(bench.requests)))
+        elif move < 0.19:
+            bench.scheduler.allocator.pool.forget_all()
+        elif move < 0.2:
+            bench.lose()
+            bench.restore()
+        elif move < 0.6:
+            bench.work()
+        elif move < 0.8:
+            bench.fill()
+        else:
+            bench.finish_step()
+    bench.settle()
+    assert bench.store.pages_out and bench.store.pages_in
