@@ -68,7 +68,7 @@ class MemoryStore:
         known = list(itertools.takewhile(self.kept.__contains__, identities))
         if not known:
             return None
-        key = f"found-{next(self._numbers)}"
+        key = f"found/{next(self._numbers)}"
         self.coming[key] = PagesIn(known)
         return BlockOffer(key, len(known) * self._size, self._size, known)
 

@@ -138,6 +138,15 @@ def test_a_request_that_leaves_while_its_blocks_come_keeps_them_until_nobody_wri
     bench.settle()
 
 
+def test_a_store_is_told_which_of_its_offers_nobody_takes() -> None:
+    bench = StoreBench()
+    bench.submit(PROMPT, max_tokens=1)
+    bench.settle()
+    bench.submit(PROMPT, max_tokens=1)  # found in the cache
+    assert not bench.store.coming
+    bench.settle()
+
+
 def test_salts_keep_apart_what_is_stored() -> None:
     bench = StoreBench()
     bench.submit(PROMPT, max_tokens=1, salt="ada")

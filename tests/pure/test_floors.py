@@ -18,6 +18,10 @@ PLANTS = {
     "a lower floor imports a higher one": ("compute/ops.py", "import homenode.engine.request"),
     "the scheduler reads the clock": ("engine/scheduler/queue.py", "import time"),
     "the scheduler knows who runs it": ("engine/scheduler/planner.py", "import homenode.engine.executor.base"),
+    "the accounting of blocks knows hand-overs": (
+        "engine/kv/imports.py",
+        "import homenode.transfer.scheduler_events",
+    ),
     "a plan knows what is built from it": ("engine/plan/worker_layout.py", "import homenode.engine.runtime.build"),
     "the words of the engine know its parts": ("engine/request.py", "import homenode.engine.kv.blocks"),
     "the server reaches past the client": ("server/app.py", "import homenode.engine.runtime.loop"),

@@ -1,8 +1,9 @@
 """Sources of KV blocks besides the model that computes them, which are also where blocks go to: another engine, a store.
 
-A *key* names one passage of blocks, in or out; whoever begins it draws the key. Positions lie in *pages*, which are the
-blocks of the side they come from. A page is known by its identity: the hash of all tokens up to its end
-(`prefix.HashChain`), so that it can be spoken of before anything is computed.
+A *key* names one passage of blocks, in or out; whoever begins it draws the key. Those of stores have a slash, which no
+ticket of a client has. Positions lie in *pages*, which are the blocks of the side they come from. A page is known by
+its identity: the hash of all tokens up to its end (`prefix.HashChain`), so that it can be spoken of before anything is
+computed.
 
 In                                                    Out
   find, or the source offers by itself (`reserve`,      offer     (nothing computed yet; it answers at once or later)

@@ -47,7 +47,7 @@ class KvExports:
         full = allocation.published
         if not full:
             return
-        key, tokens = f"kept-{next(self._numbers)}", full * self._allocator.block_size
+        key, tokens = f"kept/{next(self._numbers)}", full * self._allocator.block_size
         held = source.offer(key, b"", tokens, sequence.chain.of(sequence.tokens, full), 0.0)
         if held is None or held >= full:
             return
@@ -73,7 +73,7 @@ class KvExports:
         kv_export.source.store(kv_export.key, first, blocks, last)
 
     def end(self, sequence: Sequence, reason: str) -> None:
-        """The request has ended; its source is told if that was too early. What was told of stays lent."""
+        """End what a request exports; its source is told if that is too early. What was told of stays lent."""
         kv_export, sequence.kv_export = sequence.kv_export, None
         if kv_export is None:
             return
@@ -84,8 +84,8 @@ class KvExports:
             kv_export.source.abandon(kv_export.key, reason)
 
     def lose(self, reason: str) -> None:
-        """What lies in the blocks may be wrong from now on: stores that may still read it are told so. Other engines
-        see by themselves what they get.
+        """Tell stores that what lies in the blocks they read may be wrong from now on. Other engines see by themselves
+        what they get.
         """
         for kv_export in self.by_key.values():
             if kv_export.kept:

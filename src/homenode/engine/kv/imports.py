@@ -182,7 +182,7 @@ class KvImports:
     # Ends
 
     def placed(self, key: str, first: int, blocks: list[int]) -> bool:
-        """These pages of a key are read where they are. False: nobody has a use for them any more."""
+        """Read these pages of a key where they are. False: nobody has a use for them any more."""
         kv_import = self.by_key.get(key)
         if kv_import is None or not kv_import.blocks:
             return False

@@ -129,10 +129,13 @@ class KvCoordinator:
             return
         identities = sequence.chain.of(sequence.tokens, (len(sequence.tokens) - 1) // size)
         cached = len(self._allocator.pool.find(identities)) * size
-        found = [(offer.tokens, source, offer) for source in self._stores if (offer := source.find(identities))]
-        tokens, source, offer = max(found, key=lambda each: each[0], default=(0, self._peers, None))
-        if offer is not None and tokens > cached:
-            self.kv_imports.bind(self.kv_imports.open(source, offer), sequence)
+        found = [(source, offer) for source in self._stores if (offer := source.find(identities)) is not None]
+        found.sort(key=lambda each: -each[1].tokens)
+        for source, offer in found:
+            if sequence.kv_import is None and offer.tokens > cached:
+                self.kv_imports.bind(self.kv_imports.open(source, offer), sequence)
+            else:
+                source.release(offer.key, 0)
 
     def keep(self, sequence: Sequence) -> None:
         """Offer the stores the blocks of a request that is about to end."""
@@ -147,7 +150,7 @@ class KvCoordinator:
     # What sources tell. Keys that are not known (any more) are passed over: messages cross.
 
     def admitted(self, key: str, held: int) -> None:
-        """There is room for what a request is to compute; the first `held` pages are there already."""
+        """Let a request be computed: its source has room, and the first `held` pages already."""
         kv_export = self.kv_exports.find(key)
         if kv_export is None or kv_export.sequence is None or kv_export.admitted:
             return
@@ -158,7 +161,7 @@ class KvCoordinator:
         self._planner.let_followers_go()
 
     def refused(self, key: str, reason: str, retry_after_s: float | None = None) -> KvRefusal | None:
-        """There is no room. The request that is to be ended."""
+        """Close the export that a source has no room for. Returns the request that is to be ended."""
         kv_export = self.kv_exports.find(key)
         if kv_export is None or kv_export.sequence is None:
             return None
@@ -166,24 +169,24 @@ class KvCoordinator:
         return KvRefusal(kv_export.sequence, reason, retry_after_s)
 
     def stored(self, key: str) -> KvRefusal | None:
-        """Nobody reads the blocks any more. The request that is to be ended, if it was not done with."""
+        """Free blocks that nobody reads any more. Returns the request that is to be ended, if it was not done with."""
         kv_export = self.kv_exports.returned(key)
         if kv_export is None or kv_export.sequence is None:
             return None
         return KvRefusal(kv_export.sequence, "the hand-over was ended before all of the prompt was computed")
 
     def offered(self, source: BlockSource, offer: BlockOffer) -> None:
-        """Blocks will come, before or after their request."""
+        """Take in an offer of blocks, before or after their request."""
         self.kv_imports.offer(source, offer, self._offer_problem(offer), self._kept_free())
         self._planner.let_followers_go()
 
     def placed(self, source: BlockSource, key: str, first: int, blocks: list[int]) -> None:
-        """Pages first, first + 1, ... are read in these blocks, where the source has them."""
+        """Read pages first, first + 1, ... in these blocks, where the source has them."""
         if not self.kv_imports.placed(key, first, blocks):
             source.unuse(key)
 
     def arrived(self, key: str, tokens: int) -> None:
-        """The first `tokens` positions lie verified in their blocks."""
+        """Take in that the first `tokens` positions lie verified in their blocks."""
         kv_import = self.kv_imports.of(key)
         if kv_import is not None:
             self.kv_imports.arrived(kv_import, tokens)
@@ -192,18 +195,18 @@ class KvCoordinator:
         self._planner.let_followers_go()
 
     def failed(self, key: str, forgotten: bool = False) -> None:
-        """No more will come, and nothing writes to the blocks. `forgotten`: what came is of no use to anybody."""
+        """End an import: no more will come, and nothing writes to the blocks. `forgotten`: nobody has a use for it."""
         self._end_import(key, forgotten)
         self._planner.let_followers_go()
 
     def forgotten(self, key: str) -> None:
-        """The same of a passage that no request came for in time, or after `quarantined`."""
+        """End an import that no request came for in time, or that was in quarantine."""
         self.kv_imports.end_quarantine(key)
         self.failed(key, forgotten=True)
 
     def quarantined(self, key: str, tokens: int) -> None:
-        """No more will come, but somebody may still write behind the first `tokens` positions: the rest of the blocks
-        is out of use. Its request, if it is here, goes the ordinary way, with what the cache holds of it.
+        """End an import to which somebody may still write behind the first `tokens` positions: the rest of its blocks is
+        out of use. Its request, if it is here, goes the ordinary way, with what the cache holds of it.
         """
         kv_import = self.kv_imports.of(key)
         if kv_import is None or not kv_import.blocks:

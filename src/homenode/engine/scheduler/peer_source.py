@@ -18,52 +18,52 @@ class PeerSource:
     # In
 
     def find(self, identities: Sequence[bytes]) -> BlockOffer | None:
-        """None: other engines offer by themselves."""
+        """Find nothing: other engines offer by themselves."""
         return None
 
     def reserve(self, key: str, blocks: list[int], held: int) -> None:
-        """As `BlockSource.reserve`."""
+        """Tell the agent the blocks of an offer."""
         self.messages.append(scheduler_events.Reserved(key, blocks, held))
 
     def refuse(self, key: str, free_blocks: int, reason: str) -> None:
-        """As `BlockSource.refuse`."""
+        """Tell the agent that there are none."""
         self.messages.append(scheduler_events.ReservationFailed(key, free_blocks, reason))
 
     def fetch(self, key: str, blocks: list[int], held: int) -> None:
-        """As `BlockSource.fetch`."""
+        """Tell the agent that the request of a ticket is here."""
         self.messages.append(scheduler_events.Fetch(key, blocks, held))
 
     def stop(self, key: str) -> None:
-        """As `BlockSource.stop`."""
+        """Tell the agent that nobody waits for a ticket any more."""
         self.messages.append(scheduler_events.Stopped(key))
 
     def release(self, key: str, tokens: int) -> None:
-        """As `BlockSource.release`."""
+        """Tell the agent that a ticket is done with."""
         self.messages.append(scheduler_events.Claimed(key, tokens))
 
     def unuse(self, key: str) -> None:
-        """As `BlockSource.unuse`."""
+        """Tell the agent that foreign blocks are not read any more."""
         self.messages.append(scheduler_events.Unused(key))
 
     # Out
 
     def offer(self, key: str, to: bytes, tokens: int, identities: list[bytes], compute_s: float) -> int | None:
-        """As `BlockSource.offer`; the other engine answers later."""
+        """Tell the agent what is to be handed over; the other engine answers later."""
         self.messages.append(scheduler_events.SendWanted(key, to, tokens, identities, compute_s))
         return None
 
     def store(self, key: str, first: int, blocks: list[int], last: bool) -> None:
-        """As `BlockSource.store`."""
+        """Tell the agent of pages that are complete."""
         self.messages.append(scheduler_events.Computed(key, first, blocks, last))
 
     def abandon(self, key: str, reason: str) -> None:
-        """As `BlockSource.abandon`."""
+        """Tell the agent that the rest will not be computed."""
         self.messages.append(scheduler_events.Abandoned(key, reason))
 
     # The agent
 
     def take(self, event: scheduler_events.ToScheduler, blocks: KvCoordinator) -> KvRefusal | None:
-        """Tell what the agent told. A request that is to be ended, if any."""
+        """Pass on what the agent told. Returns a request that is to be ended, if any."""
         match event:
             case scheduler_events.SendAdmitted(_, ticket, held):
                 blocks.admitted(ticket, held)

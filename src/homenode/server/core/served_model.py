@@ -70,7 +70,7 @@ class ServedModel:
 
     @cached_property
     def token_rules(self) -> TokenRules:
-        """What sampling parameters say about texts, over this vocabulary."""
+        """The rules that sampling parameters make of texts, over this vocabulary."""
         return TokenRules(self.tokenizer, self.ready.vocab_size)
 
     def next_id(self) -> int:

@@ -81,7 +81,7 @@ class ServerState(RequestAdmission):
 
     @cached_property
     def limits(self) -> ModelLimits:
-        """What any of the models takes."""
+        """The largest limits among the models."""
         return ModelLimits.of(self.models)
 
     def refused(self, reason: str) -> None:
