@@ -347,6 +347,7 @@ def test_the_watchdog_can_bark(watched: Running, watchdog: Watchdog) -> None:
             pass
 
     watched.call(busy)
+    watched.call(lambda: None)  # behind the end of the former
     assert watchdog.look()[0] > MOST_S
 
 
