@@ -1,7 +1,7 @@
 """A `BlockSource` in memory: it keeps what lies in blocks by their identities, and gives it back.
 
-It works when `work` is called, a page at a time and in any order, and writes rubbish into blocks that it was given until
-their content has arrived, as a slow source may.
+It works when `work` is called, a page at a time and in any order, and writes rubbish into blocks that it was given
+until their content has arrived, as a slow source may.
 """
 
 from __future__ import annotations

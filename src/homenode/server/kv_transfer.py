@@ -43,8 +43,8 @@ _decode_release = decode_as(ReleaseRequest, HINTS)
 
 
 async def kv_transfer(state: ServerState, request: Request) -> Response:
-    """What this server publishes about the part of a model, which the query may name, in handing KV over; 404 where it has none, 503 while it takes no new
-    requests.
+    """Tell what the engine of a model, which the query may name, publishes about its part in handing KV over; 404 where
+    it has none, 503 while the server takes no new requests.
     """
     model = state.models.find(request.query_params.get("model"))
     document = published_of(model)

@@ -1,4 +1,4 @@
-"""Sources of KV blocks besides the model that computes them, which are also where blocks go to: another engine, a store.
+"""Sources of KV blocks besides the model that computes them, to which blocks go as well: another engine, a store.
 
 A *key* names one passage of blocks, in or out; whoever begins it draws the key. Those of stores have a slash, which no
 ticket of a client has. Positions lie in *pages*, which are the blocks of the side they come from. A page is known by

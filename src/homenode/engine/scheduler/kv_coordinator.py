@@ -205,8 +205,8 @@ class KvCoordinator:
         self.failed(key, forgotten=True)
 
     def quarantined(self, key: str, tokens: int) -> None:
-        """End an import to which somebody may still write behind the first `tokens` positions: the rest of its blocks is
-        out of use. Its request, if it is here, goes the ordinary way, with what the cache holds of it.
+        """End an import to which somebody may still write behind the first `tokens` positions: the rest of its blocks
+        is out of use. Its request, if it is here, goes the ordinary way, with what the cache holds of it.
         """
         kv_import = self.kv_imports.of(key)
         if kv_import is None or not kv_import.blocks:
