@@ -40,8 +40,8 @@ async def serve(
 
     The clients of `models` are started and stay the caller's to close. `listener` comes from `bind` and is closed here.
     `on_listening` is called with the URL once connections are taken. `stop`: the signals of the process, when somebody
-    heard them before. 0 after SIGTERM or SIGINT, 1 after the last engine was lost. Raises PeerError when the loop of one does not
-    answer to begin with.
+    heard them before. 0 after SIGTERM or SIGINT, 1 after the last engine was lost. Raises PeerError when the loop of
+    one does not answer to begin with.
     """
     listener = listener or bind(config)
     warn_if_open(config)
