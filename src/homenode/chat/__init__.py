@@ -1,4 +1,4 @@
-"""What a model writes, understood as a message: content, thoughts and tool calls apart.
+"""A model's text, understood as a message: content, thoughts and tool calls apart.
 
 `parser` is the way in: it is fed text in pieces of any size and gives deltas (`reading.parts`). `choice` decides from a
 chat template how a model writes its calls and thoughts; `formats` has one file for each form of calls and is scanned;

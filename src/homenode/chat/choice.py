@@ -1,4 +1,6 @@
-"""How a model writes its calls and thoughts, chosen from its chat template, with the reason in a sentence."""
+"""The format in which a model writes its calls and thoughts, chosen from its chat template, with the reason in a
+sentence.
+"""
 
 from __future__ import annotations
 

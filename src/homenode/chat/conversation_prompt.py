@@ -18,7 +18,7 @@ Hide = Callable[[Any], Any]  # a value of JSON with other texts in it
 
 @dataclass(frozen=True)
 class TemplateConversation:
-    """What a prompt is made of. `template`: the text of the chat template of a model that writes calls in
+    """The parts that a prompt is made of. `template`: the text of the chat template of a model that writes calls in
     `tool_format`. `messages`: role, content (a text or text parts), and perhaps tool_calls, tool_call_id, name,
     reasoning_content. `tools`: as requests have them.
     """

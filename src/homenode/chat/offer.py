@@ -9,7 +9,7 @@ from typing import Any
 
 
 class ToolUse(enum.Enum):
-    """How freely the model decides to call."""
+    """The freedom that the model has to call."""
 
     AUTO = "auto"
     NONE = "none"

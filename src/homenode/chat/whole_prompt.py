@@ -22,7 +22,7 @@ _PRINTED_PART = re.compile(r"""\{['"]type['"]: ?['"]text['"], ?['"]text['"]: ?['
 
 @dataclass(frozen=True)
 class Arrangement:
-    """What a chat template is given."""
+    """The messages and tools that a chat template is given."""
 
     messages: Messages
     tools: Tools = None

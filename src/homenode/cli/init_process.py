@@ -1,5 +1,5 @@
-"""What the first process of a container owes the others: orphans are its children, and stay there as zombies until it
-asks for their end.
+"""Duties of the first process of a container towards the others: orphans are its children, and stay there as zombies
+until it asks for their end.
 
 A process that serves cannot ask for everybody's end, as whoever started a child of its own wants to know how that
 ended. So the first process becomes two: one that passes signals on and buries, as `docker run --init` has it, and the

@@ -1,4 +1,4 @@
-"""What goes on between the products of an MLP, by name, of arrays of NumPy and torch.
+"""Functions between the products of an MLP, by name, of arrays of NumPy and torch.
 
 The native core has the formulas in `csrc/kernels/simd/elements.h`, by the names in `csrc/kernels/activation.h`.
 """

@@ -1,4 +1,4 @@
-"""What NumPy and torch call by different names, for operations that are written once for both.
+"""Functions that NumPy and torch call by different names, for operations that are written once for both.
 
 Of tensors: `homenode.compute.torch.tensors`, which says so here when it is imported.
 """

@@ -1,5 +1,5 @@
-"""How many tokens each expert of a program's MoE layers was computed for, for backends that call the forward function
-at every step.
+"""Counts of the tokens that each expert of a program's MoE layers was computed for, for backends that call the forward
+function at every step.
 """
 
 from __future__ import annotations

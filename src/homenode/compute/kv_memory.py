@@ -1,4 +1,4 @@
-"""How KV memory is laid out, so that another process can find a token's keys and values in it; and what can be done
+"""The layout of KV memory, so that another process can find a token's keys and values in it; and what can be done
 with it. Fit for the wire.
 
 The unit is the *tile*: keys (or values) of 16 tokens of one head of one layer, `tile_bytes` long, in the form of

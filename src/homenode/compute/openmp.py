@@ -1,5 +1,5 @@
-"""Where the threads of an OpenMP library run and how they wait, as its variables say it. Libraries read these when they
-are loaded, so they are set before anything that computes with OpenMP is imported: for who owns the process.
+"""The CPUs on which threads of an OpenMP library run, and how they wait, as its variables say it. Libraries read these
+when they are loaded, so they are set before anything that computes with OpenMP is imported: for who owns the process.
 
 Each thread has a CPU of its own. At the end of a parallel region threads watch for each other for about as long as
 those of the native core do, then sleep: watching for as long as libraries do by themselves takes the CPU from whoever

@@ -1,4 +1,4 @@
-"""What a model may ask of a machine: the protocol between model code and its backends.
+"""The requests that a model may make of a machine: the protocol between model code and its backends.
 
 Model code is written once, on `Ops`, in functional style: every op takes handles and returns a new handle. A backend is
 free to run at once (the NumPy reference) or to record the calls and replay them in one native call a step (the native
@@ -78,7 +78,7 @@ class SharedWeights(Protocol):
 
 
 class SharedPlacement(NamedTuple):
-    """Where a matrix goes, or is, in memory that several processes share: all of it from byte `offset` on."""
+    """The place of a matrix, or for it, in memory that several processes share: all of it from byte `offset` on."""
 
     memory: SharedWeights
     offset: int
@@ -101,8 +101,8 @@ ROW_TOKENS = 16  # tokens beside each other in KV memory among which rows of win
 
 
 class LayerKv(NamedTuple):
-    """What one layer keeps of a token in KV memory: for each of `kv_heads` heads a key of `key_width` and a value of
-    `value_width` elements; or keys alone (0), whose first `value_columns` elements are read as values.
+    """The elements that one layer keeps of a token in KV memory: for each of `kv_heads` heads a key of `key_width` and
+    a value of `value_width` elements; or keys alone (0), whose first `value_columns` elements are read as values.
     """
 
     kv_heads: int
@@ -176,8 +176,9 @@ class KvGeometry:
 
 @dataclass(frozen=True)
 class LayerState:
-    """What a layer keeps of a sequence besides keys and values, float32: of a convolution the last `taps` inputs of
-    each of `channels`, and for each of `heads` heads a matrix [key_width, value_width]. 0: it has none of that kind.
+    """The elements that a layer keeps of a sequence besides keys and values, float32: of a convolution the last `taps`
+    inputs of each of `channels`, and for each of `heads` heads a matrix [key_width, value_width]. 0: it has none of
+    that kind.
     """
 
     channels: int = 0
@@ -206,8 +207,8 @@ class StateGeometry:
 
 @dataclass(frozen=True)
 class DeltaHeads:
-    """How the value heads of a gated delta rule find their key head among `key_heads`: value head h reads key head
-    h % key_heads where they are `interleaved`, else h // (value heads / key heads). `gain`: of sigmoid(beta).
+    """The rule by which the value heads of a gated delta rule find their key head among `key_heads`: value head h reads
+    key head h % key_heads where they are `interleaved`, else h // (value heads / key heads). `gain`: of sigmoid(beta).
     """
 
     key_heads: int
@@ -217,8 +218,8 @@ class DeltaHeads:
 
 @dataclass(frozen=True)
 class ScanHeads:
-    """How the heads of a recurrence of Mamba 2 find the group that they read: head h of those that are here reads group
-    (first + h) // per_group, `first` being how many heads of the first group are elsewhere.
+    """The rule by which the heads of a recurrence of Mamba 2 find the group that they read: head h of those that are
+    here reads group (first + h) // per_group, `first` being how many heads of the first group are elsewhere.
     """
 
     per_group: int
@@ -241,10 +242,10 @@ class PooledKeys:
 
 @dataclass(frozen=True)
 class RelativeBias:
-    """What is added to scores by the position of the key less that of the query (as in T5; Raffel et al. 2020), of the
-    query heads from `first` on of a model with `heads`. `values` [buckets * heads]: a bucket's numbers of all heads
-    beside each other; `buckets`: which of them counts for distances -reach .. reach; those beyond have that of the
-    ends.
+    """The bias that is added to scores by the position of the key less that of the query (as in T5; Raffel et al.
+    2020), of the query heads from `first` on of a model with `heads`. `values` [buckets * heads]: a bucket's numbers of
+    all heads beside each other; `buckets`: which of them counts for distances -reach .. reach; those beyond have that
+    of the ends.
     """
 
     values: Tensor
@@ -302,7 +303,8 @@ class StepArrays:
 
 @dataclass
 class SamplingArrays:
-    """How to draw a token from each of r rows of logits. Lists are in CSR form: row i owns start[i]:start[i+1].
+    """Arrays that say how to draw a token from each of r rows of logits. Lists are in CSR form: row i owns
+    start[i]:start[i+1].
 
     `settings`: by name, the arrays [r] of the table `homenode.sampling.SETTINGS`. To each row are applied, in this
     order: logit bias, penalties, the mask, then the other settings in the order told there, then the draw. The only
@@ -389,7 +391,8 @@ Activation = activations.PlainActivation | activations.PairActivation
 
 @dataclass(frozen=True)
 class Routing:
-    """How the experts of a row are chosen by its router's logits, and what their results are multiplied with.
+    """The rule by which the experts of a row are chosen by its router's logits, and what their results are multiplied
+    with.
 
     The score of an expert is the softmax of the row's logits, or of its own logit the sigmoid, or sqrt(ln(1 + e^logit))
     of "sqrt_softplus"; of "chosen_softmax" it is the logit, and weights are the softmax over the chosen ones. Experts
@@ -829,7 +832,9 @@ class FittingBackend(Protocol):
 
 
 class PackedLocation(NamedTuple):
-    """Where a [rows, columns] matrix kept as `target` is in a file: its first byte; and how it is to lie in memory."""
+    """The place of a [rows, columns] matrix kept as `target` in a file: its first byte; and how it is to lie
+    in memory.
+    """
 
     offset: int
     target: str

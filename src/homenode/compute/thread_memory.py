@@ -1,4 +1,4 @@
-"""Where the memory of a pool of threads lies: for each thread the NUMA node that its memory comes from."""
+"""The nodes of the memory of a pool of threads: for each thread the NUMA node that its memory comes from."""
 
 from __future__ import annotations
 

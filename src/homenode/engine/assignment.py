@@ -1,4 +1,6 @@
-"""What one engine is started with: its settings, and what was decided about it before its process was there."""
+"""The assignment that one engine is started with: its settings, and what was decided about it before its process was
+there.
+"""
 
 from __future__ import annotations
 

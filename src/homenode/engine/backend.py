@@ -1,4 +1,4 @@
-"""What computes, by the settings of an engine."""
+"""The backend that computes, by the settings of an engine."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What engine and worker processes have in common: a name, an end with their parent, progress of loading, and failures
-in words.
+"""The part that engine and worker processes have in common: a name, an end with their parent, progress of loading, and
+failures in words.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Which model, and how it is kept. `model` is what the user named; `path` is where it lies once it was found (see
+    """The model, and how it is kept. `model` is what the user named; `path` is where it lies once it was found (see
     `locate`). `vocabulary`: where the one lies that stands in for the model's; None: it is the model's.
     """
 
@@ -79,7 +79,7 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class ComputeConfig:
-    """What computes, and on which threads."""
+    """The backend that computes, and its threads."""
 
     threads: int | None = option(
         None,
@@ -119,7 +119,7 @@ class ComputeConfig:
 
 @dataclass(frozen=True)
 class PlacementConfig(NumaSettings):
-    """Where the engine runs. The same flags mean the same to `homenode plan`; without any the whole
+    """The place where the engine runs. The same flags mean the same to `homenode plan`; without any the whole
     allowance is used.
     """
 
@@ -150,7 +150,7 @@ class PlacementConfig(NumaSettings):
 
 @dataclass(frozen=True)
 class ParallelConfig:
-    """How many engines answer behind one port, and how many workers each has."""
+    """The number of engines that answer behind one port, and how many workers each has."""
 
     data_parallel_size: int = option(
         1,

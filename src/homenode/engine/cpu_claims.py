@@ -1,4 +1,4 @@
-"""What the engines of this process claim of the host's CPUs, and what others claim and use.
+"""Claims of the engines of this process on the host's CPUs, and what others claim and use.
 
 A claim lives as long as its process, or until the engine ends: `homenode run`, `homenode bind` and every other engine
 of this user and pid namespace keep clear of it. What cannot be kept or read never stops an engine: it is told, and the
@@ -26,7 +26,7 @@ _look: CpuLook | None = None
 
 
 class CpuClaim:
-    """What one engine of this process claims; `cpus` are none before it is known, and after `release`."""
+    """The claim of one engine of this process; `cpus` are none before it is known, and after `release`."""
 
     def __init__(self, name: str) -> None:
         self.name = name

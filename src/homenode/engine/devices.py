@@ -1,5 +1,5 @@
-"""What computes each worker's share: `--stage-devices` and the accelerators there are, to a device for each worker.
-Pure.
+"""The device that computes each worker's share: `--stage-devices` and the accelerators there are, to a device for each
+worker. Pure.
 """
 
 from __future__ import annotations

@@ -72,8 +72,8 @@ class EngineLoading(msgspec.Struct, frozen=True, tag=True):
 
 
 class PoolingReady(msgspec.Struct, frozen=True):
-    """What an engine makes of texts in place of further text: vectors of `width`, or with `labels` a score of each.
-    `rows`: one of `homenode.model.pooling.POOLING_KINDS`. `template` and `text`: see
+    """The result that an engine makes of texts in place of further text: vectors of `width`, or with `labels` a score
+    of each. `rows`: one of `homenode.model.pooling.POOLING_KINDS`. `template` and `text`: see
     `homenode.model.pooling.PoolingSpec`.
     """
 
@@ -139,7 +139,7 @@ class Outputs(msgspec.Struct, frozen=True, tag=True):
 
 
 class StateStats(msgspec.Struct, frozen=True, array_like=True):
-    """What becomes of the state memory: gauges of now, and counters since the start."""
+    """Use of the state memory: gauges of now, and counters since the start."""
 
     slots: int = 0
     used: int = 0  # slots of running sequences, and of snapshots that are being written
@@ -186,7 +186,7 @@ EngineState = Literal["loading", "ready", "silent", "restarting", "gone"]
 
 
 class ReplicaStats(msgspec.Struct, frozen=True):
-    """Of one of several engines behind one front; made in the front.
+    """Figures of one of several engines behind one front; made in the front.
 
     `state`: loading, ready, silent (its loop does not answer; it gets no requests), restarting, gone (given up).
     `statistics` count from the start of the service, over restarts. `moved`: requests that were taken over by another

@@ -1,4 +1,4 @@
-"""What is wrong with the settings of an engine, gathered while it is planned."""
+"""Problems with the settings of an engine, gathered while it is planned."""
 
 from __future__ import annotations
 

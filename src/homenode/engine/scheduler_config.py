@@ -13,7 +13,7 @@ USUAL_SEQUENCES = 128
 
 @dataclass(frozen=True)
 class SchedulerConfig:
-    """How steps are filled and who is let in."""
+    """Settings of how steps are filled and who is let in."""
 
     max_num_batched_tokens: int = option(
         512,

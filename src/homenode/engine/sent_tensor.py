@@ -109,7 +109,7 @@ def _read_zip(data: bytes) -> SentTensor:
 
 
 class _Described(NamedTuple):
-    """What a pickle says of a tensor."""
+    """The description of a tensor in a pickle."""
 
     dtype: str
     key: str

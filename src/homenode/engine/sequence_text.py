@@ -22,7 +22,7 @@ class TextStream(Protocol):
 
 
 class DecodedText(NamedTuple):
-    """What one output adds to a sequence's text.
+    """The part that one output adds to a sequence's text.
 
     `num_tokens`: how many of the output's tokens belong to the sequence, fewer than there are where a stop string ended
     it. `offsets`: for each of these tokens the characters decoded before it, if they were asked for. `finish_reason`:

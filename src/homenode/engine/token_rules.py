@@ -1,4 +1,4 @@
-"""What sampling parameters say about texts, said about tokens: the engine knows no text.
+"""The wishes of sampling parameters about texts, said about tokens: the engine knows no text.
 
 `bad_words` become automata over tokens, and `dry_sequence_breakers` the tokens that hold them. Both take a look at the
 whole vocabulary, once for each text.
@@ -18,7 +18,7 @@ _REMEMBERED = 256  # texts
 
 
 class RuledVocabulary(Protocol):
-    """What is asked of a tokenizer."""
+    """The part of a tokenizer that rules ask for."""
 
     @property
     def special_token_ids(self) -> Collection[int]: ...
@@ -27,7 +27,7 @@ class RuledVocabulary(Protocol):
 
 
 class TokenRules:
-    """For one vocabulary. Safe to use from several threads."""
+    """Rules for one vocabulary. Safe to use from several threads."""
 
     def __init__(self, tokenizer: RuledVocabulary, vocab_size: int) -> None:
         self._tokenizer, self._vocab_size = tokenizer, vocab_size

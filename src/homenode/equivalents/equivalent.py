@@ -1,4 +1,6 @@
-"""What a setting of another program is here: a setting of ours, what is always so, without effect, or not offered."""
+"""The meaning here of a setting of another program: a setting of ours, what is always so, without effect, or not
+offered.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from enum import Enum
 
 
 class FollowingWords(Enum):
-    """How many words follow a flag."""
+    """The number of words that follow a flag."""
 
     NONE = ""
     ONE = "="
@@ -34,21 +36,21 @@ class ModelName:
 
 @dataclass(frozen=True)
 class AlwaysSo:
-    """What it asks for is so in any case; nothing is told."""
+    """An equivalent with nothing to do: what the setting asks for is so in any case; nothing is told."""
 
     why: str
 
 
 @dataclass(frozen=True)
 class NoEffect:
-    """It is taken and told: it has nothing to act on here, because of `why`."""
+    """An equivalent without effect: the setting is taken and told: it has nothing to act on here, because of `why`."""
 
     why: str
 
 
 @dataclass(frozen=True)
 class NotOffered:
-    """It is refused; `instead` says what to do."""
+    """An equivalent that there is none of: the setting is refused; `instead` says what to do."""
 
     instead: str
 

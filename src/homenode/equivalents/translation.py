@@ -28,7 +28,7 @@ _ELSEWHERE = {
 
 
 class OwnFlag(NamedTuple):
-    """What of a flag of ours matters: whether a value follows, and whether it may be given several times."""
+    """The traits of a flag of ours that matter: whether a value follows, and whether it may be given several times."""
 
     takes_value: bool
     several: bool = False
@@ -36,8 +36,9 @@ class OwnFlag(NamedTuple):
 
 @dataclass
 class Translation:
-    """What became of the words. `given_as`: our flags by what was written for them. `told`: lines about what has no
-    effect. `refused`: lines about what is not taken."""
+    """The result of translating the words. `given_as`: our flags by what was written for them. `told`: lines about what
+    has no effect. `refused`: lines about what is not taken.
+    """
 
     words: list[str] = field(default_factory=list)
     given_as: dict[str, str] = field(default_factory=dict)

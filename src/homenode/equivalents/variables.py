@@ -50,8 +50,9 @@ _TRUE = ("1", "true", "on", "yes", "enabled", "auto")
 
 @dataclass
 class VariableSettings:
-    """What variables of other programs say. `values`: by our flag, the value as text; `variables`: which said it.
-    `told`: lines about what has no effect."""
+    """Settings that variables of other programs say. `values`: by our flag, the value as text; `variables`: which said
+    it. `told`: lines about what has no effect.
+    """
 
     values: dict[str, str] = field(default_factory=dict)
     variables: dict[str, str] = field(default_factory=dict)

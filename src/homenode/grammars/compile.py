@@ -1,4 +1,4 @@
-"""From a wish to a grammar: checked, bounded in size and time, and remembered."""
+"""The way from a wish to a grammar: checked, bounded in size and time, and remembered."""
 
 from __future__ import annotations
 

@@ -51,9 +51,10 @@ def can_be_steered(ends: ShortEnds, matcher: LLMatcher) -> bool:
 
 
 class _Known(NamedTuple):
-    """What is known of an answer's end. `end`: what completes it, None while that is not known; `looks`: that may still
-    be taken; `later`: no search before so few tokens are left; `in_words`: whether the end was the same before and
-    after the last token, a word, that was looked at; `unseen`: words that came since, and were not looked at.
+    """A record of what is known of an answer's end. `end`: what completes it, None while that is not known; `looks`:
+    that may still be taken; `later`: no search before so few tokens are left; `in_words`: whether the end was the same
+    before and after the last token, a word, that was looked at; `unseen`: words that came since, and were not looked
+    at.
     """
 
     end: End | None
@@ -64,7 +65,7 @@ class _Known(NamedTuple):
 
 
 class EndSteering:
-    """Of one answer."""
+    """The steering of one answer to its end."""
 
     def __init__(self, ends: ShortEnds, matcher: LLMatcher, left: int, end: End | None = None) -> None:
         """`left`: tokens that may still come. `end`: from where the matcher is, None where that is not known."""

@@ -1,4 +1,4 @@
-"""Which part of a JSON Schema llguidance cannot keep: it says what is wrong, and not where."""
+"""The part of a JSON Schema that llguidance cannot keep: it says what is wrong, and not where."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What of a JSON Schema cannot be kept: words that llguidance does not know, values of the wrong form, and parts that
-no value fits. Each is refused with its place.
+"""The parts of a JSON Schema that cannot be kept: words that llguidance does not know, values of the wrong form, and
+parts that no value fits. Each is refused with its place.
 
 llguidance refuses most of it, too, but without a place, and drops an optional property that nothing fits.
 """
@@ -57,7 +57,7 @@ def check_schema(document: SchemaDocument, pattern_fault: PatternFault, *, stric
 
 
 class _Check:
-    """Of the schemas of one document."""
+    """The check of the schemas of one document."""
 
     def __init__(self, document: SchemaDocument, pattern_fault: PatternFault, strict: bool) -> None:
         self._document, self._pattern_fault, self._strict = document, pattern_fault, strict

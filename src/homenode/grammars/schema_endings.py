@@ -1,4 +1,4 @@
-"""Whether every part of a schema can come to an end: a value of finite size that fits it.
+"""A check that every part of a schema can come to an end: a value of finite size that fits it.
 
 A schema that requires itself within itself has none, and an answer bound by it would go on for ever.
 """

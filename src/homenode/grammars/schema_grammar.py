@@ -1,4 +1,4 @@
-"""From a JSON Schema that was checked to what llguidance reads."""
+"""The way from a JSON Schema that was checked to what llguidance reads."""
 
 from __future__ import annotations
 

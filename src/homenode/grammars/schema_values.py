@@ -1,4 +1,4 @@
-"""Which values a schema takes: whether a given one may fit, and whether two schemas can take the same one.
+"""The values that a schema takes: whether a given one may fit, and whether two schemas can take the same one.
 
 Both are careful: what is not known may fit. Patterns and formats are not looked at.
 """
@@ -67,7 +67,7 @@ def same(a: Any, b: Any) -> bool:
 
 
 class SchemaValues:
-    """Of the schemas of one document."""
+    """Values of the schemas of one document."""
 
     def __init__(self, document: SchemaDocument) -> None:
         self._document = document

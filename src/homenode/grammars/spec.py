@@ -1,4 +1,4 @@
-"""What structured output can be asked for, whichever API and field it came by."""
+"""The forms that structured output can be asked for, whichever API and field it came by."""
 
 from __future__ import annotations
 

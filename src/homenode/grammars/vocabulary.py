@@ -18,7 +18,7 @@ _SLICES = 2  # of the library's default ones, which speed up masks of long strin
 
 
 class TokenTexts(Protocol):
-    """What is asked of a tokenizer."""
+    """The part of a tokenizer that grammars ask for."""
 
     @property
     def bytes_are_text(self) -> bool:
@@ -101,7 +101,7 @@ class Vocabulary:
 
 
 class TrialVocabulary(Vocabulary):
-    """Only such tokens of a vocabulary as spell every text that all of them spell: single bytes, tokens with a byte
+    """A vocabulary of only such tokens as spell every text that all of them spell: single bytes, tokens with a byte
     that is no token by itself, and those that are no text. Whether a grammar is one, and whether a text of it can
     begin, comes out the same, and llguidance makes this in a tenth of the time, in which it keeps the interpreter's
     lock.

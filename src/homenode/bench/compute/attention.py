@@ -1,4 +1,4 @@
-"""How fast attention of decoding is by itself: keys and values read, against the machine's limits.
+"""Speed of attention of decoding by itself: keys and values read, against the machine's limits.
 
 One token of each sequence attends to its context, as a step of decoding does it in every layer, the new key and value
 stored on the way. The layers of a program have KV memory of their own: together it is larger than caches are, so that
@@ -33,8 +33,9 @@ _BLOCK = 64
 
 @dataclass(frozen=True)
 class AttentionPlan:
-    """What to measure: every combination. A shape is (query heads, KV heads, elements of a head). `repeat` runs of
-    each; the median counts."""
+    """The measurements to make: every combination. A shape is (query heads, KV heads, elements of a head). `repeat`
+    runs of each; the median counts.
+    """
 
     types: tuple[str, ...] = ("bf16", "int8")
     shapes: tuple[tuple[int, int, int], ...] = ((14, 2, 64), (32, 8, 64))

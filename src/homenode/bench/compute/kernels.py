@@ -1,4 +1,4 @@
-"""How fast the matrix products are by themselves: every format, shape and number of tokens against the machine's
+"""Speed of the matrix products by themselves: every format, shape and number of tokens against the machine's
 limits.
 
 A product is measured as a model's step does it, activations encoded and outputs stored, by programs of some products
@@ -34,8 +34,9 @@ _OPERATIONS = 2e9  # of a pass, unless a single product has more
 
 @dataclass(frozen=True)
 class KernelPlan:
-    """What to measure: every combination. A shape is (columns K, rows N): K inputs, N outputs. `repeat` runs of each;
-    the median counts."""
+    """The measurements to make: every combination. A shape is (columns K, rows N): K inputs, N outputs. `repeat` runs
+    of each; the median counts.
+    """
 
     formats: tuple[str, ...] = ("BF16", "Q8_0", "Q4_0", "Q4_K", "Q6_K")
     shapes: tuple[tuple[int, int], ...] = ((1024, 4096), (4096, 1024), (2048, 8192))

@@ -1,4 +1,4 @@
-"""How fast a model runs here, and how fast it could: prefill, and decode at several batch sizes, through the same
+"""Speed of a model here, and the speed that it could have: prefill, and decode at several batch sizes, through the same
 program the server runs.
 
 Prompt processing is one step of `prompt_tokens` tokens in an empty context; decoding is one token for each of `batch`
@@ -44,7 +44,7 @@ class PhasedProgram(Protocol):
 
 @dataclass(frozen=True)
 class ModelBenchPlan:
-    """What to measure. `repeat` runs of each; the median counts."""
+    """The measurements to make. `repeat` runs of each; the median counts."""
 
     prompt_tokens: int = 512
     gen_tokens: int = 128
@@ -123,7 +123,7 @@ def timed_runs(model: LoadedModel, backend: Backend, plan: ModelBenchPlan) -> Mo
 
 @dataclass(frozen=True)
 class ModelRuns:
-    """What one plan runs. `blocks`: KV blocks of a sequence."""
+    """The runs of one plan. `blocks`: KV blocks of a sequence."""
 
     backend: Backend
     program: Program

@@ -1,4 +1,4 @@
-"""What measuring a model gives: times of steps, and the figures made of them."""
+"""The results of measuring a model: times of steps, and the figures made of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a step of a model has to read and to multiply, from its layout and figures alone. Pure.
+"""The work of a step of a model, to read and to multiply, from its layout and figures alone. Pure.
 
 Counted are the matrices (as kept in memory, each read once a step; of experts as many as the step's tokens choose
 together on average when each chooses by lot, which for one token is just its own), the keys and values of the context,

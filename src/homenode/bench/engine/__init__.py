@@ -1,1 +1,1 @@
-"""What an engine adds to computing: its step, and several ranks."""
+"""Costs that an engine adds to computing: its step, and several ranks."""

@@ -1,4 +1,4 @@
-"""What it costs that several processes compute one step: sums over ranks, and rows handed from one stage to the next,
+"""The cost of computing one step in several processes: sums over ranks, and rows handed from one stage to the next,
 beside memcpy of as many bytes.
 
 Every rank and stage is a process of its own on CPUs of its own, as far as there are enough: `rank_peer`.
@@ -44,8 +44,9 @@ class ExchangeTimes:
 
 @dataclass(frozen=True)
 class RanksBenchPlan:
-    """What to measure: [rows, columns] in turn. `spin_us`: how long a process watches before it sleeps; None: not at
-    all where CPUs are shared."""
+    """The measurements to make: [rows, columns] in turn. `spin_us`: how long a process watches before it sleeps; None:
+    not at all where CPUs are shared.
+    """
 
     shapes: Sequence[tuple[int, int]]
     ranks: int = 2

@@ -1,4 +1,4 @@
-"""What a step costs beside computing: the whole engine around a native program that takes a known time.
+"""The cost of a step beside computing: the whole engine around a native program that takes a known time.
 
 Scheduler, arrays, sampler, frames and detokenising are the engine's own; only the model is replaced, by multiplications
 in registers on all threads for as long as a step is to take, and logits of a vocabulary of the usual size to draw from.
@@ -61,7 +61,7 @@ class StepCost:
 
 @dataclass
 class _Times:
-    """Of one step, in seconds of perf_counter: the program's beginning and end, then sampling's."""
+    """Times of one step, in seconds of perf_counter: the program's beginning and end, then sampling's."""
 
     begin: float
     computed: float

@@ -1,4 +1,4 @@
-"""How fast KV pages are copied between two shared memories, digests included, beside libc's memcpy: one thread, cold,
+"""Speed of copying KV pages between two shared memories, digests included, beside libc's memcpy: one thread, cold,
 in turns.
 
 A batch of scattered blocks many times larger than the caches goes from one memfd to another, whose pages are all there.

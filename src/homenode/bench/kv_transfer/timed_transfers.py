@@ -92,7 +92,7 @@ class WholeTransfer:
 
 
 class LastPageTransfer:
-    """What is left of a hand-over when its last page has been computed: the KV is read where it lies, by a receiver of
+    """The rest of a hand-over when its last page has been computed: the KV is read where it lies, by a receiver of
     the same host.
 
     All that can be said before was said before: the offer and its answer, and the pages before the last, as in a

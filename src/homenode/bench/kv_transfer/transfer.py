@@ -1,4 +1,4 @@
-"""What handing KV over costs, against the bare system calls it is made of: all measured in turns, in one run.
+"""The cost of handing KV over, against the bare system calls it is made of: all measured in turns, in one run.
 
 Two processes of this host. "hand-off": what is left when the last page has been computed, until the receiver's
 scheduler may read it where it is; "hand-back": from there until the sender has its pages back
@@ -61,7 +61,7 @@ class Row:
 
 @dataclass
 class TransferBenchPlan:
-    """What to measure: pages of these sizes, `batch_bytes` of them at once."""
+    """The measurements to make: pages of these sizes, `batch_bytes` of them at once."""
 
     page_sizes: tuple[int, ...] = (64 << 10, 1 << 20, 64 << 20)
     batch_bytes: int = 192 << 20

@@ -71,7 +71,7 @@ class _StepEnd:
 
 @dataclass
 class TicketEnd:
-    """How a ticket ended at this side, and when (time.perf_counter)."""
+    """The end of a ticket at this side, and when (time.perf_counter)."""
 
     at: float
     event: ToScheduler

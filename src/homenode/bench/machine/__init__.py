@@ -1,1 +1,1 @@
-"""What the machine can do, measured: ceilings, NUMA nodes, and runs repeated until it stays as it was."""
+"""Abilities of the machine, measured: ceilings, NUMA nodes, and runs repeated until it stays as it was."""

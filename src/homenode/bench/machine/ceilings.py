@@ -1,4 +1,4 @@
-"""What a machine can do at most, and how long given work must take on it. Pure arithmetic."""
+"""Ceilings of a machine, and the least time that given work takes on it. Pure arithmetic."""
 
 from __future__ import annotations
 

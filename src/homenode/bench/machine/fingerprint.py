@@ -1,5 +1,5 @@
-"""Where the CPUs under us really are: told from the time threads take to answer each other, and from how fast they read
-together.
+"""The real places of the CPUs under us: told from the time threads take to answer each other, and from how fast they
+read together.
 
 The host of a virtual machine moves its CPUs between caches and memory controllers without saying so. On a machine with
 two CPUs and several last-level caches, two threads answered each other in 35 to 40 ns and read 36 to 41 GB/s while they

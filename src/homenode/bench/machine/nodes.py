@@ -1,5 +1,5 @@
-"""How fast the threads of each NUMA node read the memory of each node, and how long nodes need to meet: what the cost
-model of --numa wants to know.
+"""Speed at which the threads of each NUMA node read the memory of each node, and the time that nodes need to meet: what
+the cost model of --numa wants to know.
 
 Reading is measured with the loops that set the ceilings of the other benchmarks, all threads of one node at once,
 nobody else reading.
@@ -72,7 +72,7 @@ class NodeMeter(Meter, Protocol):
 
 
 class NodeProbe(Protocol):
-    """What measures on given CPUs: `NativeProbe`, or a fake."""
+    """An instrument that measures on given CPUs: `NativeProbe`, or a fake."""
 
     @property
     def level(self) -> str:

@@ -19,7 +19,7 @@ _ATTEMPTS = 3  # of each wanted run
 
 
 class Meter(Protocol):
-    """What bursts are taken with: `compute.native.NativeMeter`, or a fake."""
+    """An instrument that takes bursts: `compute.native.NativeMeter`, or a fake."""
 
     def read(self, eight_streams: bool, short: bool) -> float:
         """Bytes a second, in a burst of some ten milliseconds or a short one of some milliseconds."""

@@ -28,8 +28,9 @@ _FIRST_ID = 100  # below are the special tokens of many vocabularies
 
 @dataclass(frozen=True)
 class ClientLoad:
-    """What the clients ask for: `clients` of them at once, each for `requests` completions of one length, prompts all
-    different."""
+    """The load that clients make: `clients` of them at once, each for `requests` completions of one length, prompts all
+    different.
+    """
 
     clients: int
     requests: int = 1

@@ -1,4 +1,6 @@
-"""What clients saw of a server, in the field's numbers: throughput, time to the first token, time between tokens."""
+"""Figures that clients saw of a server, in the field's numbers: throughput, time to the first token, time between
+tokens.
+"""
 
 from __future__ import annotations
 

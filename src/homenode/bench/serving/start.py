@@ -1,5 +1,6 @@
-"""How long `homenode serve` takes from the command to a /health of 200, phase by phase, and the memory it then has
-while nothing is asked."""
+"""The time that `homenode serve` takes from the command to a /health of 200, phase by phase, and the memory it then has
+while nothing is asked.
+"""
 
 from __future__ import annotations
 

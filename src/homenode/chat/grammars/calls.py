@@ -1,4 +1,4 @@
-"""What formats say about how their calls are written."""
+"""Descriptions by formats of how their calls are written."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from homenode.errors import UserError
 
 @dataclass(frozen=True)
 class CallBegin:
-    """Where a call begins: at the mark `text`, or, where that is empty, at what the regular expression `pattern`
+    """The beginning of a call: at the mark `text`, or, where that is empty, at what the regular expression `pattern`
     matches at the beginning of a line. `rest` is a rule body: what follows.
     """
 
@@ -26,10 +26,10 @@ class CallBegin:
 
 @dataclass(frozen=True)
 class CallForms:
-    """How calls are written: in one of the ways `begins`. `separator`: a rule body, what is between two of them where
-    an answer may have several and nothing but calls; None where one of them has all calls. `excluded`: further texts
-    that begin calls, which content therefore does not have; `excluded_on_new_line`: regular expressions for what it
-    does not have at the beginning of a line.
+    """The forms in which calls are written: in one of the ways `begins`. `separator`: a rule body, what is between two
+    of them where an answer may have several and nothing but calls; None where one of them has all calls. `excluded`:
+    further texts that begin calls, which content therefore does not have; `excluded_on_new_line`: regular expressions
+    for what it does not have at the beginning of a line.
     """
 
     begins: Sequence[CallBegin]
@@ -39,7 +39,7 @@ class CallForms:
 
 
 class CallWriter:
-    """What formats write their calls with."""
+    """The tool that formats write their calls with."""
 
     def __init__(self, lark: LarkWriter, tools: Sequence[CallableTool], *, parallel: bool) -> None:
         self.lark, self.tools, self.parallel = lark, tools, parallel
@@ -70,7 +70,7 @@ class CallWriter:
 
 @dataclass(frozen=True)
 class MessageParts:
-    """What a message is made of, for formats that mark up all of it. `calls`: what calls are written with, None where
+    """The parts of a message, for formats that mark up all of it. `calls`: what calls are written with, None where
     none are bound. `must_call`: there is one. `content`: a rule for the text for the user, None where any will do.
     `budget`: how many tokens thoughts have at most.
     """

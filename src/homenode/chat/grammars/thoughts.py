@@ -10,7 +10,7 @@ from homenode.chat.syntax.reasoning import ThoughtForm, is_open
 
 
 class ThoughtsBegin(enum.Enum):
-    """How thoughts begin: the prompt has begun them, the model may, or there are none."""
+    """The beginning of thoughts: the prompt has begun them, the model may, or there are none."""
 
     OPEN = enum.auto()
     FREE = enum.auto()

@@ -26,8 +26,8 @@ _TRIMMED = r"[ \t\r\n\f\v\u{1c}-\u{1f}\u{85}\u{a0}\u{1680}\u{2000}-\u{200a}\u{20
 
 
 class LineBreaks(enum.Enum):
-    """What a line break at the beginning of a value is: of the format, which puts values on lines of their own; left
-    out, so that no value has one; or part of the value.
+    """The meaning of a line break at the beginning of a value: of the format, which puts values on lines of their own;
+    left out, so that no value has one; or part of the value.
     """
 
     OF_FORMAT = enum.auto()

@@ -1,4 +1,4 @@
-"""What parsers of all formats stand on: reading content up to a marker, and attempts to read a call.
+"""The ground of the parsers of all formats: reading content up to a marker, and attempts to read a call.
 
 An attempt that fails gives the text it has taken back as content; reading goes on behind it, so that no text is read
 twice.

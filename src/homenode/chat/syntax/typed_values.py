@@ -155,7 +155,7 @@ class TypedArguments:
 
 
 class _JsonStrings:
-    """Whether a text that begins as a JSON value of one of these types does is within one of its strings."""
+    """A watch on whether a text that begins as a JSON value of one of these types does is within one of its strings."""
 
     def __init__(self, kinds: Types) -> None:
         known = {"object": "{", "array": "["}

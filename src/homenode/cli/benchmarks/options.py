@@ -1,4 +1,4 @@
-"""What the commands of `homenode bench` take, and what they measure on."""
+"""Options that the commands of `homenode bench` take, and the models that they measure on."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""How `homenode bench` shows that it is measuring: one line on stderr, and a line for everything that had to be thrown
-away."""
+"""Progress of `homenode bench`: one line on stderr, and a line for everything that had to be thrown
+away.
+"""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from homenode.units import format_count
 
 
 class HelpGroup(Enum):
-    """What options are about, in the order in which their groups are shown; the values are the headings."""
+    """The subjects of options, in the order in which their groups are shown; the values are the headings."""
 
     MODEL = "Model"
     SERVER = "Server"

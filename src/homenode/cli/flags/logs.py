@@ -15,7 +15,7 @@ from homenode.options import option, options_of
 
 @dataclass(frozen=True)
 class LogConfig:
-    """What of the log is written."""
+    """The part of the log that is written."""
 
     log_level: str | None = option(
         None,

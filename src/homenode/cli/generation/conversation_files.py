@@ -1,5 +1,6 @@
-"""What `homenode render` and `homenode parse` read: the text side of a model, and files with conversations and
-tools."""
+"""Inputs of `homenode render` and `homenode parse`: the text side of a model, and files with conversations and
+tools.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""What is told before a model's weights are fetched: what they take of disk and memory, and how fast the model is
-predicted to be here."""
+"""An announcement before a model's weights are fetched: what they take of disk and memory, and how fast the model is
+predicted to be here.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Whether a model fits a machine, by the code that plans engines there, and how fast it is predicted to answer."""
+"""A judgement whether a model fits a machine, by the code that plans engines there, and how fast it is predicted to
+answer.
+"""
 
 from __future__ import annotations
 

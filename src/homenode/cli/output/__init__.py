@@ -1,1 +1,1 @@
-"""What commands print: reports, tables, progress and errors."""
+"""Output of commands: reports, tables, progress and errors."""

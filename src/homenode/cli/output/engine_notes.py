@@ -1,5 +1,6 @@
-"""What is told of an engine's settings before it starts, on standard error: those that were given and have no
-effect."""
+"""Notes on an engine's settings before it starts, on standard error: those that were given and have no
+effect.
+"""
 
 from __future__ import annotations
 

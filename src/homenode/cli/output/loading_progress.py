@@ -1,5 +1,6 @@
-"""How far the loading of a model is: a bar on a terminal, elsewhere a line every few seconds. A model that is there at
-once is not spoken of."""
+"""Progress of loading a model: a bar on a terminal, elsewhere a line every few seconds. A model that is there at
+once is not spoken of.
+"""
 
 from __future__ import annotations
 

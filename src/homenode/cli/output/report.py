@@ -1,4 +1,4 @@
-"""How the command line speaks: results to stdout, everything else to stderr, errors as one sentence and an exit code.
+"""The voice of the command line: results to stdout, everything else to stderr, errors as one sentence and an exit code.
 
 `OUT` and `ERR` are made when they are first asked for: rich takes longer to import than many a command takes to run.
 """

@@ -1,4 +1,4 @@
-"""From flags to what one process is to look like: the step that `run`, `bind` and `verify` share.
+"""The way from flags to what one process is to look like: the step that `run`, `bind` and `verify` share.
 
 Planning and claiming are one critical section, so that two commands started at the same moment do not both take the
 same CPUs.

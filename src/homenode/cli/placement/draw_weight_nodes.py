@@ -1,4 +1,6 @@
-"""Where a model's weights would lie, as tables: bytes by node, then the rows of each kind of matrix by node."""
+"""The places where a model's weights would lie, as tables: bytes by node, then the rows of each kind of
+matrix by node.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the flags of `PlanFlags` and the host's variables to what is to be placed, and to the plan.
+"""The way from the flags of `PlanFlags` and the host's variables to what is to be placed, and to the plan.
 
 Importing this module must stay cheap: a whole `homenode plan` takes less than 0.3 s.
 """

@@ -1,5 +1,6 @@
-"""Which of a plan's settings somebody gave, by flag or by variable, whether each can be read, and which of them have
-no effect."""
+"""The settings of a plan that somebody gave, by flag or by variable, whether each can be read, and which of them have
+no effect.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""In which groups `homenode serve --help` shows its settings, and which of them it shows at first."""
+"""Groups in which `homenode serve --help` shows its settings, and those of them that it shows at first."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What `serve --show-config` prints of a model's text: the tokens that end an answer, and the formats of tool calls and
-thoughts.
+"""The lines that `serve --show-config` prints of a model's text: the tokens that end an answer, and the formats of tool
+calls and thoughts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which instruction set level the kernels use."""
+"""The instruction set level that the kernels use."""
 
 from __future__ import annotations
 

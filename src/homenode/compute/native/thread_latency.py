@@ -1,4 +1,4 @@
-"""How long threads on given CPUs need to meet, and to answer each other."""
+"""The time that threads on given CPUs need to meet, and to answer each other."""
 
 from __future__ import annotations
 

@@ -14,8 +14,8 @@ _NORM_EPSILON = np.float32(1e-6)  # of the lengths of queries and keys
 
 
 class ReferenceStateMemory:
-    """Of each layer the last inputs of its convolution [slots, taps, channels] and its matrices [slots, heads,
-    key_width, value_width], float32.
+    """Memory of states: of each layer the last inputs of its convolution [slots, taps, channels] and its matrices
+    [slots, heads, key_width, value_width], float32.
     """
 
     def __init__(self, geometry: StateGeometry, slots: int) -> None:

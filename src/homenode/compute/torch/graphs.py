@@ -25,7 +25,7 @@ Compute = Callable[[DeviceStep], torch.Tensor]
 
 
 class Capture(Protocol):
-    """How a device records calls."""
+    """The way in which a device records calls."""
 
     def record(self, compute: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
         """Record what `compute` asks of the device. The result: what does it again, and the tensor that then has the

@@ -49,7 +49,9 @@ from homenode.units import format_count
 
 @dataclass
 class Seen:
-    """What a forward function turned out to use: learnt in its first run, to check and to capture later ones by."""
+    """The features that a forward function turned out to use: learnt in its first run, to check and to capture later
+    ones by.
+    """
 
     vocabulary: int | None = None  # of the ids it looks up
     hidden: int | None = None  # columns it wants from the stage before

@@ -1,4 +1,4 @@
-"""How much of an accelerator's memory KV memory may take: what a step at the limits leaves of it."""
+"""The part of an accelerator's memory that KV memory may take: what a step at the limits leaves of it."""
 
 from __future__ import annotations
 

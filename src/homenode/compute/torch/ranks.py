@@ -127,7 +127,7 @@ class NcclGroup:
 
 
 class _Meeting:
-    """Who is there, and whether it is over: told through the group's store."""
+    """A record of who is there, and whether it is over: told through the group's store."""
 
     def __init__(self, store: Any, rank: int, size: int) -> None:
         self._store = store

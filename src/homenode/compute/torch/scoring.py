@@ -1,4 +1,6 @@
-"""What attention on torch is asked: how scores become weights, and the call that every way to attend answers."""
+"""The requests that attention on torch answers: how scores become weights, and the call that every way to attend
+answers.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ Position = TypeVar("Position", int, torch.Tensor)
 
 @dataclass(frozen=True)
 class Scoring:
-    """What becomes of a score, and which keys have one: see `Ops.attention`."""
+    """The rule for what becomes of a score, and which keys have one: see `Ops.attention`."""
 
     scale: float
     window: int | None

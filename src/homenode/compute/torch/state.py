@@ -15,8 +15,8 @@ _NORM_EPSILON = 1e-6  # of the lengths of queries and keys
 
 
 class TorchStateMemory:
-    """Of each layer the last inputs of its convolution [slots, taps, channels] and its matrices [slots, heads,
-    key_width, value_width], float32. The slot behind the last is nobody's: see `graphs`.
+    """Memory of states: of each layer the last inputs of its convolution [slots, taps, channels] and its matrices
+    [slots, heads, key_width, value_width], float32. The slot behind the last is nobody's: see `graphs`.
     """
 
     def __init__(self, geometry: StateGeometry, slots: int, device: torch.device) -> None:
@@ -39,7 +39,8 @@ class TorchStateMemory:
 
 
 class StateStep:
-    """Where the states of a step's sequences lie, and which rows go through them; worked out once for all layers.
+    """The places of the states of a step's sequences, and the rows that go through them; worked out once for all
+    layers.
 
     Sequences are numbered by how many rows they have, the longest first, so that those that have a row t are the first
     `running[t]`. `slots`, `fresh`, `firsts`: tensors [s] of the slot of each, whether its state is zeros whatever the

@@ -23,8 +23,8 @@ _WORKSPACE_BYTES = 128 * 2**20  # what flashinfer's documentation advises
 
 @dataclass(frozen=True)
 class Lengths:
-    """Where sequences begin among queries and among keys, int32 [s + 1] each, and their longest; slots of all keys one
-    after another.
+    """The beginnings of sequences among queries and among keys, int32 [s + 1] each, and their longest; slots of all
+    keys one after another.
     """
 
     queries: torch.Tensor

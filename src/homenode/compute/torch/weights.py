@@ -25,7 +25,7 @@ _STAGED_BYTES = 16 * 2**20
 
 @dataclass(frozen=True)
 class StoredMatrix:
-    """Where rows of a matrix are in a file. `row_bytes`: from one row's first byte to the next's."""
+    """The place of rows of a matrix in a file. `row_bytes`: from one row's first byte to the next's."""
 
     fd: int
     offset: int

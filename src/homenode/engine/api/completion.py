@@ -1,4 +1,4 @@
-"""What comes of one prompt: ids, text, why it ended, how long it took."""
+"""The result of one prompt: ids, text, why it ended, how long it took."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `LLM.embed` and `LLM.score` give: vectors, and how near texts are."""
+"""The results of `LLM.embed` and `LLM.score`: vectors, and how near texts are."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""How workers reach each other and their engine: shared memory on one host, TCP between hosts."""
+"""Channels between workers and their engine: shared memory on one host, TCP between hosts."""

@@ -1,4 +1,4 @@
-"""How the workers of one engine reach each other, whatever carries it: what a worker is handed, and what the engine
+"""Channels between the workers of one engine, whatever carries them: what a worker is handed, and what the engine
 makes and ends.
 
 An engine makes the channels of all its workers anew for each generation; after the loss of a worker, or a step that
@@ -51,7 +51,7 @@ class WorkerChannels:
 
 
 class Channels(Protocol):
-    """Those of one generation, in the engine."""
+    """The channels of one generation, in the engine."""
 
     def of(self, worker: int) -> tuple[list[Channel], list[int]]:
         """Return what worker number `worker` is told, and the descriptors for it, which stay ours."""

@@ -1,5 +1,5 @@
-"""How two ends of a connection between an engine and its workers make sure of each other: a secret of this start, and a
-challenge both ways.
+"""The greeting by which two ends of a connection between an engine and its workers make sure of each other: a secret of
+this start, and a challenge both ways.
 
     -> MAGIC, nonce                              the caller's
     <- nonce, HMAC(secret, "called", nonces)     whoever was called knows the secret

@@ -44,8 +44,8 @@ _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 @dataclass(frozen=True)
 class HostRanksName:
-    """What all ranks of a stage know beforehand. `host`: what its workers call their host; `ip`: its address, at which
-    others reach it.
+    """A name that all ranks of a stage know beforehand. `host`: what its workers call their host; `ip`: its address, at
+    which others reach it.
     """
 
     group: Group

@@ -33,8 +33,8 @@ Role = Literal["ranks", "inlet", "outlet"]
 
 
 class Channel(msgspec.Struct, frozen=True, array_like=True):
-    """How a worker reaches others. `kind` shm: a memfd that comes with the frame; tcp: `address`, greeted with
-    `secret`.
+    """The way in which a worker reaches others. `kind` shm: a memfd that comes with the frame; tcp: `address`, greeted
+    with `secret`.
     """
 
     role: Role

@@ -10,7 +10,7 @@ from homenode.errors import PeerError
 
 
 class SocketSet:
-    """Those of a channel. `ended`: it has ended, and so have they."""
+    """The sockets of a channel. `ended`: it has ended, and so have they."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -1,1 +1,1 @@
-"""How a front starts an engine process and talks to it."""
+"""The connection by which a front starts an engine process and talks to it."""

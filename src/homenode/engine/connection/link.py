@@ -1,4 +1,4 @@
-"""What a front says to an engine, and hears from it, over a connected stream; whoever started the engine.
+"""The talk between a front and an engine, over a connected stream; whoever started the engine.
 
 Everything here runs on one event loop. A request's outputs arrive through an `OutputStream`; leaving the stream early,
 by closing it or by being cancelled while waiting on it, aborts the request in the engine.
@@ -36,7 +36,7 @@ _CHUNK = 256 * 1024
 
 
 class AbortsUnheard(Protocol):
-    """Who is told that nobody listens to a request any more."""
+    """A listener that is told that nobody listens to a request any more."""
 
     def abort_unheard(self, request_id: int) -> None: ...
 

@@ -1,4 +1,4 @@
-"""Whether the engines of a service keep the experts of a model in common, and as which of them an engine does. Pure.
+"""The group of engines of a service that keep the experts of a model in common, and an engine's place in it. Pure.
 
 With --enable-expert-parallel the workers of one number, one of each engine, have their experts in the same memory: each
 reads some of them from the files, and all compute with all. That takes one host and the native core; elsewhere every

@@ -20,8 +20,9 @@ from homenode.host.refusals import with_limit
 
 
 class ExpertMemoryFiles:
-    """That of the engines with these assignments, if they are to keep experts in common. `close` it when they have
-    ended."""
+    """The memory files of the engines with these assignments, if they are to keep experts in common. `close` it when
+    they have ended.
+    """
 
     def __init__(self, assignments: Sequence[EngineAssignment]) -> None:
         """Nothing is taken before `descriptors` is asked for."""

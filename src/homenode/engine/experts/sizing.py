@@ -1,4 +1,4 @@
-"""What engines that keep experts in common take memory for: of the experts each keeps its share, and reads the others'
+"""The memory that engines take which keep experts in common: of the experts each keeps its share, and reads the others'
 where they lie.
 """
 

@@ -1,4 +1,4 @@
-"""How often each expert of each layer was chosen, put together from what programs count. Pure.
+"""Counts of how often each expert of each layer was chosen, put together from what programs count. Pure.
 
 A table is [layers, experts]: tokens for which an expert was computed, zeros in layers without experts.
 """

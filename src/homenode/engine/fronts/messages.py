@@ -1,5 +1,5 @@
-"""What fronts before the same engines let each other know of their requests, by way of the coordinator that started
-them all.
+"""Messages by which fronts before the same engines let each other know of their requests, by way of the coordinator
+that started them all.
 
 Frames as in engine/messages.py.
 """
@@ -14,8 +14,8 @@ from homenode.engine.messages import ReplicaStats
 
 
 class Booked(msgspec.Struct, frozen=True, tag=True):
-    """Of a front to all others: `engine` is given request `id`, `work` tokens to compute. `digests`: of the blocks of
-    its prompt.
+    """Message of a front to all others: `engine` is given request `id`, `work` tokens to compute. `digests`: of the
+    blocks of its prompt.
     """
 
     id: int
@@ -25,14 +25,14 @@ class Booked(msgspec.Struct, frozen=True, tag=True):
 
 
 class Began(msgspec.Struct, frozen=True, tag=True):
-    """Of a front to all others: the request had its first output."""
+    """Message of a front to all others: the request had its first output."""
 
     id: int
 
 
 class RequestEnded(msgspec.Struct, frozen=True, tag=True):
-    """Of a front to all others: the request is with no engine any more. `digests`: of the blocks that its answer added;
-    None when nothing is cached of it, as its engine was lost.
+    """Message of a front to all others: the request is with no engine any more. `digests`: of the blocks that its
+    answer added; None when nothing is cached of it, as its engine was lost.
     """
 
     id: int
@@ -40,7 +40,9 @@ class RequestEnded(msgspec.Struct, frozen=True, tag=True):
 
 
 class Known(msgspec.Struct, frozen=True, tag=True):
-    """To a front that has just begun: blocks that `engine` probably has in its cache, those used longest ago first."""
+    """Message to a front that has just begun: blocks that `engine` probably has in its cache, those used longest ago
+    first.
+    """
 
     engine: int
     digests: list[bytes]
@@ -78,7 +80,7 @@ class Moved(msgspec.Struct, frozen=True, tag=True):
 
 
 class TicketGivenUp(msgspec.Struct, frozen=True, tag=True):
-    """Of a front to all others: nobody wants the KV of this ticket, nor the request that came with it."""
+    """Message of a front to all others: nobody wants the KV of this ticket, nor the request that came with it."""
 
     ticket: str
 
@@ -124,7 +126,7 @@ class Way(msgspec.Struct, frozen=True):
 
 
 class AbortFront(NamedTuple):
-    """In the inbox of an engine's loop: nobody waits any longer for the requests of this front."""
+    """Message in the inbox of an engine's loop: nobody waits any longer for the requests of this front."""
 
     front: int
 

@@ -1,1 +1,1 @@
-"""What an engine takes memory for, and how much of which NUMA node it may take."""
+"""Memory of an engine: what it is for, and how much of which NUMA node may be taken."""

@@ -1,4 +1,4 @@
-"""How much memory an engine or a worker may still take."""
+"""Memory that an engine or a worker may still take."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether the KV memory of an engine is taken when it is used, or whole at the start, and why. Pure."""
+"""The decision whether the KV memory of an engine is taken when it is used, or whole at the start, and why. Pure."""
 
 from __future__ import annotations
 

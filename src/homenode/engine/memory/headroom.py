@@ -1,4 +1,4 @@
-"""What the machine can still give to the KV memory of an engine, read anew each time it is asked."""
+"""The memory that the machine can still give to the KV memory of an engine, read anew each time it is asked."""
 
 from __future__ import annotations
 

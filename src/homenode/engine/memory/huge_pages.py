@@ -1,4 +1,4 @@
-"""What is to be said of the pages that weights and KV memory lie on. Pure."""
+"""Findings about the pages that weights and KV memory lie on. Pure."""
 
 from __future__ import annotations
 

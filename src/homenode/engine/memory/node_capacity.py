@@ -1,4 +1,4 @@
-"""Whether weights and KV memory fit the nodes they are to lie on, before a byte is read."""
+"""A check that weights and KV memory fit the nodes they are to lie on, before a byte is read."""
 
 from __future__ import annotations
 

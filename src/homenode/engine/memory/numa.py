@@ -1,5 +1,5 @@
-"""From an engine's place to the memory of its threads: which node each takes it from, how matrices are spread, and
-whether it came true.
+"""The way from an engine's place to the memory of its threads: which node each takes it from, how matrices are spread,
+and whether it came true.
 """
 
 from __future__ import annotations

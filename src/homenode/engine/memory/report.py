@@ -1,4 +1,4 @@
-"""How the weights and KV memory of a worker lie on the NUMA nodes, in lines for the log of --verbose."""
+"""A report of how the weights and KV memory of a worker lie on the NUMA nodes, in lines for the log of --verbose."""
 
 from __future__ import annotations
 

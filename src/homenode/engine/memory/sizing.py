@@ -1,4 +1,6 @@
-"""From settings, a model's figures and the machine's allowance to numbers: lengths, blocks, rows, CPUs. Pure."""
+"""The way from settings, a model's figures and the machine's allowance to numbers: lengths, blocks, rows,
+CPUs. Pure.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,7 @@ _MANY_ROWS = 256  # sampled and scored rows of a step, where the vocabulary allo
 
 @dataclass(frozen=True)
 class Sizes:
-    """What one worker is laid out for."""
+    """The sizes that one worker is laid out for."""
 
     max_model_len: int
     block_size: int

@@ -1,5 +1,6 @@
-"""How much of the KV memory holds states that are not keys and values, and how often snapshots of them are kept.
-Pure."""
+"""The part of the KV memory that holds states that are not keys and values, and how often snapshots of them are kept.
+Pure.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Where the model of an engine is, and which is fetched where there is none yet."""
+"""The place of an engine's model, and the one that is fetched where there is none yet."""

@@ -1,5 +1,5 @@
-"""Which model is fetched: one that the memory here has room for, and of several the largest. Decided from sizes and
-figures, before any weight is here.
+"""The choice of the model that is fetched: one that the memory here has room for, and of several the largest. Decided
+from sizes and figures, before any weight is here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What an engine is to be: its workers, how each keeps its weights, and its KV memory."""
+"""The plan of what an engine is to be: its workers, how each keeps its weights, and its KV memory."""
 
 from __future__ import annotations
 

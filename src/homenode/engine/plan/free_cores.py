@@ -1,5 +1,5 @@
-"""How an engine keeps clear of the CPUs that others on its host compute on: before it is planned the host is narrowed
-to what is free, so that every policy chooses among that; afterwards it is said with whom it shares. Pure.
+"""The way in which an engine keeps clear of the CPUs that others on its host compute on: before it is planned the host
+is narrowed to what is free, so that every policy chooses among that; afterwards it is said with whom it shares. Pure.
 
 With `--threads N`: N free cores, quiet ones first; too few of them, and the least used others. Without: all that are
 free, if those are half of what the engine would take by itself; else as many as by itself, the free ones among them.

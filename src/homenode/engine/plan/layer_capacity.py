@@ -1,4 +1,4 @@
-"""How many layers the memory of each node and device has room for, before anything is loaded. Pure.
+"""The number of layers that the memory of each node and device has room for, before anything is loaded. Pure.
 
 Beside layers a worker has the embedding table (first stage), the output matrix (last stage), the buffers of a step, and
 its `--kv-cache-memory`; where that is not set, KV memory for one sequence of full length has to fit as well.

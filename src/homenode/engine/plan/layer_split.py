@@ -1,4 +1,4 @@
-"""How many layers each stage has, where nobody said so."""
+"""The number of layers that each stage has, where nobody said so."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from homenode.units import format_count
 
 @dataclass(frozen=True)
 class StageTime:
-    """What a stage's device takes: seconds for one layer, and for what it has besides (the output matrix of
+    """The time that a stage's device takes: seconds for one layer, and for what it has besides (the output matrix of
     the last).
     """
 

@@ -1,4 +1,4 @@
-"""What planning an engine has to know of its machine, read at once."""
+"""Facts that planning an engine has to know of its machine, read at once."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ def beside_neighbours(plan: EnginePlan, machine: MachineFacts) -> EnginePlan:
 
 @dataclass
 class ConfigCheck:
-    """What is wrong with settings, and what is to be told of them as a start tells it; each thing once."""
+    """A list of what is wrong with settings, and what is to be told of them as a start tells it; each thing once."""
 
     problems: list[UserError]
     findings: dict[Finding, None] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""What to tell of a model's files and the settings for it that is no error: a setting without effect, and what of its
+"""Notes of a model's files and the settings for it that is no error: a setting without effect, and what of its
 configuration nobody knows.
 """
 

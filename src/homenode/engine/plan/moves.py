@@ -1,4 +1,4 @@
-"""Where an engine that runs goes when those beside it on its host come and go. Pure.
+"""The place to which an engine that runs goes when those beside it on its host come and go. Pure.
 
 Compute threads leave a core that somebody else claims, or that another thread of the engine has, for a free one that is
 quiet, or no busier, and a slower kind of core for a faster one. They stay on their node, where their memory is: where
@@ -22,8 +22,9 @@ from homenode.host.topology.host import Host
 
 
 class RestPlace(Enum):
-    """Where what does not compute may be: anywhere; among the CPUs that settings gave it and the compute threads
-    together; on those that it has, which no thread is to compute on."""
+    """The place for what does not compute: anywhere; among the CPUs that settings gave it and the compute threads
+    together; on those that it has, which no thread is to compute on.
+    """
 
     ANYWHERE = "anywhere"
     WITHIN = "within"

@@ -1,5 +1,5 @@
-"""What `--numa` means for an engine of several workers, which divide the nodes: each worker keeps to its own, and where
-it has several of them its weights are spread over these as those of an engine with one worker are. Pure.
+"""The meaning of `--numa` for an engine of several workers, which divide the nodes: each worker keeps to its own, and
+where it has several of them its weights are spread over these as those of an engine with one worker are. Pure.
 
 | | a worker on one node | a worker on several nodes |
 |---|---|---|

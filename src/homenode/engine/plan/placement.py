@@ -1,5 +1,5 @@
-"""Where an engine runs: from its placement settings and the host to the CPUs of its threads and the nodes of its
-memory. Pure.
+"""The place where an engine runs: from its placement settings and the host to the CPUs of its threads and the nodes of
+its memory. Pure.
 
 The strategies are those of `homenode plan`; an engine is one CPU worker to them.
 """

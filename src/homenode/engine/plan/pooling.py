@@ -1,4 +1,6 @@
-"""Whether an engine generates text or makes vectors (pools), and what follows for the model and the settings."""
+"""The decision whether an engine generates text or makes vectors (pools), and what follows for the model and the
+settings.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where compute threads run under a quota of CPU time that is smaller than the CPUs allowed: in sets. Pure.
+"""Places of compute threads under a quota of CPU time that is smaller than the CPUs allowed: in sets. Pure.
 
 A quota (`docker run --cpus=4`, a pod's CPU limit) says how much CPU time there is, and not on which CPUs. All such
 containers of a host see the same CPUs and no claims of each other: bound to single CPUs, all of them would compute on

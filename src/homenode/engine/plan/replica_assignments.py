@@ -1,5 +1,5 @@
-"""From the settings of a service to the assignment of each of its engines: reads the machine once, before any of them
-takes memory.
+"""The way from the settings of a service to the assignment of each of its engines: reads the machine once, before any
+of them takes memory.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where several engines on one host run: disjoint CPUs for each, its memory on the nodes of its CPUs, and what is kept
+"""Places of several engines on one host: disjoint CPUs for each, its memory on the nodes of its CPUs, and what is kept
 for the front. Pure.
 
 Without settings the allowed cores are divided: every node among the engines at home there, or every engine several
@@ -44,7 +44,7 @@ _FLAG = "--data-parallel-size"
 
 @dataclass(frozen=True)
 class _Words:
-    """What runs in the places, and the flags that say how many."""
+    """The name of what runs in the places, and the flags that say how many."""
 
     what: str
     flags: str

@@ -1,5 +1,5 @@
-"""When each setting of an engine is looked at: one table, by the situation of the other settings, the devices and the
-machine.
+"""Rules for when each setting of an engine is looked at: one table, by the situation of the other settings, the devices
+and the machine.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from homenode.numa_policy import MATRIX_POLICIES
 
 @dataclass(frozen=True)
 class Situation:
-    """What the table is asked about: `devices` of all workers of the engine, `variables` of the environment,
-    `of_service`: how many engines there are; None where that comes out later. `keeps_states`: whether layers of the
-    model keep a state beside keys and values; `has_experts`: whether it has any; None where the model was not opened.
+    """The situation that the table is asked about: `devices` of all workers of the engine, `variables` of the
+    environment, `of_service`: how many engines there are; None where that comes out later. `keeps_states`: whether
+    layers of the model keep a state beside keys and values; `has_experts`: whether it has any; None where the model was
+    not opened.
     """
 
     config: EngineConfig

@@ -1,4 +1,4 @@
-"""Which settings of an engine were given and have no effect as the others are: each is told, none is silently dropped.
+"""Settings of an engine that were given and have no effect as the others are: each is told, none is silently dropped.
 
 What contradicts another setting is refused elsewhere (`placement`, `numa_policy`, `transfer.setup.checks`); this is
 about what nobody looks at. Two tables say when each such setting is looked at: `setting_rules`, `transfer_rules`.

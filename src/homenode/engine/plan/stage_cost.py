@@ -1,4 +1,4 @@
-"""What a layer costs on each stage's devices, by bytes and bandwidth: a step of few tokens reads every weight once.
+"""The cost of a layer on each stage's devices, by bytes and bandwidth: a step of few tokens reads every weight once.
 Pure.
 """
 

@@ -1,5 +1,5 @@
-"""When each setting of a hand-over is looked at: by the side, the mode and the channel of an engine that hands KV over.
-Pure.
+"""Rules for when each setting of a hand-over is looked at: by the side, the mode and the channel of an engine that
+hands KV over. Pure.
 """
 
 from __future__ import annotations

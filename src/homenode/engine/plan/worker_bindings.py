@@ -1,4 +1,4 @@
-"""Where the workers of one engine run: they divide the engine's CPUs, nodes kept whole where there are enough of them.
+"""Places of the workers of one engine: they divide the engine's CPUs, nodes kept whole where there are enough of them.
 Pure.
 
 Host threads of accelerators are bound near their devices and compute nothing; CPU workers leave cores to them

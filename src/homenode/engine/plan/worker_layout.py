@@ -1,5 +1,5 @@
-"""From settings, host and model to workers: what computes each, which part of the model it has, where it runs, how much
-memory it may take. Pure.
+"""The way from settings, host and model to workers: what computes each, which part of the model it has, where it runs,
+how much memory it may take. Pure.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Who of an engine of several workers computes what, and where: everything that is decided before any of
+"""The shares and places of an engine's several workers: everything that is decided before any of
 them is there.
 """
 

@@ -61,8 +61,8 @@ class RoutedEngine(Protocol):
 
 @dataclass(frozen=True)
 class DispatchSettings:
-    """Of the engines, as far as it matters to who gives them requests. `seed`: of the seeds of requests that bring
-    none, None: at random.
+    """Settings of the engines, as far as it matters to who gives them requests. `seed`: of the seeds of requests that
+    bring none, None: at random.
     """
 
     block_size: int

@@ -40,8 +40,8 @@ from homenode.engine.router.stats import total
 
 @dataclass(frozen=True)
 class LinkedSettings:
-    """What a front is told of the engines. `engines`: how many. `key`: of the hashes of prompts, which all fronts have
-    in common.
+    """Facts that a front is told of the engines. `engines`: how many. `key`: of the hashes of prompts, which all fronts
+    have in common.
 
     `favourite`: as of the router.
     """

@@ -1,5 +1,5 @@
-"""What the prefix caches of several engines probably hold, as far as the front can tell: the blocks of the sequences it
-gave them. Pure.
+"""The blocks that the prefix caches of several engines probably hold, as far as the front can tell: the blocks of the
+sequences it gave them. Pure.
 
 The hashes are those of `kv.prefix`, under a key of the front's own. An engine that is short of memory may have given up
 a block that is known here, and then only time is lost; memory is bounded by the number of blocks an engine has.

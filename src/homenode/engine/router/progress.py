@@ -1,4 +1,4 @@
-"""How far several engines that load at once have got, as one."""
+"""Progress of several engines that load at once, as one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long an engine may be silent, and how often and when it is started again. Pure."""
+"""The policy for how long an engine may be silent, and how often and when it is started again. Pure."""
 
 from __future__ import annotations
 

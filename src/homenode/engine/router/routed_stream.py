@@ -15,7 +15,7 @@ from homenode.engine.router.router import RoutedRequest
 
 
 class Owner(Protocol):
-    """Who hears how a request goes on: `dispatch.Dispatcher`."""
+    """A listener that hears how a request goes on: `dispatch.Dispatcher`."""
 
     def abort_unheard(self, request_id: int) -> None: ...
 

@@ -1,4 +1,4 @@
-"""Which of several engines a request goes to: the one that will have the least to do when it has it. Pure.
+"""The choice of the engine that a request goes to: the one that will have the least to do when it has it. Pure.
 
 Work is counted in tokens to compute. A request is worth its prompt less what the engine's prefix cache saves; what
 waits there comes before it, and every sequence there takes its part of each step meanwhile. So a known prefix draws a
@@ -22,8 +22,8 @@ SEQUENCE_TOKENS = 64
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
-    """What an engine has to do. `requests`: those it has. `waiting_tokens`: to compute for those of them that have no
-    output yet.
+    """The work that an engine has to do. `requests`: those it has. `waiting_tokens`: to compute for those of them that
+    have no output yet.
 
     `free_tokens`: what its KV memory takes beyond all that was given to it. `given`: requests since the start, to take
     turns at equal cost.
@@ -37,7 +37,7 @@ class EngineLoad:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Where a request goes, and the tokens it leaves to compute there."""
+    """The engine that a request goes to, and the tokens it leaves to compute there."""
 
     number: int
     work: int
@@ -71,7 +71,7 @@ def choose(
 
 @dataclass(slots=True)
 class _Engine:
-    """What is known of one engine. `capacity`: tokens of its KV memory."""
+    """A record of what is known of one engine. `capacity`: tokens of its KV memory."""
 
     capacity: int
     prefixes: Prefixes

@@ -28,7 +28,7 @@ _NO_FIGURES = EngineStats()
 
 
 class Watcher(Protocol):
-    """Who hears what becomes of an engine: `client.ReplicasClient`."""
+    """A listener that hears what becomes of an engine: `client.ReplicasClient`."""
 
     def engine_up(self, supervisor: EngineSupervisor[Any], ready: EngineReady | None) -> None:
         """It takes requests: started anew (`ready`), or answering again (None)."""

@@ -12,7 +12,7 @@ LONGEST_HOLD_S = 10.0  # after which a step may wait for the grammar
 
 
 class HeldRequests:
-    """In the order in which they came. For the thread of the engine's loop."""
+    """Requests that are held, in the order in which they came. For the thread of the engine's loop."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

@@ -1,4 +1,4 @@
-"""What an engine's loop waits on: messages from any thread, and meanwhile the agent's connections.
+"""The inbox that an engine's loop waits on: messages from any thread, and meanwhile the agent's connections.
 
 A thread that waits could as well do the agent's work: what comes from another engine is then told without one thread
 having to wake another. The agent's own thread stands by.
@@ -51,7 +51,7 @@ class PollableAgent(Protocol):
 
 
 class Inbox(Mailbox[object]):
-    """As `queue.SimpleQueue`, for one reader."""
+    """A queue as `queue.SimpleQueue`, for one reader."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -72,7 +72,7 @@ _OF_THE_MACHINE = ("MemoryError", "HostError")  # no bug of ours, and none is to
 
 
 class StepScheduler(Protocol):
-    """What the loop needs of `scheduler.scheduler.Scheduler`."""
+    """The part that the loop needs of `scheduler.scheduler.Scheduler`."""
 
     def apply(self, event: Event) -> list[Instruction]: ...
 

@@ -1,4 +1,6 @@
-"""From a step to arrays: which tokens, at which positions, in which blocks, and which rows of the logits are wanted."""
+"""The way from a step to arrays: which tokens, at which positions, in which blocks, and which rows of the logits are
+wanted.
+"""
 
 from __future__ import annotations
 

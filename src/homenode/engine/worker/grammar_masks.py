@@ -1,5 +1,5 @@
-"""Which tokens the grammars of a worker's sequences allow next: computed by llguidance while the model computes, on
-threads beside those that compute, into memory that the sampler reads.
+"""Masks of the tokens that the grammars of a worker's sequences allow next: computed by llguidance while the model
+computes, on threads beside those that compute, into memory that the sampler reads.
 
 A sequence that was preempted, or that another worker had, comes with its tokens so far: its matcher is made again from
 them. What is computed depends on a sequence's own tokens only.
@@ -62,7 +62,7 @@ class Beginning:
 
 @dataclass(slots=True)
 class BoundMatcher:
-    """Where a sequence is in its grammar. `near`: tokens before the last one from which on its end is kept within
+    """The place of a sequence in its grammar. `near`: tokens before the last one from which on its end is kept within
     reach, by `steering`, which is there from then on. `look`: tokens before the last one with which it is looked at
     next whether the end has moved away.
     """
@@ -91,7 +91,7 @@ class BoundSequence:
 
 @dataclass(frozen=True)
 class StepMasks:
-    """What the grammars say about the rows of a step. Rows are those of the logits.
+    """The masks that the grammars give about the rows of a step. Rows are those of the logits.
 
     `rows`: the mask of each, -1 for none. `forced`: rows whose mask leaves one token. `ending`: slots whose mask leaves
     nothing but the end. `failed`: rows whose grammar cannot go on, and why.

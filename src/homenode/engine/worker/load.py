@@ -69,7 +69,7 @@ class LoadedPart:
 
 @dataclass(frozen=True)
 class InsideEngine:
-    """Of a worker in the engine's own process: what that knows already. `owns_process`: nothing else lives in it, so
+    """Facts that a worker in the engine's own process knows already. `owns_process`: nothing else lives in it, so
     that all its threads may be kept off the CPUs that compute.
     """
 

@@ -35,7 +35,7 @@ def pooled_rows(kind: PoolingKind, items: Sequence[StepItem], query_start: IntAr
 
 
 class Pooler:
-    """Of a worker that answers. For one thread."""
+    """The pooler of a worker that answers. For one thread."""
 
     def __init__(self, kind: PoolingKind, head: Sequence[LoadedHeadLayer]) -> None:
         self.kind = kind

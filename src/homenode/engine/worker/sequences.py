@@ -1,4 +1,4 @@
-"""What a worker remembers of the sequences it was started on.
+"""The memory that a worker has of the sequences it was started on.
 
 Each sequence has a row ("slot") in a set of plain arrays, so that a step over many sequences is built by indexing, not
 by loops. Slot 0 stands for no sequence: greedy, without penalties. Of the tokens drawn here only the last is kept,

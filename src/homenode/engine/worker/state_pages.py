@@ -26,7 +26,7 @@ Bytes = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class _LayerPlace:
-    """Where a layer's state is: `tail`, the last inputs of its convolution [taps, channels], and `matrices` [heads,
+    """The place of a layer's state: `tail`, the last inputs of its convolution [taps, channels], and `matrices` [heads,
     elements]; and what of these goes with KV heads, by `channels` and `numbers` (see `state_by_kv_head`).
     """
 
@@ -39,8 +39,9 @@ class _LayerPlace:
 
 
 class StatePages:
-    """Of one worker. `memories`: its KV memory, of each shape of layers; `state`: its state memory, all of
-    `geometry`."""
+    """The state pages of one worker. `memories`: its KV memory, of each shape of layers; `state`: its state memory, all
+    of `geometry`.
+    """
 
     def __init__(
         self, memories: Sequence[KvMemory], state: StateMemory, geometry: KvGeometry, spec: ModelSpec, part: ModelPart

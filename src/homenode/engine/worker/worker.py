@@ -1,5 +1,5 @@
-"""What a worker does, in the order of `channels.messages`: loads its part, takes KV memory, computes its share of each
-step. For one thread, but for what says otherwise.
+"""The work of a worker, in the order of `channels.messages`: loads its part, takes KV memory, computes its share of
+each step. For one thread, but for what says otherwise.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 
 
 class PartWorker:
-    """What `worker.main` and `executor.inline_workers` run: a part of a model. For one thread, but for `statistics`."""
+    """The worker that `worker.main` and `executor.inline_workers` run: a part of a model. For one thread, but for
+    `statistics`.
+    """
 
     def __init__(self, join: Join, inside: InsideEngine | None = None) -> None:
         """`inside`: of a worker in the engine's own process."""

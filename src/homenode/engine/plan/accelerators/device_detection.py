@@ -1,5 +1,5 @@
-"""Which device each worker of an engine has on this host: asks for what is there only where the settings name more than
-the CPU.
+"""Detection of the device that each worker of an engine has on this host: asks for what is there only where the
+settings name more than the CPU.
 """
 
 from __future__ import annotations

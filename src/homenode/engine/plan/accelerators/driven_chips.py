@@ -1,4 +1,4 @@
-"""Which accelerator of the host a worker's device is. Pure.
+"""The accelerator of the host that a worker's device is. Pure.
 
 Torch counts the devices that the variable of their kind shows, in its order: with ASCEND_RT_VISIBLE_DEVICES=5,4 the
 device npu:0 is NPU 5.
