@@ -54,7 +54,7 @@ class StepPlan:
         """Compute the next position of these sequences, which have a block for it, and a slot in `states` where there
         are any.
         """
-        number, add, read = self.number, self.decodes.append, 0
+        number, add, read, item, none = self.number, self.decodes.append, 0, StepItem, _NO_BLOCKS
         self.decoding, self.allocations = sequences, allocations
         for allocation in allocations:
             at = allocation.scheduled
@@ -62,7 +62,7 @@ class StepPlan:
             allocation.scheduled = at + 1
             allocation.last_step = number
             if at < allocation.unchecked_until:
-                add(StepItem(allocation.seq, at, 1, _NO_BLOCKS, 1))
+                add(item(allocation.seq, at, 1, none, 1))
             else:
                 new_blocks = allocation.blocks[allocation.sent_blocks :]
                 allocation.sent_blocks = len(allocation.blocks)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from homenode.engine.kv.sequence import BlockAllocation, Sequence
 from homenode.engine.scheduler.step_load import StepLoad
 from homenode.engine.step import Step, StepItem
 
 
-@dataclass(frozen=True, slots=True)
-class PendingStep:
+class PendingStep(msgspec.Struct, frozen=True):
     """A step the worker has not answered yet: first the decodes, then parts of prompts. `prefill`: tokens of those.
     `answers` and `prompts`: what both ask of the workers; `seconds`: what it is expected to take. `drafts`: drafted
     tokens of decodes that have some, by handle.

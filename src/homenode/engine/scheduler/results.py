@@ -83,8 +83,7 @@ class Results:
             )
         if not single or self._drafter is not None:
             self._check_accepted(pending_step, advances)
-        scores = (score for scored in result.scored for score in scored.scores)
-        if (not single and [] in accepted) or any(math.isnan(score.logprob) for score in scores):
+        if (not single and [] in accepted) or (result.scored and _holds_nan(result.scored)):
             self._end_without_numbers(pending_step, result)
         if single and self._drafter is None:
             self._take_decodes(pending_step, advances, tokens)
@@ -112,7 +111,7 @@ class Results:
         """End those for whom the model computed a NaN or whose grammar cannot go on, and nobody else."""
         without = {a.seq for a in result.advances if not a.tokens}
         unbound = dict(result.failed)
-        without |= {scored.seq for scored in result.scored if any(math.isnan(score.logprob) for score in scored.scores)}
+        without |= {scored.seq for scored in result.scored if _holds_nan([scored])}
         for sequence, allocation in pending_step.members():
             if allocation.seq in unbound and not sequence.finished:
                 text = (
@@ -131,7 +130,7 @@ class Results:
         """Pass on the tokens of those that decode, one each. Only few of them end, or have filled a block: this is what
         a token costs.
         """
-        outputs, apart = self._requests.outputs, 0
+        output, tell, apart = Output, self._requests.outputs.append, 0
         for sequence, allocation, token, advance in zip(
             pending_step.decoding, pending_step.allocations, tokens, advances, strict=False
         ):
@@ -146,11 +145,10 @@ class Results:
                 known.append(token)
                 if advance.surprise_limit is not None:
                     sequence.surprise_limit = advance.surprise_limit
-                outputs.append(
-                    Output(sequence.id, advance.tokens, forced_tokens=1)
-                    if advance.forced
-                    else Output(sequence.id, advance.tokens)
-                )
+                if advance.forced:
+                    tell(output(sequence.id, advance.tokens, forced_tokens=1))
+                else:
+                    tell(output(sequence.id, advance.tokens))
         self._counters.generation_tokens += len(pending_step.decoding) - apart
 
     def _take_drafted(self, pending_step: PendingStep, advances: list[Advance]) -> None:
@@ -259,6 +257,11 @@ class Results:
                 f"{format_count(self._limits.num_blocks, 'KV block')} hold no more, "
                 f"below --max-model-len {self._limits.max_model_len}; raise --kv-cache-memory"
             )
+
+
+def _holds_nan(scored: list[PromptScores]) -> bool:
+    """Whether any of these log-probabilities is none."""
+    return any(math.isnan(score.logprob) for each in scored for score in each.scores)
 
 
 def _take_scores(sequence: Sequence, first: int, expected: int, scored: PromptScores | None) -> None:

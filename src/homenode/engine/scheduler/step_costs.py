@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from itertools import chain
+from operator import mul
 from typing import Final, Literal
 
 from homenode.engine.scheduler.step_load import NO_LOAD, StepLoad
@@ -141,16 +143,23 @@ class StepCosts:
         """The coefficients, none below 0, that come nearest to the relative times of all kinds, and to what is expected
         of a machine as fast as this one.
         """
-        products = [[sum(sums.products[i][j] for sums in self._sums.values()) for j in self._used] for i in self._used]
-        targets = [sum(sums.targets[i] for sums in self._sums.values()) for i in self._used]
-        spread = sum(_EXPECTED[i] * _EXPECTED[j] * products[i][j] for i in self._used for j in self._used)
-        token = sum(_EXPECTED[i] * targets[i] for i in self._used) / spread
-        units = [token * _EXPECTED[i] for i in self._used]
-        found = self._relative
+        kinds, used = self._sums.values(), len(self._used)
+        expected, found = _EXPECTED[:used], self._relative
+        rows = zip(*(sums.products for sums in kinds), strict=True)
+        products = [list(map(sum, zip(*row, strict=True)))[:used] for row in rows][:used]
+        targets = list(map(sum, zip(*(sums.targets for sums in kinds), strict=True)))
+        weights = [one * other for one in expected for other in expected]
+        spread = sum(map(mul, weights, chain.from_iterable(products)))
+        token = sum(map(mul, expected, targets)) / spread
+        units = [token * each for each in expected]
+        own = [products[i][i] * units[i] * units[i] + _BELIEF for i in self._used]
+        others = [list(map(mul, row, units)) for row in products]
+        for i, row in enumerate(others):
+            row[i] = 0.0
         for _ in range(10):
-            for i in self._used:
-                rest = targets[i] - sum(products[i][j] * units[j] * found[j] for j in self._used if j != i)
-                found[i] = max(0.0, (units[i] * rest + _BELIEF) / (products[i][i] * units[i] * units[i] + _BELIEF))
+            for i, row in enumerate(others):
+                rest = targets[i] - sum(map(mul, row, found))
+                found[i] = max(0.0, (units[i] * rest + _BELIEF) / own[i])
         self._costs = [units[i] * found[i] for i in self._used] + [0.0] * (7 - len(self._used))
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from operator import add
+
+import msgspec
 
 from homenode.engine.step import Step
 
 
-@dataclass(frozen=True, slots=True)
-class StepLoad:
+class StepLoad(msgspec.Struct, frozen=True, gc=False):
     """What a step asks of any worker: tokens; rows of logits; sequences' positions to be read; positions looked at,
     over all tokens; and sequences. `scanned`: positions whose keys indexers read; `scored`: those that they score,
     over all tokens. `unread`, `unattended`: what layers that attend to all have besides `read` and `attended`."""
@@ -45,11 +46,11 @@ class StepLoad:
     def of(cls, step: Step, chosen: int | None = None) -> StepLoad:
         """Of a real step of the scheduler. `chosen`: as for `of_sequence`."""
         loads = [cls.of_sequence(item.start, item.count, item.draws, chosen) for item in step.items]
-        return cls(*(sum(getattr(load, each.name) for load in loads) for each in fields(cls)))
+        return cls(*(sum(getattr(load, each) for load in loads) for each in cls.__struct_fields__))
 
     def plus(self, other: StepLoad) -> StepLoad:
         """Both in one step."""
-        return StepLoad(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))
+        return StepLoad(*map(add, msgspec.structs.astuple(self), msgspec.structs.astuple(other)))
 
 
 NO_LOAD = StepLoad(0, 0, 0, 0, 0)
