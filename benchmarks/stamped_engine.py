@@ -28,7 +28,7 @@ from homenode.engine.runtime.loop import EngineCore
 from homenode.engine.scheduler.events import Instruction, ToTransfer
 from homenode.sampling import SamplingParams
 from homenode.transfer.scheduler_events import Arrived, Computed, KvTicket
-from homenode.transfer.setup import published
+from homenode.transfer.wire.message import encode_published
 
 _PATIENCE_S = 60.0
 
@@ -91,7 +91,7 @@ def main(model: Path, settings: dict[str, Any]) -> None:
     thread = threading.Thread(target=run, name="homenode-engine", daemon=True)
     thread.start()
     sends = config.transfer.pd_role == "sender"
-    print(published.encode(engine.kv_transfer.published).decode(), flush=True)
+    print(encode_published(engine.kv_transfer.published).decode(), flush=True)
     for number, line in enumerate(sys.stdin):
         order = json.loads(line)
         kv = KvTicket(order["ticket"], sends, order.get("peer", "").encode())

@@ -27,7 +27,7 @@ from homenode.engine.runtime.loop import EngineCore
 from homenode.engine.scheduler.scheduler import Scheduler
 from homenode.sampling import SamplingParams
 from homenode.transfer import scheduler_events
-from homenode.transfer.state.stats import TransferStats
+from homenode.transfer.scheduler_events import TransferStats
 from tests.engine.engines import config_for
 from tests.waiting import PATIENCE_S
 

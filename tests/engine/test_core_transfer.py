@@ -14,8 +14,7 @@ from homenode.engine.messages import EngineStats, ReleaseKv, ToFront
 from homenode.engine.runtime.loop import EngineCore
 from homenode.engine.scheduler.scheduler import Scheduler
 from homenode.engine.scheduler_config import KvConfig, SchedulerConfig
-from homenode.transfer.scheduler_events import Released, ToAgent
-from homenode.transfer.state.stats import TransferStats
+from homenode.transfer.scheduler_events import Released, ToAgent, TransferStats
 from tests.engine.test_core import EOS, LIMITS, ScriptedRunner
 from tests.waiting import PATIENCE_S
 

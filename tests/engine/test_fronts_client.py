@@ -35,7 +35,7 @@ from homenode.engine.router.restart_policy import RestartPolicy
 from homenode.engine.router.routed_stream import RoutedStream
 from homenode.engine.wire import FrameDecoder, decode_body
 from homenode.transfer.scheduler_events import KvTicket
-from homenode.transfer.setup.published import Published
+from homenode.transfer.wire.message import Published
 from tests.engine.engines import greedy
 from tests.engine.test_client import sync
 

@@ -20,7 +20,7 @@ from homenode.engine.scheduler_config import KvConfig, SchedulerConfig
 from homenode.errors import InternalError
 from homenode.sampling import SamplingParams
 from homenode.transfer import scheduler_events
-from homenode.transfer.state.stats import TransferStats
+from homenode.transfer.scheduler_events import TransferStats
 from tests.engine.test_core import LIMITS, ScriptedRunner
 from tests.waiting import PATIENCE_S
 

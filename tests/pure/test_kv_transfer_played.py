@@ -33,10 +33,8 @@ from homenode.engine.scheduler_config import KvConfig, SchedulerConfig
 from homenode.engine.step import Step
 from homenode.sampling import SamplingParams
 from homenode.transfer.scheduler_events import KvTicket
-from homenode.transfer.setup import published
-from homenode.transfer.state.receiver import ReceiverMachine
-from homenode.transfer.state.sender import SenderMachine
-from homenode.transfer.wire.message import Hello
+from homenode.transfer.state.machines import ReceiverMachine, SenderMachine
+from homenode.transfer.wire.message import Hello, Published, encode_published
 from tests.pure.kv_transfer_bench import KeepingExecutor
 from tests.pure.schedule_bench import expected, limits_of
 from tests.pure.transfer.receiver_process import ReceiverProcess
@@ -148,7 +146,7 @@ class SendingEngine(SenderProcess):
 
     def submit(self, ticket: str, prompt: tuple[int, ...], receiver: ReceiverProcess) -> None:
         def begin() -> None:
-            document = published.Published(
+            document = Published(
                 role="receiver",
                 mode=self.world.mode,  # type: ignore[arg-type]
                 channel=self.world.channel,
@@ -157,7 +155,7 @@ class SendingEngine(SenderProcess):
                 block_size=receiver.block_size,
                 alloc=[receiver.address],
             )
-            self.numbers[ticket] = self.real.submit(prompt, ticket, True, published.encode(document))
+            self.numbers[ticket] = self.real.submit(prompt, ticket, True, encode_published(document))
 
         self.later(begin)
 
@@ -251,7 +249,7 @@ class EnginePlay(Play):
                 who.thaw()
         self.world.run(until + 40 * TTL)
         for who in (*self.senders, *self.receivers):
-            machine, state = who.machine, who.machine.state
+            machine, state = who.machine, who.machine.ctx
             assert machine.idle and machine.next_deadline() is None
             assert state.ledger.pinned == 0 and state.admission.used == 0 and state.admission.waiting == 0
             who.real.check_rest()  # type: ignore[union-attr]

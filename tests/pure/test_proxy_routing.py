@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from homenode.server.proxy.breaker import LONGEST_PAUSE_S, CircuitBreaker
 from homenode.server.proxy.instances import Instance, Role, Sight, obstacle
 from homenode.server.proxy.routing import ChosenRoute, LoadTable, Prompt, RouteTarget
-from homenode.transfer.setup.published import Published, decode_server, encode, encode_several
+from homenode.transfer.wire.message import Published, decode_documents, encode_documents, encode_published
 
 P, Q, R, D, E = map(RouteTarget, "PQRDE")
 ALL = (P, Q, R)
@@ -203,7 +203,7 @@ def test_a_server_lives_while_one_of_its_engines_does() -> None:
     server = instance("decode")
     server.looked(0.0, several("1", "2"))
     assert (
-        decode_server(server.published("2" * 32)) == published("receiver", "2" * 32)
+        decode_documents(server.published("2" * 32)) == published("receiver", "2" * 32)
         and server.published("3" * 32) == b""
     )
     assert server.looked(1.0, several("1", "3")) and server.lives == 1 and server.published("2" * 32) == b""
@@ -213,10 +213,13 @@ def test_a_server_lives_while_one_of_its_engines_does() -> None:
 
 def test_a_list_of_documents_is_read_within_bounds() -> None:
     one = published("receiver")
-    assert decode_server(encode(one)) == one and decode_server(encode_several([one, one])) == [one, one]
-    for wrong in (b"[]", b"[1]", b"{}", b"[" + encode(one) + b"," * (1 << 20), b"\xff"):
+    assert decode_documents(encode_published(one)) == one and decode_documents(encode_documents([one, one])) == [
+        one,
+        one,
+    ]
+    for wrong in (b"[]", b"[1]", b"{}", b"[" + encode_published(one) + b"," * (1 << 20), b"\xff"):
         with pytest.raises(msgspec.DecodeError):
-            decode_server(wrong)
+            decode_documents(wrong)
 
 
 def test_answers_of_a_server_that_publishes_nothing_outlive_a_look_without_a_connection() -> None:

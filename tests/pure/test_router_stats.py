@@ -8,7 +8,7 @@ from homenode.engine.binding import EngineBinding, Replica
 from homenode.engine.messages import EngineReady, EngineStats
 from homenode.engine.router.restart_policy import RestartPolicy
 from homenode.engine.router.stats import all_ready, at_rest, since_start, total
-from homenode.transfer.state.stats import TransferStats
+from homenode.transfer.scheduler_events import TransferStats
 
 
 def figures(number: int) -> EngineStats:

@@ -12,10 +12,8 @@ import pytest
 from homenode.engine.messages import EngineStats, Output, ReplicaStats
 from homenode.engine.request import Request
 from homenode.server.monitoring.transfer import transfer_metrics
-from homenode.transfer.scheduler_events import KvTicket
-from homenode.transfer.setup import published
-from homenode.transfer.setup.published import Published
-from homenode.transfer.state.stats import BOUNDS_S, TransferStats, duration_class
+from homenode.transfer.scheduler_events import BOUNDS_S, KvTicket, TransferStats, duration_class
+from homenode.transfer.wire.message import Published, decode_documents, decode_published, encode_published
 from tests.server.conftest import Running, Start
 from tests.server.fakes import ScriptedClient, scripted
 
@@ -65,7 +63,7 @@ def error_of(answer: Any, status: int = 400) -> dict[str, Any]:
 def test_the_document_is_what_the_engine_published(receiver: Running) -> None:
     answer = receiver.http.get("/kv_transfer")
     assert answer.status_code == 200
-    assert published.decode(answer.content) == RECEIVER
+    assert decode_published(answer.content) == RECEIVER
 
 
 def test_of_several_engines_each_that_is_there_publishes_and_a_request_says_which_has_its_kv(start: Start) -> None:
@@ -76,7 +74,7 @@ def test_of_several_engines_each_that_is_there_publishes_and_a_request_says_whic
         for number, document in enumerate((RECEIVER, other, None))
     )
     server = start(client)
-    assert published.decode_server(server.http.get("/kv_transfer").content) == [RECEIVER, other]
+    assert decode_documents(server.http.get("/kv_transfer").content) == [RECEIVER, other]
     params = {"do_remote_prefill": True, "ticket": "t-1", "engine": other.incarnation}
     assert (
         server.post("/v1/completions", {"prompt": [1, 2, 3], "max_tokens": 2, "kv_transfer_params": params}).status_code
@@ -110,7 +108,7 @@ def test_the_sender_gets_the_ticket_and_computes_only(sender: Running) -> None:
     assert answer.status_code == 200, answer.text
     assert answer.json()["kv_transfer_params"] == {"ticket": "a-1", "tokens": 2, "status": "computed"}
     request = sender.client.requests[-1]
-    assert request.kv == KvTicket("a-1", sends=True, peer=published.encode(RECEIVER))
+    assert request.kv == KvTicket("a-1", sends=True, peer=encode_published(RECEIVER))
     assert (
         request.params.max_tokens,
         request.params.min_tokens,

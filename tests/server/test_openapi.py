@@ -17,7 +17,7 @@ from homenode.server.apis.openai.chat.request import ChatRequest
 from homenode.server.apis.openai.completions.request import CompletionRequest
 from homenode.server.apis.openai.openapi import below_pattern
 from homenode.server.app import APIS
-from homenode.transfer.setup.published import Published
+from homenode.transfer.wire.message import Published
 from tests.server.conftest import Running, Start
 from tests.server.fakes import MAX_MODEL_LEN, VOCAB, ScriptedClient, scripted
 from tests.server.test_fill_in_middle import MiddleTokenizer

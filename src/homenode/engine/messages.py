@@ -14,8 +14,8 @@ from homenode.engine.binding import EngineBinding
 from homenode.engine.request import Request, TokenLogprob
 from homenode.model.identity import ModelIdentity
 from homenode.model.pooling import TextForm
-from homenode.transfer.setup.published import Published
-from homenode.transfer.state.stats import TransferStats
+from homenode.transfer.scheduler_events import TransferStats
+from homenode.transfer.wire.message import Published
 
 MAX_FRAME = 256 * 2**20
 # Seconds by which steps are counted, ascending.

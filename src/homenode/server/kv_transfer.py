@@ -17,9 +17,7 @@ from homenode.server.http.decoding import decode_as
 from homenode.server.http.endpoint import json_response
 from homenode.server.http.exchange import read_json
 from homenode.server.http.failures import ApiError
-from homenode.transfer.setup import published
-from homenode.transfer.setup.published import Published
-from homenode.transfer.wire.message import PROTOCOL
+from homenode.transfer.wire.message import PROTOCOL, Published, encode_documents, encode_published
 
 
 class ReleaseRequest(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -50,11 +48,11 @@ async def kv_transfer(state: ServerState, request: Request) -> Response:
     document = published_of(model)
     state.check_available()
     if not (engines := model.client.engines):
-        return Response(published.encode(document), media_type="application/json")
+        return Response(encode_published(document), media_type="application/json")
     there = [engine.published for engine in engines if engine.published is not None]
     if not there:
         raise ApiError(503, "no engine is there to hand KV over", code="engine_unavailable", retry_after_s=1)
-    return Response(published.encode_several(there), media_type="application/json")
+    return Response(encode_documents(there), media_type="application/json")
 
 
 async def release(state: ServerState, request: Request) -> Response:

@@ -32,9 +32,9 @@ from homenode.transfer.scheduler_events import (
     SendWanted,
     ToScheduler,
 )
-from homenode.transfer.setup import published
 from homenode.transfer.setup.settings import TransferConfig
 from homenode.transfer.state.machine import Limits
+from homenode.transfer.wire.message import Published, encode_published
 from tests.host.transfer.rig import FINGERPRINT, PythonKv, layout, new_memory
 from tests.waiting import PATIENCE_S
 
@@ -88,8 +88,8 @@ class Engine:
     def document(self) -> bytes:
         """What a receiver publishes."""
         addresses = self.agent.addresses
-        return published.encode(
-            published.Published(
+        return encode_published(
+            Published(
                 role="receiver",
                 mode=self.mode,  # type: ignore[arg-type]
                 channel=self.channel,

@@ -34,11 +34,10 @@ from homenode.transfer.scheduler_events import (
     SendRefused,
     SendWanted,
     ToScheduler,
+    TransferStats,
 )
 from homenode.transfer.state.machine import Action, Foreseen, Input, Limits, Send, Tell
-from homenode.transfer.state.receiver import ReceiverMachine
-from homenode.transfer.state.sender import SenderMachine
-from homenode.transfer.state.stats import TransferStats
+from homenode.transfer.state.machines import ReceiverMachine, SenderMachine
 from tests.host.transfer.pair import Engine, content, identities
 from tests.host.transfer.rig import layout, new_memory
 from tests.waiting import PATIENCE_S

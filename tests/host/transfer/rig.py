@@ -20,12 +20,11 @@ from homenode.compute.kv_memory import KvLayout
 from homenode.transfer.agent.agent import TransferAgent
 from homenode.transfer.agent.buffers import register
 from homenode.transfer.carriers.carrier import Carrier, LocalBuffer
-from homenode.transfer.carriers.shm import ShmCarrier
-from homenode.transfer.carriers.tcp import TcpCarrier
+from homenode.transfer.carriers.sockets import ShmCarrier, TcpCarrier
 from homenode.transfer.net.links import LinkLimits
+from homenode.transfer.scheduler_events import TransferStats
 from homenode.transfer.state.machine import Action, Foreseen, FromEngine, Input, Own
 from homenode.transfer.state.pages import contiguous
-from homenode.transfer.state.stats import TransferStats
 from homenode.transfer.wire.framing import HandshakeLimits, Identity
 from tests.waiting import PATIENCE_S
 

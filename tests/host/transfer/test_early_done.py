@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 
 from homenode.transfer.scheduler_events import Computed, Returned, SendAdmitted, SendRefused, SendWanted
-from homenode.transfer.setup import published
 from homenode.transfer.state.machine import Connect, Connected, FromPeer, Input, Limits, Send
-from homenode.transfer.wire.message import Done, DoneAck, Offer, OfferReply
+from homenode.transfer.wire.message import Done, DoneAck, Offer, OfferReply, Published, encode_published
 from tests.host.transfer.pair import identities, running_engine
 from tests.host.transfer.rig import FINGERPRINT, running
 from tests.host.transfer.test_deaths import other_process
@@ -78,8 +77,8 @@ def _receive(channel: str, has: str, said: Connection) -> None:
 
 
 def document(address: str, channel: str) -> bytes:
-    return published.encode(
-        published.Published(
+    return encode_published(
+        Published(
             role="receiver",
             mode="pull-eager",
             channel=channel,
@@ -133,4 +132,9 @@ def test_a_done_before_the_answer_to_the_offer_is_remembered_in_bounded_memory(c
 def remembered(agent: Any) -> int:
     """Entries in all that the machine keeps of hand-overs."""
     machine = agent.machine
-    return len(machine.state.ended) + len(machine.pulls) + len(machine.tickets) + len(machine.state.deadlines)
+    return (
+        len(machine.ctx.ended)
+        + len(machine.sessions.pulls)
+        + len(machine.sessions.tickets)
+        + len(machine.ctx.deadlines)
+    )

@@ -17,7 +17,7 @@ from homenode.transfer.agent.agent import open_agent, open_carrier
 from homenode.transfer.agent.buffers import register
 from homenode.transfer.carriers import hccl_link
 from homenode.transfer.carriers.carrier import TcpAddress
-from homenode.transfer.carriers.tcp import TcpCarrier
+from homenode.transfer.carriers.sockets import TcpCarrier
 from homenode.transfer.scheduler_events import (
     Computed,
     Failed,

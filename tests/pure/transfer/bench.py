@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from homenode.transfer import scheduler_events as s
-from homenode.transfer.setup import published
 from homenode.transfer.setup.settings import TransferConfig
 from homenode.transfer.state.machine import (
     Connected,
@@ -19,10 +18,9 @@ from homenode.transfer.state.machine import (
     Send,
     Tell,
 )
-from homenode.transfer.state.receiver import ReceiverMachine
-from homenode.transfer.state.sender import SenderMachine
+from homenode.transfer.state.machines import ReceiverMachine, SenderMachine
 from homenode.transfer.wire import message as m
-from homenode.transfer.wire.message import Buffer, Hello, PageRef
+from homenode.transfer.wire.message import Buffer, Hello, PageRef, Published, encode_published
 from tests.pure.transfer.world_memory import HEADS, layout_of
 
 BLOCK = 32
@@ -38,8 +36,8 @@ def config(mode: str, channel: str = "shm", **more: Any) -> TransferConfig:
 
 
 def document(alloc: str = ALLOC, mode: str = "pull-eager") -> bytes:
-    return published.encode(
-        published.Published(
+    return encode_published(
+        Published(
             role="receiver",
             mode=mode,  # type: ignore[arg-type]
             channel="shm",

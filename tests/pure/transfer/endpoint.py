@@ -12,8 +12,7 @@ from typing import Any
 
 from homenode.compute.kv_memory import KvLayout
 from homenode.transfer.state.machine import Connected, ConnectFailed, FromEngine, FromPeer, Own, PeerLost, Receive
-from homenode.transfer.state.receiver import ReceiverMachine
-from homenode.transfer.state.sender import SenderMachine
+from homenode.transfer.state.machines import ReceiverMachine, SenderMachine
 from homenode.transfer.wire.message import Buffer, Envelope, Hello, Ready, decode, encode, places_of
 from tests.pure.transfer.world import World
 from tests.pure.transfer.world_memory import Memory, layout_of

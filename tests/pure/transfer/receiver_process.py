@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from homenode.transfer import scheduler_events as s
+from homenode.transfer.state.machines import ReceiverMachine
 from homenode.transfer.state.pages import first_target, page_count
-from homenode.transfer.state.receiver import ReceiverMachine
 from homenode.transfer.wire.message import Buffer, Hello
 from tests.pure.transfer.process import Process
 from tests.pure.transfer.world import LIMITS
@@ -184,7 +184,7 @@ class ReceiverProcess(Process):
         return None
 
     def watch(self) -> None:
-        ledger = self.machine.state.ledger
+        ledger = self.machine.ctx.ledger
         assert all(len(ledger.owners(page)) == 1 for page in range(ledger.pages) if ledger.owners(page))
-        assert set(ledger.by_owner) <= set(self.machine.tickets)
-        assert len(self.machine.state.dones) <= LIMITS.remembered
+        assert set(ledger.by_owner) <= set(self.machine.sessions.tickets)
+        assert len(self.machine.ctx.dones) <= LIMITS.remembered

@@ -9,10 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from homenode.transfer import scheduler_events as s
-from homenode.transfer.setup import published
+from homenode.transfer.state.machines import SenderMachine
 from homenode.transfer.state.pages import page_count, tokens_in
-from homenode.transfer.state.sender import SenderMachine
-from homenode.transfer.wire.message import Buffer, Hello
+from homenode.transfer.wire.message import Buffer, Hello, Published, encode_published
 from tests.pure.transfer.process import Process
 from tests.pure.transfer.receiver_process import ReceiverProcess
 from tests.pure.transfer.world import LIMITS
@@ -60,7 +59,7 @@ class SenderProcess(Process):
     def submit(self, ticket: str, prompt: tuple[int, ...], receiver: ReceiverProcess) -> None:
         if not self.alive:
             return
-        document = published.Published(
+        document = Published(
             role="receiver",
             mode=self.world.mode,  # type: ignore[arg-type]
             channel=self.world.channel,
@@ -70,7 +69,7 @@ class SenderProcess(Process):
             alloc=[receiver.address],
         )
         self.requests[ticket] = Sending(prompt)
-        wanted = s.SendWanted(ticket, published.encode(document), len(prompt) - 1, identities(prompt, self.block_size))
+        wanted = s.SendWanted(ticket, encode_published(document), len(prompt) - 1, identities(prompt, self.block_size))
         self.engine(wanted)
 
     def told(self, event: Any) -> None:
@@ -142,8 +141,10 @@ class SenderProcess(Process):
         self.engine(s.Abandoned(ticket, "aborted"))
 
     def watch(self) -> None:
-        ledger = self.machine.state.ledger
+        ledger = self.machine.ctx.ledger
         for owner in ledger.by_owner:
-            assert owner in self.machine.tickets or any(o.ticket == owner for o in self.machine.pulls.values())
-        assert self.machine.state.admission.used <= self.machine.state.admission.total
-        assert len(self.machine.state.ended) <= LIMITS.remembered
+            assert owner in self.machine.sessions.tickets or any(
+                o.ticket == owner for o in self.machine.sessions.pulls.values()
+            )
+        assert self.machine.ctx.admission.used <= self.machine.ctx.admission.total
+        assert len(self.machine.ctx.ended) <= LIMITS.remembered

@@ -17,8 +17,8 @@ from homenode.model.checkpoint.index import OpenedCheckpoint, open_checkpoint
 from homenode.model.formats.safetensors import read_safetensors
 from homenode.model.spec import IndexerSpec, MoeSpec, RopeSpec
 from homenode.model.weights.weights_identity import weights_digest
-from homenode.transfer.setup.published import differences
 from homenode.transfer.setup.settings import TransferConfig
+from homenode.transfer.wire.message import differences
 from tests.quantised_folders import FORMS, write_quantised
 
 BUILTIN = Path(__file__).resolve().parents[3] / "src/homenode/builtin"

@@ -115,7 +115,7 @@ def test_answers_that_make_no_sense_end_the_hand_over_and_the_connection(frame: 
     actions = bench.frame(1, frame)
     assert [close.peer for close in of(actions, Close)] == [1]
     assert [(type(event), event.ticket) for event in told(actions)] == [(s.SendRefused, "t")]
-    assert bench.machine.idle and bench.machine.state.admission.used == 0
+    assert bench.machine.idle and bench.machine.ctx.admission.used == 0
 
 
 @pytest.mark.parametrize(
@@ -186,8 +186,13 @@ def test_a_million_done_signals_grow_nothing() -> None:
     bench.frame(101, m.Done(0))
     bench.announced("u", 3, 1)
     bench.at(50.0)  # the second one's lease runs out
-    state = bench.machine.state
-    sizes = (len(state.ended), len(state.deadlines), len(bench.machine.pulls), len(bench.machine.tickets))
+    state = bench.machine.ctx
+    sizes = (
+        len(state.ended),
+        len(state.deadlines),
+        len(bench.machine.sessions.pulls),
+        len(bench.machine.sessions.tickets),
+    )
     answers: dict[str, int] = {}
 
     inputs = [FromPeer(101, m.Done(n)) for n in (0, 1, 5)]
@@ -195,7 +200,12 @@ def test_a_million_done_signals_grow_nothing() -> None:
         (action,) = bench.machine.handle(inputs[n % 3], 60.0)
         answers[action.message.status] = answers.get(action.message.status, 0) + 1
     assert answers == {"ok": 333334, "late": 333333, "unknown": 333333}
-    assert sizes == (len(state.ended), len(state.deadlines), len(bench.machine.pulls), len(bench.machine.tickets))
+    assert sizes == (
+        len(state.ended),
+        len(state.deadlines),
+        len(bench.machine.sessions.pulls),
+        len(bench.machine.sessions.tickets),
+    )
     figures = bench.machine.figures()
     assert (figures.duplicates, figures.late, figures.unknown) == (333334, 333333, 333333)
 
@@ -301,7 +311,7 @@ def test_any_frames_leave_the_sender_sound(mode: str, channel: str, said: list[t
         [s.Returned],
         [s.SendRefused],
     )
-    assert bench.machine.idle and bench.machine.state.admission.used == 0 and bench.machine.figures().pinned_pages == 0
+    assert bench.machine.idle and bench.machine.ctx.admission.used == 0 and bench.machine.figures().pinned_pages == 0
     bench.now += 10.0
     bench.want("next", 3, "unix:@next")
     assert len(sent(bench.connect(2, OTHER, "unix:@next"), m.Offer)) == 1

@@ -141,8 +141,8 @@ class Play:
     def nothing_left_at_sender(self, sender: SenderProcess) -> None:
         left = {ticket: request for ticket, request in sender.requests.items() if not request.end}
         assert not left, f"requests that never ended: {left}"
-        machine, state = sender.machine, sender.machine.state
-        assert machine.idle and not machine.going, "hand-overs that never ended"
+        machine, state = sender.machine, sender.machine.ctx
+        assert machine.idle and not machine.sessions.going, "hand-overs that never ended"
         assert state.ledger.pinned == 0 and state.admission.used == 0 and state.admission.waiting == 0
         assert len(state.leases) == 0 and machine.next_deadline() is None
         assert sorted(sender.free) == list(range(sender.blocks))
@@ -150,8 +150,8 @@ class Play:
     def nothing_left_at_receiver(self, receiver: ReceiverProcess) -> None:
         left = {ticket: request for ticket, request in receiver.requests.items() if request.state != "ended"}
         assert not left, f"tickets that never ended: {left}"
-        machine, state = receiver.machine, receiver.machine.state
-        assert machine.idle and not machine.going
+        machine, state = receiver.machine, receiver.machine.ctx
+        assert machine.idle and not machine.sessions.going
         assert state.ledger.pinned == 0 and state.admission.used == 0 and state.admission.waiting == 0
         assert machine.next_deadline() is None
         assert sorted(receiver.free) == list(range(receiver.blocks))
@@ -268,4 +268,4 @@ def test_whatever_happens_nothing_wrong_arrives_and_everything_ends(
     for fault in faults:
         play.fault(fault)
     play.finish(16.0)
-    assert LIMITS.remembered >= max(len(p.machine.state.ended) for p in play.senders)
+    assert LIMITS.remembered >= max(len(p.machine.ctx.ended) for p in play.senders)

@@ -38,7 +38,7 @@ class TestSender:
         assert bench.machine.next_deadline() == 1.25
         actions = bench.at(1.25)
         assert kinds(actions) == [s.SendRefused] and sent(actions, m.Abandon) and bench.machine.idle
-        assert bench.machine.state.admission.used == 0
+        assert bench.machine.ctx.admission.used == 0
 
     def test_row_5_a_dead_receiver_gives_its_pages_back_at_once(self) -> None:
         bench = SenderBench()
@@ -348,7 +348,7 @@ class TestReceiver:
             bench.open()
             bench.copies(bench.frame(1, bench.ready(0, 3, True)))
             assert s.Forgotten in kinds(bench.at(5.1)), mode
-            assert not bench.machine.tickets and bench.machine.figures().pinned_pages == 0
+            assert not bench.machine.sessions.tickets and bench.machine.figures().pinned_pages == 0
 
     def test_row_10_a_ticket_in_hand_is_refused_by_name(self) -> None:
         bench = ReceiverBench()

@@ -126,8 +126,10 @@ def play(bench: Any, rng: random.Random, frames: int, honest: Any) -> None:
         if number % 5000 == 0:
             bench.at(bench.now + 400.0)  # leases and waits of what was left lying run out
             honest(bench, number)
-            state = bench.machine.state
-            assert len(state.processes) <= 4 and len(bench.machine.tickets) <= 64 and len(state.deadlines) <= 256
+            state = bench.machine.ctx
+            assert (
+                len(state.processes) <= 4 and len(bench.machine.sessions.tickets) <= 64 and len(state.deadlines) <= 256
+            )
 
 
 def hear(bench: Any, rng: random.Random, peer: int, message: m.Message) -> None:
@@ -157,7 +159,7 @@ def honest_sender(bench: SenderBench, number: int) -> None:
     peer = 10**9 + 2 * number
     bench.connect(peer, name, alloc)
     actions = bench.feed(Connected(peer + 1, bench.hello(name), ""))
-    pull = bench.machine.tickets[ticket].pull_id
+    pull = bench.machine.sessions.tickets[ticket].pull_id
     targets = [m.PageRef(name, n, 0) for n in range(3)] if bench.mode == "push" else []
     actions = bench.frame(peer, m.OfferReply(pull, targets=targets))
     assert any(isinstance(event, s.SendAdmitted) for event in told(actions))

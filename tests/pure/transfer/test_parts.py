@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from homenode.errors import InternalError
 from homenode.transfer.state.deadlines import DeadlineHeap, DoneQueue, Leases, RecentEnds, ReleasedTickets
-from homenode.transfer.state.ledger import Ledger, PageQuota, PageState
+from homenode.transfer.state.ledger import Ledger, PageState
 from homenode.transfer.state.machine import Limits
-from homenode.transfer.state.peers import PeerBreaker, Rate
+from homenode.transfer.state.peers import PageQuota, PeerBreaker, Rate
 from homenode.transfer.wire.message import Done
 from tests.examples import examples
 
@@ -72,8 +72,8 @@ class TestLedger:
     def test_a_page_is_free_when_the_last_owner_lets_go_and_only_then_its_epoch_changes(self) -> None:
         """Row 26: one of two readers of a shared prefix goes."""
         ledger = Ledger(8)
-        ledger.lend("a", [1, 2], PageState.READY)
-        ledger.lend("b", [2, 3], PageState.READY)
+        ledger.pin("a", [1, 2], PageState.READY)
+        ledger.pin("b", [2, 3], PageState.READY)
         before = ledger.epochs([1, 2, 3])
         assert ledger.end("a") == ([1], [before[0] + 1])
         assert ledger.owners(2) == ("b",) and ledger.state(2) is PageState.READY and ledger.epochs([2]) == [before[1]]
@@ -83,7 +83,7 @@ class TestLedger:
 
     def test_ending_twice_frees_nothing_twice(self) -> None:
         ledger = Ledger(4)
-        ledger.lend("a", [0], PageState.READY)
+        ledger.pin("a", [0], PageState.READY)
         ledger.end("a")
         assert ledger.end("a") == ([], [])
 
@@ -91,20 +91,20 @@ class TestLedger:
     def test_pages_out_of_range_or_twice_are_refused_whole(self, pages: list[int]) -> None:
         ledger = Ledger(4)
         with pytest.raises(InternalError):
-            ledger.lend("a", [0, *pages], PageState.READY)
+            ledger.pin("a", [0, *pages], PageState.READY)
         assert ledger.pinned == 0 and ledger.kept("a") == ()
 
     def test_poison_stays_until_the_page_is_free(self) -> None:
         """Row 25: what was found bad is never ready."""
         ledger = Ledger(4)
-        ledger.lend("a", [0], PageState.FILLING)
+        ledger.pin("a", [0], PageState.FILLING)
         ledger.mark([0], PageState.POISONED)
         ledger.mark([0], PageState.READY)
-        ledger.lend("b", [0], PageState.READY)
+        ledger.pin("b", [0], PageState.READY)
         assert ledger.state(0) is PageState.POISONED
         ledger.end("a")
         ledger.end("b")
-        ledger.lend("c", [0], PageState.READY)
+        ledger.pin("c", [0], PageState.READY)
         assert ledger.state(0) is PageState.READY
 
     def test_nobodys_page_has_no_state_to_change(self) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from homenode.transfer.setup import published
-from homenode.transfer.setup.published import MAX_DOCUMENT, Published
+from homenode.transfer.wire.message import MAX_DOCUMENT, Published, decode_published, encode_published
 
 DOCUMENT = Published(
     role="receiver",
@@ -21,12 +20,12 @@ DOCUMENT = Published(
 
 
 def test_there_and_back() -> None:
-    assert published.decode(published.encode(DOCUMENT)) == DOCUMENT
+    assert decode_published(encode_published(DOCUMENT)) == DOCUMENT
 
 
 def test_a_newer_engine_may_say_more() -> None:
-    body = msgspec.json.decode(published.encode(DOCUMENT))
-    assert published.decode(msgspec.json.encode({**body, "mood": "good"})) == DOCUMENT
+    body = msgspec.json.decode(encode_published(DOCUMENT))
+    assert decode_published(msgspec.json.encode({**body, "mood": "good"})) == DOCUMENT
 
 
 @pytest.mark.parametrize(
@@ -48,9 +47,9 @@ def test_a_newer_engine_may_say_more() -> None:
     ],
 )
 def test_what_is_out_of_bounds_is_refused(change: dict[str, object]) -> None:
-    body = msgspec.json.decode(published.encode(DOCUMENT))
+    body = msgspec.json.decode(encode_published(DOCUMENT))
     with pytest.raises(msgspec.DecodeError):
-        published.decode(msgspec.json.encode({**body, **change}))
+        decode_published(msgspec.json.encode({**body, **change}))
 
 
 @pytest.mark.parametrize(
@@ -58,4 +57,4 @@ def test_what_is_out_of_bounds_is_refused(change: dict[str, object]) -> None:
 )
 def test_what_is_no_document(body: bytes) -> None:
     with pytest.raises(msgspec.DecodeError):
-        published.decode(body)
+        decode_published(body)

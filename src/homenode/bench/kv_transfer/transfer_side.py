@@ -34,8 +34,8 @@ from homenode.transfer.scheduler_events import (
     ToScheduler,
     Unused,
 )
-from homenode.transfer.setup import published
 from homenode.transfer.setup.settings import TransferConfig
+from homenode.transfer.wire.message import Published, encode_published
 from homenode.units import format_count
 
 Mode = Literal["push", "pull-eager", "pull-delay"]
@@ -154,8 +154,8 @@ class Side:
     def document(self) -> bytes:
         """Return what a receiver publishes."""
         addresses = self.agent.addresses
-        return published.encode(
-            published.Published(
+        return encode_published(
+            Published(
                 role="receiver",
                 mode=self.mode,
                 channel=self.channel,

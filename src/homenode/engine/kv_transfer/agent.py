@@ -9,8 +9,7 @@ import msgspec
 
 from homenode.engine.messages import Output
 from homenode.engine.request import Request
-from homenode.transfer.scheduler_events import ToAgent
-from homenode.transfer.state.stats import TransferStats
+from homenode.transfer.scheduler_events import ToAgent, TransferStats
 
 
 class Agent(Protocol):

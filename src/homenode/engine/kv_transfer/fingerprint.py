@@ -1,5 +1,5 @@
 """What two engines must agree in before one may use the other's KV: named facts, compared one by one by
-`transfer.setup.published`.
+`transfer.wire.message.differences`.
 
 KV of block identity X is of use only to an engine that would have computed the same for X. So everything is here that a
 key or value depends on: the weights and how they are kept, the architecture's figures, the form of KV memory, the

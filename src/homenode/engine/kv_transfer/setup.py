@@ -23,8 +23,8 @@ from homenode.model.part import ModelPart
 from homenode.model.spec import ModelSpec
 from homenode.transfer.agent.agent import TransferAgent, open_agent
 from homenode.transfer.agent.buffers import InPlace
-from homenode.transfer.setup.published import Published
 from homenode.transfer.setup.settings import TransferConfig
+from homenode.transfer.wire.message import Published
 
 _log = logging.getLogger(__name__)
 _PROVED_OTHERWISE = ("protocol", "secret")  # Hello has the one by itself, and the greeting proves the other

@@ -9,7 +9,7 @@ import msgspec
 
 from homenode.engine.binding import EngineBinding
 from homenode.engine.messages import EngineReady, EngineStats
-from homenode.transfer.state import stats
+from homenode.transfer import scheduler_events
 from homenode.units import format_count
 
 _COUNTERS = (
@@ -23,7 +23,10 @@ _COUNTERS = (
 def since_start(before: EngineStats, now: EngineStats) -> EngineStats:
     """Counters over a restart: those of the engine that was lost and those of its successor. Gauges are of now."""
     counters = {name: getattr(before, name) + getattr(now, name) for name in _COUNTERS}
-    rejected, transfer = _sum([before.rejected, now.rejected]), stats.over_restart(before.transfer, now.transfer)
+    rejected, transfer = (
+        _sum([before.rejected, now.rejected]),
+        scheduler_events.over_restart(before.transfer, now.transfer),
+    )
     step_times = _added([before.step_times, now.step_times])
     states = now.states
     if before.states is not None:
@@ -40,7 +43,7 @@ def since_start(before: EngineStats, now: EngineStats) -> EngineStats:
 
 def at_rest(last: EngineStats) -> EngineStats:
     """Of an engine that is no more: what it had counted, and nothing running."""
-    transfer = None if last.transfer is None else stats.at_rest(last.transfer)
+    transfer = None if last.transfer is None else scheduler_events.at_rest(last.transfer)
     states = None if last.states is None else msgspec.structs.replace(last.states, used=0, snapshots=0)
     gauges: dict[str, Any] = {
         "num_running": 0,

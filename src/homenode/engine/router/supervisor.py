@@ -21,7 +21,7 @@ from homenode.engine.router.restart_policy import RestartPolicy
 from homenode.engine.router.stats import at_rest, since_start
 from homenode.errors import CheckpointError, HomenodeError, PeerError
 from homenode.model.identity import CommonIdentity
-from homenode.transfer.setup.published import Published
+from homenode.transfer.wire.message import Published
 
 _log = logging.getLogger(__name__)
 _NO_FIGURES = EngineStats()

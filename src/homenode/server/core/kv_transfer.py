@@ -11,8 +11,7 @@ from msgspec import Meta, Struct
 from homenode.server.core.served_model import ServedModel
 from homenode.server.http.failures import ApiError
 from homenode.transfer.scheduler_events import KvTicket
-from homenode.transfer.setup import published
-from homenode.transfer.setup.published import Published
+from homenode.transfer.wire.message import Published, encode_published
 from homenode.units import format_count
 
 _PARAM = "kv_transfer_params"
@@ -86,7 +85,7 @@ def _to_send(params: KvTransferParams, ticket: str, tokens: int, *, single: bool
     if tokens < 2:  # the last token's position is computed by the receiver
         return RequestKvTransfer(None, KvTransferResult(ticket=ticket, tokens=0, status="nothing"))
     result = KvTransferResult(ticket=ticket, tokens=tokens - 1, status="computed")
-    return RequestKvTransfer(KvTicket(ticket, sends=True, peer=published.encode(params.peer)), result)
+    return RequestKvTransfer(KvTicket(ticket, sends=True, peer=encode_published(params.peer)), result)
 
 
 def _check_role(model: ServedModel, role: Literal["sender", "receiver"]) -> None:

@@ -19,7 +19,7 @@ from homenode.server.http.config import ServedModelConfig
 from homenode.server.interfaces.client import EngineClient
 from homenode.server.interfaces.tokenizer import TokenizerLike
 from homenode.server.monitoring.server_metrics import Metrics
-from homenode.transfer.setup.published import Published
+from homenode.transfer.wire.message import Published
 
 
 @dataclass(frozen=True)

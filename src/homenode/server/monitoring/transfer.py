@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from homenode.engine.messages import EngineStats
-from homenode.transfer.state.stats import BOUNDS_S, TransferStats
+from homenode.transfer.scheduler_events import BOUNDS_S, TransferStats
 
 _GAUGES = (
     (

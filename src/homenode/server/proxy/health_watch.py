@@ -12,7 +12,7 @@ import msgspec
 from homenode.server.proxy.config import ProxyConfig
 from homenode.server.proxy.instances import Instance, Sight
 from homenode.server.proxy.upstreams import Upstream, UpstreamAnswer, UpstreamAnswerTooLong, UpstreamError, within
-from homenode.transfer.setup import published
+from homenode.transfer.wire.message import decode_documents
 
 _LOG = logging.getLogger("homenode.proxy")
 
@@ -162,7 +162,7 @@ class HealthWatch:
         if document.status != 200:
             return _unwell(document)
         try:
-            found = published.decode_server(document.body)
+            found = decode_documents(document.body)
         except msgspec.DecodeError as error:
             return Sight("unfit", f"what it publishes at /kv_transfer cannot be read: {error}"[:300])
         if isinstance(found, list):

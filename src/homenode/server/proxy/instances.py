@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from homenode.server.proxy.breaker import CircuitBreaker
-from homenode.transfer.setup import published
-from homenode.transfer.setup.published import Published, differences
+from homenode.transfer.wire.message import Published, differences, encode_published
 
 Role = Literal["prefill", "decode"]
 State = Literal["starting", "ready", "draining", "unhealthy", "unfit", "suspect", "silent", "down"]
@@ -78,7 +77,7 @@ class Instance:
         """Return what this engine of it publishes, or the only one, as JSON; empty when it is not there."""
         if engine is None:
             return self.raw
-        return next((published.encode(document) for document in self.engines if document.incarnation == engine), b"")
+        return next((encode_published(document) for document in self.engines if document.incarnation == engine), b"")
 
     def usable(self, now: float) -> bool:
         """A request may go there."""

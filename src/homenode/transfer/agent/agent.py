@@ -9,6 +9,7 @@ import select
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal, cast
 
 from homenode.compute.kv_memory import KvLayout, KvMemory
@@ -17,17 +18,14 @@ from homenode.host.refusals import start_thread
 from homenode.transfer.agent.agent_loop import AgentLoop, Closing, bind
 from homenode.transfer.agent.buffers import AT_ONCE_BYTES, InPlace, register
 from homenode.transfer.carriers.carrier import Carrier, KvBackend, LocalBuffer
-from homenode.transfer.carriers.shm import ShmCarrier
-from homenode.transfer.carriers.tcp import TcpCarrier
+from homenode.transfer.carriers.sockets import ShmCarrier, TcpCarrier
 from homenode.transfer.net.connection import Connection
 from homenode.transfer.net.links import LinkLimits
 from homenode.transfer.net.poller import ExpectedAnnouncements
-from homenode.transfer.scheduler_events import Computed, ToAgent, ToScheduler, Unused
+from homenode.transfer.scheduler_events import Computed, ToAgent, ToScheduler, TransferStats, Unused
 from homenode.transfer.setup.settings import TransferConfig
 from homenode.transfer.state.machine import FromEngine, Limits, Machine, Own
-from homenode.transfer.state.receiver import ReceiverMachine
-from homenode.transfer.state.sender import SenderMachine
-from homenode.transfer.state.stats import AgentStats, TransferStats
+from homenode.transfer.state.machines import ReceiverMachine, SenderMachine
 from homenode.transfer.wire.framing import HandshakeLimits, Identity
 
 _log = logging.getLogger(__name__)
@@ -37,6 +35,21 @@ _BOOKS_S = 1e-3
 _RELIEF_S = 1.0  # between looks whether the thread that leads does what there is to do
 _AT_ONCE = (Computed, Unused)  # what another engine waits for: said on the scheduler's own thread, where that can be
 _JOIN_S = 5.0
+
+
+@dataclass(frozen=True)
+class AgentStats:
+    """What the agent itself counts; the machine's are `TransferStats`."""
+
+    connections: int
+    frames_in: int
+    frames_out: int
+    bytes_copied: int
+    bytes_digested: int  # read for their digests alone
+    copy_seconds: float
+    refused: dict[str, int]  # connections and frames, by code
+    failures: int  # of our own
+    broken: str  # why the agent has ended, if it has
 
 
 class TransferAgent:

@@ -17,7 +17,7 @@ from homenode.compute.kv_memory import Copier, KvMemory
 from homenode.errors import PeerError
 from homenode.host.refusals import start_thread
 from homenode.transfer.carriers.carrier import Carrier, Chunk, KvBackend, LocalBuffer, PeerBuffer, StillWritingError
-from homenode.transfer.carriers.shm import MappedBuffer, digests_of, run
+from homenode.transfer.carriers.sockets import MappedBuffer, digests_of, run
 from homenode.transfer.state.machine import Copied
 from homenode.transfer.state.pages import readable_in_place
 from homenode.transfer.wire.message import Buffer

@@ -16,7 +16,7 @@ from homenode.compute.kv_memory import EpochWords, KvMemory
 from homenode.errors import InternalError
 from homenode.transfer.agent.buffers import AT_ONCE_BYTES, Buffers, CopyThread
 from homenode.transfer.agent.page_io import PageIO
-from homenode.transfer.carriers.shm import MappedBuffer
+from homenode.transfer.carriers.sockets import MappedBuffer
 from homenode.transfer.net.connection import Connection
 from homenode.transfer.net.links import Links
 from homenode.transfer.scheduler_events import Arrived, Computed, ToScheduler

@@ -13,7 +13,7 @@ from homenode.compute.kv_memory import KvMemory
 from homenode.errors import HomenodeError, InternalError, PeerError
 from homenode.transfer.agent.buffers import Buffers, CopyJob, CopyThread
 from homenode.transfer.carriers.carrier import Chunk, KvBackend, LocalBuffer
-from homenode.transfer.carriers.shm import private_memory
+from homenode.transfer.carriers.sockets import private_memory
 from homenode.transfer.net.links import Links
 from homenode.transfer.state.machine import Copied, Copy, Input, Receive, SendPages, Sent
 from homenode.transfer.state.pages import contiguous, page_bytes, tiles_of

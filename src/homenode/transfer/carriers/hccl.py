@@ -36,7 +36,7 @@ from homenode.transfer.carriers.hccl_link import (
     valid_root,
 )
 from homenode.transfer.carriers.registered import RegisteredCarrier
-from homenode.transfer.carriers.tcp import TcpCarrier
+from homenode.transfer.carriers.sockets import TcpCarrier
 from homenode.transfer.wire.framing import Direction
 
 _log = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from homenode.errors import HostError, PeerError, UnsupportedError
 from homenode.installation import extra_command
 from homenode.transfer.carriers.carrier import Addresses, KvBackend
 from homenode.transfer.carriers.registered import RegisteredCarrier
-from homenode.transfer.carriers.tcp import TcpCarrier
+from homenode.transfer.carriers.sockets import TcpCarrier
 
 _log = logging.getLogger(__name__)
 BUILDS = ("nixl_cu12", "nixl_cu13", "nixl")  # modules

@@ -40,8 +40,7 @@ from homenode.transfer.carriers.carrier import (
     parts_of,
     this_process,
 )
-from homenode.transfer.carriers.shm import check_layout, private_memory
-from homenode.transfer.carriers.tcp import TcpCarrier
+from homenode.transfer.carriers.sockets import TcpCarrier, check_layout, private_memory
 from homenode.transfer.state.pages import contiguous
 from homenode.transfer.wire.message import Buffer
 

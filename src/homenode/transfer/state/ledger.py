@@ -9,15 +9,16 @@ its epoch grows, so that a reader who comes late, or is still at it, sees that w
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 
 import numpy as np
 import numpy.typing as npt
 
 from homenode.errors import InternalError
+from homenode.transfer.wire.message import Ready, places_of
 from homenode.units import format_count
 
 Pages = npt.NDArray[np.int64]
@@ -38,7 +39,7 @@ _POISONED = _NUMBER_OF[PageState.POISONED]
 
 
 class Ledger:
-    """Pages 0 .. pages - 1. Either the pages are told of by whoever allocates them (`lend`), or they are allocated here
+    """Pages 0 .. pages - 1. Either the pages are told of by whoever allocates them (`pin`), or they are allocated here
     (`take`).
 
     What a hand-over keeps may be thousands of pages, so all of them are seen to at once: there is an array of each
@@ -74,7 +75,7 @@ class Ledger:
         found: list[int] = self._epoch[pages].tolist()
         return found
 
-    def lend(self, owner: str, pages: Sequence[int], state: PageState) -> None:
+    def pin(self, owner: str, pages: Sequence[int], state: PageState) -> None:
         """These pages are kept for one more owner. InternalError for one out of range or twice for the same owner."""
         new, before = np.array(pages, np.int64), self._kept_by(owner)
         if len(new):
@@ -123,7 +124,7 @@ class Ledger:
                 f"{format_count(count, 'page')} of the KV buffer wanted, {len(self._free)} are free", wanted=count
             )
         pages = [self._free.pop() for _ in range(count)]
-        self.lend(owner, pages, PageState.FILLING)
+        self.pin(owner, pages, PageState.FILLING)
         return pages
 
     def mark(self, pages: Sequence[int], state: PageState) -> None:
@@ -161,106 +162,107 @@ class Ledger:
         self._free.extend(pages)
 
 
-_MOST_PASSES = 16
+@dataclass(slots=True)
+class PageWindow:
+    """Pages of one transfer at its receiver, as a value. Those before `announced` were announced; for those before
+    `requested`, but for those in `retry`, bytes were asked for; those before `verified` are in place. `failed`: those
+    that were wrong once."""
+
+    pages: int
+    announced: int = 0
+    requested: int = 0
+    verified: int = 0
+    retry: deque[int] = field(default_factory=deque)
+    failed: set[int] = field(default_factory=set)
+    _right: bytearray = field(default_factory=bytearray)  # 1 for each page that was verified
+
+    @property
+    def is_complete(self) -> bool:
+        """Every page is in place."""
+        return self.verified == self.pages
+
+    @property
+    def is_level(self) -> bool:
+        """Nothing that was announced is still to be verified."""
+        return self.announced == self.requested == self.verified and not self.retry
+
+    def hold(self, held: int) -> None:
+        """Count the first pages as in place."""
+        self._right = bytearray(b"\1" * held + b"\0" * (self.pages - held))
+        self.verified = self.requested = held
+
+    def announce(self, count: int) -> None:
+        """Count further pages as announced."""
+        self.announced += count
+
+    def request(self, first: int, count: int) -> None:
+        """Count the page that heads `retry`, if there is one, or else further pages, as requested."""
+        if self.retry:
+            self.retry.popleft()
+        else:
+            self.requested = first + count
+
+    def verify(self, first: int, count: int = 1) -> None:
+        """Count pages as verified, though earlier ones may not be."""
+        self._right[first : first + count] = b"\1" * count
+
+    def fail(self, page: int) -> bool:
+        """Whether a page that was wrong is to be requested once more, which is now due."""
+        if page in self.failed:
+            return False
+        self.failed.add(page)
+        self.retry.append(page)
+        return True
+
+    def advance(self) -> int:
+        """Move `verified` up to the first page that is not; its value before."""
+        before = self.verified
+        wrong = self._right.find(0, before)
+        self.verified = self.pages if wrong < 0 else wrong
+        return before
 
 
 @dataclass
-class _Waiter:
-    owner: str
-    need: int
-    passed: int = 0
+class PagesRequested:
+    """Pages under way to a receiver; `peer`: from where their bytes come."""
+
+    first: int
+    count: int
+    begun: float
+    peer: int = -1
 
 
-class PageQuota:
-    """Counts `total` pages; up to (1 - reserve_pct / 100) of them are given to several owners, all of them to one
-    alone."""
+@dataclass
+class PageSources:
+    """Where the sender has the pages it announced, from page `first` on, with their epochs and digests."""
 
-    def __init__(self, total: int, reserve_pct: float = 0.0) -> None:
-        self.total = total
-        self.mark = math.floor((1 - reserve_pct / 100) * total)
-        self.used = 0
-        self.waits = 0
-        self._held: dict[str, tuple[str, int]] = {}  # owner -> peer, pages
-        self._used: dict[str, int] = {}  # peer -> pages
-        self._queues: dict[str, dict[str, _Waiter]] = {}  # peer -> owner -> waiter, in order
+    first: int = 0
+    buffer: bytes = b""
+    places: list[int] = field(default_factory=list)
+    epochs: list[int] = field(default_factory=list)
+    digests: list[bytes] = field(default_factory=list)
+    seen: set[int] = field(default_factory=set)  # those in places
 
-    @property
-    def waiting(self) -> int:
-        return sum(map(len, self._queues.values())) if self._queues else 0
+    def add(self, ready: Ready, digest_bytes: int) -> None:
+        """Add further pages."""
+        places, epochs = places_of(ready)
+        self.buffer = ready.buffer
+        self.places.extend(places)
+        self.epochs.extend(epochs)
+        self.seen.update(places)
+        self.digests.extend(
+            [ready.digests[at : at + digest_bytes] for at in range(0, len(ready.digests), digest_bytes)]
+        )
 
-    @property
-    def free(self) -> int:
-        return max(self.mark - self.used, 0)
+    def cut(self, first: int, count: int) -> slice:
+        """These pages, in the lists."""
+        return slice(first - self.first, first - self.first + count)
 
-    def fits_ever(self, need: int) -> bool:
-        return need <= self.total
 
-    def holds(self, owner: str) -> int:
-        return self._held[owner][1] if owner in self._held else 0
+@dataclass
+class PagesInFlight:
+    """Pages under way from a sender: a copy, or bytes given to the kernel."""
 
-    def wait(self, owner: str, peer: str, need: int) -> None:
-        """Queue; `admit` tells when it is its turn. One place for each owner."""
-        self._queues.setdefault(peer, {})[owner] = _Waiter(owner, need)
-
-    def waits_for(self, peer: str) -> list[str]:
-        return list(self._queues.get(peer, ()))
-
-    def leave(self, owner: str, peer: str) -> bool:
-        """Stop waiting; whether it did wait."""
-        queue = self._queues.get(peer, {})
-        found = queue.pop(owner, None) is not None
-        if not queue:
-            self._queues.pop(peer, None)
-        return found
-
-    def admit(self, may_go: Callable[[str, str], bool], peers: int) -> str | None:
-        """The next owner, whose pages are reserved now; None when nobody can go. Call again until it says so.
-
-        `may_go(peer, owner)`: whether the peer is to be served at all now. `peers`: how many there are, waiting or not.
-        """
-        if not self._queues:
-            return None
-        passed: list[_Waiter] = []
-        for peer in (
-            sorted(self._queues, key=lambda p: self._used.get(p, 0)) if len(self._queues) > 1 else list(self._queues)
-        ):
-            waiter = next(iter(self._queues[peer].values()))
-            if not may_go(peer, waiter.owner) or not self._within_share(peer, waiter.need, peers):
-                continue
-            if self.has_room(waiter.need):
-                for other in passed:
-                    other.passed += 1
-                self._take(peer, waiter)
-                return waiter.owner
-            if waiter.passed >= _MOST_PASSES:
-                return None
-            passed.append(waiter)
-        return None
-
-    def keep(self, owner: str, pages: int) -> None:
-        """Give back all but `pages` of what an owner holds."""
-        if owner not in self._held or self._held[owner][1] <= pages:
-            return
-        peer, held = self._held.pop(owner)
-        self.used -= held - pages
-        self._used[peer] -= held - pages
-        if pages:
-            self._held[owner] = (peer, pages)
-        if not self._used[peer]:
-            del self._used[peer]
-
-    def release(self, owner: str) -> None:
-        self.keep(owner, 0)
-
-    def has_room(self, need: int) -> bool:
-        return self.used + need <= self.mark or (self.used == 0 and need <= self.total)
-
-    def _within_share(self, peer: str, need: int, peers: int) -> bool:
-        mine = self._used.get(peer, 0)
-        return peers <= 1 or mine == 0 or mine + need <= 2 * (self.mark - self.used - need)
-
-    def _take(self, peer: str, waiter: _Waiter) -> None:
-        self.leave(waiter.owner, peer)
-        self._held[waiter.owner] = (peer, waiter.need)
-        self._used[peer] = self._used.get(peer, 0) + waiter.need
-        self.used += waiter.need
+    first: int
+    count: int
+    begun: float

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Set
+from collections.abc import Callable, Container, Mapping, Set
 from dataclasses import dataclass
-from typing import Protocol
+from enum import Enum
+from typing import Protocol, TypeVar
 
 import msgspec
 
-from homenode.transfer.scheduler_events import ToAgent, ToScheduler
-from homenode.transfer.state.stats import TransferStats
+from homenode.errors import InternalError
+from homenode.transfer.scheduler_events import ToAgent, ToScheduler, TransferStats
 from homenode.transfer.wire.message import Buffer, Hello, Message
 
 
@@ -263,7 +264,7 @@ class Own(msgspec.Struct, frozen=True):
 
 
 class Machine(Protocol):
-    """Interface of `sender.SenderMachine` and `receiver.ReceiverMachine`."""
+    """Interface of `machines.SenderMachine` and `machines.ReceiverMachine`."""
 
     def handle(self, given: Input, now: float, /) -> list[Action]: ...
 
@@ -285,3 +286,77 @@ class Machine(Protocol):
 
     @property
     def idle(self) -> bool: ...
+
+
+S = TypeVar("S", bound=Enum)
+
+# States of one transfer at each side, and the transitions between them
+
+
+class ReceiveState(Enum):
+    """States of a transfer at its receiver, each with what holds in it."""
+
+    QUEUED = "waits until the quota has pages for it"
+    RESERVING = "the scheduler was asked for blocks"
+    WITHDRAWN = "was called off before the scheduler has answered"
+    RECEIVING = "the sender was answered; pages are announced and read"
+    CUT_OFF = "nothing more is announced; what was announced is still read"
+    STOPPING = "nothing more is read; what is under way is waited for"
+    COMPLETE = "every page is in place"
+    REPORTED = "the scheduler was told of the failure, and has yet to take its blocks back"
+    ENDED = "the scheduler was told, or has said, that it is over"
+    DETACHED = "nothing of the scheduler's belongs to it; the sender's pages may still be read in place"
+
+
+class SendState(Enum):
+    """States of a transfer at its sender, each with what holds in it."""
+
+    WAITING = "waits for a connection and for the quota"
+    OFFERED = "the receiver was asked whether it takes it"
+    SENDING = "pages are computed, copied and announced"
+    CUT_OFF = "nothing more is announced; what was announced may still be read"
+    COMPLETE = "the receiver has every page"
+    RELEASED = "nobody reads its pages any more"
+    ENDED = "nothing is waited for"
+
+
+def _table(state: type[S], rows: str) -> Mapping[S, frozenset[S]]:
+    """Transitions written as lines `FROM: TO TO ...`."""
+    split = (row.split(":") for row in rows.strip().splitlines())
+    return {state[name.strip()]: frozenset(state[to] for to in after.split()) for name, after in split}
+
+
+RECEIVE_TRANSITIONS = _table(
+    ReceiveState,
+    """
+    QUEUED: RESERVING RECEIVING WITHDRAWN DETACHED
+    RESERVING: RECEIVING WITHDRAWN DETACHED
+    WITHDRAWN: ENDED DETACHED
+    RECEIVING: CUT_OFF STOPPING COMPLETE
+    CUT_OFF: STOPPING COMPLETE REPORTED ENDED
+    STOPPING: COMPLETE REPORTED ENDED
+    COMPLETE: ENDED
+    REPORTED: STOPPING ENDED
+    ENDED: DETACHED
+    DETACHED:
+    """,
+)
+SEND_TRANSITIONS = _table(
+    SendState,
+    """
+    WAITING: OFFERED ENDED
+    OFFERED: SENDING ENDED
+    SENDING: CUT_OFF COMPLETE
+    CUT_OFF: RELEASED ENDED
+    COMPLETE: RELEASED ENDED
+    RELEASED: ENDED
+    ENDED:
+    """,
+)
+
+
+def check_transition(transitions: Mapping[S, frozenset[S]], state: S, after: S) -> S:
+    """The state after. InternalError where no transition leads there."""
+    if after not in transitions[state]:
+        raise InternalError(f"a KV transfer that is {state.name} cannot become {after.name}")
+    return after
