@@ -46,8 +46,13 @@ def rows_of(ids: Sequence[int]) -> PromptRows:
 def forms_of(ids: list[int]) -> list[list[PromptPart]]:
     """The same prompt as ids, as rows, and as both."""
     third = len(ids) // 3
-    mixed: list[PromptPart] = [ids[:third], rows_of(ids[third : 2 * third]), ids[2 * third : -1], rows_of(ids[-1:])]
-    return [[ids], [rows_of(ids)], mixed]
+    mixed = [
+        PromptPart(ids[:third]),
+        PromptPart.of_rows(rows_of(ids[third : 2 * third])),
+        PromptPart(ids[2 * third : -1]),
+        PromptPart.of_rows(rows_of(ids[-1:])),
+    ]
+    return [[PromptPart(ids)], [PromptPart.of_rows(rows_of(ids))], mixed]
 
 
 def run(engine: LocalEngine, prompts: Sequence[Sequence[PromptPart]], params: SamplingParams) -> list[list[Output]]:
@@ -108,17 +113,28 @@ def test_penalties_know_no_token_where_a_row_stands(engine: LocalEngine) -> None
         (lambda: Request(id=1, prompt_ids=[-1, 5], params=PARAMS), "token id -1"),
         (
             lambda: Request(
-                id=1, prompt_ids=[-1], rows=flatten([PromptRows(b"x" * 8, 2, b"x" * 32)]).rows, params=PARAMS
+                id=1,
+                prompt_ids=[-1],
+                rows=flatten([PromptPart.of_rows(PromptRows(b"x" * 8, 2, b"x" * 32))]).rows,
+                params=PARAMS,
             ),
             "rows of 2 columns",
         ),
         (
             lambda: Request(
-                id=1, prompt_ids=[-1] * 2, rows=flatten([rows_of([3, 4])]).rows, params=greedy(1, prompt_logprobs=0)
+                id=1,
+                prompt_ids=[-1] * 2,
+                rows=flatten([PromptPart.of_rows(rows_of([3, 4]))]).rows,
+                params=greedy(1, prompt_logprobs=0),
             ),
             "no tokens to score",
         ),
-        (lambda: Request(id=1, prompt_ids=[-1] * 3, rows=flatten([rows_of([3, 4])]).rows, params=PARAMS), "neither"),
+        (
+            lambda: Request(
+                id=1, prompt_ids=[-1] * 3, rows=flatten([PromptPart.of_rows(rows_of([3, 4]))]).rows, params=PARAMS
+            ),
+            "neither",
+        ),
     ],
 )
 def test_damaged_prompts_are_refused(engine: LocalEngine, request_of: Any, what: str) -> None:

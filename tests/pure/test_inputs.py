@@ -11,6 +11,7 @@ import pytest
 from homenode.compute.ops import NO_TOKEN
 from homenode.engine.inputs import (
     ROW_DIGEST_BYTES,
+    FlatPrompt,
     PlacedRows,
     PromptPart,
     PromptRows,
@@ -31,15 +32,19 @@ def rows_of(*numbers: int, placeholder: int = NO_TOKEN) -> PromptRows:
     return PromptRows(data, COLUMNS, digests, placeholder)
 
 
+def flat_of(*parts: list[int] | PromptRows) -> FlatPrompt:
+    return flatten(PromptPart.of_rows(part) if isinstance(part, PromptRows) else PromptPart(part) for part in parts)
+
+
 def test_parts_become_ids_with_placeholders_and_rows_with_places() -> None:
-    flat = flatten([[5, 6], rows_of(1, 2, 3), [7], rows_of(4, placeholder=9)])
+    flat = flat_of([5, 6], rows_of(1, 2, 3), [7], rows_of(4, placeholder=9))
     assert flat.ids == [5, 6, NO_TOKEN, NO_TOKEN, NO_TOKEN, 7, 9]
     assert [(placed.first, placed.past) for placed in flat.rows] == [(2, 5), (6, 7)]
-    assert flatten([[1, 2]]) == ([1, 2], []) and rows_problem(*flat) is None
+    assert flat_of([1, 2]) == ([1, 2], []) and rows_problem(*flat) is None
 
 
 def test_a_step_gets_the_rows_of_its_positions() -> None:
-    flat = flatten([[5], rows_of(*range(10, 20)), [6], rows_of(20, 21)])
+    flat = flat_of([5], rows_of(*range(10, 20)), [6], rows_of(20, 21))
     numbers: dict[int, float] = {}
     for start in range(0, len(flat.ids), 3):
         for brought in rows_between(flat.rows, start, start + 3):
@@ -70,8 +75,8 @@ def test_blocks_are_shared_where_ids_and_rows_are_equal_and_nowhere_else() -> No
     """Of random prompts over few ids and few rows; rows cut into parts in any way are the same rows."""
     draw = random.Random(3)
 
-    def parts_of(items: list[tuple[str, int]]) -> list[PromptPart]:
-        parts: list[PromptPart] = []
+    def parts_of(items: list[tuple[str, int]]) -> list[list[int] | PromptRows]:
+        parts: list[list[int] | PromptRows] = []
         while items:
             kind = items[0][0]
             most = next((i for i, item in enumerate(items) if item[0] != kind), len(items))
@@ -88,7 +93,7 @@ def test_blocks_are_shared_where_ids_and_rows_are_equal_and_nowhere_else() -> No
     known: dict[bytes, list[tuple[str, int]]] = {}
     hashes: dict[tuple[tuple[str, int], ...], bytes] = {}
     for prompt in prompts:
-        flat = flatten(parts_of(prompt))
+        flat = flat_of(*parts_of(prompt))
         chain = HashChain(b"k", BLOCK, "", flat.rows)
         for number, digest in enumerate(chain.identities(flat.ids, len(flat.ids))):
             beginning = prompt[: (number + 1) * BLOCK]
@@ -97,7 +102,7 @@ def test_blocks_are_shared_where_ids_and_rows_are_equal_and_nowhere_else() -> No
 
 
 def test_what_tells_rows_is_never_as_long_as_ids() -> None:
-    flat = flatten([[1], rows_of(1, 2), [3], rows_of(4)])
+    flat = flat_of([1], rows_of(1, 2), [3], rows_of(4))
     for start in range(5):
         for end in range(start + 1, 6):
             found = digests_between(flat.rows, start, end)
@@ -107,5 +112,5 @@ def test_what_tells_rows_is_never_as_long_as_ids() -> None:
 def test_rows_leave_the_hashes_of_ids_alone() -> None:
     """A prompt without rows is known by what it was known by before there were any, and so is a beginning without."""
     ids = list(range(20))
-    flat = flatten([ids, rows_of(1)])
+    flat = flat_of(ids, rows_of(1))
     assert HashChain(b"k", BLOCK, "", flat.rows).of(flat.ids, 2) == HashChain(b"k", BLOCK, "").of(ids, 2)

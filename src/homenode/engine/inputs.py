@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import msgspec
@@ -38,7 +39,17 @@ class PromptRows(msgspec.Struct, frozen=True, array_like=True):
         return len(self.digests) // ROW_DIGEST_BYTES
 
 
-PromptPart = Sequence[int] | PromptRows
+@dataclass(frozen=True, slots=True)
+class PromptPart:
+    """Token ids, or rows that take the place of their embeddings; `ids` are placeholders then."""
+
+    ids: Sequence[int]
+    rows: PromptRows | None = None
+
+    @classmethod
+    def of_rows(cls, rows: PromptRows) -> PromptPart:
+        """The part that these rows are."""
+        return cls([rows.placeholder] * len(rows), rows)
 
 
 class PlacedRows(msgspec.Struct, frozen=True, array_like=True):
@@ -77,11 +88,9 @@ def flatten(parts: Iterable[PromptPart]) -> FlatPrompt:
     ids: list[int] = []
     rows = []
     for part in parts:
-        if isinstance(part, PromptRows):
-            rows.append(PlacedRows(len(ids), part))
-            ids += [part.placeholder] * len(part)
-        else:
-            ids += part
+        if part.rows is not None:
+            rows.append(PlacedRows(len(ids), part.rows))
+        ids += part.ids
     return FlatPrompt(ids, rows)
 
 

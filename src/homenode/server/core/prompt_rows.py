@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from homenode.engine.inputs import ROW_DIGEST_BYTES, PromptRows
+from homenode.engine.inputs import ROW_DIGEST_BYTES, PromptPart, PromptRows
 from homenode.engine.sent_tensor import SentTensor, TensorFormatError, read_sent_tensor
 from homenode.server.core.prompts import EncodedPrompt, check_prompt, check_prompt_tokens
 from homenode.server.core.served_model import ServedModel
@@ -42,7 +42,7 @@ async def encode_rows(model: ServedModel, texts: Sequence[str], param: str, *, n
             asked = f"`{param}` has" if n == 1 else f"`{param}` and `n` ask for"
             text = f"{asked} more than {format_bytes(_MOST_BYTES)} of rows, which one request may have"
             raise ApiError(400, text, param=param if n == 1 else "n", code="invalid_value")
-        prompt = EncodedPrompt.of_parts([rows])
+        prompt = EncodedPrompt.of_parts([PromptPart.of_rows(rows)])
         check_prompt(model, prompt.ids, name)
         check_prompt_tokens(tokens, param, n)
         encoded.append(prompt)
