@@ -1,5 +1,5 @@
-"""How homenode came onto this machine, and the commands that install what it lacks: of those that work here, whatever
-index holds homenode itself.
+"""The way in which homenode came onto this machine, and the commands that install what it lacks: of those that work
+here, whatever index holds homenode itself.
 
 Extras are named by the packages they stand for, never as `homenode[torch]`: no index needs to have homenode for that,
 and nothing is compiled anew.

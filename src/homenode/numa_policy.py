@@ -18,8 +18,8 @@ from enum import StrEnum
 
 
 class NumaPolicy(StrEnum):
-    """Where weights lie on a host with several NUMA nodes. The names are those of --numa, of recorded plans, and of
-    `NumaPolicy` in csrc/weights/weight.h.
+    """The places where weights lie on a host with several NUMA nodes. The names are those of --numa, of recorded plans,
+    and of `NumaPolicy` in csrc/weights/weight.h.
     """
 
     AUTO = "auto"

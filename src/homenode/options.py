@@ -18,8 +18,9 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """What a setting's surfaces need to know. `parse` turns the text of a flag or variable into the value (raising
-    UserError)."""
+    """The facts that a setting's surfaces need to know. `parse` turns the text of a flag or variable into the value
+    (raising UserError).
+    """
 
     help: str
     parse: Callable[[str], Any] | None = None

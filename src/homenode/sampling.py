@@ -71,7 +71,7 @@ def is_open_seed(seed: object) -> bool:
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How a sequence is continued and when it ends. Ranges are checked by `check()`.
+    """The way in which a sequence is continued, and when it ends. Ranges are checked by `check()`.
 
     None for `repetition_penalty`, `temperature`, `top_k`, `top_p` and `min_p` is what the model's
     generation_config.json or GGUF file says, else the plain distribution: 1, 1, 0, 1 and 0. `stop`: strings that end

@@ -1,4 +1,4 @@
-"""Which of several known words somebody may have meant by one that is not among them."""
+"""The word, of several known ones, that somebody may have meant by one that is not among them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""When the phases of a start ended: what `homenode bench start` and the metric `homenode:start_phase_seconds` show.
+"""The times at which the phases of a start ended: what `homenode bench start` and the metric
+`homenode:start_phase_seconds` show.
 
 Each process marks its own phases with the clock that the kernel counts since the boot, so that the marks of a front and
 of its engine can be compared.
@@ -27,7 +28,9 @@ def marked_phases() -> list[Mark]:
 
 
 def process_began() -> float | None:
-    """When this process began, in seconds since the boot, to the kernel's 10 ms; None where /proc does not tell."""
+    """Return when this process began, in seconds since the boot, to the kernel's 10 ms; None where /proc does
+    not tell.
+    """
     try:
         fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
         return int(fields[19]) / os.sysconf("SC_CLK_TCK")

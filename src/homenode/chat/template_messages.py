@@ -185,7 +185,7 @@ def _shows(role: re.Pattern[str], template: str) -> bool:
 
 
 def _branches(template: str) -> Iterator[list[tuple[str, str]]]:
-    """Of each `if` of a template its branches: conditions, and texts with what is within them."""
+    """Yield of each `if` of a template its branches: conditions, and texts with what is within them."""
     opened: list[list[re.Match[str]]] = []
     for tag in _BRANCH.finditer(template):
         if tag[1] == "if":

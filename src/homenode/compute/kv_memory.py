@@ -51,12 +51,12 @@ class KvLayout(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def head_bytes(self) -> int:
-        """Of a head of a block."""
+        """Return the bytes of a head of a block."""
         return self.sides * (self.block_size // TILE_TOKENS) * self.tile_bytes
 
     @property
     def block_bytes(self) -> int:
-        """Of a block over all layers and heads, each counted once."""
+        """Return the bytes of a block over all layers and heads, each counted once."""
         return self.layers * self.kv_heads * self.head_bytes
 
     def layers_of(self, region: KvRegion) -> tuple[int, int]:

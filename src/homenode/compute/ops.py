@@ -150,7 +150,7 @@ class KvGeometry:
 
     @classmethod
     def uniform(cls, layers: int, kv_heads: int, head_dim: int, block_size: int, dtype: str) -> KvGeometry:
-        """Of `layers` layers of one shape, whose keys and values are `head_dim` wide."""
+        """Return the geometry of `layers` layers of one shape, whose keys and values are `head_dim` wide."""
         return cls((LayerKv(kv_heads, head_dim, head_dim),) * layers, block_size, dtype)
 
     @property
@@ -733,8 +733,8 @@ class Program(Protocol):
         """
 
     def expert_usage(self) -> npt.NDArray[np.uint64]:
-        """For each `Ops.moe`, in the order of the calls, how many tokens each of its experts was computed for so far:
-        [MoE layers, experts].
+        """Return for each `Ops.moe`, in the order of the calls, how many tokens each of its experts was computed for so
+        far: [MoE layers, experts].
 
         Experts that are elsewhere have 0. Any thread may ask while a step is computed; a program that learns its calls
         by making them has no rows for those that its first step has not come to yet.
@@ -855,8 +855,8 @@ class PackedBackend(Protocol):
         """Bytes of a [rows, columns] matrix kept as `target` in a file."""
 
     def head_checksum(self, fd: int, size: int) -> str:
-        """Of the first `size` bytes of an open file, or of all where it ends before; 16 hexadecimal digits. HostError
-        when reading fails.
+        """Return the checksum of the first `size` bytes of an open file, or of all where it ends before; 16 hexadecimal
+        digits. HostError when reading fails.
         """
 
     def write_packed(self, weight: Weight, fd: int, offset: int) -> str:
@@ -922,7 +922,7 @@ class PlacedBackend(Protocol):
         """
 
     def residency(self, most_pages: int | None = None) -> dict[str, list[dict[str, int]] | None]:
-        """For `weights`, `kv` and `scratch` a line for each planned node: `node` (-1: several in turn), bytes
+        """Return for `weights`, `kv` and `scratch` a line for each planned node: `node` (-1: several in turn), bytes
         `present`, bytes of them `local`, where planned.
 
         None where no nodes were planned or the kernel does not tell. `most_pages`: how many pages to ask for, at even

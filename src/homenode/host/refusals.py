@@ -1,4 +1,4 @@
-"""What the machine refuses (a file call, memory, a thread), as errors of homenode that say what was being done."""
+"""Refusals of the machine (a file call, memory, a thread), as errors of homenode that say what was being done."""
 
 from __future__ import annotations
 

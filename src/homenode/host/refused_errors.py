@@ -1,4 +1,4 @@
-"""What a filter of system calls answers in place of the kernel: a container's seccomp profile, a unit, a sandbox."""
+"""The answers of a filter of system calls in place of the kernel: a container's seccomp profile, a unit, a sandbox."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ _MOST_KINDS = 1000  # that are remembered at a time
 
 @dataclass
 class _Window:
-    """What came of one kind since `began`."""
+    """The records of one kind that came since `began`."""
 
     began: float
     written: int = 0
@@ -26,7 +26,7 @@ class _Window:
 
 
 class Repetitions:
-    """Which records are written, and how many were not. Pure: times are the caller's, in seconds."""
+    """A choice of the records that are written, and how many were not. Pure: times are the caller's, in seconds."""
 
     def __init__(self, period_s: float = _PERIOD_S, written: int = _WRITTEN) -> None:
         self.period_s = period_s

@@ -1,4 +1,4 @@
-"""How a process begins and ends its log.
+"""Beginning and end of a process's log.
 
 What serves writes dated lines, each with the name of its process; a command that ends by itself writes lines as its
 other messages are. Which lines are written is chosen by a level, which child processes inherit by a variable.

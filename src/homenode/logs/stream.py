@@ -46,7 +46,7 @@ class QueuedStream(io.TextIOBase):
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
-        """That of what is written."""
+        """Return the encoding of what is written."""
         return "utf-8"
 
     def writable(self) -> bool:

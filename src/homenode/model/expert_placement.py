@@ -1,4 +1,4 @@
-"""Which ranks have which experts of an MoE model, where experts are divided as wholes: in turn, in runs, or by how
+"""The ranks that have each expert of an MoE model, where experts are divided as wholes: in turn, in runs, or by how
 often each is used. Pure.
 """
 
@@ -14,7 +14,7 @@ Experts = tuple[tuple[int, ...], ...]  # of each rank, ascending
 
 @dataclass(frozen=True)
 class ExpertUse:
-    """How often each expert of each layer was used: `counts[layer][expert]`; layers without experts may have
+    """Counts of how often each expert of each layer was used: `counts[layer][expert]`; layers without experts may have
     anything.
     """
 

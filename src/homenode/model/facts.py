@@ -1,4 +1,4 @@
-"""What is told of a model to people and programs that ask about it, none of which computing depends on."""
+"""Facts that are told of a model to people and programs that ask about it, none of which computing depends on."""
 
 from __future__ import annotations
 

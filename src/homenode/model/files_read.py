@@ -1,5 +1,5 @@
-"""What was read of a model's files, so that several readings, and those of several processes, can be held to be of the
-same files: of each its state, and a digest of the text that it gave.
+"""A record of what was read of a model's files, so that several readings, and those of several processes, can be held
+to be of the same files: of each its state, and a digest of the text that it gave.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class FileState:
 
     @classmethod
     def of(cls, status: os.stat_result) -> FileState:
-        """Of an open file, by `os.fstat`."""
+        """Return the state of an open file, by `os.fstat`."""
         return cls(status.st_size, status.st_mtime_ns)
 
 

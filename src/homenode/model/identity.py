@@ -1,4 +1,5 @@
-"""Which model a process has read, so that those that work together can be held to have read the same one.
+"""The identity of the model that a process has read, so that those that work together can be held to have read the same
+one.
 
 All processes of a service have weights of one identity: those of an engine compare theirs before the first step, and
 whoever takes the place of another one compares with what that had. An identity is of content, never of names, times or
@@ -35,13 +36,13 @@ class ModelIdentity(msgspec.Struct, frozen=True):
 
 
 def figures_digest(spec: ModelSpec) -> str:
-    """Of all that computing a model depends on beside its weights."""
+    """Return a digest of all that computing a model depends on beside its weights."""
     told = msgspec.json.encode(spec, order="deterministic", enc_hook=repr)
     return hashlib.blake2b(told, digest_size=_DIGEST_BYTES).hexdigest()
 
 
 def model_difference(mine: ModelIdentity, theirs: ModelIdentity) -> str | None:
-    """In words what `theirs` has that `mine` has not: a clause whose subject is a file; None where both are one."""
+    """Say in words what `theirs` has that `mine` has not: a clause whose subject is a file; None where both are one."""
     if missing := sorted(mine.files.keys() ^ theirs.files.keys()):
         return f"{missing[0]} is among the files of weights of one of them only"
     if changed := next((name for name in sorted(mine.files) if mine.files[name] != theirs.files[name]), None):
@@ -60,8 +61,8 @@ def text_difference(mine: Mapping[str, str], theirs: Mapping[str, str]) -> str |
 
 
 class CommonIdentity:
-    """What all of a group have to have read: what the first of them had, who says so first. `model`: where it lies, for
-    people.
+    """The model that all of a group have to have read: what the first of them had, who says so first. `model`: where it
+    lies, for people.
     """
 
     def __init__(self, model: str) -> None:

@@ -42,8 +42,8 @@ class KvCells:
         return KvGeometry((cells,), like.block_size, like.dtype)
 
     def firsts_in(self, part: ModelPart) -> list[tuple[int, int]]:
-        """Of each layer of a part's KV memory, in its order (`weights.load.layers_kv`), the first cell of all heads,
-        and the first head that is here.
+        """Return of each layer of a part's KV memory, in its order (`weights.load.layers_kv`), the first cell of all
+        heads, and the first head that is here.
         """
         here = range(part.layers.first, part.layers.end)
         own = [(self.firsts[layer], part.heads_in(layer)[1].first) for layer in here if layer in self.firsts]

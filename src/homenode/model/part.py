@@ -1,4 +1,4 @@
-"""Which part of a model one worker holds and computes: a stage of its layers, and a tensor-parallel rank's share of
+"""The part of a model that one worker holds and computes: a stage of its layers, and a tensor-parallel rank's share of
 every matrix. Plain data.
 
 A model cut into stages (pipeline parallel) gives each stage a run of layers; the first has the embedding table, the
@@ -39,7 +39,7 @@ class IndexRange:
 
 @dataclass(frozen=True)
 class ModelPart:
-    """What one worker has. All ranges are in elements of the whole model: layers, heads, columns, rows of the
+    """The part that one worker has. All ranges are in elements of the whole model: layers, heads, columns, rows of the
     vocabulary.
 
     `heads` query heads and the `kv_heads` they read; every rank has at least one of each, and within a rank all KV
@@ -118,8 +118,8 @@ class ModelPart:
 
     @property
     def adds_residual(self) -> bool:
-        """Of the ranks that add up their shares this is the one that brings in what is whole: the residual, and a bias
-        of the output.
+        """Return whether, of the ranks that add up their shares this is the one that brings in what is whole: the
+        residual, and a bias of the output.
         """
         return self.rank == 0
 

@@ -19,8 +19,8 @@ _LONG = 32 * _SIMD  # a share so long loses little by being rounded to _SIMD
 
 @dataclass(frozen=True)
 class Alignment:
-    """Where a dimension may be cut: at multiples of `needed`, the block in which it is stored, and better at those of
-    `wanted` as well, the block in which it will be kept: then a share has the values that the whole has.
+    """The places where a dimension may be cut: at multiples of `needed`, the block in which it is stored, and better at
+    those of `wanted` as well, the block in which it will be kept: then a share has the values that the whole has.
     """
 
     needed: int = 1
@@ -44,8 +44,8 @@ def divide(count: int, ranks: int, alignment: Alignment = Alignment()) -> tuple[
 def divide_heads(
     heads: int, kv_heads: int, head_dim: int, ranks: int, alignment: Alignment
 ) -> tuple[tuple[IndexRange, IndexRange], ...] | None:
-    """For each rank its query heads and the KV heads that they read; `alignment`: of the columns that the query heads
-    are. None where it cannot be.
+    """Return for each rank its query heads and the KV heads that they read; `alignment`: of the columns that the query
+    heads are. None where it cannot be.
 
     Whole KV heads as long as there are enough of them. Then each is with several ranks, which divide the query heads
     that read it.

@@ -25,7 +25,7 @@ _Heads = tuple[int, int, int]  # query heads of a layer, its KV heads, and their
 
 @dataclass(frozen=True)
 class PartitionSpec:
-    """How a model is to be cut.
+    """The way in which a model is to be cut.
 
     `layers`: of each stage; None: evenly, the first stages getting one more. `experts_whole`: each rank has whole
     experts, by `placement`, instead of a part of each. `accelerators`: numbers of workers, counted stage after stage,
@@ -134,7 +134,7 @@ def _ranges_of(layers: Sequence[int]) -> tuple[IndexRange, ...]:
 
 @dataclass(frozen=True)
 class _RankShards:
-    """What each rank has of every layer."""
+    """The share that each rank has of every layer."""
 
     heads: Mapping[_Heads, tuple[tuple[IndexRange, IndexRange], ...]]
     vocabulary: tuple[IndexRange, ...]

@@ -1,5 +1,5 @@
-"""How a model makes one vector, or scores, of a text in place of further text: which rows of the last layer count, and
-what follows them. Plain data.
+"""The way in which a model makes one vector, or scores, of a text in place of further text: which rows of the last
+layer count, and what follows them. Plain data.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class HeadLayer:
 
 @dataclass(frozen=True)
 class TextForm:
-    """What becomes of a text before a vector is made of it. `tokens`: that count of it, those around it among them;
+    """The form that a text gets before a vector is made of it. `tokens`: that count of it, those around it among them;
     None: all, which then have to fit. `prompt`: stands before each. `lower_case`: its letters are made small.
     """
 

@@ -1,4 +1,4 @@
-"""What a checkpoint says about its model, the same for Hugging Face folders and GGUF files."""
+"""The facts that a checkpoint tells of its model, the same for Hugging Face folders and GGUF files."""
 
 from __future__ import annotations
 
@@ -109,13 +109,13 @@ class DeltaSpec:
 
 
 class StateMixer(Protocol):
-    """What layers have that keep a state, in place of attention or beside it; divided among ranks in equal parts: see
-    model.state_mixers. Gated delta nets are apart (`DeltaSpec`).
+    """The part of layers that keeps a state, in place of attention or beside it; divided among ranks in equal parts:
+    see model.state_mixers. Gated delta nets are apart (`DeltaSpec`).
     """
 
     @property
     def layers(self) -> tuple[int, ...]:
-        """That have it, ascending."""
+        """Return the layers that have it, ascending."""
 
     @property
     def parts(self) -> int:
@@ -147,8 +147,8 @@ class StateMixer(Protocol):
 
 @dataclass(frozen=True)
 class BlockChoice:
-    """How tokens are chosen in blocks: each head of an indexer chooses `count` blocks of `size` tokens for its KV head,
-    the last `local` in any case.
+    """The rule by which tokens are chosen in blocks: each head of an indexer chooses `count` blocks of `size` tokens
+    for its KV head, the last `local` in any case.
     """
 
     size: int
@@ -302,8 +302,8 @@ class ModelSpec:
         return self.layer_intermediate[layer] if self.layer_intermediate else self.intermediate_size
 
     def cache_layers(self, first: int, past: int) -> dict[int, int]:
-        """For each of layers first .. past - 1 that attends, the layer of a KV memory of those that holds what it
-        reads. KeyError where a layer's donor is not among them.
+        """Return for each of layers first .. past - 1 that attends, the layer of a KV memory of those that holds what
+        it reads. KeyError where a layer's donor is not among them.
         """
         places: dict[int, int] = {}
         for layer in range(first, past):
@@ -323,16 +323,16 @@ class ModelSpec:
         return self.indexer is not None and self.chooser_of(layer) in self.indexer.layers
 
     def index_layers(self, first: int, past: int) -> dict[int, int]:
-        """For each of layers first .. past - 1 with an indexer, the layer of a KV memory of those that holds its keys:
-        they are behind all that hold keys and values.
+        """Return for each of layers first .. past - 1 with an indexer, the layer of a KV memory of those that holds its
+        keys: they are behind all that hold keys and values.
         """
         own = len(set(self.cache_layers(first, past).values()))
         having = [layer for layer in (self.indexer.layers if self.indexer else ()) if first <= layer < past]
         return {layer: own + number for number, layer in enumerate(having)}
 
     def window_tokens(self, layer: int) -> int:
-        """Of how many tokens a layer's indexer has a key, and the layer a row beside those of tokens: 1, or those of a
-        window that is pooled.
+        """Return of how many tokens a layer's indexer has a key, and the layer a row beside those of tokens: 1, or
+        those of a window that is pooled.
         """
         return (self.pooled.ratios[layer] or 1) if self.pooled is not None else 1
 
@@ -347,8 +347,8 @@ class ModelSpec:
         return LayerKv.of_windows(self.pooled.width, self.window_tokens(layer))
 
     def pooled_layers(self, first: int, past: int) -> dict[int, int]:
-        """For each of layers first .. past - 1 that keeps rows of windows, the layer of a KV memory of those that holds
-        them: they are behind all others.
+        """Return for each of layers first .. past - 1 that keeps rows of windows, the layer of a KV memory of those
+        that holds them: they are behind all others.
         """
         before = len(set(self.cache_layers(first, past).values())) + len(self.index_layers(first, past))
         having = [layer for layer in range(first, past) if self.pooled is not None and self.pooled.ratios[layer]]
@@ -368,8 +368,8 @@ VectorFunction = Literal["identity", "negative_exponential", "softplus"]  # valu
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """Where a tensor's bytes are. Name and shape are in Hugging Face terms ([rows, columns], row-major), whatever the
-    file calls it.
+    """The place of a tensor's bytes. Name and shape are in Hugging Face terms ([rows, columns], row-major), whatever
+    the file calls it.
     """
 
     name: str
@@ -449,7 +449,7 @@ class CodedMatrix:
 
     @property
     def rows(self) -> int:
-        """Of all that lies in these tensors."""
+        """Return the rows of all that lies in these tensors."""
         if self.packing in ("gptq", "awq"):
             return self.codes.shape[1] * (8 if self.packing == "awq" else 1)
         return self.codes.shape[0]

@@ -1,4 +1,4 @@
-"""What layers keep of a sequence besides keys and values, for a model or a part of one."""
+"""The state that layers keep of a sequence besides keys and values, for a model or a part of one."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from homenode.model.state_mixers import columns_of, in_runs
 
 
 def state_layers(spec: ModelSpec, part: ModelPart) -> dict[int, int]:
-    """Of each layer of a part that keeps a state, by its number in the model, its number in the state memory."""
+    """Return of each layer of a part that keeps a state, by its number in the model, its number in the state memory."""
     having = (layer for layer in range(part.layers.first, part.layers.end) if spec.state_of(layer) is not None)
     return {layer: number for number, layer in enumerate(having)}
 
 
 def state_by_kv_head(spec: ModelSpec, part: ModelPart) -> tuple[tuple[IntArray, IntArray], ...] | None:
-    """Of each layer of a part that keeps a state: which channels of its convolution and which of its matrices go with
-    each KV head, whatever the cut over ranks (see `StateMixer.by_kv_head`). None where the groups of a state and KV
-    heads do not go together here.
+    """Return of each layer of a part that keeps a state: which channels of its convolution and which of its matrices go
+    with each KV head, whatever the cut over ranks (see `StateMixer.by_kv_head`). None where the groups of a state and
+    KV heads do not go together here.
     """
     each, rest = divmod(spec.state_groups, spec.num_kv_heads)
     groups, heads = part.state_groups, part.kv_heads

@@ -1,5 +1,5 @@
-"""What layers that keep a state may have in place of attention, or beside it, besides gated delta nets: their figures,
-and what of them a rank has.
+"""The mixers that layers with a state may have in place of attention, or beside it, besides gated delta nets: their
+figures, and what of them a rank has.
 """
 
 from __future__ import annotations

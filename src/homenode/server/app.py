@@ -63,7 +63,7 @@ def create_app(state: ServerState, apis: Sequence[Api] = APIS) -> HttpApplicatio
 
 
 class _PathEndpoint:
-    """What answers at one path, by the method."""
+    """The endpoint that answers at one path, by the method."""
 
     def __init__(self, state: ServerState, operations: Sequence[Operation]) -> None:
         self._endpoints = {

@@ -1,4 +1,4 @@
-"""What the doors of a server need, files for the most part, looked at before anything is started."""
+"""The things that the doors of a server need, files for the most part, looked at before anything is started."""
 
 from __future__ import annotations
 

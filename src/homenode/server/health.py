@@ -1,4 +1,4 @@
-"""What operators ask besides the work: /health, /livez, /version and /metrics."""
+"""Endpoints that operators ask besides the work: /health, /livez, /version and /metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which settings of a server were given and have no effect as its others are. Pure.
+"""The settings of a server that were given and have no effect as its others are. Pure.
 
 Settings of engines are in `engine.plan.settings_without_effect`; what contradicts another setting is refused
 (`HttpConfig`).

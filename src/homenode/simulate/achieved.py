@@ -1,5 +1,5 @@
-"""What this engine reaches on a machine, out of what `homenode bench model --json` measured there. Pure but for
-`load_achieved`.
+"""The speed that this engine reaches on a machine, out of what `homenode bench model --json` measured there. Pure but
+for `load_achieved`.
 
 The bench counts the work of its steps and measures the machine in the same minute, so three of its results give what
 `step_cost` supposes otherwise: a prompt the share of multiplications, one sequence the share of read bandwidth, several
@@ -80,7 +80,9 @@ def load_achieved(path: str) -> AchievedSpeed:
 
 
 def read_achieved(data: bytes, name: str) -> AchievedSpeed:
-    """Of a bench's JSON. UserError, naming file and fault, where it is none or lacks one of the three results."""
+    """Read the speed out of a bench's JSON. UserError, naming file and fault, where it is none or lacks one of the
+    three results.
+    """
     if len(data) > _MOST_BYTES:
         _refuse(name, "larger than any such file")
     try:

@@ -21,9 +21,10 @@ FLOAT_COST = (
 
 @dataclass(frozen=True, slots=True)
 class IndexerWork:
-    """What the indexers of one worker add. `chosen`: tokens that a layer looks at; `key_bytes`: what the KV memory
-    keeps of a position for them; `operations`: of a token and a position that they score. `dense_bytes`,
-    `dense_attention`: what is kept of a position in layers that attend to all, and operations of a token with it."""
+    """The work that the indexers of one worker add. `chosen`: tokens that a layer looks at; `key_bytes`: what the KV
+    memory keeps of a position for them; `operations`: of a token and a position that they score. `dense_bytes`,
+    `dense_attention`: what is kept of a position in layers that attend to all, and operations of a token with it.
+    """
 
     chosen: int
     key_bytes: float
@@ -34,11 +35,12 @@ class IndexerWork:
 
 @dataclass(frozen=True, slots=True)
 class WorkerWork:
-    """What one worker computes. `model`: its part, whose figures of a token leave out the output matrix and what comes
-    behind the last attention. `output_bytes`, `output_operations`: of those, 0 where another stage has them; a row of
-    logits multiplies with all of them. `attention`: operations of a token and a position it looks at. `state_bytes`: of
-    a sequence, read and written in each step where layers keep a state; `state_operations`: of a token with it.
-    `indexer`: of layers that have one, whose keys are among the bytes of a position."""
+    """The work that one worker computes. `model`: its part, whose figures of a token leave out the output matrix and
+    what comes behind the last attention. `output_bytes`, `output_operations`: of those, 0 where another stage has them;
+    a row of logits multiplies with all of them. `attention`: operations of a token and a position it looks at.
+    `state_bytes`: of a sequence, read and written in each step where layers keep a state; `state_operations`: of a
+    token with it. `indexer`: of layers that have one, whose keys are among the bytes of a position.
+    """
 
     model: ModelWork
     output_bytes: float
@@ -100,7 +102,7 @@ class Link:
     byte: float = 0.0
 
     def seconds(self, size: float) -> float:
-        """Of one message."""
+        """Return the seconds of one message."""
         return self.latency + size * self.byte
 
 
@@ -127,5 +129,5 @@ class StageCost:
         return next((indexer.chosen for indexer in found if indexer is not None), None)
 
     def handing_on(self, load: StepLoad) -> float:
-        """Until its rows are where the next stage can read them."""
+        """Return the seconds until its rows are where the next stage can read them."""
         return self.onward.seconds(load.tokens * self.row_bytes)

@@ -128,7 +128,7 @@ class _Together:
 def _bindings(
     host: Host, config: EngineConfig, checkpoint: Checkpoint
 ) -> tuple[tuple[EngineBinding, ...], Decision | None]:
-    """Of each engine, and what --numa auto has come to."""
+    """Return the binding of each engine, and what --numa auto has come to."""
     count, numa = config.parallel.data_parallel_size, config.placement.numa
     if count > 1:
         if numa is not None:
@@ -253,7 +253,7 @@ def _stage(
 
 
 def _link(host: Host, planned: EnginePlan, first: int, speeds: Speeds) -> Link:
-    """From the workers of a stage on: the accelerators' where there is one, else the host's memory."""
+    """Return the link from the workers of a stage on: the accelerators' where there is one, else the host's memory."""
     workers = planned.worker_layout.workers[first:]
     if speeds.accelerator and any(is_accelerator(worker.device) for worker in workers):
         return speeds.accelerator.link

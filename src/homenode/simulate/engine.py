@@ -44,7 +44,7 @@ class SimulatedEngine:
 
     @property
     def next_time(self) -> float:
-        """When `advance` has something to do; infinite: never, without a further request."""
+        """Return when `advance` has something to do; infinite: never, without a further request."""
         deadline = self._scheduler.next_deadline()
         done = self._flights[0].at if self._flights else math.inf
         return done if deadline is None else min(done, deadline)

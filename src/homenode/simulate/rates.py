@@ -29,7 +29,7 @@ class Rates:
 
     @classmethod
     def of(cls, machine: MachineSpeed, spread: Spread, kind: EngineKind) -> Rates:
-        """Of these nodes under this spread."""
+        """Return the rates of these nodes under this spread."""
 
         def total(
             byte: float = 0.0,

@@ -32,8 +32,9 @@ class _Asked:
 
 @dataclass
 class Outcome:
-    """What came of it. Times in seconds: `ttft` of each request with a token, `itl` between the tokens of one,
-    `latency` of each that was finished."""
+    """The outcome of a simulation. Times in seconds: `ttft` of each request with a token, `itl` between the tokens of
+    one, `latency` of each that was finished.
+    """
 
     requests: int = 0
     finished: int = 0

@@ -1,5 +1,6 @@
-"""How fast things are that no recording of a host tells: accelerators, links, and what an engine reaches of what the
-machine can do. Pure."""
+"""Speeds of things that no recording of a host tells: accelerators, links, and what an engine reaches of what the
+machine can do. Pure.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +20,9 @@ _FIGURES = ("read_gb_s", "tops", "memory", "link_gb_s", "link_us")
 
 @dataclass(frozen=True, slots=True)
 class AcceleratorSpeed:
-    """What an accelerator reaches, as its owner says: reading its memory (1e9 bytes a second), multiplying (1e12
-    operations a second), bytes of memory; and the way from one to another or to the host."""
+    """The speed that an accelerator reaches, as its owner says: reading its memory (1e9 bytes a second), multiplying
+    (1e12 operations a second), bytes of memory; and the way from one to another or to the host.
+    """
 
     read_gb_s: float
     tops: float
@@ -29,7 +31,7 @@ class AcceleratorSpeed:
 
     @property
     def machine(self) -> MachineSpeed:
-        """As one node of one thread."""
+        """Return the machine as one node of one thread."""
         return MachineSpeed(
             (NodeSpeed(0, 1, self.read_gb_s, self.tops * 1000),), {}, 0.0, 0.0, "as given with --accelerator"
         )

@@ -30,7 +30,7 @@ class OutcomeStats:
 
     @classmethod
     def of(cls, outcome: Outcome) -> OutcomeStats:
-        """Of an outcome."""
+        """Return the figures of an outcome."""
         span = outcome.end or math.inf
         latency = outcome.latency
         return cls(
@@ -48,7 +48,7 @@ class OutcomeStats:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """With the percentiles by name, in seconds."""
+        """Return the figures with the percentiles by name, in seconds."""
         names = ("p50", "p90", "p99")
         return {
             "requests": self.requests,

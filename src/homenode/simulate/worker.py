@@ -1,4 +1,4 @@
-"""From a worker's place and its part of a model to what a step costs it. Pure."""
+"""The way from a worker's place and its part of a model to what a step costs it. Pure."""
 
 from __future__ import annotations
 
@@ -100,7 +100,9 @@ def _attention(spec: ModelSpec, part: ModelPart, layer: int) -> float:
 
 
 def _of_indexers(spec: ModelSpec, geometry: KvGeometry, part: ModelPart, scanned: int) -> IndexerWork | None:
-    """Of the layers here; with every rank all of an indexer. `scanned`: as in `ModelWork.scanned_bytes`."""
+    """Return the work of the layers here; with every rank all of an indexer. `scanned`: as in
+    `ModelWork.scanned_bytes`.
+    """
     indexer = spec.indexer
     if indexer is None:
         return None

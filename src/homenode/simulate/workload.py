@@ -1,5 +1,5 @@
-"""What is asked of a simulated deployment: requests at given times, or clients that ask again when they were answered.
-Pure.
+"""The work that is asked of a simulated deployment: requests at given times, or clients that ask again when they were
+answered. Pure.
 
 poisson:rate=4,in=512,out=128,n=1000,seed=1    arrivals at random, 4 a second on average
 closed:clients=8,in=256,out=128,n=64           8 clients, each asking again as soon as it was answered, 64 requests in
@@ -66,7 +66,7 @@ class Workload:
     _given: int = field(default=0, init=False)
 
     def begin(self) -> Iterator[Job]:
-        """Those that wait for no answer."""
+        """Yield those that wait for no answer."""
         self._given = self.clients or len(self.jobs)
         return iter(self.jobs[: self._given])
 

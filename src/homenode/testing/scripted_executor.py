@@ -53,7 +53,7 @@ def scripted_logprob(token: int, position: int) -> TokenLogprob:
 
 @dataclass(slots=True)
 class _State:
-    """What a worker keeps of a sequence. `sums[p]` identifies the tokens up to position p and p itself."""
+    """The state that a worker keeps of a sequence. `sums[p]` identifies the tokens up to position p and p itself."""
 
     tokens: list[int]
     num_prompt: int

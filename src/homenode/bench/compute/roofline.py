@@ -90,7 +90,7 @@ def draw_roofline(results: Sequence[KernelResult], title: str) -> str:
 
 
 def _axis(values: Iterable[float], begin: float, end: float) -> Scale:
-    """From half the smallest to twice the largest value."""
+    """Return the scale from half the smallest to twice the largest value."""
     known = list(values)
     return Scale(min(known) / 2, max(known) * 2, begin, end)
 

@@ -38,7 +38,7 @@ class ExchangeTimes:
 
     @property
     def nbytes(self) -> int:
-        """Of the values."""
+        """Return the bytes of the values."""
         return 4 * self.rows * self.columns
 
 
@@ -56,7 +56,7 @@ class RanksBenchPlan:
 
 
 def cpus_of(processes: int, threads: int) -> tuple[list[list[int]], bool]:
-    """For each process the CPUs of its threads, and whether some are used twice."""
+    """Return for each process the CPUs of its threads, and whether some are used twice."""
     usable = thread_cpus()
     places = [[usable[(p * threads + t) % len(usable)] for t in range(threads)] for p in range(processes)]
     return places, processes * threads > len(usable)
@@ -103,7 +103,7 @@ def _spin(plan: RanksBenchPlan, crowded: bool) -> int:
 
 
 def _ask(works: Sequence[dict[str, Any]]) -> list[list[list[float]]]:
-    """For each process what it answers: for each shape the median seconds of an exchange and of a copy."""
+    """Return for each process what it answers: for each shape the median seconds of an exchange and of a copy."""
     peers: list[subprocess.Popen[str]] = []
     try:
         for work in works:

@@ -49,14 +49,14 @@ class OtherProcess:
         return bool(poll.poll(0))
 
     def answer(self) -> dict[str, Any]:
-        """To the last order."""
+        """Return the answer to the last order."""
         line = self._lines.readline()
         if not line:
             raise PeerError(f"the other process of the benchmark ended with {self.process.wait(5)}")
         return dict(json.loads(line))
 
     def end(self) -> None:
-        """It ends with its socket, unless it serves another one."""
+        """End the process with its socket, unless it serves another one."""
         self._lines.close()
         self._control.close()
         try:

@@ -32,7 +32,7 @@ class WholeTransfer:
         self._peer, self._pages, self._tickets = peer, pages, 0
 
     def all_pages(self) -> float:
-        """From the wish to the return of the pages. PeerError when they did not arrive."""
+        """Return the seconds from the wish to the return of the pages. PeerError when they did not arrive."""
         return self._arrived(self._hand_over(self._pages))
 
     def one_page(self) -> float:
@@ -40,9 +40,10 @@ class WholeTransfer:
         return self._arrived(self._hand_over(1))
 
     def asked_for(self) -> float:
-        """Until the receiver has all pages in its blocks, from its wish for them: everything else was done before,
-        digests at the sender included, as in an engine that announces pages when they are computed and is asked for
-        them later (`pull-delay`, a receiver that `holds`)."""
+        """Return the seconds until the receiver has all pages in its blocks, from its wish for them: everything else
+        was done before, digests at the sender included, as in an engine that announces pages when they are computed and
+        is asked for them later (`pull-delay`, a receiver that `holds`).
+        """
         self._tickets += 1
         ticket, agent = f"asked-for-{self._tickets}", self.side.agent
         wanted = agent.statistics().bytes_digested + self._pages * self.side.page_bytes
@@ -111,9 +112,10 @@ class LastPageTransfer:
         self._peer, self._pages, self._tickets = peer, pages, 0
 
     def whats(self, pages: int) -> tuple[str, str, str]:
-        """From the sender's scheduler to the receiver's, which may read then; from the receiver's, which has read, to
-        the sender's, whose pages are free then; and the first with what it is without: the time that both sides need to
-        read the last page for its digest."""
+        """Return the names of the times from the sender's scheduler to the receiver's, which may read then; from the
+        receiver's, which has read, to the sender's, whose pages are free then; and the first with what it is without:
+        the time that both sides need to read the last page for its digest.
+        """
         paused = ", paused" if self._pause_s else ""
         return (
             f"hand-off{paused}, pages: {pages}",
@@ -151,7 +153,7 @@ class LastPageTransfer:
         ]
 
     def _one(self, ticket: str) -> tuple[float, float, float]:
-        """When it began, when its pages were back, and the seconds of this side's digest."""
+        """Return when it began, when its pages were back, and the seconds of this side's digest."""
         self.side.compute(ticket, self._pause_s, APPLYING_S)
         before, begin = self.side.agent.statistics().copy_seconds, time.perf_counter()
         self.side.finish(ticket)
@@ -161,7 +163,9 @@ class LastPageTransfer:
         return begin, ended.at, self.side.agent.statistics().copy_seconds - before
 
     def _arrivals(self, tickets: list[str], pages: int) -> dict[str, list[float]]:
-        """When so many pages were there, and when they were read no more; the sender's scheduler goes on meanwhile."""
+        """Return when so many pages were there, and when they were read no more; the sender's scheduler goes on
+        meanwhile.
+        """
         self._peer.order(do="arrivals", tickets=[[ticket, pages] for ticket in tickets])
         self.side.wait_for(self._peer.has_answered, PATIENCE_S, "the other side's answer")
         return self._peer.answer()

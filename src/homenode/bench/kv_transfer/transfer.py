@@ -50,12 +50,12 @@ class Row:
 
     @property
     def best_us(self) -> float:
-        """Of the quickest round."""
+        """Return the microseconds of the quickest round."""
         return min(self.seconds) * 1e6
 
     @property
     def gb_s(self) -> float:
-        """Of the median round."""
+        """Return the speed of the median round."""
         return self.nbytes / statistics.median(self.seconds) / 1e9
 
 
@@ -208,7 +208,7 @@ class _BareTcp:
 
 
 def _release_s() -> float:
-    """From SIGKILL of a process that was given pages, and did not read them yet, to their return."""
+    """Return the seconds from SIGKILL of a process that was given pages, and did not read them yet, to their return."""
     peer = OtherProcess()
     hand_over = WholeTransfer(peer, "shm", "pull-delay", 64 << 10, 64, holds=True)
     try:

@@ -201,8 +201,9 @@ class Side:
         return self._ends.pop(ticket)
 
     def arrival(self, ticket: str, pages: int, timeout: float) -> float:
-        """When so many pages of a ticket had arrived, or were computed but for its late ones (time.perf_counter).
-        TimeoutError when they do not."""
+        """Return when so many pages of a ticket had arrived, or were computed but for its late ones
+        (time.perf_counter). TimeoutError when they do not.
+        """
         wanted = pages * self.block_size
         self.wait_for(
             lambda: self._arrivals.get(ticket, (-1, 0.0))[0] >= wanted,

@@ -33,7 +33,7 @@ class Operations:
 
     @property
     def total(self) -> float:
-        """Of all kinds."""
+        """Return the sum of all kinds."""
         return self.int8 + self.bf16 + self.f32 + self.int6
 
     def __add__(self, other: Operations) -> Operations:
@@ -89,7 +89,7 @@ class Ceilings:
         )
 
     def to_json(self) -> dict[str, float]:
-        """In 1e9 a second, under names with units."""
+        """Return the figures in 1e9 a second, under names with units."""
         return {
             "read_gb_s": round(self.read / 1e9, 3),
             "int8_gops": round(self.int8 / 1e9, 2),

@@ -83,10 +83,10 @@ class NodeProbe(Protocol):
         it cannot be had."""
 
     def barrier_us(self, cpus: Sequence[int], groups: Sequence[Sequence[int]]) -> float:
-        """Until all have met."""
+        """Return the microseconds until all have met."""
 
     def round_trip_ns(self, cpu: int, other: int) -> float:
-        """Until one has the answer of the other."""
+        """Return the nanoseconds until one has the answer of the other."""
 
 
 def bench_teams(host: Host) -> tuple[BenchTeam, ...]:

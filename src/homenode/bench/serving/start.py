@@ -79,7 +79,7 @@ def phases_in(metrics: str) -> tuple[Phase, ...]:
 
 
 def median_of(starts: Sequence[Start]) -> Start:
-    """Of each figure of several starts the median. A phase counts that every start has."""
+    """Return of each figure of several starts the median. A phase counts that every start has."""
     ends: dict[tuple[str, str], list[float]] = {}
     for start in starts:
         for phase in start.phases:

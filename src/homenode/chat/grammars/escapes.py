@@ -81,7 +81,7 @@ class _Regex:
         return _class(self._cases(ranges, flags))
 
     def _cases(self, ranges: Ranges, flags: int) -> Ranges:
-        """With both cases of ASCII letters where case does not matter."""
+        """Return ranges with both cases of ASCII letters where case does not matter."""
         if not flags & re.IGNORECASE:
             return ranges
         more = list(ranges)

@@ -50,7 +50,7 @@ class Tools:
         return name in self._parameters
 
     def schema(self, name: str) -> Mapping[str, Any]:
-        """That of a tool's parameters, empty where it is not known."""
+        """Return the schema of a tool's parameters, empty where it is not known."""
         return self._parameters.get(name, {})
 
     def parameters(self, name: str) -> frozenset[str]:

@@ -47,7 +47,7 @@ class SizeList(click.ParamType[tuple[int, ...]]):
         self._multiple_of = multiple_of
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
-        """In bytes, all above 0."""
+        """Return the sizes in bytes, all above 0."""
         if isinstance(value, tuple):
             return value
         try:

@@ -47,7 +47,8 @@ class SuggestingChoice(click.Choice[str]):
 
 @contextmanager
 def _options_suggested(words: Sequence[str]) -> Iterator[None]:
-    """Where an option does not exist, name those with fewest typing mistakes, instead of those that click takes.
+    """Run a block in which, where an option does not exist, name those with fewest typing mistakes, instead of those
+    that click takes.
 
     `words`: of the command line. Of `-port` click has seen the letter p only.
     """

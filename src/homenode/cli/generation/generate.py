@@ -130,7 +130,7 @@ def _user(prompt: str) -> dict[str, str]:
 
 
 def _warn_of_no_text(shown: str, stop: tuple[str, ...], chat: bool, tokenizer: Tokenizer) -> None:
-    """Why there may be no text, where there is none and no --stop has cut it off."""
+    """Warn why there may be no text, where there is none and no --stop has cut it off."""
     if shown.strip() or stop:
         return
     if tokenizer.has_chat_template and not chat:

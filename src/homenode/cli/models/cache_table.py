@@ -39,7 +39,7 @@ def list_models(as_json: bool) -> None:
 
 
 def yes_or_no(value: bool | None) -> str:
-    """For a table; a dash where it is not known."""
+    """Return the word for a table; a dash where it is not known."""
     return "-" if value is None else "yes" if value else "no"
 
 

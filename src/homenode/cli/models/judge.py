@@ -38,7 +38,7 @@ class Judgement:
 
 
 def judge_path(path: Path, config: EngineConfig, host: Host) -> Judgement:
-    """Of a model on this machine's disk, whose headers are read."""
+    """Judge a model on this machine's disk, whose headers are read."""
     try:
         checkpoint = open_checkpoint(path)
     except HomenodeError as error:
@@ -47,8 +47,9 @@ def judge_path(path: Path, config: EngineConfig, host: Host) -> Judgement:
 
 
 def judge(checkpoint: Checkpoint, config: EngineConfig, host: Host) -> Judgement:
-    """Of an engine with these settings, which has room for the KV of at least one full context. `kv_bytes`: what it
-    would take for KV memory."""
+    """Judge an engine with these settings, which has room for the KV of at least one full context. `kv_bytes`: what it
+    would take for KV memory.
+    """
     try:
         specs = engines_on(host, config, checkpoint, Speeds())
     except UnsupportedError as error:

@@ -26,7 +26,7 @@ def tell_unused_settings(config: EngineConfig, devices: Sequence[str] = ("cpu",)
 
 
 def tell_refused_calls() -> None:
-    """For commands with an engine of their own: which calls that help it this process may not make."""
+    """Tell, for commands with an engine of their own: which calls that help it this process may not make."""
     from homenode.host.bind.base.optional_calls import refused_at_start
 
     for finding in refused_at_start(1):
@@ -34,8 +34,9 @@ def tell_refused_calls() -> None:
 
 
 def tell_unused_sampling(temperature: float | None) -> None:
-    """For commands that sample: what --top-p and --top-k cannot do at temperature 0. A seed is kept to there, too, as
-    every answer is the same."""
+    """Tell, for commands that sample: what --top-p and --top-k cannot do at temperature 0. A seed is kept to there,
+    too, as every answer is the same.
+    """
     context = click.get_current_context()
     names = [name for name in ("top_p", "top_k") if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
     if names and temperature == 0:

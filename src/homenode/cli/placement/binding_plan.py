@@ -121,8 +121,9 @@ def _aim_by_plan(flags: PlanFlags, host: Host, demand: Demand, strict: bool) -> 
 
 
 def _direct(flags: PlanFlags, cpus: str | None) -> BindingPlan:
-    """For the CPUs of --cpus, or all that are allowed, and the memory of --memory-nodes. Raises UserError for flags
-    that say otherwise."""
+    """Return the plan for the CPUs of --cpus, or all that are allowed, and the memory of --memory-nodes. Raises
+    UserError for flags that say otherwise.
+    """
     from homenode.cpuset import parse_cpu_list
     from homenode.host.bind.base.target import Target
     from homenode.host.discovery.read import read_host

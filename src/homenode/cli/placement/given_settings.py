@@ -91,7 +91,9 @@ def refuse_beside(ctx: click.Context, flag: str, why: str, allowed: Collection[s
 
 
 def cpu_binding_off(flags: PlanFlags, host: Host, strategy: str) -> Finding | None:
-    """That ranks are left as they are, where the strategy is the Ascend binding and its switch says no."""
+    """Return a finding that ranks are left as they are, where the strategy is the Ascend binding and its switch says
+    no.
+    """
     from homenode.host.plan.additional_config import cpu_binding_enabled
     from homenode.host.plan.settings_read import is_ascend
     from homenode.host.topology.finding import Finding

@@ -213,7 +213,9 @@ def host_with_memory(source: str | None, memory: int | None) -> Host:
 def _warn_of_unused(
     config: EngineConfig, machines: Sequence[Host], node_memory: int | None, accelerator: str | None
 ) -> None:
-    """What was given and has no effect on any of these hosts. The file of measured speeds always has one here."""
+    """Warn of what was given and has no effect on any of these hosts. The file of measured speeds always has
+    one here.
+    """
     from homenode.cli.output.report import ERR
 
     parallel = config.parallel
@@ -325,7 +327,7 @@ def _ms(value: float | None, factor: float) -> str:
 
 
 def _weights(result: SimulationResult) -> str:
-    """Of the first engines; those of the others are in --json."""
+    """Return the weights of the first engines; those of the others are in --json."""
     from homenode.units import format_bytes
 
     shown = [

@@ -93,7 +93,9 @@ def _bound_by_plan(pid: int) -> bool:
 
 
 def _no_plan(pid: int) -> Report:
-    """That there is nothing to compare the process with. Raises UserError for a process that is not there."""
+    """Return a report that there is nothing to compare the process with. Raises UserError for a process that is not
+    there.
+    """
     from homenode.host.bind.base.report import Report
     from homenode.host.bind.base.state import VARIABLE, open_state
     from homenode.host.bind.base.threads import identify

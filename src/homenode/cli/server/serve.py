@@ -286,7 +286,7 @@ def _engines(details: Mapping[str, Any]) -> str:
 
 
 def _in_common(details: Mapping[str, Any]) -> str:
-    """That the experts among the weights are there once for all engines, where they are."""
+    """Return a clause that the experts among the weights are there once for all engines, where they are."""
     return " (experts once)" if details.get("shared_weight_bytes") else ""
 
 

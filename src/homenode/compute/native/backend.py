@@ -461,8 +461,8 @@ class NativeBackend:
         return self._pages
 
     def _read_reserved(self, pages: KvPages) -> dict[str, int]:
-        """Of KV memory that grows: what was taken, and of it what the kernel says lies on huge pages, asked anew now
-        and then.
+        """Return of KV memory that grows: what was taken, and of it what the kernel says lies on huge pages, asked anew
+        now and then.
         """
         now = time.monotonic()
         if self._kv_changed and now - self._kv_counted >= _COUNT_S:

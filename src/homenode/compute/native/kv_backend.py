@@ -17,12 +17,12 @@ class NativePageStreams:
     """See `transfer.wire.stream.PageStreams`."""
 
     def receiver(self, memory: KvMemory, blocks: Sequence[int], tiles: Sequence[int]) -> _native.NativePageReceiver:
-        """For pages that come. ValueError for blocks or tiles that are not there."""
+        """Return the stream for pages that come. ValueError for blocks or tiles that are not there."""
         assert isinstance(memory, NativeKvMemory)
         return _native.NativePageReceiver.create(memory.handle, memory.level, blocks, tiles)
 
     def sender(self, memory: KvMemory, blocks: Sequence[int], tiles: Sequence[int]) -> _native.NativePageSender:
-        """For pages that go. ValueError for blocks or tiles that are not there."""
+        """Return the stream for pages that go. ValueError for blocks or tiles that are not there."""
         assert isinstance(memory, NativeKvMemory)
         return _native.NativePageSender.create(memory.handle, blocks, tiles)
 

@@ -20,7 +20,7 @@ class NativeLaneReader:
 
     @property
     def fd(self) -> int:
-        """For the other side."""
+        """Return the descriptor for the other side."""
         return self.handle.fd
 
     @property

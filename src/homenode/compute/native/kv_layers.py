@@ -30,5 +30,5 @@ class NativeKvLayers:
 
     @property
     def nbytes(self) -> int:
-        """Of all of them."""
+        """Return the bytes of all of them."""
         return sum(cache.nbytes for cache in self.caches)

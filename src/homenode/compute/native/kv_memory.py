@@ -47,7 +47,7 @@ class NativeKvMemory:
 
     @property
     def level(self) -> _native.Level:
-        """Of the kernels that copy from it."""
+        """Return the level of the kernels that copy from it."""
         return self._level
 
     @property

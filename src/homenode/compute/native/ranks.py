@@ -33,8 +33,8 @@ class RankMemory:
 
     @staticmethod
     def attach(fd: int) -> RankMemory:
-        """That of another process; the descriptor is not kept. UserError when it is not what it should be, HostError
-        when the machine refuses.
+        """Return the memory of another process; the descriptor is not kept. UserError when it is not what it should be,
+        HostError when the machine refuses.
         """
         with host_errors():
             try:

@@ -83,7 +83,7 @@ def _scores(logits: FloatArray, routing: Routing) -> FloatArray:
 
 
 def _sparse_weights(logits: FloatArray, indices: IntArray, jitter: float) -> FloatArray:
-    """Of each chosen expert the softmax over those near it that were not chosen before it."""
+    """Return of each chosen expert the softmax over those near it that were not chosen before it."""
     left, weights = logits.copy(), np.empty(len(indices), np.float32)
     for place in np.argsort(-logits[indices], kind="stable"):
         best = logits[indices[place]]

@@ -45,7 +45,7 @@ class TorchDevice:
         return torch.empty(elements, dtype=dtype, pin_memory=self.accelerator)
 
     def wait(self) -> None:
-        """Until everything asked of the device is done."""
+        """Wait until everything asked of the device is done."""
         if self.accelerator:
             self.calls.synchronize(self.device)
 

@@ -17,10 +17,10 @@ class DeviceGroup(Protocol):
     """A `RankGroup` whose ranks all have devices that exchange rows among themselves."""
 
     def sum_rows(self, x: torch.Tensor) -> torch.Tensor:
-        """As `RankGroup.sum`."""
+        """Sum as `RankGroup.sum`."""
 
     def gather_rows(self, x: torch.Tensor, widths: Sequence[int]) -> torch.Tensor:
-        """As `RankGroup.gather`."""
+        """Gather as `RankGroup.gather`."""
 
     @property
     def capturable(self) -> bool:

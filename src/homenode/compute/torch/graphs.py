@@ -138,7 +138,9 @@ class StepGraphs:
         return Graph(sequences, width, inputs, hidden, state, replay, result)
 
     def _state_step(self, inputs: torch.Tensor, sequences: int) -> StateStep | None:
-        """Of sequences with a row each. What it works out in the first call stands for the recorded one."""
+        """Return the step of sequences with a row each. What it works out in the first call stands for the recorded
+        one.
+        """
         if self._state is None:
             return None
         slots, fresh = inputs[: 5 * sequences].view(5, sequences)[3:]

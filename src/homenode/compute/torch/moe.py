@@ -95,7 +95,7 @@ def _scores(logits: torch.Tensor, routing: Routing) -> torch.Tensor:
 
 
 def _sparse_weights(logits: torch.Tensor, indices: torch.Tensor, jitter: float) -> torch.Tensor:
-    """Of each chosen expert the softmax over those near it that were not chosen before it."""
+    """Return of each chosen expert the softmax over those near it that were not chosen before it."""
     left, chosen = logits.clone(), logits.gather(1, indices)
     weights = torch.empty_like(chosen)
     for place in _best(chosen, chosen.shape[1]).unbind(1):

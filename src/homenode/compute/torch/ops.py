@@ -233,7 +233,7 @@ class TorchOps(RowOps):
         return (found[..., :value_columns] if value_columns else found).reshape(rows, -1)
 
     def _store_windows(self, cache: TorchKvCache, layer: int, rows: torch.Tensor, ratio: int) -> None:
-        """Those of `rows` [tokens, width] whose tokens end a window of `ratio`."""
+        """Store those of `rows` [tokens, width] whose tokens end a window of `ratio`."""
         step = self._step
         slots = step.slots(step.sequence, step.positions, cache.geometry.block_size)
         if ratio == 1:

@@ -136,7 +136,7 @@ class _Meeting:
         store.set(f"here/{rank}", "1")
 
     def wait_for(self, work: Any) -> None:
-        """Until the exchange is done. RuntimeError when it fails, or when it is over for anybody: gloo, whose
+        """Wait until the exchange is done. RuntimeError when it fails, or when it is over for anybody: gloo, whose
         connections stay open until its group is taken apart, would notice that at the deadline only.
         """
         while True:

@@ -83,14 +83,14 @@ class StateStep:
         return self._input(sequence, _rows(done, done - taps), taps)
 
     def _input(self, sequence: int, row: IntArray, taps: int) -> IntArray:
-        """Of rows of a sequence, those before its first from its tail."""
+        """Return, of rows of a sequence, those before its first from its tail."""
         before = sequence * taps + taps + row
         found: IntArray = np.where(row < 0, before, len(self._counts) * taps + self._first_rows[sequence] + row)
         return found
 
 
 def state_step(step: StepArrays, device: torch.device) -> StateStep | None:
-    """Of a step's arrays; None where they name no slots."""
+    """Return the states of a step's arrays; None where they name no slots."""
     if step.state_slot is None or step.state_fresh is None:
         return None
     counts = np.diff(step.query_start)

@@ -76,7 +76,7 @@ def _tiles(step: DeviceStep, mask: AttentionMask) -> QueryTiles:
 def _attend(
     q: torch.Tensor, cache: TorchKvCache, layer: int, step: DeviceStep, how: Scoring, tiles: QueryTiles, some: slice
 ) -> torch.Tensor:
-    """Of the tiles `some`: q [t, QUERIES, kv_heads, group, head_dim] -> the same."""
+    """Attend for the tiles `some`: q [t, QUERIES, kv_heads, group, head_dim] -> the same."""
     count, queries, kv_heads, group, width = q.shape
     last = tiles.last_key[some]
     seen_from = max(0, how.first_seen(int(tiles.first_key_of[some].min())))
@@ -138,8 +138,8 @@ def _scores(
 def _keys_of(
     step: DeviceStep, tiles: QueryTiles, first: int, block_size: int, how: Scoring
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """For all tiles: slots [t, KEYS] of the keys from `first` on, and which query does not see which, bool [t, QUERIES,
-    KEYS].
+    """Return for all tiles: slots [t, KEYS] of the keys from `first` on, and which query does not see which, bool [t,
+    QUERIES, KEYS].
 
     Beyond a sequence's end its last key stands in: a number that is surely finite, for a weight of zero.
     """

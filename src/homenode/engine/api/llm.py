@@ -317,7 +317,7 @@ class LLM:
         return Request(id=number, prompt_ids=ids, params=sent, arrival=time.monotonic(), awaited=awaited)
 
     def _bound(self, params: Sequence[SamplingParams], output: GrammarSpec | None) -> list[SamplingParams]:
-        """With the grammar of `output`. Raises UserError for what cannot be kept."""
+        """Return the params with the grammar of `output`. Raises UserError for what cannot be kept."""
         if output is None:
             return list(params)
         if not self._binds:
@@ -385,8 +385,8 @@ class LLM:
         return SamplingParams(max_tokens=max(1, self.ready.max_model_len - len(ids)))
 
     def _raise_error(self, output: Output) -> None:
-        """What the engine says of a request that failed; CheckpointError where it computed a NaN because the model's
-        file holds one.
+        """Raise what the engine says of a request that failed; CheckpointError where it computed a NaN because the
+        model's file holds one.
         """
         if output.error is not None:
             if output.error_kind == NotANumberError.__name__:

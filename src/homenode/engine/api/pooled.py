@@ -55,7 +55,7 @@ def pooling_request(number: int, ids: list[int], arrival: float, second_from: in
 
 
 def normalised(vectors: FloatArray) -> FloatArray:
-    """Of length 1, but for those that have none."""
+    """Return vectors of length 1, but for those that have none."""
     lengths = np.linalg.norm(vectors.astype(np.float64), axis=1, keepdims=True)
     return np.asarray(vectors / np.where(lengths > 0, lengths, 1.0), np.float32)
 

@@ -73,8 +73,8 @@ class HostRanks:
 
 
 def join_host_ranks(name: HostRanksName, rank: int, timeout_s: float) -> HostRanks:
-    """That of this host: made if this is the first rank here. PeerError when whoever keeps it does not hand it over in
-    time, HostError when the machine refuses.
+    """Return the group of this host: made if this is the first rank here. PeerError when whoever keeps it does not hand
+    it over in time, HostError when the machine refuses.
     """
     deadline = time.monotonic() + timeout_s
     while True:

@@ -84,7 +84,7 @@ class TcpRanks:
                 self.group.leave()
 
     def _addresses(self) -> list[str]:
-        """Of all ranks. Not all of them may be there for long, as one of them loads."""
+        """Return the addresses of all ranks. Not all of them may be there for long, as one of them loads."""
         seated = Seated(self._name.group, self._rank, self._name.ranks, self._host_ranks.address)
         while True:
             begin = time.monotonic()

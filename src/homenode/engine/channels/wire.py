@@ -86,7 +86,7 @@ class WorkerSocket:
         self._closed = False
 
     def fileno(self) -> int:
-        """For a selector; -1 once closed."""
+        """Return the descriptor for a selector; -1 once closed."""
         return self._sock.fileno()
 
     @property

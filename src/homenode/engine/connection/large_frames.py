@@ -52,7 +52,7 @@ _Large = (
 
 
 def decode_large_body(body: bytes) -> ToFront:
-    """As `decode_body(body, ToFront)`, for a thread beside the event loop. PeerError for what is no message."""
+    """Decode as `decode_body(body, ToFront)`, for a thread beside the event loop. PeerError for what is no message."""
     message: Any = decode_body(body, _Large)
     if not isinstance(message, _OutputsWithRawScores):
         return message  # type: ignore[no-any-return]

@@ -69,7 +69,7 @@ def own_layout(layout: WeightLayout, part: ModelPart, experts: ExpertSharing | N
 def missing_layout(
     layout: WeightLayout, part: ModelPart, experts: ExpertSharing | None, worker: int = 0
 ) -> WeightLayout:
-    """Of them, those that memory is still to be taken for."""
+    """Return, of them, those that memory is still to be taken for."""
     if experts is None or not experts.is_there(worker):
         return own_layout(layout, part, experts)
     return _less(layout, set(experts.owners(layout, part)))

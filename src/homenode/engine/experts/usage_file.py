@@ -80,7 +80,9 @@ def _put(path: Path, lines: list[list[float]]) -> None:
 
 @contextlib.contextmanager
 def _turn(folder: Path, patience_s: float) -> Iterator[bool]:
-    """Whether nobody else adds to a file of this folder until the end; False when it took too long to find out."""
+    """Yield whether nobody else adds to a file of this folder until the end; False when it took too long to
+    find out.
+    """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield _locked(descriptor, time.monotonic() + patience_s)

@@ -36,8 +36,8 @@ class FrontMux:
         threading.Thread(target=self._take_callers, args=(door,), name="homenode-door", daemon=True).start()
 
     def send(self, message: ToFront) -> None:
-        """To those it is for. CapacityError, and then nobody has got anything, when a part of it is too large for a
-        frame.
+        """Send to those it is for. CapacityError, and then nobody has got anything, when a part of it is too large for
+        a frame.
         """
         match message:
             case Outputs(outputs):

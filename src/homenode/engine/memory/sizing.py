@@ -336,8 +336,8 @@ def with_kv_memory_variable(config: EngineConfig, host: Host) -> EngineConfig:
 def weights_problem(
     config: EngineConfig, spec: ModelSpec, mine: Kept, available: int, *, several: bool
 ) -> CapacityError:
-    """That the weights of an engine or a worker take more than the bytes that are `available`, and what would help.
-    `several`: it is one of several engines.
+    """Return an error that the weights of an engine or a worker take more than the bytes that are `available`, and what
+    would help. `several`: it is one of several engines.
     """
     advice = ["keep them smaller (--quantize)"]
     if several:

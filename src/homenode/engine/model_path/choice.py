@@ -26,8 +26,8 @@ class Rated:
 
 
 def rate(candidates: Sequence[Candidate], config: EngineConfig, available: int) -> list[Rated]:
-    """Of each whether the disk has room for it and `available` bytes of memory for its weights, a step's buffers and KV
-    for one full context.
+    """Return of each whether the disk has room for it and `available` bytes of memory for its weights, a step's buffers
+    and KV for one full context.
     """
     return [Rated(c, c.problem or memory_problem(c, config, available)) for c in candidates]
 
@@ -60,7 +60,7 @@ def take_largest(rated: Sequence[Rated]) -> Candidate:
 
 
 def describe_choice(rated: Sequence[Rated], taken: Candidate) -> str:
-    """For people: what was taken of several, why, and what there was beside it."""
+    """Describe for people: what was taken of several, why, and what there was beside it."""
     others = (
         f"{one.candidate.file} ({format_bytes(one.candidate.size)}, "
         f"{f'does not fit: {one.problem}' if one.problem else 'smaller'})"

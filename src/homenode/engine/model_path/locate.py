@@ -36,8 +36,8 @@ def locate_model(config: EngineConfig, announce: Announce = _say_nothing) -> Eng
 
 
 def choose(config: EngineConfig, announce: Announce, candidates: Sequence[Candidate]) -> Candidate:
-    """Of the models that may be fetched the one to take: see `choice`. CapacityError where the memory has no room for
-    it and KV of one full context.
+    """Choose, of the models that may be fetched, the one to take: see `choice`. CapacityError where the memory has no
+    room for it and KV of one full context.
     """
     from homenode.engine.model_path.choice import describe_choice, memory_problem, rate, take_largest
     from homenode.host.topology.allowance import Allowance

@@ -149,7 +149,7 @@ class EnginePlan:
 
     @property
     def whole_geometry(self) -> KvGeometry:
-        """Of the KV memory of all workers together."""
+        """Return the geometry of the KV memory of all workers together."""
         spec = self.checkpoint.spec
         layers, state = layers_kv(spec, ModelPart.whole(spec)), state_geometry_of(spec)
         return replace(self.geometries[0], layers=layers, state=state)

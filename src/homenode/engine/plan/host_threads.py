@@ -139,7 +139,7 @@ def too_few_beside(host: Host, devices: Sequence[str], computing: Collection[int
 
 
 def _local_cpus(host: Host, device: str) -> frozenset[int]:
-    """As its tool tells, else those of its node."""
+    """Return the CPUs that its tool tells, else those of its node."""
     chip = chip_of(host, device)
     if chip is None:
         return frozenset()

@@ -50,9 +50,9 @@ def place_of_engine(assignment: EngineAssignment, checkpoint: Checkpoint, host: 
 def with_numa_decided(
     assignment: EngineAssignment, checkpoint: Checkpoint, host: Host, policy: MemoryPolicy | None
 ) -> EngineAssignment:
-    """With what --numa auto comes to where nobody has said how the engine is placed (`auto_is_meant`). As given where
-    that is not so, or where the nodes by themselves have too little room for what all of them together have room for.
-    `policy`: the memory policy of this process.
+    """Return the assignment with what --numa auto comes to where nobody has said how the engine is placed
+    (`auto_is_meant`). As given where that is not so, or where the nodes by themselves have too little room for what all
+    of them together have room for. `policy`: the memory policy of this process.
     """
     if not auto_is_meant(assignment, host, policy):
         return assignment

@@ -31,7 +31,7 @@ class Needs:
 
 
 def weight_needs(spec: ModelSpec, layout: WeightLayout, stages: int, ranks: int) -> Needs:
-    """Of the weights alone. `layout`: of the whole model."""
+    """Return the needs of the weights alone. `layout`: of the whole model."""
     first = sum(m.target_bytes for m in layout.matrices if is_embedding(m.name))
     last = sum(m.target_bytes for m in layout.matrices if is_output(m.name, spec))
     besides = [first * (stage == 0) + last * (stage == stages - 1) for stage in range(stages)]
@@ -64,9 +64,10 @@ def layer_capacities(
     needs: Needs,
     share: int | None,
 ) -> tuple[LayerCapacity, ...]:
-    """Of the nodes that memory is bound to, of all that the process may take, and of each accelerator in
-    `devices_memory` (bytes it has free, or may take). What nobody tells of, as a recording of what is free, has no
-    bounds and is missing. `share`: bytes that this one of several engines may take in all, None for one that is alone.
+    """Return the capacities of the nodes that memory is bound to, of all that the process may take, and of each
+    accelerator in `devices_memory` (bytes it has free, or may take). What nobody tells of, as a recording of what is
+    free, has no bounds and is missing. `share`: bytes that this one of several engines may take in all, None for one
+    that is alone.
     """
     ranks = config.parallel.tensor_parallel_size
     own = [n for n, device in enumerate(devices) if is_accelerator(device)]

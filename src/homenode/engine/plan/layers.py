@@ -19,7 +19,7 @@ class StageTime:
     fixed_s: float = 0.0
 
     def seconds(self, layers: int) -> float:
-        """Of a stage with so many layers."""
+        """Return the seconds of a stage with so many layers."""
         return self.fixed_s + layers * self.layer_s
 
 

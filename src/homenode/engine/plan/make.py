@@ -217,7 +217,7 @@ def _machine_now(config: EngineConfig, devices: Sequence[str]) -> MachineFacts:
 
 
 def _with_memory(plan: EnginePlan) -> EnginePlan:
-    """With the memory of each worker; the plan of an inline engine has it."""
+    """Return the plan with the memory of each worker; the plan of an inline engine has it."""
     if plan.executor == "inline":
         return plan
     from homenode.engine.plan.workers import with_available_memory  # an inline engine starts sooner without

@@ -15,8 +15,8 @@ _SHOWN = 20  # names of a list that may be long
 
 
 def remarks_on_settings(config: EngineConfig) -> tuple[str, ...]:
-    """Of a located model: whether `--quantize` or `--dtype` has nothing to do. Opens the model only where one of them
-    is given.
+    """Return, of a located model, whether `--quantize` or `--dtype` has nothing to do. Opens the model only where one
+    of them is given.
     """
     if config.model.quantize is None and config.model.dtype == "auto":
         return ()
@@ -27,8 +27,8 @@ def remarks_on_settings(config: EngineConfig) -> tuple[str, ...]:
 
 
 def remarks_on_model(config: EngineConfig) -> tuple[str, ...]:
-    """Of a located model: that only its text is served, and the fields of its configuration that homenode neither reads
-    nor knows to be harmless.
+    """Return, of a located model, that only its text is served, and the fields of its configuration that homenode
+    neither reads nor knows to be harmless.
     """
     checkpoint = open_checkpoint(Path(str(config.model.path)))
     names = unknown_names(checkpoint)

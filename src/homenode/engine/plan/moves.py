@@ -91,7 +91,7 @@ def moved_workers(
 
 
 def _with_rest(host: Host, moved: EnginePlaces, before: EnginePlaces, neighbours: HostNeighbours) -> EnginePlaces:
-    """With places for what does not compute, by those of before."""
+    """Return the engines with places for what does not compute, by those of before."""
     if moved.rest_place is RestPlace.RESERVED:
         return moved
 

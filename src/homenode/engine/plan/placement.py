@@ -244,7 +244,7 @@ def _over_nodes(
 
 
 def team_groups(host: Host, team: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-    """For each compute thread the path (NUMA node, last-level cache) of its CPU; empty for a thread that may run
+    """Return for each compute thread the path (NUMA node, last-level cache) of its CPU; empty for a thread that may run
     anywhere.
 
     An unknown cache counts as the node's only one, an unknown node as node 0.

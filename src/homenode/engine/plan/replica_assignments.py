@@ -46,8 +46,8 @@ class ClaimedEngines:
 
 
 def claimed_engines(config: EngineConfig) -> ClaimedEngines:
-    """As `replica_assignments`; the CPUs of several engines are claimed for as long as this process lives, so that one
-    that is started again finds its own. An engine that is alone claims its own.
+    """Assign as `replica_assignments`; the CPUs of several engines are claimed for as long as this process lives, so
+    that one that is started again finds its own. An engine that is alone claims its own.
     """
     if not config.may_be_several:
         return ClaimedEngines((EngineAssignment(config),))
@@ -105,7 +105,7 @@ def _beside(
 
 
 def _told(assignments: tuple[EngineAssignment, ...], findings: Sequence[Finding]) -> tuple[EngineAssignment, ...]:
-    """With further findings; what all engines tell is said once."""
+    """Return the assignments with further findings; what all engines tell is said once."""
     return tuple(
         replace(each, replica=replace(each.replica, binding=each.replica.binding.told(findings)))
         if each.replica

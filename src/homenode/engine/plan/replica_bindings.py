@@ -297,7 +297,7 @@ def _check_apart(bindings: Sequence[EngineBinding], words: _Words) -> None:
 
 
 def _with_warning(host: Host, bindings: tuple[EngineBinding, ...], words: _Words) -> tuple[EngineBinding, ...]:
-    """With what is to be said of all of them together."""
+    """Return the bindings with what is to be said of all of them together."""
     everybody = EngineBinding(tuple(cpu for binding in bindings for cpu in binding.team))
     said = too_few_cores(host, everybody, len(bindings), words.what)
     return tuple(replace(binding, findings=(*binding.findings, *said)) for binding in bindings)

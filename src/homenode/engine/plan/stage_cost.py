@@ -28,8 +28,9 @@ def stage_costs(
     ranks: int,
     measured: Sequence[float | None],
 ) -> tuple[StageTime, ...]:
-    """Of each stage, whose ranks divide every layer evenly: the slowest of them counts. `layout`: of the whole model.
-    `measured`: seconds of a whole layer on each worker; where one is not known, bytes and typical speeds count for all.
+    """Return the time of each stage, whose ranks divide every layer evenly: the slowest of them counts. `layout`: of
+    the whole model. `measured`: seconds of a whole layer on each worker; where one is not known, bytes and typical
+    speeds count for all.
     """
     layer_bytes = in_layers(layout) / spec.num_layers
     output = sum(m.target_bytes for m in layout.matrices if is_output(m.name, spec))

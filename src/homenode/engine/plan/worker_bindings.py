@@ -94,7 +94,9 @@ def _roles(
     near: Mapping[int, EngineBinding],
     computing: Collection[int],
 ) -> NpuRoles:
-    """Of the workers on NPUs. --numa-bind alone asks for what they have anyway; its lists name their pools."""
+    """Return the roles of the workers on NPUs. --numa-bind alone asks for what they have anyway; its lists name their
+    pools.
+    """
     from homenode.engine.plan.npu_roles import npu_roles  # brings the strategies of accelerators
 
     placement, replica = assignment.config.placement, assignment.replica

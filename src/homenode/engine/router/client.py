@@ -136,7 +136,7 @@ class ReplicasClient(Dispatcher):
 
     @property
     def statistics(self) -> EngineStats:
-        """Of all engines together."""
+        """Return the figures of all engines together."""
         return total([supervisor.stats.statistics for supervisor in self._supervisors])
 
     @property

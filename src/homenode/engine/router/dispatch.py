@@ -91,7 +91,7 @@ class Dispatcher:
 
     @property
     def engines(self) -> tuple[ReplicaStats, ...]:
-        """Of each engine."""
+        """Return the figures of each engine."""
         return tuple(engine.stats for engine in self._engines)
 
     @property

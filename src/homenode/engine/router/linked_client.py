@@ -101,7 +101,7 @@ class LinkedEngine:
 
     @property
     def state(self) -> EngineState:
-        """As the coordinator last said."""
+        """Return the state as the coordinator last said."""
         return self.stats.state
 
     @property
@@ -148,7 +148,7 @@ class LinkedClient(Dispatcher):
 
     @property
     def statistics(self) -> EngineStats:
-        """Of all engines together."""
+        """Return the figures of all engines together."""
         return (
             total([stats.statistics for stats in super().engines])
             if len(self._linked) > 1
@@ -157,7 +157,7 @@ class LinkedClient(Dispatcher):
 
     @property
     def engines(self) -> tuple[ReplicaStats, ...]:
-        """Of each of several engines; empty where there is one."""
+        """Return the figures of each of several engines; empty where there is one."""
         return super().engines if len(self._linked) > 1 else ()
 
     # What the coordinator says

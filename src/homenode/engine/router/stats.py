@@ -42,7 +42,7 @@ def since_start(before: EngineStats, now: EngineStats) -> EngineStats:
 
 
 def at_rest(last: EngineStats) -> EngineStats:
-    """Of an engine that is no more: what it had counted, and nothing running."""
+    """Return the figures of an engine that is no more: what it had counted, and nothing running."""
     transfer = None if last.transfer is None else scheduler_events.at_rest(last.transfer)
     states = None if last.states is None else msgspec.structs.replace(last.states, used=0, snapshots=0)
     gauges: dict[str, Any] = {
@@ -56,7 +56,9 @@ def at_rest(last: EngineStats) -> EngineStats:
 
 
 def total(parts: Sequence[EngineStats]) -> EngineStats:
-    """Of all engines together; KV memory in use on average. What computes is told engine by engine only."""
+    """Return the figures of all engines together; KV memory in use on average. What computes is told engine by engine
+    only.
+    """
     names = (*_COUNTERS, "num_running", "num_waiting")
     return EngineStats(
         **{name: sum(getattr(part, name) for part in parts) for name in names},

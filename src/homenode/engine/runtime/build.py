@@ -180,7 +180,7 @@ def _started(
 
 
 def _identity(plan: EnginePlan, fits: Sequence[Fits]) -> ModelIdentity | None:
-    """That of the workers, which is one, with the texts that the engine itself has read."""
+    """Return the identity of the workers, which is one, with the texts that the engine itself has read."""
     found = next((fit.identity for fit in fits if fit.identity is not None), None)
     return found and msgspec.structs.replace(found, texts=found.texts | plan.checkpoint.files.texts)
 

@@ -39,5 +39,5 @@ class HeldRequests:
         return [request for each in due for request in self.release(each)]
 
     def next_due(self) -> float | None:
-        """When the time of the first of them is over."""
+        """Return when the time of the first of them is over."""
         return next((until for until, _ in self._held.values()), None)

@@ -88,7 +88,7 @@ class Inbox(Mailbox[object]):
         super().close()
 
     def _wait(self, left: float) -> None:
-        """For a message or so long, or work for a while."""
+        """Wait for a message or so long, or work for a while."""
         worker = self._worker
         if worker is None:
             self._sleep(left)

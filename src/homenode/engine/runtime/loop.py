@@ -392,8 +392,8 @@ class EngineCore:
         self._log_figures(stats, now)
 
     def _send_outputs(self, outputs: list[Output]) -> None:
-        """In one message; if that is too large for a frame one by one, and an output too large by itself ends its
-        request.
+        """Send the outputs in one message; if that is too large for a frame one by one, and an output too large by
+        itself ends its request.
         """
         try:
             self._send(Outputs(outputs))

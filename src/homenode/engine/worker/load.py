@@ -63,7 +63,7 @@ class LoadedPart:
 
     @property
     def limits(self) -> StepLimits:
-        """Of its steps."""
+        """Return the limits of its steps."""
         return self.sizes.step_limits()
 
 

@@ -41,7 +41,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _placed(position: str) -> Callable[[Join], Join]:
-    """From what the engine said to what it is on this host."""
+    """Return the way from what the engine said to what it is on this host."""
     if position == "given":
         return lambda join: join
     index, count = map(int, position.split("/"))
@@ -49,8 +49,8 @@ def _placed(position: str) -> Callable[[Join], Join]:
 
 
 def planned_here(join: Join, index: int, count: int) -> Join:
-    """With the place that this host has for worker `index` of the `count` that run on it, and its part of
-    the memory.
+    """Return the order with the place that this host has for worker `index` of the `count` that run on it, and its part
+    of the memory.
     """
     import msgspec
 

@@ -1,4 +1,4 @@
-"""What a program that is about to be bound tells of itself where it is vLLM: its release, from the folder it is
+"""Facts that a program that is about to be bound tells of itself where it is vLLM: its release, from the folder it is
 installed in, and whether it hands over KV. Nothing of it is run.
 """
 

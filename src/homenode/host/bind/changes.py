@@ -1,4 +1,4 @@
-"""What binding a running process would change: masks of threads, memory, interrupts. Only looks."""
+"""Changes that binding a running process would make: masks of threads, memory, interrupts. Only looks."""
 
 from __future__ import annotations
 

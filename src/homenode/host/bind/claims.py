@@ -1,4 +1,4 @@
-"""Who has been given which CPUs on this host: a file of claims, so that programs started one by one do not overlap.
+"""Claims on the CPUs of this host: a file of claims, so that programs started one by one do not overlap.
 
     {"format": "homenode-claims/1", "boot": "...", "claims": [{"pid", "start", "cpus": "0-15", "devices": [0], "name",
      "computes": false}]}
@@ -92,9 +92,9 @@ def exclusive(state: State, deadline_s: float = LOCK_DEADLINE_S) -> Iterator[Cla
 def exclusive_if_possible(
     write_line: Callable[[str], None], deadline_s: float = LOCK_DEADLINE_S, *, untrusted_too: bool = False
 ) -> Iterator[ClaimTable]:
-    """As `exclusive` in this user's state folder, for who goes on where claims cannot be kept: a folder that is not to
-    be had, full, read-only, or locked for `deadline_s` seconds. `write_line` gets one line for each thing that fails;
-    the table then holds what can be read.
+    """Open the claims as `exclusive` in this user's state folder, for who goes on where claims cannot be kept: a folder
+    that is not to be had, full, read-only, or locked for `deadline_s` seconds. `write_line` gets one line for each
+    thing that fails; the table then holds what can be read.
 
     Raises UserError for a folder that must not be trusted; with `untrusted_too` that is no more than a line, either.
     """

@@ -1,4 +1,4 @@
-"""How busy the CPUs are that a process may use: by all programs, and by a hypervisor that gives them to other guests.
+"""Load of the CPUs that a process may use: by all programs, and by a hypervisor that gives them to other guests.
 
 Sources: /proc/stat and /proc/PID/stat (proc_stat(5), proc_pid_stat(5), times in clock ticks), /proc/loadavg,
 /proc/pressure/cpu (Documentation/accounting/psi.rst).

@@ -17,8 +17,9 @@ _UTIME, _STIME, _PROCESSOR = 11, 12, 36  # fields behind the name
 
 
 class CpuLook:
-    """It begins when it is made. What processes `own` (0: the calling one) use does not count: it is not there when
-    they have been placed. It is ascribed to the CPU on which each of their threads was seen last."""
+    """A look that begins when it is made. What processes `own` (0: the calling one) use does not count: it is not there
+    when they have been placed. It is ascribed to the CPU on which each of their threads was seen last.
+    """
 
     def __init__(self, own: Collection[int] = (0,), source: Source | None = None) -> None:
         self._source, self._own = source or LiveSource(env={}), tuple(own)
@@ -43,7 +44,7 @@ class CpuLook:
         return parse_cpu_times(self._source.read("/proc/stat") or "")
 
     def _own_threads(self) -> Iterator[tuple[str, tuple[int, int]]]:
-        """For each thread the ticks that it has computed, and the CPU where it was last."""
+        """Yield for each thread the ticks that it has computed, and the CPU where it was last."""
         for pid in self._own:
             folder = Path(f"/proc/{pid or 'self'}/task")
             try:

@@ -1,4 +1,4 @@
-"""What an engine has planned for its threads and its memory, kept where `homenode verify` finds it while the engine
+"""The plan that an engine has for its threads and its memory, kept where `homenode verify` finds it while the engine
 serves.
 
     {"format": "homenode-engine/1", "boot", "pid", "start", "parent", "policy", "cpus": [...], "ranges": [{"use",

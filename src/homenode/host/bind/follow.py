@@ -67,7 +67,7 @@ class Descendants:
 
 @dataclass(frozen=True, slots=True)
 class _Bound:
-    """What is known of a process that was bound. `named`: threads it had then that the target has names for; `threads`:
+    """A record of a process that was bound. `named`: threads it had then that the target has names for; `threads`:
     how many it has now.
 
     `names_are_final`: they were looked at twice since their number changed, as a thread is born before it takes its

@@ -42,7 +42,7 @@ class Refusal:
 
 @dataclass
 class Masks:
-    """What has been done so far, by thread key.
+    """The work done so far, by thread key.
 
     `first`: threads there were at the first look. `before`: masks of those that were changed. `checked`: those that are
     as planned. `given`: masks that were handed out.

@@ -1,4 +1,4 @@
-"""Whether the CPUs and nodes of a target are on this machine, asked before anything is changed."""
+"""A check that the CPUs and nodes of a target are on this machine, asked before anything is changed."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ def check_exists(target: Target, source: Source | None = None) -> None:
 
 
 def check_running(target: Target, source: Source | None = None) -> None:
-    """For a process whose memory is to be moved or looked at: also PlacementError node_without_memory, as nothing can
-    lie there."""
+    """Check, for a process whose memory is to be moved or looked at: also PlacementError node_without_memory, as
+    nothing can lie there.
+    """
     source = source or LiveSource()
     check_exists(target, source)
     filled = FactReader(source).cpus(f"{NODE_FOLDER}/has_memory")

@@ -1,4 +1,4 @@
-"""Which rank a process of an engine is, told from its title or its environment. Pure.
+"""The rank that a process of an engine is, told from its title or its environment. Pure.
 
 Engines that start their workers themselves write who they are into their titles, once the worker knows: vLLM
 `VLLM::Worker_DP0_PP1_TP3_EP3`, `VLLM::EngineCore_DP0`, `VLLM::APIServer_0`, `VLLM::DPCoordinator`; SGLang
@@ -37,8 +37,9 @@ _DATA_ON_THIS_HOST = ("--data-parallel-size-local", "-dpl")
 
 @dataclass(frozen=True, slots=True)
 class RankHint:
-    """What a process tells of itself. `role`: one of ROLES. `local_rank`: where the environment gives it; else the
-    ranks named in the title."""
+    """The facts that a process tells of itself. `role`: one of ROLES. `local_rank`: where the environment gives it;
+    else the ranks named in the title.
+    """
 
     role: str
     local_rank: int | None = None

@@ -1,4 +1,4 @@
-"""What was before a running process was bound, kept in the state folder, and put back on request.
+"""The state before a running process was bound, kept in the state folder, and put back on request.
 
 One file for each process, bindings/PID-START.json:
 

@@ -64,8 +64,9 @@ def watch(
 
 @dataclass
 class _Watched:
-    """What is known of the threads. `known`: the mask each is to have, by thread key; `reported`: the masks that were
-    off the plan and reported."""
+    """A record of the threads. `known`: the mask each is to have, by thread key; `reported`: the masks that were
+    off the plan and reported.
+    """
 
     process: ProcessId
     target: Target

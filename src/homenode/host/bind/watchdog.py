@@ -28,8 +28,9 @@ _LOOK_EVERY_S, _SLOWEST_S = 0.25, 5.0
 
 @dataclass
 class Watchdog:
-    """What is done for one program. `state`: where interrupts are remembered; None: they are not routed, as they could
-    not be given back."""
+    """The care for one program. `state`: where interrupts are remembered; None: they are not routed, as they could
+    not be given back.
+    """
 
     host: Host
     state: State | None
@@ -37,7 +38,7 @@ class Watchdog:
     _routed: list[int] = field(default_factory=list)
 
     def watch_worker(self, target: Target, shape: Parallelism | None = None) -> None:
-        """For a program that is one worker: call it before binding and executing. Interrupts are routed now, driver
+        """Watch a program that is one worker: call it before binding and executing. Interrupts are routed now, driver
         threads as they come. `shape`: of a program that may start the worker itself, which is then bound as well.
 
         Nothing is left behind for a target that has neither.
@@ -67,8 +68,9 @@ class Watchdog:
         start_sidecar(lambda pidfd: follow(follower, pidfd), self.write_line)
 
     def watch_ranks(self, targets: Mapping[int, Target], shape: Parallelism) -> None:
-        """For a program that starts its ranks itself: each is bound to its target when it shows which it is. Call it
-        before binding."""
+        """Watch a program that starts its ranks itself: each is bound to its target when it shows which it is. Call it
+        before binding.
+        """
 
         def target_for(hint: RankHint) -> Target | None:
             rank = local_rank_of(hint, shape)

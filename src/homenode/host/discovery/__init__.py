@@ -1,1 +1,1 @@
-"""Where a `Host` comes from: this machine, a recording of another one, or a description in one line."""
+"""The sources that a `Host` comes from: this machine, a recording of another one, or a description in one line."""

@@ -1,4 +1,4 @@
-"""What a recording keeps of what was read: the facts, and nothing that is private or never rests.
+"""The part that a recording keeps of what was read: the facts, and nothing that is private or never rests.
 
 Only files on the list below are kept at all. Of the kept ones go: names of control groups (they hold container ids and
 users), counters and free memory, serial numbers, hardware addresses, UUIDs and the names of programs. What replaces

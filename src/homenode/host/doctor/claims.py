@@ -1,4 +1,4 @@
-"""Who has been given which CPUs of a host, and who has to share them. Pure."""
+"""Findings about who has been given which CPUs of a host, and who has to share them. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def kind_of(claim: Claim) -> str:
 
 
 def claim_to_dict(claim: Claim) -> dict[str, Any]:
-    """As JSON has it."""
+    """Return the claim as JSON has it."""
     return {
         "pid": claim.pid,
         "kind": kind_of(claim),

@@ -1,5 +1,5 @@
-"""What about a host, a plan and the living system is in the way of speed, and what to do about it: one page of
-findings. Pure.
+"""Findings about what of a host, a plan and the living system is in the way of speed, and what to do about it: one page
+of findings. Pure.
 
 An error is what keeps something from working as planned, a warning what costs speed for certain, an info what may, or
 what is good to know.

@@ -1,5 +1,6 @@
-"""What only the living system tells and no recording holds: what this process may do, what runs beside it, how a
-process is doing."""
+"""Facts that only the living system tells and no recording holds: what this process may do, what runs beside it, how a
+process is doing.
+"""
 
 from __future__ import annotations
 
@@ -71,8 +72,9 @@ class ProcessSource(LiveSource):
 
 
 def read_live_facts(pid: int | None = None, calls: Syscalls | None = None) -> LiveFacts:
-    """Of the calling process and this system; of process `pid` too. Never raises: what is not told keeps its
-    default."""
+    """Read the facts of the calling process and this system; of process `pid` too. Never raises: what is not told keeps
+    its default.
+    """
     source = LiveSource(env={})
     memory = read_meminfo(FactReader(source), "/proc/meminfo")
     swap = memory.get("SwapTotal", 0)

@@ -1,4 +1,4 @@
-"""What a person should know of any plan, of any strategy. Pure.
+"""Findings that a person should know of any plan, of any strategy. Pure.
 
 A finding is an error where the plan cannot be carried out as it is (or breaks a promise of its strategy), a warning
 where it costs speed for certain, an info where it may. What a documented strategy brings about by its own rules is

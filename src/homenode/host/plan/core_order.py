@@ -1,5 +1,5 @@
-"""Which cores compute where not all do: the fastest first, low-power cores last, and of cores as fast in proportion to
-the nodes. The order is the same for every policy and for the threads of an engine. Pure.
+"""The cores that compute where not all do: the fastest first, low-power cores last, and of cores as fast in proportion
+to the nodes. The order is the same for every policy and for the threads of an engine. Pure.
 
     Core Ultra 5: four P cores with two threads each (0-1, 10-15), eight E cores (2-9), two low-power cores (16, 17)
     4 threads     0, 10, 12, 14

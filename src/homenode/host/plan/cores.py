@@ -92,7 +92,7 @@ def deal(cores: Sequence[AllowedCore], parts: int) -> list[list[AllowedCore]]:
 
 
 def deal_in_turn(cores: Sequence[AllowedCore], parts: int) -> list[list[AllowedCore]]:
-    """As `deal`; where there are more parts than cores each gets one core, and neighbours the same."""
+    """Deal as `deal`; where there are more parts than cores each gets one core, and neighbours the same."""
     if len(cores) >= parts:
         return deal(cores, parts)
     return [[cores[part * len(cores) // parts]] for part in range(parts)]

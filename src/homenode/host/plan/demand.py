@@ -1,4 +1,4 @@
-"""What is to be placed: given by flags and variables, checked before a policy sees it."""
+"""The demand of what is to be placed: given by flags and variables, checked before a policy sees it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Parallelism:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What a policy is asked for.
+    """The demand that a policy is asked to meet.
 
     `visible`: logical device ids in the user's order; None when nothing restricts them. `local_rank`: plan this rank
     only; None for all. `before_start`: nothing runs yet, so the visible devices are taken instead of the running ones.

@@ -1,4 +1,4 @@
-"""Which nodes are a device's own, and where it belongs when they are unknown or not allowed. Pure.
+"""The nodes that are a device's own, and where it belongs when they are unknown or not allowed. Pure.
 
 Arithmetic over all devices of the host, so that processes which see different devices come to the same answer.
 """
@@ -47,8 +47,9 @@ def taking_part(local: Mapping[int, Sequence[int]], asked: Iterable[int], nodes:
 
 
 def in_local_order(chips: Iterable[Accelerator]) -> list[Accelerator]:
-    """By where their reported affinity begins, then by number: of two devices with different halves of one node each
-    gets its own half."""
+    """Sort devices by where their reported affinity begins, then by number: of two devices with different halves of one
+    node each gets its own half.
+    """
     return sorted(chips, key=lambda chip: (min(chip.local_cpus, default=-1), chip.id))
 
 

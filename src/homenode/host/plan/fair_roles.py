@@ -1,4 +1,4 @@
-"""Which CPUs of a pool serve which purpose under `fair`, by kind of accelerator. Pure.
+"""The purposes of a pool's CPUs under `fair`, by kind of accelerator. Pure.
 
     npu          | irq, 2 CPUs | main: the process and its threads | acl | release |
     cuda, rocm   | irq, 1 CPU | main: the process with the driver's threads        |

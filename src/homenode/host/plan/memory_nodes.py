@@ -1,4 +1,4 @@
-"""Where memory can come from. Pure."""
+"""The nodes that memory can come from. Pure."""
 
 from __future__ import annotations
 

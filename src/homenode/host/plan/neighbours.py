@@ -1,5 +1,6 @@
-"""Who else uses the CPUs of a host, and which of its cores are free beside them. Pure: who lives, and what each CPU
-does, is found out elsewhere."""
+"""Neighbours: who else uses the CPUs of a host, and which of its cores are free beside them. Pure: who lives, and what
+each CPU does, is found out elsewhere.
+"""
 
 from __future__ import annotations
 

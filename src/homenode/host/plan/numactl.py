@@ -31,8 +31,9 @@ _WORDS = ("netdev", "file", "ip", "block", "pci")
 
 @dataclass(frozen=True, slots=True)
 class _Grammar:
-    """What the two lists differ in. `refuse_number` raises for a number that is not in `universe`. `seen`: what a
-    refusal shows, else the text."""
+    """The differences of the two lists. `refuse_number` raises for a number that is not in `universe`. `seen`: what a
+    refusal shows, else the text.
+    """
 
     kind: str  # "CPU" | "node"
     code: str

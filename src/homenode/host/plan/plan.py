@@ -63,8 +63,8 @@ class ProcessBinding:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a policy decided. `pools` are of all devices that the policy places, `workers` only of those that were asked
-    for.
+    """The decision of a policy. `pools` are of all devices that the policy places, `workers` only of those that were
+    asked for.
 
     `kernel_threads`: CPUs of threads that a device's driver has in the kernel, by their name. They belong to the host
     and to no worker.

@@ -76,7 +76,7 @@ def _bound_to_them(fast: Collection[int], named: Sequence[tuple[str, Sequence[in
 
 
 def _faster(host: Host) -> str:
-    """By which figure they are faster, and how much."""
+    """Say by which figure they are faster, and how much."""
     fast, others = [cpu for cpu in host.cpus if cpu.priority], [cpu for cpu in host.cpus if not cpu.priority]
     upper = min((cpu.highest_perf or 0 for cpu in fast), default=0)
     lower = max((cpu.highest_perf or 0 for cpu in others), default=0)

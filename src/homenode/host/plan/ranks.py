@@ -1,4 +1,4 @@
-"""Which devices take part, and which of them a local rank drives. Pure.
+"""The devices that take part, and which of them a local rank drives. Pure.
 
 A list of devices keeps the order in which the visible-devices variable names them: with `3,1` rank 0 drives device 3,
 as the runtime itself counts. Where nothing restricts the devices they come in ascending order.

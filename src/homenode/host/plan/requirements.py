@@ -1,4 +1,4 @@
-"""How many cores a deployment needs at least, and whether this process may use so many.
+"""The number of cores that a deployment needs at least, and whether this process may use so many.
 
 The field's rule (vLLM's optimisation guide): a physical core for each process that never rests, A + DP + N + (1 if DP >
 1): API servers, engine cores, one worker for each device, and the coordinator of several engines. Fewer cores make the
@@ -22,9 +22,10 @@ Parts = tuple[tuple[str, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class EngineNeed:
-    """What homenode's own CPU engine needs for the same deployment. `physical_cores`: at least, `parts` added up.
-    `compute_cores`: what each worker's threads would have on this host, when everything else has its core; 0 where the
-    minimum is not met."""
+    """The cores that homenode's own CPU engine needs for the same deployment. `physical_cores`: at least, `parts` added
+    up. `compute_cores`: what each worker's threads would have on this host, when everything else has its core; 0 where
+    the minimum is not met.
+    """
 
     physical_cores: int
     met: bool

@@ -1,4 +1,4 @@
-"""How many CPUs vLLM's CPU backend keeps free of compute threads, by its version. Pure.
+"""The number of CPUs that vLLM's CPU backend keeps free of compute threads, by its version. Pure.
 
 | version | x86-64 | Arm, RISC-V | others | with KV transfer |
 |---|---|---|---|---|

@@ -1,4 +1,4 @@
-"""Which settings each strategy reads. What else was given is told as without effect; what says the opposite of the
+"""The settings that each strategy reads. What else was given is told as without effect; what says the opposite of the
 strategy is refused. Pure.
 
 A setting is one of the flags of a plan, by its name (`reserve_cpus`), whether it was given as a flag or as a variable.
@@ -106,8 +106,9 @@ class GivenSetting:
 
 
 def host_kind(host: Host, demand: Demand) -> str:
-    """For whom a plan is made here: "cpu" (CPU workers), "gpu" or "npu"; as it would be, where the vendor's tool
-    cannot be understood."""
+    """Return for whom a plan is made here: "cpu" (CPU workers), "gpu" or "npu"; as it would be, where the vendor's tool
+    cannot be understood.
+    """
     kind = None if demand.visible == () else host.accelerators.kind
     if kind == "npu" or (kind is None and any(error.code.startswith("npu_") for error in host.accelerators.errors)):
         return "npu"

@@ -40,8 +40,8 @@ def compute_cpus(host: Host, core: AllowedCore) -> tuple[int, ...]:
 
 
 def computing_nodes(host: Host, nodes: Sequence[Node]) -> dict[int, dict[AllowedCore, tuple[int, ...]]]:
-    """By node the cores that compute, with their CPUs that do, neighbours in a cache next to each other. A node without
-    any is left out.
+    """Return by node the cores that compute, with their CPUs that do, neighbours in a cache next to each other. A node
+    without any is left out.
 
     Where nodes share CPUs (emulated nodes, broken firmware) the first of them has the core.
     """
@@ -79,8 +79,9 @@ def ranks_on_nodes(cores: Sequence[int], ranks: int, share_cores: bool = False) 
 def rank_pools(
     nodes: Sequence[dict[AllowedCore, tuple[int, ...]]], ranks: int, share_cores: bool = False
 ) -> list[tuple[int, list[int]]]:
-    """For each rank the position of its node and its compute CPUs; a node's ranks have contiguous runs of whole
-    cores, or one each in turn where there are too few and they may `share_cores`."""
+    """Return for each rank the position of its node and its compute CPUs; a node's ranks have contiguous runs of whole
+    cores, or one each in turn where there are too few and they may `share_cores`.
+    """
     pools = []
     for position, here in enumerate(ranks_on_nodes([len(node) for node in nodes], ranks, share_cores)):
         for run in deal_in_turn(list(nodes[position]), here) if here else ():

@@ -33,7 +33,7 @@ def parse_threads_bind(text: str, origin: str = THREADS_BIND_FLAG) -> str | Thre
 
 
 class _UnreadableError(ValueError):
-    """What is wrong with the text."""
+    """An error that says what is wrong with the text."""
 
 
 def _parsed(text: str) -> str | ThreadLists:

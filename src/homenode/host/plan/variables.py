@@ -1,4 +1,4 @@
-"""Which value a placement setting has: the flag's, else that of our variable, else that of the field's. Pure over a
+"""The value that a placement setting has: the flag's, else that of our variable, else that of the field's. Pure over a
 mapping of variables.
 
 Where a value may come from a variable there is a function for its origin, the name of the flag or the variable: what is

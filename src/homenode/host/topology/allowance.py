@@ -1,5 +1,5 @@
-"""What this process may use of its machine: CPUs, CPU time, memory. Read from /proc and /sys only; nothing is decided
-here.
+"""The allowance: what this process may use of its machine: CPUs, CPU time, memory. Read from /proc and /sys only;
+nothing is decided here.
 
 Sources: sched(7), cpuset(7), sched_setaffinity(2), and those of `cgroups`.
 """

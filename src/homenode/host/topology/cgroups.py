@@ -116,8 +116,9 @@ def _cpu_quota(reader: FactReader, folder: str) -> float | None:
 
 
 def _memory_limits(reader: FactReader, folder: str, stat: Mapping[str, int]) -> Iterator[tuple[str, int | None]]:
-    """What is told of a group's limits, by name. Version 1 tells in memory.stat of limits above what a container
-    sees."""
+    """Yield what is told of a group's limits, by name. Version 1 tells in memory.stat of limits above what a container
+    sees.
+    """
     for name in ("memory.high", "memory.max", "memory.limit_in_bytes"):
         path = f"{folder}/{name}"
         yield name, None if reader.text(path) == "max" else reader.number(path)

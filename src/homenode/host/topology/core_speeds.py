@@ -1,4 +1,4 @@
-"""How fast CPUs are beside each other: their capacities, cores of low power, and cores that may run faster than others
+"""Speeds of CPUs beside each other: their capacities, cores of low power, and cores that may run faster than others
 of their kind.
 
 Sources: the kernel's Documentation/admin-guide/acpi/cppc_sysfs.rst, Documentation/ABI/testing/sysfs-devices-system-cpu

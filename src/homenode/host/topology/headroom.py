@@ -1,5 +1,5 @@
-"""How much more memory this process can take before the kernel slows it down or ends something: control groups,
-pressure, the machine.
+"""Headroom: how much more memory this process can take before the kernel slows it down or ends something: control
+groups, pressure, the machine.
 
 Sources: the kernel's Documentation/admin-guide/cgroup-v2.rst (memory.high, memory.max, memory.pressure),
 cgroup-v1/memory.rst and accounting/psi.rst.

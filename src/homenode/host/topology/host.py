@@ -112,8 +112,8 @@ class Accelerator:
 
 @dataclass(frozen=True)
 class Accelerators:
-    """What the vendors' tools said. `errors`: what could not be understood, by code; who needs the fact raises it, who
-    does not goes on.
+    """The accelerators that the vendors' tools named. `errors`: what could not be understood, by code; who needs the
+    fact raises it, who does not goes on.
 
     `device_type`: the Ascend family told from the chips' names: "A2", "A3", "310P", "950"; None when unknown or not
     Ascend. `hidden_by`: the variable that hides all accelerators of the host from this process, empty where none
@@ -181,7 +181,7 @@ class Host:
         return any(len(ids) > 1 for ids in self.cores.values())
 
     def distance(self, node: int, other: int) -> int:
-        """From node to node; 10 on the node itself and 255 where the firmware says nothing."""
+        """Return the distance from node to node; 10 on the node itself and 255 where the firmware says nothing."""
         if node == other:
             return 10
         known = self.node_by_id.get(node)

@@ -43,8 +43,9 @@ class MeasuredNode:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What was measured. read_gb_s: by (reading node, node of the memory). Barriers in microseconds, within a node and
-    over all of them."""
+    """The speeds that were measured. read_gb_s: by (reading node, node of the memory). Barriers in microseconds, within
+    a node and over all of them.
+    """
 
     nodes: tuple[MeasuredNode, ...]
     read_gb_s: Mapping[tuple[int, int], float]

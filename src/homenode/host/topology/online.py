@@ -1,4 +1,4 @@
-"""Which logical CPUs and NUMA nodes there are. Source: the kernel's Documentation/admin-guide/cputopology.rst.
+"""The logical CPUs and NUMA nodes that there are. Source: the kernel's Documentation/admin-guide/cputopology.rst.
 
 The list `/sys/devices/system/cpu/online` is one witness of several, and the one that containers falsify: lxcfs puts a
 file there that counts from 0 up to the number of CPUs a container has, whichever they are. What the kernel keeps for

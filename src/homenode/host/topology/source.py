@@ -1,4 +1,5 @@
-"""Where facts come from: the live machine or a recording of one. The only door to /sys, /proc and the vendors' tools.
+"""The sources that facts come from: the live machine or a recording of one. The only door to /sys, /proc and the
+vendors' tools.
 
 A source answers three questions: what is in a file, what is in a folder, what does a command print. Everything else on
 this floor is parsing.
@@ -57,8 +58,8 @@ VARIABLES = (
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
-    """What a command printed to standard output, and how it ended. `failure`: "" | "missing" | "timeout" | "failed"
-    (exit code `rc`).
+    """The text that a command printed to standard output, and how it ended. `failure`: "" | "missing" | "timeout" |
+    "failed" (exit code `rc`).
 
     `err`: the beginning of what a failed one printed to standard error, for messages.
     """

@@ -1,4 +1,4 @@
-"""What the kernel says of this process in /proc/self/status (proc_pid_status(5))."""
+"""Facts that the kernel tells of this process in /proc/self/status (proc_pid_status(5))."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ _NAMES = {"positive": "alpha_p", "negative": "alpha_n", "linear": "beta"}
 
 @dataclass(frozen=True)
 class XieluFactors:
-    """Of the layers in order, where a file has them among its figures: p, n and b."""
+    """Factors of the layers in order, where a file has them among its figures: p, n and b."""
 
     positive: tuple[float, ...]
     negative: tuple[float, ...]

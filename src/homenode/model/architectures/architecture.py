@@ -1,5 +1,5 @@
-"""What describes an architecture: its figures and tensors in Hugging Face folders and in GGUF files, its parameters,
-and its forward function.
+"""The description of an architecture: its figures and tensors in Hugging Face folders and in GGUF files, its
+parameters, and its forward function.
 """
 
 from __future__ import annotations

@@ -30,8 +30,9 @@ def rotation_by_layer(ops: Ops, model: ForwardContext) -> Callable[[int], Tensor
 
 
 def precision_of_scores(spec: ModelSpec) -> Precision:
-    """That of the products which queries and keys come from. Scores go into exponents, where what bfloat16 takes from
-    an activation counts most, and in a mixture a row that differs by little may choose other experts.
+    """Return the precision of the products which queries and keys come from. Scores go into exponents, where what
+    bfloat16 takes from an activation counts most, and in a mixture a row that differs by little may choose other
+    experts.
     """
     return "usual" if spec.moe is None else "fine"
 

@@ -181,7 +181,7 @@ def _with_ropes(config: FolderConfig) -> ModelSpec:
 
 
 def _kinds(fields: Fields, layers: int) -> tuple[str, ...]:
-    """Of each layer what it keeps beside tokens."""
+    """Return of each layer what it keeps beside tokens."""
     kinds = fields.texts("layer_types")[:layers]
     if not kinds and (told := fields.integers("compress_ratios")[:layers]):
         of_ratio = {ratio: kind for kind, ratio in RATIOS.items()}

@@ -1,5 +1,5 @@
-"""What models with gated delta nets share: some layers have a gated delta rule (Yang et al. 2024) behind a short
-convolution, the others attention with a gate on its output.
+"""The parts that models with gated delta nets share: some layers have a gated delta rule (Yang et al. 2024) behind a
+short convolution, the others attention with a gate on its output.
 """
 
 from __future__ import annotations

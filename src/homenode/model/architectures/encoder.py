@@ -58,7 +58,9 @@ OURS = (
 
 
 def with_fronts(modules: Mapping[str, str], *fronts: str) -> dict[str, str]:
-    """These names of modules, and each with one of `fronts` before it, as folders of classes with a head have them."""
+    """Return these names of modules, and each with one of `fronts` before it, as folders of classes with a head have
+    them.
+    """
     return {**modules, **{f"{front}.{theirs}": ours for front in fronts for theirs, ours in modules.items()}}
 
 
@@ -186,7 +188,7 @@ def without_unread(tensors: Tensors, spec: ModelSpec) -> dict[str, TensorEntry]:
 
 
 def split_tensors(tensors: Tensors, spec: ModelSpec) -> dict[str, TensorEntry]:
-    """These, fused matrices as an entry for each."""
+    """Return these, fused matrices as an entry for each."""
     return split_fused_rows(without_unread(tensors, spec), spec)
 
 

@@ -38,8 +38,8 @@ PARAMETERS = (*BESIDE_MIXERS, *mamba_mixer.ATTENTION, *mamba_mixer.parameters("m
 
 @dataclass(frozen=True)
 class FalconH1Multipliers:
-    """Of what goes into attention, of what it and the recurrence add, of the parts z, x, B, C and dt of what goes into
-    the recurrence, and of the gate and the output of the MLP.
+    """Multipliers of what goes into attention, of what it and the recurrence add, of the parts z, x, B, C and dt of
+    what goes into the recurrence, and of the gate and the output of the MLP.
     """
 
     attention_in: float = 1.0

@@ -39,8 +39,8 @@ def _read_folder(config: FolderConfig) -> ModelSpec:
 
 @dataclass(frozen=True)
 class TurnsHalves:
-    """Whether the rope turns the halves of what turns of a head, as converters order the rows of q and k of models
-    that see pictures; otherwise neighbours.
+    """A figure that says whether the rope turns the halves of what turns of a head, as converters order the rows of q
+    and k of models that see pictures; otherwise neighbours.
     """
 
     does: bool

@@ -13,7 +13,7 @@ from homenode.model.architectures.stage import Layer
 
 @dataclass(frozen=True)
 class StreamMixing:
-    """How the weights of streams are made: see `Ops.stream_weights`."""
+    """The rule by which the weights of streams are made: see `Ops.stream_weights`."""
 
     rounds: int
     eps: float

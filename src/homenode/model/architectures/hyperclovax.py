@@ -15,7 +15,7 @@ from homenode.model.spec import ModelSpec
 
 @dataclass(frozen=True)
 class NormsBehind:
-    """Whether what attention and MLP add to rows has a norm."""
+    """A figure that says whether what attention and MLP add to rows has a norm."""
 
     has: bool
 

@@ -1,4 +1,4 @@
-"""Which models take rows in place of the embeddings of tokens: those whose tokens mean nothing to them besides."""
+"""The models that take rows in place of the embeddings of tokens: those whose tokens mean nothing to them besides."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ def _read_gguf(config: GgufConfig) -> ModelSpec:
 
 
 def _as_vectors(tensors: Tensors) -> dict[str, TensorEntry]:
-    """These, those of delta rules that are meant as vectors with one dimension."""
+    """Return these, those of delta rules that are meant as vectors with one dimension."""
     found = {}
     for name, entry in tensors.items():
         if name.endswith(("_conv1d.weight", "A_log")):

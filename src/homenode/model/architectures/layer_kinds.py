@@ -1,4 +1,6 @@
-"""Which layers of a decoder see a window only, and which have no rope, where files of several families say it alike."""
+"""The layers of a decoder that see a window only, and those that have no rope, where files of several families say it
+alike.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +18,12 @@ WINDOW_FIELDS = frozenset(("sliding_window", "use_sliding_window", "max_window_l
 
 
 def all_but_each(layers: int, interval: int = INTERVAL) -> tuple[bool, ...]:
-    """Of each layer whether it is not one of each `interval`-th."""
+    """Return of each layer whether it is not one of each `interval`-th."""
     return tuple((layer + 1) % interval != 0 for layer in range(layers))
 
 
 def all_but_first_of_each(layers: int, interval: int = INTERVAL) -> tuple[bool, ...]:
-    """Of each layer whether it is not the first of `interval` that follow each other."""
+    """Return of each layer whether it is not the first of `interval` that follow each other."""
     return tuple(layer % interval != 0 for layer in range(layers))
 
 

@@ -24,7 +24,7 @@ from homenode.model.spec import ModelSpec
 
 @dataclass(frozen=True)
 class BlockStyle:
-    """What decoders with LayerNorm differ in; `ModelSpec.own` of each.
+    """The differences of decoders with LayerNorm; `ModelSpec.own` of each.
 
     `activation`: of an MLP without a gate; "silu_gate" is one with a gate, as Llama's. `residual`: in "serial" blocks
     the MLP reads what attention has been added to; in "parallel" ones it reads what the layer began with, through a
@@ -192,7 +192,7 @@ def add_parallel(ops: Ops, model: ForwardContext, layer: Layer, x: Tensor, atten
 
 
 def leave(ops: Ops, model: ForwardContext, x: Tensor) -> Tensor:
-    """As `stage.leave`, through a LayerNorm."""
+    """Leave as `stage.leave`, through a LayerNorm."""
     if not model.part.last_stage:
         return x
     return stage.logits_of(ops, model, normed(ops, model, model.parameters.top, "norm", x))

@@ -21,7 +21,7 @@ _FRONT, _EXPERT = "model.layers.{layer}.feed_forward", "feed_forward.experts.{ex
 
 @dataclass(frozen=True)
 class ExpertBias:
-    """Whether experts are chosen with a bias."""
+    """A figure that says whether experts are chosen with a bias."""
 
     has: bool
 

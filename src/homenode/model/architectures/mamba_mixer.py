@@ -1,5 +1,5 @@
-"""What models with the recurrence of Mamba 2 share (Dao and Gu 2024): its projections, the short convolution before it,
-the gate and the norm behind it.
+"""The parts that models with the recurrence of Mamba 2 share (Dao and Gu 2024): its projections, the short convolution
+before it, the gate and the norm behind it.
 """
 
 from __future__ import annotations

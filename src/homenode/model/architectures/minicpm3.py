@@ -34,7 +34,7 @@ def _turning_halves(spec: ModelSpec) -> LatentHeads:
 
 
 def _value_width(hidden: int, heads: int) -> int:
-    """Of a head, where the file does not say."""
+    """Return the width of a head, where the file does not say."""
     return max(hidden // heads, 1)
 
 

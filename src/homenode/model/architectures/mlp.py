@@ -1,4 +1,4 @@
-"""What follows attention in most decoders: a gated MLP, or a mixture of experts (MoE)."""
+"""The part behind attention in most decoders: a gated MLP, or a mixture of experts (MoE)."""
 
 from __future__ import annotations
 

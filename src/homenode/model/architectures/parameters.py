@@ -95,11 +95,11 @@ class Parameters:
 
 @dataclass(frozen=True)
 class ForwardContext:
-    """What a forward function is given besides the ops: figures of the whole model, and the part of it that is here:
-    its parameters, and the KV memory of its layers and heads for this program. `cache_layers`: for each layer of the
-    model that attends here, the layer of the KV memory that it reads; `index_layers`: for each that has an indexer, the
-    layer that holds its keys. `state`: the memory of what its layers keep of
-    sequences besides, and `state_layers` the number there of each layer that does, by its number in the model.
+    """The context that a forward function is given besides the ops: figures of the whole model, and the part of it that
+    is here: its parameters, and the KV memory of its layers and heads for this program. `cache_layers`: for each layer
+    of the model that attends here, the layer of the KV memory that it reads; `index_layers`: for each that has an
+    indexer, the layer that holds its keys. `state`: the memory of what its layers keep of sequences besides, and
+    `state_layers` the number there of each layer that does, by its number in the model.
     """
 
     spec: ModelSpec

@@ -1,5 +1,5 @@
-"""What each layer takes in for each token besides the rows of the layer before: a row of a large table, which stays in
-its file, and one of the embedding's projection (Gemma 3n, small sizes of Gemma 4).
+"""The inputs that each layer takes in for each token besides the rows of the layer before: a row of a large table,
+which stays in its file, and one of the embedding's projection (Gemma 3n, small sizes of Gemma 4).
 """
 
 from __future__ import annotations

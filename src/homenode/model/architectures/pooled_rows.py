@@ -95,7 +95,7 @@ class PooledAngles:
 
 
 def angles_of_layers(ops: Ops, model: ForwardContext) -> dict[int, PooledAngles]:
-    """Of each layer of this stage by its index: those with pooled rows have a rope of their own."""
+    """Return of each layer of this stage by its index: those with pooled rows have a rope of their own."""
     pooled, made = model.spec.pooled, dict[int, PooledAngles]()
     assert pooled is not None
     of_layers = [pooled.ratios[layer] for layer in range(model.part.layers.first, model.part.layers.end)]

@@ -226,7 +226,7 @@ def _file_name(index: Path, name: object) -> str:
 
 
 def _chosen(index: Path, tensor: str, entries: dict[Path, TensorEntry], listed: Path | None) -> TensorEntry:
-    """Of the shards that have a tensor the only one, or that which the index names."""
+    """Return of the shards that have a tensor the only one, or that which the index names."""
     if len(entries) > 1 and listed not in entries:
         raise damaged(
             index,

@@ -1,4 +1,4 @@
-"""Which architecture a config.json describes, and its figures."""
+"""The architecture that a config.json describes, and its figures."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def holds_text_of(path: Path, config: dict[str, Any]) -> str | None:
 
 
 def _class_of_any(path: Path, config: dict[str, Any], whole: str) -> str:
-    """Of a `whole` whose text may be of any architecture."""
+    """Return the class of a `whole` whose text may be of any architecture."""
     kind = _kind(_told_of_text(path, config))
     if not kind:
         raise Fields(path, config).wrong(f"{ANY_TEXT[whole]}.model_type", None, f"what the text of this {whole} is")
@@ -145,7 +145,9 @@ def _kind(text: dict[str, Any] | None) -> str:
 
 
 def _version(config: dict[str, Any]) -> str:
-    """As a number with one place behind the point; of the first models, which do not say it, by their width."""
+    """Return it as a number with one place behind the point; of the first models, which do not say it, by
+    their width.
+    """
     version = config.get("version")
     if version is None:
         return "2.0" if config.get("hidden_size") == 2304 else "2.5"

@@ -1,4 +1,4 @@
-"""Which architecture a GGUF file holds, and its figures."""
+"""The architecture that a GGUF file holds, and its figures."""
 
 from __future__ import annotations
 

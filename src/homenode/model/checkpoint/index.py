@@ -130,8 +130,8 @@ def _named_entries(
 def _entries(
     whole: TensorEntry, names: GgufNames, experts: int, scales: tuple[float, ...]
 ) -> Iterator[tuple[tuple[str, ...], TensorEntry]]:
-    """What a tensor holds: each expert's part of a stack, or all of it, with the names that are in it. `scales`: what
-    its values are multiplied with, one number or one for each expert; none where they are right.
+    """Yield what a tensor holds: each expert's part of a stack, or all of it, with the names that are in it. `scales`:
+    what its values are multiplied with, one number or one for each expert; none where they are right.
     """
     stacked = names.expert_names(whole.name, experts)
     if len(scales) > 1 and len(scales) != len(stacked):

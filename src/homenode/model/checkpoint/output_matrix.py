@@ -1,5 +1,5 @@
-"""Whether the output matrix of a folder is the embedding once more, as many files have it although the two are said to
-be tied.
+"""A test whether the output matrix of a folder is the embedding once more, as many files have it although the two are
+said to be tied.
 """
 
 from __future__ import annotations

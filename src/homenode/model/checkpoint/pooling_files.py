@@ -1,4 +1,4 @@
-"""How a model makes vectors or scores of texts, as its files tell it.
+"""The way in which a model makes vectors or scores of texts, as its files tell it.
 
 Sources: the folders that the sentence-transformers project writes (modules.json, N_Pooling/config.json,
 N_Dense/config.json), and the pooling types of the GGUF specification.

@@ -1,5 +1,5 @@
-"""What of a checkpoint homenode leaves alone: what its configuration says that homenode neither reads nor knows to be
-harmless, and the parts of a model that are not for text.
+"""The parts of a checkpoint that homenode leaves alone: what its configuration says that homenode neither reads nor
+knows to be harmless, and the parts of a model that are not for text.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which file of a model has its vocabulary: tokenizer.json, one of Mistral's in its place, or a GGUF file."""
+"""The file of a model that has its vocabulary: tokenizer.json, one of Mistral's in its place, or a GGUF file."""
 
 from __future__ import annotations
 

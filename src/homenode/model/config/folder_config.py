@@ -42,7 +42,7 @@ _PLAIN: Mapping[str, PlainActivation] = {
 
 @dataclass(frozen=True)
 class Defaults:
-    """What the figures of an architecture are when config.json does not tell them; None: it has to, unless said
+    """The values of an architecture's figures when config.json does not tell them; None: it has to, unless said
     otherwise here. `fields`: what config.json is asked for on their account, besides what it is in every architecture.
     """
 
@@ -111,7 +111,7 @@ class FolderConfig:
 
     @property
     def path(self) -> Path:
-        """Of the config.json, for messages."""
+        """Return the path of the config.json, for messages."""
         return self.fields.path
 
     def respelled(self, names: Mapping[str, str]) -> FolderConfig:
@@ -342,7 +342,7 @@ class FolderConfig:
         return self.fields.integer(key, default, minimum=0, maximum=limits.MOST_EXPERTS)
 
     def expert_groups(self, groups: int = 1, chosen: int = 1) -> dict[str, int]:
-        """In how many groups the experts are, and in how many a token chooses, as `moe` takes them."""
+        """Return in how many groups the experts are, and in how many a token chooses, as `moe` takes them."""
         most = limits.MOST_EXPERTS
         return {
             "groups": self.fields.integer("n_group", groups, maximum=most),

@@ -1,4 +1,4 @@
-"""What config.json says of rotary embeddings."""
+"""The rotary embeddings that config.json describes."""
 
 from __future__ import annotations
 

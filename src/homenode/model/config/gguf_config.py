@@ -74,7 +74,7 @@ class GgufConfig:
 
     @property
     def path(self) -> Path:
-        """Of the file, for messages."""
+        """Return the path of the file, for messages."""
         return self.fields.path
 
     def respelled(self, names: Mapping[str, str]) -> GgufConfig:

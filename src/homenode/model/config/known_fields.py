@@ -1,5 +1,5 @@
-"""Which fields of config.json homenode knows in every architecture: those that it reads, and those that change nothing
-here, with the reason.
+"""The fields of config.json that homenode knows in every architecture: those that it reads, and those that change
+nothing here, with the reason.
 
 What a field does is what the model's class in transformers makes of it; `tests/model/test_config_fields.py` changes
 each and compares. A field whose value would change the result and that is not read is refused by name where the

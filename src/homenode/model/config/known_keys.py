@@ -1,5 +1,5 @@
-"""Which keys of a GGUF file homenode knows in every architecture: read, refused unless they ask for nothing, or without
-effect here, with the reason.
+"""The keys of a GGUF file that homenode knows in every architecture: read, refused unless they ask for nothing, or
+without effect here, with the reason.
 
 What a key does is what the reference reader makes of it for any architecture, as converters write them for some that
 are built on others. A key that is in no table is left alone and told (`homenode serve --check-config`).

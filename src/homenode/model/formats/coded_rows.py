@@ -228,7 +228,7 @@ class _Values:
             )
 
     def _halves(self, values: FloatArray) -> Bytes:
-        """As float16, the bytes of each on an axis of their own."""
+        """Return the bytes as float16, the bytes of each on an axis of their own."""
         halves = values.astype("<f2")
         if (np.isinf(halves) & np.isfinite(values)).any():
             largest = np.abs(values[np.isfinite(values)]).max()
@@ -300,7 +300,7 @@ def _decoded(bits: npt.NDArray[Any], dtype: DType, columns: int | None = None) -
 
 @np.errstate(all="ignore")  # as in _each_chunk
 def _scales(stored: TensorEntry, coded: CodedMatrix) -> FloatArray:
-    """As float32; bytes without a type of floats are powers of two."""
+    """Return the scales as float32; bytes without a type of floats are powers of two."""
     if stored.dtype.name in ("U8", "F8_E8M0"):
         return _decoded(_array(stored).reshape(-1, 1), BY_NAME["F8_E8M0"]).reshape(stored.shape)
     scales = _floats(stored)

@@ -1,4 +1,4 @@
-"""Which tokens a GGUF file names for a role: bos, eos, eot, eom, unknown, padding.
+"""The tokens that a GGUF file names for a role: bos, eos, eot, eom, unknown, padding.
 
 What a missing key means is what the reference reader takes it to mean: 1, 2 and 0 in SentencePiece vocabularies. An id
 outside the vocabulary means nothing, as no row of the model can give it: some converters write the largest number

@@ -1,5 +1,5 @@
-"""What a folder says of matrices that were quantised by GPTQ, AWQ, AutoRound, llm-compressor (compressed-tensors),
-ModelOpt or to 8-bit floats.
+"""Descriptions in a folder of matrices that were quantised by GPTQ, AWQ, AutoRound, llm-compressor
+(compressed-tensors), ModelOpt or to 8-bit floats.
 
 The description is in config.json or, as each of these tools wrote it at first, in a file of its own beside it.
 
@@ -48,7 +48,7 @@ _COMPRESSED_FORMATS = (
 
 @dataclass(frozen=True)
 class Quantisation:
-    """How the quantised matrices of a folder lie there."""
+    """The form in which the quantised matrices of a folder lie there."""
 
     method: str  # "gptq", "awq", "float8", "mxfp4", "compressed" or "modelopt": which tensors make up a matrix
     label: str  # for people

@@ -15,7 +15,8 @@ from homenode.units import format_count
 
 @dataclass(frozen=True)
 class StackedExperts:
-    """How a class of models stacks them. All names are within a layer; those of stacks may end in `.weight`.
+    """The way in which a class of models stacks experts. All names are within a layer; those of stacks may end in
+    `.weight`.
 
     `gate_up`: [experts, gate rows and up rows, columns]; `down`: [experts, rows, columns]. `expert`: the module
     that has those of one, gate_proj, up_proj and down_proj, with `{expert}`. `turned`: the last two dimensions of

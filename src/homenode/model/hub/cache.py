@@ -78,7 +78,7 @@ def remove_repository(repository: str, cache_dir: Path | None = None) -> int:
 
 
 def _models_of(repository: Any) -> Iterable[CachedModel]:
-    """Of its current revision: that of the branch main, else the newest."""
+    """Return the models of its current revision: that of the branch main, else the newest."""
     revision = max(repository.revisions, key=lambda r: ("main" in r.refs, r.last_modified), default=None)
     if revision is None:
         yield CachedModel(repository.repo_id, repository.repo_id, repository.repo_path, 0, "incomplete")

@@ -48,7 +48,7 @@ def take_only(candidates: Sequence[Candidate]) -> Candidate:
 
 
 def several_models(repository: str, names: Sequence[str]) -> UserError:
-    """That one of these GGUF files has to be picked."""
+    """Return an error that one of these GGUF files has to be picked."""
     others = f"; others: {', '.join(names[1:20])}" if names[1:] else ""
     return UserError(
         f"model {repository} holds GGUF files: pick one, such as {repository}:{names[0]}{others}", param="model"

@@ -1,4 +1,4 @@
-"""What a failed fetch means, in words that say what to do."""
+"""The meaning of a failed fetch, in words that say what to do."""
 
 from __future__ import annotations
 

@@ -27,8 +27,8 @@ _MISTRAL = "consolidated*"  # the model once more where the repository has confi
 
 @dataclass(frozen=True)
 class HubSource:
-    """What is fetched, and how. `pick`: a GGUF file, or a quantisation that names one. `token`: None for the one that
-    huggingface_hub finds. `offline`: only the cache is looked at. `progress`: how far it is is told on stderr.
+    """The files that are fetched, and how. `pick`: a GGUF file, or a quantisation that names one. `token`: None for the
+    one that huggingface_hub finds. `offline`: only the cache is looked at. `progress`: how far it is is told on stderr.
     """
 
     repository: str

@@ -1,4 +1,4 @@
-"""Which files of a repository are a GGUF model, by their names alone. Pure."""
+"""The files of a repository that are a GGUF model, by their names alone. Pure."""
 
 from __future__ import annotations
 

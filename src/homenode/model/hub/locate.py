@@ -1,4 +1,4 @@
-"""From what a person calls a model to a path on this machine. The only file of homenode that uses the network.
+"""The way from what a person calls a model to a path on this machine. The only file of homenode that uses the network.
 
 None, homenode-builtin     the model that comes with homenode (`builtin` is short for it; a file or folder of that name
 goes first) ./folder, model.gguf       itself org/name                   the configuration, tokenizer and safetensors

@@ -1,5 +1,5 @@
-"""How far a fetch is: a line on stderr every few seconds, on a terminal always the same one, from the bytes that lie in
-the cache.
+"""Progress of a fetch: a line on stderr every few seconds, on a terminal always the same one, from the bytes that lie
+in the cache.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Why a model is not fetched: too little disk, or an architecture that homenode does not run. Known before its weights
-are.
+"""Reasons why a model is not fetched: too little disk, or an architecture that homenode does not run. Known before its
+weights are.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def disk_problem(files: Sequence[HubFile], cache: Path) -> str:
 
 
 def no_disk(candidate: Candidate) -> CapacityError:
-    """That not even this model has room on the disk."""
+    """Return an error that not even this model has room on the disk."""
     return CapacityError(
         f"model {candidate.repository}: {candidate.problem}; "
         "make room (`homenode models` lists what the cache holds), or set HF_HOME to a folder on another disk",

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Failure(StrEnum):
-    """What became of a request that has no result."""
+    """The fate of a request that has no result."""
 
     REFUSED = "refused"  # the template called raise_exception
     FAILED = "failed"  # anything else that was raised

@@ -1,5 +1,5 @@
-"""What a sandboxed process and its parent speak: a 4-byte little-endian length and that many bytes of JSON, over a
-socket pair.
+"""The frames that a sandboxed process and its parent speak: a 4-byte little-endian length and that many bytes of JSON,
+over a socket pair.
 
 JSON, and nothing that could name code, because what the child says must not be trusted more than the model's files.
 Lone surrogates, which Python's strings and JSON can hold, go through unchanged.
@@ -18,7 +18,7 @@ _CHUNK = 256 << 10
 
 
 class SandboxFrameError(Exception):
-    """What is to be sent is no JSON, or too large; or what came is no frame."""
+    """An error of a frame: what is to be sent is no JSON, or too large; or what came is no frame."""
 
 
 class FrameStream:

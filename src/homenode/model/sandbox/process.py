@@ -115,7 +115,7 @@ class SandboxProcess:
         return answer
 
     def _how_it_ended(self) -> str:
-        """By which signal or code it ended, and the last line that it wrote to standard error."""
+        """Say by which signal or code it ended, and the last line that it wrote to standard error."""
         try:
             code = self._process.wait(1.0)  # its sockets close before it can be waited for
         except subprocess.TimeoutExpired:

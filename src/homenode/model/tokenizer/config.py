@@ -20,7 +20,7 @@ _LARGEST_TEMPLATE = 1 << 20
 
 @dataclass(frozen=True)
 class TextConfig:
-    """Where text becomes tokens. The defaults are the model's own."""
+    """Settings of how text becomes tokens. The defaults are the model's own."""
 
     tokenizer: str | None = option(
         None, "Folder (with tokenizer.json) or GGUF file whose vocabulary stands in for the model's.", metavar="PATH"

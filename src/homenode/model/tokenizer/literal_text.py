@@ -79,7 +79,7 @@ class LiteralEncoder:
         )
 
     def hidden_names(self) -> HiddenNames:
-        """For one conversation."""
+        """Return the hidden names for one conversation."""
         return HiddenNames(self._by_name)
 
     def pieces(

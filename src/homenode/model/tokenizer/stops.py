@@ -54,7 +54,7 @@ class StopStrings:
 
 
 def _shown(text: str, marks: bytes, count: int) -> str:
-    """Of the first `count` characters those that are not hidden."""
+    """Return, of the first `count` characters those that are not hidden."""
     if not any(marks):
         return text[:count]
     return "".join(character for character, hidden in zip(text[:count], marks, strict=False) if not hidden)

@@ -1,5 +1,5 @@
-"""What can be learned of a chat template by rendering trial conversations: the form of content it takes, and what it
-writes behind an answer.
+"""Traits that can be learned of a chat template by rendering trial conversations: the form of content it takes, and
+what it writes behind an answer.
 
 Templates say neither. Some want a message's content as a string, some as a list of parts, and given the wrong form
 most of them leave the words out without an error; many show the first of several parts alone, or print them as a list,
@@ -26,7 +26,7 @@ _LONGEST_TRIAL_S = 1.0  # a template that takes longer for one trial is not trie
 
 
 class Form(Enum):
-    """How the content of a message is given."""
+    """The form in which the content of a message is given."""
 
     STRING = "string"
     PART = "part"  # a list of one part, as the template shows no further ones
@@ -93,8 +93,9 @@ def read_traits(
 
 
 def _one_form(forms: frozenset[Form]) -> frozenset[Form]:
-    """For a role that cannot be tried: text, where the user's may be that, as every template that takes both shows
-    it."""
+    """Return the forms for a role that cannot be tried: text, where the user's may be that, as every template that
+    takes both shows it.
+    """
     return _STRING if Form.STRING in forms else forms
 
 

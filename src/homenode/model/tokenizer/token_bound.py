@@ -89,7 +89,7 @@ class TokenBound:
 
     @cached_property
     def _kinds(self) -> set[str]:
-        """Of the steps before the model."""
+        """Return the kinds of the steps before the model."""
         steps = (
             *_steps(self._library.normalizer, "normalizers"),
             *_steps(self._library.pre_tokenizer, "pretokenizers"),

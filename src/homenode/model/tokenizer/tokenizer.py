@@ -113,7 +113,9 @@ class Tokenizer:
             yield from self._pieces.surrounded(pieces) if add_special_tokens else pieces
 
     def hidden_names(self) -> HiddenNames:
-        """For one conversation: hides the names of control tokens in it, so that they do not become tokens."""
+        """Return the hidden names for one conversation: hides the names of control tokens in it, so that they do not
+        become tokens.
+        """
         return self._literals.hidden_names()
 
     def fewest_tokens(self, text: str) -> int:

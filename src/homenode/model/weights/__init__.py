@@ -1,1 +1,1 @@
-"""From a checkpoint to parameters in a backend: match names, plan the layout, read."""
+"""The way from a checkpoint to parameters in a backend: match names, plan the layout, read."""

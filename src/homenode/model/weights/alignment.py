@@ -1,5 +1,5 @@
-"""Where a checkpoint's matrices may be cut: at the blocks in which they are stored, and better at those in which they
-will be kept.
+"""The places where a checkpoint's matrices may be cut: at the blocks in which they are stored, and better at those in
+which they will be kept.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from homenode.model.spec import Checkpoint
 
 
 def alignments_of(checkpoint: Checkpoint, quantize: str | None = None) -> dict[str, Alignment]:
-    """For each dimension that is the columns of some matrix the alignment at which all of these can be cut, by its name
-    in the parameter table.
+    """Return for each dimension that is the columns of some matrix the alignment at which all of these can be cut, by
+    its name in the parameter table.
 
     `quantize`: as `load_model` is told. Rows can be cut anywhere. Raises UnsupportedError for an unknown architecture.
     """

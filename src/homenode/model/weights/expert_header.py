@@ -27,8 +27,8 @@ _PID_BITS, _BIRTH_BITS = 22, 40  # no kernel gives a process a number above 2^22
 
 @dataclass(frozen=True, slots=True)
 class ShareState:
-    """Of one member's share. `state`: one of STATE_*. `pid`: who fills it, has filled it or has failed to. `birth`:
-    when that process began, as the kernel counts: its number alone may be another's by now.
+    """State of one member's share. `state`: one of STATE_*. `pid`: who fills it, has filled it or has failed to.
+    `birth`: when that process began, as the kernel counts: its number alone may be another's by now.
     """
 
     state: int = STATE_NONE
@@ -37,7 +37,7 @@ class ShareState:
 
     @property
     def word(self) -> int:
-        """As it stands in the header: one word, so that nobody sees half of it."""
+        """Return the state as it stands in the header: one word, so that nobody sees half of it."""
         return (
             self.state << _PID_BITS + _BIRTH_BITS
             | _low(self.pid, _PID_BITS) << _BIRTH_BITS

@@ -52,14 +52,14 @@ def expert_owners(layout: WeightLayout, part: ModelPart, members: int) -> Mappin
 
 @dataclass(frozen=True, slots=True)
 class ExpertOwner:
-    """Who owns an expert; and `turn`, how many of its layer the owner has that come before it."""
+    """The owner of an expert; and `turn`, how many of its layer the owner has that come before it."""
 
     owner: int
     turn: int
 
 
 def expert_owners_of(part: ModelPart, members: int) -> dict[tuple[int, int], ExpertOwner]:
-    """For each layer and expert of a part."""
+    """Return the owner for each layer and expert of a part."""
     before = accumulate(map(len, part.experts), initial=0)
     return {
         (layer, expert): ExpertOwner((count + place) % members, place // members)

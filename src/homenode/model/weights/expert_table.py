@@ -1,4 +1,4 @@
-"""Where in memory that engines share each expert's matrix lies. Pure, and the same for all who share it.
+"""The place of each expert's matrix in memory that engines share. Pure, and the same for all who share it.
 
 | header | share of member 0 | share of member 1 | ...        each on a boundary of huge pages, so that no page has two
 owners

@@ -1,4 +1,6 @@
-"""When to go on waiting for the shares of other engines, and when not. Pure: it is told the time and what is seen."""
+"""The decision when to go on waiting for the shares of other engines, and when not. Pure: it is told the time and what
+is seen.
+"""
 
 from __future__ import annotations
 

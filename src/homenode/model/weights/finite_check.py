@@ -1,5 +1,5 @@
-"""Whether the numbers in a model's files are numbers: asked when a model has computed a NaN, to say whose fault that
-is.
+"""A check whether the numbers in a model's files are numbers: asked when a model has computed a NaN, to say whose fault
+that is.
 """
 
 from __future__ import annotations

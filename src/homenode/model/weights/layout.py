@@ -1,4 +1,4 @@
-"""Which storage format every matrix gets in memory, and why: decided from names and shapes, before a byte moves."""
+"""The storage format that every matrix gets in memory, and why: decided from names and shapes, before a byte moves."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ _EXACT = frozenset(
 
 @dataclass(frozen=True)
 class OtherParts:
-    """Of a part of a model: the matrices that only other parts have, and whether all that other parts have is kept as
-    float32.
+    """Facts of the other parts beside a part of a model: the matrices that only other parts have, and whether all that
+    other parts have is kept as float32.
     """
 
     names: tuple[str, ...] = ()

@@ -46,7 +46,7 @@ from homenode.numa_policy import NumaPolicy
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """What `load_model` returns: a model, or a part of one. `spec` is of the whole model; `layout` says how every
+    """The result of `load_model`: a model, or a part of one. `spec` is of the whole model; `layout` says how every
     matrix that is here is kept, and its `notes` are worth telling an operator. `identity`: of the whole model, as it
     was when this was read.
     """

@@ -51,8 +51,8 @@ class MatchedTensor:
 
 @dataclass(frozen=True)
 class MatchedTensors:
-    """What to load, in the order the model uses it, the names of tensors left alone, and the tensors of all parts,
-    whole.
+    """The tensors to load, in the order the model uses it, the names of tensors left alone, and the tensors of all
+    parts, whole.
     """
 
     tensors: tuple[MatchedTensor, ...]

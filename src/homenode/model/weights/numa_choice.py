@@ -77,8 +77,8 @@ def measured_speeds(path: str | None) -> Measured | None:
 
 
 def _scanned_bytes(spec: ModelSpec, geometry: KvGeometry, part: ModelPart) -> int:
-    """Of what KV memory keeps of a token, what a step reads also of tokens that no indexer chose: keys of indexers, and
-    layers that attend to all.
+    """Return, of what KV memory keeps of a token, what a step reads also of tokens that no indexer chose: keys of
+    indexers, and layers that attend to all.
     """
     here = range(part.layers.first, part.layers.end)
     own = [layer for layer in here if spec.kv_of(layer) is not None and spec.donor_of(layer) == layer]

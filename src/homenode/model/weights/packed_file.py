@@ -38,7 +38,7 @@ class SourceFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PackedMatrix(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where a matrix is. `checksum`: 16 hexadecimal digits."""
+    """The place of a matrix. `checksum`: 16 hexadecimal digits."""
 
     name: str
     format: str
@@ -50,8 +50,8 @@ class PackedMatrix(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PackedHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What a packed file says of itself. `packing` changes with the kernels' layout of bytes; `part`: which part of the
-    model it is, "" for all.
+    """The description that a packed file has of itself. `packing` changes with the kernels' layout of bytes; `part`:
+    which part of the model it is, "" for all.
     """
 
     packing: str
@@ -81,7 +81,7 @@ class PackedHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
 
 
 class UnusableError(Exception):
-    """Why a packed file is not used, in words; `missing` when there is none."""
+    """A reason why a packed file is not used, in words; `missing` when there is none."""
 
     def __init__(self, reason: str, missing: bool = False) -> None:
         super().__init__(reason)

@@ -1,4 +1,6 @@
-"""What follows pooling: a few matrices that a text's one row goes through, in NumPy. Each row is computed by itself."""
+"""The head that follows pooling: a few matrices that a text's one row goes through, in NumPy. Each row is computed by
+itself.
+"""
 
 from __future__ import annotations
 

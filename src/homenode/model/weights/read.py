@@ -129,7 +129,7 @@ def _said_of(entry: TensorEntry) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Matrices:
-    """Where matrices come from and go to."""
+    """The places that matrices come from and go to."""
 
     backend: Backend
     targets: Mapping[str, str]
@@ -138,7 +138,7 @@ class _Matrices:
     experts: SharedExperts | None
 
     def load(self, files: ModelFiles, tensor: MatchedTensor) -> Weight:
-        """From the packed cache where it has the matrix, else from the model."""
+        """Load from the packed cache where it has the matrix, else from the model."""
         name = tensor.entry.name
         if self.cache and (found := self.cache.weight(name)) is not None:
             return found

@@ -1,4 +1,4 @@
-"""Which matrices a step multiplies with the rows it samples only: those behind the last layer's attention, and the
+"""The matrices that a step multiplies with the rows it samples only: those behind the last layer's attention, and the
 output matrix. Pure.
 """
 

@@ -1,4 +1,4 @@
-"""Which weights a checkpoint holds and which vocabulary, as digests that do not need all of them read.
+"""The weights that a checkpoint holds and its vocabulary, as digests that do not need all of them read.
 
 Every tensor's name, type and shape counts, and samples of the bytes: another training, or an adapter merged in, changes
 nearly all values of the matrices it touches. That two files were made to differ nowhere but between the samples is not
@@ -47,8 +47,8 @@ def read_identity(checkpoint: Checkpoint, open_file: OpenFile, read: FilesRead |
 
 
 def weights_digest(checkpoint: Checkpoint) -> str:
-    """Of the weights, in hexadecimal. How they are spread over files does not count. CheckpointError when one cannot be
-    read.
+    """Return a digest of the weights, in hexadecimal. How they are spread over files does not count. CheckpointError
+    when one cannot be read.
     """
     with ModelFiles() as files:
         return _weights_digest(checkpoint, files.open)
@@ -88,8 +88,8 @@ def _places(nbytes: int) -> list[int]:
 
 
 def file_digests(entries: Iterable[TensorEntry], open_file: OpenFile) -> dict[Path, str]:
-    """Of each file that these tensors are in: of each tensor there where it lies, its type, and samples of it.
-    CheckpointError when one cannot be read.
+    """Return a digest of each file that these tensors are in: of each tensor there where it lies, its type, and samples
+    of it. CheckpointError when one cannot be read.
     """
     parts = {(part.file, part.offset, part.nbytes): part for entry in entries for part in entry.stored}
     for (file, offset, nbytes), _ in sorted(parts.items(), key=lambda each: each[0]):
@@ -130,8 +130,8 @@ def _samples(entry: TensorEntry, places: Iterable[int], open_file: OpenFile) -> 
 
 
 def tokenizer_digest(checkpoint: Checkpoint) -> str:
-    """Of the vocabulary that belongs to the model, in hexadecimal; `none` for a model without one. CheckpointError when
-    it cannot be read.
+    """Return a digest of the vocabulary that belongs to the model, in hexadecimal; `none` for a model without one.
+    CheckpointError when it cannot be read.
     """
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES, person=b"kv-vocabulary")
     if ours := {key: value for key, value in checkpoint.metadata.items() if key.startswith("tokenizer.ggml.")}:

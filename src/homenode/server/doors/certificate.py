@@ -15,7 +15,7 @@ _KEY, _ENCRYPTED = b"PRIVATE KEY-----", b"ENCRYPTED"
 
 
 class Certificate:
-    """What connections are encrypted with. New ones get `context` as it is then; others keep theirs."""
+    """The certificate that connections are encrypted with. New ones get `context` as it is then; others keep theirs."""
 
     def __init__(self, certfile: str, keyfile: str) -> None:
         """Raises UserError that names the file which cannot be used."""
@@ -23,7 +23,7 @@ class Certificate:
 
     @property
     def context(self) -> ssl.SSLContext:
-        """For a connection that is made now."""
+        """Return the context for a connection that is made now."""
         return self._files.value
 
     async def watch(self) -> None:

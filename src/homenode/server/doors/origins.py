@@ -30,7 +30,7 @@ class AllowedOrigins:
     allowed: Sequence[str] = ()
 
     def headers(self, request: Headers) -> HeaderList:
-        """For the answer to a request, whatever it is."""
+        """Return the headers for the answer to a request, whatever it is."""
         origin = request.get("origin")
         if origin is None or not self.allowed:
             return []

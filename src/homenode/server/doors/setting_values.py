@@ -21,7 +21,7 @@ def parse_origins(text: str) -> tuple[str, ...]:
 
 
 def _origin(text: str) -> str:
-    """As browsers write it: lower case, without a slash at the end."""
+    """Return the origin as browsers write it: lower case, without a slash at the end."""
     if text in (ANY_ORIGIN, "null"):
         return text
     try:

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class _FileStatus(NamedTuple):
-    """What changes when a file is written to or replaced, links on the way to it included."""
+    """The status that changes when a file is written to or replaced, links on the way to it included."""
 
     inode: int
     size: int
@@ -25,7 +25,7 @@ class _FileStatus(NamedTuple):
 
 
 class WatchedFiles(Generic[T]):
-    """What `read` made of some files. `value`: at the last time that it could be read."""
+    """The result that `read` made of some files. `value`: at the last time that it could be read."""
 
     def __init__(self, paths: Sequence[str], read: Callable[[], T]) -> None:
         """Reads them. Raises UserError as `read` does."""

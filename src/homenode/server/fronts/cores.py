@@ -1,4 +1,4 @@
-"""Whether the processes of a service have a core each, as the field counts them."""
+"""A check whether the processes of a service have a core each, as the field counts them."""
 
 from __future__ import annotations
 

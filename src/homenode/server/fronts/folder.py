@@ -66,7 +66,7 @@ def _locked(path: Path) -> int | None:
 
 
 def _remove_left_ones(place: Path) -> None:
-    """Those of coordinators that were killed."""
+    """Remove those of coordinators that were killed."""
     for folder in place.glob(f"{_PREFIX}*"):
         # It is somebody else's, or was removed meanwhile, or is about to get its lock.
         with contextlib.suppress(OSError):

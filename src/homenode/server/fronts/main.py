@@ -85,7 +85,7 @@ class SharedListener(socket.socket):
 
 
 class _Front:
-    """From the first frame to the end."""
+    """A front, from the first frame to the end."""
 
     def __init__(
         self,

@@ -33,7 +33,7 @@ class Prepare(msgspec.Struct, frozen=True, tag=True):
 
     @property
     def paths(self) -> str:
-        """Where the models are, for messages."""
+        """Return where the models are, for messages."""
         return ", ".join(model.path for model in self.models)
 
 

@@ -24,8 +24,8 @@ _CLOSED_IN_NEED = 8  # idle connections, when it refuses for lack of descriptors
 
 @dataclass(frozen=True)
 class DescriptorBudget:
-    """How many connections there may be. A number from `first_reserved` on means that as many descriptors are open,
-    whatever for.
+    """The number of connections that there may be. A number from `first_reserved` on means that as many descriptors are
+    open, whatever for.
 
     `max_connections`: how many, where each of them needs further descriptors later on.
     """
@@ -36,7 +36,9 @@ class DescriptorBudget:
 
     @staticmethod
     def now(descriptors_each: int) -> DescriptorBudget:
-        """For a process that has no connections yet. `descriptors_each`: how many one connection may come to need."""
+        """Return the budget for a process that has no connections yet. `descriptors_each`: how many one connection may
+        come to need.
+        """
         limit = descriptor_limit()
         free = limit - reserve_of(limit)
         return DescriptorBudget(free, max(1, (free - descriptors_in_use()) // descriptors_each), limit)

@@ -1,4 +1,6 @@
-"""Whether an application takes work, and how much it has: serving, draining, or without what it needs to answer."""
+"""Admission: whether an application takes work, and how much it has: serving, draining, or without what it needs to
+answer.
+"""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ class Bodies:
 
     @contextmanager
     def lease(self) -> Iterator[Lease]:
-        """For the reading of one body; what was taken is given back at the end."""
+        """Lease memory for the reading of one body; what was taken is given back at the end."""
         lease = Lease(self)
         try:
             yield lease

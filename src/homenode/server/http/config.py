@@ -43,7 +43,9 @@ def _reasoning_parser(name: str) -> str:
 
 @dataclass(frozen=True)
 class HttpConfig:
-    """What every HTTP server of ours can be told: where it listens, who may ask, and how long its clients may take."""
+    """Settings that every HTTP server of ours can be told: where it listens, who may ask, and how long its clients may
+    take.
+    """
 
     host: str = option(
         "127.0.0.1", "Address to listen on. The default answers this machine only; 0.0.0.0 answers the network."
@@ -127,7 +129,7 @@ class HttpConfig:
 
     @property
     def scheme(self) -> str:
-        """Of the addresses that clients use."""
+        """Return the scheme of the addresses that clients use."""
         return "https" if self.ssl_certfile else "http"
 
     @property
@@ -178,7 +180,7 @@ class ServedModelConfig:
 
 @dataclass(frozen=True)
 class ServerConfig(ServedModelConfig, HttpConfig):
-    """What the server of a model can be told: of itself, and of the model."""
+    """Settings that the server of a model can be told: of itself, and of the model."""
 
     api_server_count: int | None = option(
         None,

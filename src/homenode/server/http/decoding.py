@@ -30,7 +30,7 @@ _LONGEST_ECHO = 200  # characters of a client's own words repeated in a message
 
 @dataclass(frozen=True)
 class FieldHints:
-    """What an API tells clients about its fields besides their types.
+    """Hints that an API gives clients about its fields besides their types.
 
     `remedies`: by a field's name, what to do about a value that it does not take. `unsupported`: by the name of a field
     that the API has elsewhere and this server has not, what to do instead.

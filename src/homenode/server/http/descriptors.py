@@ -1,5 +1,5 @@
-"""How many files and sockets this process may have open at a time, and how many of these are kept for other things than
-clients.
+"""The number of files and sockets that this process may have open at a time, and how many of these are kept for other
+things than clients.
 """
 
 from __future__ import annotations

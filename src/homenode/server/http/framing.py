@@ -1,5 +1,5 @@
-"""What RFC 9112 asks of a server beyond what h11 does: framing that can be read in two ways, versions, and targets in
-absolute form.
+"""Rules that RFC 9112 makes for a server beyond what h11 does: framing that can be read in two ways, versions, and
+targets in absolute form.
 """
 
 from __future__ import annotations

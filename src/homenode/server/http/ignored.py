@@ -1,4 +1,4 @@
-"""What a request names and the server leaves out: told in a response header, and once in the log."""
+"""Fields that a request names and the server leaves out: told in a response header, and once in the log."""
 
 from __future__ import annotations
 

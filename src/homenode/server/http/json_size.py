@@ -1,4 +1,4 @@
-"""How much a JSON body holds, told before it is decoded.
+"""The amount that a JSON body holds, told before it is decoded.
 
 The decoder makes an object of every list, and keeps the interpreter's lock while it does: a body of 16 MB made of empty
 lists takes it for seconds, and gigabytes. So a large body's lists, objects and values are counted first, in slices

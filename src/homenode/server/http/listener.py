@@ -1,4 +1,6 @@
-"""What every HTTP server of ours does around its application: the listener, the signals, the drain, the end."""
+"""The work that every HTTP server of ours does around its application: the listener, the signals, the drain,
+the end.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ _MOST_AT_ONCE = 64  # connections accepted before anything else has its turn
 
 
 class Draining(Protocol):
-    """What an application's state lets its end know."""
+    """The part of an application's state that its end needs."""
 
     lost: str | None  # why it cannot go on
 
@@ -168,7 +170,7 @@ class Server(uvicorn.Server):
 
 
 class Ending:
-    """How serving ends, and with which exit code."""
+    """The way in which serving ends, and with which exit code."""
 
     def __init__(self, state: Draining, server: Server, timeout_s: float) -> None:
         self._state, self._server, self._timeout_s = state, server, timeout_s
@@ -219,7 +221,9 @@ class Ending:
 
 
 def uvicorn_config(app: object, config: HttpConfig, backlog: int = _BACKLOG) -> uvicorn.Config:
-    """For an `HttpApplication`. `backlog`: connections that may wait to be accepted, and are accepted at once."""
+    """Return the configuration for an `HttpApplication`. `backlog`: connections that may wait to be accepted, and are
+    accepted at once.
+    """
     made = uvicorn.Config(
         app,  # type: ignore[arg-type]
         backlog=backlog,

@@ -1,5 +1,5 @@
-"""What every request passes through before its endpoint: it gets an id, its key is checked, and each failure becomes an
-answer.
+"""The layers that every request passes through before its endpoint: it gets an id, its key is checked, and each failure
+becomes an answer.
 """
 
 from __future__ import annotations
@@ -103,7 +103,9 @@ class HttpApplication:
         return Response(status_code=204, headers={"Allow": ", ".join(sorted(methods))})
 
     def _shape_of(self, path: str) -> ErrorShape | None:
-        """Of a failure at a path, whatever it failed at: its key, its method, its body or in the engine."""
+        """Return the shape of a failure at a path, whatever it failed at: its key, its method, its body or in the
+        engine.
+        """
         return next((shape for route, shape in self._shapes if route.path_regex.match(path)), None)
 
     def _headers(self, request: Request) -> list[tuple[bytes, bytes]]:

@@ -27,7 +27,7 @@ STREAM_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), *_HEAD
 
 
 class StreamForm(NamedTuple):
-    """How a stream looks on the wire. `keep_alive`: what is sent after a silence; nothing where it is empty."""
+    """The form of a stream on the wire. `keep_alive`: what is sent after a silence; nothing where it is empty."""
 
     headers: list[tuple[bytes, bytes]]
     keep_alive: bytes
@@ -63,7 +63,7 @@ async def break_silences(
 
 
 async def _pause(half_closed: asyncio.Event, seconds: float) -> None:
-    """Until `seconds` have passed (0: for ever), or the client closes its sending side."""
+    """Wait until `seconds` have passed (0: for ever), or the client closes its sending side."""
     if half_closed.is_set():
         await asyncio.sleep(seconds)
         return

@@ -1,4 +1,4 @@
-"""What is said of a path that no API has: which path its client may have meant."""
+"""The answer to a path that no API has: which path its client may have meant."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the server asks of the engine. `homenode.engine.connection.engine_client.AsyncEngineClient` and
+"""The interface that the server needs of the engine. `homenode.engine.connection.engine_client.AsyncEngineClient` and
 `homenode.engine.router.client.ReplicasClient` fulfil it; tests use a scripted one.
 """
 

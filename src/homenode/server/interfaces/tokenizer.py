@@ -1,4 +1,6 @@
-"""What the server asks of a tokenizer. `homenode.model.tokenizer.Tokenizer` fulfils it; tests use scripted ones."""
+"""The interface that the server needs of a tokenizer. `homenode.model.tokenizer.Tokenizer` fulfils it; tests use
+scripted ones.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ class TokenizerLike(Protocol):
         """
 
     def hidden_names(self) -> HiddenNames:
-        """For one conversation: hides the names of control tokens in it, so that they do not become tokens."""
+        """Return the hidden names for one conversation: hides the names of control tokens in it, so that they do not
+        become tokens.
+        """
 
     def fewest_tokens(self, text: str) -> int:
         """A number of tokens that `text` certainly has, told without encoding it."""

@@ -1,1 +1,1 @@
-"""Who asks: named API keys, what each may use, and what each has used."""
+"""The clients that ask: named API keys, what each may use, and what each has used."""

@@ -1,4 +1,4 @@
-"""Who sent the request that is being handled: the name of its key, and the limits that hold for it."""
+"""The sender of the request that is being handled: the name of its key, and the limits that hold for it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class KeyHolder:
         return self._key is not None and self._key.service_tiers != ALL_TIERS
 
     def rank(self, asked: AskedTier | None, priority: int | None) -> ServiceRank:
-        """That of a request which names this tier and this priority. Raises ServiceTierError."""
+        """Return the rank of a request which names this tier and this priority. Raises ServiceTierError."""
         tiers = ALL_TIERS if self._key is None else self._key.service_tiers
         return rank_of(asked, priority, tiers, self.name)
 

@@ -1,4 +1,4 @@
-"""What was used under each key, in memory that all front processes of a server share.
+"""Counts of what was used under each key, in memory that all front processes of a server share.
 
 The memory is an array of 64-bit integers: for each front a table, in it for each key a row, in it counters and a ring
 of half seconds. A front writes to its own table only, and adds up all tables when it reads; so nobody waits for a lock

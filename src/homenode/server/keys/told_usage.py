@@ -37,7 +37,7 @@ def usage_of_header(value: bytes) -> ToldUsage | None:
 
 
 def usage_of_line(line: bytes) -> ToldUsage | None:
-    """Of the last line of a stream of lines; None where it has none."""
+    """Return the usage of the last line of a stream of lines; None where it has none."""
     found = _LINE.search(line)
     return None if found is None else ToldUsage(int(found[1]), int(found[2]))
 

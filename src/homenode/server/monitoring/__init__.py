@@ -1,1 +1,1 @@
-"""What /metrics shows, of one front process or of several."""
+"""Figures that /metrics shows, of one front process or of several."""

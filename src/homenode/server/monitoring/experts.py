@@ -1,5 +1,5 @@
-"""What /metrics shows of a mixture's experts: how often each was chosen, and how unevenly; nothing for a model without
-experts.
+"""Figures that /metrics shows of a mixture's experts: how often each was chosen, and how unevenly; nothing for a model
+without experts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What all fronts counted together, whichever of them is asked.
+"""Counts of all fronts together, whichever of them is asked.
 
 prometheus_client keeps the values of a process in files of a folder when it is told one before it is imported; values
 of fronts that have ended stay there, so that counters never go back.

@@ -1,4 +1,4 @@
-"""What /metrics shows of named keys: of all fronts together, and never a key itself."""
+"""Figures that /metrics shows of named keys: of all fronts together, and never a key itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What /metrics shows: the engine's counters as it last sent them, and what only the front can time.
+"""Figures that /metrics shows: the engine's counters as it last sent them, and what only the front can time.
 
 Names are the field's, under `homenode:`, labelled with the model's name, and the engine's number where there are
 several. One registry belongs to one application.
@@ -197,14 +197,16 @@ class _EngineCollector(Collector):
         return ratios
 
     def _rejections(self, parts: list[EngineStats]) -> Metric:
-        """By reason, those of the front itself included: which engine would have had a request says nothing."""
+        """Return the rejections by reason, those of the front itself included: which engine would have had a request
+        says nothing.
+        """
         counts = Counts(self._refused())
         for now in parts:
             counts.update(now.rejected)
         return _rejections(self._model, counts)
 
     def _lives(self, names: tuple[str, ...]) -> Iterator[Metric]:
-        """Which of several engines are there, and what became of the others; nothing where there is one."""
+        """Yield which of several engines are there, and what became of the others; nothing where there is one."""
         engines = self._client.engines
         if not engines:
             return
@@ -233,8 +235,8 @@ def _rejections(model: str, counts: Mapping[str, int]) -> Metric:
 
 
 def _start_phases(model: str, of_engine: object) -> Iterator[Metric]:
-    """When the phases of the start of this front and of its engine ended; nothing where there are several fronts or
-    engines, whose starts overlap.
+    """Yield when the phases of the start of this front and of its engine ended; nothing where there are several fronts
+    or engines, whose starts overlap.
     """
     began, of_front = process_began(), marked_phases()
     if began is None or not of_front or not isinstance(of_engine, list):
@@ -272,7 +274,7 @@ def _labels(engines: Sequence[ReplicaStats]) -> tuple[tuple[str, ...], list[tupl
 
 
 class _Alone:
-    """Where there is one front its values are its own."""
+    """Values of one front: where there is one its values are its own."""
 
     def __init__(self) -> None:
         self.refused: Counts[str] = Counts()
@@ -287,7 +289,7 @@ class _Alone:
 
 
 class _Shared:
-    """Where there are several a scrape shows what all of them counted."""
+    """Values of several fronts: where there are several a scrape shows what all of them counted."""
 
     def __init__(self, folder: str) -> None:
         from homenode.server.monitoring.fronts import AllFronts, Refusals  # needs prometheus_client told of the folder

@@ -1,5 +1,5 @@
-"""What /metrics shows of handing KV over, for engines that do: every series is there from the start, whatever happened
-so far.
+"""Figures that /metrics shows of handing KV over, for engines that do: every series is there from the start, whatever
+happened so far.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""What /metrics shows of an engine's stages and workers; nothing where the engine's process is its only worker."""
+"""Figures that /metrics shows of an engine's stages and workers; nothing where the engine's process is its
+only worker.
+"""
 
 from __future__ import annotations
 

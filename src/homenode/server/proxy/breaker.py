@@ -1,4 +1,4 @@
-"""When a server whose requests fail is left alone, and when it is tried again. Pure."""
+"""The rule when a server whose requests fail is left alone, and when it is tried again. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a client's request asks for, as far as routing depends on it; and the bodies that go to the servers. Pure.
+"""The wishes of a client's request, as far as routing depends on it; and the bodies that go to the servers. Pure.
 
 Nothing is checked here that the servers check: a body that cannot be read goes to a decode server as it is, which says
 what is wrong with it.

@@ -54,7 +54,7 @@ class ClientResponse:
         await break_silences(self._half_closed, every_s, lambda: self._last, lambda: self._comment(waits_for()))
 
     async def tell_ignored(self, headers: list[tuple[bytes, bytes]]) -> None:
-        """Where the proxy has begun the stream: what a server names as ignored in its own head, as a comment."""
+        """Tell, where the proxy has begun the stream, what a server names as ignored in its own head, as a comment."""
         for name, value in headers:
             if name == HEADER:
                 await self._comment(f"{name.decode()}: {value.decode('latin-1')}")

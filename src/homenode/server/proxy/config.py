@@ -37,7 +37,7 @@ def server_url(text: str) -> str:
 
 @dataclass(frozen=True)
 class ProxyConfig(HttpConfig):
-    """Which servers there are, and how long anything may take."""
+    """The servers that there are, and how long anything may take."""
 
     prefill: tuple[str, ...] = option(
         (), "Prefill servers (--pd-role sender), as http://HOST:PORT. Without any the decoders compute prompts.", parse=server_urls, metavar="URL..."

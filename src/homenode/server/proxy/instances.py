@@ -1,4 +1,4 @@
-"""What is known of each server: whether it answers, what it publishes, whether its requests fail. Pure: the caller
+"""A record of each server: whether it answers, what it publishes, whether its requests fail. Pure: the caller
 gives times and what was seen.
 
 starting -> ready <-> draining | unhealthy | unfit       what its answers say
@@ -23,8 +23,8 @@ _PUBLISHED_ROLE = {"prefill": "sender", "decode": "receiver"}
 
 @dataclass(frozen=True)
 class Sight:
-    """What one look found. `document`: what it publishes, of several engines the first one; `raw`: as it came, if it
-    publishes anything. `engines`: the document of each, where the server says that it has several.
+    """The findings of one look. `document`: what it publishes, of several engines the first one; `raw`: as it came, if
+    it publishes anything. `engines`: the document of each, where the server says that it has several.
     """
 
     state: State

@@ -1,4 +1,4 @@
-"""What the proxy's /metrics shows. One registry belongs to one proxy."""
+"""Figures that the proxy's /metrics shows. One registry belongs to one proxy."""
 
 from __future__ import annotations
 

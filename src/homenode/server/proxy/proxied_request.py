@@ -23,7 +23,7 @@ PHASES: tuple[Phase, ...] = ("choosing", "prefilling", "handed", "decoding")
 
 @dataclass(frozen=True)
 class RetryLimits:
-    """How often servers may fail a request, and how long each phase may take, in seconds."""
+    """The limits of how often servers may fail a request, and how long each phase may take, in seconds."""
 
     prefill_tries: int
     decode_tries: int

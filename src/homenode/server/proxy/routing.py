@@ -1,4 +1,4 @@
-"""Which prefill and which decode server a request goes to. Pure.
+"""The prefill and the decode server that a request goes to. Pure.
 
 Work is counted in tokens. A prefill server costs what waits there, something for every request it has, and the prompt
 less what its prefix cache probably holds; a decode server the same, but a token that is handed over counts a sixteenth
@@ -25,8 +25,8 @@ _HANDED_OVER = 1 / 16  # of the work of computing a token
 
 @dataclass(frozen=True)
 class RouteTarget:
-    """Where a prompt may go: a server, or one of several engines of it. `engine`: its incarnation, None: the server
-    chooses, or has but one.
+    """The place that a prompt may go to: a server, or one of several engines of it. `engine`: its incarnation, None:
+    the server chooses, or has but one.
     """
 
     server: str
@@ -35,7 +35,7 @@ class RouteTarget:
 
 @dataclass(frozen=True)
 class Prompt:
-    """What routing needs of a prompt. `digests`: of its full blocks."""
+    """The facts that routing needs of a prompt. `digests`: of its full blocks."""
 
     tokens: int
     digests: Sequence[bytes] = ()

@@ -1,4 +1,4 @@
-"""What all requests of one proxy share."""
+"""The state that all requests of one proxy share."""
 
 from __future__ import annotations
 

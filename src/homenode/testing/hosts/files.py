@@ -1,4 +1,4 @@
-"""What the kernel of a made-up host shows under /sys and /proc.
+"""The files that the kernel of a made-up host shows under /sys and /proc.
 
 Formats: the kernel's Documentation/admin-guide/cputopology.rst, Documentation/ABI/stable/sysfs-devices-node,
 proc_pid_status(5), cgroup-v2.rst.
@@ -183,8 +183,9 @@ def _device_files(shape: Shape) -> Iterator[tuple[str, str]]:
 
 
 def _amd_files(shape: Shape) -> Iterator[tuple[str, str]]:
-    """What AMD's compute driver tells of its GPUs, after the nodes with CPUs, which are agents too
-    (Documentation/ABI/testing/sysfs-class-kfd)."""
+    """Yield what AMD's compute driver tells of its GPUs, after the nodes with CPUs, which are agents too
+    (Documentation/ABI/testing/sysfs-class-kfd).
+    """
     gpus = gpus_of(shape) if shape.gpus[1] == "amd" else ()
     if not gpus:
         return

@@ -36,7 +36,7 @@ class SyntheticCore:
 
 @dataclass(frozen=True)
 class Shape:
-    """What a one-line host says; see `synthetic`. Raises ValueError when the figures do not go together."""
+    """The figures that a one-line host says; see `synthetic`. Raises ValueError when the figures do not go together."""
 
     sockets: int = 1
     nodes: int | None = None

@@ -1,4 +1,4 @@
-"""What the vendors' tools of a made-up host print: nvidia-smi and npu-smi, with nothing running."""
+"""The texts that the vendors' tools of a made-up host print: nvidia-smi and npu-smi, with nothing running."""
 
 from __future__ import annotations
 

@@ -222,7 +222,9 @@ def refused_at_start(nodes: int, calls: Syscalls | None = None) -> tuple[Finding
 
 
 def refused_needs(calls: Syscalls | None = None) -> Mapping[str, Finding]:
-    """By name, what to tell of those without which some settings cannot be met at all (`engine.plan.needed_calls`)."""
+    """Return, by name, what to tell of those without which some settings cannot be met at all
+    (`engine.plan.needed_calls`).
+    """
     calls = calls or Syscalls()
     tried = {call.name: refusal_of(call, calls) for call in OPTIONAL_CALLS if call.name in (MEMORY_FILE, LOCAL_SOCKET)}
     return {name: finding for name, finding in tried.items() if finding is not None}

@@ -1,4 +1,4 @@
-"""What came of a binding, step by step, and what a reading back found."""
+"""The result of a binding, step by step, and what a reading back found."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What a file held: None when there is none, or when it was damaged, which `findings` says then."""
+    """The content of a file: None when there is none, or when it was damaged, which `findings` says then."""
 
     value: Any = None
     findings: tuple[Finding, ...] = ()

@@ -1,5 +1,6 @@
-"""What one process should look like once it is bound: the part of a plan that concerns it, in the kernel's terms.
-Pure."""
+"""The target of a binding: what one process should look like once it is bound: the part of a plan that concerns it, in
+the kernel's terms. Pure.
+"""
 
 from __future__ import annotations
 

@@ -15,8 +15,9 @@ _USUAL = (Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"))
 
 
 def temporary_folders(env: Mapping[str, str] | None = None) -> Iterator[Path]:
-    """Those that this process may write to, the preferred one first; never the working directory, which is another for
-    the next command."""
+    """Yield those that this process may write to, the preferred one first; never the working directory, which is
+    another for the next command.
+    """
     env = os.environ if env is None else env
     named = (Path(env[name]) for name in _VARIABLES if env.get(name))
     for folder in (*named, *_USUAL):

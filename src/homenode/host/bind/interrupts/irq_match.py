@@ -1,4 +1,4 @@
-"""Which interrupts the routes of a target mean: those of that very device, with a handler of that name. Pure."""
+"""The interrupts that the routes of a target mean: those of that very device, with a handler of that name. Pure."""
 
 from __future__ import annotations
 

@@ -30,6 +30,6 @@ def settle_arrivals(came: Sequence[PlannedRange], calls: Syscalls) -> int:
 
 
 def _away(part: PlannedRange, calls: Syscalls, stride: int) -> int:
-    """Of every `stride`-th page those that are elsewhere."""
+    """Return of every `stride`-th page those that are elsewhere."""
     seen = pages_by_node(part, calls, stride)
     return sum(count for node, count in seen.items() if node not in part.nodes)

@@ -1,5 +1,5 @@
-"""How much of some memory of this process really lies on huge pages, as the kernel tells, and why not where it does
-not.
+"""The part of some memory of this process that really lies on huge pages, as the kernel tells, and why not where it
+does not.
 
 Asking for huge pages (madvise MADV_HUGEPAGE) succeeds even where none will be given: the setting of the machine, one of
 the process, or memory in pieces too small is noticed only when the pages are touched. So they are counted afterwards.

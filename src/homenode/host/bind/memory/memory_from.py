@@ -45,8 +45,9 @@ def bytes_by_node() -> dict[int, int]:
 
 
 def share_on(node: int, before: dict[int, int], after: dict[int, int], size: int) -> float | None:
-    """Of `size` bytes allocated between two readings of `bytes_by_node`, the share that came to `node`; None where
-    nothing was told."""
+    """Return of `size` bytes allocated between two readings of `bytes_by_node`, the share that came to `node`; None
+    where nothing was told.
+    """
     return min(1.0, (after.get(node, 0) - before.get(node, 0)) / size) if before and after and size else None
 
 

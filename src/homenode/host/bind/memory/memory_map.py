@@ -1,4 +1,4 @@
-"""Where the memory of a process lies: its ranges from /proc/PID/maps and /proc/PID/numa_maps. Parsing is pure.
+"""The places of a process's memory: its ranges from /proc/PID/maps and /proc/PID/numa_maps. Parsing is pure.
 
 Sources: proc_pid_maps(5), numa(7) section "/proc/pid/numa_maps", and mpol_to_str() of the kernel, whose policies may
 hold spaces.

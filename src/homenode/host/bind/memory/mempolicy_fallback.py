@@ -50,7 +50,7 @@ class MemoryPolicy:
     nodes: tuple[int, ...]
 
     def __str__(self) -> str:
-        """As /proc/PID/numa_maps writes it: bind:0-1."""
+        """Write the policy as /proc/PID/numa_maps writes it: bind:0-1."""
         name = MODE_NAMES[self.mode] if self.mode < len(MODE_NAMES) else f"mode {self.mode}"
         return f"{name}:{format_cpu_list(self.nodes)}" if self.nodes else name
 

@@ -41,8 +41,8 @@ _HOPELESS = (
 
 @dataclass
 class Moves:
-    """What came of it, in bytes. `stay`: those that could not be moved, `left`: those that were not to be touched, both
-    by reason.
+    """The result of moving pages, in bytes. `stay`: those that could not be moved, `left`: those that were not to be
+    touched, both by reason.
 
     `stopped`: why it ended early; empty when all was looked after.
     """

@@ -28,8 +28,9 @@ class PlannedRange:
 
 @dataclass(frozen=True, slots=True)
 class NodeResidency:
-    """Of the memory planned for `node` (-1: for several nodes in turn) the bytes that are present, and of them those on
-    the nodes planned."""
+    """Bytes on a node: of the memory planned for `node` (-1: for several nodes in turn) the bytes that are present, and
+    of them those on the nodes planned.
+    """
 
     node: int
     present: int

@@ -1,5 +1,6 @@
-"""What was asked for of the NUMA nodes, and what that came to. Pure, and without the topology of a host: every command
-line has these settings."""
+"""The demand that was made of the NUMA nodes, and what that came to. Pure, and without the topology of a host: every
+command line has these settings.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from homenode.numa_policy import NumaPolicy
 
 @dataclass(frozen=True, slots=True)
 class NumaDemand:
-    """What was asked for. `nodes`: the text of --numa-nodes. `mirror_tensors`: patterns
+    """The demand that was made of the NUMA nodes. `nodes`: the text of --numa-nodes. `mirror_tensors`: patterns
     of tensor names.
 
     `reserve`: physical cores that nothing computes on, None for the usual one.

@@ -1,5 +1,6 @@
-"""How fast a machine's nodes read, multiply and wait for each other: as measured, or as machines of these distances
-typically do. Pure."""
+"""Speeds at which a machine's nodes read, multiply and wait for each other: as measured, or as machines of these
+distances typically do. Pure.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ class TeamOfNode(Protocol):
 
     @property
     def node(self) -> int:
-        """Of their CPUs."""
+        """Return the node of their CPUs."""
 
     @property
     def memory_node(self) -> int:
@@ -146,7 +147,7 @@ def _typical_node(team: TeamOfNode, host: Host) -> NodeSpeed:
 
 
 def _cores(team: TeamOfNode, host: Host) -> set[int]:
-    """Of the team's threads: two on one core multiply and read no more than one."""
+    """Return the cores of the team's threads: two on one core multiply and read no more than one."""
     return {host.cpu_by_id[cpu].core if cpu in host.cpu_by_id else cpu for cpu in team.cpus}
 
 
@@ -155,11 +156,11 @@ def _speed(team: TeamOfNode, read: float, gops: float) -> NodeSpeed:
 
 
 def _remote_share(host: Host, node: int, other: int) -> float:
-    """Of the local bandwidth, what is left at this distance."""
+    """Return, of the local bandwidth, what is left at this distance."""
     return float((_LOCAL_DISTANCE / max(_distance(host, node, other), _LOCAL_DISTANCE)) ** _REMOTE_POWER)
 
 
 def _distance(host: Host, node: int, other: int) -> int:
-    """As the firmware says it; two sockets' where it says nothing."""
+    """Return the distance as the firmware says it; two sockets' where it says nothing."""
     found = host.distance(node, other)
     return 21 if found >= _FARTHEST else found

@@ -149,7 +149,7 @@ def _no_core_left(reserve: int, cores: int, on_other_nodes: int) -> UserError:
 def _within_quota(
     cores: dict[int, list[AllowedCore]], host: Host, threads_per_core: int
 ) -> dict[int, list[AllowedCore]]:
-    """As many cores as the CPU quota (rounded down) lets run at once, one at least."""
+    """Keep as many cores as the CPU quota (rounded down) lets run at once, one at least."""
     quota, count = host.allowance.cpu_quota, sum(map(len, cores.values()))
     return cores if quota is None else fastest_cores(cores, min(count, max(1, int(quota) // threads_per_core)))
 

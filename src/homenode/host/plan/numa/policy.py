@@ -22,7 +22,7 @@ Teams = tuple[NodeTeam, ...]
 
 
 class Chosen(Protocol):
-    """What a cost model answers, such as `weight_cost.Choice`."""
+    """The answer of a cost model, such as `weight_cost.Choice`."""
 
     @property
     def policy(self) -> NumaPolicy:
@@ -30,7 +30,7 @@ class Chosen(Protocol):
 
     @property
     def why(self) -> str:
-        """In a sentence, with figures."""
+        """Say why in a sentence, with figures."""
 
     @property
     def nodes(self) -> tuple[int, ...]:
@@ -101,7 +101,7 @@ def _check_patterns(demand: NumaDemand) -> None:
 
 
 def _unmirrored(demand: NumaDemand, policy: NumaPolicy) -> tuple[Finding, ...]:
-    """That patterns of tensors have nothing to do, under the policy that it came to."""
+    """Return findings that patterns of tensors have nothing to do, under the policy that it came to."""
     if not demand.mirror_tensors or policy == NumaPolicy.SHARD:
         return ()
     patterns = " ".join(f"--numa-mirror-tensors {pattern}" for pattern in demand.mirror_tensors)

@@ -17,7 +17,7 @@ from homenode.host.plan.numa.machine_speed import MachineSpeed, NodeSpeed
 
 @dataclass(frozen=True, slots=True)
 class EngineKind:
-    """What a kind of engine reaches of what the machine can do, and how its threads meet.
+    """The shares that a kind of engine reaches of what the machine can do, and how its threads meet.
 
     reads, links, multiplies: shares of read bandwidth, of bandwidth between nodes, and of multiplications for many
     tokens. alone: the share of multiplications when a row is unpacked for one token only. straggling: how much longer
@@ -43,8 +43,9 @@ OWN = EngineKind("homenode", reads=0.85, links=0.7, multiplies=0.55, alone=0.4, 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Who does what. work: share of the rows by node. reads: share of all weight bytes by (reading node, node of the
-    memory). Both add up to 1."""
+    """The division of who does what. work: share of the rows by node. reads: share of all weight bytes by (reading
+    node, node of the memory). Both add up to 1.
+    """
 
     work: Mapping[int, float]
     reads: Mapping[tuple[int, int], float]

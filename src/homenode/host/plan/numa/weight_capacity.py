@@ -1,4 +1,4 @@
-"""Whether weights fit the memory of the nodes they are to lie on, and what to say when they do not. Pure."""
+"""A check that weights fit the memory of the nodes they are to lie on, and what to say when they do not. Pure."""
 
 from __future__ import annotations
 

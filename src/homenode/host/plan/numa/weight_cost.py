@@ -1,4 +1,4 @@
-"""What each policy of `--numa` would reach on a machine, and which one is chosen. Pure.
+"""The speed that each policy of `--numa` would reach on a machine, and which one is chosen. Pure.
 
 `predict` is for one policy, `choose_policy` compares them all. The physics is in step_cost, the figures of the machine
 in machine_speed, and docs/numa.md shows how the predictions compare with what others have published.

@@ -1,5 +1,6 @@
-"""What the documented Ascend strategies have in common: whom they place, the architecture gate, and the plan made of
-their pools."""
+"""The part that the documented Ascend strategies have in common: whom they place, the architecture gate, and the plan
+made of their pools.
+"""
 
 from __future__ import annotations
 

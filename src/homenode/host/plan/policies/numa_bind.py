@@ -39,8 +39,9 @@ from homenode.units import format_count
 
 @dataclass(frozen=True, slots=True)
 class _DeviceBinding:
-    """Where the worker of one device belongs: `node` says where; `memory`: the node its memory is bound to, None on a
-    host without nodes. `on_priority`: `cpus` are of priority cores, for which they were chosen."""
+    """The place where the worker of one device belongs: `node` says where; `memory`: the node its memory is bound to,
+    None on a host without nodes. `on_priority`: `cpus` are of priority cores, for which they were chosen.
+    """
 
     device: int
     node: int

@@ -110,7 +110,9 @@ def _nodes(host: Host) -> list[int]:
 
 
 def _extended(npus: Npus, nodes: Sequence[int], own_cpus: tuple[int, ...]) -> tuple[int, ...]:
-    """With the allowed CPUs of the next node when all lie on one; the node after a single node is that node again."""
+    """Return the CPUs with the allowed CPUs of the next node when all lie on one; the node after a single node is that
+    node again.
+    """
     node_of = {cpu: npus.host.cpu_by_id[cpu].node for cpu in npus.allowed}
     near_nodes = {node_of[cpu] for cpu in own_cpus}
     near_node = next(iter(near_nodes))

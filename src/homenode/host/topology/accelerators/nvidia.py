@@ -184,7 +184,7 @@ def _from_pci(index: int, device: PciDevice, source: Source) -> Accelerator:
 def _with_addresses(
     chip: Accelerator, row: NvidiaTopoRow | None, devices: Sequence[PciDevice], nodes: Sequence[Node]
 ) -> Accelerator:
-    """With its CPUs and nodes: as the tool's topology says, else as sysfs does.
+    """Return the accelerator with its CPUs and nodes: as the tool's topology says, else as sysfs does.
 
     A node without CPUs is never `node`: Grace and POWER9 show a GPU's own memory as such a node.
     """

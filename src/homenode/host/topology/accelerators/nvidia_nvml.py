@@ -1,4 +1,4 @@
-"""What NVML knows of NVIDIA GPUs, through the optional package nvidia-ml-py: for a live host whose nvidia-smi is
+"""Facts that NVML knows of NVIDIA GPUs, through the optional package nvidia-ml-py: for a live host whose nvidia-smi is
 missing or says too little.
 
 Source: NVML API reference (nvmlDeviceGetNumaNodeId, nvmlDeviceGetCpuAffinity).

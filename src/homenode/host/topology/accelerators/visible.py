@@ -1,4 +1,4 @@
-"""Which devices a process may use, from a flag or from the variable of the vendor. The order is the user's: rank 0
+"""The devices that a process may use, from a flag or from the variable of the vendor. The order is the user's: rank 0
 drives the first.
 
 Sources: CUDA C++ Programming Guide, "CUDA Environment Variables"; ROCm documentation, "GPU isolation techniques"; CANN,
@@ -29,8 +29,8 @@ _VARIABLES = {
 
 @dataclass(frozen=True, slots=True)
 class Visible:
-    """What a process sees of a host's accelerators. `accelerators`: those of the host, or none where a variable hides
-    them all (`hidden_by`).
+    """The devices that a process sees of a host's accelerators. `accelerators`: those of the host, or none where a
+    variable hides them all (`hidden_by`).
 
     `devices`: logical ids in the user's order; None when nothing restricts them. `findings`: what of the variable
     could not be followed.

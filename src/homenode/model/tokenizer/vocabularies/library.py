@@ -79,19 +79,19 @@ class _NamedLibrary:
         return partial(_call, "what it was given", found) if callable(found) else found
 
     def encode(self, text: str, pair: str | None = None, **rest: Any) -> Any:
-        """As the library's. Raises CheckpointError when it fails on `text`."""
+        """Encode as the library's. Raises CheckpointError when it fails on `text`."""
         return _call("this text", self._library.encode, text, pair, **rest)
 
     def decode(self, ids: Sequence[int], **rest: Any) -> Any:
-        """As the library's. Raises CheckpointError when it fails on `ids`."""
+        """Decode as the library's. Raises CheckpointError when it fails on `ids`."""
         return _call("these tokens", self._library.decode, ids, **rest)
 
     def id_to_token(self, token: int) -> Any:
-        """As the library's. Raises CheckpointError when it fails on `token`."""
+        """Return the token as the library's. Raises CheckpointError when it fails on `token`."""
         return _call("this token", self._library.id_to_token, token)
 
     def token_to_id(self, text: str) -> Any:
-        """As the library's. Raises CheckpointError when it fails on `text`."""
+        """Return the id as the library's. Raises CheckpointError when it fails on `text`."""
         return _call("this token", self._library.token_to_id, text)
 
 

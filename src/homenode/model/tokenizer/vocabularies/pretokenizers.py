@@ -1,4 +1,4 @@
-"""How vocabularies with merges cut a text into words before merging, by the name GGUF gives each cut
+"""The ways in which vocabularies with merges cut a text into words before merging, by the name GGUF gives each cut
 (`tokenizer.ggml.pre`). A new one is a line.
 
 A cut is a list of regular expressions applied one after the other: each divides what the one before left. The
@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 
 class Alphabet(enum.Enum):
-    """What merges begin with."""
+    """The symbols that merges begin with."""
 
     BYTES = "bytes, each written as a letter"
     TEXT = "characters, ▁ for a space"
@@ -30,7 +30,7 @@ class Alphabet(enum.Enum):
 
 @dataclass(frozen=True)
 class PreTokenizer:
-    """What a name means. `expressions` in the order they are applied."""
+    """The meaning of a name. `expressions` in the order they are applied."""
 
     expressions: tuple[str, ...]
     whole_words: bool = False  # a word found in the vocabulary is one token, whatever the merges would make of it

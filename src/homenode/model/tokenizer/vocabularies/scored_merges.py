@@ -37,7 +37,7 @@ def scored_merges(vocabulary: Mapping[str, int], scores: Sequence[float]) -> lis
 
 
 def _longest_beginnings(tokens: Collection[str]) -> dict[str, str]:
-    """Of each token the longest shorter one that it begins with, where there is one."""
+    """Return of each token the longest shorter one that it begins with, where there is one."""
     found: dict[str, str] = {}
     open_tokens: list[str] = []  # each begins with the one before
     for token in sorted(tokens):

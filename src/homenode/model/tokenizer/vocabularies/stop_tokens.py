@@ -1,4 +1,4 @@
-"""Which tokens end an answer: the union of what a model's files say.
+"""The tokens that end an answer: the union of what a model's files say.
 
 The files say it in several places, and many name the end of a text in one and the end of a turn in another: numbers in
 generation_config.json and config.json or under a GGUF file's keys (these the checkpoint reads:

@@ -1,4 +1,4 @@
-"""What every kind of stored vocabulary has: tokens, their types, and the tokens that have a role."""
+"""The parts that every kind of stored vocabulary has: tokens, their types, and the tokens that have a role."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class StoredVocabulary:
 
     @property
     def architecture(self) -> str:
-        """Of the model that the vocabulary is of."""
+        """Return the architecture of the model that the vocabulary is of."""
         return str(self.metadata.get("general.architecture", ""))
 
     def strings(self, key: str) -> list[str]:

@@ -22,7 +22,7 @@ _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 @dataclass(frozen=True)
 class ByteRule:
-    """How a vocabulary's pieces become bytes, and these a text."""
+    """The rule by which a vocabulary's pieces become bytes, and these a text."""
 
     of_piece: Callable[[str], bytes]
     each_byte: bool  # every byte that is part of no character is a U+FFFD of its own
