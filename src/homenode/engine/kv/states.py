@@ -47,7 +47,7 @@ class SlotAllocation:
 
     @property
     def slots(self) -> list[int]:
-        """All that it owns."""
+        """Slots that it owns."""
         return [self.slot, *self.checkpoints, *(slot for _, slot in self.writing)]
 
 
@@ -129,8 +129,8 @@ class StatePool:
         return ((slot, end - 1),) if slot >= 0 else ()
 
     def num_checkpoints(self, end: int, most: int) -> int:
-        """How many drafted positions from `end` on, at most `most`, a step may compute of an answer: there is a free
-        slot for each, and a snapshot, at the end of a block, is taken of what is certain.
+        """Count the drafted positions from `end` on, at most `most`, that a step may compute of an answer: there is a
+        free slot for each, and a snapshot, at the end of a block, is taken of what is certain.
         """
         if self.interval:
             most = min(most, max(0, -end % self._block_size - 1))
@@ -145,7 +145,7 @@ class StatePool:
         return tuple((slot, at) for at, slot in enumerate(stay.checkpoints, first - 1))
 
     def roll_back(self, stay: SlotAllocation, position: int) -> None:
-        """The step that took checkpoints is done, and `position` is what counts of it."""
+        """Go on with the state at `position`, up to which the step counts that took checkpoints."""
         index = position - stay.first_checkpoint
         if 0 <= index < len(stay.checkpoints):
             stay.slot, stay.checkpoints[index] = stay.checkpoints[index], stay.slot

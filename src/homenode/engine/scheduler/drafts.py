@@ -20,8 +20,8 @@ class Drafter(Protocol):
     """Source of guesses."""
 
     def awaits(self, running: List[Sequence]) -> bool:
-        """Whether the next step is to be planned when all tokens are known that steps in flight draw, so that it can
-        hold guesses of what follows these.
+        """Tell whether the next step is to be planned when all tokens are known that steps in flight draw, so that it
+        can hold guesses of what follows these.
         """
 
     def drafts(self, decoding: List[Sequence], load: StepLoad, most: int) -> Mapping[int, tuple[int, ...]]:
@@ -30,7 +30,7 @@ class Drafter(Protocol):
         """
 
     def learn(self, sequence: Sequence, drafted: tuple[int, ...], accepted: int) -> None:
-        """The first `accepted` tokens of these guesses were right."""
+        """Take in that the first `accepted` tokens of these guesses were right."""
 
 
 class WorkerDrafts:
@@ -41,7 +41,7 @@ class WorkerDrafts:
         return True
 
     def drafts(self, decoding: List[Sequence], load: StepLoad, most: int) -> Mapping[int, tuple[int, ...]]:
-        """As many as there are."""
+        """All that came."""
         return {index: sequence.drafted for index, sequence in enumerate(decoding) if sequence.drafted}
 
     def learn(self, sequence: Sequence, drafted: tuple[int, ...], accepted: int) -> None:

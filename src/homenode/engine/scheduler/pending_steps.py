@@ -88,7 +88,7 @@ class PendingSteps:
 
     @property
     def drafted(self) -> bool:
-        """Whether any of them holds drafted tokens."""
+        """Some of them hold drafted tokens."""
         return any(pending_step.drafts for pending_step in self._pending_steps)
 
     @property

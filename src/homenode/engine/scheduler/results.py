@@ -93,8 +93,8 @@ class Results:
             self._take_parts(pending_step, result)
 
     def _check_accepted(self, pending_step: PendingStep, advances: list[Advance]) -> None:
-        """What was accepted before the last token was drafted, and what is expected next are tokens. InternalError if
-        not.
+        """Check that what was accepted before the last token was drafted, and that what is expected next are tokens.
+        InternalError if not.
         """
         number = pending_step.step.number
         for advance in advances:
@@ -152,8 +152,8 @@ class Results:
         self._counters.generation_tokens += len(pending_step.decoding) - apart
 
     def _take_drafted(self, pending_step: PendingStep, advances: list[Advance]) -> None:
-        """The same where several tokens of each may have been accepted, or none: cut back what was computed of the
-        others.
+        """Pass on what was accepted of those that decode, several tokens of each or none, and cut back what was
+        computed of the others.
         """
         for sequence, allocation, advance in zip(
             pending_step.decoding, pending_step.allocations, advances, strict=False
@@ -260,7 +260,7 @@ class Results:
 
 
 def _holds_nan(scored: list[PromptScores]) -> bool:
-    """Whether any of these log-probabilities is none."""
+    """Tell whether any of these log-probabilities is none."""
     return any(math.isnan(score.logprob) for each in scored for score in each.scores)
 
 

@@ -237,8 +237,8 @@ class Scheduler:
         return self.next_step() if ended else None
 
     def _awaits_tokens(self, drafter: Drafter) -> bool:
-        """Whether the next step is to be planned when the results of those in flight are there. With several stages all
-        sequences wait for theirs anyway.
+        """Tell whether the next step is to be planned when the results of those in flight are there. With several
+        stages all sequences wait for theirs anyway.
         """
         if self._batching.waits_for_tokens:
             return False

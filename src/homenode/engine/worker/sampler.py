@@ -5,7 +5,7 @@ A token's randomness depends on its sequence's seed and its place in the sequenc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -138,22 +138,34 @@ class Sampler:
         if self._most_logprobs < 0 and masks is None:
             found = zip(sequences, tokens.tolist(), strict=True)
             return [Advance(seq, [token]) if token >= 0 else Advance(seq, []) for seq, token in found]
-        rows = range(len(slots)) if self._rows is None else self._rows.tolist()
-        logprobs = token_logprobs(drawn, self._num_logprobs) if self._most_logprobs >= 0 else []
         forced = frozenset(kept) if masks is None else masks.forced | kept.keys()
-        if masks is not None and masks.failed:
-            self.failed = [
-                (seq, masks.failed[row]) for seq, row in zip(sequences, rows, strict=True) if row in masks.failed
-            ]
+        failed = {} if masks is None else masks.failed
+        return self._advances(sequences, drawn, forced, failed, limits or {})
+
+    def _advances(
+        self,
+        sequences: list[int],
+        drawn: SampledRows,
+        forced: Collection[int],
+        failed: Mapping[int, str],
+        limits: Mapping[int, float],
+    ) -> list[Advance]:
+        """Say what a draw brought each of `sequences`. By row: those that were `forced`, why some `failed`, and new
+        bounds under Mirostat.
+        """
+        rows = range(len(drawn.tokens)) if self._rows is None else self._rows.tolist()
+        logprobs = token_logprobs(drawn, self._num_logprobs) if self._most_logprobs >= 0 else []
+        self.failed = [(seq, failed[row]) for seq, row in zip(sequences, rows, strict=True) if row in failed]
+        tokens = drawn.tokens[rows].tolist()
         return [
             Advance(
                 seq,
                 [token] if token >= 0 else [],
                 (logprobs[row],) if token >= 0 and self._num_logprobs[row] >= 0 else (),
                 (0,) if row in forced else (),
-                None if limits is None else limits.get(row),
+                limits.get(row),
             )
-            for seq, token, row in zip(sequences, tokens.tolist(), rows, strict=True)
+            for seq, token, row in zip(sequences, tokens, rows, strict=True)
         ]
 
     def _look_at(self, slots: SlotArray) -> None:
@@ -193,7 +205,7 @@ class Sampler:
 
 
 def _joined_advances(before: Advance, further: Advance) -> Advance:
-    """Both as one."""
+    """Join what two draws brought a sequence."""
     if not further.tokens:
         return before
     first = len(before.tokens)

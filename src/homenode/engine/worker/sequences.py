@@ -168,7 +168,7 @@ class SequenceTable:
         self.num_blocks[slot] = last
 
     def begin_drafts(self, items: Sequence[StepItem]) -> None:
-        """These are computed; the drafted ones among them will be cut back."""
+        """Remember which of these items hold drafted tokens, until it is known which count."""
         self._drafting |= {self.slot(item.seq): item for item in items if item.drafted}
 
     def cut_back(self, slots: Iterable[int] | None = None) -> None:
