@@ -55,12 +55,12 @@ class SharedWeights(Protocol):
     """Memory of weights that several processes map. Bytes are counted from its beginning; ranges are whole pages."""
 
     def own(self, runs: Sequence[tuple[int, int]]) -> None:
-        """These ranges, one behind the other, are this process's: pages are to come from its nodes, those of a range
-        from one, and count as its weights.
+        """Take these ranges, one behind the other, as this process's: pages are to come from its nodes, those of a
+        range from one, and count as its weights.
         """
 
     def open(self, begin: int, end: int) -> None:
-        """From now on matrices may be put into this range, which is zeros, and nowhere else."""
+        """Open this range, which is zeros, for matrices: from now on they go there and nowhere else."""
 
     def clear(self, begin: int, end: int) -> None:
         """Make pages of the range that is open zeros again."""

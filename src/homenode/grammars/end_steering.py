@@ -31,7 +31,7 @@ _PATH_LENGTHS = (8, 64, LONGEST_END)  # tokens of the paths of a search, one len
 
 
 def short_end(ends: ShortEnds, matcher: LLMatcher, looks: int = _LOOKS) -> End | None:
-    """From where `matcher` is; None where none was found with so many looks, or somewhat more."""
+    """Return a short end from where `matcher` is; None where none was found with so many looks, or somewhat more."""
     for longest in _PATH_LENGTHS:
         end, _ = ends.find(matcher, min(looks, 4 * longest), longest=longest)
         if end is not None:
@@ -124,7 +124,7 @@ class EndSteering:
         return found._replace(later=left - _PAUSE) if lost else found
 
     def _searched(self, matcher: LLMatcher, left: int, known: _Known) -> _Known:
-        """With a shorter end, where one is found."""
+        """Return what is known with a shorter end, where one is found."""
         if left > known.later:
             return known._replace(end=None)
         most, looks, part = min(_LOOKS, _LEAST_LOOKS + _LOOKS_A_TOKEN * left), known.looks, 2

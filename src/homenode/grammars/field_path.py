@@ -26,7 +26,7 @@ class FieldPath:
         return FieldPath(self.param, self, step)
 
     def steps(self) -> list[str | int]:
-        """From the field on."""
+        """Return the steps from the field on."""
         found: list[str | int] = []
         place = self
         while place.parent is not None:

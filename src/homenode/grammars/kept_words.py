@@ -278,7 +278,7 @@ def _contains(node: Node, resolve: Resolve) -> None:
 
 
 def _dependent(node: Node, resolve: Resolve) -> None:
-    """What is required along with a property that is required itself, is; nothing is along with one that cannot be."""
+    """Require what goes along with a property that is required itself; nothing goes along with one that cannot be."""
     required = node.get("required", [])
     if not isinstance(required, list):
         return

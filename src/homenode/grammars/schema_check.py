@@ -138,7 +138,7 @@ class _Check:
             raise (place / word).refusal(what)
 
     def _check_options(self, node: dict[str, Any], place: FieldPath) -> None:
-        """Of oneOf no two may take the same value: the grammar could not tell that only one of them does."""
+        """Check that of oneOf no two may take the same value: the grammar could not tell that only one of them does."""
         options = node.get("oneOf", [])
         if len(options) > _MOST_OPTIONS and self._strict:
             raise (place / "oneOf").refusal(f"these are more than {_MOST_OPTIONS}; say anyOf")

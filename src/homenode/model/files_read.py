@@ -90,7 +90,7 @@ class TextDigest:
             self._digest.update(data)
 
     def keep(self, path: Path) -> None:
-        """Those were all that is read of `path`."""
+        """Note that those were all that is read of `path`."""
         if self._read is not None:
             self._read.took(path, self._digest.hexdigest())
 

@@ -130,7 +130,7 @@ class ModelPart:
 
     @property
     def last_stage(self) -> bool:
-        """It computes logits; otherwise it hands rows of the hidden state on."""
+        """Return whether it computes logits; otherwise it hands rows of the hidden state on."""
         return self.stage == self.stages - 1
 
 

@@ -132,8 +132,9 @@ class LastPageTransfer:
         return bare, statistics.median(back for _, back, _ in found), statistics.median(there for there, _, _ in found)
 
     def _several(self, count: int, pages: int) -> list[tuple[float, float, float]]:
-        """As many as the sender has room for are prepared together. For each: until the receiver knew, until the sender
-        had its pages back, and the seconds of digests, both sides' together."""
+        """Prepare as many together as the sender has room for. For each: until the receiver knew, until
+        the sender had its pages back, and the seconds of digests, both sides' together.
+        """
         tickets = [f"hand-off-{self._tickets + number}" for number in range(count)]
         self._tickets += count
         for number, ticket in enumerate(tickets):

@@ -258,7 +258,7 @@ class Side:
         return event is not None
 
     def _take(self, event: ToScheduler, now: float) -> None:
-        """What a scheduler would say, without one."""
+        """Take what a scheduler would say, without one."""
         match event:
             case SendAdmitted(_, ticket, held):
                 late = self._late[ticket]

@@ -128,7 +128,7 @@ class Reader:
         self._fenced = not blank if self._fenced else not ticks
 
     def _pass_fence(self, rest: str) -> None:
-        """As `_read_fence`, of a line whose text behind the backticks is known."""
+        """Read as `_read_fence`, of a line whose text behind the backticks is known."""
         self._fenced = bool(rest.strip()) if self._fenced else "`" not in rest
 
     def _write(self, text: str) -> None:

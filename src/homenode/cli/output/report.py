@@ -85,8 +85,9 @@ def plain_errors() -> Iterator[None]:
 
 
 def _discard_output() -> None:
-    """What is still to be written goes nowhere: the interpreter would try once more at its end, and end with a
-    traceback."""
+    """Let what is still to be written go nowhere: the interpreter would try once more at its end, and end with a
+    traceback.
+    """
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.close(nowhere)

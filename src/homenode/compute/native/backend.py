@@ -610,7 +610,7 @@ class NativeProgram:
         return self._program.barriers(tokens, sequences)
 
     def measure_phases(self, on: bool) -> None:
-        """From the next run on, add up the time each phase takes (see `phase_times`); False forgets the times."""
+        """Add up, from the next run on, the time each phase takes (see `phase_times`); False forgets the times."""
         self._program.measure_phases(on)
 
     def phase_times(self) -> list[PhaseTime]:

@@ -53,8 +53,8 @@ class RingWriter:
     """The end that writes, one thread at a time."""
 
     def __init__(self, fd: int, spin_us: int = 0) -> None:
-        """Of the ring that a memfd is of; the descriptor is not kept. UserError when it is none, HostError when the
-        machine refuses.
+        """Open the end of the ring that a memfd is of; the descriptor is not kept. UserError when it is none, HostError
+        when the machine refuses.
         """
         with host_errors():
             self._memory = _attach(fd)

@@ -25,7 +25,7 @@ class Inlet(Protocol):
         """
 
     def free(self) -> None:
-        """What was taken last is not read any more."""
+        """Give back what was taken last, which is not read any more."""
 
 
 class Outlet(Protocol):

@@ -51,13 +51,13 @@ class OutputStream:
         self._ended = False  # nothing more will be given out
 
     def put(self, output: Output) -> None:
-        """For the client: an output came."""
+        """Tell the client that an output came."""
         self._outputs.append(output)
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     def lost(self, reason: str) -> None:
-        """For the client: the engine is gone, and nothing more will come."""
+        """Tell the client: the engine is gone, and nothing more will come."""
         self.put(Output(self._id, finish_reason="error", error=f"the engine is gone: {reason}", error_kind="PeerError"))
 
     def __aiter__(self) -> OutputStream:

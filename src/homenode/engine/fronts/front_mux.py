@@ -126,7 +126,7 @@ class _Line:
             self._hang_up()
 
     def close(self) -> None:
-        """For who has read it to its end."""
+        """Close it, for who has read it to its end."""
         self.hang_up()
         self._socket.close()
 

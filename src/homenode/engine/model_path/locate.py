@@ -17,7 +17,7 @@ Announce = Callable[[Candidate, str], None]
 
 
 def _say_nothing(taken: Candidate, why: str) -> None:
-    """What a program is told, which asked for a model in its code."""
+    """Tell nothing to a program, which asked for a model in its code."""
 
 
 def locate_model(config: EngineConfig, announce: Announce = _say_nothing) -> EngineConfig:

@@ -132,7 +132,7 @@ class EnginePlan:
             yield self.with_nodes_named(problem, budget, kept.own)
 
     def with_nodes_named(self, error: UserError, budget: MemoryBudget, weights: int) -> UserError:
-        """Of too little memory it is said on which nodes, as others may have plenty. `weights`: bytes of `budget` that
+        """Say on which nodes there is too little memory, as others may have plenty. `weights`: bytes of `budget` that
         these take.
         """
         if not isinstance(error, CapacityError):

@@ -151,7 +151,7 @@ class ReplicasClient(Dispatcher):
     # What becomes of engines
 
     def engine_up(self, supervisor: EngineSupervisor[AsyncEngineClient], ready: EngineReady | None) -> None:
-        """It takes requests: first those that wait for one."""
+        """Note that it takes requests: first those that wait for one."""
         if ready is not None:
             self._router.add(supervisor.number, ready.num_blocks)
         self._send_held()

@@ -174,12 +174,12 @@ class LinkedClient(Dispatcher):
         self._let_go(engine)
 
     def _let_go(self, engine: LinkedEngine) -> None:
-        """Those that wait for an engine, if this one takes any."""
+        """Let go those that wait for an engine, if this one takes any."""
         if self._unrouted and engine.takes:
             self._send_held()
 
     async def release_kv(self, ticket: str, reason: str) -> None:
-        """As of every client; the request that came with the ticket may be another front's."""
+        """Release the KV as every client does; the request that came with the ticket may be another front's."""
         self._notify(TicketGivenUp(ticket))
         await super().release_kv(ticket, reason)
 

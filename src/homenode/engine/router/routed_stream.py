@@ -53,7 +53,7 @@ class RoutedStream(OutputStream):
         return [*self.request.prompt_ids, *self.given]
 
     def put(self, output: Output) -> None:
-        """For the client: an output came."""
+        """Tell the client that an output came."""
         if self.losses and output.cached_tokens:  # found by the engine that took over, tokens of the answer among them
             output = msgspec.structs.replace(output, cached_tokens=0)
         if output.tokens:
@@ -65,7 +65,7 @@ class RoutedStream(OutputStream):
         super().put(output)
 
     def lost(self, reason: str) -> None:
-        """For the client: its engine is gone; another may take over."""
+        """Tell the client: its engine is gone; another may take over."""
         self._owner.engine_lost_under(self, reason)
 
     def fail(self, kind: str, text: str, retry_after_s: float | None = None) -> None:

@@ -146,7 +146,7 @@ class Router:
             self._change(self._engines[routed.route.number], waiting=-routed.route.work)
 
     def ended(self, routed: RoutedRequest, tokens: list[int] | None = None) -> None:
-        """It is with no engine any more. `tokens`: all of it, prompt and answer, which the engine now has in
+        """Note that it is with no engine any more. `tokens`: all of it, prompt and answer, which the engine now has in
         its cache.
         """
         if routed.route is None:

@@ -39,7 +39,7 @@ class SharedEngine(AsyncEngineClient):
         return None
 
     async def close(self, timeout: float = 2.0) -> None:
-        """As of every engine."""
+        """Close it as every engine."""
         await super().close(timeout)
         if self._door is not None:
             self._door.close()

@@ -31,16 +31,16 @@ class Watcher(Protocol):
     """A listener that hears what becomes of an engine: `client.ReplicasClient`."""
 
     def engine_up(self, supervisor: EngineSupervisor[Any], ready: EngineReady | None) -> None:
-        """It takes requests: started anew (`ready`), or answering again (None)."""
+        """Note that it takes requests: started anew (`ready`), or answering again (None)."""
 
     def engine_silent(self, supervisor: EngineSupervisor[Any]) -> None:
         """Its loop does not answer."""
 
     def engine_down(self, supervisor: EngineSupervisor[Any]) -> None:
-        """It was lost, and its memory with it."""
+        """Note that it was lost, and its memory with it."""
 
     def engine_gone(self, supervisor: EngineSupervisor[Any], reason: str) -> None:
-        """It was lost and is not started any more."""
+        """Note that it was lost and is not started any more."""
 
 
 Client = TypeVar("Client", bound=AsyncEngineClient)

@@ -44,7 +44,7 @@ class PollableAgent(Protocol):
         """Before that (time.monotonic) more will come, probably: to look for it is quicker than to be woken."""
 
     def roused(self) -> None:
-        """It sleeps no more."""
+        """Note that it sleeps no more."""
 
     def work(self) -> None:
         """Do what there is to do."""
@@ -61,7 +61,7 @@ class Inbox(Mailbox[object]):
         self._worked_at = 0.0
 
     def work_for(self, worker: PollableAgent) -> None:
-        """From now on the caller, who is the reader, does its work while it waits in `get`."""
+        """Let the caller, who is the reader, do its work from now on while it waits in `get`."""
         worker.lead(self._epoll)
         self._worker = worker
 

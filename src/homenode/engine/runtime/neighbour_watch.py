@@ -142,7 +142,7 @@ class NeighbourWatch:
             self._settle(self._leaving)
 
     def _move_rest(self, cpus: tuple[int, ...]) -> None:
-        """Those of a process that computes move with its compute threads."""
+        """Move the rest: those of a process that computes move with its compute threads."""
         if self._owns_process and os.getpid() not in self._executor.processes:
             move_process_threads(cpus)
         self._rest_changed(cpus)

@@ -84,7 +84,9 @@ class StatePages:
         self._state.write_slot(slot, found)
 
     def _parts(self, blocks: Sequence[int], filled: Bytes) -> Iterator[tuple[KvMemory, int, Bytes]]:
-        """Of each block in each memory its part of `filled` [heads, bytes of all blocks]: [heads, layers, bytes]."""
+        """Yield of each block in each memory its part of `filled` [heads, bytes of all blocks]: [heads,
+        layers, bytes].
+        """
         by_block, at = filled.reshape(self._heads, len(blocks), self._block_bytes), 0
         for memory in self._memories:
             layers, size = memory.layout.layers, memory.layout.head_bytes
@@ -94,7 +96,7 @@ class StatePages:
             at += layers * size
 
     def _places(self, slot: FloatArray, heads: FloatArray) -> Iterator[_LayerPlace]:
-        """Of each layer. `slot`: as `StateMemory.read_slot` has it; `heads`: [KV heads, floats]."""
+        """Yield the place of each layer. `slot`: as `StateMemory.read_slot` has it; `heads`: [KV heads, floats]."""
         at, past, count = 0, 0, len(heads)
         for layer, channels, numbers in self._layers:
             elements, inputs, width = (

@@ -13,8 +13,8 @@ from homenode.model.tokenizer.loader import load_untried
 
 
 def read_vocabulary(join: Join, spec: ModelSpec) -> Vocabulary:
-    """That of the model, or the one that stands in for it, which the front has tried before. Raises CheckpointError,
-    also for files that are not those which the engine began with.
+    """Read the vocabulary of the model, or the one that stands in for it, which the front has tried before. Raises
+    CheckpointError, also for files that are not those which the engine began with.
 
     What ends an answer by the tokenizer's files alone comes with each request, among its stop tokens.
     """

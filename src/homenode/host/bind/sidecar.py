@@ -52,7 +52,7 @@ def start_sidecar(task: Task, write_line: WriteLine = to_stderr) -> None:
 
 
 def _become_sidecar(task: Task, pidfd: int | None, write_line: WriteLine) -> NoReturn:
-    """In the forked process: nothing may return from here into the launcher's code, whatever happens."""
+    """Run in the forked process: nothing may return from here into the launcher's code, whatever happens."""
     try:
         os.setsid()
         if os.fork() == 0:

@@ -283,7 +283,7 @@ def _take_errors(pipe: int, err: bytearray) -> bool:
 
 
 def _drain(pipe: int, err: bytearray) -> None:
-    """What is in the pipe by now, without waiting for more: a child of the tool may hold it open."""
+    """Take what is in the pipe by now, without waiting for more: a child of the tool may hold it open."""
     poll = select.poll()
     poll.register(pipe, select.POLLIN)
     while len(err) < _MOST_ERRORS and poll.poll(0) and _take_errors(pipe, err):

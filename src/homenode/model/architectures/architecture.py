@@ -120,8 +120,8 @@ class GgufFormat:
         return (self.name, *self.picture_names, *self.further_names)
 
     def without_files(self) -> GgufFormat:
-        """For an architecture that converters turn into the one that has this format, or that no converter knows: no
-        file is of it.
+        """Return the format for an architecture that converters turn into the one that has this format, or that no
+        converter knows: no file is of it.
         """
         return replace(self, accepts=never)
 

@@ -110,8 +110,8 @@ def gguf_names() -> tuple[str, ...]:
 
 
 def instead_of(seen: str, names: Sequence[str], files: str = "") -> str:
-    """For messages: why one that people ask for does not run, and what does: how many there are, and which of these
-    names look most like the one seen. `files`: what they are the architectures of.
+    """Say, for messages, why one that people ask for does not run, and what does: how many there are, and which of
+    these names look most like the one seen. `files`: what they are the architectures of.
     """
     alike = get_close_matches(seen[:_LONGEST], names, n=3, cutoff=0.4)
     like = f", such as {', '.join(alike)}" if alike else ""

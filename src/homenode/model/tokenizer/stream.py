@@ -56,7 +56,7 @@ class ByteStream:
         return text
 
     def _take_context(self, context: Sequence[int]) -> None:
-        """Whether a text has begun, and its last character if that is unfinished. Few tokens need a look."""
+        """Note whether a text has begun, and its last character if that is unfinished. Few tokens need a look."""
         seen = 0
         while self._to_strip and seen < len(context):
             self.push(context[seen : seen + 1])

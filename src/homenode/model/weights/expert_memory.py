@@ -150,7 +150,7 @@ class SharedExperts:
                 )
 
     def _check_size(self) -> None:
-        """Who has written a state has made the memory large before."""
+        """Check the size: who has written a state has made the memory large before."""
         used = any(self._words.load(state_word(member)) for member in range(self._share.members))
         if used and os.fstat(self._share.fd).st_size < self._table.size:
             raise UserError(

@@ -152,7 +152,7 @@ class _Matrices:
         return self.keep({name: weight})[name]
 
     def keep(self, weights: dict[str, Weight]) -> dict[str, Weight]:
-        """These are for the cache, too, if it is written."""
+        """Keep these for the cache, too, if it is written."""
         if self.cache:
             self.cache.add(weights)
         return weights
