@@ -9,7 +9,7 @@ a block too early, is found out by the scripted worker, which reads back all tha
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from homenode.engine.kv.prefix import HashChain
@@ -93,6 +93,7 @@ class HandoverBench(Bench):
         fault: Callable[[Step], Exception | None] | None = None,
         rng: random.Random | None = None,
         stages: int = 1,
+        drafter: Callable[[Sequence[int]], Sequence[int]] | None = None,
     ) -> None:
         super().__init__(config, limits=limits, lookahead=lookahead, caching=caching, fault=fault, stages=stages)
         self.executor = KeepingExecutor(
@@ -101,6 +102,7 @@ class HandoverBench(Bench):
             max_sequences=self.config.max_num_seqs,
             fault=fault,
             stages=stages,
+            drafter=drafter,
         )
         self.rng = rng or random.Random(1)
         self.messages: list[scheduler_events.ToAgent] = []

@@ -9,6 +9,7 @@ every request ends, with the right tokens.
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Sequence
 
 import msgspec
 import pytest
@@ -143,8 +144,9 @@ def make_bench(
     stages: int = 1,
     states: bool = False,
     groups: bool = True,
+    drafter: Callable[[Sequence[int]], Sequence[int]] | None = None,
 ) -> HandoverBench:
-    """`groups`: the blocks of some benches lie in groups on several NUMA nodes."""
+    """`groups`: the blocks of some benches lie in groups on several NUMA nodes. `drafter`: of up to six tokens."""
     blocks, length = rng.choice([(16, 64), (12, 40), (24, 90), (60, 50), (8, 64), (5, 64)])
     seqs = rng.choice([1, 2, 5, 12])
     chunked = rng.random() < 0.75
@@ -161,6 +163,7 @@ def make_bench(
     if states:
         slots, pages, interval = rng.choice([1, 2, 4, 20]), rng.choice([1, 1, 2]), rng.choice([4, 8, 400])
         limits = msgspec.structs.replace(limits, state_slots=slots, state_interval=interval, state_pages=pages)
+    limits = msgspec.structs.replace(limits, max_drafted=6 if drafter else 0)
     lost = rng.sample(range(150), 6) if faults else []
 
     def fault(step: Step) -> Exception | None:
@@ -168,7 +171,14 @@ def make_bench(
 
     caching = rng.random() < 0.8
     return HandoverBench(
-        config, limits=limits, lookahead=lookahead, caching=caching, fault=fault, rng=rng, stages=stages
+        config,
+        limits=limits,
+        lookahead=lookahead,
+        caching=caching,
+        fault=fault,
+        rng=rng,
+        stages=stages,
+        drafter=drafter,
     )
 
 

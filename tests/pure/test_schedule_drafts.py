@@ -17,8 +17,9 @@ from homenode.engine.scheduler_config import SchedulerConfig
 from homenode.engine.step import NO_TOKEN, Advance, StepResult, WorkerLimits, num_accepted
 from homenode.errors import InternalError
 from homenode.testing.scripted_executor import scripted_token
+from tests.pure import test_kv_transfer_properties as handover
 from tests.pure import test_schedule_properties as plain
-from tests.pure.schedule_bench import Bench, limits_of
+from tests.pure.schedule_bench import BLOCK_BYTES, Bench, limits_of
 
 _MOST = 6
 _VOCAB = 40
@@ -93,6 +94,41 @@ def test_any_life_with_drafts_keeps_every_promise(seed: int, states: bool, stage
     for _ in range(200):
         (plain.move_with_losses if seed % 2 else plain.move)(bench, rng, *(() if seed % 2 else (0.12,)))
         _check_blocks(bench)
+    bench.run()
+
+
+@pytest.mark.parametrize("lookahead", [0, 1])
+@pytest.mark.parametrize("seed", range(6))
+def test_any_life_between_engines_with_drafts_keeps_every_promise(seed: int, lookahead: int) -> None:
+    """Pages that are sent, and answers that go on after pages that came."""
+    rng = random.Random(seed)
+    states, drafter = seed % 2 == 0, Drafts(random.Random(seed))
+    bench = handover.make_bench(rng, lookahead, seed % 3 == 0, 1 + seed % 2, states, drafter=drafter)
+    for _ in range(200):
+        handover.move(bench, rng)
+    bench.settle()
+
+
+@pytest.mark.parametrize("lookahead", [0, 1])
+@pytest.mark.parametrize("seed", range(6))
+def test_drafts_take_no_memory_from_the_machine(seed: int, lookahead: int) -> None:
+    """Of memory that grows they use what is there."""
+    rng = random.Random(seed)
+    blocks, length, group = rng.choice([(16, 64, 1), (24, 90, 4), (60, 50, 8)])
+    limits = limits_of(blocks, max_model_len=length, chunk_blocks=rng.choice([1, 2, 5]), group_blocks=group)
+    bench = Bench(
+        SchedulerConfig(max_num_batched_tokens=rng.choice([8, 17, 40]), max_num_seqs=rng.choice([1, 5, 8])),
+        limits=msgspec.structs.replace(limits, max_drafted=_MOST),
+        lookahead=lookahead,
+        headroom=lambda: rng.choice([0, 0, 3, 8, 1000]) * BLOCK_BYTES,
+        release_s=rng.choice([0.0, 0.5, 3.0]),
+        drafter=Drafts(random.Random(seed)),
+    )
+    for _ in range(200):
+        if rng.random() < 0.1:
+            bench.tick(rng.choice([0.1, 0.3, 1.0, 7.0]))
+        else:
+            plain.move_with_losses(bench, rng)
     bench.run()
 
 

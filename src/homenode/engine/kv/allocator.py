@@ -180,7 +180,11 @@ class KvAllocator:
         """
         lacking = self.blocks_for(allocation.scheduled + count) - len(allocation.blocks)
         if lacking > 0 and (some := min(lacking, self.pool.num_empty)):
-            allocation.blocks += self.pool.allocate(some, allocation.blocks[-1], len(allocation.blocks))
+            blocks = self.pool.allocate(some, allocation.blocks[-1], len(allocation.blocks))
+            if self.pool.is_present(blocks):
+                allocation.blocks += blocks
+            else:
+                self.pool.release(blocks)
         return min(count, len(allocation.blocks) * self.block_size - allocation.scheduled)
 
     def truncate(self, allocation: BlockAllocation, positions: int) -> None:

@@ -181,6 +181,10 @@ class BlockPool:
         """
         return self.chunks is None or self.chunks.secure(blocks)
 
+    def is_present(self, blocks: Iterable[int]) -> bool:
+        """The pages of all these blocks are there."""
+        return self.chunks is None or not self.chunks.missing(blocks)
+
     def affords(self, count: int) -> bool:
         """Whether so many blocks could be handed out with pages, without giving up what is cached."""
         return self.chunks is None or self.chunks.affords(count)
