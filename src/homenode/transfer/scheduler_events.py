@@ -1,5 +1,5 @@
-"""What an engine's scheduler and its transfer agent tell each other about KV blocks. Plain values; both ends are state
-machines.
+"""Messages and counters between an engine's scheduler and its transfer agent, about KV blocks. Plain values; both ends
+are state machines.
 
 A *ticket* names one hand-over: the proxy draws it, the sender (prefill) and the receiver (decode) see the same one. Of
 a prompt of n tokens the KV of the first n - 1 positions is handed over; the receiver computes the last one itself, to
@@ -295,12 +295,12 @@ def over_restart(before: TransferStats | None, now: TransferStats | None) -> Tra
 
 
 def at_rest(last: TransferStats) -> TransferStats:
-    """Of a process that is no more: what it had counted."""
+    """Return what a process that is no more had counted."""
     return msgspec.structs.replace(last, **dict.fromkeys(_GAUGES, 0))
 
 
 def _sum(before: Any, now: Any) -> Any:
-    """Of numbers, of lists number by number, of dictionaries name by name."""
+    """The sum of numbers, of lists number by number, of dictionaries name by name."""
     if isinstance(now, dict):
         return {
             name: before.get(name, 0) + now.get(name, 0)
@@ -310,7 +310,7 @@ def _sum(before: Any, now: Any) -> Any:
 
 
 def duration_class(seconds: float) -> int:
-    """Which class of `durations` this one falls into."""
+    """Return which class of `durations` this one falls into."""
     return next((i for i, bound in enumerate(BOUNDS_S) if seconds <= bound), len(BOUNDS_S))
 
 

@@ -31,15 +31,15 @@ class Played:
         self.heard = machine.inputs
         self.feeder = MachineDriver(machine, self.performed.append, lambda _: None, lambda: 2.0)
 
-    def owe(self, ticket: str) -> None:
-        self.feeder.owe(lambda: (ended(ticket), [told(ticket)], []), 1.0, ticket)
+    def defer(self, ticket: str) -> None:
+        self.feeder.defer(lambda: (ended(ticket), [told(ticket)], []), 1.0, ticket)
 
 
-def test_all_that_is_owed_is_told_in_order_and_done_once() -> None:
+def test_all_that_is_deferred_is_told_in_order_and_done_once() -> None:
     other = Tell(SendAdmitted(1.0, "b"))
     played = Played({ended("a"): [told("a")], ended("b"): [other, told("b")], ended("c"): []})
-    played.owe("a")
-    played.owe("b")
+    played.defer("a")
+    played.defer("b")
     assert played.feeder.behind and played.feeder.announced == {"a", "b"} and not played.performed
     played.feeder.feed(ended("c"))
     assert [played.heard.get(timeout=0) for _ in "abc"] == [ended("a"), ended("b"), ended("c")]
@@ -49,8 +49,8 @@ def test_all_that_is_owed_is_told_in_order_and_done_once() -> None:
 
 def test_a_machine_that_would_have_said_something_else_ends_it() -> None:
     played = Played({ended("a"): [told("a")], ended("b"): [told("a")]})
-    played.owe("a")
-    played.owe("b")
+    played.defer("a")
+    played.defer("b")
     with pytest.raises(InternalError, match="otherwise than was foreseen"):
         played.feeder.catch_up()
     assert played.feeder.announced == {"b"}  # its pages are read by somebody, whatever the machine thinks

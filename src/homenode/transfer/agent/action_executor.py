@@ -1,5 +1,4 @@
-"""What the agent does for its machine: every action of `machine.py`, and the inputs that answer them. For one
-thread."""
+"""The agent's work for its machine: every action of `machine.py`, and the inputs that answer them. For one thread."""
 
 from __future__ import annotations
 
@@ -73,7 +72,7 @@ class ActionExecutor:
     # Ahead of the machine
 
     def answer_ahead(self, given: Input) -> bool:
-        """Where the machine's answer is known before it is asked: do what others wait for, and let it keep its books
+        """Do what others wait for where the machine's answer is known before it is asked, and let it keep its books
         later (`MachineDriver.catch_up`). False: nothing was done."""
         if self.feeder.busy:
             return False
@@ -92,14 +91,14 @@ class ActionExecutor:
         if actions is None:
             return False
         ticket = given.message.ticket if type(given) is FromEngine else ""
-        self.feeder.owe(lambda: (given, actions, [digest for each in digests for digest in each]), now, ticket)
+        self.feeder.defer(lambda: (given, actions, [digest for each in digests for digest in each]), now, ticket)
         for action in actions:
             self._perform_now(action, now)
         self.at_once.forget(given)
         return True
 
     def prepare(self) -> None:
-        """What can be done at once, should it be wanted next; for when there is time."""
+        """Prepare what can be done at once, should it be wanted next; for when there is time."""
         if not self.feeder.busy and not self.feeder.behind:
             self.at_once.prepare()
 

@@ -39,7 +39,7 @@ _JOIN_S = 5.0
 
 @dataclass(frozen=True)
 class AgentStats:
-    """What the agent itself counts; the machine's are `TransferStats`."""
+    """Counters of the agent itself; the machine's are `TransferStats`."""
 
     connections: int
     frames_in: int
@@ -211,12 +211,12 @@ class TransferAgent:
         return self._promises.watch(epoll, self._turns.awake_until)
 
     def watches_until(self) -> float:
-        """Until then more will probably come."""
+        """The time until which more will probably come."""
         return self._turns.awake_until
 
     def rehearse(self) -> bool:
-        """Whether something is promised over a lane by now: `watch` will look for it. What is to be done about it is
-        walked through for nothing."""
+        """Tell whether something is promised over a lane by now: `watch` will look for it. What is to be done about it
+        is walked through for nothing."""
         return self._promises.notice()
 
     def _walk_through(self, promised: Connection) -> None:
@@ -231,7 +231,7 @@ class TransferAgent:
             self._working.release()
 
     def hear(self) -> bool:
-        """What came over lanes: whether there was something."""
+        """Take what came over lanes: whether there was something."""
         if not self._working.acquire(blocking=False):
             self._unheard = True  # and nobody rings for what was said while it was looked for
             return False
@@ -248,7 +248,7 @@ class TransferAgent:
             self._working.release()
 
     def roused(self) -> None:
-        """It sleeps no more."""
+        """Take note that it sleeps no more."""
         self._mailbox.awake()
 
     def work(self) -> None:
@@ -286,7 +286,7 @@ class TransferAgent:
                 self._release()
 
     def _wait(self, patience: float) -> None:
-        """Until connections have something, or there is mail, or something is due.
+        """Wait until connections have something, or there is mail, or something is due.
 
         After anything happened the thread looks for a moment for what probably follows, and lets others run meanwhile.
         """
@@ -358,7 +358,7 @@ def npu_of(device: str) -> int:
 
 
 def channels() -> dict[str, Maker]:
-    """What makes a carrier, by `transfer_channel`."""
+    """Return what makes a carrier, by `transfer_channel`."""
     return {"shm": _shm, "tcp": _tcp, "nixl": _nixl, "hccl": _hccl}
 
 

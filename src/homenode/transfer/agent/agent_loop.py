@@ -51,11 +51,11 @@ class SuspendGuard:
         self._until: float | None = None
 
     def not_before(self, due: float) -> float:
-        """When to see to what is due then."""
+        """Return when to see to what is due then."""
         return due if self._until is None else max(due, self._until)
 
     def given(self, due: float | None, now: float) -> bool:
-        """Whether what is due (None: nothing is) has to wait."""
+        """Tell whether what is due (None: nothing is) has to wait."""
         if due is None or now < due or (self._until is not None and now >= self._until):
             self._until = None  # what was missed has come after all, or has had its time
             return False
@@ -77,7 +77,7 @@ class Tickets:
         return len(self._open)
 
     def told(self, message: ToAgent) -> None:
-        """From the scheduler."""
+        """Take note of a message from the scheduler."""
         match message:
             case SendWanted(ticket):
                 self._open[ticket] = "wanted"
@@ -85,7 +85,7 @@ class Tickets:
                 self._open.pop(ticket, None)
 
     def tells(self, event: ToScheduler) -> None:
-        """To the scheduler."""
+        """Take note of an event to the scheduler."""
         match event:
             case SendAdmitted(_, ticket):
                 self._open[ticket] = "admitted"
@@ -97,8 +97,9 @@ class Tickets:
     def endings(
         self, now: float, reason: str, *, written_by_others: bool, kept: Container[str] = ()
     ) -> list[ToScheduler]:
-        """What ends every ticket in hand. `written_by_others`: processes that are not known to be dead can write to
-        blocks (push into shared memory). `kept`: sent ones that others read in place, whose blocks never come back."""
+        """Return what ends every ticket in hand. `written_by_others`: processes that are not known to be dead can write
+        to blocks (push into shared memory). `kept`: sent ones that others read in place, whose blocks never come
+        back."""
         events: list[ToScheduler] = []
         for ticket, state in self._open.items():
             match state:
@@ -113,7 +114,7 @@ class Tickets:
 
 
 def answer_without_agent(message: ToAgent, now: float, reason: str) -> ToScheduler | None:
-    """What the scheduler is answered when there is no agent any more; its tickets have all been ended before."""
+    """Return what the scheduler is answered when there is no agent any more; its tickets have all been ended before."""
     match message:
         case SendWanted(ticket):
             return SendRefused(now, ticket, reason)
@@ -163,7 +164,7 @@ class AgentLoop:
         clock: Callable[[], float],
         in_place: InPlace | None,
     ) -> None:
-        """As `agent.TransferAgent`; what binds sockets has bound them to `addresses`."""
+        """Arguments are those of `agent.TransferAgent`; what binds sockets has bound them to `addresses`."""
         push, sends = identity.mode == "push", identity.role == "sender"
         exported = ([pool or cache] if sends else []) if not push else ([] if sends else [cache])
         lanes = backend.lanes if carrier.passes_memory and not push else None
@@ -283,7 +284,7 @@ class AgentLoop:
         self._post_event(event)
 
     def over(self) -> bool:
-        """Whether closing was asked for and is done, or its time is over."""
+        """Tell whether closing was asked for and is done, or its time is over."""
         if self._ends is None:
             return False
         return (self.machine.idle and not self.links.sending) or self._ends <= self._clock()
@@ -306,7 +307,7 @@ class AgentLoop:
         self.answer_mail()
 
     def answer_mail(self) -> None:
-        """What comes when it is broken."""
+        """Answer what comes when it is broken."""
         for message in self.mailbox.take():
             if not isinstance(message, Closing):
                 event = answer_without_agent(message, self._clock(), self.broken)

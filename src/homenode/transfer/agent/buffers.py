@@ -39,8 +39,8 @@ def register(memory: KvMemory, backend: KvBackend) -> LocalBuffer:
 
 @dataclass(frozen=True)
 class InPlace:
-    """What lets the engine's steps read a peer's memory where it is. `attach`: page p of the memory is block (the
-    result) + p from then on; ValueError where that cannot be. `detach` ends it; no step may name its blocks any
+    """Access that lets the engine's steps read a peer's memory where it is. `attach`: page p of the memory is block
+    (the result) + p from then on; ValueError where that cannot be. `detach` ends it; no step may name its blocks any
     more."""
 
     attach: Callable[[KvMemory], int]
@@ -116,7 +116,7 @@ class Buffers:
         known.lost = False
 
     def bases(self, buffers: Sequence[Buffer]) -> dict[bytes, int]:
-        """Which of these can be read in place, and as which blocks."""
+        """Return which of these can be read in place, and as which blocks."""
         found = {buffer.id: self._base_of(self._peers.get(buffer.id)) for buffer in buffers} if self._in_place else {}
         return {buffer_id: base for buffer_id, base in found.items() if base is not None}
 
@@ -186,7 +186,7 @@ class Buffers:
 
     @property
     def lingering(self) -> bool:
-        """Whether `retire` will have something to drop."""
+        """Tell whether `retire` will have something to drop."""
         return any(attached.lost and attached.base is None for attached in self._peers.values())
 
     def retire(self, now: float) -> None:
@@ -332,7 +332,7 @@ class CopyThread:
         return None
 
     def takes_at_once(self, nbytes: int) -> bool:
-        """Whether so much is small enough, and nothing is before it."""
+        """Tell whether so much is small enough, and nothing is before it."""
         return not self._open and nbytes <= INLINE_BYTES
 
     def reads_at_once(self, pages: int, page_bytes: int) -> bool:
@@ -350,7 +350,7 @@ class CopyThread:
             return None
 
     def results(self) -> list[tuple[CopyJob, Copied]]:
-        """What was done since."""
+        """Return what was done since."""
         done = []
         while self._results:
             done.append(self._results.popleft())
@@ -385,7 +385,7 @@ class CopyThread:
             late = [one for one in late if not self._has_ended(one)]
 
     def _has_ended(self, job: CopyJob) -> bool:
-        """Whether nothing is written for it any more; its result is then told."""
+        """Tell whether nothing is written for it any more; its result is then told."""
         if job.ended is not None and not job.ended():
             return False
         assert job.answer is not None

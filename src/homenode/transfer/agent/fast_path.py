@@ -75,7 +75,7 @@ class MachineDriver:
         self._machine, self._perform, self._blame, self._clock = machine, perform, blame, clock
         self._inputs: deque[Input] = deque()
         self._feeding = False
-        self._owed: deque[tuple[Callable[[], Recalled], float, str]] = deque()
+        self._deferred: deque[tuple[Callable[[], Recalled], float, str]] = deque()
         self._ahead: PredictedInput | None = None  # the one of them that the machine hears of now
 
     @property
@@ -85,37 +85,37 @@ class MachineDriver:
 
     @property
     def behind(self) -> bool:
-        """Whether the machine has not heard yet of something that was answered already."""
-        return bool(self._owed)
+        """Tell whether the machine has not heard yet of something that was answered already."""
+        return bool(self._deferred)
 
     @property
     def announced(self) -> frozenset[str]:
         """The tickets whose pages were announced though the machine does not know."""
-        return frozenset(announced for _, _, announced in self._owed if announced)
+        return frozenset(announced for _, _, announced in self._deferred if announced)
 
     def feed(self, given: Input) -> None:
         """Give the machine an input, and do what it says; later, if that is what is going on already."""
-        if self._owed and not self._feeding:
+        if self._deferred and not self._feeding:
             self.catch_up()
         self._inputs.append(given)
         if not self._feeding:
             self._feed_all([])
 
-    def owe(self, recall: Callable[[], Recalled], now: float, announced: str = "") -> None:
+    def defer(self, recall: Callable[[], Recalled], now: float, announced: str = "") -> None:
         """The machine is to hear of what was done without it, after what it is to hear of already. `announced`: the
         ticket whose pages were."""
-        self._owed.append((recall, now, announced))
+        self._deferred.append((recall, now, announced))
 
     def catch_up(self) -> None:
         """Tell the machine of what was answered without it. InternalError when it would have answered otherwise."""
-        if not self._owed or self._feeding or self.off:
+        if not self._deferred or self._feeding or self.off:
             return
         self._feeding = True
         try:
-            while self._owed:
-                recall, now, _ = self._owed[0]
+            while self._deferred:
+                recall, now, _ = self._deferred[0]
                 self._settle(recall(), now)
-                self._owed.popleft()
+                self._deferred.popleft()
         finally:
             self._feeding = False
             self._ahead = None
@@ -177,7 +177,7 @@ class MachineDriver:
             raise InternalError(f"what the transfer machine wanted could not be done: {error}") from error
 
     def _was_done(self, action: Action) -> bool:
-        """Whether an action was done already, ahead of the machine's word."""
+        """Tell whether an action was done already, ahead of the machine's word."""
         ahead = self._ahead
         if ahead is None:
             return False
@@ -209,7 +209,7 @@ class _Taking:
 
 
 class FastPath:
-    """For the thread that has the machine."""
+    """Announces and takes pages ahead of the machine; for the thread that has it."""
 
     def __init__(
         self,
@@ -313,7 +313,7 @@ class FastPath:
             return False
         self._pages.copy_seconds += seconds
         del self.sending[computed.ticket]  # what comes next the machine will know when it has heard of this
-        self._driver.owe(lambda: self._announced(computed, sending), self._clock(), computed.ticket)
+        self._driver.defer(lambda: self._announced(computed, sending), self._clock(), computed.ticket)
         return True
 
     def _announced(self, computed: Computed, sending: _Sending) -> Recalled:
@@ -354,7 +354,7 @@ class FastPath:
             self._post(event)
         del self.taking[key]  # a second announcement of the same is not to be taken for the next
         self._pages.copy_seconds += seconds
-        self._driver.owe(lambda: self._taken(key[0], said, taking.next, told), now)
+        self._driver.defer(lambda: self._taken(key[0], said, taking.next, told), now)
         return True
 
     def _taken(self, peer: int, said: Announced, expecting: Expecting, told: list[ToScheduler]) -> Recalled:
@@ -362,8 +362,8 @@ class FastPath:
         return FromPeer(peer, ready_of(said)), [Tell(event) for event in told], said.digests
 
     def _told(self, said: Announced, expecting: Expecting, base: int, now: float) -> list[ToScheduler]:
-        """What is to be told of announced pages, as the machine will, when they prove good. `base`: the first block of
-        their buffer."""
+        """Return what is to be told of announced pages, as the machine will, when they prove good. `base`: the first
+        block of their buffer."""
         first, size = expecting.first, expecting.page_tokens
         past = first + said.count
         told: list[ToScheduler] = []

@@ -89,7 +89,7 @@ class PageIO:
             self._finished(*done)
 
     def collect(self) -> None:
-        """What the copy thread has done."""
+        """Take what the copy thread has done."""
         for job, copied in self._copies.results():
             self._finished(job, copied)
 
@@ -201,7 +201,7 @@ class StagingMemory:
         self._backend = backend
 
     def receiver(self, action: Receive, local: LocalBuffer) -> PageReceiver | None:
-        """Where pages are blocks: what reads and digests them. None: see `plan`."""
+        """Return what reads and digests pages, where they are blocks. None: see `plan`."""
         if self._backend.streams is None or not _fits(action, local):
             return None
         past = action.first_page + action.pages
@@ -210,7 +210,7 @@ class StagingMemory:
         )
 
     def sender(self, memory: KvMemory, blocks: Sequence[int], tokens: Sequence[int]) -> PageSender | None:
-        """What writes these blocks, of which so many tokens count. None: see `block_views`."""
+        """Return what writes these blocks, of which so many tokens count. None: see `block_views`."""
         streams = self._backend.streams
         return None if streams is None else streams.sender(memory, blocks, _tiles(tokens))
 
@@ -236,17 +236,17 @@ class StagingMemory:
 
 
 def _tiles(tokens: Sequence[int]) -> list[int]:
-    """Of each page. Pages have as many tokens as others, but for the last."""
+    """Tiles of each page. Pages have as many tokens as others, but for the last."""
     known = {count: tiles_of(count) for count in set(tokens)}
     return [known[count] for count in tokens]
 
 
 def _fits(action: Receive, local: LocalBuffer) -> bool:
-    """Whether pages are blocks, each with one place only."""
+    """Tell whether pages are blocks, each with one place only."""
     return action.page_tokens == local.memory.layout.block_size and not local.memory.layout.has_copies
 
 
 def _tokens(action: Receive) -> list[int]:
-    """Of each page."""
+    """Tokens of each page."""
     last = min(action.page_tokens, action.tokens - (action.first_page + action.pages - 1) * action.page_tokens)
     return [action.page_tokens] * (action.pages - 1) + [last]

@@ -1,5 +1,5 @@
-"""What the agent needs of a channel. Every channel carries frames over stream sockets; they differ in who may connect
-and how KV bytes move. Also the addresses that channels use: of sockets, of processes, of memory."""
+"""The interface of a channel. Every channel carries frames over stream sockets; they differ in who may connect and how
+KV bytes move. Also the addresses that channels use: of sockets, of processes, of memory."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from homenode.transfer.wire.stream import PageStreams
 
 
 class KvBackend(Protocol):
-    """What maps and copies KV memory (`kv_backend.NativeKv`). Descriptors stay the caller's. UserError for memory that
-    is not what is said of it."""
+    """Interface of what maps and copies KV memory (`kv_backend.NativeKv`). Descriptors stay the caller's. UserError for
+    memory that is not what is said of it."""
 
     @property
     def copy(self) -> Copier:
@@ -32,11 +32,11 @@ class KvBackend(Protocol):
 
     @property
     def lanes(self) -> Lanes | None:
-        """Where there are any."""
+        """Lanes, where there are any."""
 
     @property
     def streams(self) -> PageStreams | None:
-        """Where sockets can be read and written past the interpreter."""
+        """Streams, where sockets can be read and written past the interpreter."""
 
     def map_memory(self, fd: int, layout: KvLayout, *, writable: bool) -> KvMemory:
         """Memory in a memfd."""
@@ -58,8 +58,8 @@ class Listening:
 
 @dataclass(frozen=True)
 class Caller:
-    """Who is at the other end. `address`: what limits are counted by; `pidfd`: of a process on this host, owned by the
-    holder of this, or None."""
+    """The process at the other end. `address`: what limits are counted by; `pidfd`: of a process on this host, owned by
+    the holder of this, or None."""
 
     address: str
     pid: int = 0
@@ -131,13 +131,14 @@ class Carrier(Protocol):
         """A non-blocking socket that connects, or has."""
 
     def vet(self, sock: socket.socket) -> Caller:
-        """Who is at the other end of a connected socket; PeerError for somebody who may not be."""
+        """Return who is at the other end of a connected socket; PeerError for somebody who may not be."""
 
     def identity(self, exported: Sequence[LocalBuffer]) -> bytes:
-        """What goes into `Hello.carrier`."""
+        """Return what goes into `Hello.carrier`."""
 
     def meet(self, caller: Caller, carrier: bytes) -> Caller:
-        """What a greeted peer's `Hello.carrier` adds to what is known of it. PeerError for one that cannot be read."""
+        """Return what a greeted peer's `Hello.carrier` adds to what is known of it. PeerError for one that cannot be
+        read."""
 
     def attach(self, buffer: Buffer, fds: Sequence[int], carrier: bytes, *, writable: bool) -> PeerBuffer | None:
         """Make a peer's buffer reachable; None where only its own process can read it. Takes the descriptors over.
@@ -172,7 +173,7 @@ class TcpAddress:
 
     @property
     def loopback(self) -> bool:
-        """Whether it can only be reached from this host."""
+        """Tell whether it can only be reached from this host."""
         return ipaddress.ip_address(self.host).is_loopback
 
 
@@ -205,7 +206,7 @@ class ProcessIdentity(msgspec.Struct, frozen=True, array_like=True, forbid_unkno
 
 
 def this_process() -> ProcessIdentity:
-    """Of this process."""
+    """The identity of this process."""
     return ProcessIdentity(_host(), os.getpid(), _started(os.getpid()))
 
 
@@ -263,7 +264,7 @@ class Part:
 
 
 def in_one_piece(layout: KvLayout) -> bool:
-    """Whether its regions hold all layers, head after head, as everything here takes for granted."""
+    """Tell whether its regions hold all layers, head after head, as everything here takes for granted."""
     heads = [0, *(region.past_head for region in layout.regions)]
     return all(
         layout.layers_of(region) == (0, layout.layers) and region.first_head == before
@@ -291,7 +292,7 @@ def addressed(memory: KvMemory) -> Addressed:
 
 
 def _address_at(pieces: Sequence[memoryview], position: int) -> int:
-    """Of the byte at this position of the pieces' bytes, one piece after another."""
+    """Address of the byte at this position of the pieces' bytes, one piece after another."""
     for piece in pieces:
         if position < piece.nbytes:
             return int(np.frombuffer(piece, np.uint8).ctypes.data) + position
@@ -338,7 +339,7 @@ def _piece_bytes(layout: KvLayout, part: Part) -> int:
 
 
 def _addresses(memory: Addressed, block: int, part: Part) -> NDArray[np.int64]:
-    """Of the pieces of a part, layer by layer, head by head, keys before values."""
+    """Addresses of the pieces of a part, layer by layer, head by head, keys before values."""
     layout = memory.layout
     starts = []
     for region, base in zip(layout.regions, memory.bases, strict=True):

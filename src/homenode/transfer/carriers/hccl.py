@@ -50,7 +50,7 @@ Vet = Callable[[socket.socket], object]
 
 
 class HcclAddress(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Where a process serves; `key` goes into the MACs, beside the secret that both know."""
+    """The address that a process serves at; `key` goes into the MACs, beside the secret that both know."""
 
     name: str
     host: str
@@ -68,12 +68,12 @@ class HcclTransfer:
         self.done = threading.Event()
 
     def ended(self) -> bool:
-        """Whether it has."""
+        """Tell whether it has."""
         return self.done.is_set()
 
 
 class HcclEngine:
-    """What `RegisteredCarrier` needs. May be used from several threads."""
+    """The library that a `RegisteredCarrier` needs. May be used from several threads."""
 
     def __init__(self, library: HcclLibrary, host: str, secret: str | None, vet: Vet) -> None:
         """`host`: the address that others reach this process at. `vet`: raises PeerError for a connection of somebody
@@ -97,7 +97,7 @@ class HcclEngine:
 
     @property
     def metadata(self) -> bytes:
-        """What another process must be given to reach this one's registered memory."""
+        """Return what another process must be given to reach this one's registered memory."""
         return msgspec.msgpack.encode(self._address)
 
     def register(self, spans: list[tuple[int, int]], *, exported: bool = True) -> None:
@@ -133,7 +133,8 @@ class HcclEngine:
         return transfer
 
     def wait(self, transfer: HcclTransfer, seconds: float) -> bool:
-        """Whether it has ended by then, counted from when there is a connection, which HCCL takes seconds to make."""
+        """Tell whether it has ended by then, counted from when there is a connection, which HCCL takes seconds to
+        make."""
         until = time.monotonic() + JOIN_S
         while not transfer.connected.is_set() and time.monotonic() < until:
             if transfer.done.wait(_CONNECTING_PAUSE_S):
@@ -221,7 +222,7 @@ class HcclEngine:
         stream.send(HcclAnswer())
 
     def _refusal(self, move: HcclMove) -> str:
-        """Why these pieces are not to be had; empty where they are."""
+        """Return why these pieces are not to be had; empty where they are."""
         if not move.spans or len(move.spans) > MOST_SPANS or any(size <= 0 for _, size in move.spans):
             return "no pieces, too many, or one without bytes"
         if size_of(move.spans) > CHUNK:
@@ -260,7 +261,7 @@ class HcclClient:
             self.queue.get().done.set()
 
     def _guarded(self, act: Callable[[], object]) -> bool:
-        """Whether it went well; the connection is given up where it did not."""
+        """Tell whether it went well; the connection is given up where it did not."""
         try:
             act()
         except HomenodeError as error:
@@ -341,7 +342,7 @@ def _merged(spans: Sequence[Span]) -> list[Span]:
 
 
 def _inside(exported: Sequence[Span], span: Span) -> bool:
-    """Whether a piece lies in one of these, which are ascending."""
+    """Tell whether a piece lies in one of these, which are ascending."""
     at = bisect.bisect_right(exported, (span[0], 1 << 64)) - 1
     return at >= 0 and span[0] + span[1] <= exported[at][0] + exported[at][1]
 

@@ -101,7 +101,7 @@ class HcclLibrary:
         _function(self._acl, "aclrtDestroyStream", Pointer)(stream)
 
     def wait(self, stream: int, seconds: float) -> None:
-        """Until all that is queued is done. PeerError when it fails or is not by then."""
+        """Wait until all that is queued is done. PeerError when it fails or is not by then."""
         wait = _function(self._acl, "aclrtSynchronizeStreamWithTimeout", Pointer, ctypes.c_int32)
         code = wait(stream, max(1, int(seconds * 1000)))
         if code:
@@ -110,7 +110,7 @@ class HcclLibrary:
     # HCCL
 
     def root(self) -> bytes:
-        """What another process needs to make a communicator with this one. HostError when HCCL gives none."""
+        """Return what another process needs to make a communicator with this one. HostError when HCCL gives none."""
         made = ctypes.create_string_buffer(ROOT_BYTES)
         self._check(_function(self._hccl, "HcclGetRootInfo", ctypes.c_char_p)(made), "HcclGetRootInfo")
         return made.raw
@@ -205,7 +205,7 @@ class HcclOpening(msgspec.Struct, frozen=True, tag=True, array_like=True, forbid
 
 
 class HcclMove(msgspec.Struct, frozen=True, tag=True, array_like=True, forbid_unknown_fields=True):
-    """These pieces of the memory of whoever serves are to be read, or written (`writes`)."""
+    """Pieces of the memory of whoever serves that are to be read, or written (`writes`)."""
 
     writes: bool
     spans: tuple[Span, ...]
@@ -330,12 +330,12 @@ class HcclLink:
             begin += size
 
     def send(self, nbytes: int) -> None:
-        """To the other side, and wait. PeerError when it does not take it in time."""
+        """Send to the other side, and wait. PeerError when it does not take it in time."""
         self._library.send(self._communicator, self._device, nbytes, self._other, self._stream)
         self._library.wait(self._stream, ANSWER_S)
 
     def receive(self, nbytes: int) -> None:
-        """From the other side, and wait. PeerError when it does not come in time."""
+        """Receive from the other side, and wait. PeerError when it does not come in time."""
         self._library.receive(self._communicator, self._device, nbytes, self._other, self._stream)
         self._library.wait(self._stream, ANSWER_S)
 
@@ -347,7 +347,7 @@ class HcclLink:
 
 
 def valid_root(root: bytes) -> bool:
-    """Whether it has the size of HCCL's."""
+    """Tell whether it has the size of HCCL's."""
     return len(root) == ROOT_BYTES
 
 

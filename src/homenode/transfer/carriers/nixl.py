@@ -63,7 +63,7 @@ class Transfer:
         self._engine, self._handle, self._status = engine, handle, status
 
     def ended(self) -> bool:
-        """Whether it has; its handle is then given back."""
+        """Tell whether it has; its handle is then given back."""
         if self._status == "PROC":
             self._status = self._engine.look_at(self._handle)
         if self._status != "PROC" and self._handle is not None:
@@ -73,7 +73,7 @@ class Transfer:
 
     @property
     def good(self) -> bool:
-        """Whether it ended well."""
+        """Tell whether it ended well."""
         return self._status == "DONE"
 
 
@@ -99,7 +99,7 @@ class NixlEngine:
 
     @property
     def metadata(self) -> bytes:
-        """What another agent must be given to reach this one's registered memory."""
+        """Return what another agent must be given to reach this one's registered memory."""
         with self._lock:
             return bytes(self._agent.get_agent_metadata())
 
@@ -146,7 +146,7 @@ class NixlEngine:
                 raise PeerError(f"NIXL: {error}", code="lost") from error
 
     def wait(self, transfer: Transfer, seconds: float) -> bool:
-        """Whether it has ended by then."""
+        """Tell whether it has ended by then."""
         until = time.monotonic() + seconds
         while not transfer.ended():
             if time.monotonic() > until:

@@ -1,5 +1,6 @@
-"""What channels have in common whose library moves bytes between memory that both sides have registered: frames over
-TCP as on channel `tcp`, KV by the library: the receiver reads (pull) or the sender writes (push) the other's memory.
+"""Parts that channels have in common whose library moves bytes between memory that both sides have registered: frames
+over TCP as on channel `tcp`, KV by the library: the receiver reads (pull) or the sender writes (push) the other's
+memory.
 
 Bytes go by way of a staging buffer of this process: what is read is copied on, digested on the way, only when it is all
 there, so a transfer that hangs, which not every library can abort, writes into nobody's blocks. A write that hangs is
@@ -51,7 +52,7 @@ _MOST_ADDRESS = 1 << 63
 
 
 class Registered(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Where the regions of a buffer lie: `spans` are (address, bytes), one for each region of its layout; `device`: 0,
+    """Places of the regions of a buffer: `spans` are (address, bytes), one for each region of its layout; `device`: 0,
     host memory."""
 
     buffer: bytes
@@ -64,10 +65,10 @@ class LibraryTransfer(Protocol):
 
     @property
     def good(self) -> bool:
-        """Whether it ended well."""
+        """Tell whether it ended well."""
 
     def ended(self) -> bool:
-        """Whether it has."""
+        """Tell whether it has."""
 
 
 class LibraryEngine(Protocol):
@@ -77,7 +78,7 @@ class LibraryEngine(Protocol):
 
     @property
     def metadata(self) -> bytes:
-        """What another process must be given to reach this one's registered memory."""
+        """Return what another process must be given to reach this one's registered memory."""
 
     def register(self, spans: list[tuple[int, int]], *, exported: bool = True) -> None:
         """Memory of this process (address, bytes), until the end; others reach it where it is `exported`. HostError
@@ -93,7 +94,7 @@ class LibraryEngine(Protocol):
         """READ or WRITE, a `LibraryTransfer`. PeerError when it cannot be begun, so that nothing is written."""
 
     def wait(self, transfer: Any, seconds: float) -> bool:
-        """Whether it has ended by then."""
+        """Tell whether it has ended by then."""
 
     def expect_peers(self) -> None:
         """A connection is new."""
@@ -158,7 +159,8 @@ class RegisteredCarrier:
         return msgspec.msgpack.encode(Card(self._engine.name, self._engine.metadata, tuple(buffers), this_process()))
 
     def meet(self, caller: Caller, carrier: bytes) -> Caller:
-        """With its pidfd, when the process is on this host and this user's: one that died writes no more."""
+        """Return the caller with its pidfd, when the process is on this host and this user's: one that died writes no
+        more."""
         found = find_process(_card(carrier, self.title).process)
         return caller if found is None else replace(caller, pidfd=found)
 
@@ -237,13 +239,13 @@ class RegisteredBuffer:
         self._hangs: LibraryTransfer | None = None
 
     def copy_from(self, copier: Copier, target: LocalBuffer, job: Chunk) -> list[bytes] | None:
-        """As `PeerBuffer`; epochs are not compared."""
+        """Do as `PeerBuffer` says; epochs are not compared."""
         staging, table = self._read(job)
         where = (job.first_page, job.pages, job.tokens)
         return copier(target.memory, job.target_table, staging.memory, table, *where, page_tokens=job.page_tokens)
 
     def copy_to(self, copier: Copier, source: LocalBuffer, job: Chunk) -> list[bytes] | None:
-        """As `PeerBuffer`. StillWritingError when it is given up and may still be written."""
+        """Do as `PeerBuffer` says. StillWritingError when it is given up and may still be written."""
         staging, parts, table = self._plan(job, job.target_table)
         epochs = None if job.epochs is None or source.words is None else (source.words, job.epochs)
         where = (job.first_page, job.pages, job.tokens)
@@ -263,7 +265,7 @@ class RegisteredBuffer:
         return digests
 
     def digests(self, job: Chunk) -> list[bytes] | None:
-        """As `PeerBuffer`: of what a read brings."""
+        """Do as `PeerBuffer` says: of what a read brings."""
         staging, table = self._read(job)
         return staging.memory.digests(table, job.first_page, job.pages, job.tokens, job.page_tokens)
 

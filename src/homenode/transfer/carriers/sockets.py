@@ -62,7 +62,7 @@ class MappedBuffer:
 
     @property
     def memory(self) -> KvMemory:
-        """For who reads it in place."""
+        """The memory, to be read in place."""
         return self._memory
 
     @property
@@ -71,15 +71,15 @@ class MappedBuffer:
         return self._words
 
     def copy_from(self, copier: Copier, target: LocalBuffer, job: Chunk) -> list[bytes] | None:
-        """As `PeerBuffer`."""
+        """Do as `PeerBuffer` says."""
         return run(copier, target.memory, self._memory, self._words, job)
 
     def copy_to(self, copier: Copier, source: LocalBuffer, job: Chunk) -> list[bytes] | None:
-        """As `PeerBuffer`."""
+        """Do as `PeerBuffer` says."""
         return run(copier, self._memory, source.memory, source.words, job)
 
     def digests(self, job: Chunk) -> list[bytes] | None:
-        """As `PeerBuffer`."""
+        """Do as `PeerBuffer` says."""
         return digests_of(self._memory, self._words, job)
 
     def close(self) -> None:
@@ -105,7 +105,7 @@ def digests_of(memory: KvMemory, words: EpochWords | None, job: Chunk) -> list[b
 
 
 def _epochs_hold(words: EpochWords | None, job: Chunk) -> bool:
-    """Whether the source's words are what they must be for the pages of this chunk."""
+    """Tell whether the source's words are what they must be for the pages of this chunk."""
     if job.epochs is None or words is None:
         return True
     blocks, epochs = job.source_table[job.first_page : job.first_page + job.pages], job.epochs
@@ -141,7 +141,7 @@ def check_layout(layout: KvLayout, own: KvLayout) -> None:
 
 
 def _end_of(layout: KvLayout, region: KvRegion) -> int:
-    """Where it ends in the file. PeerError when that is behind the file's end."""
+    """Return where it ends in the file. PeerError when that is behind the file's end."""
     head_bytes = layout.head_bytes
     strides = (region.layer_stride, region.block_stride, region.head_stride)
     if region.offset < 0 or min(strides) < head_bytes:
@@ -247,7 +247,7 @@ class ShmCarrier:
         return sock
 
     def vet(self, sock: socket.socket) -> Caller:
-        """Only processes of this process's user; others get no word."""
+        """Accept only processes of this process's user; others get no word."""
         pid, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         if uid != os.geteuid():
             raise PeerError(f"a process of user {uid} connected; only those of user {os.geteuid()} may", code="uid")

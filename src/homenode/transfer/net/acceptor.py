@@ -1,4 +1,4 @@
-"""How connections come to be: made or taken, vetted, and greeted. For one thread."""
+"""Connections as they come to be: made or taken, vetted, and greeted. For one thread."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class PeerAcceptor:
 
     @property
     def due(self) -> float | None:
-        """When `look_at_the_clock` has something to do."""
+        """Return when `look_at_the_clock` has something to do."""
         return self._goes_on
 
     def look_at_the_clock(self, now: float) -> None:
@@ -89,7 +89,7 @@ class PeerAcceptor:
                 return
 
     def _take_in(self, sock: socket.socket, now: float) -> bool:
-        """Whether there may be more of them."""
+        """Tell whether there may be more of them."""
         try:
             connection = self._add(sock, "", now)
             self._vet(connection)
@@ -113,7 +113,7 @@ class PeerAcceptor:
     # They are made
 
     def connect(self, address: str, now: float) -> None:
-        """As `links.Links.connect`."""
+        """Connect as `links.Links.connect` does."""
         try:
             connection = self._add(self._carrier.connect(address), address, now)
         except HomenodeError as error:
@@ -161,7 +161,7 @@ class PeerAcceptor:
         return connection
 
     def _vet(self, connection: Connection) -> None:
-        """Who it is; PeerError (and the connection is gone) for somebody not wanted."""
+        """Return who it is; PeerError (and the connection is gone) for somebody not wanted."""
         try:
             caller = self._carrier.vet(connection.sock)
             refusal = None if connection.address else self._admission.enter(caller.address)
@@ -195,7 +195,7 @@ class PeerAcceptor:
         return True
 
     def end(self, connection: Connection) -> None:
-        """It has ended: others may come instead."""
+        """Take note that it has ended: others may come instead."""
         del self.connections[connection.number]
         self._poller.unwatch(connection.fd)
         if connection.caller is not None and not connection.address:

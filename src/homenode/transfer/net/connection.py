@@ -155,7 +155,7 @@ class Connection:
         return incoming
 
     def accept_payload(self, views: Iterable[memoryview], token: int) -> None:
-        """What follows goes into these views; `next` tells when it has."""
+        """Read what follows into these views; `next` tells when it has."""
         self._incoming = into(views, token, self._payload_mac())
 
     def accept_pages(self, pages: PageReceiver, token: int) -> None:
@@ -163,7 +163,7 @@ class Connection:
         self._incoming = PagesReader(pages, token)
 
     def discard_payload(self, nbytes: int) -> None:
-        """What follows is not wanted."""
+        """Drop what follows."""
         self._incoming = discarding(nbytes, self._payload_mac())
 
     def _payload_mac(self) -> hashlib.blake2b | None:
@@ -199,7 +199,7 @@ class Connection:
         self._outgoing.push(frame(encode(Envelope(self._to, refusal)), self._mac))
 
     def announced(self) -> Announced | None:
-        """What came next over the lane; None: nothing that is due yet. PeerError for garbage."""
+        """Return what came next over the lane; None: nothing that is due yet. PeerError for garbage."""
         lane = self.lane_in
         if lane is None:
             return None
@@ -226,7 +226,7 @@ class Connection:
 
     @property
     def bare(self) -> bool:
-        """Whether no MACs are made."""
+        """Tell whether no MACs are made."""
         return self._mac is None and self._parser.mac is None
 
     @property
@@ -267,16 +267,16 @@ class Connection:
 
     @property
     def sending(self) -> bool:
-        """Whether something is not written yet."""
+        """Tell whether something is not written yet."""
         return bool(self._outgoing)
 
     @property
     def unsettled(self) -> bool:
-        """Whether time counts against it."""
+        """Tell whether time counts against it."""
         return not self.greeted or self._pending_since is not None or self._blocked_since is not None
 
     def overdue(self, now: float, greeting_s: float, stall_s: float) -> str:
-        """Why the connection must end, or nothing."""
+        """Return why the connection must end, or nothing."""
         if not self.greeted and now - self.began > greeting_s:
             return f"no complete greeting within {greeting_s:g} s"
         if self._pending_since is not None and now - self._pending_since > stall_s:
@@ -296,7 +296,7 @@ class Connection:
 
 
 def connect_error(sock: socket.socket) -> str:
-    """Why a connection under way was not made; empty when it was."""
+    """Return why a connection under way was not made; empty when it was."""
     code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
     return "" if code == 0 else os.strerror(code or errno.EIO)
 
@@ -334,4 +334,4 @@ class Listener(Protocol):
         """A greeted connection has ended, perhaps inside the payload with token `incoming`."""
 
     def on_gone(self, number: int, reason: str, dead: bool) -> None:
-        """As `machine.PeerLost`."""
+        """Take note of what `machine.PeerLost` tells."""

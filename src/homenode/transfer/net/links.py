@@ -88,7 +88,7 @@ class Links:
 
     @property
     def due(self) -> float | None:
-        """When `look_at_the_clock` has something to tell, apart from limits."""
+        """Return when `look_at_the_clock` has something to tell, apart from limits."""
         return min((at for at in (self._departed.due, self._reception.due) if at is not None), default=None)
 
     @property
@@ -98,16 +98,16 @@ class Links:
 
     @property
     def unsettled(self) -> bool:
-        """Whether `enforce_limits` may have something to end."""
+        """Tell whether `enforce_limits` may have something to end."""
         return any(connection.unsettled for connection in self._connections.values())
 
     @property
     def sending(self) -> bool:
-        """Whether something is not written yet."""
+        """Tell whether something is not written yet."""
         return any(connection.sending for connection in self._connections.values())
 
     def look_at_the_clock(self, now: float) -> None:
-        """Those whose process did not turn out to be dead are told as lost, and others are accepted again."""
+        """Tell of those as lost whose process did not turn out to be dead; others are accepted again."""
         self._departed.look_at_the_clock(now)
         self._reception.look_at_the_clock(now)
 
@@ -324,7 +324,7 @@ class Links:
             self._end(connection, "the process has ended", now)
 
     def _hear_last(self, connection: Connection) -> None:
-        """What was said over a lane before the connection ended counts."""
+        """Take what was said over a lane before the connection ended: it counts."""
         try:
             self.hearing.all(connection)
         except FrameError as error:

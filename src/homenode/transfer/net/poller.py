@@ -1,4 +1,4 @@
-"""What the agent's threads wait for: descriptors, mail from other threads, lanes through shared memory, and the
+"""Things that the agent's threads wait for: descriptors, mail from other threads, lanes through shared memory, and the
 deaths of processes. For one thread, but for `Mailbox.put` and `Mailbox.wake`."""
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Poller:
         return self._epoll.poll(timeout)
 
     def handle(self, fd: int, events: int, now: float) -> None:
-        """What `poll` told of one descriptor."""
+        """Handle what `poll` told of one descriptor."""
         handler = self._handlers.get(fd)
         if handler is not None:  # else it was closed a moment ago
             handler(events, now)
@@ -99,7 +99,7 @@ class Mailbox(Generic[T]):
                     os.eventfd_write(self.fd, 1)
 
     def may_sleep(self) -> bool:
-        """Whether nothing waits; then the reader is woken by `fd` until it says that it is awake."""
+        """Tell whether nothing waits; then the reader is woken by `fd` until it says that it is awake."""
         self._asleep = True
         if self.waiting:
             self._asleep = False
@@ -118,7 +118,7 @@ class Mailbox(Generic[T]):
             pass
 
     def look(self) -> bool:
-        """Whether there are messages; a bare `wake` has been heard."""
+        """Tell whether there are messages; a bare `wake` has been heard."""
         self.waiting = False
         if self._items:
             self.waiting = True
@@ -165,7 +165,7 @@ class DeadPeerWatch:
 
     @property
     def due(self) -> float | None:
-        """When `look_at_the_clock` has something to tell."""
+        """Return when `look_at_the_clock` has something to tell."""
         return self._untold[0].until if self._untold else None
 
     def tell(self, number: int, pidfd: int | None, reason: str, now: float) -> None:
@@ -192,7 +192,7 @@ class DeadPeerWatch:
             self.forget(number)
 
     def look_at_the_clock(self, now: float) -> None:
-        """Those whose process did not turn out to be dead are told as lost."""
+        """Tell of those as lost whose process did not turn out to be dead."""
         while self._untold and self._untold[0].until <= now:
             remains = self._untold.popleft()
             if remains.number in self._remains:
@@ -211,7 +211,7 @@ class DeadPeerWatch:
 
 
 def is_dead(pidfd: int) -> bool:
-    """Whether the process has ended."""
+    """Tell whether the process has ended."""
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     return bool(poll.poll(0))
@@ -244,8 +244,8 @@ class LaneListener:
         return self._lanes.create() if self._lanes is not None and wanted else None
 
     def open(self, connection: Connection, hello: Hello, fds: list[int]) -> None:
-        """As both greetings say; takes the lane's descriptors, the last ones, from the others. PeerError for what is
-        none."""
+        """Open the lanes of which both greetings tell; takes the lane's descriptors, the last ones, from the others.
+        PeerError for what is none."""
         if (lane := connection.lane_in) is not None:
             self.connections[connection.number] = connection
             self._poller.watch(lane.wake_fd, lambda _events, now: self._rung(connection, now))
@@ -273,7 +273,7 @@ class LaneListener:
                 self._beside.unregister(connection.lane_in.wake_fd)
 
     def wait_beside(self, epoll: select.epoll) -> None:
-        """Who sleeps there is woken by lanes too, without a detour."""
+        """Have lanes wake whoever sleeps there too, without a detour."""
         self._beside = epoll
         for connection in self.connections.values():
             assert connection.lane_in is not None
@@ -289,7 +289,7 @@ class LaneListener:
         return self._lanes.watch(lanes, epoll, seconds) if lanes and self._lanes is not None else None
 
     def promised(self) -> list[Connection]:
-        """Those over whose lanes something was promised. Their bells are quiet."""
+        """Return those over whose lanes something was promised. Their bells are quiet."""
         found = []
         for connection in list(self.connections.values()):  # as above
             lane = connection.lane_in
@@ -352,8 +352,8 @@ _SLOW_READING = 4e9  # bytes a second, by the other side of what it announces
 
 
 class ExpectedAnnouncements:
-    """For the thread that leads an agent. A promise that is not kept costs it the time it looked; who breaks many in a
-    row is not believed (`csrc/host/lane.h`)."""
+    """Announcements that peers have hinted at, for the thread that leads an agent. A promise that is not kept costs it
+    the time it looked; who breaks many in a row is not believed (`csrc/host/lane.h`)."""
 
     def __init__(
         self,
@@ -370,7 +370,7 @@ class ExpectedAnnouncements:
         self._until = 0.0
 
     def notice(self) -> bool:
-        """Whether something is promised that was not before: `watch` will look for it."""
+        """Tell whether something is promised that was not before: `watch` will look for it."""
         promised = self._lanes.promised()
         if self._open or not promised:
             return False

@@ -1,1 +1,1 @@
-"""What handing KV over needs to be told, and whether it goes together: settings, checks, what is published."""
+"""Settings of a KV transfer, and whether they go together: settings, checks, what is published."""

@@ -1,5 +1,5 @@
-"""Whether settings of prefill/decode disaggregation can go together, here and on this machine. Pure: facts come as
-`Surroundings`.
+"""Checks whether settings of prefill/decode disaggregation can go together, here and on this machine. Pure: facts come
+as `Surroundings`.
 
 A setting is called by its name with underscores, as in the field's files, and by its flag.
 """
@@ -25,8 +25,8 @@ _PORTS = ("pd_peer_init_port", "pd_peer_alloc_port", "pd_pull_done_port")
 
 @dataclass(frozen=True)
 class EngineFacts:
-    """What of the engine's other settings handing KV over depends on. `block_bytes`: of a KV block, 0 while the model
-    is not known; `kv_shapes`: how many shapes its layers' keys and values have. `workers`: the devices of those that
+    """Other settings of the engine that a KV transfer depends on. `block_bytes`: of a KV block, 0 while the model is
+    not known; `kv_shapes`: how many shapes its layers' keys and values have. `workers`: the devices of those that
     compute apart from the engine's own process; none: that one computes."""
 
     block_bytes: int = 0
@@ -66,7 +66,7 @@ def check_transfer(config: TransferConfig, here: Surroundings, engine: EngineFac
 
 
 def _workers(config: TransferConfig, engine: EngineFacts) -> Iterator[UserError]:
-    """What workers that are processes of their own cannot do."""
+    """Return what workers that are processes of their own cannot do."""
     if engine.executor == "ray":
         yield UnsupportedError(
             f"{named('pd_role')} with --executor ray: KV is handed over by workers that share memory with their "

@@ -55,8 +55,8 @@ def parse_networks(text: str) -> tuple[str, ...]:
 
 
 def parse_signed_seconds(text: str | float) -> float:
-    """As `parse_seconds`, with a sign: what is wrong with a negative time is said with everything else that is
-    wrong."""
+    """Read as `parse_seconds` does, with a sign: what is wrong with a negative time is said with everything else that
+    is wrong."""
     if isinstance(text, str) and text.lstrip().startswith("-"):
         return -parse_seconds(text.lstrip()[1:])
     return parse_seconds(text)
@@ -167,17 +167,17 @@ class TransferConfig:
 
     @property
     def on(self) -> bool:
-        """Whether KV is handed over."""
+        """Tell whether KV is handed over."""
         return self.pd_role is not None if self.enable_pd is None else self.enable_pd
 
     @property
     def one_sided(self) -> bool:
-        """Whether one side reads or writes the other's memory; else both send and receive."""
+        """Tell whether one side reads or writes the other's memory; else both send and receive."""
         return self.transfer_channel in ("shm", "nixl")
 
     @property
     def mode(self) -> Mode:
-        """How."""
+        """The mode."""
         if not self.pd_pull_mode:
             return "push"
         return "pull-delay" if self.pd_delay_pull else "pull-eager"
@@ -194,7 +194,7 @@ class TransferConfig:
 
     @property
     def done_ports(self) -> tuple[int, ...]:
-        """Of the sender: as set, else 100 above the alloc ports; empty where free ones are taken."""
+        """Ports of the sender: as set, else 100 above the alloc ports; empty where free ones are taken."""
         return self.pd_pull_done_port or tuple(
             port + _DONE_AFTER_ALLOC if port else 0 for port in self.pd_peer_alloc_port
         )
@@ -214,7 +214,7 @@ _FILE = "kv_transfer_config"  # this setting names the file and cannot stand in 
 
 @dataclass(frozen=True)
 class TransferFile:
-    """What a file says: settings by name, as values of `TransferConfig`, and lines about what has no effect here.
+    """The contents of a file: settings by name, as values of `TransferConfig`, and lines about what has no effect here.
     `source`: the file's path, or the text that stood in its place."""
 
     settings: Mapping[str, Any]

@@ -1,4 +1,4 @@
-"""What this machine has for handing KV over: read here, judged in `transfer.setup.checks`."""
+"""Facts of this machine that a KV transfer depends on: read here, judged in `transfer.setup.checks`."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _no_nixl() -> str:
 
 
 def _no_hccl(npus: int, variables: Mapping[str, str]) -> str:
-    """What of an NPU and of the vendor's toolkit is not here; empty where all is."""
+    """Return what of an NPU and of the vendor's toolkit is not here; empty where all is."""
     missing = [] if npus else ["no NPU (/dev/davinciN)"]
     if libraries := missing_libraries(variables):
         missing.append(f"no {' and no '.join(libraries)} (of CANN, looked for on LD_LIBRARY_PATH)")
@@ -88,7 +88,7 @@ def _no_hccl(npus: int, variables: Mapping[str, str]) -> str:
 
 
 def _wanted_ports(config: TransferConfig) -> tuple[int, ...]:
-    """What this side listens on."""
+    """Return what this side listens on."""
     ports = config.done_ports if config.pd_role == "sender" else (*config.pd_peer_init_port, *config.pd_peer_alloc_port)
     return tuple(dict.fromkeys(port for port in ports if port))
 
@@ -116,7 +116,7 @@ def _try(family: int, address: str, port: int) -> str:
 
 
 def library_file(name: str, variables: Mapping[str, str]) -> Path | None:
-    """Where a library is: on LD_LIBRARY_PATH, in the toolkit that a variable names, or where it is installed."""
+    """Return where a library is: on LD_LIBRARY_PATH, in the toolkit that a variable names, or where it is installed."""
     folders = [folder for folder in variables.get("LD_LIBRARY_PATH", "").split(":") if folder]
     folders += [f"{variables[home]}/lib64" for home in _HOME_VARIABLES if variables.get(home)]
     found = (Path(folder) / name for folder in (*folders, *_FOLDERS))
@@ -124,5 +124,5 @@ def library_file(name: str, variables: Mapping[str, str]) -> Path | None:
 
 
 def missing_libraries(variables: Mapping[str, str]) -> tuple[str, ...]:
-    """Those that are not to be found."""
+    """Return those that are not to be found."""
     return tuple(name for name in (HCCL, ACL) if library_file(name, variables) is None)

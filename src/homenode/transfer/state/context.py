@@ -1,5 +1,5 @@
-"""What the parts of a machine share: the engine's facts, who keeps which pages, deadlines, other processes, and the
-actions of the step at hand. One for each side."""
+"""The things that the parts of a machine share: the engine's facts, who keeps which pages, deadlines, other processes,
+and the actions of the step at hand. One for each side."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from homenode.transfer.wire.message import Done, Message
 
 
 class ReceiverContext:
-    """What sessions and peers of a `machines.ReceiverMachine` share. `now` and `actions` are of the input being
+    """Things that sessions and peers of a `machines.ReceiverMachine` share. `now` and `actions` are of the input being
     handled."""
 
     def __init__(self, own: Own, settings: TransferConfig, limits: Limits) -> None:
@@ -71,7 +71,7 @@ class ReceiverContext:
 
 
 class SenderContext:
-    """What sessions and peers of a `machines.SenderMachine` share. `now` and `actions` are of the input being
+    """Things that sessions and peers of a `machines.SenderMachine` share. `now` and `actions` are of the input being
     handled."""
 
     def __init__(self, own: Own, settings: TransferConfig, limits: Limits) -> None:

@@ -1,4 +1,4 @@
-"""When what must have happened: one clock for all the waits of a machine."""
+"""Deadlines: one clock for all the waits of a machine."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Leases:
         self._deadlines.set(("lease", number), min(now + self.ttl, since + self._longest))
 
     def renew(self, numbers: Iterable[int], now: float) -> list[int]:
-        """Those that are live; returns the others."""
+        """Renew those that are live; returns the others."""
         gone = []
         for number in numbers:
             if number in self._live:
@@ -103,7 +103,7 @@ class Leases:
         return gone
 
     def end(self, number: int) -> bool:
-        """Whether it was live."""
+        """End it; whether it was live."""
         self._deadlines.drop(("lease", number))
         return self._live.pop(number, None) is not None
 
@@ -157,11 +157,11 @@ class DoneQueue:
         return pending.done
 
     def of(self, incarnation: bytes) -> list[Done]:
-        """What a process has not acknowledged; said at once when a connection stands again."""
+        """Return what a process has not acknowledged; said at once when a connection stands again."""
         return [pending.done for (whose, _), pending in self._pending.items() if whose == incarnation]
 
     def acknowledged(self, key: Key) -> bool:
-        """Whether it was waited for."""
+        """Take it as acknowledged; whether it was waited for."""
         return self._drop(key)
 
     def forget(self, incarnation: bytes) -> None:
@@ -178,7 +178,7 @@ End = Literal["done", "expired", "called off"]
 
 
 class RecentEnds:
-    """How the last `most` hand-overs ended. Asking a million times about one, or about others, stores nothing."""
+    """The ends of the last `most` transfers. Asking a million times about one, or about others, stores nothing."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -193,7 +193,7 @@ class RecentEnds:
             self._ends.popitem(last=False)
 
     def how(self, pull_id: int) -> tuple[bytes, End] | None:
-        """With the process it was with; None if it was never heard of, or long ago."""
+        """Return how it ended, with the process it was with; None if it was never heard of, or long ago."""
         return self._ends.get(pull_id)
 
 
@@ -214,5 +214,5 @@ class ReleasedTickets:
             self._tickets.popitem(last=False)
 
     def take(self, ticket: str) -> bool:
-        """Whether it was given up; asked once."""
+        """Tell whether it was given up; asked once."""
         return self._tickets.pop(ticket, 0) is None

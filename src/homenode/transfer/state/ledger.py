@@ -71,12 +71,12 @@ class Ledger:
         return tuple(self._kept_by(owner).tolist())
 
     def epochs(self, pages: Sequence[int]) -> list[int]:
-        """What a reader's epoch words must be as long as the pages are lent."""
+        """Return what a reader's epoch words must be as long as the pages are lent."""
         found: list[int] = self._epoch[pages].tolist()
         return found
 
     def pin(self, owner: str, pages: Sequence[int], state: PageState) -> None:
-        """These pages are kept for one more owner. InternalError for one out of range or twice for the same owner."""
+        """Keep these pages for one more owner. InternalError for one out of range or twice for the same owner."""
         new, before = np.array(pages, np.int64), self._kept_by(owner)
         if len(new):
             low, high = int(new.min()), int(new.max())
@@ -207,7 +207,7 @@ class PageWindow:
         self._right[first : first + count] = b"\1" * count
 
     def fail(self, page: int) -> bool:
-        """Whether a page that was wrong is to be requested once more, which is now due."""
+        """Tell whether a page that was wrong is to be requested once more, which is now due."""
         if page in self.failed:
             return False
         self.failed.add(page)
@@ -234,7 +234,7 @@ class PagesRequested:
 
 @dataclass
 class PageSources:
-    """Where the sender has the pages it announced, from page `first` on, with their epochs and digests."""
+    """Places in which the sender has the pages it announced, from page `first` on, with their epochs and digests."""
 
     first: int = 0
     buffer: bytes = b""
@@ -255,7 +255,7 @@ class PageSources:
         )
 
     def cut(self, first: int, count: int) -> slice:
-        """These pages, in the lists."""
+        """The part of the lists that is of these pages."""
         return slice(first - self.first, first - self.first + count)
 
 

@@ -202,9 +202,9 @@ Action = Connect | Send | SendPages | Copy | Receive | Epochs | Tell | Close
 
 @dataclass(frozen=True, slots=True)
 class Foreseen:
-    """What `handle` will answer to an input in the usual case: these copies first; and when they have been made with
-    these digests (of each copy's pages), then these `Send` and `Tell` actions, in this order, among others. `then`
-    gives None where the digests are not those of the usual case.
+    """The answer of `handle` to an input in the usual case: these copies first; and when they have been made with these
+    digests (of each copy's pages), then these `Send` and `Tell` actions, in this order, among others. `then` gives None
+    where the digests are not those of the usual case.
 
     The tables of the copies may be cut to what they need; they read and write the same bytes as those that `handle`
     asks for."""
@@ -255,7 +255,7 @@ class Announcing:
 
 
 class Own(msgspec.Struct, frozen=True):
-    """What a machine knows of its own engine: the KV cache's buffer and, with offload, the CPU pool's."""
+    """Facts of a machine's own engine: the KV cache's buffer and, with offload, the CPU pool's."""
 
     cache: Buffer
     pool: Buffer | None

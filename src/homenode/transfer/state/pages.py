@@ -1,5 +1,5 @@
-"""Where tokens lie: pages of the sender, blocks of the receiver, heads of ranks, layers of stages. Arithmetic, and what
-cannot be matched."""
+"""Places where tokens lie: pages of the sender, blocks of the receiver, heads of ranks, layers of stages. Arithmetic,
+and what cannot be matched."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def page_bytes(layout: KvLayout, tokens: int) -> int:
 
 
 def span_bytes(layout: KvLayout, first: int, count: int, tokens: int, page_tokens: int) -> int:
-    """Of pages first .. first + count - 1 of a sequence of `tokens` positions."""
+    """Bytes of pages first .. first + count - 1 of a sequence of `tokens` positions."""
     past = min(first + count, page_count(tokens, page_tokens))
     if past <= first:
         return 0
@@ -60,7 +60,8 @@ def first_target(held: int, page_tokens: int, block_size: int) -> int:
 
 
 def difference(source: KvLayout, target: KvLayout) -> str | None:
-    """Why keys and values cannot be copied from the one to the other; None if they can. Block sizes may differ."""
+    """Return why keys and values cannot be copied from the one to the other; None if they can. Block sizes may
+    differ."""
     for name in ("layers", "kv_heads", "head_dim", "dtype", "tile_bytes", "sides"):
         here, there = getattr(source, name), getattr(target, name)
         if here != there:
@@ -76,8 +77,8 @@ def difference(source: KvLayout, target: KvLayout) -> str | None:
 
 
 def readable_in_place(source: KvLayout, target: KvLayout) -> bool:
-    """Whether attention over the target's memory may as well read the source's: pages as large as blocks, and no byte
-    from another NUMA node."""
+    """Tell whether attention over the target's memory may as well read the source's: pages as large as blocks, and no
+    byte from another NUMA node."""
     if source.block_size != target.block_size or difference(source, target) is not None:
         return False
     spans = region_spans(source, target)
@@ -88,8 +89,8 @@ def readable_in_place(source: KvLayout, target: KvLayout) -> bool:
 
 
 def head_spans(sources: Sequence[Heads], targets: Sequence[Heads]) -> list[HeadSpan] | str:
-    """Which heads go from which rank (or region) of the source to which of the target, whatever the two degrees of
-    parallelism.
+    """Return which heads go from which rank (or region) of the source to which of the target, whatever the two degrees
+    of parallelism.
 
     Where ranks of the source hold copies of a head (fewer heads than ranks), the first is read. A string says which
     head nobody has.
@@ -120,9 +121,9 @@ class RegionSpan(msgspec.Struct, frozen=True):
 
 
 def region_spans(source: KvLayout, target: KvLayout) -> list[RegionSpan] | str:
-    """What goes from where to where, whatever the tensor-parallel and the pipeline degrees of the two sides: all that
-    each region of the target holds, once, from the first region of the source that has it. A string says what nobody
-    has."""
+    """Return what goes from where to where, whatever the tensor-parallel and the pipeline degrees of the two sides: all
+    that each region of the target holds, once, from the first region of the source that has it. A string says what
+    nobody has."""
     edges = sorted(
         {edge for layout in (source, target) for region in layout.regions for edge in layout.layers_of(region)}
     )
@@ -150,8 +151,8 @@ def _across(layout: KvLayout, layer: int) -> list[tuple[int, Heads]]:
 
 
 def hole(layout: KvLayout) -> str | None:
-    """What of its layers and heads no region of a layout has, or what a region has beyond them, in words; None: it is
-    sound."""
+    """Return what of its layers and heads no region of a layout has, or what a region has beyond them, in words; None:
+    it is sound."""
     there = [bytearray(layout.kv_heads) for _ in range(layout.layers)]
     for region in layout.regions:
         first, past = layout.layers_of(region)

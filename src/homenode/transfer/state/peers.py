@@ -63,7 +63,7 @@ class PeerBreaker:
         return "go" if self._probing in (None, ticket) else "wait"
 
     def go(self, ticket: str) -> None:
-        """It goes; if the breaker is half open, as the probe."""
+        """Let it go; if the breaker is half open, as the probe."""
         if self._open_until is not None:
             self._probing = ticket
 
@@ -131,7 +131,7 @@ class PeerProcess:
 
 
 class Processes:
-    """By incarnation, and by the number of each connection."""
+    """Processes by incarnation, and by the number of each connection."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits

@@ -1,4 +1,4 @@
-"""What a machine will answer, before it is asked: the one interface between the machines and the agent's fast path.
+"""The answers of a machine before it is asked: the one interface between the machines and the agent's fast path.
 
 It changes nothing. The agent does first what others wait for, and the machine hears of it later; it then has to answer
 the very same (`fast_path.MachineDriver`).
@@ -86,12 +86,12 @@ def expect(session: ReceiveSession) -> Expecting | None:
 
 
 def _is_undisturbed(session: ReceiveSession) -> bool:
-    """Whether it takes what is announced, and nothing is under way."""
+    """Tell whether it takes what is announced, and nothing is under way."""
     return session.state is ReceiveState.RECEIVING and not session.copies
 
 
 def _awaits(session: ReceiveSession, peer: int, first: int) -> bool:
-    """Whether page `first` is the next, from this peer, and nothing is under way before it."""
+    """Tell whether page `first` is the next, from this peer, and nothing is under way before it."""
     window, process = session.window, session.process
     if not _is_undisturbed(session) or not window.is_level or process.banned:
         return False
@@ -113,7 +113,7 @@ def _copy(session: ReceiveSession, message: Ready, places: Places, first: int, c
 def _arrivals(
     session: ReceiveSession, message: Ready, places: Sequence[int], runs: list[tuple[int, int]], now: float
 ) -> list[Send | Tell]:
-    """What is told of pages that proved good, as `ReceiveSession` tells of them when it advances."""
+    """Return what is told of pages that proved good, as `ReceiveSession` tells of them when it advances."""
     actions: list[Send | Tell] = []
     in_place, past = False, message.first
     for first, count in runs:
@@ -178,7 +178,7 @@ def foresee_computed(session: SendSession, computed: Computed) -> Foreseen | Non
 
 
 def _is_next(session: SendSession, peer: int, first: int) -> bool:
-    """Whether page `first` is the next to be computed, and nothing is under way before it."""
+    """Tell whether page `first` is the next to be computed, and nothing is under way before it."""
     process = session.process
     if session.state is not SendState.SENDING or session.copies or process is None:
         return False

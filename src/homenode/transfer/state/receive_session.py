@@ -122,12 +122,12 @@ class ReceiveSession:
         return runs
 
     def reads_in_place(self, page: int) -> bool:
-        """Whether the page is read where the sender has it."""
+        """Tell whether the page is read where the sender has it."""
         assert self.blocks is not None
         return self.in_place and self.blocks[page] < 0
 
     def _alike(self, first: int, count: int) -> int:
-        """How many of these pages are all to be copied, or all to be read where they are."""
+        """Count how many of these pages are all to be copied, or all to be read where they are."""
         if not self.in_place:
             return count
         assert self.blocks is not None
@@ -159,7 +159,7 @@ class ReceiveSession:
     # Pages that are announced
 
     def objection(self, message: Ready | Data) -> str | None:
-        """What is wrong with an announcement; None: nothing."""
+        """Return what is wrong with an announcement; None: nothing."""
         if not self.is_answered:
             return "pages of a hand-over that was not accepted"
         digest_bytes = self.ctx.digest_bytes
@@ -357,7 +357,7 @@ class ReceiveSession:
             ctx.send(self.process.came, Stored(offer.pull_id, window.verified))
 
     def _place(self, before: int) -> list[int]:
-        """Where the pages are that were verified in place."""
+        """Return where the pages are that were verified in place."""
         assert self.blocks is not None
         past = before
         while past < self.window.verified and self.blocks[past] < 0:
@@ -448,7 +448,7 @@ class ReceiveSession:
             self._tell_end()
 
     def _has_run_out(self) -> bool:
-        """Whether it is lost, and nothing of it is left to be read."""
+        """Tell whether it is lost, and nothing of it is left to be read."""
         if self.copies or self.reads:
             return False
         if self.state is ReceiveState.CUT_OFF:

@@ -29,7 +29,7 @@ from homenode.units import format_count
 
 
 class ReceiverPeers:
-    """What receivers say, and what becomes of their transfers when they are lost."""
+    """Messages of receivers, and what becomes of their transfers when they are lost."""
 
     def __init__(self, ctx: SenderContext, sessions: SenderSessions) -> None:
         self.ctx, self.sessions = ctx, sessions

@@ -104,7 +104,7 @@ class SendSession:
     # The receiver's answer
 
     def objection(self, reply: OfferReply) -> str | None:
-        """What is wrong with the answer to the offer; None: nothing."""
+        """Return what is wrong with the answer to the offer; None: nothing."""
         indexes = reply.already_sent_indexes
         if any(a >= b for a, b in pairwise(indexes)) or (indexes and indexes[-1] >= self.pages):
             return "already_sent_indexes are not increasing page numbers"
@@ -379,7 +379,7 @@ class SendSession:
         self.farewell, self.drained = None, False
 
     def _may_return(self) -> bool:
-        """Whether the scheduler may have its blocks back: nothing of them is computed, copied, sent or read."""
+        """Tell whether the scheduler may have its blocks back: nothing of them is computed, copied, sent or read."""
         ctx = self.ctx
         if self.computing or self.copies or (self.sends and ctx.pool is None):
             return False
@@ -392,5 +392,5 @@ class SendSession:
 
 
 def leading_pages(indexes: list[int]) -> int:
-    """How many pages from the first on are among them."""
+    """Count how many pages from the first on are among them."""
     return next((i for i, index in enumerate(indexes) if index != i), len(indexes))

@@ -27,7 +27,7 @@ from homenode.units import format_count
 
 
 class SenderPeers:
-    """What senders say, and what becomes of their transfers when they are lost. `draining`: why no more offers are
+    """Messages of senders, and what becomes of their transfers when they are lost. `draining`: why no more offers are
     taken."""
 
     def __init__(self, ctx: ReceiverContext, sessions: ReceiverSessions) -> None:
@@ -246,7 +246,7 @@ class SenderPeers:
         return self.sessions.add(session, offer)
 
     def _objection(self, process: PeerProcess, offer: Offer) -> str | None:
-        """What no honest sender says."""
+        """Return what no honest sender says."""
         if offer.pull_id <= process.highest:
             return f"hand-over {offer.pull_id} was offered before"
         pages, tokens = len(offer.identities), format_count(offer.tokens, "token")

@@ -124,15 +124,15 @@ class SenderSessions:
             ctx.admission.waits += 1
 
     def receiver(self, address: str) -> Receiver:
-        """What is known of an address."""
+        """Return what is known of an address."""
         if address not in self.receivers:
             self.receivers[address] = Receiver(address, PeerBreaker(self.breaker_ttl))
         return self.receivers[address]
 
     def _wait_s(self, compute_s: float) -> float:
-        """How long a transfer may wait for room before it begins. A request that waited half as long as computing
-        takes, and is then computed at the receiver, has the first token well within twice the time that it takes
-        anywhere.
+        """Return how long a transfer may wait for room before it begins. A request that waited half as long as
+        computing takes, and is then computed at the receiver, has the first token well within twice the time that it
+        takes anywhere.
         """
         limits = self._limits
         if self._room_wait is not None:
@@ -141,7 +141,7 @@ class SenderSessions:
 
     @property
     def _contact(self) -> float:
-        """How long a first connection may take."""
+        """Return how long a first connection may take."""
         return self._limits.contact if self._room_wait is None else 0.0
 
     def _try_again(self, receiver: Receiver, ticket: str) -> None:

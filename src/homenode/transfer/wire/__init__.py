@@ -1,1 +1,2 @@
-"""What goes over a connection between two engines: messages, frames, payloads, and the lane through shared memory."""
+"""Everything that goes over a connection between two engines: messages, frames, payloads, and the lane through shared
+memory."""

@@ -36,7 +36,7 @@ _HEADER = struct.Struct("<I")
 
 
 class Direction(IntEnum):
-    """Whose frames a MAC is for."""
+    """The side whose frames a MAC is for."""
 
     FROM_CONNECTOR = 0
     FROM_ACCEPTOR = 1
@@ -177,7 +177,7 @@ class FrameParser:
             del self._buffer[: taker(bytes(self._buffer))]
 
     def _is_one(self, data: bytes | memoryview) -> bool:
-        """Whether this is a frame, all of it, and nothing waits."""
+        """Tell whether this is a frame, all of it, and nothing waits."""
         if self._buffer or self.mac is not None or not HEADER_BYTES <= len(data) <= self.limit:
             return False
         return HEADER_BYTES + int(_HEADER.unpack_from(data)[0]) == len(data)
@@ -205,7 +205,8 @@ class GreetingError(PeerError):
 
 @dataclass(frozen=True)
 class Identity:
-    """What this process says of itself. `fingerprint`: everything that must be equal on both sides, by name."""
+    """The facts that this process gives of itself. `fingerprint`: everything that must be equal on both sides, by
+    name."""
 
     role: Literal["sender", "receiver"]
     mode: Literal["push", "pull-eager", "pull-delay"]
@@ -234,7 +235,7 @@ class Identity:
 
 
 def objection(own: Hello, other: Hello) -> Refused | None:
-    """Why these two cannot work together; the first reason, with both sides' values, or None."""
+    """Return why these two cannot work together; the first reason, with both sides' values, or None."""
     if max(own.protocol[0], other.protocol[0]) > min(own.protocol[1], other.protocol[1]):
         return _differs("protocol", _versions(own.protocol), _versions(other.protocol), "upgrade the older of the two")
     if other.incarnation == own.incarnation:
@@ -282,7 +283,7 @@ class Greeting:
         self._said = encode(Envelope(b"", self.own))
 
     def opening(self) -> list[bytes]:
-        """What the side that connects says first: frame bodies without MAC."""
+        """Return what the side that connects says first: frame bodies without MAC."""
         return [self._said] if self._connects else []
 
     def take(self, body: bytes) -> list[bytes]:
@@ -323,7 +324,8 @@ class Greeting:
 
 @dataclass
 class HandshakeLimits:
-    """Who may connect: bounds connections that have not greeted, for each address and in all, and all that have."""
+    """Limits of connecting: bounds connections that have not greeted, for each address and in all, and all that
+    have."""
 
     ungreeted_per_address: int = 16
     ungreeted: int = 64

@@ -37,11 +37,11 @@ class Announced(Protocol):
 
     @property
     def pages(self) -> list[int]:
-        """Of the buffer; at least one, none negative."""
+        """Pages of the buffer; at least one, none negative."""
 
     @property
     def count(self) -> int:
-        """Of these."""
+        """The number of these."""
 
     def blocks(self, base: int, first: int, count: int) -> list[int]:
         """Some of these, `base` added to each."""
@@ -58,7 +58,7 @@ class Expected(Protocol):
     """See `Lanes.expect`."""
 
     def fits(self, said: Any) -> bool:
-        """Whether announced pages are what was expected, as far as can be told without reading them."""
+        """Tell whether announced pages are what was expected, as far as can be told without reading them."""
 
     def rehearsal(self, pull_id: int) -> Announced:
         """An announcement like the one that is expected, which does not fit."""
@@ -73,7 +73,7 @@ class LaneReader(Protocol):
 
     @property
     def fd(self) -> int:
-        """For the other side; it stays this one's."""
+        """The descriptor for the other side; it stays this one's."""
 
     @property
     def wake_fd(self) -> int:
@@ -91,18 +91,18 @@ class LaneReader(Protocol):
 
     @property
     def has_news(self) -> bool:
-        """Whether something is there."""
+        """Tell whether something is there."""
 
     @property
     def wake_hinted(self) -> bool:
-        """Whether the writer has hinted that something is to come. The hints of one that puts nothing again and again
-        count no more."""
+        """Tell whether the writer has hinted that something is to come. The hints of one that puts nothing again and
+        again count no more."""
 
     def clear_hint(self) -> None:
         """Nothing came after the last hint."""
 
     def take(self) -> Announced | None:
-        """What came next; None: nothing. PeerError for garbage."""
+        """Return what came next; None: nothing. PeerError for garbage."""
 
 
 class PageExport(Protocol):
@@ -115,7 +115,7 @@ class PageExport(Protocol):
 
     @property
     def digests(self) -> list[bytes]:
-        """Of the pages that were announced."""
+        """Digests of the pages that were announced."""
 
 
 class LaneWriter(Protocol):
@@ -136,12 +136,12 @@ class LaneWriter(Protocol):
         limit: int,
         tokens: int,
     ) -> PageExport:
-        """What can be announced as soon as it is computed: pages `first` and so on of `pages`, at most `limit` at once,
-        of `tokens` from the first on."""
+        """Return what can be announced as soon as it is computed: pages `first` and so on of `pages`, at most `limit`
+        at once, of `tokens` from the first on."""
 
 
 class Lanes(Protocol):
-    """What makes lanes (`kv_backend.NativeKv.lanes`)."""
+    """Maker of lanes (`kv_backend.NativeKv.lanes`)."""
 
     def create(self) -> LaneReader:
         """HostError when there is no memory."""
@@ -160,7 +160,7 @@ class Lanes(Protocol):
         blocks: Sequence[int],
         seen: Collection[int],
     ) -> Expected:
-        """What can be taken as soon as it is announced: pages `first` and so on of `pages`, as many as there are
+        """Return what can be taken as soon as it is announced: pages `first` and so on of `pages`, as many as there are
         `blocks` of the own memory for (-1: they are read where they are), none of them in `seen`. `sources`: by buffer;
         of pages as large as the own blocks. `tokens`: from `first` on."""
 

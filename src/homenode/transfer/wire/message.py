@@ -76,8 +76,8 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
 
 
 class Greeted(msgspec.Struct, frozen=True, tag="greeted"):
-    """With a secret, after both Hellos, both ways: the first frame with a MAC. Its key comes of the secret and both
-    Hellos, so it proves both."""
+    """The proof of a secret, after both Hellos, both ways: the first frame with a MAC. Its key comes of the secret and
+    both Hellos, so it proves both."""
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
@@ -266,7 +266,7 @@ Message = (
 
 
 class Envelope(msgspec.Struct, frozen=True, array_like=True):
-    """What a frame holds: whom it is for (empty before the other's Hello came), and the message."""
+    """The contents of a frame: whom it is for (empty before the other's Hello came), and the message."""
 
     to: Annotated[bytes, Meta(max_length=16)]
     message: Message
@@ -328,18 +328,18 @@ _documents_decoder = msgspec.json.Decoder(Published | _Documents)
 
 
 def encode_published(document: Published) -> bytes:
-    """As JSON."""
+    """Encode as JSON."""
     return msgspec.json.encode(document)
 
 
 def encode_documents(documents: Sequence[Published]) -> bytes:
-    """What a server of several engines publishes: the document of each of those that are there."""
+    """Encode what a server of several engines publishes: the document of each of those that are there."""
     return msgspec.json.encode(documents)
 
 
 def decode_documents(body: bytes) -> Published | list[Published]:
-    """What a server publishes: one document, or a list of them where it is a server of several engines. Raises as
-    `decode_published`."""
+    """Decode what a server publishes: one document, or a list of them where it is a server of several engines. Raises
+    as `decode_published`."""
     if len(body) > _MAX_DOCUMENTS:
         raise msgspec.ValidationError(f"published documents of {len(body)} bytes; at most {_MAX_DOCUMENTS} are read")
     try:

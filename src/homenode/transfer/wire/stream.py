@@ -23,14 +23,14 @@ class PageReceiver(Protocol):
         none, -1: the stream has ended. OSError."""
 
     def take(self, data: bytes, /) -> int:
-        """What was read already; how many bytes of it belong here."""
+        """Return what was read already; how many bytes of it belong here."""
 
     @property
     def complete(self) -> bool:
         """All bytes have come."""
 
     def digests(self) -> list[bytes]:
-        """As `KvMemory.digests`, of the pages that are complete."""
+        """Return what `KvMemory.digests` does, of the pages that are complete."""
 
 
 class PageSender(Protocol):
@@ -49,10 +49,10 @@ class PageStreams(Protocol):
     tiles that are not there."""
 
     def receiver(self, memory: KvMemory, blocks: Sequence[int], tiles: Sequence[int]) -> PageReceiver:
-        """For pages that come."""
+        """Make what reads pages that come."""
 
     def sender(self, memory: KvMemory, blocks: Sequence[int], tiles: Sequence[int]) -> PageSender:
-        """For pages that go."""
+        """Make what writes pages that go."""
 
 
 _MOST_READ_VIEWS = 512  # in one call; IOV_MAX is 1024
@@ -79,7 +79,7 @@ class PayloadReader:
         return not self._window
 
     def take(self, parser: FrameParser) -> None:
-        """What had come together with the header."""
+        """Return what had come together with the header."""
         while self._window and (count := parser.take(self._window[0])):
             self._advance(count)
 
@@ -141,11 +141,11 @@ class PagesReader:
         return self._pages.complete
 
     def take(self, parser: FrameParser) -> None:
-        """What had come together with the header."""
+        """Return what had come together with the header."""
         parser.give(self._pages.take)
 
     def receive(self, sock: socket.socket) -> int:
-        """What there is, within bounds, and what follows at once; how many bytes, 0 at the end of the stream.
+        """Read what there is, within bounds, and what follows at once; how many bytes, 0 at the end of the stream.
         BlockingIOError when there is nothing."""
         count = self._pages.receive(sock.fileno(), _MOST_READ_BYTES, _WAIT_US)
         if not count:
@@ -156,7 +156,7 @@ class PagesReader:
         """Nothing came with them that tells: their digests do, which the machine compares."""
 
     def digests(self) -> list[bytes]:
-        """Of all pages, once complete."""
+        """Digests of all pages, once complete."""
         return self._pages.digests()
 
 
