@@ -108,7 +108,8 @@ Output run(Program& program, const Array1<int32_t>& ids, const Array1<int32_t>& 
            const Array1<int32_t>& query_start, const Array1<int32_t>& context_len, const Array2<int32_t>& block_table,
            const Array1<int32_t>& sample_rows, const std::optional<Array2<float>>& hidden,
            const std::optional<Array2<int32_t>>& state, const std::optional<Array2<int32_t>>& state_copies,
-           const std::optional<Array1<int32_t>>& token_types) {
+           const std::optional<Array1<int32_t>>& token_types, const std::optional<Array1<int32_t>>& row_places,
+           const std::optional<Array2<float>>& input_rows) {
   StepInput input{span_of(ids),
                   span_of(positions),
                   span_of(query_start),
@@ -132,6 +133,13 @@ Output run(Program& program, const Array1<int32_t>& ids, const Array1<int32_t>& 
     input.state_copies = {state_copies->data(), state_copies->size()};
   }
   if (token_types) input.token_types = span_of(*token_types);
+  if (row_places && input_rows) {
+    if (row_places->shape(0) != input_rows->shape(0))
+      raise({Fault::user, 0, "step arrays: rows in place of embeddings, and another number of places"});
+    input.row_places = span_of(*row_places);
+    input.input_rows = input_rows->data();
+    input.input_columns = static_cast<int64_t>(input_rows->shape(1));
+  }
   auto output = [&] {
     nb::gil_scoped_release unlocked;
     return program.run(input);
@@ -236,6 +244,8 @@ void bind_recorder(nb::module_& m) {
             return take(r.embedding(weight_of(table), first, vocabulary));
           },
           nb::arg("table"), nb::arg("first") = 0, nb::arg("vocabulary") = 0)
+      .def(
+          "place_rows", [](Recorder& r, const Tensor& x) { return take(r.place_rows(x)); }, nb::arg("x"))
       .def(
           "position_rows",
           [](Recorder& r, const WeightHandle& table, int64_t first) {
@@ -467,7 +477,7 @@ void bind_program(nb::module_& m) {
       .def("run", &run, nb::arg("ids"), nb::arg("positions"), nb::arg("query_start"), nb::arg("context_len"),
            nb::arg("block_table"), nb::arg("sample_rows"), nb::arg("hidden") = nb::none(),
            nb::arg("state") = nb::none(), nb::arg("state_copies") = nb::none(), nb::arg("token_types") = nb::none(),
-           nb::keep_alive<0, 1>())
+           nb::arg("row_places") = nb::none(), nb::arg("input_rows") = nb::none(), nb::keep_alive<0, 1>())
       .def_prop_ro("nbytes", &Program::bytes)
       .def_prop_ro(
           "ranges", [](const Program& program) { return ranges_of(program.own_ranges()); },

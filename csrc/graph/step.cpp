@@ -42,6 +42,21 @@ std::optional<Error> check_counts(const StepInput& in, const StepBounds& bounds)
   return {};
 }
 
+std::optional<Error> check_rows(const StepInput& in, const StepBounds& bounds) {
+  if (in.row_places.empty()) return {};
+  if (in.input_columns != bounds.row_columns) {
+    return wrong("rows of " + to_string(in.input_columns) + " columns in place of embeddings; the program takes " +
+                 (bounds.row_columns ? to_string(bounds.row_columns) : "none"));
+  }
+  for (size_t r = 0; r < in.row_places.size(); ++r) {
+    const int64_t token = in.row_places[r];
+    if (token < 0 || token >= static_cast<int64_t>(in.ids.size()) || (r && token <= in.row_places[r - 1]))
+      return wrong("row_places[" + to_string(r) + "] is " + to_string(token) +
+                   "; wanted tokens of the step, ascending");
+  }
+  return {};
+}
+
 std::optional<Error> check_sequence(const StepInput& in, const StepBounds& bounds, const IsAttached& attached,
                                     size_t i) {
   const std::string who = "sequence " + to_string(i);
@@ -112,6 +127,7 @@ std::optional<Error> check_state(const StepInput& in, const StepBounds& bounds) 
 
 std::optional<Error> check(const StepInput& in, const StepBounds& bounds, const IsAttached& attached) {
   if (auto error = check_counts(in, bounds)) return error;
+  if (auto error = check_rows(in, bounds)) return error;
   for (size_t t = 0; t < in.ids.size(); ++t) {
     if (in.ids[t] < 0 || in.ids[t] >= bounds.vocabulary) {
       return wrong("token " + to_string(t) + " has id " + to_string(in.ids[t]) + " in a vocabulary of " +
@@ -170,6 +186,8 @@ std::optional<Error> Step::assign(const StepInput& in, const StepBounds& bounds,
   state_slot.assign(in.state_slot.begin(), in.state_slot.end());
   state_fresh.assign(in.state_fresh.begin(), in.state_fresh.end());
   assign_copies(in);
+  row_places.assign(in.row_places.begin(), in.row_places.end());
+  input_rows = in.input_rows;
   if (!bounds.blocks) return {};
   token_block.resize(in.ids.size());
   token_slot.resize(in.ids.size());

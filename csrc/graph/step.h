@@ -24,6 +24,7 @@ struct StepBounds {
   int64_t fixed_rows = INT32_MAX;  // rows of the shortest constant input
   int64_t state_slots = 0;         // of the state memory; 0: the program has none
   int64_t received_columns = 0;    // of the rows that a step brings; 0: none
+  int64_t row_columns = 0;         // of rows that it may bring in place of embeddings; 0: none
   int64_t positions = INT32_MAX;   // that a table of positions has rows for
   int64_t types = INT32_MAX;       // rows of the table of token types
 };
@@ -42,6 +43,10 @@ struct StepInput {
   std::span<const int32_t> token_types = {};  // none: all are 0
   const float* hidden = nullptr;  // [hidden_rows, hidden_columns], without a gap
   int64_t hidden_rows = 0, hidden_columns = 0;
+  // In place of embeddings: [row_places, input_columns], without a gap, and the tokens of the step they stand for.
+  std::span<const int32_t> row_places = {};
+  const float* input_rows = nullptr;
+  int64_t input_columns = 0;
 };
 
 // A slot that gets a copy of a sequence's state as it is after so many of its tokens in the step.
@@ -58,6 +63,8 @@ struct Step {
   std::vector<StateCopy> state_copies;  // those of a sequence beside each other, ascending
   std::vector<int32_t> copy_start;      // [sequences + 1] of programs with state memory
   std::vector<int32_t> token_block, token_slot;  // where each token's key and value go
+  std::vector<int32_t> row_places;               // tokens with a row of their own, ascending
+  const float* input_rows = nullptr;             // these rows, where the caller has them
 
   std::span<const StateCopy> copies_of(size_t sequence) const {
     return std::span(state_copies)

@@ -63,6 +63,23 @@ void StoredRowsOperation::lower(Lowering& to) {
            {memory_of(out)});
 }
 
+void PlaceRowsOperation::lower(Lowering& to) {
+  Phase phase{"rows",
+              [x = View(x)](const Step& step, int thread, int threads) {
+                const RowRange mine = rows_of(step.tokens, thread, threads);
+                const auto& places = step.row_places;
+                const auto width = static_cast<size_t>(x.columns());
+                auto at = std::lower_bound(places.begin(), places.end(), mine.begin);
+                for (; at != places.end() && *at < mine.end; ++at) {
+                  const float* row = step.input_rows + static_cast<size_t>(at - places.begin()) * width;
+                  std::memcpy(x.row(*at), row, width * sizeof(float));
+                }
+              },
+              true};
+  phase.needed = [](const Step& step) { return !step.row_places.empty(); };
+  to.phase(std::move(phase), {memory_of(x)});
+}
+
 void RmsNormOperation::lower(Lowering& to) {
   to.phase({"norm",
             [x = View(x), w = View(weight), y = View(out), kind = out.rows, eps = eps,

@@ -56,6 +56,15 @@ class StoredRowsOperation : public Operation {
   Tensor out;
 };
 
+// Writes rows that a step brings into x, which is its result as well: nobody takes over what made x.
+class PlaceRowsOperation : public Operation {
+ public:
+  explicit PlaceRowsOperation(Tensor in) : x(std::move(in)) {}
+  void lower(Lowering&) override;
+
+  Tensor x;
+};
+
 class RmsNormOperation : public Operation {
  public:
   RmsNormOperation(Tensor from, Tensor by, float epsilon, Tensor to)

@@ -22,6 +22,8 @@ class Recorder {
   Recorder(std::shared_ptr<ThreadPool>, Level, const StepLimits&, bool fuse = true,
            std::shared_ptr<RankGroup> group = nullptr, std::shared_ptr<const Homes> homes = nullptr);
 
+  // Rows of x are replaced by those that a step brings; the result is x itself.
+  Result<Tensor> place_rows(const Tensor& x);
   // The table holds rows `first` on, of `vocabulary` in all (0: it holds all); ids elsewhere give zeros.
   Result<Tensor> embedding(std::shared_ptr<const Weight> table, int64_t first = 0, int64_t vocabulary = 0);
   Result<Tensor> position_rows(std::shared_ptr<const Weight> table, int64_t first);

@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <numeric>
+#include <optional>
 #include <thread>
 
 #include "host/rank_group.h"
@@ -58,6 +59,7 @@ class Model {
     Recorder r(pool_, level, {kMaxTokens, kMaxSequences, kMaxTokens, kBlocks}, fuse, group);
     // All but the first and the last few rows: ids elsewhere give zeros.
     Tensor x = taken(r.embedding(weight(kVocabulary - 9, shape.hidden), 4, kVocabulary));
+    x = taken(r.place_rows(x));
     x = taken(r.sum(attention(r, x)));
     x = taken(r.sum(feed_forward(r, x)));
     x = taken(r.rms_norm(selected(r, x, !shape.early), parameter(shape.hidden), 1e-6f));
@@ -182,8 +184,11 @@ class Model {
 // Sequences that grow step by step, with blocks dealt out in any order.
 class Histories {
  public:
-  Histories(Random& random, int block_size)
-      : random_(random), block_size_(block_size), context_(static_cast<size_t>(random.between(1, kMaxSequences)), 0) {
+  Histories(Random& random, int block_size, int columns)
+      : random_(random),
+        block_size_(block_size),
+        columns_(columns),
+        context_(static_cast<size_t>(random.between(1, kMaxSequences)), 0) {
     std::vector<int32_t> free(kBlocks);
     std::iota(free.begin(), free.end(), 0);
     for (size_t i = free.size(); i > 1; --i)
@@ -194,7 +199,8 @@ class Histories {
 
   // Valid until the next call.
   StepInput next() {
-    ids_.clear(), positions_.clear(), rows_.clear();
+    ids_.clear(), positions_.clear(), rows_.clear(), places_.clear();
+    const bool brings_rows = random_.one_in(2);
     start_.assign(1, 0);
     for (size_t s = 0; s < context_.size(); ++s) {
       const int room = std::min(width_ * block_size_ - context_[s], kMaxTokens / static_cast<int>(context_.size()));
@@ -202,17 +208,22 @@ class Histories {
       require(count > 0, "room for a step");
       for (int i = 0; i < count; ++i) {
         ids_.push_back(random_.between(0, kVocabulary - 1)), positions_.push_back(context_[s]++);
+        if (brings_rows && random_.one_in(3)) places_.push_back(static_cast<int32_t>(ids_.size()) - 1);
         if (i + 1 == count || random_.one_in(5)) rows_.push_back(static_cast<int32_t>(ids_.size()) - 1);
       }
       start_.push_back(static_cast<int32_t>(ids_.size()));
     }
-    return {ids_, positions_, start_, context_, table_, width_, rows_};
+    given_.emplace(reals(random_, places_.size() * static_cast<size_t>(columns_)));
+    StepInput input{ids_, positions_, start_, context_, table_, width_, rows_};
+    input.row_places = places_, input.input_rows = given_->get(), input.input_columns = columns_;
+    return input;
   }
 
  private:
   Random& random_;
-  int block_size_, width_;
-  std::vector<int32_t> context_, table_, ids_, positions_, start_, rows_;
+  int block_size_, columns_, width_;
+  std::vector<int32_t> context_, table_, ids_, positions_, start_, rows_, places_;
+  std::optional<Exact<float>> given_;  // no more than the rows that a step brings
 };
 
 }  // namespace
@@ -227,7 +238,7 @@ void check_program(Random& random) {
     }
     Model several(shape, pool_of(random.between(2, 4)), level, true, ranks[0]),
         alone(shape, pool_of(1), level, false, ranks[1]);
-    Histories histories(random, shape.block_size);
+    Histories histories(random, shape.block_size, shape.hidden);
     for (int step = random.between(2, 4); step > 0; --step) {  // few enough for the blocks of any sequence
       const StepInput input = histories.next();
       std::vector<float> found, wanted;

@@ -26,7 +26,7 @@ from tests.waiting import PATIENCE_S
 
 FOLDER = BUILTIN.parent
 PROMPTS = [[(7 + 13 * n + 5 * k) % 900 for k in range(length)] for n, length in enumerate((100, 33, 64, 7))]
-PARAMS = greedy(12, logprobs=1)
+PARAMS = greedy(6, logprobs=1)
 Bits = tuple[list[int], list[float]]
 
 
@@ -81,7 +81,7 @@ def engine_of(backend: str, **settings: Any) -> LocalEngine:
     return LocalEngine(config_for(FOLDER, backend=backend, **({"enable_prompt_embeds": True} | chosen | settings)))
 
 
-BACKENDS = ("reference",)
+BACKENDS = ("reference", "native")
 
 
 @pytest.fixture(scope="module", params=BACKENDS)
@@ -160,8 +160,8 @@ def test_equal_rows_share_blocks_and_other_rows_never(backend: str) -> None:
 
 
 def test_rows_come_again_after_a_preemption() -> None:
-    engine = engine_of("reference", kv_cache_memory="768KiB", max_num_seqs=4, max_num_batched_tokens=48)
-    alone = engine_of("reference", enable_prefix_caching=False)
+    engine = engine_of("native", kv_cache_memory="768KiB", max_num_seqs=4, max_num_batched_tokens=48)
+    alone = engine_of("native", enable_prefix_caching=False)
     params = greedy(50, logprobs=1)
     try:
         prompts = [forms_of(prompt)[form] for prompt in PROMPTS for form in (1, 2)]
@@ -186,3 +186,17 @@ def test_an_engine_that_takes_none_says_so() -> None:
 def test_a_step_of_more_rows_than_a_frame_holds_is_refused_at_the_start() -> None:
     with pytest.raises(UserError, match="--max-num-batched-tokens"):
         engine_of("reference", max_num_batched_tokens=2**20)
+
+
+@pytest.mark.long
+def test_workers_of_several_stages_and_ranks_take_rows() -> None:
+    """Rows are those of the first stage; each of its ranks has all of them."""
+    split = {"pipeline_parallel_size": 2, "tensor_parallel_size": 2, "stage_devices": "cpu,cpu"}
+    engine, alone = engine_of("native", max_num_batched_tokens=48, **split), engine_of("native")
+    try:
+        prompts = [forms_of(prompt)[form] for prompt in PROMPTS[1:] for form in (1, 2)]
+        wanted = [tokens_of(run(alone, [prompt], PARAMS)[0]) for prompt in prompts]
+        assert [tokens_of(outputs) for outputs in run(engine, prompts, PARAMS)] == wanted
+    finally:
+        engine.close()
+        alone.close()

@@ -11,14 +11,12 @@ import numpy as np
 import pytest
 
 from homenode.compute.ops import Backend, FloatArray, StepArrays, StepLimits
-from homenode.errors import UnsupportedError
 from homenode.model.architectures.input_rows import rows_refusal
 from homenode.model.architectures.registry import ARCHITECTURES
 from homenode.model.parts import PartitionSpec
 from homenode.model.spec import ModelSpec
 from homenode.model.state import state_geometry_of
 from homenode.model.weights.load import load_model
-from tests.model.conftest import make_backend
 from tests.model.split import split_program
 from tests.model.toys import array_checkpoint, toy_arrays, toy_spec
 
@@ -46,27 +44,20 @@ def with_rows(spec: ModelSpec, table: FloatArray, places: list[int]) -> StepArra
     return arrays
 
 
-@pytest.fixture(params=["reference", "torch"])
-def rows_backend(request: pytest.FixtureRequest) -> Backend:
-    return make_backend(request.param, rounding=True)
-
-
 PLACES = ([0], [LENGTH - 1], list(range(LENGTH)), [3, 4, 5, 20, 39])
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma2", "granite", "afmoe", "gpt2", "qwen3_next", "phimoe"])
-def test_rows_of_the_table_are_its_tokens(rows_backend: Backend, tmp_path: Path, architecture: str) -> None:
+def test_rows_of_the_table_are_its_tokens(backend: Backend, tmp_path: Path, architecture: str) -> None:
     spec = toy_spec(architecture)
     if architecture in ("gemma2", "granite", "afmoe"):
         spec = replace(spec, embedding_scale=3.7, scales_rows=architecture != "gemma2")
     arrays = toy_arrays(spec)
-    model = load_model(array_checkpoint(tmp_path / "weights", spec, arrays), rows_backend)
+    model = load_model(array_checkpoint(tmp_path / "weights", spec, arrays), backend)
     geometry = model.kv_geometry(BLOCK_SIZE)
     state = state_geometry_of(spec, model.part)
-    memory = None if state is None else rows_backend.state_memory(state, 2)
-    program = rows_backend.compile(
-        model.forward(rows_backend.kv_cache(geometry, BLOCKS), memory, takes_rows=True), LIMITS
-    )
+    memory = None if state is None else backend.state_memory(state, 2)
+    program = backend.compile(model.forward(backend.kv_cache(geometry, BLOCKS), memory, takes_rows=True), LIMITS)
     wanted = np.array(program.run(step_of(IDS)))
     table = arrays["model.embed_tokens.weight"]
     for places in PLACES:
@@ -89,12 +80,12 @@ def test_parts_of_a_model_take_rows(tmp_path: Path, how: PartitionSpec) -> None:
         assert np.array_equal(np.array(program.run(with_rows(spec, table, places))), wanted)
 
 
-def test_rows_of_another_width_or_place_are_refused(rows_backend: Backend, tmp_path: Path) -> None:
+def test_rows_of_another_width_or_place_are_refused(backend: Backend, tmp_path: Path) -> None:
     spec = toy_spec("llama")
     arrays = toy_arrays(spec)
-    model = load_model(array_checkpoint(tmp_path / "weights", spec, arrays), rows_backend)
-    cache = rows_backend.kv_cache(model.kv_geometry(BLOCK_SIZE), BLOCKS)
-    program = rows_backend.compile(model.forward(cache, takes_rows=True), LIMITS)
+    model = load_model(array_checkpoint(tmp_path / "weights", spec, arrays), backend)
+    cache = backend.kv_cache(model.kv_geometry(BLOCK_SIZE), BLOCKS)
+    program = backend.compile(model.forward(cache, takes_rows=True), LIMITS)
     step = with_rows(spec, arrays["model.embed_tokens.weight"], [3, 4])
     assert step.input_rows is not None
     narrow = np.ascontiguousarray(step.input_rows[:, 1:])
@@ -108,11 +99,3 @@ def test_who_takes_no_rows_says_why() -> None:
     refused = {name for name in ARCHITECTURES if rows_refusal(toy_spec(name)) is not None}
     assert {"gemma3n", "deepseek_v4"} <= refused
     assert not refused & {"llama", "gemma2", "gemma3", "qwen3_next", "granite", "mixtral"}
-
-
-def test_the_native_core_says_that_it_takes_none(tmp_path: Path) -> None:
-    spec, backend = toy_spec("llama"), make_backend("native", rounding=True)
-    model = load_model(array_checkpoint(tmp_path / "weights", spec, toy_arrays(spec)), backend)
-    cache = backend.kv_cache(model.kv_geometry(BLOCK_SIZE), BLOCKS)
-    with pytest.raises(UnsupportedError, match="--enable-prompt-embeds"):
-        backend.compile(model.forward(cache, takes_rows=True), LIMITS)

@@ -23,7 +23,6 @@ from homenode.compute.ops import (
     ScanHeads,
     WindowKind,
 )
-from homenode.errors import UnsupportedError
 
 
 class RecordingOps(_native.NativeRecorder):
@@ -36,12 +35,6 @@ class RecordingOps(_native.NativeRecorder):
         if vocabulary is None and first:
             raise ValueError(f"embedding: a table from row {first} of a vocabulary that is not said")
         return super().embedding(table, first, vocabulary or 0)
-
-    def place_rows(self, x: _native.Tensor) -> _native.Tensor:
-        """See `Ops.place_rows`. UnsupportedError: programs of the native core have embeddings alone."""
-        raise UnsupportedError(
-            "the native core takes no rows in place of embeddings (--enable-prompt-embeds); --backend torch does"
-        )
 
     def rms_norm(self, x: _native.Tensor, weight: _native.Tensor | int, eps: float) -> _native.Tensor:
         """See `Ops.rms_norm`."""

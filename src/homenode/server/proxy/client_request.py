@@ -19,9 +19,16 @@ from homenode.server.http.failures import ApiError
 from homenode.server.http.json_size import SMALL_BODY, check_json_size
 from homenode.server.keys.caller import KeyHolder
 from homenode.server.keys.service_tiers import AskedTier
-from homenode.server.proxy.forwarded_apis import CHAT_COMPLETIONS, MESSAGES, RESPONSES, ForwardedApi, value_of
+from homenode.server.proxy.forwarded_apis import (
+    CHAT_COMPLETIONS,
+    COMPLETIONS,
+    MESSAGES,
+    RESPONSES,
+    ForwardedApi,
+    value_of,
+)
 
-_PARAMS = "kv_transfer_params"
+_PARAMS, _EMBEDS = "kv_transfer_params", "prompt_embeds"
 _TIER, _PRIORITY = "service_tier", "priority"
 _ASKED: Mapping[str, AskedTier] = {
     **{tier: tier for tier in get_args(ServiceTierField)},
@@ -110,6 +117,8 @@ def read_client_request(body: bytes, api: ForwardedApi) -> ClientRequest:
     prompts, units, tokens = api.prompt_units(fields)
     direct = "unreadable" if not prompts else "prompts" if prompts > 1 else _direct(fields)
     direct = direct or api.direct
+    if api is COMPLETIONS and value_of(fields, _EMBEDS) is not None:
+        direct = _EMBEDS  # rows may take megabytes, which would be sent and read twice
     if goes_on_from is not None:
         direct = "previous_response"  # a prefill server does not know what is before
     return ClientRequest(body, direct, api, stream, fields, units, tokens, _salt(fields, api), goes_on_from)
