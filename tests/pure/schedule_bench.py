@@ -435,7 +435,7 @@ class Bench:
         answering = answers > 0 or self.stages > 1
         alone, bound = costs.seconds(pending.answers), config.step_time / 1000
         limit = max(bound, 2 * alone) if answering else 2 * max(bound, alone)
-        token = (pending.seconds - alone) / prompts if prompts < ALIGNMENT else 0.0  # of which half may be too much
+        token = (pending.seconds - alone) / prompts if prompts < 2 * ALIGNMENT else 0.0  # of which half may be too much
         allowed = 1.0001 * limit + 0.6 * token
         assert pending.seconds <= allowed, f"step {step.number} is to take {pending.seconds} of {limit} s"
 

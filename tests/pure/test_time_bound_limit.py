@@ -73,4 +73,5 @@ def test_the_first_prompt_s_piece_is_as_near_to_the_bound_as_tokens_are(
     assert count >= LEAST_PIECE
     assert count == LEAST_PIECE or seconds[0] <= limit + 0.51 * token
     assert seconds[2] > limit, "a whole tile more would have fitted"
-    assert (start + count) % ALIGNMENT == 0 or (count < ALIGNMENT and seconds[1] > limit)
+    assert costs.seconds(decodes, StepLoad.of_sequence(start, 2 * count + 2, 1)) > limit, "less than half was used"
+    assert (start + count) % ALIGNMENT == 0 or (count < 2 * ALIGNMENT and seconds[1] > limit)

@@ -50,8 +50,9 @@ class TimeBound:
             return count
         if self._whole:
             return count if first else 0
-        if fits >= ALIGNMENT:
-            return (start + fits) // ALIGNMENT * ALIGNMENT - start
+        aligned = (start + fits) // ALIGNMENT * ALIGNMENT - start
+        if fits >= ALIGNMENT and (2 * aligned >= fits or not first):
+            return aligned
         return min(count, max(LEAST_PIECE, self._nearest(start, fits, scored=scored))) if first else 0
 
     def _nearest(self, start: int, fits: int, *, scored: bool) -> int:
