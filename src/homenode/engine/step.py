@@ -1,4 +1,4 @@
-"""What the scheduler hands to a worker, and what comes back: plain values, fit for a pipe.
+"""The values that the scheduler hands to a worker, and what comes back: plain values, fit for a pipe.
 
 The worker keeps, for every started sequence, its tokens, its sampling parameters and its block table; a step carries
 only what changed. It appends the tokens that it draws to the sequence by itself, so a following step can be sent before
@@ -138,7 +138,7 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True):
 
 
 class WorkerLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker can take, known once its memory is laid out."""
+    """The limits of what a worker can take, known once its memory is laid out."""
 
     num_blocks: int
     block_size: int

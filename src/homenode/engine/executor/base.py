@@ -1,4 +1,4 @@
-"""Where steps are computed: the seam between the engine's loop and its workers."""
+"""The interface to where steps are computed: the seam between the engine's loop and its workers."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ LoadProgress = Callable[[int, int], None]  # is told (bytes taken in, bytes in a
 
 
 class EngineWorkers(Protocol):
-    """What computes a plan, from its start to the executor that gives it steps."""
+    """The workers that compute a plan, from its start to the executor that gives it steps."""
 
     @property
     def backend(self) -> Backend:
-        """What maps KV memory that is handed over; after `start`."""
+        """Return what maps KV memory that is handed over; after `start`."""
 
     def start(self, progress: LoadProgress | None = None) -> Sequence[Fits]:
         """Load all parts of the model; what each worker says fits, in their order. Raises what the engine's starter is
@@ -37,7 +37,9 @@ class EngineWorkers(Protocol):
         """
 
     def findings(self) -> tuple[Finding, ...]:
-        """What is to be told of the memory taken so far, beside the notes of `Fits`. HostError under --numa-strict."""
+        """Return what is to be told of the memory taken so far, beside the notes of `Fits`. HostError under
+        --numa-strict.
+        """
 
     def hand_over(self, sharing: KvTransferSetup) -> KvTransferLink:
         """The agent that hands over the KV memory laid with `sharing`. Raises as `KvTransferLink`."""
@@ -51,9 +53,9 @@ class Executor(Protocol):
 
     @property
     def serving(self) -> bool:
-        """Whether steps may be submitted: not from the loss of a worker until all are there again and `result` has
-        raised the error, so that whoever submits cannot miss it. The callback of `on_result` is called when a worker is
-        lost, whether or not a step is pending, and when all are back.
+        """Return whether steps may be submitted: not from the loss of a worker until all are there again and `result`
+        has raised the error, so that whoever submits cannot miss it. The callback of `on_result` is called when a
+        worker is lost, whether or not a step is pending, and when all are back.
         """
 
     @property
@@ -61,7 +63,7 @@ class Executor(Protocol):
         """Steps submitted whose result was not taken yet."""
 
     def limits(self) -> WorkerLimits:
-        """What its workers can take."""
+        """Return what its workers can take."""
 
     def on_result(self, callback: Callable[[], None]) -> None:
         """Have `callback` called, on any thread, each time a result can be taken, and when figures have changed without

@@ -1,4 +1,4 @@
-"""Which bundle of a Ray placement group a worker is in, and which other workers of its service are on the same host.
+"""The bundle of a Ray placement group that a worker is in, and which other workers of its service are on the same host.
 Pure.
 """
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class GroupName:
-    """Of the placement group of one engine. `node` and `process`: of the service, as Ray and its host call them;
+    """Name of the placement group of one engine. `node` and `process`: of the service, as Ray and its host call them;
     `engine`: counts those of the service.
     """
 
@@ -25,7 +25,7 @@ class GroupName:
         return f"{self._service}{self.engine}.{suffix}"
 
     def engine_of(self, name: str) -> int | None:
-        """Which engine of this service the group of this name belongs to; None: of another service."""
+        """Return which engine of this service the group of this name belongs to; None: of another service."""
         number = name.removeprefix(self._service).partition(".")[0]
         return int(number) if name.startswith(self._service) and number.isdecimal() else None
 

@@ -106,7 +106,7 @@ class CountingExecutor:
             self._soon.start()
 
     def _keep(self, patience_s: float) -> None:
-        """What cannot be added now is added the next time."""
+        """Keep for later: what cannot be added now is added the next time."""
         with self._keeping:
             self._kept_at, seen = self._clock(), self._seen
             more = seen - self._kept

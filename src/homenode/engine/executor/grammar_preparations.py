@@ -17,7 +17,7 @@ class _Preparation:
 
 
 class GrammarPreparations:
-    """Of all workers that draw tokens. Pure, but for the callbacks; for one thread at a time."""
+    """Preparations of all workers that draw tokens. Pure, but for the callbacks; for one thread at a time."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[str, None] = OrderedDict()  # that all workers have, as far as is known here
@@ -25,7 +25,7 @@ class GrammarPreparations:
         self._count = 0
 
     def is_known(self, grammar: str) -> bool:
-        """Whether all workers were told of it, have answered, and keep it still."""
+        """Return whether all workers were told of it, have answered, and keep it still."""
         known = grammar in self._known
         if known:
             self._known.move_to_end(grammar)

@@ -1,5 +1,5 @@
-"""Which steps are on their way through the workers, what each of them has said of them, and whom that leaves to blame.
-Pure.
+"""The steps that are on their way through the workers, what each of them has said of them, and whom that leaves to
+blame. Pure.
 """
 
 from __future__ import annotations

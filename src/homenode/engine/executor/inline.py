@@ -28,7 +28,7 @@ _EXPECTED = (MemoryError, ValueError)
 
 
 class StepRunner(Protocol):
-    """What runs a step: `worker.runner.Runner`."""
+    """The runner of a step: `worker.runner.Runner`."""
 
     def execute(self, step: Step) -> StepResult:
         """Run it and return its result, or raise."""
@@ -40,7 +40,7 @@ class _Resume:
 
 @dataclass(frozen=True, slots=True)
 class _PageChanges:
-    """What the thread is to do about pages before the next step."""
+    """The changes that the thread is to do about pages before the next step."""
 
     changes: tuple[PageChange, ...]
 

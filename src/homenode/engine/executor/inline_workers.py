@@ -42,7 +42,7 @@ class InlineWorkers:
 
     @property
     def backend(self) -> Backend:
-        """What computes; once it was started."""
+        """Return what computes; once it was started."""
         return self._worker.loaded.backend
 
     def start(self, progress: LoadProgress | None = None) -> Sequence[Fits]:

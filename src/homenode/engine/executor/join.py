@@ -1,4 +1,4 @@
-"""What a worker of a plan is told first."""
+"""The first message to a worker of a plan."""
 
 from __future__ import annotations
 

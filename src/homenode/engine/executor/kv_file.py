@@ -34,8 +34,8 @@ def shares_of(geometries: Sequence[KvGeometry], num_blocks: int) -> list[FileRan
 def joined(
     parts: Sequence[ModelPart], layouts: Sequence[KvLayout], shares: Sequence[FileRange], cells: KvCells | None = None
 ) -> KvLayout:
-    """What all workers have laid out in their shares, as one KV memory of the whole model. `cells`: by which they lie
-    where layers have unlike shapes. InternalError when they do not go together.
+    """Return what all workers have laid out in their shares, as one KV memory of the whole model. `cells`: by which
+    they lie where layers have unlike shapes. InternalError when they do not go together.
     """
     regions, like, first_layers, layers = list[KvRegion](), layouts[0], dict[int, int](), 0
     for part, layout, share in zip(parts, layouts, shares, strict=True):

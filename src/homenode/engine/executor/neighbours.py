@@ -14,8 +14,8 @@ _MOST_BLOCKS = (1 << 31) - 1
 
 
 def sliced(layout: KvLayout, part: ModelPart) -> KvLayout:
-    """What a worker reads of another engine's KV memory: the layers and heads it has itself, wherever and with however
-    many workers they are there.
+    """Return what a worker reads of another engine's KV memory: the layers and heads it has itself, wherever and with
+    however many workers they are there.
     """
     regions = [_cut(region, layout, part) for region in layout.regions]
     return msgspec.structs.replace(
@@ -69,7 +69,7 @@ class Attached:
         os.close(self._of.pop(first)[0])
 
     def of(self, part: ModelPart) -> list[tuple[Attach, int]]:
-        """What a worker is to be told, each with the descriptor."""
+        """Return what a worker is to be told, each with the descriptor."""
         return [(Attach(first, sliced(layout, part)), fd) for first, (fd, layout) in self._of.items()]
 
     def close(self) -> None:

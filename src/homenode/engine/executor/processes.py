@@ -142,7 +142,7 @@ class ProcessExecutor:
         self._wait(lambda: self._serving, "ready")
 
     def kv_layouts(self) -> list[KvLayout]:
-        """How each worker's KV memory lies in its share of the file."""
+        """Return how each worker's KV memory lies in its share of the file."""
         return [self._kv_layouts[number] for number in range(len(self._plans))]
 
     def attach(self, fd: int, layout: KvLayout) -> int:

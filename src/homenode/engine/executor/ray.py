@@ -44,7 +44,7 @@ _NODE = "numa_node"
 
 
 def run_worker(arguments: list[str], secret: str, level: str | None = None) -> str:
-    """In an actor: start a worker that logs from `level` on, and wait for its end, which is told in words."""
+    """Start, in an actor, a worker that logs from `level` on, and wait for its end, which is told in words."""
     import signal
     import subprocess
     import sys
@@ -87,7 +87,7 @@ class RayLauncher:
 
     @property
     def rendezvous(self) -> Rendezvous:
-        """Where workers find each other."""
+        """Return where workers find each other."""
         return self._rendezvous
 
     def __call__(self, plan: WorkerPlan) -> RayWorker:
@@ -223,8 +223,8 @@ class _Starter:
 
 
 def _binding_of(given: Neighbours, host: str) -> str:
-    """How a worker is told about its place: `given`, or INDEX/COUNT among those of its host; asked of Ray where it
-    runs, as Ray may have moved it.
+    """Return how a worker is told about its place: `given`, or INDEX/COUNT among those of its host; asked of Ray where
+    it runs, as Ray may have moved it.
     """
     if host == given.own.node:
         return "given"

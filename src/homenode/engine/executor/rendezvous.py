@@ -1,4 +1,4 @@
-"""Where workers on other hosts find their engine, and each other: one listening socket of the engine.
+"""The place where workers on other hosts find their engine, and each other: one listening socket of the engine.
 
 A worker's own connection is passed on, byte by byte, to one end of a socket pair, whose other end the executor watches
 like that of a child process: so starting a worker elsewhere takes the executor's thread no time. Only what is said of

@@ -38,7 +38,7 @@ def combined_stats(
 
 
 def uses_of(parts: Sequence[tuple[ModelPart, Table | None]], spec: ModelSpec | None) -> dict[str, Table]:
-    """How often experts were used, as part of the figures; nothing where they are not counted."""
+    """Return how often experts were used, as part of the figures; nothing where they are not counted."""
     return (
         {EXPERT_USES: of_engine([(part, uses) for part, uses in parts if uses is not None], spec)}
         if spec is not None

@@ -69,8 +69,8 @@ class StepTraffic:
         return None if self._blame is None else max(0.0, self._blame[0] - now)
 
     def guilty(self, now: float) -> tuple[dict[int, str], StepError] | None:
-        """When it is time: the workers that kept others waiting, each with what it did, none if that cannot be said;
-        and how the step failed.
+        """Return, when it is time, the workers that kept others waiting, each with what it did, none if that cannot be
+        said; and how the step failed.
         """
         if self._blame is None or self._blame[0] > now:
             return None
@@ -85,7 +85,7 @@ class StepTraffic:
         self._in_flight.clear(now)
 
     def stages(self, now: float) -> list[dict[str, Any]]:
-        """Of each stage the seconds it computed, and those it did not while steps were in flight."""
+        """Return of each stage the seconds it computed, and those it did not while steps were in flight."""
         active = self._in_flight.active(now)
         return [
             {"stage": s, "busy_s": busy, "wait_s": max(0.0, active - busy)}

@@ -1,4 +1,4 @@
-"""When a worker counts as lost, and when the engine gives up replacing them."""
+"""The rules when a worker counts as lost, and when the engine gives up replacing them."""
 
 from __future__ import annotations
 

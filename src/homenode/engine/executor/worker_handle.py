@@ -61,15 +61,15 @@ class WorkerHandle:
 
     @property
     def known_at(self) -> float:
-        """When it last told its figures, or while it starts anything at all."""
+        """Return when it last told its figures, or while it starts anything at all."""
         return self.told_at if self.state == "ready" else self.heard_at
 
     @property
     def word(self) -> str:
-        """What becomes of it, for people: starting, ready, or waiting for others that were lost."""
+        """Return what becomes of it, for people: starting, ready, or waiting for others that were lost."""
         return "starting" if self.state != "ready" else "ready" if self.is_ready else "waiting"
 
     @property
     def is_ready(self) -> bool:
-        """Whether it takes steps."""
+        """Return whether it takes steps."""
         return self.state == "ready" and not self.answers

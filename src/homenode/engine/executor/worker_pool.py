@@ -61,7 +61,7 @@ class WorkerPool:
         clock: Callable[[], float],
         memories_of: MemoriesOf,
     ) -> None:
-        """As `ProcessExecutor`."""
+        """Take the arguments of `ProcessExecutor`."""
         self._plans, self._join_of, self._make_channels = plans, join_of, make_channels
         self.launch, self._experts, self._clock = launch, experts, clock
         self._memories_of = memories_of
@@ -150,7 +150,7 @@ class WorkerPool:
                 handle.process.socket.send(PrepareGrammar(number, grammar))
 
     def _laid(self) -> list[WorkerHandle]:
-        """Those that were told to take KV memory; others will be told of everything then."""
+        """Return those that were told to take KV memory; others will be told of everything then."""
         return [handle for handle in self.handles if handle.state in ("laying", "ready")]
 
     def drop(self, handle: WorkerHandle) -> None:
@@ -203,7 +203,7 @@ class WorkerPool:
         return handle
 
     def _hear_last_figures(self) -> None:
-        """What workers have counted since they last told, if they can say it at once."""
+        """Take what workers have counted since they last told, if they can say it at once."""
         deadline = self._clock() + _LAST_FIGURES_S
         while any(m.watched and m.is_ready for m in self.handles) and (left := deadline - self._clock()) > 0:
             for key, _ in self.selector.select(left):
@@ -212,7 +212,7 @@ class WorkerPool:
                     self.selector.unregister(key.fileobj)
 
     def _hear_out(self, handle: WorkerHandle) -> bool:
-        """Whether more may come of it."""
+        """Return whether more may come of it."""
         with contextlib.suppress(PeerError):
             for frame in (frames := handle.process.socket.receive()) or ():
                 match decode_body(frame, FromWorker):

@@ -35,7 +35,9 @@ class StartedWorker(Protocol):
 
 
 class WorkerProcess:
-    """To be started by a thread that lives as long as the worker should: the kernel ends the worker with it."""
+    """A process to be started by a thread that lives as long as the worker should: the kernel ends the worker
+    with it.
+    """
 
     def __init__(self, name: str, program: str = PROGRAM, device: str = "") -> None:
         """`device`: the accelerator that it is to drive, as others are to read it. HostError when the machine

@@ -53,8 +53,8 @@ class KvAllocator:
         return -(-positions // self.block_size)
 
     def handed_over(self, positions: int) -> int:
-        """What a hand-over of so many positions counts as: where it is of whole blocks, all of those, and those of the
-        state, too.
+        """Return what a hand-over of so many positions counts as: where it is of whole blocks, all of those, and those
+        of the state, too.
         """
         if not self.whole_pages:
             return positions
@@ -89,9 +89,9 @@ class KvAllocator:
         )
 
     def _propose_state(self, states: StatePool, sequence: Sequence, hits: int) -> SlotAllocation:
-        """What it would get of the state memory: the last snapshot within the blocks that were found, and snapshots to
-        be taken at the last block end that an equal prompt would look up, where a lookup found more KV than state,
-        every `interval` positions, and spare ones.
+        """Return what it would get of the state memory: the last snapshot within the blocks that were found, and
+        snapshots to be taken at the last block end that an equal prompt would look up, where a lookup found more KV
+        than state, every `interval` positions, and spare ones.
         """
         size, last = self.block_size, (len(sequence.tokens) - 1) // self.block_size
         if not self.cache.enabled:
@@ -109,8 +109,8 @@ class KvAllocator:
         )
 
     def leads_soon(self, sequence: Sequence, proposal: BlockAllocation) -> bool:
-        """Whether a running sequence is about to take a snapshot from which this one could go on later than from what
-        is there now: prompts that are equal, or begin alike, are computed once.
+        """Return whether a running sequence is about to take a snapshot from which this one could go on later than from
+        what is there now: prompts that are equal, or begin alike, are computed once.
         """
         if self.states is None or proposal.state is None or sequence.scoring or not self.cache.enabled:
             return False
@@ -236,7 +236,7 @@ class KvAllocator:
             self._release(allocation)
 
     def in_flight(self, sequence: Sequence) -> bool:
-        """Whether a sequence that waits is in a step in flight, from before it had to."""
+        """Return whether a sequence that waits is in a step in flight, from before it had to."""
         return sequence.last_step > self.completed_through
 
     def _release(self, allocation: BlockAllocation) -> None:

@@ -1,4 +1,4 @@
-"""Who owns which KV block: reference counts, free runs, and the order in which cached blocks are given up.
+"""The owners of KV blocks: reference counts, free runs, and the order in which cached blocks are given up.
 
 A block is in exactly one of three places:
 
@@ -150,19 +150,19 @@ class BlockPool:
 
     @property
     def digests(self) -> Collection[bytes]:
-        """Those that content can be found under."""
+        """Return those that content can be found under."""
         return self._block_of.keys()
 
     def own(self, blocks: Iterable[int]) -> list[int]:
-        """Those of a table that are of this pool; the others are another engine's, or not known yet."""
+        """Return those of a table that are of this pool; the others are another engine's, or not known yet."""
         return [block for block in blocks if 0 <= block < self.num_blocks]
 
     def num_unused(self, blocks: Iterable[int]) -> int:
-        """How many of these blocks nobody refers to."""
+        """Return how many of these blocks nobody refers to."""
         return sum(self._references[block] == 0 for block in blocks)
 
     def num_exclusive(self, blocks: Iterable[int]) -> int:
-        """How many of these blocks have a single owner, and so would become available if it let go."""
+        """Return how many of these blocks have a single owner, and so would become available if it let go."""
         return sum(self._references[block] == 1 for block in blocks)
 
     def forget_all(self) -> None:
@@ -186,7 +186,7 @@ class BlockPool:
         return self.chunks is None or not self.chunks.missing(blocks)
 
     def affords(self, count: int) -> bool:
-        """Whether so many blocks could be handed out with pages, without giving up what is cached."""
+        """Return whether so many blocks could be handed out with pages, without giving up what is cached."""
         return self.chunks is None or self.chunks.affords(count)
 
     def empty_chunk(self, chunk: int) -> int:

@@ -22,7 +22,7 @@ from homenode.units import format_count
 
 
 class Presence(IntEnum):
-    """Of a chunk: whether its pages are there, or are to come before anything that is computed from now on."""
+    """State of a chunk: whether its pages are there, or are to come before anything that is computed from now on."""
 
     absent = 0
     present = 1
@@ -49,7 +49,7 @@ class LowestFirst:
         self._queued = set(self._heap)
 
     def add(self, number: int) -> None:
-        """It may hold of this number now."""
+        """Let it hold of this number now."""
         if number not in self._queued and self._holds(number):
             self._queued.add(number)
             heapq.heappush(self._heap, number)
@@ -137,7 +137,7 @@ class ChunkTable:
         return taken
 
     def has(self, block: int) -> bool:
-        """Whether this block can be handed out."""
+        """Return whether this block can be handed out."""
         chunk, bit = divmod(block, self.chunk_blocks)
         return bool(self._masks[chunk] >> bit & 1) and (not self.withheld or self._presence[chunk] is Presence.present)
 
@@ -185,7 +185,7 @@ class ChunkTable:
         return False
 
     def affords(self, count: int) -> bool:
-        """Whether so many blocks can be handed out and secured, wherever they lie."""
+        """Return whether so many blocks can be handed out and secured, wherever they lie."""
         lacking = count - self._num_free[Presence.present]
         return lacking <= 0 or (not self.withheld and (self.credit is None or lacking <= self.credit))
 
@@ -217,11 +217,11 @@ class ChunkTable:
         return next(iter(self._idle.values()), None)
 
     def has_idle_empty(self) -> bool:
-        """Whether a chunk is present for nothing."""
+        """Return whether a chunk is present for nothing."""
         return any(map(self.is_empty, self._idle))
 
     def is_empty(self, chunk: int) -> bool:
-        """Whether all its blocks are free, so that nothing in it is worth keeping."""
+        """Return whether all its blocks are free, so that nothing in it is worth keeping."""
         return self._masks[chunk].bit_count() == len(self.blocks_of(chunk))
 
     def blocks_of(self, chunk: int) -> range:

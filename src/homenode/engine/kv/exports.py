@@ -101,7 +101,7 @@ class KvExports:
         return kv_export
 
     def hold_blocks(self) -> bool:
-        """Whether any block is lent."""
+        """Return whether any block is lent."""
         return any(kv_export.blocks for kv_export in self.by_key.values())
 
     def tables(self) -> Iterator[list[int]]:

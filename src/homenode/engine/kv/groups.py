@@ -78,7 +78,7 @@ class BlockGroups:
         return taken
 
     def num_lacking(self, count: int, index: int) -> int:
-        """How many more groups would have to be whole for each chunk that `take` would begin to find one."""
+        """Return how many more groups would have to be whole for each chunk that `take` would begin to find one."""
         begun = -(-(index + count) // self.size) - -(-index // self.size)
         return begun - self.num_whole
 

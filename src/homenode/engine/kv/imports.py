@@ -39,7 +39,7 @@ class KvImports:
         return self.by_key.get(key)
 
     def is_for(self, kv_import: KvImport, sequence: Sequence) -> bool:
-        """Whether a request's own tokens, all but the last, are those that the offer was made for."""
+        """Return whether a request's own tokens, all but the last, are those that the offer was made for."""
         offer, allocator, positions = kv_import.offer, self._allocator, len(sequence.tokens) - 1
         if allocator.handed_over(positions) != offer.tokens:
             return False
@@ -212,7 +212,7 @@ class KvImports:
             self._allocator.unused.append(kv_import.offer.key)
 
     def give_up(self, kv_import: KvImport) -> None:
-        """It is of no use any more. Its blocks are free at once if nobody writes to them, else when the
+        """Give it up: it is of no use any more. Its blocks are free at once if nobody writes to them, else when the
         source says so.
         """
         self._part(kv_import)
@@ -273,11 +273,11 @@ class KvImports:
         return newest.done
 
     def unclaimed(self) -> list[KvImport]:
-        """Those that no request has come for, and that were not given up."""
+        """Return those that no request has come for, and that were not given up."""
         return [d for d in self.by_key.values() if d.sequence is None and not d.stopped]
 
     def claimed(self) -> list[KvImport]:
-        """Those whose request waits for them."""
+        """Return those whose request waits for them."""
         return [d for d in self.by_key.values() if d.sequence is not None]
 
     def tables(self) -> Iterator[list[int]]:
@@ -286,11 +286,11 @@ class KvImports:
         yield from self.quarantined.values()
 
     def hold_blocks(self) -> bool:
-        """Whether any import has blocks."""
+        """Return whether any import has blocks."""
         return any(kv_import.blocks for kv_import in self.by_key.values())
 
     def await_news(self) -> bool:
-        """Whether a source will sooner or later say that blocks are free, or that KV has come."""
+        """Return whether a source will sooner or later say that blocks are free, or that KV has come."""
         return any(
             kv_import.blocks and not (kv_import.done and kv_import.sequence) for kv_import in self.by_key.values()
         )

@@ -50,9 +50,9 @@ class HashChain:
         return self._digests[first:count]
 
     def identities(self, tokens: Sequence[int], positions: int, state_pages: int = 0) -> list[bytes]:
-        """What each block of the first `positions` positions is known by where it is handed over: its hash, and for a
-        partly filled last one that of what is in it. `state_pages`: of so many blocks behind them, which hold the state
-        after these positions.
+        """Return what each block of the first `positions` positions is known by where it is handed over: its hash, and
+        for a partly filled last one that of what is in it. `state_pages`: of so many blocks behind them, which hold the
+        state after these positions.
         """
         full = positions // self._block_size
         identities = self.of(tokens, full)
@@ -71,7 +71,7 @@ class HashChain:
         ]
 
     def _bytes_of(self, tokens: Sequence[int], start: int, end: int) -> bytes:
-        """What is at positions start .. end - 1: the tokens, and the digests of rows among them."""
+        """Return what is at positions start .. end - 1: the tokens, and the digests of rows among them."""
         ids = _bytes_of(tokens[start:end])
         return ids + digests_between(self._rows, start, end) if self._rows else ids
 

@@ -1,5 +1,6 @@
-"""When KV memory that nobody uses goes back to the machine: what is empty first, what only the prefix cache holds
-last and by age. Pure."""
+"""The times when KV memory that nobody uses goes back to the machine: what is empty first, what only the prefix cache
+holds last and by age. Pure.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ _FLOOR_SHARE = 8  # ...of a small KV memory one part of so many
 
 
 def floor_bytes(kv_bytes: int) -> int:
-    """What the prefix cache keeps of so much KV memory when nothing has been asked for long."""
+    """Return what the prefix cache keeps of so much KV memory when nothing has been asked for long."""
     return min(FLOOR_BYTES, kv_bytes // _FLOOR_SHARE)
 
 
@@ -31,7 +32,7 @@ class ChunkRelease:
         self._resting = -1  # number of the change of the table that left nothing to be given back
 
     def due(self) -> float | None:
-        """When to look next; None: not before the table changes."""
+        """Return when to look next; None: not before the table changes."""
         since = self._chunks.idle_from
         if not self._after_s or since is None or self._resting == self._chunks.num_changes:
             return None

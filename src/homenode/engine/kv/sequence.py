@@ -99,12 +99,14 @@ class Sequence:
 
     @property
     def samples(self) -> bool:
-        """It draws tokens at all; with max_tokens 0 the prompt is scored, or computed for another engine."""
+        """Return whether it draws tokens at all; with max_tokens 0 the prompt is scored, or computed for another
+        engine.
+        """
         return self.params.max_tokens > 0
 
     @property
     def gives_last(self) -> bool:
-        """What its last position leads to is wanted: a token, or its text's vector."""
+        """Return whether what its last position leads to is wanted: a token, or its text's vector."""
         return self.samples or self.request.pools
 
     @property
@@ -126,7 +128,7 @@ class Sequence:
         return len(self.tokens) + self.pending >= self.last
 
     def end(self) -> tuple[str | None, int | None]:
-        """Why its newest token is its last, or None if it goes on, and the token that stopped it, if one did.
+        """Return why its newest token is its last, or None if it goes on, and the token that stopped it, if one did.
 
         A token that would stop the sequence is an ordinary one until `min_tokens` others were drawn; the worker does
         not draw it before, unless a grammar leaves nothing else.
@@ -155,7 +157,7 @@ class Sequence:
 
 @dataclass(eq=False, slots=True)
 class KvExport:
-    """What goes out to a source under one key. A page is a block."""
+    """The blocks that go out to a source under one key. A page is a block."""
 
     source: BlockSource
     key: str
@@ -170,7 +172,7 @@ class KvExport:
 
 @dataclass(eq=False, slots=True)
 class KvImport:
-    """What comes in from a source under one key."""
+    """The blocks that come in from a source under one key."""
 
     source: BlockSource
     offer: BlockOffer
@@ -193,5 +195,5 @@ class KvImport:
 
 
 def allocations_of(running: list[Sequence]) -> list[BlockAllocation]:
-    """Of sequences that run, and so have one."""
+    """Return the allocations of sequences that run, and so have one."""
     return [sequence.allocation for sequence in running]  # type: ignore[misc]

@@ -27,8 +27,8 @@ from homenode.units import format_count
 
 @dataclass(eq=False, slots=True)
 class SlotAllocation:
-    """What one stay of a sequence has of the state memory. Positions are those of `BlockAllocation`: a state at
-    position p has the tokens before p in it.
+    """The slots that one stay of a sequence has of the state memory. Positions are those of `BlockAllocation`: a state
+    at position p has the tokens before p in it.
     """
 
     slot: int = -1
@@ -86,7 +86,7 @@ class StatePool:
         return next((count for count in range(len(digests), 0, -1) if digests[count - 1] in self.snapshots), 0)
 
     def awaits(self, digests: Sequence[bytes]) -> bool:
-        """Whether a running sequence is about to take a snapshot after one of these blocks."""
+        """Return whether a running sequence is about to take a snapshot after one of these blocks."""
         return bool(self.coming) and any(digest in self.coming for digest in digests)
 
     def begin(self, stay: SlotAllocation) -> None:

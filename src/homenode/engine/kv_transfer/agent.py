@@ -42,8 +42,8 @@ class StatsChanged(msgspec.Struct, frozen=True):
 
 
 def without_agent(request: Request) -> Output | None:
-    """What a request is answered with that has KV to be handed over, by an engine that hands none over; None for all
-    other requests.
+    """Return what a request is answered with that has KV to be handed over, by an engine that hands none over; None for
+    all other requests.
     """
     if request.kv is None:
         return None

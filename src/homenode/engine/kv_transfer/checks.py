@@ -1,5 +1,5 @@
-"""What an engine needs beside its other parts to hand KV over: whether its settings allow it, and the facts others must
-agree with.
+"""The things that an engine needs beside its other parts to hand KV over: whether its settings allow it, and the facts
+others must agree with.
 """
 
 from __future__ import annotations
@@ -50,13 +50,17 @@ def transfer_problems(
 
 
 def _kv_shapes(geometry: KvGeometry) -> int:
-    """How many shapes of layers cannot be handed over as one; those that are cells alike (`model.kv_cells`) can."""
+    """Return how many shapes of layers cannot be handed over as one; those that are cells alike
+    (`model.kv_cells`) can.
+    """
     alike = all(shape.value_width in (0, shape.key_width) for shape in geometry.shapes)
     return 1 if alike and geometry.dtype != "int8" else len(geometry.shapes)
 
 
 def _engines(config: EngineConfig, replica: Replica | None) -> int | None:
-    """How many divide the ports of these settings: one of several has its own already (`plan.replica_assignments`)."""
+    """Return how many divide the ports of these settings: one of several has its own already
+    (`plan.replica_assignments`).
+    """
     if replica is not None:
         return 1
     return config.parallel.data_parallel_size if config.placement.numa not in ("auto", "replicate") else None
@@ -77,8 +81,9 @@ def refuse_transfer(config: EngineConfig, where: str) -> None:
 
 
 def targets_of(whole: WeightLayout, parts: Sequence[WeightLayout] = ()) -> dict[str, int]:
-    """How many matrices of a model are kept in each format, in words. A matrix that its parts do not keep as a whole
-    model would, in another format or cut within blocks, has a format like no other: its products have other values.
+    """Return how many matrices of a model are kept in each format, in words. A matrix that its parts do not keep as a
+    whole model would, in another format or cut within blocks, has a format like no other: its products have other
+    values.
     """
     pieces: dict[str, list[MatrixLayout]] = {}
     for piece in (piece for part in parts for piece in part.matrices):
@@ -96,6 +101,6 @@ def _kept(matrix: MatrixLayout, pieces: Sequence[MatrixLayout]) -> str:
 
 
 def kept_as(config: EngineConfig, targets: dict[str, int]) -> str:
-    """How weights are kept in memory, in words: the formats of the matrices, with how many have each."""
+    """Return how weights are kept in memory, in words: the formats of the matrices, with how many have each."""
     formats = ", ".join(f"{count} {name}" for name, count in sorted(targets.items()))
     return f"{config.model.quantize or config.model.dtype}: {formats}"

@@ -1,4 +1,4 @@
-"""What two engines must agree in before one may use the other's KV: named facts, compared one by one by
+"""The facts that two engines must agree in before one may use the other's KV: named facts, compared one by one by
 `transfer.wire.message.differences`.
 
 KV of block identity X is of use only to an engine that would have computed the same for X. So everything is here that a
@@ -103,7 +103,7 @@ def _told(figures: IndexerSpec | MoeSpec | RopeSpec, name: str, old: int) -> str
 
 
 def _factors(spec: ModelSpec, max_model_len: int | None) -> str:
-    """Which of longrope's factors are in use."""
+    """Return which of longrope's factors are in use."""
     if spec.rope.kind != "longrope":
         return ""
     return (

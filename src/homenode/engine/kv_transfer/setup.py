@@ -41,7 +41,9 @@ class Readers(Protocol):
 
 
 class KvTransferSetup:
-    """What of an engine is made otherwise when it hands KV over. `hash_seed`: for the identities of its blocks."""
+    """The parts of an engine that is made otherwise when it hands KV over. `hash_seed`: for the identities of its
+    blocks.
+    """
 
     def __init__(
         self, config: TransferConfig, backend: Backend, spec: ModelSpec, geometry: KvGeometry, fingerprint: Fingerprint

@@ -1,4 +1,4 @@
-"""Where KV memory lies in a file that other processes map: a share for each worker, in that one for each shape of
+"""The place of KV memory in a file that other processes map: a share for each worker, in that one for each shape of
 layers.
 
 Layers of unlike shapes have KV memory each shape by itself (`NativeKvLayers`). To other engines it is one memory of
@@ -25,8 +25,8 @@ _SLACK = 256  # csrc/kv/layout.h: behind a region
 
 
 def shares_of_shapes(geometry: KvGeometry, num_blocks: int) -> list[tuple[int, int]]:
-    """Where each begins and how many bytes it has, one behind the other, for each shape of layers. Each has room for
-    its KV memory in as many regions as it has heads; what is not used of it takes no memory.
+    """Return where each begins and how many bytes it has, one behind the other, for each shape of layers. Each has room
+    for its KV memory in as many regions as it has heads; what is not used of it takes no memory.
     """
     shares, offset = [], 0
     for shape, layers in geometry.shapes.items():
@@ -56,8 +56,8 @@ def sealed_file(nbytes: int) -> int:
 
 
 def layout_of_cells(cells: KvCells, part: ModelPart, geometry: KvGeometry, of_shapes: Sequence[KvLayout]) -> KvLayout:
-    """How the KV memory of a part of a model lies in its share, by cells of the whole model. `of_shapes`: how that of
-    each shape lies in its own share.
+    """Return how the KV memory of a part of a model lies in its share, by cells of the whole model. `of_shapes`: how
+    that of each shape lies in its own share.
     """
     firsts = cells.firsts_in(part)
     regions, like, end = list[KvRegion](), of_shapes[0], 0
@@ -96,8 +96,8 @@ def layout_of_cells(cells: KvCells, part: ModelPart, geometry: KvGeometry, of_sh
 
 
 def _goes_on(before: KvRegion, after: KvRegion) -> bool:
-    """Whether the cells of a region follow those of another at the same distance, in number and in memory: so those of
-    layers with one head are one region, and there are few however many layers a model has.
+    """Return whether the cells of a region follow those of another at the same distance, in number and in memory: so
+    those of layers with one head are one region, and there are few however many layers a model has.
     """
     alike = (before.block_stride, before.head_stride, before.node) == (
         after.block_stride,

@@ -1,1 +1,1 @@
-"""Which request runs when. Pure: events in, steps and outputs out."""
+"""The order in which requests run. Pure: events in, steps and outputs out."""

@@ -1,4 +1,6 @@
-"""Who is let in: settings that contradict each other, requests that can never run, and queues that are full."""
+"""The rules of who is let in: settings that contradict each other, requests that can never run, and queues that are
+full.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,8 @@ def longest_sequence(limits: WorkerLimits) -> int:
 
 
 def refusal(request: Request, config: SchedulerConfig, limits: WorkerLimits) -> UserError | None:
-    """Why a request can never run here, if so: a ContextLengthError with the numbers, or a UserError for values out of
-    range.
+    """Return why a request can never run here, if so: a ContextLengthError with the numbers, or a UserError for values
+    out of range.
     """
     if not request.prompt_ids:
         return UserError("the prompt is empty: at least one token is needed", param="prompt")
@@ -153,8 +155,8 @@ def overload(
     free_slots: int,
     retry_after_s: float,
 ) -> tuple[str, OverloadedError] | None:
-    """Why a request that could run is not let in now: the reason's short name for the metrics, and the error; None if
-    it is.
+    """Return why a request that could run is not let in now: the reason's short name for the metrics, and the error;
+    None if it is.
 
     `waiting` requests with `waiting_tokens` prompt tokens are in the queue, of which `free_slots` can start at once and
     do not count.

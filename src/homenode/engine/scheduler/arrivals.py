@@ -23,8 +23,8 @@ _NO_TOKENS: frozenset[int] = frozenset()
 
 
 class Arrivals:
-    """Where newcomers go: into the queue, aside to wait for another engine, or away. `seeds` draws the sampling seed of
-    requests without.
+    """The way that newcomers go: into the queue, aside to wait for another engine, or away. `seeds` draws the sampling
+    seed of requests without.
     """
 
     def __init__(
@@ -83,8 +83,8 @@ class Arrivals:
         )
 
     def _has_share_left(self, request: Request) -> bool:
-        """Whether a full queue is full of other keys' requests: one has room for as many of each key as if all keys had
-        as many there.
+        """Return whether a full queue is full of other keys' requests: one has room for as many of each key as if all
+        keys had as many there.
         """
         waiting, tokens, keys = self._planner.waiting.of_key(request.key)
         return keys > 1 and self._overload(request, waiting * keys, tokens * keys) is None

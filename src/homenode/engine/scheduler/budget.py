@@ -1,4 +1,4 @@
-"""What one step may hold, and what has been put into it while it is planned."""
+"""The budget: what one step may hold, and what has been put into it while it is planned."""
 
 from __future__ import annotations
 
@@ -108,11 +108,11 @@ class StepPlan:
         self.prompts = self.prompts.plus(StepLoad.of_sequence(allocation.scheduled, count, rows))
 
     def holds(self, sequence: Sequence) -> bool:
-        """Whether a part of this prompt is in it."""
+        """Return whether a part of this prompt is in it."""
         return any(sequence is planned for planned, _, _ in self.parts)
 
     def keep_prefill_to(self, count: int) -> None:
-        """What is added from here on has so many tokens at most."""
+        """Limit the step: what is added from here on has so many tokens at most."""
         self.tokens_left = min(self.tokens_left, count)
 
     def keep(self, share: float) -> None:
@@ -125,12 +125,12 @@ class StepPlan:
             self.bound.keep(share, self.prompts)
 
     def keep_all_but(self, tokens: int) -> None:
-        """What is added from here on has so many tokens at most, until `release`."""
+        """Limit the step: what is added from here on has so many tokens at most, until `release`."""
         self._kept_tokens = max(0, self.tokens_left - tokens)
         self.tokens_left -= self._kept_tokens
 
     def release(self) -> None:
-        """What was kept may be used."""
+        """Release the rest: what was kept may be used."""
         self.tokens_left += self._kept_tokens
         self.rows_left += self._kept_rows
         self._kept_tokens = self._kept_rows = 0
@@ -148,8 +148,8 @@ def rows_of(sequence: Sequence, allocation: BlockAllocation, count: int) -> int:
 def prefill_count(
     sequence: Sequence, allocation: BlockAllocation, plan: StepPlan, *, max_tokens: int, chunked: bool
 ) -> int:
-    """How many of its remaining known positions fit the rest of the plan; 0: none, or not without a cut where cuts are
-    off.
+    """Return how many of its remaining known positions fit the rest of the plan; 0: none, or not without a cut where
+    cuts are off.
 
     Even with cuts off two kinds are cut, as they could never run otherwise: prompts with more positions to score than a
     step has rows, and preempted sequences that have grown beyond `max_tokens`.

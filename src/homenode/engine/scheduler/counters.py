@@ -1,4 +1,4 @@
-"""What the scheduler counts since its start."""
+"""Counters that the scheduler keeps since its start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can happen to the scheduler, and what it asks for in return. Time enters only through the events."""
+"""Events: what can happen to the scheduler, and what it asks for in return. Time enters only through the events."""
 
 from __future__ import annotations
 

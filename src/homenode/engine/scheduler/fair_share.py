@@ -1,4 +1,4 @@
-"""What each API key had of the machine in the last minute, and whose requests go first because of that.
+"""The share that each API key had of the machine in the last minute, and whose requests go first because of that.
 
 Cost is measured, in seconds of steps: a step's time goes to the keys in it by their tokens. Who had less goes first.
 Keys whose costs differ by less than `EQUAL_S` are equals, and take turns (`queue.WaitingQueue`). The order
@@ -55,7 +55,7 @@ class KeyShares:
 
     @property
     def several(self) -> bool:
-        """Whether there is more than one key to share the machine among."""
+        """Return whether there is more than one key to share the machine among."""
         return len(self._keys) > 1
 
     def arrived(self, key: str) -> None:
@@ -89,11 +89,11 @@ class KeyShares:
         return 0.0 if known is None else known.seconds(self.now)
 
     def ahead(self, key: str, other: str) -> bool:
-        """Whether `key` has had less than `other`, and so goes first."""
+        """Return whether `key` has had less than `other`, and so goes first."""
         return key != other and self.cost(key) + EQUAL_S < self.cost(other)
 
     def yields(self, key: str) -> bool:
-        """Whether some key that asked for something in the last minute is ahead of `key`."""
+        """Return whether some key that asked for something in the last minute is ahead of `key`."""
         if not self.several:
             return False
         recent = (cost for cost in self._keys.values() if cost.last_used + _MINUTE_S > self.now)

@@ -34,8 +34,9 @@ class GrowthStats:
 
 
 class Growth:
-    """Of the memory of `pool` in `chunks` of `chunk_bytes` each, which goes back when it is idle for `release_s`
-    seconds."""
+    """Growth of the memory of `pool` in `chunks` of `chunk_bytes` each, which goes back when it is idle for `release_s`
+    seconds.
+    """
 
     def __init__(self, pool: BlockPool, chunks: ChunkTable, chunk_bytes: int, release_s: float) -> None:
         self._chunks = chunks
@@ -57,7 +58,7 @@ class Growth:
         self._watch()
 
     def take(self, event: KvHeadroom) -> None:
-        """What the machine can give now."""
+        """Take what the machine can give now."""
         chunks = self._chunks
         chunks.credit = max(0, event.nbytes) // self._chunk_bytes
         self._looked_at, self._present_then, self._reason = event.now, chunks.num_present, event.reason
@@ -72,7 +73,7 @@ class Growth:
             self._chunks.give_back(chunk)
 
     def wants_headroom(self) -> bool:
-        """Whether the machine should be looked at before the next step is planned."""
+        """Return whether the machine should be looked at before the next step is planned."""
         if self._chunks.num_present == self._chunks.num_chunks:
             return False
         chunks, waited = self._chunks, self._chunks.now - self._looked_at
@@ -83,17 +84,17 @@ class Growth:
 
     @property
     def withholds(self) -> bool:
-        """Whether blocks without memory are not handed out now."""
+        """Return whether blocks without memory are not handed out now."""
         return self._chunks.withheld
 
     def changes(self) -> list[PageChange]:
-        """What is to be done about the pages before the next step is computed. Told once."""
+        """Return what is to be done about the pages before the next step is computed. Told once."""
         self._watch()
         changes, self._chunks.changes = self._chunks.changes, []
         return changes
 
     def due(self, waiting: bool) -> float | None:
-        """When time matters next. `waiting`: there are requests."""
+        """Return when time matters next. `waiting`: there are requests."""
         due = self._release.due()
         if waiting and self._withheld_since is not None:
             again = self._chunks.now + LOOK_EVERY_S
@@ -101,8 +102,9 @@ class Growth:
         return due
 
     def refuses(self) -> str | None:
-        """For a request that nobody's end can help: why it cannot be computed; empty as long as it is to wait; None:
-        for another reason."""
+        """Return, for a request that nobody's end can help: why it cannot be computed; empty as long as it is to wait;
+        None: for another reason.
+        """
         self._watch()
         if self._withheld_since is None:
             return None
@@ -111,7 +113,7 @@ class Growth:
         return f"KV memory cannot grow for this request: {self._reason}"
 
     def stats(self) -> GrowthStats:
-        """For the metrics."""
+        """Return figures for the metrics."""
         return GrowthStats(
             self._chunks.num_present * self._chunk_bytes, self._released * self._chunk_bytes, self._refused
         )

@@ -58,7 +58,7 @@ class KvCoordinator:
     # Requests
 
     def refusal(self, ticket: KvTicket, max_tokens: int) -> UserError | None:
-        """Why a request with this ticket can never be sent, if so."""
+        """Return why a request with this ticket can never be sent, if so."""
         if ticket.sends and max_tokens:
             return UserError(
                 f"max_tokens is {max_tokens}; a request whose KV is handed over draws no token: make it 0",
@@ -144,7 +144,7 @@ class KvCoordinator:
                 self.kv_exports.store(source, sequence, sequence.allocation)
 
     def has_told(self, sequence: Sequence) -> bool:
-        """Whether the agent knows of pages of a sent request, which it reads here."""
+        """Return whether the agent knows of pages of a sent request, which it reads here."""
         return sequence.kv_export is not None and bool(sequence.kv_export.blocks)
 
     # What sources tell. Keys that are not known (any more) are passed over: messages cross.
@@ -221,7 +221,7 @@ class KvCoordinator:
         self._planner.let_followers_go()
 
     def _offer_problem(self, offer: BlockOffer) -> str:
-        """Why an offer cannot be taken, however long one waits; empty if it can."""
+        """Return why an offer cannot be taken, however long one waits; empty if it can."""
         tokens, longest = offer.tokens, longest_sequence(self._limits)
         if self._closed:
             return "the engine is shutting down"
@@ -316,7 +316,7 @@ class KvCoordinator:
         self._planner.let_followers_go()
 
     def stuck_for(self) -> str:
-        """Why requests may wait for ever, if the agent may never free blocks; empty if it cannot be blamed."""
+        """Return why requests may wait for ever, if the agent may never free blocks; empty if it cannot be blamed."""
         count = self.kv_imports.num_quarantined
         text = (
             f"{format_count(count, 'KV block is', 'KV blocks are')} out of use, since an engine that is out of "

@@ -1,4 +1,4 @@
-"""How much of the work goes into one step, so that all stages of a pipeline have something to do.
+"""The part of the work that goes into one step, so that all stages of a pipeline have something to do.
 
 With several stages the running sequences are spread over micro-batches, one a stage unless told otherwise: while the
 last stage draws the tokens of one, the stages before it compute the others. More micro-batches than stages hide the way
@@ -15,8 +15,8 @@ _LEAST_PREFILL = 64  # tokens; a step of fewer takes nearly as long, since the w
 
 
 class MicroBatching:
-    """What one step may hold and how many may be in flight. With one stage: all there is, in steps as far ahead as
-    `lookahead`.
+    """The amount that one step may hold and how many may be in flight. With one stage: all there is, in steps as far
+    ahead as `lookahead`.
     """
 
     def __init__(self, stages: int, lookahead: int, micro_batches: int = 0) -> None:
@@ -42,7 +42,7 @@ class MicroBatching:
         return self.stages > 1
 
     def may_send(self, in_flight: int, draws: bool) -> bool:
-        """Whether one more step may go. `draws`: a step in flight brings back tokens, with which its
+        """Return whether one more step may go. `draws`: a step in flight brings back tokens, with which its
         sequences go on.
         """
         if self.stages == 1:
@@ -50,8 +50,8 @@ class MicroBatching:
         return in_flight < self._micro_batches + (not draws and self._micro_batches > 1)
 
     def share(self, decoding: int) -> int:
-        """How many of the decoding sequences, those in flight included, go into one step: then those in flight and this
-        step are equally large.
+        """Return how many of the decoding sequences, those in flight included, go into one step: then those in flight
+        and this step are equally large.
         """
         return -(-decoding // self._micro_batches)
 

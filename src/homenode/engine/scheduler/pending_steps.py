@@ -30,7 +30,7 @@ class PendingStep(msgspec.Struct, frozen=True):
 
     @property
     def draws(self) -> bool:
-        """It brings back tokens."""
+        """Return whether it brings back tokens."""
         return bool(self.decoding) or any(item.draws for _, _, item in self.parts)
 
     @property
@@ -83,7 +83,7 @@ class PendingSteps:
 
     @property
     def draw(self) -> bool:
-        """Whether any of them brings back a token."""
+        """Return whether any of them brings back a token."""
         return any(pending_step.draws for pending_step in self._pending_steps)
 
     @property
@@ -98,7 +98,7 @@ class PendingSteps:
 
     @property
     def seconds(self) -> float:
-        """What all of them are expected to take."""
+        """Return what all of them are expected to take."""
         return sum(pending_step.seconds for pending_step in self._pending_steps)
 
     def add(self, pending_step: PendingStep) -> None:

@@ -129,7 +129,9 @@ class Planner:
         return able[:left]
 
     def _squeezed_decodes(self, able: list[Sequence], left: int, plan: StepPlan) -> list[Sequence]:
-        """As above, when blocks are short: somebody may have to give way, perhaps one that was chosen already."""
+        """Return the decodes as above, when blocks are short: somebody may have to give way, perhaps one that was
+        chosen already.
+        """
         chosen: list[Sequence] = []
         for sequence in able:
             if len(chosen) == left:
@@ -196,7 +198,7 @@ class Planner:
         return False
 
     def _plan_turns(self, plan: StepPlan, begun: list[Sequence], passed_over: Sequence | None, closed: bool) -> None:
-        """As far as the step has room, but for the one that is `passed_over` and those that have a part already.
+        """Plan as far as the step has room, but for the one that is `passed_over` and those that have a part already.
         `closed`: nobody of the queue begins.
         """
         for sequence in begun:
@@ -221,7 +223,9 @@ class Planner:
         return self._config.max_num_seqs - len(self.running) - len(self._kv_imports.fetching)
 
     def _has_slot(self, key: str) -> bool:
-        """Whether one more sequence of `key` may run. Keys that yield leave some slots to those that go first."""
+        """Return whether one more sequence of `key` may run. Keys that yield leave some slots to those that
+        go first.
+        """
         kept = self._config.max_num_seqs // _KEPT if self.running and self.shares.yields(key) else 0
         return self._slots_left > kept
 
@@ -243,8 +247,8 @@ class Planner:
         return None
 
     def _victims(self, needy: Sequence) -> list[Sequence]:
-        """Who may give way: among several keys those that had more, else none that had less; all for the sake of the
-        first in order.
+        """Return who may give way: among several keys those that had more, else none that had less; all for the sake of
+        the first in order.
         """
         if not self.shares.several or needy is self.running[0]:
             return self.running
@@ -254,7 +258,7 @@ class Planner:
         ]
 
     def let_followers_go(self) -> None:
-        """Those who waited for another one's KV join the queue, unless they have ended meanwhile."""
+        """Let those who waited for another one's KV join the queue, unless they have ended meanwhile."""
         for sequence in self._kv_imports.released:
             if self.waiting_for_kv.pop(sequence.id, None) is not None:
                 self.waiting.push(sequence)
@@ -284,7 +288,7 @@ class Planner:
 
     @property
     def waiting_for(self) -> dict[str, int]:
-        """How many of them wait for what: those of the queue for what its first one lacks."""
+        """Return how many of them wait for what: those of the queue for what its first one lacks."""
         held_by: WaitReason = self._held_by if self._slots_left > 0 else "slots"
         apart = len(self.waiting_for_kv) + len(self._kv_imports.ready)
         return {reason: number for reason, number in ((held_by, len(self.waiting)), ("kv", apart)) if number}

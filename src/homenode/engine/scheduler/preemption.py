@@ -1,4 +1,4 @@
-"""Who gives way when KV blocks run out.
+"""The choice of who gives way when KV blocks run out.
 
 Preemption is by recompute: the victim's blocks are freed and all its tokens are computed again later. The cheapest
 victim of the least important class is taken, whatever its age, except the first in order: it always advances, so that
@@ -31,7 +31,7 @@ def choose_victim(
 
 
 def preemption_warning(victim: Sequence, needy: Sequence, num_blocks: int, cost: int, total: int) -> str:
-    """What the operator should know: who, why, what to raise, how often so far."""
+    """Return what the operator should know: who, why, what to raise, how often so far."""
     cause = "its own next token" if needy is victim else f"the next token of request {needy.id}"
     return (
         f"request {victim.id} was preempted: none of the {format_count(num_blocks, 'KV block')} was free for "
@@ -44,7 +44,7 @@ def preemption_warning(victim: Sequence, needy: Sequence, num_blocks: int, cost:
 
 
 def growth_preemption_warning(victim: Sequence, total: int) -> str:
-    """That the machine had no memory for the prompt of `victim`."""
+    """Return a warning that the machine had no memory for the prompt of `victim`."""
     return (
         f"request {victim.id} was preempted: KV memory cannot grow for its prompt, and it waits for memory that "
         "others give back "

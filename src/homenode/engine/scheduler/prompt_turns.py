@@ -1,4 +1,5 @@
-"""Whose prompt goes first, of those that were begun and those that wait, and what one that was passed over has. Pure.
+"""The prompt that goes first, of those that were begun and those that wait, and what one that was passed over has.
+Pure.
 
 Of prompts of one priority and key the one with the least left to compute goes first: it waits for as short a time as it
 can, and the others hardly lose by it. The one that came first of them has a fourth of what prompts have in each step
@@ -39,7 +40,7 @@ class PromptTurns:
         return sorted(begun, key=lambda sequence: (cost(sequence.request.key), *_turn(sequence)))
 
     def before(self, sequence: Sequence, other: Sequence) -> bool:
-        """Whether the first of these goes before the second."""
+        """Return whether the first of these goes before the second."""
         if self._shares.several:
             key, others = sequence.request.key, other.request.key
             if self._shares.ahead(key, others) or self._shares.ahead(others, key):
@@ -67,7 +68,7 @@ class PromptTurns:
         return None if oldest is top else oldest
 
     def closed_for(self, passed_over: Sequence | None) -> bool:
-        """Whether nobody may begin before it, as it has been passed over long enough."""
+        """Return whether nobody may begin before it, as it has been passed over long enough."""
         return (
             passed_over is not None
             and passed_over.id == self._blocked

@@ -46,7 +46,7 @@ class _Ordered(Generic[_Key]):
 
 
 class _PromptLine:
-    """Who waits of one API key and priority: by what is left to compute, and by arrival."""
+    """The line of those who wait of one API key and priority: by what is left to compute, and by arrival."""
 
     def __init__(self) -> None:
         self.by_left: _Ordered[tuple[int, int, float, int]] = _Ordered()
@@ -121,7 +121,7 @@ class WaitingQueue:
         self._num_prompt_tokens[key] = self._num_prompt_tokens.get(key, 0) + sequence.num_prompt
 
     def first(self) -> Sequence | None:
-        """Who is next, still in the queue."""
+        """Return who is next, still in the queue."""
         if len(self._lines) > 1:
             return self._of_several()[0]
         for lines in self._lines.values():
@@ -129,7 +129,7 @@ class WaitingQueue:
         return None
 
     def oldest(self, key: str | None = None, priority: int = 0) -> Sequence | None:
-        """Who came first of this key and priority, still in the queue; without a key, of all."""
+        """Return who came first of this key and priority, still in the queue; without a key, of all."""
         if key is None:
             everybody = (line.oldest for lines in self._lines.values() for line in lines.values())
             return min(everybody, key=lambda sequence: sequence.arrived, default=None)
@@ -160,7 +160,7 @@ class WaitingQueue:
             del self._lines[key], self._deficits[key], self._counts[key], self._num_prompt_tokens[key]
 
     def _of_several(self) -> tuple[Sequence, int, list[str]]:
-        """Who is next, how many rounds of turns that takes, and the keys that have a part in these."""
+        """Return who is next, how many rounds of turns that takes, and the keys that have a part in these."""
         heads = {key: _first_of(lines).shortest for key, lines in self._lines.items()}
         costs = {key: self._shares.cost(key) for key in heads}
         least = min(costs.values())
@@ -175,7 +175,7 @@ def _first_of(lines: dict[int, _PromptLine]) -> _PromptLine:
 
 
 class Deadlines:
-    """Whose time is up, and when it will next be."""
+    """Deadlines: whose time is up, and when it will next be."""
 
     def __init__(self) -> None:
         self._ordered: _Ordered[tuple[float, int]] = _Ordered()

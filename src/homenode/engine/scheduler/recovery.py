@@ -1,4 +1,4 @@
-"""What becomes of requests when a step fails, and when workers are lost and come back.
+"""The fate of requests when a step fails, and when workers are lost and come back.
 
 After either nothing that was computed is trusted: who was running waits and is computed again from the tokens there
 are, in the same order.

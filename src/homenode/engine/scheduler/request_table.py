@@ -61,7 +61,7 @@ class RequestTable:
         return instructions
 
     def warn(self, text: str) -> None:
-        """For the operator."""
+        """Warn the operator."""
         self._warnings.append(text)
 
     def answer(self, sequence: Sequence, **output: Any) -> None:

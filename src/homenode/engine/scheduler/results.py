@@ -182,7 +182,7 @@ class Results:
         self._allocator.finish_step(allocation)
 
     def _take_parts(self, pending_step: PendingStep, result: StepResult) -> None:
-        """What came of the parts of prompts."""
+        """Take what came of the parts of prompts."""
         advances = {a.seq: a for a in result.advances[len(pending_step.decoding) :]}
         scored = {s.seq: s for s in result.scored}
         pooled = {p.seq: p.values for p in result.pooled}

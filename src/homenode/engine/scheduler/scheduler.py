@@ -201,7 +201,7 @@ class Scheduler:
         return self.instructions()
 
     def instructions(self) -> list[Instruction]:
-        """What is to be told and was not yet, such as because of `next_step`. Empties the list."""
+        """Return what is to be told and was not yet, such as because of `next_step`. Empties the list."""
         instructions = self.requests.tell()
         for key in self.allocator.unused:
             self._peers.unuse(key)
@@ -249,11 +249,13 @@ class Scheduler:
         return self._growth is not None and self._growth.withholds
 
     def page_changes(self) -> list[PageChange]:
-        """What the workers are to do about the pages of KV memory before they compute the next step; told once."""
+        """Return what the workers are to do about the pages of KV memory before they compute the next step;
+        told once.
+        """
         return [] if self._growth is None else self._growth.changes()
 
     def wants_headroom(self) -> bool:
-        """Whether a `KvHeadroom` event is needed before the next step: KV memory may grow."""
+        """Return whether a `KvHeadroom` event is needed before the next step: KV memory may grow."""
         return self._growth is not None and bool(self.requests) and self._growth.wants_headroom()
 
     def lends_next(self) -> tuple[str, ...]:
@@ -298,7 +300,7 @@ class Scheduler:
         return not self.has_work()
 
     def next_deadline(self) -> float | None:
-        """When a `Ticked` event is needed at the latest, if ever."""
+        """Return when a `Ticked` event is needed at the latest, if ever."""
         due = self.requests.next_deadline()
         growth = None if self._growth is None else self._growth.due(bool(self.requests))
         return growth if due is None else due if growth is None else min(due, growth)

@@ -62,7 +62,7 @@ class SchedulerStats:
         )
 
     def _of_states(self) -> StateStats | None:
-        """Of the state memory, of a model with one."""
+        """Return figures of the state memory, of a model with one."""
         if (states := self._allocator.states) is None:
             return None
         return StateStats(states.num_slots, states.num_owned, states.num_snapshots, states.hits, states.uncovered)

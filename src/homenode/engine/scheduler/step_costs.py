@@ -1,4 +1,4 @@
-"""What a step costs in seconds, learned from the steps that were computed. Pure.
+"""The cost of a step in seconds, learned from the steps that were computed. Pure.
 
     seconds = base + a * rows that decode + b * tokens of prompts + c * their rows of logits
             + d * positions that decoding rows read + e * positions that tokens of prompts look at
@@ -40,7 +40,7 @@ _FADE = 1 / 64  # of the error that is shown
 
 
 def step_kind(decodes: int, prompts: int) -> StepKind:
-    """Of a step with so many rows that decode, and so many tokens of prompts."""
+    """Return the kind of a step with so many rows that decode, and so many tokens of prompts."""
     return "mixed" if decodes and prompts else "decode" if decodes else "prefill"
 
 
@@ -60,12 +60,12 @@ class StepCosts:
 
     @property
     def known(self) -> bool:
-        """Whether any step has come back."""
+        """Return whether any step has come back."""
         return self._seen > 0
 
     def seconds(self, decodes: StepLoad, prompts: StepLoad = NO_LOAD) -> float:
-        """Of a step in which these rows decode and these parts of prompts are computed; 0 while nothing is known. What
-        is to be verified of drafts counts as rows that decode.
+        """Return the seconds of a step in which these rows decode and these parts of prompts are computed; 0 while
+        nothing is known. What is to be verified of drafts counts as rows that decode.
         """
         costs = self._costs
         found = costs[_BASE] + costs[_DECODED] * decodes.tokens + costs[_READ] * decodes.read
@@ -79,8 +79,8 @@ class StepCosts:
     def fitting(
         self, decodes: StepLoad, prompts: StepLoad, start: int, most: int, limit: float, *, scored: bool
     ) -> int:
-        """How many positions of a prompt from `start` on, at most `most`, a step has room for beside these, if it is to
-        take `limit` seconds. `scored`: the logits of each are wanted.
+        """Return how many positions of a prompt from `start` on, at most `most`, a step has room for beside these, if
+        it is to take `limit` seconds. `scored`: the logits of each are wanted.
         """
         costs = self._costs
         left = limit - self.seconds(decodes, prompts) - costs[_ROWS]  # its last one may be the prompt's
@@ -119,8 +119,8 @@ class StepCosts:
         self._fit()
 
     def _without_surprise(self, seconds: float, expected: float, error: float) -> float:
-        """What counts of a step's time. All coefficients change at once where most steps of late say so, of a kind
-        whose `error` was small: what was never right has to be learned.
+        """Return what counts of a step's time. All coefficients change at once where most steps of late say so, of a
+        kind whose `error` was small: what was never right has to be learned.
         """
         ratios = self._ratios
         ratios.append(seconds / expected)
@@ -164,7 +164,7 @@ class StepCosts:
 
 
 class _Sums:
-    """Of the steps of one kind, older ones fading: products of features, divided by the square of the seconds, and
+    """Sums of the steps of one kind, older ones fading: products of features, divided by the square of the seconds, and
     features, divided by the seconds.
     """
 

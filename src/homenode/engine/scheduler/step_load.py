@@ -1,4 +1,4 @@
-"""What a step asks of whoever computes it, in numbers that its seconds follow from. Pure."""
+"""The load that a step puts on whoever computes it, in numbers that its seconds follow from. Pure."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from homenode.engine.step import Step
 
 
 class StepLoad(msgspec.Struct, frozen=True, gc=False):
-    """What a step asks of any worker: tokens; rows of logits; sequences' positions to be read; positions looked at,
+    """The load of a step on any worker: tokens; rows of logits; sequences' positions to be read; positions looked at,
     over all tokens; and sequences. `scanned`: positions whose keys indexers read; `scored`: those that they score,
-    over all tokens. `unread`, `unattended`: what layers that attend to all have besides `read` and `attended`."""
+    over all tokens. `unread`, `unattended`: what layers that attend to all have besides `read` and `attended`.
+    """
 
     tokens: int
     rows: int
@@ -26,8 +27,8 @@ class StepLoad(msgspec.Struct, frozen=True, gc=False):
 
     @classmethod
     def of_sequence(cls, start: int, count: int, rows: int, chosen: int | None = None) -> StepLoad:
-        """Of positions start .. start + count - 1 of one sequence. `chosen`: how many tokens each looks at where an
-        indexer chooses them; None: all up to its own.
+        """Return the load of positions start .. start + count - 1 of one sequence. `chosen`: how many tokens each looks
+        at where an indexer chooses them; None: all up to its own.
         """
         end, attended = start + count, _sum_of(start + 1, start + count)
         if chosen is None or end <= chosen:
@@ -39,12 +40,14 @@ class StepLoad(msgspec.Struct, frozen=True, gc=False):
 
     @classmethod
     def of_drafts(cls, start: int, count: int) -> StepLoad:
-        """Of positions start .. start + count - 1, which a sequence of the step computes besides those before them."""
+        """Return the load of positions start .. start + count - 1, which a sequence of the step computes besides those
+        before them.
+        """
         return cls(count, count, count, _sum_of(start + 1, start + count), 0)
 
     @classmethod
     def of(cls, step: Step, chosen: int | None = None) -> StepLoad:
-        """Of a real step of the scheduler. `chosen`: as for `of_sequence`."""
+        """Return the load of a real step of the scheduler. `chosen`: as for `of_sequence`."""
         loads = [cls.of_sequence(item.start, item.count, item.draws, chosen) for item in step.items]
         return cls(*(sum(getattr(load, each) for load in loads) for each in cls.__struct_fields__))
 

@@ -1,4 +1,4 @@
-"""How long steps took, by kind, as a histogram that is still counted. Pure."""
+"""The times that steps took, by kind, as a histogram that is still counted. Pure."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ class StepTimes:
         counts[-1] += seconds
 
     def figures(self) -> dict[str, list[float]]:
-        """By kind, fit for a message."""
+        """Return the figures by kind, fit for a message."""
         return {kind: counts.copy() for kind, counts in self._counts.items()}

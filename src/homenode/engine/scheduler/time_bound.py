@@ -1,4 +1,4 @@
-"""How long a step may take, so that nobody waits for somebody else's long prompt. Pure.
+"""The bound of the time that a step may take, so that nobody waits for somebody else's long prompt. Pure.
 
 While somebody's answer goes on a step takes at most `--step-time`, or twice what its decodes take alone where that is
 more, so that prompts always get on. Prompts alone take twice `--step-time`, or twice what a step takes without any
@@ -21,7 +21,7 @@ _LEAST_READINGS = 4.0  # ...and those that leave less than so many times what a 
 
 
 class TimeBound:
-    """Of the step that is being planned. `keep` leaves a share of what prompts may have to one of them."""
+    """The bound of the step that is being planned. `keep` leaves a share of what prompts may have to one of them."""
 
     def __init__(self, costs: StepCosts, decodes: StepLoad, limit: float, *, whole: bool) -> None:
         """`decodes`: what the step holds already. `limit`: seconds of the whole step. `whole`: prompts are not cut."""
@@ -38,7 +38,7 @@ class TimeBound:
         self._kept = share * max(0.0, self._limit - self._costs.seconds(self._decodes, prompts))
 
     def fitting(self, prompts: StepLoad, start: int, count: int, *, scored: bool) -> int:
-        """How many of `count` positions of a prompt from `start` on fit beside `prompts`, which are in the step
+        """Return how many of `count` positions of a prompt from `start` on fit beside `prompts`, which are in the step
         already; some of the first prompt always do. `scored`: the logits of each are wanted.
         """
         first = not prompts.tokens

@@ -1,4 +1,6 @@
-"""What is generated, sent as its request asks: as a stream of events or as one body, in the words of an API."""
+"""Answers: what is generated, sent as its request asks: as a stream of events or as one body, in the words of
+an API.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ _Whole = TypeVar("_Whole", bound=GenerationEvent | JoinedMessage)
 
 
 class AnswerFormat(Protocol[_Event, _Whole]):
-    """How one API writes one answer. Long ones are written on a thread, but never two at once."""
+    """The way in which one API writes one answer. Long ones are written on a thread, but never two at once."""
 
     def whole(self, choices: list[_Whole]) -> bytes:
         """The body of an answer that is not streamed. `choices`: all that was generated, one for each choice."""
@@ -50,7 +52,7 @@ MessageFormat = AnswerFormat[MessageEvent, JoinedMessage]
 
 @dataclass(frozen=True)
 class _Source(Generic[Event, Whole]):
-    """Where events come from, and what all events of a choice are together."""
+    """The source that events come from, and what all events of a choice are together."""
 
     generation: Generation
     events: Callable[[], AsyncGenerator[Event, None]]
@@ -120,7 +122,7 @@ async def _respond(
 
 
 def told_usage(generation: Generation) -> ToldUsage:
-    """What is told to a proxy that asks for it."""
+    """Return what is told to a proxy that asks for it."""
     usage = generation.usage()
     return ToldUsage(usage.prompt_tokens, usage.completion_tokens)
 

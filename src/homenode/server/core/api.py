@@ -1,4 +1,6 @@
-"""What an HTTP API consists of: its operations, from which both the routes and the OpenAPI document are made."""
+"""The parts that an HTTP API consists of: its operations, from which both the routes and the OpenAPI document
+are made.
+"""
 
 from __future__ import annotations
 

@@ -24,8 +24,8 @@ class ScoredToken(NamedTuple):
 
 
 class GenerationEvent(NamedTuple):
-    """What one output of the engine adds to a choice; the last event of a choice has a finish reason, `stop` or
-    `length`.
+    """The part that one output of the engine adds to a choice; the last event of a choice has a finish reason, `stop`
+    or `length`.
 
     `choice`: the number of the choice, from 0 on. `stop_text`: the stop string that ended it, if one did.
     `prompt_scores`: log-probabilities of the prompt's tokens, once, where they are wanted.
@@ -118,7 +118,9 @@ class ChoiceText:
         self.finish_reason: str | None = None
 
     def feed(self, output: Output) -> GenerationEvent:
-        """What `output` adds. After a stop string, `finish_reason` is set although the engine may not have finished."""
+        """Return what `output` adds. After a stop string, `finish_reason` is set although the engine may not have
+        finished.
+        """
         part = self._text.feed(output)
         text = part.text
         scored: list[ScoredToken] = []

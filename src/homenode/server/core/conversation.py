@@ -1,4 +1,6 @@
-"""Where every API that answers with a message begins: a conversation becomes a generation, and its text a message."""
+"""The place where every API that answers with a message begins: a conversation becomes a generation, and its text a
+message.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +79,7 @@ class ConversationRequest:
 
     @property
     def callable_tools(self) -> list[dict[str, Any]]:
-        """Those that it may call."""
+        """Return those that it may call."""
         return self.offer.tools if self.offer and self.offer.use is not ToolUse.NONE else []
 
     @property
@@ -153,12 +155,14 @@ async def begin_conversation(model: ServedModel, request: ConversationRequest) -
 
 
 def told_cut(cut: PromptCut | None, prompt: EncodedPrompt) -> list[SentText]:
-    """What to tell of a prompt that may have been cut."""
+    """Return what to tell of a prompt that may have been cut."""
     return [SentText(cut.field, "", by_template=True)] if cut is not None and prompt.left_out else []
 
 
 async def conversation_grammar(model: ServedModel, request: ConversationRequest, prompt: str) -> CompiledGrammar | None:
-    """What the answer to `prompt`, the text of the conversation, is bound to; None: nothing. Raises ApiError 400."""
+    """Return what the answer to `prompt`, the text of the conversation, is bound to; None: nothing. Raises ApiError
+    400.
+    """
     return await message_grammar(
         model,
         model.formats.of(with_tools=bool(request.tools)),
@@ -196,7 +200,7 @@ def _call_ids(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 async def conversation_text(model: ServedModel, request: ConversationRequest) -> PromptText:
-    """What the model sees of a conversation. Raises ApiError 400, and UserError as `begin_conversation`."""
+    """Return what the model sees of a conversation. Raises ApiError 400, and UserError as `begin_conversation`."""
     formats = model.formats.of(with_tools=bool(request.tools))
     template = formats.template
     asked = thinking_values(template, thinking=request.thinking, effort=request.reasoning_effort)

@@ -46,8 +46,8 @@ def middle_prompt(
     cut: PromptCut | None = None,
     max_tokens: int | None = None,
 ) -> EncodedPrompt:
-    """What the model sees: `context`, then what is `before` and `after` the middle, each behind its mark, and what of
-    the middle has `begun`. The token that begins texts comes first. Raises ApiError 400 when that does not fit,
+    """Return what the model sees: `context`, then what is `before` and `after` the middle, each behind its mark, and
+    what of the middle has `begun`. The token that begins texts comes first. Raises ApiError 400 when that does not fit,
     and is not to be cut.
     """
     begin = model.tokenizer.encode("")[:1]

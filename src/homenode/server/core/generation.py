@@ -49,8 +49,8 @@ class TokenUsage(NamedTuple):
 
 
 class GenerationTimings(NamedTuple):
-    """What a request has taken so far: of the sequence that took longest the seconds that it waited for its turn, that
-    its prompt took, and that the tokens behind the first took.
+    """The time that a request has taken so far: of the sequence that took longest the seconds that it waited for its
+    turn, that its prompt took, and that the tokens behind the first took.
     """
 
     queue_s: float

@@ -24,7 +24,9 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class RequestFields(SettingFields, kw_only=True):
-    """How tokens are drawn, when that ends and whose turn it is, in this server's words, which several APIs take."""
+    """Fields of how tokens are drawn, when that ends and whose turn it is, in this server's words, which several APIs
+    take.
+    """
 
     seed: Annotated[int, Meta(ge=-_INT64 - 1, le=_INT64)] | None = None
     stop_token_ids: Annotated[TokenIds, Meta(max_length=128)] | None = None
@@ -35,7 +37,7 @@ class RequestFields(SettingFields, kw_only=True):
     kv_transfer_params: KvTransferParams | None = None
 
     def sampling(self, **more: Any) -> SamplingParams:
-        """How tokens are drawn, and `more` of it."""
+        """Return how tokens are drawn, and `more` of it."""
         given = {
             "min_tokens": self.min_tokens or 0,
             "seed": self.seed,
@@ -54,5 +56,5 @@ class GenerationFields(RequestFields, kw_only=True):
     timings_per_token: bool | None = None  # so does each chunk of a stream
 
     def sampling(self, **more: Any) -> SamplingParams:
-        """How tokens are drawn, and `more` of it."""
+        """Return how tokens are drawn, and `more` of it."""
         return super().sampling(**{"stop": self.stop or [], **more})

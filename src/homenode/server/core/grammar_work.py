@@ -30,7 +30,7 @@ class GrammarWork:
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
-        """As grammars are tried with; that of the workers has all tokens that end an answer."""
+        """Return the vocabulary as grammars are tried with; that of the workers has all tokens that end an answer."""
         tokenizer = self._tokenizer
         own = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
         return TrialVocabulary(tokenizer, self._vocab_size, (*tokenizer.stop_token_ids, *own) or (_ANY_TOKEN,))
@@ -54,7 +54,7 @@ class GrammarWork:
         return await self._within_time(lambda: compile_grammar(spec, vocabulary, param), param)
 
     async def keep(self, schema: Any, param: str, *, strict: bool) -> KeptSchema:
-        """What grammars keep of a schema. Raises as `compile`."""
+        """Return what grammars keep of a schema. Raises as `compile`."""
         return await self._within_time(lambda: keep_schema(schema, FieldPath(param), strict=strict), param)
 
     async def tried(self, text: str, param: str) -> str:

@@ -1,4 +1,4 @@
-"""What an answer has to be, from the words of any API to a grammar."""
+"""The form that an answer has to have, from the words of any API to a grammar."""
 
 from __future__ import annotations
 

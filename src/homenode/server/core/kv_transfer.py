@@ -20,7 +20,9 @@ Ticket = Annotated[str, Meta(pattern="^[A-Za-z0-9._:-]{1,128}$")]
 
 
 class KvTransferParams(Struct, forbid_unknown_fields=True, kw_only=True):
-    """How the prompt's KV is handed over: computed here for another server, or taken from one. Given by the proxy."""
+    """The way in which the prompt's KV is handed over: computed here for another server, or taken from one. Given by
+    the proxy.
+    """
 
     do_remote_decode: bool | None = None  # this server computes the prompt, for `peer`
     do_remote_prefill: bool | None = None  # another server computes it, and hands it over under the ticket
@@ -32,7 +34,7 @@ class KvTransferParams(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class KvTransferResult(Struct, kw_only=True):
-    """What came of a hand-over that was asked for.
+    """The result that came of a hand-over that was asked for.
 
     `tokens`: prompt tokens whose keys and values the other side gets under `ticket`. `status`: `computed`, or `nothing`
     where there is nothing to hand over and the ticket need not be given on.
@@ -53,7 +55,8 @@ class RequestKvTransfer(NamedTuple):
 def kv_transfer_of(
     model: ServedModel, params: KvTransferParams | None, *, prompts: int, tokens: int, single: bool
 ) -> RequestKvTransfer | None:
-    """What `params` ask for, for a request of `prompts` prompts, the first of `tokens` tokens; None when for nothing.
+    """Return what `params` ask for, for a request of `prompts` prompts, the first of `tokens` tokens; None when for
+    nothing.
 
     `single`: one answer is asked for, and not as a stream. Raises ApiError 400 when this server has not that part, and
     for what cannot be together.

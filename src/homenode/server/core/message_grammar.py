@@ -31,9 +31,9 @@ async def message_grammar(
     thinking_budget: int | None = None,
     begun: str = "",
 ) -> CompiledGrammar | None:
-    """For `SamplingParams.grammar`; None where nothing is bound. `prompt`: the rendered conversation. `output`: what
-    the content has to be, which came by the field `output_param`. `begun`: the beginning of the answer, with which the
-    prompt ends.
+    """Return the grammar for `SamplingParams.grammar`; None where nothing is bound. `prompt`: the rendered
+    conversation. `output`: what the content has to be, which came by the field `output_param`. `begun`: the beginning
+    of the answer, with which the prompt ends.
 
     Raises ApiError 400.
     """

@@ -15,8 +15,8 @@ _DELTA_ITEMS = 8  # what it costs to write one
 
 
 class MessageEvent(NamedTuple):
-    """What one output of the engine adds to the message of a choice; the last event of a choice has a finish reason:
-    `stop`, `length` or `tool_calls`.
+    """The part that one output of the engine adds to the message of a choice; the last event of a choice has a finish
+    reason: `stop`, `length` or `tool_calls`.
 
     `choice`: the number of the choice, from 0 on. `stop_text`: the stop string that ended it, if one did.
     """
@@ -91,7 +91,7 @@ class MessageReader:
         begun: str = "",
         taken_ids: Iterable[str] = (),
     ) -> MessageReader:
-        """As `MessageParser`."""
+        """Read as `MessageParser`."""
         end = prompt[-_PROMPT_END:]
         parser = MessageParser(
             chosen, end, tools, raw_thoughts=raw_thoughts, eager=eager, begun=begun, taken_ids=taken_ids
@@ -99,7 +99,7 @@ class MessageReader:
         return MessageReader(parser, parallel=parallel)
 
     def read(self, event: GenerationEvent) -> MessageEvent:
-        """What `event` adds to the message; after a finish reason nothing more may be read."""
+        """Return what `event` adds to the message; after a finish reason nothing more may be read."""
         reason = event.finish_reason
         if self._parser is None:
             deltas: list[Delta] = [ContentDelta(event.text)] if event.text else []

@@ -1,4 +1,4 @@
-"""How the served model writes calls and thoughts: chosen once for all of its conversations."""
+"""The formats in which the served model writes calls and thoughts: chosen once for all of its conversations."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ConversationFormats:
 
     @property
     def has_thoughts(self) -> bool:
-        """Whether the model marks thoughts."""
+        """Return whether the model marks thoughts."""
         return self.chosen.thoughts_name != RAW
 
 
@@ -32,7 +32,7 @@ class ModelFormats:
         self._tokenizer, self._config = tokenizer, config
 
     def of(self, *, with_tools: bool) -> ConversationFormats:
-        """Those of conversations in which tools are offered, or of others."""
+        """Return those of conversations in which tools are offered, or of others."""
         return self._with_tools if with_tools else self._plain
 
     @cached_property

@@ -35,7 +35,7 @@ class ModelLimits:
 
     @staticmethod
     def of(models: Iterable[ServedModel]) -> ModelLimits:
-        """Those of `models`, at least one."""
+        """Return those of `models`, at least one."""
         models = tuple(models)
         writers = [model for model in models if generates(model)]
         return ModelLimits(

@@ -38,7 +38,7 @@ class PooledTexts:
 
 
 def pooling_of(model: ServedModel) -> PoolingReady:
-    """What the engine makes of texts. Raises ApiError 400 where it generates text."""
+    """Return what the engine makes of texts. Raises ApiError 400 where it generates text."""
     pooling = model.ready.pooling
     if pooling is None:
         text = (
@@ -50,7 +50,7 @@ def pooling_of(model: ServedModel) -> PoolingReady:
 
 
 def vectors_of(model: ServedModel) -> PoolingReady:
-    """What the engine makes of texts, which are vectors. Raises ApiError 400 where it is something else."""
+    """Return what the engine makes of texts, which are vectors. Raises ApiError 400 where it is something else."""
     pooling = pooling_of(model)
     if pooling.labels:
         text = "the served model scores texts and makes no embeddings; ask /v1/score or /v1/rerank"
@@ -59,17 +59,17 @@ def vectors_of(model: ServedModel) -> PoolingReady:
 
 
 def makes_vectors(model: ServedModel) -> bool:
-    """Whether the engine makes vectors of texts."""
+    """Return whether the engine makes vectors of texts."""
     return model.ready.pooling is not None and not model.ready.pooling.labels
 
 
 def pools(model: ServedModel) -> bool:
-    """Whether the engine makes vectors or scores of texts."""
+    """Return whether the engine makes vectors or scores of texts."""
     return model.ready.pooling is not None
 
 
 def generates(model: ServedModel) -> bool:
-    """Whether the engine generates text."""
+    """Return whether the engine generates text."""
     return model.ready.pooling is None
 
 
@@ -175,7 +175,7 @@ def shown_vector(vector: Vector, dimensions: int | None, *, normalise: bool) -> 
 
 
 def cosine(first: Vector, second: Vector) -> float:
-    """Of the angle between two vectors; 0 where one has no direction."""
+    """Return the cosine of the angle between two vectors; 0 where one has no direction."""
     lengths = math.sqrt(sum(map(mul, first, first)) * sum(map(mul, second, second)))
     return sum(map(mul, first, second)) / lengths if lengths else 0.0
 

@@ -1,4 +1,6 @@
-"""What the types of requests for vectors and scores cannot say in the OpenAPI document: how much of a text is taken."""
+"""Parts that the types of requests for vectors and scores cannot say in the OpenAPI document: how much of a text is
+taken.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from homenode.server.core.model_limits import ModelLimits
 
 
 def tighten_kept_tokens(schema: dict[str, Any], limits: ModelLimits) -> None:
-    """What `kept_tokens` takes, for the schema of a request."""
+    """Say what `kept_tokens` takes, for the schema of a request."""
     kept = schema["properties"]["truncate_prompt_tokens"]["anyOf"][0]
     kept |= {"maximum": limits.most_prompt_tokens, "not": {"const": 0}}
 

@@ -40,7 +40,7 @@ class EncodedPrompt(NamedTuple):
 
     @classmethod
     def of_parts(cls, parts: Iterable[PromptPart]) -> EncodedPrompt:
-        """Of token ids, and of rows that take the place of their embeddings."""
+        """Return the prompt of token ids, and of rows that take the place of their embeddings."""
         ids, rows = flatten(parts)
         return cls(ids, rows=rows)
 
@@ -195,8 +195,8 @@ async def chat_text(
     add_generation_prompt: bool | None = None,
     continue_final: bool = False,
 ) -> PromptText:
-    """What the chat template makes of a conversation, and of the tools that are offered in it. `continue_final`: the
-    prompt ends with the text of the last message.
+    """Return what the chat template makes of a conversation, and of the tools that are offered in it. `continue_final`:
+    the prompt ends with the text of the last message.
     """
     check_template_values(template_kwargs)
     check_ending(continue_final, add_generation_prompt)
@@ -306,7 +306,7 @@ def check_prompt_tokens(tokens: int, param: str, n: int = 1) -> None:
 
 
 def _too_long(model: ServedModel, param: str, tokens: str) -> ApiError:
-    """In the words of the field, by which programs know to shorten a conversation."""
+    """Return the error in the words of the field, by which programs know to shorten a conversation."""
     most, pools = model.ready.max_model_len, model.ready.pooling is not None
     remedy = ", or let `truncate_prompt_tokens` take the beginning" if pools else ""
     return ApiError(

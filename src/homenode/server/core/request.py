@@ -1,4 +1,6 @@
-"""What every API asks of the engine, whatever its fields are called: a `GenerationRequest` becomes sequences."""
+"""The request that every API asks of the engine, whatever its fields are called: a `GenerationRequest` becomes
+sequences.
+"""
 
 from __future__ import annotations
 
@@ -106,8 +108,8 @@ async def begin(model: ServedModel, request: GenerationRequest) -> Generation:
 
 
 async def _kv_transfer(model: ServedModel, request: GenerationRequest) -> RequestKvTransfer | None:
-    """As `kv_transfer_of`. A request that scores its prompt has to compute it: what another server computed is
-    released.
+    """Return the same as `kv_transfer_of`. A request that scores its prompt has to compute it: what another server
+    computed is released.
     """
     single = not request.stream and request.sampling.n == 1
     kv = kv_transfer_of(

@@ -77,7 +77,7 @@ class MemoryStore:
         self._size = 0
 
     async def put(self, id: str, stored: StoredResponse) -> None:
-        """As `ResponseStore.put`."""
+        """Put as `ResponseStore.put`."""
         data = msgspec.json.encode(stored)
         await self.remove(id)
         self._kept[id] = (self._clock(), data)
@@ -86,7 +86,7 @@ class MemoryStore:
             await self.remove(next(iter(self._kept)))
 
     async def get(self, id: str, key: str) -> StoredResponse | None:
-        """As `ResponseStore.get`."""
+        """Get as `ResponseStore.get`."""
         oldest_begin = self._clock() - self._limits.age_s
         while self._kept and next(iter(self._kept.values()))[0] < oldest_begin:
             await self.remove(next(iter(self._kept)))
@@ -94,12 +94,12 @@ class MemoryStore:
         return None if kept is None else _of_key(kept[1], key)
 
     async def remove(self, id: str) -> None:
-        """As `ResponseStore.remove`."""
+        """Remove as `ResponseStore.remove`."""
         if (kept := self._kept.pop(id, None)) is not None:
             self._size -= len(kept[1])
 
     async def touch(self, id: str) -> bool:
-        """As `ResponseStore.touch`."""
+        """Touch as `ResponseStore.touch`."""
         if (kept := self._kept.get(id)) is None:
             return False
         self._kept[id] = (self._clock(), kept[1])
@@ -107,7 +107,7 @@ class MemoryStore:
         return True
 
     async def age(self, id: str) -> float | None:
-        """As `ResponseStore.age`."""
+        """Return the age as `ResponseStore.age`."""
         kept = self._kept.get(id)
         return None if kept is None else self._clock() - kept[0]
 
@@ -122,22 +122,22 @@ class FolderStore:
         self._folder, self._limits, self._clock = folder, limits, clock
 
     async def put(self, id: str, stored: StoredResponse) -> None:
-        """As `ResponseStore.put`. Raises OSError when there is no room for it."""
+        """Put as `ResponseStore.put`. Raises OSError when there is no room for it."""
         await asyncio.to_thread(self._put, self._path(id), msgspec.json.encode(stored))
 
     async def get(self, id: str, key: str) -> StoredResponse | None:
-        """As `ResponseStore.get`."""
+        """Get as `ResponseStore.get`."""
         if not _ID.fullmatch(id):  # which is the name of a file
             return None
         data = await asyncio.to_thread(self._read, self._path(id))
         return None if data is None else _of_key(data, key)
 
     async def remove(self, id: str) -> None:
-        """As `ResponseStore.remove`."""
+        """Remove as `ResponseStore.remove`."""
         await asyncio.to_thread(self._path(id).unlink, True)
 
     async def touch(self, id: str) -> bool:
-        """As `ResponseStore.touch`."""
+        """Touch as `ResponseStore.touch`."""
         now = self._clock()
         try:
             await asyncio.to_thread(os.utime, self._path(id), (now, now))
@@ -146,7 +146,7 @@ class FolderStore:
         return True
 
     async def age(self, id: str) -> float | None:
-        """As `ResponseStore.age`."""
+        """Return the age as `ResponseStore.age`."""
         try:
             return self._clock() - (await asyncio.to_thread(self._path(id).stat)).st_mtime
         except FileNotFoundError:

@@ -1,4 +1,6 @@
-"""How near two texts are: the score of a pair by a model that scores, or the cosine of the vectors of both."""
+"""Scores of how near two texts are: the score of a pair by a model that scores, or the cosine of the vectors
+of both.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,7 @@ class TextsToScore:
 
 @dataclass(frozen=True)
 class Scores:
-    """Of each pair, and the tokens that all took."""
+    """Scores of each pair, and the tokens that all took."""
 
     values: list[float]
     prompt_tokens: int

@@ -29,8 +29,8 @@ _TEXTS_AT_ONCE = 8  # texts of the largest size, at a byte a character, that may
 
 @dataclass(frozen=True)
 class FrontIdentity:
-    """What an application has in common with those of other front processes. `front`: the number of this one, of
-    `fronts` at a time.
+    """The part that an application has in common with those of other front processes. `front`: the number of this one,
+    of `fronts` at a time.
 
     `metrics`: the folder of what all of them count and keep. `started`: when the service was, in Unix seconds; None:
     now.
@@ -43,7 +43,7 @@ class FrontIdentity:
 
     @property
     def replaces(self) -> bool:
-        """Whether this process is there because another one was lost: the first ones have the first numbers."""
+        """Return whether this process is there because another one was lost: the first ones have the first numbers."""
         return self.front > self.fronts
 
 
@@ -89,7 +89,9 @@ class ServerState(RequestAdmission):
         self.metrics.refuse(reason)
 
     def watch_engines(self, all_lost: Callable[[str], None]) -> None:
-        """From now on a model whose engine is lost is refused, and `all_lost` hears when no model is left."""
+        """Watch the engines: from now on a model whose engine is lost is refused, and `all_lost` hears when no model is
+        left.
+        """
 
         def watch(model: ServedModel) -> None:
             def lost(reason: str) -> None:

@@ -1,4 +1,4 @@
-"""What an answer took, for every API that tells it."""
+"""The time that an answer took, for every API that tells it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from homenode.server.core.generation import Generation
 
 
 class AnswerTimings(Struct, kw_only=True):
-    """What an answer took: milliseconds in the queue, for the prompt, and for the tokens behind the first; and the
-    tokens of each, prompt tokens found in the prefix cache apart.
+    """The time that an answer took: milliseconds in the queue, for the prompt, and for the tokens behind the first; and
+    the tokens of each, prompt tokens found in the prefix cache apart.
     """
 
     queue_ms: float
@@ -24,7 +24,7 @@ class AnswerTimings(Struct, kw_only=True):
 
 
 def timings_of(generation: Generation) -> AnswerTimings:
-    """What a generation has taken so far."""
+    """Return what a generation has taken so far."""
     prompt, completion, cached = generation.usage()
     queue_s, prefill_s, decode_s = generation.timings()
     computed = max(0, prompt - cached)

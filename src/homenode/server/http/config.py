@@ -140,7 +140,7 @@ class HttpConfig:
 
 @dataclass(frozen=True)
 class ServedModelConfig:
-    """What the server can be told of one model: its names, and how its answers are made."""
+    """The settings that the server can be told of one model: its names, and how its answers are made."""
 
     served_model_name: tuple[str, ...] = option(
         (),

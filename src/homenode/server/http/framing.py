@@ -19,7 +19,9 @@ class StrictConnection(h11.Connection):
         self.problem: h11.RemoteProtocolError | None = None
 
     def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
-        """As h11's. Raises h11.RemoteProtocolError, whose `error_status_hint` is the status to answer with."""
+        """Return the event as h11's. Raises h11.RemoteProtocolError, whose `error_status_hint` is the status to answer
+        with.
+        """
         try:
             event = super().next_event()
             return strict(event) if isinstance(event, h11.Request) else event

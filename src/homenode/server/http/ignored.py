@@ -34,7 +34,7 @@ class IgnoredNames:
         request.state.ignored = {}
 
     def note(self, request: Request, name: str, param: str | None) -> None:
-        """As `note_ignored`."""
+        """Note as `note_ignored`."""
         if self._strict:
             named = f"`{param}`" if param and param.endswith(name) else f"`{name}`{f' at `{param}`' if param else ''}"
             text = f"unknown field {named}: it would be ignored, which --strict-requests forbids"
@@ -42,7 +42,7 @@ class IgnoredNames:
         self._tell(request, name, "requests have `%s`, which means nothing here and is ignored; this is told once")
 
     def note_left_out(self, request: Request, sent: SentText) -> None:
-        """As `note_left_out` below."""
+        """Note as `note_left_out` below."""
         if self._strict and not sent.by_template:
             text = f"the chat template does not show `{sent.name}`, which --strict-requests forbids to leave out"
             raise ApiError(400, text, param=sent.name.partition(".")[0], code="invalid_value")
@@ -50,14 +50,14 @@ class IgnoredNames:
         self._tell(request, sent.name, told)
 
     def note_not_kept(self, request: Request, place: FieldPath) -> None:
-        """As `note_not_kept` below."""
+        """Note as `note_not_kept` below."""
         if self._strict:
             text = f"`{place}`: this cannot be kept, and --strict-requests forbids to leave it out"
             raise ApiError(400, text, param=place.param, code="invalid_value")
         self._tell(request, place.name, "answers are not bound to `%s` of a schema; this is told once")
 
     def _tell(self, request: Request, name: str, line: str | None) -> None:
-        """In the header of the answer, and the first time as a `line` of the log."""
+        """Tell it in the header of the answer, and the first time as a `line` of the log."""
         shown = _STRANGE.sub("_", name[:_LONGEST_NAME]) or "_"  # a name may be empty, an entry of a header not
         if len(request.state.ignored) < _MOST_NAMES:
             request.state.ignored[shown] = None

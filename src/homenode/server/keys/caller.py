@@ -150,7 +150,7 @@ def caller() -> KeyHolder:
 
 
 def set_caller(who: KeyHolder) -> None:
-    """From here on the running task, and those that it starts, handle a request of `who`."""
+    """Note that from here on the running task, and those that it starts, handle a request of `who`."""
     _CALLER.set(who)
 
 

@@ -56,7 +56,9 @@ class Keyring:
         self.replace(keys)
 
     def replace(self, keys: Keys) -> None:
-        """From now on requests need one of these. Requests under way go on, and what a name has used stays."""
+        """Replace the keys: from now on requests need one of these. Requests under way go on, and what a name has used
+        stays.
+        """
         self._keys = [(key.digest, KeyHolder(key, self._counts)) for key in keys]
         self._names = {key.name: key.row for key in keys if key.name}
 

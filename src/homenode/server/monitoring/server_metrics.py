@@ -250,7 +250,7 @@ def _start_phases(model: str, of_engine: object) -> Iterator[Metric]:
 
 
 def _in_common(names: tuple[str, ...], parts: list[tuple[tuple[str, ...], EngineStats]]) -> Iterator[Metric]:
-    """Of engines that keep experts in common, what each has of the weights; nothing of others."""
+    """Yield, of engines that keep experts in common, what each has of the weights; nothing of others."""
     if not any(now.compute.get("shared_weight_bytes") for _, now in parts):
         return
     own = GaugeMetricFamily("homenode:weight_bytes", "Weights that an engine keeps itself.", labels=names)
@@ -385,7 +385,7 @@ class Metrics:
 
 
 class ModelMetrics:
-    """What the front counts and times of one model."""
+    """Figures that the front counts and times of one model."""
 
     def __init__(self, model: str, times: Sequence[Histogram], finished: Counter) -> None:
         """`times`: of this model, in the order in which `Recorder` takes them. `finished`: of all models."""

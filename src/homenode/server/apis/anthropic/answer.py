@@ -54,7 +54,7 @@ class MessagesStart(Struct, kw_only=True, tag_field="type", tag="message_start")
 
 
 class MessagesEnd(Struct, kw_only=True):
-    """Why a message ends."""
+    """Reason why a message ends."""
 
     stop_reason: StopReason | None
     stop_sequence: str | None

@@ -23,7 +23,7 @@ NEEDED_FIELDS = {  # that a block of a type must have
 
 
 class MessagesSource(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Where an image or a document is."""
+    """The place where an image or a document is."""
 
     type: str
     media_type: str | None = None
@@ -67,7 +67,7 @@ def check_block(block: MessagesBlock, place: str) -> None:
 
 
 def cache_is_marked(content: MessagesContent) -> bool:
-    """Whether a block of a content, or one within it, has a `cache_control`."""
+    """Return whether a block of a content, or one within it, has a `cache_control`."""
     return any(
         each.cache_control is not None for block, place in _within(content, "") for each, _ in _blocks(block, place)
     )

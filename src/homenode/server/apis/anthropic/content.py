@@ -182,7 +182,7 @@ def _filled(block: AnswerBlock, text: str) -> AnswerBlock:
 
 
 def _input(text: str) -> dict[str, Any]:
-    """What a call is made with. JSON that was cut off by the limit of tokens is kept as the text that it is."""
+    """Return what a call is made with. JSON that was cut off by the limit of tokens is kept as the text that it is."""
     try:
         value = msgspec.json.decode(text or "{}")
     except msgspec.DecodeError:

@@ -17,7 +17,7 @@ _CLEARS_THOUGHTS = "clear_thinking_20251015"  # which chat templates do by thems
 
 
 def prompt_request(body: MessagesPrompt, seal: ThoughtSeal, note: Note, **rest: Any) -> ConversationRequest:
-    """What the prompt is made of, with `rest` for the other fields. `seal`: of thoughts that were not shown.
+    """Return what the prompt is made of, with `rest` for the other fields. `seal`: of thoughts that were not shown.
 
     Raises ApiError 400.
     """
@@ -59,12 +59,12 @@ def answer_request(body: MessagesRequest, seal: ThoughtSeal, note: Note) -> Conv
 
 
 def shows_thoughts(thinking: MessagesThinking | None) -> bool:
-    """Whether the client wants to read what the model thinks."""
+    """Return whether the client wants to read what the model thinks."""
     return thinking is None or thinking.display != "omitted"
 
 
 def _output(body: MessagesPrompt) -> tuple[GrammarSpec | None, str]:
-    """What the text of the answer is bound to, and the field that says so."""
+    """Return what the text of the answer is bound to, and the field that says so."""
     config = body.output_config.format if body.output_config else None
     if config is not None:
         return JsonSchema(config.schema, strict=True), "output_config.format.schema"

@@ -53,7 +53,7 @@ async def messages(state: ServerState, request: Request) -> Response:
 
 
 async def count_tokens(state: ServerState, request: Request) -> Response:
-    """How many tokens the prompt of a request has."""
+    """Return how many tokens the prompt of a request has."""
     body, model = await read_for_model(state, request, _decode_count)
     note = partial(note_ignored, request)
     asked = await beside_loop(request, lambda: prompt_request(body, state.thought_seal, note))

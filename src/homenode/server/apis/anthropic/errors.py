@@ -25,7 +25,7 @@ _BUSY = frozenset({"overloaded", "draining"})
 
 
 class MessagesErrorDetail(Struct, kw_only=True):
-    """What went wrong. `type`: for programs."""
+    """The fault: what went wrong. `type`: for programs."""
 
     type: str
     message: str

@@ -27,7 +27,7 @@ _BILLING_LINE = re.compile(rf"^{_BILLING}[^\n]*(\n|\Z)", re.MULTILINE)
 
 @dataclass
 class _Turn:
-    """What one role says until another one does."""
+    """The words that one role says until another one does."""
 
     role: str
     texts: list[str] = field(default_factory=list)
@@ -79,7 +79,7 @@ class HistoryReader:
 
     @property
     def ends_open(self) -> bool:
-        """Whether the last turn is the beginning of the answer, which is to go on from there."""
+        """Return whether the last turn is the beginning of the answer, which is to go on from there."""
         last = self._read[-1] if self._read else None
         return isinstance(last, _Turn) and last.role == "assistant" and bool(last.texts) and not last.calls
 

@@ -50,7 +50,7 @@ class MessagesTool(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class MessagesToolChoice(Struct, forbid_unknown_fields=True, kw_only=True):
-    """How freely the model decides to call."""
+    """Setting of how freely the model decides to call."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
@@ -58,7 +58,7 @@ class MessagesToolChoice(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class MessagesThinking(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Whether the model thinks before it answers. `display`: whether the thoughts are shown."""
+    """Setting whether the model thinks before it answers. `display`: whether the thoughts are shown."""
 
     type: Literal["enabled", "adaptive", "between_tools", "disabled"]
     budget_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
@@ -66,27 +66,27 @@ class MessagesThinking(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class MessagesOutputFormat(Struct, forbid_unknown_fields=True, kw_only=True):
-    """What the text of the answer must be."""
+    """The form that the text of the answer must be."""
 
     type: Literal["json_schema"]
     schema: dict[str, Any]
 
 
 class MessagesOutputConfig(Struct, forbid_unknown_fields=True, kw_only=True):
-    """How much effort goes into the answer, and its form."""
+    """The effort that goes into the answer, and its form."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: MessagesOutputFormat | None = None
 
 
 class MessagesMetadata(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Who asks; changes nothing."""
+    """The client who asks; changes nothing."""
 
     user_id: str | None = None
 
 
 class MessagesPrompt(RequestFields, kw_only=True):
-    """What a prompt is made of, which both endpoints share."""
+    """The parts of a prompt, which both endpoints share."""
 
     messages: Annotated[list[MessagesMessage], Meta(min_length=1, max_length=4096)]
     model: str | None = None
@@ -101,7 +101,9 @@ class MessagesPrompt(RequestFields, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
 
     def marks_cache(self) -> bool:
-        """Whether `cache_control` stands anywhere: at the top, at a tool, a system block or a block of a message."""
+        """Return whether `cache_control` stands anywhere: at the top, at a tool, a system block or a block of a
+        message.
+        """
         system = self.system if isinstance(self.system, list) else ()
         marks = [self.cache_control, *(each.cache_control for each in (*system, *(self.tools or ())))]
         return any(mark is not None for mark in marks) or any(

@@ -15,8 +15,8 @@ _USES = {"auto": ToolUse.AUTO, "any": ToolUse.REQUIRED, "tool": ToolUse.REQUIRED
 
 
 def tool_offer(tools: list[MessagesTool] | None, choice: MessagesToolChoice | None, note: Note) -> ToolOffer | None:
-    """What is offered to the model; None for nothing. Tools that another server runs are left out, and their types told
-    to `note`. Raises ApiError 400.
+    """Return what is offered to the model; None for nothing. Tools that another server runs are left out, and their
+    types told to `note`. Raises ApiError 400.
     """
     offered: dict[str, dict[str, Any]] = {}
     for number, tool in enumerate(tools or ()):

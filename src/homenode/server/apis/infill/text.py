@@ -14,7 +14,7 @@ _BLANKS = " \t"
 
 @dataclass
 class InfillText:
-    """What came so far. `stop_type`: as llama.cpp calls it: none while it goes on, then eos, word or limit."""
+    """The text that came so far. `stop_type`: as llama.cpp calls it: none while it goes on, then eos, word or limit."""
 
     n_indent: int = 0
     limit_s: float | None = None
@@ -42,7 +42,7 @@ class InfillText:
         return shown
 
     def flush(self) -> str:
-        """What was held back, when the model has ended."""
+        """Return what was held back, when the model has ended."""
         shown, self._held = self._held, ""
         self.text += shown
         return shown

@@ -40,7 +40,7 @@ class OllamaLogprob(Struct, kw_only=True):
 
 
 class OllamaTotals(Struct, kw_only=True):
-    """What the last line has besides. Durations are nanoseconds; the prompt's goes until the first token."""
+    """Figures that the last line has besides. Durations are nanoseconds; the prompt's goes until the first token."""
 
     total_duration: int
     load_duration: int
@@ -66,7 +66,7 @@ class OllamaToolCall(Struct, kw_only=True):
 
 
 class OllamaSaid(Struct, kw_only=True):
-    """What the model said, or a piece of it."""
+    """The words that the model said, or a piece of it."""
 
     role: Literal["assistant"] = "assistant"
     content: str
@@ -75,7 +75,7 @@ class OllamaSaid(Struct, kw_only=True):
 
 
 class OllamaLine(Struct, kw_only=True):
-    """What all answers have. `created_at`: when it was written."""
+    """The part that all answers have. `created_at`: when it was written."""
 
     model: str
     created_at: str
@@ -220,7 +220,7 @@ class OllamaFormat:
         return self._line_of(common, part)
 
     def _end(self, finish_reason: str | None) -> dict[str, Any]:
-        """Why the answer ends, and the totals."""
+        """Return why the answer ends, and the totals."""
         usage, recorder = self._generation.usage(), self._generation.sequences[0].recorder
         now = time.monotonic()
         first = now if recorder.first_token_at is None else recorder.first_token_at

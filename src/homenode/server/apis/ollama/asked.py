@@ -1,4 +1,4 @@
-"""What requests for a chat and for a text have in common, in the words of the conversation core."""
+"""The part that requests for a chat and for a text have in common, in the words of the conversation core."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _KEPT = 4  # tokens at the beginning of a prompt that is cut, as in Ollama
 
 
 def prompt_cut(body: OllamaAsked, field: str) -> PromptCut | None:
-    """How a prompt of the field that is longer than the context is cut; None where the client wants none cut."""
+    """Return how a prompt of the field that is longer than the context is cut; None where the client wants none cut."""
     keep = (body.options or OllamaOptions()).num_keep
     return None if body.truncate is False else PromptCut(_KEPT if keep is None else keep, field)
 
@@ -53,20 +53,20 @@ def conversation_request(body: OllamaAsked, **rest: Any) -> ConversationRequest:
 
 
 def output_of(body: OllamaAsked) -> GrammarSpec | None:
-    """What the text of the answer is bound to."""
+    """Return what the text of the answer is bound to."""
     if isinstance(body.format, dict):
         return JsonSchema(body.format)
     return JsonObject() if body.format else None
 
 
 def sampling_of(body: OllamaAsked) -> SamplingParams:
-    """How tokens are drawn."""
+    """Return how tokens are drawn."""
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     return sampling_of_options(body.options or OllamaOptions(), logprobs)
 
 
 def streams(body: OllamaAsked) -> bool:
-    """Whether the answer comes in lines, which it does unless somebody says no."""
+    """Return whether the answer comes in lines, which it does unless somebody says no."""
     return body.stream is not False
 
 

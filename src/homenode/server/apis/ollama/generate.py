@@ -92,7 +92,7 @@ async def _message(model: ServedModel, body: OllamaGenerateRequest, prompt: str)
 
 
 def _templated(model: ServedModel, body: OllamaGenerateRequest, messages: list[dict[str, Any]]) -> PromptText:
-    """What the request's own template makes of the messages. Raises ApiError 400."""
+    """Return what the request's own template makes of the messages. Raises ApiError 400."""
     hidden = None if model.config.special_tokens_in_content else model.tokenizer.hidden_names()
     said = {message["role"]: message["content"] for message in messages}
     if hidden is not None:

@@ -1,4 +1,6 @@
-"""What happens when a template of Ollama is rendered: its values, its functions, and the bounds of both."""
+"""The rules of what happens when a template of Ollama is rendered: its values, its functions, and the bounds
+of both.
+"""
 
 from __future__ import annotations
 
@@ -127,7 +129,7 @@ def choice_of(name: str, arguments: Sequence[TemplateValue]) -> TemplateValue:
 
 
 def call_of(name: str, arguments: Sequence[TemplateValue]) -> TemplateValue:
-    """What a function makes of its arguments."""
+    """Return what a function makes of its arguments."""
     function = FUNCTIONS[name]
 
     def call(run: Rendering) -> Any:

@@ -66,7 +66,7 @@ class GoTemplate:
     # Blocks
 
     def _block(self, ends: Sequence[str]) -> tuple[list[TemplateNode], str]:
-        """What stands before the next of the words `ends`, and that word; "" at the end of the template."""
+        """Return what stands before the next of the words `ends`, and that word; "" at the end of the template."""
         self._depth += 1
         if self._depth > _DEEPEST:
             raise GoTemplateError(f"blocks lie more than {_DEEPEST} deep in each other")
@@ -97,7 +97,7 @@ class GoTemplate:
                 nodes.append(node)
 
     def _action(self, kind: str, word: str) -> TemplateNode | None:
-        """What stands between braces, which is no end of a block."""
+        """Return what stands between braces, which is no end of a block."""
         if kind == "comment":
             self._take()
             self._close()

@@ -34,7 +34,7 @@ def template_messages(messages: Sequence[OllamaMessage], note: Note) -> list[dic
 
 
 def ends_open(messages: Sequence[OllamaMessage]) -> bool:
-    """Whether the last message is the beginning of the answer, which is to go on from there."""
+    """Return whether the last message is the beginning of the answer, which is to go on from there."""
     last = messages[-1]
     return last.role == "assistant" and bool(last.content) and not last.tool_calls
 

@@ -27,7 +27,7 @@ _UNITS = ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "K"))
 
 
 class OllamaDetails(Struct, kw_only=True):
-    """What kind of model it is. `quantization_level`: the format that most of its weights are in."""
+    """The kind of model it is. `quantization_level`: the format that most of its weights are in."""
 
     parent_model: str = ""
     format: str
@@ -125,7 +125,7 @@ async def version(state: ServerState, request: Request) -> Response:
 
 
 def capabilities(model: ServedModel) -> list[str]:
-    """What the model can do, in Ollama's words."""
+    """Return what the model can do, in Ollama's words."""
     if model.ready.pooling is not None:
         return [] if model.ready.pooling.labels else ["embedding"]
     found = ["completion"]
@@ -139,7 +139,7 @@ def capabilities(model: ServedModel) -> list[str]:
 
 
 class ModelFacts:
-    """What the engine told of the model, as this API says it."""
+    """Facts that the engine told of the model, as this API says it."""
 
     def __init__(self, model: ServedModel) -> None:
         self._model = model

@@ -1,5 +1,5 @@
-"""What the types of the Ollama API cannot say in the OpenAPI document: the names of the model, what it cannot do, and
-fields that depend on each other.
+"""Parts that the types of the Ollama API cannot say in the OpenAPI document: the names of the model, what it cannot do,
+and fields that depend on each other.
 """
 
 from __future__ import annotations

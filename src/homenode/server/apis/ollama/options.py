@@ -1,4 +1,6 @@
-"""What Ollama calls options: how tokens are drawn, when an answer ends, and how a model would be loaded there."""
+"""Settings that Ollama calls options: how tokens are drawn, when an answer ends, and how a model would be
+loaded there.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,9 @@ class OllamaOptions(OllamaLeftOut, kw_only=True):
 
 
 def sampling_of_options(options: OllamaOptions, logprobs: int | None) -> SamplingParams:
-    """How tokens are drawn. `logprobs`: of how many other tokens the answer shows log-probabilities; None: of none."""
+    """Return how tokens are drawn. `logprobs`: of how many other tokens the answer shows log-probabilities; None: of
+    none.
+    """
     settings = given_settings(options)
     if options.repeat_penalty is not None:
         settings.setdefault(_PENALTY, SETTINGS[_PENALTY].clamped(options.repeat_penalty))

@@ -1,4 +1,4 @@
-"""What Ollama does with its models, and this server does not: each is refused with what to do instead."""
+"""The things that Ollama does with its models, and this server does not: each is refused with what to do instead."""
 
 from __future__ import annotations
 

@@ -65,7 +65,9 @@ class OllamaMessage(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class OllamaAsked(Struct, forbid_unknown_fields=True, kw_only=True):
-    """What requests for a chat and for a text share. Fields from `thinking_token_budget` on are this server's own."""
+    """The part that requests for a chat and for a text share. Fields from `thinking_token_budget` on are this server's
+    own.
+    """
 
     model: OllamaModelName
     stream: bool | None = None  # null: yes

@@ -90,7 +90,7 @@ class DeveloperMessage(Struct, forbid_unknown_fields=True, kw_only=True, tag_fie
 
 
 class UserMessage(Struct, forbid_unknown_fields=True, kw_only=True, tag_field="role", tag="user"):
-    """What the user said."""
+    """The words of the user."""
 
     content: Content
     name: str | None = None
@@ -121,7 +121,7 @@ class ToolCall(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class AssistantMessage(Struct, forbid_unknown_fields=True, kw_only=True, tag_field="role", tag="assistant"):
-    """What the model said before; clients send back the whole message they got, nulls included.
+    """The words that the model said before; clients send back the whole message they got, nulls included.
 
     `function_call`: the one call of old clients. `reasoning_content`, `reasoning`: thoughts, under either name.
     `prefix`, `partial`: the answer goes on from this message, the last one.
@@ -141,7 +141,7 @@ class AssistantMessage(Struct, forbid_unknown_fields=True, kw_only=True, tag_fie
 
 
 class ToolMessage(Struct, forbid_unknown_fields=True, kw_only=True, tag_field="role", tag="tool"):
-    """What a tool gave back."""
+    """The result that a tool gave back."""
 
     content: ResultContent | None = None
     tool_call_id: str | None = None
@@ -149,7 +149,7 @@ class ToolMessage(Struct, forbid_unknown_fields=True, kw_only=True, tag_field="r
 
 
 class FunctionMessage(Struct, forbid_unknown_fields=True, kw_only=True, tag_field="role", tag="function"):
-    """What a function gave back, of old clients."""
+    """The result that a function gave back, of old clients."""
 
     content: ResultContent | None = None
     name: str
@@ -160,8 +160,8 @@ Messages = Annotated[list[Message], Meta(min_length=1, max_length=4096)]
 
 
 def goes_on(messages: Messages, *, turn_begins: bool | None) -> bool:
-    """Whether the answer is to go on from the last message, as that says. `turn_begins`: the request says that it is
-    to be a turn of its own.
+    """Return whether the answer is to go on from the last message, as that says. `turn_begins`: the request says that
+    it is to be a turn of its own.
     """
     last = messages[-1]
     return not turn_begins and isinstance(last, AssistantMessage) and bool(last.prefix or last.partial)
@@ -207,13 +207,13 @@ def _assistant(number: int, message: AssistantMessage) -> dict[str, Any]:
 
 
 def _thoughts(content: str | list[AssistantPart] | None) -> str:
-    """What the model thought, as parts of its content have it."""
+    """Return what the model thought, as parts of its content have it."""
     given = [part.thinking for part in content if part.thinking] if isinstance(content, list) else []
     return "\n".join(text if isinstance(text, str) else "".join(part.text for part in text) for text in given)
 
 
 def _called(call: ToolCall, place: str) -> CalledFunction:
-    """What was called, a custom tool as the function that it is to the model. Raises ApiError 400."""
+    """Return what was called, a custom tool as the function that it is to the model. Raises ApiError 400."""
     if call.function is not None:
         return call.function
     if call.custom is None:

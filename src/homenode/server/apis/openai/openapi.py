@@ -1,5 +1,5 @@
-"""What the types of the OpenAI API cannot say of the served model in the OpenAPI document: limits, and fields that
-depend on each other.
+"""Parts that the types of the OpenAI API cannot say of the served model in the OpenAPI document: limits, and fields
+that depend on each other.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def tighten_unbuilt(schema: dict[str, Any]) -> None:
 
 
 def tighten_tools(schema: dict[str, Any]) -> None:
-    """What can be chosen depends on what is offered, under one of the two names."""
+    """Say that what can be chosen depends on what is offered, under one of the two names."""
     few: dict[str, Any] = {"enum": ["none", "auto", None], "default": None}
     schema["properties"]["tool_choice"] = {
         **few,
@@ -70,7 +70,9 @@ def tighten_model(schema: dict[str, Any], state: ServerState) -> None:
 
 
 def tighten_template(schema: dict[str, Any]) -> None:
-    """What a request with messages may not give to the chat template, and which of its switches exclude each other."""
+    """Say what a request with messages may not give to the chat template, and which of its switches exclude
+    each other.
+    """
     own = ["messages", "tools", "add_generation_prompt", "continue_final_message"]
     _first(schema, "chat_template_kwargs")["propertyNames"] = {"not": {"enum": own}}
     _either(
@@ -81,14 +83,16 @@ def tighten_template(schema: dict[str, Any]) -> None:
 
 
 def tighten_messages(components: dict[str, Any]) -> None:
-    """What somebody says is text, as the served model takes nothing else."""
+    """Say that what somebody says is text, as the served model takes nothing else."""
     part = components[SaidPart.__name__]
     part["properties"] = {"type": {"enum": ["text", "input_text", "output_text"]}, "text": {"type": "string"}}
     part["required"] = ["type", "text"]
 
 
 def tighten_kv_transfer(schema: dict[str, Any], state: ServerState, *own: dict[str, Any]) -> None:
-    """What a request must be where its KV is handed over. `own`: what it must be besides, at a sender or a receiver."""
+    """Say what a request must be where its KV is handed over. `own`: what it must be besides, at a sender or a
+    receiver.
+    """
     role = state.limits.kv_role
     flag = {"sender": "do_remote_decode", "receiver": "do_remote_prefill"}.get(role or "")
     wanted = [*own, *([_SINGLE] if role == "sender" else [])]

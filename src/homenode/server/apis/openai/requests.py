@@ -25,7 +25,7 @@ MaxTokens = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True, kw_only=True):
-    """What a stream carries besides text."""
+    """The parts that a stream carries besides text."""
 
     include_usage: bool | None = None  # a last chunk with the totals
     continuous_usage_stats: bool | None = None  # the totals so far in every chunk
@@ -60,8 +60,8 @@ Choices = Annotated[int, Meta(ge=1, le=MOST_CHOICES)]
 
 
 class Sampling(UnbuiltFields, kw_only=True):
-    """What both generating endpoints share, besides the sampling parameters of the table. `repeat_penalty`: the name
-    that llama.cpp has for `repetition_penalty`.
+    """The part that both generating endpoints share, besides the sampling parameters of the table. `repeat_penalty`:
+    the name that llama.cpp has for `repetition_penalty`.
     """
 
     model: str | None = None

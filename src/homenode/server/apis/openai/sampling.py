@@ -18,7 +18,7 @@ _OF_MIROSTAT_AND_DRY = (
 
 
 def sampling_of(body: Sampling) -> SamplingParams:
-    """What both endpoints share, without number of tokens and logprobs; None where the model's defaults apply.
+    """Return what both endpoints share, without number of tokens and logprobs; None where the model's defaults apply.
 
     Raises ApiError 400 for a field that asks for what this server does not have.
     """
@@ -34,7 +34,7 @@ def sampling_of(body: Sampling) -> SamplingParams:
 
 
 def _steered(body: Sampling) -> dict[str, Any]:
-    """What Mirostat and DRY are told, as far as a request says it."""
+    """Return what Mirostat and DRY are told, as far as a request says it."""
     given = {name: value for name in _OF_MIROSTAT_AND_DRY if (value := getattr(body, name)) is not None}
     if body.bad_words:
         given["bad_words"] = tuple(body.bad_words)

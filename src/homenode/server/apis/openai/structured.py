@@ -67,7 +67,7 @@ class StructuredOutputs(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class StructuredFields(GenerationFields, kw_only=True):
-    """What generating endpoints share about structured output."""
+    """The part that generating endpoints share about structured output."""
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -80,7 +80,7 @@ class StructuredFields(GenerationFields, kw_only=True):
 
 
 def output_of(body: StructuredFields) -> tuple[GrammarSpec, str] | None:
-    """What an answer has to be, and the field that says so; None for any text.
+    """Return what an answer has to be, and the field that says so; None for any text.
 
     Raises ApiError 400 for several wishes at once, and for what is none.
     """

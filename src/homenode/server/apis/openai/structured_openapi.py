@@ -1,5 +1,5 @@
-"""What the types of the fields of structured output cannot say in the OpenAPI document: which values can be kept. Of
-the spellings that mean the same the document has one; docs/structured-output.md has all.
+"""Parts that the types of the fields of structured output cannot say in the OpenAPI document: which values can be kept.
+Of the spellings that mean the same the document has one; docs/structured-output.md has all.
 """
 
 from __future__ import annotations

@@ -81,8 +81,9 @@ class AllowedTools(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class ToolChoice(Struct, forbid_unknown_fields=True, kw_only=True):
-    """How freely tools are called; or one tool that is to be called, its name within `function` or `custom` or
-    beside it; or several that may be."""
+    """Setting of how freely tools are called; or one tool that is to be called, its name within `function` or `custom`
+    or beside it; or several that may be.
+    """
 
     type: Literal["function", "custom", "allowed_tools", "none", "auto", "required", "any"] = "function"
     function: NamedFunction | None = None
@@ -105,12 +106,12 @@ class ChatTool(NamedTuple):
 
     @property
     def custom(self) -> bool:
-        """Whether it takes a text."""
+        """Return whether it takes a text."""
         return isinstance(self.definition, CustomDefinition)
 
     @property
     def grammar(self) -> CustomGrammar | None:
-        """What the text of a custom tool keeps; None: nothing."""
+        """Return what the text of a custom tool keeps; None: nothing."""
         syntax = self.definition.format if isinstance(self.definition, CustomDefinition) else None
         return syntax.grammar if isinstance(syntax, CustomGrammarFormat) else None
 
@@ -125,7 +126,7 @@ class ChatTool(NamedTuple):
 
 
 def given_tools(request: Request, tools: list[ToolDefinition] | None) -> dict[str, ChatTool]:
-    """By name; of several with one name the first. Raises ApiError 400."""
+    """Return tools by name; of several with one name the first. Raises ApiError 400."""
     found: dict[str, ChatTool] = {}
     for number, tool in enumerate(tools or ()):
         if tool.type not in ("function", "custom"):
@@ -152,7 +153,7 @@ def _flat(tool: ToolDefinition) -> FunctionDefinition | None:
 
 
 def tool_offer(tools: dict[str, ChatTool], choice: str | ToolChoice | None, parallel: bool | None) -> ToolOffer | None:
-    """What a request offers; None: nothing. Raises ApiError 400."""
+    """Return what a request offers; None: nothing. Raises ApiError 400."""
     if isinstance(choice, ToolChoice) and choice.type in _USES:
         choice = choice.type
     if not tools and choice in (None, "none", "auto"):
@@ -198,7 +199,7 @@ def _named(choice: ToolChoice) -> str:
 
 
 def _allowed(tools: dict[str, ChatTool], allowed: AllowedTools) -> dict[str, ChatTool]:
-    """Those of the tools that are allowed. Raises ApiError 400 for a name that is not among them."""
+    """Return those of the tools that are allowed. Raises ApiError 400 for a name that is not among them."""
     wanted = {}
     for number, tool in enumerate(allowed.tools):
         inner = tool.get("function") or tool.get("custom")

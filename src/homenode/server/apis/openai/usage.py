@@ -1,4 +1,4 @@
-"""What the answers of both endpoints share."""
+"""The part that the answers of both endpoints share."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Usage(Struct, kw_only=True):
 
 
 def wants_timings(body: Sampling) -> bool:
-    """Whether a whole answer is to say what it took."""
+    """Return whether a whole answer is to say what it took."""
     return bool(body.return_timings or body.timings_per_token)
 
 

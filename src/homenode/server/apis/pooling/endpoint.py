@@ -48,7 +48,7 @@ class PoolingRequest(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class PooledText(Struct, kw_only=True):
-    """What the model makes of one text."""
+    """The result that the model makes of one text."""
 
     index: int
     object: Literal["pooling"] = "pooling"
@@ -77,7 +77,7 @@ _decode = decode_as(PoolingRequest, FieldHints({}, {}))
 
 
 async def pooling(state: ServerState, request: Request) -> Response:
-    """What the model makes of each text."""
+    """Return what the model makes of each text."""
     body, model = await read_for_model(state, request, _decode)
     found = await unless_gone(request.receive, _pooled(model, body))
     return await json_of(model, found, lambda: _answer(body, model.answer_name(body.model), found))

@@ -60,7 +60,7 @@ def _numbered(events: list[ResponsesEvent], first: int) -> bytes:
 
 
 def _failure_code(error: ApiError) -> str:
-    """Why a response has failed, in a word that the API has for it."""
+    """Return why a response has failed, in a word that the API has for it."""
     if error.status >= 500:
         return "server_error"
     if error.status == 429:
@@ -94,12 +94,12 @@ class ResponsesFormat:
         return msgspec.json.encode(self.response)
 
     def opening(self) -> bytes:
-        """That the response was begun, unless that was told."""
+        """Say that the response was begun, unless that was told."""
         with self._lock:
             return b"" if self._sent else self._encoded(self._opening())
 
     def event(self, part: MessageEvent, *, first: bool) -> bytes:
-        """What tells more of the response; that it was begun comes before all else."""
+        """Return what tells more of the response; that it was begun comes before all else."""
         with self._lock:
             events = [] if self._sent else self._opening()
             events += self.builder.add(part.deltas, self._scored(part.scored))
@@ -112,7 +112,7 @@ class ResponsesFormat:
         return self._encoded([*events, self._about(f"response.{self.response.status}")])
 
     def failure(self, error: ApiError) -> bytes:
-        """That the response has failed, after which nothing comes."""
+        """Say that the response has failed, after which nothing comes."""
         events = [] if self._sent else self._opening()
         self.response.output = self.builder.items
         _fail(self.response, error)

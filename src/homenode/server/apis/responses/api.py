@@ -1,4 +1,4 @@
-"""What the Responses API consists of."""
+"""The parts that the Responses API consists of."""
 
 from __future__ import annotations
 

@@ -29,14 +29,14 @@ UNFINISHED = ("queued", "in_progress")
 
 
 class StoredStatus(Struct):
-    """Of a response that is kept, how far it is."""
+    """Status of a response that is kept, how far it is."""
 
     status: str
     background: bool = False
 
 
 def status_of(stored: StoredResponse) -> StoredStatus:
-    """How far a response is that is kept."""
+    """Return how far a response is that is kept."""
     return msgspec.json.decode(stored.response, type=StoredStatus)
 
 

@@ -60,12 +60,12 @@ def note_unmet(body: ResponsesRequest, note: Note) -> None:
 
 
 def wants_logprobs(body: ResponsesRequest) -> bool:
-    """Whether log-probabilities of the text's tokens are to be shown."""
+    """Return whether log-probabilities of the text's tokens are to be shown."""
     return body.top_logprobs is not None or LOGPROBS in (body.include or ())
 
 
 def output_spec(body: ResponsesRequest) -> GrammarSpec | None:
-    """What the text of the answer has to be; None: any text."""
+    """Return what the text of the answer has to be; None: any text."""
     match body.text.format if body.text else None:
         case ResponsesObjectFormat():
             return JsonObject()
@@ -143,7 +143,9 @@ async def _inputs(model: ServedModel, tools: Iterable[OfferedTool]) -> dict[str,
 
 @dataclass(frozen=True)
 class AskedConversation:
-    """What a request asks of the core. `messages`: those among them that `truncation` may have to drop."""
+    """The conversation that a request asks of the core. `messages`: those among them that `truncation` may have to
+    drop.
+    """
 
     body: ResponsesRequest
     messages: list[dict[str, Any]]
@@ -190,7 +192,7 @@ class AskedConversation:
 
 
 def _about_input(error: ApiError) -> ApiError:
-    """What is wrong with the messages, in the words of this API."""
+    """Return what is wrong with the messages, in the words of this API."""
     detail = error.body.error
     if detail.param != "messages":
         return error

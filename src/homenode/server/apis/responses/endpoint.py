@@ -109,7 +109,7 @@ def _check_background(state: ServerState, body: ResponsesRequest) -> None:
 
 
 async def count_input_tokens(state: ServerState, request: Request) -> Response:
-    """How many tokens the prompt of a request has."""
+    """Return how many tokens the prompt of a request has."""
     body, model = await read_for_model(state, request, _decode)
     return json_response(
         ResponsesInputTokens(input_tokens=await unless_gone_early(request, _count(state, model, request, body)))
@@ -211,7 +211,9 @@ def _told_tool(tool: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_kept(state: ServerState, body: ResponsesRequest) -> bool:
-    """Whether the response is stored. Of one whose prompt is computed for another server that one has the answer."""
+    """Return whether the response is stored. Of one whose prompt is computed for another server that one has the
+    answer.
+    """
     for_another = body.kv_transfer_params is not None and bool(body.kv_transfer_params.do_remote_decode)
     return body.store is not False and state.config.max_stored_responses > 0 and not for_another
 

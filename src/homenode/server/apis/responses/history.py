@@ -36,7 +36,7 @@ _BYTES_OF_AN_ITEM = 64
 
 
 class _Output(msgspec.Struct):
-    """Of a response that is kept, what the next request goes on from."""
+    """The output of a response that is kept, what the next request goes on from."""
 
     output: list[dict[str, Any]]
 
@@ -73,7 +73,7 @@ async def read_history(state: ServerState, body: ResponsesRequest, size: int, no
 
 
 def work_items(size: int) -> int:
-    """What it costs to translate `size` bytes, in the measure of `TextWork.run`."""
+    """Return what it costs to translate `size` bytes, in the measure of `TextWork.run`."""
     return size // _BYTES_OF_AN_ITEM
 
 

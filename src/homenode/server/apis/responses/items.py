@@ -78,7 +78,7 @@ class ResponsesCustomCall(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class ResponsesCallOutput(Struct, forbid_unknown_fields=True, kw_only=True):
-    """What a tool gave back. `name` and `namespace`: of the tool, where the client tells them."""
+    """The result that a tool gave back. `name` and `namespace`: of the tool, where the client tells them."""
 
     type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: CallId | None = None

@@ -1,5 +1,5 @@
-"""What the types of the Responses API cannot say in the OpenAPI document: items and tools, which are read one by one,
-the names of the model, and fields that depend on each other.
+"""Parts that the types of the Responses API cannot say in the OpenAPI document: items and tools, which are read one by
+one, the names of the model, and fields that depend on each other.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class ResponsesSummaryText(Struct, kw_only=True, tag_field="type", tag="summary_
 
 
 class ResponsesOutputMessage(Struct, kw_only=True, tag_field="type", tag="message"):
-    """What the model said to the user."""
+    """The words that the model said to the user."""
 
     id: str
     status: ItemStatus
@@ -59,7 +59,7 @@ class ResponsesOutputMessage(Struct, kw_only=True, tag_field="type", tag="messag
 
 
 class ResponsesOutputReasoning(Struct, kw_only=True, tag_field="type", tag="reasoning"):
-    """What the model thought. `encrypted_content`: the thoughts sealed, where that was asked for."""
+    """The thoughts that the model had. `encrypted_content`: the thoughts sealed, where that was asked for."""
 
     id: str
     status: ItemStatus
@@ -117,14 +117,14 @@ class ResponsesUsage(Struct, kw_only=True):
 
 
 class ResponsesFailure(Struct, kw_only=True):
-    """Why there is no answer. `code` is for programs."""
+    """Reason why there is no answer. `code` is for programs."""
 
     code: str
     message: str
 
 
 class ResponsesIncompleteDetails(Struct):
-    """Why an answer is cut."""
+    """Reason why an answer is cut."""
 
     reason: Literal["max_output_tokens"]
 

@@ -29,13 +29,13 @@ class OpenItem(Protocol):
     index: int
 
     def begin(self) -> list[ResponsesEvent]:
-        """What tells that it begins."""
+        """Return what tells that it begins."""
 
     def add(self, text: str) -> list[ResponsesEvent]:
-        """What tells more of it."""
+        """Return what tells more of it."""
 
     def end(self) -> list[ResponsesEvent]:
-        """What tells that nothing more comes, apart from the item as it is then."""
+        """Return what tells that nothing more comes, apart from the item as it is then."""
 
     def item(self, status: ItemStatus) -> OutputItem:
         """The item as it is now."""

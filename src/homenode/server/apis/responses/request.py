@@ -14,7 +14,7 @@ SummaryKind = Literal["auto", "concise", "detailed"]
 
 
 class ResponsesReasoningOptions(Struct, forbid_unknown_fields=True, kw_only=True):
-    """How much the model thinks, and whether its thoughts are shown as a summary."""
+    """The amount that the model thinks, and whether its thoughts are shown as a summary."""
 
     effort: Effort | None = None
     summary: SummaryKind | None = None
@@ -40,7 +40,7 @@ class ResponsesSchemaFormat(Struct, forbid_unknown_fields=True, kw_only=True, ta
 
 
 class ResponsesTextOptions(Struct, forbid_unknown_fields=True, kw_only=True):
-    """What the text of the answer has to be."""
+    """The form that the text of the answer has to be."""
 
     format: ResponsesPlainFormat | ResponsesObjectFormat | ResponsesSchemaFormat | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
@@ -59,7 +59,7 @@ class ResponsesRequiredChoice(Struct, forbid_unknown_fields=True, tag_field="typ
 
 
 class ResponsesAnyChoice(Struct, forbid_unknown_fields=True, tag_field="type", tag="any"):
-    """What other APIs call `required`."""
+    """The choice that other APIs call `required`."""
 
 
 class ResponsesNamedFunction(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -84,7 +84,7 @@ class ResponsesCustomChoice(Struct, forbid_unknown_fields=True, kw_only=True, ta
 
 
 class ResponsesAllowedTools(Struct, forbid_unknown_fields=True, kw_only=True, tag_field="type", tag="allowed_tools"):
-    """Only these of the tools may be called."""
+    """A choice by which only these of the tools may be called."""
 
     mode: Literal["auto", "required"] = "auto"
     tools: Annotated[list[dict[str, Any]], Meta(min_length=1, max_length=MOST_TOOLS)]

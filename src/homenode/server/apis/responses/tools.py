@@ -87,7 +87,7 @@ class OfferedTool:
 
     @property
     def custom(self) -> bool:
-        """Whether it takes a text."""
+        """Return whether it takes a text."""
         return isinstance(self.tool, ResponsesCustomTool)
 
     def for_template(self) -> dict[str, Any]:
@@ -123,7 +123,7 @@ class OfferedTools:
         self.by_name[flat_name] = OfferedTool(flat_name, namespace, tool, description, place)
 
     def flat_name(self, namespace: str | None, name: str) -> str:
-        """What the model calls this function, whether it is offered now or was called before."""
+        """Return what the model calls this function, whether it is offered now or was called before."""
         known = self._flat_names.get((namespace, name))
         if known is not None:
             return known
@@ -140,6 +140,6 @@ class OfferedTools:
         return None
 
     def only(self, tools: Sequence[OfferedTool]) -> list[dict[str, Any]]:
-        """These tools as chat templates know them, in the order of the request."""
+        """Return these tools as chat templates know them, in the order of the request."""
         kept = {tool.flat_name for tool in tools}
         return [tool.for_template() for name, tool in self.by_name.items() if name in kept]

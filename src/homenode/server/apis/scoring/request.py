@@ -58,7 +58,7 @@ class ScoreUsage(Struct):
 
 
 class Score(Struct, kw_only=True):
-    """How near the texts of a pair are."""
+    """A score of how near the texts of a pair are."""
 
     index: int
     object: Literal["score"] = "score"

@@ -88,8 +88,8 @@ class AnsweredCustomCall(Struct, kw_only=True, tag_field="type", tag="custom"):
 
 
 class ChatMessage(Struct, kw_only=True):
-    """What the model said. `content`: None where it only thought or called. Thoughts have two names, as clients know
-    one or the other. `function_call`: the call for clients that sent `functions`.
+    """The words that the model said. `content`: None where it only thought or called. Thoughts have two names, as
+    clients know one or the other. `function_call`: the call for clients that sent `functions`.
     """
 
     role: Literal["assistant"] = "assistant"
@@ -128,21 +128,21 @@ class ChatCompletion(Struct, kw_only=True):
 
 
 class FunctionDelta(Struct, kw_only=True):
-    """What a chunk adds to a called function: the name once, and pieces of the arguments' JSON text."""
+    """The part that a chunk adds to a called function: the name once, and pieces of the arguments' JSON text."""
 
     name: str | UnsetType = UNSET
     arguments: str
 
 
 class CustomDelta(Struct, kw_only=True):
-    """What a chunk adds to the call of a custom tool: the name once, and pieces of its text."""
+    """The part that a chunk adds to the call of a custom tool: the name once, and pieces of its text."""
 
     name: str | UnsetType = UNSET
     input: str
 
 
 class ToolCallDelta(Struct, kw_only=True):
-    """What a chunk adds to call number `index`; the first chunk of a call has its id and its type."""
+    """The part that a chunk adds to call number `index`; the first chunk of a call has its id and its type."""
 
     index: int
     id: str | UnsetType = UNSET
@@ -152,7 +152,7 @@ class ToolCallDelta(Struct, kw_only=True):
 
 
 class ChatDelta(Struct, kw_only=True):
-    """What a chunk adds to the message."""
+    """The part that a chunk adds to the message."""
 
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET

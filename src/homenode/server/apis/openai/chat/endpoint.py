@@ -66,7 +66,7 @@ async def chat_completions(state: ServerState, request: Request) -> Response:
 
 
 async def apply_template(state: ServerState, request: Request) -> Response:
-    """What the model would see of a conversation, text and tokens; nothing is generated."""
+    """Return what the model would see of a conversation, text and tokens; nothing is generated."""
     body, model = await read_for_model(state, request, _decode)
     asked = await unless_gone_early(request, conversation_of(model, request, body, chat_tools(request, body)))
     check_limits(model, 1, asked.sampling)

@@ -63,7 +63,7 @@ class ChatRequest(Sampling, kw_only=True):
 
 
 def thinking_of(body: ChatRequest) -> bool | None:
-    """Whether there are to be thoughts, in any of the words for that; None: nothing is said."""
+    """Return whether there are to be thoughts, in any of the words for that; None: nothing is said."""
     if body.enable_thinking is not None:
         return body.enable_thinking
     if body.thinking is not None and body.thinking.type != "adaptive":
@@ -72,12 +72,12 @@ def thinking_of(body: ChatRequest) -> bool | None:
 
 
 def effort_of(body: ChatRequest) -> str | None:
-    """How much is to be thought; None: nothing is said."""
+    """Return how much is to be thought; None: nothing is said."""
     return body.reasoning_effort or (body.reasoning.effort if body.reasoning else None)
 
 
 def shows_thoughts(body: ChatRequest) -> bool:
-    """Whether the answer has the thoughts."""
+    """Return whether the answer has the thoughts."""
     return body.include_reasoning is not False and not (body.reasoning and body.reasoning.exclude)
 
 

@@ -138,7 +138,7 @@ class CompletionFormat:
         )
 
     def _prompt_logprobs(self, part: GenerationEvent) -> list[dict[str, PromptLogprob] | None] | UnsetType:
-        """For each token of the prompt but the first, by id: itself, and the likeliest in its place."""
+        """Return for each token of the prompt but the first, by id: itself, and the likeliest in its place."""
         top = self._body.prompt_logprobs
         if top is None or part.prompt_scores is None:
             return UNSET
