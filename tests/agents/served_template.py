@@ -21,10 +21,10 @@ from homenode.engine.request import Request
 from homenode.model.sandbox.renderer import TemplateRenderer
 from homenode.model.tokenizer import Tokenizer
 from homenode.server.app import create_app
-from homenode.server.core.served_model import ModelParts
 from homenode.server.core.state import ServerState
 from homenode.server.http.config import ServerConfig
 from homenode.server.http.listener import Server, bind, url_of, uvicorn_config
+from homenode.server.models.served_model import ModelParts
 from tests.agents.programs import MODEL
 from tests.server.fakes import ScriptedClient
 

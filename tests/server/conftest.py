@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
-from homenode.server.core.served_model import ModelParts
 from homenode.server.http.config import ServerConfig
+from homenode.server.models.served_model import ModelParts
 from homenode.server.run import serve
 from tests.server.fakes import ByteTokenizer, ScriptedClient
 

@@ -9,8 +9,8 @@ import asyncio
 import signal
 import sys
 
-from homenode.server.core.served_model import ModelParts
 from homenode.server.http.config import ServerConfig
+from homenode.server.models.served_model import ModelParts
 from homenode.server.run import serve
 from tests.server.fakes import ByteTokenizer, ScriptedClient
 

@@ -16,9 +16,9 @@ from homenode.engine.messages import Output
 from homenode.engine.request import Request
 from homenode.server.app import APIS, create_app
 from homenode.server.core.conversation import ConversationRequest, conversation_text
-from homenode.server.core.served_model import ModelParts
 from homenode.server.core.state import ServerState
 from homenode.server.http.config import ServerConfig
+from homenode.server.models.served_model import ModelParts
 from tests.server import planted_api
 from tests.server.fakes import ByteTokenizer, ScriptedClient, scripted
 

@@ -12,9 +12,9 @@ import msgspec
 import pytest
 
 from homenode.server.app import create_app
-from homenode.server.core.served_model import ModelParts
 from homenode.server.core.state import ServerState
 from homenode.server.http.config import ServerConfig
+from homenode.server.models.served_model import ModelParts
 from tests.server.fakes import ByteTokenizer, ScriptedClient
 from tests.server.written_answers import CALL, CALLS, LOOK, THINKS, Writer
 

@@ -20,9 +20,9 @@ from homenode.errors import UserError
 from homenode.model.tokenizer.fill_in_middle import FillInMiddleTokens
 from homenode.model.tokenizer.surrounding_tokens import SurroundingTokens
 from homenode.server.app import create_app
-from homenode.server.core.served_model import ModelParts
 from homenode.server.core.state import ServerState
 from homenode.server.http.config import ServedModelConfig, ServerConfig
+from homenode.server.models.served_model import ModelParts
 from tests.server.fakes import EOS, VOCAB, ByteStream, ByteTokenizer, ScriptedClient
 
 SHIFT = 10  # the token of a byte in the other vocabulary is so much higher

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from homenode.server.core.text_work import TextWork
 from homenode.server.http.failures import ApiError
+from homenode.server.models.text_work import TextWork
 from tests.server.conftest import Start
 from tests.server.fakes import ByteTokenizer
 from tests.waiting import PATIENCE_S

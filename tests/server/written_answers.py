@@ -14,9 +14,9 @@ import httpx
 from homenode.engine.messages import EngineReady, Output
 from homenode.engine.request import Request
 from homenode.server.app import create_app
-from homenode.server.core.served_model import ModelParts
 from homenode.server.core.state import ServerState
 from homenode.server.http.config import ServerConfig
+from homenode.server.models.served_model import ModelParts
 from tests.server.fakes import EOS, ByteTokenizer, ScriptedClient, score
 
 THINKS = "{{ '<think>' if enable_thinking }}"  # signs of thoughts, and a switch for them

@@ -13,10 +13,10 @@ from homenode import __version__
 from homenode.engine.messages import EngineState
 from homenode.errors import PeerError
 from homenode.server.core.api import Api, Operation
-from homenode.server.core.served_model import ServedModel
 from homenode.server.core.state import ServerState
 from homenode.server.http.endpoint import json_response
 from homenode.server.http.failures import ApiError
+from homenode.server.models.served_model import ServedModel
 from homenode.server.monitoring.server_metrics import CONTENT_TYPE
 
 

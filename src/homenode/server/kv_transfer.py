@@ -11,12 +11,12 @@ from starlette.responses import Response
 from homenode.server.apis.openai.requests import HINTS
 from homenode.server.core.api import POST_FAILURES, Api, Operation
 from homenode.server.core.kv_transfer import Ticket
-from homenode.server.core.served_model import ServedModel
 from homenode.server.core.state import ServerState
 from homenode.server.http.decoding import decode_as
 from homenode.server.http.endpoint import json_response
 from homenode.server.http.exchange import read_json
 from homenode.server.http.failures import ApiError
+from homenode.server.models.served_model import ServedModel
 from homenode.transfer.wire.message import PROTOCOL, Published, encode_documents, encode_published
 
 

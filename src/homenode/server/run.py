@@ -7,7 +7,6 @@ import socket
 from collections.abc import Callable, Sequence
 
 from homenode.server.app import create_app
-from homenode.server.core.served_model import ModelParts
 from homenode.server.core.state import ServerState
 from homenode.server.doors.tcp_socket import with_twins
 from homenode.server.doors.unix_socket import remove_socket_file
@@ -24,6 +23,7 @@ from homenode.server.http.listener import (
 from homenode.server.http.stop_signals import StopSignals, signals
 from homenode.server.keys.counts import KeyCounts
 from homenode.server.keys.keyring import Keyring, KeySource
+from homenode.server.models.served_model import ModelParts
 
 __all__ = ["bind", "serve", "url_of"]
 

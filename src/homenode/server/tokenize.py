@@ -19,15 +19,15 @@ from homenode.server.core import prompts
 from homenode.server.core.api import POST_FAILURES, Api, Operation
 from homenode.server.core.conversation import ConversationRequest, conversation_text
 from homenode.server.core.generation_fields import TokenIds
-from homenode.server.core.model_table import read_for_model
-from homenode.server.core.served_model import ServedModel
 from homenode.server.core.state import ServerState
-from homenode.server.core.text_work import SHORT_TEXT, memory_of
 from homenode.server.http.decoding import decode_as
 from homenode.server.http.endpoint import json_response
 from homenode.server.http.exchange import unless_gone_early
 from homenode.server.http.failures import ApiError
 from homenode.server.http.ignored import note_left_out
+from homenode.server.models.model_table import read_for_model
+from homenode.server.models.served_model import ServedModel
+from homenode.server.models.text_work import SHORT_TEXT, memory_of
 
 _FEW_TOKENS = 4096
 _GIVEN = {"prompt": "string", "content": "string", "messages": "array"}  # one of them is given

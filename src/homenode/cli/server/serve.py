@@ -136,7 +136,7 @@ async def _serve(server: ServerConfig, engine: EngineConfig, text: TextConfig, s
             # A start may be given up before it is awaited.
             loading.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
             await asyncio.sleep(0)  # the child is started first: it has the longer way to go
-            from homenode.server.core.served_model import ModelParts
+            from homenode.server.models.served_model import ModelParts
             from homenode.server.run import bind, serve
 
             mark_phase("imports of the server")

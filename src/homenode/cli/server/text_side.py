@@ -24,7 +24,7 @@ def print_text_side(model: ModelConfig, text: TextConfig, server: ServerConfig) 
     """
     from homenode.model.checkpoint.index import open_checkpoint
     from homenode.model.hub.locate import locate
-    from homenode.server.core.model_formats import ModelFormats
+    from homenode.server.models.model_formats import ModelFormats
 
     try:
         path = Path(model.path) if model.path else locate(model.model, revision=model.revision, offline=True)

@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from homenode.server.core.served_model import ServedModel
 from homenode.server.core.state import ServerState
 from homenode.server.http.endpoint import Handler
 from homenode.server.http.failures import ErrorBody, ErrorShape
 from homenode.server.http.sse import EVENTS, StreamForm
+from homenode.server.models.served_model import ServedModel
 
 POST_FAILURES = (400, 401, 404, 405, 408, 413, 415, 429, 500, 503)  # statuses of operations that take a body
 

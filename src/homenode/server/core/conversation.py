@@ -24,13 +24,13 @@ from homenode.server.core.generation import Generation
 from homenode.server.core.kv_transfer import KvTransferParams
 from homenode.server.core.message_grammar import message_grammar
 from homenode.server.core.message_reader import MessageEvent, MessageReader
-from homenode.server.core.model_formats import ConversationFormats
 from homenode.server.core.prompt_cut import PromptCut
 from homenode.server.core.prompts import EncodedPrompt, PromptText, chat_text, encode_chat_text
 from homenode.server.core.request import GenerationRequest, begin, check_limits
-from homenode.server.core.served_model import ServedModel
 from homenode.server.http.failures import ApiError
 from homenode.server.keys.service_tiers import AskedTier
+from homenode.server.models.model_formats import ConversationFormats
+from homenode.server.models.served_model import ServedModel
 
 
 @dataclass(frozen=True, kw_only=True)

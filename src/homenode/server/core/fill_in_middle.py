@@ -19,9 +19,9 @@ from homenode.server.core.prompts import (
     cut_prompt,
     fitting_ids,
 )
-from homenode.server.core.served_model import ServedModel
-from homenode.server.core.text_work import SHORT_TEXT
 from homenode.server.http.failures import ApiError
+from homenode.server.models.served_model import ServedModel
+from homenode.server.models.text_work import SHORT_TEXT
 
 
 def middle_tokens_of(model: ServedModel, param: str) -> FillInMiddleTokens:

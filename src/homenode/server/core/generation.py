@@ -13,10 +13,10 @@ from homenode.engine.request import Request
 from homenode.server.core.choice import ChoiceText, GenerationEvent
 from homenode.server.core.failures import from_output
 from homenode.server.core.kv_transfer import KvTransferResult
-from homenode.server.core.served_model import ServedModel
 from homenode.server.http.failures import ApiError
 from homenode.server.keys.caller import caller
 from homenode.server.keys.service_tiers import ServiceTier
+from homenode.server.models.served_model import ServedModel
 from homenode.server.monitoring.server_metrics import Recorder
 
 _AT_ONCE = 64  # of many sequences, those that are begun or heard before others get a turn

@@ -6,8 +6,8 @@ from homenode.chat.custom_tools import Syntax
 from homenode.errors import UserError
 from homenode.grammars.compile import CompiledGrammar
 from homenode.grammars.spec import GrammarSpec, Lark, Regex
-from homenode.server.core.served_model import ServedModel
 from homenode.server.http.failures import ApiError
+from homenode.server.models.served_model import ServedModel
 
 
 async def grammar_of(model: ServedModel, spec: GrammarSpec, param: str) -> CompiledGrammar:

@@ -8,8 +8,8 @@ from typing import Annotated, Literal, NamedTuple
 
 from msgspec import Meta, Struct
 
-from homenode.server.core.served_model import ServedModel
 from homenode.server.http.failures import ApiError
+from homenode.server.models.served_model import ServedModel
 from homenode.transfer.scheduler_events import KvTicket
 from homenode.transfer.wire.message import Published, encode_published
 from homenode.units import format_count

@@ -15,9 +15,9 @@ from homenode.grammars.field_path import FieldPath
 from homenode.grammars.schema_grammar import bounded_schema
 from homenode.grammars.spec import GrammarSpec, JsonSchema
 from homenode.server.core.grammars import grammar_of
-from homenode.server.core.model_formats import ConversationFormats
-from homenode.server.core.served_model import ServedModel
 from homenode.server.http.failures import ApiError
+from homenode.server.models.model_formats import ConversationFormats
+from homenode.server.models.served_model import ServedModel
 
 
 async def message_grammar(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from homenode.server.core.pooling import generates
 from homenode.server.core.prompts import most_prompt_tokens
-from homenode.server.core.served_model import ServedModel
+from homenode.server.models.served_model import ServedModel
 
 
 @dataclass(frozen=True)

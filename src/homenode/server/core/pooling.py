@@ -19,9 +19,9 @@ from homenode.engine.request import Request
 from homenode.sampling import SamplingParams
 from homenode.server.core.failures import from_output
 from homenode.server.core.prompts import EncodedPrompt, most_prompt_tokens
-from homenode.server.core.served_model import ServedModel
 from homenode.server.http.failures import CONTEXT_LENGTH_EXCEEDED, ApiError
 from homenode.server.keys.caller import caller
+from homenode.server.models.served_model import ServedModel
 from homenode.units import format_count
 
 _PARAMS = SamplingParams(max_tokens=0)

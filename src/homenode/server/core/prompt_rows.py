@@ -13,8 +13,8 @@ import numpy as np
 from homenode.engine.inputs import ROW_DIGEST_BYTES, PromptPart, PromptRows
 from homenode.engine.sent_tensor import SentTensor, TensorFormatError, read_sent_tensor
 from homenode.server.core.prompts import EncodedPrompt, check_prompt, check_prompt_tokens
-from homenode.server.core.served_model import ServedModel
 from homenode.server.http.failures import ApiError
+from homenode.server.models.served_model import ServedModel
 from homenode.units import format_bytes
 
 _MOST_BYTES = 64 * 2**20  # of the rows of a request; each sequence takes its own to the engine

@@ -15,9 +15,9 @@ from homenode.engine.inputs import PlacedRows, PromptPart, flatten
 from homenode.model.tokenizer.literal_text import HiddenNames
 from homenode.model.tokenizer.surrounding_tokens import beginning
 from homenode.server.core.prompt_cut import PromptCut, cut_tokens
-from homenode.server.core.served_model import ServedModel
-from homenode.server.core.text_work import SHORT_TEXT, memory_of
 from homenode.server.http.failures import CONTEXT_LENGTH_EXCEEDED, ApiError
+from homenode.server.models.served_model import ServedModel
+from homenode.server.models.text_work import SHORT_TEXT, memory_of
 from homenode.units import format_count
 
 PROMPTS_AT_ONCE = 16  # of many, those that are encoded before other requests get a turn

@@ -16,10 +16,10 @@ from homenode.server.core.choice import ChoiceText, PromptEcho, echo_prompt
 from homenode.server.core.generation import GeneratedSequence, Generation
 from homenode.server.core.kv_transfer import KvTransferParams, RequestKvTransfer, kv_transfer_of
 from homenode.server.core.prompts import EncodedPrompt, check_prompt_tokens
-from homenode.server.core.served_model import ServedModel
 from homenode.server.http.failures import ApiError
 from homenode.server.keys.caller import caller
 from homenode.server.keys.service_tiers import AskedTier, ServiceRank
+from homenode.server.models.served_model import ServedModel
 from homenode.units import format_count
 
 _PROMPTS_AT_ONCE = 16  # of many, those whose sequences are made before other requests get a turn

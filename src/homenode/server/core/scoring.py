@@ -22,9 +22,9 @@ from homenode.server.core.prompts import (
     fitting_ids,
     texts_memory,
 )
-from homenode.server.core.served_model import ServedModel
-from homenode.server.core.text_work import SHORT_TEXT
 from homenode.server.http.failures import ApiError
+from homenode.server.models.served_model import ServedModel
+from homenode.server.models.text_work import SHORT_TEXT
 
 Item = TypeVar("Item")
 

@@ -10,16 +10,16 @@ from functools import cached_property
 
 from homenode.engine.fronts.numbers import first_number
 from homenode.server.core.model_limits import ModelLimits
-from homenode.server.core.model_table import ModelTable
 from homenode.server.core.response_store import StoreLimits, open_store
-from homenode.server.core.served_model import ModelParts, ServedModel
-from homenode.server.core.text_work import TextWork
 from homenode.server.core.thought_seal import ThoughtSeal
 from homenode.server.http.admission import RequestAdmission
 from homenode.server.http.bodies import Bodies
 from homenode.server.http.config import ServerConfig
 from homenode.server.keys.keyring import Keyring
 from homenode.server.keys.named_key import unnamed_keys
+from homenode.server.models.model_table import ModelTable
+from homenode.server.models.served_model import ModelParts, ServedModel
+from homenode.server.models.text_work import TextWork
 from homenode.server.monitoring.server_metrics import Metrics
 
 _LOG = logging.getLogger("homenode.server")

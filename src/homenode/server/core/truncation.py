@@ -9,8 +9,8 @@ from typing import Any
 from homenode.server.core.conversation import ConversationRequest, conversation_text
 from homenode.server.core.prompt_cut import room_for_answer
 from homenode.server.core.prompts import encode_chat_text
-from homenode.server.core.served_model import ServedModel
 from homenode.server.http.failures import CONTEXT_LENGTH_EXCEEDED, ApiError
+from homenode.server.models.served_model import ServedModel
 
 Messages = Sequence[Mapping[str, Any]]
 _ALWAYS = ("system", "developer")  # roles whose messages stay

@@ -128,8 +128,8 @@ class _Front:
     ) -> int:
         # These import prometheus_client, for which files had to be reserved first.
         from homenode.server.app import create_app
-        from homenode.server.core.served_model import ModelParts
         from homenode.server.core.state import FrontIdentity, ServerState
+        from homenode.server.models.served_model import ModelParts
 
         _keep_off_compute(begin)
         client = LinkedClient(begin.front, begin.engines, self._send)

@@ -17,16 +17,16 @@ from homenode.server.core.answer import respond_conversation
 from homenode.server.core.api import POST_FAILURES, Api, Operation
 from homenode.server.core.conversation import ConversationRequest, begin_conversation, conversation_text
 from homenode.server.core.kv_transfer import kv_transfer_of
-from homenode.server.core.model_table import read_for_model
 from homenode.server.core.pooling import generates
 from homenode.server.core.prompts import encode_chat_text
-from homenode.server.core.served_model import ServedModel
 from homenode.server.core.state import ServerState
 from homenode.server.http.decoding import decode_as
 from homenode.server.http.endpoint import json_response
 from homenode.server.http.exchange import beside_loop, unless_gone_early
 from homenode.server.http.ignored import note_ignored, note_left_out
 from homenode.server.http.sse import EVENTS
+from homenode.server.models.model_table import read_for_model
+from homenode.server.models.served_model import ServedModel
 
 
 class MessagesCount(Struct):

@@ -18,20 +18,20 @@ from homenode.server.core.answer import told_usage
 from homenode.server.core.api import POST_FAILURES, Api, Operation
 from homenode.server.core.fill_in_middle import middle_prompt, middle_tokens_of
 from homenode.server.core.generation import Generation
-from homenode.server.core.model_table import read_for_model
 from homenode.server.core.pooling import generates
 from homenode.server.core.prompts import EncodedPrompt
 from homenode.server.core.request import GenerationRequest, begin, check_limits
-from homenode.server.core.served_model import ServedModel
 from homenode.server.core.setting_fields import given_settings
 from homenode.server.core.state import ServerState
-from homenode.server.core.text_work import SHORT_TEXT, memory_of
 from homenode.server.http.decoding import decode_as
 from homenode.server.http.endpoint import json_response
 from homenode.server.http.exchange import unless_gone, unless_gone_early
 from homenode.server.http.failures import CONTEXT_LENGTH_EXCEEDED, ApiError
 from homenode.server.http.sse import EventStream
 from homenode.server.keys.told_usage import USAGE_HEADER
+from homenode.server.models.model_table import read_for_model
+from homenode.server.models.served_model import ServedModel
+from homenode.server.models.text_work import SHORT_TEXT, memory_of
 from homenode.units import format_count
 
 _CHARACTERS_A_TOKEN = 64  # of a text that is longer than the context, more are not looked at

@@ -17,11 +17,11 @@ from homenode.server.core.answer import respond_conversation
 from homenode.server.core.conversation import Conversation, ConversationRequest
 from homenode.server.core.prompt_cut import PromptCut
 from homenode.server.core.prompts import check_template_values
-from homenode.server.core.served_model import ServedModel
 from homenode.server.core.state import ServerState
 from homenode.server.http.failures import ApiError
 from homenode.server.http.ignored import note_ignored
 from homenode.server.http.sse import LINES
+from homenode.server.models.served_model import ServedModel
 
 _KEPT = 4  # tokens at the beginning of a prompt that is cut, as in Ollama
 

@@ -16,8 +16,6 @@ from homenode.server.apis.ollama.history import ends_open, template_messages
 from homenode.server.apis.ollama.names import TAG
 from homenode.server.apis.ollama.request import HINTS, OllamaChatRequest, OllamaTool
 from homenode.server.core.conversation import Conversation, ConversationRequest, begin_conversation
-from homenode.server.core.model_table import read_for_model
-from homenode.server.core.served_model import ServedModel
 from homenode.server.core.state import ServerState
 from homenode.server.core.truncation import truncated
 from homenode.server.http.decoding import decode_as
@@ -25,6 +23,8 @@ from homenode.server.http.endpoint import json_response
 from homenode.server.http.exchange import beside_loop, unless_gone_early
 from homenode.server.http.failures import ApiError
 from homenode.server.http.ignored import note_ignored, note_left_out
+from homenode.server.models.model_table import read_for_model
+from homenode.server.models.served_model import ServedModel
 
 _decode = decode_as(OllamaChatRequest, HINTS)
 

@@ -12,7 +12,6 @@ from starlette.responses import Response
 from homenode.server.apis.ollama.names import TAG
 from homenode.server.apis.ollama.request import HINTS, OllamaModelName
 from homenode.server.core.api import POST_FAILURES, Operation
-from homenode.server.core.model_table import read_for_model
 from homenode.server.core.pooling import (
     PooledTexts,
     check_texts,
@@ -25,12 +24,13 @@ from homenode.server.core.pooling import (
     vectors_of,
 )
 from homenode.server.core.prompts import encode_prompts, texts_memory
-from homenode.server.core.served_model import ServedModel
 from homenode.server.core.state import ServerState
 from homenode.server.http.decoding import decode_as
 from homenode.server.http.endpoint import json_response
 from homenode.server.http.exchange import unless_gone
 from homenode.server.http.failures import ApiError
+from homenode.server.models.model_table import read_for_model
+from homenode.server.models.served_model import ServedModel
 
 
 class OllamaEmbedRequest(Struct, forbid_unknown_fields=True, kw_only=True):

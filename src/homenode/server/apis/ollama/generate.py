@@ -32,17 +32,17 @@ from homenode.server.core.conversation import Conversation, begin_conversation, 
 from homenode.server.core.fill_in_middle import encode_middles, ended_by_middle
 from homenode.server.core.grammars import grammar_of
 from homenode.server.core.message_reader import MessageReader
-from homenode.server.core.model_table import read_for_model
 from homenode.server.core.prompts import PromptText, check_token_ids, cut_prompt, fitting_ids, texts_memory
 from homenode.server.core.request import GenerationRequest, begin, check_limits
-from homenode.server.core.served_model import ServedModel
 from homenode.server.core.state import ServerState
-from homenode.server.core.text_work import SHORT_TEXT
 from homenode.server.http.decoding import decode_as
 from homenode.server.http.endpoint import json_response
 from homenode.server.http.exchange import unless_gone_early
 from homenode.server.http.failures import ApiError
 from homenode.server.http.ignored import note_ignored
+from homenode.server.models.model_table import read_for_model
+from homenode.server.models.served_model import ServedModel
+from homenode.server.models.text_work import SHORT_TEXT
 
 _decode = decode_as(OllamaGenerateRequest, HINTS)
 

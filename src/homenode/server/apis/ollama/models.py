@@ -13,12 +13,12 @@ from starlette.responses import Response
 
 from homenode.server.apis.ollama.names import TAG, tagged
 from homenode.server.apis.ollama.request import HINTS, OllamaShowRequest
-from homenode.server.core.served_model import ServedModel
 from homenode.server.core.state import ServerState
 from homenode.server.http.decoding import decode_as
 from homenode.server.http.endpoint import json_response
 from homenode.server.http.exchange import read_json
 from homenode.server.http.failures import ApiError
+from homenode.server.models.served_model import ServedModel
 
 # What is spoken here is the API of this release. Clients look for one that is recent enough.
 _API_VERSION = "0.14.0"

@@ -10,9 +10,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from homenode.server.core.api import Api, Operation
-from homenode.server.core.served_model import ServedModel
 from homenode.server.core.state import ServerState
 from homenode.server.http.endpoint import json_response
+from homenode.server.models.served_model import ServedModel
 
 
 class Model(Struct, kw_only=True):

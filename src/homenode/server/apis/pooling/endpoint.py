@@ -11,7 +11,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from homenode.server.core.api import POST_FAILURES, Api, Operation
-from homenode.server.core.model_table import read_for_model
 from homenode.server.core.pooling import (
     PooledTexts,
     check_texts,
@@ -24,10 +23,11 @@ from homenode.server.core.pooling import (
 )
 from homenode.server.core.pooling_openapi import tighten_input, tighten_kept_tokens
 from homenode.server.core.prompts import encode_prompts, split_prompts, texts_memory
-from homenode.server.core.served_model import ServedModel
 from homenode.server.core.state import ServerState
 from homenode.server.http.decoding import FieldHints, decode_as
 from homenode.server.http.exchange import unless_gone
+from homenode.server.models.model_table import read_for_model
+from homenode.server.models.served_model import ServedModel
 
 _Id = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 

@@ -31,10 +31,10 @@ from homenode.server.core.conversation import Conversation, ConversationRequest,
 from homenode.server.core.grammars import check_input
 from homenode.server.core.prompts import encode_chat_text
 from homenode.server.core.request import check_limits
-from homenode.server.core.served_model import ServedModel
 from homenode.server.core.state import ServerState
 from homenode.server.core.truncation import truncated
 from homenode.server.http.failures import ApiError
+from homenode.server.models.served_model import ServedModel
 
 SEALED = "reasoning.encrypted_content"
 LOGPROBS = "message.output_text.logprobs"

@@ -29,9 +29,7 @@ from homenode.server.apis.responses.output_builder import OutputBuilder
 from homenode.server.apis.responses.request import HINTS, ResponsesRequest
 from homenode.server.apis.responses.tools import OfferedTools
 from homenode.server.core.answer import note_conversation, respond_conversation
-from homenode.server.core.model_table import read_for_model
 from homenode.server.core.response_store import StoredResponse, new_response_id
-from homenode.server.core.served_model import ServedModel
 from homenode.server.core.setting_fields import given_settings
 from homenode.server.core.state import ServerState
 from homenode.server.http.decoding import decode_as
@@ -41,6 +39,8 @@ from homenode.server.http.failures import CONTEXT_LENGTH_EXCEEDED, ApiError
 from homenode.server.http.ignored import note_ignored
 from homenode.server.http.sse import STREAM_HEADERS
 from homenode.server.keys.caller import caller
+from homenode.server.models.model_table import read_for_model
+from homenode.server.models.served_model import ServedModel
 
 _LOG = logging.getLogger("homenode.server")
 

@@ -22,7 +22,6 @@ from homenode.server.apis.scoring.request import (
     ScoreUsage,
 )
 from homenode.server.core.api import POST_FAILURES, Api, Operation
-from homenode.server.core.model_table import read_for_model
 from homenode.server.core.pooling import pools
 from homenode.server.core.pooling_openapi import tighten_kept_tokens
 from homenode.server.core.scoring import Scores, TextsToScore, score_texts
@@ -30,6 +29,7 @@ from homenode.server.core.state import ServerState
 from homenode.server.http.decoding import decode_as
 from homenode.server.http.endpoint import json_response
 from homenode.server.http.exchange import unless_gone
+from homenode.server.models.model_table import read_for_model
 
 _decode_score = decode_as(ScoreRequest, HINTS)
 _decode_rerank = decode_as(RerankRequest, HINTS)

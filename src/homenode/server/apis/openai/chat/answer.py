@@ -25,12 +25,12 @@ from homenode.server.core.choice import ScoredToken
 from homenode.server.core.conversation import Conversation
 from homenode.server.core.kv_transfer import KvTransferResult
 from homenode.server.core.message_reader import JoinedMessage, MessageEvent
-from homenode.server.core.served_model import ServedModel
 from homenode.server.core.timings import AnswerTimings, timings_of
 from homenode.server.http.failures import ApiError
 from homenode.server.http.sse import DONE, event
 from homenode.server.interfaces.tokenizer import TokenizerLike
 from homenode.server.keys.service_tiers import ServiceTier
+from homenode.server.models.served_model import ServedModel
 
 FinishReason = Literal["stop", "length", "tool_calls", "function_call"]
 

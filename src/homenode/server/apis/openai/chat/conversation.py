@@ -21,9 +21,9 @@ from homenode.server.apis.openai.tools import (
     tool_offer,
 )
 from homenode.server.core.conversation import ConversationRequest
-from homenode.server.core.served_model import ServedModel
 from homenode.server.http.failures import ApiError
 from homenode.server.http.ignored import note_ignored
+from homenode.server.models.served_model import ServedModel
 
 
 async def conversation_of(

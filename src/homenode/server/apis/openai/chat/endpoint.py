@@ -34,15 +34,15 @@ from homenode.server.core.conversation import (
     conversation_grammar,
     conversation_text,
 )
-from homenode.server.core.model_table import read_for_model
 from homenode.server.core.pooling import generates
 from homenode.server.core.request import check_limits
-from homenode.server.core.served_model import ServedModel
 from homenode.server.core.state import ServerState
-from homenode.server.core.text_work import memory_of
 from homenode.server.http.decoding import decode_as
 from homenode.server.http.exchange import unless_gone_early
 from homenode.server.http.ignored import note_left_out, note_not_kept
+from homenode.server.models.model_table import read_for_model
+from homenode.server.models.served_model import ServedModel
+from homenode.server.models.text_work import memory_of
 
 
 class AppliedTemplate(Struct):

@@ -20,17 +20,17 @@ from homenode.server.core.api import POST_FAILURES, Api, Operation
 from homenode.server.core.fill_in_middle import encode_middles, ended_by_middle
 from homenode.server.core.generation import Generation
 from homenode.server.core.grammars import grammar_of
-from homenode.server.core.model_table import read_for_model
 from homenode.server.core.pooling import generates
 from homenode.server.core.prompt_rows import check_rows_taken, encode_rows
 from homenode.server.core.prompts import encode_prompts, split_prompts, texts_memory
 from homenode.server.core.request import begin, check_limits
-from homenode.server.core.served_model import ServedModel
 from homenode.server.core.state import ServerState
 from homenode.server.http.decoding import decode_as
 from homenode.server.http.exchange import unless_gone_early
 from homenode.server.http.failures import ApiError
 from homenode.server.http.ignored import note_not_kept
+from homenode.server.models.model_table import read_for_model
+from homenode.server.models.served_model import ServedModel
 
 _DEFAULT_MAX_TOKENS = 16
 _decode = decode_as(CompletionRequest, HINTS)

@@ -15,7 +15,6 @@ from homenode.server.apis.openai.openapi import tighten_model
 from homenode.server.apis.openai.requests import HINTS
 from homenode.server.core.api import POST_FAILURES, Api, Operation
 from homenode.server.core.generation_fields import TokenId, TokenIds
-from homenode.server.core.model_table import read_for_model
 from homenode.server.core.pooling import (
     PooledTexts,
     Vector,
@@ -29,11 +28,12 @@ from homenode.server.core.pooling import (
 )
 from homenode.server.core.pooling_openapi import tighten_input, tighten_kept_tokens
 from homenode.server.core.prompts import encode_prompts, split_prompts, texts_memory
-from homenode.server.core.served_model import ServedModel
 from homenode.server.core.state import ServerState
 from homenode.server.http.decoding import decode_as
 from homenode.server.http.exchange import unless_gone
 from homenode.server.http.failures import ApiError
+from homenode.server.models.model_table import read_for_model
+from homenode.server.models.served_model import ServedModel
 
 
 class EmbeddingRequest(Struct, forbid_unknown_fields=True, kw_only=True):

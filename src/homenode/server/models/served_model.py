@@ -12,12 +12,12 @@ import msgspec
 from homenode import __version__
 from homenode.engine.messages import EngineReady
 from homenode.engine.token_rules import TokenRules
-from homenode.server.core.grammar_work import GrammarWork
-from homenode.server.core.model_formats import ModelFormats
-from homenode.server.core.text_work import TextWork
 from homenode.server.http.config import ServedModelConfig
 from homenode.server.interfaces.client import EngineClient
 from homenode.server.interfaces.tokenizer import TokenizerLike
+from homenode.server.models.grammar_work import GrammarWork
+from homenode.server.models.model_formats import ModelFormats
+from homenode.server.models.text_work import TextWork
 from homenode.server.monitoring.server_metrics import Metrics
 from homenode.transfer.wire.message import Published
 

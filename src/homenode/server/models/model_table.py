@@ -8,10 +8,10 @@ from typing import Protocol, TypeVar
 from starlette.requests import Request
 
 from homenode.errors import UserError
-from homenode.server.core.served_model import ServedModel
 from homenode.server.http.decoding import BodyDecoder
 from homenode.server.http.exchange import BodyLimits, read_json
 from homenode.server.http.failures import ApiError
+from homenode.server.models.served_model import ServedModel
 
 
 class NamesModel(Protocol):
