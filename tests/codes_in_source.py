@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-_CODE = re.compile(r"[a-z]+(_[a-z0-9]+)+")
+_CODE = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)+")
 
 
 @dataclass(frozen=True)

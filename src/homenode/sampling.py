@@ -17,6 +17,7 @@ import msgspec
 
 from homenode.errors import UserError
 
+NO_TOKEN = -1  # stands where no token could be drawn, and where a row takes the place of one in a prompt
 DEFAULT_TOKENS = 512  # tokens of an answer where nothing is said of its length
 _MOST = 2**31 - 1  # what the arrays of a step hold
 _MOST_ANSWERS = 2048

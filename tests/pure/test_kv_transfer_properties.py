@@ -23,7 +23,6 @@ from homenode.engine.kv.sequence import KvImport
 from homenode.engine.scheduler_config import SchedulerConfig
 from homenode.engine.step import Step
 from homenode.errors import InternalError
-from homenode.transfer import scheduler_events
 from tests.examples import examples
 from tests.pure.kv_transfer_bench import HandoverBench
 from tests.pure.schedule_bench import limits_of
@@ -237,10 +236,8 @@ def test_kv_used_before_it_has_arrived_is_found(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_block_freed_while_somebody_writes_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def give_up(self: KvImports, kv_import: KvImport) -> None:
-        if kv_import.sequence is not None:
-            self.fetching.discard(kv_import.sequence.id)
         if not kv_import.done:
-            self._messages.append(scheduler_events.Stopped(kv_import.offer.ticket))
+            kv_import.source.stop(kv_import.offer.key)
         self.drop(kv_import)
 
     monkeypatch.setattr(KvImports, "give_up", give_up)

@@ -26,6 +26,7 @@ from homenode.compute.row_ops import RowOps
 from homenode.dtypes import DType
 from homenode.host.bind.memory.residency import PlannedRange
 from homenode.numa_policy import NumaPolicy
+from homenode.sampling import NO_TOKEN as NO_TOKEN
 from homenode.sampling import SETTINGS, setting_type
 
 Tensor = Any  # a backend's activation or parameter handle, float32 [rows, columns] (parameters: [columns])
@@ -356,9 +357,6 @@ class SamplingArrays:
             "mask_row": self.mask_row,
             "masks": self.masks,
         }
-
-
-NO_TOKEN = -1
 
 
 @dataclass

@@ -13,13 +13,15 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
-from homenode.compute.ops import NO_TOKEN
+from homenode.sampling import NO_TOKEN
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 ROW_DIGEST_BYTES = 32
 _ELEMENT = 4  # bytes of a float32
@@ -73,6 +75,8 @@ class StepRows(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     def array(self) -> npt.NDArray[np.float32]:
         """[rows, columns]. ValueError where bytes are missing."""
+        import numpy as np  # not for servers, which start without it
+
         return np.frombuffer(self.data, "<f4").reshape(-1, self.columns)
 
 

@@ -14,13 +14,14 @@ import struct
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from homenode.errors import CheckpointError
 from homenode.model.formats.safetensors import tensors_of
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 _STORAGES = {"FloatStorage": "F32", "HalfStorage": "F16", "BFloat16Storage": "BF16", "DoubleStorage": "F64"}
 _WIDTHS = {"F32": 4, "F16": 2, "BF16": 2, "F64": 8}
@@ -50,6 +51,8 @@ class SentTensor:
 
     def array(self) -> npt.NDArray[np.float32]:
         """Its numbers as float32."""
+        import numpy as np  # not before somebody sends one: servers start without it
+
         if self.dtype == "BF16":
             wide = np.frombuffer(self.data, "<u2").astype(np.uint32) << 16
             return wide.view(np.float32).reshape(self.shape)

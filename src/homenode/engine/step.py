@@ -14,9 +14,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from homenode.compute.ops import NO_TOKEN as NO_TOKEN
 from homenode.engine.inputs import StepRows
 from homenode.engine.request import TokenLogprob
+from homenode.sampling import NO_TOKEN as NO_TOKEN
 from homenode.sampling import SamplingParams
 
 

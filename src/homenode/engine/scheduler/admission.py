@@ -4,12 +4,12 @@ full.
 
 from __future__ import annotations
 
-from homenode.compute.ops import NO_TOKEN
 from homenode.engine.inputs import rows_problem
 from homenode.engine.request import Request
 from homenode.engine.scheduler_config import SchedulerConfig
 from homenode.engine.step import WorkerLimits
 from homenode.errors import ContextLengthError, OverloadedError, UserError
+from homenode.sampling import NO_TOKEN
 from homenode.units import format_count
 
 _MIN_RETRY_S, _MAX_RETRY_S = 1.0, 60.0

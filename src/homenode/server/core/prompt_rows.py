@@ -7,15 +7,16 @@ import base64
 import binascii
 import hashlib
 from collections.abc import Sequence
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from homenode.engine.inputs import ROW_DIGEST_BYTES, PromptPart, PromptRows
-from homenode.engine.sent_tensor import SentTensor, TensorFormatError, read_sent_tensor
 from homenode.server.core.prompts import EncodedPrompt, check_prompt, check_prompt_tokens
 from homenode.server.http.failures import ApiError
 from homenode.server.models.served_model import ServedModel
 from homenode.units import format_bytes
+
+if TYPE_CHECKING:
+    from homenode.engine.sent_tensor import SentTensor
 
 _MOST_BYTES = 64 * 2**20  # of the rows of a request; each sequence takes its own to the engine
 _FORM = "base64 of a safetensors file with one tensor [tokens, columns], or of what torch.save writes of one"
@@ -51,6 +52,10 @@ async def encode_rows(model: ServedModel, texts: Sequence[str], param: str, *, n
 
 
 def _rows_of(model: ServedModel, text: str, name: str) -> PromptRows:
+    import numpy as np  # this and the readers of files not before somebody sends rows: servers start without them
+
+    from homenode.engine.sent_tensor import TensorFormatError, read_sent_tensor
+
     try:
         tensor = read_sent_tensor(base64.b64decode(text, validate=True))
     except (binascii.Error, ValueError) as error:
