@@ -34,7 +34,7 @@ def tool_offer(tools: list[MessagesTool] | None, choice: MessagesToolChoice | No
     if choice.type == "tool" and named not in offered:
         told = "missing" if named is None else f"`{named[:200]}`, which is not among the tools"
         raise ApiError(400, f"`tool_choice.name` is {told}", param="tool_choice.name", code="invalid_value")
-    if choice.type == "any" and not offered:
+    if choice.type == "any" and not tools:
         text = "`tool_choice` wants a call, but `tools` has nothing to call"
         raise ApiError(400, text, param="tool_choice", code="invalid_value")
     if not offered:
