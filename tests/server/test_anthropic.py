@@ -191,6 +191,14 @@ def test_pictures_and_documents() -> None:
     assert writer.seen()[-1]["content"] == "[image]\nT\nwords\n[document]"
 
 
+def test_a_call_is_not_insisted_on_where_all_tools_are_left_out() -> None:
+    writer = Writer("x", CALLS)
+    search = {"type": "web_search_20250305", "name": "web_search"}
+    answer = ask(writer, tools=[search], tool_choice={"type": "any"})
+    assert answer.headers["x-homenode-ignored"] == "web_search_20250305"
+    assert "tools" not in writer.seen()[0]
+
+
 def test_tools_of_other_servers_are_left_out() -> None:
     writer = Writer("x", CALLS)
     search = {"type": "web_search_20250305", "name": "web_search", "max_uses": 5}
