@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
 import pytest
 
 from homenode.engine.binding import EngineBinding, Replica
@@ -34,6 +37,28 @@ def test_counters_go_on_over_a_restart_and_gauges_do_not() -> None:
     assert (after.prompt_tokens, after.steps, after.prefix_hits, after.rejected["draining"]) == (200, 6, 6, 2)
     gone = since_start(figures(2), at_rest(figures(5)))
     assert (gone.num_running, gone.num_waiting, gone.kv_usage, gone.compute, gone.prefix_hits) == (0, 0, 0.0, {}, 7)
+
+
+def test_all_counters_of_engines_and_of_lives_add_up() -> None:
+    counts: dict[str, Any] = {}
+    for number, field in enumerate(msgspec.structs.fields(EngineStats), 1):
+        if field.type in (int, float):
+            counts[field.name] = number
+        elif field.type in (dict[str, int], dict[str, list[float]]):
+            counts[field.name] = {"a": number} if field.type == dict[str, int] else {"a": [number, 1.5]}
+    twice = {
+        name: {"a": [2 * value["a"][0], 3.0]}
+        if name == "step_times"
+        else {"a": 2 * value["a"]}
+        if isinstance(value, dict)
+        else 2 * value
+        for name, value in counts.items()
+    }
+    of_now = {"num_running", "num_waiting", "waiting_for", "waiting_for_kv", "kv_usage"}
+    one = EngineStats(**counts)
+    after, both = msgspec.structs.asdict(since_start(one, one)), msgspec.structs.asdict(total([one, one]))
+    assert {name: after[name] for name in counts} == twice | {name: counts[name] for name in of_now}
+    assert {name: both[name] for name in counts} == twice | {"kv_usage": counts["kv_usage"]}
 
 
 def ready(blocks: int, *notes: str, length: int = 512) -> EngineReady:

@@ -11,7 +11,6 @@ import pytest
 
 from homenode.engine.messages import EngineStats, Output, ReplicaStats
 from homenode.engine.request import Request
-from homenode.server.monitoring.transfer import transfer_metrics
 from homenode.transfer.scheduler_events import BOUNDS_S, KvTicket, TransferStats, duration_class
 from homenode.transfer.wire.message import Published, decode_documents, decode_published, encode_published
 from tests.server.conftest import Running, Start
@@ -292,21 +291,3 @@ def test_counters_as_the_engine_told_them(start: Start) -> None:
     assert 'homenode:kv_transfer_seconds_bucket{le="0.0025",model_name="story-teller"} 3' in text
     assert 'homenode:kv_transfer_seconds_bucket{le="+Inf",model_name="story-teller"} 4' in text
     assert 'homenode:kv_transfer_failures_total{model_name="story-teller",reason="peer_lost"} 1' in text
-
-
-def test_every_figure_is_shown() -> None:
-    figures = TransferStats(refused={"a": 1}, failed={"a": 1}, bad_frames={"a": 1})
-    names = {
-        metric.name.removeprefix("homenode:kv_transfer_")
-        for metric in transfer_metrics((), [((), EngineStats(transfer=figures))])
-    }
-    shown = {
-        "refused": "refusals",
-        "failed": "failures",
-        "expired": "lease_expiries",
-        "late": "late_signals",
-        "duplicates": "duplicate_signals",
-        **{name: f"{name}_signals" for name in ("early", "unknown", "forged")},
-    }
-    told = {shown.get(name, name) for name in TransferStats.__struct_fields__} - {"durations"}
-    assert told <= names | {"seconds"}

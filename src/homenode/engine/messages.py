@@ -24,7 +24,7 @@ MAX_FRAME = 256 * 2**20
 WaitReason = Literal["slots", "blocks", "turn", "prefix", "kv"]
 WAIT_REASONS: tuple[WaitReason, ...] = get_args(WaitReason)
 STEP_TIME_BOUNDS = (
-    0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.125, 0.15, 0.2, 0.25, 0.3, 0.4, 0.6, 1.0, 2.0, 5.0, 20.0,
+    0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.125, 0.15, 0.2, 0.25, 0.3, 0.4, 0.6, 1, 2, 5, 20,
 )  # fmt: skip
 
 

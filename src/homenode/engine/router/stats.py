@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 import msgspec
@@ -12,22 +13,17 @@ from homenode.engine.messages import EngineReady, EngineStats
 from homenode.transfer import scheduler_events
 from homenode.units import format_count
 
-_COUNTERS = (
-    "prefix_queries", "prefix_hits", "preemptions", "prompt_tokens", "generation_tokens", "steps", "step_tokens",
-    "drafted_tokens", "accepted_tokens",
-    "handed_tokens", "recomputed_tokens",
-    "kv_released_bytes", "kv_growths_refused",
-)  # fmt: skip
+# Fields of `EngineStats` that are of now; all others count since the start.
+_GAUGES = ("num_running", "num_waiting", "waiting_for", "waiting_for_kv", "kv_usage", "step_errors", "compute")
+_PARTS = ("transfer", "states")  # those that have counters and gauges of their own
+_COUNTERS = tuple(name for name in EngineStats.__struct_fields__ if name not in (*_GAUGES, *_PARTS))
+_OF_ONE_ENGINE = ("kv_usage", "step_errors", "compute", *_PARTS)  # those that say nothing when they are added
 
 
 def since_start(before: EngineStats, now: EngineStats) -> EngineStats:
     """Counters over a restart: those of the engine that was lost and those of its successor. Gauges are of now."""
-    counters = {name: getattr(before, name) + getattr(now, name) for name in _COUNTERS}
-    rejected, transfer = (
-        _sum([before.rejected, now.rejected]),
-        scheduler_events.over_restart(before.transfer, now.transfer),
-    )
-    step_times = _added([before.step_times, now.step_times])
+    counters = {name: _added([getattr(before, name), getattr(now, name)]) for name in _COUNTERS}
+    transfer = scheduler_events.over_restart(before.transfer, now.transfer)
     states = now.states
     if before.states is not None:
         after = states or msgspec.structs.replace(before.states, used=0, snapshots=0, hits=0, recomputed_tokens=0)
@@ -36,9 +32,7 @@ def since_start(before: EngineStats, now: EngineStats) -> EngineStats:
             hits=before.states.hits + after.hits,
             recomputed_tokens=before.states.recomputed_tokens + after.recomputed_tokens,
         )
-    return msgspec.structs.replace(
-        now, **counters, rejected=rejected, step_times=step_times, transfer=transfer, states=states
-    )
+    return msgspec.structs.replace(now, **counters, transfer=transfer, states=states)
 
 
 def at_rest(last: EngineStats) -> EngineStats:
@@ -59,14 +53,11 @@ def total(parts: Sequence[EngineStats]) -> EngineStats:
     """Return the figures of all engines together; KV memory in use on average. What computes is told engine by engine
     only.
     """
-    names = (*_COUNTERS, "num_running", "num_waiting")
-    return EngineStats(
-        **{name: sum(getattr(part, name) for part in parts) for name in names},
-        kv_usage=sum(part.kv_usage for part in parts) / max(1, len(parts)),
-        rejected=_sum([part.rejected for part in parts]),
-        waiting_for=_sum([part.waiting_for for part in parts]),
-        step_times=_added([part.step_times for part in parts]),
-    )
+    if not parts:
+        return EngineStats()
+    names = [name for name in EngineStats.__struct_fields__ if name not in _OF_ONE_ENGINE]
+    added = {name: _added([getattr(part, name) for part in parts]) for name in names}
+    return EngineStats(**added, kv_usage=sum(part.kv_usage for part in parts) / len(parts))
 
 
 def all_ready(parts: Sequence[EngineReady], bindings: Sequence[EngineBinding]) -> EngineReady:
@@ -97,16 +88,16 @@ def all_ready(parts: Sequence[EngineReady], bindings: Sequence[EngineBinding]) -
     )
 
 
-def _added(parts: Sequence[Mapping[str, list[float]]]) -> dict[str, list[float]]:
-    """Histograms by kind, count by count."""
-    kinds = sorted({kind for part in parts for kind in part})
-    return {kind: [sum(each) for each in zip(*(p[kind] for p in parts if kind in p), strict=True)] for kind in kinds}
-
-
-def _sum(parts: Sequence[Mapping[str, int]]) -> dict[str, int]:
-    return {
-        name: sum(part.get(name, 0) for part in parts) for name in sorted({name for part in parts for name in part})
-    }
+def _added(parts: Sequence[Any]) -> Any:
+    """Numbers added up; lists place by place, where the longest has places beyond the others' ends; mappings name by
+    name.
+    """
+    if isinstance(parts[0], Mapping):
+        names = sorted({name for part in parts for name in part})
+        return {name: _added([part[name] for part in parts if name in part]) for name in names}
+    if isinstance(parts[0], list):
+        return [sum(each) for each in zip_longest(*parts, fillvalue=0)]
+    return sum(parts)
 
 
 def _number(part: EngineReady, name: str) -> Any:
@@ -135,7 +126,7 @@ def _compute(parts: Sequence[object]) -> dict[str, Any]:
         found["threads"] = sum(part.get("threads", 0) for part in known)
     for name in ("weight_pages", "shared_pages", "kv_pages"):
         if isinstance(found.get(name), dict):
-            found[name] = _sum([part[name] for part in known if isinstance(part.get(name), dict)])
+            found[name] = _added([part[name] for part in known if isinstance(part.get(name), dict)])
     return found
 
 

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from prometheus_client import Counter
 from prometheus_client.core import Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector, CollectorRegistry
 
-_REFUSED = "homenode:front_rejections"
+from homenode.server.monitoring.metric import PREFIX
+from homenode.server.monitoring.metric_families import make_counter
+from homenode.server.monitoring.metric_table import FRONT_REJECTIONS
+
+_REFUSED = PREFIX + FRONT_REJECTIONS.name
 
 
 class AllFronts(Collector):
@@ -39,7 +42,7 @@ class Refusals:
     """Requests that this front turned away, counted where all fronts see it."""
 
     def __init__(self) -> None:
-        self._counter = Counter(_REFUSED, "Requests a front turned away.", ("reason",), registry=CollectorRegistry())
+        self._counter = make_counter(FRONT_REJECTIONS, CollectorRegistry())
 
     def count(self, reason: str) -> None:
         """Count one more refused request."""
