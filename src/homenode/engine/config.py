@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from homenode.engine.scheduler_config import KvConfig, SchedulerConfig
+from homenode.engine.speculation.config import SpeculationConfig
 from homenode.errors import UserError
 from homenode.host.plan.numa.settings import NumaSettings
 from homenode.options import Option, option, options_of
@@ -235,6 +236,7 @@ class EngineConfig:
 
     model: ModelConfig = field(default_factory=ModelConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
     kv: KvConfig = field(default_factory=KvConfig)
     compute: ComputeConfig = field(default_factory=ComputeConfig)
     placement: PlacementConfig = field(default_factory=PlacementConfig)
@@ -320,7 +322,9 @@ def own_flags(config: type[Any]) -> dict[str, OwnFlag]:
 
 
 def _checked(name: str, value: Any, declared: Option) -> Any:
-    if declared.parse is not None and isinstance(value, str):
+    if declared.parse is not None and (
+        isinstance(value, str) or (isinstance(value, dict) and declared.metavar == "JSON")
+    ):
         value = declared.parse(value)
     if declared.choices and value not in declared.choices:
         message = f"{name} is {value!r}; choose one of {', '.join(declared.choices)}"

@@ -58,6 +58,8 @@ class StepItem(msgspec.Struct, frozen=True, array_like=True, gc=False):
     # position from the last known token on but the last one, so that it can be cut back.
     drafted: tuple[int, ...] = ()
     rows: tuple[StepRows, ...] = ()  # that stand in places of embeddings among these positions
+    # So many tokens at most are to be drafted behind those that it draws, and told with its `Advance`.
+    expected: int = 0
 
 
 class Step(msgspec.Struct, frozen=True, array_like=True):
@@ -92,7 +94,8 @@ class Advance(msgspec.Struct, frozen=True, array_like=True, gc=False):
     logprobs: tuple[TokenLogprob, ...] = ()  # of each, if they are wanted
     forced: tuple[int, ...] = ()  # indices of the tokens that its grammar left no choice about
     surprise_limit: float | None = None  # under Mirostat: the bound on the surprise of the next token
-    drafted: tuple[int, ...] = ()  # tokens that the worker expects to follow, `WorkerLimits.max_drafted` at most
+    drafted: tuple[int, ...] = ()  # tokens that the worker expects to follow, `StepItem.expected` at most
+    forced_drafts: int = 0  # so many of the first of these its grammar leaves no choice about
 
 
 def num_accepted(drafted: Sequence[int], drawn: Sequence[int]) -> int:
@@ -135,6 +138,7 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True):
     seconds: float = 0.0  # time in the worker
     failed: list[tuple[int, str]] = []  # sequences whose grammar cannot go on, and why; they got no token
     pooled: list[Pooled] = []  # of an engine that makes vectors, in place of `advances`
+    draft_seconds: float = 0.0  # of `seconds`, what drafting took
 
 
 class WorkerLimits(msgspec.Struct, frozen=True, kw_only=True):

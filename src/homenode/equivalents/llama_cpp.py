@@ -9,7 +9,9 @@ _AUTO = AlwaysSo("it is the default")
 _SAMPLER = NotOffered("requests have it as a field, and SamplingParams in Python (docs/sampling.md)")
 _BATCH_THREADS = NoEffect("prompts and answers are computed by the same threads (--threads)")
 _MASKS = NotOffered("say which CPUs compute by --cpu-threads-bind, such as 0-15, or --numa-bind-cpus")
-_SPECULATION = NoEffect("nothing is speculated: a token is computed after the other, which gives the same text")
+_SPECULATION = NoEffect("how much is drafted follows from what is measured, and answers are those without drafts")
+_DRAFT_PLACE = NoEffect("a model that drafts is kept and placed as the one that it drafts for")
+_LOOKED_UP = Taken("--speculative", "ngram")
 _PICTURES = NoEffect("pictures and sound are not read: homenode serves the text of such models")
 _DEVICES = NoEffect("accelerators are found by themselves; --stage-devices and --layer-split say otherwise")
 _EXPERTS = NoEffect(
@@ -259,25 +261,47 @@ EQUIVALENTS: tuple[Equivalent, ...] = (
     Equivalent("--no-mmproj", AlwaysSo("pictures are not read")),
     # Speculation
     Equivalent(
-        "--spec-draft-hf= -hfd= -hfrd= --hf-repo-draft= --spec-draft-threads= -td= --threads-draft= "
-        "--spec-draft-threads-batch= -tbd= --threads-batch-draft= --spec-draft-cpu-mask= -Cd= --cpu-mask-draft= "
-        "--spec-draft-cpu-range= -Crd= --cpu-range-draft= --spec-draft-cpu-strict= --cpu-strict-draft= "
-        "--spec-draft-prio= --prio-draft= --spec-draft-poll= --poll-draft= --spec-draft-cpu-mask-batch= -Cbd= "
-        "--cpu-mask-batch-draft= --spec-draft-cpu-range-batch= -Crbd= --cpu-range-batch-draft= "
-        "--spec-draft-cpu-strict-batch= --cpu-strict-batch-draft= --spec-draft-prio-batch= --prio-batch-draft= "
-        "--spec-draft-poll-batch= --poll-batch-draft= --spec-draft-type-k= -ctkd= --cache-type-k-draft= "
-        "--spec-draft-type-v= -ctvd= --cache-type-v-draft= --spec-draft-override-tensor= -otd= "
-        "--override-tensor-draft= --spec-draft-cpu-moe -cmoed --cpu-moe-draft --spec-draft-n-cpu-moe= "
-        "--spec-draft-ncmoe= -ncmoed= --n-cpu-moe-draft= --spec-draft-n-max= --spec-draft-n-min= --spec-synth-len= "
-        "--spec-synth-rates= --spec-draft-p-split= --draft-p-split= --spec-draft-p-min= --draft-p-min= "
-        "--spec-draft-backend-sampling --spec-draft-sampling= --spec-draft-device= -devd= --device-draft= "
-        "--spec-draft-ngl= -ngld= --gpu-layers-draft= --n-gpu-layers-draft= --spec-draft-model= -md= --model-draft= "
-        "--spec-type= --spec-ngram-mod-n-min= --spec-ngram-mod-n-max= --spec-ngram-mod-n-match= "
-        "--spec-ngram-simple-size-n= --spec-ngram-simple-size-m= --spec-ngram-simple-min-hits= "
-        "--spec-ngram-map-k-size-n= --spec-ngram-map-k-size-m= --spec-ngram-map-k-min-hits= "
-        "--spec-ngram-map-k4v-size-n= --spec-ngram-map-k4v-size-m= --spec-ngram-map-k4v-min-hits= --draft= "
-        "--draft-n= --draft-max= --draft-min= --draft-n-min= --spec-ngram-size-n= --spec-ngram-size-m= "
-        "--spec-ngram-min-hits= --spec-default --nextn",
+        "--spec-type=",
+        NotOffered("give --speculative off, auto, ngram, draft or mtp"),
+        values={
+            "none": Taken("--speculative", "off"),
+            "ngram-simple": _LOOKED_UP,
+            "ngram-map-k": _LOOKED_UP,
+            "ngram-map-k4v": _LOOKED_UP,
+            "ngram-mod": _LOOKED_UP,
+            "ngram-cache": _LOOKED_UP,
+            "draft-simple": Taken("--speculative", "draft"),
+            "draft-mtp": Taken("--speculative", "mtp"),
+        },
+    ),
+    Equivalent("--nextn", Taken("--speculative", "mtp")),
+    Equivalent("--spec-default", AlwaysSo("tokens are drafted where it pays unless --speculative says otherwise")),
+    Equivalent(
+        "--spec-draft-model= -md= --model-draft= --spec-draft-hf= -hfd= -hfrd= --hf-repo-draft=",
+        Taken("--speculative-model"),
+    ),
+    Equivalent("--draft= --draft-n= --draft-max= --spec-draft-n-max=", Taken("--num-speculative-tokens")),
+    Equivalent(
+        "--spec-draft-threads= -td= --threads-draft= --spec-draft-threads-batch= -tbd= --threads-batch-draft= "
+        "--spec-draft-cpu-mask= -Cd= --cpu-mask-draft= --spec-draft-cpu-range= -Crd= --cpu-range-draft= "
+        "--spec-draft-cpu-strict= --cpu-strict-draft= --spec-draft-prio= --prio-draft= --spec-draft-poll= "
+        "--poll-draft= --spec-draft-cpu-mask-batch= -Cbd= --cpu-mask-batch-draft= --spec-draft-cpu-range-batch= "
+        "-Crbd= --cpu-range-batch-draft= --spec-draft-cpu-strict-batch= --cpu-strict-batch-draft= "
+        "--spec-draft-prio-batch= --prio-batch-draft= --spec-draft-poll-batch= --poll-batch-draft= "
+        "--spec-draft-type-k= -ctkd= --cache-type-k-draft= --spec-draft-type-v= -ctvd= --cache-type-v-draft= "
+        "--spec-draft-override-tensor= -otd= --override-tensor-draft= --spec-draft-cpu-moe -cmoed --cpu-moe-draft "
+        "--spec-draft-n-cpu-moe= --spec-draft-ncmoe= -ncmoed= --n-cpu-moe-draft= --spec-draft-device= -devd= "
+        "--device-draft= --spec-draft-ngl= -ngld= --gpu-layers-draft= --n-gpu-layers-draft=",
+        _DRAFT_PLACE,
+    ),
+    Equivalent(
+        "--spec-draft-n-min= --spec-synth-len= --spec-synth-rates= --spec-draft-p-split= --draft-p-split= "
+        "--spec-draft-p-min= --draft-p-min= --spec-draft-backend-sampling --spec-draft-sampling= "
+        "--spec-ngram-mod-n-min= --spec-ngram-mod-n-max= --spec-ngram-mod-n-match= --spec-ngram-simple-size-n= "
+        "--spec-ngram-simple-size-m= --spec-ngram-simple-min-hits= --spec-ngram-map-k-size-n= "
+        "--spec-ngram-map-k-size-m= --spec-ngram-map-k-min-hits= --spec-ngram-map-k4v-size-n= "
+        "--spec-ngram-map-k4v-size-m= --spec-ngram-map-k4v-min-hits= --draft-min= --draft-n-min= "
+        "--spec-ngram-size-n= --spec-ngram-size-m= --spec-ngram-min-hits=",
         _SPECULATION,
     ),
     # Other tools of llama.cpp

@@ -13,7 +13,7 @@ _GPUS = NoEffect("it is of how GPUs exchange what they computed, which homenode 
 _PICTURES = NoEffect("pictures, sound and videos are not read: homenode serves the text of such models")
 _ADAPTERS = NotOffered("homenode serves no LoRA adapters: merge the adapter into the model and serve that")
 _OF_ADAPTERS = NoEffect("homenode serves no LoRA adapters")
-_SPECULATION = NoEffect("nothing is speculated: a token is computed after the other, which gives the same text")
+_SPECULATION = NoEffect("how much is drafted follows from what is measured, and answers are those without drafts")
 _HOSTS = NotOffered("several hosts are one engine with --executor ray, or one server each behind a router")
 _ENGINES = NotOffered("give --data-parallel-size, --tensor-parallel-size and --enable-expert-parallel")
 _SCHEDULE = NoEffect("the scheduler decides it: see --step-time, --max-num-batched-tokens and docs/scheduling.md")
@@ -305,9 +305,19 @@ EQUIVALENTS: tuple[Equivalent, ...] = (
         _OF_ADAPTERS,
     ),
     Equivalent(
-        "--speculative-algorithm= --speculative-draft-model-path= --speculative-draft-model= "
+        "--speculative-algorithm=",
+        NotOffered("give --speculative ngram, draft or mtp"),
+        values={
+            "ngram": Taken("--speculative", "ngram"),
+            "standalone": Taken("--speculative", "draft"),
+            "nextn": Taken("--speculative", "mtp"),
+        },
+    ),
+    Equivalent("--speculative-draft-model-path= --speculative-draft-model=", Taken("--speculative-model")),
+    Equivalent("--speculative-num-draft-tokens=", Taken("--num-speculative-tokens")),
+    Equivalent(
         "--speculative-boundary-reduction= --speculative-draft-model-revision= --speculative-draft-load-format= "
-        "--speculative-num-steps= --speculative-eagle-topk= --speculative-num-draft-tokens= "
+        "--speculative-num-steps= --speculative-eagle-topk= "
         "--speculative-dflash-block-size= --speculative-domino-candidate-pool-size= "
         "--speculative-dspark-block-size= --speculative-dspark-sps-table-path= "
         "--speculative-dspark-confidence-sts-path= --speculative-dspark-align-verify-tokens-to-graph-tier "

@@ -12,7 +12,8 @@ _GPUS = NoEffect("it is of how GPUs exchange what they computed, which homenode 
 _PICTURES = NoEffect("pictures, sound and videos are not read: homenode serves the text of such models")
 _ADAPTERS = NotOffered("homenode serves no LoRA adapters: merge the adapter into the model and serve that")
 _OF_ADAPTERS = NoEffect("homenode serves no LoRA adapters")
-_SPECULATION = NoEffect("nothing is speculated: a token is computed after the other, which gives the same text")
+_SPECULATION = NoEffect("how much is drafted follows from what is measured, and answers are those without drafts")
+_NO_DRAFTER = NotOffered("give --speculative ngram, draft or mtp")
 _HOSTS = NotOffered(
     "several hosts are one engine with --executor ray, or one server each behind a router; on one host "
     "--data-parallel-size and --tensor-parallel-size start all there is"
@@ -93,7 +94,7 @@ EQUIVALENTS: tuple[Equivalent, ...] = (
     Equivalent("--enable-return-routed-experts", NoEffect("--expert-counts keeps how often experts were chosen")),
     Equivalent("--enable-trace-replay --aux-output-config=", NoEffect("answers have no further outputs")),
     Equivalent("--pooler-config= --override-pooler-config=", NotOffered("give --pooling mean, cls or last")),
-    Equivalent("--runner=", values={"draft": NotOffered("nothing is speculated")}),
+    Equivalent("--runner=", values={"draft": NotOffered("name a model that drafts with --speculative-model")}),
     Equivalent(
         "--task=",
         NotOffered("give --runner generate or pooling"),
@@ -281,10 +282,22 @@ EQUIVALENTS: tuple[Equivalent, ...] = (
         "--enable-mixed-moe-lora-format --enable-moe-shared-loras --max-lora-cls-labels=",
         _OF_ADAPTERS,
     ),
+    Equivalent("-sc=", Taken("--speculative-config")),
     Equivalent(
-        "--speculative-config= -sc= --spec-method= --spec-model= --spec-tokens= --speculative-model= "
-        "--num-speculative-tokens= --per-request-spec-decode-metrics=",
-        _SPECULATION,
+        "--spec-method=",
+        _NO_DRAFTER,
+        values={
+            "ngram": Taken("--speculative", "ngram"),
+            "suffix": Taken("--speculative", "ngram"),
+            "draft_model": Taken("--speculative", "draft"),
+            "mtp": Taken("--speculative", "mtp"),
+        },
+    ),
+    Equivalent("--spec-model=", Taken("--speculative-model")),
+    Equivalent("--spec-tokens=", Taken("--num-speculative-tokens")),
+    Equivalent("--speculative-model=", values={"[ngram]": Taken("--speculative", "ngram")}),
+    Equivalent(
+        "--per-request-spec-decode-metrics=", NoEffect("a request asks for its figures itself (return_timings)")
     ),
     Equivalent("--watermark-config=", NotOffered("no mark is put into texts")),
     Equivalent(

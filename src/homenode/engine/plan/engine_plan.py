@@ -102,6 +102,10 @@ class EnginePlan:
     def problems(self) -> list[UserError]:
         """Return what keeps these settings from working, beside what `plan_engine` raises."""
         found: dict[str, UserError] = {}
+        try:
+            self.config.speculation.resolved()
+        except UserError as error:
+            found[error.param or error.message] = error
         for worker in self.worker_layout.workers:
             for problem in self._problems_of(worker):
                 found.setdefault(problem.param or problem.message, problem)

@@ -121,6 +121,7 @@ class Rule:
     severity: str = "warning"
 
 
+_NO_DRAFTS = "nothing is drafted with --speculative off"
 _TORCH = "it is of devices of PyTorch, and none computes here"
 _NATIVE = "it is of the native core, which computes nothing here"
 _RAY = "it is of --executor ray"
@@ -133,6 +134,8 @@ RULES = (
     Rule(
         "model", "pooling", lambda at: at.config.model.runner != "generate", "it is of vectors, and text is generated"
     ),
+    Rule("speculation", "num_speculative_tokens", lambda at: at.config.speculation.speculative != "off", _NO_DRAFTS),
+    Rule("speculation", "speculative_model", lambda at: at.config.speculation.speculative != "off", _NO_DRAFTS),
     Rule("compute", "threads", lambda at: at.has_cpu_workers, _CPU_WORKERS),
     Rule("compute", "threads", lambda at: at.has_threads or not at.has_cpu_workers, _THREADS),
     Rule("compute", "backend", lambda at: CPU in at.devices, "--stage-devices says what computes on each device"),

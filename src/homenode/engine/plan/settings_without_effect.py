@@ -50,4 +50,7 @@ def settings_without_effect(
             shown = flag if value is True or secret else f"{flag} {text}"
             remedy = f"Leave {flag} out"
             found[rule.setting] = Finding(rule.severity, _CODE, f"{shown} is ignored: {rule.why}", remedy)
+    for key in config.speculation.without_effect():
+        text = f"{key} of --speculative-config is ignored: how much is drafted follows from what is measured"
+        found[key] = Finding("warning", _CODE, text, f"Leave {key} out")
     return tuple(found.values())

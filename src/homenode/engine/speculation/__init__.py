@@ -1,0 +1,1 @@
+"""Drafted tokens: settings, sources that need no model, and how many are worth their rows. Pure."""
