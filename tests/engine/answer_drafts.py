@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from functools import partial
 
 import pytest
 
 from homenode.engine.kv.sequence import Sequence as EngineSequence
 from homenode.engine.runtime import engine
-from homenode.engine.scheduler.scheduler import Scheduler
+from homenode.engine.scheduler.drafts import Drafter
 from homenode.engine.scheduler.step_load import StepLoad
 
 _MOST = 5
 
 
-class AnswerDrafts:
+class AnswerDrafts(Drafter):
     """A `Drafter`. `answers`: the tokens that follow each prompt. `share`: of the sequences that decode, those
     with guesses in a step. `accepted` and `rejected` count.
     """
@@ -49,5 +48,5 @@ def draft_answers(
 ) -> AnswerDrafts:
     """Have engines that are made from now on guess these."""
     drafts = AnswerDrafts(dict(zip(map(tuple, prompts), answers, strict=True)), vocab_size)
-    monkeypatch.setattr(engine, "Scheduler", partial(Scheduler, drafter=drafts))
+    monkeypatch.setattr(engine, "DraftChoice", lambda *settings: drafts)
     return drafts

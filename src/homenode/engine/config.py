@@ -4,6 +4,7 @@ from here.
 
 from __future__ import annotations
 
+import json
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
@@ -322,9 +323,9 @@ def own_flags(config: type[Any]) -> dict[str, OwnFlag]:
 
 
 def _checked(name: str, value: Any, declared: Option) -> Any:
-    if declared.parse is not None and (
-        isinstance(value, str) or (isinstance(value, dict) and declared.metavar == "JSON")
-    ):
+    if isinstance(value, dict) and declared.metavar == "JSON":
+        value = json.dumps(value)
+    if declared.parse is not None and isinstance(value, str):
         value = declared.parse(value)
     if declared.choices and value not in declared.choices:
         message = f"{name} is {value!r}; choose one of {', '.join(declared.choices)}"

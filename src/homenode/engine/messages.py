@@ -129,6 +129,8 @@ class Output(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     queued_s: float = 0.0  # seconds until the request was first admitted (with the first output)
     num_preemptions: int = 0
     forced_tokens: int = 0  # of `tokens`, those that the grammar left no choice about
+    drafted_tokens: int = 0  # drafted for the sequence since its last output...
+    accepted_tokens: int = 0  # ...and those of them that were right
     pooled: bytes = b""  # of a request that pools, with its end: float32, little-endian
 
 
@@ -163,6 +165,7 @@ class EngineStats(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     generation_tokens: int = 0
     drafted_tokens: int = 0  # guesses of tokens that steps computed...
     accepted_tokens: int = 0  # ...and those of them that were right
+    accepted_by_position: list[int] = []  # ...by how many were drafted before them
     steps: int = 0
     step_tokens: int = 0
     waiting_for: dict[str, int] = {}  # of those that wait, by `WaitReason`

@@ -23,6 +23,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     kv: KvTicket | None = None  # its KV is handed over, to or from another engine
     second_from: int = 0  # of two texts that are read together, the first token of the second; 0: there is one text
     pools: bool = False  # wants the vector of its text, or scores; its `params.max_tokens` is 0
+    speculative: bool = True  # tokens may be drafted for it
     awaited: bool = True  # somebody waits for its tokens as they come, so that steps are to be short
     # Output tokens that another engine had given when it was lost: the sequence goes on after them.
     begun: list[int] = []

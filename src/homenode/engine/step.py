@@ -58,7 +58,8 @@ class StepItem(msgspec.Struct, frozen=True, array_like=True, gc=False):
     # position from the last known token on but the last one, so that it can be cut back.
     drafted: tuple[int, ...] = ()
     rows: tuple[StepRows, ...] = ()  # that stand in places of embeddings among these positions
-    # So many tokens at most are to be drafted behind those that it draws, and told with its `Advance`.
+    # So many tokens at most are to be drafted behind those that it draws, and told with its `Advance`. Of a part of a
+    # prompt that draws nothing: not 0 where whoever drafts is to read it.
     expected: int = 0
 
 

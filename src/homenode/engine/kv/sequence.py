@@ -13,6 +13,7 @@ from homenode.engine.kv.block_source import BlockOffer, BlockSource
 from homenode.engine.kv.prefix import HashChain
 from homenode.engine.kv.states import SlotAllocation
 from homenode.engine.request import Request, TokenLogprob
+from homenode.engine.speculation.sequence_drafts import SequenceDrafts
 from homenode.sampling import SamplingParams
 
 
@@ -73,6 +74,10 @@ class Sequence:
     answered: bool = False  # an output was sent
     surprise_limit: float | None = None  # under Mirostat: the bound that its last token has led to
     drafted: tuple[int, ...] = ()  # tokens that the worker expects to follow its last one
+    forced_drafts: int = 0  # so many of the first of these follow from its grammar
+    expected: int = 0  # tokens that the worker was asked to draft behind its next one
+    told_drafts: tuple[int, int] = (0, 0)  # tokens that were drafted and accepted since its last output
+    drafts: SequenceDrafts | None = None  # what tokens are drafted from
     finished: bool = False
     id: int = field(init=False)  # the client's number
     last: int = field(init=False)  # tokens, prompt included, that there will be at most

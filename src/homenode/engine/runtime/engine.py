@@ -17,6 +17,7 @@ from homenode.engine.messages import EngineReady
 from homenode.engine.plan.engine_plan import EnginePlan
 from homenode.engine.plan.pooling import pooling_ready
 from homenode.engine.runtime.neighbour_watch import NeighbourWatch
+from homenode.engine.scheduler.draft_choice import DraftChoice
 from homenode.engine.scheduler.scheduler import Scheduler
 from homenode.engine.scheduler.step_costs import StepCosts
 from homenode.engine.step import WorkerLimits
@@ -52,6 +53,11 @@ def make_scheduler(
     `MicroBatching`. `hash_seed`: of the identities of its KV blocks, where other engines are given them.
     """
     config, stages, moe = plan.config, plan.worker_layout.workers[-1].stage + 1, plan.checkpoint.spec.moe
+    costs = StepCosts(0.0 if moe is None else moe.experts_per_token / moe.num_experts)
+    speculation = config.speculation.resolved()
+    drafter = None
+    if speculation.method != "off" and plan.checkpoint.spec.pooling is None:
+        drafter = DraftChoice(speculation, costs, limits.max_drafted)
     return Scheduler(
         config.scheduler,
         config.kv,
@@ -62,7 +68,8 @@ def make_scheduler(
         micro_batches=micro_batches,
         seeds=None if is_open_seed(config.model.seed) else random.Random(config.model.seed),
         hash_seed=hash_seed,
-        costs=StepCosts(0.0 if moe is None else moe.experts_per_token / moe.num_experts),
+        costs=costs,
+        drafter=drafter,
     )
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+from msgspec import structs
+
 from homenode.engine.kv.sequence import BlockAllocation, Sequence
 from homenode.engine.kv.states import StatePool
 from homenode.engine.scheduler.step_load import NO_LOAD, StepLoad
@@ -97,6 +99,10 @@ class StepPlan:
         self.answers = self.answers.plus(StepLoad.of_drafts(end, count))
         self.tokens_left -= count
         self.rows_left -= count
+
+    def expect(self, index: int, count: int) -> None:
+        """Have a worker guess so many tokens behind the next one of a sequence that decodes."""
+        self.decodes[index] = structs.replace(self.decodes[index], expected=count)
 
     def add(self, sequence: Sequence, allocation: BlockAllocation, count: int) -> None:
         """Compute the next `count` positions of a prompt."""

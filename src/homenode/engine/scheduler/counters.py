@@ -21,6 +21,7 @@ class SchedulerCounters:
     step_tokens: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+    accepted_by_position: list[int] = field(default_factory=list)
     handed_tokens: int = 0
     recomputed_tokens: int = 0
     step_times: StepTimes = field(default_factory=StepTimes)

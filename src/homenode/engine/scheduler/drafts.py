@@ -17,7 +17,9 @@ from homenode.engine.scheduler.step_load import StepLoad
 
 
 class Drafter(Protocol):
-    """Source of guesses."""
+    """Source of guesses. `asks_workers`: they guess tokens where `expected` says so."""
+
+    asks_workers: bool = False
 
     def awaits(self, running: List[Sequence]) -> bool:
         """Tell whether the next step is to be planned when all tokens are known that steps in flight draw, so that it
@@ -29,11 +31,32 @@ class Drafter(Protocol):
         behind the last one of each, by the index of the sequence. The step has room for `most` at all.
         """
 
+    def expected(self, sequence: Sequence, rows: int) -> int:
+        """Return how many tokens a worker is to guess behind the one that this sequence draws in a step of so many
+        rows. Of a prompt that goes on after the step: not 0 where it is to be ready for that.
+        """
+        return 0
+
+    def prepare(self, sequence: Sequence, count: int) -> None:
+        """Be told that a step computes so many tokens of this sequence's prompt."""
+        return
+
     def learn(self, sequence: Sequence, drafted: tuple[int, ...], accepted: int) -> None:
         """Take in that the first `accepted` tokens of these guesses were right."""
+        return
+
+    def took(self, answers: StepLoad, prompts: StepLoad, seconds: float, now: float, *, awaited: bool) -> None:
+        """Take in that a step's result came `now` and that it took so many seconds. `awaited`: it was planned when the
+        one before it was there.
+        """
+        return
+
+    def ended(self, sequence: Sequence) -> None:
+        """Be told that a request has ended."""
+        return
 
 
-class WorkerDrafts:
+class WorkerDrafts(Drafter):
     """Guesses that come with each `Advance`."""
 
     def awaits(self, running: List[Sequence]) -> bool:
@@ -42,10 +65,18 @@ class WorkerDrafts:
 
     def drafts(self, decoding: List[Sequence], load: StepLoad, most: int) -> Mapping[int, tuple[int, ...]]:
         """All that came."""
-        return {index: sequence.drafted for index, sequence in enumerate(decoding) if sequence.drafted}
+        found = {index: sequence.drafted for index, sequence in enumerate(decoding) if sequence.drafted}
+        for index in found:
+            decoding[index].drafted = ()
+        return found
 
-    def learn(self, sequence: Sequence, drafted: tuple[int, ...], accepted: int) -> None:
-        """Nothing: whoever computes them knows."""
+
+def plan_expected(plan: StepPlan, drafter: Drafter) -> None:
+    """Say for each sequence that decodes how many tokens its worker is to guess."""
+    for index, sequence in enumerate(plan.decoding):
+        sequence.expected = drafter.expected(sequence, plan.answers.tokens)
+        if sequence.expected:
+            plan.expect(index, sequence.expected)
 
 
 def plan_drafts(plan: StepPlan, drafter: Drafter, allocator: KvAllocator, most: int) -> None:

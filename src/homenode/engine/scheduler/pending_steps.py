@@ -15,7 +15,7 @@ from homenode.engine.step import Step, StepItem
 class PendingStep(msgspec.Struct, frozen=True):
     """A step the worker has not answered yet: first the decodes, then parts of prompts. `prefill`: tokens of those.
     `answers` and `prompts`: what both ask of the workers; `seconds`: what it is expected to take. `drafts`: drafted
-    tokens of decodes that have some, by handle.
+    tokens of decodes that have some, by handle. `awaited`: it was planned when no other was in flight.
     """
 
     step: Step
@@ -27,6 +27,7 @@ class PendingStep(msgspec.Struct, frozen=True):
     prompts: StepLoad
     seconds: float
     drafts: Mapping[int, tuple[int, ...]]
+    awaited: bool = False
 
     @property
     def draws(self) -> bool:

@@ -12,7 +12,7 @@ from homenode.engine.kv.sequence import BlockAllocation, Sequence, allocations_o
 from homenode.engine.messages import WaitReason
 from homenode.engine.scheduler.budget import StepPlan, prefill_count
 from homenode.engine.scheduler.counters import SchedulerCounters
-from homenode.engine.scheduler.drafts import Drafter, plan_drafts
+from homenode.engine.scheduler.drafts import Drafter, plan_drafts, plan_expected
 from homenode.engine.scheduler.fair_share import KeyShares
 from homenode.engine.scheduler.micro_batching import MicroBatching
 from homenode.engine.scheduler.preemption import choose_victim, growth_preemption_warning, preemption_warning
@@ -79,6 +79,8 @@ class Planner:
         prompts = [s for s in stopped if (r := s.allocation) and not r.decoding]
         if self._drafter is not None and decoding and not plan.short:
             plan_drafts(plan, self._drafter, self._allocator, self._most_drafted(plan, prompts))
+        if self._drafter is not None and self._drafter.asks_workers:
+            plan_expected(plan, self._drafter)
         if self._config.enable_chunked_prefill and self._batching.stages > 1:
             waiting = self.waiting.num_prompt_tokens + sum(
                 r.prefill_target - r.scheduled for r in allocations_of(prompts)
@@ -89,6 +91,9 @@ class Planner:
             self._plan_prompts(plan, prompts, in_flight_s)
         if plan.short:
             self._held_by = "blocks"
+        if self._drafter is not None:
+            for sequence, _, count in plan.parts:
+                self._drafter.prepare(sequence, count)
         if not plan.empty:
             self._allocator.take_ahead(len(self.running))
         return plan

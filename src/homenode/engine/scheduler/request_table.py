@@ -13,6 +13,7 @@ from homenode.engine.messages import Output
 from homenode.engine.request import Request
 from homenode.engine.scheduler.admission import Throughput
 from homenode.engine.scheduler.counters import SchedulerCounters
+from homenode.engine.scheduler.drafts import Drafter
 from homenode.engine.scheduler.events import Emit, Instruction, Warn
 from homenode.engine.scheduler.kv_coordinator import KvCoordinator, KvRefusal
 from homenode.engine.scheduler.planner import Planner
@@ -24,7 +25,14 @@ from homenode.units import format_count
 class RequestTable:
     """Sequences by request id. `outputs`: for the clients, not told yet. `throughput`: of the steps so far."""
 
-    def __init__(self, planner: Planner, coordinator: KvCoordinator, counters: SchedulerCounters) -> None:
+    def __init__(
+        self,
+        planner: Planner,
+        coordinator: KvCoordinator,
+        counters: SchedulerCounters,
+        drafter: Drafter | None = None,
+    ) -> None:
+        self._drafter = drafter
         self.throughput = Throughput()
         self.outputs: list[Output] = []
         self._planner = planner
@@ -103,6 +111,8 @@ class RequestTable:
         sequence.finished = True
         del self._sequences[sequence.id]
         self._planner.num_awaited -= sequence.request.awaited
+        if self._drafter is not None:
+            self._drafter.ended(sequence)
         self.answer(sequence, num_preemptions=sequence.preemptions, **output)
 
     def fail(self, sequence: Sequence, error: str, kind: str, retry_after_s: float | None = None) -> None:

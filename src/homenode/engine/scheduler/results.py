@@ -48,9 +48,10 @@ class Results:
         self._costs = costs
         self._drafter = drafter
 
-    def take(self, result: StepResult) -> None:
-        """The result of the oldest step in flight. InternalError if it is another's, or holds what that step cannot
-        have brought.
+    def take(self, result: StepResult, now: float = 0.0) -> None:
+        """The result of the oldest step in flight, which came `now`.
+
+        InternalError if it is another's, or holds what that step cannot have brought.
         """
         if self._pending_steps.oldest != result.number:
             raise InternalError(
@@ -62,7 +63,10 @@ class Results:
         self._counters.step_tokens += pending_step.num_tokens
         self._requests.throughput.add(pending_step.num_tokens, result.seconds)
         self._shares.charge(pending_step, result.seconds)
-        self._costs.learn(pending_step.answers, pending_step.prompts, result.seconds)
+        self._costs.learn(pending_step.answers, pending_step.prompts, result.seconds - result.draft_seconds)
+        if self._drafter is not None:
+            load = pending_step.answers, pending_step.prompts
+            self._drafter.took(*load, result.seconds - result.draft_seconds, now, awaited=pending_step.awaited)
         kind = step_kind(pending_step.answers.tokens, pending_step.prompts.tokens)
         self._counters.step_times.add(kind, result.seconds)
         advances = result.advances
@@ -81,11 +85,11 @@ class Results:
             raise InternalError(
                 f"step {result.number}: the worker drew a token that is not in the vocabulary", number=result.number
             )
-        if not single or self._drafter is not None:
+        if not single or pending_step.drafts or any(advance.drafted for advance in advances):
             self._check_accepted(pending_step, advances)
         if (not single and [] in accepted) or (result.scored and _holds_nan(result.scored)):
             self._end_without_numbers(pending_step, result)
-        if single and self._drafter is None:
+        if single and not pending_step.drafts and not any(advance.drafted for advance in advances):
             self._take_decodes(pending_step, advances, tokens)
         else:
             self._take_drafted(pending_step, advances)
@@ -170,8 +174,14 @@ class Results:
             self._take_advance(sequence, allocation, advance)
 
     def _count_drafted(self, sequence: Sequence, drafted: tuple[int, ...], accepted: int) -> None:
-        self._counters.drafted_tokens += len(drafted)
-        self._counters.accepted_tokens += accepted
+        counters = self._counters
+        counters.drafted_tokens += len(drafted)
+        counters.accepted_tokens += accepted
+        by_position = counters.accepted_by_position
+        by_position += [0] * (accepted - len(by_position))
+        for position in range(accepted):
+            by_position[position] += 1
+        sequence.told_drafts = (sequence.told_drafts[0] + len(drafted), sequence.told_drafts[1] + accepted)
         if self._drafter is not None:
             self._drafter.learn(sequence, drafted, accepted)
 
@@ -229,7 +239,8 @@ class Results:
         """Add accepted tokens to a sequence, and see to all that may follow from them. What is behind its end is
         dropped.
         """
-        sequence.surprise_limit, sequence.drafted = advance.surprise_limit, advance.drafted
+        sequence.surprise_limit = advance.surprise_limit
+        sequence.drafted, sequence.forced_drafts = advance.drafted, advance.forced_drafts
         count, reason, stop_token = sequence.extend(advance.tokens)
         self._counters.generation_tokens += count
         allocation.computed = len(sequence.tokens) - 1
@@ -241,6 +252,9 @@ class Results:
         output: dict[str, Any] = {"tokens": advance.tokens[:count], "forced_tokens": forced}
         if advance.logprobs:
             output["logprobs"] = list(advance.logprobs[:count])
+        if sequence.told_drafts[0]:
+            output["drafted_tokens"], output["accepted_tokens"] = sequence.told_drafts
+            sequence.told_drafts = (0, 0)
         if reason:
             self._warn_if_cut_short(sequence, reason)
             self._requests.finish(sequence, finish_reason=reason, stop_token=stop_token, **output)

@@ -126,7 +126,7 @@ class Scheduler:
             limits, allocator, planner, kv_imports, self.costs, self._peers, stores
         )
         self.pending_steps = pending = PendingSteps()
-        self.requests = requests = RequestTable(planner, coordinator, counters)
+        self.requests = requests = RequestTable(planner, coordinator, counters, drafter)
         seeds = seeds or random.Random(secrets.randbits(128))
         self._arrivals = Arrivals(
             config,
@@ -138,7 +138,7 @@ class Scheduler:
             coordinator=coordinator,
             requests=requests,
         )
-        self._step_builder = StepBuilder(allocator, pending, self.costs)
+        self._step_builder = StepBuilder(allocator, pending, self.costs, drafter)
         self._results = Results(
             limits,
             pending=pending,
@@ -171,7 +171,7 @@ class Scheduler:
                 if request_id in self.requests:
                     self.requests.finish(self.requests[request_id], finish_reason=reason)
             case StepDone(_, result):
-                self._results.take(result)
+                self._results.take(result, event.now)
             case StepFailed(_, error, kind):
                 self._losses.step_failed(error, kind)
             case WorkersLost(_, error):

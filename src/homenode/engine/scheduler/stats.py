@@ -51,6 +51,7 @@ class SchedulerStats:
             generation_tokens=counters.generation_tokens,
             drafted_tokens=counters.drafted_tokens,
             accepted_tokens=counters.accepted_tokens,
+            accepted_by_position=counters.accepted_by_position.copy(),
             steps=counters.steps,
             step_tokens=counters.step_tokens,
             rejected=dict(counters.rejected),

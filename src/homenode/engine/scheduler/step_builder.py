@@ -6,6 +6,7 @@ from homenode.engine.inputs import rows_between
 from homenode.engine.kv.allocator import KvAllocator
 from homenode.engine.kv.sequence import BlockAllocation, Sequence
 from homenode.engine.scheduler.budget import StepPlan
+from homenode.engine.scheduler.drafts import Drafter
 from homenode.engine.scheduler.pending_steps import PendingStep, PendingSteps
 from homenode.engine.scheduler.step_costs import StepCosts
 from homenode.engine.step import StartSequence, Step, StepItem
@@ -14,8 +15,11 @@ from homenode.engine.step import StartSequence, Step, StepItem
 class StepBuilder:
     """Says of each sequence what the workers do not know of it yet. `number`: of the step that is next."""
 
-    def __init__(self, allocator: KvAllocator, pending: PendingSteps, costs: StepCosts) -> None:
+    def __init__(
+        self, allocator: KvAllocator, pending: PendingSteps, costs: StepCosts, drafter: Drafter | None = None
+    ) -> None:
         self.number = 0
+        self._drafter = drafter if drafter is not None and drafter.asks_workers else None
         self._costs = costs
         self._allocator = allocator
         self._pending_steps = pending
@@ -60,6 +64,7 @@ class StepBuilder:
                 plan.prompts,
                 seconds,
                 plan.drafts,
+                not self._pending_steps,
             )
         )
         return step
@@ -73,6 +78,7 @@ class StepBuilder:
         allocation.last_step = self.number
         states, state = self._allocator.states, allocation.state
         kv_export = sequence.kv_export
+        sequence.expected = 0 if self._drafter is None else self._drafter.expected(sequence, count)
         leaves = kv_export is not None and end >= kv_export.tokens
         return StepItem(
             seq=allocation.seq,
@@ -84,4 +90,5 @@ class StepBuilder:
             state_copies=() if states is None or state is None else states.write(state, start, end),
             state_pages=tuple(allocation.state_pages) if leaves else (),
             rows=rows_between(sequence.request.rows, start, end),
+            expected=sequence.expected,
         )

@@ -63,6 +63,16 @@ class StepCosts:
         """Return whether any step has come back."""
         return self._seen > 0
 
+    @property
+    def of_row(self) -> float:
+        """Return the seconds of one row more that decodes, without what it reads."""
+        return self._costs[_DECODED]
+
+    @property
+    def of_position(self) -> float:
+        """Return the seconds of one position more that is read."""
+        return self._costs[_READ]
+
     def seconds(self, decodes: StepLoad, prompts: StepLoad = NO_LOAD) -> float:
         """Return the seconds of a step in which these rows decode and these parts of prompts are computed; 0 while
         nothing is known. What is to be verified of drafts counts as rows that decode.

@@ -39,19 +39,18 @@ _REFUSED = (
 _NUMBERS = ("num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max")
 # Keys that ask for nothing that could be otherwise here: how many are drafted follows from what is measured.
 _WITHOUT_EFFECT = (
-    "draft_tensor_parallel_size", "tensor_parallel_size", "disable_by_batch_size", "disable_padded_drafter_batch",
-    "suffix_decoding_max_tree_depth", "suffix_decoding_max_cached_requests", "suffix_decoding_max_spec_factor",
-    "suffix_decoding_min_token_prob", "enforce_eager", "max_model_len", "disable_logprobs", "use_local_argmax_reduction",
-    "attention_backend", "moe_backend", "parallel_drafting", "rejection_sample_method", "draft_sample_method",
-    "disable_mqa_scorer", "quantization", "revision", "code_revision", "draft_load_config", "speculative_token_tree",
-)  # fmt: skip
+    "attention_backend code_revision disable_by_batch_size disable_logprobs disable_mqa_scorer "
+    "disable_padded_drafter_batch draft_load_config draft_sample_method draft_tensor_parallel_size "
+    "enforce_eager max_model_len moe_backend parallel_drafting quantization rejection_sample_method "
+    "revision speculative_token_tree suffix_decoding_max_cached_requests "
+    "suffix_decoding_max_spec_factor suffix_decoding_max_tree_depth suffix_decoding_min_token_prob "
+    "tensor_parallel_size use_local_argmax_reduction "
+).split()
 _KEYS = ("method", "model", *_NUMBERS, *_WITHOUT_EFFECT)
 
 
-def checked_configuration(text: str | Mapping[str, Any]) -> str:
+def checked_configuration(text: str) -> str:
     """Return vLLM's configuration as it was given, once it is one that can be taken. UserError if not."""
-    if isinstance(text, Mapping):
-        text = json.dumps(text)
     _read(text)
     return text
 

@@ -67,6 +67,7 @@ class ConversationRequest:
     service_tier: AskedTier | None = None
     priority: int | None = None
     cache_salt: str = ""
+    speculative: bool = True
     token_ids: bool = False
     shows_stop: bool = False
     stream: bool = False
@@ -143,6 +144,7 @@ async def begin_conversation(model: ServedModel, request: ConversationRequest) -
             service_tier=request.service_tier,
             priority=request.priority,
             cache_salt=request.cache_salt,
+            speculative=request.speculative,
             token_ids=request.token_ids,
             shows_stop=request.shows_stop,
             stream=request.stream,

@@ -35,6 +35,8 @@ class GeneratedSequence:
     cached_tokens: int = 0
     queued_s: float = 0.0
     forced_tokens: int = 0  # of the answer, those that its grammar left no choice about
+    drafted_tokens: int = 0  # that were drafted for it...
+    accepted_tokens: int = 0  # ...and those of them that were right
 
 
 class TokenUsage(NamedTuple):
@@ -164,6 +166,8 @@ class Generation:
         sequence.recorder.tokens(len(output.tokens), output.queued_s)
         self._caller.take_generated(len(output.tokens))
         sequence.forced_tokens += output.forced_tokens
+        sequence.drafted_tokens += output.drafted_tokens
+        sequence.accepted_tokens += output.accepted_tokens
         sequence.cached_tokens = max(sequence.cached_tokens, output.cached_tokens)
         sequence.queued_s = max(sequence.queued_s, output.queued_s)
         tokens = len(output.tokens) + len(output.prompt_logprobs or ())

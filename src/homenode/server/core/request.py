@@ -45,6 +45,7 @@ class GenerationRequest:
     service_tier: AskedTier | None = None
     priority: int | None = None
     cache_salt: str = ""
+    speculative: bool = True
     echo: bool = False
     shows_stop: bool = False
     token_ids: bool = False
@@ -159,6 +160,7 @@ def _sequences(
             priority=rank.priority,
             key=caller().name,
             cache_salt=request.cache_salt,
+            speculative=request.speculative,
             arrival=recorder.arrival,
             kv=kv.ticket if kv and index == 0 else None,
         )

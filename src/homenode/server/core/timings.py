@@ -21,6 +21,8 @@ class AnswerTimings(Struct, kw_only=True):
     predicted_per_second: float
     cache_n: int
     forced_n: int  # of the answer, those that its grammar left no choice about
+    draft_n: int  # tokens that were drafted for it...
+    draft_n_accepted: int  # ...and those of them that were right
 
 
 def timings_of(generation: Generation) -> AnswerTimings:
@@ -38,6 +40,8 @@ def timings_of(generation: Generation) -> AnswerTimings:
         predicted_per_second=round((completion - 1) / decode_s, 2) if decode_s > 0 else 0.0,
         cache_n=cached,
         forced_n=sum(sequence.forced_tokens for sequence in generation.sequences),
+        draft_n=sum(sequence.drafted_tokens for sequence in generation.sequences),
+        draft_n_accepted=sum(sequence.accepted_tokens for sequence in generation.sequences),
     )
 
 

@@ -67,6 +67,14 @@ _WORK: tuple[MetricRow[EngineStats], ...] = (
     counter("num_preemptions", "Preemptions for lack of KV blocks.", lambda now: now.preemptions),
     counter("prompt_tokens", "Prompt tokens processed.", lambda now: now.prompt_tokens),
     counter("generation_tokens", "Tokens generated.", lambda now: now.generation_tokens),
+    counter("spec_decode_num_draft_tokens", "Tokens that were drafted and verified.", lambda now: now.drafted_tokens),
+    counter("spec_decode_num_accepted_tokens", "Drafted tokens that were right.", lambda now: now.accepted_tokens),
+    counter(
+        "spec_decode_num_accepted_tokens_per_pos",
+        "Drafted tokens that were right, by how many were drafted before them.",
+        lambda now: [((str(position),), count) for position, count in enumerate(now.accepted_by_position)],
+        "position",
+    ),
     counter(
         "kv_cache_released_bytes",
         "KV memory given back to the machine after a time of disuse.",

@@ -102,6 +102,7 @@ async def _begin(
             max_tokens=1 if most == 0 else most,
             priority=body.priority,
             cache_salt=body.cache_salt or "",
+            speculative=body.speculative is not False,
             stream=bool(body.stream),
         ),
     )

@@ -46,6 +46,7 @@ class InfillRequest(SettingFields, kw_only=True):
     stream: bool | None = None
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
     cache_salt: Annotated[str, Meta(max_length=128)] | None = None
+    speculative: bool | None = None  # false: no token of the answer is drafted
 
     @property
     def most_tokens(self) -> int | None:

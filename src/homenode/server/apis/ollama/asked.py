@@ -46,6 +46,7 @@ def conversation_request(body: OllamaAsked, **rest: Any) -> ConversationRequest:
         max_tokens=options.max_tokens,
         priority=body.priority,
         cache_salt=body.cache_salt or "",
+        speculative=body.speculative is not False,
         stream=streams(body),
         kv_transfer=body.kv_transfer_params,
         **rest,

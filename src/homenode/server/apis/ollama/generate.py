@@ -139,6 +139,7 @@ async def _raw(model: ServedModel, body: OllamaGenerateRequest, prompt: str) -> 
             max_tokens=max_tokens,
             priority=body.priority,
             cache_salt=body.cache_salt or "",
+            speculative=body.speculative is not False,
             stream=streams(body),
             kv_transfer=body.kv_transfer_params,
         ),

@@ -82,6 +82,7 @@ class OllamaAsked(Struct, forbid_unknown_fields=True, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     priority: Annotated[int, Meta(ge=-(2**31), le=_INT32)] | None = None
     cache_salt: Annotated[str, Meta(max_length=128)] | None = None
+    speculative: bool | None = None  # false: no token of the answer is drafted
     kv_transfer_params: KvTransferParams | None = None
 
 

@@ -1,0 +1,194 @@
+"""How many tokens are drafted for each sequence of a step, and by whom. Pure.
+
+A drafted token costs a row and brings a token where all of them up to it are accepted. With n sequences that decode, q
+the chance of each drafted token, and T(r) the seconds of a step of r rows, the tokens drafted are those of largest q
+for which (n + sum of q) / T(n + their number) is largest; T is measured (`row_costs`), q as well (`acceptance`). As a
+step grows rows cost as much as sequences, and drafts end by themselves. Planning a step when the tokens of the one
+before it are known takes time in which nothing is computed: it is measured and counts, too.
+
+A method that was named always drafts something where it has something; `auto` does where it pays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence as List
+from typing import Final
+
+from homenode.engine.kv.sequence import Sequence
+from homenode.engine.scheduler.drafts import Drafter
+from homenode.engine.scheduler.row_costs import RowCosts
+from homenode.engine.scheduler.step_costs import StepCosts
+from homenode.engine.scheduler.step_load import StepLoad
+from homenode.engine.speculation.acceptance import Acceptance
+from homenode.engine.speculation.config import Speculation
+from homenode.engine.speculation.past_answers import PastAnswers
+from homenode.engine.speculation.sequence_drafts import SequenceDrafts
+
+_MARGIN: Final = 1.03  # times as fast, below which nothing is drafted
+_LEAST_CHANCE: Final = 0.02
+_GAP_SHARE: Final = 0.1  # of a measured gap, what counts of a new one
+_MOST_INDEXED: Final = 1 << 20  # tokens of all sequences together that are indexed
+
+
+class DraftChoice(Drafter):
+    """Drafts from prompts, answers and workers; see `Drafter` for what is asked."""
+
+    def __init__(self, speculation: Speculation, costs: StepCosts, max_drafted: int = 0) -> None:
+        """`max_drafted`: tokens that workers draft at most."""
+        self._speculation, self._max_drafted = speculation, max_drafted
+        self.asks_workers = max_drafted > 0
+        self._named = speculation.method != "auto"
+        self.acceptance, self.rows = Acceptance(), RowCosts(costs)
+        self._answers = PastAnswers()
+        self._indexed = 0
+        # Seconds between a result and the step after it: by whether that was planned ahead or waited.
+        self._gaps = {False: 0.0, True: 0.0}
+        self._came: float | None = None  # when the last result did
+
+    # Asked while a step is planned
+
+    def awaits(self, running: List[Sequence]) -> bool:
+        """Tell whether drafts behind the tokens that steps in flight draw are worth waiting for these."""
+        if not running or not self._may_pay(len(running)):
+            return False
+        if self._max_drafted and any(sequence.expected for sequence in running):
+            return True
+        found = []
+        for sequence in running:
+            if (drafts := self._drafts_of(sequence)) is not None:
+                drafted = drafts.drafted(1 + self._speculation.most)
+                if len(drafted.tokens) > 1:
+                    found.append(drafts.chances(drafted)[1:])
+        if not found:
+            return False
+        return self._named or bool(self._best(len(running), found, len(found) * self._speculation.most, self._waits_s))
+
+    def drafts(self, decoding: List[Sequence], load: StepLoad, most: int) -> Mapping[int, tuple[int, ...]]:
+        """Drafted tokens of those that decode, by index, `most` at all."""
+        if most <= 0 or not self._may_pay(len(decoding)):
+            return {}
+        indices, found, chances = [], [], []
+        for index, sequence in enumerate(decoding):
+            if (drafts := self._drafts_of(sequence)) is None:
+                continue
+            room = min(self._speculation.most, sequence.last - len(sequence.tokens) - 1)
+            drafted = drafts.drafted(room, sequence.drafted, sequence.forced_drafts)
+            if drafted.tokens:
+                indices.append(index)
+                found.append(drafted)
+                chances.append(drafts.chances(drafted))
+        if not found:
+            return {}
+        counts = self._best(len(decoding), chances, most)
+        if self._named:
+            counts = _at_least_some(counts, chances, most)
+        chosen = {}
+        for index, drafted, count in zip(indices, found, counts or [0] * len(found), strict=True):
+            if count:
+                drafts = decoding[index].drafts
+                assert drafts is not None
+                drafts.places = drafted.places[:count]
+                chosen[index] = tuple(drafted.tokens[:count])
+            else:
+                self.acceptance.fade(drafted.places[0])
+        return chosen
+
+    def expected(self, sequence: Sequence, rows: int) -> int:
+        """Return how many tokens a worker is to draft behind the one that this sequence draws in a step of so many
+        rows.
+        """
+        if not self._max_drafted or not sequence.request.speculative:
+            return 0
+        return min(self._max_drafted, self._speculation.most)
+
+    def prepare(self, sequence: Sequence, count: int) -> None:
+        """So much of a prompt is computed: it is looked at meanwhile."""
+        if (drafts := self._drafts_of(sequence)) is not None:
+            drafts.read(count)
+
+    # Told
+
+    def learn(self, sequence: Sequence, drafted: tuple[int, ...], accepted: int) -> None:
+        """Take in that the first `accepted` of these tokens were right."""
+        if (drafts := sequence.drafts) is not None:
+            drafts.learn(len(drafted), accepted)
+
+    def took(self, answers: StepLoad, prompts: StepLoad, seconds: float, now: float, *, awaited: bool) -> None:
+        """Take in that a step's result came `now` and that it took so many seconds. `awaited`: it was planned when the
+        one before it was there.
+        """
+        if self._came is not None and seconds > 0.0 and not prompts.tokens:
+            gap = min(max(0.0, now - self._came - seconds), 0.5 * seconds)
+            self._gaps[awaited] += _GAP_SHARE * (gap - self._gaps[awaited])
+        self._came = now
+        if answers.tokens and not prompts.tokens and seconds > 0.0:
+            self.rows.learn(answers, seconds)
+
+    def ended(self, sequence: Sequence) -> None:
+        """A request has ended."""
+        drafts, sequence.drafts = sequence.drafts, None
+        if drafts is not None:
+            self._indexed -= drafts.capacity
+        if sequence.request.speculative and self._speculation.looks_up and sequence.num_outputs > 2:
+            self._answers.add(sequence.request.cache_salt, sequence.tokens, sequence.num_prompt)
+
+    # Inside
+
+    @property
+    def _waits_s(self) -> float:
+        """Seconds that are lost where a step waits for the tokens of the one before it."""
+        return max(0.0, self._gaps[True] - self._gaps[False])
+
+    def _drafts_of(self, sequence: Sequence) -> SequenceDrafts | None:
+        if sequence.drafts is None:
+            if not sequence.request.speculative or not sequence.samples:
+                return None
+            lookup_min = self._speculation.lookup_min if self._speculation.looks_up else 0
+            answers = self._answers.of(sequence.request.cache_salt) if lookup_min else None
+            small = self._indexed > _MOST_INDEXED
+            sequence.drafts = SequenceDrafts(sequence.tokens, self.acceptance, lookup_min, answers, small=small)
+            self._indexed += sequence.drafts.capacity
+        return sequence.drafts
+
+    def _may_pay(self, sequences: int) -> bool:
+        """Return whether drafts could pay if all of them were right."""
+        if self._named or not self.rows.known:
+            return True
+        plain = sequences / self.rows.seconds(sequences)
+        most = sequences * (1 + self._speculation.most)
+        tried = {sequences + 1, sequences + self._speculation.most, 2 * sequences, most}
+        return any(rows > sequences and rows / self.rows.seconds(rows) > _MARGIN * plain for rows in tried)
+
+    def _best(self, sequences: int, chances: List[List[float]], most: int, gap: float = 0.0) -> list[int]:
+        """Return how many to draft for each of those with these chances; an empty list where nothing pays."""
+        flat = sorted(((q, i) for i, own in enumerate(chances) for q in own if q > _LEAST_CHANCE), reverse=True)
+        seconds = self.rows.seconds
+        alone = seconds(sequences)
+        if alone <= 0.0:
+            taken = flat[:most]
+        else:
+            best, number, tokens = _MARGIN * sequences / alone, 0, float(sequences)
+            for count, (q, _) in enumerate(flat[:most], 1):
+                tokens += q
+                if (rate := tokens / (seconds(sequences + count) + gap)) > best:
+                    best, number = rate, count
+            taken = flat[:number]
+            if not number and flat:
+                self.rows.fade(sequences + 1)
+        counts = [0] * len(chances)
+        for _, index in taken:
+            counts[index] += 1
+        return counts if taken else []
+
+
+def _at_least_some(counts: list[int], chances: List[List[float]], most: int) -> list[int]:
+    """Return the same with something for everybody, as far as there is room."""
+    counts = counts or [0] * len(chances)
+    left = most - sum(counts)
+    for index, own in enumerate(chances):
+        least = min(len(own), 2 if own[0] > 0.3 else 1)
+        if (lacking := min(left, least - counts[index])) > 0:
+            counts[index] += lacking
+            left -= lacking
+    return counts

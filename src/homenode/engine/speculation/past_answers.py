@@ -1,0 +1,39 @@
+"""Answers that have ended, from which those to similar requests are drafted: those of one `cache_salt` are nothing to
+draft from for another. Bounded: the oldest are forgotten.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Final
+
+from homenode.engine.speculation.text_index import SEPARATOR, TextIndex
+
+_TOKENS: Final = 32768  # of all salts together
+_OF_ANSWER: Final = 4096  # tokens of one answer that are kept, those at its beginning
+_OF_PROMPT: Final = 8  # tokens before it: where it begins
+
+
+class PastAnswers:
+    """Indexed texts by salt, the one used last at the end."""
+
+    def __init__(self, most: int = _TOKENS) -> None:
+        self._most, self._texts = most, OrderedDict[str, TextIndex]()
+
+    def of(self, salt: str) -> TextIndex | None:
+        """Return those of a salt; None: there are none."""
+        return self._texts.get(salt)
+
+    def add(self, salt: str, tokens: Sequence[int], num_prompt: int) -> None:
+        """An answer has ended. What is indexed is never changed but at its end: who reads a text may go on doing so."""
+        answer = tokens[max(0, num_prompt - _OF_PROMPT) : num_prompt + _OF_ANSWER]
+        known = self._texts.get(salt)
+        if known is None or len(known.tokens) + len(answer) + 1 > self._most:
+            kept = [] if known is None else known.tokens[-self._most // 2 :]
+            known = self._texts[salt] = TextIndex(kept, self._most // 4)
+        known.tokens += [SEPARATOR, *answer]
+        known.read_on(len(known.tokens))
+        self._texts.move_to_end(salt)
+        while sum(len(text.tokens) for text in self._texts.values()) > self._most and len(self._texts) > 1:
+            self._texts.popitem(last=False)

@@ -1,0 +1,104 @@
+"""What one sequence drafts from, and what became of it so far."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from homenode.engine.speculation.acceptance import Acceptance, OwnAcceptance, Place, Source, place_of
+from homenode.engine.speculation.text_index import MOST_TOKENS, Repetition, TextIndex
+
+_READ_AT_ONCE: Final = 2048  # tokens of a prompt that are looked at in one step
+_SMALL: Final = 4096  # tokens of a text that are looked at where there are very many
+
+
+class DraftedTokens(NamedTuple):
+    """Tokens, and the place of each."""
+
+    tokens: list[int]
+    places: list[Place]
+
+
+_LEAST_OF_OTHERS: Final = 3  # tokens of another answer that have to be repeated
+_NOTHING: Final = DraftedTokens([], [])
+
+
+class SequenceDrafts:
+    """The sources of one sequence. `places`: of the tokens that were drafted last."""
+
+    __slots__ = ("_answers", "_least", "_prompt", "_shares", "_tokens", "places")
+
+    def __init__(
+        self,
+        tokens: list[int],
+        acceptance: Acceptance,
+        lookup_min: int,
+        answers: TextIndex | None,
+        *,
+        small: bool = False,
+    ) -> None:
+        """`tokens`: of the sequence, a list that grows. `lookup_min`: tokens that have to have stood before; 0: nothing
+        is looked up. `answers`: to others, in which is looked up, too.
+        """
+        self._tokens, self._least, self._shares = tokens, lookup_min, OwnAcceptance(acceptance)
+        self._prompt = Repetition(TextIndex(tokens, most=_SMALL if small else MOST_TOKENS)) if lookup_min else None
+        self._answers = Repetition(answers) if answers is not None else None
+        self.places: list[Place] = []
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that its own index has memory for."""
+        return 0 if self._prompt is None else self._prompt.index.capacity
+
+    def read(self, count: int) -> None:
+        """Look at `count` tokens more of the text, or at a few more than that."""
+        if self._prompt is not None:
+            self._prompt.index.read_on(max(count, _READ_AT_ONCE))
+
+    def drafted(self, most: int, expected: Sequence[int] = (), forced: int = 0) -> DraftedTokens:
+        """Return at most `most` tokens that should follow those of the sequence. `expected`: those that workers
+        drafted, of which the first `forced` follow from a grammar.
+        """
+        if most <= 0:
+            return _NOTHING
+        found = self._looked_up(most)
+        if not expected:
+            return found
+        of_model = DraftedTokens(
+            list(expected[:most]),
+            [("grammar" if n < forced else "model", n) for n in range(min(most, len(expected)))],
+        )
+        first = min(forced, len(of_model.tokens))
+        if found.tokens[:first] == of_model.tokens[:first]:
+            found = DraftedTokens(found.tokens, of_model.places[:first] + found.places[first:])
+        elif first:
+            return of_model
+        return max(found, of_model, key=lambda each: sum(self.chances(each)))
+
+    def chances(self, drafted: DraftedTokens) -> list[float]:
+        """Return the chance that each of these tokens, and all before it, are accepted."""
+        chance, found = 1.0, []
+        for place in drafted.places:
+            chance *= self._shares.share(place)
+            found.append(chance)
+        return found
+
+    def learn(self, drafted: int, accepted: int) -> None:
+        """Take in that the first `accepted` of `drafted` tokens, those that were drafted last, were right."""
+        for number, place in enumerate(self.places[: min(drafted, accepted + 1)]):
+            self._shares.learn(place, number < accepted)
+
+    def _looked_up(self, most: int) -> DraftedTokens:
+        """Return what followed where the most tokens of the end of the text stood before."""
+        best: Repetition | None = None
+        source: Source = "prompt"
+        own, others = self._prompt, self._answers
+        if own is not None and own.index.read_on(_READ_AT_ONCE) and own.follow(self._tokens, self._least):
+            best = own
+        repeated = others is not None and others.follow(self._tokens, max(_LEAST_OF_OTHERS, self._least))
+        if others is not None and repeated and (best is None or others.length > best.length + 2):
+            best, source = others, "answers"
+        if best is None:
+            return _NOTHING
+        found = best.following(most)
+        return DraftedTokens(found, [place_of(source, best.length + n) for n in range(len(found))])

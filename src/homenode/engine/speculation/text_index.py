@@ -1,0 +1,148 @@
+"""Places in a text by the tokens that end there: what followed the last tokens of an answer where they stood before.
+
+The index is that of Lempel and Ziv's compressors: for each place the one before it whose last two tokens, and last
+three, have the same hash. Reading a token takes constant time, looking places up a bounded one, and memory is 24 bytes
+a token and bounded.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import Final
+
+MOST_TOKENS: Final = 65536  # of a text that are kept in mind, those at its end
+SEPARATOR: Final = -1  # no token: stands between texts, and where a row takes the place of an embedding
+_TRIPLES, _PAIRS = 8, 4  # places that are compared, the latest first
+_LONGEST: Final = 32  # tokens that are compared
+_SURE: Final = 8  # tokens of a repetition that is not given up for another
+_NEAR: Final = 24  # tokens behind where a repetition broke off that are preferred to go on from
+_FIRST: Final = 2654435761
+_SECOND: Final = 2246822519
+
+
+class TextIndex:
+    """Places in `tokens`, a list that may grow at its end while it is here. `read`: how many of them are known."""
+
+    __slots__ = ("_before_pair", "_before_triple", "_first", "_last_pair", "_last_triple", "_mask", "read", "tokens")
+
+    def __init__(self, tokens: list[int], room: int = 1024, most: int = MOST_TOKENS) -> None:
+        """`room`: tokens by which it is likely to grow; `most`: of those that are there, how many are looked at."""
+        self.tokens = tokens
+        self._first = self.read = max(0, len(tokens) - most)
+        size = 1 << min(16, max(8, (min(len(tokens), most) + room).bit_length()))
+        self._mask = size - 1
+        self._last_pair, self._last_triple = array("i", [-1]) * size, array("i", [-1]) * size
+        self._before_pair, self._before_triple = array("i"), array("i")
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that it has memory for."""
+        return max(self._mask + 1, len(self._before_pair))
+
+    def read_on(self, most: int) -> bool:
+        """Read `most` further tokens; whether all are read then."""
+        tokens, at = self.tokens, self.read
+        past = min(len(tokens), at + most)
+        mask, last_pair, last_triple = self._mask, self._last_pair, self._last_triple
+        add_pair, add_triple = self._before_pair.append, self._before_triple.append
+        two = tokens[at - 2] if at - 2 >= self._first else SEPARATOR
+        one = tokens[at - 1] if at - 1 >= self._first else SEPARATOR
+        for token in tokens[at:past]:
+            both = one * _FIRST + token
+            pair, triple = both & mask, (both + two * _SECOND) & mask
+            add_pair(last_pair[pair])
+            add_triple(last_triple[triple])
+            last_pair[pair] = last_triple[triple] = at
+            two, one = one, token
+            at += 1
+        self.read = past
+        return past == len(tokens)
+
+    def find(self, query: Sequence[int], least: int, near: int = -1) -> tuple[int, int]:
+        """Where what the last tokens of `query` repeat goes on, and how many tokens these are; (-1, 0): they repeat
+        nothing of at least `least` tokens. Of places that repeat as much the first behind `near` is taken, if it is
+        close to that, else the latest.
+        """
+        if len(query) < 3:
+            return -1, 0
+        two, one, token = query[-3], query[-2], query[-1]
+        own = len(query) - 1 if query is self.tokens else -1
+        best, length = -1, max(1, least - 1)
+        both = one * _FIRST + token
+        triple = self._last_triple[(both + two * _SECOND) & self._mask]
+        for _ in range(_TRIPLES):
+            if triple < 0:
+                break
+            if triple != own:
+                same = self._same(query, triple)
+                if same > length or (same == length and best >= 0 and 0 <= triple + 1 - near < _NEAR):
+                    best, length = triple + 1, same
+            triple = self._before_triple[triple - self._first]
+        if best >= 0 or length > 1:
+            return (best, length) if best >= 0 else (-1, 0)
+        pair = self._last_pair[both & self._mask]
+        for _ in range(_PAIRS):
+            if pair < 0:
+                break
+            if pair != own and self._same(query, pair) >= 2 and (best < 0 or 0 <= pair + 1 - near < _NEAR):
+                best = pair + 1
+            pair = self._before_pair[pair - self._first]
+        return (best, 2) if best >= 0 else (-1, 0)
+
+    def _same(self, query: Sequence[int], end: int) -> int:
+        """Tokens of the text up to `end` that are the last of `query`, a bounded number of them."""
+        tokens, last = self.tokens, len(query) - 1
+        most = min(_LONGEST, end - self._first + 1, last + 1)
+        for count in range(most):
+            token = tokens[end - count]
+            if token != query[last - count] or token < 0:
+                return count
+        return most
+
+
+class Repetition:
+    """What the last tokens of a growing text repeat of an indexed one, which may be itself.
+
+    `at`: where that goes on, -1 where they repeat nothing; `length`: how many tokens they are.
+    """
+
+    __slots__ = ("_broke_at", "_seen", "at", "index", "length")
+
+    def __init__(self, index: TextIndex) -> None:
+        self.index = index
+        self.at, self.length = -1, 0
+        self._seen, self._broke_at = 0, -1
+
+    def follow(self, text: Sequence[int], least: int) -> bool:
+        """Take in what `text` has become: whether it repeats at least `least` tokens at its end."""
+        tokens, at = self.index.tokens, self.at
+        if self._seen == len(text):
+            return at >= 0
+        if at >= 0:
+            for token in text[self._seen :]:
+                if at >= len(tokens) or tokens[at] != token:
+                    self._broke_at, at = at, -1
+                    break
+                at += 1
+                self.length += 1
+        self._seen = len(text)
+        if at < 0 or self.length < _SURE:
+            found, length = self.index.find(text, least, self._broke_at)
+            if at < 0 or length > self.length:
+                at, self.length = found, length
+        self.at = at
+        return at >= 0
+
+    def following(self, most: int) -> list[int]:
+        """At most `most` tokens that should follow those that are repeated. What comes behind the end of the text
+        itself is taken to repeat as well.
+        """
+        tokens, at = self.index.tokens, self.at
+        found = tokens[at : at + most]
+        if 0 < len(found) < most:
+            found = (found * (most // len(found) + 1))[:most]
+        for place, token in enumerate(found):
+            if token < 0:
+                return found[:place]
+        return found
