@@ -185,7 +185,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     ignore_eos: bool = False
     logit_bias: dict[int, float] = {}
     logprobs: int | None = None  # None: none; n: of the drawn token and the n most likely
-    prompt_logprobs: int | None = None  # likewise for every prompt token but the first
+    logprob_token_ids: tuple[int, ...] = ()  # with `logprobs`: of these tokens, in place of the most likely ones
+    prompt_logprobs: int | None = None  # as `logprobs`, for every prompt token but the first
     stop: str | list[str] = []
     n: int = 1
     grammar: str | None = None  # what the text has to be: `grammars.compile.CompiledGrammar.text`

@@ -67,6 +67,18 @@ class TestOnStories:
         assert [c.token_ids for c in llm.generate(prompts, params)] == [c.token_ids for c in first]
         assert llm.generate([], []) == []
 
+    def test_logprobs_of_named_tokens_are_those_of_the_same_tokens_in_a_prompt(self, llm: LLM) -> None:
+        named = (403, 5, 407)
+        params = [greedy(3, logprobs=1), greedy(3, logprobs=0, logprob_token_ids=named)]
+        likeliest, chosen = llm.generate([[1, 403], [1, 403]], params)
+        assert likeliest.token_ids == chosen.token_ids and likeliest.logprobs is not None
+        assert chosen.logprobs is not None and [score.top[0] for score in likeliest.logprobs] == [
+            (token, score.logprob) for token, score in zip(chosen.token_ids, chosen.logprobs, strict=True)
+        ]
+        scored = llm.generate([[1, 403, token] for token in named], greedy(1, prompt_logprobs=0))
+        wanted = [each.prompt_logprobs[-1] for each in scored if each.prompt_logprobs]
+        assert chosen.logprobs[0].top == [(t, w.logprob) for t, w in zip(named, wanted, strict=True) if w is not None]
+
     def test_a_stream_is_the_text_in_pieces(self, llm: LLM) -> None:
         whole = llm.generate("Once upon a time", GREEDY)[0].text
         stream = llm.stream("Once upon a time", GREEDY)

@@ -31,7 +31,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
-    """Log-probability of a token, and the most likely (token, log-probability) pairs in its place."""
+    """Log-probability of a token, and (token, log-probability) pairs of others in its place: of the most likely ones,
+    or of those that were asked for.
+    """
 
     logprob: float
     top: list[tuple[int, float]] = []

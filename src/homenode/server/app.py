@@ -9,6 +9,7 @@ from starlette.types import Receive, Scope, Send
 
 from homenode.server import health, kv_transfer, openapi, tokenize
 from homenode.server.apis.anthropic import endpoint as messages
+from homenode.server.apis.decisions import endpoint as decisions
 from homenode.server.apis.infill import endpoint as infill
 from homenode.server.apis.ollama import endpoint as ollama
 from homenode.server.apis.openai import models
@@ -34,6 +35,7 @@ APIS = (
     infill.API,
     embeddings.API,
     scoring.API,
+    decisions.API,
     pooling.API,
     tokenize.API,
     kv_transfer.API,

@@ -102,7 +102,9 @@ def _bad_rows(request: Request, limits: WorkerLimits) -> UserError | None:
 
 
 def _bad_token(request: Request, vocab_size: int) -> UserError | None:
-    for param, tokens in (("prompt", request.prompt_ids), ("logit_bias", list(request.params.logit_bias))):
+    params = request.params
+    named = {"logit_bias": list(params.logit_bias), "logprob_token_ids": list(params.logprob_token_ids)}
+    for param, tokens in (("prompt", request.prompt_ids), *named.items()):
         if not tokens:
             continue
         if param == "prompt" and request.rows:  # where one stands there may be no token, as `_bad_rows` has seen

@@ -6,6 +6,7 @@ A token's randomness depends on its sequence's seed and its place in the sequenc
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -67,7 +68,7 @@ class Sampler:
         self._how.counter[rows] += further.astype(np.uint64)
         drawn = self._backend.sample(logits, self._how, self._most_logprobs)
         tokens, advances = drawn.tokens.tolist(), []
-        logprobs = token_logprobs(drawn, self._num_logprobs) if self._most_logprobs >= 0 else []
+        logprobs = self._logprobs_of(logits, drawn, slots)
         for seq, first, drafted in zip(batch.sampled, firsts.tolist(), batch.drafted, strict=True):
             past = first + num_accepted(drafted, tokens[first : first + 1 + len(drafted)])
             wanted = self._num_logprobs[first] >= 0
@@ -140,12 +141,14 @@ class Sampler:
             return [Advance(seq, [token]) if token >= 0 else Advance(seq, []) for seq, token in found]
         forced = frozenset(kept) if masks is None else masks.forced | kept.keys()
         failed = {} if masks is None else masks.failed
-        return self._advances(sequences, drawn, forced, failed, limits or {})
+        logprobs = self._logprobs_of(logits, drawn, slots)
+        return self._advances(sequences, drawn, logprobs, forced, failed, limits or {})
 
     def _advances(
         self,
         sequences: list[int],
         drawn: SampledRows,
+        logprobs: Sequence[TokenLogprob],
         forced: Collection[int],
         failed: Mapping[int, str],
         limits: Mapping[int, float],
@@ -154,7 +157,6 @@ class Sampler:
         bounds under Mirostat.
         """
         rows = range(len(drawn.tokens)) if self._rows is None else self._rows.tolist()
-        logprobs = token_logprobs(drawn, self._num_logprobs) if self._most_logprobs >= 0 else []
         self.failed = [(seq, failed[row]) for seq, row in zip(sequences, rows, strict=True) if row in failed]
         tokens = drawn.tokens[rows].tolist()
         return [
@@ -167,6 +169,24 @@ class Sampler:
             )
             for seq, token, row in zip(sequences, tokens, rows, strict=True)
         ]
+
+    def _logprobs_of(self, logits: Logits, drawn: SampledRows, slots: SlotArray) -> list[TokenLogprob]:
+        """Return the log-probabilities of each row; none where nobody wants any."""
+        if self._most_logprobs < 0:
+            return []
+        found = token_logprobs(drawn, self._num_logprobs)
+        wanted = self._table.wanted_tokens
+        if wanted and (rows := [row for row in np.flatnonzero(slots).tolist() if int(slots[row]) in wanted]):
+            for row, top in self._wanted_logprobs(logits, {row: wanted[int(slots[row])] for row in rows}).items():
+                found[row] = TokenLogprob(found[row].logprob, top)
+        return found
+
+    def _wanted_logprobs(self, logits: Logits, wanted: Mapping[int, IntArray]) -> dict[int, list[tuple[int, float]]]:
+        """Return, for each row, the log-probabilities of the tokens that are asked for there."""
+        rows = np.concatenate([np.full(len(tokens), row, np.int32) for row, tokens in wanted.items()])
+        scored = self._backend.score(logits, rows, np.concatenate(list(wanted.values())), 0)
+        pairs = iter(zip(scored.tokens.tolist(), scored.logprobs.tolist(), strict=True))
+        return {row: list(islice(pairs, len(tokens))) for row, tokens in wanted.items()}
 
     def _look_at(self, slots: SlotArray) -> None:
         """`slots` is the very array a batch and those that carry on with it share, see `continued`."""

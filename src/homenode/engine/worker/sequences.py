@@ -95,6 +95,7 @@ class SequenceTable:
         self.seed = np.zeros(_FIRST_SLOTS, np.uint64)
         self.logprobs = np.full(_FIRST_SLOTS, -1, np.int32)
         self.prompt_logprobs = np.full(_FIRST_SLOTS, -1, np.int32)
+        self.wanted_tokens: dict[int, IntArray] = {}  # by slot, tokens whose log-probabilities are asked for
         self.mirostat = np.zeros(_FIRST_SLOTS, np.bool_)
         self.mirostat_tau = np.zeros(_FIRST_SLOTS, np.float32)
         self.mirostat_eta = np.zeros(_FIRST_SLOTS, np.float32)
@@ -153,6 +154,7 @@ class SequenceTable:
         self.num_steered -= bool(self.mirostat[slot])
         self.known[slot], self.bias[slot], self.stops[slot], self.seen[slot] = _NOTHING, None, None, None
         self.following[slot], self.mirostat[slot] = (), False
+        self.wanted_tokens.pop(slot, None)
         self._drafting.pop(slot, None)
         self._free.append(slot)
 
@@ -242,6 +244,8 @@ class SequenceTable:
         self.seed[slot] = (params.seed or 0) & _MASK64
         self.logprobs[slot] = -1 if params.logprobs is None else params.logprobs
         self.prompt_logprobs[slot] = -1 if params.prompt_logprobs is None else params.prompt_logprobs
+        if params.logprobs is not None and params.logprob_token_ids:
+            self.wanted_tokens[slot] = np.array(params.logprob_token_ids, np.int32)
         if params.logit_bias:
             tokens = np.array(list(params.logit_bias), np.int32)
             self.bias[slot] = (tokens, np.array(list(params.logit_bias.values()), np.float32))

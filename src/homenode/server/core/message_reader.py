@@ -98,6 +98,11 @@ class MessageReader:
         )
         return MessageReader(parser, parallel=parallel)
 
+    def opens_with(self, kind: type[Delta]) -> bool:
+        """Return whether any text, put in place of an answer, would be read as `kind`; nothing may be read after it."""
+        deltas = [] if self._parser is None else [*self._parser.feed("a"), *self._parser.end()]
+        return bool(deltas) and isinstance(deltas[0], kind)
+
     def read(self, event: GenerationEvent) -> MessageEvent:
         """Return what `event` adds to the message; after a finish reason nothing more may be read."""
         reason = event.finish_reason

@@ -34,7 +34,8 @@ class GenerationRequest:
     None for as many as the context takes. `echo`: each text begins with its prompt. `shows_stop`: a text ends with the
     stop string that ended it. `token_ids`: the answer shows token ids, those of the prompts included. `shown_tokens`:
     special tokens that have text although others are skipped. `service_tier`, `priority`: whose turn it is
-    (`keys.service_tiers`). `stream`: the answer is sent as events.
+    (`keys.service_tiers`). `stream`: the answer is sent as events. `logprob_token_ids`: of each prompt, the tokens
+    whose log-probabilities are told with each token of its answers; empty: of none.
     """
 
     prompts: Sequence[EncodedPrompt]
@@ -51,6 +52,7 @@ class GenerationRequest:
     token_ids: bool = False
     stream: bool = False
     kv_transfer: KvTransferParams | None = None
+    logprob_token_ids: Sequence[tuple[int, ...]] = ()
 
 
 def check_limits(model: ServedModel, num_prompts: int, sampling: SamplingParams) -> None:
@@ -103,9 +105,16 @@ async def begin(model: ServedModel, request: GenerationRequest) -> Generation:
         if number % _PROMPTS_AT_ONCE == 0:
             await asyncio.sleep(0)
         echo = await _echo(model, request, prompt)
+        if request.logprob_token_ids:
+            request = _with_logprobs_of(request, request.logprob_token_ids[number])
         sequences += _sequences(model, request, rank, prompt, echo, kv, first_index=len(sequences))
     kv_result = kv.result if kv else None
     return Generation(model, sequences, request.sampling.logprobs or 0, request.token_ids, kv_result, rank.tier)
+
+
+def _with_logprobs_of(request: GenerationRequest, tokens: tuple[int, ...]) -> GenerationRequest:
+    """The same where the log-probabilities of these tokens are wanted."""
+    return replace(request, sampling=msgspec.structs.replace(request.sampling, logprob_token_ids=tokens))
 
 
 async def _kv_transfer(model: ServedModel, request: GenerationRequest) -> RequestKvTransfer | None:
