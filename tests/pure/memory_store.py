@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,8 +64,9 @@ class MemoryStore:
 
     # What the scheduler asks for
 
-    def find(self, identities: Sequence[bytes]) -> BlockOffer | None:
+    def find(self, identities: Sequence[bytes], states: bool = False) -> BlockOffer | None:
         known = list(itertools.takewhile(self.kept.__contains__, identities))
+        assert not states
         if not known:
             return None
         key = f"found/{next(self._numbers)}"
@@ -81,7 +82,8 @@ class MemoryStore:
     def unuse(self, key: str) -> None:
         raise AssertionError("nothing is read where it is")
 
-    def fetch(self, key: str, blocks: list[int], held: int) -> None:
+    def fetch(self, key: str, blocks: list[int], held: int, slot: int = -1) -> None:
+        assert slot < 0
         coming = self.coming[key]
         assert not coming.fetched and not coming.stopped and len(blocks) == len(coming.identities)
         coming.blocks, coming.done, coming.fetched = blocks, held, True
@@ -101,7 +103,12 @@ class MemoryStore:
             self.going[key] = PagesOut(identities)
         return held
 
-    def store(self, key: str, first: int, blocks: list[int], last: bool) -> None:
+    def lacks_states(self, identities: Sequence[bytes], counts: Sequence[int]) -> list[int]:
+        return []
+
+    def store(
+        self, key: str, first: int, blocks: list[int], last: bool, slots: Mapping[int, int] | None = None
+    ) -> None:
         going = self.going[key]
         assert last and first + len(blocks) == len(going.identities)
         going.first, going.blocks = first, blocks

@@ -39,7 +39,14 @@ CASES: dict[str, tuple[Any, list[Side], list[Side]]] = {
         ],
     ),
     "kv_cache_fraction": (0.1, [({"kv_cache_memory": "1GiB"}, CPU), ({}, GPU)], [({}, CPU), ({}, (*CPU, *GPU))]),
-    "kv_cache_prealloc": (True, [({}, GPU), ({"executor": "ray"}, CPU), (SENDER, CPU)], [({}, CPU)]),
+    "kv_cache_prealloc": (
+        True,
+        [({}, GPU), ({"executor": "ray"}, CPU), (SENDER, CPU), ({"kv_disk": "kv"}, CPU)],
+        [({}, CPU)],
+    ),
+    "kv_disk": ("kv", [({"enable_prefix_caching": False}, CPU)], [({}, CPU)]),
+    "kv_disk_size": (1 << 30, [({}, CPU)], [({"kv_disk": "kv"}, CPU)]),
+    "kv_disk_key": ("file", [({}, CPU)], [({"kv_disk": "kv"}, CPU)]),
     "cpu_threads_bind": ("0", [({}, GPU)], [({}, CPU), ({}, TORCH), ({}, (*CPU, *GPU))]),
     "numa": (
         "mirror",

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
-from homenode.engine.messages import STEP_TIME_BOUNDS, EngineStats, ReplicaStats, StateStats
+from homenode.engine.messages import STEP_TIME_BOUNDS, DiskStats, EngineStats, ReplicaStats, StateStats
 from homenode.server.keys.counts import GENERATED_TOKENS, PROMPT_TOKENS, REFUSALS, REQUESTS, RUNNING
 from homenode.server.monitoring import metric_table
 from homenode.server.monitoring.metric import MetricRow
@@ -82,6 +82,7 @@ FULL = EngineStats(
         seconds=17.5,
     ),
     states=StateStats(8, 2, 3, 4, 5),
+    disk=DiskStats(1, 2, 3, 4, 5, 6.0, 7.0),
 )
 NONE_OF_THEM = EngineStats(compute={"experts": {"tokens": [1, 2], "imbalance": []}})
 START = [("weights", 1.5), ("ready", 2.0)]

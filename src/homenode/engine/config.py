@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from homenode.engine.disk_config import DiskConfig
 from homenode.engine.scheduler_config import KvConfig, SchedulerConfig
 from homenode.engine.speculation.config import SpeculationConfig
 from homenode.errors import UserError
@@ -243,6 +244,7 @@ class EngineConfig:
     placement: PlacementConfig = field(default_factory=PlacementConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     transfer: TransferConfig = field(default_factory=TransferConfig)
+    disk: DiskConfig = field(default_factory=DiskConfig)
     disable_log_stats: bool = option(False, "Do not log a line of statistics every ten seconds while busy.")
     told: tuple[str, ...] = ()
     """Lines about settings of other programs that were given and have no effect here."""

@@ -150,6 +150,18 @@ class StateStats(msgspec.Struct, frozen=True, array_like=True):
     recomputed_tokens: int = 0  # tokens that were computed again, as their KV was there, but no state after them
 
 
+class DiskStats(msgspec.Struct, frozen=True, array_like=True):
+    """KV blocks on disk: gauges of now, and counters since the start."""
+
+    nbytes: int = 0  # of all that lies in the folder, whoever has left it
+    parked_bytes: int = 0  # of copies in memory
+    hit_tokens: int = 0  # that were read from disk and were of use
+    stored_tokens: int = 0  # that can be found again
+    rejected_blocks: int = 0  # that were not what they should be
+    read_s: float = 0.0
+    write_s: float = 0.0
+
+
 class EngineStats(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """Engine to front: counters since the start and gauges of now; sent after a step at most every 100 ms, and when
     things come to rest.
@@ -183,6 +195,7 @@ class EngineStats(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     )
     transfer: TransferStats | None = None  # None: this engine hands no KV over
     states: StateStats | None = None  # None: no layer of the model keeps a state
+    disk: DiskStats | None = None  # None: no KV is kept on disk
 
 
 EngineState = Literal["loading", "ready", "silent", "restarting", "gone"]

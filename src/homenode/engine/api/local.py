@@ -20,6 +20,7 @@ from homenode.errors import HomenodeError, InternalError
 from homenode.host.refusals import start_thread
 
 _log = logging.getLogger(__name__)
+_WRITING_ENDS_S = 20.0  # for what is still to be written to disk
 Sink = SimpleQueue[Output]
 
 
@@ -33,14 +34,17 @@ class LocalEngine:
         self.ready: EngineReady = engine.ready
         self.statistics = EngineStats()
         self.executor = engine.executor
-        self._claim, self._watch = engine.claim, engine.watch
+        self._claim, self._watch, self._disk = engine.claim, engine.watch, engine.disk
         self._core = EngineCore(
             engine.scheduler,
             engine.executor,
             self._take,
+            disk=None if engine.disk is None else engine.disk.figures,
             headroom=engine.headroom,
             log_stats=not config.disable_log_stats,
         )
+        if self._disk is not None:
+            self._disk.start(self._core.give)
         self._sinks: dict[int, Sink] = {}
         self._lock = threading.Lock()  # around the sinks and the end
         self._lost: str | None = None
@@ -96,6 +100,8 @@ class LocalEngine:
     def _give_back(self) -> None:
         if self._watch is not None:
             self._watch.stop()
+        if self._disk is not None:
+            self._disk.close(_WRITING_ENDS_S)
         self.executor.close()
         self._claim.release()
 

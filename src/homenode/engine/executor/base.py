@@ -10,7 +10,8 @@ from homenode.engine.kv.chunks import PageChange
 from homenode.engine.step import Step, StepResult, WorkerLimits
 
 if TYPE_CHECKING:
-    from homenode.compute.ops import Backend
+    from homenode.compute.kv_memory import KvMemory
+    from homenode.compute.ops import Backend, StateMemory
     from homenode.engine.channels.messages import Fits
     from homenode.engine.kv_transfer.setup import KvTransferLink, KvTransferSetup
     from homenode.host.topology.finding import Finding
@@ -35,6 +36,13 @@ class EngineWorkers(Protocol):
         """Take KV memory of `limits.num_blocks` blocks, such as `sharing` can hand over if it is given, and prepare to
         compute. Raises as `start`.
         """
+
+    @property
+    def state_memory(self) -> StateMemory:
+        """Return that of an engine of one worker in this process; None elsewhere, and where no layer keeps a state."""
+
+    def kv_memories(self) -> Sequence[KvMemory]:
+        """The KV memory, in this process, of an engine whose KV is kept on disk; after `lay`. Raises as `start`."""
 
     def findings(self) -> tuple[Finding, ...]:
         """Return what is to be told of the memory taken so far, beside the notes of `Fits`. HostError under

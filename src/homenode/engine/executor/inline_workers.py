@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from homenode.compute.ops import Backend, PlacedBackend
+from homenode.compute.ops import Backend, PlacedBackend, StateMemory
 from homenode.engine.channels.base import WorkerChannels
 from homenode.engine.channels.messages import Fits
 from homenode.engine.executor.base import LoadProgress
@@ -26,6 +26,7 @@ from homenode.host.topology.finding import Finding
 from homenode.start_phases import mark_phase
 
 if TYPE_CHECKING:
+    from homenode.compute.kv_memory import KvMemory
     from homenode.engine.kv_transfer.setup import KvTransferLink, KvTransferSetup
 
 
@@ -88,6 +89,19 @@ class InlineWorkers:
             if self._inside.owns_process:
                 leave_plan(binding, backend.planned())
         return found + on_small_pages(backend.statistics(), host.transparent_huge_pages, disabled_for_this_process())
+
+    @property
+    def state_memory(self) -> StateMemory:
+        """See `EngineWorkers.state_memory`."""
+        return self._worker.state
+
+    def kv_memories(self) -> Sequence[KvMemory]:
+        """See `EngineWorkers.kv_memories`."""
+        from homenode.compute.native import NativeBackend
+
+        backend = self.backend
+        assert isinstance(backend, NativeBackend)  # `kv_disk.checks` has seen to it
+        return [backend.kv_memory(each) for each in backend.caches_of(self._worker.cache)]
 
     def hand_over(self, sharing: KvTransferSetup) -> KvTransferLink:
         """See `EngineWorkers.hand_over`."""

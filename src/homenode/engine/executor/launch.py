@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from homenode.compute.ops import Backend
+import msgspec
+
+from homenode.compute.kv_memory import KvLayout
+from homenode.compute.ops import Backend, StateMemory
 from homenode.engine.backend import make_backend
 from homenode.engine.channels.base import Channels, MakeChannels
-from homenode.engine.channels.messages import Fits
+from homenode.engine.channels.messages import FileRange, Fits
 from homenode.engine.executor.base import LoadProgress
 from homenode.engine.executor.join import join_of
 from homenode.engine.executor.kv_file import KvFile, joined
@@ -24,6 +27,7 @@ from homenode.model.kv_cells import kv_cells
 from homenode.model.spec import ModelSpec
 
 if TYPE_CHECKING:
+    from homenode.compute.kv_memory import KvMemory
     from homenode.engine.kv_transfer.setup import KvTransferLink, KvTransferSetup
 
 
@@ -45,7 +49,7 @@ class ProcessWorkers:
 
     def lay(self, limits: WorkerLimits, sharing: KvTransferSetup | None = None) -> ProcessExecutor:
         """See `EngineWorkers.lay`. KV memory that others read and write is a file that all workers have a part of."""
-        if sharing is not None:
+        if sharing is not None or self._plan.config.disk.on:
             self._file = KvFile(self._plan.geometries, limits.num_blocks)
         self._executor.lay(limits, self._file)
         return self._executor
@@ -53,6 +57,24 @@ class ProcessWorkers:
     def findings(self) -> tuple[Finding, ...]:
         """See `EngineWorkers.findings`; workers tell theirs when they start."""
         return ()
+
+    @property
+    def state_memory(self) -> StateMemory:
+        """See `EngineWorkers.state_memory`."""
+        return None
+
+    def kv_memories(self) -> Sequence[KvMemory]:
+        """See `EngineWorkers.kv_memories`."""
+        from homenode.compute.native import NativeBackend
+
+        file, backend, workers = self._file, self.backend, self._plan.worker_layout.workers
+        assert file is not None and isinstance(backend, NativeBackend)  # `lay`, and `kv_disk.checks`
+        layouts, cells = self._executor.kv_layouts(), kv_cells(self._plan.checkpoint.spec)
+        if cells is None:  # each worker's own, so that a head that several have is there for all of them
+            layouts = [_in_file(layout, share) for layout, share in zip(layouts, file.shares, strict=True)]
+        else:
+            layouts = [joined([worker.part for worker in workers], layouts, file.shares, cells)]
+        return [backend.map_kv(file.fd, layout, writable=True, own=True) for layout in layouts]
 
     def hand_over(self, sharing: KvTransferSetup) -> KvTransferLink:
         """See `EngineWorkers.hand_over`."""
@@ -66,6 +88,12 @@ class ProcessWorkers:
     def close(self) -> None:
         """See `EngineWorkers.close`."""
         self._executor.close()
+
+
+def _in_file(layout: KvLayout, share: FileRange) -> KvLayout:
+    """Return how a worker's KV memory lies in the file, by how it lies in its share."""
+    regions = tuple(msgspec.structs.replace(region, offset=share.offset + region.offset) for region in layout.regions)
+    return msgspec.structs.replace(layout, regions=regions, nbytes=share.offset + share.nbytes)
 
 
 def make_executor(
@@ -96,7 +124,7 @@ def make_executor(
         program,
         experts=_counted(planned),
         memories_of=memories_of,
-        exports_kv=config.transfer.on,
+        exports_kv=config.transfer.on or config.disk.on,
         model=str(config.model.path),
     )
 

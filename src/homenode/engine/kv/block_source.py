@@ -19,7 +19,7 @@ given; between `store` and `stored` nobody writes to those, and what it reads is
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -29,7 +29,8 @@ class BlockOffer:
     """Blocks that a source can bring: the first `tokens` positions, in pages of `page_tokens`, known by `identities`.
 
     `reserve`: it wants blocks for them now, before a request comes. `in_place`: full pages can be read where they are:
-    they want no blocks. Pages are then as large as blocks.
+    they want no blocks. Pages are then as large as blocks. `seconds`: what bringing them would probably take; 0: nobody
+    knows.
     """
 
     key: str
@@ -38,6 +39,7 @@ class BlockOffer:
     identities: list[bytes]
     reserve: bool = False
     in_place: bool = False
+    seconds: float = 0.0
 
 
 class BlockSource(Protocol):
@@ -45,9 +47,10 @@ class BlockSource(Protocol):
 
     # In
 
-    def find(self, identities: Sequence[bytes]) -> BlockOffer | None:
+    def find(self, identities: Sequence[bytes], states: bool = False) -> BlockOffer | None:
         """An offer of the longest beginning of these blocks, each as large as blocks are here, that it can bring; None:
-        it has none of them, or to bring them would take longer than to compute them.
+        it has none of them. `states`: only as many as it also has the state behind. Where computing
+        them takes less than `BlockOffer.seconds` it is not taken.
         """
 
     def reserve(self, key: str, blocks: list[int], held: int) -> None:
@@ -58,8 +61,10 @@ class BlockSource(Protocol):
     def refuse(self, key: str, free_blocks: int, reason: str) -> None:
         """There are no blocks for an offer with `reserve`."""
 
-    def fetch(self, key: str, blocks: list[int], held: int) -> None:
-        """Bring the pages from `held` on into these blocks, if they are not under way yet: their request is here."""
+    def fetch(self, key: str, blocks: list[int], held: int, slot: int = -1) -> None:
+        """Bring the pages from `held` on into these blocks, if they are not under way yet: their request is here.
+        `slot`: of the state memory, which gets the state behind them; -1: none is wanted.
+        """
 
     def stop(self, key: str) -> None:
         """Bring no more. To be answered with `failed` when nothing writes to the blocks any more."""
@@ -78,8 +83,15 @@ class BlockSource(Protocol):
         `compute_s`: what computing them would take; 0: nobody knows.
         """
 
-    def store(self, key: str, first: int, blocks: list[int], last: bool) -> None:
-        """Keep pages first, first + 1, ..., which lie in these blocks, complete. `last`: these are the last ones."""
+    def lacks_states(self, identities: Sequence[bytes], counts: Sequence[int]) -> list[int]:
+        """Of the states behind so many of these blocks those that it wants to keep."""
+
+    def store(
+        self, key: str, first: int, blocks: list[int], last: bool, slots: Mapping[int, int] | None = None
+    ) -> None:
+        """Keep pages first, first + 1, ..., which lie in these blocks, complete. `last`: these are the last ones.
+        `slots`: of the state memory, in which the states behind so many pages are.
+        """
 
     def abandon(self, key: str, reason: str) -> None:
         """No more blocks will come, or what lies in those that came is lost: what was not read yet is worth nothing.

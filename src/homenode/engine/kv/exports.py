@@ -42,19 +42,37 @@ class KvExports:
         identities = sequence.chain.identities(sequence.tokens, tokens, self._allocator.state_pages)
         return source.offer(kv.ticket, kv.peer, self._allocator.handed_over(tokens), identities, compute_s)
 
-    def store(self, source: BlockSource, sequence: Sequence, allocation: BlockAllocation) -> None:
-        """Give a store the published blocks of a request that ends, from the first on that it has not."""
+    def store(
+        self, source: BlockSource, sequence: Sequence, allocation: BlockAllocation, compute_s: float = 0.0
+    ) -> None:
+        """Give a store the published blocks of a request, from the first on that it has not. `compute_s`: see
+        `BlockSource.offer`.
+        """
         full = allocation.published
         if not full:
             return
         key, tokens = f"kept/{next(self._numbers)}", full * self._allocator.block_size
-        held = source.offer(key, b"", tokens, sequence.chain.of(sequence.tokens, full), 0.0)
-        if held is None or held >= full:
+        identities = sequence.chain.of(sequence.tokens, full)
+        held = source.offer(key, b"", tokens, identities, compute_s)
+        slots = self._lacking_states(source, identities)
+        if held is None or (held >= full and not slots):
             return
         blocks = allocation.blocks[held:full]
         self._pool.acquire(blocks)
-        self.by_key[key] = KvExport(source, key, None, tokens, blocks, full, admitted=True, closed=True, kept=True)
-        source.store(key, held, [*blocks], True)
+        self.by_key[key] = kv_export = KvExport(source, key, None, tokens, blocks, full)
+        kv_export.admitted = kv_export.closed = kv_export.kept = True
+        kv_export.slots = [*slots.values()]
+        source.store(key, held, [*blocks], True, slots)
+
+    def _lacking_states(self, source: BlockSource, identities: list[bytes]) -> dict[int, int]:
+        """Slots of the snapshots behind these blocks that a store has not, which are read from now on: by the number of
+        blocks.
+        """
+        states = self._allocator.states
+        if states is None:
+            return {}
+        counts = [count for count, digest in enumerate(identities, 1) if digest in states.snapshots]
+        return {count: states.begin_reading(identities[count - 1]) for count in source.lacks_states(identities, counts)}
 
     def export_complete(self, kv_export: KvExport, allocation: BlockAllocation) -> None:
         """Tell of the pages that have become complete. Pages told already, from an earlier stay, are not told again."""
@@ -97,12 +115,16 @@ class KvExports:
         if kv_export is not None:
             self._pool.release(kv_export.blocks)
             kv_export.blocks = []
+            if self._allocator.states is not None:
+                for slot in kv_export.slots:
+                    self._allocator.states.end_reading(slot)
+            kv_export.slots = []
             kv_export.closed = True
         return kv_export
 
     def hold_blocks(self) -> bool:
         """Return whether any block is lent."""
-        return any(kv_export.blocks for kv_export in self.by_key.values())
+        return any(kv_export.blocks or kv_export.slots for kv_export in self.by_key.values())
 
     def tables(self) -> Iterator[list[int]]:
         """The blocks of each export."""

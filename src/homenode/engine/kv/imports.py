@@ -82,8 +82,9 @@ class KvImports:
 
     # Requests
 
-    def bind(self, kv_import: KvImport, sequence: Sequence) -> None:
-        """The request has come that it is for."""
+    def bind(self, kv_import: KvImport, sequence: Sequence, with_state: bool = False) -> None:
+        """The request has come that it is for. `with_state`: a state comes behind the blocks."""
+        kv_import.state_there = not with_state
         kv_import.sequence, sequence.kv_import = sequence, kv_import
         if kv_import.blocks:
             self._fetch(kv_import)
@@ -106,10 +107,16 @@ class KvImports:
 
     def fetch(self, sequence: Sequence, spare: int) -> bool:
         """Have the KV of a request without reservation brought, into blocks taken now. False: there are not enough."""
-        kv_import = sequence.kv_import
+        kv_import, states = sequence.kv_import, self._allocator.states
         assert kv_import is not None and not kv_import.blocks
+        if not kv_import.state_there and (states is None or not states.num_available):
+            return False
         if not self._reservations.take(kv_import, sequence, spare):
             return False
+        if not kv_import.state_there and states is not None:
+            slot = states.begin_filling()
+            assert slot is not None  # one was available
+            kv_import.slot = slot
         if kv_import.done:
             self.make_ready(sequence)
         else:
@@ -117,10 +124,26 @@ class KvImports:
             self._fetch(kv_import)
         return True
 
+    def publish(self, kv_import: KvImport) -> None:
+        """Let what has come with a state be found in the caches, where its request finds it like any other."""
+        allocator, sequence = self._allocator, kv_import.sequence
+        assert allocator.states is not None and sequence is not None
+        count = kv_import.arrived // allocator.block_size
+        allocator.cache.publish(sequence.chain, sequence.tokens, kv_import.blocks, 0, kv_import.arrived)
+        slot, kv_import.slot = kv_import.slot, -1
+        digest = sequence.chain.of(sequence.tokens, count)[-1]
+        allocator.states.end_filling(slot, digest if digest in allocator.pool.digests else None)
+        self._release(kv_import)
+        self._claim(kv_import, kv_import.arrived)
+
     def _fetch(self, kv_import: KvImport) -> None:
         offer = kv_import.offer
         held = kv_import.cached // offer.page_tokens
-        kv_import.source.fetch(offer.key, self._reservations.incoming_blocks(kv_import), held)
+        blocks = self._reservations.incoming_blocks(kv_import)
+        if kv_import.slot < 0:
+            kv_import.source.fetch(offer.key, blocks, held)
+        else:
+            kv_import.source.fetch(offer.key, blocks, held, kv_import.slot)
 
     def proposal(self, sequence: Sequence) -> BlockAllocation:
         """The stay that a ready request would begin now: on what arrived, or on what the cache holds if that is more by
@@ -200,6 +223,7 @@ class KvImports:
         """The first `tokens` positions lie verified in its blocks."""
         if kv_import.blocks:
             kv_import.arrived = max(kv_import.arrived, min(tokens, kv_import.offer.tokens))
+            kv_import.state_there |= kv_import.arrived >= kv_import.offer.tokens
 
     def drop(self, kv_import: KvImport) -> None:
         """Forget one that nobody writes to, and free its blocks."""
@@ -208,6 +232,9 @@ class KvImports:
 
     def _release(self, kv_import: KvImport) -> None:
         self._allocator.pool.release(self._allocator.pool.own(kv_import.blocks))
+        if kv_import.slot >= 0 and self._allocator.states is not None:
+            self._allocator.states.end_filling(kv_import.slot)
+            kv_import.slot = -1
         if kv_import.placed:
             self._allocator.unused.append(kv_import.offer.key)
 

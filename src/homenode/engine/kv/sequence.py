@@ -173,6 +173,7 @@ class KvExport:
     admitted: bool = False  # the source has room
     closed: bool = False  # nothing more is to be told: the last page was, or the source has ended it
     kept: bool = False  # it goes to a store, whatever became of its request
+    slots: list[int] = field(default_factory=list)  # of snapshots of states that the store reads, too
 
 
 @dataclass(eq=False, slots=True)
@@ -190,13 +191,15 @@ class KvImport:
     placed: bool = False
     stopped: bool = False  # given up; the source was told to bring no more
     sequence: Sequence | None = None  # the request it is for has come
+    slot: int = -1  # in which a state comes with the blocks; -1: none does
+    state_there: bool = True
     # More requests for the same tokens: they wait to find them in the cache.
     others: list[Sequence] = field(default_factory=list)
 
     @property
     def done(self) -> bool:
         """There is nothing to wait for, and nobody writes."""
-        return self.ended or self.arrived >= self.offer.tokens
+        return self.ended or (self.arrived >= self.offer.tokens and self.state_there)
 
 
 def allocations_of(running: list[Sequence]) -> list[BlockAllocation]:

@@ -6,9 +6,12 @@ is taken when the state stands exactly at the end of a KV block, and found under
 computes drafted tokens leaves a checkpoint behind each token that may turn out to be the last one that counts; the
 sequence goes on in the slot of the right one. A slot is in exactly one of three places:
 
-    owned     it is a running sequence's, or a step in flight writes a snapshot or a checkpoint to it
+    owned     it is a running sequence's, a step in flight writes a snapshot or a checkpoint to it, a store fills it, or
+              a store still reads what was a snapshot
     snapshot  it can be found; given up least recently used first, and when the KV block at its end is given up
     free      nothing in it is worth keeping
+
+A snapshot that a store reads is not given up meanwhile.
 
 Besides the snapshots that are likely to be of use there are spare ones early in a prompt, where its tokens are a power
 of two of blocks: another prompt that parts from it finds a state after more than half of what both have in common. They
@@ -65,11 +68,14 @@ class StatePool:
         self.free = list(range(num_slots - 1, -1, -1))
         self.snapshots: OrderedDict[bytes, int] = OrderedDict()  # slots by digest, the least recently used first
         self.coming: Counter[bytes] = Counter()  # digests of the snapshots that running sequences want
+        self._read: Counter[int] = Counter()  # slots that stores read, and how many
+        self._left: set[int] = set()  # of those the ones that are no snapshots any more
+        self._filled: set[int] = set()  # slots that stores fill
 
     @property
     def num_available(self) -> int:
         """Slots that can be handed out now: free ones and those of snapshots."""
-        return len(self.free) + len(self.snapshots)
+        return len(self.free) + len(self.snapshots) - len(self._read) + len(self._left)
 
     @property
     def num_owned(self) -> int:
@@ -183,18 +189,61 @@ class StatePool:
     def forget(self, digest: bytes) -> None:
         """The KV block of this digest was given up, and with it goes the snapshot at its end, if there is one."""
         if (slot := self.snapshots.pop(digest, None)) is not None:
-            self.free.append(slot)
+            self._free(slot)
 
     def forget_all(self) -> None:
         """No snapshot can be found any more."""
-        self.free += self.snapshots.values()
+        for slot in self.snapshots.values():
+            self._free(slot)
         self.snapshots.clear()
+
+    # Stores
+
+    def begin_reading(self, digest: bytes) -> int:
+        """Return the slot of a snapshot, which stays as it is until `end_reading`."""
+        slot = self.snapshots[digest]
+        self._read[slot] += 1
+        return slot
+
+    def end_reading(self, slot: int) -> None:
+        """A store reads it no more."""
+        self._read[slot] -= 1
+        if not self._read[slot]:
+            del self._read[slot]
+            if slot in self._left:
+                self._left.remove(slot)
+                self.free.append(slot)
+
+    def begin_filling(self) -> int | None:
+        """A slot that a store may write to; None: there is none."""
+        slot = self._take()
+        if slot is not None:
+            self._filled.add(slot)
+        return slot
+
+    def end_filling(self, slot: int, digest: bytes | None = None) -> None:
+        """A store does not write to it any more. `digest`: of the KV block at whose end its state is, which can be
+        found; None: nothing in it is of use.
+        """
+        self._filled.remove(slot)
+        if digest is None or digest in self.snapshots:
+            self.free.append(slot)
+        else:
+            self.snapshots[digest] = slot
+
+    def _free(self, slot: int) -> None:
+        if slot in self._read:
+            self._left.add(slot)
+        else:
+            self.free.append(slot)
 
     def audit(self, stays: Iterable[SlotAllocation], findable: Collection[bytes]) -> None:
         """Check every slot against the stays that there are. InternalError names the first in the wrong place."""
         places = Counter(slot for stay in stays for slot in stay.slots)
         places.update(self.free)
         places.update(self.snapshots.values())
+        places.update(self._left)
+        places.update(self._filled)
         for slot in range(self.num_slots):
             if places[slot] != 1:
                 where = f"{format_count(places[slot], 'place')} of owned, free and snapshots"
@@ -213,7 +262,8 @@ class StatePool:
         """A free slot, or that of the least recently used snapshot."""
         if self.free:
             return self.free.pop()
-        return self.snapshots.popitem(last=False)[1] if self.snapshots else None
+        digest = next((digest for digest, slot in self.snapshots.items() if slot not in self._read), None)
+        return None if digest is None else self.snapshots.pop(digest)
 
     def _end_waits(self, digests: Iterable[bytes]) -> None:
         """Snapshots that a running sequence wanted are there, or do not come."""

@@ -47,6 +47,19 @@ def fingerprint_of(
         "mode": config.mode,
         "channel": config.transfer_channel,
         "secret": "set" if config.pd_secret else "none",
+        **facts_of_kv(checkpoint, geometry, kept_as, max_model_len, weights),
+    }
+
+
+def facts_of_kv(
+    checkpoint: Checkpoint,
+    geometry: KvGeometry,
+    kept_as: str,
+    max_model_len: int | None = None,
+    weights: str | None = None,
+) -> Fingerprint:
+    """The same without what is of a connection: all that a key or value depends on."""
+    return {
         "weights": weights_digest(checkpoint) if weights is None else weights,
         "weights_kept_as": kept_as,
         **_architecture(checkpoint.spec, max_model_len),

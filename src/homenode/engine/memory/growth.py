@@ -14,6 +14,8 @@ def taken_whole_because(config: EngineConfig, devices: Sequence[str]) -> str | N
         return "--kv-cache-prealloc asks for it"
     if config.transfer.on:
         return "other engines map it or register it with a network card (--pd-role)"
+    if config.disk.on:
+        return "blocks come from disk into it beside the steps (--kv-disk)"
     if config.parallel.executor == "ray":
         return "the memory of other hosts is not looked at from here (--executor ray)"
     if config.compute.backend != "native" or CPU not in devices:

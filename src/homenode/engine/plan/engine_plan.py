@@ -14,6 +14,7 @@ from homenode.engine.binding import Replica
 from homenode.engine.config import EngineConfig
 from homenode.engine.devices import is_accelerator
 from homenode.engine.experts.sizing import ExpertSharing, Kept, kept_of, missing_layout
+from homenode.engine.kv_disk.checks import disk_problems
 from homenode.engine.kv_transfer.checks import kept_as, targets_of, transfer_problems
 from homenode.engine.memory.available import MemoryBudget
 from homenode.engine.memory.node_capacity import KvCapacity, blocks_together, kv_capacity, weight_nodes_of
@@ -114,6 +115,8 @@ class EnginePlan:
         apart = [] if self.executor == "inline" else devices
         if no_states := state_handover_problem(self.config, self.checkpoint.spec, parts, self.geometries, devices):
             found.setdefault(no_states.param or no_states.message, no_states)
+        for problem in disk_problems(self.config, self.whole_geometry, devices, self.executor == "inline"):
+            found.setdefault(problem.param or problem.message, problem)
         for problem in transfer_problems(self.config, self.replica, self.whole_geometry, self._left_in_all(), apart):
             found.setdefault(problem.param or problem.message, problem)
         return list(found.values())

@@ -172,6 +172,16 @@ RULES = (
         "snapshots are kept for the prefix cache, which is off",
     ),
     *(
+        Rule("disk", setting, lambda at: at.config.disk.on, "KV is kept on no disk (--kv-disk)")
+        for setting in ("kv_disk_size", "kv_disk_key")
+    ),
+    Rule(
+        "disk",
+        "kv_disk",
+        lambda at: at.config.kv.enable_prefix_caching,
+        "blocks on disk are found as those of the prefix cache are, which is off",
+    ),
+    *(
         Rule("placement", setting, lambda at: at.has_cpu_workers, _CPU_WORKERS)
         for setting in (
             "cpu_threads_bind",

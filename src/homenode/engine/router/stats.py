@@ -9,15 +9,17 @@ from typing import Any
 import msgspec
 
 from homenode.engine.binding import EngineBinding
-from homenode.engine.messages import EngineReady, EngineStats
+from homenode.engine.messages import DiskStats, EngineReady, EngineStats
 from homenode.transfer import scheduler_events
 from homenode.units import format_count
 
 # Fields of `EngineStats` that are of now; all others count since the start.
 _GAUGES = ("num_running", "num_waiting", "waiting_for", "waiting_for_kv", "kv_usage", "step_errors", "compute")
-_PARTS = ("transfer", "states")  # those that have counters and gauges of their own
+_PARTS = ("transfer", "states", "disk")  # those that have counters and gauges of their own
 _COUNTERS = tuple(name for name in EngineStats.__struct_fields__ if name not in (*_GAUGES, *_PARTS))
 _OF_ONE_ENGINE = ("kv_usage", "step_errors", "compute", *_PARTS)  # those that say nothing when they are added
+
+_DISK_GAUGES = ("nbytes", "parked_bytes")
 
 
 def since_start(before: EngineStats, now: EngineStats) -> EngineStats:
@@ -32,13 +34,22 @@ def since_start(before: EngineStats, now: EngineStats) -> EngineStats:
             hits=before.states.hits + after.hits,
             recomputed_tokens=before.states.recomputed_tokens + after.recomputed_tokens,
         )
-    return msgspec.structs.replace(now, **counters, transfer=transfer, states=states)
+    disk = _disk_since_start(before.disk, now.disk)
+    return msgspec.structs.replace(now, **counters, transfer=transfer, states=states, disk=disk)
+
+
+def _disk_since_start(before: DiskStats | None, now: DiskStats | None) -> DiskStats | None:
+    if before is None or now is None:
+        return now or before
+    names = [name for name in DiskStats.__struct_fields__ if name not in _DISK_GAUGES]
+    return msgspec.structs.replace(now, **{name: getattr(before, name) + getattr(now, name) for name in names})
 
 
 def at_rest(last: EngineStats) -> EngineStats:
     """Return the figures of an engine that is no more: what it had counted, and nothing running."""
     transfer = None if last.transfer is None else scheduler_events.at_rest(last.transfer)
     states = None if last.states is None else msgspec.structs.replace(last.states, used=0, snapshots=0)
+    disk = None if last.disk is None else msgspec.structs.replace(last.disk, parked_bytes=0)
     gauges: dict[str, Any] = {
         "num_running": 0,
         "num_waiting": 0,
@@ -46,7 +57,7 @@ def at_rest(last: EngineStats) -> EngineStats:
         "waiting_for_kv": 0,
         "kv_usage": 0.0,
     }
-    return msgspec.structs.replace(last, **gauges, compute={}, transfer=transfer, states=states)
+    return msgspec.structs.replace(last, **gauges, compute={}, transfer=transfer, states=states, disk=disk)
 
 
 def total(parts: Sequence[EngineStats]) -> EngineStats:

@@ -20,7 +20,8 @@ from homenode.engine.executor.expert_usage import count_expert_usage
 from homenode.engine.executor.inline_workers import InlineWorkers
 from homenode.engine.experts.group import expert_group_rank
 from homenode.engine.experts.sizing import ExpertSharing
-from homenode.engine.kv_transfer.fingerprint import fingerprint_of
+from homenode.engine.kv.block_source import BlockSource
+from homenode.engine.kv_transfer.fingerprint import facts_of_kv, fingerprint_of
 from homenode.engine.memory.growth import taken_whole_because
 from homenode.engine.memory.headroom import Headroom, headroom_of, memory_parts
 from homenode.engine.memory.sizing import Sizes, chunk_of_parts, growth_text, resolve, step_bytes
@@ -48,6 +49,7 @@ from homenode.model.part import ModelPart
 from homenode.model.parts import read_layer_split
 
 if TYPE_CHECKING:
+    from homenode.engine.kv_disk.setup import KvDiskLink, KvDiskSetup
     from homenode.engine.kv_transfer.setup import KvTransferSetup
 
 
@@ -166,7 +168,11 @@ def _started(
     sharing = _sharing(plan, workers.backend, identity) if plan.config.transfer.on else None
     executor = count_expert_usage(workers.lay(sizes.worker_limits(), sharing), plan.config, plan.checkpoint.spec)
     hash_seed = sharing.hash_seed if sharing is not None else None
-    scheduler = make_scheduler(plan, executor.limits(), lookahead, micro_batches, hash_seed)
+    disk = None
+    if plan.config.disk.on:
+        hash_seed, disk = _disk(plan, workers, executor, identity, hash_seed)
+    stores: Sequence[BlockSource] = () if disk is None else (disk.source,)
+    scheduler = make_scheduler(plan, executor.limits(), lookahead, micro_batches, hash_seed, stores)
     # Who forgets to release it gives it back with the executor.
     weakref.finalize(executor, claim.release).atexit = False
     findings = (*plan.worker_layout.findings, *workers.findings())
@@ -176,7 +182,8 @@ def _started(
     if sharing is not None:
         kv_transfer = workers.hand_over(sharing)
         ready.details["kv_transfer"] = msgspec.to_builtins(kv_transfer.published)
-    return Engine(scheduler, executor, ready, kv_transfer, _headroom(plan) if sizes.chunk_blocks else None, claim)
+    headroom = _headroom(plan) if sizes.chunk_blocks else None
+    return Engine(scheduler, executor, ready, kv_transfer, disk, headroom, claim)
 
 
 def _identity(plan: EnginePlan, fits: Sequence[Fits]) -> ModelIdentity | None:
@@ -231,6 +238,42 @@ def _sharing(plan: EnginePlan, backend: Backend, identity: ModelIdentity | None)
         None if identity is None else identity.weights,
     ) | state_form(plan.checkpoint.spec, _parts(plan), plan.geometries)
     return KvTransferSetup(config.transfer, backend, plan.checkpoint.spec, geometry, fingerprint)
+
+
+def _disk(
+    plan: EnginePlan,
+    workers: EngineWorkers,
+    executor: Executor,
+    identity: ModelIdentity | None,
+    seed: bytes | None,
+) -> tuple[bytes, KvDiskLink]:
+    """The seed of the identities of this engine's blocks, and what keeps these on disk. `seed`: that other engines want
+    for them, if any do.
+    """
+    from homenode.engine.kv_disk.kv_blocks import KvBlocks  # only who keeps KV on disk needs it
+
+    setup = _disk_setup(plan, workers.backend, identity, seed)
+    return setup.hash_seed, setup.open(
+        KvBlocks(workers.kv_memories(), workers.state_memory), lambda: executor.pending > 0
+    )
+
+
+def _disk_setup(plan: EnginePlan, backend: Backend, identity: ModelIdentity | None, seed: bytes | None) -> KvDiskSetup:
+    """Return what keeps this engine's KV on disk, by all that keys and values depend on. `seed`: see `_disk`."""
+    from homenode.engine.kv_disk.setup import KvDiskSetup  # only who keeps KV on disk needs them
+    from homenode.model.weights.content_digest import content_digest
+
+    config, parallel = plan.config, plan.config.parallel
+    weights = None if identity is None else identity.weights
+    kept_as, longest = plan.kept_as(backend), config.model.max_model_len
+    facts = facts_of_kv(plan.checkpoint, plan.whole_geometry, kept_as, longest, weights) | {
+        "content": content_digest(plan.checkpoint),
+        "figures": "" if identity is None else identity.figures,
+        "ranks": str(parallel.tensor_parallel_size),
+        "stages": ",".join(str(part.layers.end) for part in _parts(plan)),
+        "instructions": str(backend.statistics()["level"]),
+    }
+    return KvDiskSetup(config.disk, config.model_name, facts, plan.geometries[0].block_size, seed)
 
 
 def _headroom(plan: EnginePlan) -> Callable[[], Headroom]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from homenode.engine.binding import EngineBinding
 from homenode.engine.cpu_claims import CpuClaim
 from homenode.engine.executor.base import Executor
+from homenode.engine.kv.block_source import BlockSource
 from homenode.engine.memory.headroom import Headroom
 from homenode.engine.memory.sizing import Sizes
 from homenode.engine.memory.state_sizing import state_bytes
@@ -25,6 +26,7 @@ from homenode.model.facts import model_facts
 from homenode.sampling import is_open_seed
 
 if TYPE_CHECKING:
+    from homenode.engine.kv_disk.setup import KvDiskLink
     from homenode.engine.kv_transfer.setup import KvTransferLink
 
 Progress = Callable[[int, int], None]
@@ -38,6 +40,7 @@ class Engine:
     executor: Executor
     ready: EngineReady
     kv_transfer: KvTransferLink | None = None
+    disk: KvDiskLink | None = None  # to be closed before the executor
     headroom: Callable[[], Headroom] | None = (
         None  # what the machine can give to KV memory that grows; None: it does not
     )
@@ -47,10 +50,16 @@ class Engine:
 
 
 def make_scheduler(
-    plan: EnginePlan, limits: WorkerLimits, lookahead: int, micro_batches: int = 0, hash_seed: bytes | None = None
+    plan: EnginePlan,
+    limits: WorkerLimits,
+    lookahead: int,
+    micro_batches: int = 0,
+    hash_seed: bytes | None = None,
+    stores: Sequence[BlockSource] = (),
 ) -> Scheduler:
     """The scheduler of an engine. `lookahead`: of one with one stage; `micro_batches`: of one with several, see
-    `MicroBatching`. `hash_seed`: of the identities of its KV blocks, where other engines are given them.
+    `MicroBatching`. `hash_seed`: of the identities of its KV blocks, where others get them or a store keeps them.
+    `stores`: see `Scheduler`.
     """
     config, stages, moe = plan.config, plan.worker_layout.workers[-1].stage + 1, plan.checkpoint.spec.moe
     costs = StepCosts(0.0 if moe is None else moe.experts_per_token / moe.num_experts)
@@ -70,6 +79,7 @@ def make_scheduler(
         hash_seed=hash_seed,
         costs=costs,
         drafter=drafter,
+        stores=stores,
     )
 
 

@@ -19,10 +19,12 @@ from homenode.engine.executor.base import Executor
 from homenode.engine.fronts.messages import AbortFront
 from homenode.engine.fronts.numbers import front_of
 from homenode.engine.kv.chunks import PageChange
+from homenode.engine.kv_disk.messages import BlocksMoved
 from homenode.engine.kv_transfer.agent import Agent, AgentLost, StatsChanged, without_agent
 from homenode.engine.memory.headroom import Headroom
 from homenode.engine.messages import (
     Abort,
+    DiskStats,
     Drain,
     EngineStats,
     FreeCpusChanged,
@@ -43,6 +45,9 @@ from homenode.engine.runtime.held_requests import HeldRequests
 from homenode.engine.runtime.inbox import Inbox
 from homenode.engine.scheduler.events import (
     Aborted,
+    BlocksArrived,
+    BlocksFailed,
+    BlocksStored,
     DrainStarted,
     Emit,
     Event,
@@ -125,6 +130,7 @@ class EngineCore:
         *,
         inbox: SimpleQueue[object] | Inbox | None = None,
         agent: Agent | None = None,
+        disk: Callable[[], DiskStats] | None = None,
         headroom: Callable[[], Headroom] | None = None,
         log_stats: bool = True,
         move: Callable[[EngineBinding], None] = lambda place: None,
@@ -132,11 +138,12 @@ class EngineCore:
     ) -> None:
         """`send` gives a message to the front; `inbox` may already hold messages that came while the model was loaded.
         `agent` hands KV over, to or from other engines, and leaves its events in the inbox; whoever made it closes it.
+        `disk` has the figures of KV on disk, which leaves its events in the inbox, too.
         `headroom` says what the machine can give to KV memory that grows; None: it does not. `move` has one of several
         engines compute elsewhere, after the steps submitted so far.
         """
         self._scheduler, self._executor, self._send, self._clock = scheduler, executor, send, clock
-        self._agent = agent
+        self._agent, self._disk = agent, disk
         self._headroom, self._move = headroom, move
         self._inbox: SimpleQueue[object] | Inbox = SimpleQueue() if inbox is None else inbox
         self._log_stats = log_stats
@@ -155,6 +162,10 @@ class EngineCore:
 
     def post(self, message: ToEngine | FreeCpusChanged) -> None:
         """Give the loop a message, or one that it is to tell the front."""
+        self._inbox.put(message)
+
+    def give(self, message: object) -> None:
+        """Leave it something of a part that works beside it, such as KV on disk. From any thread."""
         self._inbox.put(message)
 
     def stop(self) -> None:
@@ -235,6 +246,12 @@ class EngineCore:
                 self._apply(DrainStarted(self._clock()))
             case _Stop():
                 self._stopped = True
+            case BlocksMoved("arrived", key, tokens):
+                self._apply(BlocksArrived(self._clock(), key, tokens))
+            case BlocksMoved("failed", key):
+                self._apply(BlocksFailed(self._clock(), key))
+            case BlocksMoved("stored", key):
+                self._apply(BlocksStored(self._clock(), key))
             case _ if isinstance(item, ToScheduler):
                 self._apply(item)
             case _:
@@ -381,7 +398,10 @@ class EngineCore:
         try:
             transfer = self._agent.figures() if self._agent is not None else None
             stats = msgspec.structs.replace(
-                self._scheduler.statistics(), compute=self._executor.statistics(), transfer=transfer
+                self._scheduler.statistics(),
+                compute=self._executor.statistics(),
+                transfer=transfer,
+                disk=self._disk() if self._disk is not None else None,
             )
         except (MemoryError, OSError) as error:
             _log.warning("the figures could not be had this time: %s: %s", type(error).__name__, error)

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from homenode.engine.runtime.engine import Engine
 
 
+_WRITING_ENDS_S = 20.0  # for what is still to be written to disk
 _HANDING_OVER_ENDS_S = 3.0  # for other engines to hear that what was handed over is no more
 _log = logging.getLogger(__name__)
 
@@ -118,6 +119,8 @@ def serve(
         agent = engine.kv_transfer.start(inbox.put) if engine.kv_transfer else None
         if isinstance(inbox, Inbox) and agent is not None:
             inbox.work_for(agent)
+        if engine.disk is not None:
+            engine.disk.start(inbox.put)
         mark_phase("scheduler")
         engine.ready.details["start_phases"] = marked_phases()
         front.send(engine.ready)
@@ -127,6 +130,7 @@ def serve(
             send,
             inbox=inbox,
             agent=agent,
+            disk=None if engine.disk is None else engine.disk.figures,
             headroom=engine.headroom,
             log_stats=not assignment.config.disable_log_stats,
             move=engine.move,
@@ -137,6 +141,8 @@ def serve(
     finally:
         if engine.watch is not None:
             engine.watch.stop()
+        if engine.disk is not None:
+            engine.disk.close(_WRITING_ENDS_S)
         if engine.kv_transfer is not None:
             engine.kv_transfer.close(_HANDING_OVER_ENDS_S)
         engine.executor.close()

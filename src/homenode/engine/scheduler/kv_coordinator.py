@@ -122,26 +122,43 @@ class KvCoordinator:
 
     def seek(self, sequence: Sequence) -> None:
         """Have the beginning of a new request's prompt fetched when its turn comes, where a store has more of it than
-        the prefix cache. Keys and values without the state that layers keep besides would be of no use.
+        the prefix cache: of keys and values, or of states where layers keep them besides.
         """
-        cache, size = self._allocator.cache, self._allocator.block_size
-        if not self._stores or not cache.enabled or sequence.scoring or self._allocator.states is not None:
+        cache, size, states = self._allocator.cache, self._allocator.block_size, self._allocator.states
+        if not self._stores or not cache.enabled or sequence.scoring:
             return
+        with_state = states is not None
         identities = sequence.chain.of(sequence.tokens, (len(sequence.tokens) - 1) // size)
-        cached = len(self._allocator.pool.find(identities)) * size
-        found = [(source, offer) for source in self._stores if (offer := source.find(identities)) is not None]
+        hits = len(self._allocator.pool.find(identities))
+        cached = (hits if states is None else states.find(identities[:hits])) * size
+        found = [
+            (source, offer) for source in self._stores if (offer := source.find(identities, with_state)) is not None
+        ]
         found.sort(key=lambda each: -each[1].tokens)
         for source, offer in found:
-            if sequence.kv_import is None and offer.tokens > cached:
-                self.kv_imports.bind(self.kv_imports.open(source, offer), sequence)
+            if sequence.kv_import is None and offer.tokens > cached and self._is_worth(offer, cached):
+                self.kv_imports.bind(self.kv_imports.open(source, offer), sequence, with_state)
             else:
                 source.release(offer.key, 0)
 
+    def _is_worth(self, offer: BlockOffer, cached: int) -> bool:
+        """Return whether bringing what is offered takes less than computing it. As long as one of the two was not
+        measured, it does.
+        """
+        return not offer.seconds or not self._costs.known or offer.seconds < self._compute_s(cached, offer.tokens)
+
+    def _compute_s(self, start: int, end: int) -> float:
+        """Return the seconds that computing these positions of a prompt probably takes; 0: nobody knows."""
+        return self._costs.seconds(NO_LOAD, StepLoad.of_sequence(start, end - start, 0))
+
     def keep(self, sequence: Sequence) -> None:
-        """Offer the stores the blocks of a request that is about to end."""
-        if sequence.allocation is not None and self._allocator.states is None:
-            for source in self._stores:
-                self.kv_exports.store(source, sequence, sequence.allocation)
+        """Offer the stores the blocks of a request whose prompt was computed, or that is about to end."""
+        allocation = sequence.allocation
+        if not self._stores or allocation is None or allocation.placed:
+            return
+        seconds = self._compute_s(0, allocation.published * self._allocator.block_size)
+        for source in self._stores:
+            self.kv_exports.store(source, sequence, allocation, seconds)
 
     def has_told(self, sequence: Sequence) -> bool:
         """Return whether the agent knows of pages of a sent request, which it reads here."""
@@ -266,6 +283,8 @@ class KvCoordinator:
         elif not kv_import.blocks or (unclaimed and kv_import.arrived <= kv_import.cached):
             # Nothing came of it; a request that waits in the queue is one like any other now.
             self.kv_imports.give_up(kv_import)
+        elif kv_import.slot >= 0:
+            self._compute_instead(kv_import)  # the same where its state comes in a slot
         elif self._allocator.state_pages and kv_import.arrived < kv_import.offer.tokens:
             self._compute_instead(kv_import)  # keys and values are of no use without the state behind them
         elif not self.kv_imports.fill_holes(kv_import, self._kept_free()):
@@ -285,6 +304,11 @@ class KvCoordinator:
         sequence = kv_import.sequence
         if kv_import.stopped:
             self.kv_imports.drop(kv_import)
+        elif kv_import.slot >= 0:
+            assert sequence is not None  # a store is asked for a request
+            self.kv_imports.publish(kv_import)
+            if self._planner.waiting_for_kv.pop(sequence.id, None) is not None:
+                self._planner.waiting.push(sequence)
         elif sequence is not None and self._planner.waiting_for_kv.pop(sequence.id, None) is not None:
             self.kv_imports.make_ready(sequence)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from homenode.engine.kv.block_source import BlockOffer
 from homenode.engine.scheduler.kv_coordinator import KvCoordinator, KvRefusal
@@ -17,7 +17,7 @@ class PeerSource:
 
     # In
 
-    def find(self, identities: Sequence[bytes]) -> BlockOffer | None:
+    def find(self, identities: Sequence[bytes], states: bool = False) -> BlockOffer | None:
         """Find nothing: other engines offer by themselves."""
         return None
 
@@ -29,7 +29,7 @@ class PeerSource:
         """Tell the agent that there are none."""
         self.messages.append(scheduler_events.ReservationFailed(key, free_blocks, reason))
 
-    def fetch(self, key: str, blocks: list[int], held: int) -> None:
+    def fetch(self, key: str, blocks: list[int], held: int, slot: int = -1) -> None:
         """Tell the agent that the request of a ticket is here."""
         self.messages.append(scheduler_events.Fetch(key, blocks, held))
 
@@ -52,7 +52,13 @@ class PeerSource:
         self.messages.append(scheduler_events.SendWanted(key, to, tokens, identities, compute_s))
         return None
 
-    def store(self, key: str, first: int, blocks: list[int], last: bool) -> None:
+    def lacks_states(self, identities: Sequence[bytes], counts: Sequence[int]) -> list[int]:
+        """Want none: a state goes in blocks of its own."""
+        return []
+
+    def store(
+        self, key: str, first: int, blocks: list[int], last: bool, slots: Mapping[int, int] | None = None
+    ) -> None:
         """Tell the agent of pages that are complete."""
         self.messages.append(scheduler_events.Computed(key, first, blocks, last))
 

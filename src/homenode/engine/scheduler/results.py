@@ -248,6 +248,7 @@ class Results:
         sequence.set_next_check(self._allocator.block_size)
         if sequence.num_outputs == count:
             self._counters.prompt_tokens += sequence.num_prompt
+            self._coordinator.keep(sequence)
         forced = sum(index < count for index in advance.forced) if advance.forced else 0
         output: dict[str, Any] = {"tokens": advance.tokens[:count], "forced_tokens": forced}
         if advance.logprobs:

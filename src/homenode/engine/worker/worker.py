@@ -194,6 +194,11 @@ class PartWorker:
             raise InternalError("the KV memory was not laid out yet")
         return self._cache
 
+    @property
+    def state(self) -> StateMemory:
+        """The state memory; None where no layer keeps a state."""
+        return self._state
+
     def compute(self, work: RunStep) -> WorkerStepDone:
         """Do a step."""
         result = self.runner.execute(work.step, work.drawn)

@@ -12,6 +12,7 @@ from typing import Any, get_args
 from homenode.engine.messages import (
     STEP_TIME_BOUNDS,
     WAIT_REASONS,
+    DiskStats,
     EngineState,
     EngineStats,
     ReplicaStats,
@@ -277,6 +278,18 @@ _STATES: tuple[MetricRow[StateStats], ...] = (
         lambda now: now.recomputed_tokens,
     ),
 )
+_DISK: tuple[MetricRow[DiskStats], ...] = (
+    gauge("kv_disk_bytes", "Bytes of KV blocks in the folder of --kv-disk, whoever left them.", lambda now: now.nbytes),
+    counter("kv_disk_hit_tokens", "Prompt tokens whose KV was read from disk and used.", lambda now: now.hit_tokens),
+    counter("kv_disk_stored_tokens", "Tokens whose KV was written to disk.", lambda now: now.stored_tokens),
+    counter(
+        "kv_disk_rejected_blocks",
+        "Blocks on disk that were not what was written, and were removed.",
+        lambda now: now.rejected_blocks,
+    ),
+    counter("kv_disk_read_seconds", "Seconds of reading KV blocks from disk.", lambda now: now.read_s),
+    counter("kv_disk_write_seconds", "Seconds of writing KV blocks to disk.", lambda now: now.write_s),
+)
 ENGINE: tuple[MetricGroup[EngineSnapshot, Any], ...] = (
     MetricGroup(lambda engine: engine.stats, _WORK),
     MetricGroup(
@@ -290,6 +303,7 @@ ENGINE: tuple[MetricGroup[EngineSnapshot, Any], ...] = (
     MetricGroup(lambda engine: engine.experts, _EXPERTS),
     MetricGroup(lambda engine: engine.experts if engine.experts and engine.experts.layers else None, _EXPERTS_BY_LAYER),
     MetricGroup(lambda engine: engine.stats.states, _STATES),
+    MetricGroup(lambda engine: engine.stats.disk, _DISK),
 )
 
 # Each of several engines, over its lives

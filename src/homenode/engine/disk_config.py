@@ -1,0 +1,37 @@
+"""Settings of KV that is kept on disk."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from homenode.options import option
+from homenode.units import parse_bytes
+
+
+@dataclass(frozen=True)
+class DiskConfig:
+    """The folder of KV blocks. Without `kv_disk` nothing is kept."""
+
+    kv_disk: str | None = option(
+        None,
+        "Folder in which KV blocks of finished prompts and answers are kept, over restarts and for all engines of this "
+        "host. Its parent has to be there.",
+        metavar="DIR",
+    )
+    kv_disk_size: int | None = option(
+        None,
+        "Most bytes that lie in --kv-disk, such as 8GiB, whoever left them. Default: a tenth of what is free there, at "
+        "most 32GiB.",
+        parse=parse_bytes,
+        minimum=1,
+    )
+    kv_disk_key: str | None = option(
+        None,
+        "File with 64 hexadecimal digits by which blocks in --kv-disk are encrypted (AES-256-GCM).",
+        metavar="FILE",
+    )
+
+    @property
+    def on(self) -> bool:
+        """Return whether KV is kept on disk."""
+        return self.kv_disk is not None

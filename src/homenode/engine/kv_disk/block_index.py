@@ -1,0 +1,106 @@
+"""What lies in a folder of KV blocks: of each model its blocks, the least recently used first, and which are to go when
+there is no room. Pure.
+
+A block is of use only with all those before it, so whoever uses a block uses them, too: with the last one touched
+first, a block is always given up before what it stands on.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+_PAGE = 4096
+_LEAST_AGE_S = 1.0
+
+
+def stored_size(nbytes: int) -> int:
+    """Bytes that a file takes, with the rest of its last page."""
+    return -(-nbytes // _PAGE) * _PAGE
+
+
+@dataclass(slots=True)
+class StoredBlock:
+    """A block of a model: bytes in its file, and when it was used last (seconds since the epoch)."""
+
+    nbytes: int
+    used: float
+
+    @property
+    def size(self) -> int:
+        """Bytes that it takes."""
+        return stored_size(self.nbytes)
+
+
+@dataclass(eq=False)
+class ModelBlocks:
+    """The blocks of one model, by name. `rate`: seconds that computing a byte of them takes; 0: nobody knows."""
+
+    blocks: OrderedDict[str, StoredBlock] = field(default_factory=OrderedDict)
+    rate: float = 0.0
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.blocks
+
+    @property
+    def size(self) -> int:
+        """Bytes that all of them take."""
+        return sum(block.size for block in self.blocks.values())
+
+    def add(self, name: str, nbytes: int, used: float) -> None:
+        """Add a block that has just been found or written."""
+        self.blocks[name] = StoredBlock(nbytes, used)
+        self.blocks.move_to_end(name)
+
+    def drop(self, name: str) -> int:
+        """Forget a block that is not there any more. Bytes that it took."""
+        block = self.blocks.pop(name, None)
+        return 0 if block is None else block.size
+
+    def touch(self, names: Sequence[str], now: float) -> list[str]:
+        """Note that the blocks of a beginning are used, which are given from the first on. Those that were there, the
+        last first.
+        """
+        found = [name for name in reversed(names) if name in self.blocks]
+        for name in found:
+            self.blocks[name].used = now
+            self.blocks.move_to_end(name)
+        return found
+
+    def take_over(self, there: dict[str, StoredBlock]) -> None:
+        """Take in what was found in the folder: others may have written, used and removed blocks since."""
+        for name in [name for name in self.blocks if name not in there]:
+            del self.blocks[name]
+        for name, block in there.items():
+            mine = self.blocks.get(name)
+            if mine is None or mine.used < block.used:
+                self.blocks[name] = block
+        self.blocks = OrderedDict(sorted(self.blocks.items(), key=lambda item: item[1].used))
+
+
+def choose_evicted(
+    models: Iterable[tuple[str, ModelBlocks]], now: float, pinned: Iterable[str] = ()
+) -> tuple[str, str] | None:
+    """The model and the name of the block that is to go next: of the oldest ones of all models that whose computing
+    would take least for its bytes and its age; None: there is none. `pinned`: names that stay as long as others are
+    there.
+    """
+    kept = pinned if isinstance(pinned, set | frozenset) else frozenset(pinned)
+    found = [(model, blocks, _oldest(blocks, kept)) for model, blocks in models if blocks.blocks]
+    free = [(model, blocks, name) for model, blocks, name in found if name is not None]
+    if not free:
+        return next(((model, next(iter(blocks.blocks))) for model, blocks, _ in found), None)
+    known = [blocks.rate for _, blocks, _ in free if blocks.rate > 0]
+    usual = min(known, default=1.0)
+
+    def worth(each: tuple[str, ModelBlocks, str]) -> float:
+        _, blocks, name = each
+        return (blocks.rate or usual) / max(_LEAST_AGE_S, now - blocks.blocks[name].used)
+
+    model, _, name = min(free, key=worth)
+    return model, name
+
+
+def _oldest(blocks: ModelBlocks, pinned: Iterable[str]) -> str | None:
+    return next((name for name in blocks.blocks if name not in pinned), None)

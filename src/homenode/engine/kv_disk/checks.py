@@ -1,0 +1,80 @@
+"""The things that keep an engine from keeping its KV on disk as its settings say."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from homenode.compute.ops import KvGeometry
+from homenode.engine.config import EngineConfig
+from homenode.engine.devices import CPU
+from homenode.engine.disk_config import DiskConfig
+from homenode.engine.kv_disk.key_file import read_key
+from homenode.errors import UnsupportedError, UserError
+
+
+def disk_problems(config: EngineConfig, geometry: KvGeometry, devices: Sequence[str], inline: bool) -> list[UserError]:
+    """Return all of them; none where no KV is to be kept. `devices`: of the workers; `inline`: the one worker computes
+    in the engine's own process.
+    """
+    if not config.disk.on:
+        return []
+    found = [_folder_problem(str(config.disk.kv_disk)), _key_problem(config.disk)]
+    found.append(_compute_problem(config, geometry, devices, inline))
+    return [problem for problem in found if problem is not None]
+
+
+def _folder_problem(path: str) -> UserError | None:
+    folder, parent = Path(path), Path(path).absolute().parent
+    if folder.is_dir():
+        if os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+            return None
+        return _folder_error(path, "it cannot be written; give a folder that this user may write")
+    if os.path.lexists(folder):
+        return _folder_error(path, "it is no folder; give another one")
+    if not parent.is_dir():
+        return _folder_error(path, f"its parent {parent} is not there, and is not made; make it, or give another one")
+    if not os.access(parent, os.W_OK | os.X_OK):
+        return _folder_error(path, f"it is not there, and {parent} cannot be written; give another one")
+    return None
+
+
+def _folder_error(path: str, why: str) -> UserError:
+    return UserError(f"--kv-disk {path}: {why}", param="kv_disk")
+
+
+def _key_problem(config: DiskConfig) -> UserError | None:
+    if config.kv_disk_key is None:
+        return None
+    try:
+        read_key(config.kv_disk_key)
+    except UserError as error:
+        return error
+    return None
+
+
+def _compute_problem(
+    config: EngineConfig, geometry: KvGeometry, devices: Sequence[str], inline: bool
+) -> UserError | None:
+    why = ""
+    if config.compute.backend != "native" or any(device != CPU for device in devices):
+        elsewhere = next((device for device in devices if device != CPU), f"--backend {config.compute.backend}")
+        why = f"{elsewhere} keeps KV where it is not copied from; compute on CPUs with the native core"
+    elif config.parallel.executor == "ray":
+        why = "workers of other hosts have KV memory that is not here; leave --executor ray out"
+    elif not inline and geometry.state is not None:
+        why = (
+            "a state that layers keep besides is kept on disk by one worker only; leave --tensor-parallel-size and "
+            "--pipeline-parallel-size out"
+        )
+    elif not inline and len(geometry.shapes) > 1 and _is_uneven(geometry):
+        why = (
+            "layers of unlike shapes whose KV cannot be one memory are kept on disk by one worker only; leave "
+            "--tensor-parallel-size and --pipeline-parallel-size out, or --kv-cache-dtype int8"
+        )
+    return UnsupportedError(f"--kv-disk: {why}", param="kv_disk") if why else None
+
+
+def _is_uneven(geometry: KvGeometry) -> bool:
+    return geometry.dtype == "int8" or any(shape.value_width not in (0, shape.key_width) for shape in geometry.shapes)

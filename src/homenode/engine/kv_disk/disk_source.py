@@ -1,0 +1,114 @@
+"""Blocks on disk as a `BlockSource`. For the thread of the engine's loop; the work is `store_thread.StoreThread`'s."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from homenode.engine.kv.block_source import BlockOffer
+from homenode.engine.kv_disk.store_thread import BlocksIn, BlocksOut, StoreThread
+
+
+@dataclass
+class _Coming:
+    names: list[str]
+    asked: BlocksIn | None = None
+
+
+class DiskSource:
+    """`block_tokens`: of a block here and there."""
+
+    def __init__(self, thread: StoreThread, block_tokens: int) -> None:
+        self._thread, self._size = thread, block_tokens
+        self._coming: dict[str, _Coming] = {}
+        self._offered: tuple[str, list[str]] = ("", [])  # `store` follows at once, or never
+        self._going: dict[str, BlocksOut] = {}
+        self._numbers = itertools.count()
+
+    # In
+
+    def find(self, identities: Sequence[bytes], states: bool = False) -> BlockOffer | None:
+        """Offer the beginning that is known to be there."""
+        names = list(itertools.takewhile(self._thread.knows, (each.hex() for each in identities)))
+        while states and names and not self._thread.knows(_state_name(names[-1])):
+            names.pop()
+        if not names:
+            return None
+        key = f"disk/{next(self._numbers)}"
+        self._coming[key] = _Coming(names)
+        seconds = self._thread.seconds_for(len(names))
+        tokens = len(names) * self._size
+        return BlockOffer(key, tokens, self._size, list(identities[: len(names)]), seconds=seconds)
+
+    def reserve(self, key: str, blocks: list[int], held: int) -> None:
+        """Never asked for: nothing is offered before a request comes."""
+
+    def refuse(self, key: str, free_blocks: int, reason: str) -> None:
+        """Never told, for the same reason."""
+
+    def fetch(self, key: str, blocks: list[int], held: int, slot: int = -1) -> None:
+        """Have the thread read them."""
+        if (coming := self._coming.get(key)) is not None and coming.asked is None:
+            state = None if slot < 0 else (_state_name(coming.names[-1]), slot)
+            coming.asked = BlocksIn(key, coming.names, blocks, held, state)
+            self._thread.fetch(coming.asked)
+
+    def stop(self, key: str) -> None:
+        """Have it read no more. Where it has not begun nobody waits for an answer."""
+        coming = self._coming.pop(key, None)
+        if coming is not None and coming.asked is not None:
+            coming.asked.stopped = True
+
+    def release(self, key: str, tokens: int) -> None:
+        """Count what was of use."""
+        coming = self._coming.pop(key, None)
+        if coming is not None and coming.asked is not None:
+            self._thread.count_hit(max(0, tokens - coming.asked.held * self._size))
+
+    def unuse(self, key: str) -> None:
+        """Never told: nothing is read where it is."""
+
+    # Out
+
+    def offer(self, key: str, to: bytes, tokens: int, identities: list[bytes], compute_s: float) -> int:
+        """Want all from the first one on that is not there."""
+        names = [each.hex() for each in identities]
+        self._thread.learn_rate(compute_s, tokens)
+        self._thread.use(names)
+        held = next((number for number, name in enumerate(names) if not self._thread.knows(name)), len(names))
+        self._offered = (key, names)
+        return held
+
+    def lacks_states(self, identities: Sequence[bytes], counts: Sequence[int]) -> list[int]:
+        """Return those that are not there."""
+        return [count for count in counts if not self._thread.knows(_state_name(identities[count - 1].hex()))]
+
+    def store(
+        self, key: str, first: int, blocks: list[int], last: bool, slots: Mapping[int, int] | None = None
+    ) -> None:
+        """Have the thread keep them."""
+        offered, names = self._offered
+        if offered != key:
+            return
+        pages = deque(zip(names[first : first + len(blocks)], blocks, strict=True))
+        states = deque((_state_name(names[count - 1]), slot) for count, slot in (slots or {}).items())
+        asked = self._going[key] = BlocksOut(key, pages, states)
+        self._thread.keep(asked)
+
+    def abandon(self, key: str, reason: str) -> None:
+        """Have it copy no more of them."""
+        if (going := self._going.pop(key, None)) is not None:
+            going.lost = True
+            self._thread.wake()
+
+    def stored(self, key: str) -> None:
+        """The thread does not read them any more."""
+        self._going.pop(key, None)
+
+
+def _state_name(block: str) -> str:
+    """The name of the state at the end of a block."""
+    return hashlib.blake2b(bytes.fromhex(block), person=b"kv-disk-state", digest_size=16).hexdigest()

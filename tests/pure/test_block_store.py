@@ -1,0 +1,341 @@
+"""KV blocks in a folder: what is read is what was written or nothing, whatever became of the files, however many write
+there, and wherever one of them was killed; all of it keeps within its bytes.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from homenode.engine.kv_disk.block_format import HEADER_BYTES, BlockFormat, DamagedBlockError
+from homenode.engine.kv_disk.block_index import ModelBlocks, choose_evicted, stored_size
+from homenode.engine.kv_disk.block_store import BlockStore, ModelNote
+from homenode.engine.kv_disk.folder import StoreFolder
+
+SIZE = 700
+MODEL, OTHER = "ab" * 16, "cd" * 16
+KEY = bytes(range(32))
+
+
+def content_of(name: str, size: int = SIZE) -> bytes:
+    return random.Random(name).randbytes(size)
+
+
+def names(count: int, seed: int = 1) -> list[str]:
+    rng = random.Random(seed)
+    return [rng.randbytes(16).hex() for _ in range(count)]
+
+
+class Kept:
+    """A store in a folder, and what it gives back."""
+
+    def __init__(
+        self, path: Path, *, model: str = MODEL, limit: int = 1 << 30, key: bytes | None = None, size: int = SIZE
+    ) -> None:
+        self.now = 1000.0
+        self.folder, self.size = StoreFolder.make(path), size
+        form = BlockFormat(model.encode(), key)
+        self.store = BlockStore(self.folder, model, form, [size], limit, ModelNote("toy"), lambda: self.now)
+        self.store.start()
+
+    def put(self, wanted: list[str]) -> int:
+        count = 0
+        for name in wanted:
+            count += self.store.put(name, content_of(name, self.size))
+            self.now += 1.0
+        return count
+
+    def get(self, name: str) -> bytes | None:
+        found = bytearray(self.size)
+        parts = [memoryview(found)[: self.size // 3], memoryview(found)[self.size // 3 :]]
+        return bytes(found) if self.store.get(name, parts) else None
+
+    def found(self, wanted: list[str]) -> list[str]:
+        """Those that are there; wrong unless each is what was written."""
+        there = [name for name in wanted if (content := self.get(name)) is not None and right(name, content)]
+        assert all(self.get(name) == content_of(name, self.size) for name in there)
+        return there
+
+
+def right(name: str, content: bytes) -> bool:
+    assert content == content_of(name, len(content)), "other bytes than were written"
+    return True
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "kv"
+
+
+def lying(path: Path) -> int:
+    return sum(stored_size(f.lstat().st_size) for f in path.rglob("*.kv") if f.is_file() and not f.is_symlink())
+
+
+@pytest.mark.parametrize("key", [None, KEY])
+def test_what_was_written_is_found_after_a_restart(path: Path, key: bytes | None) -> None:
+    wanted = names(20)
+    first = Kept(path, key=key)
+    assert first.put(wanted) == 20 and first.put(wanted) == 0
+    assert first.found(wanted) == wanted
+    again = Kept(path, key=key)
+    assert len(again.store.names.blocks) == 20 and again.found(wanted) == wanted and again.put(wanted) == 0
+    assert again.store.rejected == 0 and again.store.total == lying(path) == 20 * stored_size(SIZE + HEADER_BYTES)
+
+
+@pytest.mark.parametrize(("left_with", "read_with"), [(KEY, None), (None, KEY), (KEY, KEY[::-1]), (KEY, bytes(32))])
+def test_another_key_or_none_is_a_miss(path: Path, left_with: bytes | None, read_with: bytes | None) -> None:
+    """The store of an engine has another folder by its key; here one gets the files of the other."""
+    wanted = names(3)
+    Kept(path, key=left_with).put(wanted)
+    assert Kept(path, key=read_with).found(wanted) == []
+
+
+def test_nothing_of_a_block_is_in_the_clear_with_a_key(path: Path) -> None:
+    (name,) = names(1)
+    Kept(path, key=KEY).put([name])
+    (file,) = path.rglob("*.kv")
+    data, clear = file.read_bytes(), content_of(name)
+    assert not any(clear[at : at + 8] in data for at in range(0, SIZE - 8, 4))
+
+
+def test_blocks_of_another_model_are_not_found(path: Path) -> None:
+    wanted = names(4)
+    Kept(path).put(wanted)
+    other = Kept(path, model=OTHER)
+    shutil.copytree(path / MODEL, path / OTHER, dirs_exist_ok=True)
+    other.store.count_again()
+    assert other.found(wanted) == [] and other.store.rejected == 4
+    assert Kept(path).found(wanted) == wanted
+
+
+def test_what_it_makes_is_closed_to_others(path: Path) -> None:
+    before = os.umask(0)
+    try:
+        Kept(path).put(names(3))
+    finally:
+        os.umask(before)
+    for each in [path, *path.rglob("*")]:
+        assert each.stat().st_mode & 0o777 == (0o700 if each.is_dir() else 0o600), each
+
+
+def flip(rng: random.Random, file: Path, others: list[Path]) -> None:
+    data = bytearray(file.read_bytes())
+    for _ in range(rng.choice((1, 1, 3, 30))):
+        data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+    file.write_bytes(data)
+
+
+def cut(rng: random.Random, file: Path, others: list[Path]) -> None:
+    os.truncate(file, rng.choice((0, 1, HEADER_BYTES, file.stat().st_size - 1)))
+
+
+def lengthen(rng: random.Random, file: Path, others: list[Path]) -> None:
+    file.write_bytes(file.read_bytes() + rng.randbytes(rng.choice((1, 4096))))
+
+
+def exchange(rng: random.Random, file: Path, others: list[Path]) -> None:
+    other = rng.choice(others)
+    mine, its = file.read_bytes(), other.read_bytes()
+    file.write_bytes(its)
+    other.write_bytes(mine)
+
+
+def overwrite(rng: random.Random, file: Path, others: list[Path]) -> None:
+    data = bytearray(file.read_bytes())
+    at, size = rng.randrange(len(data)), rng.choice((8, 64, 512))
+    data[at : at + size] = rng.choice((bytes(size), rng.randbytes(size)))
+    file.write_bytes(data[: SIZE + HEADER_BYTES])
+
+
+def link_out(rng: random.Random, file: Path, others: list[Path]) -> None:
+    outside = file.parent.parent.parent / f"outside-{rng.getrandbits(40):x}"
+    outside.write_bytes(file.read_bytes())
+    file.unlink()
+    kind = rng.randrange(5)
+    if kind < 2:
+        file.symlink_to(outside if kind else "/dev/zero")
+    elif kind == 2:
+        os.mkfifo(file)
+    elif kind == 3:
+        file.mkdir()
+    else:
+        file.mkdir()
+        (file / "something").touch()
+
+
+def plant(rng: random.Random, file: Path, others: list[Path]) -> None:
+    """A block under a name that is not its own, and files that are nobody's."""
+    (file.parent / f"{rng.getrandbits(128):032x}.kv").write_bytes(file.read_bytes())
+    (file.parent / "notes.txt").write_bytes(b"mine")
+    file.with_name(file.name.upper()).write_bytes(b"x")
+
+
+DAMAGE: tuple[Callable[[random.Random, Path, list[Path]], None], ...] = (
+    flip, cut, lengthen, exchange, overwrite, link_out, plant,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("key", [None, KEY])
+@pytest.mark.parametrize("seed", range(12))
+def test_damage_is_a_clean_miss(path: Path, seed: int, key: bytes | None, caplog: pytest.LogCaptureFixture) -> None:
+    rng, wanted = random.Random(seed), names(12, seed)
+    running = Kept(path, key=key)
+    running.put(wanted)
+    files = sorted(path.rglob("*.kv"))
+    beyond: dict[Path, bytes] = {}
+    for _ in range(rng.randint(1, 12)):
+        alive = [file for file in files if file.is_file() and not file.is_symlink() and file.stat().st_size]
+        rng.choice(DAMAGE)(rng, rng.choice(alive), alive)
+        beyond |= {p: p.read_bytes() for p in path.parent.glob("outside-*") if p not in beyond}
+    for name in os.listdir(path) if rng.random() < 0.3 else ():  # noqa: PTH208
+        if (path / name).is_file():
+            (path / name).write_bytes(rng.randbytes(20))
+    with caplog.at_level(logging.WARNING):
+        for kept in (running, Kept(path, key=key)):
+            there = kept.found(wanted)
+            kept.put(wanted)
+            assert set(kept.found(wanted)) >= set(there)
+            kept.store.count_again()
+            assert kept.store.total == lying(path)
+    assert len(caplog.records) <= 20  # ten a start
+    assert {p: p.read_bytes() for p in beyond} == beyond
+    again = Kept(path, key=key)  # but for names under which somebody keeps a full folder all are there again
+    assert len(again.found(wanted)) >= len(wanted) - sum((f / "something").exists() for f in path.rglob("*.kv"))
+
+
+def test_a_folder_that_is_removed_while_it_is_used(path: Path) -> None:
+    kept, wanted = Kept(path), names(6)
+    kept.put(wanted[:3])
+    shutil.rmtree(path)
+    assert kept.found(wanted) == []
+    kept.put(wanted[3:])
+    assert kept.found(wanted) == wanted[3:]
+    shutil.rmtree(path / MODEL)
+    kept.put(wanted[:2])
+    assert set(kept.found(wanted)) == set(wanted[:2])
+
+
+def test_two_stores_find_what_the_other_left_and_count_as_one(path: Path) -> None:
+    one, two, wanted = Kept(path), Kept(path), names(12)
+    one.put(wanted[:6])
+    two.put(wanted[6:])
+    assert (two.put(wanted[:6]), one.put(wanted[6:])) == (0, 0)
+    for each in (one, two):
+        each.store.refresh()
+        assert each.found(wanted) == wanted and each.store.total == lying(path)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_all_of_several_models_and_processes_keep_within_the_size(path: Path, seed: int) -> None:
+    rng, limit = random.Random(seed), 20 * 4096
+    stores = [Kept(path, model=model, limit=limit) for model in (MODEL, MODEL, OTHER)]
+    for number in range(60):
+        each = rng.choice(stores)
+        for other in stores:
+            other.now = max(store.now for store in stores)
+        each.put(names(1, 100 * seed + number))
+        if rng.random() < 0.3:
+            rng.choice(stores).store.refresh()
+        assert lying(path) <= limit
+    assert lying(path) >= limit // 2
+    small = Kept(path, limit=limit // 4)
+    assert small.store.total == lying(path) <= limit // 4
+
+
+def test_a_beginning_outlives_what_stands_on_it(path: Path) -> None:
+    kept, chain = Kept(path, limit=12 * 4096), names(8)
+    kept.put(chain)
+    kept.store.touch(chain)
+    kept.put(names(6, 2))
+    there = kept.found(chain)
+    assert there == chain[: len(there)] and 0 < len(there) < 8
+
+
+def test_what_is_cheap_to_compute_goes_first_and_what_is_old() -> None:
+    cheap, dear = ModelBlocks(rate=1e-8), ModelBlocks(rate=1e-6)
+    cheap.add("c", 100, 500.0)
+    dear.add("d", 100, 490.0)
+    models = [("cheap", cheap), ("dear", dear)]
+    assert choose_evicted(models, 600.0) == ("cheap", "c")
+    dear.blocks["d"].used = -20_000.0
+    assert choose_evicted(models, 600.0) == ("dear", "d")
+    assert choose_evicted(models, 600.0, {"d"}) == ("cheap", "c")
+    assert (
+        choose_evicted(models, 600.0, {"c", "d"}) is not None and choose_evicted([("none", ModelBlocks())], 1.0) is None
+    )
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_killed_writer_leaves_a_clean_store(path: Path, named: bool) -> None:
+    """`named`: the file system makes no files without a name."""
+    wanted = names(200)
+    Kept(path)
+    for life in range(5):
+        child = os.fork()
+        if not child:
+            try:
+                kept = Kept(path)
+                kept.folder._unnamed = not named
+                kept.put(wanted[40 * life :])
+            finally:
+                os._exit(0)
+        while len(list(path.rglob("*.kv"))) < 20 * life + 3:
+            pass
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    kept = Kept(path)
+    found = kept.found(wanted)
+    assert len(found) == len(kept.store.names.blocks) > 20 and kept.store.rejected == 0
+    assert kept.store.total == lying(path) and not [*path.rglob("*.new")]
+
+
+def test_a_full_disk_is_told_once_and_tried_again(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    kept, wanted = Kept(path), names(9)
+    kept.put(wanted[:2])
+    honest = kept.folder.write
+
+    def full(*arguments: object) -> object:
+        raise OSError(28, "No space left on device")
+
+    kept.folder.write = full  # type: ignore[assignment,method-assign]
+    with caplog.at_level(logging.WARNING):
+        for _ in range(5):
+            assert kept.put(wanted[2:]) == 0
+            kept.now += 1000.0
+    assert [record.getMessage() for record in caplog.records if "the disk is full" in record.getMessage()]
+    assert len(caplog.records) == 1 and kept.found(wanted) == wanted[:2]
+    kept.folder.write = honest  # type: ignore[method-assign]
+    kept.now += 1000.0
+    assert kept.put(wanted) == 7
+
+
+def test_every_byte_of_a_block_counts() -> None:
+    for key in (None, KEY):
+        form = BlockFormat(b"model", key)
+        name = bytes(range(16))
+        header, body = form.encode(name, content_of("x", 40))
+        whole = bytes(header) + bytes(body)
+
+        def read(data: bytes, form: BlockFormat = form, key: bytes | None = key, name: bytes = name) -> bytes:
+            header, body = data[:HEADER_BYTES], data[HEADER_BYTES:]
+            form.check_header(header, name, 40)
+            if key is not None:
+                return form.decrypt(header, body)
+            form.check_content(header, [body])
+            return body
+
+        assert read(whole) == content_of("x", 40)
+        for at in range(len(whole)):
+            with pytest.raises(DamagedBlockError):
+                read(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        with pytest.raises(DamagedBlockError):
+            form.check_header(header, bytes(16), 40)
+        with pytest.raises(DamagedBlockError):
+            BlockFormat(b"model", key).check_header(header[:-1], name, 40)
