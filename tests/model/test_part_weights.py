@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from homenode.compute.ops import Backend, FloatArray
+from homenode.compute.stored_matrix import StoredMatrix
 from homenode.dtypes import BY_NAME
 from homenode.errors import HomenodeError
 from homenode.model.architectures.parameters import ExpectedTensor, expected_tensors, ranges
@@ -99,9 +100,11 @@ def test_columns_beyond_the_end_of_the_file_are_refused(tmp_path: Path) -> None:
     table = np.arange(12 * 10, dtype="<f4").reshape(12, 10)
     path.write_bytes(table.tobytes())
     with path.open("rb") as file:
-        weight = backend.weight_from_file(file.fileno(), 7 * 4, BY_NAME["F32"], 12, 3, "F32", row_bytes=40)
+        weight = backend.weight_from_file(
+            StoredMatrix(file.fileno(), 7 * 4, BY_NAME["F32"], 12, 3, row_bytes=40), "F32"
+        )
         assert np.array_equal(values(weight), table[:, 7:])
         with pytest.raises((HomenodeError, ValueError), match="the file has 480 bytes"):
-            backend.weight_from_file(file.fileno(), 8 * 4, BY_NAME["F32"], 12, 3, "F32", row_bytes=40)
+            backend.weight_from_file(StoredMatrix(file.fileno(), 8 * 4, BY_NAME["F32"], 12, 3, row_bytes=40), "F32")
         with pytest.raises((HomenodeError, ValueError), match="cannot begin 8 bytes after each other"):
-            backend.weight_from_file(file.fileno(), 0, BY_NAME["F32"], 12, 3, "F32", row_bytes=8)
+            backend.weight_from_file(StoredMatrix(file.fileno(), 0, BY_NAME["F32"], 12, 3, row_bytes=8), "F32")

@@ -17,6 +17,7 @@ from homenode.bench.compute.kernels import KernelPlan, check_plan, measure_kerne
 from homenode.bench.compute.stored import FORMATS, random_blocks, stored_matrix
 from homenode.cli.main import main
 from homenode.compute.native import NativeBackend
+from homenode.compute.stored_matrix import StoredMatrix
 from homenode.dtypes import BY_NAME
 from homenode.errors import UserError
 
@@ -87,7 +88,7 @@ def test_a_shape_that_ends_inside_a_block_is_refused() -> None:
 def test_stored_matrices_have_finite_values_of_sensible_size(name: str) -> None:
     dtype = BY_NAME[name]
     with stored_matrix(dtype, 40, 512) as fd:
-        weight = NativeBackend([-1]).weight_from_file(fd, 0, dtype, 40, 512, name)
+        weight = NativeBackend([-1]).weight_from_file(StoredMatrix(fd, 0, dtype, 40, 512), name)
     values = np.stack([weight.unpack_row(row) for row in range(40)])
     assert np.isfinite(values).all()
     assert 1e-4 < np.abs(values).mean() < 100

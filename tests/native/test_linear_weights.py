@@ -12,6 +12,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 
 from homenode import _native
 from homenode.compute.native import NativeBackend
+from homenode.compute.stored_matrix import StoredMatrix
 from homenode.dtypes import BY_GGUF_ID, BY_NAME
 from homenode.errors import UnsupportedError
 from tests.native.steps import same_bits
@@ -130,9 +131,9 @@ def test_a_file_that_ends_early_is_refused_before_memory_is_taken(pool: NativeBa
     file = tmp_path / "w"
     file.write_bytes(bytes(1000))
     with file.open("rb") as opened, pytest.raises(ValueError, match=r"file has 1000 bytes.*ends at"):
-        pool.weight_from_file(opened.fileno(), 0, BY_NAME["F32"], 2**20, 2**19, "F32")
+        pool.weight_from_file(StoredMatrix(opened.fileno(), 0, BY_NAME["F32"], 2**20, 2**19), "F32")
     with file.open("rb") as opened, pytest.raises(ValueError, match="ends beyond any file"):
-        pool.weight_from_file(opened.fileno(), 2**63 - 1, BY_NAME["F32"], 2**16, 2**16, "F32")
+        pool.weight_from_file(StoredMatrix(opened.fileno(), 2**63 - 1, BY_NAME["F32"], 2**16, 2**16), "F32")
 
 
 def test_a_file_that_cannot_be_read_names_the_call(tmp_path: Path) -> None:
@@ -165,11 +166,13 @@ def test_impossible_requests_name_what_is_wrong(
     file = tmp_path / "w"
     file.write_bytes(bytes(100_000))
     with file.open("rb") as opened, pytest.raises(ValueError, match=message):
-        pool.weight_from_file(opened.fileno(), 0, BY_NAME["Q8_0"], rows, columns, target, heads)
+        pool.weight_from_file(
+            StoredMatrix(opened.fileno(), 0, BY_NAME["Q8_0"], rows, columns, permuted_heads=heads), target
+        )
 
 
 def test_formats_without_a_decoder_are_refused_by_name(pool: NativeBackend) -> None:
     with pytest.raises(UnsupportedError, match="TQ1_0"):
-        pool.weight_from_file(0, 0, BY_NAME["TQ1_0"], 1, 256, "F32")
+        pool.weight_from_file(StoredMatrix(0, 0, BY_NAME["TQ1_0"], 1, 256), "F32")
     with pytest.raises(UnsupportedError, match="NVFP4"):
         pool.weight_from_array(np.zeros((1, 64)), "NVFP4")

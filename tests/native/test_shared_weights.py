@@ -14,6 +14,7 @@ from homenode import _native
 from homenode.compute.native import NativeBackend, available_levels
 from homenode.compute.native.shared_weights import NativeSharedWeights
 from homenode.compute.ops import Experts, Ops, PackedLocation, Routing, SharedPlacement, Tensor
+from homenode.compute.stored_matrix import StoredMatrix
 from homenode.compute.thread_memory import ThreadMemory
 from homenode.dtypes import BY_NAME
 from homenode.engine.memory.huge_pages import on_small_pages
@@ -33,7 +34,9 @@ def put(
     """A matrix read from `file`, where `load` wrote it, into shared memory."""
     with file.open("rb") as opened:
         place = SharedPlacement(memory, at)
-        return backend.weight_from_file(opened.fileno(), 77, BY_NAME[format], rows, columns, format, placement=place)
+        return backend.weight_from_file(
+            StoredMatrix(opened.fileno(), 77, BY_NAME[format], rows, columns), format, placement=place
+        )
 
 
 @pytest.mark.parametrize("threads", [(1, 3), (3, 1), (2, 5)])

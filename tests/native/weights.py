@@ -12,6 +12,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 from homenode import _native
 from homenode.compute.native import NativeBackend
 from homenode.compute.ops import FloatArray
+from homenode.compute.stored_matrix import StoredMatrix
 from homenode.dtypes import BY_NAME
 from homenode.numa_policy import NumaPolicy
 
@@ -104,7 +105,9 @@ def load(
     with file.open("rb") as opened:
         kept = target or matrix.format
         return backend.weight_from_file(
-            opened.fileno(), 77, BY_NAME[matrix.format], rows, columns, kept, permuted_heads, policy
+            StoredMatrix(opened.fileno(), 77, BY_NAME[matrix.format], rows, columns, permuted_heads=permuted_heads),
+            kept,
+            policy,
         )
 
 

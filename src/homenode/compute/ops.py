@@ -23,6 +23,7 @@ import numpy.typing as npt
 from homenode.compute import activations
 from homenode.compute.ranks import RankGroup
 from homenode.compute.row_ops import RowOps
+from homenode.compute.stored_matrix import StoredMatrix
 from homenode.dtypes import DType
 from homenode.host.bind.memory.residency import PlannedRange
 from homenode.numa_policy import NumaPolicy
@@ -748,25 +749,10 @@ class Backend(Protocol):
         """Names of the storage formats (dtypes.DType.name) with a kernel of their own."""
 
     def weight_from_file(
-        self,
-        fd: int,
-        offset: int,
-        dtype: DType,
-        rows: int,
-        columns: int,
-        target: str,
-        permuted_heads: int = 0,
-        placement: MatrixPlacement = NumaPolicy.SHARD,
-        row_bytes: int = 0,
+        self, stored: StoredMatrix, target: str, placement: MatrixPlacement = NumaPolicy.SHARD
     ) -> Weight:
-        """Read a [rows, columns] matrix stored as `dtype` at `offset` of an open file and keep it as `target` (see
-        weight_types).
-
-        `row_bytes`: from the beginning of a row in the file to that of the next, for some columns of a wider matrix; 0:
-        rows follow each other.
-
-        With `permuted_heads` n the stored rows are in GGUF's llama order (each of n heads' halves interleaved); they
-        are put back in Hugging Face order.
+        """Read a matrix of an open file and keep it as `target` (see weight_types). Rows that are stored in GGUF's
+        llama order are put back in Hugging Face order.
         """
 
     def weight_from_array(

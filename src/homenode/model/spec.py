@@ -379,7 +379,7 @@ class TensorEntry:
     offset: int  # from the start of the file
     nbytes: int
     permuted_heads: int = (
-        0  # GGUF llama q and k: rows of this many heads are interleaved (see Backend.weight_from_file)
+        0  # GGUF llama q and k: rows of this many heads are interleaved (see compute/stored_matrix.py)
     )
     times: float = 1.0  # multiplies every value: GGUF files have it beside some matrices (matrix_scales.py)
     function: VectorFunction = "identity"  # of a vector these are meant: folders hold what was trained

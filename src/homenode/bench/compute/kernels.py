@@ -20,6 +20,7 @@ from homenode.bench.compute.stored import FORMATS, stored_matrix
 from homenode.bench.machine.ceilings import Operations, Work, path_of
 from homenode.bench.machine.repetition import BenchListener, Meter, Runs, measure_repeatedly
 from homenode.compute.ops import Ops, Program, StepArrays, StepLimits, Tensor, Weight
+from homenode.compute.stored_matrix import StoredMatrix
 from homenode.dtypes import BY_NAME
 from homenode.errors import UserError
 from homenode.spelling import with_suggestion
@@ -111,7 +112,7 @@ def _make_weights(backend: NativeBackend, name: str, columns: int, rows: int) ->
     dtype = BY_NAME[name]
     copies = max(1, -(-_WEIGHT_BYTES // (rows * dtype.row_bytes(columns))))
     with stored_matrix(dtype, rows, columns) as fd:
-        return [backend.weight_from_file(fd, 0, dtype, rows, columns, name) for _ in range(copies)]
+        return [backend.weight_from_file(StoredMatrix(fd, 0, dtype, rows, columns), name) for _ in range(copies)]
 
 
 def _measure(

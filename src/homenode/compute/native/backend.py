@@ -39,6 +39,7 @@ from homenode.compute.ops import (
     Tensor,
 )
 from homenode.compute.ranks import RankGroup
+from homenode.compute.stored_matrix import StoredMatrix
 from homenode.compute.thread_memory import ThreadMemory
 from homenode.dtypes import BY_NAME, DType
 from homenode.errors import InternalError, UnsupportedError, UserError
@@ -114,31 +115,25 @@ class NativeBackend:
         )
 
     def weight_from_file(
-        self,
-        fd: int,
-        offset: int,
-        dtype: DType,
-        rows: int,
-        columns: int,
-        target: str,
-        permuted_heads: int = 0,
-        placement: MatrixPlacement = NumaPolicy.SHARD,
-        row_bytes: int = 0,
+        self, stored: StoredMatrix, target: str, placement: MatrixPlacement = NumaPolicy.SHARD
     ) -> _native.Weight:
         """See `Backend.weight_from_file`. UnsupportedError for a format the core cannot decode or keep, HostError when
         reading fails.
         """
-        if dtype.gguf_id < 0 or not _native.can_decode(dtype.gguf_id):
-            raise UnsupportedError(
-                f"the native core cannot read {dtype.name}; convert it to float32 first", dtype=dtype.name
-            )
+        format, name = stored.dtype.gguf_id, stored.dtype.name
+        if format < 0 or not _native.can_decode(format):
+            raise UnsupportedError(f"the native core cannot read {name}; convert it to float32 first", dtype=name)
         with host_errors():
             packed = _native.weight_from_file(
                 self._pool,
                 _native.WeightFile(
-                    fd=fd, offset=offset, format=dtype.gguf_id, permuted_heads=permuted_heads, stride=row_bytes
+                    fd=stored.fd,
+                    offset=stored.offset,
+                    format=format,
+                    permuted_heads=stored.permuted_heads,
+                    stride=stored.row_bytes,
                 ),
-                self._shape(target, rows, columns, placement),
+                self._shape(target, stored.rows, stored.columns, placement),
                 self._arena,
             )
         return self._count(packed)

@@ -29,6 +29,7 @@ from homenode.compute.reference import formats, sampling
 from homenode.compute.reference.kv import ReferenceKvCache
 from homenode.compute.reference.ops import EagerOps
 from homenode.compute.reference.state import ReferenceStateMemory
+from homenode.compute.stored_matrix import StoredMatrix
 from homenode.dtypes import DType
 from homenode.errors import HostError, UnsupportedError
 from homenode.numa_policy import NumaPolicy
@@ -52,29 +53,18 @@ class ReferenceBackend:
         return formats.DECODABLE
 
     def weight_from_file(
-        self,
-        fd: int,
-        offset: int,
-        dtype: DType,
-        rows: int,
-        columns: int,
-        target: str,
-        permuted_heads: int = 0,
-        placement: MatrixPlacement = NumaPolicy.SHARD,
-        row_bytes: int = 0,
+        self, stored: StoredMatrix, target: str, placement: MatrixPlacement = NumaPolicy.SHARD
     ) -> FloatArray:
         """See `Backend.weight_from_file`. HostError when the file ends early."""
-        own = dtype.row_bytes(columns)
-        stride = row_bytes or own
-        stored = np.zeros(rows * stride, np.uint8)
+        rows, columns, own, stride = stored.rows, stored.columns, stored.own_row_bytes, stored.stride
+        read = np.zeros(rows * stride, np.uint8)
         size = (rows - 1) * stride + own
-        stored[:size] = _read(fd, offset, size)
-        raw = np.ascontiguousarray(stored.reshape(rows, stride)[:, :own])
-        matrix = formats.decode(raw, dtype, rows, columns)
-        if permuted_heads:
-            half = rows // permuted_heads // 2
-            matrix = matrix.reshape(permuted_heads, half, 2, columns).swapaxes(1, 2).reshape(rows, columns)
-        return self._keep(matrix if target == dtype.name else formats.round_to(matrix, target))
+        read[:size] = _read(stored.fd, stored.offset, size)
+        raw = np.ascontiguousarray(read.reshape(rows, stride)[:, :own])
+        matrix = formats.decode(raw, stored.dtype, rows, columns)
+        if heads := stored.permuted_heads:
+            matrix = matrix.reshape(heads, rows // heads // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)
+        return self._keep(matrix if target == stored.dtype.name else formats.round_to(matrix, target))
 
     def weight_from_array(
         self, array: npt.NDArray[Any], target: str, placement: MatrixPlacement = NumaPolicy.SHARD

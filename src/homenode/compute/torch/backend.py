@@ -25,6 +25,7 @@ from homenode.compute.ops import (
 from homenode.compute.ranks import RankGroup
 from homenode.compute.reference.backend import StoredRows
 from homenode.compute.reference.formats import DECODABLE
+from homenode.compute.stored_matrix import StoredMatrix
 from homenode.compute.torch import sampling, sdpa, tiled, varlen
 from homenode.compute.torch.device import TorchDevice, open_device
 from homenode.compute.torch.graphs import Capture, CudaCapture
@@ -34,7 +35,7 @@ from homenode.compute.torch.profile import AloneOf, dearest_sampling, largest_st
 from homenode.compute.torch.program import TorchProgram, TorchRows
 from homenode.compute.torch.scoring import Attention
 from homenode.compute.torch.state import TorchStateMemory
-from homenode.compute.torch.weights import DENSE, MatrixReader, StoredMatrix
+from homenode.compute.torch.weights import DENSE, MatrixReader
 from homenode.dtypes import DType
 from homenode.errors import UnsupportedError
 from homenode.numa_policy import NumaPolicy
@@ -68,22 +69,12 @@ class TorchBackend:
         return frozenset(DENSE) if self._device.narrow else frozenset({"F32"})
 
     def weight_from_file(
-        self,
-        fd: int,
-        offset: int,
-        dtype: DType,
-        rows: int,
-        columns: int,
-        target: str,
-        permuted_heads: int = 0,
-        placement: MatrixPlacement = NumaPolicy.SHARD,
-        row_bytes: int = 0,
+        self, stored: StoredMatrix, target: str, placement: MatrixPlacement = NumaPolicy.SHARD
     ) -> torch.Tensor:
         """See `Backend.weight_from_file`. HostError when the file ends early, UnsupportedError for a target it has no
         type for.
         """
-        stored = StoredMatrix(fd, offset, dtype, rows, columns, row_bytes or dtype.row_bytes(columns))
-        return self._count(self._reader.read(stored, target, permuted_heads))
+        return self._count(self._reader.read(stored, target))
 
     def weight_from_array(
         self, array: npt.NDArray[Any], target: str, placement: MatrixPlacement = NumaPolicy.SHARD

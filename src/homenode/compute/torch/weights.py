@@ -8,36 +8,18 @@ are decoded on the host.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from homenode.compute.ops import FloatArray
 from homenode.compute.reference.formats import ByteArray, decode
+from homenode.compute.stored_matrix import StoredMatrix
 from homenode.compute.torch.device import TorchDevice
-from homenode.dtypes import DType
 from homenode.errors import HostError, UnsupportedError
 
 DENSE = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 _STAGED_BYTES = 16 * 2**20
-
-
-@dataclass(frozen=True)
-class StoredMatrix:
-    """The place of rows of a matrix in a file. `row_bytes`: from one row's first byte to the next's."""
-
-    fd: int
-    offset: int
-    dtype: DType
-    rows: int
-    columns: int
-    row_bytes: int
-
-    @property
-    def stored_row_bytes(self) -> int:
-        """Bytes of a row."""
-        return self.dtype.row_bytes(self.columns)
 
 
 class MatrixReader:
@@ -47,13 +29,13 @@ class MatrixReader:
         self._device = device
         self._staged = torch.empty(0, dtype=torch.uint8)
 
-    def read(self, stored: StoredMatrix, target: str, permuted_heads: int) -> torch.Tensor:
+    def read(self, stored: StoredMatrix, target: str) -> torch.Tensor:
         """[rows, columns] kept as `target`. HostError when the file ends early, UnsupportedError for a `target` that is
         not dense.
         """
         kept = torch.empty((stored.rows, stored.columns), dtype=dense(target), device=self._device.device)
-        places = in_place(stored.rows, permuted_heads)
-        step = max(1, _STAGED_BYTES // max(stored.stored_row_bytes, 1))
+        places = in_place(stored.rows, stored.permuted_heads)
+        step = max(1, _STAGED_BYTES // max(stored.own_row_bytes, 1))
         for first in range(0, stored.rows, step):
             rows = range(first, min(first + step, stored.rows))
             values = self._values(stored, rows)
@@ -77,7 +59,7 @@ class MatrixReader:
     def _values(self, stored: StoredMatrix, rows: range) -> torch.Tensor:
         """Rows on the device, as floats of some width."""
         self._device.wait()  # what was staged before has been copied
-        staged = self._stage(len(rows) * stored.stored_row_bytes)
+        staged = self._stage(len(rows) * stored.own_row_bytes)
         _fill(staged.numpy(), stored, rows)
         if plain := DENSE.get(stored.dtype.name):
             return self._device.to_device(staged).view(plain).reshape(len(rows), stored.columns)
@@ -111,16 +93,16 @@ def _fill(buffer: ByteArray, stored: StoredMatrix, rows: range) -> None:
     """The bytes of `rows`, one after another: in one read when rows follow each other in the file, else in one for
     each.
     """
-    begin = stored.offset + rows.start * stored.row_bytes
-    if stored.row_bytes == stored.stored_row_bytes:
+    begin = stored.offset + rows.start * stored.stride
+    if stored.stride == stored.own_row_bytes:
         _read(stored.fd, memoryview(buffer.data), begin)
         return
     view = memoryview(buffer.data)
     for i in range(len(rows)):
         _read(
             stored.fd,
-            view[i * stored.stored_row_bytes : (i + 1) * stored.stored_row_bytes],
-            begin + i * stored.row_bytes,
+            view[i * stored.own_row_bytes : (i + 1) * stored.own_row_bytes],
+            begin + i * stored.stride,
         )
 
 

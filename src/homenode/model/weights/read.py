@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from homenode.compute.ops import Backend, FloatArray, MatrixPlacement, TableBackend, Weight
+from homenode.compute.stored_matrix import StoredMatrix
 from homenode.errors import CheckpointError, HostError, InternalError, UnsupportedError
 from homenode.host.bind.base.temporary import nameless_file
 from homenode.host.refusals import named_refusals
@@ -180,17 +181,16 @@ def _load_matrix(backend: Backend, fd: int, tensor: MatchedTensor, target: str, 
     row_bytes = entry.dtype.row_bytes(entry.shape[1])
     if rows.runs > 1 or columns.runs > 1:
         return _load_runs(backend, tensor, target, placement)
-    return backend.weight_from_file(
+    stored = StoredMatrix(
         fd,
         entry.offset + rows.first * row_bytes + entry.dtype.row_bytes(columns.first),
         entry.dtype,
         rows.count,
         columns.count,
-        target,
-        _heads(entry, rows),
-        placement,
         row_bytes if columns.count < entry.shape[1] else 0,
+        _heads(entry, rows),
     )
+    return backend.weight_from_file(stored, target, placement)
 
 
 def _load_runs(backend: Backend, tensor: MatchedTensor, target: str, placement: MatrixPlacement) -> Weight:
@@ -206,7 +206,9 @@ def _load_runs(backend: Backend, tensor: MatchedTensor, target: str, placement: 
             runs = [stored.reshape(-1, width)[:, of(run.first) : of(run.end)] for run in columns.pieces]
             file.write(np.concatenate(runs, axis=1).tobytes())
         file.flush()
-        return backend.weight_from_file(joined, 0, entry.dtype, rows.count, columns.count, target, 0, placement)
+        return backend.weight_from_file(
+            StoredMatrix(joined, 0, entry.dtype, rows.count, columns.count), target, placement
+        )
 
 
 def _load_coded(backend: Backend, tensor: MatchedTensor, target: str, placement: MatrixPlacement) -> Weight:
@@ -224,7 +226,8 @@ def _load_coded(backend: Backend, tensor: MatchedTensor, target: str, placement:
     fd = nameless_file("homenode-blocks")
     try:
         coded_rows.write_blocks(entry, *wanted, fd)
-        return backend.weight_from_file(fd, 0, entry.dtype, rows.count, columns.count, target, heads, placement)
+        blocks = StoredMatrix(fd, 0, entry.dtype, rows.count, columns.count, permuted_heads=heads)
+        return backend.weight_from_file(blocks, target, placement)
     finally:
         os.close(fd)
 
