@@ -16,6 +16,7 @@ from homenode.compute.ops import (
     KvGeometry,
     Ops,
     RelativeBias,
+    ScoreRule,
     StepLimits,
     Tensor,
     WindowKind,
@@ -93,14 +94,16 @@ class Cached:
                 v,
                 self.cache,
                 self.layer,
-                case.head_dim**-0.5,
-                case.window,
-                case.softcap,
-                sinks=given,
-                slopes=case.slopes(),
-                window_kind=case.window_kind,
-                mask=case.mask,
-                bias=bias,
+                ScoreRule(
+                    case.head_dim**-0.5,
+                    case.window,
+                    case.softcap,
+                    sinks=given,
+                    slopes=case.slopes(),
+                    bias=bias,
+                    window_kind=case.window_kind,
+                    mask=case.mask,
+                ),
             ),
             StepLimits(rows, len(parts), 1, BLOCKS),
         )
@@ -443,7 +446,9 @@ def test_a_cap_bounds_scores_as_the_reference_does(backend: NativeBackend, dtype
     np.testing.assert_allclose(found, np.tile(means, 2), rtol=1e-4, atol=4e-4 if dtype == "int8" else 1e-5)  # see check
     eager = ReferenceBackend()
     cache = eager.kv_cache(replace(case.geometry, dtype="f32"), 3)
-    program = eager.compile(lambda ops: ops.attention(*inputs, cache, 1, 0.25, None, 3.0), StepLimits(70, 1, 1, 3))
+    program = eager.compile(
+        lambda ops: ops.attention(*inputs, cache, 1, ScoreRule(0.25, None, 3.0)), StepLimits(70, 1, 1, 3)
+    )
     wanted = program.run(step_of([Part(0, 70, [2, 0, 1])]))
     np.testing.assert_allclose(
         np.asarray(wanted), np.tile(np.cumsum(inputs[2], axis=0) / np.arange(1, 71)[:, None], 2), rtol=1e-4, atol=1e-5
@@ -464,7 +469,7 @@ def test_rows_that_nobody_reads_change_no_other(group: int) -> None:
     parts = [Part(0, 600, range(19)), Part(30, 1, [20]), Part(0, 97, range(21, 25)), Part(0, 2, [25])]
 
     def attended(ops: Ops) -> Tensor:
-        return ops.attention(q, k, v, cache, 1, 0.25)
+        return ops.attention(q, k, v, cache, 1, ScoreRule(0.25))
 
     room = StepLimits(700, len(parts), 700, BLOCKS)
     every = backend.compile(lambda ops: ops.linear(attended(ops), [weight]), room).run(step_of(parts)).numpy()

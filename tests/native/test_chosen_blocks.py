@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from homenode.compute.native import NativeBackend
-from homenode.compute.ops import FloatArray, KvGeometry, LayerKv, Ops, StepLimits, Tensor
+from homenode.compute.ops import AttendedKeys, FloatArray, KvGeometry, LayerKv, Ops, ScoreRule, StepLimits, Tensor
 from homenode.compute.reference import ReferenceBackend
 from homenode.compute.thread_memory import ThreadMemory
 from tests.native.cached_steps import BLOCKS, SIZE, run, table
@@ -51,7 +51,9 @@ class Chosen:
     def forward(self, ops: Ops, given: Sequence[Tensor], cache: object) -> Tensor:
         q, k, v, index_q, index_k = given
         chosen = ops.choose_blocks(index_q, index_k, cache, 2, self.block, self.count, self.local)
-        return ops.attention(q, k, v, cache, 1, self.width**-0.5, chosen=chosen, chosen_block=self.block)
+        return ops.attention(
+            q, k, v, cache, 1, ScoreRule(self.width**-0.5), AttendedKeys(chosen=chosen, chosen_block=self.block)
+        )
 
 
 CASES = [
@@ -108,7 +110,7 @@ def test_what_does_not_fit_is_refused(backend: NativeBackend) -> None:
     def in_blocks_of(size: int) -> None:
         def forward(ops: Ops) -> Tensor:
             chosen = ops.choose_blocks(index_q, index_k, cache, 2, 8, 3, 1)
-            return ops.attention(q, k, v, cache, 1, 1.0, chosen=chosen, chosen_block=size)
+            return ops.attention(q, k, v, cache, 1, ScoreRule(1.0), AttendedKeys(chosen=chosen, chosen_block=size))
 
         backend.compile(forward, room)
 

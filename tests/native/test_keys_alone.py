@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from homenode.compute.native import NativeBackend
-from homenode.compute.ops import FloatArray, KvGeometry, LayerKv, Ops, StepLimits, Tensor
+from homenode.compute.ops import AttendedKeys, FloatArray, KvGeometry, LayerKv, Ops, ScoreRule, StepLimits, Tensor
 from homenode.compute.reference import ReferenceBackend
 from homenode.compute.thread_memory import ThreadMemory
 from homenode.errors import UnsupportedError
@@ -51,7 +51,7 @@ class Latents:
     def forward(self, ops: Ops, given: Sequence[Tensor], cache: object) -> Tensor:
         q, k, *index = given
         chosen = ops.choose_tokens(*index, cache, 2, self.chosen) if index else None
-        return ops.attention(q, k, None, cache, 1, self.width**-0.5, value_columns=self.columns, chosen=chosen)
+        return ops.attention(q, k, None, cache, 1, ScoreRule(self.width**-0.5), AttendedKeys(self.columns, chosen))
 
 
 CASES = [
@@ -190,7 +190,7 @@ def test_what_does_not_fit_is_refused() -> None:
         with pytest.raises(ValueError, match="sides"):
             backend.compile(
                 lambda ops, cache=cache, columns=columns: ops.attention(
-                    q, k, None, cache, 0, 1.0, value_columns=columns
+                    q, k, None, cache, 0, ScoreRule(1.0), AttendedKeys(columns)
                 ),
                 room,
             )

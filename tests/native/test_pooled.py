@@ -14,6 +14,7 @@ import pytest
 
 from homenode.compute.native import NativeBackend
 from homenode.compute.ops import (
+    AttendedKeys,
     Experts,
     FloatArray,
     KvGeometry,
@@ -22,6 +23,7 @@ from homenode.compute.ops import (
     Ops,
     PooledKeys,
     Routing,
+    ScoreRule,
     StateGeometry,
     StepLimits,
     Tensor,
@@ -87,7 +89,13 @@ class Machine:
             sinks = backend.vector(random(case.heads, seed=9))
             scale = case.width**-0.5
             return ops.attention(
-                q, k, None, self.cache, 0, scale, case.window, sinks=sinks, value_columns=case.width, pooled=pooled
+                q,
+                k,
+                None,
+                self.cache,
+                0,
+                ScoreRule(scale, case.window, sinks=sinks),
+                AttendedKeys(case.width, pooled=pooled),
             )
 
         self.program = backend.compile(forward, StepLimits(400, 8, 400, BLOCKS))
@@ -228,7 +236,8 @@ def test_what_does_not_fit_is_refused(backend: NativeBackend) -> None:
 
     def attend(ops: Ops, *how: Any, **more: Any) -> Tensor:
         pooled = PooledKeys(*how)
-        return ops.attention(q, row, None, machine.cache, 0, 1.0, 7, value_columns=case.width, pooled=pooled, **more)
+        rule = ScoreRule(1.0, 7, **more)
+        return ops.attention(q, row, None, machine.cache, 0, rule, AttendedKeys(case.width, pooled=pooled))
 
     def pool(ops: Ops, ratio: int, widths: tuple[int, ...]) -> Tensor:
         return ops.pool_windows(x, [bias], machine.memory, 1, ratio, widths, False)

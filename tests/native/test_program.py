@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from homenode.compute.native import NativeBackend
-from homenode.compute.ops import Backend, KvGeometry, Ops, StepArrays, StepLimits, Tensor
+from homenode.compute.ops import Backend, KvGeometry, Ops, ScoreRule, StepArrays, StepLimits, Tensor
 from homenode.compute.reference import ReferenceBackend
 from tests.native.steps import Part, evaluate, limits, same_bits, step_of
 
@@ -38,7 +38,7 @@ def random_graph(backend: Backend, seed: int) -> Callable[[Ops], Tensor]:
         q, k, v = ops.split(ops.linear(x, [square, square], [None, bias]), [WIDTH, WIDTH // 2, WIDTH // 2])
         angles = ops.rope_angles(frequencies, 1.0)
         q, k = ops.rope(ops.rms_norm(q, head_norm, 1e-5), angles, HEAD), ops.rope(k, angles, HEAD)
-        return ops.attention(q, k, v, cache, layer, HEAD**-0.5, 20 if layer % 2 else None)
+        return ops.attention(q, k, v, cache, layer, ScoreRule(HEAD**-0.5, 20 if layer % 2 else None))
 
     def forward(ops: Ops) -> Tensor:
         rng = random.Random(seed)
@@ -234,11 +234,14 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
         (lambda ops: ops.silu_mul(backend.constant(matrix(2, 5, 1))), "no halves"),
         (lambda ops: ops.rope(x, ops.rope_angles(np.ones(8, np.float32), 1.0), 8), "angles of 16"),
         (lambda ops: ops.rope_angles(np.empty(0, np.float32), 1.0), "no frequencies"),
-        (lambda ops: ops.attention(x, x, x, cache, 0, 1.0), "1 heads of 8"),
-        (lambda ops: ops.attention(x, *ops.split(x, [8, 8]), cache, 2, 1.0), "layer 2 of 2"),
-        (lambda ops: ops.attention(x, *ops.split(x, [8, 8]), cache, 0, 1.0, 0), "window of 0"),
-        (lambda ops: ops.attention(x, *ops.split(x, [8, 8]), cache, 0, 1.0, None, 0.0), "capped at 0.0"),
-        (lambda ops: ops.attention(x, *ops.split(x, [8, 8]), cache, 0, 1.0, None, float("inf")), "capped at inf"),
+        (lambda ops: ops.attention(x, x, x, cache, 0, ScoreRule(1.0)), "1 heads of 8"),
+        (lambda ops: ops.attention(x, *ops.split(x, [8, 8]), cache, 2, ScoreRule(1.0)), "layer 2 of 2"),
+        (lambda ops: ops.attention(x, *ops.split(x, [8, 8]), cache, 0, ScoreRule(1.0, 0)), "window of 0"),
+        (lambda ops: ops.attention(x, *ops.split(x, [8, 8]), cache, 0, ScoreRule(1.0, None, 0.0)), "capped at 0.0"),
+        (
+            lambda ops: ops.attention(x, *ops.split(x, [8, 8]), cache, 0, ScoreRule(1.0, None, float("inf"))),
+            "capped at inf",
+        ),
         (lambda ops: ops.select(ops.select(x)), "selected already"),
     ]
     for forward, message in wrong:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from homenode.compute.native import NativeBackend, NativeRankGroup
-from homenode.compute.ops import Backend, Experts, KvGeometry, Ops, Routing, StepArrays, Tensor
+from homenode.compute.ops import Backend, Experts, KvGeometry, Ops, Routing, ScoreRule, StepArrays, Tensor
 from homenode.compute.ranks import RankGroup
 from homenode.compute.reference import ReferenceBackend, ThreadRanks
 from homenode.errors import PeerError, UnsupportedError
@@ -83,7 +83,7 @@ class Rank:
         q, k, v = ops.split(ops.linear(x, [self._square, self._square]), [WIDTH, WIDTH // 2, WIDTH // 2])
         angles = ops.rope_angles(np.array([1, 0.1, 0.01, 0.001], np.float32), 1.0)
         q, k = ops.rope(q, angles, HEAD), ops.rope(k, angles, HEAD)
-        return self.plain(ops, ops.attention(q, k, v, self._cache, 0, HEAD**-0.5))
+        return self.plain(ops, ops.attention(q, k, v, self._cache, 0, ScoreRule(HEAD**-0.5)))
 
     def part_of_columns(self, ops: Ops, x: Tensor) -> Tensor:
         """Half of the columns of a value, as wide as before afterwards."""

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from homenode.compute.native import NativeBackend
-from homenode.compute.ops import FloatArray, KvGeometry, LayerKv, Ops, StepLimits, Tensor
+from homenode.compute.ops import FloatArray, KvGeometry, LayerKv, Ops, ScoreRule, StepLimits, Tensor
 from homenode.compute.reference import ReferenceBackend
 from tests.native.steps import Part, same_bits, step_of
 
@@ -38,7 +38,7 @@ def run(backend: NativeBackend | ReferenceBackend, parts: list[Part], cache: obj
             q, k, v = (handle(x) for x in inputs(shape, layer))  # type: ignore[operator]
             if not stores:
                 k = v = None
-            return ops.attention(q, k, v, cache, layer, 1.0, 20 if layer == 0 else None)
+            return ops.attention(q, k, v, cache, layer, ScoreRule(1.0, 20 if layer == 0 else None))
 
         step, room = step_of([part]), StepLimits(part.count, 1, 1, BLOCKS)
         calls = [(0, NARROW, True), (1, WIDE, True), (2, NARROW, True), (0, NARROW, False), (1, WIDE, False)]
@@ -78,7 +78,7 @@ def test_a_layer_that_is_not_there_is_refused() -> None:
     with pytest.raises(ValueError, match="layer 3 of 3"):
         backend = NativeBackend([-1])
         cache, q = backend.kv_cache(GEOMETRY, BLOCKS), backend.constant(np.ones((1, 64), np.float32))
-        backend.compile(lambda ops: ops.attention(q, None, None, cache, 3, 1.0), StepLimits(1, 1, 1, BLOCKS))
+        backend.compile(lambda ops: ops.attention(q, None, None, cache, 3, ScoreRule(1.0)), StepLimits(1, 1, 1, BLOCKS))
 
 
 def test_a_geometry_counts_bytes_layer_by_layer() -> None:

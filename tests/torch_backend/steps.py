@@ -7,7 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from homenode.compute.ops import Backend, FloatArray, KvGeometry, Ops, StepArrays, StepLimits, Tensor, WindowKind
+from homenode.compute.ops import (
+    Backend,
+    FloatArray,
+    KvGeometry,
+    Ops,
+    ScoreRule,
+    StepArrays,
+    StepLimits,
+    Tensor,
+    WindowKind,
+)
 
 BLOCK, BLOCKS, WIDEST = 32, 40, 10  # at most four sequences
 KV_HEADS, GROUP, HEAD = 2, 3, 16
@@ -48,7 +58,7 @@ def attending(
 
     def forward(ops: Ops) -> Tensor:
         q, k, v = ops.split(ops.received(COLUMNS), (KV_HEADS * GROUP * HEAD, KV_HEADS * HEAD, KV_HEADS * HEAD))
-        return ops.select(ops.attention(q, k, v, cache, 0, HEAD**-0.5, window, softcap, window_kind=kind))
+        return ops.select(ops.attention(q, k, v, cache, 0, ScoreRule(HEAD**-0.5, window, softcap, window_kind=kind)))
 
     return forward
 

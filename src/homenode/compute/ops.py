@@ -262,6 +262,52 @@ class RelativeBias:
 
 
 @dataclass(frozen=True)
+class ScoreRule:
+    """How a layer's attention makes weights of scores, and which positions a token sees.
+
+    A token sees the positions up to its own, or with the mask "all" every one, for which the step has to hold all of
+    the sequence. With `window`, position p sees of these the ones above p - window and below p + window only, or where
+    it is "chunked" positions from p // window * window on only.
+
+    A score is q . k * scale. With `softcap` (above 0), a score s becomes softcap * tanh(s / softcap) before the
+    softmax, as in Gemma 2. `sinks` [query heads]: a further score of each head, not capped, whose weight has no value
+    (as in gpt-oss). With `slopes` [query heads], which go with neither softcap nor chosen keys, a score of a key n
+    positions away from the query is less by n times the head's slope (ALiBi; Press et al. 2021). `bias`, which goes
+    with neither softcap nor chosen nor pooled keys, is added to scores.
+    """
+
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None
+    slopes: FloatArray | None = None
+    bias: RelativeBias | None = None
+    window_kind: WindowKind = "sliding"
+    mask: AttentionMask = "causal"
+
+
+@dataclass(frozen=True)
+class AttendedKeys:
+    """Which of the keys that a token sees it attends to, and what their values are.
+
+    With `value_columns` there is no v: the values are the first so many elements of each head's keys, which are all
+    that the layer keeps (see LayerKv), and the result has so many columns for each query head. With `chosen` (see
+    `Ops.choose_tokens`; of layers of one KV head with value columns) each token attends to those positions only; with a
+    `chosen_block` above 1 (see `Ops.choose_blocks`; of layers with values beside the keys) the query heads of each KV
+    head attend to those blocks of so many positions. With `pooled`, of layers of one KV head with value columns, a
+    token sees those keys besides, whatever the window is, in one softmax with the others.
+    """
+
+    value_columns: int = 0
+    chosen: Tensor | None = None
+    chosen_block: int = 1
+    pooled: PooledKeys | None = None
+
+
+ALL_KEYS = AttendedKeys()
+
+
+@dataclass(frozen=True)
 class StepLimits:
     """Upper bounds of a step; buffers are made for them once."""
 
@@ -538,38 +584,14 @@ class Ops(RowOps, Protocol):
         v: Tensor | None,
         cache: KvCache,
         layer: int,
-        scale: float,
-        window: int | None = None,
-        softcap: float | None = None,
-        *,
-        sinks: Tensor | None = None,
-        value_columns: int = 0,
-        chosen: Tensor | None = None,
-        chosen_block: int = 1,
-        slopes: FloatArray | None = None,
-        window_kind: WindowKind = "sliding",
-        mask: AttentionMask = "causal",
-        pooled: PooledKeys | None = None,
-        bias: RelativeBias | None = None,
+        rule: ScoreRule,
+        attended: AttendedKeys = ALL_KEYS,
     ) -> Tensor:
         """Store k and v of the step's tokens in layer `layer` of the cache, then attend over each sequence's context.
         `layer` counts the layers of the cache, not those of the model. Without k and v nothing is stored: an earlier
         call has stored the keys and values of this layer for the same tokens.
 
-        Query head h reads KV head h // (q heads / KV heads). A token sees the positions up to its own, or with the mask
-        "all" every one, for which the step has to hold all of the sequence. With `window`, position p sees of these the
-        ones above p - window and below p + window only, or where it is "chunked" positions from p // window * window on
-        only. With `softcap` (above 0), a score s becomes softcap * tanh(s / softcap) before the softmax, as in Gemma 2.
-        `sinks` [query heads]: a further score of each head, not capped, whose weight has no value (as in gpt-oss). With
-        `value_columns` there is no v: the values are the first so many elements of each head's keys, which are all that
-        the layer keeps (see LayerKv), and the result has so many columns for each query head. With `chosen` (see
-        `choose_tokens`; of layers of one KV head with value columns) each token attends to those positions only; with a
-        `chosen_block` above 1 (see `choose_blocks`; of layers with values beside the keys) the query heads of each KV
-        head attend to those blocks of so many positions. With `slopes` [query heads], which go with neither softcap nor
-        chosen, a score of a key n positions away from the query is less by n times the head's slope (ALiBi; Press et
-        al. 2021). With `pooled`, of layers of one KV head with value columns, a token sees those keys besides, whatever
-        the window is, in one softmax with the others. `bias`, which goes with neither softcap nor chosen nor pooled, is
-        added to scores.
+        Query head h reads KV head h // (q heads / KV heads).
         """
 
     def choose_tokens(

@@ -17,7 +17,7 @@ import numpy as np
 from homenode.bench.compute.passes import Passes
 from homenode.bench.machine.ceilings import Operations, Work, path_of
 from homenode.bench.machine.repetition import BenchListener, Meter, Runs, measure_repeatedly
-from homenode.compute.ops import KV_DTYPES, KvGeometry, Ops, StepArrays, StepLimits, Tensor
+from homenode.compute.ops import KV_DTYPES, KvGeometry, Ops, ScoreRule, StepArrays, StepLimits, Tensor
 from homenode.errors import UserError
 from homenode.spelling import with_suggestion
 from homenode.units import format_count
@@ -131,10 +131,12 @@ def _measure(
         for n in (heads, kv_heads, kv_heads)
     )
 
+    rule = ScoreRule(head_dim**-0.5)
+
     def forward(ops: Ops) -> Tensor:
         for layer in range(layers - 1):
-            ops.attention(q, k, v, cache, layer, head_dim**-0.5)
-        return ops.attention(q, k, v, cache, layers - 1, head_dim**-0.5)
+            ops.attention(q, k, v, cache, layer, rule)
+        return ops.attention(q, k, v, cache, layers - 1, rule)
 
     program = backend.compile(forward, StepLimits(batch, batch, 1, blocks))
     runs = measure_repeatedly(Passes([program], _arrays(batch, context), layers), meter, plan.repeat, watch, short=True)

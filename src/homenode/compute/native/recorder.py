@@ -13,15 +13,14 @@ import numpy as np
 from homenode import _native
 from homenode.compute.native.kv_layers import NativeKvLayers
 from homenode.compute.ops import (
-    AttentionMask,
+    ALL_KEYS,
+    AttendedKeys,
     DeltaHeads,
     Experts,
     FloatArray,
-    PooledKeys,
-    RelativeBias,
     Routing,
     ScanHeads,
-    WindowKind,
+    ScoreRule,
 )
 
 
@@ -57,21 +56,11 @@ class RecordingOps(_native.NativeRecorder):
         v: _native.Tensor | None,
         cache: _native.KvCache | NativeKvLayers,
         layer: int,
-        scale: float,
-        window: int | None = None,
-        softcap: float | None = None,
-        *,
-        sinks: _native.Tensor | None = None,
-        value_columns: int = 0,
-        chosen: _native.Tensor | None = None,
-        chosen_block: int = 1,
-        slopes: FloatArray | None = None,
-        window_kind: WindowKind = "sliding",
-        mask: AttentionMask = "causal",
-        pooled: PooledKeys | None = None,
-        bias: RelativeBias | None = None,
+        rule: ScoreRule,
+        attended: AttendedKeys = ALL_KEYS,
     ) -> _native.Tensor:
         """See `Ops.attention`. ValueError for a window below 1 or a cap that is not above 0."""
+        window, softcap, bias, pooled = rule.window, rule.softcap, rule.bias, attended.pooled
         if window is not None and window < 1:
             raise ValueError(f"an attention window of {window}; wanted at least 1, or None for no window")
         if softcap is not None and not softcap > 0:
@@ -81,16 +70,18 @@ class RecordingOps(_native.NativeRecorder):
             cache, layer = cache.place(layer)
         params = _native.AttentionParams(
             layer=layer,
-            scale=scale,
+            scale=rule.scale,
             window=window or 0,
             softcap=softcap or 0.0,
-            sinks=sinks,
-            value_columns=value_columns,
-            chosen=chosen if pooled is None else pooled.chosen,
-            chosen_block=chosen_block,
-            slopes=None if slopes is None else _native.constant(np.ascontiguousarray(slopes[None], np.float32)),
-            window_kind=window_kind,
-            causal=mask == "causal",
+            sinks=rule.sinks,
+            value_columns=attended.value_columns,
+            chosen=attended.chosen if pooled is None else pooled.chosen,
+            chosen_block=attended.chosen_block,
+            slopes=None
+            if rule.slopes is None
+            else _native.constant(np.ascontiguousarray(rule.slopes[None], np.float32)),
+            window_kind=rule.window_kind,
+            causal=rule.mask == "causal",
             bias=None if bias is None else bias.values,
             buckets=() if bias is None else bias.buckets,
             bias_heads=0 if bias is None else bias.heads,
@@ -98,7 +89,7 @@ class RecordingOps(_native.NativeRecorder):
         )
         if pooled is None:
             return self.record_attention(q, k, v, cache, params)
-        if k is None or v is not None or chosen is not None or not isinstance(layers, NativeKvLayers):
+        if k is None or v is not None or attended.chosen is not None or not isinstance(layers, NativeKvLayers):
             raise ValueError("attention: pooled keys beside values, chosen tokens, or in memory of one shape")
         return self.record_pooled_attention(q, k, cache, params, pooled.rows, *layers.place(pooled.layer), pooled.ratio)
 

@@ -7,6 +7,7 @@ the order of every summation) never depend on what shares the batch: slow, and b
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,16 +15,17 @@ import numpy as np
 from homenode.compute.activations import sigmoid, silu
 from homenode.compute.expert_usage import ExpertUsage
 from homenode.compute.ops import (
-    AttentionMask,
+    ALL_KEYS,
+    AttendedKeys,
     DeltaHeads,
     Experts,
     FloatArray,
     IntArray,
-    PooledKeys,
     Precision,
     RelativeBias,
     Routing,
     ScanHeads,
+    ScoreRule,
     StepArrays,
     WindowKind,
 )
@@ -170,26 +172,17 @@ class EagerOps(RowOps):
         v: FloatArray | None,
         cache: ReferenceKvCache,
         layer: int,
-        scale: float,
-        window: int | None = None,
-        softcap: float | None = None,
-        *,
-        sinks: FloatArray | None = None,
-        value_columns: int = 0,
-        chosen: IntArray | None = None,
-        chosen_block: int = 1,
-        slopes: FloatArray | None = None,
-        window_kind: WindowKind = "sliding",
-        mask: AttentionMask = "causal",
-        pooled: PooledKeys | None = None,
-        bias: RelativeBias | None = None,
+        rule: ScoreRule,
+        attended: AttendedKeys = ALL_KEYS,
     ) -> FloatArray:
         """See `Ops.attention`. ValueError for other value columns than the layer has."""
         step = self._step
-        shape = cache.geometry.layers[layer]
+        shape, value_columns, pooled = cache.geometry.layers[layer], attended.value_columns, attended.pooled
         if value_columns != shape.value_columns:
             raise ValueError(f"attention: values of {value_columns} columns of keys; layer {layer} has {shape}")
         heads = q.shape[1] // shape.key_width
+        plain = replace(rule, sinks=None)
+        chosen: Any = attended.chosen
         out = np.empty((len(q), heads * shape.value_size), np.float32)
         for i, context in enumerate(step.context_len):
             tokens = slice(step.query_start[i], step.query_start[i + 1])
@@ -203,35 +196,33 @@ class EagerOps(RowOps):
                 count = int(context) // pooled.ratio
                 more = cache.gather_windows(pooled.layer, block_row, pooled.ratio, pooled.rows.shape[1], count)
             for row, position in zip(range(tokens.start, tokens.stop), positions, strict=True):
-                first = first_visible(int(position), window, window_kind)
+                first = first_visible(int(position), rule.window, rule.window_kind)
                 past = int(position) + 1
-                if mask == "all":
-                    past = int(context) if window is None else min(int(context), int(position) + window)
+                if rule.mask == "all":
+                    past = int(context) if rule.window is None else min(int(context), int(position) + rule.window)
                 visible: Any = slice(first, past)
                 apart = np.arange(first, past) - int(position)
-                added = None if slopes is None else slopes[:, None] * -np.abs(apart).astype(np.float32)
-                if bias is not None:
-                    added = _bias_of(bias, heads, apart)
+                added = None if rule.slopes is None else rule.slopes[:, None] * -np.abs(apart).astype(np.float32)
+                if rule.bias is not None:
+                    added = _bias_of(rule.bias, heads, apart)
                 query = q[row].reshape(shape.kv_heads, -1, shape.key_width)
                 if pooled is not None:
                     windows: Any = slice(past // pooled.ratio)
                     if pooled.chosen is not None:
                         windows = pooled.chosen[row][pooled.chosen[row] >= 0] // pooled.ratio
                     seen = np.concatenate([keys[:, visible], more[None, windows]], axis=1)
-                    found = _attention_of_row(query, seen, seen[..., :value_columns], scale, softcap, sinks, added)
+                    found = _attention_of_row(query, seen, seen[..., :value_columns], rule, added)
                     out[row] = found.reshape(-1)
                     continue
                 if chosen is None:
-                    found = _attention_of_row(query, keys[:, visible], values[:, visible], scale, softcap, sinks, added)
+                    found = _attention_of_row(query, keys[:, visible], values[:, visible], rule, added)
                     out[row] = found.reshape(-1)
                     continue
                 for head, blocks in enumerate(chosen[row].reshape(shape.kv_heads, -1)):
                     one = slice(head, head + 1)
-                    spread = blocks[blocks >= 0, None] * chosen_block + np.arange(chosen_block)
+                    spread = blocks[blocks >= 0, None] * attended.chosen_block + np.arange(attended.chosen_block)
                     visible = spread[spread <= position]
-                    found = _attention_of_row(
-                        query[one], keys[one, visible], values[one, visible], scale, softcap, None, None
-                    )
+                    found = _attention_of_row(query[one], keys[one, visible], values[one, visible], plain, None)
                     out[row].reshape(shape.kv_heads, -1)[head] = found.reshape(-1)
         return out
 
@@ -441,20 +432,20 @@ def _attention_of_row(
     query: FloatArray,
     keys: FloatArray,
     values: FloatArray,
-    scale: float,
-    softcap: float | None,
-    sinks: FloatArray | None,
+    rule: ScoreRule,
     added: FloatArray | None,
 ) -> FloatArray:
     """softmax(query @ keys.T * scale + added) @ values for one token: query [kv_heads, group, d], keys and values
-    [kv_heads, visible, d], sinks [kv_heads * group], added [kv_heads * group, visible].
+    [kv_heads, visible, d], added [kv_heads * group, visible].
     """
-    scores = np.matmul(query, keys.transpose(0, 2, 1)) * np.float32(scale)
+    scores = np.matmul(query, keys.transpose(0, 2, 1)) * np.float32(rule.scale)
     if added is not None:
         scores = scores + added.reshape(scores.shape)
-    if softcap is not None:
-        scores = np.float32(softcap) * np.tanh(scores / np.float32(softcap))
-    sink = np.float32(-np.inf) if sinks is None else sinks.reshape(*scores.shape[:2], 1)
+    if rule.softcap is not None:
+        scores = np.float32(rule.softcap) * np.tanh(scores / np.float32(rule.softcap))
+    sink: Any = np.float32(-np.inf) if rule.sinks is None else rule.sinks
+    if rule.sinks is not None:
+        sink = sink.reshape(*scores.shape[:2], 1)
     largest = np.maximum(scores.max(axis=-1, keepdims=True), sink)
     weights = np.exp(scores - largest)
     weights /= weights.sum(axis=-1, keepdims=True, dtype=np.float32) + np.exp(sink - largest)

@@ -12,16 +12,15 @@ import torch
 from homenode.compute.activations import PLAIN, gated, silu
 from homenode.compute.expert_usage import ExpertUsage
 from homenode.compute.ops import (
-    AttentionMask,
+    ALL_KEYS,
+    AttendedKeys,
     DeltaHeads,
     Experts,
     FloatArray,
-    PooledKeys,
     Precision,
-    RelativeBias,
     Routing,
     ScanHeads,
-    WindowKind,
+    ScoreRule,
 )
 from homenode.compute.ranks import RankGroup
 from homenode.compute.row_ops import RowOps
@@ -193,19 +192,8 @@ class TorchOps(RowOps):
         v: torch.Tensor | None,
         cache: TorchKvCache,
         layer: int,
-        scale: float,
-        window: int | None = None,
-        softcap: float | None = None,
-        *,
-        sinks: torch.Tensor | None = None,
-        value_columns: int = 0,
-        chosen: torch.Tensor | None = None,
-        chosen_block: int = 1,
-        slopes: FloatArray | None = None,
-        window_kind: WindowKind = "sliding",
-        mask: AttentionMask = "causal",
-        pooled: PooledKeys | None = None,
-        bias: RelativeBias | None = None,
+        rule: ScoreRule,
+        attended: AttendedKeys = ALL_KEYS,
     ) -> torch.Tensor:
         """See `Ops.attention`."""
         shape, step, rows = cache.geometry.layers[layer], self._step, q.shape[0]
@@ -217,20 +205,20 @@ class TorchOps(RowOps):
             assert keys is not None
             cache.store(layer, step.planned["written"], keys, values)
         queries = q.reshape(rows, shape.kv_heads, -1, shape.key_width)
-        falling = None if slopes is None else self._constant(slopes)
+        falling = None if rule.slopes is None else self._constant(rule.slopes)
         biases = None
-        if bias is not None:
+        if (bias := rule.bias) is not None:
             here = slice(bias.first, bias.first + queries.shape[1] * queries.shape[2])
             biases = bias.values.view(-1, bias.heads)[list(bias.buckets), here].T
-        how = Scoring(scale, window, softcap, sinks, falling, biases, window_kind, mask)
-        if pooled is not None:
+        how = Scoring(rule.scale, rule.window, rule.softcap, rule.sinks, falling, biases, rule.window_kind, rule.mask)
+        if (pooled := attended.pooled) is not None:
             self._store_windows(cache, pooled.layer, pooled.rows, pooled.ratio)
             found = attend_to_both(queries[:, 0], cache, layer, step, how, pooled)
-        elif chosen is not None:
-            found = chosen_attention(queries, cache, layer, step, how, chosen, chosen_block)
+        elif attended.chosen is not None:
+            found = chosen_attention(queries, cache, layer, step, how, attended.chosen, attended.chosen_block)
         else:
             found = self._attention(queries, cache, layer, step, how)
-        return (found[..., :value_columns] if value_columns else found).reshape(rows, -1)
+        return (found[..., : attended.value_columns] if attended.value_columns else found).reshape(rows, -1)
 
     def _store_windows(self, cache: TorchKvCache, layer: int, rows: torch.Tensor, ratio: int) -> None:
         """Store those of `rows` [tokens, width] whose tokens end a window of `ratio`."""

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
-from homenode.compute.ops import FloatArray, Ops, Precision, RelativeBias, Tensor
+from homenode.compute.ops import FloatArray, Ops, Precision, RelativeBias, ScoreRule, Tensor
 from homenode.model.architectures import stage
 from homenode.model.architectures.parameters import ForwardContext
 from homenode.model.architectures.rope import Rope
@@ -104,12 +103,19 @@ def attended(
     """
     spec = model.spec
     q, k, v = qkv if rotation is None else rotated(ops, model, index, qkv, rotation)
-    sinks = model.parameters.layers[index].get("sinks")
     scale = spec.head_dim**-0.5 if spec.attention_scale is None else spec.attention_scale
     where = model.cache_layers[model.part.layers.first + index]
-    seen, cap = window(model, index), spec.attention_softcap
-    kinds: Any = {"window_kind": spec.window_kind, "mask": spec.attention_mask, "bias": bias}
-    return ops.attention(q, k, v, model.cache, where, scale, seen, cap, sinks=sinks, slopes=slopes, **kinds)
+    rule = ScoreRule(
+        scale,
+        window(model, index),
+        spec.attention_softcap,
+        sinks=model.parameters.layers[index].get("sinks"),
+        slopes=slopes,
+        bias=bias,
+        window_kind=spec.window_kind,
+        mask=spec.attention_mask,
+    )
+    return ops.attention(q, k, v, model.cache, where, rule)
 
 
 def attend(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from homenode.compute.ops import LayerKv, Ops, Tensor
+from homenode.compute.ops import LayerKv, Ops, ScoreRule, Tensor
 from homenode.errors import UnsupportedError
 from homenode.model.architectures import attention, gemma2, gemma3, mlp, per_layer_inputs, shared_keys, stage, tables
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
@@ -282,7 +282,8 @@ def attended(ops: Ops, model: ForwardContext, index: int, h: Tensor, rotation: T
         v = ops.rms_norm(values[0] if values else k, head_dim, eps)
         k = ops.rope(stage.normed(ops, model, k, layer["k_norm"]), rotation, head_dim)
     q = ops.rope(stage.normed(ops, model, rows, layer["q_norm"]), rotation, head_dim)
-    return ops.attention(q, k, v, model.cache, model.cache_layers[number], 1.0, attention.window(model, index))
+    rule = ScoreRule(1.0, attention.window(model, index))
+    return ops.attention(q, k, v, model.cache, model.cache_layers[number], rule)
 
 
 def fed_forward(ops: Ops, model: ForwardContext, index: int, x: Tensor) -> Tensor:

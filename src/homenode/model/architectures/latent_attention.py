@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from homenode.compute.ops import LayerKv, Ops, Tensor
+from homenode.compute.ops import AttendedKeys, LayerKv, Ops, ScoreRule, Tensor
 from homenode.errors import UnsupportedError
 from homenode.model.architectures import attention, mlp, stage, tables, token_indexer
 from homenode.model.architectures.architecture import GgufFormat, always
@@ -261,8 +261,8 @@ def attend(
     query = ops.join_heads(ops.linear_heads(plain, layer["k_b"]), _turned(ops, own, turned, rotation), heads)
     assert model.spec.attention_scale is not None
     place = model.cache_layers[model.part.layers.first + index]
-    scale, columns = model.spec.attention_scale, own.latent
-    latents = ops.attention(query, key, None, model.cache, place, scale, value_columns=columns, chosen=chosen)
+    rule, attended = ScoreRule(model.spec.attention_scale), AttendedKeys(own.latent, chosen)
+    latents = ops.attention(query, key, None, model.cache, place, rule, attended)
     inner = ops.linear_heads(stage.select_last(ops, model, index, latents), layer["v_b"])
     return stage.add_mixed(ops, model, index, x, inner, "o"), chosen
 

@@ -12,7 +12,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from homenode.compute.ops import Ops, Precision, Tensor
+from homenode.compute.ops import AttendedKeys, Ops, Precision, ScoreRule, Tensor
 from homenode.errors import UnsupportedError
 from homenode.model.architectures import attention, conversions, gpt_oss, mlp, stage, tables, token_indexer
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
@@ -203,8 +203,8 @@ def _attend_to_blocks(
     """The attention of layer `index` of this stage over the chosen blocks."""
     spec, where = model.spec, model.cache_layers[model.part.layers.first + index]
     assert spec.indexer is not None and spec.indexer.blocks is not None
-    size, scale = spec.indexer.blocks.size, spec.head_dim**-0.5
-    return ops.attention(*qkv, model.cache, where, scale, chosen=chosen, chosen_block=size)
+    attended = AttendedKeys(chosen=chosen, chosen_block=spec.indexer.blocks.size)
+    return ops.attention(*qkv, model.cache, where, ScoreRule(spec.head_dim**-0.5), attended)
 
 
 def _choose(ops: Ops, model: ForwardContext, index: int, h: Tensor, rotation: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from homenode.compute.ops import Ops, Tensor
+from homenode.compute.ops import Ops, ScoreRule, Tensor
 from homenode.model.architectures import attention, conversions, gemma2, llama, mlp, stage, tables
 from homenode.model.architectures.architecture import Architecture, FolderFormat
 from homenode.model.architectures.layer_kinds import all_but_each
@@ -118,7 +118,8 @@ def _attended(ops: Ops, model: ForwardContext, index: int, x: Tensor, rotation: 
     if spec.own_as(GatedCappedBlock).rotated[place]:
         q, k = ops.rope(q, rotation, width), ops.rope(k, rotation, width)
     scale = width**-0.5 if spec.attention_scale is None else spec.attention_scale
-    found = ops.attention(q, k, v, model.cache, model.cache_layers[place], scale, attention.window(model, index))
+    rule = ScoreRule(scale, attention.window(model, index))
+    found = ops.attention(q, k, v, model.cache, model.cache_layers[place], rule)
     return ops.sigmoid_mul(found, gate)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from homenode.compute.ops import Ops, PooledKeys, Tensor
+from homenode.compute.ops import AttendedKeys, Ops, PooledKeys, ScoreRule, Tensor
 from homenode.model.architectures import stage, tables
 from homenode.model.architectures.hyper_connections import StreamMixing
 from homenode.model.architectures.parameters import Condition, ForwardContext, Parameter, of_layer
@@ -170,9 +170,7 @@ def attended(ops: Ops, model: ForwardContext, index: int, h: Tensor, of_layers: 
     row = _turned(ops, stage.normed(ops, model, row, layer["kv_norm"]), how.to, 1, head, rotary)
     pooled = _pooled(ops, model, index, h, rank, how, rotary)
     place = model.cache_layers[model.part.layers.first + index]
-    found = ops.attention(
-        q, row, None, model.cache, place, head**-0.5, spec.own_as(DeepseekV4Spec).window,
-        sinks=layer["sinks"], value_columns=head, pooled=pooled,
-    )  # fmt: skip
+    rule = ScoreRule(head**-0.5, spec.own_as(DeepseekV4Spec).window, sinks=layer["sinks"])
+    found = ops.attention(q, row, None, model.cache, place, rule, AttendedKeys(head, pooled=pooled))
     found = stage.select_last(ops, model, index, _turned(ops, found, how.back, heads, head, rotary))
     return stage.over_ranks(ops, model, ops.linear(ops.linear_heads(found, layer["o_a"]), (layer["o_b"],)))
