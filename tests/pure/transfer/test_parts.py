@@ -48,9 +48,9 @@ class TestDeadlines:
         deadlines.drop("a")
         assert deadlines.next() is None
 
-    def test_a_million_moves_keep_nothing(self) -> None:
+    def test_many_moves_keep_nothing(self) -> None:
         deadlines = DeadlineHeap()
-        for n in range(1_000_000):
+        for n in range(20_000):
             deadlines.set(n % 3, float(n))
         assert len(deadlines._heap) < 200
 
