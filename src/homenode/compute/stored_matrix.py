@@ -11,8 +11,8 @@ from homenode.dtypes import DType
 class StoredMatrix:
     """A [rows, columns] matrix stored as `dtype` at `offset` of an open file.
 
-    `row_bytes`: from the beginning of a row in the file to that of the next, for some columns of a wider matrix; 0: rows
-    follow each other. With `permuted_heads` n the stored rows are in GGUF's llama order (each of n heads' halves
+    `row_bytes`: from the beginning of a row in the file to that of the next, for some columns of a wider matrix; 0:
+    rows follow each other. With `permuted_heads` n the stored rows are in GGUF's llama order (each of n heads' halves
     interleaved).
     """
 
