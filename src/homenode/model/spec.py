@@ -182,6 +182,21 @@ class PooledSpec:
 
 
 @dataclass(frozen=True)
+class PredictionSpec:
+    """A block that predicts further tokens (multi-token prediction), as a model of one layer: it computes the row of a
+    token from the row that the model, or the block itself, has of the token before. `own`: the tables of its own
+    ("embed", "lm_head") where others read those of the model. `row_first`: that row comes before the token's embedding
+    where both are joined. `reads_normed`: of the model it reads what is behind the last norm; `hands_normed`: of its
+    own row, too.
+    """
+
+    own: frozenset[str] = frozenset()
+    row_first: bool = False
+    reads_normed: bool = True
+    hands_normed: bool = False
+
+
+@dataclass(frozen=True)
 class ModelSpec:
     """The figures of a model. Token ids are those of the model's own generation defaults."""
 
@@ -241,6 +256,7 @@ class ModelSpec:
     streams: int = 1  # of hidden_size columns each, which layers hand on beside each other
     pooling: PoolingSpec | None = None  # how texts become vectors or scores; None: the model generates text
     attention_mask: AttentionMask = "causal"
+    prediction: PredictionSpec | None = None  # of a block that predicts; None: it is a model by itself
 
     def own_as(self, kind: type[_Own]) -> _Own:
         """Return what no other architecture has, of the class that this one's file has for it."""

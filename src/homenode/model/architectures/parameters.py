@@ -6,13 +6,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from homenode.compute.ops import KvCache, StateMemory
 from homenode.model.architectures.rope import Rope
 from homenode.model.part import IndexRange, ModelPart
 from homenode.model.spec import DeltaSpec, ModelSpec
 
+RowsKept = Literal["selected", "all", "normed"]
 # Of the figures, the part, and the number of a layer (None: of what is outside the layers).
 Condition = Callable[[ModelSpec, ModelPart, int | None], bool]
 
@@ -112,6 +113,8 @@ class ForwardContext:
     state: StateMemory = None
     state_layers: Mapping[int, int] = field(default_factory=dict)
     takes_rows: bool = False  # steps may bring rows in place of embeddings
+    # The rows of all tokens are handed on behind the last layer, too: as they are, or behind the last norm.
+    keeps_rows: RowsKept = "selected"
 
 
 def dimensions(spec: ModelSpec, layer: int | None = None) -> dict[str, int]:

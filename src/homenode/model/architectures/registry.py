@@ -15,6 +15,8 @@ from pathlib import Path
 from homenode.errors import UnsupportedError
 from homenode.model import architectures
 from homenode.model.architectures.architecture import Architecture
+from homenode.model.architectures.prediction import predicting
+from homenode.model.spec import ModelSpec
 
 _DESCRIBES = re.compile(r"^ARCHITECTURE = ", re.MULTILINE)
 _LONGEST = 100  # letters of a name that are compared with others
@@ -126,3 +128,9 @@ def architecture_of(name: str) -> Architecture:
             f"architecture {name!r} is not supported; known: {', '.join(ARCHITECTURES)}", architecture=name
         )
     return ARCHITECTURES[name]
+
+
+def architecture_for(spec: ModelSpec) -> Architecture:
+    """The architecture of a model with these figures, or of a block of one that predicts."""
+    found = architecture_of(spec.architecture)
+    return found if spec.prediction is None else predicting(found)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from homenode.compute.ops import Ops, Precision, Tensor
+from homenode.model.architectures import prediction
 from homenode.model.architectures.parameters import ForwardContext
 from homenode.model.part import IndexRange
 
@@ -16,6 +17,8 @@ def enter(ops: Ops, model: ForwardContext) -> Tensor:
     """The rows that the first of this stage's layers begins with: from the embedding table, or from the
     stage before.
     """
+    if model.spec.prediction is not None:
+        return prediction.joined(ops, model, embedded(ops, model))
     return embedded(ops, model) if model.part.first_stage else ops.received(model.spec.handed_columns)
 
 
@@ -45,7 +48,8 @@ def select_last(ops: Ops, model: ForwardContext, index: int, x: Tensor) -> Tenso
     """After the attention of the model's last layer the rows that the step samples, as nothing reads the others. In
     other layers all of x.
     """
-    return ops.select(x) if model.part.layers.first + index == model.spec.num_layers - 1 else x
+    last = model.part.layers.first + index == model.spec.num_layers - 1
+    return ops.select(x) if last and model.keeps_rows == "selected" else x
 
 
 def project_out(
@@ -105,9 +109,10 @@ def leave(ops: Ops, model: ForwardContext, x: Tensor) -> Tensor:
     """Return what the stage returns: its rows for the next one, or logits [sampled rows, vocabulary], x being those
     that `select_last` left.
     """
-    if not model.part.last_stage:
+    if model.keeps_rows == "all" or not model.part.last_stage:
         return x
-    return logits_of(ops, model, normed(ops, model, x, model.parameters.top["norm"]))
+    h = normed(ops, model, x, model.parameters.top["norm"])
+    return h if model.keeps_rows == "normed" else logits_of(ops, model, h)
 
 
 def logits_of(ops: Ops, model: ForwardContext, h: Tensor) -> Tensor:

@@ -5,11 +5,12 @@ files say.
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from homenode.errors import CheckpointError, UnsupportedError
+from homenode.model.architectures.architecture import Conversion
 from homenode.model.architectures.registry import architecture_of
 from homenode.model.checkpoint.folder_spec import folder_architecture, spec_from_config
 from homenode.model.checkpoint.folder_text import holds_text_of, text_config, text_tensors
@@ -17,7 +18,8 @@ from homenode.model.checkpoint.mistral_params import MISTRAL_WEIGHTS, PARAMS, co
 from homenode.model.checkpoint.mistral_tensors import renamed_tensors, with_ordered_heads
 from homenode.model.checkpoint.output_matrix import repeats_embedding
 from homenode.model.checkpoint.pooling_files import base_model_tensors, read_pooling
-from homenode.model.checkpoint.prediction_blocks import without_prediction_layers
+from homenode.model.checkpoint.prediction_blocks import folder_block, part_prediction_layers
+from homenode.model.checkpoint.prediction_model import figures_of_block, tensors_of_block
 from homenode.model.checkpoint.reranker_files import named_reranker, with_rows
 from homenode.model.config.folder_config import FolderConfig
 from homenode.model.formats import limits
@@ -47,10 +49,20 @@ _PLAIN_FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 _JSON_FILES = (CONFIG, GENERATION, "tokenizer_config.json", "special_tokens_map.json", "chat_template.json")
 
 
-def read_folder(folder: Path) -> tuple[ModelSpec, dict[str, TensorEntry], dict[str, object]]:
-    """Figures, tensors and the JSON files (by file name; params.json as the config.json that it stands for) of the
-    model in `folder`. Headers only; tokenizer.json is left alone.
+@dataclass(frozen=True)
+class FolderModel:
+    """Figures, tensors and the JSON files (by file name; params.json as the config.json that it stands for) of a model;
+    and the figures and tensors of its block that predicts further tokens, if it has one.
     """
+
+    spec: ModelSpec
+    tensors: dict[str, TensorEntry]
+    metadata: dict[str, object]
+    prediction: tuple[ModelSpec, dict[str, TensorEntry]] | None
+
+
+def read_folder(folder: Path) -> FolderModel:
+    """The model in `folder`. Headers only; tokenizer.json is left alone."""
     file, config = _described(folder)  # first: the most telling thing to be missing
     metadata: dict[str, object] = {CONFIG: config}
     for name in _JSON_FILES[1:]:
@@ -60,7 +72,7 @@ def read_folder(folder: Path) -> tuple[ModelSpec, dict[str, TensorEntry], dict[s
     if text := holds_text_of(file, config):
         whole, config = config, text_config(file, config, text)
     try:
-        tensors = _read_model(Fields(file, config), whole)
+        tensors, block = _read_model(Fields(file, config), whole)
     except CheckpointError:
         # An architecture we do not run is the better answer to a folder we cannot read.
         _spec(Fields(file, config), metadata, {})
@@ -78,7 +90,24 @@ def read_folder(folder: Path) -> tuple[ModelSpec, dict[str, TensorEntry], dict[s
         pooling = PoolingSpec("last", spec.hidden_size)  # nothing here makes text of its vectors
     spec = replace(spec, pooling=pooling or spec.pooling)
     tensors = with_rows(tensors, spec.pooling)
-    return spec, architecture_of(spec.architecture).folder.convert(tensors, spec) | head, metadata
+    convert = architecture_of(spec.architecture).folder.convert
+    prediction = None if spec.pooling is not None else _prediction(block, spec, convert, tensors)
+    return FolderModel(spec, convert(tensors, spec) | head, metadata, prediction)
+
+
+def _prediction(
+    block: dict[str, TensorEntry], spec: ModelSpec, convert: Conversion, trunk: dict[str, TensorEntry]
+) -> tuple[ModelSpec, dict[str, TensorEntry]] | None:
+    """The block that predicts out of the tensors of all of them; None where there is none, or one that homenode does
+    not know: the model is the same without.
+    """
+    found = folder_block(block, spec.num_layers)
+    if found is None:
+        return None
+    tensors, figures = tensors_of_block(
+        found.tensors, figures_of_block(spec, found.tensors, found.spec), convert, trunk
+    )
+    return figures, tensors
 
 
 def spec_without_weights(folder: Path) -> ModelSpec | None:
@@ -103,8 +132,8 @@ def _described(folder: Path) -> tuple[Path, dict[str, Any]]:
     return file, config_of_params(Fields(file, read_json(file, _MOST_JSON_BYTES)))
 
 
-def _read_model(config: Fields, whole: dict[str, Any] | None) -> dict[str, TensorEntry]:
-    """The tensors of the text model, its quantised matrices put together. `whole`: what describes a model that sees or
+def _read_model(config: Fields, whole: dict[str, Any] | None) -> tuple[dict[str, TensorEntry], dict[str, TensorEntry]]:
+    """The tensors of the text model, its quantised matrices put together, and those of blocks that predict. `whole`: what describes a model that sees or
     hears, too, in which it is.
     """
     folder, architecture = config.path.parent, folder_architecture(config)
@@ -114,10 +143,12 @@ def _read_model(config: Fields, whole: dict[str, Any] | None) -> dict[str, Tenso
         tensors = text_tensors(config.path, whole, tensors)
     if not of_mistral:
         tensors = renamed_modules(tensors, architecture.folder.modules)
-    tensors = without_prediction_layers(tensors, config)
+    tensors, block = part_prediction_layers(tensors, config)
     quantisation = quantisation_of(config, _quantisation_file(folder, tensors))
     if quantisation is not None:
-        return with_coded_matrices(tensors, quantisation)
+        with suppress(CheckpointError, UnsupportedError):  # the model is the same without
+            return with_coded_matrices(tensors, quantisation), with_coded_matrices(block, quantisation)
+        return with_coded_matrices(tensors, quantisation), {}
     if coded := next((name for name in tensors if name.endswith(_OF_CODED_MATRICES)), None):
         raise damaged(
             folder,
@@ -126,7 +157,7 @@ def _read_model(config: Fields, whole: dict[str, Any] | None) -> dict[str, Tenso
             wanted=f"quantization_config in {config.path.name}, or one of {', '.join(QUANTISATION_FILES)}",
             do="fetch that file, too",
         )
-    return tensors
+    return tensors, block
 
 
 def _spec(config: Fields, metadata: dict[str, object], tensors: dict[str, TensorEntry]) -> ModelSpec:

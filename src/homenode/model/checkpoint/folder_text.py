@@ -39,6 +39,7 @@ _PART_THAT_THINKS = "thinker."
 # What follows there where the names are those that the text has by itself; else they are those below `model.`.
 _OWN_NAMES = ("model.", "lm_head.", "backbone.", "transformer.", "output.")
 _OUTPUT = "lm_head."
+_PREDICTION = "mtp."  # blocks that predict further tokens, beside the model
 # As transformers saves the layers of some, whose makers call them `model.layers`.
 _RENAMED_LAYERS = re.compile(r"model\.(?:blocks|encoder\.layers)\.")
 # Tensors beside those of a text that has the names it has by itself.
@@ -187,6 +188,6 @@ def _own_name(name: str, front: str | None) -> str:
     if front is None:
         return "" if _BESIDE.fullmatch(name) else name
     if not name.startswith(front):
-        return name if name.startswith(_OUTPUT) else ""
+        return name if name.startswith((_OUTPUT, _PREDICTION)) else ""
     own = _RENAMED_LAYERS.sub("model.layers.", name.removeprefix(front), count=1)
     return own if own.startswith(_OWN_NAMES) else f"model.{own}"

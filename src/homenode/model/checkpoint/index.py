@@ -8,13 +8,16 @@ from pathlib import Path
 
 from homenode.errors import CheckpointError, UnsupportedError, UserError
 from homenode.host.refusals import named_refusals
+from homenode.model.architectures.architecture import Architecture
+from homenode.model.architectures.prediction import predicting
 from homenode.model.checkpoint.folder import CONFIG, read_folder
 from homenode.model.checkpoint.fused_tensors import FusedTensors, split_fused
 from homenode.model.checkpoint.gguf_names import GgufNames
 from homenode.model.checkpoint.gguf_spec import figures_of, gguf_architecture, num_experts, spec_from_gguf
 from homenode.model.checkpoint.matrix_scales import read_matrix_scales, without_scales
 from homenode.model.checkpoint.mistral_params import MISTRAL_WEIGHTS, PARAMS, has_mistral_form
-from homenode.model.checkpoint.prediction_blocks import without_prediction_blocks
+from homenode.model.checkpoint.prediction_blocks import gguf_block, without_prediction_blocks
+from homenode.model.checkpoint.prediction_model import figures_of_block, tensors_of_block
 from homenode.model.checkpoint.reranker_files import with_rows
 from homenode.model.config.gguf_config import ROPE_FACTORS
 from homenode.model.files_read import FilesRead, recorded_files
@@ -23,7 +26,7 @@ from homenode.model.formats.bounded_files import damaged, named_in_errors
 from homenode.model.formats.gguf import GgufTensor
 from homenode.model.formats.gguf_set import find_gguf, read_gguf_set
 from homenode.model.formats.tensor_parts import slice_of
-from homenode.model.spec import ModelSpec, TensorEntry
+from homenode.model.spec import Checkpoint, ModelSpec, PredictionSpec, TensorEntry
 from homenode.units import format_count
 
 _ADAPTER = "adapter_config.json"
@@ -33,7 +36,8 @@ _MOST_TENSORS = 2**17 + 3 * limits.MOST_EXPERTS_IN_ALL
 @dataclass
 class OpenedCheckpoint:
     """A checkpoint whose headers were read and checked (the protocol is `model.spec.Checkpoint`). No file is
-    kept open.
+    kept open. `prediction`: its block that predicts further tokens, as a model of its own; `drafting`: what drafts for
+    it, where something does.
     """
 
     path: Path
@@ -41,6 +45,13 @@ class OpenedCheckpoint:
     tensors: dict[str, TensorEntry]
     metadata: dict[str, object]
     files: FilesRead = field(default_factory=FilesRead)
+    prediction: OpenedCheckpoint | None = None
+    drafting: OpenedCheckpoint | None = None
+
+
+def drafting_of(checkpoint: Checkpoint) -> OpenedCheckpoint | None:
+    """Return what drafts tokens for a model, where something does."""
+    return checkpoint.drafting if isinstance(checkpoint, OpenedCheckpoint) else None
 
 
 def open_checkpoint(path: Path) -> OpenedCheckpoint:
@@ -65,9 +76,9 @@ def open_checkpoint(path: Path) -> OpenedCheckpoint:
 def _opened(path: Path) -> OpenedCheckpoint:
     if path.is_dir():
         if (path / CONFIG).exists() and (any(path.glob("*.safetensors*")) or not any(path.glob("*.gguf"))):
-            return OpenedCheckpoint(path, *read_folder(path))
+            return _opened_folder(path)
         if has_mistral_form(path) and any(path.glob(MISTRAL_WEIGHTS)):
-            return OpenedCheckpoint(path, *read_folder(path))
+            return _opened_folder(path)
         if any(path.glob("*.gguf")):
             return _open_gguf(find_gguf(path))
         if (path / _ADAPTER).exists():
@@ -89,16 +100,49 @@ def _opened(path: Path) -> OpenedCheckpoint:
     return _open_gguf(path)
 
 
+def _opened_folder(path: Path) -> OpenedCheckpoint:
+    found = read_folder(path)
+    opened = OpenedCheckpoint(path, found.spec, found.tensors, found.metadata)
+    return opened if found.prediction is None else replace(opened, prediction=_block(opened, *found.prediction))
+
+
+def _block(opened: OpenedCheckpoint, spec: ModelSpec, tensors: dict[str, TensorEntry]) -> OpenedCheckpoint:
+    """A block that predicts, of the same files."""
+    return OpenedCheckpoint(opened.path, spec, tensors, opened.metadata)
+
+
 def _open_gguf(path: Path) -> OpenedCheckpoint:
     model = read_gguf_set(path)
     architecture = gguf_architecture(path, model.metadata)
-    stored = without_prediction_blocks(figures_of(path, model.metadata), model.tensors)
+    figures = figures_of(path, model.metadata)
+    stored = without_prediction_blocks(figures, model.tensors)
     tensors, fused = _named_entries(stored, num_experts(path, model.metadata), GgufNames(architecture))
     factors = {name: entry for name in ROPE_FACTORS if (entry := tensors.pop(name, None)) is not None}
     spec = spec_from_gguf(path, model.metadata, tensors, factors)
     limits.check_embedding(spec, tensors, path)
     tensors = with_rows(split_fused(tensors, fused, architecture, spec), spec.pooling)
-    return OpenedCheckpoint(path, spec, architecture.gguf.convert(tensors, spec), dict(model.metadata))
+    opened = OpenedCheckpoint(path, spec, architecture.gguf.convert(tensors, spec), dict(model.metadata))
+    block = None if spec.pooling is not None else gguf_block(figures, architecture.gguf.name, model.tensors)
+    return opened if block is None else replace(opened, prediction=_gguf_block(opened, architecture, *block))
+
+
+def _gguf_block(
+    opened: OpenedCheckpoint,
+    architecture: Architecture,
+    layer: Mapping[str, tuple[Path, GgufTensor]],
+    others: Mapping[str, tuple[Path, GgufTensor]],
+    prediction: PredictionSpec,
+) -> OpenedCheckpoint:
+    """The block that predicts out of the tensors of its layer, and its others."""
+    tensors, fused = _named_entries(layer, num_experts(opened.path, opened.metadata), GgufNames(architecture))
+    tensors |= {
+        name: TensorEntry(name, tensor.dtype, tensor.shape, file, tensor.offset, tensor.nbytes)
+        for name, (file, tensor) in others.items()
+    }
+    spec = figures_of_block(opened.spec, tensors, prediction)
+    tensors = split_fused(tensors, fused, predicting(architecture), spec)
+    tensors, spec = tensors_of_block(tensors, spec, architecture.gguf.convert, opened.tensors)
+    return _block(opened, spec, tensors)
 
 
 def _named_entries(

@@ -16,23 +16,26 @@ _MOST_ROWS = (
 
 
 def repeats_embedding(tensors: Mapping[str, TensorEntry]) -> bool:
-    """Return whether there is no output matrix, or one with the embedding's bytes, in as many rows spread over it as
-    are compared.
+    """Return whether there is no output matrix, or one with the embedding's bytes."""
+    output, embedding = tensors.get(limits.OUTPUT), tensors.get(limits.EMBEDDING)
+    if output is None:
+        return True
+    return embedding is not None and same_values(output, embedding)
+
+
+def same_values(one: TensorEntry, other: TensorEntry) -> bool:
+    """Return whether two matrices have the same bytes, in as many rows spread over them as are compared.
 
     Of another type or shape it counts as another matrix: where the values are the same all the same, nothing but memory
     is lost.
     """
-    output, embedding = tensors.get(limits.OUTPUT), tensors.get(limits.EMBEDDING)
-    if output is None:
-        return True
-    if embedding is None or output.coded or embedding.coded or not output.nbytes:
+    if one.coded or other.coded or not one.nbytes:
         return False
-    if (output.dtype, output.shape, output.nbytes) != (embedding.dtype, embedding.shape, embedding.nbytes):
+    if (one.dtype, one.shape, one.nbytes) != (other.dtype, other.shape, other.nbytes):
         return False
-    rows = output.shape[0]
-    size = output.nbytes // rows
+    rows = one.shape[0]
+    size = one.nbytes // rows
     return all(
-        read_at(output.file, output.offset + row * size, size)
-        == read_at(embedding.file, embedding.offset + row * size, size)
+        read_at(one.file, one.offset + row * size, size) == read_at(other.file, other.offset + row * size, size)
         for row in {row * (rows - 1) // max(_MOST_ROWS - 1, 1) for row in range(min(rows, _MOST_ROWS))} | {0, rows - 1}
     )

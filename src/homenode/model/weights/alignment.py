@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from homenode.dtypes import BY_NAME
 from homenode.model.architectures.parameters import expected_tensors
-from homenode.model.architectures.registry import architecture_of
+from homenode.model.architectures.registry import architecture_for
 from homenode.model.partition import Alignment
 from homenode.model.spec import Checkpoint
 
@@ -22,7 +22,7 @@ def alignments_of(checkpoint: Checkpoint, quantize: str | None = None) -> dict[s
     """
     kept = BY_NAME[quantize.upper()].block if quantize and quantize.upper() in BY_NAME else 1
     found: dict[str, Alignment] = {}
-    for expected in expected_tensors(architecture_of(checkpoint.spec.architecture).parameters, checkpoint.spec):
+    for expected in expected_tensors(architecture_for(checkpoint.spec).parameters, checkpoint.spec):
         entry, shape = checkpoint.tensors.get(expected.name), expected.parameter.shape
         before = found.get(shape[-1], Alignment())
         if expected.parameter.kind == "matrix" and entry is not None and entry.dtype.block:

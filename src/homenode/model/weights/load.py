@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -22,9 +22,10 @@ from homenode.compute.ops import (
     Tensor,
 )
 from homenode.errors import UserError
+from homenode.model.architectures import stage
 from homenode.model.architectures.architecture import Architecture
-from homenode.model.architectures.parameters import ForwardContext, Parameters
-from homenode.model.architectures.registry import architecture_of
+from homenode.model.architectures.parameters import ForwardContext, Parameters, RowsKept
+from homenode.model.architectures.registry import architecture_for
 from homenode.model.architectures.rope import Rope, rope_of
 from homenode.model.files_read import recorded_files
 from homenode.model.identity import ModelIdentity
@@ -64,13 +65,34 @@ class LoadedModel:
     head: tuple[LoadedHeadLayer, ...] = ()  # what follows pooling, where it is computed here
 
     def forward(
-        self, cache: KvCache, state: StateMemory = None, *, takes_rows: bool = False
+        self, cache: KvCache, state: StateMemory = None, *, takes_rows: bool = False, keeps_rows: RowsKept = "selected"
     ) -> Callable[[Ops], Tensor]:
         """The function to compile, keys and values going to `cache`, and what layers keep besides to `state`: logits of
         a step's selected rows, or of a stage that is not the last its rows. `takes_rows`: steps may bring rows in place
-        of embeddings.
+        of embeddings. `keeps_rows`: see `ForwardContext`.
         """
-        given = ForwardContext(
+        given = self._context(cache, state, takes_rows=takes_rows, keeps_rows=keeps_rows)
+        return lambda ops: self.architecture.forward(ops, given)
+
+    def head_of_rows(self, kept: RowsKept) -> Callable[[Ops], Tensor]:
+        """The function to compile that makes logits of rows that `forward` has kept so, which it receives."""
+        given = self._context(None)
+
+        def head(ops: Ops) -> Tensor:
+            rows = ops.select(ops.received(self.spec.handed_columns))
+            return stage.logits_of(ops, given, rows) if kept == "normed" else stage.leave(ops, given, rows)
+
+        return head
+
+    def with_tables_of(self, model: LoadedModel) -> LoadedModel:
+        """A block that predicts, with the tables of the model it belongs to where it has none of its own."""
+        top = {**model.parameters.top, **self.parameters.top}
+        return replace(self, parameters=replace(self.parameters, top=top))
+
+    def _context(
+        self, cache: KvCache, state: StateMemory = None, *, takes_rows: bool = False, keeps_rows: RowsKept = "selected"
+    ) -> ForwardContext:
+        return ForwardContext(
             self.spec,
             self.parameters,
             self.rope,
@@ -81,8 +103,8 @@ class LoadedModel:
             state=state,
             state_layers=state_layers(self.spec, self.part),
             takes_rows=takes_rows,
+            keeps_rows=keeps_rows,
         )
-        return lambda ops: self.architecture.forward(ops, given)
 
     def kv_geometry(self, block_size: int, kv_dtype: str = "auto") -> KvGeometry:
         """Shape of the KV memory of what is here: see `kv_geometry_of`."""
@@ -265,7 +287,7 @@ def _entries(checkpoint: Checkpoint, plan: _Plan) -> list[TensorEntry]:
 
 
 def _plan(checkpoint: Checkpoint, backend: Backend, quantize: str | None, dtype: str, part: ModelPart | None) -> _Plan:
-    architecture = architecture_of(checkpoint.spec.architecture)
+    architecture = architecture_for(checkpoint.spec)
     rope = rope_of(checkpoint.spec)
     matched = match_tensors(architecture, checkpoint, part)
     require_tables(matched.tensors, backend)
