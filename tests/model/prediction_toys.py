@@ -16,17 +16,20 @@ from tests.checkpoints import make_gguf, toy_config, toy_tensors, write_safetens
 
 Array = npt.NDArray[np.float32]
 HIDDEN, VOCAB, EPSILON = 64, 128, 1e-5
+
+
+def _inside(prefix: str, names: str) -> tuple[str, tuple[str, ...]]:
+    return prefix, tuple(prefix + name for name in names.split())
+
+
 # Of each style of names: what the layer's begin with, and the others: norm of tokens, norm of rows, matrix, last norm.
 STYLES: dict[str, tuple[str, tuple[str, ...]]] = {
-    "deepseek": ("model.layers.2.", tuple(f"model.layers.2.{n}" for n in ("enorm", "hnorm", "eh_proj", "shared_head.norm"))),
+    "deepseek": _inside("model.layers.2.", "enorm hnorm eh_proj shared_head.norm"),
     "qwen": ("mtp.layers.0.", ("mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.fc", "mtp.norm")),
-    "flash": ("model.mtp.layers.0.", tuple(f"model.mtp.layers.0.{n}" for n in ("enorm", "hnorm", "eh_proj", "final_layernorm"))),
-    "mimo": (
-        "model.mtp_layers.0.",
-        tuple(f"model.mtp_layers.0.{n}" for n in ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm")),
-    ),
+    "flash": _inside("model.mtp.layers.0.", "enorm hnorm eh_proj final_layernorm"),
+    "mimo": _inside("model.mtp_layers.0.", "token_layernorm hidden_layernorm input_proj final_layernorm"),
     "ernie": ("model.mtp_block.0.", ("model.mtp_emb_norm.0", "model.mtp_hidden_norm.0", "model.mtp_linear_proj.0")),
-}  # fmt: skip
+}
 _GGUF = ("enorm", "hnorm", "eh_proj", "shared_head_norm")
 
 

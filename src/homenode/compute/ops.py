@@ -142,13 +142,16 @@ class LayerKv(NamedTuple):
 class KvGeometry:
     """Shape of the paged KV memory, layer by layer. A block holds `block_size` tokens of every layer; its id is the
     same in all layers. Layers are those that keep keys and values of their own, which may be fewer than a model has.
-    `state`: what layers keep of a sequence besides, in slots beside the blocks; None: nothing.
+    `state`: what layers keep of a sequence besides, in slots beside the blocks; None: nothing. `drafting`: of what
+    drafts tokens beside the model, which keeps keys and values of the same blocks in memory of its own; None: nothing
+    does.
     """
 
     layers: tuple[LayerKv, ...]
     block_size: int
     dtype: str  # one of KV_DTYPES
     state: StateGeometry | None = None
+    drafting: KvGeometry | None = None
 
     @classmethod
     def uniform(cls, layers: int, kv_heads: int, head_dim: int, block_size: int, dtype: str) -> KvGeometry:
@@ -157,8 +160,9 @@ class KvGeometry:
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of one block over all layers, keys and values, the scales of int8 among them."""
-        return self.block_size * sum(layer.token_bytes(self.dtype) for layer in self.layers)
+        """Bytes of one block over all layers, keys and values, the scales of int8 among them, and of what drafts."""
+        own = self.block_size * sum(layer.token_bytes(self.dtype) for layer in self.layers)
+        return own if self.drafting is None else own + self.drafting.block_bytes
 
     @property
     def shapes(self) -> dict[LayerKv, list[int]]:
@@ -899,8 +903,10 @@ class SharingBackend(PackedBackend, Protocol):
 class GrowingBackend(Protocol):
     """A backend whose KV memory can be reserved only, its pages taken when they are used and given back afterwards."""
 
-    def kv_cache(self, geometry: KvGeometry, blocks: int, *, touched: bool = True) -> Any:
-        """See `Backend.kv_cache`. Without `touched` it is reserved: what was never written reads as zeros."""
+    def kv_cache(self, geometry: KvGeometry, blocks: int, *, touched: bool = True, beside: bool = False) -> Any:
+        """See `Backend.kv_cache`. Without `touched` it is reserved: what was never written reads as zeros. `beside`: it
+        belongs to the last one made, whose pages come and go with its own.
+        """
 
     def change_kv_pages(self, changes: Sequence[tuple[int, int, bool]]) -> None:
         """Take (True) or give back (False) the pages of blocks first .. past - 1 of the last KV memory that was made

@@ -94,7 +94,8 @@ class NativeBackend:
         self._state_ranges: list[tuple[int, int, int]] = []  # they count as KV memory where pages are looked at
         self._own_ranges: list[tuple[int, int, int]] = []  # of the last program made
         self._kv_shared = False
-        self._kv_reserved: KvPages | None = None  # of KV memory that is taken when it is used
+        self._kv_regions: list[RegionPages] = []  # of KV memory that is taken when it is used
+        self._kv_reserved: KvPages | None = None  # those
         self._kv_changed = False  # since its huge pages were counted
         self._kv_counted = 0.0
         self._kv_huge = 0
@@ -231,6 +232,7 @@ class NativeBackend:
         others_write: bool = False,
         shares: Sequence[tuple[int, int, int]] = (),
         touched: bool = True,
+        beside: bool = False,
     ) -> KvCache:
         """See `Backend.kv_cache`: a `_native.KvCache`, or `NativeKvLayers` of layers of unlike shapes. With `shared` it
         lies in a memfd (see `kv_memory`), which others may map: for reading, or to write as well.
@@ -238,6 +240,7 @@ class NativeBackend:
         `shares`: for each shape, in their order, descriptor, offset and bytes of a memfd of somebody else's that it
         lies in instead, with what that holds. ValueError when one is too small. Without `touched` private memory is
         reserved only, and its pages are taken and given back by `change_kv_pages`, or come when they are first written.
+        `beside`: it counts as a part of the last KV memory made, and its pages come and go with that.
         """
         in_file, shapes = shared or bool(shares), geometry.shapes
         places: Sequence[tuple[int, int, int] | None] = shares or [None] * len(shapes)
@@ -257,11 +260,15 @@ class NativeBackend:
                 )
                 for (shape, layers), share in zip(shapes.items(), places, strict=True)
             ]
-        reserved = not touched and not in_file
-        self._kv_reserved = KvPages([p for cache in caches for p in self._pages_of(cache)]) if reserved else None
+        reserved = [p for cache in caches for p in self._pages_of(cache)] if not touched and not in_file else []
+        ranges = [r for cache in caches for r in cache.ranges]
+        if beside:
+            reserved, ranges = [*self._kv_regions, *reserved], [*self._kv_ranges, *ranges]
+        else:
+            self._kv_shared = in_file
+        self._kv_regions, self._kv_reserved = reserved, KvPages(reserved) if reserved else None
         self._kv_bytes += sum(cache.nbytes for cache in caches)
-        self._kv_ranges, self._pages, self._residency = [r for cache in caches for r in cache.ranges], None, None
-        self._kv_shared = in_file
+        self._kv_ranges, self._pages, self._residency = ranges, None, None
         return caches[0] if len(caches) == 1 else NativeKvLayers(geometry, caches, blocks)
 
     def state_memory(self, geometry: StateGeometry, slots: int) -> _native.StateMemory:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 
 import msgspec
 
@@ -78,6 +79,7 @@ class KvFile:
 
     def __init__(self, geometries: Sequence[KvGeometry], num_blocks: int) -> None:
         """HostError when the machine refuses."""
+        geometries = [replace(geometry, drafting=None) for geometry in geometries]  # no other engine drafts with it
         self.shares = shares_of(geometries, num_blocks)
         self._bytes = [geometry.block_bytes * num_blocks for geometry in geometries]
         self.fd = sealed_file(sum(share.nbytes for share in self.shares))

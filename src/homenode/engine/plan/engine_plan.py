@@ -20,6 +20,7 @@ from homenode.engine.memory.available import MemoryBudget
 from homenode.engine.memory.node_capacity import KvCapacity, blocks_together, kv_capacity, weight_nodes_of
 from homenode.engine.memory.sizing import problems, weights_problem
 from homenode.engine.memory.state_sizing import state_handover_problem
+from homenode.engine.plan.drafting import DraftingPlan
 from homenode.engine.plan.layers import LayerCapacity
 from homenode.engine.plan.node_policy import own_host
 from homenode.engine.plan.placement import UNPINNED
@@ -42,7 +43,8 @@ class EnginePlan:
 
     `executor`: where its workers compute: `inline` (one worker, in the engine's own process), `processes` or `ray`.
     `common`: what it has to do with other engines' experts. `weight_nodes`: of an inline engine, what of its weights
-    lies on which node; None on a host without nodes.
+    lies on which node; None on a host without nodes. `drafting`: what each worker has of what drafts tokens, None: it
+    has none; empty: nobody has.
     """
 
     assignment: EngineAssignment
@@ -56,6 +58,7 @@ class EnginePlan:
     common: ExpertSharing | None = None
     executor: str = "processes"
     weight_nodes: WeightNodes | None = None
+    drafting: tuple[DraftingPlan | None, ...] = ()
 
     @cached_property
     def node_capacity(self) -> KvCapacity | None:
@@ -87,8 +90,10 @@ class EnginePlan:
         return self.assignment.replica
 
     def kept(self, worker: WorkerPlan) -> Kept:
-        """Return what a worker has of its weights itself."""
-        return kept_of(self.weights[worker.number], worker.part, self.common, worker.number)
+        """Return what a worker has of its weights itself, what drafts among them."""
+        kept = kept_of(self.weights[worker.number], worker.part, self.common, worker.number)
+        drafting = self.drafting[worker.number] if self.drafting else None
+        return kept if drafting is None else replace(kept, own=kept.own + drafting.nbytes)
 
     def left(self, worker: WorkerPlan) -> int | None:
         """Bytes for the buffers and the KV memory of a worker; None on a device with memory of its own."""

@@ -17,6 +17,7 @@ from homenode.engine.kv_transfer.checks import transfer_problems
 from homenode.engine.memory.available import budget_on
 from homenode.engine.memory.node_capacity import weight_nodes_of
 from homenode.engine.memory.sizing import with_kv_memory_variable
+from homenode.engine.plan.drafting import plan_drafting, with_drafting
 from homenode.engine.plan.engine_plan import EnginePlan
 from homenode.engine.plan.machine import MachineFacts
 from homenode.engine.plan.placement import UNPINNED, alone, auto_is_meant, place_engine, too_few_cores
@@ -128,11 +129,12 @@ def plan_bound(
     weights = plan_model(checkpoint, backend, quantize=kept.quantize, dtype=kept.dtype)
     whole = ModelPart.whole(spec)
     wanted = missing_layout(weights, whole, common) if common and common.is_there(0) else weights
+    drafting = plan_drafting(checkpoint, config, backend, whole)
     nodes = weight_nodes_of(
         config,
         host,
         binding,
-        wanted,
+        wanted if drafting is None else replace(wanted, matrices=(*wanted.matrices, *drafting.layout.matrices)),
         backend,
         assignment.number if assignment.replica else None,
         common.owners(wanted, whole) if common else {},
@@ -141,6 +143,7 @@ def plan_bound(
     crowded = () if assignment.replica else too_few_cores(host, binding)
     budget = budget_on(host, binding, policy, assignment.memory_share)
     name = assignment.process_name or "homenode"
+    geometry = kv_geometry_of(spec, weights, config.kv.block_size, config.kv.kv_cache_dtype)
     return EnginePlan(
         assignment,
         checkpoint,
@@ -151,9 +154,10 @@ def plan_bound(
             findings=(*binding.findings, *crowded),
         ),
         (weights,),
-        (kv_geometry_of(spec, weights, config.kv.block_size, config.kv.kv_cache_dtype),),
+        (with_drafting(geometry, drafting),),
         config.kv.kv_cache_memory,
         common=common,
         executor="inline",
         weight_nodes=nodes,
+        drafting=(drafting,),
     )

@@ -18,6 +18,8 @@ from homenode.engine.experts.group import expert_group_rank, not_in_common
 from homenode.engine.experts.sizing import ExpertSharing
 from homenode.engine.model_path.locate import locate_model
 from homenode.engine.plan.accelerators.device_detection import devices_of_service
+from homenode.engine.plan.draft_vocabulary import vocabulary_problem
+from homenode.engine.plan.drafting import with_drafter
 from homenode.engine.plan.engine_plan import EnginePlan
 from homenode.engine.plan.free_cores import binds_threads, cpus_for_the_rest, keep_clear, neighbour_findings
 from homenode.engine.plan.inline import plan_inline
@@ -183,6 +185,8 @@ def judge_config(assignment: EngineAssignment) -> ConfigCheck:
     group_rank = expert_group_rank(assignment, everybody)
     common = None if group_rank is None else ExpertSharing(group_rank)
     checkpoint, machine = open_checkpoint(Path(str(config.model.path))), _machine_now(config, devices)
+    checkpoint = problems.of(lambda: with_drafter(with_runner(checkpoint, config.model), config), checkpoint)
+    problems.add(vocabulary_problem(checkpoint, config))
     found = told_of_settings(assignment, everybody, checkpoint)
     try:
         plan = _plan(assignment, checkpoint, machine, common, problems)

@@ -17,6 +17,7 @@ from homenode.engine.experts.sizing import ExpertSharing, missing_layout
 from homenode.engine.kv_transfer.checks import transfer_problems
 from homenode.engine.memory.available import available_memory
 from homenode.engine.memory.sizing import with_kv_memory_variable
+from homenode.engine.plan.drafting import plan_drafting, with_drafting
 from homenode.engine.plan.engine_plan import EnginePlan
 from homenode.engine.plan.layer_capacity import layer_capacities, weight_needs, with_the_rest
 from homenode.engine.plan.layer_split import layers_alike, layers_of_stages
@@ -86,9 +87,12 @@ def plan_workers(
     weights = tuple(
         plan_model(checkpoint, backend, quantize=kept.quantize, dtype=kept.dtype, part=part) for part in parts
     )
+    drafting = tuple(plan_drafting(checkpoint, config, backend, part) for part in parts)
     geometries = tuple(
-        kv_geometry_of(checkpoint.spec, kept_as, config.kv.block_size, config.kv.kv_cache_dtype, part)
-        for part, kept_as in zip(parts, weights, strict=True)
+        with_drafting(
+            kv_geometry_of(checkpoint.spec, kept_as, config.kv.block_size, config.kv.kv_cache_dtype, part), drafts
+        )
+        for part, kept_as, drafts in zip(parts, weights, drafting, strict=True)
     )
     return EnginePlan(
         assignment,
@@ -101,6 +105,7 @@ def plan_workers(
         capacities,
         common,
         executor_kind(config, devices),
+        drafting=drafting,
     )
 
 

@@ -30,10 +30,13 @@ from homenode.engine.messages import EngineReady
 from homenode.engine.model_path.locate import locate_model
 from homenode.engine.pinning import pin_process_threads
 from homenode.engine.plan.accelerators.device_detection import devices_of_service
+from homenode.engine.plan.draft_vocabulary import vocabulary_problem
+from homenode.engine.plan.drafting import with_drafter
 from homenode.engine.plan.engine_plan import EnginePlan
 from homenode.engine.plan.free_cores import NEIGHBOUR
 from homenode.engine.plan.machine import MachineFacts, busy_where_it_counts, read_machine
 from homenode.engine.plan.make import claimed_cpus, plan_engine, told_of_settings
+from homenode.engine.plan.pooling import with_runner
 from homenode.engine.plan.settings_without_effect import worth_telling
 from homenode.engine.plan.worker_layout import WorkerPlan, computing_cpus, cpus_of_sets
 from homenode.engine.runtime.engine import Engine, Progress, make_scheduler, ready_message
@@ -41,7 +44,7 @@ from homenode.engine.runtime.neighbour_watch import move_of, watch_of
 from homenode.host.plan.neighbours import HostNeighbours
 from homenode.host.refusals import named_refusals
 from homenode.host.topology.finding import Finding
-from homenode.model.checkpoint.index import OpenedCheckpoint, open_checkpoint
+from homenode.model.checkpoint.index import OpenedCheckpoint, drafting_of, open_checkpoint
 from homenode.model.checkpoint.vocabulary_file import read_vocabulary_text
 from homenode.model.identity import ModelIdentity
 from homenode.model.kv_cells import kv_cells
@@ -80,7 +83,9 @@ def build_engine(
     group_rank = expert_group_rank(assignment, everybody)
     common = ExpertSharing(group_rank, dict(enumerate(experts))) if group_rank is not None and experts else None
     read_layer_split(config.parallel.layer_split)
-    checkpoint = open_checkpoint(Path(str(config.model.path)))
+    checkpoint = with_drafter(with_runner(open_checkpoint(Path(str(config.model.path))), config.model), config)
+    if problem := vocabulary_problem(checkpoint, config):
+        raise problem
     read_vocabulary_text(Path(str(config.model.vocabulary or config.model.path)), checkpoint.files)
     findings = told_of_settings(assignment, everybody, checkpoint)
     if replica is not None and replica.allowed:
@@ -203,7 +208,8 @@ def _sizes(plan: EnginePlan, fits: Sequence[Fits]) -> Sizes:
     pages = state_pages(spec, _parts(plan), plan.geometries) if plan.config.transfer.on else 0
     whole = plan.config.transfer.on and (pages > 0 or kv_cells(spec) is not None)
     sizes = replace(sizes, num_blocks=blocks, state_slots=slots, state_interval=interval)
-    sizes = replace(sizes, state_pages=pages, whole_pages=whole, group_blocks=plan.group_blocks)
+    most = plan.config.speculation.resolved().most if drafting_of(plan.checkpoint) is not None else 0
+    sizes = replace(sizes, state_pages=pages, whole_pages=whole, group_blocks=plan.group_blocks, max_drafted=most)
     if not _grows(plan):
         return sizes
     chunk = chunk_of_parts(plan.geometries, blocks)
@@ -228,7 +234,7 @@ def _sharing(plan: EnginePlan, backend: Backend, identity: ModelIdentity | None)
     """
     from homenode.engine.kv_transfer.setup import KvTransferSetup  # needs the native core
 
-    config, geometry = plan.config, plan.whole_geometry
+    config, geometry = plan.config, replace(plan.whole_geometry, drafting=None)
     fingerprint = fingerprint_of(
         config.transfer,
         plan.checkpoint,

@@ -26,13 +26,14 @@ from homenode.engine.memory.report import log_memory
 from homenode.engine.memory.sizing import Sizes, resolve
 from homenode.engine.pinning import apply_binding, pin_process_threads
 from homenode.engine.plan.cpu_contention import spin_us, too_many_threads
+from homenode.engine.plan.drafting import DraftingPlan, plan_drafting, with_drafter, with_drafting
 from homenode.engine.plan.placement import UNPINNED, alone, team_groups
 from homenode.engine.plan.pooling import with_runner
 from homenode.errors import HomenodeError, InternalError
 from homenode.host.discovery.read import read_host
 from homenode.host.topology.host import Host
 from homenode.host.topology.source import LiveSource
-from homenode.model.checkpoint.index import open_checkpoint
+from homenode.model.checkpoint.index import OpenedCheckpoint, drafting_of, open_checkpoint
 from homenode.model.identity import refuse_other_texts
 from homenode.model.spec import Checkpoint
 from homenode.model.weights.layout import WeightLayout
@@ -46,10 +47,17 @@ Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
+class LoadedDrafting:
+    """A model that drafts, or the share of this worker in one."""
+
+    model: LoadedModel
+    plan: DraftingPlan
+
+
+@dataclass(frozen=True)
 class LoadedPart:
-    """`kept`: what it has of the weights. `sizes.num_blocks`: KV blocks that would fit here. `binding`: of
-    its process. `notes`: worth telling an
-    operator.
+    """`kept`: what it has of the weights, those of `drafting` among them. `sizes.num_blocks`: KV blocks that would fit
+    here. `binding`: of its process. `notes`: worth telling an operator.
     """
 
     backend: Backend
@@ -60,6 +68,7 @@ class LoadedPart:
     binding: EngineBinding
     host: Host
     notes: tuple[str, ...] = ()
+    drafting: LoadedDrafting | None = None  # what drafts here, if anything does
 
     @property
     def limits(self) -> StepLimits:
@@ -84,9 +93,7 @@ def load_part(
 ) -> LoadedPart:
     """Settle and load. `experts`: memory that belongs to `join.experts`. Raises as `build.build_engine`."""
     config, part = join.config, join.part
-    checkpoint = (
-        inside.checkpoint if inside else with_runner(open_checkpoint(Path(str(config.model.path))), config.model)
-    )
+    checkpoint = inside.checkpoint if inside else _opened(config)
     refuse_other_texts(f"worker {join.number}", str(config.model.path), join.texts, checkpoint.files.texts)
     if join.allowed_cpus:
         pin_process_threads(tuple(join.allowed_cpus))
@@ -104,7 +111,10 @@ def load_part(
     )
     common = None if join.experts is None or experts is None else ExpertSharing(join.experts, {join.number: experts})
     mine = kept_of(layout, part, common, join.number)
+    drafts = plan_drafting(checkpoint, config, backend, part)
+    mine = mine if drafts is None else replace(mine, own=mine.own + drafts.nbytes)
     geometry = kv_geometry_of(checkpoint.spec, layout, config.kv.block_size, config.kv.kv_cache_dtype, part)
+    geometry = with_drafting(geometry, drafts)
     config = replace(config, kv=replace(config.kv, kv_cache_memory=join.kv_cache_memory))
     if not is_accelerator(join.device):
         already_held = mine.resident + join.kv_there
@@ -123,10 +133,28 @@ def load_part(
         part=part,
         experts=None if common is None else common.share(join.number),
     )
+    drafting = None if drafts is None else _load_drafting(checkpoint, backend, config, drafts, binding)
     sizes = _sizes(config, join, binding, model, mine, backend, geometry)
     mark_phase("weights")
     notes = (*model.layout.notes, *model.notes, *(finding.text for finding in findings if finding.severity != "info"))
-    return LoadedPart(backend, model, mine, geometry, sizes, binding, host, notes)
+    return LoadedPart(backend, model, mine, geometry, sizes, binding, host, notes, drafting)
+
+
+def _opened(config: EngineConfig) -> OpenedCheckpoint:
+    """The model and what drafts for it, as the engine has opened them."""
+    return with_drafter(with_runner(open_checkpoint(Path(str(config.model.path))), config.model), config)
+
+
+def _load_drafting(
+    checkpoint: Checkpoint, backend: Backend, config: EngineConfig, plan: DraftingPlan, binding: EngineBinding
+) -> LoadedDrafting:
+    drafting, asked = drafting_of(checkpoint), config.model
+    assert drafting is not None  # it was planned
+    policy = matrix_policy_of(binding)
+    model = load_model(
+        drafting, backend, quantize=asked.quantize, dtype=asked.dtype, matrix_policy_of=policy, part=plan.part
+    )
+    return LoadedDrafting(model, plan)
 
 
 def moved_part(join: Join, loaded: LoadedPart, place: EngineBinding, inside: InsideEngine | None = None) -> LoadedPart:

@@ -8,14 +8,16 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, cast
 
+import msgspec
 import numpy as np
 
 from homenode.compute.ops import Backend, Logits, Program, StateMemory, StepArrays
 from homenode.engine.channels.base import WorkerChannels
-from homenode.engine.step import StartSequence, Step, StepItem, StepResult
+from homenode.engine.step import Advance, StartSequence, Step, StepItem, StepResult
 from homenode.engine.worker.batch import Batch
 from homenode.engine.worker.continued import Batches
 from homenode.engine.worker.pooler import Pooler
+from homenode.engine.worker.row_programs import RowsAndLogits
 from homenode.engine.worker.sampler import Sampler, score
 from homenode.engine.worker.sequences import SequenceTable
 from homenode.engine.worker.state_pages import StatePages
@@ -24,6 +26,7 @@ from homenode.model.part import ModelPart
 
 if TYPE_CHECKING:
     from homenode.engine.worker.grammar_masks import GrammarMasks
+    from homenode.engine.worker.model_drafter import ModelDrafter
 
 
 class Runner:
@@ -48,13 +51,15 @@ class Runner:
         state_pages: StatePages | None = None,
         pooler: Pooler | None = None,
         takes_rows: bool = True,
+        make_drafter: Callable[[SequenceTable], ModelDrafter] | None = None,
     ) -> None:
         """`eos_token_ids`: what a sequence with `min_tokens` may not draw before it has them. `part`: of the model,
         None: all of it. `channels`: to other workers, None: there are none. `columns`: of the rows between stages.
         `state`: the state memory of the program, None: no layer here keeps a state. `grammars`: makes what computes the
         masks of sequences with a grammar, asked when the first comes; None: there are none. `state_pages`: how states
         lie in KV blocks where they are handed over. `pooler`: makes texts vectors in place of tokens.
-        `takes_rows`: rows in place of embeddings are this stage's.
+        `takes_rows`: rows in place of embeddings are this stage's. `make_drafter`: makes what drafts for the
+        sequences of the table; None: nothing does.
         """
         self._program, self._backend, self._clock = program, backend, clock
         self._draws = part is None or part.last_stage
@@ -65,6 +70,7 @@ class Runner:
         self._batches = Batches(self._table, None if pooler is None else pooler.kind, takes_rows=takes_rows)
         self._pooler = pooler
         self._sampler = Sampler(backend, self._table)
+        self._drafter = None if make_drafter is None else make_drafter(self._table)
         self._make_grammars, self._grammars = grammars, cast("GrammarMasks | None", None)
         self.waited_s = 0.0
 
@@ -110,10 +116,14 @@ class Runner:
             self._grammars.end(self._table.find(seq))
         if self._pooler is not None:
             self._pooler.end(seq)
+        if self._drafter is not None:
+            self._drafter.end(seq)
         self._table.end(seq)
 
     def _start(self, start: StartSequence) -> None:
         self._table.start(start)
+        if self._drafter is not None:
+            self._drafter.start(start)
         if start.params.grammar is not None and self._draws:
             self._bind(start)
         if self._state is not None and start.state_source >= 0:
@@ -144,10 +154,26 @@ class Runner:
         sampled = self._sampler.draw(rows, batch, self._grammars)
         self._table.cut_back()
         self._batches.drawn(batch, step.items)
+        drafting = self._clock()
+        sampled = self._with_drafts(step.items, sampled)
+        drafting = self._clock() - drafting
         seconds = self._seconds_since(begin)
         if not self._answers:
             return StepResult(step.number, [], seconds=seconds)
-        return StepResult(step.number, sampled, scored, seconds, self._sampler.failed)
+        return StepResult(step.number, sampled, scored, seconds, self._sampler.failed, draft_seconds=drafting)
+
+    def _with_drafts(self, items: Sequence[StepItem], advances: list[Advance]) -> list[Advance]:
+        """Add what is expected to follow."""
+        if self._drafter is None:
+            return advances
+        rows = self._program.rows if isinstance(self._program, RowsAndLogits) else None
+        drafted = self._drafter.draft(items, advances, rows)
+        if not drafted:
+            return advances
+        return [
+            msgspec.structs.replace(advance, drafted=drafted[advance.seq]) if advance.seq in drafted else advance
+            for advance in advances
+        ]
 
     def _seconds_since(self, begin: float) -> float:
         """Without those waited for the stage before."""

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from homenode.compute.kv_memory import KvLayout
@@ -17,7 +18,9 @@ from homenode.engine.binding import EngineBinding
 from homenode.engine.channels.base import WorkerChannels
 from homenode.engine.channels.messages import FileRange, Fits, Join, RunStep, WorkerStepDone
 from homenode.engine.experts.usage import EXPERT_USES, Table, of_part
+from homenode.engine.worker.drafting import DraftingPrograms, drafting_cache, make_drafter
 from homenode.engine.worker.load import InsideEngine, LoadedPart, check_pages, load_part, moved_part
+from homenode.engine.worker.model_drafter import DraftingProgram
 from homenode.engine.worker.pooler import Pooler
 from homenode.engine.worker.runner import Runner
 from homenode.engine.worker.shared_kv import SharedKv
@@ -44,6 +47,8 @@ class PartWorker:
         self._shared: SharedKv | None = None
         self._program: Program | None = None
         self._runner: Runner | None = None
+        self._drafting_cache: KvCache | None = None  # of what drafts here, if anything does
+        self._drafting: DraftingProgram | None = None
         self._grammars: GrammarMasks | None = None
         self._grammars_lock = threading.Lock()  # while they are made
         self._counts: tuple[Program, Table | None] | None = (
@@ -74,27 +79,29 @@ class PartWorker:
         `grows`, `state_slots`: see `Lay`. `make_cache`: makes it for so many blocks, in place of the backend.
         """
         loaded = self._loaded = replace(self.loaded, sizes=replace(self.loaded.sizes, num_blocks=num_blocks))
+        geometry = replace(loaded.geometry, drafting=None)
         self._program = None
         if (state := loaded.geometry.state) is not None:
             self._state = loaded.backend.state_memory(state, state_slots)
         if make_cache is not None:
             self._cache = make_cache(num_blocks)
             self._hand_states_over()
-            return None
-        if memory is None:
+        elif memory is None:
             growing = loaded.backend if grows and isinstance(loaded.backend, GrowingBackend) else None
             self._growing = growing
             self._cache = (
-                loaded.backend.kv_cache(loaded.geometry, num_blocks)
+                loaded.backend.kv_cache(geometry, num_blocks)
                 if growing is None
-                else growing.kv_cache(loaded.geometry, num_blocks, touched=False)
+                else growing.kv_cache(geometry, num_blocks, touched=False)
             )
-            return None
-        spec, part = loaded.model.spec, self._join.part
-        self._shared = SharedKv(loaded.backend, loaded.geometry, num_blocks, memory, spec, part)
-        self._cache = self._shared.cache
-        self._hand_states_over()
-        return self._shared.layout
+        else:
+            spec, part = loaded.model.spec, self._join.part
+            self._shared = SharedKv(loaded.backend, geometry, num_blocks, memory, spec, part)
+            self._cache = self._shared.cache
+            self._hand_states_over()
+        if loaded.drafting is not None:
+            self._drafting_cache = drafting_cache(loaded.drafting, loaded.backend, num_blocks, self._growing)
+        return None if self._shared is None else self._shared.layout
 
     def _hand_states_over(self) -> None:
         """Have states lie in KV blocks as well, which other engines may read."""
@@ -133,11 +140,14 @@ class PartWorker:
         assert self._cache is not None  # `lay` comes first
         if self._program is None or part.ranks > 1:  # a program is bound to its group
             before = self._uses()
-            self._program = loaded.backend.compile(
-                loaded.model.forward(self._cache, self._state, takes_rows=loaded.sizes.row_columns > 0),
-                loaded.limits,
-                links.group,
-            )
+            takes_rows = loaded.sizes.row_columns > 0
+            if loaded.drafting is None:
+                forward = loaded.model.forward(self._cache, self._state, takes_rows=takes_rows)
+                self._program = loaded.backend.compile(forward, loaded.limits, links.group)
+            else:
+                programs = DraftingPrograms(loaded.drafting, loaded, self._drafting_cache, links.group)
+                self._program = programs.of_model(self._cache, self._state, takes_rows=takes_rows)
+                self._drafting = programs.drafting()
             self._counts = (self._program, before)
         self._runner = Runner(
             self._program,
@@ -152,6 +162,7 @@ class PartWorker:
             state_pages=self._state_pages,
             takes_rows=part.first_stage,
             pooler=None if pooling is None else Pooler(pooling.rows, loaded.model.head),
+            make_drafter=None if self._drafting is None else partial(make_drafter, loaded, self._drafting),
         )
 
     def _grammar_masks(self) -> GrammarMasks:

@@ -133,8 +133,8 @@ def _described(folder: Path) -> tuple[Path, dict[str, Any]]:
 
 
 def _read_model(config: Fields, whole: dict[str, Any] | None) -> tuple[dict[str, TensorEntry], dict[str, TensorEntry]]:
-    """The tensors of the text model, its quantised matrices put together, and those of blocks that predict. `whole`: what describes a model that sees or
-    hears, too, in which it is.
+    """The tensors of the text model, its quantised matrices put together, and those of blocks that predict. `whole`:
+    what describes a model that sees or hears, too, in which it is.
     """
     folder, architecture = config.path.parent, folder_architecture(config)
     of_mistral = config.path.name == PARAMS

@@ -117,8 +117,8 @@ class BlockTensors:
 def gguf_block(
     config: Fields, architecture: str, tensors: Mapping[str, _Tensor]
 ) -> tuple[dict[str, _Tensor], dict[str, _Tensor], PredictionSpec] | None:
-    """The tensors of a layer of the first such block of a GGUF file, as `blk.0`, its others by their names here, and how
-    it reads rows; None where there is none. `config`: the keys of its architecture.
+    """The tensors of a layer of the first such block of a GGUF file, as `blk.0`, its others by their names here, and
+    how it reads rows; None where there is none. `config`: the keys of its architecture.
     """
     known = [(int(match[1]), match[2], name) for name in tensors if (match := _GGUF_BLOCK.fullmatch(name))]
     blocks = {block for block, rest, _ in known if rest.startswith(_OF_GGUF)}

@@ -1,0 +1,119 @@
+"""Tokens that a model drafts beside the one that is served, or a block of it: the answers are those without, and what
+should be right is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from homenode.engine.api.local import LocalEngine
+from homenode.errors import UserError
+from homenode.sampling import SamplingParams
+from tests.checkpoints import make_folder, toy_config, toy_tensors
+from tests.engine.engines import config_for, run_all, tokens_of
+from tests.model.prediction_toys import HIDDEN, VOCAB, block_tensors, make_predicting_folder
+
+PROMPTS = [[(7 * i + k * k) % 100 + 3 for k in range(length)] for i, length in enumerate((2, 31, 33, 64, 90))]
+PARAMS = [
+    SamplingParams(max_tokens=40, temperature=t, seed=i, ignore_eos=True, logprobs=1)
+    for i, t in enumerate((0, 0, 0.8, 1.2, 0))
+]
+SMALL = {"block_size": 32, "kv_cache_memory": "2MiB", "max_num_batched_tokens": 48, "max_num_seqs": 8}
+
+
+def answers(folder: Path, rounds: int = 1, **settings: Any) -> tuple[list[list[tuple[Any, ...]]], int, int]:
+    """Tokens and log-probabilities of all prompts, the last time, and how many were drafted and accepted in all."""
+    engine = LocalEngine(config_for(folder, **SMALL, **settings))
+    try:
+        found = [run_all(engine, PROMPTS, PARAMS, 1 + 100 * n) for n in range(rounds)]
+    finally:
+        engine.close()
+    outputs = [output for each in found for request in each for output in request]
+    plain = [[(o.tokens, o.logprobs) for o in request] for request in found[-1]]
+    joined = [[(tokens_of(request), [value for o in request for value in o.logprobs])] for request in found[-1]]
+    assert plain
+    return joined, sum(o.drafted_tokens for o in outputs), sum(o.accepted_tokens for o in outputs)
+
+
+def circle(seed: int = 3) -> np.ndarray[Any, Any]:
+    """What follows each token."""
+    order = np.random.default_rng(seed).permutation(VOCAB)
+    follows = np.zeros(VOCAB, np.int64)
+    follows[order] = np.roll(order, -1)
+    return follows
+
+
+def make_right(folder: Path) -> Path:
+    """A model whose layers add nothing, so that a token follows from the one before it, and whose block is right: it
+    reads the token alone.
+    """
+    plain, (layer, _) = toy_tensors(toy_config("qwen3")), block_tensors()
+    rows = np.random.default_rng(5).standard_normal((VOCAB, HIDDEN)).astype(np.float32)
+    rows /= np.sqrt((rows**2).mean(axis=1, keepdims=True))
+    head = np.zeros_like(rows)
+    head[circle()] = rows
+    change = {
+        name: np.zeros_like(values)
+        for name, values in plain.items()
+        if name.endswith(("o_proj.weight", "down_proj.weight"))
+    }
+    change |= {
+        f"model.layers.2.{name}": np.zeros_like(v)
+        for name, v in layer.items()
+        if name.endswith(("o_proj.weight", "down_proj.weight"))
+    }
+    ones = ("model.norm", "model.layers.2.enorm", "model.layers.2.hnorm", "model.layers.2.shared_head.norm")
+    change |= {f"{name}.weight": np.ones(HIDDEN, np.float32) for name in ones}
+    join = np.concatenate((np.eye(HIDDEN), np.zeros((HIDDEN, HIDDEN))), axis=1).astype(np.float32)
+    change |= {"model.layers.2.eh_proj.weight": join, "model.embed_tokens.weight": rows, "lm_head.weight": head}
+    return make_predicting_folder(folder, "deepseek", change)
+
+
+@pytest.mark.parametrize("rounds", [1, 2], ids=["anew", "from the prefix cache"])
+def test_a_model_that_drafts_for_itself_is_right(rounds: int, tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "m")
+    expected, _, _ = answers(folder, speculative="off")
+    found, drafted, accepted = answers(
+        folder, rounds, speculative="draft", speculative_model=str(folder), num_speculative_tokens=3
+    )
+    assert found == expected
+    assert drafted >= 60 * rounds and accepted >= 0.9 * drafted - 3 * len(PROMPTS) * rounds
+
+
+def test_a_model_that_drafts_wrongly_changes_nothing(tmp_path: Path) -> None:
+    folder, other = make_folder(tmp_path / "m"), make_folder(tmp_path / "other", seed=9)
+    expected, _, _ = answers(folder, speculative="off")
+    found, drafted, accepted = answers(folder, speculative="draft", speculative_model=str(other))
+    assert found == expected and accepted < drafted
+
+
+def test_a_block_that_is_right_is_right_every_time(tmp_path: Path) -> None:
+    folder = make_right(tmp_path / "m")
+    expected, _, _ = answers(folder, speculative="off")
+    found, drafted, accepted = answers(folder, 2, speculative="mtp", num_speculative_tokens=3)
+    assert found == expected
+    assert drafted >= 60 and accepted >= 0.6 * drafted  # two of the prompts are drawn at temperatures
+
+
+@pytest.mark.parametrize("style", ["deepseek", "qwen", "mimo", "ernie"])
+def test_a_block_that_is_wrong_changes_nothing(style: str, tmp_path: Path) -> None:
+    folder = make_predicting_folder(tmp_path / "m", style)
+    expected, _, _ = answers(folder, speculative="off")
+    found, drafted, accepted = answers(folder, speculative="mtp", num_speculative_tokens=2)
+    assert found == expected and accepted < drafted
+
+
+def test_what_cannot_draft_is_refused_by_name(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "m")
+    asked: Sequence[tuple[dict[str, Any], str]] = [
+        ({"speculative": "mtp"}, "has no block that predicts"),
+        ({"speculative": "draft", "speculative_model": str(tmp_path / "nowhere.gguf")}, "nowhere.gguf"),
+    ]
+    for settings, message in asked:
+        with pytest.raises(UserError, match=message):
+            LocalEngine(config_for(folder, **SMALL, **settings))
