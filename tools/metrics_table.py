@@ -27,6 +27,7 @@ _SECTIONS: tuple[tuple[str, Iterable[MetricRow[Any]]], ...] = (
     ),
     ("Of each of several engines, over its lives: `model_name`, `engine`, `node`", rows_of(metric_table.REPLICA)),
     ("Of each model: `model_name`", (*rows_of(metric_table.MODEL), *metric_table.FRONT)),
+    ("Of each of several models: `model_name`", rows_of(metric_table.LIFE)),
     ("Of each named key: `key`, and of a server `model_name`", rows_of(metric_table.KEY)),
     ("Of each server of a proxy: `role`, `server`", rows_of(metric_table.PROXY_SERVER)),
     ("Of a proxy", (*rows_of(metric_table.PROXY), *metric_table.PROXY_COUNTED)),

@@ -37,11 +37,13 @@ def page() -> str:
     from homenode.engine.config import EngineConfig
     from homenode.model.tokenizer.config import TextConfig
     from homenode.server.http.config import ServerConfig
+    from homenode.server.models.several_config import SeveralModelsConfig
     from homenode.server.proxy.config import ProxyConfig
 
     parts = [_INTRODUCTION]
     sections = (
         ("Server", ServerConfig),
+        ("Several models", SeveralModelsConfig),
         ("Engine", EngineConfig),
         ("Text", TextConfig),
         ("Log", LogConfig),

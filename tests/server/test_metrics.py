@@ -20,6 +20,7 @@ from homenode.server.monitoring import metric_table
 from homenode.server.monitoring.metric import MetricRow
 from homenode.server.monitoring.metric_table import rows_of
 from homenode.server.monitoring.server_metrics import Metrics
+from homenode.server.monitoring.snapshots import LifeSnapshot
 from homenode.server.proxy.breaker import CircuitBreaker
 from homenode.server.proxy.instances import Instance
 from homenode.server.proxy.metrics import ProxyMetrics
@@ -29,7 +30,7 @@ from tests.paths import ROOT
 from tools.metrics_table import PAGE, page
 
 ALL: tuple[MetricRow[Any], ...] = (
-    *rows_of((*metric_table.ENGINE, *metric_table.REPLICA, *metric_table.MODEL, *metric_table.KEY)),
+    *rows_of((*metric_table.ENGINE, *metric_table.REPLICA, *metric_table.MODEL, *metric_table.LIFE, *metric_table.KEY)),
     *metric_table.FRONT,
     *rows_of((*metric_table.PROXY_SERVER, *metric_table.PROXY)),
     *metric_table.PROXY_COUNTED,
@@ -125,6 +126,8 @@ def several_models() -> bytes:
     metrics.add_model("two", engine(EngineStats(), *replicas(0, 1), kv_transfer={"role": "sender"}))
     metrics.refuse("draining")
     metrics.front_begins(True)
+    states = {"loaded": True, "unloaded": False}
+    metrics.show_lives(lambda: [("one", LifeSnapshot(states, {"0": 3.0}, 1, 2, 3, 4))])
     return metrics.render()
 
 

@@ -16,12 +16,14 @@ class EngineAssignment:
     """Fit for msgpack: the front sends it to the engine's process as its first frame.
 
     `replica`: which of several engines of a service it is, and its place; None for an engine that is alone.
-    `numa_decision`: what --numa auto has come to, for it to be decided once; None: not yet.
+    `numa_decision`: what --numa auto has come to, for it to be decided once; None: not yet. `name`: of the process,
+    where it is one of several models.
     """
 
     config: EngineConfig
     replica: Replica | None = None
     numa_decision: Decision | None = None
+    name: str | None = None
 
     @property
     def number(self) -> int:
@@ -42,4 +44,6 @@ class EngineAssignment:
         """
         if self.replica is None:
             return None
+        if self.name is not None:
+            return self.name if self.replica.count == 1 else f"{self.name}-{self.number}"
         return self.replica.name if self.config.parallel.workers == 1 else f"homenode-engine-{self.number}"

@@ -43,13 +43,17 @@ APIS = (
 )
 
 
-def create_app(state: ServerState, apis: Sequence[Api] = APIS) -> HttpApplication:
-    """The application that answers for the models of `state`, whose engine clients are started."""
-    by_path: dict[str, list[Operation]] = {}
+def create_app(state: ServerState, apis: Sequence[Api] | None = None) -> HttpApplication:
+    """The application that answers for the models of `state`, whose engine clients are started, or are when somebody
+    asks. `apis`: None: all.
+    """
+    if apis is None:
+        apis = _apis(state)
+    by_path: dict[str, list[tuple[Operation, Api]]] = {}
     shapes: dict[str, ErrorShape | None] = {}
     for api in openapi.with_document(state, apis):
         for operation in api.operations:
-            by_path.setdefault(operation.path, []).append(operation)
+            by_path.setdefault(operation.path, []).append((operation, api))
             shapes[operation.path] = api.error_shape
     routes = [(_route(state, path, operations), shapes[path]) for path, operations in by_path.items()]
     served = [route for route, _ in routes]
@@ -64,21 +68,34 @@ def create_app(state: ServerState, apis: Sequence[Api] = APIS) -> HttpApplicatio
     )
 
 
+def _apis(state: ServerState) -> Sequence[Api]:
+    if not state.models.changes:
+        return APIS
+    from homenode.server.apis.loading import API  # a server of one model starts sooner without
+
+    return (*APIS, API)
+
+
 class _PathEndpoint:
     """The endpoint that answers at one path, by the method."""
 
-    def __init__(self, state: ServerState, operations: Sequence[Operation]) -> None:
-        self._endpoints = {
-            operation.method.upper(): Endpoint(state, operation.handler, admits=operation.admits)
-            for operation in operations
-        }
+    def __init__(self, state: ServerState, operations: Sequence[tuple[Operation, Api]]) -> None:
+        self._endpoints = {operation.method.upper(): _endpoint(state, operation, api) for operation, api in operations}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         method = "GET" if scope["method"] == "HEAD" else scope["method"]
         await self._endpoints[method](scope, receive, send)
 
 
-def _route(state: ServerState, path: str, operations: Sequence[Operation]) -> Route:
+def _endpoint(state: ServerState, operation: Operation, api: Api) -> Endpoint[ServerState]:
+    if not state.models.changes:
+        return Endpoint(state, operation.handler, admits=operation.admits)
+    from homenode.server.core.leasing_endpoint import LeasingEndpoint  # a server of one model starts sooner without
+
+    return LeasingEndpoint(state, operation, api)
+
+
+def _route(state: ServerState, path: str, operations: Sequence[tuple[Operation, Api]]) -> Route:
     """One for all methods of a path, so that who comes with another method is told all of them."""
     shown = path.replace("{model}", "{model:path}")  # names of models may have slashes
-    return Route(shown, _PathEndpoint(state, operations), methods=[each.method.upper() for each in operations])
+    return Route(shown, _PathEndpoint(state, operations), methods=[each.method.upper() for each, _ in operations])

@@ -39,7 +39,8 @@ class ModelHealth(Struct):
 
 class Health(Struct):
     """Answer of /health. `heartbeat_seconds`: how long the engine loop, or the fastest of several, took to answer.
-    `engines`: if the model has several. `models`: if there are several, of which one is well at least.
+    `engines`: if the model has several. `models`: if there are several, of which one is well at least, or none is
+    loaded.
     """
 
     status: Literal["ok"]
@@ -60,6 +61,8 @@ async def health(state: ServerState, request: Request) -> Response:
     """
     state.check_available()
     timeout = state.config.health_timeout
+    if state.models.changes:  # those that are loaded now: it is well without any
+        return await _of_loaded(state, timeout)
     seen = await asyncio.gather(*(_heartbeat(model, timeout) for model in state.models), return_exceptions=True)
     took = [each for each in seen if isinstance(each, float)]
     if not took:
@@ -68,6 +71,14 @@ async def health(state: ServerState, request: Request) -> Response:
         return json_response(Health("ok", took[0], _engines(state.models.first)))
     models = [_model_health(model, each) for model, each in zip(state.models, seen, strict=True)]
     return json_response(Health("ok", min(took), models=models))
+
+
+async def _of_loaded(state: ServerState, timeout: float) -> Response:
+    models = tuple(state.models)
+    seen = await asyncio.gather(*(_heartbeat(model, timeout) for model in models), return_exceptions=True)
+    told = [_model_health(model, each) for model, each in zip(models, seen, strict=True)]
+    took = [each for each in seen if isinstance(each, float)]
+    return json_response(Health("ok", min(took, default=0.0), models=told))
 
 
 async def _heartbeat(model: ServedModel, timeout: float) -> float:

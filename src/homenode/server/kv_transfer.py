@@ -44,7 +44,7 @@ async def kv_transfer(state: ServerState, request: Request) -> Response:
     """Tell what the engine of a model, which the query may name, publishes about its part in handing KV over; 404 where
     it has none, 503 while the server takes no new requests.
     """
-    model = state.models.find(request.query_params.get("model"))
+    model = state.models.find(request.query_params.get("model"))  # who only looks has nothing loaded
     document = published_of(model)
     state.check_available()
     if not (engines := model.client.engines):
@@ -57,8 +57,8 @@ async def kv_transfer(state: ServerState, request: Request) -> Response:
 
 async def release(state: ServerState, request: Request) -> Response:
     """Give a ticket up, wherever its hand-over stands. Any number of times."""
-    models = [model for model in state.models if model.kv_transfer is not None] or [state.models.first]
-    for model in models:
+    models = [model for model in state.models if model.kv_transfer is not None]
+    for model in models or ([] if state.models.changes else [state.models.first]):
         published_of(model)
     body = await read_json(state, request, _decode_release)
     for model in models:

@@ -41,6 +41,8 @@ def with_document(state: ServerState, apis: Sequence[Api]) -> tuple[Api, ...]:
     made: list[bytes] = []
 
     async def openapi_json(state: ServerState, request: Request) -> Response:
+        if state.models.changes:
+            made.clear()
         if not made:
             made.append(await state.text_work.run(lambda: msgspec.json.encode(document(state, served))))
         return Response(made[0], media_type="application/json")
@@ -70,7 +72,7 @@ def document(state: ServerState, apis: Sequence[Api]) -> dict[str, Any]:
         api.tighten(components, state)
     paths: dict[str, Any] = {}
     for api in apis:
-        for operation in filter(lambda one: any(map(one.documented, state.models)), api.operations):
+        for operation in filter(lambda one: _documented(one, state), api.operations):
             paths.setdefault(operation.path, {})[operation.method] = _operation(operation, api.error_body, state)
     for methods in paths.values():
         for method, entry in methods.items():
@@ -91,6 +93,11 @@ def document(state: ServerState, apis: Sequence[Api]) -> dict[str, Any]:
     if state.config.asks_keys:
         text["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     return text
+
+
+def _documented(operation: Operation, state: ServerState) -> bool:
+    """Return whether any model can do it, as far as that is known."""
+    return state.models.changes or any(map(operation.documented, state.models))
 
 
 def _operation(operation: Operation, error_body: type, state: ServerState) -> dict[str, Any]:

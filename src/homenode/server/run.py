@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from homenode.server.app import create_app
 from homenode.server.core.state import ServerState
@@ -25,7 +25,7 @@ from homenode.server.keys.counts import KeyCounts
 from homenode.server.keys.keyring import Keyring, KeySource
 from homenode.server.models.served_model import ModelParts
 
-__all__ = ["bind", "serve", "url_of"]
+__all__ = ["bind", "serve", "serve_state", "url_of"]
 
 
 async def serve(
@@ -43,11 +43,34 @@ async def serve(
     heard them before. 0 after SIGTERM or SIGINT, 1 after the last engine was lost. Raises PeerError when the loop of
     one does not answer to begin with.
     """
+
+    async def begin(state: ServerState, ending: Ending) -> None:
+        for model in state.models:
+            await model.client.heartbeat(config.health_timeout)  # it may have died before anybody listened for that
+
+    def make(keys: Keyring) -> ServerState:
+        return ServerState(models, config, keys=keys)
+
+    return await serve_state(make, config, begin, listener=listener, on_listening=on_listening, stop=stop)
+
+
+async def serve_state(
+    make: Callable[[Keyring], ServerState],
+    config: ServerConfig,
+    begin: Callable[[ServerState, Ending], Awaitable[None]],
+    *,
+    listener: socket.socket | None = None,
+    on_listening: Callable[[str], None] | None = None,
+    stop: StopSignals | None = None,
+) -> int:
+    """The same with the state that `make` makes with the keys that there are. `begin`: awaited when signals are heard,
+    before connections are taken; raises what keeps the server from serving.
+    """
     listener = listener or bind(config)
     warn_if_open(config)
     source, certificate = KeySource(config.api_key, config.api_key_file), certificate_of(config)
     keys = Keyring(source.keys, KeyCounts() if source.counts else None)
-    state = ServerState(models, config, keys=keys)
+    state = make(keys)
     url = url_of(listener, config.scheme)
     server = Server(
         uvicorn_config(create_app(state), config),
@@ -59,8 +82,7 @@ async def serve(
     watching = asyncio.ensure_future(source.watch(keys.replace))
     try:
         with signals(ending.signalled, stop):
-            for model in state.models:
-                await model.client.heartbeat(config.health_timeout)  # it may have died before anybody listened for that
+            await begin(state, ending)
             await server.serve(sockets=with_twins(listener))
     finally:
         watching.cancel()

@@ -125,7 +125,7 @@ async def detokenize(state: ServerState, request: Request) -> Response:
 
 async def tokenizer_info(state: ServerState, request: Request) -> Response:
     """Special tokens, chat template and sizes of the model that the query names."""
-    model = state.models.find(request.query_params.get("model"))
+    model = await state.models.obtain(request, request.query_params.get("model"))
     facts = {
         "bos_token": None,
         "eos_token": None,

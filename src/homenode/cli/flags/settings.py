@@ -266,7 +266,7 @@ def _read_config(configs: tuple[type[Any], ...]) -> Callable[[click.Context, cli
         ctx.default_map = {}
         for key, value in values.items():
             setting = by_flag.get(keys[key])
-            ctx.default_map[setting.name if setting else keys[key]] = _from_file(file, key, value, setting)
+            ctx.default_map[setting.name if setting else keys[key]] = from_file(file, key, value, setting)
 
     return callback
 
@@ -297,7 +297,7 @@ def _translated(ctx: click.Context, file: Path, values: dict[str, Any], own: Map
     return found
 
 
-def _from_file(file: Path, key: str, value: Any, setting: ConfigSetting | None) -> Any:
+def from_file(file: Path, key: str, value: Any, setting: ConfigSetting | None) -> Any:
     """A TOML value as the parameter takes it: what a flag may be given several times is a list, or one text cut as the
     flag's is.
 

@@ -13,6 +13,7 @@ from homenode.cli.output.report import json_errors, print_json
 from homenode.cli.placement.claims_beside import claims_on
 from homenode.cli.placement.flag_demand import demand_from_flags, plan_for
 from homenode.cli.placement.plan_flags import PlanFlags, with_plan_flags
+from homenode.cli.placement.plan_models import model_flags, plan_models_of, with_model_flags
 from homenode.cli.placement.plan_stages import plan_stages, stage_flags, with_stage_flags
 from homenode.cli.placement.plan_weights import plan_weights, weight_flags, with_weight_flags
 from homenode.errors import UserError
@@ -31,22 +32,26 @@ if TYPE_CHECKING:
 @click.option("--explain", is_flag=True, help="Say for each worker where its CPUs and its memory lie, and why.")
 @with_weight_flags
 @with_stage_flags
+@with_model_flags
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
 def plan(
     ctx: click.Context, /, requirements: bool, before_start: bool, explain: bool, as_json: bool, **values: Any
 ) -> None:
     """Plan who runs where on this host, or on a recorded one; with --weights, where a model's weights lie; with
-    --stages, who has which layers.
+    --stages, who has which layers; with --models, where each of several models is.
 
     Exit code 0: a plan without trouble; 1: a plan with findings of severity error; 2: no plan, and the reason.
     """
     from homenode.host.topology.finding import worst
 
     with json_errors(as_json):
+        models = model_flags(ctx, values)
         stages = stage_flags(ctx, values)
         weights = weight_flags(ctx, values, with_stages=stages is not None)
         flags = PlanFlags.taken_from(values)
+        if models is not None:
+            sys.exit(plan_models_of(flags, models, as_json))
         if stages is not None:
             sys.exit(plan_stages(flags, stages, as_json))
         if weights is not None:

@@ -38,6 +38,7 @@ from homenode.server.check_files import check_doors
 from homenode.server.http.config import ServerConfig
 from homenode.server.http.descriptors import raise_descriptor_limit
 from homenode.server.http.stop_signals import StopSignals, run_service
+from homenode.server.models.several_config import SeveralModelsConfig
 from homenode.server.settings_without_effect import server_settings_without_effect
 from homenode.start_phases import mark_phase
 from homenode.units import format_bytes, format_count
@@ -66,7 +67,7 @@ _LOG = logging.getLogger("homenode.serve")
     is_flag=True,
     help="Print each setting, its value and where it came from, and the tokens that end an answer; then exit.",
 )
-@with_settings(ServerConfig, EngineConfig, TextConfig, LogConfig)
+@with_settings(ServerConfig, SeveralModelsConfig, EngineConfig, TextConfig, LogConfig)
 @click.pass_context
 def serve(ctx: click.Context, /, model: str | None, check_config: bool, show_config: bool, **values: Any) -> None:
     """Serve MODEL over HTTP with the OpenAI API.
@@ -84,25 +85,40 @@ def serve(ctx: click.Context, /, model: str | None, check_config: bool, show_con
         told = (*told_of_equivalents(), *take_transfer_file(ctx, values))
         engine: EngineConfig = build(EngineConfig, values)
         server, text = build(ServerConfig, values), build(TextConfig, values)
+        several: SeveralModelsConfig = build(SeveralModelsConfig, values)
+        if several.models or several.models_memory is not None:
+            from homenode.cli.server.serve_models import check_beside_models
+
+            check_beside_models(server, several, model)
         named = dataclasses.replace(engine.model, model=model, vocabulary=text.tokenizer)
         engine = dataclasses.replace(engine, model=named)
         text.check_links(engine.model.links)
         if show_config:
+            _show(ctx)
+            if several.models:
+                return
             from homenode.cli.server.text_side import print_text_side
 
-            _show(ctx)
             print_text_side(engine.model, text, server)
             return
         ignored = server_settings_without_effect(server, given_settings(ctx))
         if check_config:
             for line in told:
                 print_note(line)
+            if several.models:
+                from homenode.cli.server.serve_models import check_models
+
+                sys.exit(check_models(server, several, values))
             sys.exit(_check(server, engine, text, ignored))
         begin_service_log("server", build(LogConfig, values).level)
         for line in (*told, *(with_origins(finding.text) for finding in ignored)):
             _LOG.warning("%s", line)
         check_doors(server)
         raise_descriptor_limit()
+        if several.models:
+            from homenode.cli.server.serve_models import serve_models
+
+            sys.exit(run_service(lambda stop: serve_models(server, several, values, stop)))
         if engine.transfer.on:
             from homenode.engine.kv_transfer.checks import transfer_problems
 
@@ -368,6 +384,6 @@ def _show(ctx: click.Context) -> None:
 
     table = Table("setting", "value", "from")
     table.add_row("MODEL", ctx.params["model"] or "(the built-in model)", source_of(ctx, "model"))
-    for row in shown_settings(ctx, ServerConfig, EngineConfig, TextConfig, LogConfig):
+    for row in shown_settings(ctx, ServerConfig, SeveralModelsConfig, EngineConfig, TextConfig, LogConfig):
         table.add_row(*row)
     OUT.print(table)

@@ -13,6 +13,7 @@ from homenode.cli.flags.settings import settings_of
 from homenode.engine.config import EngineConfig
 from homenode.model.tokenizer.config import TextConfig
 from homenode.server.http.config import ServerConfig
+from homenode.server.models.several_config import SeveralModelsConfig
 
 # By the part of EngineConfig in which a setting is.
 _OF_PART = {
@@ -41,7 +42,8 @@ _OF_SETTING = {
 def _groups() -> Iterator[tuple[str, HelpGroup]]:
     for config in (ServerConfig, LogConfig):
         yield from ((setting.name, HelpGroup.SERVER) for setting in settings_of(config))
-    yield from ((setting.name, HelpGroup.MODEL) for setting in settings_of(TextConfig))
+    for of_models in (SeveralModelsConfig, TextConfig):
+        yield from ((setting.name, HelpGroup.MODEL) for setting in settings_of(of_models))
     for setting in settings_of(EngineConfig):
         yield setting.name, _OF_PART.get(setting.path[0], HelpGroup.SERVER)
     yield from _OF_SETTING.items()
@@ -53,6 +55,7 @@ class ServeCommand(GroupedHelpCommand, ManyValuesCommand, EquivalentsCommand):
     groups: ClassVar = dict(_groups())
     first: ClassVar = frozenset(
         {
+            "models",
             "quantize",
             "max_model_len",
             "host",

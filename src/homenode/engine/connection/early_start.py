@@ -19,7 +19,15 @@ from homenode.host.process_group import start_in_own_group
 
 ENGINE_PROGRAM = "homenode.engine.runtime.process"
 # Of `serve`: with these no engine is started, or not this one.
-_WITHOUT_ENGINE = ("-h", "--help", "--check-config", "--show-config", "--data-parallel-size", "--api-server-count")
+_WITHOUT_ENGINE = (
+    "-h",
+    "--help",
+    "--check-config",
+    "--show-config",
+    "--models",
+    "--data-parallel-size",
+    "--api-server-count",
+)
 _END_WITHIN_S = 2.0  # of a process that was killed
 
 
@@ -60,11 +68,19 @@ def start_engine_early() -> None:
     started later and the refusal told then.
     """
     global _early, _environment
+    _environment = dict(os.environ)
+    _early = start_engine_process()
+
+
+def start_engine_process(name: str | None = None) -> StartedEngine | None:
+    """The process of an engine, called `name`, which imports until it is told its settings; to be called on the thread
+    that lives as long as the engine should. None where the machine refuses.
+    """
     with contextlib.suppress(OSError):
         ours, theirs = socket.socketpair()
         with theirs:
-            _environment = dict(os.environ)
-            _early = StartedEngine(run_program(ENGINE_PROGRAM, [theirs.fileno()]), ours)
+            return StartedEngine(run_program(ENGINE_PROGRAM, [theirs.fileno()], (), name), ours)
+    return None
 
 
 def take_early_engine() -> StartedEngine | None:
@@ -82,9 +98,13 @@ def end_early_engine() -> None:
     """End the process if nobody took it."""
     global _early
     left, _early = _early, None
-    if left is None:
-        return
-    left.stream.close()
-    left.process.kill()
+    if left is not None:
+        end_engine_process(left)
+
+
+def end_engine_process(started: StartedEngine) -> None:
+    """End a process that nobody took."""
+    started.stream.close()
+    started.process.kill()
     with contextlib.suppress(subprocess.TimeoutExpired):
-        left.process.wait(_END_WITHIN_S)
+        started.process.wait(_END_WITHIN_S)

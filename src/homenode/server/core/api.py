@@ -10,8 +10,8 @@ from typing import Any
 
 from homenode.server.core.state import ServerState
 from homenode.server.http.endpoint import Handler
-from homenode.server.http.failures import ErrorBody, ErrorShape
-from homenode.server.http.sse import EVENTS, StreamForm
+from homenode.server.http.failures import ApiError, ErrorBody, ErrorShape
+from homenode.server.http.sse import EVENTS, StreamForm, event
 from homenode.server.models.served_model import ServedModel
 
 POST_FAILURES = (400, 401, 404, 405, 408, 413, 415, 429, 500, 503)  # statuses of operations that take a body
@@ -50,6 +50,11 @@ class Operation:
         return self.streams if isinstance(self.streams, tuple) else (self.streams,)
 
 
+def stream_failure(error: ApiError) -> bytes:
+    """The event of the OpenAI API: an error body."""
+    return event(error.body)
+
+
 def _nothing(components: dict[str, Any], state: ServerState) -> None:
     """The types of the API say everything."""
 
@@ -58,12 +63,14 @@ def _nothing(components: dict[str, Any], state: ServerState) -> None:
 class Api:
     """One API. `tighten` adds to the OpenAPI schemas, by type name, what types cannot say of the served models.
     `error_shape` makes the body of an answer that is not a success, of the type `error_body`; None: that of the OpenAI
-    API. `prefix`: what its paths begin with, so that one that there is not is refused in this shape, too. What goes
-    wrong in a stream that has begun is told by its `AnswerFormat`.
+    API. `stream_failure`: the event that ends a stream of which nothing but the head was sent; what goes wrong later in
+    one is told by its `AnswerFormat`. `prefix`: what its paths begin with, so that one that there is not is refused in
+    this shape, too.
     """
 
     operations: tuple[Operation, ...]
     error_shape: ErrorShape | None = None
     error_body: type = ErrorBody
     prefix: str | None = None
+    stream_failure: Callable[[ApiError], bytes] = stream_failure
     tighten: Callable[[dict[str, Any], ServerState], None] = _nothing

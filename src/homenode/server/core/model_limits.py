@@ -9,6 +9,8 @@ from homenode.server.core.pooling import generates
 from homenode.server.core.prompts import most_prompt_tokens
 from homenode.server.models.served_model import ServedModel
 
+_MOST = 2**31 - 1
+
 
 @dataclass(frozen=True)
 class ModelLimits:
@@ -32,6 +34,22 @@ class ModelLimits:
     def kv_role(self) -> str | None:
         """The only part in handing KV over; None where there is none, or both."""
         return next(iter(self.kv_roles)) if len(self.kv_roles) == 1 else None
+
+    @staticmethod
+    def of_any(names: Iterable[str]) -> ModelLimits:
+        """Return those of models with these names, of which nothing else is known before they are loaded."""
+        return ModelLimits(
+            names=tuple(names),
+            vocab_size=_MOST,
+            max_model_len=_MOST,
+            most_prompt_tokens=_MOST,
+            most_sequences=_MOST,
+            vector_width=_MOST,
+            takes_empty_text=True,
+            fills_middle=True,
+            has_thoughts=True,
+            kv_roles=frozenset(("sender", "receiver")),
+        )
 
     @staticmethod
     def of(models: Iterable[ServedModel]) -> ModelLimits:

@@ -17,7 +17,7 @@ from homenode.server.http.bodies import Bodies
 from homenode.server.http.config import ServerConfig
 from homenode.server.keys.keyring import Keyring
 from homenode.server.keys.named_key import unnamed_keys
-from homenode.server.models.model_table import ModelTable
+from homenode.server.models.model_table import ModelsByName, ModelTable
 from homenode.server.models.served_model import ModelParts, ServedModel
 from homenode.server.models.text_work import TextWork
 from homenode.server.monitoring.server_metrics import Metrics
@@ -62,27 +62,44 @@ class ServerState(RequestAdmission):
         front: FrontIdentity = ALONE,
         *,
         keys: Keyring | None = None,
+        table: Callable[[TextWork, Metrics], ModelsByName] | None = None,
     ) -> None:
-        """`models`: at least one. `keys`: None: those of --api-key alone. Raises UserError for two of one name."""
+        """`models`: at least one. `keys`: None: those of --api-key alone. `table`: makes the table where models are
+        loaded when they are asked for; then there are no `models`. Raises UserError for two of one name.
+        """
         super().__init__()
         self.keys = Keyring(unnamed_keys(config.api_key)) if keys is None else keys
         self.config = config
-        self.metrics = Metrics(models[0].names[0] if len(models) == 1 else "", front.metrics, self.keys)
+        alone = models[0].names[0] if len(models) == 1 else ""
+        self.metrics = Metrics(alone, front.metrics, self.keys)
         if front.metrics is not None:
             self.metrics.front_begins(front.replaces)
         self.started = int(time.time()) if front.started is None else front.started
         self.bodies = Bodies(-(-_BODIES_AT_ONCE // front.fronts) * config.max_request_body)
         self.text_work = TextWork(_TEXTS_AT_ONCE * config.max_request_body)
         first_id = first_number(front.front) + 1
-        self.models = ModelTable([ServedModel(parts, self.text_work, self.metrics, first_id) for parts in models])
+        self.models: ModelsByName
+        if table is not None:
+            self.models = table(self.text_work, self.metrics)
+        else:
+            self.models = ModelTable([ServedModel(parts, self.text_work, self.metrics, first_id) for parts in models])
         limits = StoreLimits(config.max_stored_responses, config.stored_responses_size, config.stored_response_age)
         self.responses = open_store(limits, front.metrics)
         self.thought_seal = ThoughtSeal(config.thoughts_secret)
 
-    @cached_property
+    @property
     def limits(self) -> ModelLimits:
-        """The largest limits among the models."""
+        """The largest limits among the models; of some that are not loaded, as far as any model goes."""
+        return ModelLimits.of_any(self.models.names) if self.models.changes else self._limits
+
+    @cached_property
+    def _limits(self) -> ModelLimits:
         return ModelLimits.of(self.models)
+
+    def drain(self, timeout_s: float) -> None:
+        """Take no new work, and load no model."""
+        super().drain(timeout_s)
+        self.models.drain()
 
     def refused(self, reason: str) -> None:
         """Count a request that was turned away."""

@@ -49,6 +49,16 @@ class KeyHolder:
         return self._key.name if self._key is not None else ""
 
     @property
+    def models(self) -> tuple[str, ...]:
+        """The names of the models that it may use; empty: all."""
+        return self._key.models if self._key is not None else ()
+
+    @property
+    def is_admin(self) -> bool:
+        """Return whether it may load and unload models: a key that says so, one without a name, or none."""
+        return self._key is None or self._key.admin or not self._key.name
+
+    @property
     def has_tiers(self) -> bool:
         """Return whether it may have some tiers only, or has one that is not the others'."""
         return self._key is not None and self._key.service_tiers != ALL_TIERS

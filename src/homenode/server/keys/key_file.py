@@ -30,7 +30,8 @@ _LARGEST_LIMIT = 10**12
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _SECRET = re.compile(r"[!-~]{1,512}")  # what a header can carry
 _LIMITS = ("requests_per_minute", "tokens_per_minute", "concurrent_requests")
-_FIELDS = ("key", *_LIMITS, "service_tiers")
+_FIELDS = ("key", *_LIMITS, "service_tiers", "models", "admin")
+_MOST_NAMES = 1000  # of models
 _TIERS = get_args(ServiceTier)
 
 
@@ -123,6 +124,10 @@ def _key(name: str, table: Any, rows: KeyRows) -> NamedKey:
     limits: dict[str, Any] = {field: _limit(name, field, table[field]) for field in _LIMITS if field in table}
     if "service_tiers" in table:
         limits["service_tiers"] = _tiers(name, table["service_tiers"])
+    if "models" in table:
+        limits["models"] = _models(name, table["models"])
+    if "admin" in table:
+        limits["admin"] = _switch(name, "admin", table["admin"])
     return NamedKey(digest=digest_of(secret), name=name, row=rows.of(name), **limits)
 
 
@@ -143,6 +148,19 @@ def _tiers(name: str, value: Any) -> tuple[ServiceTier, ...]:
             "which leave it open"
         )
     return tuple(names)
+
+
+def _models(name: str, value: Any) -> tuple[str, ...]:
+    names = value if isinstance(value, list) else []
+    if not 0 < len(names) <= _MOST_NAMES or not all(isinstance(each, str) and 0 < len(each) <= 200 for each in names):
+        raise UserError(f"keys.{name}.models is not a list of names of models; leave it out for all of them")
+    return tuple(names)
+
+
+def _switch(name: str, field: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise UserError(f"keys.{name}.{field} is neither true nor false")
+    return value
 
 
 def _check_different(keys: Sequence[NamedKey], unnamed: Sequence[NamedKey]) -> None:

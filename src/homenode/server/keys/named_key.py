@@ -16,7 +16,8 @@ class NamedKey(msgspec.Struct, frozen=True, kw_only=True):
     """One key. `digest`: SHA-256 of the secret, which is kept nowhere. `name`: empty for keys of --api-key.
 
     `row`: where its requests are counted (`counts.KeyCounts`). A limit of None does not hold anybody. `service_tiers`:
-    those that its requests may have; the first is that of requests which leave it open.
+    those that its requests may have; the first is that of requests which leave it open. `models`: names of those that
+    it may use; empty: all. `admin`: it may load and unload models.
     """
 
     digest: bytes
@@ -26,6 +27,8 @@ class NamedKey(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_minute: int | None = None
     concurrent_requests: int | None = None
     service_tiers: tuple[ServiceTier, ...] = ALL_TIERS
+    models: tuple[str, ...] = ()
+    admin: bool = False
 
 
 def unnamed_keys(secrets: Sequence[str]) -> tuple[NamedKey, ...]:

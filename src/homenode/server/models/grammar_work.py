@@ -62,6 +62,11 @@ class GrammarWork:
         vocabulary = self.vocabulary
         return (await self._within_time(lambda: try_grammar(text, vocabulary, param), param)).text
 
+    def close(self) -> None:
+        """End the threads, if there are any."""
+        if "_pool" in self.__dict__:
+            self._pool.shutdown(wait=False)
+
     async def _within_time(self, work: Callable[[], Result], param: str) -> Result:
         running = asyncio.get_running_loop().run_in_executor(self._pool, work)
         try:

@@ -11,6 +11,7 @@ from homenode.errors import UserError
 from homenode.server.http.decoding import BodyDecoder
 from homenode.server.http.exchange import BodyLimits, read_json
 from homenode.server.http.failures import ApiError
+from homenode.server.models.model_names import check_key, unknown_model
 from homenode.server.models.served_model import ServedModel
 
 
@@ -24,7 +25,37 @@ class NamesModel(Protocol):
 class ServesModels(BodyLimits, Protocol):
     """The state of a server that has a table of models."""
 
-    models: ModelTable
+    models: ModelsByName
+
+
+class ModelsByName(Protocol):
+    """The models of a server: all there from the start to the end (`ModelTable`), or loaded when they are asked for
+    (`kept_models.KeptModels`). Iterating gives those that can answer now.
+    """
+
+    changes: bool
+
+    def __iter__(self) -> Iterator[ServedModel]: ...
+
+    def __len__(self) -> int: ...
+
+    def __contains__(self, name: object) -> bool: ...
+
+    @property
+    def names(self) -> tuple[str, ...]: ...
+
+    @property
+    def first(self) -> ServedModel: ...
+
+    def find(self, name: str | None, tag: str = "") -> ServedModel: ...
+
+    async def obtain(
+        self, request: Request, name: str | None, tag: str = "", *, stream: bool = False
+    ) -> ServedModel: ...
+
+    def keep(self, served: ServedModel, seconds: float | None) -> None: ...
+
+    def drain(self) -> None: ...
 
 
 B = TypeVar("B", bound=NamesModel)
@@ -32,6 +63,8 @@ B = TypeVar("B", bound=NamesModel)
 
 class ModelTable:
     """The served models, at least one, in their order; a request that names none means the first."""
+
+    changes = False
 
     def __init__(self, models: Sequence[ServedModel]) -> None:
         """Raises UserError for a name that two models have."""
@@ -69,6 +102,7 @@ class ModelTable:
         503 where the engine of the model is gone.
         """
         model = self.first if name is None else self._named(name, tag)
+        check_key(model.name, model.names)
         if model.lost is not None:
             text = f"the engine of the model `{model.name}` is gone"
             raise ApiError(503, text, param="model", code="engine_lost", retry_after_s=5)
@@ -78,13 +112,17 @@ class ModelTable:
         model = self._by_name.get(name) or self._by_name.get(name.removesuffix(tag))
         if model is not None:
             return model
-        known = ", ".join(f"`{each}`" for each in self._by_name)
-        raise ApiError(
-            404,
-            f"`model` is `{name.removesuffix(tag)[:200]}`, which is not served here; there is {known}",
-            param="model",
-            code="model_not_found",
-        )
+        raise unknown_model(name.removesuffix(tag), self.names)
+
+    async def obtain(self, request: Request, name: str | None, tag: str = "", *, stream: bool = False) -> ServedModel:
+        """The same for a request, which never waits: all are loaded."""
+        return self.find(name, tag)
+
+    def keep(self, served: ServedModel, seconds: float | None) -> None:
+        """Nothing changes: all are kept until the end of the server."""
+
+    def drain(self) -> None:
+        """Nobody waits for a model."""
 
 
 async def read_for_model(
@@ -92,7 +130,14 @@ async def read_for_model(
 ) -> tuple[B, ServedModel]:
     """The body of a request, as `read_json` has it, and the model that it asks for. `tag`: may stand behind its name.
 
-    Raises as `read_json` and `ModelTable.find`.
+    A stream is one unless it says no where names have a tag, and if it says so elsewhere. Raises as `read_json` and
+    `obtain` of the models.
     """
     body = await read_json(state, request, decode, any_type=any_type)
-    return body, state.models.find(body.model, tag)
+    return body, await model_for(state, request, body, tag=tag)
+
+
+async def model_for(state: ServesModels, request: Request, body: NamesModel, *, tag: str = "") -> ServedModel:
+    """The model that a body which was read asks for. Raises as `read_for_model`."""
+    stream = getattr(body, "stream", False)
+    return await state.models.obtain(request, body.model, tag, stream=stream or (stream is None and bool(tag)))

@@ -50,6 +50,7 @@ class ServedModel:
 
     def __init__(self, parts: ModelParts, text_work: TextWork, metrics: Metrics, first_id: int = 1) -> None:
         """`metrics`: of the server. `first_id`: of its requests; those of other front processes begin elsewhere."""
+        self.parts = parts
         self.client, self.tokenizer, self.config = parts.client, parts.tokenizer, parts.config
         self.ready, self.names = parts.client.ready, parts.names
         self.text_work = text_work
@@ -80,6 +81,10 @@ class ServedModel:
     def answer_name(self, asked: str | None) -> str:
         """The name to answer under: the one that was asked for, if any."""
         return asked or self.name
+
+    def close(self) -> None:
+        """End the threads that work for it alone."""
+        self.grammars.close()
 
     def abort_all(self) -> None:
         """Ask the engine to forget everything that runs; each request is then answered with 503."""

@@ -33,6 +33,7 @@ from homenode.server.monitoring.metric import (
 from homenode.server.monitoring.snapshots import (
     EngineSnapshot,
     ExpertCounts,
+    LifeSnapshot,
     ModelSnapshot,
     ServerSnapshot,
     WeightBytes,
@@ -351,6 +352,27 @@ MODEL: tuple[MetricGroup[ModelSnapshot, ModelSnapshot], ...] = (
     MetricGroup(lambda model: model, _REJECTIONS),
     MetricGroup(lambda model: model if model.start_phases else None, _START),
 )
+
+# Each of several models: label model_name
+
+_LIVES: tuple[MetricRow[LifeSnapshot], ...] = (
+    counter("model_loads", "Times a model was loaded.", lambda model: model.loads),
+    counter("model_unloads", "Times a model was unloaded.", lambda model: model.unloads),
+    counter(
+        "model_load_failures",
+        "Times a model could not be loaded, or its engine was lost.",
+        lambda model: model.failures,
+    ),
+    gauge("model_state", "1 for the state a model is in.", lambda model: by_label(model.states), "state"),
+    gauge(
+        "model_memory_bytes",
+        "Memory that a model may take, by node, while it is loaded.",
+        lambda model: by_label(model.memory),
+        "node",
+    ),
+    gauge("model_requests_waiting", "Requests that wait for a model to be loaded.", lambda model: model.waiting),
+)
+LIFE: tuple[MetricGroup[LifeSnapshot, LifeSnapshot], ...] = (MetricGroup(lambda model: model, _LIVES),)
 
 # Each model, counted by the fronts: label model_name
 

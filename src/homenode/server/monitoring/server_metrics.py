@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from homenode.engine.messages import ReplicaStats
+from homenode.engine.messages import EngineStats, ReplicaStats
 from homenode.server.interfaces.client import EngineClient
 from homenode.server.keys.keyring import Keyring
 from homenode.server.monitoring.keys import KeyMetrics
@@ -27,12 +27,13 @@ from homenode.server.monitoring.metric_table import (
     FINISHED,
     FIRST_TOKEN,
     FRONT_RESTARTS,
+    LIFE,
     MODEL,
     QUEUE_TIME,
     REPLICA,
     WHOLE_REQUEST,
 )
-from homenode.server.monitoring.snapshots import EngineSnapshot, ModelSnapshot
+from homenode.server.monitoring.snapshots import EngineSnapshot, LifeSnapshot, ModelSnapshot
 from homenode.start_phases import marked_phases, phases_since, process_began
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -46,21 +47,52 @@ class _EngineCollector(Collector):
     def __init__(self, model: str, client: EngineClient, refused: Callable[[], Mapping[str, int]]) -> None:
         """`refused`: requests that fronts turned away, by reason."""
         self._model, self._client, self._refused = model, client, refused
+        self.before: EngineStats | None = None  # of its engines before this one
+        self._rests = False
+
+    def rest(self, client: EngineClient) -> None:
+        """Show what this engine has counted, and that nothing runs: it is no more."""
+        if client is self._client:
+            self._rests = True
+
+    @property
+    def counted(self) -> EngineStats:
+        """Return what this engine and those before it have counted."""
+        from homenode.engine.router.stats import at_rest  # a server of one model starts sooner without
+
+        return self._with_earlier(at_rest(self._client.statistics))
+
+    def _with_earlier(self, now: EngineStats) -> EngineStats:
+        if self.before is None:
+            return now
+        from homenode.engine.router.stats import since_start  # as above
+
+        return since_start(self.before, now)
 
     def collect(self) -> Iterator[Metric]:
-        names, values = _labels(self._client.engines)
+        names, values = _labels(self._replicas)
         labels = [(self._model, *of) for of in values]
         yield from families(ENGINE, ("model_name", *names), list(zip(labels, self._engines(), strict=True)))
         yield from families(MODEL, ("model_name",), [((self._model,), self._whole_model())])
-        replicas = list(zip(labels, self._client.engines, strict=False))
+        replicas = list(zip(labels, self._replicas, strict=False))
         yield from families(REPLICA, ("model_name", *names), replicas)
 
     def _engines(self) -> list[EngineSnapshot]:
         """The engine, or each of several."""
         hands_kv_over = bool(self._client.ready.details.get("kv_transfer"))
-        replicas = self._client.engines
-        stats = [engine.statistics for engine in replicas] if replicas else [self._client.statistics]
+        replicas = self._replicas
+        if self._rests:
+            stats = [self.counted]
+        elif replicas:
+            stats = [engine.statistics for engine in replicas]
+        else:
+            stats = [self._with_earlier(self._client.statistics)]
         return [EngineSnapshot(each, hands_kv_over) for each in stats]
+
+    @property
+    def _replicas(self) -> Sequence[ReplicaStats]:
+        """Several engines, while they are there."""
+        return () if self._rests else self._client.engines
 
     def _whole_model(self) -> ModelSnapshot:
         """The model; which engine would have had a request that was turned away says nothing."""
@@ -142,6 +174,16 @@ class _AllModels(Collector):
         yield from families.values()
 
 
+class _Lives(Collector):
+    """Reads what becomes of models whenever somebody asks."""
+
+    def __init__(self, lives: Callable[[], Sequence[tuple[str, LifeSnapshot]]]) -> None:
+        self._lives = lives
+
+    def collect(self) -> Iterator[Metric]:
+        yield from families(LIFE, ("model_name",), [((name,), life) for name, life in self._lives()])
+
+
 class _ServerRefusals(Collector):
     """Requests that the fronts of several models turned away before they knew which model was asked for."""
 
@@ -164,6 +206,7 @@ class Metrics:
         self._counted = _Alone() if folder is None else _Shared(folder)
         self._registry, self._own = self._counted.registry, self._counted.own
         self._models = _AllModels()
+        self._engines: dict[str, _EngineCollector] = {}
         if not model:
             self._models.collectors.append(_ServerRefusals(self._counted.all_refused))
         self._registry.register(self._models)
@@ -178,8 +221,22 @@ class Metrics:
     def add_model(self, name: str, client: EngineClient) -> ModelMetrics:
         """The metrics of one more model, which a scrape shows from now on under this name."""
         of_fronts = self._counted.all_refused if name == self._model else dict[str, int]
-        self._models.collectors.append(_EngineCollector(name, client, of_fronts))
+        collector = _EngineCollector(name, client, of_fronts)
+        if (earlier := self._engines.pop(name, None)) is not None:  # its model is loaded again
+            collector.before = earlier.counted
+            self._models.collectors.remove(earlier)
+        self._engines[name] = collector
+        self._models.collectors.append(collector)
         return ModelMetrics(name, [times.labels(name) for times in self._times], self._finished)
+
+    def rest_model(self, name: str, client: EngineClient) -> None:
+        """The engine of a model is no more: what it has counted stays."""
+        if (collector := self._engines.get(name)) is not None:
+            collector.rest(client)
+
+    def show_lives(self, lives: Callable[[], Sequence[tuple[str, LifeSnapshot]]]) -> None:
+        """Show what becomes of models that are loaded when they are asked for. `lives`: now, by name."""
+        self._registry.register(_Lives(lives))
 
     def front_begins(self, replaces: bool) -> None:
         """Where there are several fronts: this is one of them, and `replaces` one that was lost."""

@@ -93,6 +93,20 @@ class ModelSnapshot:
 
 
 @dataclass(frozen=True)
+class LifeSnapshot:
+    """A model that is loaded when it is asked for, at a scrape. `states`: of all that there are, whether it is in it.
+    `memory`: bytes by node that it may take now. `waiting`: requests that wait for it.
+    """
+
+    states: Mapping[str, bool]
+    memory: Mapping[str, float]
+    waiting: int
+    loads: int
+    unloads: int
+    failures: int
+
+
+@dataclass(frozen=True)
 class ServerSnapshot:
     """One of the servers of a proxy at a scrape. `states`: of all that there are, whether it is in it."""
 

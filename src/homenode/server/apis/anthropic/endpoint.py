@@ -8,7 +8,13 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
-from homenode.server.apis.anthropic.answer import MESSAGES_EVENTS, PING, MessagesAnswer, MessagesFormat
+from homenode.server.apis.anthropic.answer import (
+    MESSAGES_EVENTS,
+    PING,
+    MessagesAnswer,
+    MessagesFormat,
+    messages_failure,
+)
 from homenode.server.apis.anthropic.conversation import answer_request, prompt_request, shows_thoughts
 from homenode.server.apis.anthropic.errors import MessagesError, messages_error
 from homenode.server.apis.anthropic.openapi import tighten
@@ -70,6 +76,7 @@ async def _count(model: ServedModel, request: Request, asked: ConversationReques
 
 
 API = Api(
+    stream_failure=messages_failure,
     operations=(
         Operation(
             path="/v1/messages",

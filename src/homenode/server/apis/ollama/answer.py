@@ -18,7 +18,7 @@ from homenode.server.core.message_reader import JoinedMessage, MessageEvent
 from homenode.server.http.failures import ApiError
 from homenode.server.interfaces.tokenizer import TokenizerLike
 
-DoneReason = Literal["stop", "length", "load"]
+DoneReason = Literal["stop", "length", "load", "unload"]
 _LEAST_LOGPROB = -9999.0  # stands for minus infinity, which JSON cannot carry
 
 
@@ -132,9 +132,9 @@ def generate_line(common: dict[str, Any], part: OllamaPart) -> OllamaLine:
     return OllamaGenerateAnswer(response=part.content, thinking=part.thinking or UNSET, **common)
 
 
-def loaded(line_of: LineOf, model: str) -> OllamaLine:
+def loaded(line_of: LineOf, model: str, reason: DoneReason = "load") -> OllamaLine:
     """The answer to a request without messages or a prompt."""
-    return line_of({"model": model, "created_at": _now(), "done": True, "done_reason": "load"}, OllamaPart())
+    return line_of({"model": model, "created_at": _now(), "done": True, "done_reason": reason}, OllamaPart())
 
 
 def ollama_failure(error: ApiError) -> bytes:
@@ -154,10 +154,12 @@ class OllamaFormat:
         *,
         logprobs: bool,
         context: bool,
+        load_seconds: float = 0.0,
     ) -> None:
         """`model`: the name that was asked for. `logprobs`: the answer shows log-probabilities. `context`: it shows the
-        tokens of the whole conversation.
+        tokens of the whole conversation. `load_seconds`: that the request waited for its model.
         """
+        self._load_ns = _nanoseconds(load_seconds) if load_seconds else 0
         self._model, self._generation, self._line_of = model, conversation.generation, line_of
         self._tokenizer = tokenizer if logprobs else None
         self._context = list(self._generation.prompt_ids(0)) if context else None
@@ -226,8 +228,8 @@ class OllamaFormat:
         first = now if recorder.first_token_at is None else recorder.first_token_at
         prompt_ns, answer_ns = _nanoseconds(first - recorder.arrival), _nanoseconds(now - first)
         totals = OllamaTotals(
-            total_duration=prompt_ns + answer_ns,
-            load_duration=0,
+            total_duration=self._load_ns + prompt_ns + answer_ns,
+            load_duration=self._load_ns,
             prompt_eval_count=usage.prompt_tokens,
             prompt_eval_duration=prompt_ns,
             eval_count=usage.completion_tokens,

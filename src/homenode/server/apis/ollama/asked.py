@@ -11,6 +11,8 @@ from starlette.responses import Response
 from homenode.grammars.spec import GrammarSpec, JsonObject, JsonSchema
 from homenode.sampling import SamplingParams
 from homenode.server.apis.ollama.answer import LineOf, OllamaFormat
+from homenode.server.apis.ollama.keep_alive import keep_alive_seconds, keep_as_asked
+from homenode.server.apis.ollama.names import TAG
 from homenode.server.apis.ollama.options import OllamaOptions, note_options, sampling_of_options
 from homenode.server.apis.ollama.request import OllamaAsked
 from homenode.server.core.answer import respond_conversation
@@ -21,6 +23,7 @@ from homenode.server.core.state import ServerState
 from homenode.server.http.failures import ApiError
 from homenode.server.http.ignored import note_ignored
 from homenode.server.http.sse import LINES
+from homenode.server.models.model_table import model_for
 from homenode.server.models.served_model import ServedModel
 
 _KEPT = 4  # tokens at the beginning of a prompt that is cut, as in Ollama
@@ -71,13 +74,25 @@ def streams(body: OllamaAsked) -> bool:
     return body.stream is not False
 
 
+async def model_asked(state: ServerState, request: Request, body: OllamaAsked, *, empty: bool) -> ServedModel | None:
+    """The model of a request, kept for as long as it says; None where the request unloads it. `empty`: there is nothing
+    to answer. Raises as `read_for_model`.
+    """
+    if empty and state.models.changes and keep_alive_seconds(body.keep_alive) == 0:
+        from homenode.server.core.kept import kept_models  # a server of one model starts sooner without
+
+        kept_models(state).unload(kept_models(state).find_kept(body.model, TAG).name)
+        return None
+    model = await model_for(state, request, body, tag=TAG)
+    keep_as_asked(state, request, model, body.keep_alive)
+    return model
+
+
 def check_asked(model: ServedModel, request: Request, body: OllamaAsked) -> None:
     """Tell what of a request has no effect. Raises ApiError 400 for what would change the answer and cannot be done."""
     check_template_values(body.chat_template_kwargs)
     note = partial(note_ignored, request)
     note_options(body.options or OllamaOptions(), model.ready.max_model_len, note)
-    if body.keep_alive in (0, "0", "0s"):
-        note("keep_alive", "keep_alive")  # the model is never unloaded
     if body.think and not model.formats.of(with_tools=False).has_thoughts:
         raise _unsupported("think", f'"{body.model[:200]}" does not support thinking')
     if body.top_logprobs and not body.logprobs:
@@ -102,7 +117,12 @@ async def answered(
 ) -> Response:
     """The response to a request whose generation is ready to begin. `context`: it shows the conversation's tokens."""
     shows = {"logprobs": bool(body.logprobs), "context": context}
-    answer = OllamaFormat(body.model, conversation, model.tokenizer, line_of, **shows)
+    waited_s = 0.0
+    if state.models.changes:
+        from homenode.server.models.model_exchange import exchange_of  # a server of one model starts sooner without
+
+        waited_s = exchange_of(request).load_seconds
+    answer = OllamaFormat(body.model, conversation, model.tokenizer, line_of, load_seconds=waited_s, **shows)
     return await respond_conversation(state, request, conversation, answer, stream=streams(body), form=LINES)
 
 

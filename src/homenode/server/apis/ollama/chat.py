@@ -11,19 +11,17 @@ from starlette.responses import Response
 from homenode.chat.offer import ToolOffer
 from homenode.chat.sent_texts import SentText
 from homenode.server.apis.ollama.answer import chat_line, loaded
-from homenode.server.apis.ollama.asked import answered, check_asked, conversation_request, prompt_cut
+from homenode.server.apis.ollama.asked import answered, check_asked, conversation_request, model_asked, prompt_cut
 from homenode.server.apis.ollama.history import ends_open, template_messages
-from homenode.server.apis.ollama.names import TAG
 from homenode.server.apis.ollama.request import HINTS, OllamaChatRequest, OllamaTool
 from homenode.server.core.conversation import Conversation, ConversationRequest, begin_conversation
 from homenode.server.core.state import ServerState
 from homenode.server.core.truncation import truncated
 from homenode.server.http.decoding import decode_as
 from homenode.server.http.endpoint import json_response
-from homenode.server.http.exchange import beside_loop, unless_gone_early
+from homenode.server.http.exchange import beside_loop, read_json, unless_gone_early
 from homenode.server.http.failures import ApiError
 from homenode.server.http.ignored import note_ignored, note_left_out
-from homenode.server.models.model_table import read_for_model
 from homenode.server.models.served_model import ServedModel
 
 _decode = decode_as(OllamaChatRequest, HINTS)
@@ -31,7 +29,10 @@ _decode = decode_as(OllamaChatRequest, HINTS)
 
 async def chat(state: ServerState, request: Request) -> Response:
     """Answer a conversation; without messages there is nothing to do, as the model is loaded."""
-    body, model = await read_for_model(state, request, _decode, any_type=True, tag=TAG)
+    body = await read_json(state, request, _decode, any_type=True)
+    model = await model_asked(state, request, body, empty=not body.messages)
+    if model is None:
+        return json_response(loaded(chat_line, body.model, "unload"))
     check_asked(model, request, body)
     said = body.messages
     if not said:

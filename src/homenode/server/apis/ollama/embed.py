@@ -9,6 +9,7 @@ from msgspec import Meta, Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
+from homenode.server.apis.ollama.keep_alive import KeepAlive, keep_as_asked
 from homenode.server.apis.ollama.names import TAG
 from homenode.server.apis.ollama.request import HINTS, OllamaModelName
 from homenode.server.core.api import POST_FAILURES, Operation
@@ -41,7 +42,7 @@ class OllamaEmbedRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     truncate: bool | None = None
     dimensions: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
     options: dict[str, Any] | None = None
-    keep_alive: float | str | None = None
+    keep_alive: KeepAlive | None = None
 
 
 class OllamaEmbeddingsRequest(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -50,7 +51,7 @@ class OllamaEmbeddingsRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     model: OllamaModelName
     prompt: str = ""
     options: dict[str, Any] | None = None
-    keep_alive: float | str | None = None
+    keep_alive: KeepAlive | None = None
 
 
 class OllamaEmbedded(Struct, kw_only=True):
@@ -77,6 +78,7 @@ async def embed(state: ServerState, request: Request) -> Response:
     """A vector of each text, of length 1."""
     begin = time.monotonic_ns()
     body, model = await read_for_model(state, request, _decode, any_type=True, tag=TAG)
+    keep_as_asked(state, request, model, body.keep_alive)
     texts = [body.input] if isinstance(body.input, str) else body.input
     pooled = _pooled(model, texts, "input", body.dimensions, truncate=body.truncate is not False)
     found = await unless_gone(request.receive, pooled)
@@ -94,6 +96,7 @@ async def embed(state: ServerState, request: Request) -> Response:
 async def embeddings(state: ServerState, request: Request) -> Response:
     """The vector of one text, as the model gives it."""
     body, model = await read_for_model(state, request, _decode_older, any_type=True, tag=TAG)
+    keep_as_asked(state, request, model, body.keep_alive)
     texts = [body.prompt] if body.prompt else []
     found = await unless_gone(request.receive, _pooled(model, texts, "prompt", None, truncate=True))
     return json_response(OllamaEmbedding(list(found.vectors[0]) if found.vectors else []))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from homenode.server.apis.ollama import embed, refused
-from homenode.server.apis.ollama.answer import OllamaChatAnswer, OllamaGenerateAnswer
+from homenode.server.apis.ollama.answer import OllamaChatAnswer, OllamaGenerateAnswer, ollama_failure
 from homenode.server.apis.ollama.chat import chat
 from homenode.server.apis.ollama.errors import OllamaError, ollama_error
 from homenode.server.apis.ollama.generate import generate
@@ -24,6 +24,7 @@ from homenode.server.core.pooling import generates
 from homenode.server.http.sse import LINES
 
 API = Api(
+    stream_failure=ollama_failure,
     operations=(
         Operation(
             path="/api/chat",

@@ -16,6 +16,7 @@ from homenode.server.apis.ollama.asked import (
     answered,
     check_asked,
     conversation_request,
+    model_asked,
     output_of,
     prompt_cut,
     refuse,
@@ -25,7 +26,6 @@ from homenode.server.apis.ollama.asked import (
 from homenode.server.apis.ollama.go_rendering import GoTemplateError
 from homenode.server.apis.ollama.go_template import GoTemplate
 from homenode.server.apis.ollama.history import refuse_images
-from homenode.server.apis.ollama.names import TAG
 from homenode.server.apis.ollama.options import OllamaOptions
 from homenode.server.apis.ollama.request import HINTS, OllamaGenerateRequest
 from homenode.server.core.conversation import Conversation, begin_conversation, told_cut
@@ -37,10 +37,9 @@ from homenode.server.core.request import GenerationRequest, begin, check_limits
 from homenode.server.core.state import ServerState
 from homenode.server.http.decoding import decode_as
 from homenode.server.http.endpoint import json_response
-from homenode.server.http.exchange import unless_gone_early
+from homenode.server.http.exchange import read_json, unless_gone_early
 from homenode.server.http.failures import ApiError
 from homenode.server.http.ignored import note_ignored
-from homenode.server.models.model_table import read_for_model
 from homenode.server.models.served_model import ServedModel
 from homenode.server.models.text_work import SHORT_TEXT
 
@@ -49,7 +48,10 @@ _decode = decode_as(OllamaGenerateRequest, HINTS)
 
 async def generate(state: ServerState, request: Request) -> Response:
     """Answer a prompt; without one there is nothing to do, as the model is loaded."""
-    body, model = await read_for_model(state, request, _decode, any_type=True, tag=TAG)
+    body = await read_json(state, request, _decode, any_type=True)
+    model = await model_asked(state, request, body, empty=not body.prompt)
+    if model is None:
+        return json_response(loaded(generate_line, body.model, "unload"))
     check_asked(model, request, body)
     if model.tokenizer.fill_in_middle is None:
         refuse(body.suffix, "suffix", f'"{body.model[:200]}" does not support insert: it cannot fill in the middle')

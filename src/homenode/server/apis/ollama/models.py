@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import datetime
 import hashlib
-from typing import Any
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import Struct
@@ -19,6 +21,9 @@ from homenode.server.http.endpoint import json_response
 from homenode.server.http.exchange import read_json
 from homenode.server.http.failures import ApiError
 from homenode.server.models.served_model import ServedModel
+
+if TYPE_CHECKING:
+    from homenode.server.models.kept_model import KeptModel
 
 # What is spoken here is the API of this release. Clients look for one that is recent enough.
 _API_VERSION = "0.14.0"
@@ -98,15 +103,48 @@ _decode_show = decode_as(OllamaShowRequest, HINTS)
 
 async def tags(state: ServerState, request: Request) -> Response:
     """Every name that a model answers to."""
+    if state.models.changes:
+        return json_response(OllamaModels([_listed(kept) for kept in _all_kept(state)]))
     return json_response(
         OllamaModels([ModelFacts(model).listed(name) for model in state.models for name in model.names])
     )
 
 
 async def ps(state: ServerState, request: Request) -> Response:
-    """The same: all that can be asked for is loaded."""
+    """Those that are loaded; where there is one, or several that stay, all that can be asked for."""
+    if state.models.changes:
+        loaded = [(kept, kept.served) for kept in _all_kept(state)]
+        return json_response(OllamaRunningModels([_running(kept, one) for kept, one in loaded if one is not None]))
     running = [ModelFacts(model).running(name) for model in state.models for name in model.names]
     return json_response(OllamaRunningModels(running))
+
+
+def _all_kept(state: ServerState) -> Sequence[KeptModel]:
+    from homenode.server.core.kept import kept_models  # a server of one model starts sooner without
+
+    return kept_models(state).kept
+
+
+def _listed(kept: KeptModel) -> OllamaListed:
+    """One that may not be loaded, of which little is known then."""
+    if kept.served is not None:
+        return ModelFacts(kept.served).listed(kept.name)
+    digest = hashlib.sha256(repr(kept.planned.entry).encode()).hexdigest()
+    details = OllamaDetails(format="unknown", family="unknown", families=[], parameter_size="", quantization_level="")
+    name, size = tagged(kept.name), kept.planned.total
+    modified = _time(datetime.datetime.fromtimestamp(0.0, datetime.UTC))
+    return OllamaListed(name=name, model=name, modified_at=modified, size=size, digest=digest, details=details)
+
+
+def _running(kept: KeptModel, served: ServedModel) -> OllamaRunning:
+    """One that is loaded, and how long it stays."""
+    running, left = ModelFacts(served).running(kept.name), kept.expires_in
+    if left < 1e9:
+        idle_s = 0.0 if kept.busy else time.monotonic() - kept.last_used
+        ends = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=max(0.0, left - idle_s))
+        running.expires_at = _time(ends)
+    running.size = kept.planned.total
+    return running
 
 
 async def show(state: ServerState, request: Request) -> Response:
@@ -115,7 +153,7 @@ async def show(state: ServerState, request: Request) -> Response:
     name = body.model or body.name
     if not name:
         raise ApiError(400, "the required field `model` is missing", param="model", code="missing_required_parameter")
-    model = state.models.find(name, TAG)
+    model = await state.models.obtain(request, name, TAG)
     return json_response(ModelFacts(model).shown(name if name in model.names else name.removesuffix(TAG)))
 
 

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
+from homenode.server.apis.ollama.keep_alive import KeepAlive
 from homenode.server.apis.ollama.options import OllamaOptions
 from homenode.server.core.generation_fields import TokenIds
 from homenode.server.core.kv_transfer import KvTransferParams
@@ -73,7 +74,7 @@ class OllamaAsked(Struct, forbid_unknown_fields=True, kw_only=True):
     stream: bool | None = None  # null: yes
     format: Literal["", "json"] | dict[str, Any] | None = None
     options: OllamaOptions | None = None
-    keep_alive: float | str | None = None
+    keep_alive: KeepAlive | None = None
     think: OllamaThink | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from homenode.server.apis.responses import endpoint, stored
-from homenode.server.apis.responses.events import ResponsesEvent
+from homenode.server.apis.responses.events import ResponsesEvent, lost_stream
 from homenode.server.apis.responses.openapi import tighten
 from homenode.server.apis.responses.output import ResponseObject
 from homenode.server.apis.responses.request import ResponsesRequest
@@ -78,4 +78,5 @@ API = Api(
         ),
     ),
     tighten=tighten,
+    stream_failure=lost_stream,
 )

@@ -13,6 +13,7 @@ from homenode.server.apis.responses.output import (
     ResponsesReasoningText,
     ResponsesSummaryText,
 )
+from homenode.server.http.failures import ApiError
 
 
 class ResponsesEvent(Struct, kw_only=True):
@@ -45,3 +46,9 @@ class ResponsesEvent(Struct, kw_only=True):
 def encoded(event: ResponsesEvent) -> bytes:
     """The event on the wire, under its name."""
     return b"event: " + event.type.encode() + b"\ndata: " + msgspec.json.encode(event) + b"\n\n"
+
+
+def lost_stream(error: ApiError) -> bytes:
+    """The event that ends a stream which never came to have a response."""
+    told = error.body.error
+    return encoded(ResponsesEvent(type="error", code=told.code, message=told.message, param=told.param))

@@ -1,0 +1,50 @@
+"""The time that a request has its model kept for after it, in Ollama's words: seconds, or a text such as `5m`; below 0:
+for ever, 0: not at all.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, TypeAlias
+
+from msgspec import Meta
+from starlette.requests import Request
+
+from homenode.server.core.state import ServerState
+from homenode.server.http.ignored import note_ignored
+from homenode.server.models.served_model import ServedModel
+
+_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_NUMBER = r"(?:[0-9]+\.?[0-9]*|\.[0-9]+)"
+_PART = re.compile(rf"({_NUMBER})(ns|us|µs|ms|s|m|h)")
+_FORM = rf"^[+-]?(?:{_NUMBER}|(?:{_NUMBER}(?:ns|us|µs|ms|s|m|h))+)$"
+
+KeepAlive: TypeAlias = float | Annotated[str, Meta(pattern=_FORM, max_length=64)]
+
+
+def keep_alive_seconds(value: float | str | None) -> float | None:
+    """Return the seconds, of a value as `KeepAlive` has it; None where the request leaves it open."""
+    if value is None:
+        return None
+    parts = _PART.findall(value) if isinstance(value, str) else []
+    if not parts or not isinstance(value, str):
+        return _positive(float(value))
+    seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
+    return _positive(-seconds if value.startswith("-") else seconds)
+
+
+def _positive(seconds: float) -> float:
+    return seconds if 0 <= seconds < 1e9 else float("inf")
+
+
+def keep_as_asked(state: ServerState, request: Request, model: ServedModel, value: float | str | None) -> None:
+    """Have the model kept for so long after this request. A server of one model never unloads it, which is told where
+    it would have to.
+    """
+    seconds = keep_alive_seconds(value)
+    if seconds is None:
+        return
+    if state.models.changes:
+        state.models.keep(model, seconds)
+    elif seconds == 0:
+        note_ignored(request, "keep_alive", "keep_alive")  # the model is never unloaded

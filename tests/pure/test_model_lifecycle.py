@@ -1,0 +1,224 @@
+"""Which of several models is loaded or unloaded next: rules on small cases, and what holds over random histories."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from homenode.server.models.lifecycle import (
+    LOOK_S,
+    PATIENCE_S,
+    TRANSITIONS,
+    Decided,
+    Load,
+    ModelSituation,
+    ModelsMemory,
+    ModelState,
+    Refuse,
+    Unload,
+    decide,
+)
+
+UNLOADED, LOADING, LOADED, UNLOADING, FAILED = ModelState
+ROOM_FOR_TWO = ModelsMemory(25)
+
+
+def model(key: str, state: ModelState = LOADED, size: int = 10, node: int = 0, **rest: object) -> ModelSituation:
+    return ModelSituation(key, state, {node: size}, **rest)  # type: ignore[arg-type]
+
+
+def wanted(key: str, size: int = 10, since: float = 0.0, node: int = 0, **rest: object) -> ModelSituation:
+    return model(key, UNLOADED, size, node, wanted_since=since, **rest)
+
+
+def do(models: Sequence[ModelSituation], memory: ModelsMemory = ROOM_FOR_TWO, now: float = 0.0) -> Decided:
+    made = decide(models, memory, now)
+    assert made == decide(list(reversed(models)), memory, now)  # the order changes nothing
+    return made
+
+
+def unloaded(made: Decided) -> set[str]:
+    return {each.key for each in made.decisions if isinstance(each, Unload)}
+
+
+def test_one_that_is_wanted_is_loaded_where_there_is_room() -> None:
+    assert do([model("a"), wanted("b")]).decisions == (Load("b"),)
+
+
+def test_nothing_is_done_where_nobody_wants_anything() -> None:
+    assert do([model("a"), model("b", UNLOADED), model("c", FAILED)]) == Decided()
+
+
+def test_the_one_that_was_used_longest_ago_goes() -> None:
+    models = [model("a", last_used=3.0), model("b", last_used=2.0), wanted("c")]
+    assert unloaded(do(models)) == {"b"}
+    assert not do([replace(models[0]), model("b", UNLOADING), wanted("c")]).decisions  # its memory is not back yet
+
+
+@pytest.mark.parametrize("why", ({"pin": True}, {"busy": True}))
+def test_neither_a_pinned_nor_a_busy_one_goes(why: dict[str, bool]) -> None:
+    assert unloaded(do([model("a", **why), model("b", last_used=9.0), wanted("c")])) == {"b"}
+
+
+def test_only_those_go_whose_bytes_are_of_use() -> None:
+    """On the node that lacks memory, and no more than are needed."""
+    memory = ModelsMemory(100, {0: 20, 1: 20})
+    models = [
+        model("old", node=0, last_used=1.0),
+        model("small", size=3, node=1, last_used=2.0),
+        model("large", size=15, node=1, last_used=3.0),
+        wanted("new", size=18, node=1),
+    ]
+    assert unloaded(do(models, memory)) == {"small", "large"}
+    assert unloaded(do([*models[:-1], wanted("new", size=16, node=1)], memory)) == {"large"}
+    assert unloaded(do([*models[:-1], wanted("new", size=5, node=1)], memory)) == {"small"}
+
+
+def test_what_can_never_fit_is_refused_and_nothing_goes_for_it() -> None:
+    made = do([model("a", size=6, pin=True), model("b"), wanted("vast", size=24)])
+    assert made.decisions == (Refuse("vast", 24, 5, None, (("a", 6),)),)
+    nodes = ModelsMemory(100, {0: 20, 1: 20})
+    assert do([wanted("vast", size=24, node=1)], nodes).decisions == (Refuse("vast", 24, 4, 1, ()),)
+
+
+def test_busy_ones_take_no_newcomers_after_some_time() -> None:
+    models = [model("a", busy=True), model("b", busy=True, last_used=1.0), wanted("c", since=0.0)]
+    early = do(models, now=1.0)
+    assert (early.decisions, early.held, early.look_again) == ((), frozenset(), PATIENCE_S)
+    late = do(models, now=PATIENCE_S)
+    assert (late.decisions, late.held) == ((), {"a"})
+    assert late.look_again == PATIENCE_S + LOOK_S
+
+
+def test_the_first_who_waits_comes_first_and_later_ones_do_not_take_its_memory() -> None:
+    busy = [model("a", busy=True), model("b", busy=True, last_used=1.0)]
+    late = do([*busy, wanted("big", 15, since=0.0), wanted("c", 5, since=8.0)], now=9.0)
+    assert late.held == {"a"} and not late.decisions  # `c` would fit now, and then `big` would wait for it
+    early = do([*busy, wanted("big", 15, since=8.0), wanted("c", 5, since=8.5)], now=9.0)
+    assert early.decisions == (Load("c"),)  # it can go again before `big` has waited long
+    both = do([model("a"), model("b", last_used=1.0), wanted("y", since=2.0), wanted("x", since=1.0)], now=3.0)
+    assert [(each.key, each.because) for each in both.decisions if isinstance(each, Unload)] == [
+        ("a", "x needs its memory"),
+        ("b", "y needs its memory"),
+    ]
+
+
+def test_a_new_version_takes_the_place_of_the_old_one() -> None:
+    """Beside it where there is room, in place of idle ones, and else when it has no requests; even of a pinned one."""
+    new = wanted("a2", replaces="a")
+    assert do([model("a", pin=True, busy=True), new]).decisions == (Load("a2"),)
+    assert unloaded(do([model("a", pin=True), model("b", last_used=9.0), new])) == {"b"}
+    tight = ModelsMemory(15)
+    assert unloaded(do([model("a", pin=True), new], tight)) == {"a"}
+    assert do([model("a", pin=True, busy=True), new], tight).held == {"a"}
+
+
+def test_idle_ones_go_in_time() -> None:
+    models = [model("a", expires=5.0), model("b", expires=7.0, busy=True), model("c", leaves=True)]
+    made = do(models, now=4.0)
+    assert unloaded(made) == {"c"} and made.look_again == 5.0
+    assert unloaded(do(models, now=5.0)) == {"a", "c"}
+
+
+def test_every_state_has_its_transitions() -> None:
+    assert set(TRANSITIONS) == set(ModelState)
+    for state, after in TRANSITIONS.items():
+        assert after and state not in after
+    assert {state.word for state in ModelState} == {"unloaded", "loading", "loaded", "failed"}
+
+
+# ---- random histories
+
+
+@dataclass
+class World:
+    """Models of random sizes on two nodes, whose requests come, wait, run and end; loads and unloads take a while."""
+
+    seed: int
+    now: float = 0.0
+    running: dict[str, list[float]] = field(default_factory=dict)  # ends of requests
+    waiting: dict[str, list[float]] = field(default_factory=dict)  # since when
+    longest: float = 0.0
+
+    def __post_init__(self) -> None:
+        rng = self.rng = random.Random(self.seed)
+        self.memory = ModelsMemory(rng.randint(20, 40), {0: rng.randint(12, 25), 1: rng.randint(12, 25)})
+        self.models = {}
+        for number in range(rng.randint(2, 6)):
+            parts = {node: rng.randint(1, 9) for node in rng.choice(((0,), (1,), (0, 1)))}
+            self.models[f"m{number}"] = ModelSituation(f"m{number}", UNLOADED, parts, pin=number == 0)
+        self.works: dict[str, float] = {}
+        self.held: frozenset[str] = frozenset()
+
+    def to(self, key: str, state: ModelState) -> None:
+        assert state in TRANSITIONS[self.models[key].state], (key, self.models[key].state, state)
+        self.models[key] = replace(self.models[key], state=state)
+
+    def step(self) -> None:
+        self.now += self.rng.choice((0.1, 0.5, 1.0))
+        for key in self.models:
+            self.running[key] = [end for end in self.running.get(key, ()) if end > self.now]
+            if self.works.get(key, self.now + 1) <= self.now:
+                del self.works[key]
+                loading = self.models[key].state is LOADING
+                failed = loading and self.rng.random() < 0.1
+                self.to(key, FAILED if failed else LOADED if loading else UNLOADED)
+                if failed:
+                    self.waiting[key] = []  # refused
+        if self.rng.random() < 0.7:
+            key = self.rng.choice(sorted(self.models))
+            self.waiting.setdefault(key, []).append(self.now)
+        self.admit()
+        self.decide()
+
+    def admit(self) -> None:
+        for key, since in self.waiting.items():
+            if since and self.models[key].state is LOADED and key not in self.held:
+                self.longest = max(self.longest, self.now - min(since))
+                self.running.setdefault(key, []).extend(self.now + self.rng.uniform(0.1, 6.0) for _ in since)
+                self.waiting[key] = []
+                self.models[key] = replace(self.models[key], last_used=self.now)
+
+    def seen(self) -> list[ModelSituation]:
+        return [
+            replace(each, busy=bool(self.running.get(key)), wanted_since=min(self.waiting.get(key) or [], default=None))
+            for key, each in self.models.items()
+        ]
+
+    def decide(self) -> None:
+        seen = self.seen()
+        made = decide(seen, self.memory, self.now)
+        shuffled = list(seen)
+        self.rng.shuffle(shuffled)
+        assert made == decide(shuffled, self.memory, self.now)
+        self.held = made.held
+        for decision in made.decisions:
+            one = self.models[decision.key]
+            if isinstance(decision, Load):
+                self.to(decision.key, LOADING)
+                self.works[decision.key] = self.now + self.rng.uniform(0.1, 2.0)
+            elif isinstance(decision, Unload):
+                assert not one.pin and not self.running.get(decision.key), "a pinned or busy model was unloaded"
+                self.to(decision.key, UNLOADING)
+                self.works[decision.key] = self.now + self.rng.uniform(0.1, 1.0)
+            else:
+                self.waiting[decision.key] = []
+                assert decision.lacking > 0
+        for place, limit in ((None, self.memory.total), *self.memory.nodes.items()):
+            taken = [each for each in self.models.values() if each.state.holds_memory]
+            used = sum(each.total if place is None else each.memory.get(place, 0) for each in taken)
+            assert used <= limit, f"{used} of {limit} at {place}"
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_over_random_histories_memory_is_never_exceeded_and_nobody_waits_for_ever(seed: int) -> None:
+    world = World(seed)
+    for _ in range(250):
+        world.step()
+    since = [at for waits in world.waiting.values() for at in waits]
+    # A round for each model before it, of patience, of the longest request, and of an unload and a load.
+    most = len(world.models) * (PATIENCE_S + 6.0 + 3.0 + 2.0)
+    assert max(world.longest, *(world.now - at for at in since), 0.0) <= most

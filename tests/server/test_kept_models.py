@@ -1,0 +1,448 @@
+"""Several models behind one application that are loaded when they are asked for: every API loads and picks its own,
+memory goes to whoever was asked for last, one that fails or dies leaves the others alone, and settings change without a
+failed request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+from homenode.engine.messages import PoolingReady
+from homenode.errors import CheckpointError, UserError
+from homenode.server.app import create_app
+from homenode.server.core.state import ServerState
+from homenode.server.http.config import ServedModelConfig, ServerConfig
+from homenode.server.keys.keyring import Keyring
+from homenode.server.keys.named_key import NamedKey, digest_of
+from homenode.server.models import kept_model, model_exchange
+from homenode.server.models.kept_models import KeptModels
+from homenode.server.models.lifecycle import ModelsMemory
+from homenode.server.models.model_entry import ModelEntry, PlannedModel
+from homenode.server.models.model_host import PlannedModels
+from homenode.server.models.served_model import ModelParts
+from tests.server.fakes import ByteTokenizer, ScriptedClient, scripted
+from tests.server.test_several_models import APIS, SAID, pooled
+
+SIZE = 10
+ROOM_FOR_TWO = 25
+
+
+def planned(name: str, *aliases: str, size: int = SIZE, **rest: Any) -> PlannedModel:
+    entry = ModelEntry(name, aliases, served=ServedModelConfig(served_model_name=(name, *aliases)), **rest)
+    return PlannedModel(entry, entry.engine, {0: size}, (0,), (0, 1), "here")
+
+
+class ScriptedHost:
+    """Starts scripted engines. `broken`: what is wrong with the files of a model, by name; `slow`: seconds of a
+    start.
+    """
+
+    def __init__(self, *models: PlannedModel, total: int = ROOM_FOR_TWO) -> None:
+        self.models, self.total = list(models), total
+        self.broken: dict[str, str] = {}
+        self.clients: dict[str, ScriptedClient] = {}
+        self.running: set[str] = set()
+        self.most = 0
+        self.slow = 0.0
+        self.wrong: str | None = None
+
+    def read(self) -> PlannedModels:
+        if self.wrong is not None:
+            raise UserError(self.wrong)
+        return PlannedModels(list(self.models), ModelsMemory(self.total))
+
+    def measure(self, model: PlannedModel) -> PlannedModel:
+        time.sleep(self.slow)  # on a thread
+        return replace(model, problem=self.broken.get(model.name))
+
+    async def start(self, model: PlannedModel, progress: Callable[[int, int], None]) -> ModelParts:
+        await asyncio.sleep(self.slow)
+        progress(1, 2)
+        if (why := self.broken.get(model.name)) is not None:
+            raise CheckpointError(why)
+        client = self.clients[model.name] = ScriptedClient(pooled if model.name == "vectors" else scripted)
+        if model.name == "vectors":
+            client.ready = msgspec.structs.replace(client.ready, pooling=PoolingReady("mean", 4))
+        self.running.add(model.name)
+        self.most = max(self.most, sum(each.total for each in self.models if each.name in self.running))
+        return ModelParts(client, ByteTokenizer(), model.entry.served)
+
+    async def end(self, model: PlannedModel, parts: ModelParts, drain_s: float) -> None:
+        if self.clients.get(model.name) is parts.client:
+            self.running.discard(model.name)
+
+
+class Service:
+    """An application over a scripted host."""
+
+    def __init__(self, host: ScriptedHost, *keys: NamedKey, **settings: Any) -> None:
+        self.host = host
+        self.kept = KeptModels(host.read(), host, wait_s=10.0)
+        self.state = ServerState((), ServerConfig(port=0, **settings), keys=Keyring(keys), table=self._table)
+        self.app = create_app(self.state)
+
+    def _table(self, text_work: Any, metrics: Any) -> KeptModels:
+        self.kept.begin(text_work, metrics)
+        return self.kept
+
+    async def ask(self, path: str, body: Any = None, key: str = "") -> httpx.Response:
+        transport = httpx.ASGITransport(self.app)
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        async with httpx.AsyncClient(transport=transport, base_url="http://server", headers=headers) as asking:
+            return await asking.request("GET" if body is None else "POST", path, json=body, timeout=20)
+
+    async def text(self, name: str, **rest: Any) -> httpx.Response:
+        return await self.ask("/v1/completions", {"model": name, "prompt": "hi", "max_tokens": 3, **rest})
+
+    async def states(self) -> dict[str, str]:
+        return {each["id"]: each["status"]["value"] for each in (await self.ask("/v1/models")).json()["data"]}
+
+    async def becomes(self, name: str, word: str) -> None:
+        async with asyncio.timeout(5):
+            while (await self.states()).get(name) != word:
+                await asyncio.sleep(0.01)
+
+    async def metric(self, name: str, model: str) -> float:
+        lines = (await self.ask("/metrics")).text.splitlines()
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f'{name}{{model_name="{model}"'))
+
+
+def run(work: Callable[[Service], Awaitable[None]], host: ScriptedHost, *keys: NamedKey, **settings: Any) -> None:
+    """`work` on a service, which is closed behind it."""
+
+    @asynccontextmanager
+    async def serving() -> AsyncIterator[Service]:
+        service = Service(host, *keys, **settings)
+        service.kept.start()
+        try:
+            yield service
+        finally:
+            await service.kept.close()
+
+    async def all_of_it() -> None:
+        async with asyncio.timeout(20), serving() as service:
+            await work(service)
+        assert not host.running
+        assert host.most <= host.total
+
+    asyncio.run(all_of_it())
+
+
+def three(**rest: Any) -> ScriptedHost:
+    return ScriptedHost(planned("one", "uno"), planned("two"), planned("three"), **rest)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept_model, "_FIRST_RETRY_S", 0.05)
+    monkeypatch.setattr(model_exchange, "STREAM_GRACE_S", 0.02)
+
+
+def test_every_api_loads_the_model_that_it_asks_for() -> None:
+    async def work(service: Service) -> None:
+        assert set((await service.states()).values()) == {"unloaded"}
+        for path, body, text_at, _ in APIS.values():
+            answer = await service.ask(path, {**body, "model": "uno"})
+            assert answer.status_code == 200 and text_at(answer.json()), answer.text
+        for path, body in (
+            ("/tokenize", {"prompt": "hi"}),
+            ("/detokenize", {"tokens": [104]}),
+            ("/v1/messages/count_tokens", {"messages": SAID}),
+            ("/api/show", {}),
+        ):
+            assert (await service.ask(path, {**body, "model": "two"})).status_code == 200
+        for path, body in (("/v1/embeddings", {"input": "hi"}), ("/api/embed", {"input": "hi"})):
+            assert (await service.ask(path, {**body, "model": "vectors"})).status_code == 200
+        assert (await service.ask("/v1/completions", {"prompt": "hi"})).json()["model"] == "one"
+        assert await service.metric("homenode:model_loads_total", "one") == 1
+
+    run(work, ScriptedHost(planned("one", "uno"), planned("two"), planned("vectors"), total=100))
+
+
+def test_unknown_names_are_404_with_the_known_ones() -> None:
+    async def work(service: Service) -> None:
+        bodies = {path: body for path, body, _, _ in APIS.values()}
+        more = {"/models/load": {}, "/models/unload": {}, "/v1/embeddings": {"input": "x"}, "/api/show": {}}
+        for path, body in (bodies | more).items():
+            answer = await service.ask(path, {**body, "model": "seven"})
+            assert answer.status_code == 404
+            assert all(name in answer.text for name in ("seven", "one", "uno", "two", "three"))
+        assert (await service.ask("/v1/models/seven")).status_code == 404
+        assert (await service.ask("/v1/models/uno")).json()["status"]["value"] == "unloaded"
+
+    run(work, three())
+
+
+def test_first_requests_at_once_load_once_and_memory_goes_to_whoever_is_asked() -> None:
+    async def work(service: Service) -> None:
+        service.host.slow = 0.02
+        answers = await asyncio.gather(*(service.text(name) for name in ("one", "uno", "two") * 3))
+        assert {answer.status_code for answer in answers} == {200}
+        assert [await service.metric("homenode:model_loads_total", name) for name in ("one", "two")] == [1, 1]
+        await service.text("one")
+        await service.text("three")
+        assert await service.states() == {"one": "loaded", "two": "unloaded", "three": "loaded"}
+        names = ("one", "two", "three") * 8
+        answers = await asyncio.gather(*(service.text(name) for name in names))
+        assert {answer.status_code for answer in answers} == {200}
+
+    run(work, three())
+
+
+def test_counters_go_on_when_a_model_is_loaded_again() -> None:
+    async def work(service: Service) -> None:
+        await service.text("one")
+        service.host.clients["one"].statistics = msgspec.structs.replace(
+            service.host.clients["one"].statistics, generation_tokens=5
+        )
+        await service.ask("/models/unload", {"model": "one"})
+        await service.becomes("one", "unloaded")
+        assert await service.metric("homenode:generation_tokens_total", "one") == 5
+        assert await service.metric("homenode:num_requests_running", "one") == 0
+        await service.text("one")
+        service.host.clients["one"].statistics = msgspec.structs.replace(
+            service.host.clients["one"].statistics, generation_tokens=2
+        )
+        assert await service.metric("homenode:generation_tokens_total", "one") == 7
+
+    run(work, three())
+
+
+def test_what_can_never_fit_is_refused_with_the_numbers() -> None:
+    async def work(service: Service) -> None:
+        await service.text("one")
+        answer = await service.text("vast")
+        assert answer.status_code == 503
+        for part in ("`vast` takes 30B", "may take 25B", "`one` has 10B, pinned", "15B are lacking"):
+            assert part in answer.text, answer.text
+        assert (await service.states())["one"] == "loaded"
+
+    run(work, ScriptedHost(planned("one", pin=True), planned("vast", size=30)))
+
+
+def test_a_stream_that_waits_hears_of_it_and_is_answered_or_told_why_not() -> None:
+    async def work(service: Service) -> None:
+        service.host.slow = 0.1
+        answer = await service.text("one", stream=True)
+        assert answer.status_code == 200 and answer.text.startswith(": "), answer.text
+        assert "data: [DONE]" in answer.text
+        lines = await service.ask("/api/generate", {"model": "two", "prompt": "hi"})
+        assert lines.headers["content-type"] == "application/x-ndjson" and lines.text.startswith("{")
+        service.host.broken["three"] = "the file is cut"
+        for path, (body, event) in {
+            "/v1/completions": ({"prompt": "hi"}, 'data: {"error"'),
+            "/v1/chat/completions": ({"messages": SAID}, 'data: {"error"'),
+            "/v1/messages": ({"messages": SAID, "max_tokens": 3}, "event: error"),
+            "/v1/responses": ({"input": "hi"}, "event: error"),
+            "/api/chat": ({"messages": SAID}, '{"error"'),
+        }.items():
+            service.kept.unload("three")
+            answer = await service.ask(path, {**body, "model": "three", "stream": True})
+            told = answer.text.split("\n\n")[-2] if path != "/api/chat" else answer.text
+            assert answer.status_code == 200 and told.startswith(event), (path, answer.text)
+            assert "the file is cut" in told
+
+    run(work, three())
+
+
+def test_one_that_is_broken_says_why_and_is_loaded_once_it_is_mended() -> None:
+    async def work(service: Service) -> None:
+        service.host.broken["one"] = "the file is cut"
+        answer = await service.text("one")
+        assert answer.status_code == 503 and "the file is cut" in answer.text
+        assert (await service.states())["one"] == "failed"
+        assert (await service.text("two")).status_code == 200
+        assert (await service.ask("/health")).status_code == 200
+        again = await service.text("one")
+        assert again.status_code == 503 and int(again.headers["retry-after"]) >= 1
+        service.host.broken.clear()
+        await asyncio.sleep(0.1)
+        assert (await service.text("one")).status_code == 200
+
+    run(work, three())
+
+
+def test_one_whose_engine_dies_is_started_again_and_leaves_the_others_alone() -> None:
+    async def work(service: Service) -> None:
+        await service.text("one")
+        await service.text("two")
+        lost = service.host.clients["one"]
+        lost.die()
+        assert (await service.text("two")).status_code == 200
+        assert (await service.text("one")).status_code == 503
+        await service.becomes("one", "loaded")
+        assert (await service.text("one")).status_code == 200 and service.host.clients["one"] is not lost
+        assert await service.metric("homenode:model_load_failures_total", "one") == 1
+
+    run(work, three())
+
+
+def test_pinned_and_busy_ones_stay() -> None:
+    async def work(service: Service) -> None:
+        await service.text("one")
+        held = asyncio.ensure_future(service.text("two"))
+        await service.becomes("two", "loaded")
+        await held
+        service.host.clients["two"].hold_after = 0
+        held = asyncio.ensure_future(service.text("two"))
+        await asyncio.sleep(0.05)
+        waits = asyncio.ensure_future(service.text("three"))
+        await asyncio.sleep(0.05)
+        assert await service.states() == {"one": "loaded", "two": "loaded", "three": "unloaded"}
+        service.host.clients["two"].release()
+        assert (await held).status_code == (await waits).status_code == 200
+        assert await service.states() == {"one": "loaded", "two": "unloaded", "three": "loaded"}
+
+    run(work, ScriptedHost(planned("one", pin=True), planned("two"), planned("three")))
+
+
+def test_idle_ones_are_unloaded_in_time_and_clients_of_ollama_say_how_long_they_stay() -> None:
+    async def work(service: Service) -> None:
+        async def say(name: str, **rest: Any) -> Any:
+            body = {"model": name, "prompt": "hi", "stream": False, "options": {"num_predict": 2}, **rest}
+            return (await service.ask("/api/generate", body)).json()
+
+        async def running() -> set[str]:
+            return {each["name"] for each in (await service.ask("/api/ps")).json()["models"]}
+
+        assert (await say("one"))["load_duration"] > 0 == (await say("one"))["load_duration"]
+        assert {each["name"] for each in (await service.ask("/api/tags")).json()["models"]} == {
+            "one:latest",
+            "two:latest",
+        }
+        await service.becomes("one", "unloaded")
+        await say("one", keep_alive="5m")
+        await say("two", keep_alive=0)
+        await service.becomes("two", "unloaded")
+        assert await running() == {"one:latest"}
+        assert (await say("two", prompt=""))["done_reason"] == "load"
+        assert (await say("two", prompt="", keep_alive=0))["done_reason"] == "unload"
+        await service.becomes("two", "unloaded")
+        assert (await service.states())["one"] == "loaded"
+        wrong = await service.ask("/api/generate", {"model": "two", "prompt": "hi", "keep_alive": "5 parsecs"})
+        assert wrong.status_code == 400 and "keep_alive" in wrong.text
+
+    run(work, ScriptedHost(planned("one", idle_timeout_s=0.05), planned("two")))
+
+
+def test_those_that_are_not_left_to_be_asked_for_are_loaded_at_the_start() -> None:
+    async def work(service: Service) -> None:
+        await service.becomes("one", "loaded")
+        assert (await service.states())["two"] == "unloaded"
+
+    run(work, ScriptedHost(planned("one", on_demand=False), planned("two")))
+
+
+@pytest.mark.parametrize("total", (ROOM_FOR_TWO, 15))
+def test_settings_change_without_a_failed_request(total: int) -> None:
+    """The new version comes beside the old one, or in its place where memory holds only one."""
+
+    async def work(service: Service) -> None:
+        await service.text("one")
+        before, answers, over = service.host.clients["one"], list[httpx.Response](), asyncio.Event()
+
+        async def ask() -> None:
+            while not over.is_set():
+                answers.append(await service.text("one"))
+
+        asking = [asyncio.ensure_future(ask()) for _ in range(3)]
+        await asyncio.sleep(0.03)
+        service.host.slow = 0.05
+        changed = planned("one", "uno", idle_timeout_s=1000.0)
+        service.host.models = [changed, planned("four")]
+        told = (await service.ask("/models/reload", {})).json()
+        assert (told["added"], told["changed"], told["removed"]) == (["four"], ["one"], ["two", "three"])
+        async with asyncio.timeout(5):
+            while service.host.clients["one"] is before or (await service.states())["one"] != "loaded":
+                await asyncio.sleep(0.01)
+        count = len(answers)
+        while len(answers) < count + 6:
+            await asyncio.sleep(0.01)
+        over.set()
+        await asyncio.gather(*asking)
+        assert {answer.status_code for answer in answers} == {200}
+        assert (await service.text("two")).status_code == 404
+        assert set(await service.states()) == {"one", "four"}
+        assert (await service.text("four")).status_code == 200
+        assert await service.metric("homenode:model_loads_total", "one") == 2
+
+    host = three(total=total)
+    run(work, host)
+
+
+def test_a_model_moves_while_it_is_idle_where_another_is_to_have_its_cores() -> None:
+    async def work(service: Service) -> None:
+        await service.text("one")
+        await service.text("two")
+        first = service.host.clients["one"], service.host.clients["two"]
+        large = replace(planned("large"), cpus=(1,))
+        service.host.models = [replace(planned("one", "uno"), cpus=(0,)), replace(planned("two"), cpus=(5,)), large]
+        first[0].hold_after = 0
+        held = asyncio.ensure_future(service.text("one"))
+        await asyncio.sleep(0.02)
+        assert (await service.ask("/models/reload", {})).json()["changed"] == []
+        waits = asyncio.ensure_future(service.text("one"))
+        await asyncio.sleep(0.02)
+        assert service.host.clients["one"] is first[0] and not waits.done()
+        first[0].release()
+        assert (await held).status_code == (await waits).status_code == 200
+        assert service.host.clients["one"] is not first[0] and service.host.clients["two"] is first[1]
+        seen = {each["id"]: each["status"]["cpus"] for each in (await service.ask("/v1/models")).json()["data"]}
+        assert seen == {"one": "0", "two": "2-3", "large": "1"}
+
+    host = ScriptedHost(planned("one", "uno"), replace(planned("two"), cpus=(2, 3)), total=100)
+    run(work, host)
+
+
+def test_wrong_settings_change_nothing() -> None:
+    async def work(service: Service) -> None:
+        await service.text("one")
+        service.host.wrong = "models.toml: models.one: path is missing"
+        answer = await service.ask("/models/reload", {})
+        assert answer.status_code == 400 and "path is missing" in answer.text
+        assert (await service.text("one")).status_code == 200
+        assert await service.metric("homenode:model_loads_total", "one") == 1
+
+    run(work, three())
+
+
+def test_keys_may_be_bound_to_models_and_only_admins_load() -> None:
+    def key(name: str, row: int, **rest: Any) -> NamedKey:
+        return NamedKey(digest=digest_of(f"secret-{name}"), name=name, row=row, **rest)
+
+    async def work(service: Service) -> None:
+        async def ask(path: str, body: Any, who: str) -> int:
+            return (await service.ask(path, body, f"secret-{who}")).status_code
+
+        text = {"prompt": "hi", "max_tokens": 2}
+        assert await ask("/v1/completions", {**text, "model": "uno"}, "bound") == 200
+        assert await ask("/v1/completions", {**text, "model": "two"}, "bound") == 403
+        assert await ask("/v1/completions", {**text, "model": "two"}, "boss") == 200
+        listed = (await service.ask("/v1/models", key="secret-bound")).json()["data"]
+        assert [each["id"] for each in listed] == ["one"]
+        for path in ("/models/load", "/models/unload", "/models/reload"):
+            codes = [await ask(path, {"model": "two"}, who) for who in ("nobody", "bound", "boss")]
+            assert codes == [401, 403, 200]
+
+    run(work, three(), key("bound", 1, models=("one",)), key("boss", 2, admin=True))
+
+
+def test_a_drain_refuses_those_who_wait() -> None:
+    async def work(service: Service) -> None:
+        service.host.slow = 5.0
+        waits = asyncio.ensure_future(service.text("one"))
+        await service.becomes("one", "loading")
+        service.state.drain(1.0)
+        answer = await waits
+        assert answer.status_code == 503 and answer.json()["error"]["code"] == "draining"
+
+    run(work, three())
