@@ -12,6 +12,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from homenode.engine.kv.block_source import BlockSource
 from homenode.engine.kv.prefix import HashChain
 from homenode.engine.scheduler.events import Instruction, ToTransfer
 from homenode.engine.scheduler_config import SchedulerConfig
@@ -94,8 +95,11 @@ class HandoverBench(Bench):
         rng: random.Random | None = None,
         stages: int = 1,
         drafter: Callable[[Sequence[int]], Sequence[int]] | None = None,
+        stores: Sequence[BlockSource] = (),
     ) -> None:
-        super().__init__(config, limits=limits, lookahead=lookahead, caching=caching, fault=fault, stages=stages)
+        super().__init__(
+            config, limits=limits, lookahead=lookahead, caching=caching, fault=fault, stages=stages, stores=stores
+        )
         self.executor = KeepingExecutor(
             self.limits,
             max_tokens=self.config.max_num_batched_tokens,

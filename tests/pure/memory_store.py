@@ -27,6 +27,7 @@ class PagesIn:
     done: int = 0  # pages
     fetched: bool = False
     stopped: bool = False
+    slot: int = -1  # which gets the state behind them
 
 
 @dataclass
@@ -37,11 +38,12 @@ class PagesOut:
     first: int = 0
     blocks: list[int] = field(default_factory=list)
     lost: bool = False
+    states: list[tuple[bytes, int]] = field(default_factory=list)  # what they are known by, and their slots
 
 
 class MemoryStore:
     """`read` and `write` move what lies in a block; `rubbish` is written first, if given. `most`: pages that are kept;
-    those that were kept first give way.
+    those that were kept first give way. `slots`: of the state memory, what lies in each.
     """
 
     def __init__(
@@ -53,10 +55,14 @@ class MemoryStore:
         rubbish: Any = None,
         most: int = 10_000,
         rng: random.Random | None = None,
+        slots: Callable[[], list[Any]] = list,
     ) -> None:
+        self._slots = slots
         self.kept: dict[bytes, Any] = {}
         self.coming: dict[str, PagesIn] = {}
         self.going: dict[str, PagesOut] = {}
+        self.pinned: dict[str, list[bytes]] = {}
+        self.offered: tuple[str, PagesOut] = ("", PagesOut([]))
         self.pages_in = self.pages_out = 0  # moved so far
         self._size, self._read, self._write, self._rubbish, self._most = size, read, write, rubbish, most
         self._rng = rng or random.Random(1)
@@ -66,7 +72,8 @@ class MemoryStore:
 
     def find(self, identities: Sequence[bytes], states: bool = False) -> BlockOffer | None:
         known = list(itertools.takewhile(self.kept.__contains__, identities))
-        assert not states
+        while states and known and _state_of(known[-1]) not in self.kept:
+            known.pop()
         if not known:
             return None
         key = f"found/{next(self._numbers)}"
@@ -83,7 +90,7 @@ class MemoryStore:
         raise AssertionError("nothing is read where it is")
 
     def fetch(self, key: str, blocks: list[int], held: int, slot: int = -1) -> None:
-        assert slot < 0
+        self.coming[key].slot = slot
         coming = self.coming[key]
         assert not coming.fetched and not coming.stopped and len(blocks) == len(coming.identities)
         coming.blocks, coming.done, coming.fetched = blocks, held, True
@@ -99,19 +106,24 @@ class MemoryStore:
     def offer(self, key: str, to: bytes, tokens: int, identities: list[bytes], compute_s: float) -> int:
         assert tokens == len(identities) * self._size
         held = len(list(itertools.takewhile(self.kept.__contains__, identities)))
-        if held < len(identities):
-            self.going[key] = PagesOut(identities)
+        self.offered = key, PagesOut(identities)
         return held
 
     def lacks_states(self, identities: Sequence[bytes], counts: Sequence[int]) -> list[int]:
-        return []
+        return [count for count in counts if _state_of(identities[count - 1]) not in self.kept]
 
     def store(
         self, key: str, first: int, blocks: list[int], last: bool, slots: Mapping[int, int] | None = None
     ) -> None:
-        going = self.going[key]
+        offered, going = self.offered
+        assert offered == key
+        self.going[key] = going
         assert last and first + len(blocks) == len(going.identities)
         going.first, going.blocks = first, blocks
+        going.states = [(_state_of(going.identities[count - 1]), slot) for count, slot in (slots or {}).items()]
+
+    def pin(self, session: str, identities: Sequence[bytes]) -> None:
+        self.pinned[session] = list(identities)
 
     def abandon(self, key: str, reason: str) -> None:
         assert reason
@@ -133,7 +145,7 @@ class MemoryStore:
         return self._keep(now, key) if key in self.going else self._bring(now, key)
 
     def _lacks(self, coming: PagesIn) -> bool:
-        return coming.fetched and coming.done < len(coming.identities)
+        return coming.fetched and (coming.done < len(coming.identities) or coming.slot >= 0)
 
     def _keep(self, now: float, key: str) -> list[StoreEvent]:
         going = self.going[key]
@@ -146,11 +158,18 @@ class MemoryStore:
                 del self.kept[next(iter(self.kept))]
             if going.blocks:
                 return []
+        if going.states and not going.blocks and not going.lost:
+            name, slot = going.states.pop()
+            self.kept[name] = self._slots()[slot]
+            if going.states:
+                return []
         del self.going[key]
         return [BlocksStored(now, key)]
 
     def _bring(self, now: float, key: str) -> list[StoreEvent]:
         coming = self.coming[key]
+        if coming.slot >= 0 and coming.done == len(coming.identities) and not coming.stopped:
+            return self._bring_state(now, key)
         content = None if coming.stopped else self.kept.get(coming.identities[coming.done])
         if content is None:  # nobody wants it, or it has given way since it was found
             coming.done, coming.fetched = len(coming.identities), False
@@ -161,8 +180,24 @@ class MemoryStore:
         coming.done += 1
         self.pages_in += 1
         self._scribble(coming)
+        if coming.slot >= 0 and coming.done == len(coming.identities):
+            return []
+        return [BlocksArrived(now, key, coming.done * self._size)]
+
+    def _bring_state(self, now: float, key: str) -> list[StoreEvent]:
+        coming = self.coming[key]
+        coming.fetched = False
+        content = self.kept.get(_state_of(coming.identities[-1]))
+        if content is None:
+            return [BlocksFailed(now, key)]
+        self._slots()[coming.slot] = content
         return [BlocksArrived(now, key, coming.done * self._size)]
 
     def _scribble(self, coming: PagesIn) -> None:
         for block in coming.blocks[coming.done :] if self._rubbish is not None else ():
             self._write(block, self._rubbish)
+
+
+def _state_of(identity: bytes) -> bytes:
+    """What the state behind a block is known by."""
+    return b"state" + identity

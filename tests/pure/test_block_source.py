@@ -34,15 +34,24 @@ class StoreBench(Bench):
         most: int = 10_000,
         lookahead: int = 1,
         lost: set[int] | None = None,
+        state_slots: int = 0,
     ) -> None:
         def fault(step: Step) -> Exception | None:
             return RuntimeError("lost") if lost and step.number in lost else None
 
         self.rng = random.Random(seed)
-        self.store = MemoryStore(SIZE, self._read, self._write, rubbish=[(-1, -1)] * SIZE, most=most, rng=self.rng)
+        self.store = MemoryStore(
+            SIZE,
+            self._read,
+            self._write,
+            rubbish=[(-1, -1)] * SIZE,
+            most=most,
+            rng=self.rng,
+            slots=lambda: self.executor._slots,
+        )
         super().__init__(
             SchedulerConfig(max_num_batched_tokens=32, max_num_seqs=4),
-            limits=limits_of(num_blocks, SIZE),
+            limits=limits_of(num_blocks, SIZE, state_slots=state_slots, state_interval=4 * SIZE),
             lookahead=lookahead,
             stores=[self.store],
         )
@@ -75,6 +84,7 @@ class StoreBench(Bench):
         """The engine forgets all that it has computed, and what was there is there no more."""
         self.scheduler.allocator.pool.forget_all()
         self.executor.memory = [[None] * SIZE for _ in range(self.limits.num_blocks)]
+        self.executor._slots = [(-1, -1)] * self.limits.state_slots
 
     def _check_order(self, step: Step, inside: set[int]) -> None:
         """The first may wait for blocks that are read by the store."""
@@ -170,11 +180,31 @@ def test_blocks_are_not_stored_from_memory_that_was_lost() -> None:
     assert not bench.store.kept
 
 
+def test_states_go_out_with_their_blocks_and_come_back() -> None:
+    """Of five blocks there are states behind the first, the second, the fourth and the last."""
+    bench = StoreBench(state_slots=12)
+    first = bench.submit(PROMPT, max_tokens=1)
+    bench.settle()
+    bench.empty_cache()
+    again = bench.submit(PROMPT, max_tokens=1)
+    bench.settle()
+    assert bench.tokens(again) == bench.tokens(first) and bench.cached(again) == 20
+    bench.empty_cache()
+    other = bench.submit([*PROMPT[:15], 39, 38, 37, 36], max_tokens=1)
+    bench.settle()
+    assert bench.cached(other) == 8  # three blocks are the same, and there is no state behind the third
+    third = bench.submit(PROMPT, max_tokens=1)
+    bench.settle()
+    assert bench.cached(third) == 20  # its blocks are in the cache in part, and its state comes from the store
+
+
+@pytest.mark.parametrize("slots", [0, 5, 16])
 @pytest.mark.parametrize("seed", range(12))
-def test_whatever_happens_every_request_has_its_own_tokens(seed: int) -> None:
+def test_whatever_happens_every_request_has_its_own_tokens(seed: int, slots: int) -> None:
     rng = random.Random(seed)
     lost = {rng.randrange(60) for _ in range(seed % 3)}
-    bench = StoreBench(seed, num_blocks=rng.choice((24, 40)), most=rng.choice((12, 10_000)), lost=lost)
+    most = rng.choice((12, 10_000))
+    bench = StoreBench(seed, num_blocks=rng.choice((24, 40)), most=most, lost=lost, state_slots=slots)
     beginnings = [[rng.randrange(1, 40) for _ in range(24)] for _ in range(3)]
     for _ in range(300):
         move = rng.random()

@@ -266,10 +266,33 @@ def test_what_is_cheap_to_compute_goes_first_and_what_is_old() -> None:
     assert choose_evicted(models, 600.0) == ("cheap", "c")
     dear.blocks["d"].used = -20_000.0
     assert choose_evicted(models, 600.0) == ("dear", "d")
-    assert choose_evicted(models, 600.0, {"d"}) == ("cheap", "c")
-    assert (
-        choose_evicted(models, 600.0, {"c", "d"}) is not None and choose_evicted([("none", ModelBlocks())], 1.0) is None
-    )
+    dear.blocks["d"].used = 700.0  # which is to stay until then
+    assert choose_evicted(models, 600.0) == ("cheap", "c")
+    cheap.blocks["c"].used = 700.0
+    assert choose_evicted(models, 600.0) is not None and choose_evicted([("none", ModelBlocks())], 1.0) is None
+
+
+def test_what_a_session_pins_stays_until_it_is_released_or_its_time_is_over(path: Path) -> None:
+    limit = 10 * 4096
+    for ends in ("released", "expired", "goes on"):
+        kept, pinned = Kept(path, limit=limit), names(3)
+        kept.put(pinned)
+        kept.store.touch(pinned, 100.0)
+        kept.put(names(20, 2))
+        kept.store.touch(pinned)  # a request that is of no session changes nothing
+        kept.put(names(20, 3))
+        assert kept.found(pinned) == pinned
+        other = Kept(path, limit=limit)  # another process, or the next start, knows
+        other.now = kept.now
+        other.put(names(20, 4))
+        assert other.found(pinned) == pinned
+        if ends == "released":
+            other.store.touch(pinned, 0.0)
+        elif ends == "expired":
+            other.now += 200.0
+        other.put(names(20, 5))
+        assert other.found(pinned) == (pinned if ends == "goes on" else [])
+        shutil.rmtree(path)
 
 
 @pytest.mark.parametrize("named", [False, True])

@@ -45,6 +45,8 @@ CASES: dict[str, tuple[Any, list[Side], list[Side]]] = {
         [({}, CPU)],
     ),
     "kv_disk": ("kv", [({"enable_prefix_caching": False}, CPU)], [({}, CPU)]),
+    "kv_park_size": (1 << 20, [({"enable_prefix_caching": False}, CPU)], [({}, CPU)]),
+    "kv_session_ttl": (60.0, [({}, CPU)], [({"kv_disk": "kv"}, CPU)]),
     "kv_disk_size": (1 << 30, [({}, CPU)], [({"kv_disk": "kv"}, CPU)]),
     "kv_disk_key": ("file", [({}, CPU)], [({"kv_disk": "kv"}, CPU)]),
     "cpu_threads_bind": ("0", [({}, GPU)], [({}, CPU), ({}, TORCH), ({}, (*CPU, *GPU))]),

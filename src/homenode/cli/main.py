@@ -29,6 +29,7 @@ _COMMANDS = {
     "render": ("homenode.cli.generation.render:render", "Print what a model sees of a conversation, text and tokens."),
     "parse": ("homenode.cli.generation.parse:parse", "Print the message that a model's text is understood as."),
     "models": ("homenode.cli.models.group:models", "List the models in the Hub cache, remove them, say which fit."),
+    "cache": ("homenode.cli.cache.group:cache", "List, verify, prune and remove KV blocks that are kept on disk."),
     "host": (
         "homenode.cli.placement.host:host",
         "Show this machine: sockets, NUMA nodes, cores, devices, what is allowed.",

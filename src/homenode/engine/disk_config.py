@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from homenode.options import option
-from homenode.units import parse_bytes
+from homenode.units import parse_bytes, parse_seconds
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,23 @@ class DiskConfig:
         metavar="FILE",
     )
 
+    kv_park_size: int = option(
+        0,
+        "Bytes of memory in which blocks of finished prompts and answers stay when KV memory needs their place, such "
+        "as 2GiB, before --kv-disk or without it. 0: none.",
+        parse=parse_bytes,
+        minimum=0,
+    )
+
+    kv_session_ttl: float = option(
+        3600.0,
+        "Time after its last request for which the blocks of a named session (`session`) stay in --kv-disk while "
+        "others are given up, such as 8h.",
+        parse=parse_seconds,
+        minimum=0,
+    )
+
     @property
     def on(self) -> bool:
-        """Return whether KV is kept on disk."""
-        return self.kv_disk is not None
+        """Return whether KV is kept anywhere besides KV memory: on disk, or in other memory."""
+        return self.kv_disk is not None or self.kv_park_size > 0

@@ -126,6 +126,7 @@ class Output(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     cached_tokens: int = (
         0  # prompt tokens found in the prefix cache, or handed over by another engine (with the first output)
     )
+    disk_tokens: int = 0  # of those, the ones whose KV came from disk (with the first output)
     queued_s: float = 0.0  # seconds until the request was first admitted (with the first output)
     num_preemptions: int = 0
     forced_tokens: int = 0  # of `tokens`, those that the grammar left no choice about
@@ -160,6 +161,7 @@ class DiskStats(msgspec.Struct, frozen=True, array_like=True):
     rejected_blocks: int = 0  # that were not what they should be
     read_s: float = 0.0
     write_s: float = 0.0
+    parked_hit_tokens: int = 0  # that were found among copies in memory and were of use
 
 
 class EngineStats(msgspec.Struct, frozen=True, tag=True, kw_only=True):

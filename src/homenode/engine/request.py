@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import msgspec
 
 from homenode.engine.inputs import PlacedRows
@@ -24,10 +26,19 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     second_from: int = 0  # of two texts that are read together, the first token of the second; 0: there is one text
     pools: bool = False  # wants the vector of its text, or scores; its `params.max_tokens` is 0
     speculative: bool = True  # tokens may be drafted for it
+    session: str = ""  # its KV stays on disk as long as this session (`session_ticket`); empty: it is of none
     awaited: bool = True  # somebody waits for its tokens as they come, so that steps are to be short
     # Output tokens that another engine had given when it was lost: the sequence goes on after them.
     begun: list[int] = []
     rows: list[PlacedRows] = []  # what takes the place of embeddings in the prompt, in the order of positions
+
+
+def session_ticket(key: str, cache_salt: str, session: str) -> str:
+    """Return what a session of a key and a salt is called in `Request.session`, and where it is released. No ticket has
+    a slash, and nobody finds the session of another key or salt by its name.
+    """
+    told = "\0".join((key, cache_salt, session)).encode("utf-8", "surrogatepass")
+    return f"session/{hashlib.blake2b(told, digest_size=16).hexdigest()}"
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):

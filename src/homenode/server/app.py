@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from homenode.server import health, kv_transfer, openapi, tokenize
+from homenode.server import health, kv_sessions, kv_transfer, openapi, tokenize
 from homenode.server.apis.anthropic import endpoint as messages
 from homenode.server.apis.decisions import endpoint as decisions
 from homenode.server.apis.infill import endpoint as infill
@@ -39,6 +39,7 @@ APIS = (
     pooling.API,
     tokenize.API,
     kv_transfer.API,
+    kv_sessions.API,
     health.API,
 )
 

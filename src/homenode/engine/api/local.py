@@ -39,7 +39,7 @@ class LocalEngine:
             engine.scheduler,
             engine.executor,
             self._take,
-            disk=None if engine.disk is None else engine.disk.figures,
+            disk=engine.disk,
             headroom=engine.headroom,
             log_stats=not config.disable_log_stats,
         )

@@ -93,6 +93,9 @@ class BlockSource(Protocol):
         `slots`: of the state memory, in which the states behind so many pages are.
         """
 
+    def pin(self, session: str, identities: Sequence[bytes]) -> None:
+        """Keep these blocks, the first of a beginning, as long as a session goes on."""
+
     def abandon(self, key: str, reason: str) -> None:
         """No more blocks will come, or what lies in those that came is lost: what was not read yet is worth nothing.
         `stored` follows all the same.

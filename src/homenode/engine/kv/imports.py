@@ -80,6 +80,31 @@ class KvImports:
         kv_import = self.by_key[offer.key] = KvImport(source, offer)
         return kv_import
 
+    def open_ahead(self, source: BlockSource, offer: BlockOffer, key: str, kept_free: int) -> bool:
+        """Have a store bring the beginning of what another engine offers under `key`, which waits meanwhile. False:
+        there are not enough blocks. `kept_free`: those that are to stay free for others.
+        """
+        allocator = self._allocator
+        hits = allocator.pool.find(offer.identities)
+        blocks = allocator.take(hits, offer.tokens, allocator.blocks_for(offer.tokens) + kept_free)
+        if blocks is None:
+            return False
+        kv_import = self.by_key[offer.key] = KvImport(source, offer, blocks, ahead_of=key)
+        kv_import.cached = kv_import.arrived = len(hits) * allocator.block_size
+        self._fetch(kv_import)
+        return True
+
+    def end_ahead(self, kv_import: KvImport) -> None:
+        """Let what has come be found in the cache, unless it was given up. Nobody writes to it any more."""
+        if kv_import.stopped:
+            self.drop(kv_import)
+            return
+        pool, full = self._allocator.pool, kv_import.arrived // self._allocator.block_size
+        for block, digest in zip(kv_import.blocks[:full], kv_import.offer.identities, strict=False):
+            pool.publish(block, digest)
+        self._release(kv_import)
+        self._claim(kv_import, kv_import.arrived)
+
     # Requests
 
     def bind(self, kv_import: KvImport, sequence: Sequence, with_state: bool = False) -> None:
@@ -128,17 +153,18 @@ class KvImports:
         """Let what has come with a state be found in the caches, where its request finds it like any other."""
         allocator, sequence = self._allocator, kv_import.sequence
         assert allocator.states is not None and sequence is not None
-        count = kv_import.arrived // allocator.block_size
+        count = kv_import.offer.tokens // allocator.block_size  # behind which the state is
         allocator.cache.publish(sequence.chain, sequence.tokens, kv_import.blocks, 0, kv_import.arrived)
         slot, kv_import.slot = kv_import.slot, -1
         digest = sequence.chain.of(sequence.tokens, count)[-1]
         allocator.states.end_filling(slot, digest if digest in allocator.pool.digests else None)
+        sequence.disk_tokens = max(0, kv_import.offer.tokens - kv_import.cached)
         self._release(kv_import)
         self._claim(kv_import, kv_import.arrived)
 
     def _fetch(self, kv_import: KvImport) -> None:
         offer = kv_import.offer
-        held = kv_import.cached // offer.page_tokens
+        held = min(kv_import.cached, offer.tokens) // offer.page_tokens
         blocks = self._reservations.incoming_blocks(kv_import)
         if kv_import.slot < 0:
             kv_import.source.fetch(offer.key, blocks, held)
@@ -199,6 +225,8 @@ class KvImports:
             del allocation.blocks[needed:]
         self._allocator.start(sequence, allocation)
         self._allocator.publish(sequence, allocation)
+        if sequence.request.kv is None:
+            sequence.disk_tokens = max(0, kv_import.arrived - kv_import.cached)
         kv_import.placed = False  # from now on it is the stay's to say
         self._claim(kv_import, kv_import.arrived)
 

@@ -67,6 +67,7 @@ class Sequence:
     preemptions: int = 0
     losses: int = 0  # how often workers were lost while it was computed
     cached_tokens: int = 0  # prompt tokens found in the prefix cache, or handed over, when it was first admitted
+    disk_tokens: int = 0  # of those, the ones that a store brought
     left: int = 0  # tokens that it had left to compute when it began to wait
     arrived: float = 0.0  # when it came, by the engine's clock
     queued_s: float = 0.0  # seconds until it was first admitted
@@ -193,6 +194,8 @@ class KvImport:
     sequence: Sequence | None = None  # the request it is for has come
     slot: int = -1  # in which a state comes with the blocks; -1: none does
     state_there: bool = True
+    # The key of another engine's offer, which waits until this has come from a store, to be found in the cache.
+    ahead_of: str = ""
     # More requests for the same tokens: they wait to find them in the cache.
     others: list[Sequence] = field(default_factory=list)
 

@@ -79,18 +79,16 @@ class ModelBlocks:
         self.blocks = OrderedDict(sorted(self.blocks.items(), key=lambda item: item[1].used))
 
 
-def choose_evicted(
-    models: Iterable[tuple[str, ModelBlocks]], now: float, pinned: Iterable[str] = ()
-) -> tuple[str, str] | None:
+def choose_evicted(models: Iterable[tuple[str, ModelBlocks]], now: float) -> tuple[str, str] | None:
     """The model and the name of the block that is to go next: of the oldest ones of all models that whose computing
-    would take least for its bytes and its age; None: there is none. `pinned`: names that stay as long as others are
-    there.
+    would take least for its bytes and its age; None: there is none. Those whose time of use is yet to come stay as long
+    as others are there.
     """
-    kept = pinned if isinstance(pinned, set | frozenset) else frozenset(pinned)
-    found = [(model, blocks, _oldest(blocks, kept)) for model, blocks in models if blocks.blocks]
-    free = [(model, blocks, name) for model, blocks, name in found if name is not None]
+    found = [(model, blocks, _oldest(blocks, now)) for model, blocks in models if blocks.blocks]
+    free = [(model, blocks, name) for model, blocks, name in found if blocks.blocks[name].used <= now]
+    free = free or found
     if not free:
-        return next(((model, next(iter(blocks.blocks))) for model, blocks, _ in found), None)
+        return None
     known = [blocks.rate for _, blocks, _ in free if blocks.rate > 0]
     usual = min(known, default=1.0)
 
@@ -102,5 +100,6 @@ def choose_evicted(
     return model, name
 
 
-def _oldest(blocks: ModelBlocks, pinned: Iterable[str]) -> str | None:
-    return next((name for name in blocks.blocks if name not in pinned), None)
+def _oldest(blocks: ModelBlocks, now: float) -> str:
+    """The first that need not stay; where all have to, the first."""
+    return next((name for name, block in blocks.blocks.items() if block.used <= now), next(iter(blocks.blocks)))

@@ -6,6 +6,7 @@ For one thread, but for `names`, which any thread may look into.
 from __future__ import annotations
 
 import errno
+import hashlib
 import logging
 import os
 import time
@@ -29,13 +30,20 @@ Parts = Sequence[memoryview]
 
 class ModelNote(msgspec.Struct, frozen=True):
     """What is told of a model beside its blocks, for people and for who gives up blocks. `rate`: seconds that computing
-    a byte of them takes.
+    a byte of them takes. `identity`: of the store, in hexadecimal, of which the folder has its name.
     """
 
     model: str
+    identity: str = ""
+    encrypted: bool = False
     facts: dict[str, str] = {}
     block_tokens: int = 0
     rate: float = 0.0
+
+
+def folder_name(identity: bytes) -> str:
+    """Return what the folder of a model is called."""
+    return hashlib.blake2b(identity, person=b"kv-disk-folder", digest_size=16).hexdigest()
 
 
 class BlockStore:
@@ -67,7 +75,6 @@ class BlockStore:
         self._lines = 0
         self._told_failure = self._failing = False
         self._pause, self._paused_until = _FIRST_PAUSE_S, 0.0
-        self.pinned: Collection[str] = frozenset()
 
     @property
     def names(self) -> ModelBlocks:
@@ -215,14 +222,19 @@ class BlockStore:
         """Have the disk bring a block that is read next."""
         self._folder.read_ahead(self._model, name)
 
-    def touch(self, names: Sequence[str]) -> None:
-        """Note that the blocks of a beginning are used, given from the first on."""
-        now = self._clock()
-        blocks = self.names.blocks
-        stale = {name for name in names if name in blocks and now - blocks[name].used > 1.0}
-        for number, name in enumerate(self.names.touch(names, now)):
+    def touch(self, names: Sequence[str], pinned_s: float | None = None) -> None:
+        """Note that the blocks of a beginning are used, given from the first on. `pinned_s`: seconds for which they are
+        to stay, which all processes see in the time of their use, which is to come; 0: they need not any more; None:
+        nothing changes about that.
+        """
+        now, blocks = self._clock(), self.names.blocks
+        used = now + (pinned_s or 0.0)
+        if pinned_s is None:
+            names = [name for name in names if name in blocks and blocks[name].used <= now]
+        stale = {name for name in names if name in blocks and abs(used - blocks[name].used) > 1.0}
+        for number, name in enumerate(self.names.touch(names, used)):
             if name in stale:
-                self._folder.touch(self._model, name, now + number * 1e-5)
+                self._folder.touch(self._model, name, used + number * 1e-5)
 
     def reject(self, name: str, why: str) -> None:
         """Remove what is under a block's name and is not the block."""
@@ -301,7 +313,7 @@ class BlockStore:
             self._list(usage)
         target = self._limit - min(self._limit // _SPARE_SHARE, _MOST_SPARE)
         while usage.nbytes > target:
-            victim = choose_evicted(self._models.items(), self._clock(), self.pinned)
+            victim = choose_evicted(self._models.items(), self._clock())
             if victim is None:
                 usage.nbytes = 0  # nothing lies there
                 return

@@ -20,7 +20,7 @@ def disk_problems(config: EngineConfig, geometry: KvGeometry, devices: Sequence[
     """
     if not config.disk.on:
         return []
-    found = [_folder_problem(str(config.disk.kv_disk)), _key_problem(config.disk)]
+    found = [] if config.disk.kv_disk is None else [_folder_problem(config.disk.kv_disk), _key_problem(config.disk)]
     found.append(_compute_problem(config, geometry, devices, inline))
     return [problem for problem in found if problem is not None]
 
@@ -73,7 +73,8 @@ def _compute_problem(
             "layers of unlike shapes whose KV cannot be one memory are kept on disk by one worker only; leave "
             "--tensor-parallel-size and --pipeline-parallel-size out, or --kv-cache-dtype int8"
         )
-    return UnsupportedError(f"--kv-disk: {why}", param="kv_disk") if why else None
+    setting = "kv_park_size" if config.disk.kv_disk is None else "kv_disk"
+    return UnsupportedError(f"--{setting.replace('_', '-')}: {why}", param=setting) if why else None
 
 
 def _is_uneven(geometry: KvGeometry) -> bool:

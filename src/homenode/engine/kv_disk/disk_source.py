@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from homenode.engine.kv.block_source import BlockOffer
 from homenode.engine.kv_disk.store_thread import BlocksIn, BlocksOut, StoreThread
+
+_MOST_SESSIONS = 10_000  # whose blocks are known, the last ones used
 
 
 @dataclass
@@ -21,8 +23,10 @@ class _Coming:
 class DiskSource:
     """`block_tokens`: of a block here and there."""
 
-    def __init__(self, thread: StoreThread, block_tokens: int) -> None:
-        self._thread, self._size = thread, block_tokens
+    def __init__(self, thread: StoreThread, block_tokens: int, session_s: float = 3600.0) -> None:
+        """`session_s`: seconds after its last request for which the blocks of a session stay."""
+        self._thread, self._size, self._session_s = thread, block_tokens, session_s
+        self._sessions: OrderedDict[str, list[str]] = OrderedDict()
         self._coming: dict[str, _Coming] = {}
         self._offered: tuple[str, list[str]] = ("", [])  # `store` follows at once, or never
         self._going: dict[str, BlocksOut] = {}
@@ -66,7 +70,8 @@ class DiskSource:
         """Count what was of use."""
         coming = self._coming.pop(key, None)
         if coming is not None and coming.asked is not None:
-            self._thread.count_hit(max(0, tokens - coming.asked.held * self._size))
+            of_use = max(0, tokens - coming.asked.held * self._size)
+            self._thread.count_hit(of_use, min(of_use, coming.asked.parked * self._size))
 
     def unuse(self, key: str) -> None:
         """Never told: nothing is read where it is."""
@@ -97,6 +102,20 @@ class DiskSource:
         states = deque((_state_name(names[count - 1]), slot) for count, slot in (slots or {}).items())
         asked = self._going[key] = BlocksOut(key, pages, states)
         self._thread.keep(asked)
+
+    def pin(self, session: str, identities: Sequence[bytes]) -> None:
+        """Have blocks of a session given up last, until it is released or was not asked for some time."""
+        names = [each.hex() for each in identities]
+        self._sessions[session] = names
+        self._sessions.move_to_end(session)
+        while len(self._sessions) > _MOST_SESSIONS:
+            self._sessions.popitem(last=False)
+        self._thread.use(names, self._session_s)
+
+    def release_session(self, session: str) -> None:
+        """Let the blocks of a session be given up like all others."""
+        if (names := self._sessions.pop(session, None)) is not None:
+            self._thread.use(names, 0.0)
 
     def abandon(self, key: str, reason: str) -> None:
         """Have it copy no more of them."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import secrets
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from homenode.engine.disk_config import DiskConfig
 from homenode.engine.kv_disk.block_format import VERSION, BlockFormat
-from homenode.engine.kv_disk.block_store import BlockStore, ModelNote
+from homenode.engine.kv_disk.block_store import BlockStore, ModelNote, folder_name
 from homenode.engine.kv_disk.disk_source import DiskSource
 from homenode.engine.kv_disk.file_systems import is_shared, kind_of
 from homenode.engine.kv_disk.folder import StoreFolder
@@ -37,6 +38,8 @@ class KvDiskSetup:
         """
         self._config, self._model, self._tokens = config, model, block_tokens
         self._key = None if config.kv_disk_key is None else read_key(config.kv_disk_key)
+        if config.kv_disk is None and seed is None:
+            seed = secrets.token_bytes(32)  # nothing outlives the process
         self._facts = {**facts, "layout": str(VERSION), "block_tokens": str(block_tokens)}
         if seed is not None:
             self._facts["seed"] = hashlib.blake2b(seed, person=b"kv-disk-seed", digest_size=16).hexdigest()
@@ -50,6 +53,8 @@ class KvDiskSetup:
 
     def open(self, memory: MovedBlocks, busy: Callable[[], bool]) -> KvDiskLink:
         """The folder, for this KV memory. `busy`: whether steps are computed. HostError when it cannot be used."""
+        if self._config.kv_disk is None:
+            return KvDiskLink(None, memory, self._tokens, busy, None, self._config)
         path = Path(str(self._config.kv_disk))
         try:
             folder = StoreFolder.make(path)
@@ -62,12 +67,12 @@ class KvDiskSetup:
                 path, kind,
             )  # fmt: skip
         told = {name: self._facts[name] for name in _TOLD if name in self._facts}
-        note = ModelNote(self._model, told, self._tokens)
-        model = hashlib.blake2b(self._identity, person=b"kv-disk-folder", digest_size=16).hexdigest()
+        note = ModelNote(self._model, self._identity.hex(), self._key is not None, told, self._tokens)
+        model = folder_name(self._identity)
         form = BlockFormat(self._identity, self._key)
         sizes = [size for size in (memory.nbytes, memory.state_nbytes) if size]
         store = BlockStore(folder, model, form, sizes, self._limit(folder), note)
-        return KvDiskLink(store, memory, self._tokens, busy, folder)
+        return KvDiskLink(store, memory, self._tokens, busy, folder, self._config)
 
     def _limit(self, folder: StoreFolder) -> int:
         """Bytes that may lie there."""
@@ -89,16 +94,28 @@ class KvDiskLink:
     """KV on disk of an engine that is ready: `source` for its scheduler, and the thread behind it."""
 
     def __init__(
-        self, store: BlockStore, memory: MovedBlocks, tokens: int, busy: Callable[[], bool], folder: StoreFolder
+        self,
+        store: BlockStore | None,
+        memory: MovedBlocks,
+        tokens: int,
+        busy: Callable[[], bool],
+        folder: StoreFolder | None,
+        config: DiskConfig,
     ) -> None:
+        """`store` and `folder`: None where blocks are kept in memory alone."""
         self._folder = folder
-        self._thread = StoreThread(store, memory, block_tokens=tokens, busy=busy)
-        self.source = DiskSource(self._thread, tokens)
-        store.start()
+        self._thread = StoreThread(store, memory, block_tokens=tokens, busy=busy, park_bytes=config.kv_park_size)
+        self.source = DiskSource(self._thread, tokens, config.kv_session_ttl)
+        if store is not None:
+            store.start()
 
     def start(self, tell: Callable[[object], None]) -> None:
         """Begin to move blocks; `tell` takes what is left for the engine's loop."""
         self._thread.start(tell)
+
+    def release_session(self, session: str) -> None:
+        """Let the blocks of a session be given up like all others. For the thread of the engine's loop."""
+        self.source.release_session(session)
 
     def figures(self) -> DiskStats:
         """Counters since the start, and gauges of now."""
@@ -107,4 +124,5 @@ class KvDiskLink:
     def close(self, seconds: float) -> None:
         """Write what is left, as far as it goes in so many seconds, and give everything back."""
         self._thread.close(seconds)
-        self._folder.close()
+        if self._folder is not None:
+            self._folder.close()

@@ -61,6 +61,7 @@ class BlocksIn:
     blocks: list[int]
     held: int
     state: tuple[str, int] | None = None
+    parked: int = 0  # blocks that were copies in memory
     stopped: bool = False
 
 
@@ -81,7 +82,6 @@ class _Counts:
     write_s: float = 0.0
     read_bytes: int = 0
     speed: float = 0.0  # bytes per second
-    parked: int = 0
 
 
 @dataclass
@@ -90,6 +90,10 @@ class _Copies:
 
     unwritten: OrderedDict[str, bytearray] = field(default_factory=OrderedDict)
     parked: OrderedDict[str, bytearray] = field(default_factory=OrderedDict)
+
+    def use(self, name: str) -> None:
+        if name in self.parked:
+            self.parked.move_to_end(name)
 
     def find(self, name: str) -> bytearray | None:
         found = self.unwritten.get(name)
@@ -120,10 +124,10 @@ class StoreThread:
         self._changed = threading.Condition()
         self._in: deque[BlocksIn] = deque()
         self._out: deque[BlocksOut] = deque()
-        self._uses: deque[list[str]] = deque()
+        self._uses: deque[tuple[list[str], float | None]] = deque()
         self._copies = _Copies()
         self._counts = _Counts()
-        self._hit_tokens = self._park_hit_tokens = 0
+        self._hit_tokens = self._parked_hit_tokens = self._parked_bytes = 0
         self._rate = 0.0
         self._closing = False
         self._closed_by = 0.0
@@ -163,15 +167,18 @@ class StoreThread:
         with self._changed:
             self._changed.notify()
 
-    def use(self, names: list[str]) -> None:
-        """Note that the blocks of a beginning are used, given from the first on."""
+    def use(self, names: list[str], pinned_s: float | None = None) -> None:
+        """Note that the blocks of a beginning are used, given from the first on, and for how many seconds they are to
+        stay; 0: they need not any more; None: nothing changes about that.
+        """
         with self._changed:
-            self._uses.append(names)
+            self._uses.append((names, pinned_s))
             self._changed.notify()
 
-    def count_hit(self, tokens: int) -> None:
-        """Count tokens that were read here and were of use."""
-        self._hit_tokens += tokens
+    def count_hit(self, tokens: int, parked: int = 0) -> None:
+        """Count tokens that were read here and were of use. `parked`: those of them that were copies in memory."""
+        self._hit_tokens += tokens - parked
+        self._parked_hit_tokens += parked
 
     def learn_rate(self, seconds: float, tokens: int) -> None:
         """Take in that computing so many tokens takes so many seconds."""
@@ -188,7 +195,8 @@ class StoreThread:
             rejected_blocks=0 if store is None else store.rejected,
             read_s=counts.read_s,
             write_s=counts.write_s,
-            parked_bytes=len(self._copies.parked) * self._memory.nbytes,
+            parked_bytes=self._parked_bytes,
+            parked_hit_tokens=self._parked_hit_tokens,
         )
 
     def close(self, seconds: float) -> None:
@@ -222,7 +230,7 @@ class StoreThread:
             self._fetch(wanted)
         elif used is not None:
             if self._store is not None:
-                self._store.touch(used)
+                self._store.touch(*used)
         elif offered is not None:
             self._take(offered)
         elif self._copies.unwritten and (self._closing or self._out or now >= self._rest_until or not self._busy()):
@@ -261,6 +269,8 @@ class StoreThread:
             copy = self._copies.find(name)
             if copy is not None:
                 self._memory.fill(block, copy)
+                self._copies.use(name)
+                wanted.parked += 1
             elif self._store is None:
                 break
             else:
@@ -322,8 +332,9 @@ class StoreThread:
         if self._store is not None and self._store.put(name, content) and len(content) == self._memory.nbytes:
             self._counts.stored += self._tokens
         took = time.monotonic() - begin
-        self._counts.write_s += took
-        self._rest_until = begin + took / _SHARE
+        if self._store is not None:
+            self._counts.write_s += took
+            self._rest_until = begin + took / _SHARE
         if self._park_bytes:
             self._park(name, content)
         del self._copies.unwritten[name]
@@ -334,5 +345,6 @@ class StoreThread:
     def _park(self, name: str, content: bytearray) -> None:
         parked = self._copies.parked
         parked[name] = content
-        while parked and len(parked) * self._memory.nbytes > self._park_bytes:
-            parked.popitem(last=False)
+        self._parked_bytes += len(content)
+        while parked and self._parked_bytes > self._park_bytes:
+            self._parked_bytes -= len(parked.popitem(last=False)[1])

@@ -15,7 +15,7 @@ def taken_whole_because(config: EngineConfig, devices: Sequence[str]) -> str | N
     if config.transfer.on:
         return "other engines map it or register it with a network card (--pd-role)"
     if config.disk.on:
-        return "blocks come from disk into it beside the steps (--kv-disk)"
+        return "blocks come from disk into it beside the steps (--kv-disk, --kv-park-size)"
     if config.parallel.executor == "ray":
         return "the memory of other hosts is not looked at from here (--executor ray)"
     if config.compute.backend != "native" or CPU not in devices:

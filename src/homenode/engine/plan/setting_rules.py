@@ -172,14 +172,17 @@ RULES = (
         "snapshots are kept for the prefix cache, which is off",
     ),
     *(
-        Rule("disk", setting, lambda at: at.config.disk.on, "KV is kept on no disk (--kv-disk)")
-        for setting in ("kv_disk_size", "kv_disk_key")
+        Rule("disk", setting, lambda at: at.config.disk.kv_disk is not None, "KV is kept on no disk (--kv-disk)")
+        for setting in ("kv_disk_size", "kv_disk_key", "kv_session_ttl")
     ),
-    Rule(
-        "disk",
-        "kv_disk",
-        lambda at: at.config.kv.enable_prefix_caching,
-        "blocks on disk are found as those of the prefix cache are, which is off",
+    *(
+        Rule(
+            "disk",
+            setting,
+            lambda at: at.config.kv.enable_prefix_caching,
+            "blocks are found there as those of the prefix cache are, which is off",
+        )
+        for setting in ("kv_disk", "kv_park_size")
     ),
     *(
         Rule("placement", setting, lambda at: at.has_cpu_workers, _CPU_WORKERS)

@@ -100,6 +100,14 @@ class StepScheduler(Protocol):
     def next_deadline(self) -> float | None: ...
 
 
+class KvDisk(Protocol):
+    """The part that the loop needs of `kv_disk.setup.KvDiskLink`."""
+
+    def figures(self) -> DiskStats: ...
+
+    def release_session(self, session: str) -> None: ...
+
+
 class _StepResult:
     """Left in the inbox when a step's result can be taken."""
 
@@ -130,7 +138,7 @@ class EngineCore:
         *,
         inbox: SimpleQueue[object] | Inbox | None = None,
         agent: Agent | None = None,
-        disk: Callable[[], DiskStats] | None = None,
+        disk: KvDisk | None = None,
         headroom: Callable[[], Headroom] | None = None,
         log_stats: bool = True,
         move: Callable[[EngineBinding], None] = lambda place: None,
@@ -138,7 +146,7 @@ class EngineCore:
     ) -> None:
         """`send` gives a message to the front; `inbox` may already hold messages that came while the model was loaded.
         `agent` hands KV over, to or from other engines, and leaves its events in the inbox; whoever made it closes it.
-        `disk` has the figures of KV on disk, which leaves its events in the inbox, too.
+        `disk` keeps KV, and leaves its events in the inbox, too.
         `headroom` says what the machine can give to KV memory that grows; None: it does not. `move` has one of several
         engines compute elsewhere, after the steps submitted so far.
         """
@@ -225,6 +233,9 @@ class EngineCore:
                 self._admit(self._held.release(request_id))
             case Abort(ids, reason):
                 self._abort(ids, reason)
+            case ReleaseKv(ticket, _) if "/" in ticket:
+                if self._disk is not None:
+                    self._disk.release_session(ticket)
             case ReleaseKv(ticket, reason):
                 if self._agent is not None:
                     self._agent.tell(Released(ticket, reason))
@@ -401,7 +412,7 @@ class EngineCore:
                 self._scheduler.statistics(),
                 compute=self._executor.statistics(),
                 transfer=transfer,
-                disk=self._disk() if self._disk is not None else None,
+                disk=self._disk.figures() if self._disk is not None else None,
             )
         except (MemoryError, OSError) as error:
             _log.warning("the figures could not be had this time: %s: %s", type(error).__name__, error)

@@ -130,7 +130,7 @@ def serve(
             send,
             inbox=inbox,
             agent=agent,
-            disk=None if engine.disk is None else engine.disk.figures,
+            disk=engine.disk,
             headroom=engine.headroom,
             log_stats=not assignment.config.disable_log_stats,
             move=engine.move,

@@ -52,6 +52,7 @@ class KvCoordinator:
         self._allocator = allocator
         self._peers, self._stores = peers, tuple(stores)
         self._costs = costs
+        self._waiting_offers: dict[str, tuple[BlockSource, BlockOffer]] = {}  # by key, while a store begins them
         self._closed = False
         self.workers_are_lost = False  # and those that are left may still write to any block
 
@@ -159,6 +160,8 @@ class KvCoordinator:
         seconds = self._compute_s(0, allocation.published * self._allocator.block_size)
         for source in self._stores:
             self.kv_exports.store(source, sequence, allocation, seconds)
+            if sequence.request.session and allocation.published:
+                source.pin(sequence.request.session, sequence.chain.of(sequence.tokens, allocation.published))
 
     def has_told(self, sequence: Sequence) -> bool:
         """Return whether the agent knows of pages of a sent request, which it reads here."""
@@ -193,7 +196,33 @@ class KvCoordinator:
         return KvRefusal(kv_export.sequence, "the hand-over was ended before all of the prompt was computed")
 
     def offered(self, source: BlockSource, offer: BlockOffer) -> None:
-        """Take in an offer of blocks, before or after their request."""
+        """Take in an offer of blocks, before or after their request. What a store here has of them comes from there."""
+        if not self._begins_here(source, offer):
+            self._take_offer(source, offer)
+
+    def _begins_here(self, source: BlockSource, offer: BlockOffer) -> bool:
+        """Have a store bring the beginning of an offer, if it has more of it than the cache. The offer waits for it."""
+        allocator, size = self._allocator, self._allocator.block_size
+        if not self._stores or allocator.states is not None or allocator.whole_pages or not allocator.cache.enabled:
+            return False
+        if not offer.reserve or offer.page_tokens != size or offer.in_place or offer.key in self.kv_imports.by_key:
+            return False
+        if self._offer_problem(offer):
+            return False
+        identities = offer.identities[: offer.tokens // size]
+        cached = len(allocator.pool.find(identities)) * size
+        for store in self._stores:
+            found = store.find(identities)
+            if found is None:
+                continue
+            worth = found.tokens > cached and self._is_worth(found, cached)
+            if worth and self.kv_imports.open_ahead(store, found, offer.key, self._kept_free()):
+                self._waiting_offers[offer.key] = (source, offer)
+                return True
+            store.release(found.key, 0)
+        return False
+
+    def _take_offer(self, source: BlockSource, offer: BlockOffer) -> None:
         self.kv_imports.offer(source, offer, self._offer_problem(offer), self._kept_free())
         self._planner.let_followers_go()
 
@@ -273,10 +302,14 @@ class KvCoordinator:
         return wanted + (self._planner.spare or int(self.kv_imports.hold_blocks()))
 
     def _end_import(self, key: str, forgotten: bool = False) -> None:
+        self._waiting_offers.pop(key, None)
         kv_import = self.kv_imports.of(key)
         if kv_import is None:
             return
         kv_import.ended = True
+        if kv_import.ahead_of:
+            self._finish(kv_import)
+            return
         unclaimed = kv_import.sequence is None
         if kv_import.stopped or (unclaimed and forgotten):
             self.kv_imports.drop(kv_import)
@@ -302,7 +335,11 @@ class KvCoordinator:
     def _finish(self, kv_import: KvImport) -> None:
         """An import is done: its request goes on, if it waits for that; one that was given up frees its blocks."""
         sequence = kv_import.sequence
-        if kv_import.stopped:
+        if kv_import.ahead_of:
+            self.kv_imports.end_ahead(kv_import)
+            if (waiting := self._waiting_offers.pop(kv_import.ahead_of, None)) is not None:
+                self._take_offer(*waiting)
+        elif kv_import.stopped:
             self.kv_imports.drop(kv_import)
         elif kv_import.slot >= 0:
             assert sequence is not None  # a store is asked for a request

@@ -62,6 +62,9 @@ class PeerSource:
         """Tell the agent of pages that are complete."""
         self.messages.append(scheduler_events.Computed(key, first, blocks, last))
 
+    def pin(self, session: str, identities: Sequence[bytes]) -> None:
+        """Pin nothing: other engines keep what they use."""
+
     def abandon(self, key: str, reason: str) -> None:
         """Tell the agent that the rest will not be computed."""
         self.messages.append(scheduler_events.Abandoned(key, reason))

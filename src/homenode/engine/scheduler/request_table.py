@@ -79,6 +79,7 @@ class RequestTable:
         if not sequence.answered:
             sequence.answered = True
             output["cached_tokens"], output["queued_s"] = sequence.cached_tokens, sequence.queued_s
+            output["disk_tokens"] = min(sequence.disk_tokens, sequence.cached_tokens)
             if sequence.params.prompt_logprobs is not None and not sequence.scoring:
                 output["prompt_logprobs"] = sequence.scores
         self.outputs.append(Output(id=sequence.id, **output))

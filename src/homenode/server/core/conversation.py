@@ -68,6 +68,7 @@ class ConversationRequest:
     priority: int | None = None
     cache_salt: str = ""
     speculative: bool = True
+    session: str = ""
     token_ids: bool = False
     shows_stop: bool = False
     stream: bool = False
@@ -145,6 +146,7 @@ async def begin_conversation(model: ServedModel, request: ConversationRequest) -
             priority=request.priority,
             cache_salt=request.cache_salt,
             speculative=request.speculative,
+            session=request.session,
             token_ids=request.token_ids,
             shows_stop=request.shows_stop,
             stream=request.stream,

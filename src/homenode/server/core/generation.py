@@ -33,6 +33,7 @@ class GeneratedSequence:
     recorder: Recorder
     first_of_prompt: bool
     cached_tokens: int = 0
+    disk_tokens: int = 0  # of those, the ones whose KV came from disk
     queued_s: float = 0.0
     forced_tokens: int = 0  # of the answer, those that its grammar left no choice about
     drafted_tokens: int = 0  # that were drafted for it...
@@ -169,6 +170,7 @@ class Generation:
         sequence.drafted_tokens += output.drafted_tokens
         sequence.accepted_tokens += output.accepted_tokens
         sequence.cached_tokens = max(sequence.cached_tokens, output.cached_tokens)
+        sequence.disk_tokens = max(sequence.disk_tokens, output.disk_tokens)
         sequence.queued_s = max(sequence.queued_s, output.queued_s)
         tokens = len(output.tokens) + len(output.prompt_logprobs or ())
         event = await self._text_work.run(lambda: sequence.choice.feed(output), tokens)

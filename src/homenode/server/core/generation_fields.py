@@ -34,6 +34,7 @@ class RequestFields(SettingFields, kw_only=True):
     min_tokens: Count | None = None
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
     cache_salt: Annotated[str, Meta(max_length=128)] | None = None
+    session: Annotated[str, Meta(min_length=1, max_length=128)] | None = None  # whose KV stays on disk
     speculative: bool | None = None  # false: no token of the answer is drafted
     kv_transfer_params: KvTransferParams | None = None
 

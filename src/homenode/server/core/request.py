@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from homenode.engine.request import Request
+from homenode.engine.request import Request, session_ticket
 from homenode.sampling import SamplingParams
 from homenode.server.core.choice import ChoiceText, PromptEcho, echo_prompt
 from homenode.server.core.generation import GeneratedSequence, Generation
@@ -47,6 +47,7 @@ class GenerationRequest:
     priority: int | None = None
     cache_salt: str = ""
     speculative: bool = True
+    session: str = ""
     echo: bool = False
     shows_stop: bool = False
     token_ids: bool = False
@@ -170,6 +171,7 @@ def _sequences(
             key=caller().name,
             cache_salt=request.cache_salt,
             speculative=request.speculative,
+            session=session_ticket(caller().name, request.cache_salt, request.session) if request.session else "",
             arrival=recorder.arrival,
             kv=kv.ticket if kv and index == 0 else None,
         )

@@ -20,6 +20,7 @@ class AnswerTimings(Struct, kw_only=True):
     predicted_ms: float
     predicted_per_second: float
     cache_n: int
+    disk_n: int  # of these, the ones whose KV came from disk
     forced_n: int  # of the answer, those that its grammar left no choice about
     draft_n: int  # tokens that were drafted for it...
     draft_n_accepted: int  # ...and those of them that were right
@@ -39,6 +40,7 @@ def timings_of(generation: Generation) -> AnswerTimings:
         predicted_ms=_ms(decode_s),
         predicted_per_second=round((completion - 1) / decode_s, 2) if decode_s > 0 else 0.0,
         cache_n=cached,
+        disk_n=sum(sequence.disk_tokens for sequence in generation.sequences if sequence.first_of_prompt),
         forced_n=sum(sequence.forced_tokens for sequence in generation.sequences),
         draft_n=sum(sequence.drafted_tokens for sequence in generation.sequences),
         draft_n_accepted=sum(sequence.accepted_tokens for sequence in generation.sequences),

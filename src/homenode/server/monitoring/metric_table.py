@@ -289,6 +289,10 @@ _DISK: tuple[MetricRow[DiskStats], ...] = (
         lambda now: now.rejected_blocks,
     ),
     counter("kv_disk_read_seconds", "Seconds of reading KV blocks from disk.", lambda now: now.read_s),
+    gauge("kv_parked_bytes", "Bytes of KV blocks that --kv-park-size keeps in memory.", lambda now: now.parked_bytes),
+    counter(
+        "kv_parked_hit_tokens", "Prompt tokens whose KV was found there and used.", lambda now: now.parked_hit_tokens
+    ),
     counter("kv_disk_write_seconds", "Seconds of writing KV blocks to disk.", lambda now: now.write_s),
 )
 ENGINE: tuple[MetricGroup[EngineSnapshot, Any], ...] = (

@@ -53,6 +53,7 @@ def answer_request(body: MessagesRequest, seal: ThoughtSeal, note: Note) -> Conv
         service_tier="standard" if body.service_tier == "standard_only" else body.service_tier,
         priority=body.priority,
         cache_salt=body.cache_salt or "",
+        session=body.session or "",
         speculative=body.speculative is not False,
         stream=bool(body.stream),
         kv_transfer=body.kv_transfer_params,

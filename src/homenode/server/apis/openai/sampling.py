@@ -63,6 +63,7 @@ def generation_request(
         service_tier=body.service_tier,
         priority=body.priority,
         cache_salt=body.cache_salt or "",
+        session=body.session or "",
         speculative=body.speculative is not False,
         echo=echo,
         shows_stop=shows_stop,

@@ -186,6 +186,7 @@ class AskedConversation:
             service_tier=body.service_tier,
             priority=body.priority,
             cache_salt=body.cache_salt or "",
+            session=body.session or "",
             speculative=body.speculative is not False,
             stream=bool(body.stream),
             kv_transfer=body.kv_transfer_params,

@@ -57,6 +57,7 @@ async def conversation_of(
         service_tier=body.service_tier,
         priority=body.priority,
         cache_salt=body.cache_salt or "",
+        session=body.session or "",
         speculative=body.speculative is not False,
         token_ids=bool(body.return_token_ids),
         shows_stop=bool(body.include_stop_str_in_output),

@@ -1,0 +1,1 @@
+"""`homenode cache`: KV blocks that are kept on disk."""

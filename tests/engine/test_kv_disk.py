@@ -1,0 +1,110 @@
+"""KV that stays on disk: an engine that starts again has the tokens and the bits of the one before, and computes only
+what is new; what differs in anything that counts is not found.
+"""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from homenode.engine.api.local import LocalEngine
+from homenode.errors import UnsupportedError, UserError
+from tests.checkpoints import make_folder
+from tests.engine.engines import greedy, run_all
+from tests.engine.state_engines import Bits, bits_of, engine_of, prompts_of
+from tests.waiting import wait_until
+
+PROMPTS = prompts_of((150, 97, 33))
+PARAMS = greedy(6, logprobs=0)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_folder(tmp_path_factory.mktemp("toy"))
+
+
+def life(model: Path, **settings: Any) -> tuple[list[Bits], list[int], Any]:
+    """The answers of an engine to all prompts, what was cached of each, and the figures of its store."""
+    engine = engine_of(model, **settings)
+    try:
+        outputs = [run_all(engine, [p], [PARAMS], first_id=n)[0] for n, p in enumerate(PROMPTS, 1)]
+        wait_until(lambda: is_at_rest(engine))
+        return [bits_of(each) for each in outputs], [each[0].cached_tokens for each in outputs], engine.statistics.disk
+    finally:
+        engine.close()
+
+
+def is_at_rest(engine: LocalEngine) -> bool:
+    now = engine.statistics
+    return not now.num_running and (now.disk is None or now.disk.stored_tokens + now.disk.hit_tokens >= 256)
+
+
+def key_file(folder: Path, digit: str = "a") -> str:
+    file = folder / f"key-{digit}"
+    file.write_text(digit * 64 + "\n")
+    return str(file)
+
+
+@pytest.mark.parametrize("with_key", [False, True])
+def test_the_next_engine_finds_what_the_last_one_left(model: Path, tmp_path: Path, with_key: bool) -> None:
+    alone, _, none = life(model)
+    assert none is None
+    disk = {"kv_disk": str(tmp_path / "kv"), **({"kv_disk_key": key_file(tmp_path)} if with_key else {})}
+    first, cached, kept = life(model, **disk)
+    assert (first, cached, kept.stored_tokens) == (alone, [0, 0, 0], 256)
+    again, cached, kept = life(model, **disk)
+    assert again == alone and cached == [128, 96, 32]
+    assert (kept.hit_tokens, kept.stored_tokens, kept.rejected_blocks) == (256, 0, 0)
+
+
+def test_what_counts_is_part_of_the_identity(model: Path, tmp_path: Path) -> None:
+    """A weight in the middle of a matrix, the type of KV, the key."""
+    disk = {"kv_disk": str(tmp_path / "kv")}
+    life(model, **disk)
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for file in model.iterdir():
+        (copy / file.name).write_bytes(file.read_bytes())
+    assert life(copy, **disk)[1] == [128, 96, 32]
+    weights = copy / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    head = struct.unpack_from("<Q", data)[0]
+    at = 8 + head + (len(data) - 8 - head) // 8 * 4 + 2
+    data[at] ^= 1
+    weights.write_bytes(data)
+    for other in ({}, {"kv_cache_dtype": "bf16"}, {"kv_disk_key": key_file(tmp_path, "b")}):
+        changed = copy if not other else model
+        assert life(changed, **disk, **other)[1] == [0, 0, 0], other
+
+
+def test_copies_in_memory_are_found_when_kv_memory_was_used_for_others(model: Path) -> None:
+    engine = engine_of(model, kv_park_size="64MiB", kv_cache_memory="160KiB")
+    try:
+        for turn in range(2):
+            for number, prompt in enumerate(PROMPTS):
+                output = run_all(engine, [prompt], [PARAMS], first_id=1 + 10 * turn + number)[0]
+                assert output[0].cached_tokens == turn * ((len(prompt) - 1) // 32) * 32
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"kv_disk": "/nowhere/at/all"}, "parent /nowhere/at is not there"),
+        ({"kv_disk": "/dev/null"}, "is no folder"),
+        ({"kv_disk": ".", "kv_disk_key": "/nowhere"}, "/nowhere: it cannot be read"),
+        ({"kv_disk": ".", "kv_disk_key": "/dev/null"}, "it is no file"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(model: Path, settings: dict[str, str], says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        engine_of(model, **settings)
+
+
+def test_other_backends_say_that_they_cannot(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match="kv-disk"):
+        engine_of(model, kv_disk=str(tmp_path), backend="reference")
