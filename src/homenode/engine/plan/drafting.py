@@ -39,9 +39,14 @@ class DraftingPlan:
     buffers: int  # bytes of a step
 
     @property
+    def beside_weights(self) -> int:
+        """Bytes that it takes beside weights and KV memory."""
+        return self.buffers + self.spare_blocks * self.geometry.block_bytes
+
+    @property
     def nbytes(self) -> int:
         """Bytes that it takes beside KV memory."""
-        return self.layout.target_bytes + self.buffers + self.spare_blocks * self.geometry.block_bytes
+        return self.layout.target_bytes + self.beside_weights
 
 
 def with_drafter(checkpoint: OpenedCheckpoint, config: EngineConfig) -> OpenedCheckpoint:
@@ -63,7 +68,7 @@ def with_drafter(checkpoint: OpenedCheckpoint, config: EngineConfig) -> OpenedCh
             param="speculative",
         )
     if found is not None and config.parallel.pipeline_parallel_size > 1:
-        tensors, spec = with_tables(found.tensors, found.spec, checkpoint.tensors)  # the last stage has none
+        spec, tensors = with_tables(found.spec, found.tensors, checkpoint.tensors)  # the last stage has none
         found = replace(found, tensors=tensors, spec=spec)
     return replace(checkpoint, drafting=found)
 

@@ -15,13 +15,11 @@ from homenode.engine.worker.sequences import SequenceTable
 from homenode.model.architectures.parameters import RowsKept
 
 
-def drafting_cache(
-    drafting: LoadedDrafting, backend: Backend, num_blocks: int, growing: GrowingBackend | None
-) -> KvCache:
-    """KV memory for what drafts, of the engine's blocks and its own. `growing`: of an engine whose KV memory grows."""
+def drafting_cache(drafting: LoadedDrafting, backend: Backend, num_blocks: int, *, grows: bool) -> KvCache:
+    """KV memory for what drafts, of the engine's blocks and its own, beside the model's. `grows`: as that does."""
     blocks, geometry = num_blocks + drafting.plan.spare_blocks, drafting.plan.geometry
-    if growing is not None:
-        return growing.kv_cache(geometry, blocks, touched=False, beside=True)
+    if isinstance(backend, GrowingBackend):
+        return backend.kv_cache(geometry, blocks, touched=not grows, beside=True)
     return backend.kv_cache(geometry, blocks)
 
 

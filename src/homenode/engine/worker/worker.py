@@ -65,7 +65,8 @@ class PartWorker:
         kept = loaded.kept
         sizes, seconds = loaded.sizes, time.monotonic() - begin
         identity = loaded.model.identity
-        return Fits(sizes.num_blocks, kept.own, seconds, list(notes), kept.common, sizes.state_slots, identity)
+        own = kept.own - (0 if loaded.drafting is None else loaded.drafting.plan.beside_weights)
+        return Fits(sizes.num_blocks, own, seconds, list(notes), kept.common, sizes.state_slots, identity)
 
     def lay(
         self,
@@ -100,7 +101,9 @@ class PartWorker:
             self._cache = self._shared.cache
             self._hand_states_over()
         if loaded.drafting is not None:
-            self._drafting_cache = drafting_cache(loaded.drafting, loaded.backend, num_blocks, self._growing)
+            self._drafting_cache = drafting_cache(
+                loaded.drafting, loaded.backend, num_blocks, grows=self._growing is not None
+            )
         return None if self._shared is None else self._shared.layout
 
     def _hand_states_over(self) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from homenode.errors import CheckpointError, UnsupportedError
-from homenode.model.architectures.architecture import Conversion
 from homenode.model.architectures.registry import architecture_of
 from homenode.model.checkpoint.folder_spec import folder_architecture, spec_from_config
 from homenode.model.checkpoint.folder_text import holds_text_of, text_config, text_tensors
@@ -19,7 +18,7 @@ from homenode.model.checkpoint.mistral_tensors import renamed_tensors, with_orde
 from homenode.model.checkpoint.output_matrix import repeats_embedding
 from homenode.model.checkpoint.pooling_files import base_model_tensors, read_pooling
 from homenode.model.checkpoint.prediction_blocks import folder_block, part_prediction_layers
-from homenode.model.checkpoint.prediction_model import figures_of_block, tensors_of_block
+from homenode.model.checkpoint.prediction_model import Block, read_block
 from homenode.model.checkpoint.reranker_files import named_reranker, with_rows
 from homenode.model.config.folder_config import FolderConfig
 from homenode.model.formats import limits
@@ -58,7 +57,7 @@ class FolderModel:
     spec: ModelSpec
     tensors: dict[str, TensorEntry]
     metadata: dict[str, object]
-    prediction: tuple[ModelSpec, dict[str, TensorEntry]] | None
+    prediction: Block | None
 
 
 def read_folder(folder: Path) -> FolderModel:
@@ -90,24 +89,13 @@ def read_folder(folder: Path) -> FolderModel:
         pooling = PoolingSpec("last", spec.hidden_size)  # nothing here makes text of its vectors
     spec = replace(spec, pooling=pooling or spec.pooling)
     tensors = with_rows(tensors, spec.pooling)
-    convert = architecture_of(spec.architecture).folder.convert
-    prediction = None if spec.pooling is not None else _prediction(block, spec, convert, tensors)
+    architecture = architecture_of(spec.architecture)
+    convert, found = architecture.folder.convert, folder_block(block, spec.num_layers)
+    if found is None or spec.pooling is not None:
+        prediction = None
+    else:
+        prediction = read_block(found, spec, architecture, convert, tensors)
     return FolderModel(spec, convert(tensors, spec) | head, metadata, prediction)
-
-
-def _prediction(
-    block: dict[str, TensorEntry], spec: ModelSpec, convert: Conversion, trunk: dict[str, TensorEntry]
-) -> tuple[ModelSpec, dict[str, TensorEntry]] | None:
-    """The block that predicts out of the tensors of all of them; None where there is none, or one that homenode does
-    not know: the model is the same without.
-    """
-    found = folder_block(block, spec.num_layers)
-    if found is None:
-        return None
-    tensors, figures = tensors_of_block(
-        found.tensors, figures_of_block(spec, found.tensors, found.spec), convert, trunk
-    )
-    return figures, tensors
 
 
 def spec_without_weights(folder: Path) -> ModelSpec | None:

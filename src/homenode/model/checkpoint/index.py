@@ -16,8 +16,8 @@ from homenode.model.checkpoint.gguf_names import GgufNames
 from homenode.model.checkpoint.gguf_spec import figures_of, gguf_architecture, num_experts, spec_from_gguf
 from homenode.model.checkpoint.matrix_scales import read_matrix_scales, without_scales
 from homenode.model.checkpoint.mistral_params import MISTRAL_WEIGHTS, PARAMS, has_mistral_form
-from homenode.model.checkpoint.prediction_blocks import gguf_block, without_prediction_blocks
-from homenode.model.checkpoint.prediction_model import figures_of_block, tensors_of_block
+from homenode.model.checkpoint.prediction_blocks import BlockTensors, gguf_block, without_prediction_blocks
+from homenode.model.checkpoint.prediction_model import read_block
 from homenode.model.checkpoint.reranker_files import with_rows
 from homenode.model.config.gguf_config import ROPE_FACTORS
 from homenode.model.files_read import FilesRead, recorded_files
@@ -26,7 +26,7 @@ from homenode.model.formats.bounded_files import damaged, named_in_errors
 from homenode.model.formats.gguf import GgufTensor
 from homenode.model.formats.gguf_set import find_gguf, read_gguf_set
 from homenode.model.formats.tensor_parts import slice_of
-from homenode.model.spec import Checkpoint, ModelSpec, PredictionSpec, TensorEntry
+from homenode.model.spec import Checkpoint, ModelSpec, PredictionSpec, TensorEntry, Tensors
 from homenode.units import format_count
 
 _ADAPTER = "adapter_config.json"
@@ -123,7 +123,7 @@ def _open_gguf(path: Path) -> OpenedCheckpoint:
     tensors = with_rows(split_fused(tensors, fused, architecture, spec), spec.pooling)
     opened = OpenedCheckpoint(path, spec, architecture.gguf.convert(tensors, spec), dict(model.metadata))
     block = None if spec.pooling is not None else gguf_block(figures, architecture.gguf.name, model.tensors)
-    return opened if block is None else replace(opened, prediction=_gguf_block(opened, architecture, *block))
+    return opened if block is None else replace(opened, prediction=_gguf_block(opened, architecture, *block, tensors))
 
 
 def _gguf_block(
@@ -132,17 +132,20 @@ def _gguf_block(
     layer: Mapping[str, tuple[Path, GgufTensor]],
     others: Mapping[str, tuple[Path, GgufTensor]],
     prediction: PredictionSpec,
-) -> OpenedCheckpoint:
-    """The block that predicts out of the tensors of its layer, and its others."""
+    trunk: Mapping[str, TensorEntry],
+) -> OpenedCheckpoint | None:
+    """The block that predicts out of the tensors of its layer, and its others; None where it cannot be run."""
     tensors, fused = _named_entries(layer, num_experts(opened.path, opened.metadata), GgufNames(architecture))
     tensors |= {
         name: TensorEntry(name, tensor.dtype, tensor.shape, file, tensor.offset, tensor.nbytes)
         for name, (file, tensor) in others.items()
     }
-    spec = figures_of_block(opened.spec, tensors, prediction)
-    tensors = split_fused(tensors, fused, predicting(architecture), spec)
-    tensors, spec = tensors_of_block(tensors, spec, architecture.gguf.convert, opened.tensors)
-    return _block(opened, spec, tensors)
+
+    def convert(tensors: Tensors, spec: ModelSpec) -> dict[str, TensorEntry]:
+        return architecture.gguf.convert(split_fused(dict(tensors), fused, predicting(architecture), spec), spec)
+
+    found = read_block(BlockTensors(tensors, prediction), opened.spec, architecture, convert, trunk)
+    return None if found is None else _block(opened, *found)
 
 
 def _named_entries(

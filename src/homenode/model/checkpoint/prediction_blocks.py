@@ -24,6 +24,7 @@ _NAMED = re.compile(r"(model\.)?mtp(_[a-z]+)*\..+")
 _FOLDER_LAYER = re.compile(r"model\.layers\.(0|[1-9][0-9]{0,4})\.(.+)")
 _OF_FOLDER = "eh_proj."  # the matrix that only such a block has
 _LAYER = "model.layers.0."
+_PRE_MLP = "pre_mlp_layernorm", "post_attention_layernorm"  # what blocks of MiMo V2 call it, and its layers do
 _Tensor = TypeVar("_Tensor")
 
 
@@ -176,7 +177,7 @@ def folder_block(tensors: Mapping[str, TensorEntry], layers: int) -> BlockTensor
             continue
         found = {ours: tensors[name] for name, ours in others.items() if name in tensors}
         found |= {
-            _LAYER + name.removeprefix(prefix): entry
+            _LAYER + name.removeprefix(prefix).replace(*_PRE_MLP): entry
             for name, entry in tensors.items()
             if name.startswith(prefix) and name not in others
         }
