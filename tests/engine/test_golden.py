@@ -124,7 +124,7 @@ def alone(
     kind = dict(zip(("backend", "kv_cache_dtype"), request.param, strict=True))
     prompts = prompts_of(10, 128, 120)
     params = [PARAMS[i % len(PARAMS)] for i in range(len(prompts))]
-    engine = LocalEngine(config_for(toy, **kind, enable_prefix_caching=False))
+    engine = LocalEngine(config_for(toy, **kind, enable_prefix_caching=False, speculative="off"))
     try:
         results = [
             without_counts(run_all(engine, [prompt], [p], first_id=i)[0])
@@ -139,10 +139,10 @@ def alone(
     "settings",
     [
         {},
-        {"max_num_batched_tokens": 16, "max_num_seqs": 5},
+        {"max_num_batched_tokens": 16, "max_num_seqs": 5, "speculative": "ngram"},
         {"enable_chunked_prefill": False, "max_num_batched_tokens": 256, "max_num_seqs": 3},
         {"block_size": 64, "threads": 1},
-        {"blocks": 12},  # sequences preempt each other
+        {"blocks": 12, "speculative": "ngram", "num_speculative_tokens": 3},  # sequences preempt each other
     ],
     ids=["batched", "chunked", "whole", "one_thread", "preempted"],
 )
@@ -205,7 +205,8 @@ def test_drafts_change_no_draw_that_depends_on_earlier_tokens(toy: Path, monkeyp
     for drafting in (False, True):
         if drafting:
             drafts = draft_answers(monkeypatch, prompts, [tokens for tokens, _, _ in expected], 128)
-        engine = LocalEngine(config_for(toy, block_size=32, kv_cache_memory="8MiB"))
+        given = "auto" if drafting else "off"
+        engine = LocalEngine(config_for(toy, block_size=32, kv_cache_memory="8MiB", speculative=given))
         try:
             found = run_all(engine, prompts, params)
         finally:

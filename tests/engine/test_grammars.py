@@ -17,6 +17,7 @@ from homenode import LLM, SamplingParams
 from homenode.engine.api.local import LocalEngine
 from homenode.engine.messages import Output
 from homenode.engine.request import Request
+from homenode.engine.worker.grammar_masks import GrammarMasks
 from homenode.errors import UserError
 from homenode.grammars.compile import compile_grammar
 from homenode.grammars.spec import Choice, GrammarSpec, JsonSchema, Regex
@@ -132,8 +133,8 @@ def bound_requests(tokenizer: Tokenizer, vocab_size: int) -> tuple[list[list[int
 
 @pytest.fixture(scope="module")
 def alone(tokenizer: Tokenizer) -> list[list[int]]:
-    """The tokens of each request when nothing else runs."""
-    engine = LocalEngine(config_for(STORIES, kv_cache_memory="8MiB"))
+    """The tokens of each request when nothing else runs, and nothing is drafted."""
+    engine = LocalEngine(config_for(STORIES, kv_cache_memory="8MiB", speculative="off"))
     try:
         prompts, params = bound_requests(tokenizer, engine.ready.vocab_size)
         found = [run_all(engine, [p], [s], i + 1)[0] for i, (p, s) in enumerate(zip(prompts, params, strict=True))]
@@ -177,6 +178,29 @@ def test_bound_answers_are_the_same_with_drafts(
         engine.close()
     assert [tokens_of(outputs) for outputs in found] == alone
     assert drafts.accepted > 40 and drafts.rejected > 40
+
+
+def test_what_grammars_force_is_drafted_and_drawn(
+    tokenizer: Tokenizer, alone: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forced: list[int] = []
+
+    def forced_after(masks: GrammarMasks, *asked: Any) -> list[int]:
+        found = told(masks, *asked)
+        forced.extend(found)
+        return found
+
+    told = GrammarMasks.forced_after
+    monkeypatch.setattr(GrammarMasks, "forced_after", forced_after)
+    engine = LocalEngine(config_for(STORIES, kv_cache_memory="8MiB", speculative="ngram"))
+    try:
+        prompts, params = bound_requests(tokenizer, engine.ready.vocab_size)
+        found = run_all(engine, prompts, params)
+    finally:
+        engine.close()
+    assert [tokens_of(outputs) for outputs in found] == alone
+    assert len(forced) > 20
+    assert sum(output.accepted_tokens for outputs in found for output in outputs) > 20
 
 
 @pytest.mark.parametrize("shape", [{"pipeline_parallel_size": 2}, {"tensor_parallel_size": 2}], ids=["stages", "ranks"])

@@ -14,6 +14,7 @@ from homenode.engine.kv.block_source import BlockSource
 from homenode.engine.kv.sequence import BlockAllocation, Sequence
 from homenode.engine.messages import Output
 from homenode.engine.request import Request
+from homenode.engine.scheduler.draft_choice import DraftChoice
 from homenode.engine.scheduler.events import (
     Aborted,
     DrainStarted,
@@ -30,8 +31,10 @@ from homenode.engine.scheduler.events import (
 )
 from homenode.engine.scheduler.fair_share import AGED_S
 from homenode.engine.scheduler.scheduler import Scheduler
+from homenode.engine.scheduler.step_costs import StepCosts
 from homenode.engine.scheduler.time_bound import ALIGNMENT, LEAST_PIECE
 from homenode.engine.scheduler_config import KvConfig, SchedulerConfig
+from homenode.engine.speculation.config import Speculation
 from homenode.engine.step import Step, WorkerLimits
 from homenode.sampling import SamplingParams
 from homenode.testing.scripted_executor import ScriptedExecutor, checksum, scripted_logprob
@@ -104,10 +107,11 @@ class Bench:
         token_s: float | None = None,
         drafter: Callable[[List[int]], List[int]] | None = None,
         stores: Iterable[BlockSource] = (),
+        speculation: Speculation | None = None,
     ) -> None:
         """`headroom`: bytes that the machine can give to KV memory that grows, whenever it is looked at. `token_s`:
         seconds that each token of a step takes by the scheduler's clock; None: a step takes none. `drafter`: as for
-        `ScriptedExecutor`, with `max_drafted` in the limits.
+        `ScriptedExecutor`, with `max_drafted` in the limits. `speculation`: the scheduler drafts itself, as engines do.
         """
         self._token_s, self.fault = token_s, fault
         self._headroom = headroom
@@ -116,6 +120,7 @@ class Bench:
         self.lookahead = lookahead
         self.stages, self.micro_batches = stages, (micro_batches or stages) if stages > 1 else 1
         kv = KvConfig(block_size=self.limits.block_size, enable_prefix_caching=caching, kv_cache_release=release_s)
+        costs = StepCosts()
         self.scheduler = Scheduler(
             self.config,
             kv,
@@ -126,6 +131,8 @@ class Bench:
             stages=stages,
             micro_batches=micro_batches,
             stores=stores,
+            costs=costs,
+            drafter=None if speculation is None else DraftChoice(speculation, costs, self.limits.max_drafted),
         )
         self.executor = ScriptedExecutor(
             self.limits,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import pytest
@@ -14,6 +15,7 @@ from homenode.engine.kv.allocator import KvAllocator
 from homenode.engine.kv.states import StatePool
 from homenode.engine.scheduler.events import StepDone
 from homenode.engine.scheduler_config import SchedulerConfig
+from homenode.engine.speculation.config import Speculation
 from homenode.engine.step import NO_TOKEN, Advance, StepResult, WorkerLimits, num_accepted
 from homenode.errors import InternalError
 from homenode.testing.scripted_executor import scripted_token
@@ -23,6 +25,7 @@ from tests.pure.schedule_bench import BLOCK_BYTES, Bench, limits_of
 
 _MOST = 6
 _VOCAB = 40
+_FEW = 4
 
 
 class Drafts:
@@ -95,6 +98,38 @@ def test_any_life_with_drafts_keeps_every_promise(seed: int, states: bool, stage
         (plain.move_with_losses if seed % 2 else plain.move)(bench, rng, *(() if seed % 2 else (0.12,)))
         _check_blocks(bench)
     bench.run()
+
+
+@pytest.mark.parametrize(("stages", "lookahead"), [(1, 0), (1, 1), (2, 0)])
+@pytest.mark.parametrize("seed", range(4))
+def test_any_life_with_lookup_keeps_every_promise(seed: int, stages: int, lookahead: int) -> None:
+    """The same with what engines draft from: of so few kinds of tokens some guesses are right."""
+    rng = random.Random(100 * stages + seed)
+    bench = plain.make_bench(rng, lookahead, stages=stages, states=seed % 2 == 0, faults=seed == 3)
+    bench = Bench(
+        bench.config,
+        limits=msgspec.structs.replace(bench.limits, vocab_size=_FEW),
+        lookahead=lookahead,
+        caching=bench.scheduler.allocator.cache.enabled,
+        fault=bench.fault,
+        stages=stages,
+        micro_batches=bench.micro_batches if stages > 1 else 0,
+        speculation=Speculation(("ngram", "auto")[seed // 2], None, 1 + seed, 2),
+    )
+    submit = bench.submit
+
+    def submit_few(prompt: list[int], *, stop_token_ids: tuple[int, ...] = (), **more: Any) -> int:
+        stops = tuple(token % _FEW for token in stop_token_ids)
+        return submit([token % _FEW for token in prompt], stop_token_ids=stops, **more)
+
+    bench.submit = submit_few  # type: ignore[method-assign]
+    for _ in range(150):
+        (plain.move_with_losses if seed % 2 else plain.move)(bench, rng, *(() if seed % 2 else (0.12,)))
+        _check_blocks(bench)
+    bench.run()
+    statistics = bench.scheduler.statistics()
+    assert sum(statistics.accepted_by_position) == statistics.accepted_tokens
+    assert statistics.accepted_by_position == sorted(statistics.accepted_by_position, reverse=True)
 
 
 @pytest.mark.parametrize("lookahead", [0, 1])

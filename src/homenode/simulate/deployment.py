@@ -10,6 +10,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from homenode.engine.assignment import EngineAssignment
 from homenode.engine.backend import make_backend
 from homenode.engine.binding import EngineBinding, Replica
@@ -25,7 +27,9 @@ from homenode.engine.plan.replica_assignments import node_places
 from homenode.engine.plan.replica_bindings import memory_shares, replica_places
 from homenode.engine.plan.worker_layout import with_memory
 from homenode.engine.plan.workers import plan_workers
+from homenode.engine.scheduler.draft_choice import DraftChoice
 from homenode.engine.scheduler.scheduler import Scheduler
+from homenode.engine.scheduler.step_costs import StepCosts
 from homenode.errors import CapacityError, UserError
 from homenode.host.plan.numa.demand import Decision
 from homenode.host.plan.numa.policy import numa_plan
@@ -46,7 +50,8 @@ from homenode.units import format_bytes, format_count
 @dataclass(frozen=True)
 class EngineSpec:
     """One engine before it runs. `weights`: bytes by NUMA node, or by the name of an accelerator. `kv_bytes`: of all
-    its workers."""
+    its workers. `acceptance`: the chance of each drafted token behind right ones; None: nothing is drafted.
+    """
 
     config: EngineConfig
     sizes: Sizes
@@ -56,20 +61,28 @@ class EngineSpec:
     kv_bytes: int
     policy: str
     why: str
+    acceptance: float | None = None
 
     def engine(self) -> SimulatedEngine:
         """A fresh one, with empty memory."""
+        limits, drafter, costs = self.sizes.worker_limits(), None, StepCosts()
+        drafts = replace(self.config.speculation.resolved(), lookup_min=0)  # no text is there to look anything up in
+        if self.acceptance is not None and drafts.method != "off":
+            limits = msgspec.structs.replace(limits, max_drafted=drafts.most)
+            drafter = DraftChoice(drafts, costs, drafts.most)
         scheduler = Scheduler(
             self.config.scheduler,
             self.config.kv,
-            self.sizes.worker_limits(),
+            limits,
             (),
             hash_seed=bytes(32),
             lookahead=1 if len(self.stages) == 1 else 0,
             seeds=random.Random(0),
             stages=len(self.stages),
+            costs=costs,
+            drafter=drafter,
         )
-        return SimulatedEngine(scheduler, self.stages, self.back)
+        return SimulatedEngine(scheduler, self.stages, self.back, self.acceptance or 0.0)
 
 
 def engines_on(host: Host, config: EngineConfig, checkpoint: Checkpoint, speeds: Speeds) -> tuple[EngineSpec, ...]:
@@ -181,7 +194,7 @@ def _one_worker(
     return EngineSpec(
         config, sizes, (StageCost((cost,), 4 * spec.handed_columns),), 0.0, weights,
         sizes.num_blocks * geometry.block_bytes,
-        binding.numa or nodes.policy, binding.numa_why,
+        binding.numa or nodes.policy, binding.numa_why, speeds.acceptance,
     )  # fmt: skip
 
 
@@ -229,6 +242,7 @@ def _workers(
         kv,
         f"{len(stages)} x {format_count(ranks, 'worker')}",
         f"on {', '.join(devices)} [{spec.architecture}]",
+        speeds.acceptance,
     )
 
 

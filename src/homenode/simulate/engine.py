@@ -4,6 +4,7 @@ pure."""
 from __future__ import annotations
 
 import math
+import random
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,10 +14,12 @@ from homenode.engine.request import Request
 from homenode.engine.scheduler.events import Emit, Event, RequestArrived, StepDone, Ticked
 from homenode.engine.scheduler.scheduler import Scheduler
 from homenode.engine.scheduler.step_load import StepLoad
-from homenode.engine.step import Advance, Step, StepResult
+from homenode.engine.step import Advance, Step, StepItem, StepResult, num_accepted
 from homenode.simulate.costs import StageCost
 
 TOKEN = 1  # all that is ever drawn: nothing ends before its number of tokens
+
+_WRONG = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +34,13 @@ class _Flight:
 class SimulatedEngine:
     """Takes requests at times that never go back, and says when it has something to tell."""
 
-    def __init__(self, scheduler: Scheduler, stages: Sequence[StageCost], back: float = 0.0) -> None:
-        """`back`: seconds of the drawn tokens' way from the last stage to the first one's next step."""
+    def __init__(
+        self, scheduler: Scheduler, stages: Sequence[StageCost], back: float = 0.0, acceptance: float = 0.0
+    ) -> None:
+        """`back`: seconds of the drawn tokens' way from the last stage to the first one's next step. `acceptance`: the
+        chance of each drafted token behind right ones.
+        """
+        self._acceptance, self._rng = acceptance, random.Random(0)
         self._scheduler = scheduler
         self._stages = tuple(stages)
         self._chosen = self._stages[0].chosen
@@ -64,8 +72,17 @@ class SimulatedEngine:
         if not self._flights or self._flights[0].at > now:
             return self._apply(now, Ticked(now))
         flight = self._flights.popleft()
-        drawn = [Advance(item.seq, [TOKEN]) for item in flight.step.items if item.draws]
+        drawn = [self._advance(item) for item in flight.step.items if item.draws]
         return self._apply(now, StepDone(now, StepResult(flight.step.number, drawn, [], flight.seconds)))
+
+    def _advance(self, item: StepItem) -> Advance:
+        """Return the tokens that a step brought a sequence, and guesses of those that follow."""
+        accepted = num_accepted(item.drafted, [TOKEN] * item.draws)
+        guessed: list[int] = []
+        while len(guessed) < item.expected:
+            right = _WRONG not in guessed and self._rng.random() < self._acceptance
+            guessed.append(TOKEN if right else _WRONG)
+        return Advance(item.seq, [TOKEN] * accepted, drafted=tuple(guessed))
 
     def _apply(self, now: float, event: Event) -> list[Output]:
         instructions = self._scheduler.apply(event)

@@ -46,6 +46,7 @@ class Speeds:
     achieved: AchievedSpeed = TYPICAL
     step_s: float = 0.0
     accelerator: AcceleratorSpeed | None = None
+    acceptance: float | None = None  # the chance of a drafted token behind right ones; None: nothing is drafted
 
 
 def read_accelerator(text: str) -> AcceleratorSpeed:

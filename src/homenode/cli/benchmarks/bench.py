@@ -10,6 +10,7 @@ from homenode.cli.benchmarks.model import model
 from homenode.cli.benchmarks.nodes import nodes
 from homenode.cli.benchmarks.ranks import ranks
 from homenode.cli.benchmarks.serve import serve
+from homenode.cli.benchmarks.speculate import speculate
 from homenode.cli.benchmarks.start import start
 from homenode.cli.benchmarks.step import step
 from homenode.cli.benchmarks.transfer import transfer
@@ -27,6 +28,7 @@ bench.add_command(attention)
 bench.add_command(nodes)
 bench.add_command(ranks)
 bench.add_command(serve)
+bench.add_command(speculate)
 bench.add_command(start)
 bench.add_command(step)
 bench.add_command(transfer)

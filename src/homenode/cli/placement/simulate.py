@@ -33,7 +33,7 @@ _SETTINGS = (
     "max_num_queued_requests", "max_num_queued_tokens", "max_preemptions", "request_timeout", "kv_cache_memory",
     "kv_cache_fraction", "block_size",
     "kv_cache_dtype", "enable_prefix_caching", "data_parallel_size", "tensor_parallel_size", "pipeline_parallel_size",
-    "stage_devices",
+    "stage_devices", "speculative", "num_speculative_tokens",
     "layer_split", "enable_expert_parallel", "expert_placement", "gpu_memory_utilization", "numa_bind",
     "numa_bind_nodes", "numa_bind_cpus",
     "cpu_threads_bind", "memory_nodes", "reserve_cpus", *NUMA_SETTINGS,
@@ -106,6 +106,12 @@ class Size(click.ParamType[int]):
     help="Microseconds of each step beside computing, as `homenode bench step` measures them. [default: 0]",
 )
 @click.option(
+    "--acceptance",
+    type=click.FloatRange(0, 1),
+    help="Tokens are drafted, each of which is right with this chance if all before it are. How many are worth their "
+    "rows is decided as the engine decides it. Default: none is drafted.",
+)
+@click.option(
     "--bench-model",
     metavar="FILE",
     help="What `homenode bench model MODEL --batch 1,8 --json` measured of this engine with weights of such a "
@@ -121,7 +127,7 @@ class Size(click.ParamType[int]):
 @with_command_log
 def simulate(
     sources: tuple[str, ...], hosts: int, node_memory: int | None, model: str, workload: str, requests: int | None,
-    speed: float, compare: str | None, step_us: float,
+    speed: float, compare: str | None, step_us: float, acceptance: float | None,
     bench_model: str | None, accelerator: str | None, as_json: bool, **values: Any,
 ) -> None:  # fmt: skip
     """Simulate a deployment: the real scheduler, router and placement before a cost model in place of kernels.
@@ -141,6 +147,7 @@ def simulate(
                 param="numa",
             )
         speeds, config = _speeds(config, step_us, bench_model, accelerator)
+        speeds = replace(speeds, acceptance=acceptance)
         checkpoint = _checkpoint(model)
         machines = [host for source in sources or (None,) for host in [host_with_memory(source, node_memory)] * hosts]
         _warn_of_unused(config, machines, node_memory, accelerator)

@@ -132,6 +132,11 @@ class LLM:
         return self._engine.ready
 
     @property
+    def engine(self) -> LocalEngine:
+        """Return what runs the model."""
+        return self._engine
+
+    @property
     def statistics(self) -> EngineStats:
         """The engine's latest figures."""
         return self._engine.statistics
@@ -143,6 +148,7 @@ class LLM:
         *,
         stop: Sequence[str] = (),
         output: GrammarSpec | None = None,
+        speculative: bool = True,
     ) -> list[Completion]:
         """Continue one prompt or several together; one Completion for each, in order, or `n` for each, one after
         another.
@@ -150,7 +156,7 @@ class LLM:
         A prompt is text or token ids. `params` is for all or one for each prompt. `stop`: strings that end the text
         before them, besides those of `params`. `output`: what every text has to be, such as
         `homenode.grammars.spec.JsonSchema(schema)`. Raises UserError or CapacityError for what cannot run, naming it;
-        then nothing of the other prompts is left running either.
+        then nothing of the other prompts is left running either. `speculative`: tokens may be drafted.
         """
         chosen = self._prompts(prompts)
         given = (
@@ -169,7 +175,11 @@ class LLM:
         asked = [(ids, p.of_answer(i)) for ids, p in zip(chosen, given, strict=True) for i in range(p.n)]
         jobs = {next(self._ids): (self._answer(ids, p, stop), p) for ids, p in asked}
         self._finish(
-            jobs, [self._request(number, ids, p, awaited=False) for number, (ids, p) in zip(jobs, asked, strict=True)]
+            jobs,
+            [
+                self._request(number, ids, p, awaited=False, speculative=speculative)
+                for number, (ids, p) in zip(jobs, asked, strict=True)
+            ],
         )
         return [answer.completion(logprobs=p.logprobs is not None) for answer, p in jobs.values()]
 
@@ -308,13 +318,22 @@ class LLM:
     def _answer(self, ids: list[int], params: SamplingParams, stop: Sequence[str]) -> Answer:
         return Answer(ids, self.tokenizer, (*((stop,) if isinstance(stop, str) else stop), *params.stop_strings))
 
-    def _request(self, number: int, ids: list[int], params: SamplingParams, *, awaited: bool) -> Request:
+    def _request(
+        self, number: int, ids: list[int], params: SamplingParams, *, awaited: bool, speculative: bool = True
+    ) -> Request:
         """`awaited`: somebody reads along, so that steps are to be short."""
         params.check()
         stops = tuple(token for token in self.tokenizer.stop_token_ids if token < self.ready.vocab_size)
         params = self._token_rules.resolved(params)
         sent = msgspec.structs.replace(params.with_defaults(self.ready.sampling_defaults).ended_by(stops), stop=[], n=1)
-        return Request(id=number, prompt_ids=ids, params=sent, arrival=time.monotonic(), awaited=awaited)
+        return Request(
+            id=number,
+            prompt_ids=ids,
+            params=sent,
+            arrival=time.monotonic(),
+            awaited=awaited,
+            speculative=speculative,
+        )
 
     def _bound(self, params: Sequence[SamplingParams], output: GrammarSpec | None) -> list[SamplingParams]:
         """Return the params with the grammar of `output`. Raises UserError for what cannot be kept."""
@@ -372,6 +391,10 @@ class LLM:
         if counted is None:
             return encode_fitting(self.tokenizer, whole, most)
         return encode_beginning(self.tokenizer, whole, counted)
+
+    def chat_ids(self, messages: Messages, **values: Any) -> list[int]:
+        """Token ids of a conversation, as `chat` begins an answer to it. `values` go to the chat template."""
+        return self._chat_prompt(messages, values)
 
     def _chat_prompt(self, messages: Messages, values: Mapping[str, Any]) -> list[int]:
         others = {name: value for name, value in values.items() if name != "tools"}

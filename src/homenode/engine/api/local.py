@@ -15,6 +15,7 @@ from homenode.engine.kv_transfer.checks import refuse_transfer
 from homenode.engine.messages import Abort, EngineReady, EngineStats, Output, Outputs, Submit, ToFront
 from homenode.engine.request import Request
 from homenode.engine.runtime.build import build_engine
+from homenode.engine.runtime.engine import MakeDrafter
 from homenode.engine.runtime.loop import EngineCore
 from homenode.errors import HomenodeError, InternalError
 from homenode.host.refusals import start_thread
@@ -27,10 +28,15 @@ Sink = SimpleQueue[Output]
 class LocalEngine:
     """Loads a model and runs it until closed. All methods may be called from any thread."""
 
-    def __init__(self, config: EngineConfig, progress: Callable[[int, int], None] | None = None) -> None:
-        """Raises what `build_engine` raises."""
+    def __init__(
+        self,
+        config: EngineConfig,
+        progress: Callable[[int, int], None] | None = None,
+        make_drafter: MakeDrafter | None = None,
+    ) -> None:
+        """Raises what `build_engine` raises, which has the arguments, too."""
         refuse_transfer(config, "an engine in this process")
-        engine = build_engine(EngineAssignment(config), progress)
+        engine = build_engine(EngineAssignment(config), progress, make_drafter=make_drafter)
         self.ready: EngineReady = engine.ready
         self.statistics = EngineStats()
         self.executor = engine.executor

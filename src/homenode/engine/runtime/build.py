@@ -39,7 +39,7 @@ from homenode.engine.plan.make import claimed_cpus, plan_engine, told_of_setting
 from homenode.engine.plan.pooling import with_runner
 from homenode.engine.plan.settings_without_effect import worth_telling
 from homenode.engine.plan.worker_layout import WorkerPlan, computing_cpus, cpus_of_sets
-from homenode.engine.runtime.engine import Engine, Progress, make_scheduler, ready_message
+from homenode.engine.runtime.engine import Engine, MakeDrafter, Progress, make_scheduler, ready_message
 from homenode.engine.runtime.neighbour_watch import move_of, watch_of
 from homenode.host.plan.neighbours import HostNeighbours
 from homenode.host.refusals import named_refusals
@@ -64,13 +64,14 @@ def build_engine(
     own_process: bool = False,
     micro_batches: int = 0,
     experts: Sequence[int] = (),
+    make_drafter: MakeDrafter | None = None,
 ) -> Engine:
     """Load the model and lay out everything. `progress` is told (bytes done, bytes in all) while weights are read.
 
     `own_process`: nothing else lives in this process, so that all its threads may be kept off the CPUs that compute.
     `micro_batches`: of an engine with several stages, see `scheduler.micro_batching`. `experts`: descriptors of memory
     for experts that several engines keep in common, one for each worker; they stay open as long as the engine. Without
-    them every engine has all experts.
+    them every engine has all experts. `make_drafter`: of who drafts tokens.
 
     Raises UserError, CapacityError and CheckpointError for what the user can mend, before anything large is read
     wherever that is possible, and HostError when the machine refuses.
@@ -102,7 +103,7 @@ def build_engine(
         plan = replace(plan, worker_layout=replace(layout, findings=(*findings, *told, *layout.findings)))
         workers = _workers(plan, own_process)
         try:
-            engine = _started(plan, workers, claim, progress, lookahead, micro_batches, begin)
+            engine = _started(plan, workers, claim, progress, lookahead, micro_batches, begin, make_drafter)
             watch = watch_of(plan, replace(machine, neighbours=neighbours), claim, engine.executor, own_process)
             return replace(engine, watch=watch, move=move_of(plan, engine.executor, own_process))
         except BaseException:
@@ -165,6 +166,7 @@ def _started(
     lookahead: int,
     micro_batches: int,
     begin: float,
+    make_drafter: MakeDrafter | None,
 ) -> Engine:
     """The engine of a plan and its workers. `begin`: when the start began, by `time.monotonic`."""
     fits = workers.start(progress)
@@ -177,7 +179,7 @@ def _started(
     if plan.config.disk.on:
         hash_seed, disk = _disk(plan, workers, executor, identity, hash_seed)
     stores: Sequence[BlockSource] = () if disk is None else (disk.source,)
-    scheduler = make_scheduler(plan, executor.limits(), lookahead, micro_batches, hash_seed, stores)
+    scheduler = make_scheduler(plan, executor.limits(), lookahead, micro_batches, hash_seed, stores, make_drafter)
     # Who forgets to release it gives it back with the executor.
     weakref.finalize(executor, claim.release).atexit = False
     findings = (*plan.worker_layout.findings, *workers.findings())

@@ -19,8 +19,10 @@ from homenode.engine.plan.engine_plan import EnginePlan
 from homenode.engine.plan.pooling import pooling_ready
 from homenode.engine.runtime.neighbour_watch import NeighbourWatch
 from homenode.engine.scheduler.draft_choice import DraftChoice
+from homenode.engine.scheduler.drafts import Drafter
 from homenode.engine.scheduler.scheduler import Scheduler
 from homenode.engine.scheduler.step_costs import StepCosts
+from homenode.engine.speculation.config import Speculation
 from homenode.engine.step import WorkerLimits
 from homenode.model.facts import model_facts
 from homenode.sampling import is_open_seed
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from homenode.engine.kv_transfer.setup import KvTransferLink
 
 Progress = Callable[[int, int], None]
+MakeDrafter = Callable[[Speculation, StepCosts, int], Drafter]
 
 
 @dataclass(frozen=True)
@@ -56,17 +59,18 @@ def make_scheduler(
     micro_batches: int = 0,
     hash_seed: bytes | None = None,
     stores: Sequence[BlockSource] = (),
+    make_drafter: MakeDrafter | None = None,
 ) -> Scheduler:
     """The scheduler of an engine. `lookahead`: of one with one stage; `micro_batches`: of one with several, see
     `MicroBatching`. `hash_seed`: of the identities of its KV blocks, where others get them or a store keeps them.
-    `stores`: see `Scheduler`.
+    `stores`: see `Scheduler`. `make_drafter`: of who drafts, where anything is drafted; None: `DraftChoice`.
     """
     config, stages, moe = plan.config, plan.worker_layout.workers[-1].stage + 1, plan.checkpoint.spec.moe
     costs = StepCosts(0.0 if moe is None else moe.experts_per_token / moe.num_experts)
     speculation = config.speculation.resolved()
-    drafter = None
+    drafter: Drafter | None = None
     if speculation.method != "off" and plan.checkpoint.spec.pooling is None:
-        drafter = DraftChoice(speculation, costs, limits.max_drafted)
+        drafter = (make_drafter or DraftChoice)(speculation, costs, limits.max_drafted)
     return Scheduler(
         config.scheduler,
         config.kv,

@@ -20,7 +20,7 @@ from homenode.engine.scheduler.drafts import Drafter
 from homenode.engine.scheduler.row_costs import RowCosts
 from homenode.engine.scheduler.step_costs import StepCosts
 from homenode.engine.scheduler.step_load import StepLoad
-from homenode.engine.speculation.acceptance import Acceptance
+from homenode.engine.speculation.acceptance import Acceptance, Source
 from homenode.engine.speculation.config import Speculation
 from homenode.engine.speculation.past_answers import PastAnswers
 from homenode.engine.speculation.sequence_drafts import SequenceDrafts
@@ -37,7 +37,7 @@ class DraftChoice(Drafter):
     def __init__(self, speculation: Speculation, costs: StepCosts, max_drafted: int = 0) -> None:
         """`max_drafted`: tokens that workers draft at most."""
         self._speculation, self._max_drafted = speculation, max_drafted
-        self.asks_workers = max_drafted > 0
+        self._bound = 0  # sequences with a grammar
         self._named = speculation.method != "auto"
         self.acceptance, self.rows = Acceptance(), RowCosts(costs)
         self._answers = PastAnswers()
@@ -46,17 +46,23 @@ class DraftChoice(Drafter):
         self._gaps = {False: 0.0, True: 0.0}
         self._came: float | None = None  # when the last result did
 
+    @property
+    def asks_workers(self) -> bool:
+        """Return whether workers may be asked for drafts: of models that draft, and of grammars."""
+        return self._max_drafted > 0 or self._bound > 0
+
     # Asked while a step is planned
 
     def awaits(self, running: List[Sequence]) -> bool:
         """Tell whether drafts behind the tokens that steps in flight draw are worth waiting for these."""
         if not running or not self._may_pay(len(running)):
             return False
-        if self._max_drafted and any(sequence.expected for sequence in running):
-            return True
         found = []
         for sequence in running:
             if (drafts := self._drafts_of(sequence)) is not None:
+                if sequence.expected and (chances := drafts.expected_chances(self._speculation.most)):
+                    found.append(chances)
+                    continue
                 drafted = drafts.drafted(1 + self._speculation.most)
                 if len(drafted.tokens) > 1:
                     found.append(drafts.chances(drafted)[1:])
@@ -73,7 +79,10 @@ class DraftChoice(Drafter):
             if (drafts := self._drafts_of(sequence)) is None:
                 continue
             room = min(self._speculation.most, sequence.last - len(sequence.tokens) - 1)
+            if sequence.expected:
+                drafts.told(len(sequence.drafted))
             drafted = drafts.drafted(room, sequence.drafted, sequence.forced_drafts)
+            sequence.drafted = ()
             if drafted.tokens:
                 indices.append(index)
                 found.append(drafted)
@@ -98,9 +107,9 @@ class DraftChoice(Drafter):
         """Return how many tokens a worker is to draft behind the one that this sequence draws in a step of so many
         rows.
         """
-        if not self._max_drafted or not sequence.request.speculative:
+        if not (self._max_drafted or sequence.params.grammar) or (drafts := self._drafts_of(sequence)) is None:
             return 0
-        return min(self._max_drafted, self._speculation.most)
+        return self._speculation.most if drafts.is_worth_asking() else 0
 
     def prepare(self, sequence: Sequence, count: int) -> None:
         """So much of a prompt is computed: it is looked at meanwhile."""
@@ -130,6 +139,7 @@ class DraftChoice(Drafter):
         drafts, sequence.drafts = sequence.drafts, None
         if drafts is not None:
             self._indexed -= drafts.capacity
+            self._bound -= sequence.params.grammar is not None
         if sequence.request.speculative and self._speculation.looks_up and sequence.num_outputs > 2:
             self._answers.add(sequence.request.cache_salt, sequence.tokens, sequence.num_prompt)
 
@@ -147,18 +157,20 @@ class DraftChoice(Drafter):
             lookup_min = self._speculation.lookup_min if self._speculation.looks_up else 0
             answers = self._answers.of(sequence.request.cache_salt) if lookup_min else None
             small = self._indexed > _MOST_INDEXED
-            sequence.drafts = SequenceDrafts(sequence.tokens, self.acceptance, lookup_min, answers, small=small)
+            source: Source = "model" if self._max_drafted else "grammar"
+            sequence.drafts = SequenceDrafts(sequence.tokens, self.acceptance, lookup_min, answers, source, small=small)
             self._indexed += sequence.drafts.capacity
+            self._bound += sequence.params.grammar is not None
         return sequence.drafts
 
     def _may_pay(self, sequences: int) -> bool:
         """Return whether drafts could pay if all of them were right."""
         if self._named or not self.rows.known:
             return True
-        plain = sequences / self.rows.seconds(sequences)
+        alone = self.rows.seconds(sequences)
         most = sequences * (1 + self._speculation.most)
         tried = {sequences + 1, sequences + self._speculation.most, 2 * sequences, most}
-        return any(rows > sequences and rows / self.rows.seconds(rows) > _MARGIN * plain for rows in tried)
+        return any(rows * alone >= _MARGIN * sequences * self.rows.seconds(rows) for rows in tried if rows > sequences)
 
     def _best(self, sequences: int, chances: List[List[float]], most: int, gap: float = 0.0) -> list[int]:
         """Return how many to draft for each of those with these chances; an empty list where nothing pays."""
@@ -171,7 +183,7 @@ class DraftChoice(Drafter):
             best, number, tokens = _MARGIN * sequences / alone, 0, float(sequences)
             for count, (q, _) in enumerate(flat[:most], 1):
                 tokens += q
-                if (rate := tokens / (seconds(sequences + count) + gap)) > best:
+                if (rate := tokens / max(seconds(sequences + count) + gap, alone)) > best:
                     best, number = rate, count
             taken = flat[:number]
             if not number and flat:

@@ -17,9 +17,12 @@ from homenode.engine.scheduler.step_load import StepLoad
 
 
 class Drafter(Protocol):
-    """Source of guesses. `asks_workers`: they guess tokens where `expected` says so."""
+    """Source of guesses."""
 
-    asks_workers: bool = False
+    @property
+    def asks_workers(self) -> bool:
+        """Return whether there may be sequences for which workers are to guess."""
+        return False
 
     def awaits(self, running: List[Sequence]) -> bool:
         """Tell whether the next step is to be planned when all tokens are known that steps in flight draw, so that it

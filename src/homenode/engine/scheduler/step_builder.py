@@ -19,7 +19,7 @@ class StepBuilder:
         self, allocator: KvAllocator, pending: PendingSteps, costs: StepCosts, drafter: Drafter | None = None
     ) -> None:
         self.number = 0
-        self._drafter = drafter if drafter is not None and drafter.asks_workers else None
+        self._drafter = drafter
         self._costs = costs
         self._allocator = allocator
         self._pending_steps = pending
@@ -78,7 +78,8 @@ class StepBuilder:
         allocation.last_step = self.number
         states, state = self._allocator.states, allocation.state
         kv_export = sequence.kv_export
-        sequence.expected = 0 if self._drafter is None else self._drafter.expected(sequence, count)
+        asks = self._drafter is not None and self._drafter.asks_workers
+        sequence.expected = self._drafter.expected(sequence, count) if asks and self._drafter is not None else 0
         leaves = kv_export is not None and end >= kv_export.tokens
         return StepItem(
             seq=allocation.seq,

@@ -114,7 +114,9 @@ class SpeculationConfig:
 
 @dataclass(frozen=True)
 class Speculation:
-    """Who drafts, and how much at most. `lookup_min`: tokens that have to have stood before, for a lookup."""
+    """Who drafts, and how much at most. `lookup_min`: tokens that have to have stood before, for a lookup; 0:
+    nothing is looked up.
+    """
 
     method: Method
     model: str | None
@@ -124,7 +126,7 @@ class Speculation:
     @property
     def looks_up(self) -> bool:
         """Return whether tokens are drafted from what stood before."""
-        return self.method in ("auto", "ngram")
+        return self.method in ("auto", "ngram") and self.lookup_min > 0
 
     def checked(self) -> Speculation:
         """Return these settings, if they can be. UserError if not."""

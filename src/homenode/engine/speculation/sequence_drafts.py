@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
@@ -20,13 +21,16 @@ class DraftedTokens(NamedTuple):
 
 
 _LEAST_OF_OTHERS: Final = 3  # tokens of another answer that have to be repeated
+_TOLD_SHARE: Final = 0.15  # of what was told on average, what counts of a new draft
+_LEAST_TOLD: Final = 0.12  # tokens
+_RENEWAL: Final = 0.002
 _NOTHING: Final = DraftedTokens([], [])
 
 
 class SequenceDrafts:
     """The sources of one sequence. `places`: of the tokens that were drafted last."""
 
-    __slots__ = ("_answers", "_least", "_prompt", "_shares", "_tokens", "places")
+    __slots__ = ("_answers", "_least", "_prompt", "_shares", "_source", "_tokens", "_told", "places")
 
     def __init__(
         self,
@@ -34,15 +38,17 @@ class SequenceDrafts:
         acceptance: Acceptance,
         lookup_min: int,
         answers: TextIndex | None,
+        source: Source = "grammar",
         *,
         small: bool = False,
     ) -> None:
         """`tokens`: of the sequence, a list that grows. `lookup_min`: tokens that have to have stood before; 0: nothing
-        is looked up. `answers`: to others, in which is looked up, too.
+        is looked up. `answers`: to others, in which is looked up, too. `source`: of what workers draft.
         """
         self._tokens, self._least, self._shares = tokens, lookup_min, OwnAcceptance(acceptance)
         self._prompt = Repetition(TextIndex(tokens, most=_SMALL if small else MOST_TOKENS)) if lookup_min else None
         self._answers = Repetition(answers) if answers is not None else None
+        self._source, self._told = source, 1.0
         self.places: list[Place] = []
 
     @property
@@ -74,6 +80,23 @@ class SequenceDrafts:
         elif first:
             return of_model
         return max(found, of_model, key=lambda each: sum(self.chances(each)))
+
+    def told(self, count: int) -> None:
+        """Workers were asked for drafts, and told so many tokens."""
+        self._told += _TOLD_SHARE * (count - self._told)
+
+    def is_worth_asking(self) -> bool:
+        """Return whether workers tell enough to be asked again; after a while they are in any case."""
+        if self._told >= _LEAST_TOLD:
+            return True
+        self._told += _RENEWAL
+        return False
+
+    def expected_chances(self, most: int) -> list[float]:
+        """Return the chance of each token of the draft that workers are about to tell."""
+        number = min(most, math.ceil(self._told))
+        chances = self.chances(DraftedTokens([], [(self._source, n) for n in range(number)]))
+        return [chance * min(1.0, self._told - n) for n, chance in enumerate(chances)]
 
     def chances(self, drafted: DraftedTokens) -> list[float]:
         """Return the chance that each of these tokens, and all before it, are accepted."""

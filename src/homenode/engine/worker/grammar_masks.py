@@ -35,6 +35,7 @@ MOST_KEPT = 32  # grammars whose matchers are kept at their beginning, to be cop
 _FIRST_ROWS = 8
 _MOST_THREADS = 8
 _NEVER = -1
+_LEAST_FORCED = 2  # bytes
 _LOOKS_AHEAD = 128  # of a search, every so many tokens before that
 _NEAR, _MOST_NEAR = 32, 1024  # tokens before the last one, and at most, from which on ends are kept within reach
 
@@ -203,6 +204,25 @@ class GrammarMasks:
             if token != tokens[row]:
                 replaced[row] = token
         return replaced
+
+    def forced_after(self, slot: int, table: SequenceTable, most: int) -> list[int]:
+        """Return at most `most` tokens that should spell what the grammar of a slot leaves as the only text behind the
+        sequence's last token; none where it leaves a choice, or where its end is kept within reach.
+        """
+        bound = self._bound.get(slot)
+        if bound is None or bound.made is None or bound.made.steering is not None or self._vocabulary is None:
+            return []
+        matcher, length = bound.made.matcher, int(table.length[slot])
+        if length > bound.length:
+            matcher.consume_token(int(table.last_token[slot]))
+            bound.length = length
+        if matcher.is_error() or matcher.is_stopped():
+            return []
+        text = matcher.compute_ff_bytes()
+        if len(text) < _LEAST_FORCED:
+            return []
+        tokens: list[int] = self._vocabulary.library.greedy_tokenize(text.decode(errors="ignore"))
+        return tokens[:-1][:most]
 
     def _kept_end(self, sequence: BoundSequence, matcher: LLMatcher, steering: EndSteering, token: int) -> int:
         """The token that counts of a sequence for which `token` was drawn."""

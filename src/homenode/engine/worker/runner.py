@@ -16,6 +16,7 @@ from homenode.engine.channels.base import WorkerChannels
 from homenode.engine.step import Advance, StartSequence, Step, StepItem, StepResult
 from homenode.engine.worker.batch import Batch
 from homenode.engine.worker.continued import Batches
+from homenode.engine.worker.forced_drafts import add_forced_drafts
 from homenode.engine.worker.pooler import Pooler
 from homenode.engine.worker.row_programs import RowsAndLogits
 from homenode.engine.worker.sampler import Sampler, score
@@ -153,6 +154,8 @@ class Runner:
         scored = score(self._backend, rows, batch, self._table)
         sampled = self._sampler.draw(rows, batch, self._grammars)
         self._table.cut_back()
+        if self._grammars is not None and self._answers:
+            sampled = add_forced_drafts(step.items, sampled, self._grammars, self._table)
         self._batches.drawn(batch, step.items)
         drafting = self._clock()
         sampled = self._with_drafts(step.items, sampled)
@@ -171,7 +174,9 @@ class Runner:
         if not drafted:
             return advances
         return [
-            msgspec.structs.replace(advance, drafted=drafted[advance.seq]) if advance.seq in drafted else advance
+            advance
+            if advance.forced_drafts or advance.seq not in drafted
+            else msgspec.structs.replace(advance, drafted=drafted[advance.seq])
             for advance in advances
         ]
 

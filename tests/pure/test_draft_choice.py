@@ -1,0 +1,201 @@
+"""How many tokens are drafted: as many as pay by what steps took and by how often drafts were right."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+import msgspec
+import pytest
+
+from homenode.engine.kv.sequence import Sequence as EngineSequence
+from homenode.engine.scheduler.draft_choice import DraftChoice
+from homenode.engine.scheduler.row_costs import RowCosts
+from homenode.engine.scheduler.step_costs import StepCosts
+from homenode.engine.scheduler.step_load import NO_LOAD, StepLoad
+from homenode.engine.scheduler_config import SchedulerConfig
+from homenode.engine.speculation.config import Speculation
+from homenode.testing.scripted_executor import scripted_token
+from tests.pure.schedule_bench import Bench, limits_of
+
+AUTO = Speculation("auto", None, 8, 2)
+NAMED = Speculation("ngram", None, 8, 2)
+_VOCAB = 4
+
+
+def _load(rows: int, read: int = 100) -> StepLoad:
+    return StepLoad(rows, rows, read, read, 1)
+
+
+def _cheap(rows: int) -> float:
+    """Seconds of a step whose rows cost little, as where memory is read for all of them."""
+    return 0.010 + 0.0004 * rows
+
+
+def _middling(rows: int) -> float:
+    return 0.010 + 0.002 * rows
+
+
+def _dear(rows: int) -> float:
+    """Seconds of a step whose rows cost what they are worth, as where products take the time."""
+    return 0.002 + 0.008 * rows
+
+
+def _learned(choice: DraftChoice, seconds: Callable[[int], float], rows: Sequence[int] = (1, 2, 4, 8, 9)) -> None:
+    for _ in range(4):
+        for number in rows:
+            choice.took(_load(number), NO_LOAD, seconds(number), 0.0, awaited=False)
+
+
+@pytest.mark.parametrize("seconds", [_cheap, _dear])
+def test_seconds_by_rows_are_those_that_were_measured(seconds: Callable[[int], float]) -> None:
+    costs, rng = StepCosts(), random.Random(1)
+    rows = RowCosts(costs)
+    for _ in range(200):
+        number = rng.choice([1, 2, 5, 9, 33])
+        load, took = _load(number, rng.randrange(1000)), seconds(number) * rng.uniform(0.97, 1.03)
+        costs.learn(load, NO_LOAD, took)
+        rows.learn(load, took)
+    assert [rows.seconds(n) for n in (1, 5, 33)] == pytest.approx([seconds(n) for n in (1, 5, 33)], rel=0.12)
+    assert rows.seconds(2) <= rows.seconds(3) <= rows.seconds(5) <= rows.seconds(7) <= rows.seconds(9)
+    assert rows.seconds(64) > rows.seconds(33)
+
+
+def test_a_machine_that_slows_down_slows_all_rows_down() -> None:
+    rows = RowCosts(StepCosts())
+    for number in (1, 5, 9):
+        for _ in range(6):
+            rows.learn(_load(number), _cheap(number))
+    for _ in range(60):
+        rows.learn(_load(5), 2 * _cheap(5))
+    assert rows.seconds(5) == pytest.approx(2 * _cheap(5), rel=0.1)
+    assert rows.seconds(1) > 1.5 * _cheap(1)
+
+
+def test_one_unlucky_step_is_not_believed_for_ever() -> None:
+    rows = RowCosts(StepCosts())
+    for _ in range(10):
+        rows.learn(_load(1), 0.010)
+    rows.learn(_load(2), 0.100)
+    before = rows.seconds(2)
+    for _ in range(500):
+        rows.fade(2)
+    assert rows.seconds(2) < 0.7 * before
+
+
+def _sequence(prompt: list[int], **more: object) -> EngineSequence:
+    """A sequence that decodes, as the scheduler has it."""
+    bench = Bench(limits=limits_of(200, max_model_len=2000))
+    bench.submit(prompt, max_tokens=1000, ignore_eos=True)
+    bench.step()
+    bench.finish_step()
+    (sequence,) = bench.scheduler.planner.running
+    if more:
+        sequence.request = msgspec.structs.replace(sequence.request, **more)
+    return sequence
+
+
+def _follow(
+    choice: DraftChoice,
+    sequence: EngineSequence,
+    right: Callable[[], bool],
+    seconds: Callable[[int], float],
+    steps: int = 70,
+) -> list[int]:
+    """How much is drafted step by step where each drafted token is right by chance. The text goes round."""
+    found = []
+    for _ in range(steps):
+        sequence.drafted = ()
+        drafted = choice.drafts([sequence], _load(1), 64).get(0, ())
+        found.append(len(drafted))
+        accepted = next((n for n, _ in enumerate(drafted) if not right()), len(drafted))
+        choice.learn(sequence, drafted, accepted)
+        following = [sequence.tokens[-4 * 7 + n % 28] for n in range(accepted)]
+        sequence.tokens += [*following, sequence.tokens[-28 + accepted % 28]]
+        choice.took(_load(1 + len(drafted)), NO_LOAD, seconds(1 + len(drafted)), 0.0, awaited=True)
+    return found
+
+
+def test_where_rows_are_cheap_and_drafts_right_all_are_drafted() -> None:
+    choice = DraftChoice(AUTO, StepCosts())
+    _learned(choice, _cheap)
+    counts = _follow(choice, _sequence([*range(28)] * 3), lambda: True, _cheap)
+    assert sum(counts[-20:]) == 20 * 8
+
+
+def test_where_drafts_are_wrong_auto_leaves_them_and_a_method_that_was_named_does_not() -> None:
+    rng = random.Random(2)
+    counts = {}
+    for speculation in (AUTO, NAMED):
+        choice = DraftChoice(speculation, StepCosts())
+        _learned(choice, _middling)
+        counts[speculation.method] = _follow(
+            choice, _sequence([*range(28)] * 3), lambda: rng.random() < 0.05, _middling
+        )
+    assert sum(counts["auto"][50:]) <= 8
+    assert min(counts["ngram"]) >= 1
+
+
+def test_where_rows_cost_what_they_are_worth_nothing_is_drafted() -> None:
+    choice = DraftChoice(AUTO, StepCosts())
+    _learned(choice, _dear)
+    sequence = _sequence([*range(28)] * 3)
+    assert choice.drafts([sequence], _load(1), 64) == {}
+    assert not choice.awaits([sequence])
+
+
+def test_waiting_for_tokens_has_to_pay_as_well() -> None:
+    """A step that waits for the one before it loses what planning takes."""
+    choice = DraftChoice(AUTO, StepCosts())
+    _learned(choice, _cheap)
+    sequence = _sequence([*range(28)] * 3)
+    assert choice.awaits([sequence])
+    now = 0.0
+    for number in range(200):
+        now += _cheap(1) + (0.2 if number % 2 else 0.0)
+        choice.took(_load(1), NO_LOAD, _cheap(1), now, awaited=bool(number % 2))
+    many = [sequence] + [_sequence([1, 2, 3 + n], speculative=False) for n in range(20)]
+    assert not choice.awaits(many)
+
+
+def test_a_request_that_does_not_want_drafts_has_none() -> None:
+    choice = DraftChoice(NAMED, StepCosts())
+    sequence = _sequence([*range(28)] * 3, speculative=False)
+    assert not choice.awaits([sequence])
+    assert choice.drafts([sequence], _load(1), 64) == {}
+    choice.ended(sequence)
+    other = _sequence([*range(10, 15)])
+    assert choice.drafts([other], _load(1), 64) == {}
+
+
+def test_the_room_of_a_step_goes_to_those_that_are_likely_right() -> None:
+    choice = DraftChoice(NAMED, StepCosts())
+    _learned(choice, _cheap, (1, 2, 4, 8, 12))
+    sure, unsure = _sequence([*range(28)] * 3), _sequence([1, 2, 3, 9, 9, 8, 7, 1, 2])
+    drafts = choice.drafts([unsure, sure], _load(2), 8)
+    assert sum(map(len, drafts.values())) <= 8
+    assert len(drafts[1]) > len(drafts.get(0, ()))
+
+
+def test_a_life_with_lookup_gives_the_tokens_of_one_without() -> None:
+    """Whole lives of the scheduler: prompts that repeat themselves, on an executor that is strict about all of it."""
+    answers = []
+    for speculation in (None, AUTO, NAMED):
+        rng = random.Random(4)
+        bench = Bench(
+            SchedulerConfig(max_num_batched_tokens=60, max_num_seqs=6),
+            limits=limits_of(60, max_model_len=300, vocab_size=_VOCAB),
+            lookahead=1,
+            speculation=speculation,
+        )
+        for _ in range(12):
+            part = [rng.randrange(_VOCAB) for _ in range(6)]
+            known = list(part)
+            for _ in range(20):
+                known.append(scripted_token(known, _VOCAB))
+            bench.submit([*known, 1, 2, *known], max_tokens=rng.randrange(1, 60), ignore_eos=True)
+        bench.run()
+        statistics = bench.scheduler.statistics()
+        assert (statistics.accepted_tokens > 3) == (speculation is NAMED) or speculation is AUTO
+        answers.append([bench.tokens(number) for number in range(12)])
+    assert answers[0] == answers[1] == answers[2]
