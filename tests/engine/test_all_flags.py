@@ -138,7 +138,7 @@ CASES: dict[str, dict[str, str]] = {
 
 _HTTP = (
     "--host --port --api-key --shutdown-timeout --max-request-body --request-read-timeout --keep-alive-timeout "
-    "--write-timeout --access-log --config --uds --ssl-certfile --ssl-keyfile --allowed-origins --root-path "
+    "--write-timeout --access-log --config --uds --ssl-certfile --ssl-keyfile --ssl-ca-certs --allowed-origins --root-path "
     "--api-key-file"
 )
 _WEIGHTS = "--quantize --dtype --packed-cache --max-model-len --kv-cache-dtype"
@@ -166,7 +166,7 @@ ALWAYS: dict[str, str] = {
     "--decode-tries --connect-timeout --prefill-timeout --first-byte-timeout --answer-timeout --idle-timeout "
     "--wait-timeout "
     "--sse-keep-alive --poll-interval --suspect-after --silent-after --lost-after --breaker-failures --breaker-pause "
-    "--release-timeout",
+    "--release-timeout --peer-keys --peer-plain-text",
     "generate": f"{_WEIGHTS} --prompt --max-tokens --temperature --seed --stop --ignore-eos --chat --threads --numa "
     "--links "
     "--threads-per-core --json",
@@ -257,9 +257,9 @@ def test_a_value_that_cannot_be_read_is_refused_although_nothing_needs_it(line: 
 
 def test_settings_about_prefill_servers_are_told_where_there_are_none(caplog: pytest.LogCaptureFixture) -> None:
     given: dict[str, Any] = {"prefill_tries": 5, "prefill_timeout": 3.0, "min_handover_tokens": 9}
-    alone = ProxyConfig(decode=("http://there:1",), **given)
+    alone = ProxyConfig(decode=("https://there:1",), **given)
     _announce("http://here", alone)
     assert all(f"--{name.replace('_', '-')} is ignored" in caplog.text for name in given)
     caplog.clear()
-    _announce("http://here", replace(alone, prefill=("http://there:2",)))
+    _announce("http://here", replace(alone, prefill=("https://there:2",)))
     assert "ignored" not in caplog.text

@@ -13,21 +13,25 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import reduce
 from typing import Any
 
 import numpy as np
 import pytest
 
-from homenode.engine.channels.greeting import MAGIC, Group, MemoryRequest, Seated, Values, call, introduce
 from homenode.engine.channels.host_ranks import HostRanks, HostRanksName, join_host_ranks
 from homenode.engine.channels.tcp_ranks import TcpRanks, hosts_of
+from homenode.engine.channels.topics import Group, MemoryRequest, Seated, Values, call, encode_topic
 from homenode.engine.executor.rendezvous import Rendezvous
 from homenode.errors import PeerError, UserError
+from homenode.net.greeting import MAGIC, Credentials, introduce
+from homenode.net.settings import NetConfig
 from tests.native.rank_threads import ranks as on_one_host
 from tests.native.rank_threads import together
 from tests.native.steps import same_bits
 from tests.paths import ROOT
+from tests.peer_keys import shared_keys
 from tests.waiting import PATIENCE_S
 
 IP = "127.0.0.1"
@@ -36,16 +40,16 @@ FRAME = struct.Struct("<IIIIQ")  # number, flags, first line, lines, call: see c
 ARRIVED = 2
 
 
-@pytest.fixture
-def rendezvous() -> Iterator[Rendezvous]:
-    made = Rendezvous(IP, PATIENCE_S)
+@pytest.fixture(params=["plain text", "TLS"])
+def rendezvous(request: pytest.FixtureRequest) -> Iterator[Rendezvous]:
+    made = Rendezvous(IP, PATIENCE_S, NetConfig(peer_keys=str(shared_keys()) if request.param == "TLS" else None))
     made.forget(GROUP.generation)
     yield made
     made.close()
 
 
 def named(at: Rendezvous, ranks: int, host: str, group: Group = GROUP) -> HostRanksName:
-    return HostRanksName(group, ranks, host, IP, at.secret)
+    return HostRanksName(group, ranks, host, IP, at.credentials)
 
 
 def seat(at: Rendezvous, hosts: list[str], rank: int, timeout_s: float = PATIENCE_S) -> TcpRanks:
@@ -108,11 +112,12 @@ def test_ranks_of_one_host_have_one_memory_and_no_others(rendezvous: Rendezvous)
 
 PROCESS = """
 import sys, numpy as np
-from homenode.engine.channels.greeting import Group
 from homenode.engine.channels.host_ranks import HostRanksName
 from homenode.engine.channels.tcp_ranks import TcpRanks
+from homenode.engine.channels.topics import Group
+from homenode.net.greeting import Credentials
 engine, host, rank, ranks, timeout_s = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), float(sys.argv[5])
-name = HostRanksName(Group(3, 1), ranks, host, "127.0.0.1", bytes.fromhex(sys.stdin.readline()))
+name = HostRanksName(Group(3, 1), ranks, host, "127.0.0.1", Credentials.of_line(sys.stdin.readline()))
 seat = TcpRanks(engine, name, rank, timeout_s, 0)
 values = np.full(100, rank + 1, np.float32)
 for _ in range(50):
@@ -133,7 +138,7 @@ def start(at: Rendezvous, host: str, rank: int, ranks: int, timeout_s: float = P
         env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
     )
     assert process.stdin
-    process.stdin.write(at.secret.hex() + "\n")
+    process.stdin.write(at.credentials.line() + "\n")
     process.stdin.flush()
     return process
 
@@ -257,7 +262,7 @@ def test_a_stranger_is_sent_away_and_others_are_served(
     again = join_host_ranks(name, 1, PATIENCE_S)
     assert again.address == site.address
     with pytest.raises(PeerError, match="does not know the secret"):
-        call(site.address, b"another", Values(GROUP, 1), PATIENCE_S)
+        call(site.address, replace(rendezvous.credentials, secret=b"another"), Values(GROUP, 1), PATIENCE_S)
 
 
 @pytest.mark.parametrize(
@@ -266,13 +271,13 @@ def test_a_stranger_is_sent_away_and_others_are_served(
     ids=["share", "before", "else", "rank"],
 )
 def test_another_topic_is_refused(rendezvous: Rendezvous, site: HostRanks, topic: Any) -> None:
-    with call(site.address, rendezvous.secret, topic, PATIENCE_S) as caller:
+    with call(site.address, rendezvous.credentials, topic, PATIENCE_S) as caller:
         _end_of(caller)
 
 
 def test_a_rank_comes_once(rendezvous: Rendezvous, site: HostRanks) -> None:
     def one_and_its_end(first: bool) -> Any:
-        sock = call(site.address, rendezvous.secret, Values(GROUP, 1), PATIENCE_S)
+        sock = call(site.address, rendezvous.credentials, Values(GROUP, 1), PATIENCE_S)
         if not first:
             _end_of(sock)
         return sock
@@ -298,7 +303,7 @@ def test_a_rank_comes_once(rendezvous: Rendezvous, site: HostRanks) -> None:
     ids=["later", "large", "beyond", "next", "flags", "short"],
 )
 def test_what_no_rank_sends_ends_the_group(rendezvous: Rendezvous, site: HostRanks, frame: bytes) -> None:
-    with call(site.address, rendezvous.secret, Values(GROUP, 1), PATIENCE_S) as wild:
+    with call(site.address, rendezvous.credentials, Values(GROUP, 1), PATIENCE_S) as wild:
         wild.sendall(frame)
         wild.shutdown(socket.SHUT_WR)
         assert _over(site) == "rank 1 of 2 left the group"
@@ -306,7 +311,7 @@ def test_what_no_rank_sends_ends_the_group(rendezvous: Rendezvous, site: HostRan
 
 def test_who_begins_to_send_and_stops_is_late(rendezvous: Rendezvous) -> None:
     site = join_host_ranks(named(rendezvous, 2, "a"), 0, 0.3)
-    with call(site.address, rendezvous.secret, Values(GROUP, 1), PATIENCE_S) as slow:
+    with call(site.address, rendezvous.credentials, Values(GROUP, 1), PATIENCE_S) as slow:
         slow.sendall(FRAME.pack(1, ARRIVED, 0, 4, 0) + bytes(100))
         assert "rank 1 of 2 did not come within" in _over(site)
     site.close()
@@ -337,8 +342,9 @@ def test_a_keeper_hands_memory_over_to_a_caller_with_the_secret_only(rendezvous:
     with socket.socket(socket.AF_UNIX) as sock:
         sock.connect(name.socket)
         with pytest.raises(PeerError, match="does not know the secret"):
-            introduce(sock, "here", secrets.token_bytes(32), MemoryRequest(GROUP, 1), time.monotonic() + PATIENCE_S)
-    assert name.socket != HostRanksName(GROUP, 2, "a", IP, secrets.token_bytes(32)).socket
+            topic = encode_topic(MemoryRequest(GROUP, 1))
+            introduce(sock, "here", secrets.token_bytes(32), topic, time.monotonic() + PATIENCE_S)
+    assert name.socket != HostRanksName(GROUP, 2, "a", IP, Credentials(secrets.token_bytes(32))).socket
 
 
 def test_a_rank_twice_on_one_host_is_refused(rendezvous: Rendezvous) -> None:
@@ -349,9 +355,9 @@ def test_a_rank_twice_on_one_host_is_refused(rendezvous: Rendezvous) -> None:
 
 
 def test_seats_of_an_earlier_generation_are_told_to_nobody(rendezvous: Rendezvous) -> None:
-    waiting = call(rendezvous.address, rendezvous.secret, Seated(GROUP, 0, 2, "127.0.0.1:1"), PATIENCE_S)
+    waiting = call(rendezvous.address, rendezvous.credentials, Seated(GROUP, 0, 2, "127.0.0.1:1"), PATIENCE_S)
     rendezvous.forget(GROUP.generation + 1)
-    late = call(rendezvous.address, rendezvous.secret, Seated(GROUP, 1, 2, "127.0.0.1:2"), PATIENCE_S)
+    late = call(rendezvous.address, rendezvous.credentials, Seated(GROUP, 1, 2, "127.0.0.1:2"), PATIENCE_S)
     for sock in (waiting, late):
         with sock:
             sock.settimeout(PATIENCE_S)

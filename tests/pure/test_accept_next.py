@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from homenode.engine.channels.greeting import accept_next
+from homenode.net.accept import accept_next
 from tests.waiting import PATIENCE_S
 
 

@@ -230,5 +230,5 @@ def test_settings_that_cannot_be() -> None:
     with pytest.raises(UserError, match="--decode"):
         ProxyConfig(prefill=("http://a",))
     with pytest.raises(UserError, match="twice"):
-        ProxyConfig(prefill=("http://a",), decode=("http://a",))
-    assert ProxyConfig(decode=("http://a",)).prefill == ()
+        ProxyConfig(prefill=("http://a",), decode=("http://a",), peer_plain_text=True)
+    assert ProxyConfig(decode=("http://a",), peer_plain_text=True).prefill == ()

@@ -95,6 +95,8 @@ CASES: dict[str, tuple[Any, list[Side], list[Side]]] = {
     ),
     "ray_address": ("auto", [({}, CPU)], [({"executor": "ray"}, CPU)]),
     "ray_placement": ("SPREAD", [({"executor": "processes"}, CPU)], [({"executor": "ray"}, CPU)]),
+    "peer_keys": ("folder", [({}, CPU), (SENDER, CPU)], [({"executor": "ray"}, CPU), (SENDER | TCP, CPU)]),
+    "peer_plain_text": (True, [({}, CPU), (OFF | TCP, CPU)], [({"executor": "ray"}, CPU), (RECEIVER | TCP, CPU)]),
     "worker_timeout": (5.0, [({}, CPU)], [({"executor": "processes"}, CPU), ({}, GPU)]),
     "expert_counts": ("file", [], [({}, CPU)]),
     "pd_peer_host": ("10.0.0.1", [(SENDER, CPU), (RECEIVER | OFF, CPU)], [(SENDER | TCP, CPU), (RECEIVER | TCP, CPU)]),

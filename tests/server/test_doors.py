@@ -121,12 +121,13 @@ def test_settings_that_contradict_each_other() -> None:
     for settings, said in (
         ({"ssl_certfile": "a.pem"}, "--ssl-keyfile"),
         ({"ssl_keyfile": "a.key"}, "--ssl-certfile"),
+        ({"ssl_ca_certs": "a.pem"}, "--ssl-certfile"),
         ({"uds": "/tmp/x", "port": 1}, "--uds"),
     ):
         with pytest.raises(UserError, match=said):
             ServerConfig(**settings)  # type: ignore[arg-type]
         with pytest.raises(UserError, match=said):
-            ProxyConfig(decode=("http://a:1",), **settings)  # type: ignore[arg-type]
+            ProxyConfig(decode=("http://127.0.0.1:1",), **settings)  # type: ignore[arg-type]
 
 
 # Unix sockets

@@ -49,6 +49,7 @@ _COMMANDS = {
         "homenode.cli.placement.doctor:doctor",
         "What about this machine is in the way of speed, and what to do about it.",
     ),
+    "keys": ("homenode.cli.keys.group:keys", "Make and show keys for connections between hosts (--peer-keys)."),
     "bench": ("homenode.cli.benchmarks.bench:bench", "Measure how fast things run here."),
 }
 

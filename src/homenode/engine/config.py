@@ -17,6 +17,7 @@ from homenode.engine.scheduler_config import KvConfig, SchedulerConfig
 from homenode.engine.speculation.config import SpeculationConfig
 from homenode.errors import UserError
 from homenode.host.plan.numa.settings import NumaSettings
+from homenode.net.settings import NetConfig
 from homenode.options import Option, option, options_of
 from homenode.spelling import with_suggestion
 from homenode.transfer.setup.settings import TransferConfig, read_settings_file
@@ -245,6 +246,7 @@ class EngineConfig:
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     transfer: TransferConfig = field(default_factory=TransferConfig)
     disk: DiskConfig = field(default_factory=DiskConfig)
+    net: NetConfig = field(default_factory=NetConfig)
     disable_log_stats: bool = option(False, "Do not log a line of statistics every ten seconds while busy.")
     told: tuple[str, ...] = ()
     """Lines about settings of other programs that were given and have no effect here."""

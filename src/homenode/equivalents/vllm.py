@@ -363,8 +363,8 @@ EQUIVALENTS: tuple[Equivalent, ...] = (
     Equivalent("--allowed-origins=...", Taken("--allowed-origins")),
     Equivalent("--allow-credentials --allowed-methods=... --allowed-headers=...", _PAGES),
     Equivalent(
-        "--ssl-ca-certs= --ssl-cert-reqs= --ssl-ciphers=",
-        NotOffered("clients are known by keys (--api-key-file); certificates of clients are a reverse proxy's work"),
+        "--ssl-cert-reqs= --ssl-ciphers=",
+        NotOffered("with --ssl-ca-certs clients have to show a certificate; ciphers are those of TLS 1.2 and 1.3"),
     ),
     Equivalent("--enable-ssl-refresh", AlwaysSo("certificates are read again when they change")),
     Equivalent("--enable-request-id-headers", AlwaysSo("answers carry the id of their request")),

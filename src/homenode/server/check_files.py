@@ -13,7 +13,7 @@ def check_doors(config: HttpConfig) -> None:
     if config.ssl_certfile is not None and config.ssl_keyfile is not None:
         from homenode.server.doors.certificate import read_certificate
 
-        read_certificate(config.ssl_certfile, config.ssl_keyfile)
+        read_certificate(config.ssl_certfile, config.ssl_keyfile, config.ssl_ca_certs)
     if config.api_key_file is not None:
         from homenode.server.keys.key_file import KeyRows, read_key_file
         from homenode.server.keys.named_key import unnamed_keys

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from homenode.compute.kv_memory import KvMemory
+from homenode.net.settings import NetConfig
 from homenode.transfer.agent.agent import open_agent
 from homenode.transfer.scheduler_events import (
     Arrived,
@@ -36,6 +37,7 @@ from homenode.transfer.setup.settings import TransferConfig
 from homenode.transfer.state.machine import Limits
 from homenode.transfer.wire.message import Published, encode_published
 from tests.host.transfer.rig import FINGERPRINT, PythonKv, layout, new_memory
+from tests.peer_keys import shared_keys
 from tests.waiting import PATIENCE_S
 
 MODES = {"push": {}, "pull-eager": {"pd_pull_mode": True}, "pull-delay": {"pd_pull_mode": True, "pd_delay_pull": True}}
@@ -55,6 +57,8 @@ class Engine:
     cache: KvMemory | None = None
     settings: dict[str, Any] = field(default_factory=dict)
     limits: Limits | None = None
+    encrypted: bool = False
+    net: NetConfig | None = None
 
     def __post_init__(self) -> None:
         self.kv = self.kv or PythonKv()
@@ -82,6 +86,7 @@ class Engine:
             self._take,
             incarnation=self.incarnation,
             limits=self.limits,
+            net=NetConfig(str(shared_keys())) if self.encrypted else self.net,
         )
 
     @property

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from homenode.compute.kv_memory import KvLayout
+from homenode.net.settings import NetConfig
 from homenode.transfer.agent.agent import TransferAgent
 from homenode.transfer.agent.buffers import register
 from homenode.transfer.carriers.carrier import Carrier, LocalBuffer
@@ -26,6 +27,7 @@ from homenode.transfer.scheduler_events import TransferStats
 from homenode.transfer.state.machine import Action, Foreseen, FromEngine, Input, Own
 from homenode.transfer.state.pages import contiguous
 from homenode.transfer.wire.framing import HandshakeLimits, Identity
+from tests.peer_keys import shared_keys
 from tests.waiting import PATIENCE_S
 
 T = TypeVar("T")
@@ -268,7 +270,10 @@ class Side:
 
 
 def carrier(channel: str, of: KvLayout, secret: str | None = None) -> Carrier:
-    return ShmCarrier(of, PythonKv()) if channel == "shm" else TcpCarrier("127.0.0.1", secret)
+    """`tls`: TCP with keys."""
+    if channel == "shm":
+        return ShmCarrier(of, PythonKv())
+    return TcpCarrier("127.0.0.1", secret, net=NetConfig(str(shared_keys()) if channel == "tls" else None))
 
 
 @contextlib.contextmanager

@@ -25,7 +25,8 @@ from homenode.transfer.wire.message import Data, Done, DoneAck, Offer, Read
 from tests.host.transfer.rig import FINGERPRINT, Side, layout, running
 from tests.waiting import wait_until
 
-CHANNELS = [("shm", None), ("tcp", None), ("tcp", "a secret")]
+CHANNELS = [("shm", None), ("tcp", None), ("tcp", "a secret"), ("tls", None)]
+NETWORKS = CHANNELS[1:]
 
 
 def meet(sender: Side, receiver: Side) -> tuple[int, int]:
@@ -59,7 +60,7 @@ def test_two_agents_greet_and_talk(channel: str, secret: str | None) -> None:
 @pytest.mark.parametrize(("channel", "secret"), CHANNELS)
 def test_nobody_there_is_told(channel: str, secret: str | None) -> None:
     with running("sender", channel, secret=secret) as sender:
-        address = {"shm": "unix:@homenode-nobody", "tcp": "tcp:127.0.0.1:1"}[channel]
+        address = "unix:@homenode-nobody" if channel == "shm" else "tcp:127.0.0.1:1"
         sender.do(Connect(address))
         failed = sender.machine.expect(ConnectFailed)
         assert failed.address == address and "nobody takes connections" in failed.reason
@@ -91,7 +92,7 @@ def test_a_channel_does_not_leave_its_kind_of_address() -> None:
         other.do(Connect("unix:@x"))
         assert "transfer_channel tcp" in other.machine.expect(ConnectFailed).reason
         other.do(Connect("tcp:192.0.2.1:9"))
-        assert "pd_secret" in other.machine.expect(ConnectFailed).reason
+        assert "--peer-keys" in other.machine.expect(ConnectFailed).reason
 
 
 @pytest.mark.parametrize(
@@ -188,10 +189,10 @@ def test_memory_of_a_lost_sender_can_still_be_read() -> None:
         assert receiver.machine.expect(Copied) == Copied(1, wanted)
 
 
-@pytest.mark.parametrize("secret", [None, "a secret"])
+@pytest.mark.parametrize(("channel", "secret"), NETWORKS)
 @pytest.mark.parametrize("block_size", [32, 64, 96])
 @pytest.mark.parametrize("tokens", [1, 16, 33, 96, 95])
-def test_bytes_over_tcp_arrive_as_they_were(secret: str | None, block_size: int, tokens: int) -> None:
+def test_bytes_over_tcp_arrive_as_they_were(channel: str, secret: str | None, block_size: int, tokens: int) -> None:
     """The sender's pages are of 32 tokens; the receiver's blocks may be larger."""
     pages = -(-tokens // 32)
     target = [4, 0, 2][: -(-tokens // block_size)]
@@ -204,8 +205,8 @@ def test_bytes_over_tcp_arrive_as_they_were(secret: str | None, block_size: int,
     receiver_id: list[bytes] = []
     wide = layout(block_size=block_size)
     with (
-        running("sender", "tcp", secret=secret) as sender,
-        running("receiver", "tcp", secret=secret, of=wide, answer=answer) as receiver,
+        running("sender", channel, secret=secret) as sender,
+        running("receiver", channel, secret=secret, of=wide, answer=answer) as receiver,
     ):  # type: ignore[arg-type]
         receiver_id.append(receiver.cache.buffer.id)
         to_receiver, _ = meet(sender, receiver)
@@ -223,9 +224,9 @@ def test_bytes_over_tcp_arrive_as_they_were(secret: str | None, block_size: int,
             assert receiver.cache.memory.digests(target, 0, pages, tokens) == wanted
 
 
-@pytest.mark.parametrize("secret", [None, "a secret"])
-def test_bytes_nobody_wants_are_dropped_and_the_stream_goes_on(secret: str | None) -> None:
-    with running("sender", "tcp", secret=secret) as sender, running("receiver", "tcp", secret=secret) as receiver:
+@pytest.mark.parametrize(("channel", "secret"), NETWORKS)
+def test_bytes_nobody_wants_are_dropped_and_the_stream_goes_on(channel: str, secret: str | None) -> None:
+    with running("sender", channel, secret=secret) as sender, running("receiver", channel, secret=secret) as receiver:
         to_receiver, _ = meet(sender, receiver)
         before = bytes(receiver.cache.memory.bytes)  # type: ignore[attr-defined]
         for number in range(20):

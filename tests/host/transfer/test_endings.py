@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from homenode.errors import PeerError, UnsupportedError, UserError
+from homenode.net.settings import NetConfig
 from homenode.transfer.agent.agent import open_agent, open_carrier
 from homenode.transfer.agent.buffers import register
 from homenode.transfer.carriers import hccl_link
@@ -36,6 +37,7 @@ from homenode.transfer.state.machine import Connect, Connected, FromEngine, From
 from homenode.transfer.wire.message import Read
 from tests.host.transfer.pair import engines, hand_over, want, within
 from tests.host.transfer.rig import FINGERPRINT, PythonKv, layout, new_memory, running
+from tests.peer_keys import shared_keys
 from tests.waiting import PATIENCE_S, wait_until
 
 
@@ -175,7 +177,7 @@ def test_a_port_that_is_taken_is_named() -> None:
 
 @pytest.mark.parametrize(
     ("host", "word"),
-    [("0.0.0.0", "stands for all"), ("no.such.host.invalid", "pd_peer_host"), ("10.255.255.1", "pd_secret")],
+    [("0.0.0.0", "stands for all"), ("no.such.host.invalid", "pd_peer_host"), ("10.255.255.1", "--peer-keys")],
 )
 def test_hosts_that_will_not_do_are_refused(host: str, word: str) -> None:
     with pytest.raises(UserError, match=word):
@@ -236,5 +238,18 @@ def test_only_peers_that_are_allowed(host: str, allowed: bool) -> None:
 
 def test_anybody_who_knows_the_secret_where_nothing_is_said_and_nobody_else() -> None:
     assert TcpCarrier("127.0.0.1", "a secret").vet(FarSocket("10.2.0.8")).address == "10.2.0.8"  # type: ignore[arg-type]
-    with pytest.raises(PeerError, match="pd_secret"):
+    with pytest.raises(PeerError, match="--peer-keys"):
         TcpCarrier("127.0.0.1").connect("tcp:10.2.0.8:7300")
+    plain = NetConfig(peer_plain_text=True)
+    with pytest.raises(PeerError, match="pd_secret"):
+        TcpCarrier("127.0.0.1", net=plain).connect("tcp:10.2.0.8:7300")
+    with pytest.raises(UserError, match="pd_secret"):
+        TcpCarrier("10.2.0.8", net=plain)
+
+
+def test_a_library_that_moves_pages_past_tls_leaves_this_host_only_by_the_flag_that_says_so() -> None:
+    keys = NetConfig(str(shared_keys()))
+    with pytest.raises(UserError, match="NIXL moves KV past TLS"):
+        TcpCarrier("10.2.0.8", net=keys, past_tls="NIXL")
+    with pytest.raises(PeerError, match="NIXL moves KV past TLS"):
+        TcpCarrier("127.0.0.1", net=keys, past_tls="NIXL").connect("tcp:10.2.0.8:7300")

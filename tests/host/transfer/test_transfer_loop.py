@@ -13,10 +13,12 @@ CHANNELS: list[dict[str, Any]] = [
     {"channel": "shm"},
     {"channel": "tcp"},
     {"channel": "tcp", "settings": {"pd_secret": "a secret"}},
+    {"channel": "tcp", "encrypted": True},
 ]
+IDS = ["shm", "tcp", "tcp-secret", "tls"]
 
 
-@pytest.mark.parametrize("channel", CHANNELS, ids=["shm", "tcp", "tcp-secret"])
+@pytest.mark.parametrize("channel", CHANNELS, ids=IDS)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("receiver_block_size", [32, 64])
 def test_kv_arrives_as_it_was(channel: dict[str, Any], mode: str, receiver_block_size: int) -> None:
@@ -28,7 +30,7 @@ def test_kv_arrives_as_it_was(channel: dict[str, Any], mode: str, receiver_block
             wait_until(lambda engine=engine: engine.agent.figures().pinned_pages == 0, "nothing pinned")
 
 
-@pytest.mark.parametrize("channel", CHANNELS, ids=["shm", "tcp", "tcp-secret"])
+@pytest.mark.parametrize("channel", CHANNELS, ids=IDS)
 @pytest.mark.parametrize("mode", ["pull-eager", "pull-delay"])
 def test_offloaded_kv_arrives_as_it_was(channel: dict[str, Any], mode: str) -> None:
     with engines(mode=mode, offload=True, **channel) as (sender, receiver):
@@ -36,7 +38,7 @@ def test_offloaded_kv_arrives_as_it_was(channel: dict[str, Any], mode: str) -> N
             hand_over(sender, receiver, f"t{number}", tokens)
 
 
-@pytest.mark.parametrize("channel", CHANNELS, ids=["shm", "tcp", "tcp-secret"])
+@pytest.mark.parametrize("channel", CHANNELS, ids=IDS)
 @pytest.mark.parametrize("mode", MODES)
 def test_many_at_once(channel: dict[str, Any], mode: str) -> None:
     with engines(mode=mode, blocks=256, **channel) as (sender, receiver):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import socket
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from homenode.net.settings import NetConfig
 from homenode.transfer.setup import surroundings
 from homenode.transfer.setup.checks import EngineFacts, check_transfer
 from homenode.transfer.setup.settings import TransferConfig
@@ -17,10 +19,13 @@ LACKING = (("nixl", "the nixl package is not installed here"), ("hccl", "here is
 HERE = Surroundings(lacking=LACKING)
 ENGINE = EngineFacts(block_bytes=80 << 10, block_size=64, memory=1 << 30)
 OUTSIDE = Surroundings(loopback=False)
+KEYS, PLAIN = NetConfig(peer_keys="folder"), NetConfig(peer_plain_text=True)
 
 
-def said(here: Surroundings = HERE, engine: EngineFacts = ENGINE, **settings: Any) -> list[str]:
-    return [problem.message for problem in check_transfer(TransferConfig(**settings), here, engine)]
+def said(
+    here: Surroundings = HERE, engine: EngineFacts = ENGINE, net: NetConfig | None = None, **settings: Any
+) -> list[str]:
+    return [problem.message for problem in check_transfer(TransferConfig(**settings), here, engine, net)]
 
 
 @pytest.mark.parametrize(
@@ -145,13 +150,26 @@ def test_what_several_workers_cannot() -> None:
 def test_off_this_host_a_secret_is_needed_and_no_address_for_all() -> None:
     # Nothing listens on that address.
     assert said(OUTSIDE, pd_role="sender", transfer_channel="shm", pd_peer_host="10.0.0.1") == []
-    (found,) = said(OUTSIDE, pd_role="sender", transfer_channel="tcp", pd_peer_host="10.0.0.1")
+    far = {"pd_role": "sender", "transfer_channel": "tcp", "pd_peer_host": "10.0.0.1"}
+    (found,) = said(OUTSIDE, **far, pd_secret="s" * 16)
+    assert "in clear" in found and "homenode keys make" in found and "--peer-plain-text" in found
+    assert said(OUTSIDE, net=KEYS, **far) == []
+    (found,) = said(OUTSIDE, net=PLAIN, **far)
     assert "pd_secret (--pd-secret)" in found
-    (found,) = said(OUTSIDE, pd_role="sender", transfer_channel="tcp", pd_peer_host="10.0.0.1", pd_secret="short")
+    (found,) = said(OUTSIDE, net=PLAIN, **far, pd_secret="short")
     assert "pd_secret" in found and "short" not in found
-    assert said(OUTSIDE, pd_role="sender", transfer_channel="tcp", pd_peer_host="10.0.0.1", pd_secret="s" * 16) == []
+    assert said(OUTSIDE, net=PLAIN, **far, pd_secret="s" * 16) == []
     (found,) = said(OUTSIDE, pd_role="sender", transfer_channel="tcp", pd_peer_host="0.0.0.0", pd_secret="s" * 16)
     assert "pd_peer_host" in found and "published" in found
+
+
+@pytest.mark.parametrize("channel", ["nixl", "hccl"])
+def test_pages_that_a_library_moves_leave_this_host_by_the_flag_that_says_so_alone(channel: str) -> None:
+    here = replace(OUTSIDE, channels=(*OUTSIDE.channels, channel))
+    far = {"pd_role": "sender", "transfer_channel": channel, "pd_peer_host": "10.0.0.1", "pd_secret": "s" * 16}
+    (found,) = said(here, net=KEYS, **far)
+    assert "past TLS" in found and "--transfer-channel tcp" in found
+    assert said(here, net=PLAIN, **far) == []
 
 
 def test_all_that_the_field_s_file_asks_for_and_this_host_lacks_is_told_at_once() -> None:

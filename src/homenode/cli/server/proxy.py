@@ -52,6 +52,7 @@ def proxy(ctx: click.Context, /, show_config: bool, **values: Any) -> None:
         from homenode.server.http.descriptors import raise_descriptor_limit
         from homenode.server.http.stop_signals import run_service
         from homenode.server.proxy.run import bind, serve
+        from homenode.server.proxy.upstreams import check_keys
         from homenode.server.settings_without_effect import server_settings_without_effect
 
         begin_service_log("proxy", build(LogConfig, values).level)
@@ -59,6 +60,7 @@ def proxy(ctx: click.Context, /, show_config: bool, **values: Any) -> None:
             _LOG.warning("%s", finding.text)
         raise_descriptor_limit()
         check_doors(config)
+        check_keys(config)
         listener = bind(config)
         sys.exit(
             run_service(

@@ -17,23 +17,24 @@ import struct
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from homenode.compute.native.ranks import NativeRankGroup, RankMemory, RankReceiver, receive_rank
-from homenode.engine.channels.greeting import (
+from homenode.engine.channels.socket_set import SocketSet
+from homenode.engine.channels.topics import (
     Group,
     MemoryRequest,
     Topic,
     Values,
-    accept_next,
-    answer,
-    introduce,
-    name_of,
+    accept_call,
+    decode_topic,
+    encode_topic,
 )
-from homenode.engine.channels.socket_set import SocketSet
 from homenode.engine.wire import FrameDecoder, decode_body, encode_frame
 from homenode.errors import HomenodeError, HostError, PeerError
 from homenode.host.refusals import reason_of
+from homenode.net.accept import accept_next
+from homenode.net.greeting import Credentials, answer, introduce, name_of
 
 _log = logging.getLogger(__name__)
 _GREETING_S = 10.0
@@ -52,13 +53,13 @@ class HostRanksName:
     ranks: int
     host: str
     ip: str
-    secret: bytes = field(repr=False)
+    credentials: Credentials
 
     @property
     def socket(self) -> str:
         """Return where its keeper listens, if there is one."""
         words = f"{self.host}.{self.group.generation}.{self.group.stage}"
-        return "\0homenode-" + name_of(self.secret, words)
+        return "\0homenode-" + name_of(self.credentials.secret, words)
 
 
 @dataclass(frozen=True)
@@ -114,8 +115,8 @@ def _asked(name: HostRanksName, rank: int, deadline: float) -> HostRanks:
             introduce(
                 sock,
                 "the keeper of this host",
-                name.secret,
-                MemoryRequest(name.group, rank),
+                name.credentials.secret,
+                encode_topic(MemoryRequest(name.group, rank)),
                 time.monotonic() + min(left, _GREETING_S),
             )
             sock.settimeout(left)
@@ -163,8 +164,8 @@ class HostRanksServer:
         self._receivers: list[RankReceiver] = []
         self._greetings = threading.BoundedSemaphore(_MOST_GREETINGS)
         self._address = f"{name.ip}:{others.getsockname()[1]}"
-        for server in (here, others):
-            threading.Thread(target=self._listen, args=(server,), name="homenode-site", daemon=True).start()
+        for server, greet in ((here, self._greet_here), (others, self._greet_other)):
+            threading.Thread(target=self._listen, args=(server, greet), name="homenode-site", daemon=True).start()
 
     @property
     def host_ranks(self) -> HostRanks:
@@ -179,32 +180,44 @@ class HostRanksServer:
         for receiver in receivers:
             receiver.close()
 
-    def _listen(self, server: socket.socket) -> None:
+    def _listen(self, server: socket.socket, greet: Callable[[socket.socket], None]) -> None:
         while (sock := accept_next(server, lambda: self._streams.ended)) is not None:
             if not self._greetings.acquire(timeout=_GREETING_S):
                 sock.close()
                 continue
-            threading.Thread(target=self._greet, args=(sock,), name="homenode-greeting", daemon=True).start()
+            threading.Thread(target=self._greet, args=(sock, greet), name="homenode-greeting", daemon=True).start()
 
-    def _greet(self, sock: socket.socket) -> None:
+    def _greet(self, sock: socket.socket, greet: Callable[[socket.socket], None]) -> None:
         try:
-            with sock:
-                if sock.family == socket.AF_UNIX:
-                    _check_user(sock)
-                self._serve(sock, answer(sock, self._name.secret, _GREETING_S))
+            greet(sock)
         except (HomenodeError, OSError) as error:
             _log.warning("a caller was sent away: %s", error)
         finally:
             self._greetings.release()
 
-    def _serve(self, sock: socket.socket, topic: Topic) -> None:
-        """Descriptors go through Unix sockets only, and ranks of this host have no need of the others."""
-        match topic:
-            case MemoryRequest(group) if group == self._name.group and sock.family == socket.AF_UNIX:
-                socket.send_fds(sock, [encode_frame(self._address)], [self._memory.fd])
-            case Values(group, rank) if group == self._name.group and sock.family != socket.AF_UNIX:
-                with self._lock:
-                    if not self._streams.ended:
-                        self._receivers.append(receive_rank(self._memory, rank, sock, self._timeout))
-            case _:
-                raise PeerError("a worker called about something else")
+    def _greet_here(self, sock: socket.socket) -> None:
+        """Hand the memory to a rank of this host: descriptors go through Unix sockets only."""
+        with sock:
+            _check_user(sock)
+            topic = decode_topic(answer(sock, self._name.credentials.secret, time.monotonic() + _GREETING_S))
+            match topic:
+                case MemoryRequest(group) if group == self._name.group:
+                    socket.send_fds(sock, [encode_frame(self._address)], [self._memory.fd])
+                case _:
+                    raise _off_topic(topic)
+
+    def _greet_other(self, sock: socket.socket) -> None:
+        """Receive what a rank of another host writes; those of this host have no need of that."""
+        stream, topic = accept_call(sock, self._name.credentials, _GREETING_S)
+        with stream:
+            match topic:
+                case Values(group, rank) if group == self._name.group:
+                    with self._lock:
+                        if not self._streams.ended:
+                            self._receivers.append(receive_rank(self._memory, rank, stream, self._timeout))
+                case _:
+                    raise _off_topic(topic)
+
+
+def _off_topic(topic: Topic) -> PeerError:
+    return PeerError(f"a worker called about something else ({type(topic).__name__})")

@@ -9,6 +9,7 @@ machine, which both ends state by the greeting's MAGIC only: hosts of another by
 from __future__ import annotations
 
 import itertools
+import logging
 import socket
 import struct
 import time
@@ -19,15 +20,18 @@ import numpy as np
 
 from homenode.compute.ops import FloatArray
 from homenode.engine.channels.base import OpenChannels, WorkerChannels
-from homenode.engine.channels.greeting import Ask, Group, Key, Rows, RowsOffer, answer, call, read_into
 from homenode.engine.channels.host_ranks import HostRanksName
 from homenode.engine.channels.messages import Channel, Join
 from homenode.engine.channels.socket_set import SocketSet
 from homenode.engine.channels.tcp_ranks import TcpRanks
+from homenode.engine.channels.topics import Ask, Group, Key, Rows, RowsOffer, accept_call, call
 from homenode.engine.plan.worker_layout import WorkerPlan
 from homenode.engine.wire import FrameSocket, decode_body
 from homenode.errors import PeerError
+from homenode.net.deadlines import read_into
+from homenode.net.greeting import Credentials
 
+_log = logging.getLogger(__name__)
 _HEADER = struct.Struct("<QII")
 _GREETING_S = 10.0
 
@@ -62,7 +66,7 @@ class TcpChannels:
         """See `Channels.close`."""
 
 
-def open_tcp(engine: str, ip: str, secret: bytes, host: str) -> Callable[[Join], OpenChannels]:
+def open_tcp(engine: str, ip: str, credentials: Credentials, host: str) -> Callable[[Join], OpenChannels]:
     """Opens a worker's ends. `engine`: where it listens. `ip`: this host's address, at which others reach it. `host`:
     what all workers here call it, and none elsewhere.
     """
@@ -78,16 +82,16 @@ def open_tcp(engine: str, ip: str, secret: bytes, host: str) -> Callable[[Join],
             for channel in channels:
                 words = [int(word) for word in channel.address.split(".")]
                 if channel.role == "ranks":
-                    name = HostRanksName(Group(*words), part.ranks, host, ip, secret)
+                    name = HostRanksName(Group(*words), part.ranks, host, ip, credentials)
                     ranks = TcpRanks(engine, name, part.rank, timeout, join.config.compute.spin_us)
                     links.group = ranks.group
                     leaves.append(ranks.leave)
                     closes.append(ranks.close)
                 elif channel.role == "inlet":
-                    links.inlet = inlet = TcpInlet(engine, ip, secret, Key(*words), timeout, most)
+                    links.inlet = inlet = TcpInlet(engine, ip, credentials, Key(*words), timeout, most)
                     leaves.append(inlet.leave)
                 else:
-                    outlets.append(TcpOutlet(engine, secret, Key(*words), timeout))
+                    outlets.append(TcpOutlet(engine, credentials, Key(*words), timeout))
                     leaves.append(outlets[-1].leave)
             if outlets:
                 links.outlet = _Everybody(outlets)
@@ -107,8 +111,10 @@ def _call_all(calls: Sequence[Callable[[], None]]) -> None:
 class TcpInlet:
     """`Inlet` over TCP, into memory of its own."""
 
-    def __init__(self, engine: str, host: str, secret: bytes, key: Key, timeout_s: float, max_rows: int) -> None:
-        self._engine, self._host, self._secret, self._key = engine, host, secret, key
+    def __init__(
+        self, engine: str, host: str, credentials: Credentials, key: Key, timeout_s: float, max_rows: int
+    ) -> None:
+        self._engine, self._host, self._credentials, self._key = engine, host, credentials, key
         self._timeout, self._max_rows = timeout_s, max_rows
         self._streams = SocketSet()
         self._sock: socket.socket | None = None
@@ -145,17 +151,19 @@ class TcpInlet:
             with socket.create_server((self._host, 0)) as server:
                 self._streams.keep(server)
                 name = f"{self._host}:{server.getsockname()[1]}"
-                with call(self._engine, self._secret, RowsOffer(self._key, name), _GREETING_S):
+                with call(self._engine, self._credentials, RowsOffer(self._key, name), _GREETING_S):
                     pass
                 while (left := deadline - time.monotonic()) > 0:
                     server.settimeout(left)
                     sock, _ = server.accept()
                     try:
-                        if answer(sock, self._secret, min(left, _GREETING_S)) == Rows(self._key):
-                            return self._streams.keep(sock)
-                    except PeerError:
-                        pass
-                    sock.close()
+                        stream, topic = accept_call(sock, self._credentials, min(left, _GREETING_S))
+                    except PeerError as error:
+                        _log.warning("a caller was sent away: %s", error.message)
+                        continue
+                    if topic == Rows(self._key):
+                        return self._streams.keep(stream)
+                    stream.close()
         except OSError as error:
             raise PeerError(f"nobody came with rows for stage {self._key.stage}: {error}") from error
         raise PeerError(f"nobody came with rows for stage {self._key.stage} in time")
@@ -164,8 +172,8 @@ class TcpInlet:
 class TcpOutlet:
     """`Outlet` over TCP, to one reader."""
 
-    def __init__(self, engine: str, secret: bytes, key: Key, timeout_s: float) -> None:
-        self._engine, self._secret, self._key, self._timeout = engine, secret, key, timeout_s
+    def __init__(self, engine: str, credentials: Credentials, key: Key, timeout_s: float) -> None:
+        self._engine, self._credentials, self._key, self._timeout = engine, credentials, key, timeout_s
         self._streams = SocketSet()
         self._sock: socket.socket | None = None
 
@@ -189,13 +197,15 @@ class TcpOutlet:
 
     def _connected(self, deadline: float) -> socket.socket:
         left = max(0.001, deadline - time.monotonic())
-        with self._streams.keep(call(self._engine, self._secret, Ask(self._key), min(left, _GREETING_S))) as asked:
+        with self._streams.keep(call(self._engine, self._credentials, Ask(self._key), min(left, _GREETING_S))) as asked:
             asked.settimeout(left)
             body = FrameSocket(asked, limit=1024).receive()
         if body is None:
             raise PeerError(f"stage {self._key.stage} did not say in time where it awaits rows")
         left = max(0.001, deadline - time.monotonic())
-        return self._streams.keep(call(decode_body(body, str), self._secret, Rows(self._key), min(left, _GREETING_S)))
+        return self._streams.keep(
+            call(decode_body(body, str), self._credentials, Rows(self._key), min(left, _GREETING_S))
+        )
 
 
 class _Everybody:

@@ -15,9 +15,9 @@ import time
 from collections.abc import Sequence
 
 from homenode.compute.native.ranks import NativeRankGroup, RankSender, send_rank
-from homenode.engine.channels.greeting import Seated, Values, call
 from homenode.engine.channels.host_ranks import HostRanksName, join_host_ranks
 from homenode.engine.channels.socket_set import SocketSet
+from homenode.engine.channels.topics import Seated, Values, call
 from homenode.engine.wire import FrameSocket, decode_body
 from homenode.errors import HomenodeError, PeerError
 from homenode.units import format_count
@@ -68,7 +68,7 @@ class TcpRanks:
                 for address, ranks in hosts:
                     sock = call(
                         address,
-                        self._name.secret,
+                        self._name.credentials,
                         Values(self._name.group, self._rank),
                         min(self._timeout, _GREETING_S),
                     )
@@ -88,7 +88,7 @@ class TcpRanks:
         seated = Seated(self._name.group, self._rank, self._name.ranks, self._host_ranks.address)
         while True:
             begin = time.monotonic()
-            with self._streams.keep(call(self._engine, self._name.secret, seated, _GREETING_S)) as sock:
+            with self._streams.keep(call(self._engine, self._name.credentials, seated, _GREETING_S)) as sock:
                 # The engine answers, or does not, within the first of these.
                 sock.settimeout(self._timeout + _GREETING_S)
                 body = FrameSocket(sock, limit=_MOST_ADDRESSES).receive()

@@ -134,7 +134,7 @@ def _on_ray(planned: EnginePlan) -> ProcessExecutor:
     from homenode.engine.executor.ray import RayLauncher  # needs an extra
 
     workers, parallel = planned.worker_layout.workers, planned.config.parallel
-    launcher = RayLauncher(workers, parallel, planned.replica)
+    launcher = RayLauncher(workers, parallel, planned.config.net, planned.replica)
 
     def channels(generation: int) -> Channels:
         return TcpChannels(workers, generation, launcher.rendezvous.forget)

@@ -28,6 +28,7 @@ from homenode.engine.plan.worker_layout import WorkerPlan
 from homenode.errors import CapacityError, HostError, UnsupportedError
 from homenode.installation import extra_command
 from homenode.logs.setup import LEVEL_VARIABLE
+from homenode.net.settings import NetConfig
 from homenode.units import format_count
 
 _log = logging.getLogger(__name__)
@@ -43,8 +44,9 @@ _TAKEN = ("CREATED", "RESCHEDULING")  # states of groups that have hosts
 _NODE = "numa_node"
 
 
-def run_worker(arguments: list[str], secret: str, level: str | None = None) -> str:
-    """Start, in an actor, a worker that logs from `level` on, and wait for its end, which is told in words."""
+def run_worker(arguments: list[str], credentials: str, level: str | None = None) -> str:
+    """Start, in an actor, a worker that logs from `level` on, and wait for its end, which is told in words.
+    `credentials`: what it reads on its standard input."""
     import signal
     import subprocess
     import sys
@@ -52,7 +54,7 @@ def run_worker(arguments: list[str], secret: str, level: str | None = None) -> s
     command = [sys.executable, "-P", "-m", "homenode.engine.worker.remote", *arguments]
     environment = {**os.environ, **({LEVEL_VARIABLE: level} if level else {})}
     process = subprocess.Popen(command, stdin=subprocess.PIPE, text=True, env=environment)
-    process.communicate(secret + "\n")
+    process.communicate(credentials + "\n")
     code = process.returncode
     if code == -signal.SIGKILL:
         return "was killed (signal 9); the kernel does that when memory runs out"
@@ -64,14 +66,25 @@ class RayLauncher:
     alone, made for the engine.
     """
 
-    def __init__(self, workers: Sequence[WorkerPlan], parallel: ParallelConfig, replica: Replica | None = None) -> None:
+    def __init__(
+        self,
+        workers: Sequence[WorkerPlan],
+        parallel: ParallelConfig,
+        net: NetConfig,
+        replica: Replica | None = None,
+    ) -> None:
         """`replica`: which of several engines of a service it is for. UnsupportedError without the package,
-        CapacityError when the cluster has no room, HostError when it cannot be reached.
+        CapacityError when the cluster has no room, HostError when it cannot be reached, UserError where steps would
+        leave this host in clear.
         """
         self._ray = ray = _ray_package()
         self._lives: Counter[int] = Counter()
         self._connect(workers, parallel)
-        self._rendezvous = Rendezvous(ray.util.get_node_ip_address(), parallel.worker_timeout)
+        try:
+            self._rendezvous = Rendezvous(ray.util.get_node_ip_address(), parallel.worker_timeout, net)
+        except BaseException:
+            self.close()
+            raise
         self._here = ray.get_runtime_context().get_node_id()
         number, self._engines = (replica.number, replica.count) if replica else (0, 1)
         self._name = GroupName(self._here, os.getppid() if replica else os.getpid(), number)
@@ -115,7 +128,7 @@ class RayLauncher:
         arguments = [self._rendezvous.address, str(plan.number), str(life)]
         given = Neighbours(self._name, self._engines, self._workers, plan.number)
         level = os.environ.get(LEVEL_VARIABLE)
-        ended = actor.run.remote(arguments, given, plan.name, self._rendezvous.secret.hex(), level)
+        ended = actor.run.remote(arguments, given, plan.name, self._rendezvous.credentials.line(), level)
         ended.future().add_done_callback(lambda _: self._rendezvous.give_up(plan.number, life))
         return RayWorker(ray, plan.name, actor, ended, sock)
 
@@ -216,10 +229,12 @@ class RayWorker:
 class _Starter:
     """The actor."""
 
-    def run(self, arguments: list[str], given: Neighbours, name: str, secret: str, level: str | None = None) -> str:
+    def run(
+        self, arguments: list[str], given: Neighbours, name: str, credentials: str, level: str | None = None
+    ) -> str:
         """See `run_worker`."""
         host = _ray_package().get_runtime_context().get_node_id()
-        return run_worker([*arguments, host, _binding_of(given, host), name], secret, level)
+        return run_worker([*arguments, host, _binding_of(given, host), name], credentials, level)
 
 
 def _binding_of(given: Neighbours, host: str) -> str:

@@ -13,12 +13,17 @@ import secrets
 import socket
 import threading
 import time
+from pathlib import Path
 
-from homenode.engine.channels.greeting import Ask, Group, IAm, Key, RowsOffer, Seated, accept_next, answer
+from homenode.engine.channels.topics import Ask, Group, IAm, Key, RowsOffer, Seated, accept_call
 from homenode.engine.wire import FrameSocket
 from homenode.errors import HomenodeError, HostError
 from homenode.host.refusals import reason_of
 from homenode.host.socket_pair import open_socket_pair
+from homenode.net.accept import accept_next
+from homenode.net.greeting import Credentials
+from homenode.net.keys import KeyFolder
+from homenode.net.settings import NetConfig, plain_text_problem
 
 _log = logging.getLogger(__name__)
 _GREETING_S = 10.0
@@ -29,9 +34,11 @@ _CHUNK = 256 * 1024
 class Rendezvous:
     """Listens on `host`, on a port of its own choice, until closed."""
 
-    def __init__(self, host: str, patience_s: float) -> None:
-        """`patience_s`: how long who asks for rows' address may have to wait. HostError when the machine refuses."""
-        self.secret = secrets.token_bytes(32)
+    def __init__(self, host: str, patience_s: float, net: NetConfig | None = None) -> None:
+        """`patience_s`: how long who asks for rows' address may have to wait. UserError where steps would leave this
+        host in clear, HostError when the machine refuses.
+        """
+        self.credentials = _credentials(net or NetConfig(), host)
         self._timeout_s = patience_s
         try:
             self._server = socket.create_server((host, 0))
@@ -96,7 +103,7 @@ class Rendezvous:
         passed_on = None
         try:
             try:
-                topic = answer(sock, self.secret, _GREETING_S)
+                sock, topic = accept_call(sock, self.credentials, _GREETING_S)
                 if isinstance(topic, IAm):
                     passed_on = self._take_awaited(topic)
             finally:
@@ -150,6 +157,17 @@ class Rendezvous:
             address = self._addresses.get(key)
         if address is not None:
             FrameSocket(sock).send(address)
+
+
+def _credentials(net: NetConfig, host: str) -> Credentials:
+    """A fresh secret, and what keeps the connections of workers safe."""
+    problem = plain_text_problem(net, host, "what workers compute", "--executor ray: the address of this host")
+    if problem is not None:
+        raise problem
+    keys = None if net.peer_keys is None else KeyFolder(Path(net.peer_keys))
+    if keys is not None:
+        keys.check()
+    return Credentials(secrets.token_bytes(32), keys, net.peer_plain_text)
 
 
 def _pass_on(one: socket.socket, other: socket.socket) -> None:

@@ -46,7 +46,7 @@ def transfer_problems(
         executor=config.parallel.executor,
     )
     here = read_surroundings(config.transfer) if config.transfer.on else Surroundings()
-    return check_transfer(config.transfer, here, facts)
+    return check_transfer(config.transfer, here, facts, config.net)
 
 
 def _kv_shapes(geometry: KvGeometry) -> int:

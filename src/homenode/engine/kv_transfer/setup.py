@@ -21,6 +21,7 @@ from homenode.engine.kv_transfer.shares import layout_of_cells, sealed_file, sha
 from homenode.model.kv_cells import in_cells, kv_cells
 from homenode.model.part import ModelPart
 from homenode.model.spec import ModelSpec
+from homenode.net.settings import NetConfig
 from homenode.transfer.agent.agent import TransferAgent, open_agent
 from homenode.transfer.agent.buffers import InPlace
 from homenode.transfer.setup.settings import TransferConfig
@@ -46,11 +47,17 @@ class KvTransferSetup:
     """
 
     def __init__(
-        self, config: TransferConfig, backend: Backend, spec: ModelSpec, geometry: KvGeometry, fingerprint: Fingerprint
+        self,
+        config: TransferConfig,
+        backend: Backend,
+        spec: ModelSpec,
+        geometry: KvGeometry,
+        fingerprint: Fingerprint,
+        net: NetConfig | None = None,
     ) -> None:
         """`geometry`: of all of the engine's KV memory."""
         assert isinstance(backend, NativeBackend)  # `checks.require_transfer` has seen to it
-        self._config, self._backend, self._fingerprint = config, backend, fingerprint
+        self._config, self._net, self._backend, self._fingerprint = config, net, backend, fingerprint
         self._spec, self._geometry, self._handed = spec, geometry, in_cells(spec, geometry)
         self._file = -1  # of an engine in its own process, where layers have unlike shapes
         self.hash_seed = hash_seed(fingerprint, config.pd_secret)
@@ -75,10 +82,12 @@ class KvTransferSetup:
             layouts = [backend.kv_memory(each).layout for each in backend.caches_of(cache)]
             layout = layout_of_cells(cells, ModelPart.whole(self._spec), self._geometry, layouts)
             memory = backend.map_kv(self._file, layout, writable=True, own=True)
-            return KvTransferLink(self._config, backend, memory, self._handed, self._fingerprint, file=self._file)
+            return KvTransferLink(
+                self._config, backend, memory, self._handed, self._fingerprint, file=self._file, net=self._net
+            )
         in_place = _in_place(backend, cache) if self._config.pd_in_place else None
         return KvTransferLink(
-            self._config, backend, backend.kv_memory(cache), self._handed, self._fingerprint, in_place
+            self._config, backend, backend.kv_memory(cache), self._handed, self._fingerprint, in_place, net=self._net
         )
 
     def hand_over_file(self, fd: int, layout: KvLayout, readers: Readers) -> KvTransferLink:
@@ -99,6 +108,7 @@ class KvTransferSetup:
             self._fingerprint,
             in_place,
             passes_on=in_place is not None,
+            net=self._net,
         )
 
 
@@ -115,6 +125,7 @@ class KvTransferLink:
         in_place: InPlace | None = None,
         passes_on: bool = False,
         file: int = -1,
+        net: NetConfig | None = None,
     ) -> None:
         """`memory`: of the engine's KV cache, which can be shared; `geometry`: of all of it. Takes the CPU pool, if
         there is one, and binds what others connect to. `passes_on`: what others lend is opened by further processes.
@@ -136,6 +147,7 @@ class KvTransferLink:
             on_change=lambda: self._post(StatsChanged()),
             incarnation=incarnation,
             in_place=in_place,
+            net=net,
         )
         self.published = published_by(config, incarnation, geometry.block_size, fingerprint, self._agent.addresses)
 

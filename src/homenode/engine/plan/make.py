@@ -25,6 +25,7 @@ from homenode.engine.plan.free_cores import binds_threads, cpus_for_the_rest, ke
 from homenode.engine.plan.inline import plan_inline
 from homenode.engine.plan.machine import MachineFacts, busy_where_it_counts, read_machine
 from homenode.engine.plan.needed_calls import needed_call_problems
+from homenode.engine.plan.net_problems import net_problems
 from homenode.engine.plan.placement import cut
 from homenode.engine.plan.pooling import for_runner, with_runner
 from homenode.engine.plan.quota_sets import takes_sets, with_cpus_of_sets, with_sets
@@ -103,6 +104,7 @@ def _plan_on(
     problems: SettingProblems,
 ) -> EnginePlan:
     """The same on the CPUs of the host as it is given."""
+    problems.add(*net_problems(assignment.config))
     needs = machine.refused_needs
     problems.add(*needed_call_problems(assignment.config, experts_in_common=common is not None, refused=needs))
     if executor_kind(assignment.config, machine.devices) == "inline":

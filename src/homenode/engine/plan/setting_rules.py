@@ -88,6 +88,12 @@ class Situation:
         return self.config.placement.numa not in MATRIX_POLICIES or self.has_native or not self.has_cpu_workers
 
     @property
+    def has_peers(self) -> bool:
+        """Return whether it may speak with other hosts: with workers there, or with engines over a network."""
+        transfer = self.config.transfer
+        return self.config.parallel.executor == "ray" or (transfer.on and transfer.transfer_channel != "shm")
+
+    @property
     def engines(self) -> int:
         """Engines of the service; 2 stands for several where their number comes out later."""
         if self.of_service is not None:
@@ -122,6 +128,7 @@ class Rule:
 
 
 _NO_DRAFTS = "nothing is drafted with --speculative off"
+_PEERS = "this engine has no connections to other hosts (--transfer-channel, --executor ray)"
 _TORCH = "it is of devices of PyTorch, and none computes here"
 _NATIVE = "it is of the native core, which computes nothing here"
 _RAY = "it is of --executor ray"
@@ -247,5 +254,6 @@ RULES = (
     ),
     Rule("parallel", "ray_address", lambda at: at.config.parallel.executor == "ray", _RAY),
     Rule("parallel", "ray_placement", lambda at: at.config.parallel.executor == "ray", _RAY),
+    *(Rule("net", setting, lambda at: at.has_peers, _PEERS) for setting in ("peer_keys", "peer_plain_text")),
     Rule("parallel", "worker_timeout", lambda at: at.has_processes, "the one worker is in the engine's own process"),
 )

@@ -245,7 +245,7 @@ def _sharing(plan: EnginePlan, backend: Backend, identity: ModelIdentity | None)
         config.model.max_model_len,
         None if identity is None else identity.weights,
     ) | state_form(plan.checkpoint.spec, _parts(plan), plan.geometries)
-    return KvTransferSetup(config.transfer, backend, plan.checkpoint.spec, geometry, fingerprint)
+    return KvTransferSetup(config.transfer, backend, plan.checkpoint.spec, geometry, fingerprint, config.net)
 
 
 def _disk(

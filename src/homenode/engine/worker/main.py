@@ -53,6 +53,7 @@ from homenode.errors import HomenodeError, HostError, PeerError
 from homenode.host.process_limits import on_large_stack
 from homenode.host.refusals import start_thread
 from homenode.logs.setup import begin_service_log, end_log
+from homenode.net.streams import drain
 
 if TYPE_CHECKING:
     from homenode.engine.worker.worker import PartWorker
@@ -268,8 +269,9 @@ def _failure(work: RunStep, error: Exception) -> WorkerStepFailed:
 
 def _leave(code: int) -> NoReturn:
     """Exit without waiting for any thread, or tidying up what the kernel takes back: the step in progress is of use to
-    nobody.
+    nobody. What was said is sent, over TLS, too.
     """
+    drain()
     end_log()
     os._exit(code)
 

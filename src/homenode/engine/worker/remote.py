@@ -1,5 +1,5 @@
 """A worker on another host than its engine: `python -m homenode.engine.worker.remote ENGINE WORKER LIFE HOST PLACE
-NAME`, the secret in hexadecimal on its standard input.
+NAME`, the credentials on its standard input (`net.greeting`).
 
 ENGINE is where the engine listens, HOST:PORT. HOST is a word for this host, the same for all workers here. PLACE is
 `given` on the engine's own host, where the plan is the engine's; elsewhere INDEX/COUNT of the engine's workers on this
@@ -13,31 +13,39 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 
-from homenode.engine.channels.greeting import IAm, call
 from homenode.engine.channels.messages import Join
 from homenode.engine.channels.tcp import open_tcp
+from homenode.engine.channels.topics import IAm, call
 from homenode.engine.child_process import call_itself
 from homenode.engine.worker import main as worker_main
 from homenode.engine.worker.worker import PartWorker
 from homenode.errors import HomenodeError
+from homenode.net.greeting import Credentials
+from homenode.net.secure_stream import local_host
+from homenode.net.streams import drain
 
 _CONNECT_S = 30.0
+_KEYS_VARIABLE = "HOMENODE_PEER_KEYS"  # a host whose folder lies elsewhere than the engine's
 
 
 def main(arguments: list[str]) -> int:
     """Connect, and be a worker until the engine leaves. Returns the exit code."""
     address, worker, life, host, position, name = arguments
     call_itself(name)
-    secret = bytes.fromhex(sys.stdin.readline().strip())
     try:
-        sock = call(address, secret, IAm(int(worker), int(life)), _CONNECT_S)
+        credentials = Credentials.of_line(sys.stdin.readline(), os.environ.get(_KEYS_VARIABLE))
+        if credentials.keys is not None:
+            credentials.keys.check()
+        sock = call(address, credentials, IAm(int(worker), int(life)), _CONNECT_S)
     except HomenodeError as error:
         print(f"{name}: {error.message}", file=sys.stderr)
         return 1
-    ip = str(sock.getsockname()[0])
-    opened = open_tcp(address, ip, secret, host)
+    opened = open_tcp(address, local_host(sock), credentials, host)
     words = [str(sock.detach()), str(os.getppid()), name]
-    return worker_main.main(words, make=PartWorker, open_for=opened, place=_placed(position))
+    try:
+        return worker_main.main(words, make=PartWorker, open_for=opened, place=_placed(position))
+    finally:
+        drain()
 
 
 def _placed(position: str) -> Callable[[Join], Join]:

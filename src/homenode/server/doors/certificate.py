@@ -17,9 +17,11 @@ _KEY, _ENCRYPTED = b"PRIVATE KEY-----", b"ENCRYPTED"
 class Certificate:
     """The certificate that connections are encrypted with. New ones get `context` as it is then; others keep theirs."""
 
-    def __init__(self, certfile: str, keyfile: str) -> None:
-        """Raises UserError that names the file which cannot be used."""
-        self._files = WatchedFiles((certfile, keyfile), lambda: read_certificate(certfile, keyfile))
+    def __init__(self, certfile: str, keyfile: str, ca_certs: str | None = None) -> None:
+        """`ca_certs`: authorities of clients' certificates. Raises UserError that names the file which cannot be
+        used."""
+        files = (certfile, keyfile) if ca_certs is None else (certfile, keyfile, ca_certs)
+        self._files = WatchedFiles(files, lambda: read_certificate(certfile, keyfile, ca_certs))
 
     @property
     def context(self) -> ssl.SSLContext:
@@ -31,9 +33,9 @@ class Certificate:
         await self._files.watch(lambda context: None)
 
 
-def read_certificate(certfile: str, keyfile: str) -> ssl.SSLContext:
-    """The settings of a server's side of TLS, 1.2 or later. Raises UserError that names the file which cannot be
-    used.
+def read_certificate(certfile: str, keyfile: str, ca_certs: str | None = None) -> ssl.SSLContext:
+    """The settings of a server's side of TLS, 1.2 or later. With `ca_certs` clients have to show a certificate that one
+    of these authorities has signed. Raises UserError that names the file which cannot be used.
     """
     if _CERTIFICATE not in _content("ssl-certfile", certfile):
         raise _wrong("ssl-certfile", certfile, "holds no certificate in PEM (BEGIN CERTIFICATE)")
@@ -56,7 +58,19 @@ def read_certificate(certfile: str, keyfile: str) -> ssl.SSLContext:
         raise _wrong(flag, path, f"cannot be used ({error.reason or 'not valid PEM'})") from None
     except OSError as error:
         raise _wrong("ssl-certfile", certfile, f"cannot be read ({error.strerror})") from None
+    if ca_certs is not None:
+        _require_clients(context, ca_certs)
     return context
+
+
+def _require_clients(context: ssl.SSLContext, ca_certs: str) -> None:
+    if _CERTIFICATE not in _content("ssl-ca-certs", ca_certs):
+        raise _wrong("ssl-ca-certs", ca_certs, "holds no certificate in PEM (BEGIN CERTIFICATE)")
+    try:
+        context.load_verify_locations(ca_certs)
+    except ssl.SSLError as error:
+        raise _wrong("ssl-ca-certs", ca_certs, f"cannot be used ({error.reason or 'not valid PEM'})") from None
+    context.verify_mode = ssl.CERT_REQUIRED
 
 
 def _content(flag: str, path: str) -> bytes:

@@ -63,6 +63,11 @@ class HttpConfig:
         metavar="FILE",
     )
     ssl_keyfile: str | None = option(None, "Private key of --ssl-certfile, in PEM, not encrypted.", metavar="FILE")
+    ssl_ca_certs: str | None = option(
+        None,
+        "Authorities in PEM: only clients that show a certificate which one of them has signed are answered.",
+        metavar="FILE",
+    )
     allowed_origins: tuple[str, ...] = option(
         (),
         "Sites whose pages may ask from a browser (CORS), separated by commas, such as https://app.example; * is every "
@@ -117,6 +122,11 @@ class HttpConfig:
         if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
             given, lacking = ("certfile", "keyfile") if self.ssl_keyfile is None else ("keyfile", "certfile")
             raise UserError(f"--ssl-{given} is given without --ssl-{lacking}; TLS needs both", param=f"ssl_{lacking}")
+        if self.ssl_ca_certs is not None and self.ssl_certfile is None:
+            raise UserError(
+                "--ssl-ca-certs is given without --ssl-certfile; certificates of clients are shown over TLS alone",
+                param="ssl_ca_certs",
+            )
         usual = {field.name: field.default for field in fields(HttpConfig)}
         if self.uds is not None and (self.host, self.port) != (usual["host"], usual["port"]):
             raise UserError(

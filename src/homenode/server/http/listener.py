@@ -74,7 +74,7 @@ def certificate_of(config: HttpConfig) -> Certificate | None:
     """
     if config.ssl_certfile is None or config.ssl_keyfile is None:
         return None
-    return Certificate(config.ssl_certfile, config.ssl_keyfile)
+    return Certificate(config.ssl_certfile, config.ssl_keyfile, config.ssl_ca_certs)
 
 
 class Server(uvicorn.Server):

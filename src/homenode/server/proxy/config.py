@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from homenode.errors import UserError
+from homenode.net.settings import NetConfig, contradiction, is_loopback
 from homenode.options import option
 from homenode.server.http.config import HttpConfig
 from homenode.units import parse_seconds, parse_tokens
@@ -47,6 +49,17 @@ class ProxyConfig(HttpConfig):
     )
     upstream_api_key: str | None = option(
         None, "Key sent to the servers as a Bearer token. Default: the client's own is passed on.", secret=True
+    )
+    peer_keys: str | None = option(
+        None,
+        "Folder with this host's key and certificate, as `homenode keys make` writes it: shown to servers at https, "
+        "whose certificate has to be one that is pinned there. Default: the system's authorities say who they are.",
+        metavar="DIR",
+    )
+    peer_plain_text: bool = option(
+        False,
+        "Servers on other hosts may be given as http: requests and answers are neither encrypted nor kept from being "
+        "changed on their way.",
     )
     min_handover_tokens: int = option(
         0,
@@ -141,3 +154,18 @@ class ProxyConfig(HttpConfig):
                     f"{url} is given twice; each server is named once, as --prefill or as --decode", param="decode"
                 )
             seen.add(url)
+        self._require_private([*self.prefill, *self.decode])
+
+    def _require_private(self, urls: Sequence[str]) -> None:
+        """UserError where requests would leave this host in clear, and nobody said that they may."""
+        if (problem := contradiction(NetConfig(self.peer_keys, self.peer_plain_text))) is not None:
+            raise problem
+        for url in urls:
+            parts = urlsplit(url)
+            if parts.scheme == "http" and not self.peer_plain_text and not is_loopback(parts.hostname or ""):
+                raise UserError(
+                    f"{url} is on another host, and requests would go there in clear: write https://, with --peer-keys "
+                    "for certificates of `homenode keys make`; or, where nobody else can hear the network, give "
+                    "--peer-plain-text",
+                    param="prefill" if url in self.prefill else "decode",
+                )

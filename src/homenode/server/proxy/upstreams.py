@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -52,6 +54,7 @@ class Upstream:
         self._key = config.upstream_api_key
         self._client = httpx.AsyncClient(
             base_url=url,
+            verify=True if config.peer_keys is None else _keys_of(config.peer_keys),
             timeout=httpx.Timeout(None, connect=config.connect_timeout),  # the other deadlines are the caller's
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=_MOST_IDLE, keepalive_expiry=_IDLE_S),
             trust_env=False,
@@ -102,6 +105,21 @@ class Upstream:
     async def close(self) -> None:
         """Close all connections."""
         await self._client.aclose()
+
+
+def check_keys(config: ProxyConfig) -> None:
+    """UserError for --peer-keys that cannot be used."""
+    if config.peer_keys is not None:
+        from homenode.net.keys import KeyFolder
+
+        KeyFolder(Path(config.peer_keys)).check()
+
+
+def _keys_of(folder: str) -> ssl.SSLContext:
+    """The settings of connections to servers that are pinned, to which this host shows its own certificate."""
+    from homenode.net.keys import KeyFolder
+
+    return KeyFolder(Path(folder)).context(connects=True, protocol="http/1.1")
 
 
 async def chunks(response: httpx.Response) -> AsyncGenerator[bytes, None]:

@@ -15,6 +15,7 @@ from typing import Literal, cast
 from homenode.compute.kv_memory import KvLayout, KvMemory
 from homenode.errors import UserError
 from homenode.host.refusals import start_thread
+from homenode.net.settings import NetConfig
 from homenode.transfer.agent.agent_loop import AgentLoop, Closing, bind
 from homenode.transfer.agent.buffers import AT_ONCE_BYTES, InPlace, register
 from homenode.transfer.carriers.carrier import Carrier, KvBackend, LocalBuffer
@@ -328,27 +329,31 @@ class TransferAgent:
         self._carrier.close()
 
 
-Maker = Callable[[TransferConfig, KvLayout, KvBackend], Carrier]
+Maker = Callable[[TransferConfig, NetConfig, KvLayout, KvBackend], Carrier]
 
 
-def _shm(config: TransferConfig, own: KvLayout, backend: KvBackend) -> Carrier:
+def _shm(config: TransferConfig, net: NetConfig, own: KvLayout, backend: KvBackend) -> Carrier:
     return ShmCarrier(own, backend)
 
 
-def _tcp(config: TransferConfig, own: KvLayout, backend: KvBackend) -> TcpCarrier:
-    return TcpCarrier(config.pd_peer_host, config.pd_secret, config.pd_allowed_peers)
+def _tcp(config: TransferConfig, net: NetConfig, own: KvLayout, backend: KvBackend) -> Carrier:
+    return _tcp_carrier(config, net)
 
 
-def _nixl(config: TransferConfig, own: KvLayout, backend: KvBackend) -> Carrier:
+def _tcp_carrier(config: TransferConfig, net: NetConfig, past_tls: str = "") -> TcpCarrier:
+    return TcpCarrier(config.pd_peer_host, config.pd_secret, config.pd_allowed_peers, net, past_tls)
+
+
+def _nixl(config: TransferConfig, net: NetConfig, own: KvLayout, backend: KvBackend) -> Carrier:
     from homenode.transfer.carriers.nixl import NixlCarrier
 
-    return NixlCarrier(_tcp(config, own, backend), own, backend)
+    return NixlCarrier(_tcp_carrier(config, net, "NIXL"), own, backend)
 
 
-def _hccl(config: TransferConfig, own: KvLayout, backend: KvBackend) -> Carrier:
+def _hccl(config: TransferConfig, net: NetConfig, own: KvLayout, backend: KvBackend) -> Carrier:
     from homenode.transfer.carriers.hccl import HcclCarrier
 
-    return HcclCarrier(_tcp(config, own, backend), own, backend, npu_of(config.pd_buffer_device))
+    return HcclCarrier(_tcp_carrier(config, net, "HCCL"), own, backend, npu_of(config.pd_buffer_device))
 
 
 def npu_of(device: str) -> int:
@@ -362,14 +367,14 @@ def channels() -> dict[str, Maker]:
     return {"shm": _shm, "tcp": _tcp, "nixl": _nixl, "hccl": _hccl}
 
 
-def open_carrier(config: TransferConfig, own: KvLayout, backend: KvBackend) -> Carrier:
+def open_carrier(config: TransferConfig, own: KvLayout, backend: KvBackend, net: NetConfig | None = None) -> Carrier:
     """The carrier of `transfer_channel`. UserError for a name nobody knows, UnsupportedError for one that lacks
     something here."""
     known = channels()
     name = config.transfer_channel
     maker = known.get(name)
     if maker is not None:
-        return maker(config, own, backend)
+        return maker(config, net or NetConfig(), own, backend)
     raise UserError(f"transfer_channel {name!r} is none of {', '.join(known)}", param="transfer_channel")
 
 
@@ -385,6 +390,7 @@ def open_agent(
     incarnation: bytes | None = None,
     limits: Limits | None = None,
     in_place: InPlace | None = None,
+    net: NetConfig | None = None,
 ) -> TransferAgent:
     """An agent whose sockets are bound and published (`TransferAgent.addresses`: "alloc" and "init", or "done"), and
     that is not started yet.
@@ -395,7 +401,7 @@ def open_agent(
     role = config.pd_role
     if role is None:
         raise UserError("KV transfer is on, but pd_role is not set: choose sender or receiver.", param="pd_role")
-    carrier = open_carrier(config, cache.layout, backend)
+    carrier = open_carrier(config, cache.layout, backend, net)
     identity = Identity(
         role=cast(Literal["sender", "receiver"], role),
         mode=config.mode,

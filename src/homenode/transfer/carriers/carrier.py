@@ -133,6 +133,11 @@ class Carrier(Protocol):
     def vet(self, sock: socket.socket) -> Caller:
         """Return who is at the other end of a connected socket; PeerError for somebody who may not be."""
 
+    def protect(self, sock: socket.socket, *, connects: bool) -> socket.socket:
+        """Return the socket to go on with, which does not block, and whose stream others can neither read nor change;
+        `sock` itself where nothing is needed, else it is taken over. How the stream ends tells whether it could be
+        (`net.secure_stream.failure_of`)."""
+
     def identity(self, exported: Sequence[LocalBuffer]) -> bytes:
         """Return what goes into `Hello.carrier`."""
 

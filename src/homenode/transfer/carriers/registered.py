@@ -145,6 +145,10 @@ class RegisteredCarrier:
         self._engine.expect_peers()
         return caller
 
+    def protect(self, sock: socket.socket, *, connects: bool) -> socket.socket:
+        """See `TcpCarrier`."""
+        return self._tcp.protect(sock, connects=connects)
+
     def identity(self, exported: Sequence[LocalBuffer]) -> bytes:
         """A `Card`. Registers the buffers."""
         buffers = []

@@ -13,9 +13,13 @@ import stat
 import struct
 from collections.abc import Sequence
 from itertools import combinations
+from pathlib import Path
 
 from homenode.compute.kv_memory import TILE_TOKENS, Copier, EpochWords, KvLayout, KvMemory, KvRegion
 from homenode.errors import HostError, PeerError, UserError
+from homenode.net.keys import KeyFolder
+from homenode.net.secure_stream import secure_stream
+from homenode.net.settings import NetConfig
 from homenode.transfer.carriers.carrier import (
     Caller,
     Chunk,
@@ -27,6 +31,7 @@ from homenode.transfer.carriers.carrier import (
     UnixAddress,
     parse_address,
 )
+from homenode.transfer.setup.checks import in_clear
 from homenode.transfer.state.pages import hole
 from homenode.transfer.wire.message import Buffer
 from homenode.units import format_count
@@ -253,6 +258,10 @@ class ShmCarrier:
             raise PeerError(f"a process of user {uid} connected; only those of user {os.geteuid()} may", code="uid")
         return Caller(f"pid {pid}", pid, _pidfd(sock, pid))
 
+    def protect(self, sock: socket.socket, *, connects: bool) -> socket.socket:
+        """Nothing is needed within a host."""
+        return sock
+
     def identity(self, exported: Sequence[LocalBuffer]) -> bytes:
         """Nothing: the descriptors say it all."""
         return b""
@@ -287,22 +296,41 @@ _SILENT_MS = 30_000  # for so long sent bytes may stay unacknowledged
 _KEEPALIVE = {socket.TCP_KEEPIDLE: 10, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 4}
 
 
+_PROTOCOL = "homenode-kv/1"
+_HANDSHAKE_S = 5.0
+
+
 class TcpCarrier:
-    """Frames and pages over TCP. With a secret MACs are made on loopback too."""
+    """Frames and pages over TCP, encrypted where there are keys. With a secret MACs are made on loopback too."""
 
     name = "tcp"
     passes_memory = False
     reaches_memory = False
 
-    def __init__(self, host: str, secret: str | None = None, allowed: Sequence[str] = ()) -> None:
-        """`allowed`: networks that peers are in, apart from loopback; none: any who knows the secret.
+    def __init__(
+        self,
+        host: str,
+        secret: str | None = None,
+        allowed: Sequence[str] = (),
+        net: NetConfig | None = None,
+        past_tls: str = "",
+    ) -> None:
+        """`allowed`: networks that peers are in, apart from loopback; none: any who knows the secret. `net`: what keeps
+        other hosts from listening. `past_tls`: the library that moves pages by itself, which no TLS protects.
 
-        Raises UserError for a host that cannot be bound and published, or one off loopback without a secret.
+        Raises UserError for a host that cannot be bound and published, one off loopback whose bytes would go in clear,
+        or in clear without a secret, and for keys that cannot be used.
         """
         self.secret = secret
+        self._net, self._past_tls = net or NetConfig(), past_tls
+        self._keys = None if self._net.peer_keys is None else KeyFolder(Path(self._net.peer_keys))
+        if self._keys is not None:
+            self._keys.check()
         self._allowed = [ipaddress.ip_network(network) for network in allowed]
         self._host = _numeric(host)
-        if not self._host.is_loopback and secret is None:
+        if (problem := in_clear(self._net, host if self._host.is_loopback else str(self._host), past_tls)) is not None:
+            raise problem
+        if not self._host.is_loopback and secret is None and self._keys is None:
             raise UserError(
                 f"pd_peer_host {host} can be reached from other machines, so frames need a MAC: set pd_secret to "
                 "the same value on both "
@@ -351,12 +379,14 @@ class TcpCarrier:
         where = parse_address(address)
         if not isinstance(where, TcpAddress):
             raise PeerError(f"{address} cannot be reached over transfer_channel {self.name}; set shm on both sides")
-        if not where.loopback and self.secret is None:
+        if not self._is_allowed(where.host):
+            raise PeerError(f"{address} is in none of pd_allowed_peers; nothing is sent there")
+        if (problem := in_clear(self._net, where.host, self._past_tls, "a peer")) is not None:
+            raise PeerError(problem.message)
+        if not where.loopback and self.secret is None and self._keys is None:
             raise PeerError(
                 f"{address} is on another machine, and no pd_secret is set; nothing is sent there without MACs"
             )
-        if not self._is_allowed(where.host):
-            raise PeerError(f"{address} is in none of pd_allowed_peers; nothing is sent there")
         try:
             sock = socket.socket(socket.AF_INET6 if ":" in where.host else socket.AF_INET, socket.SOCK_STREAM)
         except OSError as error:
@@ -382,6 +412,17 @@ class TcpCarrier:
             return Caller(host)
         except OSError as error:
             raise PeerError(f"a connection ended before it began: {error.strerror}", code="lost") from error
+
+    def protect(self, sock: socket.socket, *, connects: bool) -> socket.socket:
+        """Begin TLS where there are keys. PeerError where it cannot be begun."""
+        if self._keys is None:
+            return sock
+        try:
+            stream = secure_stream(sock, self._keys, _PROTOCOL, "engine", connects=connects, timeout_s=_HANDSHAKE_S)
+        except UserError as error:
+            raise PeerError(error.message, code="keys") from error
+        stream.setblocking(False)
+        return stream
 
     def _is_allowed(self, host: str) -> bool:
         """Whoever asks a server may name an address to hand KV over to: the operator says which ones are ours."""

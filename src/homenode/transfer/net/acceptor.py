@@ -8,7 +8,7 @@ import socket
 from collections.abc import Callable, Sequence
 
 from homenode.errors import HomenodeError, HostError, PeerError
-from homenode.transfer.carriers.carrier import Carrier, Listening, LocalBuffer, exported_fds
+from homenode.transfer.carriers.carrier import Caller, Carrier, Listening, LocalBuffer, exported_fds
 from homenode.transfer.net.connection import Connection, Listener, LostError, connect_error
 from homenode.transfer.net.poller import LaneListener, Poller
 from homenode.transfer.wire.framing import Greeting, GreetingError, HandshakeLimits, Identity
@@ -129,9 +129,11 @@ class PeerAcceptor:
             raise LostError(f"nobody takes connections at {connection.address}: {reason}")
         try:
             self._vet(connection)
-        except PeerError as error:
+        except HomenodeError as error:
             self._listener.on_not_connected(connection.address, error.message)
             return False
+        if not connection.interest:  # it goes on with another socket
+            self._begun(connection)
         return True
 
     # Both
@@ -161,7 +163,8 @@ class PeerAcceptor:
         return connection
 
     def _vet(self, connection: Connection) -> None:
-        """Return who it is; PeerError (and the connection is gone) for somebody not wanted."""
+        """Find out who it is, and have its stream protected; PeerError (and the connection is gone) for somebody not
+        wanted, HostError when the machine refuses."""
         try:
             caller = self._carrier.vet(connection.sock)
             refusal = None if connection.address else self._admission.enter(caller.address)
@@ -169,12 +172,25 @@ class PeerAcceptor:
                 if caller.pidfd is not None:
                     os.close(caller.pidfd)
                 raise PeerError(refusal, code="crowd")
-        except PeerError:
+            self._protect(connection, caller)
+        except HomenodeError:
             del self.connections[connection.number]
             self._poller.unwatch(connection.fd)
             connection.close()
             raise
         connection.open(caller)
+
+    def _protect(self, connection: Connection, caller: Caller) -> None:
+        """Only those that were let in get a handshake: it costs a thread."""
+        try:
+            sock = self._carrier.protect(connection.sock, connects=bool(connection.address))
+        except HomenodeError:
+            if not connection.address:
+                self._admission.leave(caller.address, greeted=False)
+            raise
+        if sock is not connection.sock:
+            self._poller.unwatch(connection.fd)
+            connection.adopt(sock)
 
     def greet(self, connection: Connection, body: bytes) -> bool:
         """A frame before the greeting is over; whether it is. GreetingError when it has failed."""

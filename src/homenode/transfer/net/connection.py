@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from homenode.errors import PeerError
+from homenode.net.secure_stream import failure_of
 from homenode.transfer.carriers.carrier import Caller
 from homenode.transfer.wire.framing import MAX_HELLO, FrameError, FrameMac, FrameParser, Greeting, GreetingError, frame
 from homenode.transfer.wire.lane import Announced, LaneReader, LaneWriter
@@ -73,6 +74,10 @@ class Connection:
 
     # In
 
+    def adopt(self, sock: socket.socket) -> None:
+        """Go on with another socket, which epoll knows nothing of."""
+        self.sock, self.fd, self.interest = sock, sock.fileno(), 0
+
     def open(self, caller: Caller) -> None:
         """The socket is connected: begin to greet."""
         self.caller, self.connecting = caller, False
@@ -81,17 +86,25 @@ class Connection:
             self._outgoing.push(frame(body))
 
     def receive(self, now: float) -> bool:
-        """Read what there is, within bounds. False when there was nothing; LostError at the end of the stream."""
+        """Read what there is, within bounds. False when there was nothing; LostError at the end of the stream,
+        GreetingError where TLS has not come to be."""
         try:
             count = self._receive()
         except (BlockingIOError, InterruptedError):
             return False
         except OSError as error:
-            raise LostError(f"the connection failed: {error.strerror}") from error
+            raise self._lost(f"the connection failed: {error.strerror}") from error
         if count == 0:
-            raise LostError("the other side closed the connection")
+            raise self._lost("the other side closed the connection")
         self.received += count
         return True
+
+    def _lost(self, reason: str) -> LostError | GreetingError:
+        """The end of the stream in words: for one of TLS, what was wrong with it."""
+        failure = failure_of(self.sock)
+        if failure is None:
+            return LostError(reason)
+        return LostError(failure.message) if self.greeted else GreetingError(failure.code, failure.message)
 
     def _receive(self) -> int:
         if self._incoming is not None:
@@ -249,7 +262,7 @@ class Connection:
         except (BlockingIOError, InterruptedError):
             pass
         except OSError as error:
-            raise LostError(f"the connection failed: {error.strerror}") from error
+            raise self._lost(f"the connection failed: {error.strerror}") from error
         left = bool(outgoing)
         if not left or outgoing.written != before:
             self._blocked_since = None

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
 from homenode.errors import CapacityError, UnsupportedError, UserError
+from homenode.net.settings import NetConfig, is_loopback, plain_text_problem
 from homenode.spelling import with_suggestion
 from homenode.transfer.setup.settings import TransferConfig
 from homenode.transfer.setup.surroundings import Surroundings
@@ -45,7 +46,9 @@ def named(setting: str) -> str:
     return f"{setting} (--{setting.replace('_', '-')})"
 
 
-def check_transfer(config: TransferConfig, here: Surroundings, engine: EngineFacts) -> list[UserError]:
+def check_transfer(
+    config: TransferConfig, here: Surroundings, engine: EngineFacts, net: NetConfig | None = None
+) -> list[UserError]:
     """Everything wrong with these settings, each naming the settings and what to do. Empty: KV can be handed over, or
     is not asked to be."""
     if not config.on:
@@ -58,7 +61,7 @@ def check_transfer(config: TransferConfig, here: Surroundings, engine: EngineFac
         _channel(config, here),
         _device(config, here),
         _ports(config, engine, here),
-        _address(config, here),
+        _address(config, here, net or NetConfig()),
         _sizes(config, engine),
         _engine(engine),
     )
@@ -260,7 +263,7 @@ def _ports(config: TransferConfig, engine: EngineFacts, here: Surroundings) -> I
         )
 
 
-def _address(config: TransferConfig, here: Surroundings) -> Iterator[UserError]:
+def _address(config: TransferConfig, here: Surroundings, net: NetConfig) -> Iterator[UserError]:
     host = config.pd_peer_host
     if config.transfer_channel == "shm" and here.address_problem == "":
         return
@@ -275,9 +278,15 @@ def _address(config: TransferConfig, here: Surroundings) -> Iterator[UserError]:
             f"{named('pd_peer_host')} is {host!r}, which cannot be published; give one that the other side can reach",
             param="pd_peer_host",
         )
+        return
     if here.loopback or here.address_problem:
         return
-    if not config.pd_secret:
+    past_tls = config.transfer_channel.upper() if config.transfer_channel in ("nixl", "hccl") else ""
+    if (problem := in_clear(net, host, past_tls)) is not None:
+        yield problem
+    elif net.peer_keys is not None:
+        return
+    elif not config.pd_secret:
         yield UserError(
             f"{named('pd_peer_host')} is {host}, which others can reach: {named('pd_secret')} is needed, the same "
             "on both sides "
@@ -290,6 +299,19 @@ def _address(config: TransferConfig, here: Surroundings) -> Iterator[UserError]:
             f"{_SHORTEST_SECRET} or more"
         )
         yield UserError(text, param="pd_secret")
+
+
+def in_clear(net: NetConfig, host: str, past_tls: str = "", setting: str = "") -> UserError | None:
+    """Return why nothing may be handed over with `host` as the settings are; None: it may. `past_tls`: the library that
+    moves pages by itself, which no TLS protects. `setting`: what the host is called, where it is not this one's own."""
+    setting = setting or named("pd_peer_host")
+    if past_tls and net.peer_keys is not None and not is_loopback(host):
+        return UserError(
+            f"{setting} is {host}: {past_tls} moves KV past TLS, so that it would leave this host in clear; take "
+            "--transfer-channel tcp, or give --peer-plain-text in place of --peer-keys",
+            param="transfer_channel",
+        )
+    return plain_text_problem(net, host, "KV", setting)
 
 
 def _sizes(config: TransferConfig, engine: EngineFacts) -> Iterator[UserError]:
