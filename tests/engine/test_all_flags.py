@@ -138,8 +138,8 @@ CASES: dict[str, dict[str, str]] = {
 
 _HTTP = (
     "--host --port --api-key --shutdown-timeout --max-request-body --request-read-timeout --keep-alive-timeout "
-    "--write-timeout --access-log --config --uds --ssl-certfile --ssl-keyfile --ssl-ca-certs --allowed-origins --root-path "
-    "--api-key-file"
+    "--write-timeout --access-log --config --uds --ssl-certfile --ssl-keyfile --ssl-ca-certs --allowed-origins "
+    "--root-path --api-key-file"
 )
 _WEIGHTS = "--quantize --dtype --packed-cache --max-model-len --kv-cache-dtype"
 _SCHEDULER = (

@@ -4,7 +4,7 @@ keys can be changed while a service runs.
     key.pem          private key of this host, for its user alone
     certificate.pem  its certificate, signed by the authority
     authority.pem    certificate of the authority of this cluster: others' signatures count for nothing
-    peers            a line for each accepted certificate: sha256:DIGEST NAME; without the file all that are signed count
+    peers            a line for each accepted certificate, sha256:DIGEST NAME; without it all that are signed count
 
 A certificate's digest is the SHA-256 of its DER bytes, as `openssl x509 -fingerprint -sha256` prints it.
 """
@@ -101,7 +101,7 @@ class KeyFolder:
         if not found:
             raise self._wrong(
                 PEERS,
-                "names no certificate, so no peer could be accepted; leave the file out to accept all that the authority has signed",
+                "names no certificate; leave the file out to accept all that the authority has signed",
             )
         return found
 

@@ -1,5 +1,5 @@
-"""A connection to another host over TLS, for whoever reads and writes a plain socket: Python or the native core, waiting
-or not.
+"""A connection to another host over TLS, for whoever reads and writes a plain socket: Python or the native core,
+waiting or not.
 
 The owner gets one end of a socket pair; a thread of its own carries bytes between the other end and the network,
 encrypted there. So nobody who waits for many connections waits for a handshake, or computes for it. Both buffers are
