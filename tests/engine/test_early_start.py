@@ -97,7 +97,7 @@ import os, socket, threading
 from homenode.engine.assignment import EngineAssignment
 from homenode.engine.config import EngineConfig
 from homenode.engine.runtime import process
-from homenode.engine.wire import FrameSocket, encode_frame
+from homenode.net.message_frames import FrameSocket, encode_frame
 
 ours, theirs = socket.socketpair()
 ours.sendall(encode_frame(EngineAssignment(EngineConfig())))

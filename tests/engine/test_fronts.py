@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from homenode.engine.fronts.fd_channel import door, receive_fd, send_fd
 from homenode.engine.fronts.front_mux import FrontMux
 from homenode.engine.fronts.messages import AbortFront, FrontHello, Way
 from homenode.engine.fronts.numbers import first_number
@@ -28,8 +27,9 @@ from homenode.engine.messages import (
     ToFront,
 )
 from homenode.engine.request import Request
-from homenode.engine.wire import MAX_FRAME, FrameSocket, decode_body
 from homenode.errors import CapacityError, PeerError
+from homenode.net.descriptors import door, receive_fd, send_fd
+from homenode.net.message_frames import MAX_FRAME, FrameSocket, decode_body
 from tests.engine.engines import greedy
 from tests.waiting import PATIENCE_S
 

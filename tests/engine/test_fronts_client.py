@@ -33,7 +33,7 @@ from homenode.engine.router.dispatch import DispatchSettings
 from homenode.engine.router.linked_client import LinkedClient, LinkedSettings, favourite_of
 from homenode.engine.router.restart_policy import RestartPolicy
 from homenode.engine.router.routed_stream import RoutedStream
-from homenode.engine.wire import FrameDecoder, decode_body
+from homenode.net.message_frames import FrameDecoder, decode_body
 from homenode.transfer.scheduler_events import KvTicket
 from homenode.transfer.wire.message import Published
 from tests.engine.engines import greedy

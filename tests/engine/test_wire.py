@@ -15,7 +15,6 @@ from homenode.engine.channels.messages import RunStep, ToWorker
 from homenode.engine.config import EngineConfig
 from homenode.engine.inputs import StepRows
 from homenode.engine.messages import (
-    MAX_FRAME,
     Abort,
     Drain,
     EngineStats,
@@ -29,9 +28,9 @@ from homenode.engine.messages import (
 )
 from homenode.engine.request import Request, TokenLogprob
 from homenode.engine.step import Step, StepItem
-from homenode.engine.wire import FrameDecoder, FrameSocket, decode_body, encode_frame
 from homenode.errors import CapacityError, PeerError
 from homenode.host.plan.numa.demand import Decision
+from homenode.net.message_frames import MAX_FRAME, FrameDecoder, FrameSocket, decode_body, encode_frame
 from homenode.sampling import SamplingParams
 
 REQUEST = Request(

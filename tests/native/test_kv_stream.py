@@ -15,8 +15,8 @@ from homenode.compute.native.backend import NativeBackend
 from homenode.compute.native.kv_backend import NativePageStreams
 from homenode.compute.native.kv_memory import NativeKvMemory
 from homenode.compute.ops import KvGeometry
+from homenode.net.frames import FrameParser, frame
 from homenode.transfer.net.connection import MAX_FRAME
-from homenode.transfer.wire.framing import FrameParser, frame
 from homenode.transfer.wire.stream import PagesReader, WriteQueue
 
 _BLOCKS = 6

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from homenode.engine.connection.large_frames import decode_large_body
 from homenode.engine.messages import Heartbeat, Output, Outputs, ServingChanged, ToFront
 from homenode.engine.request import TokenLogprob
-from homenode.engine.wire import decode_body, encode_frame
 from homenode.errors import PeerError
+from homenode.net.message_frames import decode_body, encode_frame
 
 SCORES = st.builds(
     TokenLogprob,

@@ -1,7 +1,7 @@
 """Frames between the front (HTTP, text) and the engine (scheduler, compute): msgspec structs, msgpack encoded, tagged
 by type.
 
-A frame on the wire is a 4-byte little-endian length (at most MAX_FRAME) and that many bytes. Nothing is ever unpickled.
+A frame on the wire is a 4-byte little-endian length (at most `net.message_frames.MAX_FRAME`) and that many bytes. Nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from homenode.model.pooling import TextForm
 from homenode.transfer.scheduler_events import TransferStats
 from homenode.transfer.wire.message import Published
 
-MAX_FRAME = 256 * 2**20
 # Seconds by which steps are counted, ascending.
 # Why requests wait: all slots of --max-num-seqs are taken; KV memory is; the steps have no room or time for them yet;
 # another one computes a prompt that begins alike; another engine has no room yet, or its KV is to come.

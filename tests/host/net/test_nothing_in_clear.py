@@ -18,7 +18,7 @@ from homenode.engine.channels.tcp import TcpInlet, TcpOutlet
 from homenode.engine.channels.tcp_ranks import TcpRanks
 from homenode.engine.channels.topics import Group, IAm, Key, call
 from homenode.engine.executor.rendezvous import Rendezvous
-from homenode.engine.wire import FrameSocket, encode_frame
+from homenode.net.message_frames import FrameSocket, encode_frame
 from homenode.net.settings import NetConfig
 from tests.host.net.namespaces import Capture, FarHost, far_host
 from tests.host.transfer.pair import Engine, compute, want

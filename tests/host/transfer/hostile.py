@@ -12,7 +12,8 @@ from typing import Any
 
 import msgspec
 
-from homenode.transfer.wire.framing import FrameParser, Identity, frame
+from homenode.net.frames import FrameParser, frame
+from homenode.transfer.wire.greeting import Identity
 from homenode.transfer.wire.message import (
     Abandon,
     Cancel,

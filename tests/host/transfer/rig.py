@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from homenode.compute.kv_memory import KvLayout
+from homenode.net.admission import HandshakeLimits
 from homenode.net.settings import NetConfig
 from homenode.transfer.agent.agent import TransferAgent
 from homenode.transfer.agent.buffers import register
@@ -26,7 +27,7 @@ from homenode.transfer.net.links import LinkLimits
 from homenode.transfer.scheduler_events import TransferStats
 from homenode.transfer.state.machine import Action, Foreseen, FromEngine, Input, Own
 from homenode.transfer.state.pages import contiguous
-from homenode.transfer.wire.framing import HandshakeLimits, Identity
+from homenode.transfer.wire.greeting import Identity
 from tests.peer_keys import shared_keys
 from tests.waiting import PATIENCE_S
 

@@ -17,11 +17,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from homenode.net.frames import frame
 from homenode.transfer.agent import agent
 from homenode.transfer.scheduler_events import Arrived, Failed, Returned, Stopped
 from homenode.transfer.state.machine import Action, Input, Limits, Send
 from homenode.transfer.state.machines import ReceiverMachine
-from homenode.transfer.wire.framing import frame
 from homenode.transfer.wire.message import Done, Published
 from tests.host.transfer.hostile import RawPeer, say_last
 from tests.host.transfer.pair import MODES, Engine, compute, content, running_engine, want

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from homenode.errors import HostError, PeerError, UnsupportedError
+from homenode.net.frame_mac import Direction
 from homenode.transfer.carriers import hccl, hccl_link
 from homenode.transfer.carriers.hccl import HcclAddress, HcclEngine
 from homenode.transfer.carriers.hccl_link import (
@@ -30,7 +31,6 @@ from homenode.transfer.carriers.hccl_link import (
 )
 from homenode.transfer.setup.surroundings import missing_libraries
 from homenode.transfer.state.machine import Limits
-from homenode.transfer.wire.framing import Direction
 from tests.host.transfer.carrier_lives import (
     check_that_kv_arrives,
     check_that_offloaded_kv_arrives,

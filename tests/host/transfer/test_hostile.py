@@ -13,10 +13,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from homenode.net.admission import HandshakeLimits
+from homenode.net.frames import frame
 from homenode.transfer.net.connection import MOST_FDS
 from homenode.transfer.net.links import LinkLimits
 from homenode.transfer.state.machine import Close, Connected, FromPeer, PeerLost, Send
-from homenode.transfer.wire.framing import MAX_HELLO, HandshakeLimits, frame
+from homenode.transfer.wire.greeting import MAX_HELLO
 from homenode.transfer.wire.message import Buffer, Done, Envelope, Gone, Hello, Offer, Read, Refused, encode
 from tests.host.transfer.hostile import RawPeer, connect, hostile_frames, say_last
 from tests.host.transfer.pair import Engine, engines, hand_over

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from homenode.transfer.net.poller import ExpectedAnnouncements
+from homenode.transfer.net.peer_watch import ExpectedAnnouncements
 
 
 class Lane:

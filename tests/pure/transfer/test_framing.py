@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from homenode.transfer.wire.framing import Direction, FrameError, FrameMac, FrameParser, frame, session_key
+from homenode.net.frame_mac import Direction, FrameMac, session_key
+from homenode.net.frames import FrameError, FrameParser, frame
 from homenode.transfer.wire.stream import MOST_QUEUED, WriteQueue, discarding, into
 
 KEY = session_key("secret", b"one", b"two")

@@ -13,10 +13,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from homenode.net.frames import FrameError, FrameParser, frame
 from homenode.transfer import scheduler_events as s
 from homenode.transfer.state.machine import Connected, Copied, Copy, FromPeer, Send, Tell
 from homenode.transfer.wire import message as m
-from homenode.transfer.wire.framing import FrameError, FrameParser, frame
 from tests.host.transfer.hostile import hostile_messages
 from tests.pure.transfer.bench import DIGEST, THEIRS, ReceiverBench, SenderBench, of, sent, told
 

@@ -29,10 +29,10 @@ from homenode.engine.runtime.loop import EngineCore
 from homenode.engine.scheduler.scheduler import Scheduler
 from homenode.engine.scheduler_config import KvConfig, SchedulerConfig
 from homenode.engine.step import WorkerLimits
-from homenode.engine.wire import FrameSocket
 from homenode.engine.worker.runner import Runner
 from homenode.errors import PeerError
 from homenode.host.socket_pair import open_socket_pair
+from homenode.net.message_frames import FrameSocket
 from homenode.sampling import SamplingParams
 
 _COLUMNS = 64  # of the stand-in's activations

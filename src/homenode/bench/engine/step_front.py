@@ -15,8 +15,8 @@ from tokenizers import decoders, models
 
 from homenode.engine.api.completion import Answer
 from homenode.engine.messages import Outputs, Ping, ToFront
-from homenode.engine.wire import FrameSocket, decode_body
 from homenode.model.tokenizer.tokenizer import Tokenizer
+from homenode.net.message_frames import FrameSocket, decode_body
 
 
 def made_up_tokenizer(size: int) -> Tokenizer:

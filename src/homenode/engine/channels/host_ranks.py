@@ -18,9 +18,9 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from homenode.compute.native.ranks import NativeRankGroup, RankMemory, RankReceiver, receive_rank
-from homenode.engine.channels.socket_set import SocketSet
 from homenode.engine.channels.topics import (
     Group,
     MemoryRequest,
@@ -30,15 +30,14 @@ from homenode.engine.channels.topics import (
     decode_topic,
     encode_topic,
 )
-from homenode.engine.wire import FrameDecoder, decode_body, encode_frame
 from homenode.errors import HomenodeError, HostError, PeerError
 from homenode.host.refusals import reason_of
-from homenode.net.accept import accept_next
+from homenode.net.accept import GREETING_S, CallServer
 from homenode.net.greeting import Credentials, answer, introduce, name_of
+from homenode.net.message_frames import FrameDecoder, decode_body, encode_frame
+from homenode.net.socket_set import SocketSet
 
 _log = logging.getLogger(__name__)
-_GREETING_S = 10.0
-_MOST_GREETINGS = 64  # at once: see `executor.rendezvous`
 _AGAIN_S = 0.02  # before a keeper that is about to come or to go is looked for again
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
@@ -117,7 +116,7 @@ def _asked(name: HostRanksName, rank: int, deadline: float) -> HostRanks:
                 "the keeper of this host",
                 name.credentials.secret,
                 encode_topic(MemoryRequest(name.group, rank)),
-                time.monotonic() + min(left, _GREETING_S),
+                time.monotonic() + min(left, GREETING_S),
             )
             sock.settimeout(left)
             data, descriptors, _, _ = socket.recv_fds(sock, 1024, 1)
@@ -162,10 +161,9 @@ class HostRanksServer:
             raise
         self._lock = threading.Lock()
         self._receivers: list[RankReceiver] = []
-        self._greetings = threading.BoundedSemaphore(_MOST_GREETINGS)
         self._address = f"{name.ip}:{others.getsockname()[1]}"
         for server, greet in ((here, self._greet_here), (others, self._greet_other)):
-            threading.Thread(target=self._listen, args=(server, greet), name="homenode-site", daemon=True).start()
+            CallServer(server, partial(self._greet, greet), lambda: self._streams.ended, "homenode-site")
 
     @property
     def host_ranks(self) -> HostRanks:
@@ -180,26 +178,19 @@ class HostRanksServer:
         for receiver in receivers:
             receiver.close()
 
-    def _listen(self, server: socket.socket, greet: Callable[[socket.socket], None]) -> None:
-        while (sock := accept_next(server, lambda: self._streams.ended)) is not None:
-            if not self._greetings.acquire(timeout=_GREETING_S):
-                sock.close()
-                continue
-            threading.Thread(target=self._greet, args=(sock, greet), name="homenode-greeting", daemon=True).start()
-
-    def _greet(self, sock: socket.socket, greet: Callable[[socket.socket], None]) -> None:
+    def _greet(self, greet: Callable[[socket.socket], None], sock: socket.socket, greeted: Callable[[], None]) -> None:
         try:
             greet(sock)
         except (HomenodeError, OSError) as error:
             _log.warning("a caller was sent away: %s", error)
         finally:
-            self._greetings.release()
+            greeted()
 
     def _greet_here(self, sock: socket.socket) -> None:
         """Hand the memory to a rank of this host: descriptors go through Unix sockets only."""
         with sock:
             _check_user(sock)
-            topic = decode_topic(answer(sock, self._name.credentials.secret, time.monotonic() + _GREETING_S))
+            topic = decode_topic(answer(sock, self._name.credentials.secret, time.monotonic() + GREETING_S))
             match topic:
                 case MemoryRequest(group) if group == self._name.group:
                     socket.send_fds(sock, [encode_frame(self._address)], [self._memory.fd])
@@ -208,7 +199,7 @@ class HostRanksServer:
 
     def _greet_other(self, sock: socket.socket) -> None:
         """Receive what a rank of another host writes; those of this host have no need of that."""
-        stream, topic = accept_call(sock, self._name.credentials, _GREETING_S)
+        stream, topic = accept_call(sock, self._name.credentials, GREETING_S)
         with stream:
             match topic:
                 case Values(group, rank) if group == self._name.group:

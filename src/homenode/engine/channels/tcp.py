@@ -22,14 +22,14 @@ from homenode.compute.ops import FloatArray
 from homenode.engine.channels.base import OpenChannels, WorkerChannels
 from homenode.engine.channels.host_ranks import HostRanksName
 from homenode.engine.channels.messages import Channel, Join
-from homenode.engine.channels.socket_set import SocketSet
 from homenode.engine.channels.tcp_ranks import TcpRanks
 from homenode.engine.channels.topics import Ask, Group, Key, Rows, RowsOffer, accept_call, call
 from homenode.engine.plan.worker_layout import WorkerPlan
-from homenode.engine.wire import FrameSocket, decode_body
 from homenode.errors import PeerError
 from homenode.net.deadlines import read_into
 from homenode.net.greeting import Credentials
+from homenode.net.message_frames import FrameSocket, decode_body
+from homenode.net.socket_set import SocketSet
 
 _log = logging.getLogger(__name__)
 _HEADER = struct.Struct("<QII")

@@ -16,10 +16,10 @@ from collections.abc import Sequence
 
 from homenode.compute.native.ranks import NativeRankGroup, RankSender, send_rank
 from homenode.engine.channels.host_ranks import HostRanksName, join_host_ranks
-from homenode.engine.channels.socket_set import SocketSet
 from homenode.engine.channels.topics import Seated, Values, call
-from homenode.engine.wire import FrameSocket, decode_body
 from homenode.errors import HomenodeError, PeerError
+from homenode.net.message_frames import FrameSocket, decode_body
+from homenode.net.socket_set import SocketSet
 from homenode.units import format_count
 
 _log = logging.getLogger(__name__)

@@ -7,9 +7,9 @@ import socket
 
 import msgspec
 
-from homenode.engine.wire import decode_body
 from homenode.net import greeting
 from homenode.net.greeting import Credentials
+from homenode.net.message_frames import decode_body
 
 
 class Key(msgspec.Struct, frozen=True):

@@ -19,10 +19,10 @@ from homenode.engine.connection.early_start import ENGINE_PROGRAM, StartedEngine
 from homenode.engine.connection.link import EngineLink
 from homenode.engine.errors import named_error
 from homenode.engine.messages import Drain, EngineLoading, EngineReady, Fatal, MoveEngine, ReplicaStats, ToFront
-from homenode.engine.wire import encode_frame
 from homenode.errors import HostError, InternalError, PeerError
 from homenode.host.refusals import reason_of
 from homenode.host.socket_pair import open_socket_pair
+from homenode.net.message_frames import encode_frame
 
 START_TIMEOUT_S = 3600.0  # reading a large model from a slow disk takes its time; a dead process is noticed at once
 _KILL_AFTER_S = 2.0  # an engine that was left by its front ends by itself well within this

@@ -23,8 +23,8 @@ from homenode.engine.messages import (
     ToFront,
 )
 from homenode.engine.request import TokenLogprob
-from homenode.engine.wire import decode_body
 from homenode.errors import PeerError
+from homenode.net.message_frames import decode_body
 
 LARGE_FRAME = 2**18  # bytes; smaller ones are decoded in milliseconds
 _AT_ONCE = 1024  # prompt tokens whose scores are decoded in one call

@@ -29,8 +29,8 @@ from homenode.engine.messages import (
     ToFront,
 )
 from homenode.engine.request import Request
-from homenode.engine.wire import FrameDecoder, decode_body, encode_frame
 from homenode.errors import InternalError, PeerError
+from homenode.net.message_frames import FrameDecoder, decode_body, encode_frame
 
 _CHUNK = 256 * 1024
 

@@ -43,11 +43,11 @@ from homenode.engine.executor.worker_process import PROGRAM, WorkerProcess
 from homenode.engine.kv.chunks import PageChange
 from homenode.engine.plan.worker_layout import WorkerPlan
 from homenode.engine.step import Step, StepResult, WorkerLimits
-from homenode.engine.wire import decode_body
 from homenode.errors import CheckpointError, HomenodeError, InternalError, PeerError
 from homenode.host.refusals import start_thread
 from homenode.model.identity import CommonIdentity
 from homenode.model.spec import ModelSpec
+from homenode.net.message_frames import decode_body
 from homenode.units import format_count
 
 _log = logging.getLogger(__name__)

@@ -19,7 +19,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from homenode.engine.binding import Replica
-from homenode.engine.channels.wire import WorkerSocket
 from homenode.engine.config import ParallelConfig
 from homenode.engine.devices import is_accelerator
 from homenode.engine.executor.bundles import GroupName, Neighbours, bundle_of, neighbours
@@ -28,6 +27,7 @@ from homenode.engine.plan.worker_layout import WorkerPlan
 from homenode.errors import CapacityError, HostError, UnsupportedError
 from homenode.installation import extra_command
 from homenode.logs.setup import LEVEL_VARIABLE
+from homenode.net.queued_frames import QueuedFrameSocket
 from homenode.net.settings import NetConfig
 from homenode.units import format_count
 
@@ -206,7 +206,7 @@ class RayWorker:
     def __init__(self, ray: Any, name: str, actor: Any, ended: Any, sock: Any) -> None:
         self.name = name
         self._ray, self._actor, self._ended = ray, actor, ended
-        self.socket = WorkerSocket(sock)
+        self.socket = QueuedFrameSocket(sock)
 
     def end(self, patience_s: float) -> None:
         """See `WorkerProcess.end`."""

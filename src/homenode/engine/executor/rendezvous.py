@@ -13,21 +13,20 @@ import secrets
 import socket
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from homenode.engine.channels.topics import Ask, Group, IAm, Key, RowsOffer, Seated, accept_call
-from homenode.engine.wire import FrameSocket
 from homenode.errors import HomenodeError, HostError
 from homenode.host.refusals import reason_of
 from homenode.host.socket_pair import open_socket_pair
-from homenode.net.accept import accept_next
+from homenode.net.accept import GREETING_S, CallServer
 from homenode.net.greeting import Credentials
 from homenode.net.keys import KeyFolder
+from homenode.net.message_frames import FrameSocket
 from homenode.net.settings import NetConfig, plain_text_problem
 
 _log = logging.getLogger(__name__)
-_GREETING_S = 10.0
-_MOST_GREETINGS = 64  # at once; a flood of strangers may keep workers waiting, not take the process's memory
 _CHUNK = 256 * 1024
 
 
@@ -51,8 +50,7 @@ class Rendezvous:
         self._seats: dict[Group, dict[int, str]] = {}  # the addresses of ranks
         self._generation = 0
         self._closed = False
-        self._greetings = threading.BoundedSemaphore(_MOST_GREETINGS)
-        threading.Thread(target=self._listen, name="homenode-rendezvous", daemon=True).start()
+        CallServer(self._server, self._serve, lambda: self._closed, "homenode-rendezvous")
 
     def expect(self, worker: int, life: int) -> socket.socket:
         """The end at which this process of a worker will be heard, once it has called. An earlier one that never called
@@ -92,22 +90,15 @@ class Rendezvous:
             self._server.shutdown(socket.SHUT_RDWR)
         self._server.close()
 
-    def _listen(self) -> None:
-        while (sock := accept_next(self._server, lambda: self._closed)) is not None:
-            if not self._greetings.acquire(timeout=_GREETING_S):
-                sock.close()
-                continue
-            threading.Thread(target=self._serve, args=(sock,), name="homenode-greeting", daemon=True).start()
-
-    def _serve(self, sock: socket.socket) -> None:
+    def _serve(self, sock: socket.socket, greeted: Callable[[], None]) -> None:
         passed_on = None
         try:
             try:
-                sock, topic = accept_call(sock, self.credentials, _GREETING_S)
+                sock, topic = accept_call(sock, self.credentials, GREETING_S)
                 if isinstance(topic, IAm):
                     passed_on = self._take_awaited(topic)
             finally:
-                self._greetings.release()
+                greeted()
             if passed_on is not None:
                 _pass_on(sock, passed_on)
             elif isinstance(topic, RowsOffer):

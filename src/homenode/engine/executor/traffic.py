@@ -13,8 +13,8 @@ from homenode.engine.executor.in_flight import StepsInFlight
 from homenode.engine.executor.worker_handle import WorkerHandle
 from homenode.engine.plan.worker_layout import WorkerPlan
 from homenode.engine.step import Step, StepResult
-from homenode.engine.wire import encode_frame
 from homenode.errors import PeerError
+from homenode.net.message_frames import encode_frame
 
 _BLAME_AFTER_S = 1.0  # those who waited for the same worker give up within this of each other
 

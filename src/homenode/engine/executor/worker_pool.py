@@ -34,9 +34,9 @@ from homenode.engine.executor.worker_process import StartedWorker
 from homenode.engine.experts.usage import Table
 from homenode.engine.kv.chunks import PageChange
 from homenode.engine.plan.worker_layout import WorkerPlan
-from homenode.engine.wire import decode_body
 from homenode.errors import PeerError
 from homenode.model.spec import ModelSpec
+from homenode.net.message_frames import decode_body
 
 _END_S = 3.0  # for a worker to finish its step and end
 _LAST_FIGURES_S = 1.0

@@ -9,11 +9,11 @@ import subprocess
 import sys
 from typing import Protocol
 
-from homenode.engine.channels.wire import WorkerSocket
 from homenode.errors import HostError
 from homenode.host.process_group import start_in_own_group
 from homenode.host.refusals import reason_of
 from homenode.host.socket_pair import open_socket_pair
+from homenode.net.queued_frames import QueuedFrameSocket
 
 _KILLED_S = 10.0
 PROGRAM = "homenode.engine.worker.main"
@@ -23,7 +23,7 @@ class StartedWorker(Protocol):
     """A worker, wherever it runs."""
 
     name: str
-    socket: WorkerSocket
+    socket: QueuedFrameSocket
 
     def end(self, patience_s: float) -> None:
         """Close the connection, at which it ends by itself; see that it has ended after `patience_s` seconds (0: at
@@ -54,7 +54,7 @@ class WorkerProcess:
                 )
         except OSError as error:
             raise HostError(f"{name} could not be started: {reason_of(error)}", errno=error.errno) from error
-        self.socket = WorkerSocket(ours)
+        self.socket = QueuedFrameSocket(ours)
 
     @property
     def pid(self) -> int:

@@ -10,12 +10,12 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from homenode.engine.fronts.fd_channel import receive_fd
 from homenode.engine.fronts.messages import AbortFront, FrontHello
 from homenode.engine.fronts.numbers import front_of
 from homenode.engine.messages import Abort, Heartbeat, Output, Outputs, Ping, ReleaseKv, Submit, ToFront
-from homenode.engine.wire import FrameSocket, decode_body, encode_frame
 from homenode.errors import PeerError
+from homenode.net.descriptors import receive_fd
+from homenode.net.message_frames import FrameSocket, decode_body, encode_frame
 
 _MOST_BEHIND = 256 * 2**20  # bytes that are kept for a front that does not read; after that it is hung up on
 _FromFront = Submit | Abort | ReleaseKv | Ping  # when an engine ends is not a front's decision

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 
 from homenode.engine.assignment import EngineAssignment
 from homenode.engine.connection.engine_client import AsyncEngineClient
-from homenode.engine.fronts.fd_channel import door, send_fd
 from homenode.engine.fronts.messages import FrontHello
 from homenode.engine.messages import EngineStats, ServingChanged, ToFront
 from homenode.host.socket_pair import open_socket_pair
+from homenode.net.descriptors import door, send_fd
 
 
 class SharedEngine(AsyncEngineClient):

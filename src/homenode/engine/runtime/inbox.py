@@ -13,7 +13,7 @@ import time
 from queue import Empty
 from typing import Protocol
 
-from homenode.transfer.net.poller import Mailbox
+from homenode.net.mailbox import Mailbox
 
 _WORK, _SOMETHING = [-1], [-2]  # instead of descriptors: there is work; something came over one of them, or a lane
 _MOST_ABSENT_S = 2e-3  # a reader that always finds a message works in between, so often

@@ -25,11 +25,11 @@ from homenode.engine.assignment import EngineAssignment
 from homenode.engine.child_process import LoadingProgress, call_itself, die_with_parent, in_words, show_crashes
 from homenode.engine.messages import EngineLoading, Fatal, FreeCpusChanged, ToEngine, ToFront
 from homenode.engine.runtime.inbox import Inbox
-from homenode.engine.wire import FrameSocket, StreamClosedError, decode_body
 from homenode.errors import HomenodeError, PeerError
 from homenode.host.process_limits import on_large_stack
 from homenode.host.refusals import start_thread
 from homenode.logs.setup import begin_service_log, end_log
+from homenode.net.message_frames import FrameSocket, StreamClosedError, decode_body
 from homenode.start_phases import mark_phase, marked_phases
 
 if TYPE_CHECKING:

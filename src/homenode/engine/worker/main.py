@@ -46,19 +46,19 @@ from homenode.engine.channels.messages import (
     WorkerStepFailed,
     shared_memories,
 )
-from homenode.engine.channels.wire import EngineSocket
 from homenode.engine.child_process import LoadingProgress, call_itself, die_with_parent, in_words, show_crashes
-from homenode.engine.wire import StreamClosedError, decode_body
 from homenode.errors import HomenodeError, HostError, PeerError
 from homenode.host.process_limits import on_large_stack
 from homenode.host.refusals import start_thread
 from homenode.logs.setup import begin_service_log, end_log
+from homenode.net.message_frames import FrameSocket, StreamClosedError, decode_body
 from homenode.net.streams import drain
 
 if TYPE_CHECKING:
     from homenode.engine.worker.worker import PartWorker
 
 _log = logging.getLogger(__name__)
+_MOST_DESCRIPTORS = 16  # with one frame
 # A request's own fault, the machine's for a moment, or another worker's.
 _EXPECTED = (MemoryError, ValueError, PeerError)
 
@@ -81,7 +81,7 @@ def main(
     descriptor, parent, name = int(arguments[0]), int(arguments[1]), "".join(arguments[2:3])
     begin_service_log(name)
     call_itself(name)
-    engine = EngineSocket(socket.socket(fileno=descriptor))
+    engine = FrameSocket(socket.socket(fileno=descriptor), descriptors=_MOST_DESCRIPTORS)
     try:
         die_with_parent(parent)
         first = engine.receive()
@@ -125,7 +125,7 @@ def _open_for(join: Join) -> OpenChannels:
 class _Post:
     """Between the engine and the worker: what comes is read at once, and done in its order."""
 
-    def __init__(self, engine: EngineSocket, join: Join, make: MakeWorker, open_channels: OpenChannels) -> None:
+    def __init__(self, engine: FrameSocket, join: Join, make: MakeWorker, open_channels: OpenChannels) -> None:
         self._engine, self._join, self._open = engine, join, open_channels
         # To be opened when the worker is where it belongs.
         self._given = (join.channels, engine.descriptors(shared_memories(join.channels)))

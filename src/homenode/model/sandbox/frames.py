@@ -1,5 +1,4 @@
-"""The frames that a sandboxed process and its parent speak: a 4-byte little-endian length and that many bytes of JSON,
-over a socket pair.
+"""The frames (`net.frames`) that a sandboxed process and its parent speak: JSON, over a socket pair.
 
 JSON, and nothing that could name code, because what the child says must not be trusted more than the model's files.
 Lone surrogates, which Python's strings and JSON can hold, go through unchanged.
@@ -12,8 +11,9 @@ import socket
 import time
 from typing import Any
 
+from homenode.net.frames import FrameError, FrameParser, frame
+
 LARGEST_FRAME = 64 << 20  # bytes of one frame, both ways
-_HEADER = 4
 _CHUNK = 256 << 10
 
 
@@ -29,7 +29,7 @@ class FrameStream:
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
-        self._read = bytearray()  # what has come and was not taken
+        self._parser = FrameParser(LARGEST_FRAME)
 
     def send(self, *bodies: bytes, deadline: float | None = None) -> None:
         """Send frames with these bodies, made by `encode`.
@@ -37,7 +37,7 @@ class FrameStream:
         TimeoutError at the deadline, OSError when nobody is there.
         """
         self._until(deadline)
-        self._sock.sendall(b"".join(part for body in bodies for part in (len(body).to_bytes(_HEADER, "little"), body)))
+        self._sock.sendall(b"".join(frame(body, limit=LARGEST_FRAME) for body in bodies))
 
     def receive(self, deadline: float | None = None) -> dict[str, Any] | None:
         """The next value; None when the other end has closed.
@@ -45,29 +45,19 @@ class FrameStream:
         SandboxFrameError for what is no frame, TimeoutError at the deadline. What came before the deadline is taken
         also by a caller who looks after it, because it was busy with something else.
         """
-        header = self._take(_HEADER, deadline)
-        if header is None:
-            return None
-        size = int.from_bytes(header, "little")
-        if size > LARGEST_FRAME:
-            raise SandboxFrameError(f"a frame announces {size} bytes; at most {LARGEST_FRAME} are taken")
-        body = self._take(size, deadline)
-        return None if body is None else decode(body)
+        try:
+            while (body := self._parser.next()) is None:
+                piece = self._recv(deadline)
+                if not piece:
+                    return None
+                self._parser.feed(piece)
+        except FrameError as error:
+            raise SandboxFrameError(error.message) from error
+        return decode(body)
 
     def close(self) -> None:
         """Close the socket."""
         self._sock.close()
-
-    def _take(self, size: int, deadline: float | None) -> bytes | None:
-        """Exactly `size` bytes, for which memory is taken as they come; None when the stream ends before."""
-        while len(self._read) < size:
-            piece = self._recv(deadline)
-            if not piece:
-                return None
-            self._read += piece
-        taken = bytes(memoryview(self._read)[:size])
-        del self._read[:size]
-        return taken
 
     def _recv(self, deadline: float | None) -> bytes:
         left = None if deadline is None else max(0.0, deadline - time.monotonic())

@@ -21,15 +21,15 @@ from pathlib import Path
 from typing import Any
 
 from homenode.engine.child_process import call_itself, die_with_parent, in_words, show_crashes
-from homenode.engine.fronts.fd_channel import receive_fd
 from homenode.engine.fronts.messages import Way
 from homenode.engine.messages import Fatal, FreeCpusChanged, Heartbeat, Ping
 from homenode.engine.pinning import move_process_threads
 from homenode.engine.router.linked_client import LinkedClient
-from homenode.engine.wire import FrameDecoder, decode_body, encode_frame
 from homenode.errors import HomenodeError, InternalError, PeerError
 from homenode.logs.setup import begin_service_log, end_log
 from homenode.model.files_read import recorded_files
+from homenode.net.descriptors import receive_fd
+from homenode.net.message_frames import FrameDecoder, decode_body, encode_frame
 from homenode.server.doors.certificate import Certificate
 from homenode.server.fronts.messages import (
     Begin,

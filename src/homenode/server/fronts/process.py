@@ -14,14 +14,14 @@ from collections.abc import Callable
 from typing import Any
 
 from homenode.engine.errors import named_error
-from homenode.engine.fronts.fd_channel import door, send_fd
 from homenode.engine.fronts.messages import Way
 from homenode.engine.messages import Fatal, Heartbeat, Ping
-from homenode.engine.wire import FrameDecoder, decode_body, encode_frame
 from homenode.errors import HomenodeError, HostError, PeerError
 from homenode.host.process_group import start_in_own_group
 from homenode.host.refusals import reason_of
 from homenode.host.socket_pair import open_socket_pair
+from homenode.net.descriptors import door, send_fd
+from homenode.net.message_frames import FrameDecoder, decode_body, encode_frame
 from homenode.server.doors.tcp_socket import with_twins
 from homenode.server.fronts.messages import FromFront, FrontReady, Prepare, Prepared, ToFront
 from homenode.server.monitoring.files import FOLDER_VARIABLE

@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable
 
 from homenode.engine.router.restart_policy import RestartPolicy
-from homenode.engine.wire import encode_frame
 from homenode.errors import HomenodeError, InternalError, PeerError
 from homenode.model.identity import refuse_other_texts
+from homenode.net.message_frames import encode_frame
 from homenode.server.fronts.messages import FromFront, Prepare, Serve, ToFront
 from homenode.server.fronts.process import FrontProcess
 

@@ -15,6 +15,7 @@ from typing import Literal, cast
 from homenode.compute.kv_memory import KvLayout, KvMemory
 from homenode.errors import UserError
 from homenode.host.refusals import start_thread
+from homenode.net.admission import HandshakeLimits
 from homenode.net.settings import NetConfig
 from homenode.transfer.agent.agent_loop import AgentLoop, Closing, bind
 from homenode.transfer.agent.buffers import AT_ONCE_BYTES, InPlace, register
@@ -22,12 +23,12 @@ from homenode.transfer.carriers.carrier import Carrier, KvBackend, LocalBuffer
 from homenode.transfer.carriers.sockets import ShmCarrier, TcpCarrier
 from homenode.transfer.net.connection import Connection
 from homenode.transfer.net.links import LinkLimits
-from homenode.transfer.net.poller import ExpectedAnnouncements
+from homenode.transfer.net.peer_watch import ExpectedAnnouncements
 from homenode.transfer.scheduler_events import Computed, ToAgent, ToScheduler, TransferStats, Unused
 from homenode.transfer.setup.settings import TransferConfig
 from homenode.transfer.state.machine import FromEngine, Limits, Machine, Own
 from homenode.transfer.state.machines import ReceiverMachine, SenderMachine
-from homenode.transfer.wire.framing import HandshakeLimits, Identity
+from homenode.transfer.wire.greeting import Identity
 
 _log = logging.getLogger(__name__)
 # before the books are kept of what was done at once: those who were told of it need the interpreter, and perhaps this

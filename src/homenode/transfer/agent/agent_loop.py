@@ -10,12 +10,13 @@ from typing import Literal
 
 import msgspec
 
+from homenode.net.admission import HandshakeLimits
+from homenode.net.mailbox import Mailbox
 from homenode.transfer.agent.action_executor import ActionExecutor
 from homenode.transfer.agent.buffers import Buffers, CopyThread, InPlace
 from homenode.transfer.agent.page_io import StagingMemory
 from homenode.transfer.carriers.carrier import Carrier, KvBackend, Listening, LocalBuffer
 from homenode.transfer.net.links import LinkLimits, Links
-from homenode.transfer.net.poller import Mailbox
 from homenode.transfer.scheduler_events import (
     Abandoned,
     Claimed,
@@ -38,7 +39,7 @@ from homenode.transfer.scheduler_events import (
     Unused,
 )
 from homenode.transfer.state.machine import FromEngine, Machine, Own
-from homenode.transfer.wire.framing import HandshakeLimits, Identity
+from homenode.transfer.wire.greeting import Identity
 
 LATE_S = 0.25  # nobody who is awake, and has a CPU, comes so late to a deadline
 GRACE_S = 0.5  # the others may have been stopped too, and go on no sooner than this process

@@ -17,6 +17,7 @@ import msgspec
 from homenode.compute.kv_memory import KvLayout
 from homenode.errors import HomenodeError, HostError, PeerError
 from homenode.host.refusals import start_thread
+from homenode.net.frame_mac import Direction
 from homenode.transfer.carriers.carrier import Addresses, KvBackend
 from homenode.transfer.carriers.hccl_link import (
     ANSWER_S,
@@ -37,7 +38,6 @@ from homenode.transfer.carriers.hccl_link import (
 )
 from homenode.transfer.carriers.registered import RegisteredCarrier
 from homenode.transfer.carriers.sockets import TcpCarrier
-from homenode.transfer.wire.framing import Direction
 
 _log = logging.getLogger(__name__)
 _MOST_SERVED = 64  # connections

@@ -16,8 +16,9 @@ from typing import Any
 import msgspec
 
 from homenode.errors import HostError, PeerError, UnsupportedError
+from homenode.net.frame_mac import Direction, FrameMac, session_key
+from homenode.net.frames import FrameParser, frame
 from homenode.transfer.setup.surroundings import ACL, HCCL, library_file
-from homenode.transfer.wire.framing import Direction, FrameMac, FrameParser, frame, session_key
 
 ROOT_BYTES = 4108  # of HcclRootInfo
 _UINT8 = 7  # HCCL_DATA_TYPE_UINT8

@@ -8,10 +8,12 @@ import socket
 from collections.abc import Callable, Sequence
 
 from homenode.errors import HomenodeError, HostError, PeerError
+from homenode.net.admission import HandshakeLimits
+from homenode.net.poller import Poller
 from homenode.transfer.carriers.carrier import Caller, Carrier, Listening, LocalBuffer, exported_fds
 from homenode.transfer.net.connection import Connection, Listener, LostError, connect_error
-from homenode.transfer.net.poller import LaneListener, Poller
-from homenode.transfer.wire.framing import Greeting, GreetingError, HandshakeLimits, Identity
+from homenode.transfer.net.peer_watch import LaneListener
+from homenode.transfer.wire.greeting import Greeting, GreetingError, Identity
 from homenode.transfer.wire.message import Refused
 
 _log = logging.getLogger(__name__)

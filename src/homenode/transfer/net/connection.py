@@ -12,9 +12,11 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from homenode.errors import PeerError
+from homenode.net.frame_mac import FrameMac
+from homenode.net.frames import FrameError, FrameParser, frame
 from homenode.net.secure_stream import failure_of
 from homenode.transfer.carriers.carrier import Caller
-from homenode.transfer.wire.framing import MAX_HELLO, FrameError, FrameMac, FrameParser, Greeting, GreetingError, frame
+from homenode.transfer.wire.greeting import MAX_HELLO, Greeting, GreetingError
 from homenode.transfer.wire.lane import Announced, LaneReader, LaneWriter
 from homenode.transfer.wire.message import MAX_FRAME, Envelope, Hello, Message, Refused, encode
 from homenode.transfer.wire.stream import (

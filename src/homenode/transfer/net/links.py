@@ -13,11 +13,14 @@ from dataclasses import dataclass
 import msgspec
 
 from homenode.errors import InternalError
+from homenode.net.admission import HandshakeLimits
+from homenode.net.frames import FrameError
+from homenode.net.poller import Poller
 from homenode.transfer.carriers.carrier import Carrier, Listening, LocalBuffer
 from homenode.transfer.net.acceptor import PeerAcceptor
 from homenode.transfer.net.connection import Connection, Listener, LostError
-from homenode.transfer.net.poller import DeadPeerWatch, LaneListener, Poller
-from homenode.transfer.wire.framing import FrameError, GreetingError, HandshakeLimits, Identity
+from homenode.transfer.net.peer_watch import DeadPeerWatch, LaneListener
+from homenode.transfer.wire.greeting import GreetingError, Identity
 from homenode.transfer.wire.lane import Lanes
 from homenode.transfer.wire.message import Envelope, Gone, Greeted, Hello, Message, Refused, decode, encode
 from homenode.transfer.wire.stream import PageSender

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from homenode.compute.kv_memory import KvMemory
-from homenode.transfer.wire.framing import MAC_BYTES, FrameError, FrameParser, verify
+from homenode.net.frame_mac import verify
+from homenode.net.frames import MAC_BYTES, FrameError, FrameParser
 
 
 class PageReceiver(Protocol):

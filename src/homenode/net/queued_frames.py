@@ -1,6 +1,5 @@
-"""The two ends of the connection between an engine and a worker of the same host: frames, and descriptors of shared
-memory beside them.
-"""
+"""Messages as frames to a process that may be behind: what cannot be sent at once waits, and descriptors of shared
+memory go beside them."""
 
 from __future__ import annotations
 
@@ -11,69 +10,13 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from homenode.engine.wire import FrameDecoder, StreamClosedError, encode_frame
-from homenode.errors import PeerError
+from homenode.net.message_frames import FrameDecoder, encode_frame
 
 _CHUNK = 256 * 1024
-_MOST_DESCRIPTORS = 16  # with one frame
 
 
-class EngineSocket:
-    """The worker's end: blocking. One thread receives; any thread may send."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self._sock = sock
-        self._decoder = FrameDecoder()
-        self._frames: deque[bytes] = deque()
-        self._descriptors: deque[int] = deque()
-        self._sending = threading.Lock()
-
-    def send(self, message: Any) -> None:
-        """Send one message. StreamClosedError when the engine is gone, CapacityError when it is too large for a
-        frame.
-        """
-        frame = encode_frame(message)
-        try:
-            with self._sending:
-                self._sock.sendall(frame)
-        except OSError as error:
-            raise StreamClosedError(f"the engine is gone: {error}") from error
-
-    def receive(self) -> bytes | None:
-        """The body of the next frame; None at the end of the stream. PeerError when the stream ends inside a frame or
-        is damaged.
-        """
-        while not self._frames:
-            try:
-                data, descriptors, flags, _ = socket.recv_fds(self._sock, _CHUNK, _MOST_DESCRIPTORS)
-            except ConnectionResetError:
-                return None
-            except OSError as error:
-                raise PeerError(f"the connection failed: {error}") from error
-            self._descriptors.extend(descriptors)
-            if flags & socket.MSG_CTRUNC:
-                raise PeerError(
-                    f"more than {_MOST_DESCRIPTORS} descriptors came at once, or there is no room for them in this "
-                    "process"
-                )
-            if not data:
-                if self._decoder.held:
-                    raise PeerError(f"the stream ended inside a frame, {self._decoder.held} bytes after its beginning")
-                return None
-            self._frames.extend(self._decoder.feed(data))
-        return self._frames.popleft()
-
-    def descriptors(self, count: int) -> list[int]:
-        """The next `count` descriptors that came, now the caller's. PeerError when fewer came."""
-        if len(self._descriptors) < count:
-            raise PeerError(
-                f"a frame speaks of {count} channels, and {len(self._descriptors)} descriptors came with it"
-            )
-        return [self._descriptors.popleft() for _ in range(count)]
-
-
-class WorkerSocket:
-    """The engine's end: never blocks. What cannot be sent at once waits until `flush` is called when the socket has
+class QueuedFrameSocket:
+    """An end that never blocks. What cannot be sent at once waits until `flush` is called when the socket has
     room.
     """
 

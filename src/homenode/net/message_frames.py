@@ -1,21 +1,20 @@
-"""Frames on a stream: a 4-byte little-endian length and that many bytes of msgpack.
-
-The decoder does no I/O, so that it serves threads and asyncio alike. A length is checked before anything is kept for
-its frame.
-"""
+"""Messages as frames (`net.frames`) of msgpack: encoded, decoded, and sent and received over a blocking socket, with
+descriptors beside them where both ends are on one host."""
 
 from __future__ import annotations
 
 import socket
+import threading
+from collections import deque
 from typing import Any, TypeVar
 
 import msgspec
 
-from homenode.engine.messages import MAX_FRAME
 from homenode.errors import CapacityError, PeerError
+from homenode.net.frames import FrameParser, frame
 
 T = TypeVar("T")
-_HEADER = 4
+MAX_FRAME = 256 << 20  # bytes of a message
 _CHUNK = 256 * 1024
 
 
@@ -27,7 +26,7 @@ def encode_frame(message: Any, limit: int = MAX_FRAME) -> bytes:
             f"a {type(message).__name__} message takes {len(body)} bytes; a frame holds at most {limit}. Send less "
             "at once."
         )
-    return len(body).to_bytes(_HEADER, "little") + body
+    return frame(body, limit=limit)
 
 
 def decode_body(body: bytes, kind: Any) -> Any:
@@ -44,30 +43,19 @@ class FrameDecoder:
     """Cuts a stream of bytes into frames, wherever the stream was cut on its way."""
 
     def __init__(self, limit: int = MAX_FRAME) -> None:
-        self._limit = limit
-        self._buffer = bytearray()
+        self._parser = FrameParser(limit)
 
     @property
     def held(self) -> int:
         """Bytes of an incomplete frame that wait for the rest."""
-        return len(self._buffer)
+        return self._parser.held
 
     def feed(self, data: bytes | bytearray | memoryview) -> list[bytes]:
         """The bodies of the frames that became complete. PeerError when a frame announces more than the limit."""
-        self._buffer += data
-        frames, start = [], 0
-        while len(self._buffer) - start >= _HEADER:
-            size = int.from_bytes(self._buffer[start : start + _HEADER], "little")
-            if size > self._limit:
-                raise PeerError(
-                    f"a frame announces {size} bytes; at most {self._limit} are allowed. The stream is damaged."
-                )
-            end = start + _HEADER + size
-            if len(self._buffer) < end:
-                break
-            frames.append(bytes(self._buffer[start + _HEADER : end]))
-            start = end
-        del self._buffer[:start]
+        self._parser.feed(data)
+        frames = []
+        while (body := self._parser.next()) is not None:
+            frames.append(body)
         return frames
 
 
@@ -76,19 +64,26 @@ class StreamClosedError(PeerError):
 
 
 class FrameSocket:
-    """Frames over a connected blocking socket. One thread may read while another writes."""
+    """Frames over a connected blocking socket, and descriptors that come beside them. One thread receives; any may
+    send.
+    """
 
-    def __init__(self, sock: socket.socket, limit: int = MAX_FRAME) -> None:
-        self._sock = sock
-        self._limit = limit
+    def __init__(self, sock: socket.socket, limit: int = MAX_FRAME, descriptors: int = 0) -> None:
+        """`descriptors`: so many may come with one frame; none are taken from who is not of this service."""
+        self._sock, self._limit, self._most_descriptors = sock, limit, descriptors
         self._decoder = FrameDecoder(limit)
-        self._frames: list[bytes] = []
+        self._frames: deque[bytes] = deque()
+        self._descriptors: deque[int] = deque()
+        self._sending = threading.Lock()
 
     def send(self, message: Any) -> None:
-        """Send one message; blocks while the other end is behind. StreamClosedError when it is gone."""
-        frame = encode_frame(message, self._limit)
+        """Send one message; blocks while the other end is behind. StreamClosedError when it is gone, CapacityError when
+        the message is too large for a frame.
+        """
+        data = encode_frame(message, self._limit)
         try:
-            self._sock.sendall(frame)
+            with self._sending:
+                self._sock.sendall(data)
         except OSError as error:
             raise StreamClosedError(f"the other end of the connection is gone: {error}") from error
 
@@ -98,7 +93,7 @@ class FrameSocket:
         """
         while not self._frames:
             try:
-                data = self._sock.recv(_CHUNK)
+                data = self._read()
             except ConnectionResetError:  # the other end died with something unread
                 return None
             except OSError as error:
@@ -107,8 +102,28 @@ class FrameSocket:
                 if self._decoder.held:
                     raise PeerError(f"the stream ended inside a frame, {self._decoder.held} bytes after its beginning")
                 return None
-            self._frames = self._decoder.feed(data)[::-1]
-        return self._frames.pop()
+            self._frames.extend(self._decoder.feed(data))
+        return self._frames.popleft()
+
+    def descriptors(self, count: int) -> list[int]:
+        """The next `count` descriptors that came, now the caller's. PeerError when fewer came."""
+        if len(self._descriptors) < count:
+            raise PeerError(
+                f"a frame speaks of {count} channels, and {len(self._descriptors)} descriptors came with it"
+            )
+        return [self._descriptors.popleft() for _ in range(count)]
+
+    def _read(self) -> bytes:
+        if not self._most_descriptors:
+            return self._sock.recv(_CHUNK)
+        data, descriptors, flags, _ = socket.recv_fds(self._sock, _CHUNK, self._most_descriptors)
+        self._descriptors.extend(descriptors)
+        if flags & socket.MSG_CTRUNC:
+            raise PeerError(
+                f"more than {self._most_descriptors} descriptors came at once, or there is no room for them in this "
+                "process"
+            )
+        return data
 
 
 def _plain(value: Any) -> Any:

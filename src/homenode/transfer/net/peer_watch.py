@@ -1,144 +1,21 @@
-"""Things that the agent's threads wait for: descriptors, mail from other threads, lanes through shared memory, and the
-deaths of processes. For one thread, but for `Mailbox.put` and `Mailbox.wake`."""
+"""Things that the agent's threads wait for beside descriptors and mail: lanes through shared memory, and the deaths of
+processes. For one thread."""
 
 from __future__ import annotations
 
 import os
 import select
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
 
 from homenode.errors import PeerError
+from homenode.net.frames import FrameError
+from homenode.net.poller import Poller
 from homenode.transfer.net.connection import Connection
-from homenode.transfer.wire.framing import FrameError
 from homenode.transfer.wire.lane import FDS_PER_LANE, Announced, LaneReader, Lanes
 from homenode.transfer.wire.message import Hello
-
-Handler = Callable[[int, float], None]  # of the events, and now
-
-
-class Poller:
-    """An epoll descriptor with a handler for each descriptor in it."""
-
-    def __init__(self) -> None:
-        self._epoll = select.epoll()
-        self._handlers: dict[int, Handler] = {}
-
-    def watch(self, fd: int, handler: Handler, events: int = select.EPOLLIN) -> None:
-        """Have `handler(events, now)` called when there are such events."""
-        self._handlers[fd] = handler
-        self._epoll.register(fd, events)
-
-    def change(self, fd: int, events: int) -> None:
-        """Other events of a descriptor that is watched."""
-        self._epoll.modify(fd, events)
-
-    def unwatch(self, fd: int) -> None:
-        """No more of them; nothing happens for one that is not watched."""
-        if self._handlers.pop(fd, None) is not None:
-            self._epoll.unregister(fd)
-
-    def fileno(self) -> int:
-        """A descriptor that can be read from when `poll` has something."""
-        return self._epoll.fileno()
-
-    def poll(self, timeout: float) -> list[tuple[int, int]]:
-        """Wait; descriptors and events."""
-        return self._epoll.poll(timeout)
-
-    def handle(self, fd: int, events: int, now: float) -> None:
-        """Handle what `poll` told of one descriptor."""
-        handler = self._handlers.get(fd)
-        if handler is not None:  # else it was closed a moment ago
-            handler(events, now)
-
-    def close(self) -> None:
-        """Give the descriptor back."""
-        self._epoll.close()
-
-
-T = TypeVar("T")
-
-
-class Mailbox(Generic[T]):
-    """`put` and `wake` may be called from any thread and never wait; the rest is for the reader.
-
-    The reader takes what came while `waiting`. Before it sleeps it says so (`may_sleep`): from then on until `awake`
-    whoever has news writes to `fd`.
-    """
-
-    def __init__(self) -> None:
-        self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self.waiting = False  # something came that the reader has not seen
-        self._items: deque[T] = deque()
-        self._asleep = False
-        self._closed = False
-        self._lock = threading.Lock()  # so that nothing is written to a descriptor that has become another's
-
-    def put(self, item: T) -> None:
-        """Leave a message."""
-        self._items.append(item)
-        self.wake()
-
-    def leave(self, item: T) -> None:
-        """The same without waking the reader."""
-        self._items.append(item)
-        self.waiting = True
-
-    def wake(self) -> None:
-        """Wake the reader without one."""
-        # before the look at `_asleep`: the reader writes and looks the other way round, so one of the two notices
-        self.waiting = True
-        if self._asleep:
-            with self._lock:
-                if not self._closed:
-                    os.eventfd_write(self.fd, 1)
-
-    def may_sleep(self) -> bool:
-        """Tell whether nothing waits; then the reader is woken by `fd` until it says that it is awake."""
-        self._asleep = True
-        if self.waiting:
-            self._asleep = False
-        return self._asleep
-
-    def awake(self) -> None:
-        """The reader has slept."""
-        self._asleep = False
-
-    def seen(self) -> None:
-        """`fd` was readable: make it quiet. It may be so once more for something taken already, when a writer was
-        late."""
-        try:
-            os.eventfd_read(self.fd)
-        except BlockingIOError:
-            pass
-
-    def look(self) -> bool:
-        """Tell whether there are messages; a bare `wake` has been heard."""
-        self.waiting = False
-        if self._items:
-            self.waiting = True
-        return self.waiting
-
-    def take(self) -> list[T]:
-        """All messages, oldest first. What comes from here on sets `waiting` again."""
-        self.waiting = False
-        items = []
-        while self._items:
-            items.append(self._items.popleft())
-        return items
-
-    def close(self) -> None:
-        """Give the descriptor back; later messages wake nobody."""
-        with self._lock:
-            if not self._closed:
-                self._closed = True
-                os.close(self.fd)
-
 
 _DEATH_S = 0.05  # between a connection's end and its process's, when the process is dying
 _MOST_REMAINS = 4096
