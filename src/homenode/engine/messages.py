@@ -1,7 +1,8 @@
 """Frames between the front (HTTP, text) and the engine (scheduler, compute): msgspec structs, msgpack encoded, tagged
 by type.
 
-A frame on the wire is a 4-byte little-endian length (at most `net.message_frames.MAX_FRAME`) and that many bytes. Nothing is ever unpickled.
+A frame on the wire is a 4-byte little-endian length (at most `net.message_frames.MAX_FRAME`) and that many bytes.
+Nothing is ever unpickled.
 """
 
 from __future__ import annotations
