@@ -19,7 +19,7 @@ from tests.paths import ROOT, STORIES
 from tests.waiting import PATIENCE_S, shown, wait_until
 
 BUILTIN = Path(homenode.__file__).parent / "builtin" / "model.safetensors"
-_READY = re.compile(rb"ready (http://\S+)")
+_READY = re.compile(rb"ready (https?://\S+)")
 
 
 class LiveServer:
