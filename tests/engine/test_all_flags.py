@@ -188,6 +188,8 @@ ALWAYS: dict[str, str] = {
     "models fetch": "--revision --quantize --dtype --max-model-len --kv-cache-dtype --max-num-seqs",
     "models fit": "--from --quantize --dtype --max-model-len --kv-cache-dtype --max-num-seqs --json",
     "models remove": "--yes",
+    "keys make": "--days --json",
+    "keys show": "--json",
     "bench attention": "--types --shapes --contexts --batch --threads --isa --repeat --json",
     "bench kernels": "--formats --shapes --tokens --threads --isa --repeat --json --plot",
     "bench model": "--prompt-tokens --gen-tokens --batch --context --threads --isa --quantize --dtype --packed-cache "
