@@ -60,9 +60,10 @@ class ScriptedHost:
             raise UserError(self.wrong)
         return PlannedModels(list(self.models), ModelsMemory(self.total))
 
-    def measure(self, model: PlannedModel) -> PlannedModel:
+    def measure(self, model: PlannedModel) -> PlannedModels:
         time.sleep(self.slow)  # on a thread
-        return replace(model, problem=self.broken.get(model.name))
+        found = [replace(each, problem=self.broken.get(each.name)) for each in self.models]
+        return PlannedModels(found, ModelsMemory(self.total))
 
     async def start(self, model: PlannedModel, progress: Callable[[int, int], None]) -> ModelParts:
         await asyncio.sleep(self.slow)

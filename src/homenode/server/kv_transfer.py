@@ -44,7 +44,11 @@ async def kv_transfer(state: ServerState, request: Request) -> Response:
     """Tell what the engine of a model, which the query may name, publishes about its part in handing KV over; 404 where
     it has none, 503 while the server takes no new requests.
     """
-    model = state.models.find(request.query_params.get("model"))  # who only looks has nothing loaded
+    name = request.query_params.get("model")
+    if name is None and state.models.changes:
+        text = "each of several models hands KV over for itself; ask for one of them, as /kv_transfer?model=NAME"
+        raise ApiError(404, text, param="model", code="kv_transfer_off")
+    model = state.models.find(name)  # who only looks has nothing loaded
     document = published_of(model)
     state.check_available()
     if not (engines := model.client.engines):

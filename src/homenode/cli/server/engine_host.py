@@ -77,14 +77,14 @@ class EngineHost:
         """See `ModelHost.read`."""
         return planned_models(self.plan(), self._beside)
 
-    def measure(self, planned: PlannedModel) -> PlannedModel:
+    def measure(self, planned: PlannedModel) -> PlannedModels:
         """See `ModelHost.measure`."""
         measured = measure_model(planned.entry, announce_fetch(planned.entry.engine, _LOG.info))
-        if measured.problem is not None:
-            return replace(planned, problem=measured.problem.message)
-        self._measured[planned.name] = measured
+        known = self._measured.get(planned.name)
+        if known is not None and known.entry == planned.entry:  # settings may have been read again meanwhile
+            self._measured[planned.name] = measured
         made = plan_models(list(self._measured.values()), self._beside, self._budget, self._reserve)
-        return _planned(measured, made)
+        return planned_models(made, self._beside)
 
     async def start(self, planned: PlannedModel, progress: Callable[[int, int], None]) -> ModelParts:
         """See `ModelHost.start`."""

@@ -87,6 +87,11 @@ class KeptModel:
         """Return whether requests use it, those included that go on behind their answer."""
         return self.leases > 0 or (self.served is not None and bool(self.served.active))
 
+    @property
+    def passing(self) -> bool:
+        """Return whether it goes when it has no requests, or some time later."""
+        return self.leaves or self.moves or self.replaces is not None or self.expires_in != FOR_EVER
+
     def touch(self) -> None:
         """Note that it was used now."""
         self.last_used = time.monotonic()

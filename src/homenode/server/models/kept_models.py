@@ -242,16 +242,25 @@ class KeptModels:
 
     async def _look_at_files(self, kept: KeptModel) -> None:
         try:
-            planned = await asyncio.to_thread(self._host.measure, kept.planned)
-            if kept.state not in (ModelState.UNLOADED, ModelState.FAILED):
+            try:
+                planned = await asyncio.to_thread(self._host.measure, kept.planned)
+            except HomenodeError as error:  # pinned models that are too large now
+                self._fail_again(kept, error.message)
                 return
-            kept.measured(planned)
-            if planned.problem is not None:
-                if kept.state is ModelState.FAILED:
-                    kept.to(ModelState.UNLOADED)
-                self._fail(kept, planned.problem)
+            found = {model.name: model for model in planned.models}
+            for other in self._kept.values():
+                if (model := found.get(other.name)) is not None and model.entry == other.planned.entry:
+                    self._place(other, model, planned)
+            if (problem := kept.planned.problem) is not None:
+                self._fail_again(kept, problem)
         finally:
             kept.measuring = None
+
+    def _fail_again(self, kept: KeptModel, problem: str) -> None:
+        if kept.state is ModelState.FAILED:
+            kept.to(ModelState.UNLOADED)
+        if kept.state is ModelState.UNLOADED:
+            self._fail(kept, problem)
 
     def _progress(self, name: str | None, tag: str) -> str:
         with suppress(ApiError):
@@ -262,8 +271,9 @@ class KeptModels:
         return "waiting for the model"
 
     def released(self) -> None:
-        """A request is answered: its model may be unloaded for another."""
-        self._look()
+        """A request is answered: its model may be unloaded for another, or in time."""
+        if any(kept.waiting or kept.wanted_by_itself or kept.passing for kept in self._all):
+            self._look()
 
     def keep(self, served: ServedModel, seconds: float | None) -> None:
         """Keep a model for so long after its last use; None: as its settings say."""
@@ -319,11 +329,8 @@ class KeptModels:
             elif kept.planned.entry != model.entry:
                 told.changed.append(model.name)
                 kept = self._next_version(kept, model)
-            elif kept.state in (ModelState.UNLOADED, ModelState.FAILED):
-                kept.measured(model)  # perhaps in another place
             else:
-                kept.next_place = model if model != kept.planned else None
-                kept.move_out_of(planned.models)
+                self._place(kept, model, planned)
             self._kept[model.name] = kept
         for kept in before.values():
             told.gone.append(kept.name)
@@ -332,6 +339,14 @@ class KeptModels:
         _LOG.info("%s", _told(told))
         self._look()
         return told
+
+    def _place(self, kept: KeptModel, model: PlannedModel, planned: PlannedModels) -> None:
+        """Take in where a model is to be, which may be elsewhere now that others have come or gone."""
+        if kept.state in (ModelState.UNLOADED, ModelState.FAILED):
+            kept.measured(model)
+        else:
+            kept.next_place = model if model != kept.planned else None
+            kept.move_out_of(planned.models)
 
     def _next_version(self, kept: KeptModel, model: PlannedModel) -> KeptModel:
         """The model by its new settings, which is loaded if the earlier version is."""

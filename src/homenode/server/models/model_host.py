@@ -27,8 +27,10 @@ class ModelHost(Protocol):
     def read(self) -> PlannedModels:
         """Read the models again, and plan their places. Raises UserError for what is wrong; then nothing changes."""
 
-    def measure(self, planned: PlannedModel) -> PlannedModel:
-        """The same model with its files looked at again; its place stays."""
+    def measure(self, planned: PlannedModel) -> PlannedModels:
+        """Look at the files of this model again, and plan all that were read last: where its files could not be used
+        before it had no place beside the others.
+        """
 
     async def start(self, planned: PlannedModel, progress: Callable[[int, int], None]) -> ModelParts:
         """Start its engine and read its vocabulary. Raises HomenodeError; then nothing of it is left."""
