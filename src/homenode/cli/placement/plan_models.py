@@ -97,11 +97,11 @@ def _host(flags: PlanFlags) -> tuple[Host, int | None]:
 
 def plan_json(made: ModelsPlan) -> dict[str, Any]:
     """The plan as --json prints it."""
-    from homenode.cli.several_models.models_plan import crowding
+    from homenode.cli.several_models.models_plan import UNBOUNDED, crowding
 
     problems = [{"name": name, "error": error.message} for name, error in sorted(made.problems.items())]
     return {
-        "models_memory": made.budget,
+        "models_memory": made.budget if made.budget < UNBOUNDED else None,
         "models": [made.places[each.entry.name].to_json() | _settings(each.entry) for each in _placed(made)],
         "problems": problems,
         "findings": crowding(made),
@@ -119,7 +119,7 @@ def _settings(entry: Any) -> dict[str, Any]:
 def _print(made: ModelsPlan) -> None:
     from homenode.cli.output.fitted_text import FittedLine, FittedTable
     from homenode.cli.output.report import print_fitted
-    from homenode.cli.several_models.models_plan import crowding
+    from homenode.cli.several_models.models_plan import UNBOUNDED, crowding
     from homenode.cpuset import format_cpu_list
     from homenode.units import format_bytes
 
@@ -129,7 +129,8 @@ def _print(made: ModelsPlan) -> None:
         when = "on demand" if entry.on_demand else "at the start"
         row = (format_cpu_list(place.nodes), format_cpu_list(place.cpus), format_bytes(place.total))
         table.add_row(entry.name, *row, f"{when}, pinned" if entry.pin else when)
-    print_fitted(FittedLine(f"models may take {format_bytes(made.budget)} together"))
+    most = "as much memory as there is" if made.budget >= UNBOUNDED else format_bytes(made.budget)
+    print_fitted(FittedLine(f"models may take {most} together"))
     if made.places:
         print_fitted(table)
     for each in _placed(made):

@@ -17,6 +17,7 @@ from homenode.model.checkpoint.index import open_checkpoint
 from homenode.server.models.model_entry import ModelEntry
 from homenode.units import format_bytes, format_count
 
+UNBOUNDED = 1 << 62  # bytes, on a host of which a recording does not tell how much memory it has
 _USABLE = 0.9  # of the memory that is available: the rest is for the server, and for what models take beside
 
 
@@ -93,7 +94,7 @@ def usable_memory(host: Host) -> int:
     """Bytes that models may take on a host where settings do not say."""
     free = sum(size for node in host.nodes if (size := node.memory if node.free is None else node.free) is not None)
     available = host.allowance.memory_available or free
-    return int(_USABLE * available) if available else 1 << 62  # a recording that does not tell has no bound
+    return int(_USABLE * available) if available else UNBOUNDED
 
 
 def _check_pinned(demands: Sequence[ModelDemand], budget: int, *, asked: bool) -> None:
