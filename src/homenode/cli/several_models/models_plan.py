@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from homenode.cpuset import format_cpu_list
 from homenode.engine.config import EngineConfig
 from homenode.engine.model_path.locate import Announce, locate_model
 from homenode.engine.plan.model_places import ModelDemand, ModelPlace, PlacedModels, place_models
 from homenode.engine.plan.model_size import ModelSize, size_model
 from homenode.engine.scheduler_config import check_config
-from homenode.errors import CapacityError, HomenodeError
+from homenode.errors import CapacityError, HomenodeError, UserError
 from homenode.host.topology.host import Host
 from homenode.model.checkpoint.index import open_checkpoint
 from homenode.server.models.model_entry import ModelEntry
@@ -84,10 +85,25 @@ def plan_models(
     demands = [demand for each in measured if (demand := each.demand) is not None]
     _check_pinned(demands, total, asked=asked)
     placed = placing(host, demands, reserve_cores)
-    problems: dict[str, HomenodeError] = {
+    crowded = [(each, problem) for each in measured if (problem := _too_many_threads(each, placed)) is not None]
+    problems: dict[str, HomenodeError] = {each.entry.name: problem for each, problem in crowded} | {
         each.entry.name: each.problem for each in measured if each.problem is not None
     }
-    return ModelsPlan(total, asked, tuple(measured), dict(placed.places), problems | dict(placed.refused))
+    places = {name: place for name, place in placed.places.items() if name not in problems}
+    return ModelsPlan(total, asked, tuple(measured), places, problems | dict(placed.refused))
+
+
+def _too_many_threads(measured: MeasuredModel, placed: PlacedModels) -> UserError | None:
+    """Return why a model cannot have as many threads as its settings say, if so."""
+    place, parallel = placed.places.get(measured.entry.name), measured.config.parallel
+    wanted = (measured.config.compute.threads or 0) * parallel.data_parallel_size
+    if place is None or wanted <= len(place.cpus):
+        return None
+    return UserError(
+        f"threads: it is to have {format_count(wanted, 'compute thread')}, and {format_count(len(place.cpus), 'CPU')} "
+        f"({format_cpu_list(place.cpus)}); give fewer, or name its CPUs with `cpus`",
+        param="threads",
+    )
 
 
 def usable_memory(host: Host) -> int:

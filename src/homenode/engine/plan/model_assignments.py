@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from homenode.engine.assignment import EngineAssignment
 from homenode.engine.binding import Replica
-from homenode.engine.config import EngineConfig
+from homenode.engine.config import EngineConfig, PlacementConfig
 from homenode.engine.plan.inline import place_of_engine, with_numa_decided
 from homenode.engine.plan.placement import cut
 from homenode.engine.plan.replica_assignments import replica_assignments
@@ -37,13 +37,21 @@ def assign_model(
         made = replica_assignments(config, own, HostNeighbours())
         if made[0].replica is not None:
             return made
-    assignment = with_numa_decided(EngineAssignment(config), checkpoint, own, None)
-    binding = (
-        place_of_engine(assignment, checkpoint, own)
-        if assignment.numa_decision is not None or config.placement.numa is not None
-        else replica_places(own, config, 1)[0]
-    )
+    assignment = EngineAssignment(config)
+    if config.parallel.workers > 1:
+        binding = replica_places(own, _without_policy(config), 1)[0]  # its workers divide it, by the policy if any
+    else:
+        assignment = with_numa_decided(assignment, checkpoint, own, None)
+        by_policy = assignment.numa_decision is not None or config.placement.numa is not None
+        binding = place_of_engine(assignment, checkpoint, own) if by_policy else replica_places(own, config, 1)[0]
     crowded = tuple(found for found in binding.findings if found.code != "too_few_cores")  # the plan of all says it
     binding = unbound(replace(binding, findings=crowded), affinity_refusal())
     replica = Replica(0, 1, binding, own.allowance.cpus)
     return (replace(assignment, replica=replica),)
+
+
+def _without_policy(config: EngineConfig) -> EngineConfig:
+    """Return the settings without --numa, and what goes with it."""
+    usual = PlacementConfig()
+    names = ("numa", "numa_nodes", "numa_mirror_tensors", "numa_strict", "numa_measured")
+    return replace(config, placement=replace(config.placement, **{name: getattr(usual, name) for name in names}))
