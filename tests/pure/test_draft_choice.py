@@ -199,3 +199,29 @@ def test_a_life_with_lookup_gives_the_tokens_of_one_without() -> None:
         assert (statistics.accepted_tokens > 3) == (speculation is NAMED) or speculation is AUTO
         answers.append([bench.tokens(number) for number in range(12)])
     assert answers[0] == answers[1] == answers[2]
+
+
+def _depths(seconds: Callable[[int], float], draft_s: float, chance: float, sequences: int = 1) -> list[int]:
+    """How many tokens a model is asked to draft, turn by turn, where each is right by chance."""
+    rng, choice = random.Random(5), DraftChoice(AUTO, StepCosts(), max_drafted=8)
+    _learned(choice, seconds, (sequences, 2 * sequences, 5 * sequences, 9 * sequences))
+    sequence, found = _sequence([1, 2, 3]), []
+    for _ in range(150):
+        sequence.expected = choice.expected(sequence, sequences)
+        found.append(sequence.expected)
+        load = _load(sequences)
+        spent = draft_s * sequence.expected
+        choice.took(load, NO_LOAD, seconds(sequences), 0.0, awaited=True, draft_seconds=spent, depth=sequence.expected)
+        sequence.drafted = tuple(range(9, 9 + sequence.expected))
+        drafted = choice.drafts([sequence], load, 64).get(0, ())
+        accepted = next((n for n, _ in enumerate(drafted) if rng.random() >= chance), len(drafted))
+        choice.learn(sequence, drafted, accepted)
+    return found
+
+
+def test_a_model_drafts_as_far_as_that_pays() -> None:
+    assert sum(_depths(_cheap, 0.0002, 0.95)[-20:]) > 20 * 6
+    assert 20 <= sum(_depths(_cheap, 0.002, 0.7)[-20:]) <= 20 * 6
+    assert sum(_depths(_cheap, 0.009, 0.7)[-50:]) <= 10  # drafting takes as long as decoding
+    assert sum(_depths(_cheap, 0.0002, 0.02)[-50:]) <= 10
+    assert sum(_depths(_dear, 0.0002, 0.95, 4)[-50:]) <= 10

@@ -45,6 +45,7 @@ class DraftChoice(Drafter):
         # Seconds between a result and the step after it: by whether that was planned ahead or waited.
         self._gaps = {False: 0.0, True: 0.0}
         self._came: float | None = None  # when the last result did
+        self._depth_s = 0.0  # what a model takes to draft one token more for everybody
 
     @property
     def asks_workers(self) -> bool:
@@ -103,13 +104,15 @@ class DraftChoice(Drafter):
                 self.acceptance.fade(drafted.places[0])
         return chosen
 
-    def expected(self, sequence: Sequence, rows: int) -> int:
-        """Return how many tokens a worker is to draft behind the one that this sequence draws in a step of so many
-        rows.
+    def expected(self, sequence: Sequence, sequences: int) -> int:
+        """Return how many tokens a worker is to draft behind the one that this sequence draws, one of so many that
+        decode.
         """
         if not (self._max_drafted or sequence.params.grammar) or (drafts := self._drafts_of(sequence)) is None:
             return 0
-        return self._speculation.most if drafts.is_worth_asking() else 0
+        if not self._max_drafted:
+            return self._speculation.most if drafts.is_worth_asking() else 0
+        return max(self._depth(drafts, sequences), int(self._named))
 
     def prepare(self, sequence: Sequence, count: int) -> None:
         """So much of a prompt is computed: it is looked at meanwhile."""
@@ -123,14 +126,26 @@ class DraftChoice(Drafter):
         if (drafts := sequence.drafts) is not None:
             drafts.learn(len(drafted), accepted)
 
-    def took(self, answers: StepLoad, prompts: StepLoad, seconds: float, now: float, *, awaited: bool) -> None:
-        """Take in that a step's result came `now` and that it took so many seconds. `awaited`: it was planned when the
-        one before it was there.
-        """
+    def took(
+        self,
+        answers: StepLoad,
+        prompts: StepLoad,
+        seconds: float,
+        now: float,
+        *,
+        awaited: bool,
+        draft_seconds: float = 0.0,
+        depth: int = 0,
+    ) -> None:
+        """Take in that a step's result came `now` and that it took so many seconds; see `Drafter`."""
         if self._came is not None and seconds > 0.0 and not prompts.tokens:
-            gap = min(max(0.0, now - self._came - seconds), 0.5 * seconds)
+            gap = min(max(0.0, now - self._came - seconds - draft_seconds), 0.5 * seconds)
             self._gaps[awaited] += _GAP_SHARE * (gap - self._gaps[awaited])
         self._came = now
+        if depth and draft_seconds > 0.0 and not prompts.tokens:
+            of_one = draft_seconds / depth
+            known = self._depth_s or of_one
+            self._depth_s = known + _GAP_SHARE * (min(of_one, 2.0 * known) - known)
         if answers.tokens and not prompts.tokens and seconds > 0.0:
             self.rows.learn(answers, seconds)
 
@@ -171,6 +186,24 @@ class DraftChoice(Drafter):
         most = sequences * (1 + self._speculation.most)
         tried = {sequences + 1, sequences + self._speculation.most, 2 * sequences, most}
         return any(rows * alone >= _MARGIN * sequences * self.rows.seconds(rows) for rows in tried if rows > sequences)
+
+    def _depth(self, drafts: SequenceDrafts, sequences: int) -> int:
+        """Return how many tokens a model is to draft for one of so many sequences, if all have as many: what drafting
+        and verifying them takes counts for all of them.
+        """
+        alone = self.rows.seconds(sequences)
+        if alone <= 0.0:
+            return self._speculation.most
+        best, depth, tokens = _MARGIN / alone, 0, 1.0
+        for count, q in enumerate(drafts.model_chances(self._speculation.most), 1):
+            tokens += q
+            seconds = self.rows.seconds(sequences * (1 + count)) + count * self._depth_s
+            if (rate := tokens / max(seconds, alone)) > best:
+                best, depth = rate, count
+        if not depth:
+            self.acceptance.fade(("model", 0))
+            self.rows.fade(2 * sequences)
+        return depth
 
     def _best(self, sequences: int, chances: List[List[float]], most: int, gap: float = 0.0) -> list[int]:
         """Return how many to draft for each of those with these chances; an empty list where nothing pays."""

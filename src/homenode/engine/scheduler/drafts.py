@@ -34,9 +34,9 @@ class Drafter(Protocol):
         behind the last one of each, by the index of the sequence. The step has room for `most` at all.
         """
 
-    def expected(self, sequence: Sequence, rows: int) -> int:
-        """Return how many tokens a worker is to guess behind the one that this sequence draws in a step of so many
-        rows. Of a prompt that goes on after the step: not 0 where it is to be ready for that.
+    def expected(self, sequence: Sequence, sequences: int) -> int:
+        """Return how many tokens a worker is to guess behind the one that this sequence draws, one of so many
+        that decode. Of a prompt that goes on after the step: not 0 where it is to be ready for that.
         """
         return 0
 
@@ -48,9 +48,19 @@ class Drafter(Protocol):
         """Take in that the first `accepted` tokens of these guesses were right."""
         return
 
-    def took(self, answers: StepLoad, prompts: StepLoad, seconds: float, now: float, *, awaited: bool) -> None:
-        """Take in that a step's result came `now` and that it took so many seconds. `awaited`: it was planned when the
-        one before it was there.
+    def took(
+        self,
+        answers: StepLoad,
+        prompts: StepLoad,
+        seconds: float,
+        now: float,
+        *,
+        awaited: bool,
+        draft_seconds: float = 0.0,
+        depth: int = 0,
+    ) -> None:
+        """Take in that a step's result came `now`, that it took so many seconds, and `draft_seconds` more to draft up
+        to `depth` tokens for a sequence. `awaited`: it was planned when the one before it was there.
         """
         return
 
@@ -77,7 +87,7 @@ class WorkerDrafts(Drafter):
 def plan_expected(plan: StepPlan, drafter: Drafter) -> None:
     """Say for each sequence that decodes how many tokens its worker is to guess."""
     for index, sequence in enumerate(plan.decoding):
-        sequence.expected = drafter.expected(sequence, plan.answers.tokens)
+        sequence.expected = drafter.expected(sequence, len(plan.decoding))
         if sequence.expected:
             plan.expect(index, sequence.expected)
 

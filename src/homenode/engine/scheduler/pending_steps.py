@@ -35,6 +35,11 @@ class PendingStep(msgspec.Struct, frozen=True):
         return bool(self.decoding) or any(item.draws for _, _, item in self.parts)
 
     @property
+    def depth(self) -> int:
+        """Tokens that workers draft for a sequence, at most."""
+        return max((item.expected for item in self.step.items if item.draws), default=0)
+
+    @property
     def num_tokens(self) -> int:
         """Positions it computes."""
         return self.answers.tokens + self.prefill

@@ -65,8 +65,15 @@ class Results:
         self._shares.charge(pending_step, result.seconds)
         self._costs.learn(pending_step.answers, pending_step.prompts, result.seconds - result.draft_seconds)
         if self._drafter is not None:
-            load = pending_step.answers, pending_step.prompts
-            self._drafter.took(*load, result.seconds - result.draft_seconds, now, awaited=pending_step.awaited)
+            self._drafter.took(
+                pending_step.answers,
+                pending_step.prompts,
+                result.seconds - result.draft_seconds,
+                now,
+                awaited=pending_step.awaited,
+                draft_seconds=result.draft_seconds,
+                depth=pending_step.depth if result.draft_seconds else 0,
+            )
         kind = step_kind(pending_step.answers.tokens, pending_step.prompts.tokens)
         self._counters.step_times.add(kind, result.seconds)
         advances = result.advances

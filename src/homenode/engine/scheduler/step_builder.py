@@ -79,7 +79,7 @@ class StepBuilder:
         states, state = self._allocator.states, allocation.state
         kv_export = sequence.kv_export
         asks = self._drafter is not None and self._drafter.asks_workers
-        sequence.expected = self._drafter.expected(sequence, count) if asks and self._drafter is not None else 0
+        sequence.expected = self._drafter.expected(sequence, 1) if asks and self._drafter is not None else 0
         leaves = kv_export is not None and end >= kv_export.tokens
         return StepItem(
             seq=allocation.seq,

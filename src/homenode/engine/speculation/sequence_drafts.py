@@ -72,7 +72,7 @@ class SequenceDrafts:
             return found
         of_model = DraftedTokens(
             list(expected[:most]),
-            [("grammar" if n < forced else "model", n) for n in range(min(most, len(expected)))],
+            [place_of("grammar" if n < forced else "model", n) for n in range(min(most, len(expected)))],
         )
         first = min(forced, len(of_model.tokens))
         if found.tokens[:first] == of_model.tokens[:first]:
@@ -95,8 +95,12 @@ class SequenceDrafts:
     def expected_chances(self, most: int) -> list[float]:
         """Return the chance of each token of the draft that workers are about to tell."""
         number = min(most, math.ceil(self._told))
-        chances = self.chances(DraftedTokens([], [(self._source, n) for n in range(number)]))
+        chances = self.chances(DraftedTokens([], [place_of(self._source, n) for n in range(number)]))
         return [chance * min(1.0, self._told - n) for n, chance in enumerate(chances)]
+
+    def model_chances(self, most: int) -> list[float]:
+        """Return the chance of each token of a draft that a model makes."""
+        return self.chances(DraftedTokens([], [place_of("model", number) for number in range(most)]))
 
     def chances(self, drafted: DraftedTokens) -> list[float]:
         """Return the chance that each of these tokens, and all before it, are accepted."""
