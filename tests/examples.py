@@ -1,5 +1,5 @@
-"""How many examples a test over random input has: a third in a usual run, all where HOMENODE_FUZZ_EXAMPLES asks for
-many, as `make test-all` does.
+"""How many examples a test over random input has: a third in a usual run, and two of five random lives, all where
+HOMENODE_FUZZ_EXAMPLES asks for many, as `make test-all` does.
 """
 
 from __future__ import annotations
@@ -11,3 +11,8 @@ MANY = int(os.environ.get("HOMENODE_FUZZ_EXAMPLES", "0")) >= 1000
 
 def examples(count: int) -> int:
     return count if MANY else max(20, count // 3)
+
+
+def seeds(count: int) -> range:
+    """Of the random lives that a test has been held to, those of this run."""
+    return range(count if MANY else max(4, count * 2 // 5))

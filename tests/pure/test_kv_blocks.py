@@ -63,9 +63,7 @@ def test_runs_behave_like_a_set_and_stay_merged(seed: int) -> None:
             runs.add(block)
             free.add(block)
         assert set(runs) == free and len(runs) == len(free)
-        beginnings = {block for block in free if block - 1 not in free}
-        assert runs._end.keys() == beginnings
-    assert len(runs._longest) <= 2 * len(runs._end) + 64
+        runs.audit()
 
 
 def test_cached_blocks_are_given_up_oldest_first_and_tail_first() -> None:

@@ -23,7 +23,7 @@ from homenode.engine.kv.sequence import KvImport
 from homenode.engine.scheduler_config import SchedulerConfig
 from homenode.engine.step import Step
 from homenode.errors import InternalError
-from tests.examples import examples
+from tests.examples import examples, seeds
 from tests.pure.kv_transfer_bench import HandoverBench
 from tests.pure.schedule_bench import limits_of
 
@@ -183,7 +183,7 @@ def make_bench(
 
 @pytest.mark.parametrize("lookahead", [0, 1])
 @pytest.mark.parametrize("faults", [False, True])
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", seeds(25))
 def test_any_life_keeps_every_promise(seed: int, faults: bool, lookahead: int) -> None:
     rng = random.Random(seed)
     bench = make_bench(rng, lookahead, faults)
@@ -196,7 +196,7 @@ def test_any_life_keeps_every_promise(seed: int, faults: bool, lookahead: int) -
 
 @pytest.mark.parametrize("lookahead", [0, 1])
 @pytest.mark.parametrize("faults", [False, True])
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(20))
 def test_any_life_with_states_keeps_every_promise(seed: int, faults: bool, lookahead: int) -> None:
     """Whoever goes on without the state that was handed over is found out by the scripted worker."""
     rng = random.Random(1000 + seed)

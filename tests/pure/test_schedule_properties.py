@@ -16,6 +16,7 @@ from homenode.engine.kv.sequence import Sequence
 from homenode.engine.scheduler_config import SchedulerConfig
 from homenode.engine.step import Step
 from homenode.errors import InternalError
+from tests.examples import seeds
 from tests.pure.schedule_bench import BLOCK_BYTES, Bench, limits_of
 
 _STEMS = [[random.Random(7 * n).randrange(40) for _ in range(60)] for n in range(4)]  # beginnings that prompts share
@@ -118,7 +119,7 @@ def make_bench(
 
 
 @pytest.mark.parametrize(("stages", "lookahead", "faults"), [*_ONE_STAGE, (2, 0, False)])
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", seeds(25))
 def test_any_life_of_several_keys_keeps_every_promise(seed: int, faults: bool, lookahead: int, stages: int) -> None:
     """Who goes first changes no token of anybody, and everybody is answered."""
     rng = random.Random(seed)
@@ -130,7 +131,7 @@ def test_any_life_of_several_keys_keeps_every_promise(seed: int, faults: bool, l
 
 @pytest.mark.parametrize("lookahead", [0, 1])
 @pytest.mark.parametrize("faults", [False, True])
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", seeds(25))
 def test_any_life_keeps_every_promise(seed: int, faults: bool, lookahead: int) -> None:
     rng = random.Random(seed)
     bench = make_bench(rng, lookahead, faults)
@@ -144,7 +145,7 @@ def test_any_life_keeps_every_promise(seed: int, faults: bool, lookahead: int) -
 
 
 @pytest.mark.parametrize(("stages", "lookahead", "faults"), [*_ONE_STAGE, (2, 0, False), (2, 0, True)])
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", seeds(25))
 def test_any_life_with_states_keeps_every_promise(seed: int, faults: bool, lookahead: int, stages: int) -> None:
     """Whoever goes on from another state than that of its own tokens is found out by the scripted worker."""
     rng = random.Random(seed)
@@ -177,7 +178,7 @@ def test_short_lives_shrink_to_the_shortest_that_fails(rng: random.Random, looka
 
 @pytest.mark.parametrize("lookahead", [0, 1])
 @pytest.mark.parametrize("faults", [False, True])
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", seeds(30))
 def test_memory_that_comes_and_goes_changes_no_token(seed: int, faults: bool, lookahead: int) -> None:
     """The machine has memory now and then, what is unused goes back, and workers are lost. Everybody gets an answer,
     the right one or 503.

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from homenode.engine.scheduler_config import SchedulerConfig
 from homenode.engine.step import Step
 from homenode.errors import InternalError
-from tests.examples import examples
+from tests.examples import examples, seeds
 from tests.pure import test_kv_transfer_properties as handover
 from tests.pure import test_schedule_properties as plain
 from tests.pure.kv_transfer_bench import HandoverBench
@@ -248,7 +248,7 @@ def test_a_sent_request_whose_pages_are_lost_is_refused_and_one_without_goes_on(
 
 @pytest.mark.parametrize("stages", [2, 3, 4])
 @pytest.mark.parametrize("faults", [False, True])
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", seeds(12))
 def test_any_life_with_stages_keeps_every_promise(seed: int, faults: bool, stages: int) -> None:
     rng = random.Random(1000 * stages + seed)
     bench = plain.make_bench(rng, 0, faults, stages, micro_batches=stages + seed % 2)
@@ -258,7 +258,7 @@ def test_any_life_with_stages_keeps_every_promise(seed: int, faults: bool, stage
 
 
 @pytest.mark.parametrize("stages", [1, 2, 3, 4])
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(20))
 def test_any_life_with_losses_keeps_every_promise(seed: int, stages: int) -> None:
     rng = random.Random(1000 * stages + seed)
     bench = plain.make_bench(rng, seed % 2, seed % 3 == 0, stages)
@@ -270,7 +270,7 @@ def test_any_life_with_losses_keeps_every_promise(seed: int, stages: int) -> Non
 
 
 @pytest.mark.parametrize("stages", [1, 2, 3])
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", seeds(12))
 def test_any_life_between_engines_keeps_every_promise(seed: int, stages: int) -> None:
     rng = random.Random(1000 * stages + seed)
     bench = handover.make_bench(rng, seed % 2, seed % 3 == 0, stages)

@@ -204,13 +204,9 @@ class BlockPool:
         wrong place. O(n).
         """
         expected = Counter(block for table in owners for block in table)
+        self._check_references(expected)
         free = Counter(self._free)
         for block in range(self.num_blocks):
-            if self._references[block] != expected[block]:
-                raise InternalError(
-                    f"KV block {block}: {self._references[block]} references counted, {expected[block]} owners",
-                    block=block,
-                )
             places = (expected[block] > 0) + free[block] + (block in self._unused)
             if places != 1:
                 raise InternalError(
@@ -222,14 +218,25 @@ class BlockPool:
             raise InternalError("the KV cache index and the blocks disagree")
         if free and self._digest_of.keys() & free.keys():
             raise InternalError("a free KV block can still be found in the cache")
-        if self._groups is not None:
-            self._groups.audit(self._references)
-        if self.chunks is not None:
-            self.chunks.audit(self._references)
-            if missing := self.chunks.missing(self._digest_of):
+        if self.chunks is not None and (missing := self.chunks.missing(self._digest_of)):
+            raise InternalError(f"blocks of chunk {missing[0]} can be found in the cache, but the chunk is not there")
+
+    def audit_references(self, owners: Iterable[Sequence[int]]) -> None:
+        """Check how often each block is owned, and what chunks and groups of blocks count of that; not where blocks are
+        that nobody owns. InternalError names the first one that is counted wrongly. O(n).
+        """
+        self._check_references(Counter(block for table in owners for block in table))
+
+    def _check_references(self, expected: Counter[int]) -> None:
+        for block in range(self.num_blocks):
+            if self._references[block] != expected[block]:
                 raise InternalError(
-                    f"blocks of chunk {missing[0]} can be found in the cache, but the chunk is not there"
+                    f"KV block {block}: {self._references[block]} references counted, {expected[block]} owners",
+                    block=block,
                 )
+        for table in (self._groups, self.chunks):
+            if table is not None:
+                table.audit(self._references)
 
     def _count_owned(self, block: int) -> None:
         for table in (self.chunks, self._groups):

@@ -61,6 +61,17 @@ class FreeRuns:
             taken += self._cut(self._pop_longest(), count - len(taken))
         return taken
 
+    def audit(self) -> None:
+        """Check that runs beside each other are one, that the ids are counted, and that no more outdated entries are kept
+        than are rebuilt away. InternalError says what is wrong. O(runs).
+        """
+        if touching := self._end.keys() & self._start.keys():
+            raise InternalError(f"two runs of free blocks meet at {min(touching)}", block=min(touching))
+        if (counted := sum(end - start for start, end in self._end.items())) != self._count:
+            raise InternalError(f"{format_count(counted, 'free block')} in runs, {self._count} counted")
+        if len(self._longest) > 2 * len(self._end) + 64:
+            raise InternalError(f"{len(self._longest)} entries kept of {format_count(len(self._end), 'free run')}")
+
     def _insert(self, start: int, end: int) -> None:
         self._end[start] = end
         self._start[end] = start
