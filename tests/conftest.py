@@ -33,6 +33,15 @@ def pytest_configure(config: pytest.Config) -> None:
     config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Where there are to be several processes, write the bytecode once for all of them."""
+    if session.config.getoption("numprocesses", None) and not hasattr(session.config, "workerinput"):
+        from tests.support.bytecode import make_bytecode
+
+        make_bytecode(session.config)
+
+
 @pytest.fixture(autouse=True)
 def forget_consoles() -> Generator[None]:
     """Leave no console to the next test: it keeps the width of the terminal that it was made in."""

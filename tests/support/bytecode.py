@@ -1,0 +1,78 @@
+"""Bytecode of tests and sources, made once before several processes of tests begin.
+
+Each process of `pytest -n` collects all tests, and all of them begin at once: in a fresh clone each rewrites the
+asserts of 700 files, and compiles these, the sources and the packages that it imports, where one would do for all.
+"""
+
+from __future__ import annotations
+
+import os
+import py_compile
+import subprocess
+import sys
+from collections.abc import Iterable
+from multiprocessing import get_context
+from pathlib import Path
+
+import pytest
+
+from tests.paths import ROOT
+
+# Of those with most files; some may be missing.
+_IMPORTS = """
+for name in ("torch", "transformers", "hypothesis", "openai", "numpy"):
+    try:
+        __import__(name)
+    except ImportError:
+        pass
+"""
+
+
+def make_bytecode(config: pytest.Config) -> None:
+    """Write what is missing, with all CPUs; nothing where Python is not to write bytecode."""
+    if sys.dont_write_bytecode:
+        return
+    packages = subprocess.Popen([sys.executable, "-c", _IMPORTS])
+    files = [path for folder in ("tests", "src") for path in sorted((ROOT / folder).rglob("*.py"))]
+    processes = os.cpu_count() or 1
+    workers = [
+        get_context("fork").Process(target=_make, args=(config, files[first::processes])) for first in range(processes)
+    ]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    packages.wait()
+
+
+def _make(config: pytest.Config, files: Iterable[Path]) -> None:
+    for path in files:
+        if path.name.startswith("test_") or path.name == "conftest.py":
+            rewrite(config, path)
+        elif not Path(f"{path.parent}/__pycache__/{path.stem}.{sys.implementation.cache_tag}.pyc").exists():
+            py_compile.compile(str(path))
+
+
+def rewrite(config: pytest.Config, path: Path) -> Path | None:
+    """Write the bytecode of a file of tests as pytest does when it imports it; None where that is there, or this version
+    of pytest does it otherwise: then each process does it for itself.
+    """
+    try:
+        from _pytest.assertion.rewrite import (
+            PYC_TAIL,
+            _read_pyc,
+            _rewrite_test,
+            _write_pyc,
+            assertstate_key,
+            get_cache_dir,
+            try_makedirs,
+        )
+
+        folder = get_cache_dir(path)
+        cached = folder / (path.name[:-3] + PYC_TAIL)
+        if not try_makedirs(folder) or _read_pyc(path, cached) is not None:
+            return None
+        source, code = _rewrite_test(path, config)
+        return cached if _write_pyc(config.stash[assertstate_key], code, source, cached) else None
+    except (ImportError, AttributeError, TypeError, KeyError):
+        return None
