@@ -21,12 +21,12 @@ BACKENDS = ("reference", "native", "torch")
 
 
 def config_for(path: Path, **settings: Any) -> EngineConfig:
-    """A config for the model at `path`, two threads unless told otherwise. Skips the test where it is torch's and that
-    is not installed.
+    """A config for the model at `path`, of threads that sleep at once where they wait: others may want their CPUs. Skips
+    the test where it is torch's and that is not installed.
     """
     if settings.get("backend") == "torch":
         pytest.importorskip("torch", reason="needs torch, which the extra `torch` installs")
-    config = EngineConfig.of(None, {"disable_log_stats": True, **settings})
+    config = EngineConfig.of(None, {"disable_log_stats": True, "spin_us": 0, **settings})
     return dataclasses.replace(config, model=dataclasses.replace(config.model, path=str(path)))
 
 

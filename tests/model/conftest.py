@@ -15,15 +15,26 @@ _FOLLOWERS = (
     "test_llama_variations", "test_layer_norm_decoders", "test_picture_texts", "test_picture_models", "test_minicpm",
     "test_muse_glimmer",
 )  # fmt: skip
-_SLOW = {**dict.fromkeys(_FOLLOWERS, frozenset(("torch", "reference"))), "test_mamba_hybrids": frozenset(("torch",))}
+_SLOW = {
+    **dict.fromkeys(_FOLLOWERS, frozenset(("torch", "reference"))),
+    **dict.fromkeys(("test_mamba_hybrids", "test_rarer_families", "test_further_families"), frozenset(("torch",))),
+}
+# Of the steps of several sequences that NumPy and torch compute too, models without and with experts and windows.
+_STEPS_OF = frozenset(("llama", "mixtral-window", "gemma3"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Leave to `make test-all` what says little about a family beside its cases with the native core."""
     for item in items:
         callspec = getattr(item, "callspec", None)
-        if callspec is not None and _SLOW.get(item.path.stem, frozenset()).intersection(callspec.id.split("-")):
+        if callspec is None:
+            continue
+        if _SLOW.get(item.path.stem, frozenset()).intersection(callspec.id.split("-")):
             item.add_marker(pytest.mark.slow)
+        if item.path.stem == "test_transformers_parity" and "greedy_tokens" in item.name:
+            given = callspec.params
+            if {"torch", "reference"}.intersection(given.values()) and given["name"] not in _STEPS_OF:
+                item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture
@@ -70,4 +81,4 @@ def make_backend(name: str, rounding: bool) -> Backend:
     from homenode.compute.native import NativeBackend, available_levels
 
     levels = [level for level in available_levels() if rounding or level not in ROUNDING_LEVELS]
-    return NativeBackend([-1, -1], level=levels[-1])
+    return NativeBackend([-1, -1], spin_us=0, level=levels[-1])

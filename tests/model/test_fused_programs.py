@@ -87,7 +87,12 @@ def test_fused_programs_give_the_same_bits(architecture: str, quantize: str | No
     wanted = run_steps(program_of(NativeBackend([-1], level=level), tmp_path / "a", spec, quantize, "bf16", fuse=False))
     for threads in (1, 3):
         fused = program_of(
-            NativeBackend([-1] * threads, level=level), tmp_path / f"b{threads}", spec, quantize, "bf16", fuse=True
+            NativeBackend([-1] * threads, spin_us=0, level=level),
+            tmp_path / f"b{threads}",
+            spec,
+            quantize,
+            "bf16",
+            fuse=True,
         )
         for number, (one, other) in enumerate(zip(wanted, run_steps(fused), strict=True)):
             assert np.isfinite(one).all()
@@ -99,7 +104,7 @@ def test_fused_programs_give_the_same_bits(architecture: str, quantize: str | No
 def test_a_layer_waits_five_times_for_few_tokens(architecture: str, quantize: str | None, tmp_path: Path) -> None:
     """And once more to read the sampled rows of the last one."""
     spec = spec_of(architecture)
-    program = program_of(NativeBackend([-1, -1]), tmp_path / "weights", spec, quantize, "bf16", fuse=True)
+    program = program_of(NativeBackend([-1, -1], spin_us=0), tmp_path / "weights", spec, quantize, "bf16", fuse=True)
     for batch in (1, 2, 8):
         assert program.barriers(batch, batch) <= 5 * spec.num_layers + 1
     # Keys and values of several tokens of a sequence are written first.
@@ -111,7 +116,7 @@ def test_a_layer_waits_five_times_for_few_tokens(architecture: str, quantize: st
 def test_a_norm_before_a_sum_waits_once_more(architecture: str, tmp_path: Path) -> None:
     """Twice in a layer; then once for the embedding's scale and once for the cap of the logits."""
     spec = spec_of(architecture)
-    program = program_of(NativeBackend([-1, -1]), tmp_path / "weights", spec, "q8_0", "bf16", fuse=True)
+    program = program_of(NativeBackend([-1, -1], spin_us=0), tmp_path / "weights", spec, "q8_0", "bf16", fuse=True)
     for batch in (1, 2, 8):
         assert program.barriers(batch, batch) <= 7 * spec.num_layers + 3
 
@@ -120,7 +125,7 @@ def test_a_norm_before_a_sum_waits_once_more(architecture: str, tmp_path: Path) 
 def test_a_mixture_waits_once_more(architecture: str, tmp_path: Path) -> None:
     """For the router."""
     spec = spec_of(architecture)
-    program = program_of(NativeBackend([-1, -1]), tmp_path / "weights", spec, "q8_0", "bf16", fuse=True)
+    program = program_of(NativeBackend([-1, -1], spin_us=0), tmp_path / "weights", spec, "q8_0", "bf16", fuse=True)
     for batch in (1, 2, 8):
         assert program.barriers(batch, batch) <= 6 * spec.num_layers + 1
 
@@ -156,7 +161,7 @@ def test_gates_of_any_formats_and_lengths(formats: tuple[str, ...], rows: int, t
     shapes = [(rows, 64), (rows, 64), (48, rows)]
     outs = []
     for fuse, threads in ((False, 1), (True, 1), (True, 3)):
-        backend = NativeBackend([-1] * threads)
+        backend = NativeBackend([-1] * threads, spin_us=0)
         random = np.random.default_rng(rows)
         weights = [
             backend.weight_from_array(random.standard_normal(s).astype(np.float32), f)
@@ -172,7 +177,7 @@ def test_a_gate_that_is_the_result(tmp_path: Path) -> None:
     """It is written as float32 rows; 50 outputs end inside a group of 32."""
     outs = []
     for fuse in (False, True):
-        backend = NativeBackend([-1, -1])
+        backend = NativeBackend([-1, -1], spin_us=0)
         random = np.random.default_rng(3)
         x = backend.constant(random.standard_normal((7, 64)).astype(np.float32))
         gate, up = (
@@ -191,7 +196,7 @@ def test_norms_that_others_read_are_made() -> None:
     """
     outs = []
     for fuse in (False, True):
-        backend = NativeBackend([-1, -1])
+        backend = NativeBackend([-1, -1], spin_us=0)
         random = np.random.default_rng(8)
         x = backend.constant(random.standard_normal((20, 64)).astype(np.float32))
         norm, head_norm = backend.vector(random.standard_normal(64)), backend.vector(random.standard_normal(16))
@@ -215,7 +220,9 @@ def test_norms_that_others_read_are_made() -> None:
 
 
 def test_phases_are_timed_by_name(tmp_path: Path) -> None:
-    program = program_of(NativeBackend([-1, -1]), tmp_path / "weights", spec_of("qwen2"), "q8_0", "bf16", fuse=True)
+    program = program_of(
+        NativeBackend([-1, -1], spin_us=0), tmp_path / "weights", spec_of("qwen2"), "q8_0", "bf16", fuse=True
+    )
     run_steps(program)
     assert program.phase_times() == []
     program.measure_phases(True)

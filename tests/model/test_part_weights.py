@@ -69,7 +69,7 @@ def test_every_kind_of_storage(tmp_path: Path, backend: Backend, threads: int) -
     if backend.name == "native":
         from homenode.compute.native import NativeBackend
 
-        backend = NativeBackend([-1] * threads)
+        backend = NativeBackend([-1] * threads, spin_us=0)
     check_parts(mixed_formats(tmp_path / "weights"), backend, PartitionSpec(stages=2, ranks=2))
 
 

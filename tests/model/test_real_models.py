@@ -32,7 +32,7 @@ def name(request: pytest.FixtureRequest) -> str:
 
 def load(name: str) -> tuple[LoadedModel, Backend]:
     native = pytest.importorskip("homenode.compute.native", reason="needs the compiled core")
-    backend: Backend = native.NativeBackend([-1, -1])
+    backend: Backend = native.NativeBackend([-1, -1], spin_us=0)
     return load_model(open_checkpoint(models()[name]), backend), backend
 
 

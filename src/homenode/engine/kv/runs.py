@@ -62,8 +62,8 @@ class FreeRuns:
         return taken
 
     def audit(self) -> None:
-        """Check that runs beside each other are one, that the ids are counted, and that no more outdated entries are kept
-        than are rebuilt away. InternalError says what is wrong. O(runs).
+        """Check that runs beside each other are one, that the ids are counted, and that no more outdated entries are
+        kept than are rebuilt away. InternalError says what is wrong. O(runs).
         """
         if touching := self._end.keys() & self._start.keys():
             raise InternalError(f"two runs of free blocks meet at {min(touching)}", block=min(touching))
