@@ -21,8 +21,8 @@ BACKENDS = ("reference", "native", "torch")
 
 
 def config_for(path: Path, **settings: Any) -> EngineConfig:
-    """A config for the model at `path`, of threads that sleep at once where they wait: others may want their CPUs. Skips
-    the test where it is torch's and that is not installed.
+    """A config for the model at `path`, of threads that sleep at once where they wait: others may want their CPUs.
+    Skips the test where it is torch's and that is not installed.
     """
     if settings.get("backend") == "torch":
         pytest.importorskip("torch", reason="needs torch, which the extra `torch` installs")

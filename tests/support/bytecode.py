@@ -54,8 +54,8 @@ def _make(config: pytest.Config, files: Iterable[Path]) -> None:
 
 
 def rewrite(config: pytest.Config, path: Path) -> Path | None:
-    """Write the bytecode of a file of tests as pytest does when it imports it; None where that is there, or this version
-    of pytest does it otherwise: then each process does it for itself.
+    """Write the bytecode of a file of tests as pytest does when it imports it; None where that is there, or this
+    version of pytest does it otherwise: then each process does it for itself.
     """
     try:
         from _pytest.assertion.rewrite import (
