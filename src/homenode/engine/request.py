@@ -27,6 +27,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     pools: bool = False  # wants the vector of its text, or scores; its `params.max_tokens` is 0
     speculative: bool = True  # tokens may be drafted for it
     session: str = ""  # its KV stays on disk as long as this session (`session_ticket`); empty: it is of none
+    background: bool = False  # nobody waits for it: it has what others leave, in steps that a newcomer hardly notices
     awaited: bool = True  # somebody waits for its tokens as they come, so that steps are to be short
     # Output tokens that another engine had given when it was lost: the sequence goes on after them.
     begun: list[int] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 from starlette.routing import Route
@@ -70,11 +71,33 @@ def create_app(state: ServerState, apis: Sequence[Api] | None = None) -> HttpApp
 
 
 def _apis(state: ServerState) -> Sequence[Api]:
-    if not state.models.changes:
-        return APIS
-    from homenode.server.apis.loading import API  # a server of one model starts sooner without
+    """All APIs that this server has; what few have is imported only there, as others start sooner without."""
+    apis: tuple[Api, ...] = APIS
+    if state.models.changes:
+        from homenode.server.apis.loading import API as LOADING
 
-    return (*APIS, API)
+        apis = (*apis, LOADING)
+    if state.batch_folder is not None:
+        from homenode.server.apis.batches.api import API as BATCHES
+
+        state.batch_folder.paths = batch_paths(apis)
+        apis = (*apis, BATCHES)
+    return apis
+
+
+def run_batches(state: ServerState, app: HttpApplication) -> list[asyncio.Task[None]]:
+    """Begin to run the batches of --batch-dir, where there is one: a task, which ends when the server drains."""
+    if state.batch_folder is None:
+        return []
+    from homenode.server.batches.batch_runner import begin_batches
+
+    return [begin_batches(state, app, state.batch_folder)]
+
+
+def batch_paths(apis: Sequence[Api]) -> frozenset[str]:
+    """The paths that requests of a batch may ask: those of work that has a body."""
+    operations = (operation for api in apis for operation in api.operations)
+    return frozenset(each.path for each in operations if each.admits and each.body is not None)
 
 
 class _PathEndpoint:

@@ -6,7 +6,7 @@ import asyncio
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 
-from homenode.server.app import create_app
+from homenode.server.app import create_app, run_batches
 from homenode.server.core.state import ServerState
 from homenode.server.doors.tcp_socket import with_twins
 from homenode.server.doors.unix_socket import remove_socket_file
@@ -72,19 +72,21 @@ async def serve_state(
     keys = Keyring(source.keys, KeyCounts() if source.counts else None)
     state = make(keys)
     url = url_of(listener, config.scheme)
+    app = create_app(state)
     server = Server(
-        uvicorn_config(create_app(state), config),
+        uvicorn_config(app, config),
         lambda: on_listening(url) if on_listening else None,
         certificate=certificate,
     )
     ending = Ending(state, server, config.shutdown_timeout)
     state.watch_engines(ending.engine_lost)
-    watching = asyncio.ensure_future(source.watch(keys.replace))
+    watching = [asyncio.ensure_future(source.watch(keys.replace)), *run_batches(state, app)]
     try:
         with signals(ending.signalled, stop):
             await begin(state, ending)
             await server.serve(sockets=with_twins(listener))
     finally:
-        watching.cancel()
+        for task in watching:
+            task.cancel()
         remove_socket_file(listener)
     return ending.exit_code

@@ -19,7 +19,7 @@ from homenode.engine.scheduler.preemption import choose_victim, growth_preemptio
 from homenode.engine.scheduler.prompt_turns import PASSED_SHARE, PromptTurns
 from homenode.engine.scheduler.queue import WaitingQueue
 from homenode.engine.scheduler.step_costs import StepCosts
-from homenode.engine.scheduler.time_bound import TimeBound, time_limit
+from homenode.engine.scheduler.time_bound import BACKGROUND_SHARE, TimeBound, time_limit
 from homenode.engine.scheduler_config import SchedulerConfig
 
 _KEPT = 8  # parts of the slots and KV blocks, of which one is left to keys that go first
@@ -157,7 +157,7 @@ class Planner:
             alone_s = self.costs.seconds(plan.answers)
             limit = time_limit(
                 alone_s,
-                self._step_s,
+                self._step_s * (BACKGROUND_SHARE if self._only_background(begun) else 1.0),
                 answering=len(self.running) > len(begun),
                 in_flight_s=in_flight_s,
                 stages=self._batching.stages,
@@ -187,6 +187,11 @@ class Planner:
             own = plan.prefill - others
         self._turns.count(passed_over, others, own)
         self._plan_turns(plan, begun, None, closed and not begins)
+
+    def _only_background(self, begun: list[Sequence]) -> bool:
+        """Return whether nobody waits for any of the prompts that there are."""
+        first = self.waiting.first()
+        return all(s.request.background for s in begun) and (first is None or first.request.background)
 
     def _plan_passed_over(self, plan: StepPlan, sequence: Sequence, begun: list[Sequence]) -> bool:
         """Go on with the one that was passed over, or begin it. Returns whether it begins. Where it cannot, the oldest

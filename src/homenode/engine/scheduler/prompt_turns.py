@@ -4,7 +4,7 @@ Pure.
 Of prompts of one priority and key the one with the least left to compute goes first: it waits for as short a time as it
 can, and the others hardly lose by it. The one that came first of them has a fourth of what prompts have in each step
 nevertheless; where a step has room for one piece only, the whole of every fourth step. Of another priority or key, that
-is so for whoever has waited long. Where it cannot begin, as others have the slots or blocks, nobody else begins any
+is so for whoever has waited long, unless nobody waits for it. Where it cannot begin, as others have the slots or blocks, nobody else begins any
 more once they had three times what it needs.
 """
 
@@ -37,10 +37,12 @@ class PromptTurns:
         if len(begun) < 2:
             return list(begun)
         cost = self._shares.cost if self._shares.several else lambda key: 0.0
-        return sorted(begun, key=lambda sequence: (cost(sequence.request.key), *_turn(sequence)))
+        return sorted(begun, key=lambda s: (s.request.background, cost(s.request.key), *_turn(s)))
 
     def before(self, sequence: Sequence, other: Sequence) -> bool:
         """Return whether the first of these goes before the second."""
+        if sequence.request.background != other.request.background:
+            return other.request.background
         if self._shares.several:
             key, others = sequence.request.key, other.request.key
             if self._shares.ahead(key, others) or self._shares.ahead(others, key):
@@ -58,8 +60,9 @@ class PromptTurns:
         assert top is not None  # there is one of both at least
         if first is not None and first is not top and self.before(first, top):
             top = first
-        aged = min((s for s in (*begun, oldest) if s is not None), key=lambda sequence: sequence.arrived)
-        if aged.arrived + AGED_S <= now:
+        awaited = [s for s in (*begun, oldest) if s is not None and not s.request.background]
+        aged = min(awaited, key=lambda sequence: sequence.arrived, default=None)
+        if aged is not None and aged.arrived + AGED_S <= now:
             return None if aged is top else aged
         key, priority = top.request.key, top.request.priority
         alike = [s for s in begun if (s.request.key, s.request.priority) == (key, priority)]

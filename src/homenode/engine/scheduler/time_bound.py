@@ -4,6 +4,8 @@ While somebody's answer goes on a step takes at most `--step-time`, or twice wha
 more, so that prompts always get on. Prompts alone take twice `--step-time`, or twice what a step takes without any
 prompt, steps that were planned ahead included: for so long a newcomer waits at most. Where reading the weights takes
 much of that, as on a machine that others use too, one step has all of it instead of two, which read the weights twice.
+Prompts that nobody waits for, as those of batch files, have a part of these times, so that whoever comes meanwhile
+hardly notices them.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from homenode.engine.scheduler.step_load import StepLoad
 
 FIRST_PIECE: Final = 64  # tokens of a prompt in a step, while nothing is known of what they cost
 ALIGNMENT: Final = 16  # positions at a multiple of which a piece ends: a tile of keys, and rows that kernels like
+BACKGROUND_SHARE: Final = 1 / 6  # of `--step-time`, for steps whose prompts nobody waits for
 LEAST_PIECE: Final = 4  # tokens of a step's first prompt, however long they take
 _LEAST_ROOM = 0.25  # of a bound: steps planned ahead that leave less of it are waited for...
 _LEAST_READINGS = 4.0  # ...and those that leave less than so many times what a step takes without any prompt

@@ -168,6 +168,7 @@ def _sequences(
             rows=list(prompt.rows),
             params=params.of_answer(index),
             priority=rank.priority,
+            background=caller().background,
             key=caller().name,
             cache_salt=request.cache_salt,
             speculative=request.speculative,

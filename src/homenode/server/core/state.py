@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from homenode.engine.fronts.numbers import first_number
 from homenode.server.core.model_limits import ModelLimits
@@ -21,6 +22,9 @@ from homenode.server.models.model_table import ModelsByName, ModelTable
 from homenode.server.models.served_model import ModelParts, ServedModel
 from homenode.server.models.text_work import TextWork
 from homenode.server.monitoring.server_metrics import Metrics
+
+if TYPE_CHECKING:
+    from homenode.server.batches.batch_folder import BatchFolder
 
 _LOG = logging.getLogger("homenode.server")
 _BODIES_AT_ONCE = 8  # bodies of the largest size that may be in memory together, of all fronts
@@ -48,6 +52,14 @@ class FrontIdentity:
 
 
 ALONE = FrontIdentity()
+
+
+def _batch_folder(path: str | None) -> BatchFolder | None:
+    if path is None:
+        return None
+    from homenode.server.batches.batch_folder import BatchFolder  # few servers have one
+
+    return BatchFolder(path)
 
 
 class ServerState(RequestAdmission):
@@ -85,6 +97,7 @@ class ServerState(RequestAdmission):
             self.models = ModelTable([ServedModel(parts, self.text_work, self.metrics, first_id) for parts in models])
         limits = StoreLimits(config.max_stored_responses, config.stored_responses_size, config.stored_response_age)
         self.responses = open_store(limits, front.metrics)
+        self.batch_folder = _batch_folder(config.batch_dir)
         self.thought_seal = ThoughtSeal(config.thoughts_secret)
 
     @property

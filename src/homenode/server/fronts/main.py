@@ -127,7 +127,7 @@ class _Front:
         messages: AsyncIterator[ToFront],
     ) -> int:
         # These import prometheus_client, for which files had to be reserved first.
-        from homenode.server.app import create_app
+        from homenode.server.app import create_app, run_batches
         from homenode.server.core.state import FrontIdentity, ServerState
         from homenode.server.models.served_model import ModelParts
 
@@ -142,8 +142,9 @@ class _Front:
             for client, tokenizer, model in zip(clients, tokenizers, prepare.models, strict=True)
         ]
         state = ServerState(parts, prepare.server, identity, keys=keys)
+        app = create_app(state)
         server = Server(
-            uvicorn_config(create_app(state), prepare.server, backlog=_ACCEPTED_AT_ONCE),
+            uvicorn_config(app, prepare.server, backlog=_ACCEPTED_AT_ONCE),
             certificate=certificate,
         )
         ending = Ending(state, server, prepare.server.shutdown_timeout)
@@ -154,7 +155,10 @@ class _Front:
         self._send(FrontReady())
         await listens.wait()
         gc.freeze()  # what is there now stays: collections of cycles need not walk through it while requests wait
+        batches = run_batches(state, app)
         await server.serve(sockets=list(self._listeners))
+        for task in batches:
+            task.cancel()
         handling.cancel()
         return ending.exit_code
 

@@ -5,6 +5,7 @@ answer.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ class RequestAdmission:
         self.lost: str | None = None  # why the engine is gone
         self._drain_ends: float | None = None  # time.monotonic() at which a drain gives up
         self._in_flight = 0
+        self.last_awaited = -math.inf  # time.monotonic() when somebody asked who waits for the answer
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -60,6 +62,8 @@ class RequestAdmission:
         except ApiError:
             self.refused("engine_lost" if self.lost is not None else "draining")
             raise
+        if not caller().background:
+            self.last_awaited = time.monotonic()
         self._in_flight += 1
         self._idle.clear()
         try:

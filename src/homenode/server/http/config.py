@@ -218,6 +218,15 @@ class ServerConfig(ServedModelConfig, HttpConfig):
     stored_response_age: float = option(
         86400.0, "How long a response is kept, such as 24h.", parse=parse_seconds, minimum=0
     )
+    batch_dir: str | None = option(
+        None,
+        "Folder that keeps files and batches over restarts: turns on /v1/files and /v1/batches, whose requests are "
+        "computed when nobody else has work.",
+        metavar="DIR",
+    )
+    batch_file_size: int = option(
+        200 * 2**20, "Largest file of /v1/files, such as 200MiB.", parse=parse_bytes, minimum=1024
+    )
     thoughts_secret: str | None = option(
         None,
         "Secret with which thoughts that clients keep (encrypted_content) are sealed. Servers of the same secret read "

@@ -19,7 +19,7 @@ from homenode.server.keys.counts import (
     KeyCounts,
 )
 from homenode.server.keys.named_key import UNNAMED_ROW, NamedKey
-from homenode.server.keys.service_tiers import ALL_TIERS, AskedTier, ServiceRank, rank_of
+from homenode.server.keys.service_tiers import ALL_TIERS, BEHIND_ALL, AskedTier, ServiceRank, rank_of
 from homenode.server.keys.told_usage import ToldUsage
 from homenode.units import format_count
 
@@ -38,9 +38,11 @@ class KeyLimitError(Exception):
 class KeyHolder:
     """One key, as a request comes with it. The limits hold for all fronts together."""
 
-    def __init__(self, key: NamedKey | None = None, counts: KeyCounts | None = None) -> None:
-        """`key`: None where no key is asked for."""
-        self._key, self._counts = key, counts
+    def __init__(
+        self, key: NamedKey | None = None, counts: KeyCounts | None = None, *, background: bool = False
+    ) -> None:
+        """`key`: None where no key is asked for. `background`: nobody waits for its answers."""
+        self._key, self._counts, self.background = key, counts, background
         self._row = key.row if key is not None else UNNAMED_ROW
 
     @property
@@ -65,12 +67,20 @@ class KeyHolder:
 
     def rank(self, asked: AskedTier | None, priority: int | None) -> ServiceRank:
         """Return the rank of a request which names this tier and this priority. Raises ServiceTierError."""
+        if self.background:
+            return BEHIND_ALL
         tiers = ALL_TIERS if self._key is None else self._key.service_tiers
         return rank_of(asked, priority, tiers, self.name)
 
     def uncounted(self) -> KeyHolder:
         """The same key, for a request that its limits are not about."""
         return KeyHolder(self._key)
+
+    def in_background(self) -> KeyHolder:
+        """The same key, for requests that nobody waits for, such as lines of a batch file; its limits are not about
+        them.
+        """
+        return KeyHolder(self._key, background=True)
 
     @contextmanager
     def request(self) -> Iterator[None]:

@@ -77,6 +77,12 @@ class Keyring:
             found = matches[0] if matches and found is None else found
         return found
 
+    def named(self, name: str) -> KeyHolder | None:
+        """The key of this name; None where there is none any more. The empty name is that of keys without one."""
+        if not self._keys:
+            return None if name else KeyHolder()
+        return next((holder for _, holder in self._keys if holder.name == name), None)
+
     def figures(self) -> Iterator[tuple[str, KeyCounts, int]]:
         """The name of each key that is counted, and where it is."""
         if self._counts is not None:

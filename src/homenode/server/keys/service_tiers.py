@@ -23,6 +23,9 @@ class ServiceRank(NamedTuple):
     priority: int
 
 
+BEHIND_ALL: Final = ServiceRank("flex", 2**31 - 1)  # of requests that nobody waits for
+
+
 class ServiceTierError(Exception):
     """A rank that a request asks for and cannot have. `param`: the field at fault."""
 

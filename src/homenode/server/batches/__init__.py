@@ -1,0 +1,1 @@
+"""Batch files: requests by the thousand that nobody waits for, kept in a folder over restarts."""

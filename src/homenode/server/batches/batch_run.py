@@ -1,0 +1,120 @@
+"""The run of one batch: its lines are asked for side by side, and what comes of each is kept at once."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+from starlette.types import ASGIApp
+
+from homenode.server.batches.batch_folder import BatchFolder
+from homenode.server.batches.batch_lines import BatchLine, LineOffset, read_line
+from homenode.server.batches.batch_store import BatchRecord, BatchStatus, LineResult
+from homenode.server.batches.inside_request import InsideAnswer, ask_inside
+from homenode.server.keys.caller import KeyHolder
+
+_LOOK_S = 0.2  # between two looks at whether the run is to end
+_LATER = (429, 503)  # statuses of requests that are to come again
+_LEAST_WAIT_S, _MOST_WAIT_S = 0.2, 5.0
+
+
+class BatchRun:
+    """Computes the lines of a batch that have no result yet."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        folder: BatchFolder,
+        batch: BatchRecord,
+        who: KeyHolder,
+        *,
+        at_once: Callable[[], int],
+        stopped: Callable[[], bool],
+    ) -> None:
+        """`who`: for whom the lines are asked. `at_once`: lines that may be under way now. `stopped`: whether this
+        server ends, so that the run goes on after the next start.
+        """
+        self._app, self._folder, self._batch, self._who = app, folder, batch, who
+        self._at_once, self._stopped = at_once, stopped
+
+    async def compute(self, places: Sequence[LineOffset]) -> bool:
+        """Ask for all lines that are left. False: the server ends before they are done."""
+        done = await asyncio.to_thread(self._folder.batches.results, self._batch.id)
+        left = iter([number for number in range(len(places)) if number not in done])
+        tasks: set[asyncio.Task[None]] = set()
+        with self._folder.files.open(self._batch.input_file_id) as file:
+            try:
+                while not (self._stopped() or self._ends_early):
+                    tasks |= set(self._begin(left, places, file.fileno(), self._at_once() - len(tasks)))
+                    if not tasks:
+                        return True
+                    ended, tasks = await asyncio.wait(tasks, timeout=_LOOK_S, return_when=asyncio.FIRST_COMPLETED)
+                    for task in ended:
+                        task.result()  # what could not be written ends the run
+                return not self._stopped()
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+    @property
+    def _ends_early(self) -> bool:
+        return end_of(self._folder, self._batch) is not None
+
+    def _begin(
+        self, left: Iterator[int], places: Sequence[LineOffset], file: int, most: int
+    ) -> Iterator[asyncio.Task[None]]:
+        for _ in range(most):
+            if (number := next(left, None)) is None:
+                return
+            yield asyncio.create_task(self._ask(number, os.pread(file, places[number].size, places[number].begin)))
+
+    async def _ask(self, number: int, raw: bytes) -> None:
+        line = read_line(raw)
+        answer = await self._answer(line)
+        try:
+            body = msgspec.json.decode(answer.body)
+        except msgspec.DecodeError:
+            body = answer.body.decode(errors="replace")
+        response = {"status_code": answer.status, "request_id": answer.request_id, "body": body}
+        result = line_result(line.custom_id, response=response)
+        good = answer.status == 200
+        self._folder.batches.append(self._batch.id, LineResult(line=number, good=good, result=result))
+
+    async def _answer(self, line: BatchLine) -> InsideAnswer:
+        """The answer to a line; where the server is full, once it is not."""
+        if line.body.get("stream"):
+            text = "`stream` is true; an answer of a batch file comes whole, leave it out"
+            error = {"message": text, "type": "invalid_request_error", "param": "stream", "code": "invalid_value"}
+            return InsideAnswer(400, msgspec.json.encode({"error": error}))
+        body = msgspec.json.encode(line.body)
+        while True:
+            answer = await ask_inside(self._app, line.url, body, self._who)
+            if answer.status not in _LATER:
+                return answer
+            wanted = _LEAST_WAIT_S if answer.retry_after_s is None else answer.retry_after_s
+            await asyncio.sleep(min(_MOST_WAIT_S, max(_LEAST_WAIT_S, wanted)))
+
+
+def end_of(folder: BatchFolder, batch: BatchRecord) -> BatchStatus | None:
+    """How a batch ends before all of it is done; None: it goes on."""
+    if folder.batches.cancel_asked_at(batch.id) is not None:
+        return BatchStatus.CANCELLED
+    return BatchStatus.EXPIRED if time.time() > batch.expires_at else None
+
+
+def line_result(
+    custom_id: str, *, response: Mapping[str, Any] | None = None, error: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """A line of an output file or an error file."""
+    return {
+        "id": f"batch_req_{secrets.token_hex(12)}",
+        "custom_id": custom_id,
+        "response": response,
+        "error": error,
+    }
