@@ -14,6 +14,7 @@ CASES: dict[str, tuple[dict[str, Any], Any, dict[str, Any]]] = {
     "host": ({"uds": "/s"}, "127.0.0.1", {}),
     "port": ({"uds": "/s"}, 8000, {}),
     "stored_responses_size": ({"max_stored_responses": 0}, 1 << 20, {}),
+    "batch_file_size": ({}, 4096, {"batch_dir": "/batches"}),
     "stored_response_age": ({"max_stored_responses": 0}, 5.0, {}),
     "max_stored_responses": ({"stored_responses_size": 0}, 5, {"stored_responses_size": 5}),
 }

@@ -24,6 +24,7 @@ from homenode.start_phases import mark_phase
 _COMMANDS = {
     "serve": ("homenode.cli.server.serve:serve", "Serve a model over HTTP with the OpenAI API."),
     "proxy": ("homenode.cli.server.proxy:proxy", "Put one address in front of prefill and decode servers."),
+    "run-batch": ("homenode.cli.server.run_batch:run_batch", "Answer a file of requests, without a server."),
     "generate": ("homenode.cli.generation.generate:generate", "Continue one prompt and print the result."),
     "chat": ("homenode.cli.generation.chat:chat", "Talk to a model in the terminal."),
     "render": ("homenode.cli.generation.render:render", "Print what a model sees of a conversation, text and tokens."),

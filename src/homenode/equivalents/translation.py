@@ -159,8 +159,8 @@ class _Translator:
             self.translation.words += ["--", *given.values]
         elif given.flag == "?":
             self.translation.words.append(given.written)
-        elif given.known is None:
-            self._keep(given)
+        elif given.known is None or (given.flag in self._own and not given.flag.startswith("--")):
+            self._keep(given)  # a letter that a command has itself is its own
         elif given.known.values is not FollowingWords.NONE and not given.values:
             self.translation.refused.append(f"{given.written} needs a value")
         else:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from homenode.errors import UnsupportedError
-from homenode.server.http.config import HttpConfig
+from homenode.server.http.config import HttpConfig, ServerConfig
 
 
 def check_doors(config: HttpConfig) -> None:
-    """Raises UserError that names a certificate, its key, or a file of API keys that cannot be used, or --uds where
-    there are no Unix domain sockets.
+    """Raises UserError that names a certificate, its key, a file of API keys or a folder of batches that cannot be
+    used, or --uds where there are no Unix domain sockets.
     """
+    if isinstance(config, ServerConfig) and config.batch_dir is not None:
+        from homenode.server.batches.batch_folder import check_folder
+
+        check_folder(config.batch_dir)
     if config.ssl_certfile is not None and config.ssl_keyfile is not None:
         from homenode.server.doors.certificate import read_certificate
 

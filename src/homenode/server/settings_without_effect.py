@@ -28,6 +28,7 @@ _KEPT = "no response is kept (--max-stored-responses 0)"
 _RULES = (
     _Rule("stored_responses_size", lambda config: config.max_stored_responses > 0, _KEPT),
     _Rule("stored_response_age", lambda config: config.max_stored_responses > 0, _KEPT),
+    _Rule("batch_file_size", lambda config: config.batch_dir is not None, "no files are kept without --batch-dir"),
     _Rule(
         "max_stored_responses",
         lambda config: not config.max_stored_responses or config.stored_responses_size > 0,

@@ -4,8 +4,8 @@ Pure.
 Of prompts of one priority and key the one with the least left to compute goes first: it waits for as short a time as it
 can, and the others hardly lose by it. The one that came first of them has a fourth of what prompts have in each step
 nevertheless; where a step has room for one piece only, the whole of every fourth step. Of another priority or key, that
-is so for whoever has waited long, unless nobody waits for it. Where it cannot begin, as others have the slots or blocks, nobody else begins any
-more once they had three times what it needs.
+is so for whoever has waited long, unless nobody waits for it. Where it cannot begin, as others have the slots or
+blocks, nobody else begins any more once they had three times what it needs.
 """
 
 from __future__ import annotations

@@ -13,18 +13,25 @@ from homenode.server.batches.file_store import FileStore
 from homenode.server.batches.private_files import make_folder, open_private
 
 
+def check_folder(folder: str) -> None:
+    """Raises UserError for a folder that cannot be used; nothing is made."""
+    path = Path(folder)
+    if path.exists() and not path.is_dir():
+        raise UserError(f"--batch-dir: {path} is no folder; give another name", param="batch_dir")
+    if not path.parent.is_dir():
+        raise UserError(f"--batch-dir: {path.parent} is no folder; make it first", param="batch_dir")
+    if not os.access(path if path.exists() else path.parent, os.W_OK | os.X_OK):
+        raise UserError(f"--batch-dir: {path} cannot be written to", param="batch_dir")
+
+
 class BatchFolder:
     """What is below the folder. `paths`: those that requests of a batch may ask, which the application says."""
 
     def __init__(self, folder: str) -> None:
         """Raises UserError for a folder that cannot be used."""
+        check_folder(folder)
         self._folder = Path(folder)
-        if not self._folder.parent.is_dir():
-            text = f"--batch-dir: {self._folder.parent} is no folder; make it first, or give another one"
-            raise UserError(text, param="batch_dir")
         make_folder(self._folder)
-        if not os.access(self._folder, os.W_OK | os.X_OK):
-            raise UserError(f"--batch-dir: {self._folder} cannot be written to", param="batch_dir")
         self.files = FileStore(self._folder / "files")
         self.batches = BatchStore(self._folder / "batches")
         self.paths: Collection[str] = ()

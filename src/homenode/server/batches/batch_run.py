@@ -1,4 +1,4 @@
-"""The run of one batch: its lines are asked for side by side, and what comes of each is kept at once."""
+"""The run of one file of requests: its lines are asked for side by side, and what comes of each is kept at once."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -24,47 +24,40 @@ _LEAST_WAIT_S, _MOST_WAIT_S = 0.2, 5.0
 
 
 class BatchRun:
-    """Computes the lines of a batch that have no result yet."""
+    """Computes lines of a file of requests."""
 
     def __init__(
         self,
         app: ASGIApp,
-        folder: BatchFolder,
-        batch: BatchRecord,
         who: KeyHolder,
+        keep: Callable[[LineResult], object],
         *,
         at_once: Callable[[], int],
-        stopped: Callable[[], bool],
+        ends: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`who`: for whom the lines are asked. `at_once`: lines that may be under way now. `stopped`: whether this
-        server ends, so that the run goes on after the next start.
+        """`who`: for whom the lines are asked. `keep`: takes each result, as it comes. `at_once`: lines that may be
+        under way now. `ends`: whether nothing more is to be computed.
         """
-        self._app, self._folder, self._batch, self._who = app, folder, batch, who
-        self._at_once, self._stopped = at_once, stopped
+        self._app, self._who, self._keep = app, who, keep
+        self._at_once, self._ends = at_once, ends
 
-    async def compute(self, places: Sequence[LineOffset]) -> bool:
-        """Ask for all lines that are left. False: the server ends before they are done."""
-        done = await asyncio.to_thread(self._folder.batches.results, self._batch.id)
+    async def compute(self, file: int, places: Sequence[LineOffset], done: Collection[int]) -> bool:
+        """Ask for all lines of the file with this descriptor but those that are `done`. False: it ended before."""
         left = iter([number for number in range(len(places)) if number not in done])
         tasks: set[asyncio.Task[None]] = set()
-        with self._folder.files.open(self._batch.input_file_id) as file:
-            try:
-                while not (self._stopped() or self._ends_early):
-                    tasks |= set(self._begin(left, places, file.fileno(), self._at_once() - len(tasks)))
-                    if not tasks:
-                        return True
-                    ended, tasks = await asyncio.wait(tasks, timeout=_LOOK_S, return_when=asyncio.FIRST_COMPLETED)
-                    for task in ended:
-                        task.result()  # what could not be written ends the run
-                return not self._stopped()
-            finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
-
-    @property
-    def _ends_early(self) -> bool:
-        return end_of(self._folder, self._batch) is not None
+        try:
+            while not self._ends():
+                tasks |= set(self._begin(left, places, file, self._at_once() - len(tasks)))
+                if not tasks:
+                    return True
+                ended, tasks = await asyncio.wait(tasks, timeout=_LOOK_S, return_when=asyncio.FIRST_COMPLETED)
+                for task in ended:
+                    task.result()  # what could not be kept ends the run
+            return False
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     def _begin(
         self, left: Iterator[int], places: Sequence[LineOffset], file: int, most: int
@@ -84,7 +77,7 @@ class BatchRun:
         response = {"status_code": answer.status, "request_id": answer.request_id, "body": body}
         result = line_result(line.custom_id, response=response)
         good = answer.status == 200
-        self._folder.batches.append(self._batch.id, LineResult(line=number, good=good, result=result))
+        self._keep(LineResult(line=number, good=good, result=result))
 
     async def _answer(self, line: BatchLine) -> InsideAnswer:
         """The answer to a line; where the server is full, once it is not."""

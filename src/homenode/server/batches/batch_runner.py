@@ -1,4 +1,4 @@
-"""The runner of batches: takes the oldest that is unfinished, looks through its file, runs it, and writes its output."""
+"""The runner of batches: it takes the oldest that has not ended, checks its file, runs it and writes its output."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from homenode.errors import UserError
 from homenode.server.batches.batch_folder import BatchFolder
 from homenode.server.batches.batch_lines import LineError, LineOffset, check_lines
 from homenode.server.batches.batch_run import BatchRun, end_of, line_result
-from homenode.server.batches.batch_store import BatchRecord, BatchStatus, LineErrors, RequestCounts
+from homenode.server.batches.batch_store import BatchRecord, BatchStatus, LineErrors, LineResult, RequestCounts
 from homenode.server.keys.caller import KeyHolder
 from homenode.server.keys.keyring import Keyring
-from homenode.server.models.model_table import ModelTable
+from homenode.server.models.model_table import ModelsByName
 
 _LOG = logging.getLogger("homenode.batches")
 _IDLE_S = 0.3  # between two looks for a batch to run
@@ -30,7 +30,7 @@ _SHARE = 2  # of the sequences that the engine runs at once, the part that is le
 class RunsBatches(Protocol):
     """The state of a server that runs batches."""
 
-    models: ModelTable
+    models: ModelsByName
     keys: Keyring
     lost: str | None
     last_awaited: float
@@ -83,13 +83,28 @@ class BatchRunner:
                 batch.enter(BatchStatus.FAILED)
                 store.save(batch)
                 return
-            run = BatchRun(self._app, self._folder, batch, who, at_once=self._at_once, stopped=self._stopped)
-            if not await run.compute(places):
+            if not await self._compute(batch, places, who):
                 return
             batch.enter(BatchStatus.FINALIZING)
             store.save(batch)
         if batch.status == BatchStatus.FINALIZING:
             await asyncio.to_thread(self._finish, batch, places)
+
+    async def _compute(self, batch: BatchRecord, places: Sequence[LineOffset], who: KeyHolder) -> bool:
+        """Ask for the lines that have no result yet. False: the server ends, and it goes on after the next start."""
+        store = self._folder.batches
+        done = await asyncio.to_thread(store.results, batch.id)
+
+        def keep(result: LineResult) -> None:
+            store.append(batch.id, result)
+
+        def ends() -> bool:
+            return self._stopped() or end_of(self._folder, batch) is not None
+
+        run = BatchRun(self._app, who, keep, at_once=self._at_once, ends=ends)
+        with self._folder.files.open(batch.input_file_id) as file:
+            await run.compute(file.fileno(), places, done)
+        return not self._stopped()
 
     def _looked_through(self, batch: BatchRecord) -> tuple[list[LineOffset], list[LineError]]:
         if self._folder.files.find(batch.input_file_id, batch.key) is None:
@@ -130,7 +145,8 @@ class BatchRunner:
 
     def _at_once(self) -> int:
         """Lines that may be under way: few while others ask, so that their steps stay short."""
-        most = max(1, self._state.models.first.ready.max_num_seqs // _SHARE)
+        largest = max((model.ready.max_num_seqs for model in self._state.models), default=_BESIDE)
+        most = max(1, largest // _SHARE)
         alone = time.monotonic() - self._state.last_awaited > _ALONE_S
         return most if alone else min(most, _BESIDE)
 

@@ -1,0 +1,125 @@
+"""Batch files: the lines, the states of a batch, and results that survive a kill."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from homenode.errors import UserError
+from homenode.server.batches.batch_folder import BatchFolder, check_folder
+from homenode.server.batches.batch_lines import MOST_LINES, check_lines
+from homenode.server.batches.batch_store import ENDS, TRANSITIONS, BatchStatus, BatchStore, LineResult
+from homenode.server.batches.file_store import FileStore
+
+PATHS = ("/v1/completions", "/v1/embeddings")
+
+
+def line(custom_id: str = "a", url: str = PATHS[0], **more: Any) -> bytes:
+    return json.dumps({"custom_id": custom_id, "method": "POST", "url": url, "body": {}, **more}).encode() + b"\n"
+
+
+WRONG = {
+    "no JSON": ([line(), b"{oops\n"], "line 2"),
+    "no body": ([b'{"custom_id": "a", "url": "/v1/completions"}\n'], "body"),
+    "twice": ([line("x"), line("x")], "'x'"),
+    "an empty id": ([line("")], "custom_id"),
+    "a long id": ([line("x" * 513)], "513"),
+    "another method": ([line(method="GET")], "GET"),
+    "an unknown url": ([line(url="/v1/nowhere")], "/v1/nowhere"),
+    "another url": ([line(url=PATHS[1])], PATHS[1]),
+    "nothing": ([b"\n", b"  \n"], "no request"),
+}
+
+
+@pytest.mark.parametrize(("lines", "word"), WRONG.values(), ids=WRONG.keys())
+def test_what_is_wrong_with_a_file_is_named(lines: list[bytes], word: str) -> None:
+    _, errors = check_lines(lines, PATHS[0], PATHS)
+    assert len(errors) == 1 and word in errors[0].message
+
+
+def test_errors_of_a_file_are_bounded() -> None:
+    assert len(check_lines([b"{\n"] * 1000, None, PATHS)[1]) == 20
+    places, errors = check_lines((line(str(i)) for i in range(MOST_LINES + 10)), None, PATHS)
+    assert len(places) == MOST_LINES + 1 and errors[-1].code == "too_many_requests"
+
+
+@given(st.lists(st.sampled_from([b"\n", b" \n", line("é"), line("b" * 300)]), max_size=20))
+@settings(max_examples=50)
+def test_a_place_is_where_the_line_is(lines: list[bytes]) -> None:
+    whole = b"".join(lines)
+    places, _ = check_lines(lines, None, PATHS)
+    found = [whole[place.begin : place.begin + place.size] for place in places]
+    assert found == [each for each in lines if each.strip()]
+
+
+def test_every_status_leads_to_an_end_and_an_end_to_nothing() -> None:
+    for status in BatchStatus:
+        reached, left = {status}, [status]
+        while left:
+            new = TRANSITIONS[left.pop()] - reached
+            reached |= new
+            left += new
+        assert reached & ENDS and (status not in ENDS or reached == {status})
+
+
+def test_a_status_that_does_not_follow_is_a_fault(tmp_path: Path) -> None:
+    batch = BatchStore(tmp_path / "b").create(PATHS[0], "file", None, "")
+    for before, after in pairwise([BatchStatus.IN_PROGRESS, BatchStatus.FINALIZING, BatchStatus.COMPLETED]):
+        batch.enter(before)
+        assert getattr(batch, f"{before.value}_at")
+        with pytest.raises(ValueError, match="does not become"):
+            batch.enter(BatchStatus.VALIDATING)
+        assert after in TRANSITIONS[before]
+
+
+@given(st.integers(0, 400))
+@settings(max_examples=30)
+def test_results_cut_anywhere_are_those_that_were_whole(tmp_path_factory: pytest.TempPathFactory, cut: int) -> None:
+    store = BatchStore(tmp_path_factory.mktemp("cut") / "b")
+    batch = store.create(PATHS[0], "file", None, "")
+    for number in range(5):
+        store.append(batch.id, LineResult(line=number, good=number != 2, result={"n": number}))
+    path = next((tmp_path_factory.getbasetemp()).rglob(f"{batch.id}.results"))
+    whole = path.read_bytes()
+    path.write_bytes(whole[:cut])
+    kept = whole[:cut].count(b"\n")
+    store.repair(batch.id)
+    store.append(batch.id, LineResult(line=9, good=True, result={}))
+    found = store.results(batch.id)
+    assert {*range(kept), 9} <= found.keys() <= {*range(kept + 1), 9}
+    counts = store.as_told(batch).request_counts
+    assert counts.completed + counts.failed == len(found)
+
+
+def test_files_are_the_owners_alone_and_of_one_key(tmp_path: Path) -> None:
+    store = FileStore(tmp_path / "files")
+    with store.write("batch", "in.jsonl", "ada") as (file, told):
+        file.write(b"abc")
+    assert store.find(told.id, "ada") == told and told.bytes == 3
+    assert store.find(told.id, "bob") is None and store.all_of("bob") == []
+    assert store.find("../../etc/passwd", "ada") is None
+    assert all(path.stat().st_mode & 0o077 == 0 for path in tmp_path.rglob("*"))
+    with pytest.raises(RuntimeError), store.write("batch", "x", "ada"):
+        raise RuntimeError
+    assert len(list((tmp_path / "files").iterdir())) == 2
+
+
+def test_one_process_runs_batches(tmp_path: Path) -> None:
+    first, second = BatchFolder(str(tmp_path / "d")), BatchFolder(str(tmp_path / "d"))
+    assert first.take_lock() and not second.take_lock() and first.take_lock()
+    first.release_lock()
+    assert second.take_lock()
+    second.release_lock()
+
+
+def test_a_folder_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for path, word in ((tmp_path / "file", "no folder"), (tmp_path / "a" / "b", "make it first")):
+        with pytest.raises(UserError, match=word):
+            check_folder(str(path))
