@@ -41,6 +41,7 @@ from homenode.model.weights.node_placement import plan_weight_nodes
 from homenode.model.weights.numa_layout import packed_group_bytes
 from homenode.numa_policy import NumaPolicy
 from homenode.simulate.costs import Link, StageCost
+from homenode.simulate.disk import DiskSpeed, SimulatedDisk
 from homenode.simulate.engine import SimulatedEngine
 from homenode.simulate.speeds import Speeds
 from homenode.simulate.worker import Owners, accelerator_worker, cpu_worker, link_of, teams_of, work_of
@@ -62,9 +63,13 @@ class EngineSpec:
     policy: str
     why: str
     acceptance: float | None = None
+    disk: DiskSpeed | None = None
 
     def engine(self) -> SimulatedEngine:
         """A fresh one, with empty memory."""
+        disk = None
+        if self.disk is not None:
+            disk = SimulatedDisk(self.disk, self.kv_bytes // self.sizes.num_blocks, self.sizes.block_size)
         limits, drafter, costs = self.sizes.worker_limits(), None, StepCosts()
         drafts = replace(self.config.speculation.resolved(), lookup_min=0)  # no text is there to look anything up in
         if self.acceptance is not None and drafts.method != "off":
@@ -81,8 +86,9 @@ class EngineSpec:
             stages=len(self.stages),
             costs=costs,
             drafter=drafter,
+            stores=() if disk is None else (disk,),
         )
-        return SimulatedEngine(scheduler, self.stages, self.back, self.acceptance or 0.0)
+        return SimulatedEngine(scheduler, self.stages, self.back, self.acceptance or 0.0, disk)
 
 
 def engines_on(host: Host, config: EngineConfig, checkpoint: Checkpoint, speeds: Speeds) -> tuple[EngineSpec, ...]:
@@ -194,7 +200,7 @@ def _one_worker(
     return EngineSpec(
         config, sizes, (StageCost((cost,), 4 * spec.handed_columns),), 0.0, weights,
         sizes.num_blocks * geometry.block_bytes,
-        binding.numa or nodes.policy, binding.numa_why, speeds.acceptance,
+        binding.numa or nodes.policy, binding.numa_why, speeds.acceptance, speeds.disk,
     )  # fmt: skip
 
 
@@ -243,6 +249,7 @@ def _workers(
         f"{len(stages)} x {format_count(ranks, 'worker')}",
         f"on {', '.join(devices)} [{spec.architecture}]",
         speeds.acceptance,
+        speeds.disk,
     )
 
 

@@ -16,6 +16,7 @@ from homenode.engine.scheduler.scheduler import Scheduler
 from homenode.engine.scheduler.step_load import StepLoad
 from homenode.engine.step import Advance, Step, StepItem, StepResult, num_accepted
 from homenode.simulate.costs import StageCost
+from homenode.simulate.disk import SimulatedDisk
 
 TOKEN = 1  # all that is ever drawn: nothing ends before its number of tokens
 
@@ -35,12 +36,18 @@ class SimulatedEngine:
     """Takes requests at times that never go back, and says when it has something to tell."""
 
     def __init__(
-        self, scheduler: Scheduler, stages: Sequence[StageCost], back: float = 0.0, acceptance: float = 0.0
+        self,
+        scheduler: Scheduler,
+        stages: Sequence[StageCost],
+        back: float = 0.0,
+        acceptance: float = 0.0,
+        disk: SimulatedDisk | None = None,
     ) -> None:
         """`back`: seconds of the drawn tokens' way from the last stage to the first one's next step. `acceptance`: the
-        chance of each drafted token behind right ones.
+        chance of each drafted token behind right ones. `disk`: a store of the scheduler's; None: it has none.
         """
         self._acceptance, self._rng = acceptance, random.Random(0)
+        self._disk = disk
         self._scheduler = scheduler
         self._stages = tuple(stages)
         self._chosen = self._stages[0].chosen
@@ -55,7 +62,8 @@ class SimulatedEngine:
         """Return when `advance` has something to do; infinite: never, without a further request."""
         deadline = self._scheduler.next_deadline()
         done = self._flights[0].at if self._flights else math.inf
-        return done if deadline is None else min(done, deadline)
+        stored = math.inf if self._disk is None else self._disk.next_time
+        return min(done, stored, math.inf if deadline is None else deadline)
 
     @property
     def statistics(self) -> EngineStats:
@@ -69,6 +77,8 @@ class SimulatedEngine:
     def advance(self) -> list[Output]:
         """Let happen what is next."""
         now = self.next_time
+        if self._disk is not None and self._disk.next_time <= now:
+            return self._apply(now, self._disk.take())
         if not self._flights or self._flights[0].at > now:
             return self._apply(now, Ticked(now))
         flight = self._flights.popleft()
@@ -85,6 +95,8 @@ class SimulatedEngine:
         return Advance(item.seq, [TOKEN] * accepted, drafted=tuple(guessed))
 
     def _apply(self, now: float, event: Event) -> list[Output]:
+        if self._disk is not None:
+            self._disk.now = now
         instructions = self._scheduler.apply(event)
         while (step := self._scheduler.next_step()) is not None:
             self._send(now, step)

@@ -12,6 +12,7 @@ from homenode.host.plan.numa.step_cost import EngineKind
 from homenode.host.topology.measured import Measured
 from homenode.simulate.achieved import TYPICAL, AchievedSpeed
 from homenode.simulate.costs import Link
+from homenode.simulate.disk import DiskSpeed
 from homenode.units import parse_bytes
 
 DECLARED = EngineKind("declared", reads=1.0, links=1.0, multiplies=1.0, alone=1.0, straggling=0.0, handover_us=0.0)
@@ -40,13 +41,14 @@ class AcceleratorSpeed:
 @dataclass(frozen=True, slots=True)
 class Speeds:
     """`measured`: of the host's nodes, None for typical ones. `achieved`: what this engine makes of them. `step_s`:
-    seconds of each step besides."""
+    seconds of each step besides. `disk`: on which KV is kept, None: on none."""
 
     measured: Measured | None = None
     achieved: AchievedSpeed = TYPICAL
     step_s: float = 0.0
     accelerator: AcceleratorSpeed | None = None
     acceptance: float | None = None  # the chance of a drafted token behind right ones; None: nothing is drafted
+    disk: DiskSpeed | None = None
 
 
 def read_accelerator(text: str) -> AcceleratorSpeed:

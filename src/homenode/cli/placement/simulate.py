@@ -122,13 +122,18 @@ class Size(click.ParamType[int]):
     metavar="read_gb_s=..,tops=..,memory=..,link_gb_s=..,link_us=..",
     help="What each accelerator reaches: nothing here knows it.",
 )
+@click.option(
+    "--disk",
+    metavar="size=..,read_gb_s=..",
+    help="Each engine keeps KV on a disk (`homenode serve --kv-disk`) of this size, read at this speed.",
+)
 @with_some_settings(EngineConfig, *_SETTINGS)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @with_command_log
 def simulate(
     sources: tuple[str, ...], hosts: int, node_memory: int | None, model: str, workload: str, requests: int | None,
     speed: float, compare: str | None, step_us: float, acceptance: float | None,
-    bench_model: str | None, accelerator: str | None, as_json: bool, **values: Any,
+    bench_model: str | None, accelerator: str | None, disk: str | None, as_json: bool, **values: Any,
 ) -> None:  # fmt: skip
     """Simulate a deployment: the real scheduler, router and placement before a cost model in place of kernels.
 
@@ -137,6 +142,7 @@ def simulate(
     """
     with json_errors(as_json):
         from homenode.simulate.compare import compare_numa, engines_on_all, run_specs, winner
+        from homenode.simulate.disk import read_disk
 
         asked = _workload(workload, requests, speed)
         config: EngineConfig = build(EngineConfig, values)
@@ -148,6 +154,8 @@ def simulate(
             )
         speeds, config = _speeds(config, step_us, bench_model, accelerator)
         speeds = replace(speeds, acceptance=acceptance)
+        if disk is not None:
+            speeds = replace(speeds, disk=read_disk(disk))
         checkpoint = _checkpoint(model)
         machines = [host for source in sources or (None,) for host in [host_with_memory(source, node_memory)] * hosts]
         _warn_of_unused(config, machines, node_memory, accelerator)

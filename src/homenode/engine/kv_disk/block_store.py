@@ -94,10 +94,10 @@ class BlockStore:
     def start(self) -> None:
         """Look at what is there, and give up what is beyond the limit."""
         self._try(self._start)
+        self._try(self._describe)
 
     def _start(self) -> None:
         self._folder.open_model(self._model, make=True)
-        self._describe()
         self.count_again()
 
     def set_rate(self, rate: float) -> None:

@@ -227,12 +227,16 @@ class StoreThread:
             offered = self._out[0] if wanted is None and self._out and self._has_room() else None
         now = time.monotonic()
         if wanted is not None:
-            self._fetch(wanted)
+            self._bring(wanted)
         elif used is not None:
             if self._store is not None:
                 self._store.touch(*used)
         elif offered is not None:
-            self._take(offered)
+            try:
+                self._take(offered)
+            except Exception:
+                offered.lost = True  # whoever waits for its blocks gets them next
+                raise
         elif self._copies.unwritten and (self._closing or self._out or now >= self._rest_until or not self._busy()):
             if self._closing and now > self._closed_by:
                 return False
@@ -259,6 +263,14 @@ class StoreThread:
                 self._store.set_rate(self._rate)
         took = time.monotonic() - now
         self._look_at = now + max(_LOOK_EVERY_S, 50 * took)
+
+    def _bring(self, wanted: BlocksIn) -> None:
+        """Read, and answer whatever happens: a request waits."""
+        try:
+            self._fetch(wanted)
+        except BaseException:
+            self._tell(BlocksMoved("failed", wanted.key))
+            raise
 
     def _fetch(self, wanted: BlocksIn) -> None:
         """Read as many blocks as there are, in order."""
@@ -329,8 +341,12 @@ class StoreThread:
         """Write the oldest copy."""
         name, content = next(iter(self._copies.unwritten.items()))
         begin = time.monotonic()
-        if self._store is not None and self._store.put(name, content) and len(content) == self._memory.nbytes:
-            self._counts.stored += self._tokens
+        try:
+            if self._store is not None and self._store.put(name, content) and len(content) == self._memory.nbytes:
+                self._counts.stored += self._tokens
+        except BaseException:
+            del self._copies.unwritten[name]
+            raise
         took = time.monotonic() - begin
         if self._store is not None:
             self._counts.write_s += took
