@@ -447,3 +447,18 @@ def test_a_drain_refuses_those_who_wait() -> None:
         assert answer.status_code == 503 and answer.json()["error"]["code"] == "draining"
 
     run(work, three())
+
+
+def test_the_document_of_several_models_names_what_any_of_them_may_do() -> None:
+    async def work(service: Service) -> None:
+        document = (await service.ask("/openapi.json")).json()
+        assert {"/models/load", "/models/unload", "/models/reload", "/v1/embeddings", "/infill"} <= set(
+            document["paths"]
+        )
+        model = document["components"]["schemas"]["ChatRequest"]["properties"]["model"]
+        assert {"one", "uno", "two", "three", None} >= set(model["anyOf"][0]["enum"]) >= {"one", "uno", "two"}
+        health = (await service.ask("/health")).json()
+        assert (health["status"], health["models"]) == ("ok", [])
+        assert (await service.ask("/kv_transfer")).status_code == 404
+
+    run(work, three())

@@ -86,7 +86,7 @@ def serve(ctx: click.Context, /, model: str | None, check_config: bool, show_con
         engine: EngineConfig = build(EngineConfig, values)
         server, text = build(ServerConfig, values), build(TextConfig, values)
         several: SeveralModelsConfig = build(SeveralModelsConfig, values)
-        if several.models or several.models_memory is not None:
+        if several != SeveralModelsConfig():
             from homenode.cli.server.serve_models import check_beside_models
 
             check_beside_models(server, several, model)

@@ -8,6 +8,7 @@ import logging
 import signal
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,8 +34,10 @@ _LOG = logging.getLogger("homenode.models")
 def check_beside_models(server: ServerConfig, several: SeveralModelsConfig, model: str | None) -> None:
     """Raises UserError for what does not go with --models, or only with it."""
     if not several.models:
-        if several.models_memory is not None:
-            raise UserError("--models-memory is about several models; name them with --models", param="models_memory")
+        for name, usual in asdict(SeveralModelsConfig()).items():
+            if getattr(several, name) != usual:
+                flag = f"--{name.replace('_', '-')}"
+                raise UserError(f"{flag} is about several models; name them with --models", param=name)
         return
     if model is not None:
         raise UserError(
