@@ -99,9 +99,9 @@ def test_shapes_of_any_kind(backend: NativeBackend, seed: int, tmp_path: Path) -
 
 @pytest.mark.parametrize("format", ["F32", "BF16", "Q8_0", "Q4_K"])
 def test_a_row_does_not_depend_on_its_company_nor_on_threads(level: str, format: str, tmp_path: Path) -> None:
-    case = Case(format, experts=6, columns=256, inner=512, tokens=210)
+    case = Case(format, experts=6, columns=256, inner=256, tokens=210)
     case.logits[:130, 2] += 9  # more tokens of one expert than are multiplied at once
-    two, three = NativeBackend([-1] * 2, level=level), NativeBackend([-1] * 3, level=level)
+    two, three = (NativeBackend([-1] * threads, spin_us=0, level=level) for threads in (2, 3))
     experts = case.loaded(two, tmp_path / "matrix")
     every = case.run(two, experts, 3)
     for rows in ([0], [209], [5, 80, 140], list(range(100, 200))):
