@@ -128,8 +128,9 @@ class TileWork {
       apart[r] = first - p;
       if (call_.slopes) slopes[r] = call_.slopes[places_[r].head] * kLog2E;
       if (call_.biases) biases[r] = call_.biases + int64_t(places_[r].head) * (2 * call_.reach + 1);
-      begin[r] = std::max(first_visible(p, shape_) - first, 0);
-      end[r] = std::min(past_visible(shape_, p, context_) - first, kChunkKeys);
+      const int token = static_cast<int>(places_[r].token);
+      begin[r] = std::max(first_visible(step_, token, p, shape_) - first, 0);
+      end[r] = std::min(past_visible(step_, token, shape_, p, context_) - first, kChunkKeys);
     }
     call_.cache->kernels(kernels_).attend({tile_->rows,
                                            shape_.head_dim,
@@ -235,8 +236,9 @@ class TileWork {
   bool merge_kinds(int chunk, Merge* how) const {
     bool first_of_all = true;
     for (int r = 0; r < tile_->rows; ++r) {
-      const int p = positions_[r], first = first_visible(p, shape_) / kChunkKeys,
-                last = (past_visible(shape_, p, context_) - 1) / kChunkKeys;
+      const int p = positions_[r], token = static_cast<int>(places_[r].token),
+                first = first_visible(step_, token, p, shape_) / kChunkKeys,
+                last = (past_visible(step_, token, shape_, p, context_) - 1) / kChunkKeys;
       how[r] = chunk < first || chunk > last ? Merge::leave : chunk == first ? Merge::take : Merge::add;
       first_of_all &= how[r] == Merge::take;
     }

@@ -35,6 +35,7 @@ struct AttentionShape {
   WindowKind window_kind = WindowKind::sliding;
   BlockHomes homes = {};  // as KvCache::block_homes: a chunk is attended to where its first block lies
   bool causal = true;  // rows see keys up to their own; else all of the context, within the window both ways
+  bool spans = false;  // rows see the step's span of their token besides, whatever the window is
   int value_dim() const { return value_columns ? value_columns : head_dim; }
   bool operator==(const AttentionShape&) const = default;
 };
@@ -55,6 +56,20 @@ inline int first_visible(int position, const AttentionShape& shape) {
 inline int past_visible(const AttentionShape& shape, int position, int context) {
   if (shape.causal) return position + 1;
   return shape.window ? std::min(position + shape.window, context) : context;
+}
+
+// The same of a token of the step, which may have a span: rows of a tile in between see no more than its ends do.
+inline int first_visible(const Step& step, int token, int position, const AttentionShape& shape) {
+  const int first = first_visible(position, shape);
+  if (!shape.spans || step.seen_spans.empty()) return first;
+  const auto at = 2 * static_cast<size_t>(token);
+  return step.seen_spans[at + 1] ? std::min(first, step.seen_spans[at]) : first;
+}
+
+inline int past_visible(const Step& step, int token, const AttentionShape& shape, int position, int context) {
+  const int past = past_visible(shape, position, context);
+  if (!shape.spans || step.seen_spans.empty()) return past;
+  return std::max(past, step.seen_spans[2 * static_cast<size_t>(token) + 1]);
 }
 
 struct AttentionTile {

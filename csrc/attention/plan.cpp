@@ -43,11 +43,13 @@ void AttentionPlan::add_sequence(const Step& step, int sequence) {
     keep_read(step, sequence, begin, end);
     if (begin >= end) continue;
     const int count = end - begin;
-    const int low = first + begin / shape_.group, high = first + (begin + count - 1) / shape_.group;
-    const int past = past_visible(shape_, high, step.context_len[static_cast<size_t>(sequence)]);
+    const int low = begin / shape_.group, high = (begin + count - 1) / shape_.group;
+    const int token = step.query_start[static_cast<size_t>(sequence)];
+    const int past =
+        past_visible(step, token + high, shape_, first + high, step.context_len[static_cast<size_t>(sequence)]);
+    const int seen = first_visible(step, token + low, first + low, shape_);
     for (int head = 0; head < shape_.kv_heads; ++head) {
-      tiles_.push_back(
-          {sequence, head, begin, count, first_visible(low, shape_) / kChunkKeys, (past - 1) / kChunkKeys + 1, -1});
+      tiles_.push_back({sequence, head, begin, count, seen / kChunkKeys, (past - 1) / kChunkKeys + 1, -1});
     }
   }
 }
@@ -96,9 +98,11 @@ void AttentionPlan::divide_tiles(const Step& step) {
 int64_t AttentionPlan::cost(const Step& step, const AttentionItem& item) const {
   const AttentionTile& tile = tiles_[static_cast<size_t>(item.tile)];
   const int first = first_position(step, tile.sequence);
-  const int low = first_visible(first + tile.row_begin / shape_.group, shape_),
-            high = first + (tile.row_begin + tile.rows - 1) / shape_.group;
-  const int past = past_visible(shape_, high, step.context_len[static_cast<size_t>(tile.sequence)]);
+  const int token = step.query_start[static_cast<size_t>(tile.sequence)], begin = tile.row_begin / shape_.group,
+            end = (tile.row_begin + tile.rows - 1) / shape_.group;
+  const int low = first_visible(step, token + begin, first + begin, shape_);
+  const int past =
+      past_visible(step, token + end, shape_, first + end, step.context_len[static_cast<size_t>(tile.sequence)]);
   return int64_t(tile.rows) *
          (64 + std::min(past, item.chunk_end * kChunkKeys) - std::max(low, item.chunk_begin * kChunkKeys));
 }

@@ -109,7 +109,8 @@ Output run(Program& program, const Array1<int32_t>& ids, const Array1<int32_t>& 
            const Array1<int32_t>& sample_rows, const std::optional<Array2<float>>& hidden,
            const std::optional<Array2<int32_t>>& state, const std::optional<Array2<int32_t>>& state_copies,
            const std::optional<Array1<int32_t>>& token_types, const std::optional<Array1<int32_t>>& row_places,
-           const std::optional<Array2<float>>& input_rows) {
+           const std::optional<Array2<float>>& input_rows, const std::optional<Array2<int32_t>>& rope_positions,
+           const std::optional<Array2<int32_t>>& seen_spans) {
   StepInput input{span_of(ids),
                   span_of(positions),
                   span_of(query_start),
@@ -140,6 +141,8 @@ Output run(Program& program, const Array1<int32_t>& ids, const Array1<int32_t>& 
     input.input_rows = input_rows->data();
     input.input_columns = static_cast<int64_t>(input_rows->shape(1));
   }
+  if (rope_positions) input.rope_positions = {rope_positions->data(), rope_positions->size()};
+  if (seen_spans) input.seen_spans = {seen_spans->data(), seen_spans->size()};
   auto output = [&] {
     nb::gil_scoped_release unlocked;
     return program.run(input);
@@ -202,7 +205,8 @@ void bind_recorder(nb::module_& m) {
           [](AttentionParams* self, int layer, float scale, int window, float softcap,
              const std::optional<Tensor>& sinks, int value_columns, const std::optional<Tensor>& chosen,
              int chosen_block, const std::optional<Tensor>& slopes, const std::string& window_kind, bool causal,
-             const std::optional<Tensor>& bias, const std::vector<int>& buckets, int bias_heads, int first_head) {
+             const std::optional<Tensor>& bias, const std::vector<int>& buckets, int bias_heads, int first_head,
+             bool spans) {
             const std::pair<const char*, WindowKind> kinds[] = {{"sliding", WindowKind::sliding},
                                                                 {"chunked", WindowKind::chunked}};
             new (self) AttentionParams{.layer = layer,
@@ -216,13 +220,14 @@ void bind_recorder(nb::module_& m) {
                                        .slopes = slopes.value_or(Tensor{}),
                                        .window_kind = named(window_kind, kinds, "a kind of window"),
                                        .causal = causal,
+                                       .spans = spans,
                                        .bias = {bias.value_or(Tensor{}), buckets, bias_heads, first_head}};
           },
           nb::kw_only(), nb::arg("layer"), nb::arg("scale"), nb::arg("window") = 0, nb::arg("softcap") = 0.0f,
           nb::arg("sinks").none() = nb::none(), nb::arg("value_columns") = 0, nb::arg("chosen").none() = nb::none(),
           nb::arg("chosen_block") = 1, nb::arg("slopes").none() = nb::none(), nb::arg("window_kind") = "sliding",
           nb::arg("causal") = true, nb::arg("bias").none() = nb::none(), nb::arg("buckets") = std::vector<int>(),
-          nb::arg("bias_heads") = 0, nb::arg("first_head") = 0);
+          nb::arg("bias_heads") = 0, nb::arg("first_head") = 0, nb::arg("spans") = false);
   nb::class_<ExpertWeights>(m, "ExpertWeights", "The matrices of an MoE layer's experts.")
       .def("__init__", &make_experts, nb::kw_only(), nb::arg("gate"), nb::arg("up"), nb::arg("down"), nb::arg("ids"),
            nb::arg("gate_bias"), nb::arg("up_bias"), nb::arg("down_bias"), nb::arg("scales").none(),
@@ -245,7 +250,11 @@ void bind_recorder(nb::module_& m) {
           },
           nb::arg("table"), nb::arg("first") = 0, nb::arg("vocabulary") = 0)
       .def(
-          "place_rows", [](Recorder& r, const Tensor& x) { return take(r.place_rows(x)); }, nb::arg("x"))
+          "place_rows",
+          [](Recorder& r, const Tensor& x, int64_t first, int64_t of_columns, bool adds) {
+            return take(r.place_rows(x, first, of_columns, adds));
+          },
+          nb::arg("x"), nb::arg("first") = 0, nb::arg("of_columns") = 0, nb::arg("adds") = false)
       .def(
           "position_rows",
           [](Recorder& r, const WeightHandle& table, int64_t first) {
@@ -293,10 +302,11 @@ void bind_recorder(nb::module_& m) {
           nb::arg("x"), nb::arg("widths"))
       .def(
           "rope_angles",
-          [](Recorder& r, const Array1<float>& frequencies, float scale, int behind) {
-            return take(r.rope_angles({frequencies.data(), frequencies.data() + frequencies.size()}, scale, behind));
+          [](Recorder& r, const Array1<float>& frequencies, float scale, int behind, const std::vector<int>& axes) {
+            return take(
+                r.rope_angles({frequencies.data(), frequencies.data() + frequencies.size()}, scale, behind, axes));
           },
-          nb::arg("inverse_frequencies"), nb::arg("scale"), nb::arg("behind") = 0)
+          nb::arg("inverse_frequencies"), nb::arg("scale"), nb::arg("behind") = 0, nb::arg("axes") = std::vector<int>())
       .def(
           "rope",
           [](Recorder& r, const Tensor& x, const Tensor& angles, int head_dim, bool adjacent) {
@@ -477,7 +487,8 @@ void bind_program(nb::module_& m) {
       .def("run", &run, nb::arg("ids"), nb::arg("positions"), nb::arg("query_start"), nb::arg("context_len"),
            nb::arg("block_table"), nb::arg("sample_rows"), nb::arg("hidden") = nb::none(),
            nb::arg("state") = nb::none(), nb::arg("state_copies") = nb::none(), nb::arg("token_types") = nb::none(),
-           nb::arg("row_places") = nb::none(), nb::arg("input_rows") = nb::none(), nb::keep_alive<0, 1>())
+           nb::arg("row_places") = nb::none(), nb::arg("input_rows") = nb::none(),
+           nb::arg("rope_positions") = nb::none(), nb::arg("seen_spans") = nb::none(), nb::keep_alive<0, 1>())
       .def_prop_ro("nbytes", &Program::bytes)
       .def_prop_ro(
           "ranges", [](const Program& program) { return ranges_of(program.own_ranges()); },

@@ -57,6 +57,27 @@ std::optional<Error> check_rows(const StepInput& in, const StepBounds& bounds) {
   return {};
 }
 
+std::optional<Error> check_pictures(const StepInput& in) {
+  if (!in.rope_positions.empty() && in.rope_positions.size() != kRopeAxes * in.ids.size())
+    return wrong("rope_positions has " + to_string(in.rope_positions.size()) + " values; wanted " +
+                 to_string(kRopeAxes) + " for each token");
+  if (!in.seen_spans.empty() && in.seen_spans.size() != 2 * in.ids.size())
+    return wrong("seen_spans has " + to_string(in.seen_spans.size()) + " values; wanted 2 for each token");
+  for (size_t i = 0; !in.seen_spans.empty() && i < in.context_len.size(); ++i) {
+    for (int32_t t = in.query_start[i]; t < in.query_start[i + 1]; ++t) {
+      const int32_t first = in.seen_spans[2 * static_cast<size_t>(t)],
+                    past = in.seen_spans[2 * static_cast<size_t>(t) + 1];
+      if (!first && !past) continue;
+      const int32_t position = in.positions[static_cast<size_t>(t)];
+      if (first < 0 || first > position || past <= position || past > in.context_len[i])
+        return wrong("token " + to_string(t) + " at position " + to_string(position) + " sees " + to_string(first) +
+                     " to " + to_string(past - 1) + "; wanted its own among them, in a context of " +
+                     to_string(in.context_len[i]));
+    }
+  }
+  return {};
+}
+
 std::optional<Error> check_sequence(const StepInput& in, const StepBounds& bounds, const IsAttached& attached,
                                     size_t i) {
   const std::string who = "sequence " + to_string(i);
@@ -146,6 +167,7 @@ std::optional<Error> check(const StepInput& in, const StepBounds& bounds, const 
   if (bounds.state_slots) {
     if (auto error = check_state(in, bounds)) return error;
   }
+  if (auto error = check_pictures(in)) return error;
   for (size_t r = 0; r < in.sample_rows.size(); ++r) {
     const int64_t row = in.sample_rows[r];
     if (row < 0 || row >= static_cast<int64_t>(in.ids.size()) || (r && row <= in.sample_rows[r - 1])) {
@@ -188,6 +210,9 @@ std::optional<Error> Step::assign(const StepInput& in, const StepBounds& bounds,
   assign_copies(in);
   row_places.assign(in.row_places.begin(), in.row_places.end());
   input_rows = in.input_rows;
+  input_columns = in.input_columns;
+  rope_positions.assign(in.rope_positions.begin(), in.rope_positions.end());
+  seen_spans.assign(in.seen_spans.begin(), in.seen_spans.end());
   if (!bounds.blocks) return {};
   token_block.resize(in.ids.size());
   token_slot.resize(in.ids.size());

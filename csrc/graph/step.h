@@ -10,7 +10,6 @@
 
 namespace homenode {
 
-
 struct StepLimits {
   int max_tokens, max_sequences, max_sampled_rows, max_blocks_per_sequence;
 };
@@ -47,7 +46,14 @@ struct StepInput {
   std::span<const int32_t> row_places = {};
   const float* input_rows = nullptr;
   int64_t input_columns = 0;
+  // [kRopeAxes, tokens] what rope with axes turns by in place of positions; none: positions on all axes.
+  std::span<const int32_t> rope_positions = {};
+  // [tokens, 2] the first and past position that a token sees besides those up to its own; 0, 0: none. None: no token
+  // has any.
+  std::span<const int32_t> seen_spans = {};
 };
+
+constexpr int kRopeAxes = 3;  // of positions: time, row and column of a picture
 
 // A slot that gets a copy of a sequence's state as it is after so many of its tokens in the step.
 struct StateCopy {
@@ -65,6 +71,8 @@ struct Step {
   std::vector<int32_t> token_block, token_slot;  // where each token's key and value go
   std::vector<int32_t> row_places;               // tokens with a row of their own, ascending
   const float* input_rows = nullptr;             // these rows, where the caller has them
+  int64_t input_columns = 0;
+  std::vector<int32_t> rope_positions, seen_spans;  // as StepInput has them
 
   std::span<const StateCopy> copies_of(size_t sequence) const {
     return std::span(state_copies)

@@ -70,7 +70,8 @@ void AttentionOperation::lower(Lowering& to) {
                            params.value_columns,
                            params.window_kind,
                            cache->block_homes(),
-                           params.causal};
+                           params.causal,
+                           params.spans};
   const int value_dim = key.value_dim();
   AttentionPlan* plan = to.plan(key, shape.block_size);
   RunClaims* claims = to.claims();

@@ -45,6 +45,7 @@ struct AttentionParams {
   Tensor slopes = {};     // of each query head; may be empty
   WindowKind window_kind = WindowKind::sliding;
   bool causal = true;     // a query sees keys up to its own; else all of its sequence
+  bool spans = false;     // a query sees the step's span of its token besides
   RelativeBias bias = {};
 };
 

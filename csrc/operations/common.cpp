@@ -65,14 +65,16 @@ void StoredRowsOperation::lower(Lowering& to) {
 
 void PlaceRowsOperation::lower(Lowering& to) {
   Phase phase{"rows",
-              [x = View(x)](const Step& step, int thread, int threads) {
+              [x = View(x), first = first, adds = adds](const Step& step, int thread, int threads) {
                 const RowRange mine = rows_of(step.tokens, thread, threads);
                 const auto& places = step.row_places;
                 const auto width = static_cast<size_t>(x.columns());
                 auto at = std::lower_bound(places.begin(), places.end(), mine.begin);
                 for (; at != places.end() && *at < mine.end; ++at) {
-                  const float* row = step.input_rows + static_cast<size_t>(at - places.begin()) * width;
-                  std::memcpy(x.row(*at), row, width * sizeof(float));
+                  const float* row = step.input_rows + (at - places.begin()) * step.input_columns + first;
+                  float* to = x.row(*at);
+                  if (!adds) std::memcpy(to, row, width * sizeof(float));
+                  for (size_t c = 0; adds && c < width; ++c) to[c] += row[c];
                 }
               },
               true};
@@ -111,9 +113,14 @@ void RopeAnglesOperation::lower(Lowering& to) {
             [this, y = View(out)](const Step& step, int thread, int threads) {
               const auto half = static_cast<int64_t>(frequencies.size());
               const RowRange rows = rows_of(step.tokens, thread, threads);
+              const bool apart = !axes.empty() && !step.rope_positions.empty();
               for (int r = rows.begin; r < rows.end; ++r) {
-                const auto position = static_cast<float>(step.positions[static_cast<size_t>(r)] - behind);
+                auto position = static_cast<float>(step.positions[static_cast<size_t>(r)] - behind);
                 for (int64_t i = 0; i < half; ++i) {
+                  if (apart) {
+                    const auto at = static_cast<size_t>(axes[static_cast<size_t>(i)]) * step.ids.size();
+                    position = static_cast<float>(step.rope_positions[at + static_cast<size_t>(r)] - behind);
+                  }
                   const float angle = position * frequencies[static_cast<size_t>(i)];
                   y.row(r)[i] = std::cos(angle) * scale;
                   y.row(r)[half + i] = std::sin(angle) * scale;

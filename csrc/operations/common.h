@@ -56,13 +56,16 @@ class StoredRowsOperation : public Operation {
   Tensor out;
 };
 
-// Writes rows that a step brings into x, which is its result as well: nobody takes over what made x.
+// Writes columns of rows that a step brings into x, or adds them to it, which is its result as well: nobody takes over
+// what made x.
 class PlaceRowsOperation : public Operation {
  public:
-  explicit PlaceRowsOperation(Tensor in) : x(std::move(in)) {}
+  PlaceRowsOperation(Tensor in, int64_t column, bool adding) : x(std::move(in)), first(column), adds(adding) {}
   void lower(Lowering&) override;
 
   Tensor x;
+  int64_t first;  // of the columns of the brought rows
+  bool adds;
 };
 
 class RmsNormOperation : public Operation {
@@ -95,11 +98,16 @@ inline bool take_selection(Tensor& x) {
 
 class RopeAnglesOperation : public Operation {
  public:
-  RopeAnglesOperation(std::vector<float> by, float times, int positions_behind, Tensor to)
-      : frequencies(std::move(by)), scale(times), behind(positions_behind), out(std::move(to)) {}
+  RopeAnglesOperation(std::vector<float> by, float times, int positions_behind, std::vector<int> of_axes, Tensor to)
+      : frequencies(std::move(by)),
+        axes(std::move(of_axes)),
+        scale(times),
+        behind(positions_behind),
+        out(std::move(to)) {}
   void lower(Lowering&) override;
 
   std::vector<float> frequencies;
+  std::vector<int> axes;  // of each frequency, by which of the step's rope positions it turns; empty: by positions
   float scale;
   int behind;
   Tensor out;

@@ -13,12 +13,19 @@ namespace homenode {
 
 using std::to_string;
 
-Result<Tensor> Recorder::rope_angles(std::vector<float> inverse_frequencies, float scale, int behind) {
+Result<Tensor> Recorder::rope_angles(std::vector<float> inverse_frequencies, float scale, int behind,
+                                     std::vector<int> axes) {
   const auto half = static_cast<int64_t>(inverse_frequencies.size());
   if (half < 1) return misuse("rope_angles: no frequencies");
   if (behind < 0) return misuse("rope_angles: " + to_string(behind) + " positions behind");
+  if (!axes.empty() && static_cast<int64_t>(axes.size()) != half)
+    return misuse("rope_angles: " + to_string(axes.size()) + " axes of " + to_string(half) + " frequencies");
+  for (const int axis : axes)
+    if (axis < 0 || axis >= kRopeAxes) return misuse("rope_angles: axis " + to_string(axis));
   const Tensor out = make(2 * half, RowKind::tokens);
-  return append(std::make_unique<RopeAnglesOperation>(std::move(inverse_frequencies), scale, behind, out), out, {});
+  auto angles =
+      std::make_unique<RopeAnglesOperation>(std::move(inverse_frequencies), scale, behind, std::move(axes), out);
+  return append(std::move(angles), out, {});
 }
 
 Result<Tensor> Recorder::rope(const Tensor& x, const Tensor& angles, int head_dim, bool adjacent) {
@@ -114,6 +121,8 @@ Result<Tensor> Recorder::attention(const Tensor& q, const Tensor& k, const Tenso
   if (params.slopes.value && (cap > 0 || params.chosen.value))
     return misuse("attention: slopes, which go with neither a cap nor chosen tokens");
   if (auto error = check_bias(params, heads)) return *error;
+  if (params.spans && (!params.causal || params.chosen.value || params.window_kind == WindowKind::chunked))
+    return misuse("attention: spans beside another mask, chosen tokens or a chunked window");
   if (!params.causal && (params.chosen.value || params.window_kind == WindowKind::chunked))
     return misuse("attention: to what comes later, which goes with neither chosen tokens nor chunks");
   if (params.chosen.value) {

@@ -61,15 +61,19 @@ Result<Tensor> Recorder::embedding(std::shared_ptr<const Weight> table, int64_t 
   return append(std::make_unique<EmbeddingOperation>(std::move(table), first, out), out, {});
 }
 
-Result<Tensor> Recorder::place_rows(const Tensor& x) {
+Result<Tensor> Recorder::place_rows(const Tensor& x, int64_t first, int64_t of_columns, bool adds) {
   if (auto error = check_input(x, "place_rows")) return *error;
   if (x.rows != RowKind::tokens || !x.whole()) return misuse("place_rows: wanted whole rows of all tokens of a step");
   if (x.value->uses) return misuse("place_rows: rows that something else reads already");
   int64_t& columns = program_->bounds_.row_columns;
-  if (columns && columns != x.columns)
-    return misuse("place_rows: rows of " + to_string(x.columns) + " columns and of " + to_string(columns));
-  columns = x.columns;
-  return append(std::make_unique<PlaceRowsOperation>(x), x, {{x}});
+  const int64_t whole = of_columns ? of_columns : x.columns;
+  if (first < 0 || first > whole - x.columns)
+    return misuse("place_rows: " + to_string(x.columns) + " columns from " + to_string(first) + " on of rows of " +
+                  to_string(whole));
+  if (columns && columns != whole)
+    return misuse("place_rows: rows of " + to_string(whole) + " columns and of " + to_string(columns));
+  columns = whole;
+  return append(std::make_unique<PlaceRowsOperation>(x, first, adds), x, {{x}});
 }
 
 Result<Tensor> Recorder::position_rows(std::shared_ptr<const Weight> table, int64_t first) {

@@ -23,7 +23,7 @@ class Recorder {
            std::shared_ptr<RankGroup> group = nullptr, std::shared_ptr<const Homes> homes = nullptr);
 
   // Rows of x are replaced by those that a step brings; the result is x itself.
-  Result<Tensor> place_rows(const Tensor& x);
+  Result<Tensor> place_rows(const Tensor& x, int64_t first = 0, int64_t of_columns = 0, bool adds = false);
   // The table holds rows `first` on, of `vocabulary` in all (0: it holds all); ids elsewhere give zeros.
   Result<Tensor> embedding(std::shared_ptr<const Weight> table, int64_t first = 0, int64_t vocabulary = 0);
   Result<Tensor> position_rows(std::shared_ptr<const Weight> table, int64_t first);
@@ -43,7 +43,8 @@ class Recorder {
   // Of a head's columns of x with the weight of the head.
   Result<Tensor> linear_heads(const Tensor& x, std::vector<std::shared_ptr<const Weight>> weights);
   Result<std::vector<Tensor>> split(const Tensor& x, std::span<const int64_t> widths);
-  Result<Tensor> rope_angles(std::vector<float> inverse_frequencies, float scale, int behind = 0);
+  Result<Tensor> rope_angles(std::vector<float> inverse_frequencies, float scale, int behind = 0,
+                             std::vector<int> axes = {});
   Result<Tensor> rope(const Tensor& x, const Tensor& angles, int head_dim, bool adjacent = false);
   // k and v: empty handles where nothing is stored; v also where the values are columns of k.
   Result<Tensor> attention(const Tensor& q, const Tensor& k, const Tensor& v, std::shared_ptr<KvCache> cache,

@@ -165,7 +165,7 @@ ALWAYS: dict[str, str] = {
     "--pd-secret --pd-allowed-peers "
     "--kv-transfer-config "
     "--local-cpu --disable-log-stats --tokenizer --chat-template --chat-template-timeout --links "
-    "--special-tokens-in-content --help-all",
+    "--special-tokens-in-content --limit-images --media-path --media-domains --encoder-cache-size --help-all",
     # Those about prefill servers are told where there are none, see the last test.
     "proxy": f"{_HTTP} --show-config --prefill --decode --upstream-api-key --min-handover-tokens --prefill-tries "
     "--decode-tries --connect-timeout --prefill-timeout --first-byte-timeout --answer-timeout --idle-timeout "

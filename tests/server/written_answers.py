@@ -74,6 +74,7 @@ class Writer:
         self._settings = settings
         self.details: dict[str, Any] = {}
         self.row_columns = 0
+        self.pictures: Any = None  # what encodes images; None: it sees none
         self.requests: list[Request] = []
 
     def ask(self, path: str, body: Any = None, method: str = "POST", **headers: str) -> httpx.Response:
@@ -96,7 +97,7 @@ class Writer:
 
         async def run() -> httpx.Response:
             config = ServerConfig(port=0, **self._settings)
-            state = ServerState([ModelParts(client, self.tokenizer, config)], config)
+            state = ServerState([ModelParts(client, self.tokenizer, config, self.pictures)], config)
             transport = httpx.ASGITransport(create_app(state))
             async with httpx.AsyncClient(transport=transport, base_url="http://server") as asking:
                 content = body if isinstance(body, bytes) else json.dumps(body).encode()

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from homenode.chat.formats import ToolFormat
-from homenode.chat.template_messages import arrange_turns, result_as_user, text_of
+from homenode.chat.template_messages import arrange_turns, joined, result_as_user, text_of
 
 _TOOLS = re.compile(r"(?<!['\".\w])tools\b")
 _TOOLS_OF_MESSAGE = re.compile(r"message(\[['\"]|\.)tools\b")
@@ -107,7 +107,7 @@ def _as_text(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             said.append(message)
         if len(said) > 1 and said[-1].get("role") == said[-2].get("role") == "user":
             behind, before = said.pop(), said.pop()
-            said.append({**before, "content": f"{text_of(before['content'])}\n\n{text_of(behind['content'])}"})
+            said.append({**before, "content": joined(before["content"], behind["content"])})
     return said
 
 

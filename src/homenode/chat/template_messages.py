@@ -118,7 +118,20 @@ def _ordered(function: Mapping[str, Any]) -> dict[str, Any]:
 
 def result_as_user(message: Mapping[str, Any]) -> dict[str, Any]:
     """The result of a tool as words of the user."""
-    return {"role": "user", "content": f"Result of the tool:\n{text_of(message.get('content'))}"}
+    return {"role": "user", "content": joined("Result of the tool:", message.get("content"), "\n")}
+
+
+def joined(before: Any, behind: Any, between: str = "\n\n") -> Any:
+    """Two contents as one: a text, or parts where one of them has others than texts, such as images."""
+    if all(isinstance(part, Mapping) and "text" in part for part in (*_parts_of(before), *_parts_of(behind))):
+        return between.join(filter(None, (text_of(before), text_of(behind))))
+    return [*_parts_of(before), {"type": "text", "text": between}, *_parts_of(behind)]
+
+
+def _parts_of(content: Any) -> list[Any]:
+    if isinstance(content, list):
+        return content
+    return [{"type": "text", "text": content}] if isinstance(content, str) and content else []
 
 
 def text_of(content: Any) -> str:
@@ -341,8 +354,7 @@ def join_neighbours(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     for message in messages:
         before = said[-1] if said else None
         if before is not None and _can_join(before, message):
-            text = "\n\n".join(filter(None, (text_of(before.get("content")), text_of(message.get("content")))))
-            said[-1] = {**before, "content": text}
+            said[-1] = {**before, "content": joined(before.get("content"), message.get("content"))}
         else:
             said.append(message)
     return said

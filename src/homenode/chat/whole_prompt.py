@@ -89,11 +89,20 @@ def render_whole(
         changed = best.given
         for step in change:
             changed = step(changed)
+        if _images(changed.messages) < _images(given.messages):
+            continue  # where texts are joined, which an image cannot be
         if changed != best.given and (found := trials.of(changed)).missing < best.missing:
             best = found
     if best.error is not None:
         raise first.error or best.error
     return RenderedPrompt(best.text, tuple({each.name: each for each in best.lost}.values()))
+
+
+def _images(messages: Messages) -> int:
+    """The number of parts of messages that are images."""
+    contents = [message.get("content") for message in messages]
+    parts = [part for content in contents if isinstance(content, list) for part in content]
+    return sum(isinstance(part, dict) and part.get("type") == "image" for part in parts)
 
 
 def _changes(rearrangements: Sequence[Rearrange]) -> Iterator[tuple[Rearrange, ...]]:

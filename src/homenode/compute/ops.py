@@ -270,7 +270,8 @@ class ScoreRule:
     """How a layer's attention makes weights of scores, and which positions a token sees.
 
     A token sees the positions up to its own, or with the mask "all" every one, for which the step has to hold all of
-    the sequence. With `window`, position p sees of these the ones above p - window and below p + window only, or where
+    the sequence; with "spans" besides those up to its own the step's `seen_spans` of it, whatever the window is. With
+    `window`, position p sees of these the ones above p - window and below p + window only, or where
     it is "chunked" positions from p // window * window on only.
 
     A score is q . k * scale. With `softcap` (above 0), a score s becomes softcap * tanh(s / softcap) before the
@@ -350,6 +351,12 @@ class StepArrays:
     # for, ascending. None: there are none. For programs that use `Ops.place_rows`.
     input_rows: FloatArray | None = None
     row_places: IntArray | None = None
+    # [3, n], C-contiguous: the positions in time, rows and columns of pictures by which rope with axes turns. None: all
+    # three are the positions.
+    rope_positions: IntArray | None = None
+    # [n, 2], C-contiguous: the first and the past position that a token sees besides those up to its own, whatever the
+    # window is; 0, 0: none. None: no token has any. For attention with the mask "spans".
+    seen_spans: IntArray | None = None
     token_types: IntArray | None = None  # [n] which of the texts that are read together each is of; None: the first
 
 
@@ -428,8 +435,8 @@ class SampledRows:
 
 # Which of the positions up to its own a token sees with a window: the nearest, or those of its own run of as many.
 WindowKind = Literal["sliding", "chunked"]
-# Which tokens of its sequence one sees: those up to its own, or all.
-AttentionMask = Literal["causal", "all"]
+# Which tokens of its sequence one sees: those up to its own, or all, or those up to its own and the step's span of it.
+AttentionMask = Literal["causal", "all", "spans"]
 # Of a product's activations: "fine" is never as coarse as bfloat16.
 Precision = Literal["usual", "fine"]
 ExpertScore = Literal["softmax", "sigmoid", "chosen_softmax", "sparsemixer", "sqrt_softplus"]
@@ -507,9 +514,10 @@ class Ops(RowOps, Protocol):
         zeros.
         """
 
-    def place_rows(self, x: Tensor) -> Tensor:
+    def place_rows(self, x: Tensor, first: int = 0, of_columns: int = 0, adds: bool = False) -> Tensor:
         """x [tokens, columns] with the rows that the step brings in their places, `StepArrays.input_rows`; may reuse
-        x's storage, which nothing else may read.
+        x's storage, which nothing else may read. `of_columns`: how wide those rows are, of which so many as x has are
+        taken from column `first` on; 0: as wide as x. `adds`: they are added to x.
         """
 
     def position_rows(self, table: Weight, first: int = 0) -> Tensor:
@@ -568,9 +576,12 @@ class Ops(RowOps, Protocol):
         weight rows]. All weights have one shape and format.
         """
 
-    def rope_angles(self, inverse_frequencies: FloatArray, scale: float, behind: int = 0) -> Tensor:
+    def rope_angles(
+        self, inverse_frequencies: FloatArray, scale: float, behind: int = 0, axes: Sequence[int] = ()
+    ) -> Tensor:
         """cos and sin of (position - behind) * frequency for the step's positions, times `scale`: [tokens, 2 *
-        len(inverse_frequencies)].
+        len(inverse_frequencies)]. `axes`: of each frequency, which of the step's `rope_positions` it turns by; none:
+        all turn by the positions.
         """
 
     def rope(self, x: Tensor, angles: Tensor, head_dim: int, adjacent: bool = False) -> Tensor:

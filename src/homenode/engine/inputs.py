@@ -29,13 +29,17 @@ _ELEMENT = 4  # bytes of a float32
 
 class PromptRows(msgspec.Struct, frozen=True, array_like=True):
     """Rows of a model's input, [rows, columns] float32 little-endian, and their digests beside each other.
-    `placeholder`: the token id that a vocabulary has for such a position; `NO_TOKEN`: none.
+    `placeholder`: the token id that a vocabulary has for such a position; `NO_TOKEN`: none. `grid`: of a model whose
+    rope turns by the places of a picture, how many rows and columns of places these stand for; 0, 0: each follows the
+    one before, as tokens do. `together`: each sees all of them, also those behind it, in layers that have that.
     """
 
     data: bytes
     columns: int
     digests: bytes
     placeholder: int = NO_TOKEN
+    grid: tuple[int, int] = (0, 0)
+    together: bool = False
 
     def __len__(self) -> int:
         return len(self.digests) // ROW_DIGEST_BYTES
@@ -64,6 +68,24 @@ class PlacedRows(msgspec.Struct, frozen=True, array_like=True):
     def past(self) -> int:
         """The position behind them."""
         return self.first + len(self.rows)
+
+
+class PictureGrid(NamedTuple):
+    """The places of a picture's rows, from position `first` of a sequence on."""
+
+    first: int
+    rows: int
+    columns: int
+
+    @property
+    def past(self) -> int:
+        """The position behind them."""
+        return self.first + self.rows * self.columns
+
+    @property
+    def saved(self) -> int:
+        """By how much less than their number they move what follows: its place is behind the longer side."""
+        return self.rows * self.columns - max(self.rows, self.columns)
 
 
 class StepRows(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -105,11 +127,23 @@ def rows_problem(ids: Sequence[int], rows: Sequence[PlacedRows]) -> str | None:
         own = placed.rows
         if len(own.digests) % ROW_DIGEST_BYTES or len(own.data) != len(own) * own.columns * _ELEMENT or not len(own):
             return f"rows of {len(own.data)} bytes in {own.columns} columns have digests of {len(own.digests)} bytes"
+        if own.grid != (0, 0) and (min(own.grid) < 1 or own.grid[0] * own.grid[1] != len(own)):
+            return f"{len(own)} rows are said to stand in {own.grid[0]} x {own.grid[1]} places"
         if placed.first < past or placed.past > len(ids):
             return f"rows stand at {placed.first} to {placed.past - 1} of {len(ids)} positions, {past} of them taken"
         past = placed.past
     bare = sum(token < 0 for token in ids) - sum(len(each.rows) for each in rows if each.rows.placeholder < 0)
     return f"{bare} positions have neither an id nor a row" if bare > 0 else None
+
+
+def grids_of(rows: Sequence[PlacedRows]) -> list[PictureGrid]:
+    """Return the places of all pictures that have such."""
+    return [PictureGrid(placed.first, *placed.rows.grid) for placed in rows if placed.rows.grid != (0, 0)]
+
+
+def spans_of(rows: Sequence[PlacedRows]) -> list[tuple[int, int]]:
+    """Return the first and the past position of rows that see each other."""
+    return [(placed.first, placed.past) for placed in rows if placed.rows.together]
 
 
 def rows_between(rows: Sequence[PlacedRows], start: int, end: int) -> tuple[StepRows, ...]:

@@ -32,6 +32,8 @@ class StartSequence(msgspec.Struct, frozen=True, array_like=True):
     surprise_limit: float | None = None  # under Mirostat after a preemption: what `Advance` said last
     state_pages: list[int] = []  # KV blocks in which the state came from another engine; none: it did not
     second_from: int = 0  # see `Request.second_from`
+    grids: list[tuple[int, int, int]] = []  # the places of pictures: see `inputs.PictureGrid`
+    spans: list[tuple[int, int]] = []  # positions first .. past - 1 that see each other
 
 
 class StepItem(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -12,7 +12,7 @@ _MASKS = NotOffered("say which CPUs compute by --cpu-threads-bind, such as 0-15,
 _SPECULATION = NoEffect("how much is drafted follows from what is measured, and answers are those without drafts")
 _DRAFT_PLACE = NoEffect("a model that drafts is kept and placed as the one that it drafts for")
 _LOOKED_UP = Taken("--speculative", "ngram")
-_PICTURES = NoEffect("pictures and sound are not read: homenode serves the text of such models")
+_PICTURES = NoEffect("images are read with models in folders, of GGUF files the text is served (docs/pictures.md)")
 _DEVICES = NoEffect("accelerators are found by themselves; --stage-devices and --layer-split say otherwise")
 _EXPERTS = NoEffect(
     "experts are computed where the layer is that they are of: see --stage-devices, --layer-split, --expert-placement"
@@ -176,7 +176,7 @@ EQUIVALENTS: tuple[Equivalent, ...] = (
     Equivalent("--cors-methods= --cors-headers= --cors-credentials", _CORS),
     Equivalent(
         "--ui --webui --ui-config= --webui-config= --ui-config-file= --webui-config-file= --ui-mcp-proxy "
-        "--webui-mcp-proxy --media-path=",
+        "--webui-mcp-proxy",
         _PAGES,
     ),
     Equivalent("--no-ui --no-webui", AlwaysSo("there are no pages")),
@@ -258,7 +258,7 @@ EQUIVALENTS: tuple[Equivalent, ...] = (
         "--video-ffmpeg-dir=",
         _PICTURES,
     ),
-    Equivalent("--no-mmproj", AlwaysSo("pictures are not read")),
+    Equivalent("--no-mmproj", AlwaysSo("of GGUF files the text is served")),
     # Speculation
     Equivalent(
         "--spec-type=",

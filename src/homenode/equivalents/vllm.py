@@ -9,7 +9,7 @@ _ONE = {"1": AlwaysSo("there is one")}
 _COMPILED = NoEffect("nothing is compiled at the start; --enforce-eager leaves out graphs of an accelerator")
 _KERNELS = NoEffect("kernels are chosen by what the processor or the device can do (--isa, --attention-backend)")
 _GPUS = NoEffect("it is of how GPUs exchange what they computed, which homenode does in its own way")
-_PICTURES = NoEffect("pictures, sound and videos are not read: homenode serves the text of such models")
+_PICTURES = NoEffect("images are prepared as the model's files say, sound and videos are not read (docs/pictures.md)")
 _ADAPTERS = NotOffered("homenode serves no LoRA adapters: merge the adapter into the model and serve that")
 _OF_ADAPTERS = NoEffect("homenode serves no LoRA adapters")
 _SPECULATION = NoEffect("how much is drafted follows from what is measured, and answers are those without drafts")
@@ -307,10 +307,12 @@ EQUIVALENTS: tuple[Equivalent, ...] = (
         "--mm-encoder-attn-dtype= --mm-encoder-fp8-scale-path= --mm-encoder-fp8-scale-save-path= "
         "--mm-encoder-fp8-scale-save-margin= --interleave-mm-strings --skip-mm-profiling --video-pruning-rate= "
         "--video-pruning-method= --mm-tensor-ipc= --mm-processor-device= --mm-ipc-gpu-memory-gb= "
-        "--mm-device-do-normalize --allowed-local-media-path= --allowed-media-domains=... "
+        "--mm-device-do-normalize "
         "--disable-mm-preprocessor-cache --trust-request-mm-kwargs",
         _PICTURES,
     ),
+    Equivalent("--allowed-local-media-path=", Taken("--media-path")),
+    Equivalent("--allowed-media-domains=...", Taken("--media-domains")),
     Equivalent("--language-model-only", AlwaysSo("homenode serves the text of such models")),
     Equivalent("--mm-encoder-only", NotOffered("homenode serves the text of such models")),
     # Chat

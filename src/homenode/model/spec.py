@@ -51,6 +51,28 @@ class RopeSpec:
 
 
 @dataclass(frozen=True)
+class PictureSpec:
+    """The way rows of pictures enter a text model. `family`: of `homenode.model.pictures.registry`. `deep_layers`: to
+    the rows of so many first layers further columns of a picture's rows are added, after each as many as the model is
+    wide. `sections`: how many frequencies of the rope turn by time, row and column; none: all turn by the position.
+    `interleaved`: they take turns. `sees_both_ways`: the layers in which a picture's rows see each other, also those
+    behind them. `neutral_token`: the id by which layers that look up token ids look for a picture's; None: its
+    placeholder's.
+    """
+
+    family: str
+    deep_layers: int = 0
+    sections: tuple[int, ...] = ()
+    interleaved: bool = False
+    sees_both_ways: Literal["none", "windows", "all"] = "none"
+    neutral_token: int | None = None
+
+    def columns(self, hidden_size: int) -> int:
+        """Return how wide a picture's rows are."""
+        return hidden_size * (1 + self.deep_layers)
+
+
+@dataclass(frozen=True)
 class MoeSpec:
     """Experts in place of a layer's MLP."""
 
@@ -255,6 +277,7 @@ class ModelSpec:
     group_widths: Mapping[str, int] = field(default_factory=dict)  # lengths that are so many for each group of them
     streams: int = 1  # of hidden_size columns each, which layers hand on beside each other
     pooling: PoolingSpec | None = None  # how texts become vectors or scores; None: the model generates text
+    pictures: PictureSpec | None = None  # how rows of pictures enter; None: it sees none
     attention_mask: AttentionMask = "causal"
     prediction: PredictionSpec | None = None  # of a block that predicts; None: it is a model by itself
 

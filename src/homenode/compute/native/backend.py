@@ -585,7 +585,7 @@ class NativeProgram:
         once.
         """
         a = arrays
-        brought = () if a.row_places is None else (a.row_places, a.input_rows)
+        pictures = {"rope_positions": a.rope_positions, "seen_spans": a.seen_spans}
         with peer_errors():
             return self._program.run(
                 a.ids,
@@ -598,7 +598,9 @@ class NativeProgram:
                 _state_rows(a),
                 a.state_copies,
                 a.token_types,
-                *brought,
+                a.row_places,
+                a.input_rows,
+                **{name: array for name, array in pictures.items() if array is not None},
             )
 
     def expert_usage(self) -> npt.NDArray[np.uint64]:

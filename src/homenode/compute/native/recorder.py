@@ -45,9 +45,12 @@ class RecordingOps(_native.NativeRecorder):
         """See `Ops.split`."""
         return tuple(self.record_split(x, list(widths)))
 
-    def rope_angles(self, inverse_frequencies: FloatArray, scale: float, behind: int = 0) -> _native.Tensor:
+    def rope_angles(
+        self, inverse_frequencies: FloatArray, scale: float, behind: int = 0, axes: Sequence[int] = ()
+    ) -> _native.Tensor:
         """See `Ops.rope_angles`. The left half of the columns is cos, the right half sin."""
-        return super().rope_angles(np.ascontiguousarray(inverse_frequencies, np.float32), scale, behind)
+        turned = {"axes": list(axes)} if axes else {}
+        return super().rope_angles(np.ascontiguousarray(inverse_frequencies, np.float32), scale, behind, **turned)
 
     def attention(
         self,
@@ -81,7 +84,8 @@ class RecordingOps(_native.NativeRecorder):
             if rule.slopes is None
             else _native.constant(np.ascontiguousarray(rule.slopes[None], np.float32)),
             window_kind=rule.window_kind,
-            causal=rule.mask == "causal",
+            causal=rule.mask != "all",
+            **({"spans": True} if rule.mask == "spans" else {}),
             bias=None if bias is None else bias.values,
             buckets=() if bias is None else bias.buckets,
             bias_heads=0 if bias is None else bias.heads,

@@ -57,15 +57,21 @@ class EagerOps(RowOps):
         rows[here] = table[ids[here] - first]
         return rows
 
-    def place_rows(self, x: FloatArray) -> FloatArray:
+    def place_rows(self, x: FloatArray, first: int = 0, of_columns: int = 0, adds: bool = False) -> FloatArray:
         """See `Ops.place_rows`. ValueError for rows of another width, or places that are no tokens of the step."""
         places, rows = self._step.row_places, self._step.input_rows
         if places is None or rows is None:
             return x
-        if rows.shape != (len(places), x.shape[1]) or (np.diff(places, prepend=-1) < 1).any() or places[-1] >= len(x):
+        width, past = of_columns or x.shape[1], first + x.shape[1]
+        if (
+            rows.shape != (len(places), width)
+            or past > width
+            or (np.diff(places, prepend=-1) < 1).any()
+            or places[-1] >= len(x)
+        ):
             raise ValueError(f"rows {list(rows.shape)} at {places.tolist()} of a step with rows {list(x.shape)}")
         placed = x.copy()
-        placed[places] = rows
+        placed[places] = placed[places] + rows[:, first:past] if adds else rows[:, first:past]
         return placed
 
     def position_rows(self, table: FloatArray, first: int = 0) -> FloatArray:
@@ -147,9 +153,13 @@ class EagerOps(RowOps):
         heads = np.split(x, len(weights), axis=1)
         return np.concatenate([self.linear(head, (w,)) for head, w in zip(heads, weights, strict=True)], axis=1)
 
-    def rope_angles(self, inverse_frequencies: FloatArray, scale: float, behind: int = 0) -> FloatArray:
+    def rope_angles(
+        self, inverse_frequencies: FloatArray, scale: float, behind: int = 0, axes: Sequence[int] = ()
+    ) -> FloatArray:
         """See `Ops.rope_angles`. The left half of the columns is cos, the right half sin."""
-        angles = (self._step.positions - behind).astype(np.float32)[:, None] * inverse_frequencies.astype(np.float32)
+        turned = self._step.rope_positions
+        positions = self._step.positions[:, None] if turned is None or not axes else turned[list(axes)].T
+        angles = (positions - behind).astype(np.float32) * inverse_frequencies.astype(np.float32)
         return np.concatenate([np.cos(angles), np.sin(angles)], axis=1) * np.float32(scale)
 
     def rope(self, x: FloatArray, angles: FloatArray, head_dim: int, adjacent: bool = False) -> FloatArray:
@@ -200,6 +210,8 @@ class EagerOps(RowOps):
                 past = int(position) + 1
                 if rule.mask == "all":
                     past = int(context) if rule.window is None else min(int(context), int(position) + rule.window)
+                if rule.mask == "spans" and step.seen_spans is not None and step.seen_spans[row, 1]:
+                    first, past = min(first, int(step.seen_spans[row, 0])), max(past, int(step.seen_spans[row, 1]))
                 visible: Any = slice(first, past)
                 apart = np.arange(first, past) - int(position)
                 added = None if rule.slopes is None else rule.slopes[:, None] * -np.abs(apart).astype(np.float32)

@@ -116,6 +116,7 @@ class StepGraphs:
             self.failure
             or count == 0
             or arrays.row_places is not None
+            or arrays.rope_positions is not None
             or len(arrays.ids) != count
             or not np.array_equal(arrays.sample_rows, np.arange(count))
         ):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -43,6 +43,7 @@ from homenode.compute.torch.state import (
     softplus,
 )
 from homenode.compute.torch.step import DeviceStep, check_ids
+from homenode.errors import UnsupportedError
 from homenode.units import format_count
 
 
@@ -88,15 +89,17 @@ class TorchOps(RowOps):
         rows = table[torch.where(here, ids - first, 0)].float()
         return torch.where(here.unsqueeze(1), rows, 0)
 
-    def place_rows(self, x: torch.Tensor) -> torch.Tensor:
+    def place_rows(self, x: torch.Tensor, first: int = 0, of_columns: int = 0, adds: bool = False) -> torch.Tensor:
         """See `Ops.place_rows`. ValueError for rows of another width, or another number of them."""
         places, rows = self._step.host.row_places, self._step.host.input_rows
         if places is None or rows is None:
             return x
-        if rows.shape != (len(places), x.shape[1]):
+        width, past = of_columns or x.shape[1], first + x.shape[1]
+        if rows.shape != (len(places), width) or past > width:
             raise ValueError(f"rows {list(rows.shape)} at {len(places)} places of a step with rows {list(x.shape)}")
         at = torch.from_numpy(places).to(self._device.device).long()
-        return x.index_copy(0, at, torch.from_numpy(rows).to(self._device.device))
+        brought = torch.from_numpy(rows).to(self._device.device)[:, first:past]
+        return x.index_add(0, at, brought) if adds else x.index_copy(0, at, brought)
 
     def position_rows(self, table: torch.Tensor, first: int = 0) -> torch.Tensor:
         """See `Ops.position_rows`."""
@@ -168,9 +171,16 @@ class TorchOps(RowOps):
         heads = x.split(x.shape[1] // len(weights), dim=1)
         return torch.cat([self.linear(head, (w,)) for head, w in zip(heads, weights, strict=True)], dim=1)
 
-    def rope_angles(self, inverse_frequencies: FloatArray, scale: float, behind: int = 0) -> torch.Tensor:
+    def rope_angles(
+        self, inverse_frequencies: FloatArray, scale: float, behind: int = 0, axes: Sequence[int] = ()
+    ) -> torch.Tensor:
         """See `Ops.rope_angles`. The left half of the columns is cos, the right half sin."""
-        angles = (self._step.positions - behind).float().unsqueeze(1) * self._constant(inverse_frequencies)
+        turned = self._step.host.rope_positions
+        if turned is None or not axes:
+            positions = self._step.positions.unsqueeze(1)
+        else:
+            positions = torch.from_numpy(turned[list(axes)].T.copy()).to(self._device.device)
+        angles = (positions - behind).float() * self._constant(inverse_frequencies)
         return torch.cat([torch.cos(angles), torch.sin(angles)], dim=1) * scale
 
     def rope(self, x: torch.Tensor, angles: torch.Tensor, head_dim: int, adjacent: bool = False) -> torch.Tensor:
@@ -210,6 +220,10 @@ class TorchOps(RowOps):
         if (bias := rule.bias) is not None:
             here = slice(bias.first, bias.first + queries.shape[1] * queries.shape[2])
             biases = bias.values.view(-1, bias.heads)[list(bias.buckets), here].T
+        if rule.mask == "spans":
+            if step.host.seen_spans is not None:
+                raise UnsupportedError("attention both ways within a picture is not supported with torch")
+            rule = replace(rule, mask="causal")
         how = Scoring(rule.scale, rule.window, rule.softcap, rule.sinks, falling, biases, rule.window_kind, rule.mask)
         if (pooled := attended.pooled) is not None:
             self._store_windows(cache, pooled.layer, pooled.rows, pooled.ratio)

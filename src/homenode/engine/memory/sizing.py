@@ -105,11 +105,18 @@ def resolve(config: EngineConfig, spec: ModelSpec, geometry: KvGeometry, memory_
         max_num_seqs=config.scheduler.max_num_seqs,
         max_sampled_rows=sampled_rows(config, spec),
         pools=spec.pooling is not None,
-        row_columns=spec.hidden_size if config.model.enable_prompt_embeds else 0,
+        row_columns=row_columns(config, spec),
         vocab_size=spec.vocab_size,
         state_slots=state_slots(config, geometry, kv_bytes(config, left)),
         state_interval=state_interval(config, geometry),
     )
+
+
+def row_columns(config: EngineConfig, spec: ModelSpec) -> int:
+    """Columns of rows that prompts may have in places of embeddings; 0: they have none."""
+    if spec.pictures is not None and spec.pooling is None:
+        return spec.pictures.columns(spec.hidden_size)
+    return spec.hidden_size if config.model.enable_prompt_embeds else 0
 
 
 def problems(config: EngineConfig, spec: ModelSpec, geometry: KvGeometry, memory_available: int) -> list[UserError]:
@@ -149,6 +156,9 @@ def _rows_problem(config: EngineConfig, spec: ModelSpec) -> UserError | None:
     """Return why prompts cannot have rows in place of embeddings; None where they can. A step takes those that it
     computes to every worker.
     """
+    if spec.pictures is not None and spec.pictures.deep_layers:
+        why = "its rows of pictures are wider than its embeddings"
+        return UserError(f"--enable-prompt-embeds does not go with this model: {why}", param="enable_prompt_embeds")
     if reason := rows_refusal(spec):
         return UserError(f"--enable-prompt-embeds does not go with this model: {reason}", param="enable_prompt_embeds")
     step = config.scheduler.max_num_batched_tokens * spec.hidden_size * 4

@@ -25,6 +25,7 @@ from homenode.engine.scheduler.step_costs import StepCosts
 from homenode.engine.speculation.config import Speculation
 from homenode.engine.step import WorkerLimits
 from homenode.model.facts import model_facts
+from homenode.model.weights.layout import DTYPES
 from homenode.sampling import is_open_seed
 
 if TYPE_CHECKING:
@@ -113,6 +114,7 @@ def ready_message(
             "state_slots": sizes.state_slots,
             "state_bytes": sum(state_bytes(geometry, sizes.state_slots) for geometry in plan.geometries),
             "kv_dtype": plan.geometries[0].dtype,
+            "storage": DTYPES.get(config.model.dtype, ""),
             "kv_grows": sizes.chunk_blocks > 0,
             **details,
         },

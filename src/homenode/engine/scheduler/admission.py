@@ -4,7 +4,7 @@ full.
 
 from __future__ import annotations
 
-from homenode.engine.inputs import rows_problem
+from homenode.engine.inputs import rows_problem, spans_of
 from homenode.engine.request import Request
 from homenode.engine.scheduler_config import SchedulerConfig
 from homenode.engine.step import WorkerLimits
@@ -36,7 +36,12 @@ def refusal(request: Request, config: SchedulerConfig, limits: WorkerLimits) -> 
             param="model",
         )
     prompt = len(request.prompt_ids) + len(request.begun)  # all to be computed before it goes on
-    error = _bad_rows(request, limits) or _bad_token(request, limits.vocab_size) or _bad_range(request)
+    error = (
+        _bad_rows(request, limits)
+        or _bad_picture(request, config)
+        or _bad_token(request, limits.vocab_size)
+        or _bad_range(request)
+    )
     if error:
         return error
     if request.pools:
@@ -99,6 +104,18 @@ def _bad_rows(request: Request, limits: WorkerLimits) -> UserError | None:
     if request.params.prompt_logprobs is not None:
         return UserError("a prompt with rows has no tokens to score", param="prompt_logprobs")
     return None
+
+
+def _bad_picture(request: Request, config: SchedulerConfig) -> UserError | None:
+    """Rows that see each other are computed in one step."""
+    longest = max((past - first for first, past in spans_of(request.rows)), default=0)
+    if longest <= config.max_num_batched_tokens:
+        return None
+    return UserError(
+        f"a picture has {format_count(longest, 'row')} that see each other, and a step has at most "
+        f"{format_count(config.max_num_batched_tokens, 'token')}; raise --max-num-batched-tokens to {longest}",
+        param="max_num_batched_tokens",
+    )
 
 
 def _bad_token(request: Request, vocab_size: int) -> UserError | None:

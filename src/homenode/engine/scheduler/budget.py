@@ -6,6 +6,7 @@ import math
 
 from msgspec import structs
 
+from homenode.engine.inputs import spans_of
 from homenode.engine.kv.sequence import BlockAllocation, Sequence
 from homenode.engine.kv.states import StatePool
 from homenode.engine.scheduler.step_load import NO_LOAD, StepLoad
@@ -108,7 +109,7 @@ class StepPlan:
         """Compute the next `count` positions of a prompt."""
         rows = rows_of(sequence, allocation, count)
         self.parts.append((sequence, allocation, count))
-        self.tokens_left -= count
+        self.tokens_left = max(0, self.tokens_left - count)  # a picture may be more than what prompts are to have
         self.rows_left -= rows
         self.prefill += count
         self.prompts = self.prompts.plus(StepLoad.of_sequence(allocation.scheduled, count, rows))
@@ -172,4 +173,19 @@ def prefill_count(
         count = plan.bound.fitting(plan.prompts, allocation.scheduled, count, scored=scored) if count > 0 else count
     if count < remaining and not chunked and allocation.prefill_target <= max_tokens:
         return 0
+    if sequence.request.rows and 0 < count < remaining:
+        left = max_tokens - sum(item.count for item in plan.decodes) - plan.prefill
+        return _with_whole_pictures(spans_of(sequence.request.rows), allocation.scheduled, count, left)
+    return count
+
+
+def _with_whole_pictures(spans: list[tuple[int, int]], start: int, count: int, left: int) -> int:
+    """Return how many positions from `start` on are computed of `count` so that no picture whose rows see each other is
+    cut: up to its beginning, or all of it as a step's own tokens, of which so many are `left`, hold it; 0: it waits.
+    """
+    for first, past in spans:
+        if first < start + count < past:
+            if start < first:
+                return first - start
+            return past - start if past - start <= left else 0
     return count

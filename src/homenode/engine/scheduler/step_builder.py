@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from homenode.engine.inputs import rows_between
+from homenode.engine.inputs import grids_of, rows_between, spans_of
 from homenode.engine.kv.allocator import KvAllocator
 from homenode.engine.kv.sequence import BlockAllocation, Sequence
 from homenode.engine.scheduler.budget import StepPlan
@@ -45,6 +45,8 @@ class StepBuilder:
                         sequence.surprise_limit,
                         pages,
                         sequence.request.second_from,
+                        [(grid.first, grid.rows, grid.columns) for grid in grids_of(sequence.request.rows)],
+                        spans_of(sequence.request.rows),
                     )
                 )
             parts.append((sequence, allocation, self._part(sequence, allocation, count)))

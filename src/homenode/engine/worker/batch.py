@@ -79,6 +79,8 @@ def build_batch(
     if seconds.any():
         after = np.repeat(np.where(seconds > 0, seconds, np.iinfo(np.int32).max), counts)
         arrays.token_types = (positions >= after).astype(np.int32)
+    if table.pictures:
+        add_pictures(arrays, items, slots, table)
     if table.has_state:
         add_state(arrays, items, slots, table)
     if any(item.rows for item in items):
@@ -95,6 +97,21 @@ def add_state(arrays: StepArrays, items: Sequence[StepItem], slots: SlotArray, t
     copies = [(row, *copy) for row, item in enumerate(items) for copy in item.state_copies]
     if copies:
         arrays.state_copies = np.array(copies, np.int32)
+
+
+def add_pictures(arrays: StepArrays, items: Sequence[StepItem], slots: SlotArray, table: SequenceTable) -> None:
+    """Say in the arrays of a step by which positions rope with axes turns, and which rows see each other."""
+    here = [(row, places) for row, slot in enumerate(slots.tolist()) if (places := table.pictures.get(slot))]
+    if any(places.grids for _, places in here):
+        arrays.rope_positions = np.repeat(arrays.positions[None], 3, axis=0)
+    if any(places.spans for _, places in here):
+        arrays.seen_spans = np.zeros((len(arrays.positions), 2), np.int32)
+    for row, places in here:
+        tokens = slice(int(arrays.query_start[row]), int(arrays.query_start[row + 1]))
+        if arrays.rope_positions is not None:
+            places.turn(arrays.rope_positions[:, tokens], items[row].start)
+        if arrays.seen_spans is not None:
+            places.see(arrays.seen_spans[tokens], items[row].start)
 
 
 def add_rows(arrays: StepArrays, items: Sequence[StepItem], *, keep: bool) -> None:

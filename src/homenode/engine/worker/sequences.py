@@ -17,6 +17,7 @@ import numpy.typing as npt
 from homenode.compute.ops import NO_TOKEN, FloatArray, IntArray, SamplingArrays
 from homenode.engine.step import StartSequence, StepItem
 from homenode.engine.worker.forbidden import ForbiddenTexts
+from homenode.engine.worker.picture_places import PicturePlaces
 from homenode.engine.worker.repetitions import RepetitionPenalty
 from homenode.sampling import SamplingParams
 from homenode.units import format_count
@@ -106,6 +107,7 @@ class SequenceTable:
         self.num_counted = 0  # sequences with a penalty
         self.ending: frozenset[int] = frozenset()  # slots whose grammar leaves nothing but the end
         self.num_steered = 0  # sequences under Mirostat
+        self.pictures: dict[int, PicturePlaces] = {}  # by slot, of sequences with pictures that have places or spans
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -142,6 +144,8 @@ class SequenceTable:
         self.num_blocks[slot] = 0
         self.state_slot[slot] = start.state_slot
         self.second_from[slot] = start.second_from
+        if start.grids or start.spans:
+            self.pictures[slot] = PicturePlaces.of(start)
         self._set_sampling(slot, start.params, start.surprise_limit)
 
     def end(self, seq: int) -> None:
@@ -156,6 +160,7 @@ class SequenceTable:
         self.following[slot], self.mirostat[slot] = (), False
         self.wanted_tokens.pop(slot, None)
         self._drafting.pop(slot, None)
+        self.pictures.pop(slot, None)
         self._free.append(slot)
 
     def add_blocks(self, slot: int, new: list[int]) -> None:

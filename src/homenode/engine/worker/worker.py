@@ -139,7 +139,7 @@ class PartWorker:
     def prepare(self, links: WorkerChannels) -> None:
         """Know of no sequence, and go on with these channels."""
         loaded, part = self.loaded, self._join.part
-        pooling = loaded.model.spec.pooling
+        pooling, pictures = loaded.model.spec.pooling, loaded.model.spec.pictures
         assert self._cache is not None  # `lay` comes first
         if self._program is None or part.ranks > 1:  # a program is bound to its group
             before = self._uses()
@@ -163,7 +163,7 @@ class PartWorker:
             state=self._state,
             grammars=self._grammar_masks,
             state_pages=self._state_pages,
-            takes_rows=part.first_stage,
+            takes_rows=part.first_stage or part.layers.first < (pictures.deep_layers if pictures else 0),
             pooler=None if pooling is None else Pooler(pooling.rows, loaded.model.head),
             make_drafter=None if self._drafting is None else partial(make_drafter, loaded, self._drafting),
         )

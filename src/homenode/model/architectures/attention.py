@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from homenode.compute.ops import FloatArray, Ops, Precision, RelativeBias, ScoreRule, Tensor
+from homenode.compute.ops import AttentionMask, FloatArray, Ops, Precision, RelativeBias, ScoreRule, Tensor
 from homenode.model.architectures import stage
 from homenode.model.architectures.parameters import ForwardContext
 from homenode.model.architectures.rope import Rope
@@ -18,7 +18,7 @@ def window(model: ForwardContext, index: int) -> int | None:
 
 def angles(ops: Ops, rope: Rope) -> Tensor:
     """cos and sin of the step's positions, used by every layer with this rope."""
-    return ops.rope_angles(rope.inverse_frequencies, rope.scale)
+    return ops.rope_angles(rope.inverse_frequencies, rope.scale, axes=rope.axes)
 
 
 def rotation_by_layer(ops: Ops, model: ForwardContext) -> Callable[[int], Tensor]:
@@ -89,6 +89,17 @@ def rotated(
     return q, k, v
 
 
+def mask_of(model: ForwardContext, window: int | None) -> AttentionMask:
+    """Which tokens one sees in a layer with this window: of a model that sees, a picture's rows see each other in some
+    layers.
+    """
+    pictures = model.spec.pictures
+    if not model.takes_rows or pictures is None or pictures.sees_both_ways == "none":
+        return model.spec.attention_mask
+    both_ways = pictures.sees_both_ways == "all" or window is not None
+    return "spans" if both_ways else model.spec.attention_mask
+
+
 def attended(
     ops: Ops,
     model: ForwardContext,
@@ -113,7 +124,7 @@ def attended(
         slopes=slopes,
         bias=bias,
         window_kind=spec.window_kind,
-        mask=spec.attention_mask,
+        mask=mask_of(model, window(model, index)),
     )
     return ops.attention(q, k, v, model.cache, where, rule)
 

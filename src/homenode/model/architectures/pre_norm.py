@@ -74,7 +74,7 @@ def forward_with(
                 x = stage.add_mixed(ops, model, index, x, found, "o")
             else:
                 x = stage.add_mixed(ops, model, index, x, mixer(ops, model, index, h), mixer_out)
-            x = feed_forward(ops, model, index, x)
+            x = stage.add_deep(ops, model, index, feed_forward(ops, model, index, x))
         return stage.leave(ops, model, x)
 
     return forward

@@ -27,12 +27,27 @@ class Rope:
     """Arguments of `Ops.rope_angles`: frequencies [rotary_dim / 2] in radians per position, and the scale of cos and
     sin.
 
-    `local`: of layers that see a window only, where theirs is another one.
+    `local`: of layers that see a window only, where theirs is another one. `axes`: of each frequency, by which of a
+    step's rope positions it turns; none: all turn by the positions.
     """
 
     inverse_frequencies: FloatArray
     scale: float
     local: Rope | None = None
+    axes: tuple[int, ...] = ()
+
+    def with_sections(self, sections: tuple[int, ...], *, interleaved: bool) -> Rope:
+        """The same, so many frequencies turning by time, row and column of pictures: one run after the other, or in
+        turns, with time for what is left of them.
+        """
+        count = len(self.inverse_frequencies)
+        if interleaved:
+            axes = [
+                axis if axis and number < 3 * sections[axis] else 0 for number in range(count) for axis in (number % 3,)
+            ]
+        else:
+            axes = [axis for axis, size in enumerate(sections) for _ in range(size)]
+        return replace(self, axes=tuple((axes + [0] * count)[:count]))
 
 
 def rope_of(spec: ModelSpec, length: int | None = None) -> Rope:

@@ -34,9 +34,29 @@ def embedded(ops: Ops, model: ForwardContext) -> Tensor:
         x = ops.sum(ops.embedding(table, part.vocabulary.first, model.spec.vocab_size))
     scales_rows = model.spec.scales_rows
     if model.takes_rows and scales_rows:
-        x = ops.place_rows(x)
+        x = _placed(ops, model, x)
     x = x if scale == 1.0 else ops.scale(x, scale)
-    return ops.place_rows(x) if model.takes_rows and not scales_rows else x
+    return _placed(ops, model, x) if model.takes_rows and not scales_rows else x
+
+
+def _placed(ops: Ops, model: ForwardContext, x: Tensor) -> Tensor:
+    deep = _deep_layers(model)
+    return ops.place_rows(x, of_columns=(1 + deep) * model.spec.hidden_size) if deep else ops.place_rows(x)
+
+
+def _deep_layers(model: ForwardContext) -> int:
+    pictures = model.spec.pictures
+    return pictures.deep_layers if model.takes_rows and pictures is not None else 0
+
+
+def add_deep(ops: Ops, model: ForwardContext, index: int, x: Tensor) -> Tensor:
+    """x behind layer `index` of this stage, with those columns of a step's rows that belong to that layer added to it
+    in their places (deepstack; Meng et al. 2024). The model's last layer has none.
+    """
+    layer, deep, width = model.part.layers.first + index, _deep_layers(model), model.spec.hidden_size
+    if layer >= min(deep, model.spec.num_layers - 1):
+        return x
+    return ops.place_rows(x, (1 + layer) * width, (1 + deep) * width, adds=True)
 
 
 def normed(ops: Ops, model: ForwardContext, x: Tensor, weight: Tensor) -> Tensor:

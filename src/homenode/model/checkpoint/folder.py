@@ -28,8 +28,10 @@ from homenode.model.formats.fields import Fields
 from homenode.model.formats.module_names import renamed_modules
 from homenode.model.formats.quantisation import QUANTISATION_FILES, quantisation_of
 from homenode.model.formats.safetensors import read_safetensors
+from homenode.model.pictures.family import PictureConfig
+from homenode.model.pictures.registry import family_of_class
 from homenode.model.pooling import PoolingSpec
-from homenode.model.spec import ModelSpec, TensorEntry
+from homenode.model.spec import ModelSpec, PictureSpec, TensorEntry
 from homenode.units import format_count
 
 CONFIG, GENERATION, INDEX, SINGLE = (
@@ -87,7 +89,9 @@ def read_folder(folder: Path) -> FolderModel:
         pooling = named_reranker(folder, Fields(file, config), spec, tensors)
     if pooling is None and spec.pooling is None and base:
         pooling = PoolingSpec("last", spec.hidden_size)  # nothing here makes text of its vectors
-    spec = replace(spec, pooling=pooling or spec.pooling)
+    spec = replace(
+        spec, pooling=pooling or spec.pooling, pictures=None if whole is None else _picture_spec(file, whole)
+    )
     tensors = with_rows(tensors, spec.pooling)
     architecture = architecture_of(spec.architecture)
     convert, found = architecture.folder.convert, folder_block(block, spec.num_layers)
@@ -178,6 +182,17 @@ def _quantisation_file(folder: Path, tensors: dict[str, TensorEntry]) -> Fields 
         return None
     found = next((folder / name for name in QUANTISATION_FILES if is_there(folder / name)), None)
     return None if found is None else Fields(found, read_json(found, _MOST_JSON_BYTES))
+
+
+def _picture_spec(file: Path, config: dict[str, Any]) -> PictureSpec | None:
+    """How pictures enter the text model of this config.json; None where homenode knows no such family."""
+    family = family_of_class(str(config["architectures"][0]))
+    return None if family is None else family.spec(PictureConfig(file, config))
+
+
+def read_whole_tensors(folder: Path) -> dict[str, TensorEntry]:
+    """All tensors of the model in `folder`, by the names they have there, those of its tower among them."""
+    return _read_tensors(folder)
 
 
 def _read_tensors(folder: Path) -> dict[str, TensorEntry]:

@@ -45,6 +45,11 @@ class FrameStream:
         SandboxFrameError for what is no frame, TimeoutError at the deadline. What came before the deadline is taken
         also by a caller who looks after it, because it was busy with something else.
         """
+        body = self.receive_body(deadline)
+        return None if body is None else decode(body)
+
+    def receive_body(self, deadline: float | None = None) -> bytes | None:
+        """The bytes of the next frame, whatever they are; the rest as of `receive`."""
         try:
             while (body := self._parser.next()) is None:
                 piece = self._recv(deadline)
@@ -53,7 +58,7 @@ class FrameStream:
                 self._parser.feed(piece)
         except FrameError as error:
             raise SandboxFrameError(error.message) from error
-        return decode(body)
+        return body
 
     def close(self) -> None:
         """Close the socket."""

@@ -10,8 +10,8 @@ import subprocess
 import sys
 import time
 import weakref
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from homenode.errors import HostError
 from homenode.host.bind.base.temporary import nameless_file
@@ -20,6 +20,7 @@ from homenode.host.refusals import reason_of
 from homenode.host.socket_pair import open_socket_pair
 from homenode.model.sandbox.frames import FrameStream, SandboxFrameError
 
+_Frame = TypeVar("_Frame")
 _STARTS_WITHIN_S = 30.0
 _LAST_WORDS = 2000  # bytes of standard error that are looked at
 _NOT_A_REASON = re.compile(r"panicked at|^note: |^Traceback|^\s+File ")  # lines around the one that says what happened
@@ -103,9 +104,16 @@ class SandboxProcess:
         """The answer. TimeoutError at the deadline, ProcessLostError when the process ends instead."""
         return self._receive(deadline)
 
+    def receive_body(self, deadline: float) -> bytes:
+        """The bytes of a frame that is no JSON; the rest as of `receive`."""
+        return self._read(self._frames.receive_body, deadline)
+
     def _receive(self, deadline: float) -> dict[str, Any]:
+        return self._read(self._frames.receive, deadline)
+
+    def _read(self, receive: Callable[[float], _Frame | None], deadline: float) -> _Frame:
         try:
-            answer = self._frames.receive(deadline)
+            answer = receive(deadline)
         except TimeoutError:
             raise
         except (SandboxFrameError, OSError) as error:

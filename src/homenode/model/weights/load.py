@@ -92,10 +92,13 @@ class LoadedModel:
     def _context(
         self, cache: KvCache, state: StateMemory = None, *, takes_rows: bool = False, keeps_rows: RowsKept = "selected"
     ) -> ForwardContext:
+        pictures, rope = self.spec.pictures, self.rope
+        if takes_rows and pictures is not None and pictures.sections:
+            rope = rope.with_sections(pictures.sections, interleaved=pictures.interleaved)
         return ForwardContext(
             self.spec,
             self.parameters,
-            self.rope,
+            rope,
             cache,
             self.part,
             self.spec.cache_layers(self.part.layers.first, self.part.layers.end),

@@ -20,6 +20,7 @@ from homenode.grammars.compile import CompiledGrammar
 from homenode.grammars.field_path import FieldPath
 from homenode.grammars.spec import GrammarSpec
 from homenode.sampling import SamplingParams
+from homenode.server.core.content import take_pictures
 from homenode.server.core.generation import Generation
 from homenode.server.core.kv_transfer import KvTransferParams
 from homenode.server.core.message_grammar import message_grammar
@@ -207,14 +208,20 @@ async def conversation_text(model: ServedModel, request: ConversationRequest) ->
     """Return what the model sees of a conversation. Raises ApiError 400, and UserError as `begin_conversation`."""
     formats = model.formats.of(with_tools=bool(request.tools))
     template = formats.template
+    messages, pictures = take_pictures(request.messages)
+    if pictures:
+        from homenode.server.core.picture_prompts import check_pictures
+
+        check_pictures(model, pictures)
     asked = thinking_values(template, thinking=request.thinking, effort=request.reasoning_effort)
-    return await chat_text(
+    text = await chat_text(
         model,
-        TemplateConversation(template, formats.chosen.tools, request.messages, request.tools),
+        TemplateConversation(template, formats.chosen.tools, messages, request.tools),
         template_kwargs={**asked, **same_switch(template, dict(request.template_kwargs or {}))},
         add_generation_prompt=request.add_generation_prompt,
         continue_final=request.continue_final,
     )
+    return text._replace(pictures=tuple(pictures)) if pictures else text
 
 
 def _check_offer(offer: ToolOffer | None) -> None:

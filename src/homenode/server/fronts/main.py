@@ -129,6 +129,7 @@ class _Front:
         # These import prometheus_client, for which files had to be reserved first.
         from homenode.server.app import create_app, run_batches
         from homenode.server.core.state import FrontIdentity, ServerState
+        from homenode.server.models.picture_setup import picture_work
         from homenode.server.models.served_model import ModelParts
 
         _keep_off_compute(begin)
@@ -138,7 +139,12 @@ class _Front:
         keys = Keyring(begin.keys, counts)
         clients = (client,)  # of the coordinator's engines, which are those of one model
         parts = [
-            ModelParts(client, tokenizer, model.config)
+            ModelParts(
+                client,
+                tokenizer,
+                model.config,
+                picture_work(Path(model.path), client.ready, model.config.encoder_cache_size),
+            )
             for client, tokenizer, model in zip(clients, tokenizers, prepare.models, strict=True)
         ]
         state = ServerState(parts, prepare.server, identity, keys=keys)

@@ -185,6 +185,22 @@ class ServedModelConfig:
         "none is neutral values.",
         choices=("auto", "none"),
     )
+    limit_images: int = option(8, "Most images in one request.", minimum=0, maximum=1024)
+    media_path: str | None = option(
+        None, "Folder whose files a request may name as images, as file: URLs. Default: none may be.", metavar="DIR"
+    )
+    media_domains: tuple[str, ...] = option(
+        (),
+        "Hosts, separated by commas, from which images of a request may be fetched over HTTP. Default: none are.",
+        parse=_names,
+        metavar="HOST,...",
+    )
+    encoder_cache_size: int = option(
+        256 * 2**20,
+        "Most bytes of encoded images that are kept, so that the same image is not encoded again, such as 256MiB.",
+        parse=parse_bytes,
+        minimum=0,
+    )
     max_sequences_per_request: int = option(2048, "Most sequences (prompts times n) in one HTTP request.", minimum=1)
 
 

@@ -6,6 +6,7 @@ import hashlib
 import itertools
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -21,6 +22,9 @@ from homenode.server.models.text_work import TextWork
 from homenode.server.monitoring.server_metrics import Metrics
 from homenode.transfer.wire.message import Published
 
+if TYPE_CHECKING:
+    from homenode.server.models.picture_work import PictureWork
+
 
 @dataclass(frozen=True)
 class ModelParts:
@@ -31,6 +35,7 @@ class ModelParts:
     client: EngineClient
     tokenizer: TokenizerLike
     config: ServedModelConfig
+    pictures: PictureWork | None = None  # None: it sees none
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -53,6 +58,7 @@ class ServedModel:
         self.parts = parts
         self.client, self.tokenizer, self.config = parts.client, parts.tokenizer, parts.config
         self.ready, self.names = parts.client.ready, parts.names
+        self.pictures = parts.pictures if parts.client.ready.pooling is None else None
         self.text_work = text_work
         self.metrics = metrics.add_model(self.name, parts.client)
         self.fingerprint = _fingerprint(self.ready)
@@ -68,6 +74,11 @@ class ServedModel:
     def name(self) -> str:
         """The first of its names."""
         return self.names[0]
+
+    @property
+    def sees(self) -> bool:
+        """Return whether it takes pictures."""
+        return self.pictures is not None
 
     @cached_property
     def token_rules(self) -> TokenRules:

@@ -16,12 +16,15 @@ _THINKS = {"enabled": True, "adaptive": True, "between_tools": True, "disabled":
 _CLEARS_THOUGHTS = "clear_thinking_20251015"  # which chat templates do by themselves
 
 
-def prompt_request(body: MessagesPrompt, seal: ThoughtSeal, note: Note, **rest: Any) -> ConversationRequest:
+def prompt_request(
+    body: MessagesPrompt, seal: ThoughtSeal, note: Note, *, sees: bool = False, **rest: Any
+) -> ConversationRequest:
     """Return what the prompt is made of, with `rest` for the other fields. `seal`: of thoughts that were not shown.
+    `sees`: the model takes pictures.
 
     Raises ApiError 400.
     """
-    history = HistoryReader(seal, note)
+    history = HistoryReader(seal, note, sees=sees)
     history.system(body.system)
     history.messages(body.messages)
     return ConversationRequest(
@@ -36,7 +39,7 @@ def prompt_request(body: MessagesPrompt, seal: ThoughtSeal, note: Note, **rest: 
     )
 
 
-def answer_request(body: MessagesRequest, seal: ThoughtSeal, note: Note) -> ConversationRequest:
+def answer_request(body: MessagesRequest, seal: ThoughtSeal, note: Note, *, sees: bool = False) -> ConversationRequest:
     """The whole request. Raises ApiError 400."""
     _note_edits(body.context_management, note)
     output, output_param = _output(body)
@@ -45,6 +48,7 @@ def answer_request(body: MessagesRequest, seal: ThoughtSeal, note: Note) -> Conv
         body,
         seal,
         note,
+        sees=sees,
         output=output,
         output_param=output_param,
         thinking_budget=budget if body.thinking_token_budget is None else body.thinking_token_budget,

@@ -12,8 +12,8 @@ from homenode.server.apis.anthropic.blocks import (
     MessagesContent,
     check_block,
     needed,
-    result_text,
-    user_text,
+    result_content,
+    user_part,
 )
 from homenode.server.apis.anthropic.request import MessagesMessage, MessagesSystemBlock
 from homenode.server.core.content import Note
@@ -31,10 +31,21 @@ class _Turn:
 
     role: str
     texts: list[str] = field(default_factory=list)
+    parts: list[dict[str, Any]] = field(default_factory=list)  # of a turn with pictures, its texts among them
     thoughts: list[str] = field(default_factory=list)
     calls: list[dict[str, Any]] = field(default_factory=list)
 
+    def say(self, *said: str | dict[str, Any]) -> None:
+        """Add texts and pictures."""
+        if not self.parts and any(not isinstance(each, str) for each in said):
+            self.parts = [{"type": "text", "text": text} for text in self.texts]
+        if self.parts or any(not isinstance(each, str) for each in said):
+            self.parts += [{"type": "text", "text": each} if isinstance(each, str) else each for each in said]
+        self.texts += [each for each in said if isinstance(each, str)]
+
     def message(self) -> dict[str, Any]:
+        if self.parts:
+            return {"role": self.role, "content": self.parts}
         if self.role != "assistant":
             parts = [{"type": "text", "text": text} for text in self.texts]
             return {"role": self.role, "content": self.texts[0] if len(parts) == 1 else parts}
@@ -51,9 +62,9 @@ class HistoryReader:
     one. What is left out is told to `note`.
     """
 
-    def __init__(self, seal: ThoughtSeal, note: Note) -> None:
-        """`seal`: of thoughts that were not shown, which their signatures hold."""
-        self._seal, self._note = seal, note
+    def __init__(self, seal: ThoughtSeal, note: Note, *, sees: bool = False) -> None:
+        """`seal`: of thoughts that were not shown, which their signatures hold. `sees`: the model takes pictures."""
+        self._seal, self._note, self._sees = seal, note, sees
         self._read: list[_Turn | dict[str, Any]] = []
         self._names: dict[str, str] = {}  # of called tools, by the id of the call
 
@@ -101,30 +112,35 @@ class HistoryReader:
             return
         for number, block in enumerate(content):
             check_block(block, f"{place}[{number}]")
-            if (text := user_text(block, f"{place}[{number}]", self._note)) is not None:
+            text = user_part(block, f"{place}[{number}]", self._note, sees=False)
+            if isinstance(text, str):
                 yield text
 
     def _user(self, content: MessagesContent, place: str) -> None:
         """Results come before the rest: they answer the calls of the turn before."""
         results: list[dict[str, Any]] = []
-        texts: list[str] = []
+        said: list[str | dict[str, Any]] = []
         for number, block in enumerate([] if isinstance(content, str) else content):
             where = f"{place}[{number}]"
             check_block(block, where)
             if block.type == "tool_result":
                 results.append(self._result(block, where))
-            elif (text := user_text(block, where, self._note)) is not None:
-                texts.append(text)
+            elif (part := user_part(block, where, self._note, self._sees)) is not None:
+                said.append(part)
         self._read.extend(results)
         if isinstance(content, str):
-            self._turn("user").texts.append(content)
-        elif texts or not results:
-            self._turn("user").texts.extend(texts or [""])
+            self._turn("user").say(content)
+        elif said or not results:
+            self._turn("user").say(*(said or [""]))
 
     def _result(self, block: MessagesBlock, place: str) -> dict[str, Any]:
         id = needed(block.tool_use_id, place, "tool_use_id")
-        text = result_text(block, place, self._note)
-        said = {"role": "tool", "tool_call_id": id, "content": f"Error: {text}" if block.is_error else text}
+        content = result_content(block, place, self._note, self._sees)
+        if block.is_error and isinstance(content, str):
+            content = f"Error: {content}"
+        elif block.is_error:
+            content = [{"type": "text", "text": "Error: "}, *content]
+        said = {"role": "tool", "tool_call_id": id, "content": content}
         return said | {"name": self._names[id]} if id in self._names else said
 
     def _assistant(self, content: MessagesContent, place: str) -> None:

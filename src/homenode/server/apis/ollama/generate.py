@@ -25,7 +25,7 @@ from homenode.server.apis.ollama.asked import (
 )
 from homenode.server.apis.ollama.go_rendering import GoTemplateError
 from homenode.server.apis.ollama.go_template import GoTemplate
-from homenode.server.apis.ollama.history import refuse_images
+from homenode.server.apis.ollama.history import refuse_images, with_images
 from homenode.server.apis.ollama.options import OllamaOptions
 from homenode.server.apis.ollama.request import HINTS, OllamaGenerateRequest
 from homenode.server.core.conversation import Conversation, begin_conversation, told_cut
@@ -57,7 +57,8 @@ async def generate(state: ServerState, request: Request) -> Response:
         refuse(body.suffix, "suffix", f'"{body.model[:200]}" does not support insert: it cannot fill in the middle')
     _check_goes_with(body)
     check_token_ids(model, body.context or [], "context")
-    refuse_images(body.images, "images")
+    if not model.sees or body.raw or body.suffix or body.template:
+        refuse_images(body.images, "images")
     if not body.prompt:
         return json_response(loaded(generate_line, body.model))
     raw = body.raw or bool(body.suffix)
@@ -78,8 +79,8 @@ def _check_goes_with(body: OllamaGenerateRequest) -> None:
 
 
 async def _message(model: ServedModel, body: OllamaGenerateRequest, prompt: str) -> Conversation:
-    messages = [{"role": "system", "content": body.system}] if body.system else []
-    messages.append({"role": "user", "content": prompt})
+    messages: list[dict[str, Any]] = [{"role": "system", "content": body.system}] if body.system else []
+    messages.append({"role": "user", "content": with_images(prompt, body.images, "images")})
     text = await asyncio.to_thread(lambda: _templated(model, body, messages)) if body.template else None
     asked = conversation_request(
         body,

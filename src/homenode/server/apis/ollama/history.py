@@ -6,23 +6,25 @@ from collections.abc import Sequence
 from typing import Any
 
 from homenode.server.apis.ollama.request import OllamaCall, OllamaMessage
-from homenode.server.core.content import Note, media_word, refuse_media
+from homenode.server.core.content import Note, media_word, picture_part, refuse_media
 
 
-def template_messages(messages: Sequence[OllamaMessage], note: Note) -> list[dict[str, Any]]:
+def template_messages(messages: Sequence[OllamaMessage], note: Note, *, sees: bool = False) -> list[dict[str, Any]]:
     """The messages of a template. Results of tools, which need not say what call they are of, answer the earliest that
-    is open. Raises ApiError 400 for images.
+    is open. `sees`: the model takes pictures; else raises ApiError 400 for them.
     """
     said: list[dict[str, Any]] = []
     open_calls: list[dict[str, Any]] = []
     for number, message in enumerate(messages):
         place = f"messages[{number}]"
         if message.role == "tool":
-            said.append(_result(message, open_calls, place, note))
+            said.append(_result(message, open_calls, place, note, sees))
             continue
-        refuse_images(message.images, f"{place}.images")
+        if not sees:
+            refuse_images(message.images, f"{place}.images")
         role = "system" if message.role == "developer" else message.role
-        one: dict[str, Any] = {"role": role, "content": message.content or ""}
+        content = with_images(message.content or "", message.images, f"{place}.images")
+        one: dict[str, Any] = {"role": role, "content": content}
         if role == "assistant":
             if message.thinking:
                 one["reasoning_content"] = message.thinking
@@ -45,21 +47,33 @@ def refuse_images(images: list[str] | None, place: str) -> None:
         refuse_media("image", f"{place}[0]")
 
 
+def with_images(content: str, images: list[str] | None, place: str) -> str | list[dict[str, Any]]:
+    """A text with the pictures of its message, which stand before it as Ollama has them."""
+    if not images:
+        return content
+    parts = [picture_part(f"{place}[{number}]", data=image) for number, image in enumerate(images)]
+    return [*parts, {"type": "text", "text": content}] if content else parts
+
+
 def _call(call: OllamaCall, id: str) -> dict[str, Any]:
     arguments = call.function.arguments
     function = {"name": call.function.name, "arguments": {} if arguments is None else arguments}
     return {"id": call.id or id, "type": "function", "function": function}
 
 
-def _result(message: OllamaMessage, open_calls: list[dict[str, Any]], place: str, note: Note) -> dict[str, Any]:
+def _result(
+    message: OllamaMessage, open_calls: list[dict[str, Any]], place: str, note: Note, sees: bool
+) -> dict[str, Any]:
     name = message.tool_name or message.name
     fitting = [
         call
         for call in open_calls
         if message.tool_call_id in (None, call["id"]) and name in (None, call["function"]["name"])
     ]
-    content = message.content or ""
-    if message.images:
+    content: Any = message.content or ""
+    if sees:
+        content = with_images(content, message.images, f"{place}.images")
+    elif message.images:
         word = media_word("image", f"{place}.images", note)
         content = "\n".join([content, word] if content else [word])
     said: dict[str, Any] = {"role": "tool", "content": content}

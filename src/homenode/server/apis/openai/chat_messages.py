@@ -12,7 +12,15 @@ from msgspec import Meta, Struct
 from starlette.requests import Request
 
 from homenode.chat.custom_tools import arguments_of
-from homenode.server.core.content import Note, media_kind, media_word, refuse_media
+from homenode.server.core.content import (
+    Note,
+    is_seen,
+    media_kind,
+    media_word,
+    picture_part,
+    refuse_media,
+    source_part,
+)
 from homenode.server.http.failures import ApiError
 from homenode.server.http.ignored import note_ignored
 
@@ -167,27 +175,27 @@ def goes_on(messages: Messages, *, turn_begins: bool | None) -> bool:
     return not turn_begins and isinstance(last, AssistantMessage) and bool(last.prefix or last.partial)
 
 
-def template_messages(request: Request, messages: Messages) -> list[dict[str, Any]]:
-    """The messages as chat templates know them. What tools gave back that is no text is told as ignored. Raises
-    ApiError 400.
+def template_messages(request: Request, messages: Messages, *, sees: bool = False) -> list[dict[str, Any]]:
+    """The messages as chat templates know them. What tools gave back that the model cannot take is told as ignored.
+    `sees`: it takes pictures. Raises ApiError 400.
     """
     note = partial(note_ignored, request)
-    return [_template_message(number, message, note) for number, message in enumerate(messages)]
+    return [_template_message(number, message, note, sees) for number, message in enumerate(messages)]
 
 
-def _template_message(number: int, message: Message, note: Note) -> dict[str, Any]:
+def _template_message(number: int, message: Message, note: Note, sees: bool) -> dict[str, Any]:
     """A message as templates know it. A function's is a tool's under its older name."""
     if isinstance(message, AssistantMessage):
         return _assistant(number, message)
     place = f"messages[{number}].content"
     if isinstance(message, ToolMessage):
-        said = {"role": "tool", "content": _result(message.content, place, note)}
+        said = {"role": "tool", "content": _result(message.content, place, note, sees)}
         if message.tool_call_id:
             said["tool_call_id"] = message.tool_call_id
     elif isinstance(message, FunctionMessage):
-        said = {"role": "tool", "content": _result(message.content, place, note)}
+        said = {"role": "tool", "content": _result(message.content, place, note, sees)}
     else:
-        said = {"role": str(message.__struct_config__.tag), "content": _said(message.content, place)}
+        said = {"role": str(message.__struct_config__.tag), "content": _said(message.content, place, sees)}
     return said | {"name": message.name} if message.name else said
 
 
@@ -228,10 +236,20 @@ def _call(call_id: str, function: CalledFunction) -> dict[str, Any]:
     return {"id": call_id, "type": "function", "function": {"name": function.name, "arguments": arguments}}
 
 
-def _said(content: Content, place: str) -> str | list[dict[str, str]]:
+def _said(content: Content, place: str, sees: bool) -> str | list[dict[str, Any]]:
     if isinstance(content, str):
         return content
-    return _parts(_said_text(part, f"{place}[{number}]") for number, part in enumerate(content))
+    return _parts(
+        _picture(part, f"{place}[{number}]") if is_seen(part.type, sees) else _said_text(part, f"{place}[{number}]")
+        for number, part in enumerate(content)
+    )
+
+
+def _picture(part: MessagePart, place: str) -> dict[str, Any]:
+    """Raises ApiError 400 where it has no address."""
+    if part.image_url is None and part.source is not None:
+        return source_part(place, part.source)
+    return picture_part(place, url=part.image_url)
 
 
 def _said_text(part: SaidPart, place: str) -> str:
@@ -244,25 +262,30 @@ def _said_text(part: SaidPart, place: str) -> str:
     return part.text
 
 
-def _result(content: ResultContent | None, place: str, note: Note) -> str | list[dict[str, str]]:
+def _result(content: ResultContent | None, place: str, note: Note, sees: bool) -> str | list[dict[str, Any]]:
     if not isinstance(content, list):
         return content or ""
-    return _parts(
-        (part.text or "") if media_kind(part.type) is None else media_word(part.type, f"{place}[{number}]", note)
-        for number, part in enumerate(content)
-    )
+    return _parts(_result_part(part, f"{place}[{number}]", note, sees) for number, part in enumerate(content))
 
 
-def _answer(content: str | list[AssistantPart] | None) -> str | list[dict[str, str]]:
+def _result_part(part: ResultPart, place: str, note: Note, sees: bool) -> str | dict[str, Any]:
+    if is_seen(part.type, sees):
+        return _picture(part, place)
+    return (part.text or "") if media_kind(part.type) is None else media_word(part.type, place, note)
+
+
+def _answer(content: str | list[AssistantPart] | None) -> str | list[dict[str, Any]]:
     if not isinstance(content, list):
         return content or ""
     return _parts(part.text or part.refusal or "" for part in content if part.type != "thinking")
 
 
-def _parts(texts: Iterable[str]) -> str | list[dict[str, str]]:
-    """The form the client sent; the tokenizer knows which one the template takes. Nothing is an empty text."""
-    given = list(texts)
-    return [{"type": "text", "text": text} for text in given] if any(given) else ""
+def _parts(parts: Iterable[str | dict[str, Any]]) -> str | list[dict[str, Any]]:
+    """The form the client sent, texts or pictures; the tokenizer knows which one the template takes. Nothing is an
+    empty text.
+    """
+    given = list(parts)
+    return [{"type": "text", "text": each} if isinstance(each, str) else each for each in given] if any(given) else ""
 
 
 def plain(value: Struct) -> dict[str, Any]:

@@ -207,10 +207,12 @@ def _sampling(body: ResponsesRequest) -> SamplingParams:
 
 
 def written_messages(
-    state: ServerState, body: ResponsesRequest, history: ItemHistory, tools: OfferedTools, note: Note
+    state: ServerState, body: ResponsesRequest, history: ItemHistory, tools: OfferedTools, note: Note, *, sees: bool
 ) -> list[dict[str, Any]]:
-    """The conversation as chat templates know it. Raises ApiError 400, which names the item and its field."""
-    writer = ConversationWriter(tools, state.thought_seal, note)
+    """The conversation as chat templates know it. `sees`: the model takes pictures. Raises ApiError 400, which names
+    the item and its field.
+    """
+    writer = ConversationWriter(tools, state.thought_seal, note, sees=sees)
     if body.instructions:
         writer.messages.append({"role": "system", "content": body.instructions})
     writer.write(history.items)

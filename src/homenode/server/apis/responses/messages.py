@@ -20,7 +20,7 @@ from homenode.server.apis.responses.items import (
     Thoughts,
 )
 from homenode.server.apis.responses.tools import OfferedTools
-from homenode.server.core.content import Note, media_kind, media_word, refuse_media
+from homenode.server.core.content import Note, is_seen, media_kind, media_word, picture_part, refuse_media
 from homenode.server.core.thought_seal import ThoughtSeal
 from homenode.server.http.failures import ApiError
 
@@ -37,9 +37,9 @@ class PlacedItem(NamedTuple):
 class ConversationWriter:
     """Writes messages. `messages`: those written so far."""
 
-    def __init__(self, tools: OfferedTools, seal: ThoughtSeal, note: Note) -> None:
-        """`note` hears of what is left out."""
-        self._tools, self._seal, self._note = tools, seal, note
+    def __init__(self, tools: OfferedTools, seal: ThoughtSeal, note: Note, *, sees: bool = False) -> None:
+        """`note` hears of what is left out. `sees`: the model takes pictures."""
+        self._tools, self._seal, self._note, self._sees = tools, seal, note, sees
         self.messages: list[dict[str, Any]] = []
         self._turn: dict[str, Any] | None = None  # the assistant's message that the next item may be a part of
         self._calls: dict[str, str] = {}  # names of the functions called so far, by the ids of the calls
@@ -120,14 +120,19 @@ class ConversationWriter:
         self.messages.append(self._turn)
         return self._turn
 
-    def _content(self, content: str | list[ResponsesPart], place: str, *, in_words: bool) -> str | list[dict[str, str]]:
-        """`in_words`: what is no text becomes a word, and is told."""
+    def _content(self, content: str | list[ResponsesPart], place: str, *, in_words: bool) -> str | list[dict[str, Any]]:
+        """`in_words`: what the model cannot take becomes a word, and is told."""
         if isinstance(content, str):
             return content
-        parts = [self._part_text(part, f"{place}[{number}]", in_words=in_words) for number, part in enumerate(content)]
-        if len(parts) <= 1:
-            return "".join(parts)
-        return [{"type": "text", "text": text} for text in parts]
+        parts = [self._part(part, f"{place}[{number}]", in_words=in_words) for number, part in enumerate(content)]
+        if len(parts) == 1 and "text" in parts[0]:
+            return str(parts[0]["text"])
+        return parts or ""
+
+    def _part(self, part: ResponsesPart, place: str, *, in_words: bool) -> dict[str, Any]:
+        if is_seen(part.type, self._sees):
+            return picture_part(place, url=part.image_url)
+        return {"type": "text", "text": self._part_text(part, place, in_words=in_words)}
 
     def _part_text(self, part: ResponsesPart, place: str, *, in_words: bool) -> str:
         if part.type in TEXT_PARTS and part.text is not None:
@@ -152,8 +157,8 @@ class ConversationWriter:
         )
 
 
-def _joined(content: str | list[dict[str, str]]) -> str:
-    return content if isinstance(content, str) else "".join(part["text"] for part in content)
+def _joined(content: str | list[dict[str, Any]]) -> str:
+    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
 
 
 def _thought_text(pieces: Thoughts | None) -> str:

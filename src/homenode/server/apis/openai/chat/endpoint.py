@@ -79,6 +79,11 @@ async def _applied(model: ServedModel, request: Request, asked: ConversationRequ
     note_left_out(request, text.left_out)
     grammar = await conversation_grammar(model, asked, text.text)  # what a chat would refuse is refused here, too
     note_not_kept(request, grammar.left_out if grammar else ())
+    if text.pictures:
+        from homenode.server.core.picture_prompts import see_pictures
+
+        seen = await see_pictures(model, text.text, text.pictures)
+        text = text._replace(text=seen.text)
     ids: list[int] = []
     async with model.text_work.reserve(memory_of(text.text)):
         encoded = model.tokenizer.encode_chat_pieces(text.text, asked.add_special_tokens, text.hidden)

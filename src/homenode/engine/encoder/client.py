@@ -1,0 +1,115 @@
+"""The parent's side of the process that a tower computes in. Safe to use from several threads, and blocks the one that
+calls; pictures are encoded one after the other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from homenode.engine.encoder.frames import PIECE, layout_words
+from homenode.engine.inputs import ROW_DIGEST_BYTES, PromptRows
+from homenode.errors import HostError, UnsupportedError
+from homenode.model.pictures.decoder import DecodedPicture
+from homenode.model.sandbox.frames import encode
+from homenode.model.sandbox.process import ProcessLostError, SandboxProcess
+
+_MODULE = "homenode.engine.encoder.process"
+_LOAD_S, _ENCODE_S = 600.0, 600.0
+
+
+@dataclass(frozen=True)
+class EncoderSettings:
+    """How a tower is to compute. `cpus`: one thread on each, -1: wherever the kernel has it. `storage`: what float
+    matrices are kept as; None: as they are stored.
+    """
+
+    model: str
+    cpus: Sequence[int]
+    isa: str | None = None
+    storage: str | None = None
+
+
+class Encoder:
+    """A tower in a process of its own, which is started with the first picture, and again when it was lost."""
+
+    def __init__(self, words: dict[str, Any], settings: EncoderSettings, placeholder: int, *, together: bool) -> None:
+        """`words`: the family, as `family_words` has it. `together`: the rows of a picture see each other."""
+        self._words, self._settings = words, settings
+        self._placeholder, self._together = placeholder, together
+        self._lock = threading.Lock()
+        self._process: SandboxProcess | None = None
+        self._refused: str | None = None
+
+    def encode(self, picture: DecodedPicture) -> PromptRows:
+        """The rows of a picture. UnsupportedError where the tower cannot be loaded, HostError where the process was
+        lost.
+        """
+        with self._lock:
+            process = self._running()
+            request = {"tiles": [list(tile) for tile in picture.tiles], "layout": layout_words(picture.layout)}
+            deadline = time.monotonic() + _ENCODE_S
+            try:
+                process.send(encode(request), picture.pixels, deadline=deadline)
+                answer = process.receive(deadline)
+                if "failure" in answer:
+                    raise HostError(f"a picture could not be encoded: {answer['failure']}")
+                count, columns = int(answer["rows"]), int(answer["columns"])
+                data = b"".join(self._pieces(process, 4 * count * columns, deadline))
+            except (TimeoutError, ProcessLostError) as error:
+                process.end()
+                self._process = None
+                raise HostError(f"the process that encodes pictures was lost: {error or 'it was silent'}") from None
+        digests = b"".join(
+            hashlib.blake2b(picture.digest + number.to_bytes(4, "little"), digest_size=ROW_DIGEST_BYTES).digest()
+            for number in range(count)
+        )
+        rows, width = answer["grid"]
+        return PromptRows(data, columns, digests, self._placeholder, (int(rows), int(width)), self._together)
+
+    def close(self) -> None:
+        """End the process."""
+        with self._lock:
+            if self._process is not None:
+                self._process.end()
+                self._process = None
+
+    @staticmethod
+    def _pieces(process: SandboxProcess, size: int, deadline: float) -> Sequence[bytes]:
+        pieces = [process.receive_body(deadline) for _ in range(0, size, PIECE)]
+        if sum(map(len, pieces)) != size:
+            raise ProcessLostError("it gave another number of rows than it said")
+        return pieces
+
+    def _running(self) -> SandboxProcess:
+        if self._refused is not None:
+            raise UnsupportedError(self._refused)
+        if self._process is not None and self._process.alive:
+            return self._process
+        settings = self._settings
+        process = SandboxProcess(_MODULE)
+        process.wait_ready()
+        told = {
+            "words": self._words,
+            "model": settings.model,
+            "cpus": list(settings.cpus),
+            "isa": settings.isa,
+            "storage": settings.storage,
+        }
+        deadline = time.monotonic() + _LOAD_S
+        try:
+            process.send(encode(told), deadline=deadline)
+            answer = process.receive(deadline)
+        except (TimeoutError, ProcessLostError) as error:
+            process.end()
+            raise HostError(f"the tower of this model could not be loaded: {error or 'it took too long'}") from None
+        if "failure" in answer:
+            process.end()
+            self._refused = f"this model's tower cannot be loaded: {answer['failure']}"
+            raise UnsupportedError(self._refused)
+        self._process = process
+        return process

@@ -1,0 +1,162 @@
+"""InternVL as transformers has it: a picture in the grid of tiles that fits its ratio best, and once more as a whole; a
+ViT whose blocks scale what they add, and four patches as one row.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from homenode.compute.ops import FloatArray, KvCache, Ops, Tensor
+from homenode.errors import UnsupportedError
+from homenode.model.pictures import pixels
+from homenode.model.pictures.blocks import BlockForm, activated, block, normed, product
+from homenode.model.pictures.family import (
+    FamilyFormat,
+    Names,
+    PictureConfig,
+    PictureLayout,
+    PictureRows,
+    PreparedPicture,
+)
+from homenode.model.pictures.siglip import side_of
+from homenode.model.pictures.tower import Tower
+from homenode.model.pictures.vision_config import activation_of, vision_of
+from homenode.model.spec import PictureSpec
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+_LAYER = {
+    "norm1": "layernorm_before",
+    "q": "attention.q_proj",
+    "k": "attention.k_proj",
+    "v": "attention.v_proj",
+    "o": "attention.projection_layer",
+    "norm2": "layernorm_after",
+    "up": "mlp.fc1",
+    "down": "mlp.fc2",
+}
+_FRONTS = ("model.vision_tower.", "vision_tower.")
+_BEGIN, _END = "<img>", "</img>"
+
+
+class InternVl:
+    """See `PictureFamily`."""
+
+    marker_token: int | None = None
+
+    def __init__(self, config: PictureConfig) -> None:
+        fields, vision, processor = config.config, vision_of(config), config.processor
+        self.placeholder = fields.integer("image_token_id", 151667, minimum=0)
+        if fields.value("vision_feature_layer") not in (None, -1) or vision.boolean("use_mean_pooling", True) is False:
+            raise UnsupportedError("features of InternVL other than those of its last layer are not supported")
+        self.width, heads = vision.integer("hidden_size", 1024), vision.integer("num_attention_heads", 16)
+        norm = "rms" if vision.text("norm_type") == "rms_norm" else "layer"
+        eps = vision.number("layer_norm_eps", 1e-6)
+        self.form = BlockForm(heads, self.width // heads, eps, norm, activation_of(vision, "gelu"))  # type: ignore[arg-type]
+        self.layers = vision.integer("num_hidden_layers", 24)
+        self.image, self.patch = side_of(vision, "image_size", 448), side_of(vision, "patch_size", 14)
+        self._norms = vision.boolean("use_qk_norm", False)
+        self.merge = round(1 / fields.number("downsample_ratio", 0.5))
+        self._rows = config.whole.get("image_seq_length") or fields.integer("image_seq_length", 256)
+        self._cuts = bool(processor.get("crop_to_patches", False))
+        self._tiles = int(processor.get("min_patches", 1)), int(processor.get("max_patches", 12))
+        size = processor.get("size")
+        self._tile = (pixels.fields_of(size, ("height",), 384), pixels.fields_of(size, ("width",), 384))
+        self._resample = int(processor.get("resample", pixels.BICUBIC))
+        self._normalisation = pixels.Normalisation.read(processor, pixels.CLIP)
+        self._activation = activation_of(fields, "gelu", "projector_hidden_act")
+        self._table: FloatArray | None = None
+
+    def prepare(self, picture: Image, alone: bool) -> PreparedPicture:
+        """See `PictureFamily`."""
+        original, (high, wide) = (picture.height, picture.width), self._tile
+        rows, columns = 1, 1
+        if self._cuts and self._tiles[1] > 1:
+            columns, rows = _best_grid(picture.height, picture.width, high * wide, *self._tiles)
+        whole = pixels.resized(picture, high * rows, wide * columns, self._resample)
+        tiles = pixels.square_tiles(whole, rows, columns, self._tile)
+        if len(tiles) > 1:
+            tiles.append(pixels.pixels_of(pixels.resized(picture, high, wide, self._resample)))
+        return PreparedPicture(tiles, PictureLayout((rows, columns), self._tile, original, alone))
+
+    def written(self, layout: PictureLayout, names: Names, number: int) -> str:
+        """See `PictureFamily`."""
+        rows, columns = layout.tiles
+        tiles = rows * columns + (rows * columns > 1)
+        return f"{_BEGIN}{names(self.placeholder) * (self._rows * tiles)}{_END}"
+
+    def load(self, tower: Tower) -> None:
+        """See `PictureFamily`."""
+        tensors = tower.tensors
+        front = tensors.front("embeddings.patch_embeddings.projection.weight", _FRONTS)
+        patches = tensors.layer(f"{front}embeddings.", {"patches": "patch_embeddings.projection"})
+        table = tensors.array(f"{front}embeddings.position_embeddings")[0].copy()
+        table[0] += tensors.array(f"{front}embeddings.cls_token").reshape(-1)
+        self._table = table
+        layers = [self._layer(tower, f"{front}encoder.layer.{n}.") for n in range(self.layers)]
+        columns = 3 * self.patch**2
+
+        def forward(ops: Ops, rows: Tensor, cache: KvCache) -> Tensor:
+            pieces, places = ops.split(rows, (columns, self.width))
+            x = product(ops, pieces, patches, "patches", residual=places)
+            for layer in layers:
+                x = block(ops, self.form, x, layer, cache)
+            return x
+
+        tower.add("blocks", columns + self.width, forward)
+        ends = tensors.front("linear_1.weight", ("model.multi_modal_projector.", "multi_modal_projector."))
+        projector = tensors.layer(ends, {"norm": "layer_norm", "up": "linear_1", "down": "linear_2"})
+        self._bias = tensors.array(f"{front}embeddings.patch_embeddings.projection.bias").reshape(-1)
+
+        def project(ops: Ops, rows: Tensor, _cache: KvCache) -> Tensor:
+            x = normed(ops, BlockForm(1, 1, 1e-5), rows, projector, "norm")
+            return product(ops, activated(ops, product(ops, x, projector, "up"), self._activation), projector, "down")
+
+        tower.add("projector", self.width * self.merge**2, project, attends=False)
+
+    def _layer(self, tower: Tower, front: str) -> dict[str, Any]:
+        tensors = tower.tensors
+        layer = tensors.layer(front, _LAYER)
+        layer["o_scale"], layer["down_scale"] = (tensors.vector(f"{front}lambda_{number}") for number in (1, 2))
+        if self._norms:
+            layer |= tensors.layer(front, {"q_norm": "attention.q_norm", "k_norm": "attention.k_norm"})
+        return layer
+
+    def encode(self, tower: Tower, picture: PreparedPicture) -> PictureRows:
+        """See `PictureFamily`."""
+        side = self.image // self.patch
+        assert self._table is not None
+        table = self._table.copy()
+        table[0] -= self._bias  # which the product adds to the class token, too
+        rows = []
+        for tile in picture.tiles:
+            patches = pixels.block_patches(self._normalisation.of(tile), self.patch, 1)
+            patches = np.concatenate([np.zeros((1, patches.shape[1]), np.float32), patches])
+            rows.append(np.concatenate([patches, table], axis=1))
+        count = side * side + 1
+        x = tower.run("blocks", np.concatenate(rows), [count] * len(rows)).reshape(len(rows), count, -1)[:, 1:]
+        merged = np.concatenate([pixels.merged_blocks(one, side, side, self.merge) for one in x])
+        return PictureRows(tower.run("projector", merged, [len(merged)]))
+
+
+def _best_grid(height: int, width: int, area: int, least: int, most: int) -> tuple[int, int]:
+    """The grid, as columns and rows, whose ratio is nearest to that of the picture; of several the largest that the
+    picture fills to more than half.
+    """
+    grids = [(c, r) for c in range(1, most + 1) for r in range(1, most + 1) if least <= c * r <= most]
+    best, apart = (1, 1), float("inf")
+    for columns, rows in sorted(grids, key=lambda grid: grid[0] * grid[1]):
+        found = abs(width / height - columns / rows)
+        if found < apart or (found == apart and width * height > 0.5 * area * columns * rows):
+            best, apart = (columns, rows), found
+    return best
+
+
+def _spec(_config: PictureConfig) -> PictureSpec:
+    return PictureSpec("internvl")
+
+
+FAMILY = FamilyFormat(_spec, InternVl)

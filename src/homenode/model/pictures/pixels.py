@@ -1,0 +1,158 @@
+"""Pixels as towers take them: sizes, scaling, normalising, and patches in the order of their blocks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from homenode.compute.ops import FloatArray
+from homenode.model.pictures.family import Pixels
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+Usual = tuple[tuple[float, ...], tuple[float, ...]]  # a mean and a deviation of each channel
+CLIP: Usual = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+HALF: Usual = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
+IMAGENET: Usual = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+BILINEAR, BICUBIC, LANCZOS = 2, 3, 1  # as pillow numbers its filters
+_STEEPEST = 200  # of the sides of a picture
+
+
+@dataclass(frozen=True)
+class Normalisation:
+    """x * (1 / 255), less a mean and divided by a deviation, of each channel."""
+
+    mean: tuple[float, ...]
+    deviation: tuple[float, ...]
+
+    @classmethod
+    def read(cls, processor: Mapping[str, Any], usual: Usual, does: bool = True) -> Normalisation:
+        """Return what an image processor's fields say, or else what is `usual` of its class."""
+        if not processor.get("do_normalize", does):
+            return cls((0.0,) * 3, (1.0,) * 3)
+        mean, deviation = (processor.get(key) or usual[i] for i, key in enumerate(("image_mean", "image_std")))
+        return cls(tuple(map(float, mean)), tuple(map(float, deviation)))
+
+    def of(self, pixels: Pixels) -> FloatArray:
+        """[height, width, 3] -> [3, height, width]."""
+        mean, deviation = (np.array(part, np.float32) * np.float32(255) for part in (self.mean, self.deviation))
+        return np.ascontiguousarray(((pixels.astype(np.float32) - mean) / deviation).transpose(2, 0, 1))
+
+
+def resized(picture: Image, height: int, width: int, resample: int) -> Image:
+    """The picture in another size; as it is where it has that."""
+    from PIL.Image import Resampling
+
+    return picture if picture.size == (width, height) else picture.resize((width, height), Resampling(resample))
+
+
+def pixels_of(picture: Image) -> Pixels:
+    """[height, width, 3] of an RGB picture."""
+    return np.asarray(picture, np.uint8)
+
+
+def area_size(height: int, width: int, factor: int, least: int, most: int) -> tuple[int, int]:
+    """The size whose sides are multiples of `factor` and whose area is from `least` to `most`, the ratio of the sides
+    being about as it was (as Qwen 2 VL has it). ValueError for a picture that is too long for its width.
+    """
+    if max(height, width) / min(height, width) > _STEEPEST:
+        raise ValueError(f"one side of it is more than {_STEEPEST} times as long as the other")
+    high, wide = round(height / factor) * factor, round(width / factor) * factor
+    if high * wide > most:
+        shrink = math.sqrt(height * width / most)
+        high = max(factor, math.floor(height / shrink / factor) * factor)
+        wide = max(factor, math.floor(width / shrink / factor) * factor)
+    elif high * wide < least:
+        grow = math.sqrt(least / (height * width))
+        high, wide = math.ceil(height * grow / factor) * factor, math.ceil(width * grow / factor) * factor
+    return high, wide
+
+
+def block_patches(channels: FloatArray, side: int, merge: int) -> FloatArray:
+    """Patches [n, 3 * side * side] of [3, height, width], those of a block of `merge` x `merge` beside each other,
+    blocks row by row; the values of a patch channel by channel.
+    """
+    count, height, width = channels.shape
+    rows, columns = height // side, width // side
+    cut = channels.reshape(count, rows // merge, merge, side, columns // merge, merge, side)
+    return np.ascontiguousarray(cut.transpose(1, 4, 2, 5, 0, 3, 6)).reshape(rows * columns, count * side * side)
+
+
+def merged_blocks(rows: FloatArray, down: int, across: int, merge: int) -> FloatArray:
+    """Rows [down * across, width] of places, those of each block of `merge` x `merge` beside each other in one."""
+    width = rows.shape[-1]
+    cut = rows.reshape(down // merge, merge, across // merge, merge, width).transpose(0, 2, 1, 3, 4)
+    return np.ascontiguousarray(cut).reshape(-1, merge * merge * width)
+
+
+def square_tiles(picture: Image, rows: int, columns: int, side: tuple[int, int]) -> list[Pixels]:
+    """The tiles of a picture that is as large as all of them, row by row."""
+    whole = pixels_of(picture)
+    high, wide = side
+    return [
+        np.ascontiguousarray(whole[row * high : (row + 1) * high, column * wide : (column + 1) * wide])
+        for row in range(rows)
+        for column in range(columns)
+    ]
+
+
+def block_places(rows: int, columns: int, merge: int) -> FloatArray:
+    """The row and column [n, 2] of each patch in the order of `block_patches`."""
+    grid = np.indices((rows, columns)).transpose(1, 2, 0).astype(np.float32)
+    cut = grid.reshape(rows // merge, merge, columns // merge, merge, 2)
+    return np.ascontiguousarray(cut.transpose(0, 2, 1, 3, 4)).reshape(rows * columns, 2)
+
+
+def rope_columns(places: FloatArray, head_dim: int, theta: float) -> FloatArray:
+    """cos and sin [n, head_dim] by which heads turn, the first half of the pairs by the row, the second by the column
+    of each place.
+    """
+    pairs = head_dim // 4
+    frequencies = np.float32(1) / np.power(np.float32(theta), np.arange(pairs, dtype=np.float32) / np.float32(pairs))
+    angles = (places[:, :, None] * frequencies).reshape(len(places), 2 * pairs)
+    return np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
+
+
+def rope_columns_in_turns(places: FloatArray, head_dim: int, theta: float) -> FloatArray:
+    """The same, every second frequency turning by the row, the others by the column (as in Pixtral)."""
+    pairs = head_dim // 2
+    frequencies = np.float32(1) / np.power(np.float32(theta), np.arange(pairs, dtype=np.float32) / np.float32(pairs))
+    parts = [places[:, axis, None] * frequencies[axis::2] for axis in range(2)]
+    angles = np.concatenate(parts, axis=1)
+    return np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
+
+
+def bilinear_table(table: FloatArray, rows: int, columns: int) -> FloatArray:
+    """A table of positions [side * side, width] read at rows x columns places between its corners: [rows, columns,
+    width].
+    """
+    side = math.isqrt(len(table))
+    grid = table.reshape(side, side, -1)
+    down, down_share = _between(side, rows)
+    across, across_share = _between(side, columns)
+    upper = _mixed(grid[down[:, None], across], grid[down[:, None], np.minimum(across + 1, side - 1)], across_share)
+    below = np.minimum(down + 1, side - 1)
+    lower = _mixed(grid[below[:, None], across], grid[below[:, None], np.minimum(across + 1, side - 1)], across_share)
+    return np.asarray(_mixed(upper, lower, down_share[:, None]), np.float32)
+
+
+def _between(side: int, count: int) -> tuple[np.ndarray[Any, Any], FloatArray]:
+    places = np.linspace(0, side - 1, count, dtype=np.float32)
+    whole = places.astype(np.int64)
+    return whole, (places - whole).astype(np.float32)
+
+
+def _mixed(first: FloatArray, second: FloatArray, share: FloatArray) -> FloatArray:
+    return first * (1 - share[..., None]) + second * share[..., None]
+
+
+def fields_of(size: Any, keys: Sequence[str], usual: int) -> int:
+    """The first of `keys` that a table of sizes has, a number, or the number that stands in its place."""
+    if isinstance(size, Mapping):
+        return next((int(size[key]) for key in keys if size.get(key)), usual)
+    return int(size) if isinstance(size, int | float) and size else usual

@@ -1,0 +1,82 @@
+"""What a served model sees with, out of its files: nothing of it runs before the first picture comes."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from homenode.errors import HomenodeError
+
+if TYPE_CHECKING:
+    from homenode.engine.messages import EngineReady
+    from homenode.server.http.config import ServedModelConfig
+    from homenode.server.models.picture_work import PictureWork
+
+_LOG = logging.getLogger("homenode.server")
+_MOST_CONFIG_BYTES = 2**24
+_SETTINGS = ("limit_images", "media_path", "media_domains", "encoder_cache_size")
+
+
+def picture_work(path: Path, ready: EngineReady, cache_size: int) -> PictureWork | None:
+    """What encodes pictures for the model at `path`, whose engine is ready; None where the engine takes no rows or
+    homenode knows no family of its class. What of a known family cannot be run is logged.
+    """
+    if not ready.row_columns or ready.pooling is not None or not path.is_dir():
+        return None
+    if (family := _family_name(path / "config.json")) is None:
+        return None
+    from homenode.engine.encoder.client import Encoder, EncoderSettings
+    from homenode.model.pictures.config_files import read_picture_config
+    from homenode.model.pictures.decoder import PictureDecoder, family_words
+    from homenode.model.pictures.registry import family_named
+    from homenode.server.models.picture_work import PictureWork
+
+    try:
+        config = read_picture_config(path)
+        format = family_named(family)
+        made, spec = format.make(config), format.spec(config)
+    except HomenodeError as error:
+        _LOG.warning("this model sees, but images are refused: %s", error.message)
+        return None
+    words, compute = family_words(family, config), _compute_of(ready.details)
+    settings = EncoderSettings(str(path), compute.pop("cpus"), **compute)
+    encoder = Encoder(words, settings, made.placeholder, together=spec.sees_both_ways != "none")
+    return PictureWork(made, PictureDecoder(words), encoder, cache_size)
+
+
+def unread_settings(config: ServedModelConfig) -> list[str]:
+    """The flags about images that were given, for a model that sees none."""
+    usual = {each.name: each.default for each in fields(config)}
+    given = [name for name in _SETTINGS if getattr(config, name) != usual[name]]
+    return [f"--{name.replace('_', '-')}" for name in given]
+
+
+def _family_name(file: Path) -> str | None:
+    """The family of the class that a config.json names; a file that cannot be read has none, as its text has said."""
+    from homenode.model.pictures.classes import FAMILY_OF_CLASS
+
+    try:
+        with file.open("rb") as opened:
+            config: Any = json.loads(opened.read(_MOST_CONFIG_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return None
+    named = config.get("architectures") if isinstance(config, dict) else None
+    return FAMILY_OF_CLASS.get(named[0]) if isinstance(named, list) and named and isinstance(named[0], str) else None
+
+
+def _compute_of(details: Mapping[str, Any]) -> dict[str, Any]:
+    """Where and how the text model computes, which the tower does as well."""
+    compute = details.get("compute")
+    told = compute if isinstance(compute, Mapping) else {}
+    cpus = [int(cpu) for cpu in details.get("cpus") or ()]
+    threads = int(told.get("threads") or 1)
+    storage = details.get("storage")
+    return {
+        "cpus": cpus or [-1] * threads,
+        "isa": str(told["level"]) if told.get("level") else None,
+        "storage": str(storage) if storage else None,
+    }

@@ -1,0 +1,218 @@
+"""Small towers of each family, of random weights: the native core and NumPy make the same rows of a picture, as many as
+the prompt has placeholders for, and a picture makes them whatever was encoded before.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from homenode.compute.ops import Backend, FloatArray
+from homenode.compute.reference import ReferenceBackend
+from homenode.errors import CheckpointError
+from homenode.model.pictures.classes import CLASSES
+from homenode.model.pictures.family import PictureConfig
+from homenode.model.pictures.registry import family_of_class
+from homenode.model.pictures.tower import Tower, TowerTensors
+
+images = pytest.importorskip("PIL.Image")
+WIDTH, INNER, TEXT, LAYERS, HEADS, SIDE = 32, 48, 40, 2, 2, 56
+CHATTER = {"hidden_size": TEXT, "rms_norm_eps": 1e-6}
+VIT = {"hidden_size": WIDTH, "intermediate_size": INNER, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS}
+SQUARE = VIT | {"image_size": SIDE, "patch_size": 14}
+DEEP = {"hidden_size": WIDTH, "intermediate_size": INNER, "depth": 3, "num_heads": HEADS, "patch_size": 16}
+PIECES = [[SIDE, 2 * SIDE], [2 * SIDE, SIDE]]
+PROJECTOR = {"multi_modal_projector.linear_1": (TEXT, WIDTH), "multi_modal_projector.linear_2": (TEXT, TEXT)}
+
+
+def vit(front: str, names: str, mlp: str, out: str, norms: tuple[str, str], layers: int = LAYERS) -> dict[str, Any]:
+    """Shapes of blocks, and biases of all."""
+    found: dict[str, Any] = {}
+    for n in range(layers):
+        for part in "qkv":
+            found[f"{front}{n}.{names}.{part}_proj"] = (WIDTH, WIDTH)
+        found[f"{front}{n}.{names}.{out}"] = (WIDTH, WIDTH)
+        first, second = mlp.split()
+        found |= {f"{front}{n}.{first}": (INNER, WIDTH), f"{front}{n}.{second}": (WIDTH, INNER)}
+        found |= {f"{front}{n}.{norm}": (WIDTH,) for norm in norms}
+    return found
+
+
+def siglip(front: str, patch: int = 14, side: int = SIDE, clip: bool = False) -> dict[str, Any]:
+    found = vit(f"{front}encoder.layers.", "self_attn", "mlp.fc1 mlp.fc2", "out_proj", ("layer_norm1", "layer_norm2"))
+    found |= {f"{front}embeddings.patch_embedding": (WIDTH, 3, patch, patch), f"{front}post_layernorm": (WIDTH,)}
+    found[f"={front}embeddings.position_embedding.weight"] = ((side // patch) ** 2 + clip, WIDTH)
+    return found | ({f"={front}embeddings.class_embedding": (WIDTH,), f"{front}pre_layrnorm": (WIDTH,)} if clip else {})
+
+
+def merger(front: str, norm: int) -> dict[str, Any]:
+    return {f"{front}.norm": (norm,), f"{front}.linear_fc1": (4 * WIDTH,) * 2, f"{front}.linear_fc2": (TEXT, 4 * WIDTH)}
+
+
+def qwen(layers: int, deep: int) -> dict[str, Any]:
+    found: dict[str, Any] = {"model.visual.patch_embed.proj": (WIDTH, 3, 2, 16, 16)}
+    found["=model.visual.pos_embed.weight"] = (36, WIDTH)
+    for n in range(layers):
+        of = {"attn.qkv": (3 * WIDTH, WIDTH), "attn.proj": (WIDTH, WIDTH), "norm1": (WIDTH,), "norm2": (WIDTH,)}
+        of |= {"mlp.linear_fc1": (INNER, WIDTH), "mlp.linear_fc2": (WIDTH, INNER)}
+        found |= {f"model.visual.blocks.{n}.{name}": shape for name, shape in of.items()}
+    found |= merger("model.visual.merger", WIDTH)
+    for n in range(deep):
+        found |= merger(f"model.visual.deepstack_merger_list.{n}", 4 * WIDTH)
+    return found
+
+
+def pixtral() -> dict[str, Any]:
+    front = "vision_tower.transformer.layers."
+    found = vit(
+        front, "attention", "feed_forward.gate_proj feed_forward.down_proj", "o_proj", ("attention_norm", "ffn_norm")
+    )
+    found |= {f"{front}{n}.feed_forward.up_proj": (INNER, WIDTH) for n in range(LAYERS)}
+    found |= {"vision_tower.patch_conv": (WIDTH, 3, 14, 14), "vision_tower.ln_pre": (WIDTH,)}
+    found |= {
+        "multi_modal_projector.norm": (WIDTH,),
+        "multi_modal_projector.patch_merger.merging_layer": (WIDTH, 4 * WIDTH),
+    }
+    return found | PROJECTOR
+
+
+def internvl() -> dict[str, Any]:
+    front = "vision_tower.encoder.layer."
+    found = vit(front, "attention", "mlp.fc1 mlp.fc2", "projection_layer", ("layernorm_before", "layernorm_after"))
+    found |= {f"={front}{n}.lambda_{k}": (WIDTH,) for n in range(LAYERS) for k in (1, 2)}
+    found["vision_tower.embeddings.patch_embeddings.projection"] = (WIDTH, 3, 14, 14)
+    found |= {"=vision_tower.embeddings.cls_token": (1, 1, WIDTH)}
+    found["=vision_tower.embeddings.position_embeddings"] = (1, 17, WIDTH)
+    found |= {"multi_modal_projector.layer_norm": (4 * WIDTH,), "multi_modal_projector.linear_1": (TEXT, 4 * WIDTH)}
+    return found | {"multi_modal_projector.linear_2": (TEXT, TEXT)}
+
+
+QWEN_SIZES = {"patch_size": 16, "size": {"shortest_edge": 4096, "longest_edge": 32768}}
+# By class: the tower's configuration, further fields of config.json, those of the processor, and shapes of tensors.
+TOWERS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "Qwen3VLForConditionalGeneration": (
+        DEEP | {"deepstack_visual_indexes": [0, 2]}, {"image_token_id": 5}, QWEN_SIZES, qwen(3, 2),
+    ),
+    "Qwen3_5ForConditionalGeneration": (DEEP, {"image_token_id": 5}, QWEN_SIZES, qwen(3, 0)),
+    "Gemma3ForConditionalGeneration": (
+        SQUARE, {"mm_tokens_per_image": 4, "image_token_index": 5}, {"size": {"height": SIDE, "width": SIDE}},
+        siglip("vision_tower.vision_model.") | {"=multi_modal_projector.mm_input_projection_weight": (WIDTH, TEXT),
+                                                "multi_modal_projector.mm_soft_emb_norm": (WIDTH,)},
+    ),
+    "Mistral3ForConditionalGeneration": (
+        VIT | {"head_dim": 16, "patch_size": 14, "model_type": "pixtral"}, {"image_token_index": 5},
+        {"size": {"longest_edge": 112}, "patch_size": {"height": 14, "width": 14}}, pixtral(),
+    ),
+    "SmolVLMForConditionalGeneration": (
+        VIT | {"image_size": 64, "patch_size": 16}, {"image_token_id": 5, "scale_factor": 2},
+        {"size": {"longest_edge": 128}, "max_image_size": {"longest_edge": 64}},
+        siglip("model.vision_model.", 16, 64) | {"model.connector.modality_projection.proj": (TEXT, 4 * WIDTH)},
+    ),
+    "InternVLForConditionalGeneration": (
+        SQUARE, {"image_token_id": 5, "image_seq_length": 4},
+        {"size": {"height": SIDE, "width": SIDE}, "crop_to_patches": True, "max_patches": 4}, internvl(),
+    ),
+    "LlavaForConditionalGeneration": (
+        SQUARE | {"model_type": "clip_vision_model"}, {"image_token_index": 5},
+        {"size": {"shortest_edge": SIDE}, "crop_size": {"height": SIDE, "width": SIDE}},
+        siglip("vision_tower.vision_model.", clip=True) | PROJECTOR,
+    ),
+    "LlavaNextForConditionalGeneration": (
+        SQUARE | {"model_type": "siglip_vision_model"},
+        {"image_token_index": 5, "vision_feature_layer": [-2, -1], "vision_feature_select_strategy": "full"},
+        {"size": {"height": SIDE, "width": SIDE}, "crop_size": {"height": SIDE}, "image_grid_pinpoints": PIECES},
+        siglip("vision_tower.vision_model.") | PROJECTOR
+        | {"multi_modal_projector.linear_1": (TEXT, 2 * WIDTH), "=image_newline": (TEXT,)},
+    ),
+}  # fmt: skip
+
+
+class RandomTensors(TowerTensors):
+    """Random tensors of these shapes; a name with = in front is a tensor's own, others have a weight and a bias."""
+
+    def __init__(self, backend: Backend, shapes: Mapping[str, Any]) -> None:
+        self._shapes = {}
+        for name, shape in shapes.items():
+            if name.startswith("="):
+                self._shapes[name[1:]] = shape
+            else:
+                self._shapes |= {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
+        super().__init__(backend, {}, "a test", "F32")
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._shapes
+
+    def array(self, name: str) -> FloatArray:
+        if name not in self._shapes:
+            raise CheckpointError(name)
+        shape = self._shapes[name]
+        values = np.random.default_rng(zlib.crc32(name.encode())).standard_normal(shape).astype(np.float32)
+        return values * np.float32(0.3) if len(shape) < 2 else values / np.sqrt(np.float32(np.prod(shape[1:])))
+
+    def layer(self, front: str, names: Mapping[str, str], plus: Mapping[str, float] | None = None) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for key, module in names.items():
+            weight = f"{front}{module}.weight"
+            found[key] = self.vector(weight) if len(self._shapes[weight]) == 1 else self.matrix(weight)
+            found[f"{key}_bias"] = self.vector(f"{front}{module}.bias")
+        return found
+
+    def matrix(self, name: str) -> Any:
+        values = self.array(name)
+        return self.of_array(values.reshape(len(values), -1))
+
+
+def made(name: str) -> Any:
+    vision, fields, processor, _ = TOWERS[name]
+    raw = {"architectures": [name], "vision_config": vision, "text_config": CHATTER, **fields}
+    format = family_of_class(name)
+    assert format is not None
+    return format.make(PictureConfig(Path("config.json"), raw, processor, {}))
+
+
+def loaded(name: str, backend: Backend) -> tuple[Any, Tower]:
+    family = made(name)
+    tower = Tower(backend, RandomTensors(backend, TOWERS[name][3]), family.form.heads, family.form.head_dim)
+    family.load(tower)
+    return family, tower
+
+
+def pictures() -> Iterator[Any]:
+    rng = np.random.default_rng(3)
+    for size in ((40, 90), (70, 60), (9, 9)):
+        yield images.fromarray(rng.integers(0, 256, (*size, 3)).astype(np.uint8))
+
+
+@pytest.mark.parametrize("name", TOWERS)
+def test_native_rows_are_those_of_numpy(name: str) -> None:
+    native = pytest.importorskip("homenode.compute.native")
+    (family, tower), (_, plain) = loaded(name, native.NativeBackend([-1])), loaded(name, ReferenceBackend())
+    first: dict[int, FloatArray] = {}
+    for number, picture in [*enumerate(pictures()), *enumerate(pictures())]:
+        prepared = family.prepare(picture, True)
+        found = family.encode(tower, prepared)
+        assert np.isfinite(found.rows).all()
+        if number in first:  # whatever was encoded before
+            assert np.array_equal(found.rows, first[number])
+            continue
+        first[number] = found.rows
+        wanted = family.encode(plain, prepared)
+        np.testing.assert_allclose(found.rows, wanted.rows, atol=2e-4 * np.abs(wanted.rows).max())
+        written = family.written(prepared.layout, lambda token: f"<{token}>", 0)
+        assert written.count("<5>") == len(found.rows) and found.grid in ((0, 0), family_grid(family, prepared))
+
+
+def family_grid(family: Any, prepared: Any) -> tuple[int, int]:
+    grid: tuple[int, int] = family.grid(prepared.layout) if hasattr(family, "grid") else (0, 0)
+    return grid
+
+
+def test_every_class_has_its_family() -> None:
+    for classes in CLASSES.values():
+        assert all(family_of_class(name) is not None for name in classes)
+    assert family_of_class("LlamaForCausalLM") is None

@@ -1,0 +1,82 @@
+"""Positions of pictures: by which rope turns, which rows see each other, and that a step cuts none of those."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from homenode.engine.inputs import PictureGrid, PlacedRows, PromptRows, grids_of, rows_problem, spans_of
+from homenode.engine.scheduler.budget import _with_whole_pictures
+from homenode.engine.worker.picture_places import PicturePlaces
+
+
+def positions_of(length: int, grids: list[PictureGrid]) -> np.ndarray:
+    """The positions of a whole sequence, one token after the other: [3, length]."""
+    found, at, place = np.zeros((3, length), np.int32), 0, 0
+    while at < length:
+        grid = next((grid for grid in grids if grid.first == at), None)
+        if grid is None:
+            found[:, at] = place
+            at, place = at + 1, place + 1
+            continue
+        for number in range(grid.rows * grid.columns):
+            found[:, at + number] = place, place + number // grid.columns, place + number % grid.columns
+        at, place = grid.past, place + max(grid.rows, grid.columns)
+    return found
+
+
+def test_positions_of_any_part_are_those_of_the_whole() -> None:
+    rng = random.Random(5)
+    for _ in range(40):
+        grids, at = [], rng.randrange(3)
+        for _ in range(rng.randrange(4)):
+            grids.append(PictureGrid(at, rng.randrange(1, 5), rng.randrange(1, 5)))
+            at = grids[-1].past + rng.randrange(1, 4)
+        length = at + rng.randrange(1, 8)
+        whole = positions_of(length, grids)
+        start = rng.randrange(length)
+        end = rng.randrange(start + 1, length + 1)
+        part = np.repeat(np.arange(start, end, dtype=np.int32)[None], 3, axis=0)
+        PicturePlaces(tuple(grids)).turn(part, start)
+        assert part.tolist() == whole[:, start:end].tolist()
+
+
+def test_rows_see_the_whole_of_their_picture() -> None:
+    places = PicturePlaces(spans=((2, 5), (7, 9)))
+    seen = np.zeros((6, 2), np.int32)
+    places.see(seen, 3)
+    assert seen.tolist() == [[2, 5], [2, 5], [0, 0], [0, 0], [7, 9], [7, 9]]
+
+
+def rows(count: int, grid: tuple[int, int] = (0, 0), *, together: bool = False) -> PromptRows:
+    return PromptRows(bytes(4 * count), 1, bytes(32 * count), 5, grid, together)
+
+
+def test_grids_and_spans_are_those_of_the_rows_that_have_them() -> None:
+    placed = [PlacedRows(1, rows(6, (2, 3))), PlacedRows(9, rows(2)), PlacedRows(12, rows(3, together=True))]
+    assert grids_of(placed) == [PictureGrid(1, 2, 3)] and grids_of(placed)[0].saved == 3
+    assert spans_of(placed) == [(12, 15)]
+    assert rows_problem([5] * 20, placed) is None
+
+
+@pytest.mark.parametrize("grid", [(2, 2), (0, 6), (-2, -3)])
+def test_a_grid_of_another_number_of_places_is_told(grid: tuple[int, int]) -> None:
+    assert "places" in str(rows_problem([5] * 6, [PlacedRows(0, rows(6, grid))]))
+
+
+@pytest.mark.parametrize(
+    ("start", "count", "left", "computed"),
+    [
+        (0, 4, 99, 4),  # before the picture
+        (0, 12, 99, 10),  # up to it
+        (10, 3, 10, 10),  # all of it, though prompts were to have less
+        (10, 3, 9, 0),  # which the step has no room for
+        (0, 20, 99, 20),  # it ends with the picture
+        (0, 25, 99, 25),
+        (20, 3, 0, 3),
+    ],
+)
+def test_a_picture_whose_rows_see_each_other_is_not_cut(start: int, count: int, left: int, computed: int) -> None:
+    assert _with_whole_pictures([(10, 20)], start, count, left) == computed

@@ -1,0 +1,240 @@
+"""Images in messages of every API: each becomes rows at its place in the prompt, and what cannot be read is a 400 that
+names its part.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from homenode.engine.inputs import PromptRows
+from homenode.model.pictures.decoded import PictureError
+from homenode.model.pictures.family import PictureLayout
+from homenode.server.core import picture_bytes
+from homenode.server.core.content import PictureSource
+from homenode.server.http.config import ServerConfig
+from homenode.server.http.failures import ApiError
+from homenode.server.models.picture_work import EncodedPicture, PictureWork
+from tests.server.written_answers import SignedTokenizer, Writer
+
+PLACE = ord("#")
+ROWS = 3
+CHAT, RESPONSES, MESSAGES, OLLAMA = "/v1/chat/completions", "/v1/responses", "/v1/messages", "/api/chat"
+
+
+def base64_of(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def url_of(data: bytes) -> str:
+    return "data:image/png;base64," + base64_of(data)
+
+
+class Showing(SignedTokenizer):
+    """A chat template that writes # for an image."""
+
+    def render_chat(
+        self, /, messages: Any, add_generation_prompt: bool = True, tools: Any = None, **values: Any
+    ) -> str:
+        text = super().render_chat(messages, add_generation_prompt, tools, **values)
+        return text.replace('{"type": "image"}', chr(PLACE))
+
+    def token_text(self, token: int) -> str:
+        return chr(token)
+
+
+class Eyes:
+    """Stands in for what encodes images: each has as many rows, known by its bytes; `bad` is damaged."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[bytes, bool]] = []
+        self.family = SimpleNamespace(
+            placeholder=PLACE, marker_token=None, written=lambda layout, names, number: names(PLACE) * ROWS
+        )
+
+    async def encode(self, data: bytes, *, alone: bool) -> EncodedPicture:
+        self.seen.append((data, alone))
+        if data == b"bad":
+            raise PictureError("it is damaged")
+        rows = PromptRows(data[:1] * 4 * ROWS, 1, data[:1] * 32 * ROWS, PLACE)
+        return EncodedPicture(PictureLayout((1, 1), (1, 1), (1, 1)), rows)
+
+
+def seeing(**settings: Any) -> Writer:
+    writer = Writer("so it was", **settings)
+    writer.tokenizer = Showing()
+    writer.pictures, writer.row_columns = Eyes(), 1
+    return writer
+
+
+def body_of(path: str, *images: bytes, tool: bool = False) -> dict[str, Any]:
+    """A request of an API with a text, and images behind it; or in what a tool gave back."""
+    text = {"type": "input_text" if path == RESPONSES else "text", "text": "what is this?"}
+    if path == OLLAMA:
+        return {
+            "model": "story-teller",
+            "stream": False,
+            "messages": [{"role": "user", "content": "see", "images": [*map(base64_of, images)]}],
+        }
+    parts: list[dict[str, Any]] = [text]
+    for image in images:
+        if path == CHAT:
+            parts.append({"type": "image_url", "image_url": {"url": url_of(image), "detail": "low"}})
+        elif path == RESPONSES:
+            parts.append({"type": "input_image", "image_url": url_of(image)})
+        else:
+            source = {"type": "base64", "media_type": "image/png", "data": base64_of(image)}
+            parts.append({"type": "image", "source": source})
+    if path == RESPONSES and tool:
+        call = {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"}
+        return {"input": [call, {"type": "function_call_output", "call_id": "c", "output": parts}]}
+    if path == RESPONSES:
+        return {"input": [{"role": "user", "content": parts}]}
+    if path == MESSAGES:
+        said: list[dict[str, Any]] = [{"role": "user", "content": parts}]
+        if tool:
+            use = {"type": "tool_use", "id": "c", "name": "look", "input": {}}
+            result = {"type": "tool_result", "tool_use_id": "c", "content": parts}
+            said = [
+                {"role": "user", "content": "see"},
+                {"role": "assistant", "content": [use]},
+                {"role": "user", "content": [result]},
+            ]
+        return {"model": "story-teller", "max_tokens": 4, "messages": said}
+    role = {"role": "tool", "tool_call_id": "c"} if tool else {"role": "user"}
+    return {"messages": [{**role, "content": parts}]}
+
+
+@pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES, OLLAMA])
+def test_images_of_every_api_are_rows_at_their_places(path: str) -> None:
+    writer = seeing()
+    answer = writer.ask(path, body_of(path, b"first", b"second"))
+    assert answer.status_code == 200, answer.text
+    (request,) = writer.requests
+    assert [placed.rows.digests[:1] for placed in request.rows] == [b"f", b"s"]
+    for placed in request.rows:
+        assert request.prompt_ids[placed.first : placed.past] == [PLACE] * ROWS
+    assert sum(token == PLACE for token in request.prompt_ids) == 2 * ROWS
+    assert set(writer.pictures.seen) == {(b"first", False), (b"second", False)}
+    usage = answer.json().get("usage", {"prompt_tokens": answer.json().get("prompt_eval_count")})
+    counted = usage.get("prompt_tokens", usage.get("input_tokens", 0)) + usage.get("cache_read_input_tokens", 0)
+    assert counted == len(request.prompt_ids)
+
+
+@pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
+def test_what_a_tool_shows_is_seen(path: str) -> None:
+    writer = seeing()
+    answer = writer.ask(path, body_of(path, b"x", tool=True))
+    assert answer.status_code == 200 and len(writer.requests[0].rows) == 1, answer.text
+    assert set(writer.pictures.seen) == {(b"x", True)}
+
+
+@pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
+def test_a_damaged_image_is_named_by_its_part(path: str) -> None:
+    answer = seeing().ask(path, body_of(path, b"good", b"bad"))
+    field = "input" if path == RESPONSES else "messages"
+    assert answer.status_code == 400 and f"`{field}[0].content[2]" in answer.text and "damaged" in answer.text
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image_url"},
+        {"type": "image_url", "image_url": None},
+        {"type": "image_url", "image_url": {"url": 7}},
+        {"type": "image_url", "image_url": {}},
+        {"type": "image"},
+        {"type": "input_image", "image_url": {"a": 1}},
+        {"type": "image_url", "image_url": {"url": ""}},
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,@@"}},
+        {"type": "image_url", "image_url": {"url": "data:image/png,abc"}},
+        {"type": "image_url", "image_url": {"url": "ftp://127.0.0.1/x"}},
+        {"type": "image_url", "image_url": {"url": "file:///etc/hostname"}},
+        {"type": "image_url", "image_url": {"url": "/etc/hostname"}},
+        {"type": "image_url", "image_url": {"url": "http://127.0.0.1:9/x.png"}},
+    ],
+)
+def test_what_is_no_image_is_refused_by_its_part(part: dict[str, Any]) -> None:
+    answer = seeing().ask(CHAT, {"messages": [{"role": "user", "content": [part]}]})
+    assert answer.status_code == 400 and "messages[0].content[0]" in answer.text, answer.text
+
+
+def test_images_are_counted_over_all_messages() -> None:
+    three = {"messages": [body_of(CHAT, b"x")["messages"][0]] * 3}
+    assert seeing(limit_images=3).ask(CHAT, three).status_code == 200
+    answer = seeing(limit_images=2).ask(CHAT, three)
+    assert answer.status_code == 400 and "at most 2" in answer.text and "messages[2].content[1]" in answer.text
+
+
+def test_a_text_cannot_stand_for_an_image() -> None:
+    writer = seeing()
+    assert writer.ask(CHAT, {"messages": [{"role": "user", "content": "#"}]}).status_code == 200
+    assert not writer.requests[0].rows
+    said = body_of(CHAT, b"x")
+    said["messages"][0]["content"][0]["text"] = "#"
+    answer = seeing().ask(CHAT, said)
+    assert answer.status_code == 400 and "2 places for 1 image" in answer.text
+
+
+def test_the_template_is_applied_as_it_would_be() -> None:
+    writer = seeing()
+    shown = writer.ask("/apply-template", body_of(CHAT, b"x")).json()
+    assert writer.ask(CHAT, body_of(CHAT, b"x")).status_code == 200
+    assert shown["token_ids"] == writer.requests[0].prompt_ids and chr(PLACE) * ROWS in shown["prompt"]
+
+
+def test_the_same_picture_is_encoded_once() -> None:
+    asyncio.run(encode_some())
+
+
+async def encode_some() -> None:
+    calls: list[bytes] = []
+    decoder = SimpleNamespace(decode=lambda data, alone: (calls.append(data), SimpleNamespace(layout=None))[1])
+    rows = PromptRows(bytes(8), 1, bytes(64), PLACE)
+    work = PictureWork(None, decoder, SimpleNamespace(encode=lambda picture: rows), 3000)  # type: ignore[arg-type]
+    first = await work.encode(b"a", alone=True)
+    assert await work.encode(b"a", alone=True) is first and calls == [b"a"]
+    await work.encode(b"a", alone=False)  # another picture, where families tell them apart
+    await work.encode(b"b", alone=True)  # there is room for two
+    assert (await work.encode(b"a", alone=True)) is not first and calls == [b"a", b"a", b"b", b"a"]
+
+
+def test_files_are_those_of_the_folder(tmp_path: Path) -> None:
+    asyncio.run(read_some(tmp_path))
+
+
+async def read_some(tmp_path: Path) -> None:
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    (inside / "x.png").write_bytes(b"seen")
+    (tmp_path / "secret").write_bytes(b"secret")
+    (inside / "link").symlink_to(tmp_path / "secret")
+    config = ServerConfig(media_path=str(inside))
+    source = PictureSource("p", url=f"file://{inside}/x.png")
+    assert await picture_bytes.picture_bytes(source, config) == b"seen"
+    outside = ("../secret", "%2e%2e/secret", "link", "", "missing")
+    for url in [f"file://{inside}/{name}" for name in outside] + ["file://other/x", f"file://{tmp_path}/secret"]:
+        with pytest.raises(ApiError, match="p"):
+            await picture_bytes.picture_bytes(PictureSource("p", url=url), config)
+
+
+@pytest.mark.parametrize(
+    ("url", "hosts", "allowed"),
+    [
+        ("http://a.example/x", ("a.example",), True),
+        ("https://A.example:444/x", ("a.example",), True),
+        ("http://a.example:81/x", ("a.example:81",), True),
+        ("http://a.example/x", ("a.example:81",), False),
+        ("http://b.a.example/x", ("a.example",), False),
+        ("http://a.example@b.example/x", ("a.example",), False),
+        ("http://2130706433/x", ("127.0.0.1",), False),
+    ],
+)
+def test_only_hosts_that_are_named_are_asked(url: str, hosts: tuple[str, ...], allowed: bool) -> None:
+    parts = picture_bytes.urlsplit(url)
+    assert picture_bytes._is_allowed(str(parts.hostname), parts.port, hosts) is allowed
