@@ -585,7 +585,7 @@ class NativeProgram:
         once.
         """
         a = arrays
-        pictures = {"rope_positions": a.rope_positions, "seen_spans": a.seen_spans}
+        pictures: dict[str, Any] = {"rope_positions": a.rope_positions, "seen_spans": a.seen_spans}
         with peer_errors():
             return self._program.run(
                 a.ids,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from typing import Any
 
 import numpy as np
 
@@ -35,6 +36,11 @@ class RecordingOps(_native.NativeRecorder):
             raise ValueError(f"embedding: a table from row {first} of a vocabulary that is not said")
         return super().embedding(table, first, vocabulary or 0)
 
+    def place_rows(self, x: _native.Tensor, first: int = 0, of_columns: int = 0, adds: bool = False) -> _native.Tensor:
+        """See `Ops.place_rows`."""
+        columns: dict[str, Any] = {"first": first, "of_columns": of_columns, "adds": adds} if of_columns else {}
+        return super().place_rows(x, **columns)
+
     def rms_norm(self, x: _native.Tensor, weight: _native.Tensor | int, eps: float) -> _native.Tensor:
         """See `Ops.rms_norm`."""
         if isinstance(weight, int):
@@ -49,7 +55,7 @@ class RecordingOps(_native.NativeRecorder):
         self, inverse_frequencies: FloatArray, scale: float, behind: int = 0, axes: Sequence[int] = ()
     ) -> _native.Tensor:
         """See `Ops.rope_angles`. The left half of the columns is cos, the right half sin."""
-        turned = {"axes": list(axes)} if axes else {}
+        turned: dict[str, Any] = {"axes": list(axes)} if axes else {}
         return super().rope_angles(np.ascontiguousarray(inverse_frequencies, np.float32), scale, behind, **turned)
 
     def attention(

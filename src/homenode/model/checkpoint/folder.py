@@ -4,6 +4,7 @@ files say.
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -46,6 +47,7 @@ _MOST_INDEX_BYTES = 2**26
 _MOST_SHARDS = 10_000
 # How the names of tensors end that only quantised folders have.
 _OF_CODED_MATRICES = (".qweight", ".qzeros", ".weight_packed", ".weight_scale", "_scale_inv", "_proj_blocks")
+_OF_TOWER = re.compile(r"(?:^|\.)(?:visual|vision_tower|vision_model)\.")
 _PLAIN_FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 _JSON_FILES = (CONFIG, GENERATION, "tokenizer_config.json", "special_tokens_map.json", "chat_template.json")
 
@@ -73,7 +75,7 @@ def read_folder(folder: Path) -> FolderModel:
     if text := holds_text_of(file, config):
         whole, config = config, text_config(file, config, text)
     try:
-        tensors, block = _read_model(Fields(file, config), whole)
+        tensors, block, has_tower = _read_model(Fields(file, config), whole)
     except CheckpointError:
         # An architecture we do not run is the better answer to a folder we cannot read.
         _spec(Fields(file, config), metadata, {})
@@ -89,9 +91,8 @@ def read_folder(folder: Path) -> FolderModel:
         pooling = named_reranker(folder, Fields(file, config), spec, tensors)
     if pooling is None and spec.pooling is None and base:
         pooling = PoolingSpec("last", spec.hidden_size)  # nothing here makes text of its vectors
-    spec = replace(
-        spec, pooling=pooling or spec.pooling, pictures=None if whole is None else _picture_spec(file, whole)
-    )
+    pictures = _picture_spec(file, whole) if whole is not None and has_tower else None
+    spec = replace(spec, pooling=pooling or spec.pooling, pictures=pictures)
     tensors = with_rows(tensors, spec.pooling)
     architecture = architecture_of(spec.architecture)
     convert, found = architecture.folder.convert, folder_block(block, spec.num_layers)
@@ -124,13 +125,17 @@ def _described(folder: Path) -> tuple[Path, dict[str, Any]]:
     return file, config_of_params(Fields(file, read_json(file, _MOST_JSON_BYTES)))
 
 
-def _read_model(config: Fields, whole: dict[str, Any] | None) -> tuple[dict[str, TensorEntry], dict[str, TensorEntry]]:
-    """The tensors of the text model, its quantised matrices put together, and those of blocks that predict. `whole`:
+def _read_model(
+    config: Fields, whole: dict[str, Any] | None
+) -> tuple[dict[str, TensorEntry], dict[str, TensorEntry], bool]:
+    """The tensors of the text model, its quantised matrices put together, those of blocks that predict, and whether
+    there are those of a tower beside them. `whole`:
     what describes a model that sees or hears, too, in which it is.
     """
     folder, architecture = config.path.parent, folder_architecture(config)
     of_mistral = config.path.name == PARAMS
     tensors = renamed_tensors(_read_mistral_tensors(folder), architecture.name) if of_mistral else _read_tensors(folder)
+    has_tower = any(_OF_TOWER.search(name) for name in tensors)
     if whole is not None:
         tensors = text_tensors(config.path, whole, tensors)
     if not of_mistral:
@@ -139,8 +144,9 @@ def _read_model(config: Fields, whole: dict[str, Any] | None) -> tuple[dict[str,
     quantisation = quantisation_of(config, _quantisation_file(folder, tensors))
     if quantisation is not None:
         with suppress(CheckpointError, UnsupportedError):  # the model is the same without
-            return with_coded_matrices(tensors, quantisation), with_coded_matrices(block, quantisation)
-        return with_coded_matrices(tensors, quantisation), {}
+            coded_block = with_coded_matrices(block, quantisation)
+            return with_coded_matrices(tensors, quantisation), coded_block, has_tower
+        return with_coded_matrices(tensors, quantisation), {}, has_tower
     if coded := next((name for name in tensors if name.endswith(_OF_CODED_MATRICES)), None):
         raise damaged(
             folder,
@@ -149,7 +155,7 @@ def _read_model(config: Fields, whole: dict[str, Any] | None) -> tuple[dict[str,
             wanted=f"quantization_config in {config.path.name}, or one of {', '.join(QUANTISATION_FILES)}",
             do="fetch that file, too",
         )
-    return tensors, block
+    return tensors, block, has_tower
 
 
 def _spec(config: Fields, metadata: dict[str, object], tensors: dict[str, TensorEntry]) -> ModelSpec:
