@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import shutil
 import socket
@@ -16,12 +17,15 @@ import httpx
 import pytest
 
 from homenode.errors import UserError
+from homenode.net.keys import AUTHORITY, CERTIFICATE, KEY, PEERS, KeyFolder
+from homenode.net.make_keys import make_keys
 from homenode.server.doors.certificate import read_certificate
 from homenode.server.doors.setting_values import parse_origins, parse_permissions, parse_root_path
 from homenode.server.doors.unix_socket import UnixListener, remove_socket_file
 from homenode.server.http.config import ServerConfig
 from homenode.server.http.listener import bind, url_of
 from homenode.server.proxy.config import ProxyConfig
+from homenode.server.proxy.upstreams import Upstream, UpstreamError
 from tests.server.conftest import Running, Start
 from tests.waiting import wait_until
 
@@ -260,6 +264,64 @@ def test_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
         with pytest.raises(UserError) as raised:
             read_certificate(certfile, keyfile)
         assert raised.value.param == flag and named in raised.value.message and said in raised.value.message
+
+
+def test_only_clients_with_a_certificate_are_answered_and_only_pinned_servers_are_asked(
+    start: Start, tmp_path: Path
+) -> None:
+    make_keys(tmp_path / "k", ["server", "proxy"], 30)
+    make_keys(tmp_path / "others", ["server", "proxy"], 30)
+    here = tmp_path / "k" / "server"
+    server = start(
+        ssl_certfile=str(here / CERTIFICATE), ssl_keyfile=str(here / KEY), ssl_ca_certs=str(here / AUTHORITY)
+    )
+
+    def asked_by(folder: Path | None) -> int:
+        context = ssl._create_unverified_context()
+        if folder is not None:
+            context = KeyFolder(folder).context(connects=True, protocol="http/1.1")
+        with httpx.Client(verify=context, trust_env=False) as client:
+            return client.get(f"{server.url}/health").status_code
+
+    async def asked_by_a_proxy(folder: Path) -> int:
+        upstream = Upstream(server.url, ProxyConfig(decode=(server.url,), peer_keys=str(folder)))
+        try:
+            return (await upstream.ask("GET", "/health", {})).status
+        finally:
+            await upstream.close()
+
+    assert asked_by(tmp_path / "k" / "proxy") == asyncio.run(asked_by_a_proxy(tmp_path / "k" / "proxy")) == 200
+    with pytest.raises(httpx.HTTPError):
+        asked_by(None)  # without a certificate
+    with pytest.raises(httpx.HTTPError):
+        asked_by(tmp_path / "others" / "proxy")  # another authority's
+    (tmp_path / "k" / "proxy" / PEERS).write_text(f"sha256:{'0' * 64} another\n")
+    with pytest.raises(httpx.HTTPError, match="none of those in"):
+        asked_by(tmp_path / "k" / "proxy")
+    with pytest.raises(UpstreamError, match="none of those in"):
+        asyncio.run(asked_by_a_proxy(tmp_path / "k" / "proxy"))
+    spoilt = tmp_path / "no-authority.pem"
+    spoilt.write_text("nothing")
+    with pytest.raises(UserError, match="--ssl-ca-certs"):
+        read_certificate(str(here / CERTIFICATE), str(here / KEY), str(spoilt))
+
+
+@pytest.mark.parametrize(
+    ("url", "settings", "words"),
+    [
+        ("http://10.1.2.3:8000", {}, "in clear"),
+        ("http://prefill.example:8000", {"peer_keys": "folder"}, "in clear"),
+        ("http://127.0.0.1:8000", {"peer_keys": "folder", "peer_plain_text": True}, "together"),
+    ],
+)
+def test_a_proxy_asks_other_hosts_in_clear_only_where_it_is_said(
+    url: str, settings: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(UserError, match=words):
+        ProxyConfig(decode=(url,), **settings)
+    for allowed in ({"peer_plain_text": True}, {}):
+        ProxyConfig(decode=("http://localhost:8000", "https://10.1.2.3:8000"), **allowed)  # type: ignore[arg-type]
+    assert ProxyConfig(decode=("http://10.1.2.3:8000",), peer_plain_text=True).decode
 
 
 @needs_openssl

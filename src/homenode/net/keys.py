@@ -63,7 +63,7 @@ class KeyFolder:
         if not connects:
             context.num_tickets = 0
         context.set_alpn_protocols([protocol])
-        context.sslobject_class = _pinned(self)
+        context.sslobject_class, context.sslsocket_class = _pinned(self)
         self._load(context)
         return context
 
@@ -174,18 +174,26 @@ class UnpinnedError(ssl.SSLError):
         self.what = what
 
 
-def _pinned(keys: KeyFolder) -> type[ssl.SSLObject]:
-    """Ends of TLS that are shaken only with a peer whose certificate is pinned, whoever uses them."""
+def _pinned(keys: KeyFolder) -> tuple[type[ssl.SSLObject], type[ssl.SSLSocket]]:
+    """Ends of TLS that are shaken only with a peer whose certificate is pinned, whoever uses them: in memory, and over
+    a socket."""
 
-    class Pinned(ssl.SSLObject):
+    def check(certificate: bytes | None) -> None:
+        if certificate is None:
+            raise UnpinnedError("none")
+        keys.require_pinned(certificate)
+
+    class PinnedObject(ssl.SSLObject):
         def do_handshake(self) -> None:
             super().do_handshake()
-            certificate = self.getpeercert(binary_form=True)
-            if certificate is None:
-                raise UnpinnedError("none")
-            keys.require_pinned(certificate)
+            check(self.getpeercert(binary_form=True))
 
-    return Pinned
+    class PinnedSocket(ssl.SSLSocket):
+        def do_handshake(self, block: bool = False) -> None:
+            super().do_handshake(block)
+            check(self.getpeercert(binary_form=True))
+
+    return PinnedObject, PinnedSocket
 
 
 def valid_until(folder: KeyFolder) -> datetime:

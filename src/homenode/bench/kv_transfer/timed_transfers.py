@@ -22,13 +22,27 @@ class WholeTransfer:
     """The whole thing: two agents."""
 
     def __init__(
-        self, peer: OtherProcess, channel: str, mode: Mode, page_bytes: int, pages: int, holds: bool = False
+        self,
+        peer: OtherProcess,
+        channel: str,
+        mode: Mode,
+        page_bytes: int,
+        pages: int,
+        holds: bool = False,
+        keys: str | None = None,
     ) -> None:
         reply = peer.ask(
-            do="side", channel=channel, mode=mode, page_bytes=page_bytes, pages=pages, holds=holds, in_place=False
+            do="side",
+            channel=channel,
+            mode=mode,
+            page_bytes=page_bytes,
+            pages=pages,
+            holds=holds,
+            in_place=False,
+            keys=keys,
         )
         self.document = base64.b64decode(reply["document"])
-        self.side = Side("sender", channel, mode, page_bytes, pages)
+        self.side = Side("sender", channel, mode, page_bytes, pages, keys=keys)
         self._peer, self._pages, self._tickets = peer, pages, 0
 
     def all_pages(self) -> float:

@@ -16,11 +16,13 @@ import random
 import signal
 import socket
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 
@@ -29,7 +31,9 @@ from homenode.bench.kv_transfer.timed_transfers import LastPageTransfer, WholeTr
 from homenode.bench.kv_transfer.transfer_side import Side, page_geometry
 from homenode.compute.native.backend import NativeBackend
 from homenode.compute.native.kv_memory import NativeEpochWords, copy_kv
+from homenode.net.make_keys import make_keys
 
+ENCRYPTED = "tls"  # the name of tcp with keys among channels
 _MOST_IOV = 1024
 
 
@@ -73,11 +77,20 @@ class TransferBenchPlan:
 
 def measure(plan: TransferBenchPlan) -> list[Row]:
     """All rows, each round in another order."""
+    if ENCRYPTED not in plan.channels:
+        return _measure(plan, None)
+    with tempfile.TemporaryDirectory() as folder:
+        make_keys(Path(folder) / "keys", [], 1)
+        return _measure(plan, f"{folder}/keys")
+
+
+def _measure(plan: TransferBenchPlan, keys: str | None) -> list[Row]:
+    """The same; `keys`: the folder of those of both sides of channel `tls`."""
     order = random.Random(plan.seed)
     seconds: dict[tuple[str, int, int], list[float]] = {}
     for page_bytes in plan.page_sizes:
         pages = max(1, plan.batch_bytes // page_bytes)
-        with _probes(page_bytes, pages, plan.channels) as probes:
+        with _probes(page_bytes, pages, plan.channels, keys) as probes:
             for probe in probes:
                 probe.measure()  # connections, first touches
             for number in range(plan.rounds):
@@ -103,7 +116,7 @@ def _probe(what: str, nbytes: int, measure: Callable[[], float]) -> _Probe:
 
 
 @contextmanager
-def _probes(page_bytes: int, pages: int, channels: tuple[str, ...]) -> Iterator[list[_Probe]]:
+def _probes(page_bytes: int, pages: int, channels: tuple[str, ...], keys: str | None) -> Iterator[list[_Probe]]:
     peers = [OtherProcess() for _ in range(4 + 2 * len(channels))]
     sides: list[Side] = []
     try:
@@ -116,12 +129,13 @@ def _probes(page_bytes: int, pages: int, channels: tuple[str, ...]) -> Iterator[
             _probe("tcp, bare", nbytes, _BareTcp(peers[1], page_bytes, pages).transfer),
         ]
         for channel, peer, other in zip(channels, peers[4::2], peers[5::2], strict=True):
-            hand_over = WholeTransfer(peer, channel, "pull-eager", page_bytes, pages)
+            carrier, folder = ("tcp", keys) if channel == ENCRYPTED else (channel, None)
+            hand_over = WholeTransfer(peer, carrier, "pull-eager", page_bytes, pages, keys=folder)
             sides.append(hand_over.side)
             probes.append(_probe(f"{channel}, whole hand-over", nbytes, hand_over.all_pages))
             probes.append(_probe(f"{channel}, one page", page_bytes, hand_over.one_page))
             if channel != "shm":
-                asking = WholeTransfer(other, channel, "pull-delay", page_bytes, pages, holds=True)
+                asking = WholeTransfer(other, carrier, "pull-delay", page_bytes, pages, holds=True, keys=folder)
                 sides.append(asking.side)
                 probes.append(_probe(f"{channel}, pages asked for", nbytes, asking.asked_for))
             if channel == "shm":

@@ -36,6 +36,7 @@ class Peer:
                     order["pages"],
                     order["holds"],
                     order["in_place"],
+                    order.get("keys"),
                 )
                 return {"document": base64.b64encode(self._side.document).decode()}
             case "close":

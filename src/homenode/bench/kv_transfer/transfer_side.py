@@ -16,6 +16,7 @@ from homenode.compute.native.backend import NativeBackend
 from homenode.compute.native.kv_backend import NativeKv
 from homenode.compute.ops import KvGeometry
 from homenode.engine.runtime.inbox import Inbox
+from homenode.net.settings import NetConfig
 from homenode.transfer.agent.agent import open_agent
 from homenode.transfer.agent.buffers import InPlace
 from homenode.transfer.scheduler_events import (
@@ -89,6 +90,7 @@ class Side:
     pages: int
     holds: bool = False
     in_place: bool = False
+    keys: str | None = None  # folder of keys of both sides: they speak over TLS
     _ends: dict[str, TicketEnd] = field(default_factory=dict)
     _pages: dict[str, int] = field(default_factory=dict)  # of each ticket
     # Blocks of a ticket's last pages, computed when `finish` says so.
@@ -137,6 +139,7 @@ class Side:
             self._inbox.put,
             incarnation=self.incarnation,
             in_place=in_place,
+            net=NetConfig(self.keys),
         )
         self.agent.start()
         self._steps: SimpleQueue[tuple[str, float] | None] = SimpleQueue()

@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 @click.option(
     "--channel",
     "channels",
-    type=SuggestingChoice(("shm", "tcp", "nixl", "hccl")),
+    type=SuggestingChoice(("shm", "tcp", "tls", "nixl", "hccl")),
     multiple=True,
     default=("shm", "tcp"),
     show_default=True,
-    help="Repeatable; nixl and hccl where they are installed.",
+    help="Repeatable; tls: tcp with --peer-keys; nixl and hccl where they are installed.",
 )
 @click.option("--rounds", type=click.IntRange(1, 1000), default=9, show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -104,7 +104,7 @@ def _print(rows: Sequence[Row]) -> None:
 
 def _bare(row: Row) -> str:
     """Return what does the same with bare calls; empty: nothing does."""
-    if row.what.startswith("tcp, whole"):
+    if row.what.startswith(("tcp, whole", "tls, whole")):
         return "tcp, bare"
     return (
         "two bare round trips" + (", paused" if ", paused" in row.what else "")
