@@ -7,6 +7,7 @@ sums called from Python, as a step makes two of them for each layer; the two way
 from __future__ import annotations
 
 import contextlib
+import os
 import statistics
 import subprocess
 import sys
@@ -81,7 +82,7 @@ def main(turns: int, engine: str | None) -> None:
         _sum_all(seat, turns)
         sys.stdin.read()
         seat.close()
-        return
+        os._exit(0)  # threads of the core still hold memory, of which nanobind would tell
     with tempfile.TemporaryDirectory() as folder:
         make_keys(Path(folder) / "keys", [], 1)
         found: dict[str, list[list[float]]] = {}

@@ -206,7 +206,8 @@ def _answer_of(url: str) -> str:
 def ray_of_two_hosts(far: FarHost) -> Iterator[str]:
     """A cluster of this host and the other one, a CPU each; its address."""
     port = 20_000 + os.getpid() % 10_000
-    start = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--num-cpus", "1"]
+    memory = ["--object-store-memory", str(100 << 20)]
+    start = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--num-cpus", "1", *memory]
     head = [*start, "--head", "--node-ip-address", far.here, "--port", str(port), "--include-dashboard", "false"]
     other = [*start, "--node-ip-address", far.there, "--address", f"{far.here}:{port}"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "RAY_USAGE_STATS_ENABLED": "0"}

@@ -9,6 +9,7 @@ import socket
 import ssl
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -24,7 +25,6 @@ from homenode.net.keys import CERTIFICATE, KEY, PEERS, KeyFolder, digest_text
 from homenode.net.make_keys import AUTHORITY_KEY, make_keys
 from homenode.net.settings import NetConfig, contradiction, is_loopback, plain_text_problem
 from homenode.net.tls import TlsError
-from tests.examples import examples
 from tests.host.net.ends import PROTOCOL, ends, greet, keys_of_days_ago
 from tests.peer_keys import shared_keys
 from tests.waiting import PATIENCE_S, wait_until
@@ -209,6 +209,11 @@ def _mutated(draw: random.Random, data: bytes) -> bytes:
     return bytes(changed)
 
 
+def _descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+_AT_ONCE = 12
 MUTATIONS = [40, pytest.param(1000, marks=pytest.mark.slow)]
 
 
@@ -246,19 +251,24 @@ def test_mutated_greetings_are_refused_and_leave_nothing(cluster: Path, count: i
                 greeting.answer(theirs, b"secret", time.monotonic() + PATIENCE_S)
 
 
-def test_strangers_at_a_live_door_leave_no_thread_and_hold_up_nobody(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("count", [12, pytest.param(1000, marks=pytest.mark.slow)])
+def test_strangers_at_a_live_door_leave_nothing_and_hold_up_nobody(
+    count: int, caplog: pytest.LogCaptureFixture
+) -> None:
     """Some say nothing, some garbage, some half of a handshake; a peer comes in meanwhile."""
     keys, draw = KeyFolder(shared_keys()), random.Random(5)
     rendezvous = Rendezvous("127.0.0.1", PATIENCE_S, NetConfig(str(shared_keys())))
-    before, idle = threading.active_count(), []
+    before, idle = (threading.active_count(), _descriptors()), deque[socket.socket]()
     try:
         where = ("127.0.0.1", int(rendezvous.address.rpartition(":")[2]))
         hello = ends(keys, keys)[0]
         hello.greet()
         first = hello.take_wire()
-        for number in range(examples(12)):
+        for number in range(count):
             sock = socket.create_connection(where, PATIENCE_S)
             idle.append(sock)
+            if len(idle) > _AT_ONCE:
+                idle.popleft().close()
             sock.sendall((b"", first[:40], _mutated(draw, first), draw.randbytes(600))[number % 4])
         with rendezvous.expect(0, 0) as here:
             here.settimeout(PATIENCE_S)
@@ -267,7 +277,10 @@ def test_strangers_at_a_live_door_leave_no_thread_and_hold_up_nobody(caplog: pyt
                 assert here.recv(100) == b"in time"
         for sock in idle:
             sock.close()
-        wait_until(lambda: threading.active_count() <= before, "no thread is left of them")
+        wait_until(
+            lambda: threading.active_count() <= before[0] and _descriptors() <= before[1],
+            "no thread and no descriptor is left of them",
+        )
     finally:
         rendezvous.close()
     assert "is refused" in caplog.text or "was sent away" in caplog.text

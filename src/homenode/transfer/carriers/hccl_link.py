@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from homenode.errors import HostError, PeerError, UnsupportedError
+from homenode.net.deadlines import read_exactly, write_all
 from homenode.net.frame_mac import Direction, FrameMac, session_key
 from homenode.net.frames import FrameParser, frame
 from homenode.transfer.setup.surroundings import ACL, HCCL, library_file
@@ -228,11 +229,11 @@ class ControlStream:
         """PeerError when the other side does not answer."""
         self._sock, self._parser = sock, FrameParser(_MOST_FRAME)
         own = os.urandom(_NONCE)
-        sock.settimeout(ANSWER_S)
+        deadline = time.monotonic() + ANSWER_S
         try:
-            sock.sendall(own)
-            theirs = self._exactly(_NONCE)
-        except OSError as error:
+            write_all(sock, own, deadline)
+            theirs = read_exactly(sock, _NONCE, deadline)
+        except PeerError as error:
             raise PeerError(f"HCCL: the other side does not answer: {error}", code="lost") from error
         connector, acceptor = (own, theirs) if direction is Direction.FROM_CONNECTOR else (theirs, own)
         session = session_key(key, connector, acceptor)
@@ -276,14 +277,6 @@ class ControlStream:
             raise PeerError("HCCL: the other side does not answer", code="silent")
         if answer.refusal:
             raise PeerError(f"HCCL: the other side refuses: {answer.refusal[:200]}", code="buffer")
-
-    def _exactly(self, nbytes: int) -> bytes:
-        data = b""
-        while len(data) < nbytes:
-            if not (more := self._sock.recv(nbytes - len(data))):
-                raise ConnectionResetError("it has ended the connection")
-            data += more
-        return data
 
     def close(self) -> None:
         """End the connection."""
