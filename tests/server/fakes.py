@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iter
 from typing import Any
 
 from homenode.chat.template_messages import text_of
-from homenode.engine.messages import EngineReady, EngineStats, Output, ReplicaStats
+from homenode.engine.messages import EngineReady, EngineStats, Output, ReplicaStats, RequestList, RequestRow
 from homenode.engine.request import Request, TokenLogprob
 from homenode.errors import PeerError, UserError
 from homenode.model.tokenizer.fill_in_middle import FillInMiddleTokens
@@ -188,6 +188,7 @@ class ScriptedClient:
         self.aborts: list[tuple[int, str]] = []
         self.tickets_released: list[tuple[str, str]] = []
         self.silent = False
+        self.rows: list[RequestRow] = []  # what the engine says that it has
         self.held, self.closed = threading.Event(), threading.Event()  # somebody waits; somebody left early
         self._released = asyncio.Event()
         self._aborted: set[int] = set()
@@ -222,6 +223,11 @@ class ScriptedClient:
 
     async def release_kv(self, ticket: str, reason: str) -> None:
         self.tickets_released.append((ticket, reason))
+
+    async def list_requests(self, most: int, timeout: float) -> RequestList:
+        if self.silent:
+            raise PeerError("silent")
+        return RequestList(1, self.rows[:most], len(self.rows[most:]))
 
     async def heartbeat(self, timeout: float) -> float:
         if self.silent:

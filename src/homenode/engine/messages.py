@@ -245,11 +245,51 @@ class Fatal(msgspec.Struct, frozen=True, tag=True):
     message: str
 
 
+class ListRequests(msgspec.Struct, frozen=True, tag=True):
+    """Front to engine: answer with RequestList, of at most `most` requests that run and as many that wait."""
+
+    number: int
+    most: int
+
+
+class RequestRow(msgspec.Struct, frozen=True, array_like=True):
+    """One request that an engine has. `prompt`: tokens of its prompt, `computed`: those whose KV is there, `cached`:
+    those of them found in the prefix cache. `waits_for`: None while it runs. `age_s`: seconds since it came.
+    """
+
+    id: int
+    prompt: int
+    computed: int
+    generated: int
+    cached: int
+    age_s: float
+    waits_for: WaitReason | None
+    preemptions: int
+
+
+class RequestList(msgspec.Struct, frozen=True, tag=True):
+    """Engine to front: the requests that it has now, those that run first. `left_out`: how many more there are."""
+
+    number: int
+    rows: list[RequestRow]
+    left_out: int = 0
+
+
 class MoveEngine(msgspec.Struct, frozen=True, tag=True):
     """Front to one of several engines: go on in another place of the same nodes, between two steps."""
 
     place: EngineBinding
 
 
-ToEngine = Submit | Abort | ReleaseKv | Drain | Ping | MoveEngine
-ToFront = EngineLoading | EngineReady | Heartbeat | Outputs | EngineStats | ServingChanged | FreeCpusChanged | Fatal
+ToEngine = Submit | Abort | ReleaseKv | Drain | Ping | ListRequests | MoveEngine
+ToFront = (
+    EngineLoading
+    | EngineReady
+    | Heartbeat
+    | RequestList
+    | Outputs
+    | EngineStats
+    | ServingChanged
+    | FreeCpusChanged
+    | Fatal
+)

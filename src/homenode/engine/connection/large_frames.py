@@ -19,6 +19,7 @@ from homenode.engine.messages import (
     Heartbeat,
     Output,
     Outputs,
+    RequestList,
     ServingChanged,
     ToFront,
 )
@@ -43,6 +44,7 @@ _Large = (
     EngineLoading
     | EngineReady
     | Heartbeat
+    | RequestList
     | _OutputsWithRawScores
     | EngineStats
     | ServingChanged

@@ -19,10 +19,12 @@ from homenode.engine.messages import (
     EngineStats,
     FreeCpusChanged,
     Heartbeat,
+    ListRequests,
     Output,
     Outputs,
     Ping,
     ReleaseKv,
+    RequestList,
     ServingChanged,
     Submit,
     ToEngine,
@@ -94,7 +96,7 @@ class EngineLink:
     """
 
     def __init__(self, first_ping: int = 0) -> None:
-        """`first_ping`: before the number of the first Ping; answers find their way back by it where an engine has
+        """`first_ping`: before the number of the first question; answers find their way back by it where an engine has
         several fronts.
         """
         self._writer: asyncio.StreamWriter | None = None
@@ -104,8 +106,8 @@ class EngineLink:
         # Called with CPUs on which the process of a front disturbs nobody, each time that they change.
         self.on_free_cpus: Callable[[tuple[int, ...]], None] = lambda cpus: None
         self._streams: dict[int, OutputStream] = {}
-        self._pings: dict[int, asyncio.Future[float]] = {}
-        self._num_pings = first_ping
+        self._asked: dict[int, asyncio.Future[Heartbeat | RequestList]] = {}
+        self._num_asked = first_ping
         self._lost: str | None = None
 
     async def attach(self, connected: socket.socket) -> None:
@@ -173,20 +175,33 @@ class EngineLink:
 
     async def heartbeat(self, timeout: float) -> float:
         """Seconds the engine's loop took to answer. PeerError when it is gone or silent for `timeout` seconds."""
+        begin = time.monotonic()
+        await self._ask(Ping, timeout)
+        return time.monotonic() - begin
+
+    async def list_requests(self, most: int, timeout: float) -> RequestList:
+        """The requests that the engine has, at most `most` that run and as many that wait. PeerError when it is gone or
+        silent for `timeout` seconds.
+        """
+        answer = await self._ask(lambda number: ListRequests(number, most), timeout)
+        return answer if isinstance(answer, RequestList) else RequestList(0, [])
+
+    async def _ask(self, question: Callable[[int], ToEngine], timeout: float) -> Heartbeat | RequestList:
+        """The answer to a question that is given its number. PeerError as above."""
         if self._lost is not None:
             raise PeerError(self._lost)
-        self._num_pings += 1
-        number, begin = self._num_pings, time.monotonic()
-        answer = self._pings[number] = asyncio.get_running_loop().create_future()
-        self._send(Ping(number))
+        self._num_asked += 1
+        number = self._num_asked
+        answer: asyncio.Future[Heartbeat | RequestList] = asyncio.get_running_loop().create_future()
+        self._asked[number] = answer
+        self._send(question(number))
         try:
             async with asyncio.timeout(timeout):
-                await answer
+                return await answer
         except TimeoutError:
             raise PeerError(f"the engine's loop did not answer within {timeout:g} s") from None
         finally:
-            self._pings.pop(number, None)
-        return time.monotonic() - begin
+            self._asked.pop(number, None)
 
     # Traffic
 
@@ -220,10 +235,10 @@ class EngineLink:
                         if output.finish_reason is not None:
                             del self._streams[output.id]
                         stream.put(output)
-            case Heartbeat(number, at):
-                waiting = self._pings.get(number)
+            case Heartbeat(number) | RequestList(number):
+                waiting = self._asked.get(number)
                 if waiting is not None and not waiting.done():
-                    waiting.set_result(at)
+                    waiting.set_result(message)
             case EngineStats():
                 self._statistics = message
             case ServingChanged():
@@ -243,6 +258,6 @@ class EngineLink:
         streams, self._streams = self._streams, {}
         for stream in streams.values():
             stream.lost(reason)
-        for waiting in self._pings.values():
+        for waiting in self._asked.values():
             if not waiting.done():
                 waiting.set_exception(PeerError(reason))

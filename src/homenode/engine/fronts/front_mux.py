@@ -12,18 +12,29 @@ from collections.abc import Callable
 
 from homenode.engine.fronts.messages import AbortFront, FrontHello
 from homenode.engine.fronts.numbers import front_of
-from homenode.engine.messages import Abort, Heartbeat, Output, Outputs, Ping, ReleaseKv, Submit, ToFront
+from homenode.engine.messages import (
+    Abort,
+    Heartbeat,
+    ListRequests,
+    Output,
+    Outputs,
+    Ping,
+    ReleaseKv,
+    RequestList,
+    Submit,
+    ToFront,
+)
 from homenode.errors import PeerError
 from homenode.net.descriptors import receive_fd
 from homenode.net.message_frames import FrameSocket, decode_body, encode_frame
 
 _MOST_BEHIND = 256 * 2**20  # bytes that are kept for a front that does not read; after that it is hung up on
-_FromFront = Submit | Abort | ReleaseKv | Ping  # when an engine ends is not a front's decision
+_FromFront = Submit | Abort | ReleaseKv | Ping | ListRequests  # when an engine ends is not a front's decision
 _log = logging.getLogger(__name__)
 
 
 class FrontMux:
-    """Outputs and answers to pings go to the front that asked, everything else to the coordinator, who is front 0."""
+    """Outputs, and answers to questions, go to the front that asked, all else to the coordinator, who is front 0."""
 
     def __init__(self, coordinator: FrameSocket, put: Callable[[object], None]) -> None:
         """`put` takes what fronts say, for the engine's loop."""
@@ -44,7 +55,7 @@ class FrontMux:
                 frames = [(front, encode_frame(Outputs(part))) for front, part in _by_front(outputs).items()]
                 for front, frame in frames:
                     self._send_to(front, frame)
-            case Heartbeat(number) if front_of(number):
+            case Heartbeat(number) | RequestList(number) if front_of(number):
                 self._send_to(front_of(number), encode_frame(message))
             case _:
                 self._coordinator.send(message)
@@ -184,7 +195,7 @@ def _own(message: _FromFront, front: int) -> _FromFront:
             numbers = [request.id for request in requests]
         case Abort(ids):
             numbers = ids
-        case Ping(number):
+        case Ping(number) | ListRequests(number):
             numbers = [number]
     if any(front_of(number) != front for number in numbers):
         raise PeerError(f"a {type(message).__name__} has a number of another front")

@@ -115,7 +115,7 @@ def leave_plan(binding: EngineBinding, planned: Mapping[str, Sequence[PlannedRan
     """Tell `homenode verify` what was planned for this process. Nothing depends on it, so where there is no folder to
     write to it is left out.
     """
-    cpus = tuple(cpu for cpu in binding.team if cpu >= 0)
+    cpus = () if binding.sets else tuple(cpu for cpu in binding.team if cpu >= 0)  # in a set no thread is pinned
     with suppress(HostError, UserError):
         record_plan(open_state(), RecordedPlan(binding.numa or "", cpus, planned))
 

@@ -16,7 +16,7 @@ from typing import Protocol
 import msgspec
 
 from homenode.engine.connection.link import EngineLink
-from homenode.engine.messages import EngineState, Output, ReplicaStats
+from homenode.engine.messages import EngineState, Output, ReplicaStats, RequestList
 from homenode.engine.request import Request
 from homenode.engine.router.restart_policy import RestartPolicy
 from homenode.engine.router.routed_stream import RoutedStream
@@ -166,6 +166,17 @@ class Dispatcher:
             await asyncio.gather(*asked, return_exceptions=True)
         states = ", ".join(f"engine {each.number} is {each.state}" for each in self._engines)
         raise PeerError(f"no engine answered within {timeout:g} s: {states}")
+
+    async def list_requests(self, most: int, timeout: float) -> RequestList:
+        """The requests of all engines, those first that run; of engines that do not answer within `timeout` seconds
+        nothing.
+        """
+        asked = [engine.client.list_requests(most, timeout) for engine in self._engines if engine.up]
+        lists = [each for each in await asyncio.gather(*asked, return_exceptions=True) if isinstance(each, RequestList)]
+        rows = [row for each in lists for row in each.rows]
+        running, waiting = ([row for row in rows if (row.waits_for is None) == runs][:most] for runs in (True, False))
+        left_out = sum(each.left_out + len(each.rows) for each in lists) - len(running) - len(waiting)
+        return RequestList(0, [*running, *waiting], left_out)
 
     # Routing
 

@@ -29,11 +29,13 @@ from homenode.engine.messages import (
     EngineStats,
     FreeCpusChanged,
     Heartbeat,
+    ListRequests,
     MoveEngine,
     Output,
     Outputs,
     Ping,
     ReleaseKv,
+    RequestList,
     ServingChanged,
     Submit,
     ToEngine,
@@ -86,6 +88,8 @@ class StepScheduler(Protocol):
     def instructions(self) -> list[Instruction]: ...
 
     def statistics(self) -> EngineStats: ...
+
+    def list_requests(self, number: int, most: int, now: float) -> RequestList: ...
 
     def lends_next(self) -> tuple[str, ...]: ...
 
@@ -247,6 +251,8 @@ class EngineCore:
                 self._abort([each for each in self._live if front_of(each) == front])
             case Ping(number):
                 self._send(Heartbeat(number, self._clock()))
+            case ListRequests(number, most):
+                self._send(self._scheduler.list_requests(number, most, self._clock()))
             case FreeCpusChanged():
                 self._send(item)
             case MoveEngine(place):

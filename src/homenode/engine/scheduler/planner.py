@@ -5,6 +5,7 @@ preemption when blocks run out.
 from __future__ import annotations
 
 import bisect
+from collections.abc import Collection
 
 from homenode.engine.kv.allocator import KvAllocator
 from homenode.engine.kv.imports import KvImports
@@ -299,9 +300,18 @@ class Planner:
     @property
     def waiting_for(self) -> dict[str, int]:
         """Return how many of them wait for what: those of the queue for what its first one lacks."""
-        held_by: WaitReason = self._held_by if self._slots_left > 0 else "slots"
         apart = len(self.waiting_for_kv) + len(self._kv_imports.ready)
-        return {reason: number for reason, number in ((held_by, len(self.waiting)), ("kv", apart)) if number}
+        return {reason: number for reason, number in ((self.held_by, len(self.waiting)), ("kv", apart)) if number}
+
+    @property
+    def held_by(self) -> WaitReason:
+        """Return what the first of the queue lacks."""
+        return self._held_by if self._slots_left > 0 else "slots"
+
+    @property
+    def ready_kv(self) -> Collection[Sequence]:
+        """Return those whose KV has come, and that do not run yet."""
+        return self._kv_imports.ready
 
     @property
     def num_waiting_tokens(self) -> int:

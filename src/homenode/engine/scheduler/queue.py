@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
 from homenode.engine.kv.sequence import Sequence
@@ -29,6 +29,9 @@ class _Ordered(Generic[_Key]):
 
     def __contains__(self, key: _Key) -> bool:
         return key in self._members
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter(self._members.values())
 
     def add(self, key: _Key, sequence: Sequence) -> None:
         self._members[key] = sequence
@@ -92,6 +95,12 @@ class WaitingQueue:
 
     def __len__(self) -> int:
         return sum(self._counts.values())
+
+    def __iter__(self) -> Iterator[Sequence]:
+        """Those of each key, by priority and arrival."""
+        for lines in self._lines.values():
+            for priority in sorted(lines):
+                yield from lines[priority].by_arrival
 
     def __contains__(self, sequence: Sequence) -> bool:
         line = self._lines.get(sequence.request.key, {}).get(sequence.request.priority)

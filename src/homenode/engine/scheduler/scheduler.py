@@ -26,7 +26,7 @@ from homenode.engine.kv.block_source import BlockSource
 from homenode.engine.kv.chunks import ChunkTable, PageChange
 from homenode.engine.kv.imports import KvImports
 from homenode.engine.kv.states import StatePool
-from homenode.engine.messages import EngineStats
+from homenode.engine.messages import EngineStats, RequestList
 from homenode.engine.scheduler.arrivals import Arrivals
 from homenode.engine.scheduler.counters import SchedulerCounters
 from homenode.engine.scheduler.drafts import Drafter, WorkerDrafts
@@ -308,6 +308,12 @@ class Scheduler:
     def statistics(self) -> EngineStats:
         """Counters since the start and gauges of now; `compute` is left to the engine."""
         return self._stats.statistics()
+
+    def list_requests(self, number: int, most: int, now: float) -> RequestList:
+        """The answer to the question `number`: the requests that run and those that wait, at most `most` of each, at
+        the time `now`.
+        """
+        return self._stats.requests(number, most, now)
 
     def audit(self) -> None:
         """Check that every KV block is free, cached or owned, and by whom. InternalError if the books are wrong.

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from homenode.engine.kv.allocator import KvAllocator
-from homenode.engine.messages import EngineStats, StateStats
+from homenode.engine.messages import EngineStats, RequestList, StateStats
 from homenode.engine.scheduler.counters import SchedulerCounters
 from homenode.engine.scheduler.growth import Growth, GrowthStats
 from homenode.engine.scheduler.kv_coordinator import KvCoordinator
 from homenode.engine.scheduler.planner import Planner
+from homenode.engine.scheduler.request_rows import list_requests
 from homenode.engine.scheduler.request_table import RequestTable
 from homenode.errors import InternalError
 from homenode.units import format_count
@@ -61,6 +62,10 @@ class SchedulerStats:
             kv_growths_refused=growth.refused,
             states=self._of_states(),
         )
+
+    def requests(self, number: int, most: int, now: float) -> RequestList:
+        """The requests one by one: see `list_requests`."""
+        return list_requests(self._planner, number, most, now)
 
     def _of_states(self) -> StateStats | None:
         """Return figures of the state memory, of a model with one."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from typing import Protocol
 
-from homenode.engine.messages import EngineReady, EngineStats, Output, ReplicaStats
+from homenode.engine.messages import EngineReady, EngineStats, Output, ReplicaStats, RequestList
 from homenode.engine.request import Request
 
 
@@ -57,6 +57,11 @@ class EngineClient(Protocol):
 
     async def release_kv(self, ticket: str, reason: str) -> None:
         """Give up the hand-over of KV under `ticket`; unknown and finished ones are ignored."""
+
+    async def list_requests(self, most: int, timeout: float) -> RequestList:
+        """The requests that the engines have, at most `most` that run and as many that wait. Raises PeerError when
+        nobody answers within `timeout` seconds.
+        """
 
     async def heartbeat(self, timeout: float) -> float:
         """Seconds the engine loop took to answer. Raises PeerError when it is gone or silent for `timeout` seconds."""
