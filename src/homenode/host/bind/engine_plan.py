@@ -73,23 +73,33 @@ def recorded_plans(state: State, pid: int) -> dict[int, RecordedPlan]:
     return found
 
 
+def plans_changed_at(state: State) -> float:
+    """Return when a plan was last left or taken away, in Unix seconds; 0 where there never was one."""
+    try:
+        return (state.folder / _folder()).stat().st_mtime
+    except OSError:
+        return 0.0
+
+
 def verify_plan(pid: int, plan: RecordedPlan, calls: Syscalls | None = None) -> Report:
     """Ask the kernel for the CPUs of all threads of process `pid` and for the node of every page of its plan.
 
     Raises UserError for a process that is not there, HostError for one that this user may not look into.
     """
     calls = calls or Syscalls()
-    report = _threads(pid, plan, calls)
+    masks = [mask for _, mask in read_masks(identify(pid), calls).values()] if plan.cpus else []
+    report = report_threads(pid, plan, masks)
     for use, ranges in plan.ranges.items():
         if ranges:
             report += _pages(pid, use, ranges, calls)
     return report
 
 
-def _threads(pid: int, plan: RecordedPlan, calls: Syscalls) -> Report:
+def report_threads(pid: int, plan: RecordedPlan, masks: Iterable[Sequence[int]]) -> Report:
+    """The report of the compute threads of engine `pid`, from the CPUs that each of its threads may run on."""
     if not plan.cpus:
         return Report((skipped("threads", "they were not pinned"),))
-    pinned = {mask[0] for _, mask in read_masks(identify(pid), calls).values() if len(mask) == 1}
+    pinned = {mask[0] for mask in masks if len(mask) == 1}
     missing = sorted(set(plan.cpus) - pinned)
     told = f"{format_count(len(plan.cpus), 'compute thread')}, on CPUs {format_cpu_list(sorted(plan.cpus))}"
     if not missing:

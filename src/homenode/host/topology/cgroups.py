@@ -33,7 +33,7 @@ class GroupLimits:
 
 def read_group_limits(reader: FactReader) -> GroupLimits:
     """The tightest limits of this process's groups and of all groups above them."""
-    folders = _folders(reader)
+    folders = group_folders(reader)
     quotas = [quota for folder in folders if (quota := _cpu_quota(reader, folder)) is not None]
     memory = [(limit, limit - group.used) for group in memory_groups(reader) for _, limit in group.limits]
     return GroupLimits(
@@ -58,7 +58,7 @@ def memory_groups(reader: FactReader) -> list[MemoryGroup]:
     """This process's groups and all above them that limit memory: memory.high, from where the kernel slows a group
     down, as well as the limit at which it ends a process."""
     found = []
-    for folder in _folders(reader, ("memory",)):
+    for folder in group_folders(reader, ("memory",)):
         stat = read_memory_stat(reader, folder)
         told = _memory_limits(reader, folder, stat)
         limits = tuple((name, size) for name, size in told if size is not None and 0 <= size < _UNLIMITED)
@@ -68,7 +68,7 @@ def memory_groups(reader: FactReader) -> list[MemoryGroup]:
     return found
 
 
-def _folders(reader: FactReader, wanted: Sequence[str] = _CONTROLLERS) -> list[str]:
+def group_folders(reader: FactReader, wanted: Sequence[str] = _CONTROLLERS) -> list[str]:
     """Folders of this process's groups with these controllers, and of those of version 2, each followed by those above
     it.
 
