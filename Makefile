@@ -23,7 +23,7 @@ FLAGS   ?=
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve chat check test test-all lab real-models sanitize levels docs wheels lock stubs changes release format clean
+.PHONY: help setup serve chat check test test-all lab real-models sanitize levels docs wheels lock stubs page-picture changes release format clean
 
 help:  ## print these lines
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -119,6 +119,9 @@ changes: $(VENV)/tools  ## print what the next release says to users: the files 
 # Two commits and a tag of this clone, which leave it as they are; a test makes one in a clone of its own.
 release: $(VENV)/tools  ## with VERSION=0.2.0: write the version and its section of the changelog, commit and tag them
 	$(BIN)/python -m tools.release $(VERSION)
+
+page-picture: setup  ## take the pictures of docs/page.md and README, docs/pictures/page-machine.png first
+	$(BIN)/python tools/page_picture.py
 
 # Written from the compiled core and from the table of sampling parameters; `make check` compares.
 stubs: $(VENV)/tools  ## write _native.pyi, and what the table of sampling parameters is written to

@@ -80,6 +80,7 @@ CASES: dict[str, dict[str, str]] = {
     "plan": {
         "--explain": "plan --explain --requirements",
         "--before-start": "plan --weights builtin --before-start",
+        "--html": "plan --html /no/such/file --requirements",
         "--requirements": "plan --weights builtin --requirements",
         "--weights": "plan --weights builtin --stages builtin",
         "--models": "plan --models x --stages builtin",
@@ -144,7 +145,7 @@ CASES: dict[str, dict[str, str]] = {
 _HTTP = (
     "--host --port --api-key --shutdown-timeout --max-request-body --request-read-timeout --keep-alive-timeout "
     "--write-timeout --access-log --config --uds --ssl-certfile --ssl-keyfile --ssl-ca-certs --allowed-origins "
-    "--root-path --api-key-file"
+    "--root-path --api-key-file --ui"
 )
 _WEIGHTS = "--quantize --dtype --packed-cache --max-model-len --kv-cache-dtype"
 _SCHEDULER = (
@@ -205,7 +206,7 @@ ALWAYS: dict[str, str] = {
     "--kv-cache-dtype --numa --threads-per-core --repeat --phases --json",
     "bench nodes": "--isa --out --json",
     "bench ranks": "--ranks --threads --rows --columns --rounds --spin-us --json",
-    "bench serve": "--clients --requests --prompt-tokens --gen-tokens --vocab-size --model --seed --json",
+    "bench serve": "--clients --requests --prompt-tokens --gen-tokens --vocab-size --model --seed --html --json",
     "bench start": "--runs --flags --json",
     "bench step": "--sequences --steps --step-ms --vocab-size --temperature --threads --isa --json",
     "bench transfer": "--page-sizes --channel --rounds --json",

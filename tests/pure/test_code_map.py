@@ -23,7 +23,7 @@ _BASES = (ROOT, ROOT / "src/homenode", ROOT / "csrc")
 _CODE = re.compile(r"`([^`\n]+)`")
 _PATH = re.compile(r"((?:[\w.-]+/)+[\w.{},*-]+|[\w-]+\.(?:py|pyi|cpp|h|txt))(?::([\w.:]+))?")
 _GREP = re.compile(r"^`git grep -l(i?w?)E? '?([^' ]+)'? -- ([^`]+)` finds exactly", re.MULTILINE)
-_SUFFIXES = (".py", ".pyi", ".cpp", ".h", ".txt")
+_SUFFIXES = (".py", ".pyi", ".cpp", ".h", ".txt", ".js")
 
 
 def text_of(page: str) -> str:

@@ -21,7 +21,7 @@ _MEMORY = NoEffect("weights are packed into memory of its own; --packed-cache ma
 _POSITIONS = NotOffered("how positions are scaled stands in the model's files; --max-model-len says how long it may be")
 _ADAPTERS = NotOffered("homenode serves no adapters: merge it into the model and serve that")
 _ROUTER = NotOffered("a server has one model: start one for each, and put a router in front")
-_PAGES = NoEffect("there are no pages: homenode is an API")
+_PAGES = NoEffect("the page at / has no settings")
 _TOOLS = NotOffered("tools are run by who asks; a server runs none")
 _PREFIXES = NoEffect("equal beginnings of prompts are found by themselves (--enable-prefix-caching)")
 _CORS = NoEffect("what pages may ask is --allowed-origins")
@@ -175,11 +175,10 @@ EQUIVALENTS: tuple[Equivalent, ...] = (
     Equivalent("--cors-origins=", Taken("--allowed-origins")),
     Equivalent("--cors-methods= --cors-headers= --cors-credentials", _CORS),
     Equivalent(
-        "--ui --webui --ui-config= --webui-config= --ui-config-file= --webui-config-file= --ui-mcp-proxy "
-        "--webui-mcp-proxy",
+        "--ui-config= --webui-config= --ui-config-file= --webui-config-file= --ui-mcp-proxy --webui-mcp-proxy",
         _PAGES,
     ),
-    Equivalent("--no-ui --no-webui", AlwaysSo("there are no pages")),
+    Equivalent("--webui", Taken("--ui")),
     Equivalent("--tools= --tools-runtime= --mcp-servers-config= --mcp-servers-json= -ag --agent", _TOOLS),
     Equivalent("-no-ag", AlwaysSo("a server runs no tools")),
     Equivalent("--embedding --embeddings --rerank --reranking", Taken("--runner", "pooling")),

@@ -25,6 +25,9 @@ from homenode.server.core.state import ServerState
 from homenode.server.http.endpoint import Endpoint
 from homenode.server.http.failures import ErrorShape
 from homenode.server.http.middleware import HttpApplication
+from homenode.server.page import api as page
+from homenode.server.page.api import page_routes
+from homenode.server.page.files import is_open
 
 APIS = (
     models.API,
@@ -41,6 +44,7 @@ APIS = (
     tokenize.API,
     kv_transfer.API,
     kv_sessions.API,
+    page.API,
     health.API,
 )
 
@@ -61,12 +65,13 @@ def create_app(state: ServerState, apis: Sequence[Api] | None = None) -> HttpApp
     served = [route for route, _ in routes]
     routes += [(Route(f"{api.prefix}{{rest:path}}", served[0].endpoint), api.error_shape) for api in apis if api.prefix]
     return HttpApplication(
-        served,
+        [*served, *page_routes(state, state.config)],
         state.config,
         state.keys,
         lambda: state.draining or state.lost is not None,
         [(route, shape) for route, shape in routes if shape is not None],
         strict=state.config.strict_requests,
+        is_open=is_open if state.config.ui else lambda request: False,
     )
 
 

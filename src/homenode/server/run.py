@@ -80,6 +80,7 @@ async def serve_state(
     )
     ending = Ending(state, server, config.shutdown_timeout)
     state.watch_engines(ending.engine_lost)
+    state.history.begin()
     watching = [asyncio.ensure_future(source.watch(keys.replace)), *run_batches(state, app)]
     try:
         with signals(ending.signalled, stop):
@@ -88,5 +89,6 @@ async def serve_state(
     finally:
         for task in watching:
             task.cancel()
+        state.history.end()
         remove_socket_file(listener)
     return ending.exit_code

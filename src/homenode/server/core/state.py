@@ -7,7 +7,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
+
+from starlette.requests import Request
+from starlette.responses import Response
 
 from homenode.engine.fronts.numbers import first_number
 from homenode.server.core.model_limits import ModelLimits
@@ -21,6 +24,7 @@ from homenode.server.keys.named_key import unnamed_keys
 from homenode.server.models.model_table import ModelsByName, ModelTable
 from homenode.server.models.served_model import ModelParts, ServedModel
 from homenode.server.models.text_work import TextWork
+from homenode.server.monitoring.history import History
 from homenode.server.monitoring.server_metrics import Metrics
 
 if TYPE_CHECKING:
@@ -62,6 +66,12 @@ def _batch_folder(path: str | None) -> BatchFolder | None:
     return BatchFolder(path)
 
 
+class AnswersRequests(Protocol):
+    """Something that answers the requests of one path, and keeps what they have in common."""
+
+    async def answer(self, request: Request) -> Response: ...
+
+
 class ServerState(RequestAdmission):
     """The models, the settings, and what is the server's and not of a model: keys, bounds of memory, stored responses,
     metrics, and the requests in flight.
@@ -86,6 +96,9 @@ class ServerState(RequestAdmission):
         self.metrics = Metrics(alone, front.metrics, self.keys)
         if front.metrics is not None:
             self.metrics.front_begins(front.replaces)
+        self.history = History(self.metrics.collect)
+        self.overviews: AnswersRequests | None = None  # what makes the answers of /overview, once somebody asked
+        self.is_one_of_several = front.metrics is not None  # fronts, which another process has started
         self.started = int(time.time()) if front.started is None else front.started
         self.bodies = Bodies(-(-_BODIES_AT_ONCE // front.fronts) * config.max_request_body)
         self.text_work = TextWork(_TEXTS_AT_ONCE * config.max_request_body)

@@ -155,6 +155,7 @@ class _Front:
         )
         ending = Ending(state, server, prepare.server.shutdown_timeout)
         state.watch_engines(ending.engine_lost)
+        state.history.begin()
         self._take_engines(client)
         listens = asyncio.Event()
         handling = asyncio.ensure_future(self._handle_messages(messages, client, keys, ending, listens))
@@ -166,6 +167,7 @@ class _Front:
         for task in batches:
             task.cancel()
         handling.cancel()
+        state.history.end()
         return ending.exit_code
 
     async def _handle_messages(

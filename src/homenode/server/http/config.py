@@ -116,6 +116,7 @@ class HttpConfig:
         minimum=0.1,
     )
     access_log: bool = option(False, "Log a line for every HTTP request.")
+    ui: bool = option(True, "Whether browsers get a page at `/`: chat, the machine, plans. Off: --no-ui.")
 
     def __post_init__(self) -> None:
         """Raises UserError for settings that contradict each other."""

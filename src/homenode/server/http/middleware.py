@@ -44,15 +44,17 @@ class HttpApplication:
         shapes: Sequence[tuple[Route, ErrorShape]] = (),
         *,
         strict: bool = False,
+        is_open: Callable[[Request], bool] = lambda request: False,
     ) -> None:
         """`closing`: whether connections are to end with their answer. `shapes`: of failures, by the routes of APIs
         that have one of their own. `strict`: requests are refused of which something would be ignored.
+        `is_open`: whether a request needs no key.
         """
         self._ignored = IgnoredNames(strict=strict)
         self._shapes = shapes
         self._keys = keys
         self._origins, self._root_path = AllowedOrigins(config.allowed_origins), config.root_path
-        self._closing = closing
+        self._closing, self._is_open = closing, is_open
         self._router = Router(routes, redirect_slashes=False, default=self._not_found)
         self._routes = tuple(routes)
         self._paths = tuple(route.path for route in routes)
@@ -124,7 +126,7 @@ class HttpApplication:
         if (inside := request.scope.get(INSIDE)) is not None:
             set_caller(inside)
             return
-        if not self._keys.asked or path in _OPEN_PATHS:
+        if not self._keys.asked or path in _OPEN_PATHS or self._is_open(request):
             return
         who = self._keys.caller_of(_given_keys(request))
         if who is None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter as Counts
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -245,6 +245,10 @@ class Metrics:
     def refuse(self, reason: str) -> None:
         """Count a request the front itself turned away."""
         self._counted.refuse(reason)
+
+    def collect(self) -> Iterable[Metric]:
+        """The families that a scrape shows, for who reads figures and no text."""
+        return self._registry.collect()
 
     def render(self) -> bytes:
         """The text for a Prometheus scrape."""

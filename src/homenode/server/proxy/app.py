@@ -20,6 +20,8 @@ from homenode.server.http.exchange import read_body
 from homenode.server.http.middleware import HttpApplication
 from homenode.server.keys.caller import caller
 from homenode.server.monitoring.server_metrics import CONTENT_TYPE
+from homenode.server.page.api import page_routes
+from homenode.server.page.files import is_open, page_files, takes_page
 from homenode.server.proxy.client_request import read_client_request
 from homenode.server.proxy.forwarded_apis import (
     CHAT_COMPLETIONS,
@@ -33,6 +35,7 @@ from homenode.server.proxy.forwarded_apis import (
 )
 from homenode.server.proxy.forwarder import Forwarder
 from homenode.server.proxy.health import health
+from homenode.server.proxy.overview import ProxyOverviewWork
 from homenode.server.proxy.passed_requests import passed, passed_document
 from homenode.server.proxy.state import ProxyState
 from homenode.server.proxy.stored_responses import holder_of, passed_to_holder
@@ -55,7 +58,6 @@ _ASKED_OF_A_DECODER = (  # what a decode server tells about the model they all s
     ("POST", "/apply-template"),
     ("POST", "/tokenize"),
     ("POST", "/detokenize"),
-    ("GET", "/"),
     ("POST", "/v1/messages/count_tokens"),
     ("GET", "/api/tags"),
     ("GET", "/api/ps"),
@@ -80,6 +82,8 @@ def create_app(state: ProxyState) -> HttpApplication:
         Route("/livez", Endpoint(state, _livez), methods=["GET"]),
         Route("/version", Endpoint(state, _version), methods=["GET"]),
         Route("/metrics", Endpoint(state, _metrics), methods=["GET"]),
+        Route("/", Endpoint(state, _root), methods=["GET"]),
+        Route("/overview", Endpoint(state, ProxyOverviewWork().answer), methods=["GET"]),
         Route("/openapi.json", Endpoint(state, passed_document, admits=True), methods=["GET"]),
     ]
     forwarded = [
@@ -94,7 +98,9 @@ def create_app(state: ProxyState) -> HttpApplication:
         for method, path in _OF_A_STORED_RESPONSE
     ]
     shapes = [(route, api.error_shape) for route, api in forwarded if api.error_shape is not None]
-    return HttpApplication(routes, state.config, state.keys, lambda: state.draining, shapes)
+    routes += page_routes(state, state.config)
+    opens = is_open if state.config.ui else lambda request: False
+    return HttpApplication(routes, state.config, state.keys, lambda: state.draining, shapes, is_open=opens)
 
 
 class _ForwardedEndpoint:
@@ -118,6 +124,14 @@ class _ForwardedEndpoint:
             if asked.goes_on_from is not None:
                 holder = await holder_of(self._state, request, asked.goes_on_from)
             await Forwarder(self._state, request, asked, lease, send, holder).run()
+
+
+async def _root(state: ProxyState, request: Request) -> Response:
+    """The proxy's own page; whoever takes no HTML is told what a decode server tells."""
+    if state.config.ui and takes_page(request):
+        return page_files(state.config.root_path).page(request)
+    with state.request():
+        return await passed(state, request)
 
 
 async def _version(state: ProxyState, request: Request) -> Response:

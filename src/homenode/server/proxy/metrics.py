@@ -116,6 +116,15 @@ class ProxyMetrics:
         """An answer began."""
         self._first_byte.observe(seconds)
 
+    def ways(self) -> dict[str, float]:
+        """Return how many requests are over, by the way their prompt was computed."""
+        found = Counts[str]()
+        for family in self._requests.collect():
+            for sample in family.samples:
+                if sample.name.endswith("_total"):
+                    found[sample.labels["way"]] += int(sample.value)
+        return {way: float(count) for way, count in found.items()}
+
     def render(self) -> bytes:
         """The text for a Prometheus scrape."""
         return generate_latest(self._registry)

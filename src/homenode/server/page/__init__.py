@@ -1,0 +1,1 @@
+"""The page that a browser shows of a server, and what it asks for besides the APIs."""

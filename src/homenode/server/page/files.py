@@ -1,0 +1,131 @@
+"""The files of the page: served from memory, compressed, to whoever asks; nothing of the server is in them.
+
+The page is at `/` for those who take HTML, its files are below `/page/`. Their addresses are relative, so that they are
+found below whatever path a reverse proxy shows the server at.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from html import escape
+from importlib import resources
+
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.responses import Response
+
+FOLDER = "/page/"
+_KINDS = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+_PAGE = "index.html"
+_BASE = "<head>"  # behind which the page's own place is told, where it has another one than `/`
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
+    "form-action 'none'; frame-ancestors 'none'; base-uri {base}"
+)
+_ALWAYS = {
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-cache",
+}
+
+
+@dataclass(frozen=True)
+class _File:
+    """A file as it is sent, plain and packed. `tag`: changes with its content."""
+
+    kind: str
+    plain: bytes
+    packed: bytes
+    tag: str
+
+    @classmethod
+    def of(cls, name: str, content: bytes) -> _File:
+        suffix = name[name.rindex(".") :]
+        tag = hashlib.sha256(content).hexdigest()[:20]
+        return cls(_KINDS[suffix], content, gzip.compress(content, 9, mtime=0), f'W/"{tag}"')
+
+    def response(self, asked: Headers, more: Mapping[str, str]) -> Response:
+        headers = {**_ALWAYS, **more, "ETag": self.tag}
+        if self.tag in [each.strip() for each in asked.get("if-none-match", "").split(",")]:
+            return Response(status_code=304, headers=headers)
+        if not takes_gzip(asked):
+            return Response(self.plain, headers=headers, media_type=self.kind)
+        return Response(self.packed, headers={**headers, "Content-Encoding": "gzip"}, media_type=self.kind)
+
+
+class PageFiles:
+    """The files of the page as a server shows it at the path `root`, empty for one of its own."""
+
+    def __init__(self, root: str = "") -> None:
+        contents = dict(_contents())
+        if root:
+            place = f'{_BASE}<base href="{escape(root, quote=True)}/">'.encode()
+            contents[_PAGE] = contents[_PAGE].replace(_BASE.encode(), place, 1)
+        self._files = {name: _File.of(name, content) for name, content in contents.items()}
+        self._policy = _POLICY.format(base="'self'" if root else "'none'")
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Return the names of the files below FOLDER."""
+        return [name for name in self._files if name != _PAGE]
+
+    def page(self, request: Request) -> Response:
+        """The page itself."""
+        own = {"Content-Security-Policy": self._policy, "Vary": "Accept, Accept-Encoding"}
+        return self._files[_PAGE].response(request.headers, own)
+
+    def file(self, name: str, request: Request) -> Response | None:
+        """The file of this name; None where there is none."""
+        if name not in self.names:
+            return None
+        return self._files[name].response(request.headers, {"Vary": "Accept-Encoding"})
+
+
+def takes_page(request: Request) -> bool:
+    """Return whether a request for `/` comes from a browser, which names HTML; whoever takes anything is a program."""
+    kinds = (part.partition(";")[0].strip().lower() for part in request.headers.get("accept", "").split(","))
+    return request.method in ("GET", "HEAD") and any(kind in ("text/html", "application/xhtml+xml") for kind in kinds)
+
+
+def is_open(request: Request) -> bool:
+    """Return whether a request is for the page or a file of it, which have nothing to hide behind a key."""
+    path: str = request.scope["path"]
+    return path.startswith(FOLDER) or (path == "/" and takes_page(request))
+
+
+def takes_gzip(asked: Headers) -> bool:
+    """Return whether a client unpacks answers that are packed by gzip."""
+    codings = [part.replace(" ", "").lower() for part in asked.get("accept-encoding", "").split(",")]
+    return any(coding == "gzip" or (coding.startswith("gzip;") and not _refused(coding)) for coding in codings)
+
+
+def _refused(coding: str) -> bool:
+    return coding.partition("q=")[2] in ("0", "0.0", "0.00", "0.000")
+
+
+@cache
+def page_files(root: str) -> PageFiles:
+    """The files for servers that are shown at the path `root`, read and packed when somebody asks first."""
+    return PageFiles(root)
+
+
+@cache
+def _contents() -> tuple[tuple[str, bytes], ...]:
+    return tuple(_read_all())
+
+
+def _read_all() -> Iterator[tuple[str, bytes]]:
+    for file in sorted(resources.files(__package__).joinpath("static").iterdir(), key=lambda each: each.name):
+        if file.name[file.name.rfind(".") :] in _KINDS:
+            yield file.name, file.read_bytes()
