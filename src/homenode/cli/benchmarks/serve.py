@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -57,6 +59,13 @@ if TYPE_CHECKING:
     show_default=True,
     help="Of the prompts; the same seed finds its prompts in a prefix cache.",
 )
+@click.option(
+    "--html",
+    "html",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Write the figures as a page with pictures, one file by itself.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @with_command_log
 def serve(
@@ -68,6 +77,7 @@ def serve(
     vocab_size: int,
     model: str | None,
     seed: int,
+    html: Path | None,
     as_json: bool,
 ) -> None:
     """Throughput and latencies of the server at URL under several streaming clients.
@@ -84,6 +94,8 @@ def serve(
         for number in clients:
             load = ClientLoad(number, requests, prompt_tokens, gen_tokens, vocab_size, model, seed * 1000 + number)
             results.append(served(number, prompt_tokens, asyncio.run(run_load(url, load))))
+        if html is not None:
+            _write_page(html, url, prompt_tokens, gen_tokens, results)
         if as_json:
             click.echo(
                 msgspec.json.encode(
@@ -92,6 +104,14 @@ def serve(
             )
         else:
             _print_table(results)
+
+
+def _write_page(file: Path, url: str, prompt_tokens: int, gen_tokens: int, results: Sequence[Served]) -> None:
+    from homenode.cli.benchmarks.served_page import served_page
+    from homenode.cli.output.html_page import write_page
+
+    now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
+    write_page(file, served_page(url, prompt_tokens, gen_tokens, now, results))
 
 
 def _print_table(results: Sequence[Served]) -> None:

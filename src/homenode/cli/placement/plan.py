@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -30,13 +31,27 @@ if TYPE_CHECKING:
 )
 @click.option("--before-start", is_flag=True, help="Plan for the visible devices although nothing runs on them yet.")
 @click.option("--explain", is_flag=True, help="Say for each worker where its CPUs and its memory lie, and why.")
+@click.option(
+    "--html",
+    "html",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Write the plan as a page with a picture of the machine, one file by itself.",
+)
 @with_weight_flags
 @with_stage_flags
 @with_model_flags
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
 def plan(
-    ctx: click.Context, /, requirements: bool, before_start: bool, explain: bool, as_json: bool, **values: Any
+    ctx: click.Context,
+    /,
+    requirements: bool,
+    before_start: bool,
+    explain: bool,
+    html: Path | None,
+    as_json: bool,
+    **values: Any,
 ) -> None:
     """Plan who runs where on this host, or on a recorded one; with --weights, where a model's weights lie; with
     --stages, who has which layers; with --models, where each of several models is.
@@ -58,6 +73,10 @@ def plan(
             sys.exit(plan_weights(flags, weights, as_json))
         host, demand = demand_from_flags(flags, before_start=before_start)
         if requirements:
+            if html is not None:
+                raise UserError(
+                    "--html is about a plan, and --requirements makes none; give one of them", param="--html"
+                )
             if explain:
                 raise UserError(
                     "--explain is about a plan, and --requirements makes none; give one of them", param="--explain"
@@ -66,6 +85,11 @@ def plan(
         made = plan_for(flags, host, demand)
         cpus = [cpu for worker in made.workers if worker.bound for cpu in worker.cpus]
         made = made.with_findings(claims_on(flags, host, cpus))
+        if html is not None:
+            from homenode.cli.output.html_page import write_page
+            from homenode.cli.placement.plan_page import plan_page
+
+            write_page(html, plan_page(host, made))
         if as_json:
             print_json(made.to_dict())
         elif explain:
