@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from homenode.engine.api.local import LocalEngine
-from homenode.errors import UserError
+from homenode.errors import CapacityError, UserError
 from homenode.sampling import SamplingParams
 from tests.checkpoints import make_folder, toy_config, toy_tensors
 from tests.engine.engines import config_for, run_all, tokens_of
@@ -117,3 +117,17 @@ def test_what_cannot_draft_is_refused_by_name(tmp_path: Path) -> None:
     for settings, message in asked:
         with pytest.raises(UserError, match=message):
             LocalEngine(config_for(folder, **SMALL, **settings))
+
+
+def test_heads_that_nobody_named_are_left_out_where_memory_lacks(tmp_path: Path) -> None:
+    folder = make_predicting_folder(tmp_path / "m", "deepseek")
+    scarce: dict[str, Any] = {"block_size": 32, "max_num_batched_tokens": 48, "max_num_seqs": 8}
+    scarce["kv_cache_memory"] = "160KiB"  # 8 blocks of 16 KiB are one sequence of full length, 8 KiB more with a block
+    engine = LocalEngine(config_for(folder, **scarce))
+    try:
+        assert engine.ready.num_blocks == 10
+        assert any("that predicts further tokens is left out" in note for note in engine.ready.details["notes"])
+    finally:
+        engine.close()
+    with pytest.raises(CapacityError, match="kv-cache-memory"):
+        LocalEngine(config_for(folder, **scarce, speculative="mtp"))

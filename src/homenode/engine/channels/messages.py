@@ -79,6 +79,7 @@ class Join(msgspec.Struct, frozen=True, tag=True):
     nodes_memory: int | None = None  # bytes for buffers and KV memory that nodes have, where it is spread over several
     numa_decision: Decision | None = None  # what --numa auto has come to for the whole engine
     texts: dict[str, str] = {}  # digests of the files of text that the engine has read, by their paths
+    drafts: bool = False  # what drafts tokens by the settings is kept by those who draw them
 
 
 class PartLoading(msgspec.Struct, frozen=True, tag=True):

@@ -27,6 +27,7 @@ def join_of(planned: EnginePlan, worker: WorkerPlan) -> Join:
         numa_decision=planned.assignment.numa_decision,
         nodes_memory=None if capacity is None else capacity.size,
         texts=planned.checkpoint.files.texts,
+        drafts=any(planned.drafting),
     )
 
 

@@ -10,6 +10,7 @@ from homenode.compute.ops import Backend, KvGeometry
 from homenode.engine.config import EngineConfig
 from homenode.engine.memory.sizing import step_bytes
 from homenode.errors import CheckpointError, UnsupportedError, UserError
+from homenode.host.topology.finding import Finding
 from homenode.model.architectures.registry import architecture_for
 from homenode.model.checkpoint.index import OpenedCheckpoint, drafting_of, open_checkpoint
 from homenode.model.checkpoint.prediction_model import with_tables
@@ -71,6 +72,21 @@ def with_drafter(checkpoint: OpenedCheckpoint, config: EngineConfig) -> OpenedCh
         spec, tensors = with_tables(found.spec, found.tensors, checkpoint.tensors)  # the last stage has none
         found = replace(found, tensors=tensors, spec=spec)
     return replace(checkpoint, drafting=found)
+
+
+def without_spare_drafter(checkpoint: OpenedCheckpoint, config: EngineConfig) -> OpenedCheckpoint | None:
+    """The model without what drafts for it, where nobody asked for that by name; None where there is no such thing."""
+    asked = config.speculation.resolved()
+    spare = asked.method == "auto" and asked.model is None and checkpoint.drafting is not None
+    return replace(checkpoint, drafting=None) if spare else None
+
+
+def heads_left_out(checkpoint: OpenedCheckpoint, reason: str) -> Finding:
+    """Say that a block that predicts is left in its file."""
+    text = f"the block of {checkpoint.path} that predicts further tokens is left out, as with it {reason}"
+    return Finding(
+        "warning", "heads_left_out", text, "--speculative mtp insists on it, ngram says that it is not wanted"
+    )
 
 
 def _block_problem(checkpoint: Checkpoint) -> str | None:

@@ -19,7 +19,7 @@ from homenode.engine.experts.sizing import ExpertSharing
 from homenode.engine.model_path.locate import locate_model
 from homenode.engine.plan.accelerators.device_detection import devices_of_service
 from homenode.engine.plan.draft_vocabulary import vocabulary_problem
-from homenode.engine.plan.drafting import with_drafter
+from homenode.engine.plan.drafting import heads_left_out, with_drafter, without_spare_drafter
 from homenode.engine.plan.engine_plan import EnginePlan
 from homenode.engine.plan.free_cores import binds_threads, cpus_for_the_rest, keep_clear, neighbour_findings
 from homenode.engine.plan.inline import plan_inline
@@ -192,7 +192,11 @@ def judge_config(assignment: EngineAssignment) -> ConfigCheck:
     found = told_of_settings(assignment, everybody, checkpoint)
     try:
         plan = _plan(assignment, checkpoint, machine, common, problems)
-        problems.add(*_with_memory(plan).problems())
+        wrong = _with_memory(plan).problems()
+        if wrong and (alone := without_spare_drafter(checkpoint, config)) is not None:
+            found = (*found, heads_left_out(checkpoint, wrong[0].message))
+            wrong = _with_memory(_plan(assignment, alone, machine, common, problems)).problems()
+        problems.add(*wrong)
         found = (*found, *plan.worker_layout.findings)
     except UserError as error:
         problems.add(error)

@@ -31,7 +31,7 @@ from homenode.engine.model_path.locate import locate_model
 from homenode.engine.pinning import pin_process_threads
 from homenode.engine.plan.accelerators.device_detection import devices_of_service
 from homenode.engine.plan.draft_vocabulary import vocabulary_problem
-from homenode.engine.plan.drafting import with_drafter
+from homenode.engine.plan.drafting import heads_left_out, with_drafter, without_spare_drafter
 from homenode.engine.plan.engine_plan import EnginePlan
 from homenode.engine.plan.free_cores import NEIGHBOUR
 from homenode.engine.plan.machine import MachineFacts, busy_where_it_counts, read_machine
@@ -97,7 +97,12 @@ def build_engine(
     claim = CpuClaim(f"engine of {config.model_name}")
     try:
         plan, told, neighbours = _planned(assignment, checkpoint, machine, common, claim)
-        if found := plan.problems():
+        found = plan.problems()
+        if found and (alone := without_spare_drafter(checkpoint, config)) is not None:
+            left_out = heads_left_out(checkpoint, found[0].message)
+            plan, told, neighbours = _planned(assignment, alone, machine, common, claim)
+            found, told = plan.problems(), (*told, left_out)
+        if found:
             raise found[0]
         layout = plan.worker_layout
         plan = replace(plan, worker_layout=replace(layout, findings=(*findings, *told, *layout.findings)))

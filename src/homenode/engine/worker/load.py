@@ -93,7 +93,7 @@ def load_part(
 ) -> LoadedPart:
     """Settle and load. `experts`: memory that belongs to `join.experts`. Raises as `build.build_engine`."""
     config, part = join.config, join.part
-    checkpoint = inside.checkpoint if inside else _opened(config)
+    checkpoint = inside.checkpoint if inside else _opened(join)
     refuse_other_texts(f"worker {join.number}", str(config.model.path), join.texts, checkpoint.files.texts)
     if join.allowed_cpus:
         pin_process_threads(tuple(join.allowed_cpus))
@@ -140,9 +140,11 @@ def load_part(
     return LoadedPart(backend, model, mine, geometry, sizes, binding, host, notes, drafting)
 
 
-def _opened(config: EngineConfig) -> OpenedCheckpoint:
+def _opened(join: Join) -> OpenedCheckpoint:
     """The model and what drafts for it, as the engine has opened them."""
-    return with_drafter(with_runner(open_checkpoint(Path(str(config.model.path))), config.model), config)
+    config = join.config
+    checkpoint = with_runner(open_checkpoint(Path(str(config.model.path))), config.model)
+    return with_drafter(checkpoint, config) if join.drafts else checkpoint
 
 
 def _load_drafting(
