@@ -191,14 +191,16 @@ class LLM:
         *,
         stop: Sequence[str] = (),
         output: GrammarSpec | None = None,
+        speculative: bool = True,
         **values: Any,
     ) -> Completion:
-        """Answer a conversation, once. Without `params` the answer may fill the context. `output`: see `generate`.
-        `values` go to the chat template.
+        """Answer a conversation, once. Without `params` the answer may fill the context. `output`, `speculative`: see
+        `generate`. `values` go to the chat template.
         """
         ids = self._chat_prompt(messages, values)
         _refuse_several(params)
-        return self.generate([ids], params or self._rest_of_context(ids), stop=stop, output=output)[0]
+        params = params or self._rest_of_context(ids)
+        return self.generate([ids], params, stop=stop, output=output, speculative=speculative)[0]
 
     def stream(
         self,
@@ -207,10 +209,13 @@ class LLM:
         *,
         stop: Sequence[str] = (),
         output: GrammarSpec | None = None,
+        speculative: bool = True,
     ) -> CompletionStream:
-        """The text of one continuation as it is made. Closing the stream ends the request. `output`: see `generate`."""
+        """The text of one continuation as it is made. Closing the stream ends the request. `output`, `speculative`: see
+        `generate`.
+        """
         (bound,) = self._bound([params or SamplingParams()], output)
-        return self._stream(self._prompts(prompt)[0], bound, stop)
+        return self._stream(self._prompts(prompt)[0], bound, stop, speculative=speculative)
 
     def stream_chat(
         self,
@@ -220,12 +225,15 @@ class LLM:
         *,
         stop: Sequence[str] = (),
         output: GrammarSpec | None = None,
+        speculative: bool = True,
         **values: Any,
     ) -> CompletionStream:
-        """The answer to a conversation as it is made. Closing the stream ends the request. `output`: see `generate`."""
+        """The answer to a conversation as it is made. Closing the stream ends the request. `output`, `speculative`: see
+        `generate`.
+        """
         ids = self._chat_prompt(messages, values)
         (bound,) = self._bound([params or self._rest_of_context(ids)], output)
-        return self._stream(ids, bound, stop)
+        return self._stream(ids, bound, stop, speculative=speculative)
 
     def embed(
         self, texts: Prompt | Sequence[Prompt], *, dimensions: int | None = None, normalize: bool = True
@@ -277,14 +285,17 @@ class LLM:
         pairs = zip(prompts, starts, strict=True)
         return pooled.pool(self._engine, [pooled.pooling_request(next(self._ids), ids, now, at) for ids, at in pairs])
 
-    def _stream(self, ids: list[int], params: SamplingParams, stop: Sequence[str]) -> CompletionStream:
+    def _stream(
+        self, ids: list[int], params: SamplingParams, stop: Sequence[str], *, speculative: bool
+    ) -> CompletionStream:
         _refuse_several(params)
         answer = self._answer(ids, params, stop)
-        return CompletionStream(self._pieces(ids, params, answer), answer)
+        request = self._request(next(self._ids), ids, params, awaited=True, speculative=speculative)
+        return CompletionStream(self._pieces(request, answer), answer)
 
-    def _pieces(self, ids: list[int], params: SamplingParams, answer: Answer) -> Generator[str, None, None]:
-        number, sink = next(self._ids), SimpleQueue[Output]()
-        self._engine.submit([self._request(number, ids, params, awaited=True)], sink)
+    def _pieces(self, request: Request, answer: Answer) -> Generator[str, None, None]:
+        number, sink = request.id, SimpleQueue[Output]()
+        self._engine.submit([request], sink)
         try:
             while answer.finish_reason is None:
                 output = sink.get()
