@@ -124,6 +124,7 @@ def test_a_text_in_use_is_not_cut() -> None:
     answers.add("s", list(range(90)), 0)
     index = answers.of("s")
     assert index is not None
+    index.read_on(200)
     repetition = Repetition(index)
     assert repetition.follow([40, 41, 42], 3)
     for number in range(9):
@@ -154,3 +155,18 @@ def test_what_nobody_tries_is_forgotten() -> None:
     for _ in range(1000):
         of_all.fade(("prompt", 2))
     assert of_all.share(("prompt", 2)) > 0.4
+
+
+def test_an_answer_that_grows_long_is_read_anew_with_larger_tables() -> None:
+    rng = random.Random(8)
+    text = [1, 2, 3]
+    drafts = SequenceDrafts(text, Acceptance(), 2, None)
+    first = drafts.capacity
+    for _ in range(30):
+        text += [rng.randrange(1000) for _ in range(400)]
+        drafts.drafted(4)
+    text += (repeated := text[5000:5020])
+    for _ in range(9):
+        found = drafts.drafted(4)
+    assert found.tokens == text[5020:5024], repeated
+    assert drafts.capacity > 2 * first

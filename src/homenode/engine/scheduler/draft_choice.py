@@ -153,7 +153,7 @@ class DraftChoice(Drafter):
         """A request has ended."""
         drafts, sequence.drafts = sequence.drafts, None
         if drafts is not None:
-            self._indexed -= drafts.capacity
+            self._indexed -= drafts.counted
             self._bound -= sequence.params.grammar is not None
         if sequence.request.speculative and self._speculation.looks_up and sequence.num_outputs > 2:
             self._answers.add(sequence.request.cache_salt, sequence.tokens, sequence.num_prompt)
@@ -174,7 +174,8 @@ class DraftChoice(Drafter):
             small = self._indexed > _MOST_INDEXED
             source: Source = "model" if self._max_drafted else "grammar"
             sequence.drafts = SequenceDrafts(sequence.tokens, self.acceptance, lookup_min, answers, source, small=small)
-            self._indexed += sequence.drafts.capacity
+            sequence.drafts.counted = sequence.drafts.capacity
+            self._indexed += sequence.drafts.counted
             self._bound += sequence.params.grammar is not None
         return sequence.drafts
 

@@ -26,14 +26,17 @@ class PastAnswers:
         return self._texts.get(salt)
 
     def add(self, salt: str, tokens: Sequence[int], num_prompt: int) -> None:
-        """An answer has ended. What is indexed is never changed but at its end: who reads a text may go on doing so."""
-        answer = tokens[max(0, num_prompt - _OF_PROMPT) : num_prompt + _OF_ANSWER]
+        """An answer has ended; it is read when it is looked up. What is indexed is never changed but at its end: who
+        reads a text may go on doing so.
+        """
+        answer = [SEPARATOR, *tokens[max(0, num_prompt - _OF_PROMPT) : num_prompt + _OF_ANSWER]]
         known = self._texts.get(salt)
-        if known is None or len(known.tokens) + len(answer) + 1 > self._most:
-            kept = [] if known is None else known.tokens[-self._most // 2 :]
-            known = self._texts[salt] = TextIndex(kept, self._most // 4)
-        known.tokens += [SEPARATOR, *answer]
-        known.read_on(len(known.tokens))
+        kept = [] if known is None else known.tokens
+        if len(kept) + len(answer) > self._most:
+            known, kept = None, kept[-self._most // 2 :]
+        if known is None or known.is_crowded:
+            known = self._texts[salt] = TextIndex(kept.copy(), len(answer))
+        known.tokens += answer
         self._texts.move_to_end(salt)
         while sum(len(text.tokens) for text in self._texts.values()) > self._most and len(self._texts) > 1:
             self._texts.popitem(last=False)

@@ -28,9 +28,11 @@ _NOTHING: Final = DraftedTokens([], [])
 
 
 class SequenceDrafts:
-    """The sources of one sequence. `places`: of the tokens that were drafted last."""
+    """The sources of one sequence. `places`: of the tokens that were drafted last. `counted`: its capacity as
+    whoever made it counts it.
+    """
 
-    __slots__ = ("_answers", "_least", "_prompt", "_shares", "_source", "_tokens", "_told", "places")
+    __slots__ = ("_answers", "_least", "_prompt", "_shares", "_source", "_tokens", "_told", "counted", "places")
 
     def __init__(
         self,
@@ -50,6 +52,7 @@ class SequenceDrafts:
         self._answers = Repetition(answers) if answers is not None else None
         self._source, self._told = source, 1.0
         self.places: list[Place] = []
+        self.counted = 0
 
     @property
     def capacity(self) -> int:
@@ -119,9 +122,13 @@ class SequenceDrafts:
         """Return what followed where the most tokens of the end of the text stood before."""
         best: Repetition | None = None
         source: Source = "prompt"
+        if self._prompt is not None and self._prompt.index.is_crowded:
+            self._prompt = Repetition(TextIndex(self._tokens, len(self._tokens)))
         own, others = self._prompt, self._answers
         if own is not None and own.index.read_on(_READ_AT_ONCE) and own.follow(self._tokens, self._least):
             best = own
+        if others is not None:
+            others.index.read_on(_READ_AT_ONCE)
         repeated = others is not None and others.follow(self._tokens, max(_LEAST_OF_OTHERS, self._least))
         if others is not None and repeated and (best is None or others.length > best.length + 2):
             best, source = others, "answers"

@@ -13,6 +13,8 @@ from typing import Final
 
 MOST_TOKENS: Final = 65536  # of a text that are kept in mind, those at its end
 SEPARATOR: Final = -1  # no token: stands between texts, and where a row takes the place of an embedding
+_LARGEST: Final = 65536  # entries of a table
+_CROWDED: Final = 3  # tokens an entry
 _TRIPLES, _PAIRS = 8, 4  # places that are compared, the latest first
 _LONGEST: Final = 32  # tokens that are compared
 _SURE: Final = 8  # tokens of a repetition that is not given up for another
@@ -30,7 +32,7 @@ class TextIndex:
         """`room`: tokens by which it is likely to grow; `most`: of those that are there, how many are looked at."""
         self.tokens = tokens
         self._first = self.read = max(0, len(tokens) - most)
-        size = 1 << min(16, max(8, (min(len(tokens), most) + room).bit_length()))
+        size = 1 << min(_LARGEST.bit_length() - 1, max(8, (min(len(tokens), most) + room).bit_length()))
         self._mask = size - 1
         self._last_pair, self._last_triple = array("i", [-1]) * size, array("i", [-1]) * size
         self._before_pair, self._before_triple = array("i"), array("i")
@@ -39,6 +41,11 @@ class TextIndex:
     def capacity(self) -> int:
         """Tokens that it has memory for."""
         return max(self._mask + 1, len(self._before_pair))
+
+    @property
+    def is_crowded(self) -> bool:
+        """Return whether the text has outgrown its tables, so that places with other tokens hide those looked for."""
+        return self._mask < _LARGEST - 1 and len(self._before_pair) > _CROWDED * (self._mask + 1)
 
     def read_on(self, most: int) -> bool:
         """Read `most` further tokens; whether all are read then."""
