@@ -258,9 +258,12 @@ class StoreThread:
     def _look(self, now: float) -> None:
         """Look for what others have left."""
         if self._store is not None:
+            before = self._store.total, self._store.rejected
             self._store.refresh()
             if self._rate:
                 self._store.set_rate(self._rate)
+            if (self._store.total, self._store.rejected) != before:
+                self._tell(StatsChanged())
         took = time.monotonic() - now
         self._look_at = now + max(_LOOK_EVERY_S, 50 * took)
 
