@@ -110,5 +110,8 @@ def test_a_folder_has_a_model_in_each_folder_and_file(tmp_path: Path) -> None:
         shutil.rmtree(folder / name) if (folder / name).is_dir() else (folder / name).unlink()
     with pytest.raises(UserError, match="there is no model"):
         read_models([str(folder)], usual_values())
+    (folder / "bell\a.gguf").write_bytes(b"")
+    with pytest.raises(UserError, match=r"the name 'bell.*' is not 1 to 200 printable characters"):
+        read_models([str(folder)], usual_values())
     with pytest.raises(UserError, match="no such file or folder"):
         read_models([str(tmp_path / "nowhere")], usual_values())

@@ -380,6 +380,25 @@ def test_settings_change_without_a_failed_request(total: int) -> None:
     run(work, host)
 
 
+def test_a_new_version_that_is_broken_leaves_the_old_one_until_it_is_mended() -> None:
+    async def work(service: Service) -> None:
+        await service.text("one")
+        old = service.host.clients["one"]
+        service.host.models = [planned("one", "uno", idle_timeout_s=1000.0)]
+        service.host.broken["one"] = "the file is cut"
+        await service.ask("/models/reload", {})
+        await asyncio.sleep(0.05)
+        assert (await service.text("one")).status_code == 200 and service.host.clients["one"] is old
+        service.host.broken.clear()
+        await service.ask("/models/reload", {})
+        async with asyncio.timeout(5):
+            while service.host.clients["one"] is old:
+                assert (await service.text("one")).status_code == 200
+        assert (await service.text("one")).status_code == 200
+
+    run(work, three())
+
+
 def test_a_model_moves_while_it_is_idle_where_another_is_to_have_its_cores() -> None:
     async def work(service: Service) -> None:
         await service.text("one")

@@ -116,8 +116,6 @@ def _of_folder(folder: Path, usual: Mapping[str, Any]) -> Iterator[ModelEntry]:
 
 def _of_file(file: Path, usual: Mapping[str, Any]) -> Iterator[ModelEntry]:
     for name, table in _tables(file).items():
-        if not _NAME.fullmatch(name):
-            raise UserError(f"{file}: the name {name[:80]!a} is not 1 to 200 printable characters", param="models")
         if not isinstance(table, dict):
             raise UserError(f"{file}: models.{name} is no table; write [models.{name}]", param="models")
         yield _entry(name, table, str(file), file.parent, usual)
@@ -145,6 +143,8 @@ def _tables(file: Path) -> Mapping[str, Any]:
 
 def _entry(name: str, table: Mapping[str, Any], file: str, folder: Path, usual: Mapping[str, Any]) -> ModelEntry:
     """One model of a table. `folder`: where paths begin."""
+    if not _NAME.fullmatch(name):
+        raise UserError(f"{file}: the name {name[:80]!a} is not 1 to 200 printable characters", param="models")
     where = f"{file}: models.{name}"
     own: dict[str, Any] = {}
     values, given = dict(usual), set[str]()

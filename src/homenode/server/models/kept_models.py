@@ -331,6 +331,9 @@ class KeptModels:
                 kept = self._next_version(kept, model)
             else:
                 self._place(kept, model, planned)
+                if kept.replaces is not None and kept.state is ModelState.FAILED:  # perhaps it is mended
+                    kept.retry_at = 0.0
+                    self._want(kept)
             self._kept[model.name] = kept
         for kept in before.values():
             told.gone.append(kept.name)
