@@ -101,8 +101,11 @@ def test_named_cpus_and_nodes_are_taken_as_they_are_and_others_keep_clear() -> N
     for wrong in (ModelDemand("a", GIB, cpus=(99,)), ModelDemand("a", GIB, nodes=(5,))):
         with pytest.raises(UserError, match=r"models\.a: (cpus|nodes)"):
             place_models(host, [wrong])
-    with pytest.raises(UserError, match=r"models\.b: cpus: CPU 1"):
-        place_models(host, [ModelDemand("a", GIB, cpus=(1,)), ModelDemand("b", GIB, cpus=(1,))])
+    turns = places(
+        host, [ModelDemand("a", GIB, cpus=(0, 1)), ModelDemand("b", GIB, cpus=(1, 2)), ModelDemand("c", GIB)]
+    )
+    assert turns["a"].shared_with == ("b",) and "shares CPUs with b, as settings say" in turns["a"].reason
+    assert not turns["c"].shared_with and not {0, 1, 2} & set(turns["c"].cpus)
 
 
 def test_more_models_than_cores_share_them_the_small_ones_first() -> None:

@@ -161,11 +161,11 @@ def _room(host: Host, node: int) -> int | None:
     return known.memory if known.free is None else known.free
 
 
-def _named_cores(
-    host: Host, demands: Sequence[ModelDemand], cores: Mapping[int, Sequence[AllowedCore]]
-) -> dict[int, str]:
-    """The cores of CPUs that settings name, and for whom. UserError for those that are not to be had."""
-    allowed, named = set(host.allowance.cpus), dict[int, str]()
+def _named_cores(host: Host, demands: Sequence[ModelDemand], cores: Mapping[int, Sequence[AllowedCore]]) -> set[int]:
+    """The cores of CPUs that settings name, which no other model is given. UserError for CPUs and nodes that are not to
+    be had.
+    """
+    allowed, there = set(host.allowance.cpus), {max(0, node) for node in cores}
     for demand in sorted(demands, key=lambda each: each.name):
         if missing := sorted(set(demand.cpus) - allowed):
             raise UserError(
@@ -173,22 +173,13 @@ def _named_cores(
                 f"process, which has {format_cpu_list(host.allowance.cpus)}",
                 param="cpus",
             )
-        if unknown := sorted(set(demand.nodes) - {max(0, node) for node in cores}):
-            have = format_cpu_list(sorted(max(0, node) for node in cores))
+        if unknown := sorted(set(demand.nodes) - there):
             raise UserError(
                 f"models.{demand.name}: nodes: node {format_cpu_list(unknown)} has no CPU that this process may use; "
-                f"there are {have}",
+                f"there are {format_cpu_list(sorted(there))}",
                 param="nodes",
             )
-        for cpu in demand.cpus:
-            core = host.cpu_by_id[cpu].core
-            if named.setdefault(core, demand.name) != demand.name:
-                raise UserError(
-                    f"models.{demand.name}: cpus: CPU {cpu} is of a core that models.{named[core]} names; give each "
-                    "model cores of its own, or leave cpus out",
-                    param="cpus",
-                )
-    return named
+    return {host.cpu_by_id[cpu].core for demand in demands for cpu in demand.cpus}
 
 
 def _choose_nodes(host: Host, nodes: _Nodes, demand: ModelDemand, count: int) -> tuple[tuple[int, ...], str]:
@@ -325,5 +316,6 @@ def _place(
     ):
         text += f", a fair share beside {format_count(beside, 'model')} there"
     if shared:
-        text += f"; shares CPUs with {', '.join(shared)}, as there are more models than cores: they take turns"
+        because = "settings say" if demand.cpus else "there are more models than cores"
+        text += f"; shares CPUs with {', '.join(shared)}, as {because}: they take turns"
     return ModelPlace(demand.name, tuple(max(0, node) for node in group), cpus, memory, text, shared)
