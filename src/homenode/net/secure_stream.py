@@ -113,6 +113,8 @@ class _Carriage:
         self._wire = memoryview(b"")  # encrypted, to be sent
         self._buffer_in = memoryview(bytearray(_CHUNK))
         self._plain = memoryview(b"")  # decrypted, to be given to the owner
+        self._poll_for: dict[int, int] = {}
+        self._readable = {sock.fileno(), self._inner.fileno()}  # there may be something to read
         self._closing = False  # the owner says nothing more
         self._over = False  # the other end says nothing more
 
@@ -204,7 +206,6 @@ class _Carriage:
     def _carry(self) -> None:
         """Carry bytes both ways until either end is over."""
         poll, farewell = select.poll(), 0.0
-        self._poll_for: dict[int, int] = {}
         while not self._is_over():
             if self._take() | self._send() | self._hear() | self._give():
                 continue
@@ -213,7 +214,9 @@ class _Carriage:
             if farewell and time.monotonic() > farewell:
                 return
             self._register(poll)
-            poll.poll(_FAREWELL_S * 1000 if farewell else None)
+            for descriptor, events in poll.poll(_FAREWELL_S * 1000 if farewell else None):
+                if events & ~_OUT:
+                    self._readable.add(descriptor)
         if self._closing:
             self._tls.end()
             self._say_farewell()
@@ -227,20 +230,27 @@ class _Carriage:
             self._inner.fileno(): (_OUT if self._plain else 0) | (0 if self._wire or self._closing else _IN),
         }
         for descriptor, events in wanted.items():
-            if self._poll_for.get(descriptor) != events:
+            if self._poll_for.get(descriptor, 0) == events:
+                continue
+            if events:
                 poll.register(descriptor, events)
-                self._poll_for[descriptor] = events
+            else:  # else the end of a stream that waits for the other one would be told again and again
+                poll.unregister(descriptor)
+            self._poll_for[descriptor] = events
 
     def _take(self) -> bool:
         """Take what the owner says; whether there was something."""
-        if self._wire or self._closing:
+        if self._wire or self._closing or self._inner.fileno() not in self._readable:
             return False
         try:
             count = self._inner.recv_into(self._buffer_out)
         except BlockingIOError:
+            self._readable.discard(self._inner.fileno())
             return False
         except OSError:
             count = 0
+        if count < len(self._buffer_out):
+            self._readable.discard(self._inner.fileno())
         if count:
             self._tls.write(self._buffer_out[:count])
             self._wire = memoryview(self._tls.take_wire())
@@ -259,10 +269,14 @@ class _Carriage:
         return True
 
     def _receive(self) -> bool:
-        """Take bytes from the network; the end of them is the other end's."""
+        """Take bytes from the network, the end of them among these; whether there were any."""
         try:
             data = self._sock.recv(_CHUNK)
         except BlockingIOError:
+            data = None
+        if data is None or len(data) < _CHUNK:
+            self._readable.discard(self._sock.fileno())
+        if data is None:
             return False
         if data:
             self._tls.feed(data)
@@ -276,7 +290,7 @@ class _Carriage:
             return False
         try:
             count = self._tls.read_into(self._buffer_in)
-            if not count and self._receive():
+            if not count and self._sock.fileno() in self._readable and self._receive():
                 count = self._tls.read_into(self._buffer_in)
         except EOFError:
             self._over = True

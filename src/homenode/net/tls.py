@@ -68,7 +68,7 @@ class TlsEnd:
         self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
         context = keys.context(connects=connects, protocol=protocol)
         self._tls = context.wrap_bio(self._in, self._out, server_side=not connects)
-        self._shaken = False
+        self._shaken = self._ended = False
         self._heard = bytearray()
         self._first = b""
         self.greeted = False
@@ -87,6 +87,7 @@ class TlsEnd:
     def feed_end(self) -> None:
         """Note that the wire has ended."""
         self._in.write_eof()
+        self._ended = True
 
     def take_wire(self) -> bytes:
         """Bytes that are to go onto the wire."""
@@ -169,11 +170,13 @@ class TlsEnd:
         the other end announced, TlsError for what is no TLS or for an end that nobody has announced."""
         count = 0
         try:
-            while count < len(view):
+            while count < len(view) and (self._in.pending or self._tls.pending() or self._ended):
                 came: Any = self._tls.read(len(view) - count, view[count:])  # how many, with a buffer
                 if not came:
                     break
                 count += came
+            else:
+                return count
         except ssl.SSLWantReadError:
             return count
         except ssl.SSLError as error:
