@@ -6,13 +6,9 @@ found below whatever path a reverse proxy shows the server at.
 
 from __future__ import annotations
 
-import gzip
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from html import escape
-from importlib import resources
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
@@ -51,6 +47,9 @@ class _File:
 
     @classmethod
     def of(cls, name: str, content: bytes) -> _File:
+        import gzip  # none of these is imported before somebody asks for the page: no start waits for them
+        import hashlib
+
         suffix = name[name.rindex(".") :]
         tag = hashlib.sha256(content).hexdigest()[:20]
         return cls(_KINDS[suffix], content, gzip.compress(content, 9, mtime=0), f'W/"{tag}"')
@@ -70,6 +69,8 @@ class PageFiles:
     def __init__(self, root: str = "") -> None:
         contents = dict(_contents())
         if root:
+            from html import escape
+
             place = f'{_BASE}<base href="{escape(root, quote=True)}/">'.encode()
             contents[_PAGE] = contents[_PAGE].replace(_BASE.encode(), place, 1)
         self._files = {name: _File.of(name, content) for name, content in contents.items()}
@@ -126,6 +127,8 @@ def _contents() -> tuple[tuple[str, bytes], ...]:
 
 
 def _read_all() -> Iterator[tuple[str, bytes]]:
+    from importlib import resources
+
     for file in sorted(resources.files(__package__).joinpath("static").iterdir(), key=lambda each: each.name):
         if file.name[file.name.rfind(".") :] in _KINDS:
             yield file.name, file.read_bytes()

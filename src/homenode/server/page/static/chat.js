@@ -33,7 +33,7 @@ export class Chat {
 
   build() {
     this.list = h("ul", { class: "conversations" });
-    this.model = h("select", { id: "model", onchange: () => this.set("model", this.model.value) });
+    this.model = h("select", { id: "model", onfocus: () => this.lookAtModels(), onchange: () => (this.set("model", this.model.value), this.drawModelState(), this.draw()) });
     this.state = h("span", { class: "modelstate" });
     this.settingsButton = h("button", { type: "button", class: "plain", "aria-expanded": "false", "aria-controls": "settings", onclick: () => this.showSettings(this.panel.hidden) }, "Settings");
     this.exportButton = h("button", { type: "button", class: "plain", onclick: () => this.export() }, "Export");
@@ -102,14 +102,38 @@ export class Chat {
   async load(overview) {
     const { data } = await askJson("v1/models");
     this.models = data.map((model) => ({ ...model, seen: overview?.models?.find((each) => each.names?.includes(model.id)) }));
-    show(this.model, this.models.map(({ id }) => h("option", { value: id }, id)));
-    if (this.models.some(({ id }) => id === this.values.model)) this.model.value = this.values.model;
-    const states = { ok: "", lost: "its engine is gone", hindered: "waits for a worker" };
-    const lost = this.models.filter(({ seen }) => seen && seen.state !== "ok");
-    say(this.state, lost.map(({ id, seen }) => `${id}: ${states[seen.state] ?? seen.state}`).join("; "));
+    this.drawModels();
     const own = this.models[0]?.seen?.sampling_defaults ?? {};
     for (const [name, input] of this.inputs) if (own[name] !== undefined) input.placeholder = `model's own: ${own[name]}`;
     this.draw();
+  }
+
+  /** The models with their states; a server of several loads one when it is asked for. */
+  drawModels() {
+    const chosen = this.model.value || this.values.model;
+    show(this.model, this.models.map(({ id, status }) => h("option", { value: id }, status && status.value !== "loaded" ? `${id} (${status.value})` : id)));
+    if (this.models.some(({ id }) => id === chosen)) this.model.value = chosen;
+    this.drawModelState();
+  }
+
+  drawModelState() {
+    const states = { lost: "its engine is gone", hindered: "waits for a worker" };
+    const model = this.models.find(({ id }) => id === this.model.value);
+    const { value, progress, reason } = model?.status ?? {};
+    const words = {
+      loading: `is being loaded${progress ? `, ${Math.round(100 * progress)} %` : ""}`, unloaded: "is loaded when it is asked", failed: `could not be loaded${reason ? `: ${reason}` : ""}`,
+    };
+    say(this.state, words[value] ?? states[model?.seen?.state] ?? "");
+  }
+
+  /** Ask again how the models of a server of several are. */
+  async lookAtModels() {
+    if (!this.models.some(({ status }) => status)) return;
+    const { data } = await askJson("v1/models").catch(() => ({ data: this.models }));
+    const states = (models) => JSON.stringify(models.map(({ id, status }) => [id, status?.value, status?.progress]));
+    if (states(data) === states(this.models)) return; // an open list stays as it is
+    this.models = data.map((model) => ({ ...this.models.find(({ id }) => id === model.id), ...model }));
+    this.drawModels();
   }
 
   focus() {
@@ -272,6 +296,7 @@ export class Chat {
       this.busy(false);
     }
     if (this.conversation === conversation) this.draw();
+    this.lookAtModels();
     conversation.raw.changed = Date.now();
     await conversations.keep(conversation.raw);
     await this.drawList();
