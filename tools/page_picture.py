@@ -136,7 +136,7 @@ def browser() -> Iterator[Any]:
 
 
 def take_pictures(driver: Any, url: str, folder: Path) -> None:
-    """The machine and the chat, each as it looks by day and by night."""
+    """The machine as it looks by day, and the chat by night."""
     told = json.dumps(made_up_overview(time.time()))
     script = f"""{{
         const real = window.fetch, told = {json.dumps(told)}, type = {{'Content-Type': 'application/json'}};
@@ -147,16 +147,20 @@ def take_pictures(driver: Any, url: str, folder: Path) -> None:
     driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": script})
     size = {"width": SIZE[0], "height": SIZE[1], "deviceScaleFactor": 1, "mobile": False}
     driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    for scheme, suffix in (("light", ""), ("dark", "-dark")):
-        feature = {"name": "prefers-color-scheme", "value": scheme}
-        driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
-        driver.get(f"{url}/#machine")
-        driver.refresh()
-        _wait(driver, "return document.querySelectorAll('[data-cpu]').length > 2")
-        _save(driver, folder / f"page-machine{suffix}.png")
-        driver.get(f"{url}/#chat")
-        _ask(driver)
-        _save(driver, folder / f"page-chat{suffix}.png")
+    _show(driver, "light")
+    driver.get(f"{url}/#machine")
+    driver.refresh()
+    _wait(driver, "return document.querySelectorAll('[data-cpu]').length > 2")
+    _save(driver, folder / "page-machine.png")
+    _show(driver, "dark")
+    driver.get(f"{url}/#chat")
+    _ask(driver)
+    _save(driver, folder / "page-chat.png")
+
+
+def _show(driver: Any, scheme: str) -> None:
+    feature = {"name": "prefers-color-scheme", "value": scheme}
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
 
 
 def _ask(driver: Any) -> None:
