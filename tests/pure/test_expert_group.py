@@ -15,7 +15,7 @@ from homenode.engine.assignment import EngineAssignment
 from homenode.engine.binding import EngineBinding, Replica
 from homenode.engine.experts.group import ExpertGroupRank, expert_group_rank, expert_problem, not_in_common
 from homenode.engine.experts.sizing import ExpertSharing, kept_of, missing_layout, own_layout
-from homenode.engine.plan.layer_capacity import weight_needs
+from homenode.engine.plan.stages.layer_capacity import weight_needs
 from homenode.host.plan.numa.node_teams import NodeTeam
 from homenode.model.checkpoint.index import open_checkpoint
 from homenode.model.part import ModelPart

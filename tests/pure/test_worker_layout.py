@@ -16,11 +16,11 @@ from homenode.engine.binding import EngineBinding, Replica
 from homenode.engine.config import EngineConfig
 from homenode.engine.devices import worker_devices
 from homenode.engine.memory.sizing import step_bytes
-from homenode.engine.plan.layer_capacity import Needs, layer_capacities, weight_needs, with_the_rest
-from homenode.engine.plan.layer_seconds import keep_seconds, read_seconds
-from homenode.engine.plan.layers import LayerCapacity, StageTime, balanced_layers
 from homenode.engine.plan.placement import UNPINNED
-from homenode.engine.plan.stage_cost import stage_costs
+from homenode.engine.plan.stages.layer_capacity import Needs, layer_capacities, weight_needs, with_the_rest
+from homenode.engine.plan.stages.layer_seconds import keep_seconds, read_seconds
+from homenode.engine.plan.stages.layers import LayerCapacity, StageTime, balanced_layers
+from homenode.engine.plan.stages.stage_cost import stage_costs
 from homenode.engine.plan.worker_bindings import WorkerBindings, worker_places
 from homenode.engine.plan.worker_layout import WorkerLayout, WorkerPlan, executor_kind, with_memory
 from homenode.errors import CapacityError, PlacementError, UserError

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from homenode.server.core.prompt_cut import PromptCut, cut_tokens
-from homenode.server.core.truncation import droppable_messages
+from homenode.server.core.prompt_forms.truncation import droppable_messages
 from tests.server.conftest import Running
 from tests.server.fakes import MAX_MODEL_LEN
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from homenode.compute.ops import NO_TOKEN, FloatArray
-from homenode.server.core import prompt_rows
+from homenode.server.core.prompt_forms import prompt_rows
 from tests.server.written_answers import Writer
 
 COLUMNS = 4

@@ -110,7 +110,7 @@ def plan_stages(flags: PlanFlags, asked: dict[str, Any], as_json: bool) -> int:
     from homenode.cli.output.fitted_text import FittedLine, FittedTable
     from homenode.cli.output.report import print_fitted
     from homenode.cli.placement.draw_plan import draw_findings
-    from homenode.engine.plan.layers import in_words
+    from homenode.engine.plan.stages.layers import in_words
     from homenode.units import format_bytes
 
     others = ("of other engines",) if in_common else ()

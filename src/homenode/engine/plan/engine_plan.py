@@ -21,9 +21,9 @@ from homenode.engine.memory.node_capacity import KvCapacity, blocks_together, kv
 from homenode.engine.memory.sizing import problems, weights_problem
 from homenode.engine.memory.state_sizing import state_handover_problem
 from homenode.engine.plan.drafting import DraftingPlan
-from homenode.engine.plan.layers import LayerCapacity
 from homenode.engine.plan.node_policy import own_host
 from homenode.engine.plan.placement import UNPINNED
+from homenode.engine.plan.stages.layers import LayerCapacity
 from homenode.engine.plan.worker_layout import WorkerLayout, WorkerPlan
 from homenode.errors import CapacityError, UserError
 from homenode.host.topology.host import Host

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from homenode.engine.binding import EngineBinding
 from homenode.engine.config import EngineConfig
-from homenode.engine.plan.layer_seconds import cache_file, key_of, read_seconds
-from homenode.engine.plan.layers import LayerCapacity, balanced_layers
 from homenode.engine.plan.placement import UNPINNED
-from homenode.engine.plan.stage_cost import stage_costs
+from homenode.engine.plan.stages.layer_seconds import cache_file, key_of, read_seconds
+from homenode.engine.plan.stages.layers import LayerCapacity, balanced_layers
+from homenode.engine.plan.stages.stage_cost import stage_costs
 from homenode.errors import CapacityError
 from homenode.model.spec import ModelSpec
 from homenode.model.weights.layout import WeightLayout

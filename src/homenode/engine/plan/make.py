@@ -24,10 +24,10 @@ from homenode.engine.plan.engine_plan import EnginePlan
 from homenode.engine.plan.free_cores import binds_threads, cpus_for_the_rest, keep_clear, neighbour_findings
 from homenode.engine.plan.inline import plan_inline
 from homenode.engine.plan.machine import MachineFacts, busy_where_it_counts, read_machine
-from homenode.engine.plan.needed_calls import needed_call_problems
-from homenode.engine.plan.net_problems import net_problems
 from homenode.engine.plan.placement import cut
 from homenode.engine.plan.pooling import for_runner, with_runner
+from homenode.engine.plan.problems.needed_calls import needed_call_problems
+from homenode.engine.plan.problems.net_problems import net_problems
 from homenode.engine.plan.quota_sets import takes_sets, with_cpus_of_sets, with_sets
 from homenode.engine.plan.settings_without_effect import settings_without_effect, worth_telling
 from homenode.engine.plan.unbound import unbound_layout

@@ -19,10 +19,10 @@ from homenode.engine.memory.available import available_memory
 from homenode.engine.memory.sizing import with_kv_memory_variable
 from homenode.engine.plan.drafting import plan_drafting, with_drafting
 from homenode.engine.plan.engine_plan import EnginePlan
-from homenode.engine.plan.layer_capacity import layer_capacities, weight_needs, with_the_rest
 from homenode.engine.plan.layer_split import layers_alike, layers_of_stages
 from homenode.engine.plan.placement import UNPINNED
 from homenode.engine.plan.replica_bindings import share_nodes
+from homenode.engine.plan.stages.layer_capacity import layer_capacities, weight_needs, with_the_rest
 from homenode.engine.plan.worker_bindings import worker_places
 from homenode.engine.plan.worker_layout import executor_kind, lay_out, with_memory
 from homenode.engine.problems import SettingProblems

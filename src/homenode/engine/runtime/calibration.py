@@ -16,8 +16,8 @@ from homenode.engine.errors import StepError
 from homenode.engine.executor.processes import ProcessExecutor
 from homenode.engine.executor.worker_process import PROGRAM
 from homenode.engine.plan.engine_plan import EnginePlan
-from homenode.engine.plan.layer_seconds import cache_file, keep_seconds, key_of, read_seconds
 from homenode.engine.plan.placement import UNPINNED
+from homenode.engine.plan.stages.layer_seconds import cache_file, keep_seconds, key_of, read_seconds
 from homenode.engine.plan.worker_layout import WorkerPlan, config_of_workers
 from homenode.engine.step import StartSequence, Step, StepItem, StepResult, WorkerLimits
 from homenode.errors import HomenodeError

@@ -223,7 +223,7 @@ def refused_at_start(nodes: int, calls: Syscalls | None = None) -> tuple[Finding
 
 def refused_needs(calls: Syscalls | None = None) -> Mapping[str, Finding]:
     """Return, by name, what to tell of those without which some settings cannot be met at all
-    (`engine.plan.needed_calls`).
+    (`engine.plan.problems.needed_calls`).
     """
     calls = calls or Syscalls()
     tried = {call.name: refusal_of(call, calls) for call in OPTIONAL_CALLS if call.name in (MEMORY_FILE, LOCAL_SOCKET)}

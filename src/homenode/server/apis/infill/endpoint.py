@@ -16,9 +16,9 @@ from homenode.server.apis.infill.request import HINTS, InfillExtra, InfillReques
 from homenode.server.apis.infill.text import InfillText, pieces
 from homenode.server.core.answer import told_usage
 from homenode.server.core.api import POST_FAILURES, Api, Operation
-from homenode.server.core.fill_in_middle import middle_prompt, middle_tokens_of
 from homenode.server.core.generation import Generation
 from homenode.server.core.pooling import generates
+from homenode.server.core.prompt_forms.fill_in_middle import middle_prompt, middle_tokens_of
 from homenode.server.core.prompts import EncodedPrompt
 from homenode.server.core.request import GenerationRequest, begin, check_limits
 from homenode.server.core.setting_fields import given_settings

@@ -15,8 +15,8 @@ from homenode.server.apis.ollama.asked import answered, check_asked, conversatio
 from homenode.server.apis.ollama.history import ends_open, template_messages
 from homenode.server.apis.ollama.request import HINTS, OllamaChatRequest, OllamaTool
 from homenode.server.core.conversation import Conversation, ConversationRequest, begin_conversation
+from homenode.server.core.prompt_forms.truncation import truncated
 from homenode.server.core.state import ServerState
-from homenode.server.core.truncation import truncated
 from homenode.server.http.decoding import decode_as
 from homenode.server.http.endpoint import json_response
 from homenode.server.http.exchange import beside_loop, read_json, unless_gone_early

@@ -29,10 +29,10 @@ from homenode.server.apis.responses.tools import OfferedTool, OfferedTools, Resp
 from homenode.server.core.content import Note
 from homenode.server.core.conversation import Conversation, ConversationRequest, begin_conversation, conversation_text
 from homenode.server.core.grammars import check_input
+from homenode.server.core.prompt_forms.truncation import truncated
 from homenode.server.core.prompts import encode_chat_text
 from homenode.server.core.request import check_limits
 from homenode.server.core.state import ServerState
-from homenode.server.core.truncation import truncated
 from homenode.server.http.failures import ApiError
 from homenode.server.models.served_model import ServedModel
 

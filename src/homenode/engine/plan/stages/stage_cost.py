@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from homenode.engine.binding import EngineBinding
 from homenode.engine.devices import is_accelerator
-from homenode.engine.plan.layers import StageTime
+from homenode.engine.plan.stages.layers import StageTime
 from homenode.model.spec import ModelSpec
 from homenode.model.weights.layout import WeightLayout
 

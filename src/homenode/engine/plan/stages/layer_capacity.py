@@ -15,8 +15,8 @@ from homenode.engine.binding import EngineBinding
 from homenode.engine.config import EngineConfig
 from homenode.engine.devices import is_accelerator
 from homenode.engine.memory.sizing import model_length, step_bytes
-from homenode.engine.plan.layers import LayerCapacity
-from homenode.engine.plan.stage_cost import in_layers, is_embedding, is_output
+from homenode.engine.plan.stages.layers import LayerCapacity
+from homenode.engine.plan.stages.stage_cost import in_layers, is_embedding, is_output
 from homenode.host.topology.host import Host
 from homenode.model.spec import ModelSpec
 from homenode.model.weights.layout import WeightLayout
