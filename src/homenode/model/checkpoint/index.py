@@ -135,7 +135,10 @@ def _gguf_block(
     trunk: Mapping[str, TensorEntry],
 ) -> OpenedCheckpoint | None:
     """The block that predicts out of the tensors of its layer, and its others; None where it cannot be run."""
-    tensors, fused = _named_entries(layer, num_experts(opened.path, opened.metadata), GgufNames(architecture))
+    try:
+        tensors, fused = _named_entries(layer, num_experts(opened.path, opened.metadata), GgufNames(architecture))
+    except CheckpointError:  # the model is the same without
+        return None
     tensors |= {
         name: TensorEntry(name, tensor.dtype, tensor.shape, file, tensor.offset, tensor.nbytes)
         for name, (file, tensor) in others.items()
