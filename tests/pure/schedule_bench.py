@@ -167,6 +167,7 @@ class Bench:
         deadline: float | None = None,
         kv: KvTicket | None = None,
         awaited: bool = True,
+        background: bool = False,
         **params: object,
     ) -> int:
         """A request arrives; returns its id."""
@@ -182,6 +183,7 @@ class Bench:
             deadline=deadline,
             kv=kv,
             awaited=awaited,
+            background=background,
         )
         self.apply(RequestArrived(self.now, self.requests[number]))
         return number

@@ -51,6 +51,17 @@ def test_decodes_come_first_and_the_rest_is_filled_with_cut_prefill() -> None:
     bench.run()
 
 
+def test_no_prompt_that_nobody_waits_for_is_in_a_step_with_one_that_somebody_does() -> None:
+    bench = Bench(SchedulerConfig(max_num_batched_tokens=8, max_num_seqs=4))
+    bench.submit([1] * 12, max_tokens=3, ignore_eos=True, background=True, priority=9)
+    assert _items(_turn(bench)) == [(0, 0, 8)]
+    bench.submit([2] * 4, max_tokens=3, ignore_eos=True)
+    bench.submit([3] * 4, max_tokens=3, ignore_eos=True, background=True, priority=9)
+    assert _items(_turn(bench)) == [(1, 0, 4)]
+    assert _items(_turn(bench)) == [(1, 4, 1), (0, 8, 4), (2, 0, 3)]
+    bench.run()
+
+
 def test_a_more_important_newcomer_goes_before_a_prompt_that_was_begun() -> None:
     bench = Bench(SchedulerConfig(max_num_batched_tokens=8, max_num_seqs=4))
     bench.submit([1] * 12, max_tokens=2)

@@ -34,6 +34,17 @@ def test_limits(alone_s: float, answering: bool, in_flight_s: float, limit: floa
     assert found == pytest.approx(limit)
 
 
+@pytest.mark.parametrize(
+    ("alone_s", "in_flight_s", "limit"),
+    [(0.001, 0.0, 0.025), (0.001, 0.01, 0.015), (0.02, 0.02, 0.04), (0.001, 0.03, 0.0)],
+)
+def test_prompts_that_nobody_waits_for_have_a_sixth_with_what_is_in_flight(
+    alone_s: float, in_flight_s: float, limit: float
+) -> None:
+    found = time_limit(alone_s, 0.15, answering=True, in_flight_s=in_flight_s, stages=1, background=True)
+    assert found == pytest.approx(limit)
+
+
 @given(SECONDS, SECONDS, st.floats(0.0, 4.0))
 def test_prompts_alone_pay_for_the_weights_and_get_on(alone_s: float, step_s: float, in_flight_s: float) -> None:
     """Whatever is in flight: all of it within the bound, no less for prompts than for reading the weights, and a step

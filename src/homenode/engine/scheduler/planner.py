@@ -20,7 +20,7 @@ from homenode.engine.scheduler.preemption import choose_victim, growth_preemptio
 from homenode.engine.scheduler.prompt_turns import PASSED_SHARE, PromptTurns
 from homenode.engine.scheduler.queue import WaitingQueue
 from homenode.engine.scheduler.step_costs import StepCosts
-from homenode.engine.scheduler.time_bound import BACKGROUND_SHARE, TimeBound, time_limit
+from homenode.engine.scheduler.time_bound import TimeBound, time_limit
 from homenode.engine.scheduler_config import SchedulerConfig
 
 _KEPT = 8  # parts of the slots and KV blocks, of which one is left to keys that go first
@@ -63,6 +63,9 @@ class Planner:
         self.waiting_for_kv: dict[int, Sequence] = {}  # by request id
         # Admitted, but all it is to compute is in the cache; the scheduler ends it.
         self.nothing_left: list[Sequence] = []
+        self._background = (
+            True  # nobody waits for the prompts of the step; else those that nobody waits for are left out
+        )
         self._held_by: WaitReason = "turn"  # why the first of the queue has not begun
         self.warnings: list[str] = []  # for the operator; the scheduler passes them on
 
@@ -154,11 +157,15 @@ class Planner:
 
     def _plan_prompts(self, plan: StepPlan, begun: list[Sequence], in_flight_s: float) -> None:
         """Go on with prompts that were begun, and begin others, by their turns."""
+        self._background = self._only_background(begun)
+        if not self._background:
+            begun = [sequence for sequence in begun if not sequence.request.background]
         if self._step_s and self.num_awaited:
             alone_s = self.costs.seconds(plan.answers)
             limit = time_limit(
                 alone_s,
-                self._step_s * (BACKGROUND_SHARE if self._only_background(begun) else 1.0),
+                self._step_s,
+                background=self._background,
                 answering=len(self.running) > len(begun),
                 in_flight_s=in_flight_s,
                 stages=self._batching.stages,
@@ -250,7 +257,9 @@ class Planner:
         one that goes before `ahead_of` where that is given.
         """
         first = self.waiting.first()
-        if first is None or first is passed_over or (ahead_of is not None and not self._turns.before(first, ahead_of)):
+        if first is None or first is passed_over or (first.request.background and not self._background):
+            return None
+        if ahead_of is not None and not self._turns.before(first, ahead_of):
             return None
         if self._has_slot(first.request.key):
             return first

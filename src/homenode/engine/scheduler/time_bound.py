@@ -4,8 +4,8 @@ While somebody's answer goes on a step takes at most `--step-time`, or twice wha
 more, so that prompts always get on. Prompts alone take twice `--step-time`, or twice what a step takes without any
 prompt, steps that were planned ahead included: for so long a newcomer waits at most. Where reading the weights takes
 much of that, as on a machine that others use too, one step has all of it instead of two, which read the weights twice.
-Prompts that nobody waits for, as those of batch files, have a part of these times, so that whoever comes meanwhile
-hardly notices them.
+Prompts that nobody waits for, as those of batch files, have a sixth of `--step-time`, steps that were planned ahead
+included, so that whoever comes meanwhile hardly notices them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from homenode.engine.scheduler.step_load import StepLoad
 
 FIRST_PIECE: Final = 64  # tokens of a prompt in a step, while nothing is known of what they cost
 ALIGNMENT: Final = 16  # positions at a multiple of which a piece ends: a tile of keys, and rows that kernels like
-BACKGROUND_SHARE: Final = 1 / 6  # of `--step-time`, for steps whose prompts nobody waits for
+_BACKGROUND_SHARE: Final = 1 / 6  # of `--step-time`, for steps whose prompts nobody waits for, and those in flight...
+_BACKGROUND_DECODES: Final = 3.0  # ...and at least so many times what their decodes take
 LEAST_PIECE: Final = 4  # tokens of a step's first prompt, however long they take
 _LEAST_ROOM = 0.25  # of a bound: steps planned ahead that leave less of it are waited for...
 _LEAST_READINGS = 4.0  # ...and those that leave less than so many times what a step takes without any prompt
@@ -67,13 +68,17 @@ class TimeBound:
         return fits + 1 if more - limit < limit - less else fits
 
 
-def time_limit(alone_s: float, step_s: float, *, answering: bool, in_flight_s: float, stages: int) -> float:
+def time_limit(
+    alone_s: float, step_s: float, *, answering: bool, in_flight_s: float, stages: int, background: bool = False
+) -> float:
     """Seconds that a step with prompts may take; 0: it is to be planned when those in flight are done.
 
     `alone_s`: what its decodes take by themselves, and where there are none what reading the weights takes. `step_s`:
     `--step-time`. `answering`: somebody's answer goes on. `in_flight_s`: what the steps in flight are expected to take.
-    `stages`: of the pipeline, which have a step each.
+    `stages`: of the pipeline, which have a step each. `background`: nobody waits for the prompts.
     """
+    if background:
+        return max(0.0, max(_BACKGROUND_SHARE * step_s, _BACKGROUND_DECODES * alone_s) - in_flight_s)
     if answering or stages > 1:
         return max(step_s, 2.0 * alone_s)
     most = 2.0 * max(step_s, alone_s)

@@ -23,7 +23,7 @@ from homenode.server.models.model_table import ModelsByName
 _LOG = logging.getLogger("homenode.batches")
 _IDLE_S = 0.3  # between two looks for a batch to run
 _ALONE_S = 10.0  # after which the machine counts as the batches' own, when nobody else asked
-_BESIDE = 8  # lines under way while others ask
+_BESIDE = 4  # lines under way while others ask
 _SHARE = 2  # of the sequences that the engine runs at once, the part that is left to others
 
 
