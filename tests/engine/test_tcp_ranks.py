@@ -40,7 +40,7 @@ FRAME = struct.Struct("<IIIIQ")  # number, flags, first line, lines, call: see c
 ARRIVED = 2
 
 
-@pytest.fixture(params=["plain text", "TLS"])
+@pytest.fixture(params=["plain text", pytest.param("TLS", marks=pytest.mark.slow)])
 def rendezvous(request: pytest.FixtureRequest) -> Iterator[Rendezvous]:
     made = Rendezvous(IP, PATIENCE_S, NetConfig(peer_keys=str(shared_keys()) if request.param == "TLS" else None))
     made.forget(GROUP.generation)
