@@ -231,6 +231,7 @@ def test_timings_where_they_are_asked_for() -> None:
     for field in ("timings_per_token", "return_timings"):
         timings = ask(writer, **{field: True}).json()["timings"]
         assert timings["cache_n"] == 3 and timings["predicted_n"] == 5 and timings["prompt_n"] > 10
+        assert timings["draft_n"] == timings["draft_n_accepted"] == 0
         assert all(value >= 0 for value in timings.values())
     assert "timings" not in ask(writer).json()
     told = [("timings" in chunk) for chunk in events(ask(writer, stream=True, return_timings=True))]

@@ -68,6 +68,28 @@ def test_parameters_reach_the_engine(server: Running) -> None:
     assert request.priority == 3 and request.cache_salt == "mine"
 
 
+_SAID = [{"role": "user", "content": "hi"}]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "hi"}),
+        ("/v1/chat/completions", {"messages": _SAID}),
+        ("/v1/responses", {"input": "hi"}),
+        ("/v1/messages", {"model": "story-teller", "messages": _SAID, "max_tokens": 5}),
+        ("/api/chat", {"model": "story-teller", "messages": _SAID, "stream": False}),
+        ("/api/generate", {"model": "story-teller", "prompt": "hi", "stream": False}),
+    ],
+)
+def test_a_request_of_any_api_may_leave_drafts_out(server: Running, path: str, body: dict[str, Any]) -> None:
+    for more, speculative in (({}, True), ({"speculative": True}, True), ({"speculative": False}, False)):
+        answer = server.post(path, {**body, **more})
+        assert answer.status_code == 200, answer.text
+        assert server.client.requests[-1].speculative is speculative
+    assert server.post(path, {**body, "speculative": 3}).status_code == 400
+
+
 def test_the_models_own_sampling_defaults_fill_what_is_left_open(start: Start) -> None:
     own = {"temperature": 0.5, "top_p": 0.9, "top_k": 40.0, "repetition_penalty": 1.1}
     found = []
