@@ -84,7 +84,7 @@ def build_batch(
     if table.has_state:
         add_state(arrays, items, slots, table)
     if any(item.rows for item in items):
-        add_rows(arrays, items, keep=takes_rows)
+        add_rows(arrays, items, keep=takes_rows, neutral=table.neutral_token)
     drawing = [item for item in items if item.draws]
     drafted = tuple(item.drafted for item in drawing) if any(item.drafted for item in drawing) else ()
     return Batch(arrays, row_slots, [item.seq for item in drawing], spans, drafted)
@@ -114,9 +114,9 @@ def add_pictures(arrays: StepArrays, items: Sequence[StepItem], slots: SlotArray
             places.see(arrays.seen_spans[tokens], items[row].start)
 
 
-def add_rows(arrays: StepArrays, items: Sequence[StepItem], *, keep: bool) -> None:
+def add_rows(arrays: StepArrays, items: Sequence[StepItem], *, keep: bool, neutral: int | None = None) -> None:
     """Say in the arrays of a step which rows its items bring in places of embeddings, where a stage is to `keep` them.
-    The id there is any.
+    The id there is `neutral`, or where that is None any.
 
     ValueError where they are no positions of their item, or of several widths.
     """
@@ -132,7 +132,7 @@ def add_rows(arrays: StepArrays, items: Sequence[StepItem], *, keep: bool) -> No
             places.append(np.arange(len(values), dtype=np.int32) + (first + brought.first - item.start))
             rows.append(values)
     at = np.concatenate(places)
-    arrays.ids[at] = np.maximum(arrays.ids[at], 0)
+    arrays.ids[at] = np.maximum(arrays.ids[at], 0) if neutral is None else neutral
     if keep:
         arrays.row_places = at
         arrays.input_rows = np.ascontiguousarray(np.concatenate(rows), np.float32)

@@ -52,6 +52,7 @@ class Runner:
         state_pages: StatePages | None = None,
         pooler: Pooler | None = None,
         takes_rows: bool = True,
+        neutral_token: int | None = None,
         make_drafter: Callable[[SequenceTable], ModelDrafter] | None = None,
     ) -> None:
         """`eos_token_ids`: what a sequence with `min_tokens` may not draw before it has them. `part`: of the model,
@@ -59,7 +60,7 @@ class Runner:
         `state`: the state memory of the program, None: no layer here keeps a state. `grammars`: makes what computes the
         masks of sequences with a grammar, asked when the first comes; None: there are none. `state_pages`: how states
         lie in KV blocks where they are handed over. `pooler`: makes texts vectors in place of tokens.
-        `takes_rows`: rows in place of embeddings are this stage's. `make_drafter`: makes what drafts for the
+        `takes_rows`: rows in place of embeddings are this stage's. `neutral_token`: see `PictureSpec`. `make_drafter`: makes what drafts for the
         sequences of the table; None: nothing does.
         """
         self._program, self._backend, self._clock = program, backend, clock
@@ -68,6 +69,7 @@ class Runner:
         self._channels, self._columns = channels or WorkerChannels(), columns
         self._state, self._state_pages = state, state_pages
         self._table = SequenceTable(block_size, eos_token_ids, has_state=state is not None)
+        self._table.neutral_token = neutral_token
         self._batches = Batches(self._table, None if pooler is None else pooler.kind, takes_rows=takes_rows)
         self._pooler = pooler
         self._sampler = Sampler(backend, self._table)

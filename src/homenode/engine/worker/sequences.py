@@ -107,6 +107,7 @@ class SequenceTable:
         self.num_counted = 0  # sequences with a penalty
         self.ending: frozenset[int] = frozenset()  # slots whose grammar leaves nothing but the end
         self.num_steered = 0  # sequences under Mirostat
+        self.neutral_token: int | None = None  # see `PictureSpec`
         self.pictures: dict[int, PicturePlaces] = {}  # by slot, of sequences with pictures that have places or spans
 
     def __len__(self) -> int:

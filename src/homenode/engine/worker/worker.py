@@ -163,6 +163,7 @@ class PartWorker:
             state=self._state,
             grammars=self._grammar_masks,
             state_pages=self._state_pages,
+            neutral_token=pictures.neutral_token if pictures else None,
             takes_rows=part.first_stage or part.layers.first < (pictures.deep_layers if pictures else 0),
             pooler=None if pooling is None else Pooler(pooling.rows, loaded.model.head),
             make_drafter=None if self._drafting is None else partial(make_drafter, loaded, self._drafting),

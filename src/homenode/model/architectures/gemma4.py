@@ -282,7 +282,8 @@ def attended(ops: Ops, model: ForwardContext, index: int, h: Tensor, rotation: T
         v = ops.rms_norm(values[0] if values else k, head_dim, eps)
         k = ops.rope(stage.normed(ops, model, k, layer["k_norm"]), rotation, head_dim)
     q = ops.rope(stage.normed(ops, model, rows, layer["q_norm"]), rotation, head_dim)
-    rule = ScoreRule(1.0, attention.window(model, index))
+    seen = attention.window(model, index)
+    rule = ScoreRule(1.0, seen, mask=attention.mask_of(model, seen))
     return ops.attention(q, k, v, model.cache, model.cache_layers[number], rule)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 # By family: the classes of its models. Its file has its name.
 CLASSES: Mapping[str, tuple[str, ...]] = {
+    "qwen2_5_vl": ("Qwen2_5_VLForConditionalGeneration",),
     "qwen3_vl": (
         "Qwen3VLForConditionalGeneration",
         "Qwen3VLMoeForConditionalGeneration",
@@ -13,6 +14,7 @@ CLASSES: Mapping[str, tuple[str, ...]] = {
         "Qwen3_5MoeForConditionalGeneration",
     ),
     "gemma3": ("Gemma3ForConditionalGeneration",),
+    "gemma4": ("Gemma4ForConditionalGeneration",),
     "idefics3": ("Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration"),
     "internvl": ("InternVLForConditionalGeneration",),
     "llava": ("LlavaForConditionalGeneration", "LlavaNextForConditionalGeneration"),

@@ -60,6 +60,10 @@ class TowerTensors:
         values = self.array(name)
         return self.of_array(values.reshape(len(values), -1), entry.dtype.name)
 
+    def storage_of(self, name: str) -> str:
+        """The format that a tensor is stored in."""
+        return self._entry(name).dtype.name
+
     def of_array(self, values: FloatArray, stored: str = "F32") -> Weight:
         """A matrix of these values, kept as one that is `stored` so."""
         target = self._storage or stored
