@@ -67,6 +67,36 @@ def qwen(layers: int, deep: int) -> dict[str, Any]:
     return found
 
 
+def qwen2() -> dict[str, Any]:
+    found: dict[str, Any] = {"=visual.patch_embed.proj.weight": (WIDTH, 3, 2, 14, 14), "visual.merger.ln_q": (WIDTH,)}
+    for n in range(3):
+        of = {"attn.qkv": (3 * WIDTH, WIDTH), "attn.proj": (WIDTH, WIDTH), "norm1": (WIDTH,), "norm2": (WIDTH,)}
+        of |= {f"mlp.{name}_proj": (INNER, WIDTH) for name in ("gate", "up")} | {"mlp.down_proj": (WIDTH, INNER)}
+        found |= {f"visual.blocks.{n}.{name}": shape for name, shape in of.items()}
+    return found | {"visual.merger.mlp.0": (4 * WIDTH, 4 * WIDTH), "visual.merger.mlp.2": (TEXT, 4 * WIDTH)}
+
+
+def gemma4() -> dict[str, Any]:
+    front = "model.vision_tower."
+    found: dict[str, Any] = {
+        f"={front}patch_embedder.input_proj.weight": (WIDTH, 48),
+        f"={front}patch_embedder.position_embedding_table": (2, 64, WIDTH),
+        "=model.embed_vision.embedding_projection.weight": (TEXT, WIDTH),
+        f"={front}std_bias": (WIDTH,),
+        f"={front}std_scale": (WIDTH,),
+    }
+    for n in range(LAYERS):
+        of = {f"self_attn.{part}_proj": (WIDTH, WIDTH) for part in "qkvo"} | {"mlp.down_proj": (WIDTH, INNER)}
+        of |= {f"mlp.{name}_proj": (INNER, WIDTH) for name in ("gate", "up")}
+        found |= {f"={front}encoder.layers.{n}.{name}.linear.weight": shape for name, shape in of.items()}
+        ends = [f"{side}_{end}" for side in ("input", "output") for end in ("min", "max")]
+        found |= {f"={front}encoder.layers.{n}.{name}.{end}": () for name in of for end in ends}
+        norms = "input_layernorm post_attention_layernorm pre_feedforward_layernorm post_feedforward_layernorm".split()
+        found |= {f"{front}encoder.layers.{n}.{norm}": (WIDTH,) for norm in norms}
+        found |= {f"{front}encoder.layers.{n}.self_attn.{norm}": (16,) for norm in ("q_norm", "k_norm")}
+    return found
+
+
 def pixtral() -> dict[str, Any]:
     front = "vision_tower.transformer.layers."
     found = vit(
@@ -99,6 +129,18 @@ TOWERS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], dict[str
         DEEP | {"deepstack_visual_indexes": [0, 2]}, {"image_token_id": 5}, QWEN_SIZES, qwen(3, 2),
     ),
     "Qwen3_5ForConditionalGeneration": (DEEP, {"image_token_id": 5}, QWEN_SIZES, qwen(3, 0)),
+    "Qwen2_5_VLForConditionalGeneration": (
+        DEEP | {"patch_size": 14, "window_size": 56, "fullatt_block_indexes": [1]},
+        {"image_token_id": 5},
+        {"patch_size": 14, "size": {"shortest_edge": 3136, "longest_edge": 32768}},
+        qwen2(),
+    ),
+    "Gemma4ForConditionalGeneration": (
+        VIT | {"head_dim": 16, "patch_size": 4, "use_clipped_linears": True, "standardize": True},
+        {"image_token_id": 5},
+        {"patch_size": 4, "max_soft_tokens": 70, "pooling_kernel_size": 3},
+        gemma4(),
+    ),
     "Gemma3ForConditionalGeneration": (
         SQUARE, {"mm_tokens_per_image": 4, "image_token_index": 5}, {"size": {"height": SIDE, "width": SIDE}},
         siglip("vision_tower.vision_model.") | {"=multi_modal_projector.mm_input_projection_weight": (WIDTH, TEXT),
@@ -151,8 +193,13 @@ class RandomTensors(TowerTensors):
         if name not in self._shapes:
             raise CheckpointError(name)
         shape = self._shapes[name]
+        if shape == ():  # of a range
+            return np.array([-0.7 if name.endswith("min") else 0.9], np.float32)
         values = np.random.default_rng(zlib.crc32(name.encode())).standard_normal(shape).astype(np.float32)
         return values * np.float32(0.3) if len(shape) < 2 else values / np.sqrt(np.float32(np.prod(shape[1:])))
+
+    def storage_of(self, name: str) -> str:
+        return "F32"
 
     def layer(self, front: str, names: Mapping[str, str], plus: Mapping[str, float] | None = None) -> dict[str, Any]:
         found: dict[str, Any] = {}

@@ -34,6 +34,7 @@ from homenode.model.identity import refuse_other_texts
 from homenode.server.models.lifecycle import ModelsMemory
 from homenode.server.models.model_entry import PlannedModel
 from homenode.server.models.model_host import PlannedModels
+from homenode.server.models.picture_setup import picture_work
 from homenode.server.models.served_model import ModelParts
 
 _LOG = logging.getLogger("homenode.models")
@@ -123,6 +124,8 @@ class EngineHost:
                 await client.close()
         finally:
             self._release(client)
+            if parts.pictures is not None:
+                await parts.pictures.close()
             close = getattr(parts.tokenizer, "close", None)
             if close is not None:
                 await asyncio.to_thread(close)
@@ -176,7 +179,8 @@ async def _start(planned: PlannedModel, client: Client, progress: Callable[[int,
     notes: Any = ready.details.get("notes", ())
     for note in notes:
         _LOG.warning("%s: %s", planned.name, with_origins(note))
-    return ModelParts(client, tokenizer, planned.entry.served)
+    served = planned.entry.served
+    return ModelParts(client, tokenizer, served, picture_work(path, ready, served.encoder_cache_size))
 
 
 def _read_vocabulary(planned: PlannedModel, path: Path) -> tuple[Any, Any]:
