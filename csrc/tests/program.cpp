@@ -59,8 +59,9 @@ class Model {
     Recorder r(pool_, level, {kMaxTokens, kMaxSequences, kMaxTokens, kBlocks}, fuse, group);
     // All but the first and the last few rows: ids elsewhere give zeros.
     Tensor x = taken(r.embedding(weight(kVocabulary - 9, shape.hidden), 4, kVocabulary));
-    x = taken(r.place_rows(x));
+    x = taken(r.place_rows(x, 0, 2 * shape.hidden));
     x = taken(r.sum(attention(r, x)));
+    if (!shape.early) x = taken(r.place_rows(x, shape.hidden, 2 * shape.hidden, true));
     x = taken(r.sum(feed_forward(r, x)));
     x = taken(r.rms_norm(selected(r, x, !shape.early), parameter(shape.hidden), 1e-6f));
     const Tensor logits = taken(r.linear(x, {weight(kVocabulary, shape.hidden)}, {}, nullptr));
@@ -99,7 +100,10 @@ class Model {
     const std::vector<int64_t> widths = {queries, keys, keys};
     auto parts = taken(r.split(qkv, widths));
     if (shape_.qk_norm) parts[0] = taken(r.rms_norm(parts[0], parameter(shape_.head_dim), 1e-6f));
-    const Tensor angles = taken(r.rope_angles(std::vector<float>(static_cast<size_t>(shape_.head_dim / 2), 0.1f), 1));
+    const auto pairs = static_cast<size_t>(shape_.head_dim / 2);
+    std::vector<int> axes(pairs);
+    for (size_t i = 0; i < pairs; ++i) axes[i] = static_cast<int>(i % kRopeAxes);
+    const Tensor angles = taken(r.rope_angles(std::vector<float>(pairs, 0.1f), 1, 0, axes));
     const Tensor q = taken(r.rope(parts[0], angles, shape_.head_dim)),
                  k = taken(r.rope(parts[1], angles, shape_.head_dim));
     const Tensor attended =
@@ -111,6 +115,7 @@ class Model {
                            .sinks = shape_.early ? parameter(shape_.heads) : Tensor{},
                            .slopes = shape_.softcap == 0 ? parameter(shape_.heads) : Tensor{},
                            .window_kind = shape_.qk_norm ? WindowKind::chunked : WindowKind::sliding,
+                           .spans = !shape_.qk_norm,
                            .bias = shape_.softcap == 0 && shape_.early ? bias() : RelativeBias{}}));
     const Tensor residual = selected(r, x, shape_.early);
     return taken(r.linear(selected(r, attended, shape_.early), {weight(shape_.hidden, queries)}, {}, &residual));
@@ -199,14 +204,18 @@ class Histories {
 
   // Valid until the next call.
   StepInput next() {
-    ids_.clear(), positions_.clear(), rows_.clear(), places_.clear();
-    const bool brings_rows = random_.one_in(2);
+    ids_.clear(), positions_.clear(), rows_.clear(), places_.clear(), turned_.clear(), spans_.clear();
+    const bool brings_rows = random_.one_in(2), has_spans = random_.one_in(2);
     start_.assign(1, 0);
     for (size_t s = 0; s < context_.size(); ++s) {
       const int room = std::min(width_ * block_size_ - context_[s], kMaxTokens / static_cast<int>(context_.size()));
       const int count = std::min(room, random_.one_in(2) ? 1 : random_.between(1, kMaxTokens));
       require(count > 0, "room for a step");
+      const int first = context_[s] + random_.between(0, count - 1);
+      const int past = first + random_.between(1, context_[s] + count - first);  // of a picture
       for (int i = 0; i < count; ++i) {
+        const bool inside = has_spans && context_[s] >= first && context_[s] < past;
+        spans_.push_back(inside ? first : 0), spans_.push_back(inside ? past : 0);
         ids_.push_back(random_.between(0, kVocabulary - 1)), positions_.push_back(context_[s]++);
         if (brings_rows && random_.one_in(3)) places_.push_back(static_cast<int32_t>(ids_.size()) - 1);
         if (i + 1 == count || random_.one_in(5)) rows_.push_back(static_cast<int32_t>(ids_.size()) - 1);
@@ -216,13 +225,16 @@ class Histories {
     given_.emplace(reals(random_, places_.size() * static_cast<size_t>(columns_)));
     StepInput input{ids_, positions_, start_, context_, table_, width_, rows_};
     input.row_places = places_, input.input_rows = given_->get(), input.input_columns = columns_;
+    if (has_spans) input.seen_spans = spans_;
+    for (size_t i = 0; brings_rows && i < kRopeAxes * ids_.size(); ++i) turned_.push_back(random_.between(0, 99));
+    input.rope_positions = turned_;
     return input;
   }
 
  private:
   Random& random_;
   int block_size_, columns_, width_;
-  std::vector<int32_t> context_, table_, ids_, positions_, start_, rows_, places_;
+  std::vector<int32_t> context_, table_, ids_, positions_, start_, rows_, places_, turned_, spans_;
   std::optional<Exact<float>> given_;  // no more than the rows that a step brings
 };
 
@@ -238,7 +250,7 @@ void check_program(Random& random) {
     }
     Model several(shape, pool_of(random.between(2, 4)), level, true, ranks[0]),
         alone(shape, pool_of(1), level, false, ranks[1]);
-    Histories histories(random, shape.block_size, shape.hidden);
+    Histories histories(random, shape.block_size, 2 * shape.hidden);
     for (int step = random.between(2, 4); step > 0; --step) {  // few enough for the blocks of any sequence
       const StepInput input = histories.next();
       std::vector<float> found, wanted;
