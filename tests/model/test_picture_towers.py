@@ -67,6 +67,15 @@ def qwen(layers: int, deep: int) -> dict[str, Any]:
     return found
 
 
+def qwen2() -> dict[str, Any]:
+    found: dict[str, Any] = {"=visual.patch_embed.proj.weight": (WIDTH, 3, 2, 14, 14), "visual.merger.ln_q": (WIDTH,)}
+    for n in range(3):
+        of = {"attn.qkv": (3 * WIDTH, WIDTH), "attn.proj": (WIDTH, WIDTH), "norm1": (WIDTH,), "norm2": (WIDTH,)}
+        of |= {f"mlp.{name}_proj": (INNER, WIDTH) for name in ("gate", "up")} | {"mlp.down_proj": (WIDTH, INNER)}
+        found |= {f"visual.blocks.{n}.{name}": shape for name, shape in of.items()}
+    return found | {"visual.merger.mlp.0": (4 * WIDTH, 4 * WIDTH), "visual.merger.mlp.2": (TEXT, 4 * WIDTH)}
+
+
 def gemma4() -> dict[str, Any]:
     front = "model.vision_tower."
     found: dict[str, Any] = {
@@ -120,6 +129,12 @@ TOWERS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], dict[str
         DEEP | {"deepstack_visual_indexes": [0, 2]}, {"image_token_id": 5}, QWEN_SIZES, qwen(3, 2),
     ),
     "Qwen3_5ForConditionalGeneration": (DEEP, {"image_token_id": 5}, QWEN_SIZES, qwen(3, 0)),
+    "Qwen2_5_VLForConditionalGeneration": (
+        DEEP | {"patch_size": 14, "window_size": 56, "fullatt_block_indexes": [1]},
+        {"image_token_id": 5},
+        {"patch_size": 14, "size": {"shortest_edge": 3136, "longest_edge": 32768}},
+        qwen2(),
+    ),
     "Gemma4ForConditionalGeneration": (
         VIT | {"head_dim": 16, "patch_size": 4, "use_clipped_linears": True, "standardize": True},
         {"image_token_id": 5},

@@ -10,6 +10,7 @@ import pytest
 from homenode.engine.inputs import PictureGrid, PlacedRows, PromptRows, grids_of, rows_problem, spans_of
 from homenode.engine.scheduler.budget import _with_whole_pictures
 from homenode.engine.worker.picture_places import PicturePlaces
+from homenode.model.pictures.qwen2_5_vl import _windows
 
 
 def positions_of(length: int, grids: list[PictureGrid]) -> np.ndarray:
@@ -80,3 +81,14 @@ def test_a_grid_of_another_number_of_places_is_told(grid: tuple[int, int]) -> No
 )
 def test_a_picture_whose_rows_see_each_other_is_not_cut(start: int, count: int, left: int, computed: int) -> None:
     assert _with_whole_pictures([(10, 20)], start, count, left) == computed
+
+
+@pytest.mark.parametrize(("rows", "columns", "side"), [(4, 4, 4), (5, 7, 4), (1, 9, 4), (3, 2, 1)])
+def test_windows_hold_every_block_once(rows: int, columns: int, side: int) -> None:
+    order, lengths = _windows(rows, columns, side)
+    assert sorted(order.tolist()) == list(range(rows * columns)) and sum(lengths) == rows * columns
+    begin = 0
+    for length in lengths:
+        places = {(n // columns // side, n % columns // side) for n in order[begin : begin + length].tolist()}
+        assert len(places) == 1
+        begin += length

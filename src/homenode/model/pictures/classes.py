@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 # By family: the classes of its models. Its file has its name.
 CLASSES: Mapping[str, tuple[str, ...]] = {
+    "qwen2_5_vl": ("Qwen2_5_VLForConditionalGeneration",),
     "qwen3_vl": (
         "Qwen3VLForConditionalGeneration",
         "Qwen3VLMoeForConditionalGeneration",
