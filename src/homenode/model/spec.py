@@ -58,6 +58,7 @@ class PictureSpec:
     `interleaved`: they take turns. `sees_both_ways`: the layers in which a picture's rows see each other, also those
     behind them. `neutral_token`: the id by which layers that look up token ids look for a picture's; None: its
     placeholder's.
+    `unscaled_logits`: the class of the whole makes logits itself, without the scale that its text has by itself.
     """
 
     family: str
@@ -66,6 +67,7 @@ class PictureSpec:
     interleaved: bool = False
     sees_both_ways: Literal["none", "windows", "all"] = "none"
     neutral_token: int | None = None
+    unscaled_logits: bool = False
 
     def columns(self, hidden_size: int) -> int:
         """Return how wide a picture's rows are."""

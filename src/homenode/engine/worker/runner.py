@@ -60,8 +60,8 @@ class Runner:
         `state`: the state memory of the program, None: no layer here keeps a state. `grammars`: makes what computes the
         masks of sequences with a grammar, asked when the first comes; None: there are none. `state_pages`: how states
         lie in KV blocks where they are handed over. `pooler`: makes texts vectors in place of tokens.
-        `takes_rows`: rows in place of embeddings are this stage's. `neutral_token`: see `PictureSpec`. `make_drafter`: makes what drafts for the
-        sequences of the table; None: nothing does.
+        `takes_rows`: rows in place of embeddings are this stage's. `neutral_token`: see `PictureSpec`. `make_drafter`:
+        makes what drafts for the sequences of the table; None: nothing does.
         """
         self._program, self._backend, self._clock = program, backend, clock
         self._draws = part is None or part.last_stage

@@ -93,6 +93,8 @@ def read_folder(folder: Path) -> FolderModel:
         pooling = PoolingSpec("last", spec.hidden_size)  # nothing here makes text of its vectors
     pictures = _picture_spec(file, whole) if whole is not None and has_tower else None
     spec = replace(spec, pooling=pooling or spec.pooling, pictures=pictures)
+    if pictures is not None and pictures.unscaled_logits:
+        spec = replace(spec, logits_scale=1.0)
     tensors = with_rows(tensors, spec.pooling)
     architecture = architecture_of(spec.architecture)
     convert, found = architecture.folder.convert, folder_block(block, spec.num_layers)

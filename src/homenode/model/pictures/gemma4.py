@@ -1,5 +1,5 @@
-"""Gemma 4: pictures scaled to a number of rows, a tower like the text's with values clamped around each product, and the
-mean of squares of patches. Layers that look up token ids look for those of padding in their places.
+"""Gemma 4: pictures scaled to a number of rows, a tower like the text's with values clamped around each product, and
+the mean of squares of patches. Layers that look up token ids look for those of padding in their places.
 """
 
 from __future__ import annotations

@@ -203,7 +203,7 @@ def _make(config: PictureConfig) -> PictureFamily:
 
 
 def _spec(_config: PictureConfig) -> PictureSpec:
-    return PictureSpec("llava")
+    return PictureSpec("llava", unscaled_logits=True)
 
 
 FAMILY = FamilyFormat(_spec, _make)
