@@ -27,8 +27,14 @@ class PastAnswers:
 
     def add(self, salt: str, tokens: Sequence[int], num_prompt: int) -> None:
         """An answer has ended; it is read when it is looked up. What is indexed is never changed but at its end: who
-        reads a text may go on doing so.
+        reads a text may go on doing so. Where there is no memory for it, all are forgotten.
         """
+        try:
+            self._index(salt, tokens, num_prompt)
+        except MemoryError:
+            self._texts.clear()
+
+    def _index(self, salt: str, tokens: Sequence[int], num_prompt: int) -> None:
         answer = [SEPARATOR, *tokens[max(0, num_prompt - _OF_PROMPT) : num_prompt + _OF_ANSWER]]
         known = self._texts.get(salt)
         kept = [] if known is None else known.tokens

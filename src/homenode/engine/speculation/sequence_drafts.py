@@ -48,7 +48,10 @@ class SequenceDrafts:
         is looked up. `answers`: to others, in which is looked up, too. `source`: of what workers draft.
         """
         self._tokens, self._least, self._shares = tokens, lookup_min, OwnAcceptance(acceptance)
-        self._prompt = Repetition(TextIndex(tokens, most=_SMALL if small else MOST_TOKENS)) if lookup_min else None
+        try:
+            self._prompt = Repetition(TextIndex(tokens, most=_SMALL if small else MOST_TOKENS)) if lookup_min else None
+        except MemoryError:
+            self._prompt = None
         self._answers = Repetition(answers) if answers is not None else None
         self._source, self._told = source, 1.0
         self.places: list[Place] = []
@@ -61,8 +64,11 @@ class SequenceDrafts:
 
     def read(self, count: int) -> None:
         """Look at `count` tokens more of the text, or at a few more than that."""
-        if self._prompt is not None:
-            self._prompt.index.read_on(max(count, _READ_AT_ONCE))
+        try:
+            if self._prompt is not None:
+                self._prompt.index.read_on(max(count, _READ_AT_ONCE))
+        except MemoryError:
+            self._prompt = None
 
     def drafted(self, most: int, expected: Sequence[int] = (), forced: int = 0) -> DraftedTokens:
         """Return at most `most` tokens that should follow those of the sequence. `expected`: those that workers
@@ -70,7 +76,10 @@ class SequenceDrafts:
         """
         if most <= 0:
             return _NOTHING
-        found = self._looked_up(most)
+        try:
+            found = self._looked_up(most)
+        except MemoryError:  # a guess is nothing that a request waits for, and its memory comes first
+            self._prompt, self._answers, found = None, None, _NOTHING
         if not expected:
             return found
         of_model = DraftedTokens(

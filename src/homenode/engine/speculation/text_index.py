@@ -48,23 +48,29 @@ class TextIndex:
         return self._mask < _LARGEST - 1 and len(self._before_pair) > _CROWDED * (self._mask + 1)
 
     def read_on(self, most: int) -> bool:
-        """Read `most` further tokens; whether all are read then."""
+        """Read `most` further tokens; whether all are read then. MemoryError: the index is what it was after the last
+        token that there was memory for.
+        """
         tokens, at = self.tokens, self.read
         past = min(len(tokens), at + most)
         mask, last_pair, last_triple = self._mask, self._last_pair, self._last_triple
         add_pair, add_triple = self._before_pair.append, self._before_triple.append
         two = tokens[at - 2] if at - 2 >= self._first else SEPARATOR
         one = tokens[at - 1] if at - 1 >= self._first else SEPARATOR
-        for token in tokens[at:past]:
-            both = one * _FIRST + token
-            pair, triple = both & mask, (both + two * _SECOND) & mask
-            add_pair(last_pair[pair])
-            add_triple(last_triple[triple])
-            last_pair[pair] = last_triple[triple] = at
-            two, one = one, token
-            at += 1
-        self.read = past
-        return past == len(tokens)
+        try:
+            for token in tokens[at:past]:
+                both = one * _FIRST + token
+                pair, triple = both & mask, (both + two * _SECOND) & mask
+                add_pair(last_pair[pair])
+                add_triple(last_triple[triple])
+                last_pair[pair] = last_triple[triple] = at
+                two, one = one, token
+                at += 1
+        finally:
+            self.read = at
+            if len(self._before_pair) > len(self._before_triple):  # there was memory for one of the two
+                self._before_pair.pop()
+        return at == len(tokens)
 
     def find(self, query: Sequence[int], least: int, near: int = -1) -> tuple[int, int]:
         """Where what the last tokens of `query` repeat goes on, and how many tokens these are; (-1, 0): they repeat
