@@ -9,6 +9,7 @@ import os
 import random
 import shutil
 import signal
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -41,6 +42,7 @@ class Kept:
     ) -> None:
         self.now = 1000.0
         self.folder, self.size = StoreFolder.make(path), size
+        weakref.finalize(self, self.folder.close)
         form = BlockFormat(model.encode(), key)
         self.store = BlockStore(self.folder, model, form, [size], limit, ModelNote("toy"), lambda: self.now)
         self.store.start()
