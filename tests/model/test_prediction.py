@@ -61,6 +61,7 @@ def test_a_block_of_every_style_computes_what_it_is_said_to(style: str, tmp_path
 def test_the_model_beside_a_block_is_the_model_without(style: str, tmp_path: Path) -> None:
     checkpoint = open_checkpoint(make_predicting_folder(tmp_path / "m", style))
     assert checkpoint.tensors.keys() == toy_tensors(toy_config("qwen3")).keys()
+    assert all(entry.name == name for name, entry in block_of(checkpoint).tensors.items() if name != OUTPUT_NORM)
     spec = block_of(checkpoint).spec
     assert (spec.num_layers, spec.hidden_size, checkpoint.spec.prediction) == (1, HIDDEN, None)
     assert spec.prediction is not None and not spec.prediction.own

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from homenode.errors import UnsupportedError
@@ -181,7 +181,7 @@ def folder_block(tensors: Mapping[str, TensorEntry], layers: int) -> BlockTensor
             for name, entry in tensors.items()
             if name.startswith(prefix) and name not in others
         }
-        return BlockTensors(found, style.spec)
+        return BlockTensors({name: replace(entry, name=name) for name, entry in found.items()}, style.spec)
     return None
 
 
