@@ -380,6 +380,21 @@ def test_settings_change_without_a_failed_request(total: int) -> None:
     run(work, host)
 
 
+def test_those_who_wait_are_served_although_others_wait_longer_than_they_should(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Loads that take longer than anybody's patience: each load serves all who waited for it."""
+    monkeypatch.setattr("homenode.server.models.kept_models.PATIENCE_S", 0.01)
+
+    async def work(service: Service) -> None:
+        service.host.slow = 0.05
+        answers = await asyncio.gather(*(service.text(name) for name in ("one", "two", "three") * 4))
+        assert {answer.status_code for answer in answers} == {200}
+        assert sum([await service.metric("homenode:model_loads_total", name) for name in ("one", "two", "three")]) <= 6
+
+    run(work, three(total=15))
+
+
 def test_a_new_version_that_is_broken_leaves_the_old_one_until_it_is_mended() -> None:
     async def work(service: Service) -> None:
         await service.text("one")

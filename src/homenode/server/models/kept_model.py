@@ -49,8 +49,7 @@ class KeptModel:
         self.measuring: asyncio.Future[None] | None = None
         self._failed_in_row = 0
         self._loaded_at = 0.0
-        self._waiting: dict[asyncio.Future[None], float] = {}
-        self._woken = 0  # of those who waited, and have not looked again yet
+        self._waiting: dict[asyncio.Future[ModelLease | None], float] = {}
 
     @property
     def name(self) -> str:
@@ -98,7 +97,7 @@ class KeptModel:
 
     def situation(self, *, held: bool) -> ModelSituation:
         """Return what a decision has to know of it. `held`: its newcomers wait until others are served."""
-        soon_used = self.state is ModelState.LOADED and (self._woken > 0 or bool(self._waiting)) and not held
+        soon_used = self.state is ModelState.LOADED and bool(self._waiting) and not held
         return ModelSituation(
             self.key,
             self.state,
@@ -146,26 +145,35 @@ class KeptModel:
 
     # Waiting
 
-    async def wait(self, timeout_s: float, changed: Callable[[], None]) -> None:
-        """Wait until something has become of it. `changed` is called when this begins and ends. TimeoutError after
-        `timeout_s` seconds.
+    async def wait(self, timeout_s: float, changed: Callable[[], None]) -> ModelLease | None:
+        """Wait until something has become of it: a lease where it is loaded, None where one is to look again. `changed`
+        is called when this begins, and when nobody has woken it. TimeoutError after `timeout_s` seconds.
         """
-        told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        told: asyncio.Future[ModelLease | None] = asyncio.get_running_loop().create_future()
         self._waiting[told] = time.monotonic()
         try:
             changed()
             async with asyncio.timeout(timeout_s):
-                await told
+                return await told
+        except BaseException:
+            given = told.done() and not told.cancelled() and told.exception() is None
+            if given and (lease := told.result()) is not None:
+                lease.release()
+            raise
         finally:
-            if self._waiting.pop(told, None) is not None:  # nobody has woken it
+            if self._waiting.pop(told, None) is not None:
                 changed()
-            else:
-                self._woken -= 1
+
+    def admit(self) -> None:
+        """Let in those who have waited, before anything else is decided about it: it is loaded."""
+        waiting, self._waiting = self._waiting, {}
+        for told in waiting:
+            if not told.done():
+                told.set_result(self.lease())
 
     def wake(self, error: ApiError | None = None) -> None:
         """Have those who wait look again, or tell them that it is in vain."""
         waiting, self._waiting = self._waiting, {}
-        self._woken += len(waiting)
         for told in waiting:
             if error is None and not told.done():
                 told.set_result(None)

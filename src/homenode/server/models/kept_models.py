@@ -23,6 +23,7 @@ from homenode.server.http.failures import ApiError
 from homenode.server.models.kept_model import KeptModel, ModelLease
 from homenode.server.models.lifecycle import (
     LOOK_S,
+    PATIENCE_S,
     Decided,
     Load,
     ModelsMemory,
@@ -212,7 +213,10 @@ class KeptModels:
                 return lease
             await self._make_ready(kept)
             try:
-                await kept.wait(self._wait_s - (time.monotonic() - begin), self._look)
+                given = await kept.wait(self._wait_s - (time.monotonic() - begin), self._look)
+                if given is not None:
+                    given.waited_s = time.monotonic() - begin
+                    return given
             except TimeoutError:
                 text = (
                     f"the model `{kept.name}` could not be loaded within {self._wait_s:g} s (--model-wait-timeout); "
@@ -412,7 +416,7 @@ class KeptModels:
                     self._refuse(kept, decision, by_key)
         for key in freed:
             if key in by_key and self._usable(by_key[key]):
-                by_key[key].wake()
+                by_key[key].admit()
         behind = any(kept.served is not None and kept.served.active and not kept.leases for kept in self._all)
         again = min((at for at in (made.look_again, time.monotonic() + LOOK_S if behind else None) if at), default=None)
         if again is not None:
@@ -421,7 +425,7 @@ class KeptModels:
 
     def _decided(self) -> Decided:
         situations = [kept.situation(held=kept.key in self._held) for kept in self._all]
-        return decide(situations, self._memory, time.monotonic())
+        return decide(situations, self._memory, time.monotonic(), PATIENCE_S)
 
     def _begin(self, kept: KeptModel, work: Callable[[], object] | object) -> None:
         kept.work = asyncio.ensure_future(work)  # type: ignore[call-overload]  # a coroutine
@@ -478,7 +482,7 @@ class KeptModels:
         parts.client.on_engine_lost = lambda reason: self._lost(kept, served, reason)
         _LOG.info("loaded %s in %.1f s", kept.name, kept.load_seconds)
         self._take_place(kept)
-        kept.wake()
+        kept.admit()
         self._look()
 
     def _take_place(self, kept: KeptModel) -> None:
