@@ -34,6 +34,7 @@ CASES: dict[str, dict[str, str]] = {
     "serve": {
         "--show-config": "serve --show-config --check-config",
         "--models": "serve builtin --check-config --models x",
+        "--batch-file-size": "serve --check-config --batch-file-size 1MiB",
         "--models-memory": "serve --check-config --models-memory 1GiB",
         "--model-wait-timeout": "serve --check-config --model-wait-timeout 5s",
         "--check-config": "serve --show-config --check-config",
@@ -166,7 +167,10 @@ ALWAYS: dict[str, str] = {
     "--pd-secret --pd-allowed-peers "
     "--kv-transfer-config "
     "--local-cpu --disable-log-stats --tokenizer --chat-template --chat-template-timeout --links "
-    "--special-tokens-in-content --limit-images --media-path --media-domains --encoder-cache-size --help-all",
+    "--special-tokens-in-content --limit-images --media-path --media-domains --encoder-cache-size --help-all "
+    "--batch-dir --speculative --speculative-config",
+    # The settings are those of `serve`.
+    "run-batch": "--input-file --output-file",
     # Those about prefill servers are told where there are none, see the last test.
     "proxy": f"{_HTTP} --show-config --prefill --decode --upstream-api-key --min-handover-tokens --prefill-tries "
     "--decode-tries --connect-timeout --prefill-timeout --first-byte-timeout --answer-timeout --idle-timeout "
@@ -181,12 +185,16 @@ ALWAYS: dict[str, str] = {
     "--chat-template --chat-template-timeout --links",
     "render": "--messages --tools --template --chat-template-kwargs --json",
     "parse": "--text --tools --template --format --reasoning-parser --chat-template-kwargs",
+    "cache list": "--json",
+    "cache verify": "--json --kv-disk-key --remove",
+    "cache prune": "--json --older-than --size",
+    "cache remove": "--json --all",
     "host": "--from",
     "host show": "--json",
     "plan": "--json",
     "simulate": f"--quantize --dtype --max-model-len --kv-cache-dtype {_SCHEDULER} {_PARALLEL} --from --hosts --model "
     "--workload --step-overhead --bench-model "
-    "--threads --numa --threads-per-core --numa-measured --json",
+    "--threads --numa --threads-per-core --numa-measured --json --speculative --acceptance --disk",
     "run": "--strict --dry-run",
     "bind": "--pid --json --yes",
     "verify": "--pid --started-bound --watch --json",
@@ -207,6 +215,8 @@ ALWAYS: dict[str, str] = {
     "bench nodes": "--isa --out --json",
     "bench ranks": "--ranks --threads --rows --columns --rounds --spin-us --json",
     "bench serve": "--clients --requests --prompt-tokens --gen-tokens --vocab-size --model --seed --html --json",
+    "bench speculate": "--work --acceptance --tokens --turns --at-once --threads --isa --kv-cache-memory "
+    "--max-model-len --speculative --speculative-model --num-speculative-tokens --speculative-config --json",
     "bench start": "--runs --flags --json",
     "bench step": "--sequences --steps --step-ms --vocab-size --temperature --threads --isa --json",
     "bench transfer": "--page-sizes --channel --rounds --json",
@@ -238,6 +248,8 @@ FLAGS = {
 def test_every_flag_is_in_the_table_and_none_that_is_not_there(name: str) -> None:
     listed = set(ALWAYS.get(name, "").split()) | set(CASES.get(name, {}))
     elsewhere = _OF_ENGINES if name in ("serve", "simulate", "generate", "chat") else set()
+    if name == "run-batch":
+        elsewhere = FLAGS["serve"]
     if "--ignore-openmp-mask" in FLAGS[name]:
         elsewhere = _PLAN_FLAGS
     assert FLAGS[name] - listed - elsewhere - _LOG_FLAGS == set(), "say in this table when they are looked at"

@@ -23,6 +23,8 @@ Side = tuple[dict[str, Any], tuple[str, ...]]
 CASES: dict[str, tuple[Any, list[Side], list[Side]]] = {
     "revision": ("main", [({}, CPU)], [({"model": "someone/some-model"}, CPU)]),
     "pooling": ("mean", [({"runner": "generate"}, CPU)], [({}, CPU), ({"runner": "pooling"}, CPU)]),
+    "num_speculative_tokens": (3, [({"speculative": "off"}, CPU)], [({}, CPU)]),
+    "speculative_model": ("builtin", [({"speculative": "off"}, CPU)], [({}, CPU), ({"speculative": "draft"}, CPU)]),
     "isa": ("scalar", [({"backend": "torch"}, CPU), ({}, GPU)], [({}, CPU), ({}, (*CPU, *GPU))]),
     "spin_us": (7, [({"backend": "reference"}, CPU), ({}, GPU)], [({}, CPU), ({}, TORCH)]),
     "attention_backend": ("sdpa", [({}, CPU)], [({}, GPU), ({"backend": "torch"}, CPU)]),

@@ -15,7 +15,7 @@ import msgspec
 
 from homenode.cli.flags.equivalents import EquivalentsCommand
 from homenode.cli.flags.logs import with_command_log
-from homenode.cli.flags.settings import build, with_settings
+from homenode.cli.flags.settings import build, given_settings, with_settings
 from homenode.cli.output.loading_progress import loading_progress
 from homenode.cli.output.report import plain_errors, print_note
 from homenode.engine.config import EngineConfig
@@ -37,7 +37,8 @@ _TOLD_EVERY_S = 10.0
 @click.option("--output-file", "-o", required=True, metavar="FILE", help="Where the results go, in the same order.")
 @with_settings(ServedModelConfig, EngineConfig, TextConfig)
 @with_command_log
-def run_batch(model: str | None, input_file: str, output_file: str, **values: Any) -> None:
+@click.pass_context
+def run_batch(ctx: click.Context, /, model: str | None, input_file: str, output_file: str, **values: Any) -> None:
     """Answer the requests of a file with MODEL.
 
     A line is an object with custom_id, url (such as /v1/chat/completions) and body; a result has the custom_id and the
@@ -47,9 +48,9 @@ def run_batch(model: str | None, input_file: str, output_file: str, **values: An
         engine: EngineConfig = build(EngineConfig, values)
         served, text = build(ServedModelConfig, values), build(TextConfig, values)
         named = dataclasses.replace(engine.model, model=model, vocabulary=text.tokenizer)
-        # Nobody waits for single answers, so steps are as long as they are best.
-        scheduler = dataclasses.replace(engine.scheduler, step_time=0)
-        engine = dataclasses.replace(engine, model=named, scheduler=scheduler)
+        engine = dataclasses.replace(engine, model=named)
+        if "step_time" not in given_settings(ctx):  # nobody waits for single answers: steps are as long as is best
+            engine = dataclasses.replace(engine, scheduler=dataclasses.replace(engine.scheduler, step_time=0))
         server = ServerConfig(**{f.name: getattr(served, f.name) for f in dataclasses.fields(ServedModelConfig)})
         files = _BatchFiles(Path(input_file), Path(output_file))
         sys.exit(asyncio.run(_run(files, server, engine, text)))
@@ -128,7 +129,9 @@ async def _run(files: _BatchFiles, server: ServerConfig, engine: EngineConfig, t
             with loading_progress(print_note) as update:
                 loading = asyncio.ensure_future(client.start(update))
                 tokenizer = await asyncio.to_thread(text.load, Path(str(engine.model.path)))
-                await loading
+                ready: Any = await loading
+            for note in ready.details.get("notes", ()):
+                print_note(note)
             await _compute(ServerState([ModelParts(client, tokenizer, server)], server), files)
         finally:
             await client.close()
