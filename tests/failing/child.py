@@ -72,7 +72,7 @@ class FailingCalls:
 
 def load(model: str, packed_cache: str = "off") -> Any:
     """Load the model and generate a few tokens. What it comes to: the tokens, and what the tokenizer is like."""
-    with LLM(model, threads=2, kv_cache_memory="1MiB", packed_cache=packed_cache) as llm:
+    with LLM(model, threads=2, kv_cache_memory="1MiB", packed_cache=packed_cache, speculative="off") as llm:
         (completion,) = llm.generate([PROMPTS[0]], GREEDY)
         return completion.token_ids, llm.tokenizer.info(), llm.tokenizer.encode("t7 t9")
 
@@ -180,7 +180,7 @@ def main() -> None:
     folder = path if path.is_dir() else path.parent
     failing = FailingCalls(kind, folder, SMALLEST.get((name, kind), 0))
     if name == "request":
-        with LLM(model, threads=2, kv_cache_memory="1MiB", max_num_seqs=1) as llm:
+        with LLM(model, threads=2, kv_cache_memory="1MiB", max_num_seqs=1, speculative="off") as llm:
             wanted = request(llm, [])
             attempts(failing, lambda: request(llm, wanted), folder, int(most), some_for_good=False)
     elif name == "load":

@@ -134,6 +134,7 @@ EMPTY = ["", " ", "\t"]
 VALUES = {  # of settings that hold several: what the flag takes, and what it means
     "api_key": ("k1, k2", ("k1", "k2")),
     "allowed_origins": ("https://a.b, http://c:1", ("https://a.b", "http://c:1")),
+    "media_domains": ("a.b, c.d", ("a.b", "c.d")),
     "served_model_name": ("a, b", ("a", "b")),
     "prefill": ("http://a:1,http://b:2", ("http://a:1", "http://b:2")),
     "decode": ("http://a:1 , http://b:2", ("http://a:1", "http://b:2")),

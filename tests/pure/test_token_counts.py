@@ -72,12 +72,13 @@ def test_thousands_are_those_of_models_names(number: int) -> None:
 
 # All options whose help speaks of tokens that are counted.
 OPTIONS = {
-    "serve": "--max-model-len --max-num-batched-tokens --max-num-queued-tokens --block-size",
+    "serve": "--max-model-len --max-num-batched-tokens --max-num-queued-tokens --block-size --num-speculative-tokens",
     "proxy": "--min-handover-tokens",
     "generate": "--max-tokens --max-model-len",
     "chat": "--max-tokens --max-model-len",
     "plan": "--context",
-    "simulate": "--max-model-len --max-num-batched-tokens --max-num-queued-tokens --block-size",
+    "simulate": "--max-model-len --max-num-batched-tokens --max-num-queued-tokens --block-size "
+    "--num-speculative-tokens",
     "models fit": "--max-model-len",
     "models fetch": "--max-model-len",
     "bench model": "--prompt-tokens --gen-tokens --context",

@@ -279,7 +279,7 @@ def test_one_whose_engine_dies_is_started_again_and_leaves_the_others_alone() ->
         lost = service.host.clients["one"]
         lost.die()
         assert (await service.text("two")).status_code == 200
-        assert (await service.text("one")).status_code == 503
+        assert (await service.text("one")).status_code in (200, 503)  # as soon as it is there again
         await service.becomes("one", "loaded")
         assert (await service.text("one")).status_code == 200 and service.host.clients["one"] is not lost
         assert await service.metric("homenode:model_load_failures_total", "one") == 1

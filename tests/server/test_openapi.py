@@ -56,10 +56,11 @@ def test_schemathesis_finds_nothing(start: Start) -> None:
     client.ready = msgspec.structs.replace(client.ready, max_model_len=131072)  # no text that is generated is too long
     server = start(client, MiddleTokenizer(), api_key=("secret",))
     key = {"Authorization": "Bearer secret"}
-    result = fuzz(server.url, "--header", "Authorization: Bearer secret")
+    # Whether the text of a host can be read is nothing that a schema says.
+    result = fuzz(server.url, "--header", "Authorization: Bearer secret", "--exclude-path", "/plan")
     assert result.returncode == 0, result.stdout[-8000:] + result.stderr[-2000:]
     paths = server.http.get("/openapi.json", headers=key).json()["paths"]
-    operations = sum(len(methods) for methods in paths.values()) - 1  # the document is read, and not tested
+    operations = sum(len(methods) for methods in paths.values()) - 2  # the document is read, and not tested; /plan
     assert f"Tested: {operations}" in result.stdout, result.stdout[-1500:]
 
 

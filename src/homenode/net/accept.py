@@ -9,6 +9,9 @@ import threading
 import time
 from collections.abc import Callable
 
+from homenode.errors import HostError
+from homenode.host.refusals import start_thread
+
 _log = logging.getLogger(__name__)
 _ENDED = (errno.EBADF, errno.EINVAL)  # what a socket says that was closed, or shut down, while somebody waited at it
 GREETING_S = 10.0  # for a greeting of workers, TLS included
@@ -40,7 +43,14 @@ class CallServer:
             if not self._greetings.acquire(timeout=GREETING_S):
                 sock.close()
                 continue
-            threading.Thread(target=self._serve_one, args=(sock,), name="homenode-greeting", daemon=True).start()
+            thread = threading.Thread(target=self._serve_one, args=(sock,), name="homenode-greeting", daemon=True)
+            try:
+                start_thread(thread)
+            except HostError as error:
+                self._greetings.release()
+                sock.close()
+                _log.warning("a connection was closed: %s", error.message)
+                time.sleep(_AGAIN_S)
 
     def _serve_one(self, sock: socket.socket) -> None:
         greeted = _Once(self._greetings.release)

@@ -20,7 +20,7 @@ import termios
 import threading
 import time
 
-from homenode.errors import HomenodeError, PeerError
+from homenode.errors import HomenodeError, HostError, PeerError
 from homenode.host.refusals import start_thread
 from homenode.host.socket_pair import open_socket_pair
 from homenode.net import streams
@@ -105,11 +105,15 @@ class _Carriage:
         self.failure: TlsError | None = None
         self.greeted = self.ended = False
         self.settled = threading.Event()  # it is greeted, or has failed
-        self._inner, self._outer = open_socket_pair()
+        try:
+            self._inner, self._outer = open_socket_pair()
+        except OSError as error:
+            raise HostError(f"no connection over TLS can be made: {error.strerror}", errno=error.errno) from error
         for end in (self._inner, self._outer):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _PAIR_BUFFER)
         self._inner.setblocking(False)
         self._buffer_out = memoryview(bytearray(_CHUNK))
+        self._taking = False  # what was taken is not in `_wire` yet
         self._wire = memoryview(b"")  # encrypted, to be sent
         self._buffer_in = memoryview(bytearray(_CHUNK))
         self._plain = memoryview(b"")  # decrypted, to be given to the owner
@@ -138,7 +142,7 @@ class _Carriage:
             waiting = struct.unpack("i", fcntl.ioctl(self._inner, termios.FIONREAD, b"\0" * 4))[0]
         except (OSError, ValueError):
             return True
-        return not waiting and not self._wire
+        return not waiting and not self._taking and not self._wire  # in the order in which bytes go
 
     def _run(self) -> None:
         try:
@@ -240,6 +244,13 @@ class _Carriage:
 
     def _take(self) -> bool:
         """Take what the owner says; whether there was something."""
+        self._taking = True
+        try:
+            return self._take_some()
+        finally:
+            self._taking = False
+
+    def _take_some(self) -> bool:
         if self._wire or self._closing or self._inner.fileno() not in self._readable:
             return False
         try:

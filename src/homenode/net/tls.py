@@ -126,7 +126,9 @@ class TlsEnd:
         """Read the greeting, byte for byte no more than it has."""
         size = len(HELLO) + _LENGTH
         while len(self._heard) < size:
-            self._heard += self._tls.read(size - len(self._heard))
+            if not (came := self._tls.read(size - len(self._heard))):
+                raise TlsError("lost", f"{self._peer} has ended the connection in its greeting")
+            self._heard += came
             if len(self._heard) == len(HELLO) + _LENGTH and size == len(self._heard):
                 size += min(int.from_bytes(self._heard[-_LENGTH:], "little"), _MOST_SAID)
         kind, said = bytes(self._heard[: len(HELLO)]), bytes(self._heard[len(HELLO) + _LENGTH :])

@@ -24,7 +24,7 @@ from homenode.engine.connection.engine_client import AsyncEngineClient
 from homenode.engine.cpu_claims import CpuClaim, open_claims
 from homenode.engine.plan.model_assignments import assign_model
 from homenode.engine.router.client import ReplicasClient
-from homenode.errors import HomenodeError
+from homenode.errors import HomenodeError, PeerError
 from homenode.host.discovery.read import read_host
 from homenode.host.topology.host import Host
 from homenode.host.topology.source import LiveSource
@@ -165,6 +165,8 @@ async def _start(planned: PlannedModel, client: Client, progress: Callable[[int,
             await asyncio.sleep(0)  # the child is started first: it has the longer way to go
             tokenizer, texts = await asyncio.to_thread(_read_vocabulary, planned, path)
             ready = await loading
+            if isinstance(client, AsyncEngineClient) and client.lost is not None:  # nobody was listening yet
+                raise PeerError(f"the engine was lost while the vocabulary was read: {client.lost}")
         except BaseException:
             loading.cancel()
             await asyncio.gather(loading, return_exceptions=True)

@@ -277,7 +277,13 @@ class BlockStore:
 
     def _list(self, usage: FolderUsage) -> None:
         """Bring the index up to what lies there, which `usage` is of."""
-        for model in {*self._folder.models(), self._model}:
+        there_now = {*self._folder.models(), self._model}
+        for gone in self._models.keys() - there_now:
+            del self._models[gone]
+            self._folder.forget_model(gone)
+        for model in there_now:
+            if model != self._model and not self._folder.holds(model):
+                self._folder.forget_model(model)  # another folder has its name by now
             blocks = self._models.setdefault(model, ModelBlocks())
             try:
                 there, others = self._folder.list_blocks(model)
@@ -377,7 +383,7 @@ class BlockStore:
 def _note(text: bytes) -> ModelNote | None:
     try:
         return msgspec.json.decode(text, type=ModelNote) if text else None
-    except msgspec.DecodeError:
+    except (ValueError, RecursionError):  # msgspec.DecodeError and UnicodeDecodeError are the first
         return None
 
 

@@ -12,6 +12,7 @@ from homenode.engine.kv.block_source import BlockOffer
 from homenode.engine.kv_disk.store_thread import BlocksIn, BlocksOut, StoreThread
 
 _MOST_SESSIONS = 10_000  # whose blocks are known, the last ones used
+_MOST_NAMES = 1_000_000  # of blocks of all of them
 
 
 @dataclass
@@ -27,6 +28,7 @@ class DiskSource:
         """`session_s`: seconds after its last request for which the blocks of a session stay."""
         self._thread, self._size, self._session_s = thread, block_tokens, session_s
         self._sessions: OrderedDict[str, list[str]] = OrderedDict()
+        self._num_names = 0
         self._coming: dict[str, _Coming] = {}
         self._offered: tuple[str, list[str]] = ("", [])  # `store` follows at once, or never
         self._going: dict[str, BlocksOut] = {}
@@ -106,15 +108,17 @@ class DiskSource:
     def pin(self, session: str, identities: Sequence[bytes]) -> None:
         """Have blocks of a session given up last, until it is released or was not asked for some time."""
         names = [each.hex() for each in identities]
+        self._num_names += len(names) - len(self._sessions.get(session, ()))
         self._sessions[session] = names
         self._sessions.move_to_end(session)
-        while len(self._sessions) > _MOST_SESSIONS:
-            self._sessions.popitem(last=False)
+        while len(self._sessions) > 1 and (len(self._sessions) > _MOST_SESSIONS or self._num_names > _MOST_NAMES):
+            self._num_names -= len(self._sessions.popitem(last=False)[1])
         self._thread.use(names, self._session_s)
 
     def release_session(self, session: str) -> None:
         """Let the blocks of a session be given up like all others."""
         if (names := self._sessions.pop(session, None)) is not None:
+            self._num_names -= len(names)
             self._thread.use(names, 0.0)
 
     def abandon(self, key: str, reason: str) -> None:

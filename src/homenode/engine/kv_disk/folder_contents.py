@@ -178,7 +178,7 @@ class FolderContents:
 def _note(text: bytes) -> ModelNote | None:
     try:
         return msgspec.json.decode(text, type=ModelNote) if text else None
-    except (msgspec.DecodeError, ValueError):
+    except (ValueError, RecursionError):
         return None
 
 

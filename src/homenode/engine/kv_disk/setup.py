@@ -123,6 +123,5 @@ class KvDiskLink:
 
     def close(self, seconds: float) -> None:
         """Write what is left, as far as it goes in so many seconds, and give everything back."""
-        self._thread.close(seconds)
-        if self._folder is not None:
+        if self._thread.close(seconds) and self._folder is not None:  # else its descriptors are in use
             self._folder.close()

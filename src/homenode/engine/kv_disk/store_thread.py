@@ -199,13 +199,14 @@ class StoreThread:
             parked_hit_tokens=self._parked_hit_tokens,
         )
 
-    def close(self, seconds: float) -> None:
-        """Write what is left, as far as it goes in so many seconds, and end."""
+    def close(self, seconds: float) -> bool:
+        """Write what is left, as far as it goes in so many seconds, and end. Returns whether it has ended."""
         with self._changed:
             self._closing, self._closed_by = True, time.monotonic() + seconds
             self._changed.notify()
         if self._thread.is_alive():
             self._thread.join(seconds + 5.0)
+        return not self._thread.is_alive()
 
     # The thread
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from homenode.engine.config import EngineConfig
 from homenode.errors import UserError
 from homenode.model.checkpoint.index import OpenedCheckpoint
 from homenode.model.checkpoint.vocabulary_file import vocabulary_file
-from homenode.model.tokenizer.loader import begin_trial, load_untried
-from homenode.model.tokenizer.tokenizer import Tokenizer
 from homenode.units import format_count
+
+if TYPE_CHECKING:
+    from homenode.model.tokenizer.tokenizer import Tokenizer
 
 
 def vocabulary_problem(checkpoint: OpenedCheckpoint, config: EngineConfig) -> UserError | None:
@@ -45,6 +47,8 @@ def _read(path: Path) -> Tokenizer | None:
     """The tokenizer of a model; None where it has no file of one."""
     if not vocabulary_file(path).is_file():
         return None
+    from homenode.model.tokenizer.loader import begin_trial, load_untried  # engines without a draft model read no text
+
     if (trial := begin_trial(path)) is not None:
         trial.wait()
     return load_untried(path)

@@ -7,12 +7,15 @@ them, and drawn all the same. The last one is left out, since what follows may b
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from msgspec import structs
 
 from homenode.engine.step import Advance, StepItem
-from homenode.engine.worker.grammar_masks import GrammarMasks
 from homenode.engine.worker.sequences import SequenceTable
+
+if TYPE_CHECKING:
+    from homenode.engine.worker.grammar_masks import GrammarMasks
 
 
 def add_forced_drafts(

@@ -13,13 +13,12 @@ from starlette.responses import Response
 from homenode.errors import UserError
 from homenode.server.apis.openai.models import ModelList, models
 from homenode.server.core.api import POST_FAILURES, Api, Operation
-from homenode.server.core.kept import kept_models, status_of
+from homenode.server.core.kept import check_admin, kept_models, status_of
 from homenode.server.core.state import ServerState
 from homenode.server.http.decoding import FieldHints, decode_as
 from homenode.server.http.endpoint import json_response
 from homenode.server.http.exchange import read_json
 from homenode.server.http.failures import ApiError
-from homenode.server.keys.caller import caller
 
 
 class ModelNamed(Struct, kw_only=True):
@@ -51,7 +50,7 @@ _decode = decode_as(ModelNamed, HINTS)
 
 async def load(state: ServerState, request: Request) -> Response:
     """Begin to load a model; /v1/models tells when it is loaded."""
-    _check_admin()
+    check_admin()
     body = await read_json(state, request, _decode)
     kept = await kept_models(state).load(body.model)
     return json_response(ModelChanged(model=kept.name, status=status_of(kept)))
@@ -59,7 +58,7 @@ async def load(state: ServerState, request: Request) -> Response:
 
 async def unload(state: ServerState, request: Request) -> Response:
     """Unload a model, when it has no requests any more."""
-    _check_admin()
+    check_admin()
     body = await read_json(state, request, _decode)
     kept = kept_models(state).unload(body.model)
     return json_response(ModelChanged(model=kept.name, status=status_of(kept)))
@@ -67,19 +66,12 @@ async def unload(state: ServerState, request: Request) -> Response:
 
 async def reload(state: ServerState, request: Request) -> Response:
     """Read the settings of all models again. What is wrong in them changes nothing, and is told."""
-    _check_admin()
+    check_admin()
     try:
         told = await kept_models(state).reload()
     except UserError as error:
         raise ApiError(400, error.message, param=error.param, code="invalid_models") from None
     return json_response(ModelsReloaded(added=told.added, changed=told.changed, removed=told.gone))
-
-
-def _check_admin() -> None:
-    """Raises ApiError 403 where the key of the request may not change which models are loaded."""
-    if not caller().is_admin:
-        text = f"the key `{caller().name}` may not load or unload models; give it `admin = true` in --api-key-file"
-        raise ApiError(403, text, code="not_admin")
 
 
 _FAILURES = (*POST_FAILURES[:2], 403, *POST_FAILURES[2:])

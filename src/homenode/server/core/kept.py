@@ -6,6 +6,8 @@ from typing import Any
 
 from homenode.cpuset import format_cpu_list
 from homenode.server.core.state import ServerState
+from homenode.server.http.failures import ApiError
+from homenode.server.keys.caller import caller
 from homenode.server.models.kept_model import KeptModel
 from homenode.server.models.kept_models import KeptModels
 
@@ -16,6 +18,13 @@ def kept_models(state: ServerState) -> KeptModels:
     """
     assert isinstance(state.models, KeptModels)
     return state.models
+
+
+def check_admin() -> None:
+    """Raises ApiError 403 where the key of the request may not change which models are loaded."""
+    if not caller().is_admin:
+        text = f"the key `{caller().name}` may not load or unload models; give it `admin = true` in --api-key-file"
+        raise ApiError(403, text, code="not_admin")
 
 
 def status_of(kept: KeptModel) -> dict[str, Any]:

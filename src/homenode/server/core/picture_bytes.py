@@ -9,10 +9,13 @@ import base64
 import binascii
 import http.client
 import os
+import socket
 import stat
+import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import unquote, urljoin, urlsplit
 
@@ -28,12 +31,13 @@ _MOST_REDIRECTS = 3
 _CHUNK = 64 * 1024
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _USER_AGENT = "homenode"
+_FETCHING = ThreadPoolExecutor(16, "homenode-fetch")  # a host that is slow holds up nothing but other pictures
 
 
 async def picture_bytes(source: PictureSource, config: ServedModelConfig) -> bytes:
     """The bytes of a picture's file. Raises ApiError 400, which names the part of the request."""
     if source.data:
-        return _decoded(source, source.data)
+        return await asyncio.to_thread(_decoded, source, source.data)
     url = source.url.strip()
     kind = url.partition(":")[0].lower() if ":" in url[:16] else ""
     if kind == "data":
@@ -41,7 +45,8 @@ async def picture_bytes(source: PictureSource, config: ServedModelConfig) -> byt
     if kind == "file":
         return await asyncio.to_thread(_of_file, source, url, config.media_path)
     if kind in ("http", "https"):
-        return await asyncio.to_thread(_fetched, source, url, config.media_domains)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(_FETCHING, _fetched, source, url, config.media_domains)
     raise bad_picture(source, "is no data:, https:, http: or file: URL")
 
 
@@ -78,7 +83,8 @@ def _of_file(source: PictureSource, url: str, folder: str | None) -> bytes:
     with closing_descriptor(descriptor):
         real = str(Path(f"/proc/self/fd/{descriptor}").readlink())
         root = os.path.realpath(folder)
-        if os.path.commonpath([root, real]) != root or not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)  # what is none has no path: a pipe is called `pipe:[1]`
+        if not is_file or not real.startswith("/") or os.path.commonpath([root, real]) != root:
             raise bad_picture(source, "is no file that this server reads (--media-path)")
         with os.fdopen(descriptor, "rb", closefd=False) as file:
             data = file.read(MOST_BYTES + 1)
@@ -117,8 +123,13 @@ def _asked(source: PictureSource, url: str, hosts: Sequence[str], until: float) 
         raise bad_picture(source, "is of a host that this server does not ask (--media-domains)")
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     connection = kind(host, port, timeout=_CONNECT_S)
+    ender: threading.Timer | None = None
     try:
         path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        connection.connect()
+        ender = threading.Timer(max(0.0, until - time.monotonic()), _cut, (connection.sock,))  # also a head that drips
+        ender.daemon = True
+        ender.start()
         connection.request("GET", path, headers={"User-Agent": _USER_AGENT, "Accept": "image/*"})
         answer = connection.getresponse()
         if answer.status in _REDIRECTS and (where := answer.getheader("Location")):
@@ -129,7 +140,14 @@ def _asked(source: PictureSource, url: str, hosts: Sequence[str], until: float) 
     except (OSError, http.client.HTTPException, ValueError) as error:
         raise bad_picture(source, f"could not be fetched: {type(error).__name__}") from None
     finally:
+        if ender is not None:
+            ender.cancel()
         connection.close()
+
+
+def _cut(sock: socket.socket) -> None:
+    with suppress(OSError):
+        socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
 
 def _body(source: PictureSource, answer: http.client.HTTPResponse, until: float) -> bytes:
@@ -140,6 +158,8 @@ def _body(source: PictureSource, answer: http.client.HTTPResponse, until: float)
             raise bad_picture(source, f"is larger than the {format_bytes(MOST_BYTES)} that are taken")
         if time.monotonic() > until:
             raise bad_picture(source, f"could not be fetched within {_FETCH_S:.0f} s")
+    if time.monotonic() > until:  # it was cut
+        raise bad_picture(source, f"could not be fetched within {_FETCH_S:.0f} s")
     return bytes(data)
 
 

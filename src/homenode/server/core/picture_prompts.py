@@ -73,13 +73,14 @@ def _places(
 
 
 async def _encoded(model: ServedModel, work: PictureWork, source: PictureSource, alone: bool) -> EncodedPicture:
-    data = await picture_bytes(source, model.config)
-    try:
-        return await work.encode(data, alone=alone)
-    except PictureError as error:
-        raise bad_picture(source, f"cannot be read: {error}") from None
-    except HomenodeError as error:
-        raise _fault(error, source) from None
+    async with work.files:
+        data = await picture_bytes(source, model.config)
+        try:
+            return await work.encode(data, alone=alone)
+        except PictureError as error:
+            raise bad_picture(source, f"cannot be read: {error}") from None
+        except HomenodeError as error:
+            raise _fault(error, source) from None
 
 
 def _fault(error: HomenodeError, source: PictureSource) -> ApiError:

@@ -341,6 +341,9 @@ class KeptModels:
             self._kept[model.name] = kept
         for kept in before.values():
             told.gone.append(kept.name)
+            if (earlier := kept.replaces) is not None:  # which had gone on until this one would be loaded
+                kept.replaces = None
+                self._let_go(earlier)
             self._let_go(kept)
         self._name_all()
         _LOG.info("%s", _told(told))
@@ -360,7 +363,7 @@ class KeptModels:
         self._versions += 1
         earlier = kept
         if kept.replaces is not None and kept.state is not ModelState.LOADED:
-            earlier = kept.replaces  # the version between was never in use
+            earlier, kept.replaces = kept.replaces, None  # the version between was never in use, nor takes its place
             self._let_go(kept)
         new = KeptModel(model, f"{model.name} (version {self._versions})")
         new.loads, new.unloads, new.failures = kept.loads, kept.unloads, kept.failures

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _DECODERS = 2  # threads that wait for processes which decode
+_FILES = 16  # of pictures that are in memory together
 _OF_AN_ENTRY = 1024  # bytes of a picture that is kept, besides its rows
 
 
@@ -43,6 +44,8 @@ class PictureWork:
         self._kept: OrderedDict[bytes, EncodedPicture] = OrderedDict()
         self._size = 0
         self._running: dict[bytes, asyncio.Task[EncodedPicture]] = {}
+        self._waiting: dict[asyncio.Task[EncodedPicture], int] = {}  # requests that wait for each
+        self.files = asyncio.Semaphore(_FILES)  # around the reading of a file and its encoding
         self._decoding = ThreadPoolExecutor(_DECODERS, "homenode-pictures")
         self._encoding = ThreadPoolExecutor(1, "homenode-encoder")
         self.hits = self.misses = 0
@@ -60,7 +63,22 @@ class PictureWork:
             self.misses += 1
             running = self._running[key] = asyncio.ensure_future(self._encode(data, alone))
             running.add_done_callback(lambda done: self._done(key, done))
-        return await asyncio.shield(running)
+        self._waiting[running] = self._waiting.get(running, 0) + 1
+        try:
+            return await asyncio.shield(running)
+        finally:
+            self._leave(key, running)
+
+    def _leave(self, key: bytes, running: asyncio.Task[EncodedPicture]) -> None:
+        """One waits no more. What nobody waits for, and no thread has begun, is not begun."""
+        self._waiting[running] -= 1
+        if self._waiting[running]:
+            return
+        del self._waiting[running]
+        if not running.done():
+            if self._running.get(key) is running:
+                del self._running[key]
+            running.cancel()
 
     async def close(self) -> None:
         """End the processes."""
@@ -72,8 +90,9 @@ class PictureWork:
         return EncodedPicture(picture.layout, await _run(self._encoding, lambda: self._encoder.encode(picture)))
 
     def _done(self, key: bytes, task: asyncio.Task[EncodedPicture]) -> None:
-        del self._running[key]
-        if task.cancelled() or task.exception() is not None:
+        if self._running.get(key) is task:
+            del self._running[key]
+        if task.cancelled() or task.exception() is not None or key in self._kept:
             return
         self._kept[key] = task.result()
         self._size += _size_of(task.result())

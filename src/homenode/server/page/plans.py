@@ -10,12 +10,12 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
+from homenode.host.plan.strategy import Strategy
 from homenode.server.core.api import POST_FAILURES, Operation
 from homenode.server.core.state import ServerState
 from homenode.server.http.decoding import FieldHints, decode_as
 from homenode.server.http.endpoint import json_response
 from homenode.server.http.exchange import read_json
-from homenode.server.http.failures import ApiError
 
 
 class PlanRequest(Struct, forbid_unknown_fields=True):
@@ -23,7 +23,7 @@ class PlanRequest(Struct, forbid_unknown_fields=True):
     host in one line such as 2s/4n/64c/smt2; left out: this machine.
     """
 
-    strategy: str
+    strategy: Strategy
     host: str | None = None
 
 
@@ -34,7 +34,7 @@ class PlannedHost(Struct):
     host: dict[str, Any]
 
 
-_decode = decode_as(PlanRequest, FieldHints({}, {}))
+_decode = decode_as(PlanRequest, FieldHints({"strategy": f"there are {', '.join(Strategy)}"}, {}))
 
 
 async def plan(state: ServerState, request: Request) -> Response:
@@ -44,15 +44,10 @@ async def plan(state: ServerState, request: Request) -> Response:
 
 
 def _planned(asked: PlanRequest) -> PlannedHost:
-    from homenode.host.plan.select import STRATEGIES  # no start waits for what plans are made with
-    from homenode.host.topology.machine_map import machine_map
+    from homenode.host.topology.machine_map import machine_map  # no start waits for what plans are made with
     from homenode.server.page.planning import plan_text
 
-    if asked.strategy not in STRATEGIES:
-        names = ", ".join(STRATEGIES)
-        text = f"`strategy` is `{asked.strategy[:80]}`; there are {names}"
-        raise ApiError(400, text, param="strategy", code="invalid_value")
-    host, made = plan_text(asked.host, asked.strategy)
+    host, made = plan_text(asked.host, asked.strategy.value)
     return PlannedHost(made.to_dict(), machine_map(host))
 
 

@@ -132,7 +132,7 @@ class ProxyOverviewWork:
             if answer.status != 200:
                 return None
             seen = _DECODER.decode(answer.body)
-        except (UpstreamError, UpstreamAnswerTooLong, TimeoutError, msgspec.DecodeError):
+        except (UpstreamError, UpstreamAnswerTooLong, TimeoutError, ValueError):  # msgspec.DecodeError is one
             return None
         self._machines[url] = seen.machine.fingerprint
         return _summed(seen.models)

@@ -184,15 +184,14 @@ class PeerAcceptor:
 
     def _protect(self, connection: Connection, caller: Caller) -> None:
         """Only those that were let in get a handshake: it costs a thread."""
+        self._poller.unwatch(connection.fd)  # where protecting fails, the socket is closed
         try:
             sock = self._carrier.protect(connection.sock, connects=bool(connection.address))
         except HomenodeError:
             if not connection.address:
                 self._admission.leave(caller.address, greeted=False)
             raise
-        if sock is not connection.sock:
-            self._poller.unwatch(connection.fd)
-            connection.adopt(sock)
+        connection.adopt(sock)
 
     def greet(self, connection: Connection, body: bytes) -> bool:
         """A frame before the greeting is over; whether it is. GreetingError when it has failed."""

@@ -12,6 +12,7 @@ from starlette.requests import Request
 
 from homenode.server.core.state import ServerState
 from homenode.server.http.ignored import note_ignored
+from homenode.server.keys.caller import caller
 from homenode.server.models.served_model import ServedModel
 
 _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -44,7 +45,9 @@ def keep_as_asked(state: ServerState, request: Request, model: ServedModel, valu
     seconds = keep_alive_seconds(value)
     if seconds is None:
         return
-    if state.models.changes:
+    if state.models.changes and caller().is_admin:
         state.models.keep(model, seconds)
+    elif state.models.changes:
+        note_ignored(request, "keep_alive", "keep_alive")  # this key may not say which models are loaded
     elif seconds == 0:
         note_ignored(request, "keep_alive", "keep_alive")  # the model is never unloaded

@@ -39,6 +39,8 @@ const FIRST = { "double-struck": [0x1d538, 0x1d552, 0x1d7d8], bold: [0x1d400, 0x
 const HOLES = { ℂ: "double-struckC", ℍ: "double-struckH", ℕ: "double-struckN", ℙ: "double-struckP", ℚ: "double-struckQ", ℝ: "double-struckR", ℤ: "double-struckZ", ℬ: "scriptB", ℰ: "scriptE", ℱ: "scriptF", ℋ: "scriptH", ℐ: "scriptI", ℒ: "scriptL", ℳ: "scriptM", ℛ: "scriptR", ℭ: "frakturC", ℌ: "frakturH", ℑ: "frakturI", ℜ: "frakturR", ℨ: "frakturZ" };
 const HOLE_OF = Object.fromEntries(Object.entries(HOLES).map(([letter, name]) => [name, letter]));
 const FENCES = { pmatrix: ["(", ")"], bmatrix: ["[", "]"], Bmatrix: ["{", "}"], vmatrix: ["|", "|"], Vmatrix: ["‖", "‖"], cases: ["{", ""] };
+// A name such as `constructor` is in none of them.
+for (const table of [LETTERS, OPERATORS, LARGE, ACCENTS, SPACES, STYLES, FENCES]) Object.setPrototypeOf(table, null);
 const DEEPEST = 40;
 const LONGEST = 8000;
 
