@@ -53,6 +53,7 @@ class Eyes:
 
     def __init__(self) -> None:
         self.seen: list[tuple[bytes, bool]] = []
+        self.files = asyncio.Semaphore(16)
         self.family = SimpleNamespace(
             placeholder=PLACE, marker_token=None, written=lambda layout, names, number: names(PLACE) * ROWS
         )

@@ -158,7 +158,9 @@ class Planner:
     def _plan_prompts(self, plan: StepPlan, begun: list[Sequence], in_flight_s: float) -> None:
         """Go on with prompts that were begun, and begin others, by their turns."""
         self._background = self._only_background(begun)
+        left_out: list[Sequence] = []
         if not self._background:
+            left_out = [sequence for sequence in begun if sequence.request.background]
             begun = [sequence for sequence in begun if not sequence.request.background]
         if self._step_s and self.num_awaited:
             alone_s = self.costs.seconds(plan.answers)
@@ -173,6 +175,11 @@ class Planner:
             if not limit:
                 return
             plan.bound = TimeBound(self.costs, plan.answers, limit, whole=not self._config.enable_chunked_prefill)
+        self._plan_by_turns(plan, begun)
+        if left_out and not plan.parts:  # who is awaited does not get on, perhaps for what these hold
+            self._plan_turns(plan, self._turns.sorted(left_out), None, closed=True)
+
+    def _plan_by_turns(self, plan: StepPlan, begun: list[Sequence]) -> None:
         begun = self._turns.sorted(begun)
         passed_over = self._turns.passed_over(begun, self.now, begins=self._slots_left > 0)
         closed = self._turns.closed_for(passed_over)

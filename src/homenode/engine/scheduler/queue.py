@@ -138,10 +138,12 @@ class WaitingQueue:
         return None
 
     def oldest(self, key: str | None = None, priority: int = 0) -> Sequence | None:
-        """Return who came first of this key and priority, still in the queue; without a key, of all."""
+        """Return who came first of this key and priority, still in the queue; without a key, of all, those that
+        somebody waits for before the others.
+        """
         if key is None:
             everybody = (line.oldest for lines in self._lines.values() for line in lines.values())
-            return min(everybody, key=lambda sequence: sequence.arrived, default=None)
+            return min(everybody, key=lambda each: (each.request.background, each.arrived), default=None)
         line = self._lines.get(key, {}).get(priority)
         return None if line is None else line.oldest
 
@@ -171,6 +173,7 @@ class WaitingQueue:
     def _of_several(self) -> tuple[Sequence, int, list[str]]:
         """Return who is next, how many rounds of turns that takes, and the keys that have a part in these."""
         heads = {key: _first_of(lines).shortest for key, lines in self._lines.items()}
+        heads = {key: head for key, head in heads.items() if not head.request.background} or heads
         costs = {key: self._shares.cost(key) for key in heads}
         least = min(costs.values())
         equals = [key for key, cost in costs.items() if cost <= least + EQUAL_S]

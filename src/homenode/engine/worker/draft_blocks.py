@@ -15,7 +15,7 @@ class DraftBlocks:
     """
 
     def __init__(self, count: int, spare: int, size: int) -> None:
-        self.size = size
+        self.size, self.count = size, count
         self._texts: list[int | None] = [None] * count
         self._spare = list(range(count, count + spare))
         self._free = self._spare.copy()

@@ -114,8 +114,10 @@ class ModelDrafter:
         self._followed: dict[int, _Followed] = {}
 
     def start(self, start: StartSequence) -> None:
-        """Follow a sequence that the table knows, unless rows stand in places of tokens."""
-        if min(start.token_ids) >= 0:
+        """Follow a sequence that the table knows, unless rows stand in places of tokens, or it has tokens that what
+        drafts has none of.
+        """
+        if min(start.token_ids) >= 0 and max(start.token_ids) < self._program.columns:
             self._followed[start.seq] = _Followed(start.seq, self._table.slot(start.seq), list(start.token_ids))
 
     def end(self, seq: int) -> None:
@@ -134,8 +136,11 @@ class ModelDrafter:
         for item in items:
             own = None if rows is None else rows[at : at + item.count]
             at += item.count
+            tokens = accepted.get(item.seq, [])
+            if not self._can_follow(item.seq, tokens):
+                self.end(item.seq)
             if (followed := self._followed.get(item.seq)) is not None:
-                past = self._take_in(followed, item, accepted.get(item.seq, []), own)
+                past = self._take_in(followed, item, tokens, own)
                 if (span := self._span(followed, item, min(past, followed.past + budget), past)) is not None:
                     budget -= len(span.ids)
                     spans.append(span)
@@ -145,6 +150,18 @@ class ModelDrafter:
         self._further_tokens(drafted, {item.seq: item.expected for item in items})
         self._blocks.give_back_spare()
         return {followed.seq: tuple(tokens) for followed, (tokens, _) in drafted.items()}
+
+    def _can_follow(self, seq: int, tokens: Sequence[int]) -> bool:
+        """Return whether what drafts knows these tokens, and has memory for all blocks: none for those that are read in
+        place in another engine's.
+        """
+        if max(tokens, default=0) >= self._program.columns:
+            return False
+        followed = self._followed.get(seq)
+        if followed is None or followed.began:
+            return True
+        blocks = self._table.blocks[followed.slot, : self._table.num_blocks[followed.slot]]
+        return int(blocks.max(initial=0)) < self._blocks.count
 
     def _take_in(self, followed: _Followed, item: StepItem, tokens: Sequence[int], rows: FloatArray | None) -> int:
         """Take in what a step brought a sequence. The position up to which it could be computed now."""

@@ -65,17 +65,22 @@ class BatchRun:
         for _ in range(most):
             if (number := next(left, None)) is None:
                 return
-            yield asyncio.create_task(self._ask(number, os.pread(file, places[number].size, places[number].begin)))
+            place = places[number]
+            yield asyncio.create_task(self._ask(number, place.custom_id, os.pread(file, place.size, place.begin)))
 
-    async def _ask(self, number: int, raw: bytes) -> None:
-        line = read_line(raw)
-        answer = await self._answer(line)
+    async def _ask(self, number: int, custom_id: str, raw: bytes) -> None:
+        try:
+            answer = await self._answer(read_line(raw))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            # It was one when the file was checked: what is nested deeply depends on how deep the stack is already.
+            told = {"message": str(error)[:500], "type": "invalid_request_error", "param": None, "code": "invalid_json"}
+            answer = InsideAnswer(400, msgspec.json.encode({"error": told}))
         try:
             body = msgspec.json.decode(answer.body)
         except msgspec.DecodeError:
             body = answer.body.decode(errors="replace")
         response = {"status_code": answer.status, "request_id": answer.request_id, "body": body}
-        result = line_result(line.custom_id, response=response)
+        result = line_result(custom_id, response=response)
         good = answer.status == 200
         self._keep(LineResult(line=number, good=good, result=result))
 

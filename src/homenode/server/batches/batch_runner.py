@@ -62,6 +62,13 @@ class BatchRunner:
             except OSError as error:
                 _LOG.error("batch %s cannot go on: %s; it is tried again", batch.id, error)
                 return False
+            except Exception:  # of one batch: those of others go on
+                _LOG.exception("batch %s failed", batch.id)
+                text = "the server failed at this batch; its log tells more"
+                batch.errors = LineErrors(data=[LineError(code="internal_error", message=text)])
+                if not batch.ended:
+                    batch.enter(BatchStatus.FAILED)
+                self._folder.batches.save(batch)
             return True
         return False
 
@@ -93,7 +100,7 @@ class BatchRunner:
     async def _compute(self, batch: BatchRecord, places: Sequence[LineOffset], who: KeyHolder) -> bool:
         """Ask for the lines that have no result yet. False: the server ends, and it goes on after the next start."""
         store = self._folder.batches
-        done = await asyncio.to_thread(store.results, batch.id)
+        done = frozenset(await asyncio.to_thread(store.results, batch.id))  # without what is in them
 
         def keep(result: LineResult) -> None:
             store.append(batch.id, result)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import threading
 import time
 from enum import StrEnum
 from pathlib import Path
@@ -121,6 +122,7 @@ class BatchStore:
         self._progress: dict[
             str, tuple[int, RequestCounts]
         ] = {}  # of each batch, bytes of its results that are counted
+        self._counting = threading.Lock()  # around that
 
     def create(self, endpoint: str, input_file_id: str, metadata: dict[str, str] | None, key: str) -> BatchRecord:
         """A new batch, which is to be run."""
@@ -180,7 +182,9 @@ class BatchStore:
         """Keep what came of a line. It is there after the process was killed."""
         descriptor = open_private(self._path(id, "results"), append=True)
         try:
-            os.write(descriptor, msgspec.json.encode(result) + b"\n")
+            raw = memoryview(msgspec.json.encode(result) + b"\n")
+            while raw:  # a disk that is nearly full takes a part, and says so with the next one only
+                raw = raw[os.write(descriptor, raw) :]
         finally:
             os.close(descriptor)
 
@@ -204,8 +208,10 @@ class BatchStore:
         path = self._path(id, "results")
         if path.exists() and path.read_bytes()[-1:] not in (b"", b"\n"):
             descriptor = open_private(path, append=True)
-            os.write(descriptor, b"\n")
-            os.close(descriptor)
+            try:
+                os.write(descriptor, b"\n")
+            finally:
+                os.close(descriptor)
 
     def drop_results(self, id: str) -> None:
         """Remove what only a batch under way needs."""
@@ -214,7 +220,11 @@ class BatchStore:
         self._progress.pop(id, None)
 
     def _counted(self, id: str) -> RequestCounts:
-        """Count the results that came since this was asked last."""
+        """Count the results that came since this was asked last. From any thread."""
+        with self._counting:
+            return self._counted_anew(id)
+
+    def _counted_anew(self, id: str) -> RequestCounts:
         at, counts = self._progress.get(id, (0, RequestCounts()))
         try:
             with self._path(id, "results").open("rb") as file:

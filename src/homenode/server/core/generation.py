@@ -165,7 +165,6 @@ class Generation:
             sequence.recorder.end("error")
             raise from_output(output)
         sequence.recorder.tokens(len(output.tokens), output.queued_s)
-        self._caller.take_generated(len(output.tokens))
         sequence.forced_tokens += output.forced_tokens
         sequence.drafted_tokens += output.drafted_tokens
         sequence.accepted_tokens += output.accepted_tokens
@@ -173,7 +172,9 @@ class Generation:
         sequence.disk_tokens = max(sequence.disk_tokens, output.disk_tokens)
         sequence.queued_s = max(sequence.queued_s, output.queued_s)
         tokens = len(output.tokens) + len(output.prompt_logprobs or ())
+        before = sequence.choice.num_tokens
         event = await self._text_work.run(lambda: sequence.choice.feed(output), tokens)
+        self._caller.take_generated(sequence.choice.num_tokens - before)  # without those behind a stop string
         if event.finish_reason is not None:
             sequence.recorder.end(event.finish_reason)
         return event
