@@ -522,3 +522,15 @@ def test_limits_that_cannot_work_are_refused() -> None:
         Bench(limits=limits_of(max_sampled_rows=4))
     with pytest.raises(InternalError, match="lookahead is 2"):
         Bench(lookahead=2)
+
+
+@pytest.mark.parametrize(("blocks", "slots"), [(64, 1), (8, 4)], ids=["no slot", "no blocks"])
+def test_a_prompt_that_nobody_waits_for_goes_on_where_an_awaited_one_waits_for_what_it_holds(
+    blocks: int, slots: int
+) -> None:
+    bench = Bench(SchedulerConfig(max_num_batched_tokens=8, max_num_seqs=slots), limits=limits_of(num_blocks=blocks))
+    bench.submit([1] * 20, max_tokens=2, ignore_eos=True, background=True, priority=9)
+    bench.step()
+    bench.finish_step()
+    bench.submit([2] * 16, max_tokens=2, ignore_eos=True)
+    bench.run()
