@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from itertools import pairwise
 from pathlib import Path
@@ -12,10 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from homenode.errors import UserError
+from homenode.server.batches import batch_run
 from homenode.server.batches.batch_folder import BatchFolder, check_folder
 from homenode.server.batches.batch_lines import MOST_LINES, check_lines
 from homenode.server.batches.batch_store import ENDS, TRANSITIONS, BatchStatus, BatchStore, LineResult
 from homenode.server.batches.file_store import FileStore
+from homenode.server.keys.caller import KeyHolder
 
 PATHS = ("/v1/completions", "/v1/embeddings")
 
@@ -108,6 +111,28 @@ def test_files_are_the_owners_alone_and_of_one_key(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError), store.write("batch", "x", "ada"):
         raise RuntimeError
     assert len(list((tmp_path / "files").iterdir())) == 2
+
+
+def test_a_line_that_cannot_be_read_any_more_has_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How deeply a line may be nested depends on how deep the stack is already."""
+
+    def too_deep(raw: bytes) -> None:
+        raise RecursionError("too deep")
+
+    source = tmp_path / "in.jsonl"
+    source.write_bytes(line("x"))
+    places, _ = check_lines([line("x")], None, PATHS)
+    monkeypatch.setattr(batch_run, "read_line", too_deep)
+    kept: list[LineResult] = []
+
+    async def app(scope: object, receive: object, send: object) -> None:
+        raise AssertionError("nobody is asked")
+
+    run = batch_run.BatchRun(app, KeyHolder(), kept.append, at_once=lambda: 2)
+    with source.open("rb") as file:
+        assert asyncio.run(run.compute(file.fileno(), places, ()))
+    (result,) = kept
+    assert not result.good and result.result["custom_id"] == "x" and result.result["response"]["status_code"] == 400
 
 
 def test_one_process_runs_batches(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import pytest
 from homenode.engine.kv_disk.block_format import HEADER_BYTES, BlockFormat, DamagedBlockError
 from homenode.engine.kv_disk.block_index import ModelBlocks, choose_evicted, stored_size
 from homenode.engine.kv_disk.block_store import BlockStore, ModelNote
-from homenode.engine.kv_disk.folder import StoreFolder
+from homenode.engine.kv_disk.folder import DESCRIPTION, StoreFolder
 
 SIZE = 700
 MODEL, OTHER = "ab" * 16, "cd" * 16
@@ -249,6 +249,24 @@ def test_all_of_several_models_and_processes_keep_within_the_size(path: Path, se
     assert lying(path) >= limit // 2
     small = Kept(path, limit=limit // 4)
     assert small.store.total == lying(path) <= limit // 4
+
+
+@pytest.mark.parametrize("note", [b'{"name": "\xff"}', b"[" * 100_000, b"{"], ids=["no UTF-8", "deep", "cut"])
+def test_a_damaged_note_of_another_model_is_no_hindrance(path: Path, note: bytes) -> None:
+    Kept(path, model=OTHER).put(names(2))
+    (path / OTHER / DESCRIPTION).write_bytes(note)
+    wanted = names(3, 5)
+    assert Kept(path).put(wanted) == 3 and Kept(path).found(wanted) == wanted
+
+
+def test_blocks_of_a_removed_model_are_counted_no_more(path: Path) -> None:
+    kept, first, second = Kept(path, limit=12 * stored_size(SIZE + HEADER_BYTES)), names(5, 2), names(5, 3)
+    Kept(path, model=OTHER).put(names(5))
+    kept.put(first)
+    shutil.rmtree(path / OTHER)
+    kept.store.count_again()
+    assert kept.store.total == lying(path)
+    assert kept.put(second) == 5 and kept.found([*first, *second]) == [*first, *second]
 
 
 def test_a_beginning_outlives_what_stands_on_it(path: Path) -> None:

@@ -534,3 +534,16 @@ def test_a_prompt_that_nobody_waits_for_goes_on_where_an_awaited_one_waits_for_w
     bench.finish_step()
     bench.submit([2] * 16, max_tokens=2, ignore_eos=True)
     bench.run()
+
+
+def test_what_nobody_waits_for_goes_behind_requests_of_a_key_that_had_more() -> None:
+    bench = Bench(SchedulerConfig(max_num_batched_tokens=8, max_num_seqs=1))
+    bench.submit([1] * 8, max_tokens=4, ignore_eos=True, key="chat")
+    bench.run()
+    batch = bench.submit([2] * 8, max_tokens=2, ignore_eos=True, key="batch", background=True, priority=9)
+    chat = bench.submit([3] * 8, max_tokens=2, ignore_eos=True, key="chat")
+    while not bench.tokens(chat):
+        assert not bench.tokens(batch)
+        bench.step()
+        bench.finish_step()
+    bench.run()

@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,7 @@ from homenode.net.greeting import Credentials
 from homenode.net.keys import CERTIFICATE, KEY, PEERS, KeyFolder, digest_text
 from homenode.net.make_keys import AUTHORITY_KEY, make_keys
 from homenode.net.settings import NetConfig, contradiction, is_loopback, plain_text_problem
-from homenode.net.tls import TlsError
+from homenode.net.tls import TlsEnd, TlsError
 from tests.host.net.ends import PROTOCOL, ends, greet, keys_of_days_ago
 from tests.peer_keys import shared_keys
 from tests.waiting import PATIENCE_S, wait_until
@@ -47,6 +48,23 @@ def test_peers_greet_and_their_bytes_arrive(cluster: Path) -> None:
     while count := called.read_into(memoryview(came)[view:]):
         view += count
     assert bytes(came[:view]) == said and said[:64] not in wire
+
+
+def test_a_connection_that_is_ended_in_place_of_a_greeting_is_refused(cluster: Path) -> None:
+    called = TlsEnd(KeyFolder(cluster / "b"), PROTOCOL, "engine", connects=False, peer="the caller")
+    context = ssl.create_default_context(cafile=cluster / "a" / "authority.pem")
+    context.check_hostname = False
+    context.load_cert_chain(cluster / "a" / CERTIFICATE, cluster / "a" / KEY)
+    context.set_alpn_protocols([PROTOCOL])
+    came, wire = ssl.MemoryBIO(), ssl.MemoryBIO()
+    caller = context.wrap_bio(came, wire)
+    with pytest.raises(TlsError, match="ended the connection"):
+        for step in (caller.do_handshake, caller.do_handshake, caller.unwrap):
+            with suppress(ssl.SSLWantReadError):
+                step()
+            called.feed(wire.read())
+            called.greet()
+            came.write(called.take_wire())
 
 
 def foreign(cluster: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
