@@ -414,6 +414,26 @@ def test_a_new_version_that_is_broken_leaves_the_old_one_until_it_is_mended() ->
     run(work, three())
 
 
+def test_a_model_that_goes_while_its_new_version_is_broken_goes_whole_and_comes_back() -> None:
+    async def work(service: Service) -> None:
+        await service.text("one")
+        service.host.models[0] = planned("one", "uno", idle_timeout_s=1000.0)
+        service.host.broken["one"] = "the file is cut"
+        await service.ask("/models/reload", {})
+        await asyncio.sleep(0.05)
+        kept = service.host.models.pop(0)
+        await service.ask("/models/reload", {})
+        async with asyncio.timeout(5):
+            while "one" in service.host.running:
+                await asyncio.sleep(0.01)
+        service.host.models.insert(0, kept)
+        service.host.broken.clear()
+        await service.ask("/models/reload", {})
+        assert (await service.text("one")).status_code == 200
+
+    run(work, three())
+
+
 def test_a_model_moves_while_it_is_idle_where_another_is_to_have_its_cores() -> None:
     async def work(service: Service) -> None:
         await service.text("one")
@@ -467,8 +487,14 @@ def test_keys_may_be_bound_to_models_and_only_admins_load() -> None:
         for path in ("/models/load", "/models/unload", "/models/reload"):
             codes = [await ask(path, {"model": "two"}, who) for who in ("nobody", "bound", "boss")]
             assert codes == [401, 403, 200]
+        empty = {"model": "two", "prompt": "", "keep_alive": 0}
+        assert [await ask("/api/generate", empty, who) for who in ("nobody", "other", "boss")] == [401, 403, 200]
+        answer = await service.ask("/api/generate", {**empty, "prompt": "hi", "stream": False}, "secret-other")
+        assert answer.headers["x-homenode-ignored"] == "keep_alive"
+        listed = (await service.ask("/v1/models", key="secret-boss")).json()["data"]
+        assert {each["id"]: each["status"]["value"] for each in listed}["two"] == "loaded"
 
-    run(work, three(), key("bound", 1, models=("one",)), key("boss", 2, admin=True))
+    run(work, three(), key("bound", 1, models=("one",)), key("boss", 2, admin=True), key("other", 3))
 
 
 def test_a_drain_refuses_those_who_wait() -> None:

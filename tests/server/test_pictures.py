@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -219,9 +220,13 @@ async def read_some(tmp_path: Path) -> None:
     source = PictureSource("p", url=f"file://{inside}/x.png")
     assert await picture_bytes.picture_bytes(source, config) == b"seen"
     outside = ("../secret", "%2e%2e/secret", "link", "", "missing")
-    for url in [f"file://{inside}/{name}" for name in outside] + ["file://other/x", f"file://{tmp_path}/secret"]:
+    read, written = os.pipe()  # whose name is no path
+    others = ["file://other/x", f"file://{tmp_path}/secret", f"file:///proc/self/fd/{read}"]
+    for url in [f"file://{inside}/{name}" for name in outside] + others:
         with pytest.raises(ApiError, match="p"):
             await picture_bytes.picture_bytes(PictureSource("p", url=url), config)
+    os.close(read)
+    os.close(written)
 
 
 @pytest.mark.parametrize(
