@@ -128,8 +128,10 @@ class _ForwardedEndpoint:
 
 async def _root(state: ProxyState, request: Request) -> Response:
     """The proxy's own page; whoever takes no HTML is told what a decode server tells."""
-    if state.config.ui and takes_page(request):
-        return page_files(state.config.root_path).page(request)
+    if takes_page(request):
+        if state.config.ui:
+            return page_files(state.config.root_path).page(request)
+        return Response(f"homenode {__version__} is running\n", media_type="text/plain")  # never a server's page
     with state.request():
         return await passed(state, request)
 
