@@ -160,7 +160,7 @@ class _Carriage:
         except HomenodeError as error:  # keys that cannot be used any more
             self.failure = TlsError("keys", error.message)
             _log.error("%s", error.message)
-        except Exception:
+        except Exception:  # whatever it is: the owner hears of it, and the connection ends
             self.failure = TlsError("internal", f"an internal error over what {self.peer} said")
             _log.exception("a connection over TLS failed")
         finally:

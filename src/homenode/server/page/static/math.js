@@ -48,11 +48,11 @@ const LONGEST = 8000;
 export function formula(text, block) {
   const root = math("math", { display: block ? "block" : "inline" });
   if (text.length > LONGEST) root.append(math("mtext", {}, text));
-  else root.append(math("mrow", {}, ...new Reader(text).row(() => false, 0)));
+  else root.append(math("mrow", {}, ...new FormulaReader(text).row(() => false, 0)));
   return root;
 }
 
-class Reader {
+class FormulaReader {
   constructor(text) {
     this.tokens = text.match(/\\[a-zA-Z]+\*?|\\[^a-zA-Z]|[0-9]+(?:\.[0-9]+)?|\s+|[^\s]/gu) ?? [];
     this.at = 0;
