@@ -25,9 +25,16 @@ def answer_of(client: httpx.Client) -> str:
 
 
 def ways_of(proxy: httpx.Client) -> dict[str, int]:
-    """How many requests the proxy sent which way: `handover`, or straight to the decode server."""
-    found = re.findall(r'proxy_requests_total{outcome="ok",way="(\w+)"} (\S+)', proxy.get("/metrics").text)
-    return {way: int(float(count)) for way, count in found}
+    """How many requests the proxy sent which way: `handover`, or straight to the decode server.
+
+    The proxy counts a request once its answer is over, which may be a moment after the client has all of it.
+    """
+    deadline = time.monotonic() + WAIT_S
+    while True:
+        found = re.findall(r'proxy_requests_total{outcome="ok",way="(\w+)"} (\S+)', proxy.get("/metrics").text)
+        if found or time.monotonic() > deadline:
+            return {way: int(float(count)) for way, count in found}
+        time.sleep(0.05)
 
 
 def wait_until_ready(proxy: httpx.Client) -> None:
