@@ -75,6 +75,11 @@ class KeptModel:
             raise InternalError(f"the model {self.name} cannot go from {self.state.value} to {state.value}")
         self.state = state
 
+    def want(self) -> None:
+        """Have it loaded although nobody asks for it now."""
+        self.wanted_by_itself = time.monotonic()
+        self.leaves = False
+
     # Use
 
     def lease(self) -> ModelLease:
