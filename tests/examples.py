@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import os
 
-MANY = int(os.environ.get("HOMENODE_FUZZ_EXAMPLES", "0")) >= 1000
+ASKED = int(os.environ.get("HOMENODE_FUZZ_EXAMPLES", "0"))
+MANY = ASKED >= 1000
 
 
 def examples(count: int) -> int:
@@ -16,3 +17,8 @@ def examples(count: int) -> int:
 def seeds(count: int) -> range:
     """Of the random lives that a test has been held to, those of this run."""
     return range(count if MANY else max(4, count * 2 // 5))
+
+
+def lives(usual: int, share: int = 1) -> range:
+    """Random lives that cost little: so many in a usual run, one for each `share` of those that are asked for."""
+    return range(max(usual, ASKED // share))

@@ -42,6 +42,12 @@ def is_at_rest(engine: LocalEngine) -> bool:
     return not now.num_running and (now.disk is None or now.disk.stored_tokens + now.disk.hit_tokens >= 256)
 
 
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Digests of these models are of no use to anybody later."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
 def key_file(folder: Path, digit: str = "a") -> str:
     file = folder / f"key-{digit}"
     file.write_text(digit * 64 + "\n")

@@ -4,11 +4,13 @@ there, and wherever one of them was killed; all of it keeps within its bytes.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import random
 import shutil
 import signal
+import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +21,7 @@ from homenode.engine.kv_disk.block_format import HEADER_BYTES, BlockFormat, Dama
 from homenode.engine.kv_disk.block_index import ModelBlocks, choose_evicted, stored_size
 from homenode.engine.kv_disk.block_store import BlockStore, ModelNote
 from homenode.engine.kv_disk.folder import DESCRIPTION, StoreFolder
+from tests.examples import lives
 
 SIZE = 700
 MODEL, OTHER = "ab" * 16, "cd" * 16
@@ -42,7 +45,7 @@ class Kept:
     ) -> None:
         self.now = 1000.0
         self.folder, self.size = StoreFolder.make(path), size
-        weakref.finalize(self, self.folder.close)
+        self.close = weakref.finalize(self, self.folder.close)
         form = BlockFormat(model.encode(), key)
         self.store = BlockStore(self.folder, model, form, [size], limit, ModelNote("toy"), lambda: self.now)
         self.store.start()
@@ -185,8 +188,19 @@ DAMAGE: tuple[Callable[[random.Random, Path, list[Path]], None], ...] = (
 
 
 @pytest.mark.parametrize("key", [None, KEY])
-@pytest.mark.parametrize("seed", range(12))
-def test_damage_is_a_clean_miss(path: Path, seed: int, key: bytes | None, caplog: pytest.LogCaptureFixture) -> None:
+def test_damage_is_a_clean_miss(path: Path, key: bytes | None, caplog: pytest.LogCaptureFixture) -> None:
+    """HOMENODE_FUZZ_EXAMPLES says how many stores are damaged, with a key and without."""
+    gc.collect()  # what earlier tests have left open
+    descriptors = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    for seed in lives(12, 2):
+        one_damaged_life(path / f"{seed}" / "kv", seed, key, caplog)
+        shutil.rmtree(path)
+    assert len(os.listdir("/proc/self/fd")) == descriptors  # noqa: PTH208
+
+
+def one_damaged_life(path: Path, seed: int, key: bytes | None, caplog: pytest.LogCaptureFixture) -> None:
+    path.parent.mkdir(parents=True)
+    caplog.clear()
     rng, wanted = random.Random(seed), names(12, seed)
     running = Kept(path, key=key)
     running.put(wanted)
@@ -194,6 +208,8 @@ def test_damage_is_a_clean_miss(path: Path, seed: int, key: bytes | None, caplog
     beyond: dict[Path, bytes] = {}
     for _ in range(rng.randint(1, 12)):
         alive = [file for file in files if file.is_file() and not file.is_symlink() and file.stat().st_size]
+        if not alive:
+            break
         rng.choice(DAMAGE)(rng, rng.choice(alive), alive)
         beyond |= {p: p.read_bytes() for p in path.parent.glob("outside-*") if p not in beyond}
     for name in os.listdir(path) if rng.random() < 0.3 else ():  # noqa: PTH208
@@ -206,10 +222,12 @@ def test_damage_is_a_clean_miss(path: Path, seed: int, key: bytes | None, caplog
             assert set(kept.found(wanted)) >= set(there)
             kept.store.count_again()
             assert kept.store.total == lying(path)
+            kept.close()
     assert len(caplog.records) <= 20  # ten a start
     assert {p: p.read_bytes() for p in beyond} == beyond
     again = Kept(path, key=key)  # but for names under which somebody keeps a full folder all are there again
     assert len(again.found(wanted)) >= len(wanted) - sum((f / "something").exists() for f in path.rglob("*.kv"))
+    again.close()
 
 
 def test_a_folder_that_is_removed_while_it_is_used(path: Path) -> None:
@@ -317,26 +335,39 @@ def test_what_a_session_pins_stays_until_it_is_released_or_its_time_is_over(path
 
 @pytest.mark.parametrize("named", [False, True])
 def test_a_killed_writer_leaves_a_clean_store(path: Path, named: bool) -> None:
-    """`named`: the file system makes no files without a name."""
-    wanted = names(200)
-    Kept(path)
-    for life in range(5):
+    """Killed at any moment, while others are given up for what it writes. `named`: the file system makes no files
+    without a name. HOMENODE_FUZZ_EXAMPLES says how often.
+    """
+    rng, wanted, limit = random.Random(named), names(200), 120 * stored_size(SIZE + HEADER_BYTES)
+    most = 0
+    for life in lives(5, 100):
+        reader, writer = os.pipe()
         child = os.fork()
         if not child:
             try:
-                kept = Kept(path)
-                kept.folder._unnamed = not named
-                kept.put(wanted[40 * life :])
+                write_for_ever(Kept(path, limit=limit), wanted, random.Random(life), writer, unnamed=not named)
             finally:
                 os._exit(0)
-        while len(list(path.rglob("*.kv"))) < 20 * life + 3:
-            pass
+        os.close(writer)
+        assert os.read(reader, 1) == b"!", "it has begun to write"
+        time.sleep(rng.uniform(0, 0.02))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-    kept = Kept(path)
-    found = kept.found(wanted)
-    assert len(found) == len(kept.store.names.blocks) > 20 and kept.store.rejected == 0
-    assert kept.store.total == lying(path) and not [*path.rglob("*.new")]
+        os.close(reader)
+        kept = Kept(path, limit=limit)
+        found = kept.found(wanted)
+        assert len(found) == len(kept.store.names.blocks) > 0 and kept.store.rejected == 0
+        assert kept.store.total == lying(path) <= limit and not [*path.rglob("*.new")]
+        most = max(most, len(found))
+        kept.close()
+    assert most > 20
+
+
+def write_for_ever(kept: Kept, wanted: list[str], rng: random.Random, begun: int, *, unnamed: bool) -> None:
+    kept.folder._unnamed = unnamed
+    while True:
+        kept.put([rng.choice(wanted)])
+        os.write(begun, b"!")
 
 
 def test_a_full_disk_is_told_once_and_tried_again(path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -12,12 +12,12 @@ from homenode.engine.disk_config import DiskConfig
 from homenode.engine.kv_disk.block_format import VERSION, BlockFormat
 from homenode.engine.kv_disk.block_store import BlockStore, ModelNote, folder_name
 from homenode.engine.kv_disk.disk_source import DiskSource
-from homenode.engine.kv_disk.file_systems import is_shared, kind_of
 from homenode.engine.kv_disk.folder import StoreFolder
 from homenode.engine.kv_disk.key_file import read_key
 from homenode.engine.kv_disk.store_thread import MovedBlocks, StoreThread
 from homenode.engine.messages import DiskStats
 from homenode.errors import HostError
+from homenode.host.discovery.file_systems import is_shared, kind_of
 from homenode.units import format_bytes
 
 _log = logging.getLogger(__name__)

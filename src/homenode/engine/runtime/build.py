@@ -275,12 +275,13 @@ def _disk_setup(plan: EnginePlan, backend: Backend, identity: ModelIdentity | No
     """Return what keeps this engine's KV on disk, by all that keys and values depend on. `seed`: see `_disk`."""
     from homenode.engine.kv_disk.setup import KvDiskSetup  # only who keeps KV on disk needs them
     from homenode.model.weights.content_digest import content_digest
+    from homenode.model.weights.kept_digests import KeptDigests
 
     config, parallel = plan.config, plan.config.parallel
     weights = None if identity is None else identity.weights
     kept_as, longest = plan.kept_as(backend), config.model.max_model_len
     facts = facts_of_kv(plan.checkpoint, plan.whole_geometry, kept_as, longest, weights) | {
-        "content": content_digest(plan.checkpoint) if config.disk.kv_disk is not None else "",
+        "content": content_digest(plan.checkpoint, KeptDigests()) if config.disk.kv_disk is not None else "",
         "figures": "" if identity is None else identity.figures,
         "ranks": str(parallel.tensor_parallel_size),
         "stages": ",".join(str(part.layers.end) for part in _parts(plan)),

@@ -6,33 +6,57 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 from homenode.errors import CheckpointError
 from homenode.model.spec import Checkpoint, TensorEntry
+from homenode.model.weights.kept_digests import KeptDigests
 from homenode.model.weights.model_files import ModelFiles
 
 _PIECE = 32 << 20
 _READ = 1 << 20
 _THREADS = 4
+_DIGEST_BYTES = 32
 
 
-def content_digest(checkpoint: Checkpoint, threads: int = _THREADS) -> str:
-    """Return it, in hexadecimal; where tensors lie in which files does not count. `threads`: that read and digest.
-    CheckpointError when a file cannot be read.
+def content_digest(checkpoint: Checkpoint, kept: KeptDigests | None = None, threads: int = _THREADS) -> str:
+    """Return it, in hexadecimal; where tensors lie in which files does not count. `kept`: digests of files that were
+    read before. `threads`: that read and digest. CheckpointError when a file cannot be read.
     """
-    parts = sorted(
-        {(part.name, part.file, part.offset, part.nbytes): part for entry in checkpoint.tensors.values()
-         for part in entry.stored}.items()
-    )  # fmt: skip
-    pieces = [(part, at, min(_PIECE, part.nbytes - at)) for _, part in parts for at in range(0, part.nbytes, _PIECE)]
+    found = {(part.name, part.file, part.offset, part.nbytes): part for entry in checkpoint.tensors.values()
+             for part in entry.stored}  # fmt: skip
+    parts = [part for _, part in sorted(found.items())]
     digest = hashlib.sha256()
     with ModelFiles() as files, ThreadPoolExecutor(max_workers=threads) as pool:
-        for _, part in parts:
-            files.open(part.file)
-        for (part, at, _), piece in zip(pieces, pool.map(lambda each: _digest(files, *each), pieces), strict=True):
-            digest.update(f"{part.name} {part.dtype.name} {part.shape} {at}\n".encode() + piece)
+        digests = {
+            file: iter(_file_digests(files, file, [part for part in parts if part.file == file], kept, pool))
+            for file in sorted({part.file for part in parts})
+        }
+        for part in parts:
+            for at in _places(part):
+                digest.update(f"{part.name} {part.dtype.name} {part.shape} {at}\n".encode() + next(digests[part.file]))
     return digest.hexdigest()
+
+
+def _places(part: TensorEntry) -> range:
+    return range(0, part.nbytes, _PIECE)
+
+
+def _file_digests(
+    files: ModelFiles, file: Path, parts: Sequence[TensorEntry], kept: KeptDigests | None, pool: ThreadPoolExecutor
+) -> list[bytes]:
+    """The digests of the pieces of a file's tensors, in the order of these."""
+    fd = files.open(file)
+    pieces = [(part, at, min(_PIECE, part.nbytes - at)) for part in parts for at in _places(part)]
+
+    def compute() -> bytes:
+        return b"".join(pool.map(lambda each: _digest(files, *each), pieces))
+
+    ranges = [(part.offset + at, size) for part, at, size in pieces]
+    found = compute() if kept is None else kept.obtain(file, fd, ranges, compute)
+    return [found[at : at + _DIGEST_BYTES] for at in range(0, len(found), _DIGEST_BYTES)]
 
 
 def _digest(files: ModelFiles, part: TensorEntry, at: int, size: int) -> bytes:

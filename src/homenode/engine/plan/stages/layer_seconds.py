@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +14,7 @@ import msgspec
 
 from homenode.model.spec import ModelSpec
 from homenode.model.weights.layout import WeightLayout
+from homenode.user_cache import own_cache_folder
 
 _MOST_BYTES = 1 << 20
 _NAME = "layer-seconds.json"
@@ -22,8 +22,7 @@ _NAME = "layer-seconds.json"
 
 def cache_file() -> Path:
     """Return where they are kept: $XDG_CACHE_HOME/homenode, else ~/.cache/homenode."""
-    folder = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(folder) if folder else Path.home() / ".cache") / "homenode" / _NAME
+    return own_cache_folder() / _NAME
 
 
 def key_of(spec: ModelSpec, layout: WeightLayout, device: str, threads: int) -> str:
