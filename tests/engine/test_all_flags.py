@@ -37,6 +37,7 @@ CASES: dict[str, dict[str, str]] = {
         "--batch-file-size": "serve --check-config --batch-file-size 1MiB",
         "--models-memory": "serve --check-config --models-memory 1GiB",
         "--model-wait-timeout": "serve --check-config --model-wait-timeout 5s",
+        "--models-lend-after": "serve --check-config --models-lend-after 5min",
         "--check-config": "serve --show-config --check-config",
         "--numa-nodes": "serve --check-config --numa-nodes 0",
         "--numa-mirror-tensors": "serve --check-config --numa local --numa-mirror-tensors x",

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import pytest
 
+from homenode.server.models.lent_cores import CoreOwner, lent_cpus
 from homenode.server.models.lifecycle import (
     LOOK_S,
     PATIENCE_S,
@@ -21,6 +22,7 @@ from homenode.server.models.lifecycle import (
     Unload,
     decide,
 )
+from tests.examples import seeds
 
 UNLOADED, LOADING, LOADED, UNLOADING, FAILED = ModelState
 ROOM_FOR_TWO = ModelsMemory(25)
@@ -123,6 +125,25 @@ def test_idle_ones_go_in_time() -> None:
     assert unloaded(do(models, now=5.0)) == {"a", "c"}
 
 
+def test_cores_are_given_back_before_their_owner_is_loaded() -> None:
+    one, two = frozenset({0}), frozenset({1})
+    owner, lent = wanted("two", cpus=two), model("one", cpus=one, lent=two)
+    assert do([lent, owner]).decisions == (Unload("one", "two gets its cores back", again=True),)
+    busy = do([replace(lent, busy=True), owner], now=PATIENCE_S / 2)
+    assert not busy.decisions and not busy.held and busy.look_again == PATIENCE_S
+    assert do([replace(lent, busy=True), owner], now=PATIENCE_S).held == {"one"}
+    for state in (LOADING, UNLOADING):
+        assert not do([replace(lent, state=state), owner]).decisions
+    assert do([replace(lent, lent=frozenset()), owner]).decisions == (Load("two"),)
+
+
+def test_one_is_loaded_on_other_cores_while_nobody_wants_anything() -> None:
+    settling = model("one", settles=True)
+    assert do([settling]).decisions == (Unload("one", "it is lent other cores by now", again=True),)
+    assert not do([replace(settling, busy=True)]).decisions
+    assert do([settling, wanted("two")]).decisions == (Load("two"),)
+
+
 def test_every_state_has_its_transitions() -> None:
     assert set(TRANSITIONS) == set(ModelState)
     for state, after in TRANSITIONS.items():
@@ -149,9 +170,12 @@ class World:
         self.models = {}
         for number in range(rng.randint(2, 6)):
             parts = {node: rng.randint(1, 9) for node in rng.choice(((0,), (1,), (0, 1)))}
-            self.models[f"m{number}"] = ModelSituation(f"m{number}", UNLOADED, parts, pin=number == 0)
+            cpus = frozenset({2 * number, 2 * number + 1})
+            self.models[f"m{number}"] = ModelSituation(f"m{number}", UNLOADED, parts, pin=number == 0, cpus=cpus)
         self.works: dict[str, float] = {}
         self.held: frozenset[str] = frozenset()
+        self.again: dict[str, float] = {}
+        self.lent = 0
 
     def to(self, key: str, state: ModelState) -> None:
         assert state in TRANSITIONS[self.models[key].state], (key, self.models[key].state, state)
@@ -168,6 +192,10 @@ class World:
                 self.to(key, FAILED if failed else LOADED if loading else UNLOADED)
                 if failed:
                     self.waiting[key] = []  # refused
+                if not loading:
+                    self.models[key] = replace(self.models[key], lent=frozenset())
+                elif key in self.again:
+                    del self.again[key]
         if self.rng.random() < 0.7:
             key = self.rng.choice(sorted(self.models))
             self.waiting.setdefault(key, []).append(self.now)
@@ -183,10 +211,35 @@ class World:
                 self.models[key] = replace(self.models[key], last_used=self.now)
 
     def seen(self) -> list[ModelSituation]:
+        lent = self.lendings()
         return [
-            replace(each, busy=bool(self.running.get(key)), wanted_since=min(self.waiting.get(key) or [], default=None))
+            replace(
+                each,
+                busy=bool(self.running.get(key)),
+                wanted_since=self.wanted_since(key),
+                settles=lent.get(key, each.lent) != each.lent and each.last_used + 5.0 < self.now,
+            )
             for key, each in self.models.items()
         ]
+
+    def wanted_since(self, key: str) -> float | None:
+        by_itself = [self.again[key]] if self.models[key].state is UNLOADED and key in self.again else []
+        return min([*(self.waiting.get(key) or []), *by_itself], default=None)
+
+    def lendings(self) -> Mapping[str, frozenset[int]]:
+        owners = [
+            CoreOwner(
+                key,
+                tuple(sorted(each.cpus)),
+                None if each.pin else 0,
+                each.state.holds_memory or self.wanted_since(key) is not None,
+                each.last_used + 8.0,
+                each.lent,
+            )
+            for key, each in self.models.items()
+        ]
+        self.rng.shuffle(owners)
+        return lent_cpus(owners, self.now)
 
     def decide(self) -> None:
         seen = self.seen()
@@ -199,10 +252,15 @@ class World:
             one = self.models[decision.key]
             if isinstance(decision, Load):
                 self.to(decision.key, LOADING)
+                lent = self.lendings()[decision.key]
+                self.models[decision.key] = replace(self.models[decision.key], lent=lent)
+                self.lent += bool(lent)
                 self.works[decision.key] = self.now + self.rng.uniform(0.1, 2.0)
             elif isinstance(decision, Unload):
                 assert not one.pin and not self.running.get(decision.key), "a pinned or busy model was unloaded"
                 self.to(decision.key, UNLOADING)
+                if decision.again:
+                    self.again[decision.key] = self.now
                 self.works[decision.key] = self.now + self.rng.uniform(0.1, 1.0)
             else:
                 self.waiting[decision.key] = []
@@ -211,14 +269,40 @@ class World:
             taken = [each for each in self.models.values() if each.state.holds_memory]
             used = sum(each.total if place is None else each.memory.get(place, 0) for each in taken)
             assert used <= limit, f"{used} of {limit} at {place}"
+        computing = [each.cpus | each.lent for each in self.models.values() if each.state.holds_memory]
+        assert len(frozenset().union(*computing)) == sum(map(len, computing)), "two models compute on one CPU"
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_over_random_histories_memory_is_never_exceeded_and_nobody_waits_for_ever(seed: int) -> None:
+@pytest.mark.parametrize("seed", seeds(40))
+def test_over_random_histories_memory_is_never_exceeded_no_core_is_shared_and_nobody_waits_for_ever(seed: int) -> None:
     world = World(seed)
     for _ in range(250):
         world.step()
     since = [at for waits in world.waiting.values() for at in waits]
-    # A round for each model before it, of patience, of the longest request, and of an unload and a load.
-    most = len(world.models) * (PATIENCE_S + 6.0 + 3.0 + 2.0)
+    # A round for each model before it, of patience, of the longest request, and of an unload and a load; as many again
+    # for those that are loaded again as they give cores back.
+    most = 2 * len(world.models) * (PATIENCE_S + 6.0 + 3.0 + 2.0)
     assert max(world.longest, *(world.now - at for at in since), 0.0) <= most
+
+
+def owner(key: str, *cpus: int, loaded: bool = False, node: int | None = 0, lends_from: float = 0.0) -> CoreOwner:
+    return CoreOwner(key, cpus, node, loaded, lends_from)
+
+
+@pytest.mark.parametrize(
+    ("owners", "lent"),
+    [
+        ([owner("a", 0, loaded=True), owner("b", 1), owner("c", 2)], {"a": {1, 2}}),
+        ([owner("a", 0, loaded=True), owner("b", 1, lends_from=9.0), owner("c", 2, node=1)], {"a": set()}),
+        ([owner("a", 0, loaded=True), owner("b", 1, node=None), owner("c", 2, loaded=True)], {"a": set(), "c": set()}),
+        ([owner("a", 0, loaded=True), owner("b", 1, loaded=True), owner("c", 2, 3), owner("d", 4)],
+         {"a": {2, 3}, "b": {4}}),
+        ([owner("a", 0, 1, 2, loaded=True), owner("b", 3, loaded=True), owner("c", 4)], {"a": set(), "b": {4}}),
+        ([owner("a", 0), owner("b", 1)], {}),
+        ([owner("a", 0, loaded=True), replace(owner("b", 1, loaded=True), lent=frozenset({2})), owner("c", 2)],
+         {"a": set(), "b": {2}}),
+        ([replace(owner("a", 0, loaded=True, node=None), lent=frozenset()), owner("b", 1)], {"a": set()}),
+    ],
+)  # fmt: skip
+def test_cores_of_models_that_nobody_asks_for_are_dealt(owners: list[CoreOwner], lent: dict[str, set[int]]) -> None:
+    assert lent_cpus(owners, 1.0) == lent_cpus(reversed(owners), 1.0) == lent

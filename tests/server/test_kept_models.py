@@ -85,9 +85,11 @@ class ScriptedHost:
 class Service:
     """An application over a scripted host."""
 
-    def __init__(self, host: ScriptedHost, *keys: NamedKey, **settings: Any) -> None:
+    def __init__(
+        self, host: ScriptedHost, *keys: NamedKey, lend_after_s: float = float("inf"), **settings: Any
+    ) -> None:
         self.host = host
-        self.kept = KeptModels(host.read(), host, wait_s=10.0)
+        self.kept = KeptModels(host.read(), host, 10.0, lend_after_s)
         self.state = ServerState((), ServerConfig(port=0, **settings), keys=Keyring(keys), table=self._table)
         self.app = create_app(self.state)
 
@@ -456,6 +458,59 @@ def test_a_model_moves_while_it_is_idle_where_another_is_to_have_its_cores() -> 
 
     host = ScriptedHost(planned("one", "uno"), replace(planned("two"), cpus=(2, 3)), total=100)
     run(work, host)
+
+
+def lending(**settings: float) -> tuple[ScriptedHost, dict[str, float]]:
+    host = ScriptedHost(*(replace(planned(name), cpus=(at,)) for at, name in enumerate(("one", "two"))), total=100)
+    return host, {"lend_after_s": 0.0, **settings}
+
+
+def test_cores_are_lent_and_given_back_while_nobody_computes_on_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("homenode.server.models.kept_models.PATIENCE_S", 0.01)
+
+    async def cpus(service: Service) -> dict[str, str]:
+        return {each["id"]: each["status"]["cpus"] for each in (await service.ask("/v1/models")).json()["data"]}
+
+    async def work(service: Service) -> None:
+        await service.text("one")
+        assert await cpus(service) == {"one": "0-1", "two": "1"}
+        client = service.host.clients["one"]
+        client.hold_after = 0
+        held = asyncio.ensure_future(service.text("one"))
+        await asyncio.sleep(0.02)
+        waits = [asyncio.ensure_future(service.text(name)) for name in ("two", "one")]
+        await asyncio.sleep(0.05)
+        assert service.host.clients == {"one": client} and not any(each.done() for each in waits)
+        client.release()
+        assert [(await each).status_code for each in (held, *waits)] == [200, 200, 200]
+        assert await cpus(service) == {"one": "0", "two": "1"} and service.host.clients["one"] is not client
+        for name in ("one", "two"):
+            assert await service.metric("homenode:model_loads_total", name) == 1
+            assert await service.metric("homenode:model_unloads_total", name) == 0
+
+    host, settings = lending()
+    run(work, host, **settings)
+
+
+def test_one_that_is_idle_is_loaded_again_on_cores_that_were_freed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("homenode.server.models.kept_model._SETTLE_AFTER_S", 0.05)
+    monkeypatch.setattr("homenode.server.models.kept_models._SETTLE_S", 0.02)
+
+    async def work(service: Service) -> None:
+        for name in ("two", "one"):
+            await service.text(name)
+        await service.ask("/models/unload", {"model": "two"})
+        async with asyncio.timeout(5):
+            while (await service.ask("/v1/models/one")).json()["status"]["cpus"] != "0-1":
+                await asyncio.sleep(0.01)
+        await service.becomes("one", "loaded")
+        assert (await service.text("one")).status_code == 200
+        assert await service.metric("homenode:model_loads_total", "one") == 1
+        await service.ask("/models/unload", {"model": "one"})
+        await service.becomes("one", "unloaded")
+
+    host, settings = lending()
+    run(work, host, **settings)
 
 
 def test_wrong_settings_change_nothing() -> None:

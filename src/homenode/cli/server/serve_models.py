@@ -141,7 +141,7 @@ async def serve_models(
         _LOG.warning("%s cannot be loaded as it is: %s", name, problem.message)
     from homenode.cli.server.engine_host import planned_models
 
-    kept = KeptModels(planned_models(made, host.host), host, several.model_wait_timeout)
+    kept = KeptModels(planned_models(made, host.host), host, several.model_wait_timeout, several.models_lend_after)
 
     def table(text_work: Any, metrics: Any) -> KeptModels:
         kept.begin(text_work, metrics)

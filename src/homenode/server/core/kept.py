@@ -29,7 +29,7 @@ def check_admin() -> None:
 
 def status_of(kept: KeptModel) -> dict[str, Any]:
     """The state of a model, and where it is or is to be."""
-    planned = kept.planned
+    planned = kept.place
     told: dict[str, Any] = {
         "value": kept.state.word,
         "memory_bytes": planned.total,

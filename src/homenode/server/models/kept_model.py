@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
+from homenode.cpuset import format_cpu_list
 from homenode.errors import InternalError
 from homenode.server.http.failures import ApiError
+from homenode.server.models.lent_cores import CoreOwner
 from homenode.server.models.lifecycle import TRANSITIONS, ModelSituation, ModelState
 from homenode.server.models.model_entry import PlannedModel
 from homenode.server.models.served_model import ServedModel
@@ -15,6 +18,7 @@ from homenode.server.monitoring.snapshots import LifeSnapshot
 
 _FIRST_RETRY_S = 1.0
 _LONGEST_RETRY_S = 60.0
+_SETTLE_AFTER_S = 60.0  # without requests
 _STEADY_S = 60.0  # a model that worked for so long has failed for the first time again
 FOR_EVER = float("inf")
 
@@ -25,7 +29,7 @@ class KeptModel:
     `loads`, `unloads`, `failures`: how often since the start of the server. `load_seconds`: what the last load took.
     `removed`: settings name it no more. `next_place`: where it is to be from its next load on; `moves`: that is now, as
     soon as it has no requests, as another model has its cores. `keep_alive`: seconds that a client had it kept for;
-    None: as its settings say.
+    None: as its settings say. `lent`: CPUs that it has of others while it is loaded (`lent_cores`).
     """
 
     def __init__(self, planned: PlannedModel, key: str, replaces: KeptModel | None = None) -> None:
@@ -43,6 +47,8 @@ class KeptModel:
         self.leaves = self.removed = False
         self.next_place: PlannedModel | None = None
         self.moves = False
+        self.lent: frozenset[int] = frozenset()
+        self.loads_again = False
         self.wanted_by_itself: float | None = None
         self.looked_at = planned.problem is None  # its files were as they should be
         self.work: asyncio.Task[None] | None = None  # that loads or unloads it
@@ -59,7 +65,7 @@ class KeptModel:
     def move_out_of(self, others: Iterable[PlannedModel]) -> None:
         """Have it move if it computes on cores that others are to have, and that it is not to share with them."""
         new = set(self.planned.cpus if self.next_place is None else self.next_place.cpus)
-        own = set(self.planned.cpus)
+        own = {*self.planned.cpus, *self.lent}
         self.moves = self.state is ModelState.LOADED and any(
             each.name != self.name and own & set(each.cpus) and not new & set(each.cpus) for each in others
         )
@@ -100,8 +106,35 @@ class KeptModel:
         """Note that it was used now."""
         self.last_used = time.monotonic()
 
-    def situation(self, *, held: bool) -> ModelSituation:
-        """Return what a decision has to know of it. `held`: its newcomers wait until others are served."""
+    @property
+    def place(self) -> PlannedModel:
+        """Return where it is, or is to be: with the cores that it was lent."""
+        if not self.lent:
+            return self.planned
+        cpus = tuple(sorted({*self.planned.cpus, *self.lent}))
+        lent = f"; CPUs {format_cpu_list(sorted(self.lent))} are of models that nobody asks for"
+        return replace(self.planned, cpus=cpus, reason=self.planned.reason + lent)
+
+    def owner(self, lend_after_s: float) -> CoreOwner:
+        """Return what is to be known of it where cores are lent. `lend_after_s`: how long nobody asked for one that
+        lends.
+        """
+        planned = self.planned
+        stays = planned.entry.pin or planned.entry.cpus or planned.shares_cpus or len(planned.nodes) != 1
+        lends = planned.entry.on_demand and self.state in (ModelState.UNLOADED, ModelState.FAILED)
+        return CoreOwner(
+            self.key,
+            planned.cpus,
+            None if stays or self.removed or planned.config.compute.threads is not None else planned.nodes[0],
+            self.state.holds_memory or self._wanted_since is not None,
+            self.last_used + lend_after_s if lends else float("inf"),
+            self.lent,
+        )
+
+    def situation(self, *, held: bool, lent: frozenset[int] | None = None) -> ModelSituation:
+        """Return what a decision has to know of it. `held`: its newcomers wait until others are served. `lent`: CPUs
+        that it would have beside its own if it were loaded now.
+        """
         soon_used = self.state is ModelState.LOADED and bool(self._waiting) and not held
         return ModelSituation(
             self.key,
@@ -114,7 +147,15 @@ class KeptModel:
             leaves=self.leaves or self.moves,
             expires=self._expires,
             replaces=None if self.replaces is None else self.replaces.key,
+            cpus=frozenset(self.planned.cpus),
+            lent=self.lent,
+            settles=lent is not None and lent != self.lent and time.monotonic() >= self.settles_from,
         )
+
+    @property
+    def settles_from(self) -> float:
+        """Return the time from which it is loaded again where other cores are lent to it."""
+        return self.last_used + _SETTLE_AFTER_S
 
     @property
     def _wanted_since(self) -> float | None:
@@ -192,7 +233,8 @@ class KeptModel:
         self.to(ModelState.LOADED)
         self.served, self.load_seconds, self.reason = served, seconds, None
         self.wanted_by_itself = None
-        self.loads += 1
+        self.loads += not self.loads_again
+        self.loads_again = False
         self._loaded_at = time.monotonic()
         self.touch()
 

@@ -17,6 +17,7 @@ from starlette.requests import Request
 from homenode.server.http.exchange import unless_gone
 from homenode.server.http.failures import ApiError
 from homenode.server.models.kept_model import KeptModel, ModelLease
+from homenode.server.models.lent_cores import CoreOwner, lent_cpus
 from homenode.server.models.lifecycle import (
     LOOK_S,
     PATIENCE_S,
@@ -40,6 +41,8 @@ from homenode.units import format_bytes
 
 _LOG = logging.getLogger("homenode.models")
 _RETRY_S = 5.0
+_SETTLE_S = 5.0  # between looks whether one that is to have other cores is idle
+_NEVER = float("inf")
 
 
 class KeptModels:
@@ -47,9 +50,11 @@ class KeptModels:
 
     changes = True  # which models there are, and what they can do
 
-    def __init__(self, planned: PlannedModels, host: ModelHost, wait_s: float) -> None:
-        """`wait_s`: how long a request waits for its model."""
-        self._host, self._wait_s = host, wait_s
+    def __init__(self, planned: PlannedModels, host: ModelHost, wait_s: float, lend_after_s: float = _NEVER) -> None:
+        """`wait_s`: how long a request waits for its model. `lend_after_s`: how long nobody has asked for a model that
+        lends its cores.
+        """
+        self._host, self._wait_s, self._lend_after_s = host, wait_s, lend_after_s
         self._versions = ModelVersions(planned)
         self._engines = ModelEngines(self._versions, host, self._look)
         self._held: frozenset[str] = frozenset()
@@ -230,6 +235,7 @@ class KeptModels:
         """Unload a model as soon as it has no requests. Raises as `find_kept`."""
         kept = self.find_kept(name)
         kept.wanted_by_itself = None
+        kept.loads_again = kept.moves = False
         if kept.state in (ModelState.LOADED, ModelState.LOADING):
             kept.leaves = True
         elif kept.state is ModelState.FAILED:
@@ -258,29 +264,39 @@ class KeptModels:
             self._looking = None
         if self._draining:
             return
-        made = self._decided()
+        owners = [kept.owner(self._lend_after_s) for kept in self._versions]
+        lent = lent_cpus(owners, time.monotonic())
+        made = self._decided(lent)
         freed, self._held = self._held - made.held, made.held
         by_key = {kept.key: kept for kept in self._versions}
         for decision in made.decisions:
             kept = by_key[decision.key]
             match decision:
                 case Load():
-                    self._engines.load(kept)
-                case Unload(because=because):
-                    self._engines.unload(kept, because)
+                    self._engines.load(kept, lent.get(kept.key, frozenset()))
+                case Unload(because=because, again=at_once):
+                    self._engines.unload(kept, because, again=at_once)
                 case Refuse():
                     self._refuse(kept, decision, by_key)
         for key in freed:
             if key in by_key and self._usable(by_key[key]):
                 by_key[key].admit()
         behind = any(kept.served is not None and kept.served.active and not kept.leases for kept in self._versions)
-        again = min((at for at in (made.look_again, time.monotonic() + LOOK_S if behind else None) if at), default=None)
-        if again is not None:
+        looks = (made.look_again, time.monotonic() + LOOK_S if behind else None, self._settles_next(owners, lent))
+        if (again := min((at for at in looks if at), default=None)) is not None:
             delay = max(0.01, again - time.monotonic())
             self._looking = asyncio.get_running_loop().call_later(delay, self._look)
 
-    def _decided(self) -> Decided:
-        situations = [kept.situation(held=kept.key in self._held) for kept in self._versions]
+    def _settles_next(self, owners: Sequence[CoreOwner], lent: Mapping[str, frozenset[int]]) -> float | None:
+        """The time when cores can be lent otherwise than they are, as far as that is known."""
+        now = time.monotonic()
+        loaded = [kept for kept in self._versions if kept.state is ModelState.LOADED]
+        times = [max(kept.settles_from, now + _SETTLE_S) for kept in loaded if lent.get(kept.key) != kept.lent]
+        times += [each.lends_from for each in owners if each.node is not None and now < each.lends_from < _NEVER]
+        return min(times, default=None) if loaded else None
+
+    def _decided(self, lent: Mapping[str, frozenset[int]]) -> Decided:
+        situations = [kept.situation(held=kept.key in self._held, lent=lent.get(kept.key)) for kept in self._versions]
         return decide(situations, self._versions.memory, time.monotonic(), PATIENCE_S)
 
     def _refuse(self, kept: KeptModel, refusal: Refuse, by_key: Mapping[str, KeptModel]) -> None:

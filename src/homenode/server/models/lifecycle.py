@@ -10,7 +10,8 @@ A model is loaded when somebody waits for it, first come, first served. Where me
 is to be on or in all, those are unloaded that were used longest ago, as far as their bytes are of use there: never one
 that is pinned, and never one that has requests. One that has waited for some time for others that are always busy
 stops these from taking new requests: they end what they have, and their own newcomers wait in turn. So nobody waits
-for ever. What can never fit is refused, with the bytes that lack and who has them.
+for ever. What can never fit is refused, with the bytes that lack and who has them. Cores that others were lent are
+given back in the same way: those are unloaded, and loaded again on fewer.
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ class ModelSituation:
     `memory`: bytes by node while it is loaded. `busy`: it has requests. `wanted_since`: when the first of those came
     who wait for it; None: nobody does. `leaves`: it is to be unloaded as soon as it has no requests. `expires`: when
     it is unloaded if nobody asks for it. `replaces`: the key of the version that it takes the place of, which gives way
-    even if it is pinned.
+    even if it is pinned. `cpus`: its own; `lent`: those that it has of others; `settles`: it
+    would be lent others by now, and nobody has asked for it for some time.
     """
 
     key: str
@@ -73,6 +75,9 @@ class ModelSituation:
     leaves: bool = False
     expires: float | None = None
     replaces: str | None = None
+    cpus: frozenset[int] = frozenset()
+    lent: frozenset[int] = frozenset()
+    settles: bool = False
 
     @property
     def total(self) -> int:
@@ -97,10 +102,11 @@ class Load:
 
 @dataclass(frozen=True)
 class Unload:
-    """End the engine of this model. `because`: in words."""
+    """End the engine of this model. `because`: in words. `again`: it is loaded again at once."""
 
     key: str
     because: str
+    again: bool = False
 
 
 @dataclass(frozen=True)
@@ -185,6 +191,8 @@ def decide(
             again.append(found.look_again)
         if found.reserves:  # later ones do not take what it waits for
             room.take(model.memory)
+    if not decisions and all(model.wanted_since is None for model in everybody.values()):
+        decisions += _settling(everybody.values())
     return Decided(tuple(decisions), frozenset(held), min((at for at in again if at > now), default=None))
 
 
@@ -204,7 +212,7 @@ def _make_room(
 ) -> _Found:
     """Decide about one that waits. Memory of those that leave is counted as taken until it is back."""
     if not room.lacking(model.memory):
-        return _Found((Load(model.key),))
+        return _give_cores_back(model, everybody, leaving, now, patience_s)
     coming = _Freed(room, model, leaving)
     if not coming.lacking:
         return _Found()
@@ -227,6 +235,28 @@ def _make_room(
     if waited < patience_s and model.replaces not in {each.key for each in chosen}:
         return _Found(look_again=_since(model) + patience_s, reserves=False)
     return _Found(held=frozenset(each.key for each in chosen), look_again=now + LOOK_S)
+
+
+def _give_cores_back(
+    model: ModelSituation,
+    everybody: Mapping[str, ModelSituation],
+    leaving: Sequence[ModelSituation],
+    now: float,
+    patience_s: float,
+) -> _Found:
+    """Decide about one for which there is memory: it is loaded when nobody computes on its cores any more."""
+    gone = {each.key for each in leaving}
+    having = [each for each in everybody.values() if each.state.holds_memory and each.lent & model.cpus]
+    if not having:
+        return _Found((Load(model.key),))
+    staying = [each for each in having if each.state is ModelState.LOADED and each.key not in gone]
+    idle = [each for each in staying if not each.busy]
+    found = tuple(Unload(each.key, f"{model.key} gets its cores back", again=True) for each in idle)
+    if len(idle) == len(staying):
+        return _Found(found)
+    if now - _since(model) < patience_s:
+        return _Found(found, look_again=_since(model) + patience_s)
+    return _Found(found, frozenset(each.key for each in staying if each.busy), now + LOOK_S)
 
 
 class _Freed:
@@ -289,6 +319,12 @@ def _expired(models: Iterable[ModelSituation], now: float) -> list[Unload]:
         elif model.expires is not None and model.expires <= now and model.wanted_since is None:
             found.append(Unload(model.key, "nobody has asked for it"))
     return found
+
+
+def _settling(models: Iterable[ModelSituation]) -> list[Unload]:
+    """Those that are loaded again on as many cores as there are for them: one at a time."""
+    idle = [each for each in models if each.settles and each.state is ModelState.LOADED and not each.busy]
+    return [Unload(each.key, "it is lent other cores by now", again=True) for each in idle[:1]]
 
 
 def _may_expire(model: ModelSituation) -> bool:

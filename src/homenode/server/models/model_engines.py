@@ -57,14 +57,16 @@ class ModelEngines:
         ]
         await asyncio.gather(*ends, return_exceptions=True)
 
-    def load(self, kept: KeptModel) -> None:
-        """Begin to load it."""
+    def load(self, kept: KeptModel, lent: frozenset[int] = frozenset()) -> None:
+        """Begin to load it. `lent`: CPUs that it is to have beside its own."""
+        kept.lent = lent
         kept.to(ModelState.LOADING)
         self._begin(kept, self._load(kept))
 
-    def unload(self, kept: KeptModel, because: str) -> None:
-        """Begin to unload it. `because`: in words."""
+    def unload(self, kept: KeptModel, because: str, *, again: bool = False) -> None:
+        """Begin to unload it. `because`: in words. `again`: it is loaded again at once."""
         kept.to(ModelState.UNLOADING)
+        kept.loads_again = again
         self._begin(kept, self._unload(kept, because))
 
     def _begin(self, kept: KeptModel, work: Coroutine[object, object, None]) -> None:
@@ -104,7 +106,7 @@ class ModelEngines:
     async def _load(self, kept: KeptModel) -> None:
         begin = time.monotonic()
         kept.progress = (0, 0)
-        planned = kept.planned
+        planned = kept.place
         nodes = ", ".join(map(str, planned.nodes))
         _LOG.info("loading %s: %s on node %s; %s", kept.name, format_bytes(planned.total), nodes, planned.reason)
 
@@ -204,17 +206,19 @@ class ModelEngines:
             await self._host.end(kept.planned, served.parts, _DRAIN_S)
         except Exception:
             _LOG.exception("the engine of %s did not end as it should", kept.name)
-        kept.served = None
-        kept.unloads += 1
-        kept.keep_alive, kept.leaves = None, kept.removed
+        kept.served, kept.lent = None, frozenset()
+        again = kept.loads_again = kept.loads_again and not (kept.leaves or kept.removed)
+        kept.unloads += not again
+        if not again:
+            kept.keep_alive, kept.leaves = None, kept.removed
         self._give_back(served)
         del served
         kept.to(ModelState.UNLOADED)
         if kept.next_place is not None:
-            moves = kept.moves and not kept.removed
+            again = again or (kept.moves and not kept.removed)
             kept.measured(kept.next_place)
-            if moves:
-                kept.want()
+        if again:
+            kept.want()
         self._versions.drop_if_gone(kept)
         kept.wake()
         self._look()

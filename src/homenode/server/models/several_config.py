@@ -38,3 +38,9 @@ class SeveralModelsConfig:
         parse=parse_seconds,
         minimum=1,
     )
+    models_lend_after: float = option(
+        600.0,
+        "How long nobody has asked for a model that lends its cores to the loaded ones of its node, such as 10min.",
+        parse=parse_seconds,
+        minimum=1,
+    )
