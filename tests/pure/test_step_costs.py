@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from homenode.engine.scheduler.row_costs import RowCosts
 from homenode.engine.scheduler.step_costs import StepCosts
 from homenode.engine.scheduler.step_load import NO_LOAD, StepLoad
 
@@ -54,6 +55,16 @@ def test_single_slow_steps_change_little(seed: int) -> None:
     assert found[100] < 0.12, found[100]
 
 
+def test_a_busy_start_is_learned_from() -> None:
+    """While what is expected is far off, a step that surprises is news; else a tenth of slow steps kept it off."""
+    found = []
+    for seed in range(10):
+        rng, costs = random.Random(seed), StepCosts()
+        errors(costs, rng, 30, slow=0.1)
+        found.append(errors(costs, rng, 60, slow=0.1)[30])
+    assert sum(found) / len(found) < 0.07, found
+
+
 @pytest.mark.parametrize("speed", [2.0, 0.5])
 def test_cores_that_come_or_go_are_followed(speed: float) -> None:
     rng, costs = random.Random(1), StepCosts()
@@ -73,3 +84,22 @@ def test_what_fits_is_what_takes_the_time() -> None:
         assert costs.seconds(decodes, StepLoad.of_sequence(start, count + 2, 1)) > 0.149
     assert costs.fitting(decodes, NO_LOAD, 0, 5, 10.0, scored=False) == 5
     assert costs.fitting(decodes, NO_LOAD, 0, 5, 0.0, scored=False) == 0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_rows_take_does_not_depend_on_who_asked_before(seed: int) -> None:
+    """What was said is kept until anything is learned that changes it, and no longer."""
+    rng, costs = random.Random(seed), StepCosts()
+    asked, silent = RowCosts(costs), RowCosts(costs)
+    for _ in range(200):
+        decodes, prompts = loads(rng)
+        took = seconds(decodes, prompts) * rng.uniform(0.9, 1.2)
+        costs.learn(decodes, prompts, took)
+        for each in (asked, silent):
+            if decodes.tokens and not prompts.tokens:
+                each.learn(decodes, took)
+            elif decodes.tokens:
+                each.fade(decodes.tokens)
+        every = [asked.seconds(rows) for rows in range(1, 80)]
+        if rng.random() < 0.1:
+            assert every == [silent.seconds(rows) for rows in range(1, 80)]

@@ -40,6 +40,8 @@ class RowCosts:
         self._measured: dict[int, _Measured] = {}
         self._rows: list[int] = []  # of those, ascending
         self._speed = 1.0
+        self._told: dict[int, float] = {}  # what was said since anything was learned, by rows...
+        self._told_of = -1  # ...under this revision of the costs
 
     @property
     def known(self) -> bool:
@@ -48,6 +50,7 @@ class RowCosts:
 
     def learn(self, load: StepLoad, seconds: float) -> None:
         """Take in that a step which only decodes took so long."""
+        self._told.clear()
         rows = _grouped(load.tokens)
         bare = max(0.2 * seconds, seconds - self._costs.of_position * load.read)
         known = self._measured.get(rows)
@@ -62,8 +65,18 @@ class RowCosts:
         known.seconds += (bare / self._speed - known.seconds) / known.count
 
     def seconds(self, rows: int) -> float:
-        """Return what so many rows take beside what they read; 0 while nothing is known."""
+        """Return what so many rows take beside what they read; 0 while nothing is known. Whoever looks for the best
+        number asks for all of them, again and again before the next step tells more.
+        """
         rows = _grouped(rows)
+        if self._told_of != self._costs.revision:
+            self._told.clear()
+            self._told_of = self._costs.revision
+        if (told := self._told.get(rows)) is None:
+            told = self._told[rows] = self._seconds(rows)
+        return told
+
+    def _seconds(self, rows: int) -> float:
         known = self._measured.get(rows)
         if known is not None and known.count >= 2.0:
             return self._speed * known.seconds
@@ -76,6 +89,7 @@ class RowCosts:
         """These rows were looked at and not taken."""
         if (known := self._measured.get(_grouped(rows))) is not None:
             known.count *= _FADING
+            self._told.clear()
 
     def _expected(self, rows: int) -> float:
         """Return what follows from other numbers of rows."""

@@ -6,9 +6,10 @@
 
 `base` is what reading the weights takes. The coefficients fit, by their relative errors, what steps that only decode,
 steps of prompts alone and mixed ones took of late; each kind fades with its own steps only, so that an hour of decoding
-does not forget what a prompt costs. A step that took far longer than expected counts for as much as half of its time
-more, so that single ones on a busy machine change little; when most of the last steps are off by the same factor, cores
-have come or gone, and all coefficients are multiplied by it at once.
+does not forget what a prompt costs. A step that took far longer than expected counts for little more than what was
+expected, so that single ones on a busy machine change little, and for more where what was expected of its kind was off
+as far of late. When most of the last steps are off by the same factor, cores have come or gone, and all coefficients
+are multiplied by it at once.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ _EVERY = {True: 24, False: 4}  # steps that only decode, as expected or not, of 
 _AS_EXPECTED = 0.08  # relative error
 _TRUSTED = 0.25  # relative error of times that were right so far
 _FADE = 1 / 64  # of the error that is shown
+_ROUNDS = 10  # over all coefficients, each of which is fitted beside the others as they are...
+_MOVED = 0.01  # ...until none of them moves by more than this, in multiples of what was expected of it
 
 
 def step_kind(decodes: int, prompts: int) -> StepKind:
@@ -45,7 +48,9 @@ def step_kind(decodes: int, prompts: int) -> StepKind:
 
 
 class StepCosts:
-    """The seconds of steps of one engine. Where a pipeline computes them, of its slowest stage."""
+    """The seconds of steps of one engine. Where a pipeline computes them, of its slowest stage. `revision`: grows with
+    whatever changes what it says.
+    """
 
     def __init__(self, expert_share: float = 0.0) -> None:
         """`expert_share`: of a layer's experts those that one token takes; 0: there are none."""
@@ -55,7 +60,7 @@ class StepCosts:
         self._sums = {kind: _Sums() for kind in STEP_KINDS}
         self._ratios: deque[float] = deque(maxlen=_RECENT)
         self._relative = [1.0] * 7  # coefficients, as multiples of what was expected of this machine
-        self._seen = self._skipped = 0
+        self._seen = self._skipped = self.revision = 0
         self.errors: dict[StepKind, float] = {}  # of late, relative, by kind
 
     @property
@@ -137,11 +142,12 @@ class StepCosts:
         middle = sorted(ratios)[len(ratios) // 2]
         if len(ratios) == _RECENT and error < _TRUSTED and not 1 / _CHANGE < middle < _CHANGE:
             self._costs = [middle * cost for cost in self._costs]
+            self.revision += 1
             for sums in self._sums.values():
                 sums.scale(middle)
             ratios.clear()
             expected *= middle
-        most = _SURPRISE if self._seen >= _FIRST else _EARLY_SURPRISE
+        most = max(1.0 + min(error, 1.0), _SURPRISE if self._seen >= _FIRST else _EARLY_SURPRISE)
         return min(max(seconds, expected / most), expected * most)
 
     def _features(self, decodes: StepLoad, prompts: StepLoad) -> list[float]:
@@ -153,7 +159,8 @@ class StepCosts:
         """The coefficients, none below 0, that come nearest to the relative times of all kinds, and to what is expected
         of a machine as fast as this one.
         """
-        kinds, used = self._sums.values(), len(self._used)
+        kinds = [sums for sums in self._sums.values() if sums.targets[_BASE]]
+        used = len(self._used)
         expected, found = _EXPECTED[:used], self._relative
         rows = zip(*(sums.products for sums in kinds), strict=True)
         products = [list(map(sum, zip(*row, strict=True)))[:used] for row in rows][:used]
@@ -166,11 +173,16 @@ class StepCosts:
         others = [list(map(mul, row, units)) for row in products]
         for i, row in enumerate(others):
             row[i] = 0.0
-        for _ in range(10):
+        for _ in range(_ROUNDS):
+            moved = 0.0
             for i, row in enumerate(others):
-                rest = targets[i] - sum(map(mul, row, found))
+                before, rest = found[i], targets[i] - sum(map(mul, row, found))
                 found[i] = max(0.0, (units[i] * rest + _BELIEF) / own[i])
+                moved = max(moved, abs(found[i] - before))
+            if moved < _MOVED:
+                break
         self._costs = [units[i] * found[i] for i in self._used] + [0.0] * (7 - len(self._used))
+        self.revision += 1
 
 
 class _Sums:
