@@ -25,10 +25,12 @@ _LAYERS = {"deepseek-v2-lite": 27}
 Named = tuple[str, tuple[int, ...]]  # a tensor's name and its lengths, rows before columns
 
 
-def write_shape(name: str, folder: Path) -> Path:
-    """The file of a shape in `folder`: 2.6 to 9 gigabytes."""
+def write_shape(name: str, folder: Path, **sizes: int) -> Path:
+    """The file of a shape in `folder`: 2.6 to 9 gigabytes. `sizes`: fields of its configuration that are others;
+    with `num_nextn_predict_layers` 1 a block that predicts is behind the layers of Qwen 3.5.
+    """
     shape, path = SHAPES[name], folder / f"{name}-{FILE_FORMATS[name]}.gguf"
-    config = {**shape.config, "num_hidden_layers": _LAYERS.get(name, shape.config["num_hidden_layers"])}
+    config = {**shape.config, "num_hidden_layers": _LAYERS.get(name, shape.config["num_hidden_layers"]), **sizes}
     writer = gguf.GGUFWriter(path, _ARCHITECTURES[name])
     for key, value in _metadata(name, config).items():
         given = gguf.GGUFValueType.get_type(value)
@@ -84,7 +86,7 @@ def _metadata(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
     architecture, experts = _ARCHITECTURES[name], config.get("num_local_experts") or config.get("num_experts")
     head = config.get("head_dim", 0)
     figures: dict[str, Any] = {
-        "block_count": config["num_hidden_layers"],
+        "block_count": config["num_hidden_layers"] + config.get("num_nextn_predict_layers", 0),
         "context_length": config["max_position_embeddings"],
         "embedding_length": config["hidden_size"],
         "feed_forward_length": config.get("intermediate_size", config["moe_intermediate_size"] if not head else 512),
@@ -113,6 +115,8 @@ def _metadata(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
                 "rope.dimension_count": head // 4,
                 "rope.dimension_sections": [11, 11, 10, 0],
             }
+            if blocks := config.get("num_nextn_predict_layers"):
+                figures["nextn_predict_layers"] = blocks
         case _:
             latent, rotated = config["kv_lora_rank"], config["qk_rope_head_dim"]
             figures |= {
@@ -160,11 +164,16 @@ def _qwen(config: Mapping[str, Any]) -> Iterator[Named]:
     keys = config["linear_num_key_heads"] * config["linear_key_head_dim"]
     values = config["linear_num_value_heads"]
     wide = values * config["linear_value_head_dim"]
-    for layer in range(config["num_hidden_layers"]):
+    layers = config["num_hidden_layers"]
+    for layer in range(layers + config.get("num_nextn_predict_layers", 0)):
         block = f"blk.{layer}"
         yield f"{block}.attn_norm.weight", (hidden,)
         yield f"{block}.post_attention_norm.weight", (hidden,)
-        if layer % 4 == 3:
+        if layer >= layers:
+            yield f"{block}.nextn.eh_proj.weight", (hidden, 2 * hidden)
+            for norm in ("enorm", "hnorm", "shared_head_norm"):
+                yield f"{block}.nextn.{norm}.weight", (hidden,)
+        if layer % 4 == 3 or layer >= layers:
             yield f"{block}.attn_q.weight", (2 * heads * head, hidden)
             yield f"{block}.attn_k.weight", (kv, hidden)
             yield f"{block}.attn_v.weight", (kv, hidden)

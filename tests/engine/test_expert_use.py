@@ -19,6 +19,9 @@ from homenode.engine.executor.processes import ProcessExecutor
 from homenode.engine.executor.worker_process import WorkerProcess
 from homenode.engine.messages import Output
 from homenode.engine.request import Request
+from homenode.engine.scheduler.drafts import Drafter
+from homenode.engine.scheduler.step_costs import StepCosts
+from homenode.engine.scheduler.step_load import StepLoad
 from tests.engine.engines import config_for, greedy, run_all
 from tests.engine.test_golden import golden
 from tests.paths import STORIES_MIXTURE, needs_data
@@ -26,7 +29,7 @@ from tests.waiting import PATIENCE_S, wait_until
 
 pytestmark = needs_data
 
-TOKENS, CHOSEN, LAYERS = 40, 2, 5
+TOKENS, CHOSEN, EXPERTS, LAYERS = 40, 2, 4, 5
 SPLITS: dict[str, dict[str, Any]] = {
     "reference": {"backend": "reference"},
     "torch": {"backend": "torch"},
@@ -61,6 +64,46 @@ def test_every_split_counts_the_same(split: str, tmp_path: Path) -> None:
     # Four equal experts give all routers' rounding the same text; near ties may go to another expert.
     off = sum(abs(a - b) for one, other in zip(found, whole, strict=True) for a, b in zip(one, other, strict=True))
     assert off <= 0.05 * CHOSEN * computed * LAYERS
+
+
+class _Listener(Drafter):
+    """Drafts nothing, and hears what steps read."""
+
+    def __init__(self, costs: StepCosts) -> None:
+        self._costs = costs
+        self.shares: list[tuple[int, float]] = []  # of tokens that decode, and of experts
+
+    def awaits(self, running: object) -> bool:
+        return False
+
+    def drafts(self, decoding: object, load: object, most: int) -> dict[int, tuple[int, ...]]:
+        return {}
+
+    def took(self, answers: StepLoad, *times: Any, **more: Any) -> None:
+        self.shares.append((answers.tokens, self._costs.experts))
+
+
+@pytest.mark.parametrize("split", ["one rank", "experts over two ranks"])
+def test_a_step_tells_how_many_experts_it_read(split: str) -> None:
+    made: list[_Listener] = []
+
+    def make(speculation: object, costs: StepCosts, most: int) -> _Listener:
+        made.append(_Listener(costs))
+        return made[0]
+
+    config = config_for(STORIES_MIXTURE, stage_devices="cpu", **SPLITS.get(split, {}))
+    engine = LocalEngine(config, make_drafter=make)
+    try:
+        run_all(engine, [golden()[0]["prompt_ids"]], [greedy(8)])
+    finally:
+        engine.close()
+    of_tokens = [share for tokens, share in made[0].shares if tokens == 1]
+    assert len(of_tokens) >= 7
+    # Two of four experts; of a rank that has two of them those that are there.
+    if split == "one rank":
+        assert set(of_tokens) == {CHOSEN / EXPERTS}
+    assert all(0.0 < share <= 1.0 for share in of_tokens)
+    assert [share for tokens, share in made[0].shares if not tokens][0] > CHOSEN / EXPERTS
 
 
 def test_figures_come_in_when_nothing_else_happens() -> None:

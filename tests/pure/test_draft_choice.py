@@ -225,3 +225,58 @@ def test_a_model_drafts_as_far_as_that_pays() -> None:
     assert sum(_depths(_cheap, 0.009, 0.7)[-50:]) <= 10  # drafting takes as long as decoding
     assert sum(_depths(_cheap, 0.0002, 0.02)[-50:]) <= 10
     assert sum(_depths(_dear, 0.0002, 0.95, 4)[-50:]) <= 10
+
+
+def _chosen(rng: random.Random, rows: int, experts: int, each: int, anew: float) -> float:
+    """Share of the experts that so many rows read: each chooses this part of its own anew, the others the first did."""
+    first = rng.sample(range(experts), each)
+    read = set(first)
+    for _ in range(rows - 1):
+        kept = [expert for expert in first if rng.random() >= anew]
+        read |= {*kept, *rng.sample(range(experts), each - len(kept))}
+    return len(read) / experts
+
+
+@pytest.mark.parametrize("anew", [0.1, 0.5, 1.0])
+def test_rows_of_a_mixture_cost_the_experts_that_they_choose(anew: float) -> None:
+    experts, each, rng = 64, 8, random.Random(3)
+    costs = StepCosts(each / experts)
+    rows = RowCosts(costs)
+
+    def seconds(number: int, share: float) -> float:
+        return 0.004 + 0.0002 * number + 0.020 * share
+
+    def shares(number: int, anew: float) -> float:
+        return sum(_chosen(rng, number, experts, each, anew) for _ in range(200)) / 200
+
+    for step in range(300):
+        number = rng.choice([1, 1, 2, 3, 4])
+        # Prompts read all experts at times: what these cost shows in them, too.
+        if step % 10 == 0:
+            costs.learn(NO_LOAD, StepLoad(64, 1, 64, 2000), 0.004 + 64 * 0.0002 + 0.020, 1.0)
+            continue
+        share = _chosen(rng, number, experts, each, anew)
+        costs.learn(_load(number), NO_LOAD, seconds(number, share), share)
+        rows.learn(_load(number), seconds(number, share))
+    assert costs.expert_share(4) == pytest.approx(shares(4, anew), rel=0.15)
+    for number in (1, 2, 4, 6, 9):
+        assert rows.seconds(number) == pytest.approx(seconds(number, shares(number, anew)), rel=0.12), number
+
+
+def test_what_rows_cost_follows_as_they_choose_otherwise() -> None:
+    costs = StepCosts(1 / 8)
+    rows = RowCosts(costs)
+
+    def learn(number: int, share: float) -> None:
+        seconds = 0.004 + 0.0002 * number + 0.020 * share
+        costs.learn(_load(number), NO_LOAD, seconds, share)
+        rows.learn(_load(number), seconds)
+
+    for _ in range(60):  # rows choose by themselves
+        for number in (1, 2, 4):
+            learn(number, 1 - (7 / 8) ** number)
+    before = rows.seconds(4)
+    for _ in range(60):  # rows choose alike; nobody computes four any more
+        learn(1, 1 / 8)
+        learn(2, 1 / 8 + 0.01)
+    assert rows.seconds(4) < 0.85 * before

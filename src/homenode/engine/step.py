@@ -142,6 +142,7 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True):
     failed: list[tuple[int, str]] = []  # sequences whose grammar cannot go on, and why; they got no token
     pooled: list[Pooled] = []  # of an engine that makes vectors, in place of `advances`
     draft_seconds: float = 0.0  # of `seconds`, what drafting took
+    experts: float = 0.0  # of a mixture's experts, the share that was read; 0: it is not known
 
 
 class WorkerLimits(msgspec.Struct, frozen=True, kw_only=True):

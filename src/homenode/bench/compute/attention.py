@@ -1,7 +1,7 @@
 """Speed of attention of decoding by itself: keys and values read, against the machine's limits.
 
-One token of each sequence attends to its context, as a step of decoding does it in every layer, the new key and value
-stored on the way. The layers of a program have KV memory of their own: together it is larger than caches are, so that
+One token of each sequence attends to its context, as a step of decoding does it in every layer, or several where drafts
+are verified; the new keys and values are stored on the way. The layers of a program have KV memory of their own: together it is larger than caches are, so that
 keys and values come from memory as they do in a model. They are zeros, which takes as long as any other values.
 """
 
@@ -33,8 +33,8 @@ _BLOCK = 64
 
 @dataclass(frozen=True)
 class AttentionPlan:
-    """The measurements to make: every combination. A shape is (query heads, KV heads, elements of a head). `repeat`
-    runs of each; the median counts.
+    """The measurements to make: every combination. A shape is (query heads, KV heads, elements of a head). `rows`:
+    tokens of each sequence that attend. `repeat` runs of each; the median counts.
     """
 
     types: tuple[str, ...] = ("bf16", "int8")
@@ -42,6 +42,7 @@ class AttentionPlan:
     contexts: tuple[int, ...] = (512, 8192, 32768)
     batch: int = 1
     repeat: int = 2
+    rows: int = 1
 
     @property
     def points(self) -> int:
@@ -51,7 +52,8 @@ class AttentionPlan:
 
 @dataclass(frozen=True)
 class AttentionResult:
-    """Attention of one layer for `batch` sequences of `context` tokens each, the token that attends included.
+    """Attention of one layer for `rows` tokens of each of `batch` sequences of `context` tokens, those that attend
+    included.
 
     `seconds`: of the layer, the fastest pass of a run, the median over the runs. `gb_s`: bytes of keys and values a
     second, `read_share` of what reading alone reached meanwhile. `gops`: 1e9 operations a second; `fraction`: how much
@@ -65,6 +67,7 @@ class AttentionResult:
     head_dim: int
     context: int
     batch: int
+    rows: int
     seconds: float
     gb_s: float
     read_share: float
@@ -88,6 +91,12 @@ def check_plan(plan: AttentionPlan) -> None:
                     f"shape {heads}x{kv_heads}x{head_dim}: wanted query heads that are a multiple of the KV heads, "
                     "and an even head of 2 to 4096",
                     param="--shapes",
+                )
+            if plan.rows > min(plan.contexts):
+                raise UserError(
+                    f"{format_count(plan.rows, 'token')} of a context of {format_count(min(plan.contexts), 'token')}: "
+                    "those that attend are among the tokens of the context",
+                    param="--rows",
                 )
             layer = plan.batch * _blocks(max(plan.contexts)) * _geometry(name, kv_heads, head_dim, 1).block_bytes
             if layer > _MOST_BYTES:
@@ -127,7 +136,7 @@ def _measure(
     cache = backend.kv_cache(_geometry(name, kv_heads, head_dim, layers), batch * blocks)
     draw = np.random.default_rng(0)
     q, k, v = (
-        backend.constant(draw.standard_normal((batch, n * head_dim)).astype(np.float32))
+        backend.constant(draw.standard_normal((batch * plan.rows, n * head_dim)).astype(np.float32))
         for n in (heads, kv_heads, kv_heads)
     )
 
@@ -138,20 +147,22 @@ def _measure(
             ops.attention(q, k, v, cache, layer, rule)
         return ops.attention(q, k, v, cache, layers - 1, rule)
 
-    program = backend.compile(forward, StepLimits(batch, batch, 1, blocks))
-    runs = measure_repeatedly(Passes([program], _arrays(batch, context), layers), meter, plan.repeat, watch, short=True)
-    operations = Operations.of(path_of(name.upper()), 4.0 * batch * heads * head_dim * context)
+    arrays = _arrays(batch, plan.rows, context)
+    program = backend.compile(forward, StepLimits(batch * plan.rows, batch, 1, blocks))
+    runs = measure_repeatedly(Passes([program], arrays, layers), meter, plan.repeat, watch, short=True)
+    looked_at = plan.rows * context - plan.rows * (plan.rows - 1) // 2
+    operations = Operations.of(path_of(name.upper()), 4.0 * batch * heads * head_dim * looked_at)
     work = Work(batch * context * one.block_bytes / _BLOCK, operations)
     return _result(plan, name, shape, context, work, runs)
 
 
-def _arrays(batch: int, context: int) -> StepArrays:
-    """The last token of each sequence; sequences own adjacent blocks."""
+def _arrays(batch: int, rows: int, context: int) -> StepArrays:
+    """The last `rows` tokens of each sequence; sequences own adjacent blocks."""
     blocks = _blocks(context)
     return StepArrays(
-        _int32([0] * batch),
-        _int32([context - 1] * batch),
-        _int32(range(batch + 1)),
+        _int32([0] * (batch * rows)),
+        _int32([*range(context - rows, context)] * batch),
+        _int32(range(0, batch * rows + 1, rows)),
         _int32([context] * batch),
         np.arange(batch * blocks, dtype=np.int32).reshape(batch, blocks),
         _int32([]),
@@ -170,6 +181,7 @@ def _result(
         head_dim=shape[2],
         context=context,
         batch=plan.batch,
+        rows=plan.rows,
         seconds=seconds,
         gb_s=work.bytes / seconds / 1e9,
         read_share=statistics.median(r.ceilings.read_seconds(work) / r.seconds for r in runs.counted),

@@ -46,7 +46,8 @@ class SpeculationSpeed:
 
 class KnownAnswers(DraftChoice):
     """Drafts from answers that are known: each token is right with the chance `rate`. How many are drafted is decided
-    as ever.
+    as ever. Where a model drafts, or the model's own heads, these are asked and awaited as ever, too, and only the
+    tokens that they tell are others.
     """
 
     def __init__(self, *settings: Any) -> None:
@@ -67,13 +68,16 @@ class KnownAnswers(DraftChoice):
 class _KnownDrafts(SequenceDrafts):
     """The drafts of one sequence whose answer is known."""
 
-    __slots__ = ("_answer", "_sequence")
+    __slots__ = ("_answer", "_of_workers", "_sequence")
 
     def __init__(self, sequence: EngineSequence, choice: KnownAnswers, answer: Sequence[int]) -> None:
-        super().__init__(sequence.tokens, choice.acceptance, 0, None)
+        self._of_workers = choice.asks_models
+        super().__init__(sequence.tokens, choice.acceptance, 0, None, "model")
         self._sequence, self._answer = sequence, answer
 
     def drafted(self, most: int, expected: Sequence[int] = (), forced: int = 0) -> DraftedTokens:
+        if self._of_workers:
+            most = min(most, len(expected))
         tokens = list(self._answer[self._sequence.num_outputs :][:most])
         return DraftedTokens(tokens, [place_of("model", number) for number in range(len(tokens))])
 

@@ -40,6 +40,13 @@ if TYPE_CHECKING:
     "--contexts", type=TokenCountList(), default="512,8192,32768", show_default=True, help="Tokens of each context."
 )
 @click.option("--batch", type=click.IntRange(1, 4096), default=1, show_default=True, help="Sequences decoded at once.")
+@click.option(
+    "--rows",
+    type=click.IntRange(1, 256),
+    default=1,
+    show_default=True,
+    help="Tokens of each sequence in the step, as where drafts are verified.",
+)
 @with_some_settings(EngineConfig, "threads", "isa")
 @click.option(
     "--repeat", type=click.IntRange(1, 100), default=2, show_default=True, help="Counted runs; the median is reported."
@@ -51,6 +58,7 @@ def attention(
     shapes: tuple[tuple[int, int, int], ...],
     contexts: tuple[int, ...],
     batch: int,
+    rows: int,
     threads: int | None,
     isa: str | None,
     repeat: int,
@@ -62,7 +70,7 @@ def attention(
     from homenode.cli.benchmarks.progress import measuring
 
     with plain_errors():
-        plan = AttentionPlan(tuple(name.lower() for name in types), shapes, contexts, batch, repeat)
+        plan = AttentionPlan(tuple(name.lower() for name in types), shapes, contexts, batch, repeat, rows)
         check_plan(plan)
         backend = native_backend(threads, isa)
         with measuring(plan.points * (repeat + 1)) as watch:
@@ -74,7 +82,7 @@ def attention(
             _print_table(results)
             OUT.print(
                 f"Instruction set level {statistics['level']}, {format_count(statistics['threads'], 'thread')}, "
-                f"{format_count(batch, 'sequence')}.",
+                f"{format_count(batch, 'sequence')}" + (f" of {format_count(rows, 'row')} each." if rows > 1 else "."),
                 highlight=False,
             )
 

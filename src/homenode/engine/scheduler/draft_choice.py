@@ -52,6 +52,11 @@ class DraftChoice(Drafter):
         """Return whether workers may be asked for drafts: of models that draft, and of grammars."""
         return self._max_drafted > 0 or self._bound > 0
 
+    @property
+    def asks_models(self) -> bool:
+        """Return whether a model that drafts, or heads of the model, are in the workers."""
+        return self._max_drafted > 0
+
     # Asked while a step is planned
 
     def awaits(self, running: List[Sequence]) -> bool:

@@ -63,12 +63,13 @@ class Results:
         self._counters.step_tokens += pending_step.num_tokens
         self._requests.throughput.add(pending_step.num_tokens, result.seconds)
         self._shares.charge(pending_step, result.seconds)
-        self._costs.learn(pending_step.answers, pending_step.prompts, result.seconds - result.draft_seconds)
+        seconds = result.seconds - result.draft_seconds
+        self._costs.learn(pending_step.answers, pending_step.prompts, seconds, result.experts)
         if self._drafter is not None:
             self._drafter.took(
                 pending_step.answers,
                 pending_step.prompts,
-                result.seconds - result.draft_seconds,
+                seconds,
                 now,
                 awaited=pending_step.awaited,
                 draft_seconds=result.draft_seconds,

@@ -1,9 +1,10 @@
 """The seconds of a step by its rows, measured in steps that only decode. Pure.
 
-Kernels take some numbers of rows at nearly the price of fewer, and in mixtures of experts a row costs what its experts
-were not read for already: both show in what steps took, and in no line through it. What was never measured is expected
-to lie between its neighbours, and beyond them as `StepCosts` says. Measurements that nobody repeats fade, so that one
-that was unlucky is tried again.
+Kernels take some numbers of rows at nearly the price of fewer: that shows in what steps took, and in no line through
+it. What was never measured is expected to lie between its neighbours, and beyond them as `StepCosts` says. In mixtures
+of experts a row costs what its experts are not read for already: what was measured holds for the experts that those
+steps read, and what more or fewer of them cost is added. Measurements that nobody repeats fade, so that one that was
+unlucky is tried again.
 """
 
 from __future__ import annotations
@@ -24,12 +25,14 @@ _FADING: Final = 0.99
 
 
 class _Measured:
-    """The seconds of one number of rows, in units of the machine's speed, and how many steps they follow from."""
+    """The seconds of one number of rows, in units of the machine's speed, the share of the experts that was read, and
+    how many steps they follow from.
+    """
 
-    __slots__ = ("count", "seconds")
+    __slots__ = ("count", "experts", "seconds")
 
     def __init__(self) -> None:
-        self.seconds = self.count = 0.0
+        self.seconds = self.count = self.experts = 0.0
 
 
 class RowCosts:
@@ -49,7 +52,7 @@ class RowCosts:
         return bool(self._rows)
 
     def learn(self, load: StepLoad, seconds: float) -> None:
-        """Take in that a step which only decodes took so long."""
+        """Take in that a step which only decodes, the last one that `StepCosts` has learned from, took so long."""
         self._told.clear()
         rows = _grouped(load.tokens)
         bare = max(0.2 * seconds, seconds - self._costs.of_position * load.read)
@@ -58,11 +61,12 @@ class RowCosts:
             known = self._measured[rows] = _Measured()
             insort(self._rows, rows)
         elif known.count >= 3.0:
-            expected = self._speed * known.seconds
+            expected = self._of(rows, known, self._costs.experts)
             bare = min(max(bare, expected / _OUTLIER), expected * _OUTLIER)
             self._speed *= (bare / expected) ** _SPEED
         known.count = min(_MEMORY, known.count + 1.0)
         known.seconds += (bare / self._speed - known.seconds) / known.count
+        known.experts += (self._costs.experts - known.experts) / known.count
 
     def seconds(self, rows: int) -> float:
         """Return what so many rows take beside what they read; 0 while nothing is known. Whoever looks for the best
@@ -79,11 +83,11 @@ class RowCosts:
     def _seconds(self, rows: int) -> float:
         known = self._measured.get(rows)
         if known is not None and known.count >= 2.0:
-            return self._speed * known.seconds
+            return self._of(rows, known)
         expected = self._expected(rows)
         if known is None or not expected:
-            return expected or (self._speed * known.seconds if known is not None else 0.0)
-        return (known.count * self._speed * known.seconds + _BELIEF * expected) / (known.count + _BELIEF)
+            return expected or (self._of(rows, known) if known is not None else 0.0)
+        return (known.count * self._of(rows, known) + _BELIEF * expected) / (known.count + _BELIEF)
 
     def fade(self, rows: int) -> None:
         """These rows were looked at and not taken."""
@@ -91,22 +95,32 @@ class RowCosts:
             known.count *= _FADING
             self._told.clear()
 
+    def _of(self, rows: int, known: _Measured, experts: float | None = None) -> float:
+        """Return what these rows take if they read this share of the experts; None: as many as they should."""
+        seconds = self._speed * known.seconds
+        if (of_experts := self._costs.of_experts) and known.experts:
+            share = self._costs.expert_share(rows) if experts is None else experts
+            seconds = max(0.5 * seconds, seconds + of_experts * (share - known.experts))
+        return seconds
+
+    def _step(self, fewer: int, rows: int) -> float:
+        """Return what so many rows should take more than fewer, by all steps."""
+        costs = self._costs
+        return costs.of_row * (rows - fewer) + costs.of_experts * (costs.expert_share(rows) - costs.expert_share(fewer))
+
     def _expected(self, rows: int) -> float:
         """Return what follows from other numbers of rows."""
-        each = self._costs.of_row
         place = bisect_left(self._rows, rows)
         below = next((r for r in reversed(self._rows[:place]) if self._measured[r].count >= 2.0), 0)
         above = next((r for r in self._rows[place:] if r > rows and self._measured[r].count >= 2.0), 0)
         if below and above:
-            low, high = self._measured[below].seconds, self._measured[above].seconds
-            return self._speed * (low + (high - low) * (rows - below) / (above - below))
+            low, high = self._of(below, self._measured[below]), self._of(above, self._measured[above])
+            return low + (high - low) * (rows - below) / (above - below)
         if below:
-            return self._speed * self._measured[below].seconds + each * (rows - below)
+            return self._of(below, self._measured[below]) + self._step(below, rows)
         if above:
-            return max(
-                0.5 * self._speed * self._measured[above].seconds,
-                self._speed * self._measured[above].seconds - each * (above - rows),
-            )
+            seconds = self._of(above, self._measured[above])
+            return max(0.5 * seconds, seconds - self._step(rows, above))
         return self._costs.seconds(StepLoad(rows, rows, 0, 0, 1), NO_LOAD)
 
 

@@ -4,6 +4,8 @@
             + d * positions that decoding rows read + e * positions that tokens of prompts look at
             + f * share of the experts that are read
 
+The share is the one that steps tell, as their tokens chose. Of a step that is to come it is what follows if a token
+more chooses as anew as those of late did: not at all where all choose the same, by itself where experts are uniform.
 `base` is what reading the weights takes. The coefficients fit, by their relative errors, what steps that only decode,
 steps of prompts alone and mixed ones took of late; each kind fades with its own steps only, so that an hour of decoding
 does not forget what a prompt costs. A step that took far longer than expected counts for little more than what was
@@ -40,6 +42,8 @@ _TRUSTED = 0.25  # relative error of times that were right so far
 _FADE = 1 / 64  # of the error that is shown
 _ROUNDS = 10  # over all coefficients, each of which is fitted beside the others as they are...
 _MOVED = 0.01  # ...until none of them moves by more than this, in multiples of what was expected of it
+_CHOICES = 1 / 8  # of what the tokens of a step chose, as far as not all was read, what counts
+_MOST_READ = 0.98  # share of the experts beyond which nothing follows for fewer tokens
 
 
 def step_kind(decodes: int, prompts: int) -> StepKind:
@@ -55,6 +59,8 @@ class StepCosts:
     def __init__(self, expert_share: float = 0.0) -> None:
         """`expert_share`: of a layer's experts those that one token takes; 0: there are none."""
         self._others = 1.0 - expert_share
+        self._anew = 1.0  # of a token beside others, the part of its experts that it chooses as if it were alone
+        self.experts = 0.0  # share that the last step read
         self._used = range(7 if expert_share else 6)
         self._costs = [0.0] * 7
         self._sums = {kind: _Sums() for kind in STEP_KINDS}
@@ -88,8 +94,17 @@ class StepCosts:
             found += costs[_PROMPT] * prompts.tokens + costs[_ROWS] * prompts.rows
             found += costs[_ATTENDED] * prompts.attended
         if self._others < 1.0:
-            found += costs[_EXPERTS] * (1.0 - self._others ** (decodes.tokens + prompts.tokens))
+            found += costs[_EXPERTS] * self.expert_share(decodes.tokens + prompts.tokens)
         return found
+
+    def expert_share(self, tokens: int) -> float:
+        """Return the share of the experts that so many tokens should read."""
+        return 1.0 - self._others ** (1.0 + self._anew * (tokens - 1)) if tokens else 0.0
+
+    @property
+    def of_experts(self) -> float:
+        """Return the seconds of reading all experts."""
+        return self._costs[_EXPERTS]
 
     def fitting(
         self, decodes: StepLoad, prompts: StepLoad, start: int, most: int, limit: float, *, scored: bool
@@ -105,7 +120,7 @@ class StepCosts:
         tokens = decodes.tokens + prompts.tokens
         if self._others < 1.0 and costs[_EXPERTS]:
             # Every further expert is dearer at first than later; what all of them take at most is in any case enough.
-            left -= costs[_EXPERTS] * (self._others**tokens - self._others ** (tokens + most))
+            left -= costs[_EXPERTS] * (self.expert_share(tokens + most) - self.expert_share(tokens))
             if left <= 0.0:
                 return 0
         half = costs[_ATTENDED] / 2
@@ -115,10 +130,17 @@ class StepCosts:
         root = math.sqrt(each * each + 4.0 * half * left)
         return min(most, int(2.0 * left / (each + root)))
 
-    def learn(self, decodes: StepLoad, prompts: StepLoad, seconds: float) -> None:
-        """Take in that a step of this load took so long."""
+    def learn(self, decodes: StepLoad, prompts: StepLoad, seconds: float, experts: float = 0.0) -> None:
+        """Take in that a step of this load took so long. `experts`: the share of them that it read; 0: what is expected
+        of its tokens.
+        """
         if seconds <= 0.0:
             return
+        tokens = decodes.tokens + prompts.tokens
+        self.experts = 0.0
+        if self._others < 1.0:
+            self.experts = experts or self.expert_share(tokens)
+            self._learn_choices(tokens, self.experts)
         expected = self.seconds(decodes, prompts)
         kind = step_kind(decodes.tokens, prompts.tokens)
         if self._seen:
@@ -130,7 +152,7 @@ class StepCosts:
                 return
         self._skipped = 0
         self._seen += 1
-        self._sums[kind].add(self._features(decodes, prompts), seconds)
+        self._sums[kind].add(self._features(decodes, prompts, self.experts), seconds)
         self._fit()
 
     def _without_surprise(self, seconds: float, expected: float, error: float) -> float:
@@ -150,9 +172,17 @@ class StepCosts:
         most = max(1.0 + min(error, 1.0), _SURPRISE if self._seen >= _FIRST else _EARLY_SURPRISE)
         return min(max(seconds, expected / most), expected * most)
 
-    def _features(self, decodes: StepLoad, prompts: StepLoad) -> list[float]:
-        tokens = decodes.tokens + prompts.tokens
-        experts = 1.0 - self._others**tokens if self._others < 1.0 else 0.0
+    def _learn_choices(self, tokens: int, share: float) -> None:
+        """Take in how many experts these tokens chose. Where nearly all are, that says little."""
+        if tokens < 2 or share >= _MOST_READ or self._others <= 0.0:
+            return
+        alone = math.log(1.0 - share) / math.log(self._others)  # so many tokens that each choose by themselves
+        anew = min(max((alone - 1.0) / (tokens - 1), 0.0), 1.5)
+        self._anew += _CHOICES * (1.0 - share) * (anew - self._anew)
+        self.revision += 1
+
+    @staticmethod
+    def _features(decodes: StepLoad, prompts: StepLoad, experts: float) -> list[float]:
         return [1.0, decodes.tokens, prompts.tokens, prompts.rows, decodes.read, prompts.attended, experts]
 
     def _fit(self) -> None:

@@ -26,6 +26,7 @@ from homenode.errors import InternalError
 from homenode.model.part import ModelPart
 
 if TYPE_CHECKING:
+    from homenode.engine.worker.expert_reads import ExpertReads
     from homenode.engine.worker.grammar_masks import GrammarMasks
     from homenode.engine.worker.model_drafter import ModelDrafter
 
@@ -54,6 +55,7 @@ class Runner:
         takes_rows: bool = True,
         neutral_token: int | None = None,
         make_drafter: Callable[[SequenceTable], ModelDrafter] | None = None,
+        expert_reads: ExpertReads | None = None,
     ) -> None:
         """`eos_token_ids`: what a sequence with `min_tokens` may not draw before it has them. `part`: of the model,
         None: all of it. `channels`: to other workers, None: there are none. `columns`: of the rows between stages.
@@ -61,7 +63,8 @@ class Runner:
         masks of sequences with a grammar, asked when the first comes; None: there are none. `state_pages`: how states
         lie in KV blocks where they are handed over. `pooler`: makes texts vectors in place of tokens.
         `takes_rows`: rows in place of embeddings are this stage's. `neutral_token`: see `PictureSpec`. `make_drafter`:
-        makes what drafts for the sequences of the table; None: nothing does.
+        makes what drafts for the sequences of the table; None: nothing does. `expert_reads`: counts the experts that
+        steps read; None: there are none.
         """
         self._program, self._backend, self._clock = program, backend, clock
         self._draws = part is None or part.last_stage
@@ -74,6 +77,7 @@ class Runner:
         self._pooler = pooler
         self._sampler = Sampler(backend, self._table)
         self._drafter = None if make_drafter is None else make_drafter(self._table)
+        self._expert_reads = expert_reads
         self._make_grammars, self._grammars = grammars, cast("GrammarMasks | None", None)
         self.waited_s = 0.0
 
@@ -162,10 +166,13 @@ class Runner:
         drafting = self._clock()
         sampled = self._with_drafts(step.items, sampled)
         drafting = self._clock() - drafting
+        experts = 0.0 if self._expert_reads is None else self._expert_reads.take()
         seconds = self._seconds_since(begin)
         if not self._answers:
             return StepResult(step.number, [], seconds=seconds)
-        return StepResult(step.number, sampled, scored, seconds, self._sampler.failed, draft_seconds=drafting)
+        return StepResult(
+            step.number, sampled, scored, seconds, self._sampler.failed, draft_seconds=drafting, experts=experts
+        )
 
     def _with_drafts(self, items: Sequence[StepItem], advances: list[Advance]) -> list[Advance]:
         """Add what is expected to follow."""

@@ -19,6 +19,7 @@ from homenode.engine.channels.base import WorkerChannels
 from homenode.engine.channels.messages import FileRange, Fits, Join, RunStep, WorkerStepDone
 from homenode.engine.experts.usage import EXPERT_USES, Table, of_part
 from homenode.engine.worker.drafting import DraftingPrograms, drafting_cache, make_drafter
+from homenode.engine.worker.expert_reads import ExpertReads
 from homenode.engine.worker.load import InsideEngine, LoadedPart, check_pages, load_part, moved_part
 from homenode.engine.worker.model_drafter import DraftingProgram
 from homenode.engine.worker.pooler import Pooler
@@ -167,6 +168,7 @@ class PartWorker:
             takes_rows=part.first_stage or part.layers.first < (pictures.deep_layers if pictures else 0),
             pooler=None if pooling is None else Pooler(pooling.rows, loaded.model.head),
             make_drafter=None if self._drafting is None else partial(make_drafter, loaded, self._drafting),
+            expert_reads=ExpertReads(self._program.expert_usage, part) if any(part.experts) else None,
         )
 
     def _grammar_masks(self) -> GrammarMasks:
