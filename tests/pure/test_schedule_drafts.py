@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from homenode.engine.kv.allocator import KvAllocator
 from homenode.engine.kv.states import StatePool
+from homenode.engine.scheduler.draft_choice import DraftChoice
 from homenode.engine.scheduler.events import StepDone
 from homenode.engine.scheduler_config import SchedulerConfig
 from homenode.engine.speculation.config import Speculation
@@ -316,6 +317,23 @@ def test_what_is_said_of_the_last_step_waits_for_its_result() -> None:
     bench.finish_step()
     assert bench.step() is not None and bench.step() is None
     bench.run()
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_nobody_is_asked_what_follows_tokens_that_are_not_known(waits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []  # whether all tokens were there
+
+    def drafts(_choice: DraftChoice, decoding: Sequence[Any], _load: object, _most: int) -> dict[int, tuple[int, ...]]:
+        asked.append(all(each.allocation.scheduled == len(each.tokens) for each in decoding))
+        return {}
+
+    bench = Bench(limits=limits_of(max_model_len=64), lookahead=1, speculation=Speculation("auto", None, 4, 2))
+    monkeypatch.setattr(DraftChoice, "drafts", drafts)
+    monkeypatch.setattr(DraftChoice, "awaits", lambda _choice, _running: waits)
+    bench.submit([1, 2], max_tokens=20, ignore_eos=True)
+    bench.submit([3, 2], max_tokens=20, ignore_eos=True)
+    bench.run()
+    assert all(asked) and len(asked) >= 15 if waits else len(asked) <= 2, asked
 
 
 @pytest.mark.parametrize(

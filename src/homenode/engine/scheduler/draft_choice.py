@@ -63,7 +63,7 @@ class DraftChoice(Drafter):
         """Tell whether drafts behind the tokens that steps in flight draw are worth waiting for these."""
         if not running or not self._may_pay(len(running)):
             return False
-        found = []
+        found, first = [], []
         for sequence in running:
             if (drafts := self._drafts_of(sequence)) is not None:
                 if sequence.expected and (chances := drafts.expected_chances(self._speculation.most)):
@@ -72,9 +72,14 @@ class DraftChoice(Drafter):
                 drafted = drafts.drafted(1 + self._speculation.most)
                 if len(drafted.tokens) > 1:
                     found.append(drafts.chances(drafted)[1:])
+                    first.append(drafted.places[0])
         if not found:
             return False
-        return self._named or bool(self._best(len(running), found, len(found) * self._speculation.most, self._waits_s))
+        if self._named or self._best(len(running), found, len(found) * self._speculation.most, self._waits_s):
+            return True
+        for place in first:
+            self.acceptance.fade(place)
+        return False
 
     def drafts(self, decoding: List[Sequence], load: StepLoad, most: int) -> Mapping[int, tuple[int, ...]]:
         """Drafted tokens of those that decode, by index, `most` at all."""
@@ -220,10 +225,15 @@ class DraftChoice(Drafter):
             taken = flat[:most]
         else:
             best, number, tokens = _MARGIN * sequences / alone, 0, float(sequences)
+            left = min(most, len(flat))
             for count, (q, _) in enumerate(flat[:most], 1):
                 tokens += q
-                if (rate := tokens / max(seconds(sequences + count) + gap, alone)) > best:
+                left -= 1
+                took = max(seconds(sequences + count) + gap, alone)
+                if (rate := tokens / took) > best:
                     best, number = rate, count
+                elif tokens + left * q <= best * took:
+                    break  # the others are no likelier, and take no less
             taken = flat[:number]
             if not number and flat:
                 self.rows.fade(sequences + 1)

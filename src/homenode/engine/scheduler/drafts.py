@@ -93,11 +93,16 @@ def plan_expected(plan: StepPlan, drafter: Drafter) -> None:
 
 
 def plan_drafts(plan: StepPlan, drafter: Drafter, allocator: KvAllocator, most: int) -> None:
-    """Add guesses, `most` at all, to a step that has its decodes."""
+    """Add guesses, `most` at all, to a step that has its decodes. Where a step in flight draws the last token of each,
+    nobody is asked: nobody knows what guesses are to follow.
+    """
+    known = (r.scheduled == len(s.tokens) for s, r in zip(plan.decoding, plan.allocations, strict=False))
+    if not any(known):
+        return
     for index, guessed in drafter.drafts(plan.decoding, plan.answers, most).items():
         sequence, allocation = plan.decoding[index], plan.allocations[index]
         if allocation.scheduled != len(sequence.tokens):
-            continue  # a step in flight draws its last token: nobody knows what they are to follow
+            continue  # a step in flight draws its last token
         count = min(len(guessed), most, sequence.last - len(sequence.tokens) - 1)
         if allocator.states is not None and count > 0:
             count = allocator.states.num_checkpoints(allocation.scheduled, count)
