@@ -28,19 +28,21 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize("batch", [1, 3])
-def test_every_type_is_measured_and_its_figures_agree(batch: int) -> None:
+@pytest.mark.parametrize(("batch", "rows"), [(1, 1), (3, 1), (2, 4)])
+def test_every_type_is_measured_and_its_figures_agree(batch: int, rows: int) -> None:
     watch = Counting()
-    plan = AttentionPlan(TYPES, ((6, 2, 24),), (1, 300), batch, repeat=1)
+    contexts = (rows, 300)
+    plan = AttentionPlan(TYPES, ((6, 2, 24),), contexts, batch, repeat=1, rows=rows)
     results = list(measure_attention(NativeBackend([-1, -1]), Steady(), plan, watch))
-    assert [(r.type, r.context) for r in results] == [(name, n) for name in TYPES for n in (1, 300)]
-    assert watch.names == [f"{name} 6x2x24 at {n}" for name in TYPES for n in (1, 300)]
+    assert [(r.type, r.context) for r in results] == [(name, n) for name in TYPES for n in contexts]
+    assert watch.names == [f"{name} 6x2x24 at {n}" for name in TYPES for n in contexts]
     assert watch.runs == 2 * plan.points
     for r in results:
         kv_bytes = batch * r.context * 2 * 2 * TOKEN_BYTES[r.type]
         assert r.seconds > 0
         assert r.gb_s == pytest.approx(kv_bytes / r.seconds / 1e9)
-        assert r.gops == pytest.approx(4 * batch * r.context * 6 * 24 / r.seconds / 1e9)
+        looked_at = sum(r.context - row for row in range(rows))
+        assert r.gops == pytest.approx(4 * batch * looked_at * 6 * 24 / r.seconds / 1e9)
         assert r.read_share == pytest.approx(r.gb_s / 100)
         peak = {"f32": 1000, "bf16": 2000, "int8": 4000}[r.type]
         assert r.fraction == pytest.approx(max(r.gb_s / 100, r.gops / peak))
@@ -55,6 +57,7 @@ def test_every_type_is_measured_and_its_figures_agree(batch: int) -> None:
         (AttentionPlan(shapes=((14, 4, 64),)), "multiple of the KV heads"),
         (AttentionPlan(shapes=((8, 4, 63),)), "even head"),
         (AttentionPlan(contexts=(1 << 40,)), "GiB for one layer"),
+        (AttentionPlan(contexts=(8, 512), rows=9), "9 tokens of a context of 8 tokens"),
     ],
 )
 def test_a_plan_that_makes_no_sense_is_refused(plan: AttentionPlan, words: str) -> None:
