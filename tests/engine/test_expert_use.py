@@ -103,7 +103,7 @@ def test_a_step_tells_how_many_experts_it_read(split: str) -> None:
     if split == "one rank":
         assert set(of_tokens) == {CHOSEN / EXPERTS}
     assert all(0.0 < share <= 1.0 for share in of_tokens)
-    assert [share for tokens, share in made[0].shares if not tokens][0] > CHOSEN / EXPERTS
+    assert next(share for tokens, share in made[0].shares if not tokens) > CHOSEN / EXPERTS
 
 
 def test_figures_come_in_when_nothing_else_happens() -> None:

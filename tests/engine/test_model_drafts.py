@@ -5,16 +5,21 @@ should be right is.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from homenode.compute.ops import LayerState
 from homenode.engine.api.local import LocalEngine
+from homenode.engine.plan import drafting
 from homenode.errors import CapacityError, UserError
+from homenode.model.checkpoint.index import open_checkpoint
+from homenode.model.pooling import PoolingSpec
 from homenode.sampling import SamplingParams
-from tests.checkpoints import make_folder, toy_config, toy_tensors
+from tests.checkpoints import make_folder, toy_config, toy_tensors, write_safetensors
 from tests.engine.engines import config_for, run_all, tokens_of
 from tests.model.prediction_toys import HIDDEN, VOCAB, block_tensors, make_predicting_folder
 
@@ -117,6 +122,37 @@ def test_what_cannot_draft_is_refused_by_name(tmp_path: Path) -> None:
     for settings, message in asked:
         with pytest.raises(UserError, match=message):
             LocalEngine(config_for(folder, **SMALL, **settings))
+
+
+@pytest.mark.parametrize("kept", ["states", "a vector"])
+def test_models_that_cannot_draft_are_refused_with_the_reason(
+    kept: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = open_checkpoint(make_folder(tmp_path / "m"))
+    changes: dict[str, Any] = (
+        {"layer_states": (LayerState(4, 3), None)} if kept == "states" else {"pooling": PoolingSpec("last", HIDDEN)}
+    )
+    other = replace(checkpoint, spec=replace(checkpoint.spec, **changes))
+    monkeypatch.setattr(drafting, "open_checkpoint", lambda _path: other)
+    config = config_for(tmp_path / "m", speculative="draft", speculative_model=str(tmp_path / "m"))
+    why = "keeps states of recurrent layers" if kept == "states" else "does not generate text"
+    with pytest.raises(UserError, match=why) as refused:
+        drafting.with_drafter(checkpoint, config)
+    assert refused.value.param == "speculative_model" and "attention layers alone" in refused.value.message
+
+
+def test_heads_of_a_kind_that_cannot_be_run_are_named(tmp_path: Path) -> None:
+    """As those of DeepSeek V4, whose rows are several; the model is the same without."""
+    folder = make_folder(tmp_path / "m")
+    heads = {"mtp.0.e_proj.weight": np.ones((4, 4), np.float32)}
+    write_safetensors(folder / "model.safetensors", toy_tensors(toy_config()) | heads)
+    checkpoint = open_checkpoint(folder)
+    assert checkpoint.prediction is None and checkpoint.left_heads == "mtp.0.e_proj.weight"
+    with pytest.raises(
+        UserError, match=r"mtp\.0\.e_proj\.weight.* of a kind that homenode cannot run in a llama model"
+    ):
+        drafting.with_drafter(checkpoint, config_for(folder, speculative="mtp"))
+    assert drafting.with_drafter(checkpoint, config_for(folder)).drafting is None
 
 
 def test_heads_that_nobody_named_are_left_out_where_memory_lacks(tmp_path: Path) -> None:

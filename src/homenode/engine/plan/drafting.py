@@ -61,6 +61,11 @@ def with_drafter(checkpoint: OpenedCheckpoint, config: EngineConfig) -> OpenedCh
         return replace(checkpoint, drafting=_draft_model(asked.model, checkpoint.spec, config))
     found = checkpoint.prediction
     why = "has no block that predicts further tokens (multi-token prediction)"
+    if found is None and checkpoint.left_heads:
+        why = (
+            f"has a block that predicts further tokens ({checkpoint.left_heads}) of a kind that homenode cannot run in "
+            f"a {checkpoint.spec.architecture} model"
+        )
     if found is not None and (problem := _block_problem(found)) is not None:
         found, why = None, f"has a block that predicts further tokens which cannot be used: {problem}"
     if found is None and asked.method == "mtp":

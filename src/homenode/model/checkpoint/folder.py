@@ -55,13 +55,15 @@ _JSON_FILES = (CONFIG, GENERATION, "tokenizer_config.json", "special_tokens_map.
 @dataclass(frozen=True)
 class FolderModel:
     """Figures, tensors and the JSON files (by file name; params.json as the config.json that it stands for) of a model;
-    and the figures and tensors of its block that predicts further tokens, if it has one.
+    and the figures and tensors of its block that predicts further tokens, if it has one. `left_heads`: the first tensor
+    of such a block that is of another kind, and left.
     """
 
     spec: ModelSpec
     tensors: dict[str, TensorEntry]
     metadata: dict[str, object]
     prediction: Block | None
+    left_heads: str = ""
 
 
 def read_folder(folder: Path) -> FolderModel:
@@ -102,7 +104,8 @@ def read_folder(folder: Path) -> FolderModel:
         prediction = None
     else:
         prediction = read_block(found, spec, architecture, convert, tensors)
-    return FolderModel(spec, convert(tensors, spec) | head, metadata, prediction)
+    left = min(block, default="") if prediction is None else ""
+    return FolderModel(spec, convert(tensors, spec) | head, metadata, prediction, left)
 
 
 def spec_without_weights(folder: Path) -> ModelSpec | None:

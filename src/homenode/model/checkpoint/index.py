@@ -37,7 +37,7 @@ _MOST_TENSORS = 2**17 + 3 * limits.MOST_EXPERTS_IN_ALL
 class OpenedCheckpoint:
     """A checkpoint whose headers were read and checked (the protocol is `model.spec.Checkpoint`). No file is
     kept open. `prediction`: its block that predicts further tokens, as a model of its own; `drafting`: what drafts for
-    it, where something does.
+    it, where something does. `left_heads`: the first tensor of a block that predicts and cannot be run here.
     """
 
     path: Path
@@ -46,6 +46,7 @@ class OpenedCheckpoint:
     metadata: dict[str, object]
     files: FilesRead = field(default_factory=FilesRead)
     prediction: OpenedCheckpoint | None = None
+    left_heads: str = ""
     drafting: OpenedCheckpoint | None = None
 
 
@@ -102,7 +103,7 @@ def _opened(path: Path) -> OpenedCheckpoint:
 
 def _opened_folder(path: Path) -> OpenedCheckpoint:
     found = read_folder(path)
-    opened = OpenedCheckpoint(path, found.spec, found.tensors, found.metadata)
+    opened = OpenedCheckpoint(path, found.spec, found.tensors, found.metadata, left_heads=found.left_heads)
     return opened if found.prediction is None else replace(opened, prediction=_block(opened, *found.prediction))
 
 
@@ -123,7 +124,12 @@ def _open_gguf(path: Path) -> OpenedCheckpoint:
     tensors = with_rows(split_fused(tensors, fused, architecture, spec), spec.pooling)
     opened = OpenedCheckpoint(path, spec, architecture.gguf.convert(tensors, spec), dict(model.metadata))
     block = None if spec.pooling is not None else gguf_block(figures, architecture.gguf.name, model.tensors)
-    return opened if block is None else replace(opened, prediction=_gguf_block(opened, architecture, *block, tensors))
+    if block is None:
+        return opened
+    prediction = _gguf_block(opened, architecture, *block, tensors)
+    return replace(
+        opened, prediction=prediction, left_heads="" if prediction is not None else min(block[1], default="")
+    )
 
 
 def _gguf_block(
