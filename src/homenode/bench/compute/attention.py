@@ -1,8 +1,9 @@
 """Speed of attention of decoding by itself: keys and values read, against the machine's limits.
 
 One token of each sequence attends to its context, as a step of decoding does it in every layer, or several where drafts
-are verified; the new keys and values are stored on the way. The layers of a program have KV memory of their own: together it is larger than caches are, so that
-keys and values come from memory as they do in a model. They are zeros, which takes as long as any other values.
+are verified; the new keys and values are stored on the way. The layers of a program have KV memory of their own:
+together it is larger than caches are, so that keys and values come from memory as they do in a model. They are zeros,
+which takes as long as any other values.
 """
 
 from __future__ import annotations
