@@ -3,7 +3,8 @@
 
 Two servers run at once with the same threads, one bound by its plan and one with `--cpu-threads-bind nobind`, and are
 asked in turns, one stream at a time, so that each has the machine to itself but for the neighbours: programs that
-compute all the time and may run on every CPU. Every gap between two tokens is kept. Of the threads that computed, the
+compute all the time and may run on every CPU. No tokens are drafted, so each step brings one, and every gap between two
+is kept. Of the threads that computed, the
 kernel tells how often they were taken off their CPU (involuntary switches) and, by the CPU they were last on, how often
 they were found on another one.
 """
@@ -121,7 +122,7 @@ async def _answer(server: Server, pid: int, load: ClientLoad) -> tuple[float, tu
 def measure(model: Path, neighbours: Sequence[int], turns: int, threads: int, tokens: int) -> list[Turn]:
     """All turns; which side begins changes from turn to turn."""
     found = []
-    common = (str(model), "--threads", str(threads), "--kv-cache-memory", "256MiB")
+    common = (str(model), "--threads", str(threads), "--kv-cache-memory", "256MiB", "--speculative", "off")
     with ExitStack() as stack:
         servers, pids = {}, {}
         for side, words in SIDES.items():

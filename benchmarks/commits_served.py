@@ -71,7 +71,7 @@ def ratios(old: Served, new: Served) -> dict[str, float]:
     found = {
         "output rate": new.output_tok_s / old.output_tok_s,
         "first token": old.ttft_median_s / new.ttft_median_s,
-        "between tokens": old.itl_median_s / new.itl_median_s,
+        "time of a token": old.tpot_median_s / new.tpot_median_s,
     }
     return {name: ratio for name, ratio in found.items() if not math.isnan(ratio)}  # answers of one token have no gaps
 

@@ -45,16 +45,20 @@ _LOOK_EVERY_S = 0.05
 
 @dataclass(frozen=True)
 class Answers:
-    """What one side gave in a turn: seconds to the first token, and between tokens, of each answer."""
+    """What one side gave in a turn: of each answer seconds to the first token, and those of each token after it;
+    and the gaps between events, which may hold several tokens.
+    """
 
     first: tuple[float, ...]
-    between: tuple[float, ...]
+    token: tuple[float, ...]
+    gaps: tuple[float, ...]
 
     @classmethod
     def of(cls, exchanges: Sequence[TimedCompletion]) -> Answers:
         """The times of completions."""
         gaps = [later - earlier for exchange in exchanges for earlier, later in itertools.pairwise(exchange.events)]
-        return cls(tuple(exchange.events[0] - exchange.started_at for exchange in exchanges), tuple(gaps))
+        first = tuple(exchange.events[0] - exchange.started_at for exchange in exchanges)
+        return cls(first, tuple(exchange.token_seconds for exchange in exchanges), tuple(gaps))
 
 
 @dataclass(frozen=True)
@@ -177,9 +181,9 @@ def _line(mode: str, tokens: int, found: Sequence[Turn]) -> str:
         return statistics.median(values or [0.0])
 
     def longest(side: str) -> float:
-        return max((value for turn in own for value in getattr(turn, side).between), default=0.0)
+        return max((value for turn in own for value in getattr(turn, side).gaps), default=0.0)
 
-    first, between = ((median("alone", what), median("pair", what)) for what in ("first", "between"))
+    first, token = ((median("alone", what), median("pair", what)) for what in ("first", "token"))
     peaks = {
         side: [max(turn.peaks.get(side, (0.0, 0.0))[at] for turn in own) for at in (0, 1)]
         for side in ("sender", "receiver")
@@ -187,8 +191,8 @@ def _line(mode: str, tokens: int, found: Sequence[Turn]) -> str:
     told = ", ".join(f"{side} {pinned:.0f} pages, {used:.1%} of KV" for side, (pinned, used) in peaks.items())
     return (
         f"{mode}, {tokens} tokens: first token alone {first[0] * 1000:.1f} ms, pair {first[1] * 1000:.1f} ms "
-        f"({first[1] / first[0]:.3f}x); between tokens alone {between[0] * 1000:.2f} ms, pair {between[1] * 1000:.2f} "
-        f"ms ({between[1] / max(between[0], 1e-9):.3f}x), longest alone {longest('alone') * 1000:.1f} ms, pair "
+        f"({first[1] / first[0]:.3f}x); time of a token alone {token[0] * 1000:.2f} ms, pair {token[1] * 1000:.2f} "
+        f"ms ({token[1] / max(token[0], 1e-9):.3f}x), longest gap alone {longest('alone') * 1000:.1f} ms, pair "
         f"{longest('pair') * 1000:.1f} ms; hand-over "
         f"{statistics.median(turn.transfer for turn in own) * 1000:.2f} ms; pinned at most: {told}"
     )

@@ -92,7 +92,7 @@ class _Figures:
 
     tok_s: float
     ttft_ms: float
-    itl_ms: float
+    token_ms: float
 
     @classmethod
     def of(cls, loads: Sequence[Served]) -> _Figures:
@@ -100,7 +100,7 @@ class _Figures:
         return cls(
             median(load.output_tok_s for load in loads),
             1e3 * median(load.ttft_median_s for load in loads),
-            1e3 * median(load.itl_median_s for load in loads),
+            1e3 * median(load.tpot_median_s for load in loads),
         )
 
 
@@ -114,13 +114,13 @@ def served_text(record: ServedComparison) -> str:
         return "Nothing has been measured yet.\n"
     lines = [
         _behind(groups),
-        "| weights, clients | | tokens/s | median time to first token | median time between tokens |",
+        "| weights, clients | | tokens/s | median time to first token | median time of a token |",
         "|---|---|---|---|---|",
     ]
     for (shape, format, clients), combinations in groupby(groups, key=lambda c: (c.shape, c.format, c.clients)):
         of_group = list(combinations)
         ours = _Figures.of([pair.ours for c in of_group for pair in groups[c]])
-        figures = f"**{ours.tok_s:.0f}** | **{ours.ttft_ms:.0f} ms** | **{ours.itl_ms:.1f} ms** |"
+        figures = f"**{ours.tok_s:.0f}** | **{ours.ttft_ms:.0f} ms** | **{ours.token_ms:.1f} ms** |"
         lines.append(f"| **{shape} {format}, {clients}** | homenode | {figures}")
         lines += [_row(c, groups[c]) for c in of_group]
     load = record.load
@@ -144,7 +144,7 @@ def _behind(groups: dict[ServedCombination, list[ServedPair]]) -> str:
         ratios = {
             "tokens/s": median(p.ours.output_tok_s / p.theirs.output_tok_s for p in pairs),
             "time to first token": median(p.theirs.ttft_median_s / p.ours.ttft_median_s for p in pairs),
-            "time between tokens": median(p.theirs.itl_median_s / p.ours.itl_median_s for p in pairs),
+            "time of a token": median(p.theirs.tpot_median_s / p.ours.tpot_median_s for p in pairs),
         }
         if worse := [words for words, ratio in ratios.items() if ratio < 1.0]:
             lines.append(f"- {c.name}: {', '.join(worse)}")
@@ -155,5 +155,5 @@ def _row(combination: ServedCombination, pairs: Sequence[ServedPair]) -> str:
     """Theirs, and ours as a multiple of it in tokens a second; times are plain."""
     theirs = _Figures.of([pair.theirs for pair in pairs])
     faster = median(pair.ours.output_tok_s / pair.theirs.output_tok_s for pair in pairs)
-    figures = f"{faster:.2f}x ({theirs.tok_s:.0f}) | {theirs.ttft_ms:.0f} ms | {theirs.itl_ms:.1f} ms |"
+    figures = f"{faster:.2f}x ({theirs.tok_s:.0f}) | {theirs.ttft_ms:.0f} ms | {theirs.token_ms:.1f} ms |"
     return f"| | {combination.engine}, {combination.variant} | {figures}"

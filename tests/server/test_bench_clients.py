@@ -46,6 +46,9 @@ def test_figures_of_a_load_by_hand() -> None:
     found = served(2, 10, exchanges)
     assert (found.seconds, found.tokens, found.output_tok_s, found.total_tok_s) == (2.0, 5, 2.5, 12.5)
     assert (found.ttft_median_s, found.itl_median_s, found.itl_max_s, found.tpot_median_s) == (0.75, 0.5, 1.0, 0.75)
+    drafted = [TimedCompletion(1.0, [2.0, 2.5, 4.0], 9, 4.0), TimedCompletion(1.0, [2.0], 1, 2.0)]
+    found = served(2, 10, drafted)  # several tokens came in one event
+    assert (found.tokens, found.tpot_median_s, found.itl_max_s) == (10, 0.25, 1.5)
     with pytest.raises(ValueError, match="without a token"):
         served(1, 10, [TimedCompletion(0.0)])
 

@@ -46,9 +46,14 @@ class TimedCompletion:
     """One completion as its client saw it: seconds of time.monotonic()."""
 
     started_at: float
-    events: list[float] = field(default_factory=list)  # when each event with a token came
+    events: list[float] = field(default_factory=list)  # when each event with a token came, or with several
     tokens: int = 0
     ended_at: float = 0.0
+
+    @property
+    def token_seconds(self) -> float:
+        """Return the time of each token after the first, however many came in one event; 0 where there is none."""
+        return (self.events[-1] - self.events[0]) / (self.tokens - 1) if self.tokens > 1 else 0.0
 
 
 async def run_load(url: str, load: ClientLoad, timeout_s: float = 600.0) -> list[TimedCompletion]:

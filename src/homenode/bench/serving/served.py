@@ -14,8 +14,9 @@ from homenode.bench.serving.clients import TimedCompletion
 
 @dataclass(frozen=True)
 class Served:
-    """Seconds and tokens per second. `itl` is over all gaps between the tokens of all completions, `tpot` over
-    completions."""
+    """Seconds and tokens per second. `itl` is over all gaps between the events of all completions, each of which has a
+    token, or several where some were drafted; `tpot` is over completions, and of tokens in any case.
+    """
 
     clients: int
     requests: int
@@ -41,7 +42,7 @@ def served(clients: int, prompt_tokens: int, exchanges: Sequence[TimedCompletion
     tokens, prompts = sum(e.tokens for e in exchanges), prompt_tokens * len(exchanges)
     first = np.array([e.events[0] - e.started_at for e in exchanges])
     gaps = np.concatenate([np.diff(e.events) for e in exchanges])
-    each = np.array([(e.events[-1] - e.events[0]) / (len(e.events) - 1) for e in exchanges if len(e.events) > 1])
+    each = np.array([e.token_seconds for e in exchanges if e.tokens > 1])
     return Served(
         clients=clients,
         requests=len(exchanges),
