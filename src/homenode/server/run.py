@@ -20,6 +20,7 @@ from homenode.server.http.listener import (
     uvicorn_config,
     warn_if_open,
 )
+from homenode.server.http.service_manager import ServiceManager
 from homenode.server.http.stop_signals import StopSignals, signals
 from homenode.server.keys.counts import KeyCounts
 from homenode.server.keys.keyring import Keyring, KeySource
@@ -62,9 +63,10 @@ async def serve_state(
     listener: socket.socket | None = None,
     on_listening: Callable[[str], None] | None = None,
     stop: StopSignals | None = None,
+    manager: ServiceManager | None = None,
 ) -> int:
     """The same with the state that `make` makes with the keys that there are. `begin`: awaited when signals are heard,
-    before connections are taken; raises what keeps the server from serving.
+    before connections are taken; raises what keeps the server from serving. `manager`: None: that of the process.
     """
     listener = listener or bind(config)
     warn_if_open(config)
@@ -73,22 +75,37 @@ async def serve_state(
     state = make(keys)
     url = url_of(listener, config.scheme)
     app = create_app(state)
-    server = Server(
-        uvicorn_config(app, config),
-        lambda: on_listening(url) if on_listening else None,
-        certificate=certificate,
-    )
-    ending = Ending(state, server, config.shutdown_timeout)
+    manager = manager or ServiceManager.of_process()
+
+    def listening() -> None:
+        if on_listening:
+            on_listening(url)
+        manager.ready()
+
+    server = Server(uvicorn_config(app, config), listening, certificate=certificate)
+    ending = Ending(state, server, config.shutdown_timeout, manager)
     state.watch_engines(ending.engine_lost)
     state.history.begin()
     watching = [asyncio.ensure_future(source.watch(keys.replace)), *run_batches(state, app)]
     try:
         with signals(ending.signalled, stop):
             await begin(state, ending)
-            await server.serve(sockets=with_twins(listener))
+            async with manager.watched(lambda timeout_s: engines_alive(state, timeout_s)):
+                await server.serve(sockets=with_twins(listener))
     finally:
         for task in watching:
             task.cancel()
         state.history.end()
         remove_socket_file(listener)
     return ending.exit_code
+
+
+async def engines_alive(state: ServerState, timeout_s: float) -> bool:
+    """Return whether the loop of an engine answers in time, of any model that is loaded, or none is loaded. Raises
+    PeerError or TimeoutError otherwise.
+    """
+    seen = await asyncio.gather(*(each.client.heartbeat(timeout_s) for each in state.models), return_exceptions=True)
+    failed = [each for each in seen if isinstance(each, BaseException)]
+    if failed and len(failed) == len(seen):
+        raise failed[0]
+    return True

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from homenode.server.core.state import ServerState
     from homenode.server.http.config import ServerConfig
     from homenode.server.http.listener import Ending
+    from homenode.server.http.service_manager import ServiceManager
     from homenode.server.http.stop_signals import StopSignals
     from homenode.server.keys.keyring import Keyring
     from homenode.server.models.kept_models import KeptModels
@@ -129,6 +130,7 @@ async def serve_models(
     from homenode.engine.connection.early_start import end_early_engine
     from homenode.server.core.state import ServerState
     from homenode.server.http.listener import bind
+    from homenode.server.http.service_manager import ServiceManager
     from homenode.server.models.kept_models import KeptModels
     from homenode.server.run import serve_state
 
@@ -165,9 +167,12 @@ async def serve_models(
         )
 
     gc.freeze()
-    with _ReloadSignal(kept):
+    manager = ServiceManager.of_process()
+    with _ReloadSignal(kept, manager):
         try:
-            return await serve_state(make, server, begin, listener=listener, on_listening=announce, stop=stop)
+            return await serve_state(
+                make, server, begin, listener=listener, on_listening=announce, stop=stop, manager=manager
+            )
         finally:
             await kept.close()
 
@@ -185,8 +190,9 @@ def _keep_off_compute(made: ModelsPlan, host: EngineHost) -> None:
 class _ReloadSignal:
     """Within it SIGHUP has the settings of the models read again."""
 
-    def __init__(self, kept: KeptModels) -> None:
-        self._kept = kept
+    def __init__(self, kept: KeptModels, manager: ServiceManager) -> None:
+        """`manager`: hears when that begins, and when it is over."""
+        self._kept, self._manager = kept, manager
         self._tasks: set[asyncio.Task[None]] = set()
 
     def __enter__(self) -> None:
@@ -203,7 +209,10 @@ class _ReloadSignal:
         task.add_done_callback(self._tasks.discard)
 
     async def _reload(self) -> None:
+        self._manager.reloading()
         try:
             await self._kept.reload()
         except HomenodeError as error:
             _LOG.error("the models stay as they are: %s", error.message)
+        finally:
+            self._manager.ready()

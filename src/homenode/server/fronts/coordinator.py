@@ -56,6 +56,7 @@ from homenode.server.fronts.process import FrontProcess
 from homenode.server.fronts.supervisor import FrontSupervisor
 from homenode.server.http.config import ServerConfig
 from homenode.server.http.listener import url_of
+from homenode.server.http.service_manager import ServiceManager
 from homenode.server.http.stop_signals import StopSignals, signals
 from homenode.server.keys.counts import KeyCounts
 from homenode.server.keys.keyring import KeySource
@@ -108,6 +109,7 @@ class Coordinator:
         self._key_counts = KeyCounts.shared_memory(count) if self._keys.counts else -1
         self._watching: asyncio.Task[None] | None = None
         self.metrics_folder = MetricsFolder()
+        self._manager = ServiceManager.of_process()
         self._draining = False
         self._lost: str | None = None
 
@@ -170,13 +172,24 @@ class Coordinator:
         with signals(self.signalled, stop):
             if on_listening is not None:
                 on_listening(url_of(self._listener, self._server.scheme))
+            self._manager.ready()
             self._watching = asyncio.ensure_future(self._keys.watch(self._change_keys))
-            code = await self.fronts.kept()
+            async with self._manager.watched(self._is_alive):
+                code = await self.fronts.kept()
         if self._draining and code is not None:
             return code
         if self._lost is None:
             _log.error("no front is left; the server ends")
         return 1
+
+    async def _is_alive(self, timeout_s: float) -> bool:
+        """Return whether the loop of any engine answers in time. Raises PeerError otherwise."""
+        asked = (each.client.heartbeat(timeout_s) for each in self.supervisors if each.up)
+        seen = await asyncio.gather(*asked, return_exceptions=True)
+        failed = [each for each in seen if isinstance(each, BaseException)]
+        if failed and len(failed) == len(seen):
+            raise failed[0]
+        return bool(seen)
 
     async def close(self) -> None:
         """End everybody."""
@@ -204,6 +217,7 @@ class Coordinator:
             "draining: requests in flight have up to %g s; signal again to end at once", self._server.shutdown_timeout
         )
         self._draining = True
+        self._manager.stopping()
         self._end_fronts(Stop(), self._server.shutdown_timeout + _ENDING_S)
 
     def _end_fronts(self, last: Stop | EnginesGone, patience_s: float) -> None:

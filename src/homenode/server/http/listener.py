@@ -20,6 +20,7 @@ from homenode.server.doors.unix_socket import UnixListener
 from homenode.server.http.acceptor import Acceptor, DescriptorBudget
 from homenode.server.http.config import HttpConfig
 from homenode.server.http.protocol import FROM_RESERVE, BoundedProtocol, bounded_protocol
+from homenode.server.http.service_manager import ServiceManager
 
 _LOG = logging.getLogger("homenode.server")
 _LAST_WORDS_S = 2.0  # for the answers of aborted requests to get out
@@ -172,8 +173,12 @@ class Server(uvicorn.Server):
 class Ending:
     """The way in which serving ends, and with which exit code."""
 
-    def __init__(self, state: Draining, server: Server, timeout_s: float) -> None:
+    def __init__(
+        self, state: Draining, server: Server, timeout_s: float, manager: ServiceManager | None = None
+    ) -> None:
+        """`manager`: hears that the end has begun."""
         self._state, self._server, self._timeout_s = state, server, timeout_s
+        self._manager = manager or ServiceManager()
         self._task: asyncio.Task[None] | None = None
         self.exit_code = 0
 
@@ -192,6 +197,7 @@ class Ending:
 
     def drain(self) -> None:
         """Take no more requests; the end comes when those in flight are done, or their time is over."""
+        self._manager.stopping()
         self._state.drain(self._timeout_s)
         self._server.hurry_readers()
         self._task = asyncio.ensure_future(self._drain())
@@ -206,6 +212,7 @@ class Ending:
         if self._state.draining and not self._state.in_flight:
             return
         _LOG.error("the engine is gone: %s; the server ends", reason)
+        self._manager.stopping()
         self.exit_code = 1
         self._task = asyncio.ensure_future(self._last_words())
 

@@ -17,6 +17,7 @@ from homenode.server.http.listener import (
     uvicorn_config,
     warn_if_open,
 )
+from homenode.server.http.service_manager import ServiceManager, always_alive
 from homenode.server.http.stop_signals import StopSignals, signals
 from homenode.server.keys.counts import KeyCounts
 from homenode.server.keys.keyring import Keyring, KeySource
@@ -47,18 +48,26 @@ async def serve(
     source, certificate = KeySource(config.api_key, config.api_key_file), certificate_of(config)
     keys = Keyring(source.keys, KeyCounts() if source.counts else None)
     state, url = ProxyState(config, keys), url_of(listener, config.scheme)
+    manager = ServiceManager.of_process()
+
+    def listening() -> None:
+        if on_listening:
+            on_listening(url)
+        manager.ready()
+
     server = Server(
         uvicorn_config(create_app(state), config),
-        lambda: on_listening(url) if on_listening else None,
+        listening,
         descriptors_each=_DESCRIPTORS_EACH,
         certificate=certificate,
     )
-    ending = Ending(state, server, config.shutdown_timeout)
+    ending = Ending(state, server, config.shutdown_timeout, manager)
     watching = asyncio.ensure_future(source.watch(keys.replace))
     with signals(ending.signalled, stop):
         state.start()
         try:
-            await server.serve(sockets=with_twins(listener))
+            async with manager.watched(always_alive):
+                await server.serve(sockets=with_twins(listener))
         finally:
             watching.cancel()
             await state.close()

@@ -1,0 +1,175 @@
+"""The files of deploy/: every metric in an `expr` exists, the unit, containers and pods say what the pages promise."""
+
+from __future__ import annotations
+
+import configparser
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from homenode.cli.main import cli
+from homenode.server.http.config import ServerConfig
+from homenode.server.monitoring import metric_table
+from homenode.server.monitoring.metric_table import rows_of
+from homenode.units import parse_seconds
+from tests.paths import ROOT
+from tools.dashboard import ALERTS, DASHBOARD, ROWS, RULES, written
+
+DEPLOY = ROOT / "deploy"
+KUBERNETES = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
+_METRIC = re.compile(r"\b(?:homenode|vllm):\w+")
+_OF_ENGINES = (*metric_table.ENGINE, *metric_table.REPLICA, *metric_table.MODEL, *metric_table.LIFE)
+_OF_PROXIES = (*metric_table.PROXY_SERVER, *metric_table.PROXY)
+SHOWN = {
+    row.shown_name: row
+    for row in (*rows_of(_OF_ENGINES), *rows_of(_OF_PROXIES), *metric_table.FRONT, *metric_table.PROXY_COUNTED)
+}
+PARTS = {
+    f"{name}_{part}" for name, row in SHOWN.items() if row.kind == "histogram" for part in ("bucket", "sum", "count")
+}
+
+
+def test_dashboard_and_alerts_are_up_to_date() -> None:
+    """`python -m tools.dashboard` writes them."""
+    for path, text in written().items():
+        assert path.read_text(encoding="utf-8") == text, path
+
+
+@pytest.mark.parametrize("path", [DASHBOARD, ALERTS], ids=lambda path: path.name)
+def test_every_metric_in_an_expr_is_in_the_table_of_metrics(path: Any) -> None:
+    named = set(_METRIC.findall(path.read_text(encoding="utf-8")))
+    assert len(named) > 5 and named <= SHOWN.keys() | PARTS, sorted(named - SHOWN.keys() - PARTS)
+
+
+LABELS = {"model_name", "instance", "engine", "node", "role", "server", "le", "job"}
+
+
+def expressions() -> Iterator[str]:
+    for row in ROWS.values():
+        for panel in row:
+            yield from panel.curves.values()
+    yield from (rule.expr for rule in RULES)
+
+
+@pytest.mark.parametrize("expr", list(expressions()))
+def test_an_expr_names_labels_that_its_metrics_have(expr: str) -> None:
+    own = {
+        label
+        for name in _METRIC.findall(expr)
+        for label in SHOWN[re.sub("_(bucket|sum|count)$", "", name) if name not in SHOWN else name].labels
+    }
+    named = set(re.findall(r"(\w+)=~?\"", expr))
+    for group in re.findall(r"\bby \(([^)]*)\)", expr):
+        named |= {each.strip() for each in group.split(",")}
+    assert named <= own | LABELS, named - own - LABELS
+
+
+def test_rules_have_a_severity_and_say_what_to_do() -> None:
+    rules = yaml.safe_load(ALERTS.read_text(encoding="utf-8"))["groups"][0]["rules"]
+    assert len({rule["alert"] for rule in rules}) == len(rules) == len(RULES)
+    for rule in rules:
+        assert rule["labels"]["severity"] in ("page", "ticket")
+        assert rule["annotations"]["description"] and re.fullmatch(r"\d+m", rule["for"])
+
+
+def test_panels_do_not_overlap() -> None:
+    taken: set[tuple[int, int]] = set()
+    for panel in json.loads(DASHBOARD.read_text(encoding="utf-8"))["panels"]:
+        at = panel["gridPos"]
+        cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
+        assert not cells & taken and max(x for x, _ in cells) < 24, panel["title"]
+        taken |= cells
+
+
+def unit() -> configparser.SectionProxy:
+    parser = configparser.ConfigParser(strict=False, interpolation=None, comment_prefixes=("#",))
+    parser.optionxform = str  # type: ignore[assignment,method-assign]
+    parser.read(DEPLOY / "homenode.service")
+    return parser["Service"]
+
+
+def test_the_unit_waits_for_answers_and_notices_a_hang() -> None:
+    service = unit()
+    assert (service["Type"], service["NotifyAccess"], service["Restart"]) == ("notify", "main", "on-failure")
+    assert float(service["TimeoutStopSec"]) > ServerConfig().shutdown_timeout
+    assert float(service["WatchdogSec"]) > 2 * ServerConfig().health_timeout
+    assert service["LimitMEMLOCK"] == "infinity" and int(service["LimitNOFILE"]) >= 65536
+    assert service["NoNewPrivileges"] == "yes" and service["DynamicUser"] == "yes"
+    assert "AF_UNIX" in service["RestrictAddressFamilies"].split()
+    assert "~@resources" not in service["SystemCallFilter"]
+
+
+def starts(words: list[str]) -> None:
+    """The words of a command of homenode are ones that it knows; what they name need not be there."""
+    said = CliRunner().invoke(cli, [*words, "--help"])
+    assert said.exit_code == 0, said.output
+
+
+def test_the_unit_starts_a_command_that_there_is() -> None:
+    program, command, *flags = shlex.split(unit()["ExecStart"])
+    assert program.endswith("/bin/homenode") and flags[::2] == ["--config"]
+    starts([command])
+
+
+def test_the_container_file_has_two_stages_pinned_packages_and_no_root() -> None:
+    text = (DEPLOY / "Containerfile").read_text(encoding="utf-8")
+    lines = re.sub(r"\\\n\s*", " ", text).splitlines()
+    assert [line.split()[1] for line in lines if line.startswith("FROM ")] == ["debian:bookworm-slim"] * 2
+    for line in lines:
+        if "apt-get install" in line:
+            packages = line.split("--no-install-recommends")[1].split("&&")[0].split()
+            assert packages and all("=" in package for package in packages), line
+        if "pip install" in line or "pip wheel" in line:
+            for command in re.findall(r"pip (?:install|wheel) [^&]*", line):
+                assert "--require-hashes" in command or "--no-deps" in command, command
+    assert [line for line in lines if line.startswith("USER ")][-1:] == ["USER 10001:10001"]
+    copied = [
+        name for line in lines if line.startswith("COPY ") and "--from" not in line for name in line.split()[1:-1]
+    ]
+    assert copied and all((ROOT / name).exists() for name in copied)
+    (entry,) = (json.loads(line.split(" ", 1)[1]) for line in lines if line.startswith("ENTRYPOINT "))
+    (usual,) = (json.loads(line.split(" ", 1)[1]) for line in lines if line.startswith("CMD "))
+    assert entry == ["homenode"]
+    starts(usual)
+
+
+def test_compose_has_no_privileges_and_looks_whether_it_lives() -> None:
+    (service,) = yaml.safe_load((DEPLOY / "compose.yaml").read_text(encoding="utf-8"))["services"].values()
+    assert service["cap_drop"] == ["ALL"] and service["cap_add"] == ["SYS_NICE"] and "privileged" not in service
+    assert "/livez" in service["healthcheck"]["test"][-1]
+    assert parse_seconds(service["stop_grace_period"]) > ServerConfig().shutdown_timeout
+    starts(service["command"])
+
+
+def containers(document: Any) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """(pod, container)"""
+    if isinstance(document, dict) and "containers" in document:
+        yield from ((document, each) for each in document["containers"])
+    elif isinstance(document, dict):
+        for value in document.values():
+            yield from containers(value)
+
+
+@pytest.mark.parametrize("path", KUBERNETES, ids=lambda path: path.name)
+def test_pods_have_whole_cpus_and_both_probes(path: Any) -> None:
+    text = path.read_text(encoding="utf-8")
+    found = [each for document in yaml.safe_load_all(text) for each in containers(document)]
+    assert found
+    for pod, container in found:
+        asked, most = container["resources"]["requests"], container["resources"]["limits"]
+        assert asked == most and asked["cpu"].isdecimal()
+        assert container["livenessProbe"]["httpGet"]["path"] == "/livez"
+        assert container["readinessProbe"]["httpGet"]["path"] == "/readyz"
+        rights = container["securityContext"]
+        assert rights["capabilities"] == {"drop": ["ALL"], "add": ["SYS_NICE"]}
+        assert not rights["allowPrivilegeEscalation"] and pod["securityContext"]["runAsNonRoot"]
+        assert pod["terminationGracePeriodSeconds"] > ServerConfig().shutdown_timeout
+        starts([container["args"][0]])
+    for word in ("static", "topology", "hugepages-2Mi", "SYS_NICE"):
+        assert re.search(word, text, re.IGNORECASE), word
