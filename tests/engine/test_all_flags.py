@@ -169,7 +169,7 @@ ALWAYS: dict[str, str] = {
     "--kv-transfer-config "
     "--local-cpu --disable-log-stats --tokenizer --chat-template --chat-template-timeout --links "
     "--special-tokens-in-content --limit-images --media-path --media-domains --encoder-cache-size --help-all "
-    "--batch-dir --speculative --speculative-config",
+    "--batch-dir --speculative --speculative-config --kv-events-config",
     # The settings are those of `serve`.
     "run-batch": "--input-file --output-file",
     # Those about prefill servers are told where there are none, see the last test.

@@ -48,6 +48,11 @@ CASES: dict[str, tuple[Any, list[Side], list[Side]]] = {
     ),
     "kv_disk": ("kv", [({"enable_prefix_caching": False}, CPU)], [({}, CPU)]),
     "kv_park_size": (1 << 20, [({"enable_prefix_caching": False}, CPU)], [({}, CPU)]),
+    "kv_events_config": (
+        '{"enable_kv_cache_events": true}',
+        [({"enable_prefix_caching": False}, CPU)],
+        [({}, CPU)],
+    ),
     "kv_session_ttl": (60.0, [({}, CPU)], [({"kv_disk": "kv"}, CPU)]),
     "kv_disk_size": (1 << 30, [({}, CPU)], [({"kv_disk": "kv"}, CPU)]),
     "kv_disk_key": ("file", [({}, CPU)], [({"kv_disk": "kv"}, CPU)]),

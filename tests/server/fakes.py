@@ -187,6 +187,7 @@ class ScriptedClient:
         self.requests: list[Request] = []
         self.aborts: list[tuple[int, str]] = []
         self.tickets_released: list[tuple[str, str]] = []
+        self.resets = 0
         self.silent = False
         self.rows: list[RequestRow] = []  # what the engine says that it has
         self.held, self.closed = threading.Event(), threading.Event()  # somebody waits; somebody left early
@@ -223,6 +224,9 @@ class ScriptedClient:
 
     async def release_kv(self, ticket: str, reason: str) -> None:
         self.tickets_released.append((ticket, reason))
+
+    async def reset_prefix_cache(self) -> None:
+        self.resets += 1
 
     async def list_requests(self, most: int, timeout: float) -> RequestList:
         if self.silent:

@@ -101,7 +101,8 @@ assert {RUNNING, REQUESTS, PROMPT_TOKENS, GENERATED_TOKENS, *REFUSALS.values()} 
 
 
 def engine(statistics: EngineStats, *engines: ReplicaStats, **details: object) -> Any:
-    return SimpleNamespace(statistics=statistics, engines=engines, ready=SimpleNamespace(details=details))
+    ready = SimpleNamespace(details={"prefix_caching": True, **details}, block_size=16, num_blocks=64)
+    return SimpleNamespace(statistics=statistics, engines=engines, ready=ready)
 
 
 def replicas(*nodes: int | None) -> tuple[ReplicaStats, ...]:

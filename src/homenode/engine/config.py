@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from homenode.engine.disk_config import DiskConfig
+from homenode.engine.kv_events_config import KvEventsConfig
 from homenode.engine.scheduler_config import KvConfig, SchedulerConfig
 from homenode.engine.speculation.config import SpeculationConfig
 from homenode.errors import UserError
@@ -246,6 +247,7 @@ class EngineConfig:
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     transfer: TransferConfig = field(default_factory=TransferConfig)
     disk: DiskConfig = field(default_factory=DiskConfig)
+    kv_events: KvEventsConfig = field(default_factory=KvEventsConfig)
     net: NetConfig = field(default_factory=NetConfig)
     disable_log_stats: bool = option(False, "Do not log a line of statistics every ten seconds while busy.")
     told: tuple[str, ...] = ()

@@ -58,6 +58,10 @@ class ReleaseKv(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
+class ResetPrefixCache(msgspec.Struct, frozen=True, tag=True):
+    """Front to engine: forget all that the prefix cache holds in KV memory; those who run keep what they have."""
+
+
 class Ping(msgspec.Struct, frozen=True, tag=True):
     """Front to engine: answer with Heartbeat from the loop itself."""
 
@@ -281,7 +285,7 @@ class MoveEngine(msgspec.Struct, frozen=True, tag=True):
     place: EngineBinding
 
 
-ToEngine = Submit | Abort | ReleaseKv | Drain | Ping | ListRequests | MoveEngine
+ToEngine = Submit | Abort | ReleaseKv | ResetPrefixCache | Drain | Ping | ListRequests | MoveEngine
 ToFront = (
     EngineLoading
     | EngineReady

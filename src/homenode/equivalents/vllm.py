@@ -252,7 +252,6 @@ EQUIVALENTS: tuple[Equivalent, ...] = (
         "--kv-cache-dtype-skip-layers=...",
         _CACHES,
     ),
-    Equivalent("--kv-events-config=", NoEffect("no events of blocks are published; /metrics has the figures")),
     Equivalent("--ec-transfer-config= --ec-manager-config=", _PICTURES),
     # The scheduler
     Equivalent("--max-num-queued-reqs=", Taken("--max-num-queued-requests")),

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from homenode.server import health, kv_sessions, kv_transfer, openapi, tokenize
+from homenode.server import health, kv_sessions, kv_transfer, openapi, routing, tokenize
 from homenode.server.apis.anthropic import endpoint as messages
 from homenode.server.apis.decisions import endpoint as decisions
 from homenode.server.apis.infill import endpoint as infill
@@ -44,6 +44,7 @@ APIS = (
     tokenize.API,
     kv_transfer.API,
     kv_sessions.API,
+    routing.API,
     page.API,
     health.API,
 )

@@ -21,6 +21,7 @@ from homenode.errors import HomenodeError, InternalError
 from homenode.host.refusals import start_thread
 
 _log = logging.getLogger(__name__)
+_PUBLISHING_ENDS_S = 2.0  # for routers to hear what was held last
 _WRITING_ENDS_S = 20.0  # for what is still to be written to disk
 Sink = SimpleQueue[Output]
 
@@ -40,17 +41,21 @@ class LocalEngine:
         self.ready: EngineReady = engine.ready
         self.statistics = EngineStats()
         self.executor = engine.executor
-        self._claim, self._watch, self._disk = engine.claim, engine.watch, engine.disk
+        self._claim, self._watch = engine.claim, engine.watch
+        self._disk, self._events = engine.disk, engine.events
         self._core = EngineCore(
             engine.scheduler,
             engine.executor,
             self._take,
             disk=engine.disk,
+            events=engine.events,
             headroom=engine.headroom,
             log_stats=not config.disable_log_stats,
         )
         if self._disk is not None:
             self._disk.start(self._core.give)
+        if self._events is not None:
+            self._events.start()
         self._sinks: dict[int, Sink] = {}
         self._lock = threading.Lock()  # around the sinks and the end
         self._lost: str | None = None
@@ -106,6 +111,8 @@ class LocalEngine:
     def _give_back(self) -> None:
         if self._watch is not None:
             self._watch.stop()
+        if self._events is not None:
+            self._events.close(_PUBLISHING_ENDS_S)
         if self._disk is not None:
             self._disk.close(_WRITING_ENDS_S)
         self.executor.close()

@@ -25,6 +25,7 @@ from homenode.engine.messages import (
     Ping,
     ReleaseKv,
     RequestList,
+    ResetPrefixCache,
     ServingChanged,
     Submit,
     ToEngine,
@@ -167,6 +168,10 @@ class EngineLink:
     async def release_kv(self, ticket: str, reason: str) -> None:
         """Give up the hand-over of KV under `ticket`; unknown and finished ones are ignored."""
         self._send(ReleaseKv(ticket, reason))
+
+    async def reset_prefix_cache(self) -> None:
+        """Have the engine forget what its prefix cache holds; requests that are sent from now on find nothing."""
+        self._send(ResetPrefixCache())
 
     def abort_unheard(self, request_id: int) -> None:
         """Abort a request nobody listens to any more."""

@@ -21,6 +21,7 @@ from homenode.engine.messages import (
     Ping,
     ReleaseKv,
     RequestList,
+    ResetPrefixCache,
     Submit,
     ToFront,
 )
@@ -29,7 +30,8 @@ from homenode.net.descriptors import receive_fd
 from homenode.net.message_frames import FrameSocket, decode_body, encode_frame
 
 _MOST_BEHIND = 256 * 2**20  # bytes that are kept for a front that does not read; after that it is hung up on
-_FromFront = Submit | Abort | ReleaseKv | Ping | ListRequests  # when an engine ends is not a front's decision
+# When an engine ends is not a front's decision.
+_FromFront = Submit | Abort | ReleaseKv | ResetPrefixCache | Ping | ListRequests
 _log = logging.getLogger(__name__)
 
 
@@ -187,9 +189,9 @@ def _by_front(outputs: list[Output]) -> dict[int, list[Output]]:
 
 
 def _own(message: _FromFront, front: int) -> _FromFront:
-    """The message, if it is about what is this front's own: tickets are everybody's. PeerError otherwise."""
+    """The message, if it is about what is this front's own: tickets and caches are everybody's. PeerError otherwise."""
     match message:
-        case ReleaseKv():
+        case ReleaseKv() | ResetPrefixCache():
             return message
         case Submit(requests):
             numbers = [request.id for request in requests]

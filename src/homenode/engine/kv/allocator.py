@@ -158,6 +158,8 @@ class KvAllocator:
         allocation.seq = self._next_seq
         allocation.last = sequence.last
         self._next_seq += 1
+        if not allocation.placed:  # blocks that a store brought ahead are described now
+            self.cache.describe(sequence.chain, sequence.tokens, allocation.published)
         sequence.allocation = allocation
 
     def grow(self, allocation: BlockAllocation) -> bool:

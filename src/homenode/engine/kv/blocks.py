@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from homenode.engine.kv.chunks import ChunkTable
 from homenode.engine.kv.groups import BlockGroups
@@ -23,6 +24,9 @@ from homenode.engine.kv.runs import FreeRuns
 from homenode.engine.kv.states import StatePool
 from homenode.errors import InternalError
 from homenode.units import format_count
+
+if TYPE_CHECKING:
+    from homenode.engine.kv.block_journal import BlockJournal
 
 # Where blocks lie in groups, and for so many cached blocks one is free in groups that only the cache uses: of these
 # groups some are given up rather than others...
@@ -49,6 +53,7 @@ class BlockPool:
         self._digest_of: dict[int, bytes] = {}
         self._block_of: dict[bytes, int] = {}
         self.states: StatePool | None = None  # whose snapshots go with the blocks at their ends
+        self.journal: BlockJournal | None = None  # of what can be found; None: nobody reads one
 
     @property
     def num_free(self) -> int:
@@ -136,6 +141,8 @@ class BlockPool:
             return False
         self._block_of[digest] = block
         self._digest_of[block] = digest
+        if self.journal is not None:
+            self.journal.note_published(digest)
         return True
 
     def find(self, digests: Iterable[bytes]) -> list[int]:
@@ -172,6 +179,8 @@ class BlockPool:
         self._unused.clear()
         self._digest_of.clear()
         self._block_of.clear()
+        if self.journal is not None:
+            self.journal.note_all_gone()
         if self.states is not None:
             self.states.forget_all()
 
@@ -264,5 +273,7 @@ class BlockPool:
     def _forget(self, block: int) -> None:
         digest = self._digest_of.pop(block)
         del self._block_of[digest]
+        if self.journal is not None:
+            self.journal.note_gone(digest)
         if self.states is not None:
             self.states.forget(digest)

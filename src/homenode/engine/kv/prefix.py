@@ -26,7 +26,7 @@ class HashChain:
 
     def __init__(self, seed: bytes, block_size: int, salt: str, rows: Sequence[PlacedRows] = ()) -> None:
         """`rows`: those of its prompt that take the place of embeddings."""
-        self._seed, self._rows = seed, rows
+        self._seed, self._rows, self.salt = seed, rows, salt
         self._block_size = block_size
         self._root = hashlib.blake2b(
             salt.encode("utf-8", "surrogatepass"), key=seed, person=b"salt", digest_size=_DIGEST_BYTES
@@ -72,8 +72,11 @@ class HashChain:
 
     def _bytes_of(self, tokens: Sequence[int], start: int, end: int) -> bytes:
         """Return what is at positions start .. end - 1: the tokens, and the digests of rows among them."""
-        ids = _bytes_of(tokens[start:end])
-        return ids + digests_between(self._rows, start, end) if self._rows else ids
+        return _bytes_of(tokens[start:end]) + self.row_digests(start, end)
+
+    def row_digests(self, start: int, end: int) -> bytes:
+        """Return the digests of rows at positions start .. end - 1, one behind the other."""
+        return digests_between(self._rows, start, end) if self._rows else b""
 
 
 def _bytes_of(tokens: Sequence[int]) -> bytes:
@@ -118,4 +121,11 @@ class PrefixCache:
             return first
         for index, digest in enumerate(chain.between(tokens, first, full), first):
             self._pool.publish(blocks[index], digest)
+        self.describe(chain, tokens, full, first)
         return full
+
+    def describe(self, chain: HashChain, tokens: Sequence[int], past: int, first: int = 0) -> None:
+        """Tell whoever keeps a journal what blocks `first` .. past - 1 of a sequence are of."""
+        journal = self._pool.journal
+        if journal is not None and journal.lacks_content:
+            journal.describe(chain.of(tokens, past), tokens, chain.salt, chain.row_digests, first)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 
 from homenode.engine.disk_config import DiskConfig
@@ -15,6 +15,7 @@ from homenode.engine.kv_disk.disk_source import DiskSource
 from homenode.engine.kv_disk.folder import StoreFolder
 from homenode.engine.kv_disk.key_file import read_key
 from homenode.engine.kv_disk.store_thread import MovedBlocks, StoreThread
+from homenode.engine.kv_events.events import IN_COPIES, ON_DISK
 from homenode.engine.messages import DiskStats
 from homenode.errors import HostError
 from homenode.host.discovery.file_systems import is_shared, kind_of
@@ -117,6 +118,11 @@ class KvDiskLink:
         """Let the blocks of a session be given up like all others. For the thread of the engine's loop."""
         self.source.release_session(session)
 
+    def held(self) -> Mapping[str, Collection[bytes]]:
+        """Identities of the blocks that are there now: of copies in memory, and on disk. From any thread."""
+        copies, stored = self._thread.held_names()
+        return {IN_COPIES: _identities(copies), ON_DISK: _identities(stored)}
+
     def figures(self) -> DiskStats:
         """Counters since the start, and gauges of now."""
         return self._thread.figures()
@@ -125,3 +131,8 @@ class KvDiskLink:
         """Write what is left, as far as it goes in so many seconds, and give everything back."""
         if self._thread.close(seconds) and self._folder is not None:  # else its descriptors are in use
             self._folder.close()
+
+
+def _identities(names: Iterable[str]) -> frozenset[bytes]:
+    """Names are identities of blocks, and those of states, which are like none."""
+    return frozenset(map(bytes.fromhex, names))

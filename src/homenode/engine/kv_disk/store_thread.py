@@ -145,6 +145,11 @@ class StoreThread:
         """Return whether a block is there, or will be soon."""
         return self._copies.find(name) is not None or (self._store is not None and name in self._store.names)
 
+    def held_names(self) -> tuple[list[str], list[str]]:
+        """Names of what is there as a copy in memory, and of what is on disk."""
+        stored = [] if self._store is None else list(self._store.names.blocks)
+        return list(self._copies.parked), stored
+
     def seconds_for(self, blocks: int) -> float:
         """Return what reading so many blocks would probably take; 0: nobody knows yet."""
         speed = self._counts.speed

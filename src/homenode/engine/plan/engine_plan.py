@@ -15,6 +15,7 @@ from homenode.engine.config import EngineConfig
 from homenode.engine.devices import is_accelerator
 from homenode.engine.experts.sizing import ExpertSharing, Kept, kept_of, missing_layout
 from homenode.engine.kv_disk.checks import disk_problems
+from homenode.engine.kv_events_config import events_problem
 from homenode.engine.kv_transfer.checks import kept_as, targets_of, transfer_problems
 from homenode.engine.memory.available import MemoryBudget
 from homenode.engine.memory.node_capacity import KvCapacity, blocks_together, kv_capacity, weight_nodes_of
@@ -122,6 +123,8 @@ class EnginePlan:
             found.setdefault(no_states.param or no_states.message, no_states)
         for problem in disk_problems(self.config, self.whole_geometry, devices, self.executor == "inline"):
             found.setdefault(problem.param or problem.message, problem)
+        if (no_events := events_problem(self.config.kv_events, self.replica.count if self.replica else 1)) is not None:
+            found.setdefault(str(no_events.param), no_events)
         for problem in transfer_problems(self.config, self.replica, self.whole_geometry, self._left_in_all(), apart):
             found.setdefault(problem.param or problem.message, problem)
         return list(found.values())

@@ -191,6 +191,12 @@ RULES = (
         )
         for setting in ("kv_disk", "kv_park_size")
     ),
+    Rule(
+        "kv_events",
+        "kv_events_config",
+        lambda at: at.config.kv.enable_prefix_caching or not at.config.kv_events.on,
+        "it tells what the prefix cache holds, which is off",
+    ),
     *(
         Rule("placement", setting, lambda at: at.has_cpu_workers, _CPU_WORKERS)
         for setting in (

@@ -134,6 +134,14 @@ class Dispatcher:
             if engine.up:
                 await engine.client.release_kv(ticket, reason)
 
+    async def reset_prefix_cache(self) -> None:
+        """Have all engines forget what their prefix caches hold."""
+        for engine in self._engines:
+            if engine.up:
+                await engine.client.reset_prefix_cache()
+            if self._router.has(engine.number):
+                self._router.forget(engine.number)
+
     def _end_ticket(self, ticket: str) -> None:
         """End the request that came with this ticket, if it is one of these."""
         for stream in [

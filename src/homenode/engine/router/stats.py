@@ -95,6 +95,7 @@ def all_ready(parts: Sequence[EngineReady], bindings: Sequence[EngineBinding]) -
             "cpus": sorted({cpu for binding in bindings for cpu in binding.team if cpu >= 0}),
             "cpu_sets": sorted({cpu for binding in bindings for own in binding.sets for cpu in own}),
             "free_cpus": list(_free_cpus(bindings)),
+            "kv_events": _kv_events(parts),
         },
     )
 
@@ -114,6 +115,12 @@ def _added(parts: Sequence[Any]) -> Any:
 def _number(part: EngineReady, name: str) -> Any:
     found = part.details.get(name, 0)
     return found if isinstance(found, int | float) else 0
+
+
+def _kv_events(parts: Sequence[EngineReady]) -> dict[str, Any]:
+    """Where each engine tells what it holds, by its number."""
+    told = [part.details.get("kv_events") for part in parts]
+    return {number: source for each in told if isinstance(each, dict) for number, source in each.items()}
 
 
 def _notes(parts: Sequence[EngineReady]) -> list[str]:

@@ -53,7 +53,9 @@ from homenode.model.parts import read_layer_split
 
 if TYPE_CHECKING:
     from homenode.engine.kv_disk.setup import KvDiskLink, KvDiskSetup
+    from homenode.engine.kv_events.link import KvEventsLink
     from homenode.engine.kv_transfer.setup import KvTransferSetup
+    from homenode.engine.scheduler.scheduler import Scheduler
 
 
 @named_refusals("laying out the engine")
@@ -195,7 +197,10 @@ def _started(
         kv_transfer = workers.hand_over(sharing)
         ready.details["kv_transfer"] = msgspec.to_builtins(kv_transfer.published)
     headroom = _headroom(plan) if sizes.chunk_blocks else None
-    return Engine(scheduler, executor, ready, kv_transfer, disk, headroom, claim)
+    events = _events(plan, scheduler, disk) if plan.config.kv_events.on else None
+    if events is not None:
+        ready.details["kv_events"] = {str(plan.assignment.number): events.described}
+    return Engine(scheduler, executor, ready, kv_transfer, disk, events, headroom, claim)
 
 
 def _identity(plan: EnginePlan, fits: Sequence[Fits]) -> ModelIdentity | None:
@@ -288,6 +293,14 @@ def _disk_setup(plan: EnginePlan, backend: Backend, identity: ModelIdentity | No
         "instructions": str(backend.statistics()["level"]),
     }
     return KvDiskSetup(config.disk, config.model_name, facts, plan.geometries[0].block_size, seed)
+
+
+def _events(plan: EnginePlan, scheduler: Scheduler, disk: KvDiskLink | None) -> KvEventsLink:
+    """What tells routers which blocks are held. HostError where its endpoints cannot be had."""
+    from homenode.engine.kv_events.link import open_events  # only who publishes needs it
+
+    settings, rank = plan.config.kv_events.settings, plan.assignment.number
+    return open_events(settings, rank, scheduler.allocator, plan.checkpoint.spec, disk)
 
 
 def _headroom(plan: EnginePlan) -> Callable[[], Headroom]:

@@ -30,6 +30,7 @@ from homenode.sampling import is_open_seed
 
 if TYPE_CHECKING:
     from homenode.engine.kv_disk.setup import KvDiskLink
+    from homenode.engine.kv_events.link import KvEventsLink
     from homenode.engine.kv_transfer.setup import KvTransferLink
 
 Progress = Callable[[int, int], None]
@@ -45,6 +46,7 @@ class Engine:
     ready: EngineReady
     kv_transfer: KvTransferLink | None = None
     disk: KvDiskLink | None = None  # to be closed before the executor
+    events: KvEventsLink | None = None  # to be closed before that one
     headroom: Callable[[], Headroom] | None = (
         None  # what the machine can give to KV memory that grows; None: it does not
     )
@@ -115,6 +117,7 @@ def ready_message(
             "state_bytes": sum(state_bytes(geometry, sizes.state_slots) for geometry in plan.geometries),
             "kv_dtype": plan.geometries[0].dtype,
             "storage": DTYPES.get(config.model.dtype, ""),
+            "prefix_caching": config.kv.enable_prefix_caching,
             "kv_grows": sizes.chunk_blocks > 0,
             **details,
         },

@@ -36,6 +36,7 @@ from homenode.engine.messages import (
     Ping,
     ReleaseKv,
     RequestList,
+    ResetPrefixCache,
     ServingChanged,
     Submit,
     ToEngine,
@@ -50,6 +51,7 @@ from homenode.engine.scheduler.events import (
     BlocksArrived,
     BlocksFailed,
     BlocksStored,
+    CacheReset,
     DrainStarted,
     Emit,
     Event,
@@ -112,6 +114,12 @@ class KvDisk(Protocol):
     def release_session(self, session: str) -> None: ...
 
 
+class KvEvents(Protocol):
+    """The part that the loop needs of `kv_events.link.KvEventsLink`."""
+
+    def pass_on(self) -> None: ...
+
+
 class _StepResult:
     """Left in the inbox when a step's result can be taken."""
 
@@ -143,6 +151,7 @@ class EngineCore:
         inbox: SimpleQueue[object] | Inbox | None = None,
         agent: Agent | None = None,
         disk: KvDisk | None = None,
+        events: KvEvents | None = None,
         headroom: Callable[[], Headroom] | None = None,
         log_stats: bool = True,
         move: Callable[[EngineBinding], None] = lambda place: None,
@@ -150,12 +159,12 @@ class EngineCore:
     ) -> None:
         """`send` gives a message to the front; `inbox` may already hold messages that came while the model was loaded.
         `agent` hands KV over, to or from other engines, and leaves its events in the inbox; whoever made it closes it.
-        `disk` keeps KV, and leaves its events in the inbox, too.
+        `disk` keeps KV, and leaves its events in the inbox, too. `events` tells routers which blocks are held.
         `headroom` says what the machine can give to KV memory that grows; None: it does not. `move` has one of several
         engines compute elsewhere, after the steps submitted so far.
         """
         self._scheduler, self._executor, self._send, self._clock = scheduler, executor, send, clock
-        self._agent, self._disk = agent, disk
+        self._agent, self._disk, self._events = agent, disk, events
         self._headroom, self._move = headroom, move
         self._inbox: SimpleQueue[object] | Inbox = SimpleQueue() if inbox is None else inbox
         self._log_stats = log_stats
@@ -243,6 +252,8 @@ class EngineCore:
             case ReleaseKv(ticket, reason):
                 if self._agent is not None:
                     self._agent.tell(Released(ticket, reason))
+            case ResetPrefixCache():
+                self._apply(CacheReset(self._clock()))
             case StatsChanged():
                 self._changed = True
             case AgentLost(reason):
@@ -401,6 +412,8 @@ class EngineCore:
     def _flush(self) -> None:
         """Figures go before the outputs: whoever has the end of the last answer finds that nothing runs any more."""
         now, rests = self._clock(), not self._scheduler.has_requests()
+        if self._events is not None:
+            self._events.pass_on()
         if self._changed and (rests or now - self._sent_at >= _STATISTICS_EVERY_S):
             self._sent_at = now
             self._send_figures(now)

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 
 _WRITING_ENDS_S = 20.0  # for what is still to be written to disk
+_PUBLISHING_ENDS_S = 2.0  # for routers to hear what was held last
 _HANDING_OVER_ENDS_S = 3.0  # for other engines to hear that what was handed over is no more
 _log = logging.getLogger(__name__)
 
@@ -121,6 +122,8 @@ def serve(
             inbox.work_for(agent)
         if engine.disk is not None:
             engine.disk.start(inbox.put)
+        if engine.events is not None:
+            engine.events.start()
         mark_phase("scheduler")
         engine.ready.details["start_phases"] = marked_phases()
         front.send(engine.ready)
@@ -131,6 +134,7 @@ def serve(
             inbox=inbox,
             agent=agent,
             disk=engine.disk,
+            events=engine.events,
             headroom=engine.headroom,
             log_stats=not assignment.config.disable_log_stats,
             move=engine.move,
@@ -141,6 +145,8 @@ def serve(
     finally:
         if engine.watch is not None:
             engine.watch.stop()
+        if engine.events is not None:
+            engine.events.close(_PUBLISHING_ENDS_S)
         if engine.disk is not None:
             engine.disk.close(_WRITING_ENDS_S)
         if engine.kv_transfer is not None:

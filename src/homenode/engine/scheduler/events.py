@@ -71,6 +71,12 @@ class DrainStarted(msgspec.Struct, frozen=True, tag=True):
     now: float
 
 
+class CacheReset(msgspec.Struct, frozen=True, tag=True):
+    """Nothing that was computed so far is to be found in the prefix cache from here on."""
+
+    now: float
+
+
 class KvHeadroom(msgspec.Struct, frozen=True, tag=True):
     """The machine was looked at: KV memory may grow by `nbytes` now; `reason`: what it is that sets the limit."""
 
@@ -110,6 +116,7 @@ Event = (
     | WorkersBack
     | Ticked
     | DrainStarted
+    | CacheReset
     | KvHeadroom
     | BlocksArrived
     | BlocksFailed

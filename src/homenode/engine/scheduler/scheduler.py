@@ -35,6 +35,7 @@ from homenode.engine.scheduler.events import (
     BlocksArrived,
     BlocksFailed,
     BlocksStored,
+    CacheReset,
     DrainStarted,
     Event,
     Instruction,
@@ -183,6 +184,8 @@ class Scheduler:
             case DrainStarted():
                 self._arrivals.start_drain()
                 self.coordinator.start_drain()
+            case CacheReset():
+                self.allocator.pool.forget_all()
             case KvHeadroom():
                 if self._growth is not None:
                     self._growth.take(event)

@@ -58,6 +58,9 @@ class EngineClient(Protocol):
     async def release_kv(self, ticket: str, reason: str) -> None:
         """Give up the hand-over of KV under `ticket`; unknown and finished ones are ignored."""
 
+    async def reset_prefix_cache(self) -> None:
+        """Forget all that the prefix cache holds in KV memory, of all engines."""
+
     async def list_requests(self, most: int, timeout: float) -> RequestList:
         """The requests that the engines have, at most `most` that run and as many that wait. Raises PeerError when
         nobody answers within `timeout` seconds.

@@ -335,6 +335,7 @@ REPLICA: tuple[MetricGroup[ReplicaStats, ReplicaStats], ...] = (
 
 # Each model: label model_name
 
+_CACHE_LABELS = ("block_size", "num_gpu_blocks", "enable_prefix_caching", "cache_dtype")
 _REJECTIONS: tuple[MetricRow[ModelSnapshot], ...] = (
     counter(
         "admission_rejections",
@@ -352,9 +353,18 @@ _START: tuple[MetricRow[ModelSnapshot], ...] = (
         "phase",
     ),
 )
+_CACHE: tuple[MetricRow[ModelSnapshot], ...] = (
+    gauge(
+        "cache_config_info",
+        "1, and as labels what does not change of KV memory and the prefix cache.",
+        lambda model: [(tuple(model.cache[label] for label in _CACHE_LABELS), 1)],
+        *_CACHE_LABELS,
+    ),
+)
 MODEL: tuple[MetricGroup[ModelSnapshot, ModelSnapshot], ...] = (
     MetricGroup(lambda model: model, _REJECTIONS),
     MetricGroup(lambda model: model if model.start_phases else None, _START),
+    MetricGroup(lambda model: model if model.cache else None, _CACHE),
 )
 
 # Each of several models: label model_name

@@ -33,7 +33,7 @@ from homenode.server.monitoring.metric_table import (
     REPLICA,
     WHOLE_REQUEST,
 )
-from homenode.server.monitoring.snapshots import EngineSnapshot, LifeSnapshot, ModelSnapshot
+from homenode.server.monitoring.snapshots import EngineSnapshot, LifeSnapshot, ModelSnapshot, cache_facts
 from homenode.start_phases import marked_phases, phases_since, process_began
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -99,7 +99,8 @@ class _EngineCollector(Collector):
         rejected = Counts(self._refused())
         for engine in self._engines():
             rejected.update(engine.stats.rejected)
-        return ModelSnapshot(rejected, _start_phases(self._client.ready.details.get("start_phases")))
+        ready = self._client.ready
+        return ModelSnapshot(rejected, _start_phases(ready.details.get("start_phases")), cache_facts(ready))
 
 
 def _start_phases(of_engine: object) -> list[tuple[tuple[str, str], float]]:

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
-from homenode.engine.messages import EngineStats
+from homenode.engine.messages import EngineReady, EngineStats
 from homenode.server.monitoring.metric import Labelled
 from homenode.transfer.scheduler_events import TransferStats
 
@@ -86,10 +86,24 @@ class EngineSnapshot:
 class ModelSnapshot:
     """A model at a scrape, whichever engines compute it. `rejected`: requests by reason, of its engines and of the
     front; `start_phases`: (process, phase) and the second of its end, where the starts of processes do not overlap.
+    `cache`: what does not change of its KV memory, by the label that it is shown as; empty where nothing is loaded.
     """
 
     rejected: Mapping[str, int]
     start_phases: Sequence[tuple[tuple[str, str], float]] = ()
+    cache: Mapping[str, str] = field(default_factory=dict)
+
+
+def cache_facts(ready: EngineReady) -> dict[str, str]:
+    """The labels of `cache_config_info`, which routers read; `num_gpu_blocks` is their word for blocks of KV memory,
+    whatever it is of.
+    """
+    return {
+        "block_size": str(ready.block_size),
+        "num_gpu_blocks": str(ready.num_blocks),
+        "enable_prefix_caching": str(bool(ready.details.get("prefix_caching"))),
+        "cache_dtype": str(ready.details.get("kv_dtype", "")),
+    }
 
 
 @dataclass(frozen=True)
