@@ -5,12 +5,18 @@ what is new; what differs in anything that counts is not found.
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from homenode.engine.api.local import LocalEngine
+from homenode.engine.config import EngineConfig
+from homenode.engine.devices import CPU
+from homenode.engine.disk_config import DiskConfig
+from homenode.engine.kv_disk.checks import disk_problems
 from homenode.errors import UnsupportedError, UserError
 from tests.checkpoints import make_folder
 from tests.engine.engines import greedy, run_all
@@ -113,3 +119,21 @@ def test_what_cannot_be_is_refused_by_name(model: Path, settings: dict[str, str]
 def test_other_backends_say_that_they_cannot(model: Path, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="kv-disk"):
         engine_of(model, kv_disk=str(tmp_path), backend="reference")
+
+
+@pytest.mark.parametrize(
+    ("state", "dtype", "widths", "says"),
+    [(True, "bf16", ((8, 8),), "a state"), (False, "int8", ((8, 8), (4, 4)), "unlike shapes"),
+     (False, "bf16", ((8, 8), (8, 4)), "unlike shapes"), (False, "bf16", ((8, 8), (4, 0)), None)],
+)  # fmt: skip
+def test_what_several_workers_cannot_keep_is_refused_by_name(
+    tmp_path: Path, state: bool, dtype: str, widths: tuple[tuple[int, int], ...], says: str | None
+) -> None:
+    """One worker keeps all of it."""
+    shapes = [SimpleNamespace(key_width=key, value_width=value) for key, value in widths]
+    geometry: Any = SimpleNamespace(state=object() if state else None, shapes=shapes, dtype=dtype)
+    config = replace(EngineConfig(), disk=DiskConfig(kv_disk=str(tmp_path)))
+    assert not disk_problems(config, geometry, [CPU], inline=True)
+    found = disk_problems(config, geometry, [CPU, CPU], inline=False)
+    assert [problem.param for problem in found] == ([] if says is None else ["kv_disk"])
+    assert all(str(says) in problem.message and "--tensor-parallel-size" in problem.message for problem in found)

@@ -91,6 +91,7 @@ class Scripted:
     usual: Behaviour
     behaviours: list[Behaviour] = field(default_factory=list)
     document: dict[str, Any] | bytes | None = None
+    models: dict[str, dict[str, Any]] | None = None  # of a server of several: what each publishes; {}: nothing
     health: tuple[int, Any] = (200, {"status": "ok"})
     key: str = ""
     asked: list[Asked] = field(default_factory=list)
@@ -161,6 +162,14 @@ class Scripted:
             connection.answer(*self.health)
         elif self.key and asked.headers.get("authorization") != f"Bearer {self.key}":
             connection.answer(401, {"error": {"message": "no", "type": "x", "param": None, "code": "invalid_api_key"}})
+        elif asked.path == "/v1/models" and self.models is not None:
+            loaded = {"value": "loaded"}
+            entries = [{"id": name, "aliases": [f"{name}-alias"], "status": loaded} for name in self.models]
+            connection.answer(200, {"object": "list", "data": entries})
+        elif asked.path.startswith("/kv_transfer") and self.models is not None:
+            published = self.models.get(asked.path.removeprefix("/kv_transfer?model="))
+            missing = {"error": {"message": "which?", "param": "model", "code": "kv_transfer_off"}}
+            connection.answer(200 if published else 404, published or missing)
         elif asked.path == "/kv_transfer":
             connection.answer(404 if self.document == {} else 200, self.document)
         elif asked.path == "/kv_transfer/release":

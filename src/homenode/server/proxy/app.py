@@ -36,7 +36,7 @@ from homenode.server.proxy.forwarded_apis import (
 from homenode.server.proxy.forwarder import Forwarder
 from homenode.server.proxy.health import health
 from homenode.server.proxy.overview import ProxyOverviewWork
-from homenode.server.proxy.passed_requests import passed, passed_document
+from homenode.server.proxy.passed_requests import passed, passed_document, passed_models
 from homenode.server.proxy.state import ProxyState
 from homenode.server.proxy.stored_responses import holder_of, passed_to_holder
 
@@ -52,7 +52,6 @@ _FORWARDED = {
 }
 _POOLING = (embeddings.API.operations, scoring.API.operations, pooling.API.operations, embed.OPERATIONS)
 _ASKED_OF_A_DECODER = (  # what a decode server tells about the model they all serve
-    ("GET", "/v1/models"),
     ("GET", "/v1/models/{model:path}"),
     ("GET", "/tokenizer_info"),
     ("POST", "/apply-template"),
@@ -84,6 +83,7 @@ def create_app(state: ProxyState) -> HttpApplication:
         Route("/metrics", Endpoint(state, _metrics), methods=["GET"]),
         Route("/", Endpoint(state, _root), methods=["GET"]),
         Route("/overview", Endpoint(state, ProxyOverviewWork().answer), methods=["GET"]),
+        Route("/v1/models", Endpoint(state, passed_models, admits=True), methods=["GET"]),
         Route("/openapi.json", Endpoint(state, passed_document, admits=True), methods=["GET"]),
     ]
     forwarded = [

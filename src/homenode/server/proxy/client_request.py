@@ -42,7 +42,7 @@ _decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 @dataclass(frozen=True)
 class ClientRequest:
     """`direct`: why it is not handed over, None: it is. `units`, `tokens`, `salt`: what `routing.LoadTable.prompt`
-    takes. `goes_on_from`: the id of a response that one of the decode servers keeps.
+    takes. `goes_on_from`: the id of a response that one of the decode servers keeps. `model`: that it names.
     """
 
     body: bytes
@@ -54,6 +54,7 @@ class ClientRequest:
     tokens: int = 0
     salt: str = ""
     goes_on_from: str | None = None
+    model: str | None = None
 
     def for_prefill(self, ticket: str, peer: bytes) -> bytes:
         """The body for a prefill server. `peer`: what the decode server publishes, as JSON."""
@@ -121,7 +122,9 @@ def read_client_request(body: bytes, api: ForwardedApi) -> ClientRequest:
         direct = _EMBEDS  # rows may take megabytes, which would be sent and read twice
     if goes_on_from is not None:
         direct = "previous_response"  # a prefill server does not know what is before
-    return ClientRequest(body, direct, api, stream, fields, units, tokens, _salt(fields, api), goes_on_from)
+    named = value_of(fields, "model")
+    model = named if isinstance(named, str) else None
+    return ClientRequest(body, direct, api, stream, fields, units, tokens, _salt(fields, api), goes_on_from, model)
 
 
 def _raw(value: int | str) -> msgspec.Raw:

@@ -171,7 +171,7 @@ class Forwarder:
     async def _choose(self, step: Choose) -> list[Action]:
         self._leave_decoder()
         began = time.monotonic()
-        while (choice := self._state.choose(self._prompt, step, self._holder)) is None:
+        while (choice := self._state.choose(self._prompt, step, self._holder, self._asked.model)) is None:
             left = began + step.wait_s - time.monotonic()
             if left <= 0:
                 break
@@ -188,7 +188,7 @@ class Forwarder:
                 self._state.instances[url].breaker.sent(time.monotonic())
                 self._unjudged.add(url)
         self._peer, self._engine = (
-            self._state.instances[decoder].published(choice.decoder.engine),
+            self._state.instances[decoder].kv(self._asked.model).of(choice.decoder.engine),
             choice.decoder.engine,
         )
         self._at_decoder = self._state.loads.begin(choice.decoder, self._prompt, handed_over=prefiller is not None)

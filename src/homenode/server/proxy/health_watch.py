@@ -6,11 +6,13 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
+from urllib.parse import urlencode
 
 import msgspec
 
 from homenode.server.proxy.config import ProxyConfig
 from homenode.server.proxy.instances import Instance, Sight
+from homenode.server.proxy.server_models import PublishedKv, ServerModels, is_of_several, read_listed
 from homenode.server.proxy.upstreams import Upstream, UpstreamAnswer, UpstreamAnswerTooLong, UpstreamError, within
 from homenode.transfer.wire.message import decode_documents
 
@@ -157,17 +159,39 @@ class HealthWatch:
         document = await upstream.ask("GET", "/kv_transfer", upstream.credentials())
         if document.status in (401, 403):
             return Sight("unfit", "it wants a key: give it with --upstream-api-key")
+        if document.status == 404 and is_of_several(document.body):
+            return await self._ask_models(upstream)
         if document.status in (404, 405):
             return Sight("ready")
         if document.status != 200:
             return _unwell(document)
         try:
-            found = decode_documents(document.body)
+            found = _read_published(document.body)
         except msgspec.DecodeError as error:
             return Sight("unfit", f"what it publishes at /kv_transfer cannot be read: {error}"[:300])
-        if isinstance(found, list):
-            return Sight("ready", "", found[0], document.body, tuple(found))
-        return Sight("ready", "", found, document.body)
+        return Sight("ready", "", found.document, found.raw, found.engines)
+
+    async def _ask_models(self, upstream: Upstream) -> Sight:
+        """Look at a server of several models: at what each publishes that is loaded."""
+        listed = await upstream.ask("GET", "/v1/models", upstream.credentials())
+        if listed.status != 200:
+            return _unwell(listed)
+        try:
+            names, loaded = read_listed(listed.body)
+            published = {}
+            for model in loaded:
+                path = "/kv_transfer?" + urlencode({"model": model})
+                document = await upstream.ask("GET", path, upstream.credentials())
+                if document.status == 200:
+                    published[model] = _read_published(document.body)
+        except msgspec.DecodeError as error:
+            return Sight("unfit", f"what it tells of its models cannot be read: {error}"[:300])
+        return Sight("ready", models=ServerModels(names, published))
+
+
+def _read_published(body: bytes) -> PublishedKv:
+    found = decode_documents(body)
+    return PublishedKv(found[0], body, tuple(found)) if isinstance(found, list) else PublishedKv(found, body)
 
 
 def _unwell(answer: UpstreamAnswer) -> Sight:

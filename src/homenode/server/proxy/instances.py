@@ -9,11 +9,12 @@ starting -> ready <-> draining | unhealthy | unfit       what its answers say
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from homenode.server.proxy.breaker import CircuitBreaker
-from homenode.transfer.wire.message import Published, differences, encode_published
+from homenode.server.proxy.server_models import PublishedKv, ServerModels
+from homenode.transfer.wire.message import Published, differences
 
 Role = Literal["prefill", "decode"]
 State = Literal["starting", "ready", "draining", "unhealthy", "unfit", "suspect", "silent", "down"]
@@ -24,7 +25,8 @@ _PUBLISHED_ROLE = {"prefill": "sender", "decode": "receiver"}
 @dataclass(frozen=True)
 class Sight:
     """The findings of one look. `document`: what it publishes, of several engines the first one; `raw`: as it came, if
-    it publishes anything. `engines`: the document of each, where the server says that it has several.
+    it publishes anything. `engines`: the document of each, where the server says that it has several. `models`: of a
+    server of several, which publish one by one.
     """
 
     state: State
@@ -32,6 +34,7 @@ class Sight:
     document: Published | None = None
     raw: bytes = b""
     engines: tuple[Published, ...] = ()
+    models: ServerModels | None = None
 
 
 @dataclass(eq=False)
@@ -46,6 +49,7 @@ class Instance:
     document: Published | None = None
     raw: bytes = b""
     engines: tuple[Published, ...] = ()
+    models: ServerModels | None = None
     lives: int = 1
     since: float = 0.0
     looked_at: bool = False
@@ -61,11 +65,12 @@ class Instance:
             self.lives += 1
             self.breaker.succeeded()
             self.busy_until = 0.0
-        new = sight.state == "ready" and sight.raw != self.raw
+        new = sight.state == "ready" and (sight.raw, sight.models) != (self.raw, self.models)
         changed = first or new or (sight.state, sight.reason) != (self.state, self.reason)
         self._enter(now, sight.state, sight.reason)
         if sight.state == "ready":  # what a silent one published still holds for its life
             self.document, self.raw, self.engines = sight.document, sight.raw, sight.engines
+            self.models = sight.models
         return changed
 
     def suspected(self, now: float, reason: str) -> None:
@@ -73,11 +78,17 @@ class Instance:
         if self.state == "ready":
             self._enter(now, "suspect", reason)
 
-    def published(self, engine: str | None) -> bytes:
-        """Return what this engine of it publishes, or the only one, as JSON; empty when it is not there."""
-        if engine is None:
-            return self.raw
-        return next((encode_published(document) for document in self.engines if document.incarnation == engine), b"")
+    def kv(self, model: str | None) -> PublishedKv:
+        """Return what it publishes of the model of this name; of None, and of a server of one model, what there is."""
+        if self.models is None:
+            return PublishedKv(self.document, self.raw, self.engines)
+        return self.models.find(model)
+
+    @property
+    def all_engines(self) -> list[str]:
+        """Return the incarnations of all engines of which it has several."""
+        several = [self.engines, *(each.engines for each in self.models.published.values())] if self.models else []
+        return [each.incarnation for engines in several or [self.engines] for each in engines]
 
     def usable(self, now: float) -> bool:
         """A request may go there."""
@@ -117,6 +128,8 @@ def _fitting(role: Role, sight: Sight) -> Sight:
     wanted = _PUBLISHED_ROLE[role]
     if sight.state != "ready" or (sight.document is not None and sight.document.role == wanted):
         return sight
+    if sight.models is not None:
+        return _fitting_models(role, sight, sight.models)
     if sight.document is not None:
         return Sight(
             "unfit", f"given as --{role} but serves as {sight.document.role}; start it with --pd-role {wanted}"
@@ -124,6 +137,18 @@ def _fitting(role: Role, sight: Sight) -> Sight:
     if role == "prefill":
         return Sight("unfit", "publishes nothing at /kv_transfer; start it with --pd-role sender")
     return Sight("ready", "publishes nothing at /kv_transfer: it computes prompts itself", None, b"")
+
+
+def _fitting_models(role: Role, sight: Sight, models: ServerModels) -> Sight:
+    """Of a server of several models those count that have its part; any may compute its prompts itself."""
+    fit = {
+        name: each
+        for name, each in models.published.items()
+        if each.document is not None and each.document.role == _PUBLISHED_ROLE[role]
+    }
+    if role == "prefill" and models.published and not fit:
+        return Sight("unfit", f"none of its models is of --pd-role {_PUBLISHED_ROLE[role]}")
+    return Sight("ready", sight.reason, models=replace(models, published=fit))
 
 
 def obstacle(prefiller: Published | None, decoder: Published | None) -> str | None:

@@ -178,6 +178,6 @@ def _seen(state: ProxyState, instance: Instance, now: float, told: ToldByServer 
         waiting_tokens=int(state.loads.waiting(instance.url)),
         breaker_open=instance.breaker.open(now),
         lives=instance.lives,
-        engines=max(1, len(instance.engines)),
+        engines=max(1, len(instance.all_engines)),
         told=told,
     )

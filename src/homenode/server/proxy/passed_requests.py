@@ -16,6 +16,7 @@ from homenode.server.http.exchange import read_body, unless_gone
 from homenode.server.http.failures import ApiError
 from homenode.server.proxy.proxied_request import Choose
 from homenode.server.proxy.routing import Prompt
+from homenode.server.proxy.server_models import listed_models, model_in
 from homenode.server.proxy.state import ProxyState
 from homenode.server.proxy.upstreams import UpstreamAnswer, UpstreamAnswerTooLong, UpstreamError
 
@@ -59,12 +60,34 @@ async def passed_document(state: ProxyState, request: Request) -> Response:
     return json_response(document)
 
 
+async def passed_models(state: ProxyState, request: Request) -> Response:
+    """The list of models of a decode server; where one has several, of all of them: each as its first server tells."""
+    if all(instance.models is None for instance in state.of("decode")):
+        return await passed(state, request)
+    found: dict[str, msgspec.Raw] = {}
+    for url in state.usable("decode"):
+        upstream = state.upstreams[url]
+        headers = upstream.headers(request.headers.items(), str(request.state.request_id))
+        try:
+            async with asyncio.timeout(state.config.idle_timeout):
+                answer = await upstream.ask("GET", "/v1/models", headers, None, _LARGEST_ANSWER)
+            found = (listed_models(answer.body) if answer.status == 200 else {}) | found
+        except UpstreamError:
+            state.watch.broke(url)
+        except (UpstreamAnswerTooLong, TimeoutError, msgspec.DecodeError):
+            continue  # others tell theirs
+    if not found:
+        raise ApiError(503, "no decode server tells its models", code="no_decoder", retry_after_s=2)
+    return json_response({"object": "list", "data": list(found.values())})
+
+
 async def _answer(state: ProxyState, request: Request, body: bytes) -> UpstreamAnswer:
     path = str(request.scope["path"]) + (f"?{request.url.query}" if request.url.query else "")
     failed: frozenset[str] = frozenset()
+    model = request.path_params.get("model") or model_in(body)
     deadline = time.monotonic() + state.config.idle_timeout
     for _ in range(state.config.decode_tries):
-        choice = state.choose(Prompt(0), Choose(False, frozenset(), failed, True, 0.0))
+        choice = state.choose(Prompt(0), Choose(False, frozenset(), failed, True, 0.0), model=model)
         if choice is None:
             break
         decoder = choice.decoder.server

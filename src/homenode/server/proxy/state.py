@@ -69,42 +69,69 @@ class ProxyState(RequestAdmission):
         """The servers of one kind."""
         return [instance for instance in self.instances.values() if instance.role == role]
 
-    def usable(self, role: Role) -> list[str]:
-        """Addresses of the servers that a request may go to now."""
-        now = time.monotonic()
-        return [instance.url for instance in self.of(role) if instance.usable(now)]
+    def usable(self, role: Role, model: str | None = None) -> list[str]:
+        """Addresses of the servers that a request may go to now. `model`: that it is for: where servers of several
+        have it, to one of these; else to one of which that is not known.
+        """
+        now, all_of_role = time.monotonic(), self.of(role)
+        having = [instance for instance in all_of_role if instance.models is not None and model in instance.models]
+        if model is not None and not having:
+            having = [instance for instance in all_of_role if instance.models is None]
+        return [instance.url for instance in having or all_of_role if instance.usable(now)]
 
-    def choose(self, prompt: Prompt, step: Choose, holder: str | None = None) -> ChosenRoute | None:
-        """Servers for a request; None while there is no decode server for it. `holder`: the only one that can
-        answer."""
-        usable = [url for url in self.usable("decode") if holder in (None, url)]
+    def choose(
+        self, prompt: Prompt, step: Choose, holder: str | None = None, model: str | None = None
+    ) -> ChosenRoute | None:
+        """Servers for a request; None while there is no decode server for it. `holder`: the only one that can answer.
+        `model`: that it names.
+        """
+        usable = [url for url in self.usable("decode", model) if holder in (None, url)]
         fresh = [url for url in usable if url not in step.avoid]
-        decoders = [target for url in (fresh if fresh or step.strict else usable) for target in self.targets(url)]
+        decoders = [
+            target for url in (fresh if fresh or step.strict else usable) for target in self.targets(url, model)
+        ]
         prefillers = (
-            [RouteTarget(url) for url in self.usable("prefill") if url not in step.failed_prefillers]
+            [RouteTarget(url) for url in self.usable("prefill", model) if url not in step.failed_prefillers]
             if step.handover
             else []
         )
         least = self.config.min_handover_tokens if prefillers else 0
-        return self.loads.choose(
-            prompt, prefillers, decoders, lambda prefiller, decoder: self.fits(prefiller.server, decoder.server), least
-        )
 
-    def targets(self, url: str) -> list[RouteTarget]:
-        """Return where KV for this decode server may go: to each of its engines, where it has several."""
-        return [RouteTarget(url, each.incarnation) for each in self.instances[url].engines] or [RouteTarget(url)]
+        def fits(prefiller: RouteTarget, decoder: RouteTarget) -> bool:
+            return self._fits(prefiller.server, decoder.server, model)
+
+        return self.loads.choose(prompt, prefillers, decoders, fits, least)
+
+    def targets(self, url: str, model: str | None = None) -> list[RouteTarget]:
+        """Return where KV of a model for this decode server may go: to each of its engines, where it has several."""
+        engines = self.instances[url].kv(model).engines
+        return [RouteTarget(url, each.incarnation) for each in engines] or [RouteTarget(url)]
 
     def fits(self, prefiller: str, decoder: str) -> bool:
-        """KV can be handed over between these."""
-        return obstacle(self.instances[prefiller].document, self.instances[decoder].document) is None
+        """KV of any model can be handed over between these."""
+        return any(self._fits(prefiller, decoder, model) for model in self._models_of(prefiller, decoder))
+
+    def _fits(self, prefiller: str, decoder: str, model: str | None) -> bool:
+        return (
+            obstacle(self.instances[prefiller].kv(model).document, self.instances[decoder].kv(model).document) is None
+        )
+
+    def _models_of(self, *urls: str) -> list[str | None]:
+        """The models of which some of these servers publish anything; None where they have one each."""
+        told = [models for url in urls if (models := self.instances[url].models) is not None]
+        return [*sorted({name for models in told for name in models.published})] if told else [None]
 
     def obstacles(self) -> list[tuple[str, str, str]]:
         """Pairs of servers that publish, but cannot hand KV over: prefill server, decode server, why."""
         found = []
         for prefiller in self.of("prefill"):
             for decoder in self.of("decode"):
-                if prefiller.document and decoder.document and (why := obstacle(prefiller.document, decoder.document)):
-                    found.append((prefiller.url, decoder.url, why))
+                if (prefiller.models is None) != (decoder.models is None):
+                    continue  # most of them are other models
+                for model in self._models_of(prefiller.url, decoder.url):
+                    here, there = prefiller.kv(model).document, decoder.kv(model).document
+                    if here and there and (why := obstacle(here, there)):
+                        found.append((prefiller.url, decoder.url, f"{model}: {why}" if model else why))
         return found
 
     @property
@@ -126,8 +153,8 @@ class ProxyState(RequestAdmission):
 
     def _changed(self, url: str) -> None:
         """Something about a server changed."""
-        lives, engines = self.instances[url].lives, self.instances[url].engines
-        self.loads.keep(url, [each.incarnation for each in engines])
+        lives, engines = self.instances[url].lives, self.instances[url].all_engines
+        self.loads.keep(url, engines)
         self.loads.divide(url, len(engines) if self.instances[url].role == "prefill" else 1)
         if self._lives.setdefault(url, lives) != lives:
             self._lives[url] = lives
