@@ -33,7 +33,7 @@ from pathlib import Path
 import httpx
 
 from benchmarks.servers import free_port
-from homenode.bench.serving.server_process import end_process, pss_bytes
+from homenode.bench.serving.server_process import end_process
 from homenode.host.bind.base.threads import descendants
 from homenode.units import parse_bytes
 
@@ -76,7 +76,15 @@ class ServedFolder:
         """Bytes and descriptors of all its processes."""
         pids = (self.process.pid, *descendants(self.process.pid))
         fds = [Path(f"/proc/{pid}/fd") for pid in pids]
-        return sum(pss_bytes(pid) or 0 for pid in pids), sum(len(list(fd.iterdir())) for fd in fds if fd.is_dir())
+        return sum(map(own_bytes, pids)), sum(len(list(fd.iterdir())) for fd in fds if fd.is_dir())
+
+
+def own_bytes(pid: int) -> int:
+    """Bytes of a process's memory that no file is behind, which shrink with nobody else's."""
+    with suppress(OSError):
+        found = re.search(r"^Anonymous:\s+(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text("ascii"), re.M)
+        return int(found[1]) << 10 if found else 0
+    return 0
 
 
 def make_prompts(seed: int) -> list[list[int]]:
@@ -129,7 +137,9 @@ class DiskSoak:
         while time.monotonic() < ends and not self.problems:
             time.sleep(min(20.0, 60 * self._given.minutes / 12))
             self.samples.append(stays.memory())
-            print(f"{self.answered} answered, {self.lives} lives, {lying(self._folder)} bytes", flush=True)
+            memory, descriptors = self.samples[-1]
+            told = f"{self.answered} answered, {self.lives} lives, {lying(self._folder)} bytes there"
+            print(f"{told}; {memory / 1e6:.1f} MB, {descriptors} descriptors", flush=True)
         self._over.set()
         for thread in threads:
             thread.join()

@@ -4,6 +4,7 @@ what is new; what differs in anything that counts is not found.
 
 from __future__ import annotations
 
+import gc
 import struct
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from homenode.engine.config import EngineConfig
 from homenode.engine.devices import CPU
 from homenode.engine.disk_config import DiskConfig
 from homenode.engine.kv_disk.checks import disk_problems
+from homenode.engine.kv_disk.store_thread import BlocksIn, BlocksOut
 from homenode.errors import UnsupportedError, UserError
 from tests.checkpoints import make_folder
 from tests.engine.engines import greedy, run_all
@@ -89,6 +91,19 @@ def test_what_counts_is_part_of_the_identity(model: Path, tmp_path: Path) -> Non
     weights.write_bytes(data)
     assert life(copy, **disk)[1] == [0, 0, 0]
     assert life(model, **disk, kv_disk_key=key_file(tmp_path, "b"))[1] == [0, 0, 0]
+
+
+def test_nothing_is_left_of_what_was_moved(model: Path, tmp_path: Path) -> None:
+    """Of a store that keeps nothing for long, while prompts come again and again."""
+    engine = engine_of(model, kv_disk=str(tmp_path / "kv"), kv_disk_size="40KiB", kv_cache_memory="160KiB")
+    try:
+        for number in range(40):
+            run_all(engine, [PROMPTS[number % 3][number % 7 :]], [PARAMS], first_id=number + 1)
+        gc.collect()
+        left = [each for each in gc.get_objects() if isinstance(each, BlocksIn | BlocksOut)]
+        assert len(left) <= 4, "those that the thread has not answered yet"
+    finally:
+        engine.close()
 
 
 def test_copies_in_memory_are_found_when_kv_memory_was_used_for_others(model: Path) -> None:

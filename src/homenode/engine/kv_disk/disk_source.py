@@ -31,7 +31,7 @@ class DiskSource:
         self._num_names = 0
         self._coming: dict[str, _Coming] = {}
         self._offered: tuple[str, list[str]] = ("", [])  # `store` follows at once, or never
-        self._going: dict[str, BlocksOut] = {}
+        self._going: OrderedDict[str, BlocksOut] = OrderedDict()
         self._numbers = itertools.count()
 
     # In
@@ -102,6 +102,7 @@ class DiskSource:
             return
         pages = deque(zip(names[first : first + len(blocks)], blocks, strict=True))
         states = deque((_state_name(names[count - 1]), slot) for count, slot in (slots or {}).items())
+        self._forget_done()
         asked = self._going[key] = BlocksOut(key, pages, states)
         self._thread.keep(asked)
 
@@ -127,9 +128,10 @@ class DiskSource:
             going.lost = True
             self._thread.wake()
 
-    def stored(self, key: str) -> None:
-        """The thread does not read them any more."""
-        self._going.pop(key, None)
+    def _forget_done(self) -> None:
+        """Forget what the thread does not read any more, which it takes in the order in which it was given."""
+        while self._going and next(iter(self._going.values())).done:
+            self._going.popitem(last=False)
 
 
 def _state_name(block: str) -> str:

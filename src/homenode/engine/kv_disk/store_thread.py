@@ -67,12 +67,15 @@ class BlocksIn:
 
 @dataclass
 class BlocksOut:
-    """Blocks that are to be copied out, and slots with states: names, and where each is."""
+    """Blocks that are to be copied out, and slots with states: names, and where each is. `done`: nobody reads them any
+    more.
+    """
 
     key: str
     pages: deque[tuple[str, int]]
     states: deque[tuple[str, int]] = field(default_factory=deque)
     lost: bool = False
+    done: bool = False
 
 
 @dataclass
@@ -344,6 +347,7 @@ class StoreThread:
                 return
         with self._changed:
             self._out.remove(offered)
+        offered.done = True
         self._tell(BlocksMoved("stored", offered.key))
 
     def _write(self) -> None:
