@@ -10,7 +10,7 @@ from tests.paths import ROOT
 
 MOST = 120
 FOLDERS = ("src", "csrc", "tests", "tools", "benchmarks", "docs", "changes")
-SUFFIXES = (".py", ".h", ".cpp", ".md", ".sh")
+SUFFIXES = (".py", ".h", ".cpp", ".md", ".sh", ".js", ".css", ".html")
 # What has lines of its own, from the root on, and why; of a file that ends with a slash all that is in the folder.
 EXCEPTIONS = {
     "tools/builtin_model/corpus/": "texts that a model is trained on",

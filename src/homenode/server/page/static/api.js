@@ -29,7 +29,9 @@ export async function ask(path, { body, signal, accept = "application/json" } = 
   const text = body === undefined ? undefined : JSON.stringify(body);
   let response;
   try {
-    response = await fetch(new URL(path, document.baseURI), { method, headers, body: text, signal, credentials: "same-origin" });
+    response = await fetch(new URL(path, document.baseURI), {
+      method, headers, body: text, signal, credentials: "same-origin"
+    });
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new ApiError(0, "The server cannot be reached.");

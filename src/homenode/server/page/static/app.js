@@ -91,7 +91,9 @@ function askForKey() {
   for (const each of made.values()) each.leave?.();
   for (const section of sections) section.hidden = section !== root;
   show(tabs);
-  const input = h("input", { type: "password", id: "key", autocomplete: "current-password", required: true, spellcheck: "false" });
+  const input = h("input", {
+    type: "password", id: "key", autocomplete: "current-password", required: true, spellcheck: "false"
+  });
   const form = h("form", { onsubmit: (event) => {
     event.preventDefault();
     key.set(input.value.trim());
@@ -101,7 +103,8 @@ function askForKey() {
   h("h2", {}, "This server asks for a key"),
   h("p", {}, "It is kept in this tab and forgotten with it."),
   h("label", { for: "key" }, "Key"), input,
-  h("p", { class: "error", role: "alert", hidden: !wrong }, wrong ? "This key is wrong: the server does not accept it." : ""),
+  h("p", { class: "error", role: "alert", hidden: !wrong },
+    wrong ? "This key is wrong: the server does not accept it." : ""),
   h("button", { type: "submit", class: "send" }, "Open"));
   show(root, form);
   input.focus();

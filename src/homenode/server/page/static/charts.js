@@ -9,7 +9,8 @@ const HOUR = 3600;
 
 /** `series`: [{name, points: [[time, value or null]]}]; `unit` turns a value into words. */
 export function chart(title, now, series, unit) {
-  const values = series.flatMap(({ points }) => points.map(([, value]) => value)).filter((value) => value !== null && value !== undefined);
+  const values = series.flatMap(({ points }) => points.map(([, value]) => value))
+    .filter((value) => value !== null && value !== undefined);
   const most = niceAbove(Math.max(0, ...values));
   const x = (time) => PAD + ((WIDTH - 2 * PAD) * (time - (now - HOUR))) / HOUR;
   const y = (value) => HEIGHT - PAD - ((HEIGHT - 2 * PAD) * value) / (most || 1);
@@ -20,10 +21,14 @@ export function chart(title, now, series, unit) {
   });
   const words = `${title}, last hour: ${last.join(", ")} now; the scale ends at ${unit(most)}`;
   return h("figure", { class: "chart" },
-    h("figcaption", {}, h("span", {}, title), h("span", { class: "now" }, ...last.map((text, at) => h("span", { class: `key k${at}` }, text)))),
+    h("figcaption", {}, h("span", {}, title), h("span", { class: "now" },
+      ...last.map((text, at) => h("span", { class: `key k${at}` }, text)))),
     svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": words, preserveAspectRatio: "none" },
-      svg("path", { class: "axis", d: [0, 0.5, 1].map((part) => `M${PAD} ${y(part * most)}H${WIDTH - PAD}`).join("") }), ...lines),
-    h("p", { class: "scale" }, h("span", {}, "1 h ago"), h("span", {}, most ? `up to ${unit(most)}` : "nothing yet"), h("span", {}, "now")));
+      svg("path", {
+        class: "axis", d: [0, 0.5, 1].map((part) => `M${PAD} ${y(part * most)}H${WIDTH - PAD}`).join("")
+      }), ...lines),
+    h("p", { class: "scale" }, h("span", {}, "1 h ago"),
+      h("span", {}, most ? `up to ${unit(most)}` : "nothing yet"), h("span", {}, "now")));
 }
 
 function pathOf(points, x, y) {
@@ -51,5 +56,6 @@ function niceAbove(value) {
 /** A bar that is full at 1; `part`: how much of it is as it should be. */
 export function bar(value, words, bad = 0) {
   const width = (part) => ({ width: `${Math.max(0, Math.min(100, 100 * part)).toFixed(2)}%` });
-  return h("span", { class: "meter", role: "img", "aria-label": words }, h("span", { class: "full", style: width(value) }), bad > 0 && h("span", { class: "bad", style: width(bad) }));
+  return h("span", { class: "meter", role: "img", "aria-label": words },
+    h("span", { class: "full", style: width(value) }), bad > 0 && h("span", { class: "bad", style: width(bad) }));
 }

@@ -7,11 +7,15 @@ import { Drawing } from "./markdown.js";
 import { conversations, settings } from "./store.js";
 
 const FIELDS = [
-  ["temperature", "Temperature", { min: 0, max: 2, step: 0.1 }, "How much chance there is; 0 takes the likeliest word each time."],
-  ["top_p", "Top p", { min: 0.01, max: 1, step: 0.05 }, "Choose among the likeliest words that have this probability together."],
+  ["temperature", "Temperature", { min: 0, max: 2, step: 0.1 },
+    "How much chance there is; 0 takes the likeliest word each time."],
+  ["top_p", "Top p", { min: 0.01, max: 1, step: 0.05 },
+    "Choose among the likeliest words that have this probability together."],
   ["top_k", "Top k", { min: 0, max: 1000, step: 1 }, "Choose among so many of the likeliest words."],
-  ["min_p", "Min p", { min: 0, max: 1, step: 0.01 }, "Leave out words less likely than this share of the likeliest one."],
-  ["repetition_penalty", "Repetition penalty", { min: 0.1, max: 2, step: 0.05 }, "Above 1: words that were there become less likely."],
+  ["min_p", "Min p", { min: 0, max: 1, step: 0.01 },
+    "Leave out words less likely than this share of the likeliest one."],
+  ["repetition_penalty", "Repetition penalty", { min: 0.1, max: 2, step: 0.05 },
+    "Above 1: words that were there become less likely."],
   ["max_tokens", "Longest answer", { min: 1, max: 1000000, step: 1 }, "In tokens."],
   ["seed", "Seed", { min: 0, max: 2 ** 53 - 1, step: 1 }, "The same seed and question give the same answer."],
 ];
@@ -33,27 +37,47 @@ export class Chat {
 
   build() {
     this.list = h("ul", { class: "conversations" });
-    this.model = h("select", { id: "model", onfocus: () => this.lookAtModels(), onchange: () => (this.set("model", this.model.value), this.drawModelState(), this.draw()) });
+    this.model = h("select", {
+      id: "model", onfocus: () => this.lookAtModels(),
+      onchange: () => (this.set("model", this.model.value), this.drawModelState(), this.draw())
+    });
     this.state = h("span", { class: "modelstate" });
-    this.settingsButton = h("button", { type: "button", class: "plain", "aria-expanded": "false", "aria-controls": "settings", onclick: () => this.showSettings(this.panel.hidden) }, "Settings");
+    this.settingsButton = h("button", {
+      type: "button", class: "plain", "aria-expanded": "false", "aria-controls": "settings",
+      onclick: () => this.showSettings(this.panel.hidden)
+    }, "Settings");
     this.exportButton = h("button", { type: "button", class: "plain", onclick: () => this.export() }, "Export");
-    this.listButton = h("button", { type: "button", class: "plain phone", "aria-expanded": "false", "aria-controls": "history", onclick: () => this.showList(!this.side.classList.contains("open")) }, "History");
+    this.listButton = h("button", {
+      type: "button", class: "plain phone", "aria-expanded": "false", "aria-controls": "history",
+      onclick: () => this.showList(!this.side.classList.contains("open"))
+    }, "History");
     this.log = h("div", { class: "log", role: "log", "aria-label": "Conversation", tabindex: "0" });
-    this.box = h("textarea", { id: "message", rows: "1", placeholder: "Ask something", "aria-label": "Message", autocomplete: "off", oninput: () => this.grow(), onkeydown: (event) => this.typed(event), onpaste: (event) => this.take(event.clipboardData?.files, event) });
+    this.box = h("textarea", {
+      id: "message", rows: "1", placeholder: "Ask something", "aria-label": "Message", autocomplete: "off",
+      oninput: () => this.grow(), onkeydown: (event) => this.typed(event),
+      onpaste: (event) => this.take(event.clipboardData?.files, event)
+    });
     this.sendButton = h("button", { type: "submit", class: "send" }, "Send");
-    this.stopButton = h("button", { type: "button", class: "send stop", hidden: true, onclick: () => this.stop() }, "Stop");
-    this.input = h("input", { type: "file", multiple: true, class: "unseen", tabindex: "-1", "aria-label": "Files", onchange: () => this.take(this.input.files) });
+    this.stopButton = h("button", {
+      type: "button", class: "send stop", hidden: true, onclick: () => this.stop()
+    }, "Stop");
+    this.input = h("input", {
+      type: "file", multiple: true, class: "unseen", tabindex: "-1", "aria-label": "Files",
+      onchange: () => this.take(this.input.files)
+    });
     this.attached = h("ul", { class: "attached", "aria-label": "Attached files" });
     this.note = h("p", { class: "note", role: "alert" });
     const attach = h("button", { type: "button", class: "plain", onclick: () => this.input.click() }, "Attach");
     const form = h("form", { class: "composer", onsubmit: (event) => (event.preventDefault(), this.send()) },
-      this.attached, this.box, h("div", { class: "row" }, attach, this.input, h("span", { class: "hint" }, "Enter sends, Shift + Enter begins a line"), this.sendButton, this.stopButton));
+      this.attached, this.box, h("div", { class: "row" }, attach, this.input,
+        h("span", { class: "hint" }, "Enter sends, Shift + Enter begins a line"), this.sendButton, this.stopButton));
     this.panel = this.buildSettings();
     this.side = h("aside", { class: "side", id: "history", "aria-label": "Conversations" },
       h("button", { type: "button", class: "new", onclick: () => this.begin() }, "New conversation"), this.list);
     show(this.root, this.side,
       h("div", { class: "talk" },
-        h("div", { class: "top" }, this.listButton, h("label", { for: "model" }, "Model"), this.model, this.state, h("span", { class: "space" }), this.exportButton, this.settingsButton),
+        h("div", { class: "top" }, this.listButton, h("label", { for: "model" }, "Model"), this.model, this.state,
+          h("span", { class: "space" }), this.exportButton, this.settingsButton),
         this.log, this.note, form),
       this.panel);
     this.root.addEventListener("dragover", (event) => event.preventDefault());
@@ -63,17 +87,25 @@ export class Chat {
   }
 
   buildSettings() {
-    const system = h("textarea", { id: "system", rows: "5", oninput: (event) => this.set("system", event.target.value) });
+    const system = h("textarea", {
+      id: "system", rows: "5", oninput: (event) => this.set("system", event.target.value)
+    });
     system.value = this.values.system ?? "";
     this.inputs = new Map();
     const fields = FIELDS.map(([name, words, limits, help]) => {
-      const input = h("input", { type: "number", id: `set-${name}`, inputmode: "decimal", ...limits, step: "any", "aria-describedby": `help-${name}`, placeholder: "model's own", oninput: (event) => this.set(name, event.target.value === "" ? undefined : Number(event.target.value)) });
+      const input = h("input", {
+        type: "number", id: `set-${name}`, inputmode: "decimal", ...limits, step: "any",
+        "aria-describedby": `help-${name}`, placeholder: "model's own",
+        oninput: (event) => this.set(name, event.target.value === "" ? undefined : Number(event.target.value))
+      });
       if (this.values[name] !== undefined) input.value = this.values[name];
       this.inputs.set(name, input);
-      return h("div", { class: "field" }, h("label", { for: `set-${name}` }, words), input, h("p", { class: "help", id: `help-${name}` }, help));
+      return h("div", { class: "field" }, h("label", { for: `set-${name}` }, words), input,
+        h("p", { class: "help", id: `help-${name}` }, help));
     });
     return h("aside", { class: "panel", id: "settings", "aria-label": "Settings", hidden: true },
-      h("div", { class: "panelhead" }, h("h2", {}, "Settings"), h("button", { type: "button", class: "plain", onclick: () => this.showSettings(false) }, "Close")),
+      h("div", { class: "panelhead" }, h("h2", {}, "Settings"),
+        h("button", { type: "button", class: "plain", onclick: () => this.showSettings(false) }, "Close")),
       h("div", { class: "field" }, h("label", { for: "system" }, "System prompt"), system), ...fields);
   }
 
@@ -101,17 +133,21 @@ export class Chat {
   /** Models and their states, from the server. Throws where it does not let us in. */
   async load(overview) {
     const { data } = await askJson("v1/models");
-    this.models = data.map((model) => ({ ...model, seen: overview?.models?.find((each) => each.names?.includes(model.id)) }));
+    this.models = data.map((model) => ({
+      ...model, seen: overview?.models?.find((each) => each.names?.includes(model.id))
+    }));
     this.drawModels();
     const own = this.models[0]?.seen?.sampling_defaults ?? {};
-    for (const [name, input] of this.inputs) if (own[name] !== undefined) input.placeholder = `model's own: ${own[name]}`;
+    for (const [name, input] of this.inputs)
+      if (own[name] !== undefined) input.placeholder = `model's own: ${own[name]}`;
     this.draw();
   }
 
   /** The models with their states; a server of several loads one when it is asked for. */
   drawModels() {
     const chosen = this.model.value || this.values.model;
-    show(this.model, this.models.map(({ id, status }) => h("option", { value: id }, status && status.value !== "loaded" ? `${id} (${status.value})` : id)));
+    show(this.model, this.models.map(({ id, status }) => h("option", { value: id },
+      status && status.value !== "loaded" ? `${id} (${status.value})` : id)));
     if (this.models.some(({ id }) => id === chosen)) this.model.value = chosen;
     this.drawModelState();
   }
@@ -121,7 +157,8 @@ export class Chat {
     const model = this.models.find(({ id }) => id === this.model.value);
     const { value, progress, reason } = model?.status ?? {};
     const words = {
-      loading: `is being loaded${progress ? `, ${Math.round(100 * progress)} %` : ""}`, unloaded: "is loaded when it is asked", failed: `could not be loaded${reason ? `: ${reason}` : ""}`,
+      loading: `is being loaded${progress ? `, ${Math.round(100 * progress)} %` : ""}`,
+      unloaded: "is loaded when it is asked", failed: `could not be loaded${reason ? `: ${reason}` : ""}`,
     };
     say(this.state, words[value] ?? states[model?.seen?.state] ?? "");
   }
@@ -156,8 +193,12 @@ export class Chat {
     show(this.list, kept.map((raw) => {
       const current = raw.id === this.conversation.id;
       return h("li", { class: current ? "current" : false },
-        h("button", { type: "button", class: "title", "aria-current": current ? "true" : false, onclick: () => this.open(raw) }, raw.title || "New conversation"),
-        h("button", { type: "button", class: "quiet", "aria-label": `Delete ${raw.title}`, onclick: () => this.drop(raw) }, "×"));
+        h("button", {
+          type: "button", class: "title", "aria-current": current ? "true" : false, onclick: () => this.open(raw)
+        }, raw.title || "New conversation"),
+        h("button", {
+          type: "button", class: "quiet", "aria-label": `Delete ${raw.title}`, onclick: () => this.drop(raw)
+        }, "×"));
     }));
   }
 
@@ -201,9 +242,13 @@ export class Chat {
 
   export() {
     const { raw } = this.conversation;
-    const shown = this.conversation.path().map(({ role, content, reasoning, calls, model }) => ({ role, content, reasoning, calls, model }));
-    const text = JSON.stringify({ format: "homenode-conversation/1", title: raw.title, messages: shown, tree: raw }, null, 1);
-    const name = (raw.title || "conversation").toLowerCase().replace(/[^a-z0-9]+/g, "-").replace(/^-|-$/g, "").slice(0, 40) || "conversation";
+    const shown = this.conversation.path().map(({ role, content, reasoning, calls, model }) =>
+      ({ role, content, reasoning, calls, model }));
+    const text = JSON.stringify({
+      format: "homenode-conversation/1", title: raw.title, messages: shown, tree: raw
+    }, null, 1);
+    const name = (raw.title || "conversation").toLowerCase()
+      .replace(/[^a-z0-9]+/g, "-").replace(/^-|-$/g, "").slice(0, 40) || "conversation";
     const url = URL.createObjectURL(new Blob([text], { type: "application/json" }));
     h("a", { href: url, download: `${name}.json` }).click();
     setTimeout(() => URL.revokeObjectURL(url), 10_000);
@@ -221,7 +266,8 @@ export class Chat {
       else if (PICTURE.test(file.type)) this.files.push({ name: file.name, url: await addressOf(file) });
       else {
         const text = await file.text();
-        if (text.includes("\0") || text.includes("\ufffd")) this.tell(`${file.name} is no text and no picture that can be sent.`);
+        if (text.includes("\0") || text.includes("\ufffd")) this.tell(
+          `${file.name} is no text and no picture that can be sent.`);
         else this.files.push({ name: file.name, text });
       }
     }
@@ -231,7 +277,10 @@ export class Chat {
 
   drawFiles() {
     show(this.attached, this.files.map((file, at) => h("li", {}, shownFile(file),
-      h("button", { type: "button", class: "quiet", "aria-label": `Remove ${file.name}`, onclick: () => (this.files.splice(at, 1), this.drawFiles()) }, "×"))));
+      h("button", {
+        type: "button", class: "quiet", "aria-label": `Remove ${file.name}`,
+        onclick: () => (this.files.splice(at, 1), this.drawFiles())
+      }, "×"))));
   }
 
   // Writing
@@ -271,7 +320,9 @@ export class Chat {
   /** Ask for an answer to the message `question`, and show it as it comes. */
   async answer(question) {
     this.tell("");
-    const node = this.conversation.add(question.id, { role: "assistant", content: "", reasoning: "", calls: [], model: this.model.value });
+    const node = this.conversation.add(question.id, {
+      role: "assistant", content: "", reasoning: "", calls: [], model: this.model.value
+    });
     const conversation = this.conversation;
     const running = (this.running = new AbortController());
     this.busy(true);
@@ -280,7 +331,9 @@ export class Chat {
     this.keep();
     const clock = { began: performance.now(), first: 0, last: 0, pieces: 0 };
     try {
-      const response = await ask("v1/chat/completions", { body: this.body(question), signal: running.signal, accept: "text/event-stream" });
+      const response = await ask("v1/chat/completions", {
+        body: this.body(question), signal: running.signal, accept: "text/event-stream"
+      });
       for await (const event of events(response)) {
         if (event.error) throw new ApiError(0, event.error.message);
         take(node, event, clock);
@@ -303,7 +356,10 @@ export class Chat {
   }
 
   body(question) {
-    const body = { model: this.model.value, messages: this.conversation.messages(question, this.values.system), stream: true, stream_options: { include_usage: true }, return_timings: true };
+    const body = {
+      model: this.model.value, messages: this.conversation.messages(question, this.values.system), stream: true,
+      stream_options: { include_usage: true }, return_timings: true
+    };
     for (const [name] of FIELDS) if (Number.isFinite(this.values[name])) body[name] = this.values[name];
     return body;
   }
@@ -342,9 +398,14 @@ export class Chat {
 
   welcome() {
     const seen = this.models.find(({ id }) => id === this.model.value)?.seen;
-    const facts = [seen?.details.architecture, seen && `${plural(seen.details.threads ?? 0, "thread")}`, seen && `${number(seen.max_model_len)} tokens of context`].filter(Boolean);
-    return h("div", { class: "welcome" }, h("h2", {}, this.model.value || "homenode"), h("p", {}, facts.join(" · ") || "Ask something, or drop a file here."),
-      facts.length > 0 && h("p", {}, "Ask something, or drop a file here. What you write stays in this browser and on this server."));
+    const facts = [
+      seen?.details.architecture, seen && `${plural(seen.details.threads ?? 0, "thread")}`,
+      seen && `${number(seen.max_model_len)} tokens of context`
+    ].filter(Boolean);
+    return h("div", { class: "welcome" }, h("h2", {}, this.model.value || "homenode"),
+      h("p", {}, facts.join(" · ") || "Ask something, or drop a file here."),
+      facts.length > 0 && h("p", {},
+        "Ask something, or drop a file here. What you write stays in this browser and on this server."));
   }
 }
 
@@ -355,7 +416,9 @@ class Turn {
     this.node = node;
     this.body = h("div", { class: "body", data: { role: node.role } });
     this.foot = h("div", { class: "foot" });
-    this.element = h("article", { class: `turn ${node.role}`, "aria-label": node.role === "user" ? "You" : "Answer" }, this.body, this.foot);
+    this.element = h("article", {
+      class: `turn ${node.role}`, "aria-label": node.role === "user" ? "You" : "Answer"
+    }, this.body, this.foot);
     if (node.role === "assistant") this.buildAnswer();
     else this.drawQuestion();
   }
@@ -363,7 +426,9 @@ class Turn {
   buildAnswer() {
     this.thoughts = h("div", { class: "thoughts", hidden: true });
     this.summary = h("summary", {}, "Thoughts");
-    this.details = h("details", { hidden: true, ontoggle: () => (this.thoughts.hidden = !this.details.open) }, this.summary, this.thoughts);
+    this.details = h("details", {
+      hidden: true, ontoggle: () => (this.thoughts.hidden = !this.details.open)
+    }, this.summary, this.thoughts);
     this.text = h("div", { class: "text" });
     this.drawing = new Drawing(this.text);
     this.calls = h("div", { class: "calls" });
@@ -374,7 +439,8 @@ class Turn {
 
   drawQuestion() {
     const { content, files = [] } = this.node;
-    show(this.body, content && h("p", { class: "asked" }, content), files.length > 0 && h("ul", { class: "attached" }, files.map((file) => h("li", {}, shownFile(file)))));
+    show(this.body, content && h("p", { class: "asked" }, content),
+      files.length > 0 && h("ul", { class: "attached" }, files.map((file) => h("li", {}, shownFile(file)))));
   }
 
   update() {
@@ -390,7 +456,9 @@ class Turn {
       say(this.thoughts, reasoning);
       say(this.summary, this.isRunning && !content ? "Thinking …" : "Thoughts");
     }
-    if (calls.length) show(this.calls, calls.map((call) => h("div", { class: "call" }, h("span", { class: "callname" }, `Tool call: ${call.name}`), h("pre", { tabindex: "0" }, pretty(call.arguments)))));
+    if (calls.length) show(this.calls, calls.map((call) => h("div", { class: "call" },
+      h("span", { class: "callname" }, `Tool call: ${call.name}`),
+      h("pre", { tabindex: "0" }, pretty(call.arguments)))));
     this.error.hidden = !error;
     say(this.error, error ?? "");
     this.element.classList.toggle("waits", this.isRunning && !content && !reasoning && !calls.length);
@@ -406,11 +474,21 @@ class Turn {
     if (state === this.footState) return;
     this.footState = state;
     const [at, count] = chat.conversation.place(node);
-    const button = (words, then) => h("button", { type: "button", class: "quiet", onclick: then, disabled: chat.running !== null }, words);
-    const turn = (words, text, step) => h("button", { type: "button", class: "quiet", "aria-label": words, disabled: chat.running !== null, onclick: () => (chat.conversation.turnTo(node, step), chat.draw(), chat.keep()) }, text);
-    const branches = count > 1 && h("span", { class: "branches" }, turn("Previous version", "‹", -1), h("span", {}, `${at + 1} / ${count}`), turn("Next version", "›", 1));
-    const acts = node.role === "user" ? [button("Edit", () => this.edit())] : [button("Retry", () => chat.answer(chat.conversation.node(node.parent))), button("Copy", () => navigator.clipboard?.writeText(node.content).catch(() => {}))];
-    show(this.foot, branches, acts, node.role === "assistant" && h("span", { class: "figures" }, figureWords(node, chat.models.length > 1)));
+    const button = (words, then) => h("button", {
+      type: "button", class: "quiet", onclick: then, disabled: chat.running !== null
+    }, words);
+    const turn = (words, text, step) => h("button", {
+      type: "button", class: "quiet", "aria-label": words, disabled: chat.running !== null,
+      onclick: () => (chat.conversation.turnTo(node, step), chat.draw(), chat.keep())
+    }, text);
+    const branches = count > 1 && h("span", { class: "branches" },
+      turn("Previous version", "‹", -1), h("span", {}, `${at + 1} / ${count}`), turn("Next version", "›", 1));
+    const acts = node.role === "user" ? [button("Edit", () => this.edit())] : [
+      button("Retry", () => chat.answer(chat.conversation.node(node.parent))),
+      button("Copy", () => navigator.clipboard?.writeText(node.content).catch(() => {}))
+    ];
+    show(this.foot, branches, acts,
+      node.role === "assistant" && h("span", { class: "figures" }, figureWords(node, chat.models.length > 1)));
   }
 
   edit() {
@@ -420,10 +498,13 @@ class Turn {
     const save = () => {
       const content = box.value.trim();
       leave();
-      if (content) this.chat.answer(this.chat.conversation.add(this.node.parent, { role: "user", content, files: this.node.files ?? [] }));
+      if (content) this.chat.answer(
+        this.chat.conversation.add(this.node.parent, { role: "user", content, files: this.node.files ?? [] }));
     };
     this.foot.hidden = true;
-    show(this.body, h("div", { class: "editor" }, box, h("div", { class: "row" }, h("button", { type: "button", class: "send", onclick: save }, "Save"), h("button", { type: "button", class: "plain", onclick: leave }, "Cancel"))));
+    show(this.body, h("div", { class: "editor" }, box, h("div", { class: "row" },
+      h("button", { type: "button", class: "send", onclick: save }, "Save"),
+      h("button", { type: "button", class: "plain", onclick: leave }, "Cancel"))));
     box.focus();
   }
 }

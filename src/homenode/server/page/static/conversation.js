@@ -72,7 +72,8 @@ export class Conversation {
 /** Text files are part of the text, pictures are parts beside it. */
 function contentOf({ content, files = [] }) {
   const texts = files.filter((file) => file.text !== undefined);
-  const text = [content, ...texts.map(({ name, text: inside }) => `${name}:\n${fenced(inside)}`)].filter(Boolean).join("\n\n");
+  const text = [content, ...texts.map(({ name, text: inside }) => `${name}:\n${fenced(inside)}`)]
+    .filter(Boolean).join("\n\n");
   const pictures = files.filter((file) => file.url);
   if (!pictures.length) return text;
   return [{ type: "text", text }, ...pictures.map(({ url }) => ({ type: "image_url", image_url: { url } }))];

@@ -15,13 +15,15 @@ function fill(element, properties, children) {
     else if (key === "style") for (const [name, text] of Object.entries(value)) element.style.setProperty(name, text);
     else element.setAttribute(key, value === true ? "" : String(value));
   }
-  element.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
+  element.append(
+    ...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
   return element;
 }
 
 /** Replace what an element holds, if it is not the same already. */
 export function show(parent, ...children) {
-  parent.replaceChildren(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
+  parent.replaceChildren(
+    ...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
 }
 
 /** Set text only where it differs: a screen reader is not told twice, and a selection stays. */

@@ -51,7 +51,9 @@ export class MachineView {
     let again = 2;
     try {
       const since = this.hour.at(-1)?.at ?? 0;
-      const query = new URLSearchParams({ ...(this.host ? { known: this.fingerprint } : {}), ...(since ? { since } : {}) });
+      const query = new URLSearchParams({
+        ...(this.host ? { known: this.fingerprint } : {}), ...(since ? { since } : {})
+      });
       const seen = await askJson(`overview${query.size ? `?${query}` : ""}`);
       again = seen.ask_again_s;
       this.take(seen);
@@ -97,7 +99,7 @@ export class MachineView {
   drawHead({ models, version, machine }) {
     const placed = models.map(({ name, details }) => [
       name, details.architecture, details.weight_bytes && `${bytes(details.weight_bytes)} of weights`,
-      details.threads && `${plural(details.threads, "thread")}${details.cpus ? ` on ${details.cpus.length === 1 ? "CPU" : "CPUs"} ${cpuList(details.cpus)}` : details.cpu_sets ? ` on any of CPUs ${cpuList(details.cpu_sets)}` : ""}`,
+      details.threads && `${plural(details.threads, "thread")}${placeWords(details)}`,
       details.level, details.numa && `--numa ${details.numa}`,
     ].filter(Boolean).join(", "));
     const text = `${this.host.model || this.host.machine} · homenode ${version} · ${placed.join("; ")}`;
@@ -105,9 +107,13 @@ export class MachineView {
   }
 
   drawFindings({ machine, models }) {
-    const told = [...machine.findings, ...models.filter(({ state }) => state !== "ok").map(({ name, why }) => ({ severity: "error", message: `${name}: ${why}`, remedy: "" }))];
+    const told = [
+      ...machine.findings, ...models.filter(({ state }) => state !== "ok").map(({ name, why }) =>
+        ({ severity: "error", message: `${name}: ${why}`, remedy: "" }))
+    ];
     if (!this.changed("findings", told)) return;
-    show(this.findings, told.map(({ severity, message, remedy }) => h("div", { class: `finding ${severity}` }, h("strong", {}, ...withCode(sentence(message))), remedy && h("span", {}, " ", ...withCode(remedy)))));
+    show(this.findings, told.map(({ severity, message, remedy }) => h("div", { class: `finding ${severity}` },
+      h("strong", {}, ...withCode(sentence(message))), remedy && h("span", {}, " ", ...withCode(remedy)))));
   }
 
   drawTiles({ models }) {
@@ -119,15 +125,19 @@ export class MachineView {
     const used = sum((model) => model.blocks * model.gauges.kv_usage);
     const drafted = sum(({ counters }) => counters.drafted_tokens);
     const tiles = [
-      ["Running", number(sum(({ gauges }) => gauges.running)), `${number(sum(({ gauges }) => gauges.waiting))} waiting`],
-      ["Generated", last ? `${number(last.generated_tokens)} tok/s` : "–", `${number(sum(({ counters }) => counters.generation_tokens))} tokens so far`],
+      ["Running", number(sum(({ gauges }) => gauges.running)),
+        `${number(sum(({ gauges }) => gauges.waiting))} waiting`],
+      ["Generated", last ? `${number(last.generated_tokens)} tok/s` : "–",
+        `${number(sum(({ counters }) => counters.generation_tokens))} tokens so far`],
       ["First token", seconds(last?.first_token?.[0]), "median of 15 s"],
       ["Between tokens", seconds(last?.between_tokens?.[0]), "median of 15 s"],
       ["KV blocks", share(blocks ? used / blocks : 0), `${number(used)} of ${number(blocks)}`],
       ["Found in cache", looked ? share(hits / looked) : "–", `${number(hits)} of ${number(looked)} tokens`],
-      drafted > 0 && ["Drafts", share(sum(({ counters }) => counters.accepted_tokens) / drafted), "of guessed tokens right"],
+      drafted > 0 && ["Drafts", share(sum(({ counters }) => counters.accepted_tokens) / drafted),
+        "of guessed tokens right"],
     ].filter(Boolean);
-    if (this.changed("tiles", tiles)) show(this.tiles, tiles.map(([name, value, more]) => h("div", { class: "tile" }, h("p", { class: "name" }, name), h("p", { class: "value" }, value), h("p", { class: "more" }, more))));
+    if (this.changed("tiles", tiles)) show(this.tiles, tiles.map(([name, value, more]) => h("div", { class: "tile" },
+      h("p", { class: "name" }, name), h("p", { class: "value" }, value), h("p", { class: "more" }, more))));
   }
 
   drawMap({ machine, models }) {
@@ -141,34 +151,51 @@ export class MachineView {
       if (!thread) return { title: `CPU ${cpu}: no compute thread` };
       if (thread.state === "stray") return { state: "stray", title: `CPU ${cpu}: ${strayWords(thread)}` };
       const away = lost[cpu] ?? 0;
-      return { state: "home", mark: away > 0.05 ? "lost" : busy ? "busy" : "", title: `CPU ${cpu}: a compute thread of engine ${thread.engine}, as planned${away > 0 ? `; it lacked its CPU ${share(away)} of the time` : ""}` };
+      const lacked = away > 0 ? `; it lacked its CPU ${share(away)} of the time` : "";
+      return {
+        state: "home", mark: away > 0.05 ? "lost" : busy ? "busy" : "",
+        title: `CPU ${cpu}: a compute thread of engine ${thread.engine}, as planned${lacked}`
+      };
     };
     const strays = machine.threads.filter(({ state }) => state === "stray");
     show(this.map, this.host && drawMap(this.host, cell, (id, memory) => nodeFoot(lines, id, memory)),
-      h("ul", { class: "legend" }, h("li", { class: "is-home" }, "compute thread, as planned"), h("li", { class: "is-lost" }, "lacks its CPU more than 5 % of the time"), h("li", { class: "is-stray" }, "strayed"), h("li", { class: "is-free" }, "no compute thread")),
-      strays.length > 0 && h("ul", { class: "strays" }, strays.map((thread) => h("li", {}, `CPU ${thread.cpu}: ${strayWords(thread)}. Compare with: homenode verify --pid ${thread.engine}`))));
+      h("ul", { class: "legend" },
+        h("li", { class: "is-home" }, "compute thread, as planned"),
+        h("li", { class: "is-lost" }, "lacks its CPU more than 5 % of the time"),
+        h("li", { class: "is-stray" }, "strayed"), h("li", { class: "is-free" }, "no compute thread")),
+      strays.length > 0 && h("ul", { class: "strays" }, strays.map((thread) => h("li", {},
+        `CPU ${thread.cpu}: ${strayWords(thread)}. Compare with: homenode verify --pid ${thread.engine}`))));
   }
 
   drawMemory({ models }) {
-    const rows = models.flatMap(({ name, memory }) => memory.map((line) => ({ model: models.length > 1 ? name : "", ...line }))).filter(({ present }) => present > 0);
+    const rows = models.flatMap(({ name, memory }) => memory.map((line) =>
+      ({ model: models.length > 1 ? name : "", ...line }))).filter(({ present }) => present > 0);
     if (!this.changed("memory", rows)) return;
-    if (!rows.length) return show(this.memory, h("p", { class: "help" }, "This kernel, or its container, does not tell where pages are."));
+    if (!rows.length) return show(this.memory, h("p", { class: "help" },
+      "This kernel, or its container, does not tell where pages are."));
     const most = Math.max(...rows.map(({ present }) => present));
     show(this.memory, h("table", { class: "lines" },
-      h("thead", {}, h("tr", {}, ["Of", "Planned for", "There", "At home", ""].map((text) => (text ? h("th", { scope: "col" }, text) : h("td"))))),
-      h("tbody", {}, rows.map(({ model, use, node, present, local }) => h("tr", { class: local < present ? "off" : false },
-        h("th", { scope: "row" }, [model, USES[use] ?? use].filter(Boolean).join(": ")), h("td", {}, node < 0 ? "all nodes in turn" : `node ${node}`), h("td", {}, bytes(present)),
-        h("td", {}, share(local / present)), h("td", { class: "grow" }, bar(present / most, `${bytes(local)} of ${bytes(present)} where they belong`, (present - local) / most)))))));
+      h("thead", {}, h("tr", {}, ["Of", "Planned for", "There", "At home", ""].map((text) =>
+        (text ? h("th", { scope: "col" }, text) : h("td"))))),
+      h("tbody", {}, rows.map(({ model, use, node, present, local }) => h("tr",
+        { class: local < present ? "off" : false },
+        h("th", { scope: "row" }, [model, USES[use] ?? use].filter(Boolean).join(": ")),
+        h("td", {}, node < 0 ? "all nodes in turn" : `node ${node}`), h("td", {}, bytes(present)),
+        h("td", {}, share(local / present)), h("td", { class: "grow" },
+          bar(present / most, `${bytes(local)} of ${bytes(present)} where they belong`, (present - local) / most)))))));
   }
 
   drawRequests({ models }) {
-    const rows = models.flatMap((model) => model.requests.map((request) => ({ model: models.length > 1 ? model.name : "", ...request })));
+    const rows = models.flatMap((model) => model.requests.map((request) =>
+      ({ model: models.length > 1 ? model.name : "", ...request })));
     const left = models.reduce((sum, model) => sum + model.left_out, 0);
     if (!this.changed("requests", [rows, left])) return;
     if (!rows.length) return show(this.requests, h("p", { class: "help" }, "Nothing runs and nobody waits."));
-    show(this.requests, h("ul", { class: "rows", tabindex: "0", "aria-label": "Requests" }, rows.map((row) => h("li", { data: { request: row.id, state: row.state } },
-      h("span", { class: "dot", "aria-hidden": "true" }), h("span", { class: "what" }, words(row)), h("span", { class: "age" }, seconds(row.age_s)),
-      row.why && h("span", { class: "why" }, `waits: ${row.why}`)))),
+    show(this.requests, h("ul", { class: "rows", tabindex: "0", "aria-label": "Requests" }, rows.map((row) =>
+      h("li", { data: { request: row.id, state: row.state } },
+        h("span", { class: "dot", "aria-hidden": "true" }), h("span", { class: "what" }, words(row)),
+        h("span", { class: "age" }, seconds(row.age_s)),
+        row.why && h("span", { class: "why" }, `waits: ${row.why}`)))),
     left > 0 && h("p", { class: "help" }, `and ${number(left)} more`));
   }
 
@@ -180,26 +207,40 @@ export class MachineView {
     const before = this.quota ?? now;
     if (!this.quota || now.at - before.at > 10_000) this.quota = now;
     const recent = now.periods - before.periods;
+    const mean = shares.reduce((sum, part) => sum + part, 0) / shares.length;
     const lines = [
-      ["CPU quota", throttled ? `stopped in ${share(throttled.periods ? throttled.throttled / throttled.periods : 0)} of all periods${recent > 0 ? `, ${share((now.count - before.count) / recent)} of the last ${number(recent)}` : ""}; ${seconds(throttled.seconds)} in all` : "none, or never used up"],
-      shares.length > 0 && ["Threads lack their CPU", `${share(worst)} of the time at worst, ${share(shares.reduce((sum, part) => sum + part, 0) / shares.length)} on average`],
-      ...models.flatMap(({ stages }) => stages.map((stage) => [`Stage ${stage.stage}`, `${share(stage.wait_s / Math.max(1e-9, stage.wait_s + stage.busy_s))} of the time a bubble`])),
+      ["CPU quota", throttled ? quotaWords(throttled, recent, now.count - before.count) : "none, or never used up"],
+      shares.length > 0 && ["Threads lack their CPU",
+        `${share(worst)} of the time at worst, ${share(mean)} on average`],
+      ...models.flatMap(({ stages }) => stages.map((stage) => [`Stage ${stage.stage}`,
+        `${share(stage.wait_s / Math.max(1e-9, stage.wait_s + stage.busy_s))} of the time a bubble`])),
       ["Preempted", plural(models.reduce((sum, { counters }) => sum + counters.preemptions, 0), "time")],
-      ...models.flatMap(({ engines }) => engines.map(({ number: each, node, state, restarts }) => [`Engine ${each}`, `${state}${node === null ? "" : `, node ${node}`}${restarts ? `, ${plural(restarts, "restart")}` : ""}`])),
+      ...models.flatMap(({ engines }) => engines.map(({ number: each, node, state, restarts }) => [`Engine ${each}`,
+        `${state}${node === null ? "" : `, node ${node}`}${restarts ? `, ${plural(restarts, "restart")}` : ""}`])),
       ...models.flatMap(({ details }) => (details.neighbours ?? []).map((text) => ["Beside it", text])),
     ].filter(Boolean);
-    if (this.changed("limits", lines)) show(this.limits, h("ul", { class: "facts" }, lines.map(([name, text]) => h("li", {}, h("span", { class: "name" }, name), h("span", { class: "value" }, text)))));
+    if (this.changed("limits", lines)) show(this.limits, h("ul", { class: "facts" }, lines.map(([name, text]) =>
+      h("li", {}, h("span", { class: "name" }, name), h("span", { class: "value" }, text)))));
   }
 
   drawCharts({ at }) {
     if (!this.changed("charts", [this.hour.at(-1)?.at, this.hour.length])) return;
     const points = (pick) => this.hour.map((each) => [each.at, pick(each)]);
-    const times = (name) => [["median", 0], ["95 %", 1]].map(([words, place]) => ({ name: words, points: points((each) => each[name]?.[place] ?? null) }));
+    const times = (name) => [["median", 0], ["95 %", 1]].map(([words, place]) =>
+      ({ name: words, points: points((each) => each[name]?.[place] ?? null) }));
     show(this.charts, h("div", { class: "grid" },
-      chart("Tokens per second", at, [{ name: "answers", points: points((each) => each.generated_tokens) }, { name: "prompts", points: points((each) => each.prompt_tokens) }], (value) => number(value)),
-      chart("Requests", at, [{ name: "running", points: points((each) => each.running) }, { name: "waiting", points: points((each) => each.waiting) }], (value) => number(value)),
-      chart("Time in the queue", at, times("queue"), seconds), chart("Time to first token", at, times("first_token"), seconds),
-      chart("Time between tokens", at, times("between_tokens"), seconds), chart("KV blocks in use", at, [{ name: "", points: points((each) => each.kv_usage) }], share)));
+      chart("Tokens per second", at, [
+        { name: "answers", points: points((each) => each.generated_tokens) },
+        { name: "prompts", points: points((each) => each.prompt_tokens) }
+      ], (value) => number(value)),
+      chart("Requests", at, [
+        { name: "running", points: points((each) => each.running) },
+        { name: "waiting", points: points((each) => each.waiting) }
+      ], (value) => number(value)),
+      chart("Time in the queue", at, times("queue"), seconds),
+      chart("Time to first token", at, times("first_token"), seconds),
+      chart("Time between tokens", at, times("between_tokens"), seconds),
+      chart("KV blocks in use", at, [{ name: "", points: points((each) => each.kv_usage) }], share)));
   }
 }
 
@@ -209,9 +250,25 @@ function nodeFoot(lines, id, memory) {
   if (!own.length) return null;
   const total = own.reduce((sum, { present }) => sum + present, 0);
   const away = own.reduce((sum, { present, local }) => sum + present - local, 0);
-  const parts = Object.keys(USES).map((use) => [use, own.filter((line) => line.use === use).reduce((sum, { present }) => sum + present, 0)]).filter(([, size]) => size > 0);
-  return h("div", { class: "nodefoot" }, bar(total / (memory || total), `${bytes(total)} of ${bytes(memory || total)} is the model's`, away / (memory || total)),
-    h("p", {}, parts.map(([use, size]) => `${USES[use].toLowerCase().replace("kv memory", "KV")} ${bytes(size)}`).join(" · "), away > 0 && ` · ${bytes(away)} of it elsewhere`));
+  const parts = Object.keys(USES).map((use) =>
+    [use, own.filter((line) => line.use === use).reduce((sum, { present }) => sum + present, 0)]
+  ).filter(([, size]) => size > 0);
+  return h("div", { class: "nodefoot" },
+    bar(total / (memory || total), `${bytes(total)} of ${bytes(memory || total)} is the model's`,
+      away / (memory || total)),
+    h("p", {}, parts.map(([use, size]) => `${USES[use].toLowerCase().replace("kv memory", "KV")} ${bytes(size)}`)
+      .join(" · "), away > 0 && ` · ${bytes(away)} of it elsewhere`));
+}
+
+function placeWords({ cpus, cpu_sets: sets }) {
+  if (cpus) return ` on ${cpus.length === 1 ? "CPU" : "CPUs"} ${cpuList(cpus)}`;
+  return sets ? ` on any of CPUs ${cpuList(sets)}` : "";
+}
+
+/** `recent`: the periods since one looked last, in `stopped` of which the quota was used up. */
+function quotaWords({ periods, throttled, seconds: all }, recent, stopped) {
+  const last = recent > 0 ? `, ${share(stopped / recent)} of the last ${number(recent)}` : "";
+  return `stopped in ${share(periods ? throttled / periods : 0)} of all periods${last}; ${seconds(all)} in all`;
 }
 
 function strayWords({ elsewhere }) {
@@ -220,8 +277,13 @@ function strayWords({ elsewhere }) {
 }
 
 function words({ model, prompt, computed, generated, cached, state, preemptions }) {
-  const part = state === "running" && computed < prompt ? `${number(computed)} of ${number(prompt)} prompt tokens` : `${number(prompt)} prompt tokens`;
-  return [model, part, cached > 0 && `${number(cached)} cached`, generated > 0 && `${plural(generated, "token")} of answer`, preemptions > 0 && `preempted ${plural(preemptions, "time")}`].filter(Boolean).join(" · ");
+  const part = state === "running" && computed < prompt
+    ? `${number(computed)} of ${number(prompt)} prompt tokens` : `${number(prompt)} prompt tokens`;
+  return [
+    model, part, cached > 0 && `${number(cached)} cached`,
+    generated > 0 && `${plural(generated, "token")} of answer`,
+    preemptions > 0 && `preempted ${plural(preemptions, "time")}`
+  ].filter(Boolean).join(" · ");
 }
 
 /** Words between `backticks` are code. */

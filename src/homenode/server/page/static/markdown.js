@@ -6,6 +6,8 @@ import { formula } from "./math.js";
 
 const DEEPEST = 12; // quotes and lists within each other, and emphasis within emphasis
 const LINK = /^(https?:\/\/|mailto:)/i;
+const BRACKETED = /^<(https?:\/\/[^\s<>]{1,2000})>/i;
+const ADDRESS = /^(https?:\/\/[^\s<>"'`]{1,2000}[^\s<>"'`.,;:!?)\]}*_])/i;
 // None of these looks at a run of blanks from more than one place: a line of a hundred thousand takes no time either.
 const FENCE = /^( {0,3})(`{3,}|~{3,})([^`]*)$/;
 const HEADING = /^ {0,3}(#{1,6})(\s.*)?$/;
@@ -32,7 +34,8 @@ export function blocks(source, depth = 0) {
       const [, indent, marks, info] = fence;
       const closing = new RegExp(`^ {0,3}${marks[0]}{${marks.length},}\\s*$`);
       const content = [];
-      for (at += 1; at < lines.length && !closing.test(lines[at]); at += 1) content.push(lines[at].replace(new RegExp(`^ {0,${indent.length}}`), ""));
+      for (at += 1; at < lines.length && !closing.test(lines[at]); at += 1)
+        content.push(lines[at].replace(new RegExp(`^ {0,${indent.length}}`), ""));
       const closed = at < lines.length;
       at += closed ? 1 : 0;
       add("code", { language: info.trim().split(/\s+/)[0], text: content.join("\n"), closed });
@@ -57,15 +60,19 @@ export function blocks(source, depth = 0) {
     }
     if (QUOTE.test(line)) {
       const content = [];
-      for (; at < lines.length && lines[at].trim() && (QUOTE.test(lines[at]) || !startsBlock(lines, at)); at += 1) content.push(lines[at].replace(QUOTE, ""));
-      add("quote", { blocks: depth < DEEPEST ? blocks(content.join("\n"), depth + 1) : [{ kind: "text", source: "", text: content.join("\n") }] });
+      for (; at < lines.length && lines[at].trim() && (QUOTE.test(lines[at]) || !startsBlock(lines, at)); at += 1)
+        content.push(lines[at].replace(QUOTE, ""));
+      const text = content.join("\n");
+      add("quote", { blocks: depth < DEEPEST ? blocks(text, depth + 1) : [{ kind: "text", source: "", text }] });
       continue;
     }
     if (line.includes("|") && ROW_RULE.test(lines[at + 1] ?? "") && lines[at + 1].includes("-")) {
       const head = cells(line);
-      const aligns = cells(lines[at + 1]).map((cell) => (/^:-+:$/.test(cell) ? "center" : /-:$/.test(cell) ? "right" : ""));
+      const aligns = cells(lines[at + 1]).map((cell) =>
+        (/^:-+:$/.test(cell) ? "center" : /-:$/.test(cell) ? "right" : ""));
       const rows = [];
-      for (at += 2; at < lines.length && lines[at].includes("|") && lines[at].trim(); at += 1) rows.push(cells(lines[at]));
+      for (at += 2; at < lines.length && lines[at].includes("|") && lines[at].trim(); at += 1)
+        rows.push(cells(lines[at]));
       add("table", { head, aligns, rows });
       continue;
     }
@@ -77,7 +84,8 @@ export function blocks(source, depth = 0) {
     }
     if (line.startsWith("    ") && out.at(-1)?.kind !== "text") {
       const content = [];
-      for (; at < lines.length && (lines[at].startsWith("    ") || !lines[at].trim()); at += 1) content.push(lines[at].slice(4));
+      for (; at < lines.length && (lines[at].startsWith("    ") || !lines[at].trim()); at += 1)
+        content.push(lines[at].slice(4));
       add("code", { language: "", text: content.join("\n").trimEnd(), closed: true });
       continue;
     }
@@ -115,7 +123,8 @@ function displayed(lines, at) {
 function startsBlock(lines, at) {
   const line = lines[at];
   return FENCE.test(line) || HEADING.test(line) || RULE.test(line) || QUOTE.test(line) || displayed(lines, at)
-    || /^ {0,3}([-*+]|1[.)]) +\S/.test(line) || (line.includes("|") && ROW_RULE.test(lines[at + 1] ?? "") && lines[at + 1].includes("-"));
+    || /^ {0,3}([-*+]|1[.)]) +\S/.test(line)
+    || (line.includes("|") && ROW_RULE.test(lines[at + 1] ?? "") && lines[at + 1].includes("-"));
 }
 
 /** A list from line `at` on, and the line behind it. */
@@ -127,7 +136,8 @@ function list(lines, at, depth) {
   let loose = false;
   while (at < lines.length) {
     const item = ITEM.exec(lines[at]);
-    if (item && item[1].length < base + 2 && item[1].length >= base - 1 && /\d/.test(item[2]) === ordered && !RULE.test(lines[at])) {
+    if (item && item[1].length < base + 2 && item[1].length >= base - 1 && /\d/.test(item[2]) === ordered
+      && !RULE.test(lines[at])) {
       const width = item[1].length + item[2].length + 1;
       const content = [item[3] ?? ""];
       for (at += 1; at < lines.length; at += 1) {
@@ -136,7 +146,8 @@ function list(lines, at, depth) {
         if (!line.trim()) {
           let next = at + 1;
           while (next < lines.length && !lines[next].trim()) next += 1;
-          if (next === lines.length || lines[next].length - lines[next].trimStart().length < Math.min(width, base + 2)) break;
+          if (next === lines.length
+            || lines[next].length - lines[next].trimStart().length < Math.min(width, base + 2)) break;
           content.push("");
           at = next - 1;
         } else if (indent >= Math.min(width, base + 2)) content.push(line.slice(Math.min(width, indent)));
@@ -146,7 +157,8 @@ function list(lines, at, depth) {
       items.push(content.join("\n"));
       continue;
     }
-    if (!lines[at].trim() && ITEM.test(lines[at + 1] ?? "") && ITEM.exec(lines[at + 1])[1].length < base + 2 && /\d/.test(ITEM.exec(lines[at + 1])[2]) === ordered) {
+    const next = lines[at].trim() ? null : ITEM.exec(lines[at + 1] ?? "");
+    if (next && next[1].length < base + 2 && /\d/.test(next[2]) === ordered) {
       loose = true;
       at += 1;
       continue;
@@ -201,17 +213,21 @@ function items({ ordered, start, loose, items: all }) {
   const draws = ({ task, blocks: within }) => {
     const tight = !loose && within.length > 0 && within[0].kind === "text";
     const first = tight ? inline(within[0].text) : [];
-    const mark = task === null ? [] : [h("span", { class: "task", role: "img", "aria-label": task ? "done" : "to do" }, task ? "☑ " : "☐ ")];
-    return h("li", { class: task === null ? false : "tasks" }, ...mark, ...first, ...within.slice(tight ? 1 : 0).map(draw));
+    const mark = task === null ? []
+      : [h("span", { class: "task", role: "img", "aria-label": task ? "done" : "to do" }, task ? "☑ " : "☐ ")];
+    return h("li", { class: task === null ? false : "tasks" }, ...mark, ...first,
+      ...within.slice(tight ? 1 : 0).map(draw));
   };
   return h(ordered ? "ol" : "ul", ordered && start !== 1 ? { start } : {}, ...all.map(draws));
 }
 
 function table({ head, aligns, rows }) {
   const align = (at) => (aligns[at] ? { class: aligns[at] } : {});
-  const cellsOf = (row, name, more = {}) => head.map((_, at) => h(name, { ...align(at), ...more }, ...inline(row[at] ?? "")));
+  const cellsOf = (row, name, more = {}) => head.map((_, at) =>
+    h(name, { ...align(at), ...more }, ...inline(row[at] ?? "")));
   return h("div", { class: "wide", tabindex: "0", role: "region", "aria-label": "Table" },
-    h("table", {}, h("thead", {}, h("tr", {}, ...cellsOf(head, "th", { scope: "col" }))), h("tbody", {}, ...rows.map((row) => h("tr", {}, ...cellsOf(row, "td"))))));
+    h("table", {}, h("thead", {}, h("tr", {}, ...cellsOf(head, "th", { scope: "col" }))),
+      h("tbody", {}, ...rows.map((row) => h("tr", {}, ...cellsOf(row, "td"))))));
 }
 
 function code({ language, text }) {
@@ -225,12 +241,19 @@ function code({ language, text }) {
 }
 
 const WORDS = new Set(
-  ("and as assert async await bool break case catch char class const continue def default del do elif else enum except export extends "
-  + "false False finally fn for from func function global go if impl import in include int interface is lambda let long match mod "
-  + "mut namespace new nil None not null or package pass private public pub raise return self static struct super switch template "
-  + "this throw trait true True try type typedef typename undefined union unsigned use using var void where while with yield").split(" "),
+  ("and as assert async await bool break case catch char class const continue def default del do elif else enum except "
+  + "export extends false False finally fn for from func function global go if impl import in include int interface is "
+  + "lambda let long match mod mut namespace new nil None not null or package pass private public pub raise return "
+  + "self static struct super switch template this throw trait true True try type typedef typename undefined union "
+  + "unsigned use using var void where while with yield").split(" "),
 );
-const TOKENS = /(\/\/[^\n]*|\/\*[\s\S]*?\*\/|(?:^|(?<=\s))#(?!include|define|if|endif)[^\n]*)|("(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*'|`(?:[^`\\]|\\.)*`)|\b(\d[\d_.]*(?:e[+-]?\d+)?|0x[\da-f]+)\b|([A-Za-z_][A-Za-z0-9_]*)/gim;
+// Comments, texts, numbers and names, a group for each: `coloured` takes them in this order.
+const TOKENS = new RegExp([
+  /(\/\/[^\n]*|\/\*[\s\S]*?\*\/|(?:^|(?<=\s))#(?!include|define|if|endif)[^\n]*)/,
+  /("(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*'|`(?:[^`\\]|\\.)*`)/,
+  /\b(\d[\d_.]*(?:e[+-]?\d+)?|0x[\da-f]+)\b/,
+  /([A-Za-z_][A-Za-z0-9_]*)/,
+].map(({ source }) => source).join("|"), "gim");
 const PLAIN = new Set(["", "text", "txt", "console", "output", "markdown", "md", "csv", "diff"]);
 
 /** Code with its comments, texts, numbers and words told apart, well enough for any language. */
@@ -301,8 +324,10 @@ export function inline(text, depth = 0) {
       const mark = next === "$" ? "$$" : "$";
       const end = endOf(mark, at + mark.length + 1);
       const inside = end > 0 ? text.slice(at + mark.length, end) : "";
-      // Prices are no formulas: a dollar that opens has no blank behind it, one that closes none before and no digit behind.
-      if (inside && (mark === "$$" || (!/^\s|\s$/.test(inside) && !/\d/.test(text[end + 1] ?? "") && !inside.includes("\n\n")))) {
+      // Prices are no formulas: a dollar that opens has no blank behind it, one that closes none before and no digit
+      // behind.
+      if (inside && (mark === "$$"
+        || (!/^\s|\s$/.test(inside) && !/\d/.test(text[end + 1] ?? "") && !inside.includes("\n\n")))) {
         put(formula(inside, mark === "$$"));
         at = end + mark.length;
         continue;
@@ -325,7 +350,8 @@ export function inline(text, depth = 0) {
       }
     }
     if (letter === "<" || letter === "h") {
-      const found = /^<(https?:\/\/[^\s<>]{1,2000})>/i.exec(text.slice(at, at + 2010)) ?? (/\w/.test(text[at - 1] ?? "") ? null : /^(https?:\/\/[^\s<>"'`]{1,2000}[^\s<>"'`.,;:!?)\]}*_])/i.exec(text.slice(at, at + 2010)));
+      const found = BRACKETED.exec(text.slice(at, at + 2010))
+        ?? (/\w/.test(text[at - 1] ?? "") ? null : ADDRESS.exec(text.slice(at, at + 2010)));
       if (found) {
         put(anchor(found[1], [found[1]]));
         at += found[0].length;

@@ -29,16 +29,36 @@ const LARGE = {
 };
 const INTEGRALS = new Set(["int", "iint", "iiint", "oint"]);
 const FUNCTIONS = new Set(
-  "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln exp lim limsup liminf max min sup inf det dim ker deg gcd Pr arg argmax argmin mod".split(" "),
+  ("sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln exp lim limsup liminf max min sup inf det dim "
+  + "ker deg gcd Pr arg argmax argmin mod").split(" "),
 );
 const BELOW = new Set("lim limsup liminf max min sup inf det gcd Pr argmax argmin".split(" "));
-const ACCENTS = { hat: "^", widehat: "^", bar: "¯", overline: "¯", tilde: "~", widetilde: "~", vec: "→", dot: "˙", ddot: "¨", check: "ˇ" };
-const SPACES = { ",": "0.17em", ":": "0.22em", ";": "0.28em", "!": "-0.17em", " ": "0.25em", quad: "1em", qquad: "2em" };
-const STYLES = { mathbb: "double-struck", mathbf: "bold", mathcal: "script", mathfrak: "fraktur", mathrm: "normal", mathsf: "sans-serif", mathtt: "monospace", boldsymbol: "bold-italic", bm: "bold-italic", operatorname: "normal" };
-const FIRST = { "double-struck": [0x1d538, 0x1d552, 0x1d7d8], bold: [0x1d400, 0x1d41a, 0x1d7ce], script: [0x1d49c, 0x1d4b6], fraktur: [0x1d504, 0x1d51e], "sans-serif": [0x1d5a0, 0x1d5ba, 0x1d7e2], monospace: [0x1d670, 0x1d68a, 0x1d7f6], "bold-italic": [0x1d468, 0x1d482] };
-const HOLES = { ℂ: "double-struckC", ℍ: "double-struckH", ℕ: "double-struckN", ℙ: "double-struckP", ℚ: "double-struckQ", ℝ: "double-struckR", ℤ: "double-struckZ", ℬ: "scriptB", ℰ: "scriptE", ℱ: "scriptF", ℋ: "scriptH", ℐ: "scriptI", ℒ: "scriptL", ℳ: "scriptM", ℛ: "scriptR", ℭ: "frakturC", ℌ: "frakturH", ℑ: "frakturI", ℜ: "frakturR", ℨ: "frakturZ" };
+const ACCENTS = {
+  hat: "^", widehat: "^", bar: "¯", overline: "¯", tilde: "~", widetilde: "~", vec: "→", dot: "˙", ddot: "¨",
+  check: "ˇ"
+};
+const SPACES = {
+  ",": "0.17em", ":": "0.22em", ";": "0.28em", "!": "-0.17em", " ": "0.25em", quad: "1em", qquad: "2em"
+};
+const STYLES = {
+  mathbb: "double-struck", mathbf: "bold", mathcal: "script", mathfrak: "fraktur", mathrm: "normal",
+  mathsf: "sans-serif", mathtt: "monospace", boldsymbol: "bold-italic", bm: "bold-italic", operatorname: "normal"
+};
+const FIRST = {
+  "double-struck": [0x1d538, 0x1d552, 0x1d7d8], bold: [0x1d400, 0x1d41a, 0x1d7ce], script: [0x1d49c, 0x1d4b6],
+  fraktur: [0x1d504, 0x1d51e], "sans-serif": [0x1d5a0, 0x1d5ba, 0x1d7e2], monospace: [0x1d670, 0x1d68a, 0x1d7f6],
+  "bold-italic": [0x1d468, 0x1d482]
+};
+const HOLES = {
+  ℂ: "double-struckC", ℍ: "double-struckH", ℕ: "double-struckN", ℙ: "double-struckP", ℚ: "double-struckQ",
+  ℝ: "double-struckR", ℤ: "double-struckZ", ℬ: "scriptB", ℰ: "scriptE", ℱ: "scriptF", ℋ: "scriptH", ℐ: "scriptI",
+  ℒ: "scriptL", ℳ: "scriptM", ℛ: "scriptR", ℭ: "frakturC", ℌ: "frakturH", ℑ: "frakturI", ℜ: "frakturR", ℨ: "frakturZ"
+};
 const HOLE_OF = Object.fromEntries(Object.entries(HOLES).map(([letter, name]) => [name, letter]));
-const FENCES = { pmatrix: ["(", ")"], bmatrix: ["[", "]"], Bmatrix: ["{", "}"], vmatrix: ["|", "|"], Vmatrix: ["‖", "‖"], cases: ["{", ""] };
+const FENCES = {
+  pmatrix: ["(", ")"], bmatrix: ["[", "]"], Bmatrix: ["{", "}"], vmatrix: ["|", "|"], Vmatrix: ["‖", "‖"],
+  cases: ["{", ""]
+};
 // A name such as `constructor` is in none of them.
 for (const table of [LETTERS, OPERATORS, LARGE, ACCENTS, SPACES, STYLES, FENCES]) Object.setPrototypeOf(table, null);
 const DEEPEST = 40;
@@ -128,13 +148,15 @@ class FormulaReader {
     if (name in LARGE) return math("mo", { largeop: "true", movablelimits: "false" }, LARGE[name]);
     if (FUNCTIONS.has(name)) return math("mi", { mathvariant: "normal" }, name);
     if (name in SPACES) return math("mspace", { width: SPACES[name] });
-    if (name in ACCENTS) return math("mover", { accent: "true" }, this.argument(depth), math("mo", { stretchy: String(name.startsWith("wide") || name === "overline") }, ACCENTS[name]));
+    if (name in ACCENTS) return math("mover", { accent: "true" }, this.argument(depth),
+      math("mo", { stretchy: String(name.startsWith("wide") || name === "overline") }, ACCENTS[name]));
     if (name in STYLES) return this.styled(STYLES[name], name === "operatorname");
     switch (name) {
       case "frac": case "dfrac": case "tfrac": case "cfrac":
         return math("mfrac", {}, this.argument(depth), this.argument(depth));
       case "binom":
-        return math("mrow", {}, math("mo", {}, "("), math("mfrac", { linethickness: "0" }, this.argument(depth), this.argument(depth)), math("mo", {}, ")"));
+        return math("mrow", {}, math("mo", {}, "("),
+          math("mfrac", { linethickness: "0" }, this.argument(depth), this.argument(depth)), math("mo", {}, ")"));
       case "sqrt": {
         if (this.peek() !== "[") return math("msqrt", {}, this.argument(depth));
         this.at += 1;
@@ -149,7 +171,9 @@ class FormulaReader {
       case "underbrace": return math("munder", {}, this.argument(depth), math("mo", { stretchy: "true" }, "⏟"));
       case "overbrace": return math("mover", {}, this.argument(depth), math("mo", { stretchy: "true" }, "⏞"));
       case "boxed": return math("mrow", { class: "boxed" }, this.argument(depth));
-      case "\\": case "displaystyle": case "textstyle": case "limits": case "nolimits": case "right": case "big": case "Big": case "bigg": case "Bigg": case "bigl": case "bigr": case "Bigl": case "Bigr": case "middle":
+      case "\\": case "displaystyle": case "textstyle": case "limits": case "nolimits": case "right":
+      case "big": case "Big": case "bigg": case "Bigg": case "bigl": case "bigr": case "Bigl": case "Bigr":
+      case "middle":
         return null;
       case "not": return math("mo", {}, `${textOf(this.argument(depth))}\u0338`);
       default:
@@ -174,7 +198,8 @@ class FormulaReader {
 
   styled(style, isName) {
     const text = this.raw().replace(/\u00a0/g, " ");
-    return math("mi", { mathvariant: "normal" }, isName || style === "normal" ? text : [...text].map((letter) => lettered(style, letter)).join(""));
+    return math("mi", { mathvariant: "normal" },
+      isName || style === "normal" ? text : [...text].map((letter) => lettered(style, letter)).join(""));
   }
 
   delimiter() {
@@ -210,7 +235,8 @@ class FormulaReader {
     const [open, close] = FENCES[kind] ?? ["", ""];
     const fence = (text) => text && math("mo", { stretchy: "true", fence: "true" }, text);
     const aligned = /^(aligned|align|split|cases|gathered|eqnarray)$/.test(kind);
-    const table = math("mtable", { class: aligned ? "aligned" : false }, ...rows.map((cells) => math("mtr", {}, ...cells)));
+    const table = math("mtable", { class: aligned ? "aligned" : false },
+      ...rows.map((cells) => math("mtr", {}, ...cells)));
     return math("mrow", {}, fence(open), table, fence(close));
   }
 }

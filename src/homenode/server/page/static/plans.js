@@ -14,9 +14,16 @@ export class PlansView {
   }
 
   build() {
-    this.strategy = h("select", { id: "strategy", onchange: () => this.plan() }, h("option", { value: "fair" }, "fair"));
-    this.input = h("input", { type: "file", id: "host", class: "unseen", tabindex: "-1", "aria-label": "Recorded host", onchange: () => this.take(this.input.files) });
-    this.line = h("input", { type: "text", id: "line", placeholder: "2s/4n/64c/smt2", spellcheck: "false", onchange: () => this.line.value.trim() && this.use(this.line.value.trim(), this.line.value.trim()) });
+    this.strategy = h("select", { id: "strategy", onchange: () => this.plan() },
+      h("option", { value: "fair" }, "fair"));
+    this.input = h("input", {
+      type: "file", id: "host", class: "unseen", tabindex: "-1", "aria-label": "Recorded host",
+      onchange: () => this.take(this.input.files)
+    });
+    this.line = h("input", {
+      type: "text", id: "line", placeholder: "2s/4n/64c/smt2", spellcheck: "false",
+      onchange: () => this.line.value.trim() && this.use(this.line.value.trim(), this.line.value.trim())
+    });
     this.title = h("p", { class: "help", role: "status" });
     this.error = h("p", { class: "error", role: "alert", hidden: true });
     this.result = h("div", {});
@@ -24,9 +31,16 @@ export class PlansView {
       h("form", { class: "controls", onsubmit: (event) => event.preventDefault() },
         h("div", { class: "field" }, h("label", { for: "strategy" }, "Strategy"), this.strategy),
         h("div", { class: "field" }, h("label", { for: "line" }, "Host in one line"), this.line),
-        h("div", { class: "field" }, h("span", { class: "labelled" }, "Recorded host"), h("button", { type: "button", class: "plain", onclick: () => this.input.click() }, "Choose a file"), this.input),
-        h("div", { class: "field" }, h("span", { class: "labelled" }, "Or"), h("button", { type: "button", class: "plain", onclick: () => this.use(undefined, "this machine") }, "This machine"))),
-      h("p", { class: "help" }, "Drop a file here that ", h("code", {}, "homenode host record FILE"), " has made on any machine. The plan is that of ", h("code", {}, "homenode plan --from FILE --strategy S"), "; nothing is changed."),
+        h("div", { class: "field" }, h("span", { class: "labelled" }, "Recorded host"),
+          h("button", { type: "button", class: "plain", onclick: () => this.input.click() }, "Choose a file"),
+          this.input),
+        h("div", { class: "field" }, h("span", { class: "labelled" }, "Or"), h("button", {
+          type: "button", class: "plain", onclick: () => this.use(undefined, "this machine")
+        }, "This machine"))),
+      h("p", { class: "help" },
+        "Drop a file here that ", h("code", {}, "homenode host record FILE"),
+        " has made on any machine. The plan is that of ", h("code", {}, "homenode plan --from FILE --strategy S"),
+        "; nothing is changed."),
       this.title, this.error, this.result));
     this.root.addEventListener("dragover", (event) => event.preventDefault());
     this.root.addEventListener("drop", (event) => {
@@ -89,32 +103,47 @@ export class PlansView {
 
   draw({ plan, host }) {
     this.error.hidden = true;
-    say(this.title, `${this.name}, ${plan.strategy}: ${plural(plan.workers.length, "worker")}, ${plural(plan.findings.length, "finding")}`);
+    const found = `${plural(plan.workers.length, "worker")}, ${plural(plan.findings.length, "finding")}`;
+    say(this.title, `${this.name}, ${plan.strategy}: ${found}`);
     show(this.result, drawPlan(plan, host));
   }
 }
 
 function drawPlan(plan, host) {
   const owners = new Map();
-  plan.workers.forEach((worker, at) => worker.bound && parseCpus(worker.cpus).forEach((cpu) => owners.set(cpu, [...(owners.get(cpu) ?? []), at])));
+  plan.workers.forEach((worker, at) => worker.bound && parseCpus(worker.cpus).forEach((cpu) =>
+    owners.set(cpu, [...(owners.get(cpu) ?? []), at])));
   const kept = new Map();
   for (const place of plan.processes) for (const cpu of parseCpus(place.cpus)) kept.set(cpu, place.name);
   const cell = (cpu) => {
     const of = owners.get(cpu);
-    if (of) return { hue: of[0] % 8, state: of.length > 1 ? "shared" : "", title: `CPU ${cpu}: ${of.map((at) => `worker ${plan.workers[at].local_rank}`).join(", ")}` };
+    if (of) {
+      const named = of.map((at) => `worker ${plan.workers[at].local_rank}`).join(", ");
+      return { hue: of[0] % 8, state: of.length > 1 ? "shared" : "", title: `CPU ${cpu}: ${named}` };
+    }
     return { mark: kept.has(cpu) ? "kept" : "", title: `CPU ${cpu}: ${kept.get(cpu) ?? "nobody"}` };
   };
   const roles = ["irq", "main", "acl", "release"].filter((role) => plan.workers.some((worker) => worker.roles[role]));
   const head = ["", "Worker", "Device", "CPUs", ...roles, "Memory", "Why"];
-  const row = (worker, at) => h("tr", { data: { worker: worker.local_rank, cpus: worker.cpus, memoryNode: worker.memory_node ?? "None" } },
-    h("td", {}, h("span", { class: "swatch", data: { hue: at % 8 } })), h("th", { scope: "row" }, `${worker.local_rank}`), h("td", {}, `${worker.device}`),
-    h("td", {}, worker.bound ? worker.cpus : "not bound"), roles.map((role) => h("td", {}, worker.roles[role] ?? "")), h("td", {}, nodes(worker.memory_nodes)), h("td", { class: "whyplan" }, worker.why));
-  const beside = (place) => h("tr", {}, h("td"), h("th", { scope: "row" }, place.name), h("td"), h("td", {}, place.cpus || "not bound"), roles.map(() => h("td")), h("td", {}, nodes(place.memory_nodes)), h("td", { class: "whyplan" }, place.why));
+  const row = (worker, at) => h("tr", {
+    data: { worker: worker.local_rank, cpus: worker.cpus, memoryNode: worker.memory_node ?? "None" }
+  },
+    h("td", {}, h("span", { class: "swatch", data: { hue: at % 8 } })),
+    h("th", { scope: "row" }, `${worker.local_rank}`), h("td", {}, `${worker.device}`),
+    h("td", {}, worker.bound ? worker.cpus : "not bound"),
+    roles.map((role) => h("td", {}, worker.roles[role] ?? "")), h("td", {}, nodes(worker.memory_nodes)),
+    h("td", { class: "whyplan" }, worker.why));
+  const beside = (place) => h("tr", {},
+    h("td"), h("th", { scope: "row" }, place.name), h("td"), h("td", {}, place.cpus || "not bound"),
+    roles.map(() => h("td")), h("td", {}, nodes(place.memory_nodes)), h("td", { class: "whyplan" }, place.why));
   return [
-    h("div", { class: "findings" }, plan.findings.map(({ severity, message, remedy }) => h("div", { class: `finding ${severity}` }, h("strong", {}, ...withCode(message)), remedy && " ", ...withCode(remedy)))),
+    h("div", { class: "findings" }, plan.findings.map(({ severity, message, remedy }) =>
+      h("div", { class: `finding ${severity}` },
+        h("strong", {}, ...withCode(message)), remedy && " ", ...withCode(remedy)))),
     drawMap(host, cell),
     h("div", { class: "wide", tabindex: "0", role: "region", "aria-label": "Workers" }, h("table", { class: "lines" },
-      h("thead", {}, h("tr", {}, head.map((text) => (text ? h("th", { scope: "col" }, text) : h("td"))))), h("tbody", {}, plan.workers.map(row), plan.processes.map(beside)))),
+      h("thead", {}, h("tr", {}, head.map((text) => (text ? h("th", { scope: "col" }, text) : h("td"))))),
+      h("tbody", {}, plan.workers.map(row), plan.processes.map(beside)))),
   ];
 }
 
