@@ -13,7 +13,7 @@ from homenode.engine.errors import StepError, StepsLostError
 from homenode.engine.kv.block_source import BlockSource
 from homenode.engine.kv.sequence import BlockAllocation, Sequence
 from homenode.engine.messages import Output
-from homenode.engine.request import Request
+from homenode.engine.request import Request, Urgency
 from homenode.engine.scheduler.draft_choice import DraftChoice
 from homenode.engine.scheduler.events import (
     Aborted,
@@ -167,7 +167,7 @@ class Bench:
         deadline: float | None = None,
         kv: KvTicket | None = None,
         awaited: bool = True,
-        background: bool = False,
+        urgency: Urgency = Urgency.USUAL,
         **params: object,
     ) -> int:
         """A request arrives; returns its id."""
@@ -183,7 +183,7 @@ class Bench:
             deadline=deadline,
             kv=kv,
             awaited=awaited,
-            background=background,
+            urgency=urgency,
         )
         self.apply(RequestArrived(self.now, self.requests[number]))
         return number

@@ -12,7 +12,7 @@ from homenode.engine.kv.sequence import Sequence as EngineSequence
 from homenode.engine.scheduler.draft_choice import DraftChoice
 from homenode.engine.scheduler.row_costs import RowCosts
 from homenode.engine.scheduler.step_costs import StepCosts
-from homenode.engine.scheduler.step_load import NO_LOAD, StepLoad
+from homenode.engine.scheduler.step_load import NO_LOAD, MeasuredStep, StepLoad
 from homenode.engine.scheduler_config import SchedulerConfig
 from homenode.engine.speculation.config import Speculation
 from homenode.testing.scripted_executor import scripted_token
@@ -44,7 +44,7 @@ def _dear(rows: int) -> float:
 def _learned(choice: DraftChoice, seconds: Callable[[int], float], rows: Sequence[int] = (1, 2, 4, 8, 9)) -> None:
     for _ in range(4):
         for number in rows:
-            choice.took(_load(number), NO_LOAD, seconds(number), 0.0, awaited=False)
+            choice.measured(MeasuredStep(_load(number), NO_LOAD, seconds(number)))
 
 
 @pytest.mark.parametrize("seconds", [_cheap, _dear])
@@ -112,7 +112,8 @@ def _follow(
         choice.learn(sequence, drafted, accepted)
         following = [sequence.tokens[-4 * 7 + n % 28] for n in range(accepted)]
         sequence.tokens += [*following, sequence.tokens[-28 + accepted % 28]]
-        choice.took(_load(1 + len(drafted)), NO_LOAD, seconds(1 + len(drafted)), 0.0, awaited=True)
+        load = _load(1 + len(drafted))
+        choice.measured(MeasuredStep(load, NO_LOAD, seconds(load.rows), awaited=True))
     return found
 
 
@@ -153,7 +154,7 @@ def test_waiting_for_tokens_has_to_pay_as_well() -> None:
     now = 0.0
     for number in range(200):
         now += _cheap(1) + (0.2 if number % 2 else 0.0)
-        choice.took(_load(1), NO_LOAD, _cheap(1), now, awaited=bool(number % 2))
+        choice.measured(MeasuredStep(_load(1), NO_LOAD, _cheap(1), now, awaited=bool(number % 2)))
     many = [sequence] + [_sequence([1, 2, 3 + n], speculative=False) for n in range(20)]
     assert not choice.awaits(many)
 
@@ -211,7 +212,7 @@ def _depths(seconds: Callable[[int], float], draft_s: float, chance: float, sequ
         found.append(sequence.expected)
         load = _load(sequences)
         spent = draft_s * sequence.expected
-        choice.took(load, NO_LOAD, seconds(sequences), 0.0, awaited=True, draft_seconds=spent, depth=sequence.expected)
+        choice.measured(MeasuredStep(load, NO_LOAD, seconds(sequences), 0.0, True, spent, depth=sequence.expected))
         sequence.drafted = tuple(range(9, 9 + sequence.expected))
         drafted = choice.drafts([sequence], load, 64).get(0, ())
         accepted = next((n for n, _ in enumerate(drafted) if rng.random() >= chance), len(drafted))

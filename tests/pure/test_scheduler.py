@@ -7,7 +7,7 @@ import random
 import pytest
 
 from homenode.engine.kv.sequence import BlockAllocation
-from homenode.engine.request import Request
+from homenode.engine.request import Request, Urgency
 from homenode.engine.scheduler.budget import StepPlan, prefill_count
 from homenode.engine.scheduler.events import Emit, RequestArrived, StepDone, Warn
 from homenode.engine.scheduler.scheduler import Scheduler
@@ -53,13 +53,27 @@ def test_decodes_come_first_and_the_rest_is_filled_with_cut_prefill() -> None:
 
 def test_no_prompt_that_nobody_waits_for_is_in_a_step_with_one_that_somebody_does() -> None:
     bench = Bench(SchedulerConfig(max_num_batched_tokens=8, max_num_seqs=4))
-    bench.submit([1] * 12, max_tokens=3, ignore_eos=True, background=True, priority=9)
+    bench.submit([1] * 12, max_tokens=3, ignore_eos=True, urgency=Urgency.BACKGROUND)
     assert _items(_turn(bench)) == [(0, 0, 8)]
     bench.submit([2] * 4, max_tokens=3, ignore_eos=True)
-    bench.submit([3] * 4, max_tokens=3, ignore_eos=True, background=True, priority=9)
+    bench.submit([3] * 4, max_tokens=3, ignore_eos=True, urgency=Urgency.BACKGROUND)
     assert _items(_turn(bench)) == [(1, 0, 4)]
     assert _items(_turn(bench)) == [(1, 4, 1), (0, 8, 4), (2, 0, 3)]
     bench.run()
+
+
+def test_who_is_more_urgent_begins_before_shorter_prompts_whatever_their_key_and_priority() -> None:
+    for key, priority in (("", 0), ("", -1), ("batch", 0)):
+        bench = Bench(SchedulerConfig(max_num_batched_tokens=8, max_num_seqs=1))
+        bench.submit([1] * 2, max_tokens=2, ignore_eos=True)
+        bench.step()
+        later = bench.submit([2] * 2, max_tokens=2, urgency=Urgency.BACKGROUND, key=key, priority=priority)
+        first = bench.submit([3] * 6, max_tokens=2, ignore_eos=True)
+        while not bench.tokens(first):
+            assert not bench.tokens(later)
+            bench.finish_step()
+            bench.step()
+        bench.run()
 
 
 def test_a_more_important_newcomer_goes_before_a_prompt_that_was_begun() -> None:
@@ -529,7 +543,7 @@ def test_a_prompt_that_nobody_waits_for_goes_on_where_an_awaited_one_waits_for_w
     blocks: int, slots: int
 ) -> None:
     bench = Bench(SchedulerConfig(max_num_batched_tokens=8, max_num_seqs=slots), limits=limits_of(num_blocks=blocks))
-    bench.submit([1] * 20, max_tokens=2, ignore_eos=True, background=True, priority=9)
+    bench.submit([1] * 20, max_tokens=2, ignore_eos=True, urgency=Urgency.BACKGROUND)
     bench.step()
     bench.finish_step()
     bench.submit([2] * 16, max_tokens=2, ignore_eos=True)
@@ -540,7 +554,7 @@ def test_what_nobody_waits_for_goes_behind_requests_of_a_key_that_had_more() -> 
     bench = Bench(SchedulerConfig(max_num_batched_tokens=8, max_num_seqs=1))
     bench.submit([1] * 8, max_tokens=4, ignore_eos=True, key="chat")
     bench.run()
-    batch = bench.submit([2] * 8, max_tokens=2, ignore_eos=True, key="batch", background=True, priority=9)
+    batch = bench.submit([2] * 8, max_tokens=2, ignore_eos=True, key="batch", urgency=Urgency.BACKGROUND)
     chat = bench.submit([3] * 8, max_tokens=2, ignore_eos=True, key="chat")
     while not bench.tokens(chat):
         assert not bench.tokens(batch)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from homenode.engine.request import Urgency
 from homenode.engine.scheduler.step_costs import StepCosts
 from homenode.engine.scheduler.step_load import NO_LOAD, StepLoad
 from homenode.engine.scheduler.time_bound import ALIGNMENT, LEAST_PIECE, TimeBound, time_limit
@@ -41,7 +42,7 @@ def test_limits(alone_s: float, answering: bool, in_flight_s: float, limit: floa
 def test_prompts_that_nobody_waits_for_have_a_sixth_with_what_is_in_flight(
     alone_s: float, in_flight_s: float, limit: float
 ) -> None:
-    found = time_limit(alone_s, 0.15, answering=True, in_flight_s=in_flight_s, stages=1, background=True)
+    found = time_limit(alone_s, 0.15, answering=True, in_flight_s=in_flight_s, stages=1, urgency=Urgency.BACKGROUND)
     assert found == pytest.approx(limit)
 
 

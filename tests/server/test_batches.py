@@ -10,6 +10,7 @@ import httpx
 import pytest
 from openai import OpenAI
 
+from homenode.engine.request import Urgency
 from homenode.server.batches.upload import UploadedForm
 from homenode.server.http.failures import ApiError
 from tests.server.conftest import Running, Start
@@ -58,7 +59,7 @@ def test_every_line_is_answered_in_order_and_behind_everybody(server: Running) -
     (bad,) = results(client, batch.error_file_id)
     assert bad["custom_id"] == "bad" and "max_tokens" in bad["response"]["body"]["error"]["message"]
     asked = server.client.requests[before:]
-    assert len(asked) == 40 and all(each.background and each.priority == 2**31 - 1 for each in asked)
+    assert len(asked) == 40 and all(each.urgency is Urgency.BACKGROUND and each.priority == 2**31 - 1 for each in asked)
     assert batch.id in [each.id for each in client.batches.list()]
 
 

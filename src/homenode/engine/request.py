@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import hashlib
+from enum import IntEnum
 
 import msgspec
 
 from homenode.engine.inputs import PlacedRows
 from homenode.sampling import SamplingParams
 from homenode.transfer.scheduler_events import KvTicket
+
+
+class Urgency(IntEnum):
+    """The class of a request in the order of prompts, before its key and its priority: prompts of one class have no part
+    in a step that has prompts of a more urgent one.
+    """
+
+    USUAL = 0
+    BACKGROUND = 1  # nobody waits for it: it has what others leave, in steps that a newcomer hardly notices
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -27,7 +37,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     pools: bool = False  # wants the vector of its text, or scores; its `params.max_tokens` is 0
     speculative: bool = True  # tokens may be drafted for it
     session: str = ""  # its KV stays on disk as long as this session (`session_ticket`); empty: it is of none
-    background: bool = False  # nobody waits for it: it has what others leave, in steps that a newcomer hardly notices
+    urgency: Urgency = Urgency.USUAL
     awaited: bool = True  # somebody waits for its tokens as they come, so that steps are to be short
     # Output tokens that another engine had given when it was lost: the sequence goes on after them.
     begun: list[int] = []

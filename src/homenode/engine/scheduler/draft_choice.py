@@ -19,7 +19,7 @@ from homenode.engine.kv.sequence import Sequence
 from homenode.engine.scheduler.drafts import Drafter
 from homenode.engine.scheduler.row_costs import RowCosts
 from homenode.engine.scheduler.step_costs import StepCosts
-from homenode.engine.scheduler.step_load import StepLoad
+from homenode.engine.scheduler.step_load import MeasuredStep, StepLoad
 from homenode.engine.speculation.acceptance import Acceptance, Source
 from homenode.engine.speculation.config import Speculation
 from homenode.engine.speculation.past_answers import PastAnswers
@@ -136,28 +136,19 @@ class DraftChoice(Drafter):
         if (drafts := sequence.drafts) is not None:
             drafts.learn(len(drafted), accepted)
 
-    def took(
-        self,
-        answers: StepLoad,
-        prompts: StepLoad,
-        seconds: float,
-        now: float,
-        *,
-        awaited: bool,
-        draft_seconds: float = 0.0,
-        depth: int = 0,
-    ) -> None:
-        """Take in that a step's result came `now` and that it took so many seconds; see `Drafter`."""
-        if self._came is not None and seconds > 0.0 and not prompts.tokens:
-            gap = min(max(0.0, now - self._came - seconds - draft_seconds), 0.5 * seconds)
-            self._gaps[awaited] += _GAP_SHARE * (gap - self._gaps[awaited])
-        self._came = now
-        if depth and draft_seconds > 0.0 and not prompts.tokens:
-            of_one = draft_seconds / depth
+    def measured(self, step: MeasuredStep) -> None:
+        """Take in what a step took, and how long it was waited for."""
+        alone = step.seconds > 0.0 and not step.prompts.tokens
+        if self._came is not None and alone:
+            gap = min(max(0.0, step.came - self._came - step.seconds - step.draft_seconds), 0.5 * step.seconds)
+            self._gaps[step.awaited] += _GAP_SHARE * (gap - self._gaps[step.awaited])
+        self._came = step.came
+        if step.depth and step.draft_seconds > 0.0 and not step.prompts.tokens:
+            of_one = step.draft_seconds / step.depth
             known = self._depth_s or of_one
             self._depth_s = known + _GAP_SHARE * (min(of_one, 2.0 * known) - known)
-        if answers.tokens and not prompts.tokens and seconds > 0.0:
-            self.rows.learn(answers, seconds)
+        if step.answers.tokens and alone:
+            self.rows.learn(step.answers, step.seconds)
 
     def ended(self, sequence: Sequence) -> None:
         """A request has ended."""

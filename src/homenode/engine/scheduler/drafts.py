@@ -13,7 +13,7 @@ from typing import Protocol
 from homenode.engine.kv.allocator import KvAllocator
 from homenode.engine.kv.sequence import Sequence
 from homenode.engine.scheduler.budget import StepPlan
-from homenode.engine.scheduler.step_load import StepLoad
+from homenode.engine.scheduler.step_load import MeasuredStep, StepLoad
 
 
 class Drafter(Protocol):
@@ -48,20 +48,8 @@ class Drafter(Protocol):
         """Take in that the first `accepted` tokens of these guesses were right."""
         return
 
-    def took(
-        self,
-        answers: StepLoad,
-        prompts: StepLoad,
-        seconds: float,
-        now: float,
-        *,
-        awaited: bool,
-        draft_seconds: float = 0.0,
-        depth: int = 0,
-    ) -> None:
-        """Take in that a step's result came `now`, that it took so many seconds, and `draft_seconds` more to draft up
-        to `depth` tokens for a sequence. `awaited`: it was planned when the one before it was there.
-        """
+    def measured(self, step: MeasuredStep) -> None:
+        """Take in what a step took."""
         return
 
     def ended(self, sequence: Sequence) -> None:

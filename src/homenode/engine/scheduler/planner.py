@@ -63,9 +63,6 @@ class Planner:
         self.waiting_for_kv: dict[int, Sequence] = {}  # by request id
         # Admitted, but all it is to compute is in the cache; the scheduler ends it.
         self.nothing_left: list[Sequence] = []
-        self._background = (
-            True  # nobody waits for the prompts of the step; else those that nobody waits for are left out
-        )
         self._held_by: WaitReason = "turn"  # why the first of the queue has not begun
         self.warnings: list[str] = []  # for the operator; the scheduler passes them on
 
@@ -157,17 +154,13 @@ class Planner:
 
     def _plan_prompts(self, plan: StepPlan, begun: list[Sequence], in_flight_s: float) -> None:
         """Go on with prompts that were begun, and begin others, by their turns."""
-        self._background = self._only_background(begun)
-        left_out: list[Sequence] = []
-        if not self._background:
-            left_out = [sequence for sequence in begun if sequence.request.background]
-            begun = [sequence for sequence in begun if not sequence.request.background]
+        begun, left_out = self._turns.most_urgent(begun)
         if self._step_s and self.num_awaited:
             alone_s = self.costs.seconds(plan.answers)
             limit = time_limit(
                 alone_s,
                 self._step_s,
-                background=self._background,
+                urgency=self._turns.urgency,
                 answering=len(self.running) > len(begun),
                 in_flight_s=in_flight_s,
                 stages=self._batching.stages,
@@ -176,7 +169,7 @@ class Planner:
                 return
             plan.bound = TimeBound(self.costs, plan.answers, limit, whole=not self._config.enable_chunked_prefill)
         self._plan_by_turns(plan, begun)
-        if left_out and not plan.parts:  # who is awaited does not get on, perhaps for what these hold
+        if left_out and not plan.parts:  # the more urgent ones do not get on, perhaps for what these hold
             self._plan_turns(plan, self._turns.sorted(left_out), None, closed=True)
 
     def _plan_by_turns(self, plan: StepPlan, begun: list[Sequence]) -> None:
@@ -202,11 +195,6 @@ class Planner:
             own = plan.prefill - others
         self._turns.count(passed_over, others, own)
         self._plan_turns(plan, begun, None, closed and not begins)
-
-    def _only_background(self, begun: list[Sequence]) -> bool:
-        """Return whether nobody waits for any of the prompts that there are."""
-        first = self.waiting.first()
-        return all(s.request.background for s in begun) and (first is None or first.request.background)
 
     def _plan_passed_over(self, plan: StepPlan, sequence: Sequence, begun: list[Sequence]) -> bool:
         """Go on with the one that was passed over, or begin it. Returns whether it begins. Where it cannot, the oldest
@@ -263,8 +251,8 @@ class Planner:
         """The first of the queue, if it may begin now: not the one that was passed over, whose part is kept, and only
         one that goes before `ahead_of` where that is given.
         """
-        first = self.waiting.first()
-        if first is None or first is passed_over or (first.request.background and not self._background):
+        first = self._turns.first_waiting()
+        if first is None or first is passed_over:
             return None
         if ahead_of is not None and not self._turns.before(first, ahead_of):
             return None

@@ -14,8 +14,9 @@ from collections.abc import Sequence as List
 from typing import Final
 
 from homenode.engine.kv.sequence import Sequence
+from homenode.engine.request import Urgency
 from homenode.engine.scheduler.fair_share import AGED_S, KeyShares
-from homenode.engine.scheduler.queue import WaitingQueue
+from homenode.engine.scheduler.queue import WaitingQueue, rank_of
 from homenode.engine.scheduler.time_bound import ALIGNMENT
 
 PASSED_SHARE: Final = 0.25  # of the prompts' part of a step, for one that was passed over
@@ -28,21 +29,39 @@ class PromptTurns:
     def __init__(self, shares: KeyShares, waiting: WaitingQueue, *, whole: bool) -> None:
         """`whole`: prompts are not cut."""
         self._shares, self._waiting, self._whole = shares, waiting, whole
+        self.urgency = Urgency.USUAL  # of the prompts of the step that is planned
         self._blocked: int | None = None  # the request that was passed over, and could not begin
         self._computed = 0  # tokens of others' prompts meanwhile
         self._owed = 0.0  # tokens that those who were passed over have had less than their share of late
+
+    def most_urgent(self, begun: List[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
+        """Set the urgency that prompts of the next step have, that of the first of all there are. Returns those that
+        were begun and have it, and the others.
+        """
+        first = self._waiting.first()
+        self.urgency = min((s.request.urgency for s in (*begun, first) if s is not None), default=Urgency.USUAL)
+        have: list[Sequence] = []
+        others: list[Sequence] = []
+        for sequence in begun:
+            (have if sequence.request.urgency == self.urgency else others).append(sequence)
+        return have, others
+
+    def first_waiting(self) -> Sequence | None:
+        """Return who is next of those that wait; None where that is none of the step's urgency."""
+        first = self._waiting.first()
+        return None if first is None or first.request.urgency > self.urgency else first
 
     def sorted(self, begun: List[Sequence]) -> list[Sequence]:
         """Prompts that were begun, in the order of their turns."""
         if len(begun) < 2:
             return list(begun)
         cost = self._shares.cost if self._shares.several else lambda key: 0.0
-        return sorted(begun, key=lambda s: (s.request.background, cost(s.request.key), *_turn(s)))
+        return sorted(begun, key=lambda s: (s.request.urgency, cost(s.request.key), *_turn(s)))
 
     def before(self, sequence: Sequence, other: Sequence) -> bool:
         """Return whether the first of these goes before the second."""
-        if sequence.request.background != other.request.background:
-            return other.request.background
+        if sequence.request.urgency != other.request.urgency:
+            return sequence.request.urgency < other.request.urgency
         if self._shares.several:
             key, others = sequence.request.key, other.request.key
             if self._shares.ahead(key, others) or self._shares.ahead(others, key):
@@ -60,13 +79,12 @@ class PromptTurns:
         assert top is not None  # there is one of both at least
         if first is not None and first is not top and self.before(first, top):
             top = first
-        awaited = [s for s in (*begun, oldest) if s is not None and not s.request.background]
+        awaited = [s for s in (*begun, oldest) if s is not None and s.request.urgency is Urgency.USUAL]
         aged = min(awaited, key=lambda sequence: sequence.arrived, default=None)
         if aged is not None and aged.arrived + AGED_S <= now:
             return None if aged is top else aged
-        key, priority = top.request.key, top.request.priority
-        alike = [s for s in begun if (s.request.key, s.request.priority) == (key, priority)]
-        waits = self._waiting.oldest(key, priority) if begins else None
+        alike = [s for s in begun if s.request.key == top.request.key and rank_of(s) == rank_of(top)]
+        waits = self._waiting.oldest_like(top) if begins else None
         oldest = min([*alike, *([] if waits is None else [waits])], key=lambda sequence: sequence.order)
         return None if oldest is top else oldest
 

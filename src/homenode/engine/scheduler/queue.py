@@ -5,12 +5,14 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Iterator
-from typing import Generic, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
 from homenode.engine.kv.sequence import Sequence
+from homenode.engine.request import Urgency
 from homenode.engine.scheduler.fair_share import EQUAL_S, QUANTUM, KeyShares
 
 _Key = TypeVar("_Key", bound=tuple[float, ...])
+Rank: TypeAlias = tuple[Urgency, int]  # and the priority
 
 
 class _Ordered(Generic[_Key]):
@@ -49,7 +51,7 @@ class _Ordered(Generic[_Key]):
 
 
 class _PromptLine:
-    """The line of those who wait of one API key and priority: by what is left to compute, and by arrival."""
+    """The line of those who wait of one API key and rank: by what is left to compute, and by arrival."""
 
     def __init__(self) -> None:
         self.by_left: _Ordered[tuple[int, int, float, int]] = _Ordered()
@@ -77,7 +79,7 @@ class _PromptLine:
 
 
 class WaitingQueue:
-    """Sequences that wait. Of one API key and priority the one with the least left to compute goes first; one whose
+    """Sequences that wait. Of one API key and rank the one with the least left to compute goes first; one whose
     answer was begun, and that was preempted, before all others.
 
     Among keys the one goes first that has had least of the machine in the last minute; equals take turns by deficit
@@ -88,7 +90,7 @@ class WaitingQueue:
         """`left_of`: tokens that one which comes would have to compute now."""
         self._shares = shares
         self._left_of = left_of
-        self._lines: dict[str, dict[int, _PromptLine]] = {}  # by key, in the order of turns, and priority
+        self._lines: dict[str, dict[Rank, _PromptLine]] = {}  # by key, in the order of turns, and rank
         self._deficits: dict[str, float] = {}  # prompt tokens that a key may still have in its turn
         self._counts: dict[str, int] = {}  # by key
         self._num_prompt_tokens: dict[str, int] = {}  # by key
@@ -97,13 +99,13 @@ class WaitingQueue:
         return sum(self._counts.values())
 
     def __iter__(self) -> Iterator[Sequence]:
-        """Those of each key, by priority and arrival."""
+        """Those of each key, by rank and arrival."""
         for lines in self._lines.values():
-            for priority in sorted(lines):
-                yield from lines[priority].by_arrival
+            for rank in sorted(lines):
+                yield from lines[rank].by_arrival
 
     def __contains__(self, sequence: Sequence) -> bool:
-        line = self._lines.get(sequence.request.key, {}).get(sequence.request.priority)
+        line = self._lines.get(sequence.request.key, {}).get(rank_of(sequence))
         return line is not None and sequence.order in line.by_arrival
 
     @property
@@ -124,7 +126,7 @@ class WaitingQueue:
         key = sequence.request.key
         sequence.left = self._left_of(sequence)
         lines = self._lines.setdefault(key, {})
-        lines.setdefault(sequence.request.priority, _PromptLine()).add(sequence)
+        lines.setdefault(rank_of(sequence), _PromptLine()).add(sequence)
         self._deficits.setdefault(key, 0.0)
         self._counts[key] = self._counts.get(key, 0) + 1
         self._num_prompt_tokens[key] = self._num_prompt_tokens.get(key, 0) + sequence.num_prompt
@@ -137,14 +139,14 @@ class WaitingQueue:
             return _first_of(lines).shortest
         return None
 
-    def oldest(self, key: str | None = None, priority: int = 0) -> Sequence | None:
-        """Return who came first of this key and priority, still in the queue; without a key, of all, those that
-        somebody waits for before the others.
-        """
-        if key is None:
-            everybody = (line.oldest for lines in self._lines.values() for line in lines.values())
-            return min(everybody, key=lambda each: (each.request.background, each.arrived), default=None)
-        line = self._lines.get(key, {}).get(priority)
+    def oldest(self) -> Sequence | None:
+        """Return who came first of the most urgent ones, still in the queue."""
+        everybody = (line.oldest for lines in self._lines.values() for line in lines.values())
+        return min(everybody, key=lambda each: (each.request.urgency, each.arrived), default=None)
+
+    def oldest_like(self, sequence: Sequence) -> Sequence | None:
+        """Return who came first of this one's key and rank, still in the queue."""
+        line = self._lines.get(sequence.request.key, {}).get(rank_of(sequence))
         return None if line is None else line.oldest
 
     def admit(self, sequence: Sequence) -> None:
@@ -160,11 +162,11 @@ class WaitingQueue:
 
     def remove(self, sequence: Sequence) -> None:
         """Take out one that is in the queue."""
-        key, priority = sequence.request.key, sequence.request.priority
+        key, rank = sequence.request.key, rank_of(sequence)
         lines = self._lines[key]
-        lines[priority].remove(sequence)
-        if not len(lines[priority].by_arrival):
-            del lines[priority]
+        lines[rank].remove(sequence)
+        if not len(lines[rank].by_arrival):
+            del lines[rank]
         self._counts[key] -= 1
         self._num_prompt_tokens[key] -= sequence.num_prompt
         if not lines:
@@ -173,7 +175,8 @@ class WaitingQueue:
     def _of_several(self) -> tuple[Sequence, int, list[str]]:
         """Return who is next, how many rounds of turns that takes, and the keys that have a part in these."""
         heads = {key: _first_of(lines).shortest for key, lines in self._lines.items()}
-        heads = {key: head for key, head in heads.items() if not head.request.background} or heads
+        urgency = min(head.request.urgency for head in heads.values())
+        heads = {key: head for key, head in heads.items() if head.request.urgency == urgency}
         costs = {key: self._shares.cost(key) for key in heads}
         least = min(costs.values())
         equals = [key for key, cost in costs.items() if cost <= least + EQUAL_S]
@@ -182,7 +185,12 @@ class WaitingQueue:
         return heads[chosen], rounds[chosen], equals
 
 
-def _first_of(lines: dict[int, _PromptLine]) -> _PromptLine:
+def rank_of(sequence: Sequence) -> Rank:
+    """Return the place of a sequence among those of its key: the smallest goes first."""
+    return sequence.request.urgency, sequence.request.priority
+
+
+def _first_of(lines: dict[Rank, _PromptLine]) -> _PromptLine:
     return lines[min(lines)]
 
 

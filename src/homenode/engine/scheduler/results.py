@@ -17,6 +17,7 @@ from homenode.engine.scheduler.kv_coordinator import KvCoordinator
 from homenode.engine.scheduler.pending_steps import PendingStep, PendingSteps
 from homenode.engine.scheduler.request_table import RequestTable
 from homenode.engine.scheduler.step_costs import StepCosts, step_kind
+from homenode.engine.scheduler.step_load import MeasuredStep
 from homenode.engine.step import Advance, PromptScores, StepItem, StepResult, WorkerLimits
 from homenode.errors import InternalError, NotANumberError, UserError
 from homenode.units import format_count
@@ -66,14 +67,17 @@ class Results:
         seconds = result.seconds - result.draft_seconds
         self._costs.learn(pending_step.answers, pending_step.prompts, seconds, result.experts)
         if self._drafter is not None:
-            self._drafter.took(
-                pending_step.answers,
-                pending_step.prompts,
-                seconds,
-                now,
-                awaited=pending_step.awaited,
-                draft_seconds=result.draft_seconds,
-                depth=pending_step.depth if result.draft_seconds else 0,
+            depth = pending_step.depth if result.draft_seconds else 0
+            self._drafter.measured(
+                MeasuredStep(
+                    pending_step.answers,
+                    pending_step.prompts,
+                    seconds,
+                    now,
+                    pending_step.awaited,
+                    result.draft_seconds,
+                    depth,
+                )
             )
         kind = step_kind(pending_step.answers.tokens, pending_step.prompts.tokens)
         self._counters.step_times.add(kind, result.seconds)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from operator import add
+from typing import NamedTuple
 
 import msgspec
 
@@ -57,6 +58,22 @@ class StepLoad(msgspec.Struct, frozen=True, gc=False):
 
 
 NO_LOAD = StepLoad(0, 0, 0, 0, 0)
+
+
+class MeasuredStep(NamedTuple):
+    """A step that has come back: its load, and its seconds.
+
+    `seconds`: without those of drafting, which are `draft_seconds` for up to `depth` tokens of a sequence. `came`: when
+    its result did. `awaited`: it was planned when the one before it was there.
+    """
+
+    answers: StepLoad
+    prompts: StepLoad
+    seconds: float
+    came: float = 0.0
+    awaited: bool = False
+    draft_seconds: float = 0.0
+    depth: int = 0
 
 
 def _sum_of(first: int, last: int) -> int:

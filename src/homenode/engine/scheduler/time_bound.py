@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from homenode.engine.request import Urgency
 from homenode.engine.scheduler.step_costs import StepCosts
 from homenode.engine.scheduler.step_load import StepLoad
 
@@ -69,15 +70,21 @@ class TimeBound:
 
 
 def time_limit(
-    alone_s: float, step_s: float, *, answering: bool, in_flight_s: float, stages: int, background: bool = False
+    alone_s: float,
+    step_s: float,
+    *,
+    answering: bool,
+    in_flight_s: float,
+    stages: int,
+    urgency: Urgency = Urgency.USUAL,
 ) -> float:
     """Seconds that a step with prompts may take; 0: it is to be planned when those in flight are done.
 
     `alone_s`: what its decodes take by themselves, and where there are none what reading the weights takes. `step_s`:
     `--step-time`. `answering`: somebody's answer goes on. `in_flight_s`: what the steps in flight are expected to take.
-    `stages`: of the pipeline, which have a step each. `background`: nobody waits for the prompts.
+    `stages`: of the pipeline, which have a step each. `urgency`: that of the prompts.
     """
-    if background:
+    if urgency is Urgency.BACKGROUND:
         return max(0.0, max(_BACKGROUND_SHARE * step_s, _BACKGROUND_DECODES * alone_s) - in_flight_s)
     if answering or stages > 1:
         return max(step_s, 2.0 * alone_s)

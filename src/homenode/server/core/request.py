@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from homenode.engine.request import Request, session_ticket
+from homenode.engine.request import Request, Urgency, session_ticket
 from homenode.sampling import SamplingParams
 from homenode.server.core.choice import ChoiceText, PromptEcho, echo_prompt
 from homenode.server.core.generation import GeneratedSequence, Generation
@@ -168,7 +168,7 @@ def _sequences(
             rows=list(prompt.rows),
             params=params.of_answer(index),
             priority=rank.priority,
-            background=caller().background,
+            urgency=Urgency.BACKGROUND if caller().background else Urgency.USUAL,
             key=caller().name,
             cache_salt=request.cache_salt,
             speculative=request.speculative,
