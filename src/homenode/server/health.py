@@ -18,7 +18,7 @@ from homenode.server.http.endpoint import json_response
 from homenode.server.http.failures import ApiError
 from homenode.server.models.served_model import ServedModel
 from homenode.server.monitoring.server_metrics import CONTENT_TYPE
-from homenode.server.page.files import page_files, takes_page
+from homenode.server.page.files import page_at_root, running
 
 
 class EngineHealth(Struct):
@@ -118,9 +118,7 @@ async def livez(state: ServerState, request: Request) -> Response:
 
 async def root(state: ServerState, request: Request) -> Response:
     """The page for browsers, and words for whoever looks whether somebody is there, as clients do with HEAD."""
-    if state.config.ui and takes_page(request):
-        return page_files(state.config.root_path).page(request)
-    return Response(f"homenode {__version__} is running; /openapi.json lists what there is\n", media_type="text/plain")
+    return page_at_root(state.config, request) or running()
 
 
 async def version(state: ServerState, request: Request) -> Response:

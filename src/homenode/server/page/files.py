@@ -14,6 +14,9 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
 
+from homenode import __version__
+from homenode.server.http.config import HttpConfig
+
 FOLDER = "/page/"
 _KINDS = {
     ".html": "text/html; charset=utf-8",
@@ -93,7 +96,19 @@ class PageFiles:
         return self._files[name].response(request.headers, {"Vary": "Accept-Encoding"})
 
 
-def takes_page(request: Request) -> bool:
+def page_at_root(config: HttpConfig, request: Request) -> Response | None:
+    """What a browser gets at `/`: the page, or where there is none that the server runs; None for programs."""
+    if not _takes_page(request):
+        return None
+    return page_files(config.root_path).page(request) if config.ui else running()
+
+
+def running() -> Response:
+    """The answer at `/` for whoever looks whether somebody is there, as clients do with HEAD."""
+    return Response(f"homenode {__version__} is running; /openapi.json lists what there is\n", media_type="text/plain")
+
+
+def _takes_page(request: Request) -> bool:
     """Return whether a request for `/` comes from a browser, which names HTML; whoever takes anything is a program."""
     kinds = (part.partition(";")[0].strip().lower() for part in request.headers.get("accept", "").split(","))
     return request.method in ("GET", "HEAD") and any(kind in ("text/html", "application/xhtml+xml") for kind in kinds)
@@ -102,7 +117,7 @@ def takes_page(request: Request) -> bool:
 def is_open(request: Request) -> bool:
     """Return whether a request is for the page or a file of it, which have nothing to hide behind a key."""
     path: str = request.scope["path"]
-    return path.startswith(FOLDER) or (path == "/" and takes_page(request))
+    return path.startswith(FOLDER) or (path == "/" and _takes_page(request))
 
 
 def takes_gzip(asked: Headers) -> bool:

@@ -21,7 +21,7 @@ from homenode.server.http.middleware import HttpApplication
 from homenode.server.keys.caller import caller
 from homenode.server.monitoring.server_metrics import CONTENT_TYPE
 from homenode.server.page.api import page_routes
-from homenode.server.page.files import is_open, page_files, takes_page
+from homenode.server.page.files import is_open, page_at_root
 from homenode.server.proxy.client_request import read_client_request
 from homenode.server.proxy.forwarded_apis import (
     CHAT_COMPLETIONS,
@@ -128,10 +128,8 @@ class _ForwardedEndpoint:
 
 async def _root(state: ProxyState, request: Request) -> Response:
     """The proxy's own page; whoever takes no HTML is told what a decode server tells."""
-    if takes_page(request):
-        if state.config.ui:
-            return page_files(state.config.root_path).page(request)
-        return Response(f"homenode {__version__} is running\n", media_type="text/plain")  # never a server's page
+    if (own := page_at_root(state.config, request)) is not None:
+        return own
     with state.request():
         return await passed(state, request)
 
