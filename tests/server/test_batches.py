@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,14 @@ import httpx
 import pytest
 from openai import OpenAI
 
-from homenode.engine.request import Urgency
-from homenode.server.batches.upload import UploadedForm
+from homenode.engine.messages import Output
+from homenode.engine.request import Request, Urgency
+from homenode.server.batches import batch_run, batch_runner
+from homenode.server.batches.batch_runner import Pauses
 from homenode.server.http.failures import ApiError
+from homenode.server.http.form import UploadedForm
 from tests.server.conftest import Running, Start
-from tests.server.fakes import ScriptedClient
+from tests.server.fakes import ScriptedClient, scripted
 from tests.waiting import wait_until
 
 ENDS = ("completed", "failed", "expired", "cancelled")
@@ -91,6 +95,50 @@ def test_what_is_done_of_a_cancelled_batch_is_kept(start: Start, tmp_path: Path)
     assert client.files.delete(sent.id).deleted and client.batches.retrieve(batch.id).output_file_id is None
 
 
+def test_a_batch_without_answers_lets_later_ones_go_on(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch_run, "_STUCK_S", 0.1)
+    monkeypatch.setattr(batch_runner, "_PAUSE_S", 0.1)
+    there = threading.Event()
+
+    def script(request: Request) -> list[Output]:
+        if request.params.seed is None or there.is_set():
+            return scripted(request)
+        return [Output(id=request.id, finish_reason="abort", error_kind="OverloadedError", error="it is not loaded")]
+
+    client = client_of(start(ScriptedClient(script), batch_dir=str(tmp_path / "d")))
+    sent = client.files.create(file=("in.jsonl", lines(2, seed=7)), purpose="batch")
+    stuck = client.batches.create(input_file_id=sent.id, endpoint=TEXT, completion_window="24h")
+    assert run(client, lines(3)).request_counts.completed == 3
+    assert client.batches.retrieve(stuck.id).status == "in_progress"
+    there.set()
+    wait_until(lambda: client.batches.retrieve(stuck.id).status == "completed", 20)
+
+
+def test_a_batch_that_gets_nowhere_is_tried_less_and_less_often() -> None:
+    pauses, now, waits = Pauses(), 0.0, []
+    for _ in range(8):
+        waits.append(pauses.begin("a", now))
+        assert (
+            pauses.has("a", now + waits[-1] - 1.0) and not pauses.has("a", now + waits[-1]) and not pauses.has("b", now)
+        )
+        now += waits[-1]
+    assert waits == sorted(waits) and waits[0] == 10.0 and waits[-1] == 300.0
+    pauses.end("a")
+    assert not pauses.has("a", now) and pauses.begin("a", now) == 10.0
+
+
+def test_a_list_is_told_page_by_page(server: Running) -> None:
+    client = client_of(server)
+    made = [client.files.create(file=(f"{n}.jsonl", lines(1)), purpose="batch").id for n in range(5)]
+    assert set(made) <= {each.id for each in client.files.list(limit=2)}
+    oldest_first = [each.id for each in client.files.list(limit=2, order="asc")]
+    assert oldest_first == [each.id for each in client.files.list()][::-1]
+    unknown = server.http.get("/v1/files", params={"after": "file-nobody"})
+    assert unknown.status_code == 400 and unknown.json()["error"]["param"] == "after"
+
+
 def test_files_of_one_key_are_not_anothers(start: Start, tmp_path: Path) -> None:
     keys = tmp_path / "keys.toml"
     keys.write_text('[keys.ada]\nkey = "sk-ada"\n[keys.bob]\nkey = "sk-bob"\n')
@@ -119,7 +167,7 @@ def test_what_is_sent_in_another_form_is_refused(server: Running) -> None:
 
 
 def test_a_form_has_few_small_fields() -> None:
-    form = UploadedForm(lambda data: None, 10)
+    form = UploadedForm(lambda data: None, 10, "--most")
     call = form.callbacks()
     with pytest.raises(ApiError, match="longer than"):
         call["on_header_field"](b"x" * 9000, 0, 9000)

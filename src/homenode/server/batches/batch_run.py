@@ -21,6 +21,7 @@ from homenode.server.keys.caller import KeyHolder
 _LOOK_S = 0.2  # between two looks at whether the run is to end
 _LATER = (429, 503)  # statuses of requests that are to come again
 _LEAST_WAIT_S, _MOST_WAIT_S = 0.2, 5.0
+_STUCK_S = 10.0  # without an answer, while all lines under way were told to come again
 
 
 class BatchRun:
@@ -40,9 +41,14 @@ class BatchRun:
         """
         self._app, self._who, self._keep = app, who, keep
         self._at_once, self._ends = at_once, ends
+        self._put_off = 0  # lines that wait, as they were told to come again
+        self._answered = time.monotonic()  # when a line was answered last, or the run began
+        self.stuck = False
 
     async def compute(self, file: int, places: Sequence[LineOffset], done: Collection[int]) -> bool:
-        """Ask for all lines of the file with this descriptor but those that are `done`. False: it ended before."""
+        """Ask for all lines of the file with this descriptor but those that are `done`. False: it ended before, which
+        is because it is `stuck` where no line is answered, as where a model cannot be loaded.
+        """
         left = iter([number for number in range(len(places)) if number not in done])
         tasks: set[asyncio.Task[None]] = set()
         try:
@@ -50,6 +56,10 @@ class BatchRun:
                 tasks |= set(self._begin(left, places, file, self._at_once() - len(tasks)))
                 if not tasks:
                     return True
+                waits_s = time.monotonic() - self._answered
+                self.stuck = self._put_off == len(tasks) and waits_s > _STUCK_S
+                if self.stuck:
+                    return False
                 ended, tasks = await asyncio.wait(tasks, timeout=_LOOK_S, return_when=asyncio.FIRST_COMPLETED)
                 for task in ended:
                     task.result()  # what could not be kept ends the run
@@ -81,6 +91,7 @@ class BatchRun:
             body = answer.body.decode(errors="replace")
         response = {"status_code": answer.status, "request_id": answer.request_id, "body": body}
         result = line_result(custom_id, response=response)
+        self._answered = time.monotonic()
         good = answer.status == 200
         self._keep(LineResult(line=number, good=good, result=result))
 
@@ -96,7 +107,11 @@ class BatchRun:
             if answer.status not in _LATER:
                 return answer
             wanted = _LEAST_WAIT_S if answer.retry_after_s is None else answer.retry_after_s
-            await asyncio.sleep(min(_MOST_WAIT_S, max(_LEAST_WAIT_S, wanted)))
+            self._put_off += 1
+            try:
+                await asyncio.sleep(min(_MOST_WAIT_S, max(_LEAST_WAIT_S, wanted)))
+            finally:
+                self._put_off -= 1
 
 
 def end_of(folder: BatchFolder, batch: BatchRecord) -> BatchStatus | None:

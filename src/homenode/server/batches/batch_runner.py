@@ -23,6 +23,7 @@ from homenode.server.models.model_table import ModelsByName
 _LOG = logging.getLogger("homenode.batches")
 _IDLE_S = 0.3  # between two looks for a batch to run
 _ALONE_S = 10.0  # after which the machine counts as the batches' own, when nobody else asked
+_PAUSE_S, _LONGEST_PAUSE_S = 10.0, 300.0  # of a batch that gets no answers
 _BESIDE = 4  # lines under way while others ask
 _SHARE = 2  # of the sequences that the engine runs at once, the part that is left to others
 
@@ -39,11 +40,34 @@ class RunsBatches(Protocol):
     def draining(self) -> bool: ...
 
 
+class Pauses:
+    """The batches that got nowhere, and when each is tried again: later each time, so that others are run meanwhile."""
+
+    def __init__(self) -> None:
+        self._until: dict[str, tuple[float, float]] = {}  # by id: when it is tried again, and its pause
+
+    def begin(self, id: str, now: float) -> float:
+        """A batch got nowhere. Returns for how long it is left."""
+        _, before = self._until.get(id, (0.0, 0.0))
+        pause_s = min(_LONGEST_PAUSE_S, max(_PAUSE_S, 2.0 * before))
+        self._until[id] = now + pause_s, pause_s
+        return pause_s
+
+    def end(self, id: str) -> None:
+        """A batch got on."""
+        self._until.pop(id, None)
+
+    def has(self, id: str, now: float) -> bool:
+        """Return whether a batch is left for now."""
+        return id in self._until and now < self._until[id][0]
+
+
 class BatchRunner:
     """Runs the batches of a folder, one after another, where no other process does."""
 
     def __init__(self, state: RunsBatches, app: ASGIApp, folder: BatchFolder) -> None:
         self._state, self._app, self._folder = state, app, folder
+        self._pauses = Pauses()
 
     async def run(self) -> None:
         """Run what is there and what comes, until the server ends."""
@@ -55,8 +79,12 @@ class BatchRunner:
             self._folder.release_lock()
 
     async def _next(self) -> bool:
-        """Go on with the oldest batch. False: there is none, or it could not be kept and is tried again."""
+        """Go on with the oldest batch that is not paused. False: there is none, or it could not be kept and is tried
+        again.
+        """
         for batch in await asyncio.to_thread(self._folder.batches.unfinished):
+            if self._pauses.has(batch.id, time.monotonic()) and end_of(self._folder, batch) is None:
+                continue
             try:
                 await self._go_on(batch)
             except OSError as error:
@@ -98,7 +126,9 @@ class BatchRunner:
             await asyncio.to_thread(self._finish, batch, places)
 
     async def _compute(self, batch: BatchRecord, places: Sequence[LineOffset], who: KeyHolder) -> bool:
-        """Ask for the lines that have no result yet. False: the server ends, and it goes on after the next start."""
+        """Ask for the lines that have no result yet. False: it goes on later, after the next start if the server
+        ends.
+        """
         store = self._folder.batches
         done = frozenset(await asyncio.to_thread(store.results, batch.id))  # without what is in them
 
@@ -111,6 +141,11 @@ class BatchRunner:
         run = BatchRun(self._app, who, keep, at_once=self._at_once, ends=ends)
         with self._folder.files.open(batch.input_file_id) as file:
             await run.compute(file.fileno(), places, done)
+        if run.stuck:
+            pause_s = self._pauses.begin(batch.id, time.monotonic())
+            _LOG.warning("batch %s gets no answers; it is tried again in %g s, and others go on", batch.id, pause_s)
+            return False
+        self._pauses.end(batch.id)
         return not self._stopped()
 
     def _looked_through(self, batch: BatchRecord) -> tuple[list[LineOffset], list[LineError]]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from homenode.server.apis.batches import batches, files
-from homenode.server.apis.batches.listing import Page, page_query
 from homenode.server.core.api import POST_FAILURES, Api, Operation
+from homenode.server.http.listing import Page, page_query
 
 _LOOKED_AT = (400, 401, 404, 405, 500)
 API = Api(

@@ -11,13 +11,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from homenode.server.apis.batches.files import file_of, folder_of
-from homenode.server.apis.batches.listing import Page, page_of
 from homenode.server.batches.batch_store import BatchRecord, LineErrors, RequestCounts
 from homenode.server.core.state import ServerState
 from homenode.server.http.decoding import FieldHints, decode_as
 from homenode.server.http.endpoint import json_response
 from homenode.server.http.exchange import read_json
 from homenode.server.http.failures import ApiError
+from homenode.server.http.listing import Page, page_of
 from homenode.server.keys.caller import caller
 
 MOST_BATCHES, BATCHES = 100, 20  # of one page: the most, and where nothing is said
@@ -75,7 +75,9 @@ async def create_batch(state: ServerState, request: Request) -> Response:
 async def list_batches(state: ServerState, request: Request) -> Response:
     """The batches of the caller's key, the newest first."""
     mine = await asyncio.to_thread(folder_of(state).batches.all_of, caller().name)
-    page: Page[BatchObject] = page_of(request, [_shown(batch) for batch in mine], MOST_BATCHES, BATCHES)
+    page: Page[BatchObject] = page_of(
+        request, mine, lambda batch: batch.id, shown=_shown, most=MOST_BATCHES, usual=BATCHES
+    )
     return json_response(page)
 
 

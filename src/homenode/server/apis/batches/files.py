@@ -10,13 +10,13 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from homenode.server.apis.batches.listing import Page, page_of
 from homenode.server.batches.batch_folder import BatchFolder
 from homenode.server.batches.file_store import StoredFile
-from homenode.server.batches.upload import UploadedForm, read_form, too_large
 from homenode.server.core.state import ServerState
 from homenode.server.http.endpoint import json_response
 from homenode.server.http.failures import ApiError
+from homenode.server.http.form import UploadedForm, read_form
+from homenode.server.http.listing import Page, page_of
 from homenode.server.keys.caller import caller
 
 MOST_FILES = 10_000  # of one page
@@ -46,11 +46,8 @@ class FileDeleted(Struct, kw_only=True):
 async def upload_file(state: ServerState, request: Request) -> Response:
     """Keep a file that is sent as a form."""
     folder, most = folder_of(state), state.config.batch_file_size
-    length = request.headers.get("content-length", "0")
-    if not length.isdecimal() or len(length) > 18 or int(length) > most + 2**16:
-        raise too_large(most)
     with folder.files.write("batch", "", caller().name) as (file, told):
-        form = UploadedForm(file.write, most)
+        form = UploadedForm(file.write, most, "--batch-file-size")
         await read_form(request, form, state.config.request_read_timeout)
         purpose = form.fields.get("purpose")
         if purpose != "batch":
@@ -64,8 +61,10 @@ async def list_files(state: ServerState, request: Request) -> Response:
     """The files of the caller's key, the newest first."""
     mine = await asyncio.to_thread(folder_of(state).files.all_of, caller().name)
     purpose = request.query_params.get("purpose")
-    shown = [_shown(told) for told in mine if purpose in (None, told.purpose)]
-    page: Page[FileObject] = page_of(request, shown, MOST_FILES, MOST_FILES)
+    found = [told for told in mine if purpose in (None, told.purpose)]
+    page: Page[FileObject] = page_of(
+        request, found, lambda told: told.id, shown=_shown, most=MOST_FILES, usual=MOST_FILES
+    )
     return json_response(page)
 
 

@@ -9,6 +9,7 @@ from homenode.server.apis.responses.output import ResponseObject
 from homenode.server.apis.responses.request import ResponsesRequest
 from homenode.server.core.api import POST_FAILURES, Api, Operation
 from homenode.server.core.pooling import generates
+from homenode.server.http.listing import page_query
 
 _OF_STORED = (401, 404, 405, 500)
 
@@ -70,11 +71,7 @@ API = Api(
             handler=stored.list_input_items,
             answer=stored.ResponseItems,
             failures=(400, *_OF_STORED),
-            query={
-                "limit": {"type": "integer", "minimum": 1, "maximum": 100, "default": 20},
-                "order": {"enum": ["asc", "desc"], "default": "desc"},
-                "after": {"type": "string"},
-            },
+            query=page_query(stored.MOST_ITEMS, stored.ITEMS),
         ),
     ),
     tighten=tighten,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 from msgspec import Raw, Struct
@@ -15,8 +15,10 @@ from homenode.server.core.response_store import StoredResponse
 from homenode.server.core.state import ServerState
 from homenode.server.http.endpoint import json_response
 from homenode.server.http.failures import ApiError
+from homenode.server.http.listing import Page, page_of
 
-_MOST_LISTED, _LISTED = 100, 20  # items in one answer: the most, and where nothing is said
+MOST_ITEMS, ITEMS = 100, 20  # in one answer: the most, and where nothing is said
+ResponseItems: TypeAlias = Page[Any]  # what a response was an answer to
 
 
 class ResponseDeleted(Struct, kw_only=True):
@@ -25,16 +27,6 @@ class ResponseDeleted(Struct, kw_only=True):
     id: str
     object: Literal["response"] = "response"
     deleted: bool = True
-
-
-class ResponseItems(Struct, kw_only=True):
-    """A page of the items that a response was an answer to. `has_more`: more pages follow behind `last_id`."""
-
-    object: Literal["list"] = "list"
-    data: list[Any]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
 
 
 class _Id(Struct):
@@ -75,29 +67,13 @@ async def cancel_response(state: ServerState, request: Request) -> Response:
 
 async def list_input_items(state: ServerState, request: Request) -> Response:
     """A page of what a response was an answer to, newest first unless `order` is asc."""
-    stored, query = await _stored(state, request), request.query_params
-    limit, order = _limit(query.get("limit")), query.get("order", "desc")
-    if order not in ("asc", "desc"):
-        raise ApiError(400, "`order`: expected 'asc' or 'desc'", param="order", code="invalid_value")
-    items: list[Raw] = stored.items if order == "asc" else stored.items[::-1]
-    ids = [msgspec.json.decode(item, type=_Id).id for item in items]
-    begin = 0
-    if (after := query.get("after")) is not None:
-        if after not in ids:
-            raise ApiError(400, f"`after`: there is no item {after[:100]!r}", param="after", code="invalid_value")
-        begin = ids.index(after) + 1
-    page, shown = items[begin : begin + limit], ids[begin : begin + limit]
-    more = begin + limit < len(items)
-    first, last = (shown[0], shown[-1]) if shown else (None, None)
-    return json_response(ResponseItems(data=page, first_id=first, last_id=last, has_more=more))
+    items = (await _stored(state, request)).items[::-1]
+    page: ResponseItems = page_of(request, items, _id_of, shown=lambda item: item, most=MOST_ITEMS, usual=ITEMS)
+    return json_response(page)
 
 
-def _limit(given: str | None) -> int:
-    if given is None:
-        return _LISTED
-    if not given.isascii() or not given.isdecimal() or len(given) > 4 or not 1 <= int(given) <= _MOST_LISTED:
-        raise ApiError(400, f"`limit`: expected a number from 1 to {_MOST_LISTED}", param="limit", code="invalid_value")
-    return int(given)
+def _id_of(item: Raw) -> str:
+    return msgspec.json.decode(item, type=_Id).id
 
 
 async def _stored(state: ServerState, request: Request) -> StoredResponse:

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, Literal, TypeVar
 
 from msgspec import Struct
 from starlette.requests import Request
 
 from homenode.server.http.failures import ApiError
 
-
-class _HasId(Protocol):
-    @property
-    def id(self) -> str: ...
-
-
-T = TypeVar("T", bound=_HasId)
+T = TypeVar("T")
+S = TypeVar("S")
 
 
 class Page(Struct, Generic[T], kw_only=True):
@@ -38,8 +33,16 @@ def page_query(most: int, usual: int) -> dict[str, Any]:
     }
 
 
-def page_of(request: Request, newest_first: Sequence[T], most: int, usual: int) -> Page[T]:
-    """The page that a request asks for. Raises ApiError 400."""
+def page_of(
+    request: Request,
+    newest_first: Sequence[S],
+    id_of: Callable[[S], str],
+    *,
+    shown: Callable[[S], T],
+    most: int,
+    usual: int,
+) -> Page[T]:
+    """The page that a request asks for, each `shown`. Raises ApiError 400, also where `after` names none of them."""
     asked = request.query_params
     text = asked.get("limit", str(usual))
     if not (text.isascii() and text.isdecimal() and len(text) < 8 and 1 <= int(text) <= most):
@@ -47,14 +50,18 @@ def page_of(request: Request, newest_first: Sequence[T], most: int, usual: int) 
     order = asked.get("order", "desc")
     if order not in ("asc", "desc"):
         raise ApiError(400, f"`order` is {order[:50]!r}; give asc or desc", param="order", code="invalid_value")
-    all_of_them = list(newest_first) if order == "desc" else list(reversed(newest_first))
+    ordered = newest_first if order == "desc" else newest_first[::-1]
     begin = 0
     if (after := asked.get("after")) is not None:
-        begin = next((i + 1 for i, each in enumerate(all_of_them) if each.id == after), len(all_of_them))
-    data = all_of_them[begin : begin + int(text)]
+        found = next((place for place, each in enumerate(ordered) if id_of(each) == after), None)
+        if found is None:
+            text = f"`after`: there is no {after[:100]!r} in this list; begin anew without `after`"
+            raise ApiError(400, text, param="after", code="invalid_value")
+        begin = found + 1
+    page = ordered[begin : begin + int(text)]
     return Page(
-        data=data,
-        first_id=data[0].id if data else None,
-        last_id=data[-1].id if data else None,
-        has_more=begin + len(data) < len(all_of_them),
+        data=[shown(each) for each in page],
+        first_id=id_of(page[0]) if page else None,
+        last_id=id_of(page[-1]) if page else None,
+        has_more=begin + len(page) < len(ordered),
     )

@@ -1,4 +1,4 @@
-"""A file that a client sends as a form (multipart/form-data), written to disk as it comes."""
+"""A file that a client sends as a form (multipart/form-data), written as it comes to where the API wants it."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from homenode.server.http.exchange import ClientGone
 from homenode.server.http.failures import ApiError
 
 _MOST_FIELDS, _LONGEST_FIELD, _LONGEST_HEADER = 16, 4096, 8192
+_MOST_AROUND = 2**16  # bytes of a form besides its file
 FILE = "file"
 
 
 class UploadedForm:
     """What came of a form: small fields as texts, and the file through `write`."""
 
-    def __init__(self, write: Callable[[bytes], object], most: int) -> None:
-        """`most`: bytes of the file."""
-        self._write, self._most = write, most
+    def __init__(self, write: Callable[[bytes], object], most: int, setting: str) -> None:
+        """`most`: bytes of the file, which `setting` says."""
+        self._write, self.most, self._setting = write, most, setting
         self.fields: dict[str, str] = {}
         self.filename: str | None = None
         self._size = self._parts = 0
@@ -65,13 +66,18 @@ class UploadedForm:
             self._add(self._small, data[start:end], _LONGEST_FIELD)
             return
         self._size += end - start
-        if self._size > self._most:
-            raise too_large(self._most)
+        if self._size > self.most:
+            raise self.too_large()
         self._write(data[start:end])
 
     def _end(self) -> None:
         if self._name != FILE:
             self.fields[self._name] = self._small.decode("utf-8", "replace")
+
+    def too_large(self) -> ApiError:
+        """Return the error for a file of more bytes."""
+        text = f"the file is larger than {self.most} bytes ({self._setting})"
+        return ApiError(413, text, code="request_too_large", headers={"Connection": "close"})
 
     @staticmethod
     def _add(to: bytearray, data: bytes, most: int) -> None:
@@ -89,6 +95,9 @@ async def read_form(request: Request, form: UploadedForm, chunk_timeout_s: float
     if kind != b"multipart/form-data" or not options.get(b"boundary"):
         text = "the file must be sent as Content-Type: multipart/form-data, in the field `file`"
         raise ApiError(415, text, code="unsupported_media_type")
+    length = request.headers.get("content-length", "0")
+    if not length.isdecimal() or len(length) > 18 or int(length) > form.most + _MOST_AROUND:
+        raise form.too_large()
     parser = MultipartParser(options[b"boundary"], form.callbacks())  # type: ignore[arg-type]
     try:
         while True:
@@ -106,12 +115,6 @@ async def read_form(request: Request, form: UploadedForm, chunk_timeout_s: float
         raise _refused(f"the body is no form: {error}"[:300]) from None
     if form.filename is None:
         raise _refused("the form has no field `file`; send the file in it", FILE)
-
-
-def too_large(most: int) -> ApiError:
-    """The error for a file of more than `most` bytes."""
-    text = f"the file is larger than {most} bytes (--batch-file-size)"
-    return ApiError(413, text, code="request_too_large", headers={"Connection": "close"})
 
 
 def _refused(text: str, param: str | None = None) -> ApiError:
