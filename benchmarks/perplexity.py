@@ -26,7 +26,8 @@ from rich.console import Console
 from rich.table import Table
 
 from homenode.compute.native import NativeBackend
-from homenode.compute.ops import KV_DTYPES, FloatArray, StepArrays, StepLimits
+from homenode.compute.ops import FloatArray, StepArrays, StepLimits
+from homenode.kv_types import KV_TYPES
 from homenode.model.checkpoint.index import open_checkpoint
 from homenode.model.tokenizer import load_tokenizer
 from homenode.model.weights.load import LoadedModel, load_model
@@ -146,7 +147,7 @@ def main(beside: bool, llama_cpp: Path | None, text: Path, chosen: tuple[str, ..
             NativeBackend([-1] * len(os.sched_getaffinity(0))),
         )
         model = load_model(open_checkpoint(file), backend)
-        for kv_dtype in KV_DTYPES:
+        for kv_dtype in KV_TYPES:
             rows = [logprobs(model, backend, tokens, kv_dtype) for tokens in cut]
             found.append(Quality(name, "homenode", kv_dtype, perplexity(rows), perplexity(rows, True)))
         if beside:

@@ -11,7 +11,6 @@ import pytest
 from click.testing import CliRunner, Result
 
 from homenode.cli.main import cli
-from homenode.compute.ops import KV_DTYPES
 from homenode.engine.config import ModelConfig
 from homenode.host.discovery.snapshot import save_recording
 from homenode.host.plan.numa.demand import Decision
@@ -162,7 +161,6 @@ def test_the_choices_are_those_of_the_engine() -> None:
     declared = options_of(ModelConfig)
     assert declared["quantize"][1].choices == plan_weights.QUANTIZE == QUANTIZE
     assert set(declared["dtype"][1].choices) == set(plan_weights.DTYPES) == {"auto", *DTYPES}
-    assert set(plan_weights.KV_DTYPES) == {"auto", *KV_DTYPES}
 
 
 def test_the_example_of_the_page_is_what_is_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from homenode.compute.native import NativeBackend, available_levels
 from homenode.compute.native.kv_memory import NativeEpochWords, NativeKvMemory, copy_kv
 from homenode.compute.ops import KvGeometry
 from homenode.errors import UserError
+from homenode.kv_types import KV_TYPES
 from tests.native.kv_bytes import digest, fill, head_of, page_tiles, same, tiles_of, whole, wire_bytes
 from tests.native.kv_memories import GEOMETRY, pool, shared_cache
 
@@ -281,3 +282,7 @@ def test_memories_of_other_shapes_are_refused() -> None:
         copy_kv(backend.kv_pool(GEOMETRY, 4), [0], source, [0], 0, 1, 64, epochs=(NativeEpochWords.create(4), [0, 0]))
     with pytest.raises(ValueError, match="3 epoch words for 4 blocks"):
         copy_kv(backend.kv_pool(GEOMETRY, 4), [0], source, [0], 0, 1, 64, epochs=(NativeEpochWords.create(3), [0]))
+
+
+def test_the_core_keeps_every_type() -> None:
+    assert {kind.name for kind in _native.KvType} == KV_TYPES.keys()

@@ -26,6 +26,7 @@ from homenode.compute.row_ops import RowOps
 from homenode.compute.stored_matrix import StoredMatrix
 from homenode.dtypes import DType
 from homenode.host.bind.memory.residency import PlannedRange
+from homenode.kv_types import KV_TYPES
 from homenode.numa_policy import NumaPolicy
 from homenode.sampling import NO_TOKEN as NO_TOKEN
 from homenode.sampling import SETTINGS, setting_type
@@ -94,11 +95,6 @@ FloatArray = npt.NDArray[np.float32]
 ARRAY_TYPES = {int: np.int32, float: np.float32}  # of the arrays of a sampling parameter
 
 
-# How keys and values are kept: bytes of an element, and of what a token's head has besides. int8: the nearest whole
-# numbers of at most 127, times one float32 scale for the key and one for the value of each token and head.
-KV_DTYPES = {"f32": (4, 0), "bf16": (2, 0), "int8": (1, 4)}
-
-
 ROW_TOKENS = 16  # tokens beside each other in KV memory among which rows of windows lie
 
 
@@ -132,10 +128,9 @@ class LayerKv(NamedTuple):
         return self.value_width or self.value_columns
 
     def token_bytes(self, dtype: str) -> int:
-        """Bytes of what is kept of one token, the scales of int8 among them. `dtype`: one of KV_DTYPES."""
-        element, scale = KV_DTYPES[dtype]
+        """Bytes of what is kept of one token, scales among them. `dtype`: one of KV_TYPES."""
         widths = (self.key_width, self.value_width)[: self.sides]
-        return self.kv_heads * sum(width * element + scale for width in widths)
+        return self.kv_heads * sum(map(KV_TYPES[dtype].vector_bytes, widths))
 
 
 @dataclass(frozen=True)
@@ -149,7 +144,7 @@ class KvGeometry:
 
     layers: tuple[LayerKv, ...]
     block_size: int
-    dtype: str  # one of KV_DTYPES
+    dtype: str  # one of KV_TYPES
     state: StateGeometry | None = None
     drafting: KvGeometry | None = None
 
@@ -159,8 +154,14 @@ class KvGeometry:
         return cls((LayerKv(kv_heads, head_dim, head_dim),) * layers, block_size, dtype)
 
     @property
+    def is_even(self) -> bool:
+        """Return whether layers of several shapes are one memory of cells alike (`model.kv_cells`)."""
+        alike = all(shape.value_width in (0, shape.key_width) for shape in self.shapes)
+        return alike and not KV_TYPES[self.dtype].has_scales
+
+    @property
     def block_bytes(self) -> int:
-        """Bytes of one block over all layers, keys and values, the scales of int8 among them, and of what drafts."""
+        """Bytes of one block over all layers, keys and values, scales among them, and of what drafts."""
         own = self.block_size * sum(layer.token_bytes(self.dtype) for layer in self.layers)
         return own if self.drafting is None else own + self.drafting.block_bytes
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from homenode.errors import UserError
+from homenode.kv_types import KV_CHOICES
 from homenode.options import option
 from homenode.units import parse_bytes, parse_seconds, parse_tokens
 
@@ -92,7 +93,7 @@ class KvConfig:
         "auto",
         "Storage of keys and values; auto is f32 for float32 models and bf16 for all others. int8 keeps a scale for "
         "each token and head.",
-        choices=("auto", "f32", "bf16", "int8"),
+        choices=KV_CHOICES,
     )
     enable_prefix_caching: bool = option(True, "Reuse the KV blocks of equal prompt beginnings.")
     state_snapshot_interval: int = option(

@@ -4,6 +4,7 @@ here."""
 from __future__ import annotations
 
 from homenode.equivalents.equivalent import AlwaysSo, Equivalent, Meaning, ModelName, NoEffect, NotOffered, Taken
+from homenode.kv_types import NAMED, SMALLEST
 
 _AUTO = AlwaysSo("it is the default")
 _SAMPLER = NotOffered("requests have it as a field, and SamplingParams in Python (docs/sampling.md)")
@@ -37,7 +38,7 @@ _TYPES: dict[str, Meaning] = {
     "q8_0": Taken("--kv-cache-dtype", "int8", "keys and values are of one type"),
     "f16": NoEffect("keys and values are bf16, as wide as f16, or f32 with float32 models (--kv-cache-dtype)"),
 }
-_SMALLER = NotOffered("--kv-cache-dtype is bf16, f32 or int8: take int8, the smallest there is")
+_SMALLER = NotOffered(f"--kv-cache-dtype is {NAMED}: take {SMALLEST}, the smallest there is")
 
 EQUIVALENTS: tuple[Equivalent, ...] = (
     # The model

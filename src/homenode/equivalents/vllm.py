@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from homenode.equivalents.equivalent import AlwaysSo, Equivalent, ModelName, NoEffect, NotOffered, Taken
+from homenode.kv_types import NAMED, SMALLEST
 
 _AUTO = AlwaysSo("it is the default")
 _ONE = {"1": AlwaysSo("there is one")}
@@ -226,12 +227,12 @@ EQUIVALENTS: tuple[Equivalent, ...] = (
             "bfloat16": Taken("--kv-cache-dtype", "bf16"),
             "float32": Taken("--kv-cache-dtype", "f32"),
             "int8_per_token_head": Taken("--kv-cache-dtype", "int8"),
-            "float16": NotOffered("keys and values are bf16, f32 or int8: take bf16, which has as many bytes"),
+            "float16": NotOffered(f"keys and values are {NAMED}: take bf16, which has as many bytes"),
             **dict.fromkeys(
                 "fp8 fp8_e4m3 fp8_e5m2 fp8_inc fp8_per_token_head fp8_ds_mla nvfp4 nvfp4_4over6 nvfp4_ds_mla "
                 "int4_per_token_head turboquant_k8v4 turboquant_4bit_nc turboquant_k3v4_nc turboquant_3bit_nc "
                 "ultraquant_4bit fp4_e2m1 mxfp8".split(),
-                NotOffered("keys and values are bf16, f32 or int8: take int8, the smallest there is"),
+                NotOffered(f"keys and values are {NAMED}: take {SMALLEST}, the smallest there is"),
             ),
         },
     ),

@@ -18,8 +18,9 @@ import numpy as np
 from homenode.bench.compute.passes import Passes
 from homenode.bench.machine.ceilings import Operations, Work, path_of
 from homenode.bench.machine.repetition import BenchListener, Meter, Runs, measure_repeatedly
-from homenode.compute.ops import KV_DTYPES, KvGeometry, Ops, ScoreRule, StepArrays, StepLimits, Tensor
+from homenode.compute.ops import KvGeometry, Ops, ScoreRule, StepArrays, StepLimits, Tensor
 from homenode.errors import UserError
+from homenode.kv_types import KV_TYPES
 from homenode.spelling import with_suggestion
 from homenode.units import format_count
 
@@ -83,9 +84,9 @@ class AttentionResult:
 def check_plan(plan: AttentionPlan) -> None:
     """UserError for a type or shape that there is no attention for, or more memory than anybody can mean."""
     for name in plan.types:
-        if name not in KV_DTYPES:
-            message = f"no KV memory of {name}; there is {', '.join(KV_DTYPES)}"
-            raise UserError(with_suggestion(message, name, KV_DTYPES), param="--types")
+        if name not in KV_TYPES:
+            message = f"no KV memory of {name}; there is {', '.join(KV_TYPES)}"
+            raise UserError(with_suggestion(message, name, KV_TYPES), param="--types")
         for heads, kv_heads, head_dim in plan.shapes:
             if heads % kv_heads or head_dim % 2 or not 2 <= head_dim <= 4096:
                 raise UserError(

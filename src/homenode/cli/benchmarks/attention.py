@@ -15,6 +15,7 @@ from homenode.cli.flags.settings import with_some_settings
 from homenode.cli.flags.token_counts import TokenCountList
 from homenode.cli.output.report import OUT, plain_errors
 from homenode.engine.config import EngineConfig
+from homenode.kv_types import NAMED
 from homenode.units import format_count
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     type=Names(),
     default="BF16,INT8",
     show_default=True,
-    help="How keys and values are stored: f32, bf16, int8.",
+    help=f"How keys and values are stored: {NAMED}.",
 )
 @click.option(
     "--shapes",

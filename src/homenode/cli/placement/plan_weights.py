@@ -17,6 +17,7 @@ from homenode.cli.placement.binding_plan import warn
 from homenode.cli.placement.claims_beside import claims_on
 from homenode.errors import UserError
 from homenode.host.plan.numa.settings import NumaSettings
+from homenode.kv_types import KV_CHOICES
 
 if TYPE_CHECKING:
     from homenode.cli.placement.plan_flags import PlanFlags
@@ -32,7 +33,6 @@ _OF_AUTO = ("batch", "context", "kv_cache_dtype", "numa_measured")
 # together.
 QUANTIZE = ("q8_0", "q4_0")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-KV_DTYPES = ("auto", "f32", "bf16", "int8")
 
 
 def with_weight_flags(command: Any) -> Any:
@@ -72,7 +72,7 @@ def with_weight_flags(command: Any) -> Any:
                 "--kv-cache-dtype",
                 envvar="HOMENODE_KV_CACHE_DTYPE",
                 cls=SettingOption,
-                type=SuggestingChoice(KV_DTYPES),
+                type=SuggestingChoice(KV_CHOICES),
                 default="auto",
                 help="As for `homenode serve`; counts for --numa auto.",
             ),

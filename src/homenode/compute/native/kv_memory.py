@@ -12,8 +12,7 @@ from homenode.compute.native.refusals import host_errors
 from homenode.compute.ops import KvGeometry
 from homenode.errors import UnsupportedError, UserError
 
-KV_TYPES = {"f32": _native.KvType.f32, "bf16": _native.KvType.bf16, "int8": _native.KvType.int8}
-_DTYPES = {kind: name for name, kind in KV_TYPES.items()}
+_KINDS = {kind.name: kind for kind in _native.KvType}
 _MOST = (1 << 63) - 1
 
 
@@ -215,9 +214,9 @@ def copy_kv(
 
 def kv_type(dtype: str) -> _native.KvType:
     """UnsupportedError for a dtype the native core has no KV memory of."""
-    kind = KV_TYPES.get(dtype)
+    kind = _KINDS.get(dtype)
     if kind is None:
-        raise UnsupportedError(f"KV memory of {dtype}; the native core has {', '.join(KV_TYPES)}", dtype=dtype)
+        raise UnsupportedError(f"KV memory of {dtype}; the native core has {', '.join(_KINDS)}", dtype=dtype)
     return kind
 
 
@@ -276,7 +275,7 @@ def _layout_of(memory: _native.KvMemoryHandle, nodes: Sequence[int]) -> KvLayout
         kv_heads=shape.kv_heads,
         head_dim=shape.head_dim,
         block_size=shape.block_size,
-        dtype=_DTYPES[shape.type],
+        dtype=shape.type.name,
         tile_bytes=native.tile_bytes,
         blocks=native.blocks,
         nbytes=native.nbytes,

@@ -47,7 +47,7 @@ class ReferenceKvCache:
         """Put keys and values [n, kv_heads * width] of a sequence's `positions` where its `block_row` says."""
         size = self.geometry.block_size
         where = (block_row[positions // size], positions % size)
-        rounded = _AS_STORED[self.geometry.dtype]
+        rounded = AS_STORED[self.geometry.dtype]
         for side, rows in ((self.keys[layer], keys), (self.values[layer], values)):
             if rows is not None:
                 side[where] = rounded(rows.reshape(len(positions), *side.shape[2:]))
@@ -57,7 +57,7 @@ class ReferenceKvCache:
         says.
         """
         ends = positions % ratio == ratio - 1
-        rounded = _AS_STORED[self.geometry.dtype](rows[ends])
+        rounded = AS_STORED[self.geometry.dtype](rows[ends])
         self._windows(layer)[self._places(layer, block_row, positions[ends], ratio, rows.shape[1])] = rounded
 
     def gather_windows(self, layer: int, block_row: IntArray, ratio: int, width: int, count: int) -> FloatArray:
@@ -106,4 +106,4 @@ def _round_int8(heads: FloatArray) -> FloatArray:
         return np.asarray(np.rint(heads * inverse) * scale, np.float32)
 
 
-_AS_STORED: dict[str, Callable[[FloatArray], FloatArray]] = {"f32": np.asarray, "bf16": round_bf16, "int8": _round_int8}
+AS_STORED: dict[str, Callable[[FloatArray], FloatArray]] = {"f32": np.asarray, "bf16": round_bf16, "int8": _round_int8}

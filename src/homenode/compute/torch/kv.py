@@ -5,22 +5,23 @@ The block behind the last is nobody's: rows that only fill up a captured step wr
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from homenode.compute.ops import ROW_TOKENS, KvGeometry
 from homenode.compute.torch.device import TorchDevice
 
-_KEPT = {"f32": torch.float32, "bf16": torch.bfloat16, "int8": torch.int8}
 _TOO_SMALL = 1e-30
 
 
 class TorchKvCache:
-    """KV memory of a torch device, zeroed. int8 has one float32 scale for the key and one for the value of each token
-    and head. Of a layer that keeps keys alone, these are its values, too.
+    """KV memory of a torch device, zeroed. Types with scales have one float32 for the key and one for the value of each
+    token and head. Of a layer that keeps keys alone, these are its values, too.
     """
 
     def __init__(self, geometry: KvGeometry, blocks: int, device: TorchDevice) -> None:
-        g, kept = geometry, _KEPT[geometry.dtype]
+        g, (kept, self._codes) = geometry, _KEPT[geometry.dtype]
         slots = (blocks + 1, g.block_size)
         self.geometry = geometry
         self.blocks = blocks
@@ -34,7 +35,7 @@ class TorchKvCache:
             zeros(*slots, of.kv_heads, of.value_width, dtype=kept) if of.sides == 2 else keys
             for of, keys in zip(g.layers, self.keys, strict=True)
         ]
-        scaled = [(*slots, of.kv_heads) if g.dtype == "int8" else (0,) for of in g.layers]
+        scaled = [(*slots, of.kv_heads) if self._codes else (0,) for of in g.layers]
         self._key_scales = [zeros(*shape, dtype=torch.float32) for shape in scaled]
         self._value_scales = [
             zeros(*shape, dtype=torch.float32) if of.sides == 2 else scales
@@ -56,8 +57,8 @@ class TorchKvCache:
             if rows is None:
                 continue
             flat = side.view(-1, *side.shape[2:])
-            if self.geometry.dtype == "int8":
-                codes, scale = _int8(rows)
+            if self._codes:
+                codes, scale = self._codes(rows)
                 scales.view(-1, side.shape[2])[slots] = scale
                 flat[slots] = codes
             else:
@@ -76,8 +77,8 @@ class TorchKvCache:
         `LayerKv.of_windows` says.
         """
         tiles, places = slots // ROW_TOKENS, slots % ROW_TOKENS // ratio
-        if self.geometry.dtype == "int8":
-            rows, scale = _int8(rows)
+        if self._codes:
+            rows, scale = self._codes(rows)
             self._key_scales[layer].view(-1, ROW_TOKENS)[tiles, places] = scale
         flat, elements = self._tiles(layer, places, rows.shape[1])
         flat[tiles.unsqueeze(1), elements] = rows.to(flat.dtype)
@@ -87,7 +88,7 @@ class TorchKvCache:
         tiles, places = slots // ROW_TOKENS, slots % ROW_TOKENS // ratio
         flat, elements = self._tiles(layer, places, width)
         rows = flat[tiles.unsqueeze(1), elements].to(self.reads)
-        if self.geometry.dtype != "int8":
+        if not self._codes:
             return rows
         return rows * self._key_scales[layer].view(-1, ROW_TOKENS)[tiles, places].unsqueeze(1)
 
@@ -100,7 +101,7 @@ class TorchKvCache:
     def _read(self, side: torch.Tensor, scales: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
         flat = side.view(-1, *side.shape[2:])
         rows = flat[slots].to(self.reads)
-        if self.geometry.dtype != "int8":
+        if not self._codes:
             return rows
         return rows * scales.view(-1, side.shape[2])[slots].unsqueeze(-1)
 
@@ -117,3 +118,11 @@ def _int8(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     scale = torch.where(finite, torch.where(usable, largest / 127, 0), torch.nan)
     codes = torch.where(finite, rows * inverse, 0).round().to(torch.int8)
     return codes, scale.squeeze(-1)
+
+
+# How elements are kept, and what makes codes and scales of rows; None: there are no scales.
+_KEPT: dict[str, tuple[torch.dtype, Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]] | None]] = {
+    "f32": (torch.float32, None),
+    "bf16": (torch.bfloat16, None),
+    "int8": (torch.int8, _int8),
+}

@@ -68,14 +68,10 @@ def _compute_problem(
             "a state that layers keep besides is kept on disk by one worker only; leave --tensor-parallel-size and "
             "--pipeline-parallel-size out"
         )
-    elif not inline and len(geometry.shapes) > 1 and _is_uneven(geometry):
+    elif not inline and len(geometry.shapes) > 1 and not geometry.is_even:
         why = (
             "layers of unlike shapes whose KV cannot be one memory are kept on disk by one worker only; leave "
             "--tensor-parallel-size and --pipeline-parallel-size out, or --kv-cache-dtype int8"
         )
     setting = "kv_park_size" if config.disk.kv_disk is None else "kv_disk"
     return UnsupportedError(f"--{setting.replace('_', '-')}: {why}", param=setting) if why else None
-
-
-def _is_uneven(geometry: KvGeometry) -> bool:
-    return geometry.dtype == "int8" or any(shape.value_width not in (0, shape.key_width) for shape in geometry.shapes)

@@ -53,8 +53,7 @@ def _kv_shapes(geometry: KvGeometry) -> int:
     """Return how many shapes of layers cannot be handed over as one; those that are cells alike
     (`model.kv_cells`) can.
     """
-    alike = all(shape.value_width in (0, shape.key_width) for shape in geometry.shapes)
-    return 1 if alike and geometry.dtype != "int8" else len(geometry.shapes)
+    return 1 if geometry.is_even else len(geometry.shapes)
 
 
 def _engines(config: EngineConfig, replica: Replica | None) -> int | None:

@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 
 from homenode.compute.ops import (
-    KV_DTYPES,
     Backend,
     FittingBackend,
     KvCache,
@@ -22,6 +21,7 @@ from homenode.compute.ops import (
     Tensor,
 )
 from homenode.errors import UserError
+from homenode.kv_types import KV_CHOICES
 from homenode.model.architectures import stage
 from homenode.model.architectures.architecture import Architecture
 from homenode.model.architectures.parameters import ForwardContext, Parameters, RowsKept
@@ -121,11 +121,11 @@ def kv_geometry_of(
     heads.
 
     `auto`: f32 when every matrix of the whole model is kept as float32, else bf16. UserError for another dtype than
-    "auto" and those of KV_DTYPES.
+    "auto" and those of KV_TYPES.
     """
-    if kv_dtype != "auto" and kv_dtype not in KV_DTYPES:
+    if kv_dtype not in KV_CHOICES:
         raise UserError(
-            f"--kv-cache-dtype {kv_dtype} is unknown; choose one of auto, {', '.join(KV_DTYPES)}",
+            f"--kv-cache-dtype {kv_dtype} is unknown; choose one of {', '.join(KV_CHOICES)}",
             param="kv_cache_dtype",
         )
     if kv_dtype == "auto":
