@@ -19,17 +19,17 @@ int64_t shared_at(const WindowRows& rows, int windows, int token) {
 class PooledWork {
  public:
   PooledWork(const AttentionCall& call, const PooledRows& pooled, const Step& step, const AttentionShape& shape,
-             const Kernels& kernels, const PooledScratch& scratch, int windows)
+             const Kernels& kernels, const PooledScratch& scratch)
       : call_(call),
         pooled_(pooled),
         step_(step),
         shape_(shape),
         work_(call, shape, kernels, scratch.own),
         kept_(scratch.own + AttentionScratch::thread_bytes(shape)),
-        most_kept_(std::min(kKeptChunks, chunks_of(windows)) * kChunkKeys),
+        most_kept_(std::min(kKeptChunks, chunks_of(scratch.windows)) * kChunkKeys),
         loose_(kept_ + most_kept_ / kChunkKeys * chunk_bytes(pooled.rows)),
         shared_(scratch.shared),
-        windows_(windows) {}
+        windows_(scratch.windows) {}
 
   void attend(const QueryPiece& piece) {
     work_.load_queries(piece);
@@ -133,8 +133,8 @@ void share_rows(const PooledRows& pooled, const Step& step, std::byte* shared, i
 }
 
 void attend_pooled(const AttentionCall& call, const PooledRows& pooled, const Step& step, const AttentionShape& shape,
-                   const Kernels& kernels, const PooledScratch& scratch, int windows, int thread, int threads) {
-  PooledWork work(call, pooled, step, shape, kernels, scratch, windows);
+                   const Kernels& kernels, const PooledScratch& scratch, int thread, int threads) {
+  PooledWork work(call, pooled, step, shape, kernels, scratch);
   each_piece(step, shape, QueryPieces(step, shape, threads), 1, thread, threads,
              [&](const QueryPiece& it, int) { work.attend(it); });
 }

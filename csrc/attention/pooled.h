@@ -27,16 +27,16 @@ struct PooledRows {
 struct PooledScratch {
   std::byte* own;  // of the thread
   std::byte* shared;  // rows that are brought together, of few tokens; null: each thread does that for itself
+  int windows;        // of a context, at most: it is as large as these need
 
-  // Of a context with so many windows at most.
   static size_t own_bytes(const AttentionShape&, const WindowRows&, int windows);
   static size_t shared_bytes(const WindowRows&, int windows, int tokens);
 };
 
 // Rows of few tokens into what is shared: the share of one thread.
 void share_rows(const PooledRows&, const Step&, std::byte* shared, int windows, int thread, int threads);
-// The share of one thread of all tokens and heads. windows: as in PooledScratch.
+// The share of one thread of all tokens and heads.
 void attend_pooled(const AttentionCall&, const PooledRows&, const Step&, const AttentionShape&, const Kernels&,
-                   const PooledScratch&, int windows, int thread, int threads);
+                   const PooledScratch&, int thread, int threads);
 
 }  // namespace homenode

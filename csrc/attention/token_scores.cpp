@@ -21,10 +21,10 @@ size_t window_bytes(const WindowRows* windows) {
   return windows ? static_cast<size_t>(kChunkTiles * windows->tile_bytes()) : 0;
 }
 
-// Calls take(head, key, products, keys) with the products of each head's query and the keys of chunks first .. past - 1
-// from number `key` on; heads of a chunk ascend.
+// Calls take(head, key, products, keys) with the products of each head's query and the keys of each chunk, from number
+// `key` on; heads of a chunk ascend.
 template <class Take>
-void multiply_keys(const ScoreCall& call, const Step& step, const Kernels& kernels, int token, int first, int past,
+void multiply_keys(const ScoreCall& call, const Step& step, const Kernels& kernels, const TokenChunks& chunks,
                    std::byte* scratch, const Take& take) {
   const int64_t width = call.windows ? call.windows->width : call.cache->shape().head_dim;
   const KvKernels& kv = call.cache->kernels(kernels);
@@ -33,12 +33,13 @@ void multiply_keys(const ScoreCall& call, const Step& step, const Kernels& kerne
   float* scales = found + kQueryRows * kChunkKeys;
   auto* queries = reinterpret_cast<std::byte*>(scales + call.heads);
   const int64_t query_bytes = width * kv.query_bytes;
+  const int token = chunks.token;
   const float* q = call.queries + token * call.query_stride;
   for (int head = 0; head < call.heads; ++head)
     scales[head] = kv.load_query(q + int64_t(head) * width, width, 1, queries + head * query_bytes);
   const int sequence = sequence_of(step, token), seen = call.seen(step.positions[static_cast<size_t>(token)]);
   int begin[kQueryRows] = {}, end[kQueryRows];
-  for (int chunk = first; chunk < past; ++chunk) {
+  for (int chunk = chunks.first; chunk < chunks.past; ++chunk) {
     const int at = chunk * kChunkKeys, keys = std::min(kChunkKeys, seen - at);
     const void* tiles[kChunkTiles];
     if (call.windows) call.windows->bring(step, sequence, nullptr, at, at + keys, scratch, 0);
@@ -65,24 +66,24 @@ size_t score_scratch_bytes(const KvShape& shape, int heads, const WindowRows* wi
          sizeof(float) * static_cast<size_t>(int64_t(heads) * (width + 1) + kQueryRows * kChunkKeys);
 }
 
-void score_tokens(const ScoreCall& call, const Step& step, const Kernels& kernels, int token, int first, int past,
+void score_tokens(const ScoreCall& call, const Step& step, const Kernels& kernels, const TokenChunks& chunks,
                   float* scores, std::byte* scratch) {
-  const float* weights = call.weights + token * call.weight_stride;
+  const float* weights = call.weights + chunks.token * call.weight_stride;
   const auto add = [&](int head, int at, const float* products, int keys) {
     if (head == 0) std::fill_n(scores + at, keys, 0.0f);
     kernels.add_positive(products, weights[head], scores + at, keys);
   };
-  multiply_keys(call, step, kernels, token, first, past, scratch, add);
+  multiply_keys(call, step, kernels, chunks, scratch, add);
 }
 
-void score_blocks(const ScoreCall& call, int block, const Step& step, const Kernels& kernels, int token, int first,
-                  int past, float* scores, int64_t stride, std::byte* scratch) {
+void score_blocks(const ScoreCall& call, int block, const Step& step, const Kernels& kernels, const TokenChunks& chunks,
+                  float* scores, int64_t stride, std::byte* scratch) {
   const auto take = [&](int head, int at, const float* products, int keys) {
     float* to = scores + head * stride + at / block;
     for (int key = 0; key < keys; key += block)
       *to++ = *std::max_element(products + key, products + std::min(key + block, keys));
   };
-  multiply_keys(call, step, kernels, token, first, past, scratch, take);
+  multiply_keys(call, step, kernels, chunks, scratch, take);
 }
 
 void choose_highest(const float* scores, int seen, int count, float* positions, int ratio) {

@@ -22,16 +22,19 @@ struct ScoreCall {
   int seen(int position) const { return windows ? windows->seen(position) : position + 1; }
 };
 
+// A token, whose position ends its context so far, and chunks first .. past - 1 of the keys it sees.
+struct TokenChunks {
+  int token, first, past;
+};
+
 // windows: null, or those that are scored.
 size_t score_scratch_bytes(const KvShape&, int heads, const WindowRows* windows = nullptr);
-// Scores of a token, whose position ends its context so far, against the keys of chunks first .. past - 1: scores[i] of
-// key i. What it is does not depend on how chunks are divided among calls.
-void score_tokens(const ScoreCall&, const Step&, const Kernels&, int token, int first, int past, float* scores,
-                  std::byte* scratch);
+// scores[i] of key i. What it is does not depend on how chunks are divided among calls.
+void score_tokens(const ScoreCall&, const Step&, const Kernels&, const TokenChunks&, float* scores, std::byte* scratch);
 // The same for each head by itself of blocks of `block` positions, a divisor of a chunk: scores[head * stride + i] of
 // block i is the highest of query . key in it.
-void score_blocks(const ScoreCall&, int block, const Step&, const Kernels&, int token, int first, int past,
-                  float* scores, int64_t stride, std::byte* scratch);
+void score_blocks(const ScoreCall&, int block, const Step&, const Kernels&, const TokenChunks&, float* scores,
+                  int64_t stride, std::byte* scratch);
 
 // The `count` highest of `seen` scores, of equals the earliest, as ascending positions; all where there are no more. A
 // NaN is higher than all numbers. Score i is that of position (i + 1) * ratio - 1.

@@ -59,6 +59,7 @@ void bind_kv_stream(nb::module_&);
 void bind_lane(nb::module_&);
 void bind_program(nb::module_&);
 void bind_ranks(nb::module_&);
+void bind_recorder(nb::module_&);
 void bind_sampling(nb::module_&);
 void bind_bench(nb::module_&);
 

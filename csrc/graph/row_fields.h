@@ -26,6 +26,7 @@
 #include <tuple>
 #include <variant>
 
+#include "base/fields.h"
 #include "graph/step.h"
 #include "graph/tensor.h"
 #include "kernels/kernels.h"
@@ -54,23 +55,6 @@ struct Number {
     return tensor ? View(*tensor).row(0)[0] : std::get<float>(given);
   }
 };
-
-template <class Operation, class T>
-struct Field {
-  using Type = T;
-  constexpr Field(const char* called, T Operation::* at) : name(called), member(at) {}
-
-  const char* name;
-  T Operation::* member;
-};
-
-// A field that calls may leave out: it is then what the struct says.
-template <class Operation, class T>
-struct DefaultedField : Field<Operation, T> {
-  using Field<Operation, T>::Field;
-};
-template <class Operation, class T>
-DefaultedField(const char*, T Operation::*) -> DefaultedField<Operation, T>;
 
 // Columns begin .. begin + count of a row of a step; all of them where there is no `piece`.
 struct RowPiece {

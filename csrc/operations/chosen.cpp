@@ -8,24 +8,33 @@ namespace {
 
 bool chooses(const Step& step, int token, int most) { return step.positions[static_cast<size_t>(token)] >= most; }
 
+// Where the chunks of a token's context lie: in blocks, of which a home has some.
+struct ChunkPlaces {
+  const KvCache& cache;
+  const int32_t* table;  // the blocks of the token's sequence
+  int64_t chunk_tokens;
+
+  size_t home_of(int chunk) const {
+    return cache.block_homes().of(table[chunk * chunk_tokens / cache.shape().block_size]);
+  }
+};
+
 // Runs of a token's chunks that a thread scores: its part of all, or, where keys lie at homes, of those at its own.
 template <class Score>
-void each_run(const BlockHomes& homes, const Step& step, int token, int block_size, int chunks, int64_t chunk_tokens,
-              int thread, int threads, const Score& score) {
+void each_run(const ChunkPlaces& places, int chunks, int thread, int threads, const Score& score) {
+  const BlockHomes& homes = places.cache.block_homes();
   if (!homes.stripe) {
     const RowRange mine = rows_of(chunks, thread, threads);
     if (mine.begin < mine.end) score(mine.begin, mine.end);
     return;
   }
-  const int32_t* table = &step.block_table[static_cast<size_t>(sequence_of(step, token) * step.table_width)];
-  const auto home_of = [&](int chunk) { return homes.of(table[chunk * chunk_tokens / block_size]); };
   const size_t home = homes.of_thread(thread);
   const int first = home ? homes.past_thread[home - 1] : 0, beside = homes.past_thread[home] - first;
   int found = 0;  // chunks at this home
-  for (int chunk = 0; chunk < chunks; ++chunk) found += home_of(chunk) == home;
+  for (int chunk = 0; chunk < chunks; ++chunk) found += places.home_of(chunk) == home;
   const RowRange mine = rows_of(found, thread - first, beside);
   for (int chunk = 0, at = 0; chunk < chunks; ++chunk) {
-    if (home_of(chunk) != home) continue;
+    if (places.home_of(chunk) != home) continue;
     if (at >= mine.begin && at < mine.end) score(chunk, chunk + 1);
     ++at;
   }
@@ -42,10 +51,10 @@ ScoreCall ChooseOperation::call() const {
   return found;
 }
 
-void ChooseOperation::score(const Step& step, const Kernels& table, int token, int first, int past, float* scores,
+void ChooseOperation::score(const Step& step, const Kernels& table, const TokenChunks& chunks, float* scores,
                             int64_t longest, std::byte* scratch) const {
-  if (weights.value) score_tokens(call(), step, table, token, first, past, scores, scratch);
-  else score_blocks(call(), choice.block, step, table, token, first, past, scores, longest, scratch);
+  if (weights.value) score_tokens(call(), step, table, chunks, scores, scratch);
+  else score_blocks(call(), choice.block, step, table, chunks, scores, longest, scratch);
 }
 
 void ChooseOperation::lower(Lowering& to) {
@@ -88,9 +97,10 @@ void ChooseOperation::lower(Lowering& to) {
               auto* rows = reinterpret_cast<float*>(shared->data);
               for (int token = 0; token < step.tokens; ++token) {
                 if (!chooses(step, token, most)) continue;
-                each_run(cache->block_homes(), step, token, cache->shape().block_size, chunks(step, token),
-                         chunk_tokens, thread, threads, [&](int first, int past) {
-                           score(step, *table, token, first, past, rows + token * each, longest, scratch);
+                const auto sequence = static_cast<size_t>(sequence_of(step, token) * step.table_width);
+                each_run({*cache, step.block_table.data() + sequence, chunk_tokens}, chunks(step, token), thread,
+                         threads, [&](int first, int past) {
+                           score(step, *table, {token, first, past}, rows + token * each, longest, scratch);
                          });
               }
             },
@@ -106,7 +116,7 @@ void ChooseOperation::lower(Lowering& to) {
                 auto* scores = reinterpret_cast<float*>(scored ? shared->data : scratch + scoring);
                 if (scored) scores += token * each;
                 else if (chooses(step, token, most))
-                  score(step, *table, token, 0, chunks(step, token), scores, longest, scratch);
+                  score(step, *table, {token, 0, chunks(step, token)}, scores, longest, scratch);
                 const int seen = choice.seen(step.positions[static_cast<size_t>(token)]), ratio = choice.ratio;
                 for (int row = 0; row < rows_of_scores(); ++row, scores += longest) {
                   const int forced = std::min(local, seen);

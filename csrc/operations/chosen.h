@@ -36,8 +36,7 @@ class ChooseOperation : public Operation {
   const WindowRows* of_windows() const { return choice.ratio > 1 ? &windows : nullptr; }
   ScoreCall call() const;
   // Of chunks first .. past - 1 of a token into scores [rows_of_scores(), longest].
-  void score(const Step&, const Kernels&, int token, int first, int past, float* scores, int64_t longest,
-             std::byte* scratch) const;
+  void score(const Step&, const Kernels&, const TokenChunks&, float* scores, int64_t longest, std::byte* scratch) const;
   int heads() const { return static_cast<int>(q.columns / k.columns); }
   int rows_of_scores() const { return weights.value ? 1 : heads(); }
 };

@@ -127,8 +127,8 @@ void PooledAttentionOperation::lower(Lowering& to) {
               const View queries(q);
               const AttentionCall call{queries.row(0), queries.stride(), y.row(0), y.stride(), cache.get(),
                                        params.layer,   params.scale,     0,        {},         sinks};
-              attend_pooled(call, rows(), step, shape, *table, {own_of(thread), shares(step) ? shared->data : nullptr},
-                            most, thread, threads);
+              const PooledScratch scratch{own_of(thread), shares(step) ? shared->data : nullptr, most};
+              attend_pooled(call, rows(), step, shape, *table, scratch, thread, threads);
             }},
            touched);
 }

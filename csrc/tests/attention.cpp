@@ -91,23 +91,27 @@ void require_same(const Exact<float>& a, const Exact<float>& b, const char* what
           std::string(what) + ", at " + level_name(level));
 }
 
+// Rows that go into a layer's attention, and what is done to those of queries and keys on loading.
+struct AttentionRows {
+  const Exact<float>&q, &k, &v;
+  NormRope query, key;
+};
+
 // Keys of all tokens, written in two parts cut anywhere; then attention of the step's. `homes`: of the pool's threads.
-Exact<float> run(Layer& layer, Random random, const Exact<float>& q, const Exact<float>& k, const Exact<float>& v,
-                 const NormRope& query, const NormRope& key, const Kernels& table, ThreadPool& pool,
+Exact<float> run(Layer& layer, Random random, const AttentionRows& rows, const Kernels& table, ThreadPool& pool,
                  const Homes* homes = nullptr) {
   const auto cache = taken(KvCache::create(
       pool,
       {1, layer.shape.kv_heads, layer.shape.head_dim, layer.block_size, layer.kv, layer.shape.value_columns ? 1 : 2},
       kBlocks, homes));
   layer.take(0, layer.context);
-  const KvWrite write{
-      k.get(), layer.key_width(), layer.shape.value_columns ? nullptr : v.get(), layer.key_width(), cache.get(), 0,
-      key};
+  const float* values = layer.shape.value_columns ? nullptr : rows.v.get();
+  const KvWrite write{rows.k.get(), layer.key_width(), values, layer.key_width(), cache.get(), 0, rows.key};
   const int cut = random.between(0, layer.context), heads = layer.shape.kv_heads;
   write_keys_values(write, layer.step, table, cut, layer.context, 0, heads);
   write_keys_values(write, layer.step, table, 0, cut, 0, heads);
   layer.take(layer.context - layer.tokens, layer.context);
-  return attended(layer, *cache, q, query, table, pool);
+  return attended(layer, *cache, rows.q, rows.query, table, pool);
 }
 
 // One token of one sequence, of any length: no thread has much more to do than its part, however few KV heads there
@@ -156,14 +160,14 @@ void check_attention(Random& random) {
     homes.of_thread.push_back(homes.of_thread.back() + (random.one_in(3) ? 0 : 1));
   for (const Level level : levels()) {
     const Kernels& table = kernels(level);
-    const Exact<float> found = run(layer, random, q, k, v, query, key, table, *layer.pool);
-    require_same(found, run(layer, random, q, k, v, query, key, table, *several),
-                 "several threads compute what one does", level);
-    require_same(found, run(layer, random, q, k, v, query, key, table, *several, &homes),
+    const AttentionRows rows{q, k, v, query, key};
+    const Exact<float> found = run(layer, random, rows, table, *layer.pool);
+    require_same(found, run(layer, random, rows, table, *several), "several threads compute what one does", level);
+    require_same(found, run(layer, random, rows, table, *several, &homes),
                  "threads at several homes compute what one does", level);
     const Exact<float> rotated_q = transformed(q, layer.query_width(), layer.shape.head_dim, query, table);
     const Exact<float> rotated_k = transformed(k, layer.key_width(), layer.shape.head_dim, key, table);
-    require_same(found, run(layer, random, rotated_q, rotated_k, v, {}, {}, table, *layer.pool),
+    require_same(found, run(layer, random, {rotated_q, rotated_k, v, {}, {}}, table, *layer.pool),
                  "norm and rotation on loading are those of whole rows", level);
   }
 }

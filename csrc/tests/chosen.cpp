@@ -71,9 +71,9 @@ Exact<float> scored(const Chosen& of, const ScoreCall& call, const Kernels& tabl
   const int seen = of.step.positions[static_cast<size_t>(token)] + 1, chunks = (seen - 1) / kChunkKeys + 1;
   const Exact<float> together(static_cast<size_t>(seen)), apart(static_cast<size_t>(seen));
   const Exact<std::byte> scratch(score_scratch_bytes(call.cache->shape(), of.index_heads));
-  score_tokens(call, of.step, table, token, 0, chunks, together.get(), scratch.get());
+  score_tokens(call, of.step, table, {token, 0, chunks}, together.get(), scratch.get());
   for (int chunk = chunks - 1; chunk >= 0; --chunk)
-    score_tokens(call, of.step, table, token, chunk, chunk + 1, apart.get(), scratch.get());
+    score_tokens(call, of.step, table, {token, chunk, chunk + 1}, apart.get(), scratch.get());
   require(!std::memcmp(together.get(), apart.get(), together.size() * sizeof(float)),
           "a score does not depend on how chunks are divided");
   Exact<float> found(static_cast<size_t>(seen));
@@ -99,9 +99,9 @@ void choose_blocks(const Chosen& of, const ScoreCall& call, const Kernels& table
             seen = position / of.block + 1;
   const Exact<float> together(static_cast<size_t>(of.index_heads * seen)), apart(together.size());
   const Exact<std::byte> scratch(score_scratch_bytes(call.cache->shape(), of.index_heads));
-  score_blocks(call, of.block, of.step, table, token, 0, chunks, together.get(), seen, scratch.get());
+  score_blocks(call, of.block, of.step, table, {token, 0, chunks}, together.get(), seen, scratch.get());
   for (int chunk = chunks - 1; chunk >= 0; --chunk)
-    score_blocks(call, of.block, of.step, table, token, chunk, chunk + 1, apart.get(), seen, scratch.get());
+    score_blocks(call, of.block, of.step, table, {token, chunk, chunk + 1}, apart.get(), seen, scratch.get());
   require(!std::memcmp(together.get(), apart.get(), together.size() * sizeof(float)),
           "a block's score does not depend on how chunks are divided");
   for (int head = 0; head < of.index_heads; ++head) {
@@ -169,7 +169,7 @@ Exact<float> attended_to_both(const Chosen& of, const AttentionCall& to, const W
   const Exact<std::byte> scoring(score_scratch_bytes(index.cache->shape(), index.heads, index.windows));
   for (int token = 0; count && token < of.tokens; ++token) {
     const int seen = index.seen(of.step.positions[static_cast<size_t>(token)]);
-    score_tokens(index, of.step, table, token, 0, chunks_of(seen), scores.get(), scoring.get());
+    score_tokens(index, of.step, table, {token, 0, chunks_of(seen)}, scores.get(), scoring.get());
     choose_highest(scores.get(), seen, count, positions.get() + token * count, rows.ratio);
   }
   AttentionCall call = to;
@@ -184,16 +184,22 @@ Exact<float> attended_to_both(const Chosen& of, const AttentionCall& to, const W
   std::byte* together = share && of.tokens <= kFewTokens ? shared.get() : nullptr;
   if (together) pool.run([&](int thread) { share_rows(pooled, of.step, together, most, thread, pool.size()); });
   pool.run([&](int thread) {
-    attend_pooled(call, pooled, of.step, shape, table, {scratch.get() + own * static_cast<size_t>(thread), together},
-                  most, thread, pool.size());
+    std::byte* mine = scratch.get() + own * static_cast<size_t>(thread);
+    attend_pooled(call, pooled, of.step, shape, table, {mine, together, most}, thread, pool.size());
   });
   return out;
 }
 
+// One thread, and several with their homes.
+struct Pools {
+  ThreadPool& one;
+  ThreadPool& several;
+  const Homes& homes;
+};
+
 // Rows of windows are kept, scored and attended to alike by one thread and by several, at homes and not.
 void check_windows(Chosen& of, const AttentionCall& call, const Exact<float>& keys, const ScoreCall& index,
-                   const Exact<float>& index_keys, const Kernels& table, ThreadPool& one, ThreadPool& several,
-                   const Homes& homes) {
+                   const Exact<float>& index_keys, const Kernels& table, const Pools& pools) {
   const int ratio = 2 + of.count % 40, ends = (kTileKeys + ratio - 1) / ratio;
   const auto kept = [&](ThreadPool& pool, const Exact<float>& from, int width, const Homes* at) {
     const int each = (ends * width + kTileKeys - 1) / kTileKeys, even = each + each % 2;
@@ -206,18 +212,18 @@ void check_windows(Chosen& of, const AttentionCall& call, const Exact<float>& ke
     of.take(of.context - of.tokens, of.context);
     return cache;
   };
-  const auto rows = kept(one, keys, of.shape.head_dim, nullptr),
-             scored = kept(one, index_keys, of.index_width, nullptr),
-             apart = kept(several, keys, of.shape.head_dim, &homes);
+  const auto rows = kept(pools.one, keys, of.shape.head_dim, nullptr),
+             scored = kept(pools.one, index_keys, of.index_width, nullptr),
+             apart = kept(pools.several, keys, of.shape.head_dim, &pools.homes);
   const WindowRows of_rows{rows.get(), 0, ratio, of.shape.head_dim}, of_index{scored.get(), 0, ratio, of.index_width},
       at_homes{apart.get(), 0, ratio, of.shape.head_dim};
   ScoreCall choosing = index;
   choosing.cache = scored.get(), choosing.windows = &of_index;
   for (const int count : {0, 1 + of.count / 7}) {
-    const Exact<float> both = attended_to_both(of, call, of_rows, choosing, count, table, one, false);
+    const Exact<float> both = attended_to_both(of, call, of_rows, choosing, count, table, pools.one, false);
     for (const WindowRows* from : {&of_rows, &at_homes}) {
       for (const bool share : {false, true}) {
-        const Exact<float> other = attended_to_both(of, call, *from, choosing, count, table, several, share);
+        const Exact<float> other = attended_to_both(of, call, *from, choosing, count, table, pools.several, share);
         require(!std::memcmp(both.get(), other.get(), both.size() * sizeof(float)),
                 "several threads attend to rows of windows as one does");
       }
@@ -279,7 +285,7 @@ void check_chosen(Random& random) {
     of.shape.groups.clear();
     if (of.shape.value_columns) {
       const ScoreCall scoring{index_q.get(), index_width, weights.get(), of.index_heads, of.index_heads, nullptr, 0};
-      check_windows(of, call, k, scoring, index_k, table, *one, *several, homes);
+      check_windows(of, call, k, scoring, index_k, table, {*one, *several, homes});
     }
     if (of.count * of.block >= of.context)
       require(same(attended_to_all(of, call, table, *several)), "all tokens chosen are all tokens");
