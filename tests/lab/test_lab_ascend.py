@@ -22,7 +22,7 @@ from pathlib import Path
 import pytest
 
 from homenode.cpuset import parse_cpu_list
-from homenode.host.bind.base.target import COMPLETE_IRQ, SUBMIT_IRQ
+from homenode.host.topology.accelerator_kinds import KINDS
 from tests.host.children import child, masks
 from tests.lab.machine import NODES, WHOLE, command, homenode, own_machine, several_nodes
 from tests.lab.residency import places
@@ -116,7 +116,7 @@ def driver_names(copy: Path, npus: Npus) -> Iterator[None]:
     """A copy of /proc/interrupts mounted over it, in which the handlers have the driver's names."""
     text = _INTERRUPTS.read_text()
     for submit, complete in npus.irqs:
-        for irq, name in ((submit, SUBMIT_IRQ), (complete, COMPLETE_IRQ)):
+        for irq, name in zip((submit, complete), KINDS["npu"].interrupts, strict=True):
             text, count = re.subn(rf"^( *{irq}:.*\s)\S+$", rf"\g<1>{name}", text, flags=re.MULTILINE)
             assert count == 1, irq
     copy.write_text(text)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from homenode.host.bind.base.target import COMPLETE_IRQ, SUBMIT_IRQ, IrqRoute, target_of
+from homenode.host.bind.base.target import IrqRoute, target_of
 from homenode.host.bind.interrupts.irq_match import match
 from homenode.host.discovery.read import read_host
 from homenode.host.plan.plan import WorkerBinding
+from homenode.host.topology.accelerator_kinds import KINDS
 from homenode.host.topology.host import Accelerator, Host
 from homenode.host.topology.source import RecordedSource
 
 NPU0, NPU1 = "0000:c1:00.0", "0000:c2:00.0"
+SUBMIT_IRQ, COMPLETE_IRQ = KINDS["npu"].interrupts
 QUEUES = [SUBMIT_IRQ, *[COMPLETE_IRQ] * 16, "trs-mbox-0-0"]
 
 

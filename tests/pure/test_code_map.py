@@ -151,8 +151,19 @@ def test_a_recipe_lists_exactly_the_files_that_hold_its_example(title: str) -> N
 
 
 @pytest.mark.parametrize("title", recipes() if (ROOT / "docs/where.md").exists() else [])
+def test_a_recipe_of_many_files_says_which_the_next_one_of_the_kind_needs(title: str) -> None:
+    text = recipes()[title]
+    steps = [int(number) for number in re.findall(r"^(\d+)\. ", text, re.MULTILINE)]
+    assert steps == list(range(1, len(steps) + 1))
+    told = re.search(r"^Another .*?touches ([^.]+)\.", text, re.MULTILINE | re.DOTALL)
+    assert told is not None or len(steps) < 4, "a line `Another one touches 1 and 3.` behind the command"
+    assert told is None or {int(number) for number in re.findall(r"\d+", told[1])} <= set(steps)
+
+
+@pytest.mark.parametrize("title", recipes() if (ROOT / "docs/where.md").exists() else [])
 def test_a_recipe_names_the_tests_to_add_to(title: str) -> None:
     _, _, then = recipes()[title].partition("finds exactly these files.")
+    then = re.sub(r"^Another .*?\n\n", "", then.lstrip(), flags=re.DOTALL)
     named = [match[1] for code in _CODE.findall(then) if (match := _PATH.fullmatch(code))]
     tests = [path for path in named if path.startswith("tests/") and find(path) is not None]
     assert then.strip().startswith("Then: ") and tests, "no test is named behind `Then:`"

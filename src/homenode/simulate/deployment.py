@@ -33,6 +33,7 @@ from homenode.engine.scheduler.step_costs import StepCosts
 from homenode.errors import CapacityError, UserError
 from homenode.host.plan.numa.demand import Decision
 from homenode.host.plan.numa.policy import numa_plan
+from homenode.host.topology.accelerator_kinds import KINDS
 from homenode.host.topology.host import Host
 from homenode.model.part import ModelPart
 from homenode.model.spec import Checkpoint
@@ -98,7 +99,7 @@ def engines_on(host: Host, config: EngineConfig, checkpoint: Checkpoint, speeds:
     if parallel.workers == 1 and auto_is_meant(EngineAssignment(config), host, None):
         config = replace(config, placement=replace(config.placement, numa="auto"))
     bindings, decision = _bindings(host, config, checkpoint)
-    there = [f"torch:{'cuda' if chip.kind == 'rocm' else chip.kind}:{chip.id}" for chip in host.accelerators.chips]
+    there = [f"torch:{KINDS[chip.kind].torch}:{chip.id}" for chip in host.accelerators.chips]
     offered = there if speeds.accelerator else ()
     capacities = [_capacity(host, binding) for binding in bindings]
     shares = memory_shares(capacities, _available(host)) if len(bindings) > 1 else (None,) * len(bindings)

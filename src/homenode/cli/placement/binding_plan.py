@@ -174,8 +174,8 @@ def _switched_off(flags: PlanFlags, host: Host) -> str:
 
     if off := cpu_binding_off(flags, host, flags.chosen_strategy):
         return off.message + "."
-    npus = flags.chosen_strategy == Strategy.NUMA_BIND and host.accelerators.kind == "npu"
-    if not npus and not is_ascend(flags.chosen_strategy):
+    own = flags.chosen_strategy == Strategy.NUMA_BIND and host.accelerators.has_own_strategies
+    if not own and not is_ascend(flags.chosen_strategy):
         return ""
     return next((finding.message for finding in arm_gate(host.machine)), "")
 

@@ -98,7 +98,7 @@ def cpu_binding_off(flags: PlanFlags, host: Host, strategy: str) -> Finding | No
     from homenode.host.plan.settings_read import is_ascend
     from homenode.host.topology.finding import Finding
 
-    ascend = is_ascend(strategy) or (strategy == Strategy.NUMA_BIND and host.accelerators.kind == "npu")
+    ascend = is_ascend(strategy) or (strategy == Strategy.NUMA_BIND and host.accelerators.has_own_strategies)
     if not ascend or cpu_binding_enabled(flags.additional_config, flags.cpu_binding):
         return None
     by = "enable_cpu_binding is false in --additional-config" if flags.cpu_binding is None else "--no-cpu-binding"

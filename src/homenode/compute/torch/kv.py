@@ -21,7 +21,7 @@ class TorchKvCache:
     """
 
     def __init__(self, geometry: KvGeometry, blocks: int, device: TorchDevice) -> None:
-        g, (kept, self._codes) = geometry, _KEPT[geometry.dtype]
+        g, (kept, self._codes) = geometry, CODECS[geometry.dtype]
         slots = (blocks + 1, g.block_size)
         self.geometry = geometry
         self.blocks = blocks
@@ -121,7 +121,7 @@ def _int8(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 # How elements are kept, and what makes codes and scales of rows; None: there are no scales.
-_KEPT: dict[str, tuple[torch.dtype, Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]] | None]] = {
+CODECS: dict[str, tuple[torch.dtype, Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]] | None]] = {
     "f32": (torch.float32, None),
     "bf16": (torch.bfloat16, None),
     "int8": (torch.int8, _int8),

@@ -1,8 +1,8 @@
 """The purposes of a pool's CPUs under `fair`, by kind of accelerator. Pure.
 
-    npu          | irq, 2 CPUs | main: the process and its threads | acl | release |
-    cuda, rocm   | irq, 1 CPU | main: the process with the driver's threads        |
-    no device    | main                                                            |
+    own driver threads | irq, 2 CPUs | main: the process and its threads | acl | release |
+    other devices      | irq, 1 CPU | main: the process with the driver's threads        |
+    no device          | main                                                            |
 
 Interrupts go to the slowest of the cores on the device's own nodes and threads that submit to the fastest; where all
 are alike the order is as drawn. Where the own nodes have too few CPUs for all roles, interrupts go elsewhere first: the
@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from homenode.host.plan.cores import AllowedCore, cpus_of
+from homenode.host.topology.accelerator_kinds import KINDS
 
 Roles = dict[str, tuple[int, ...]]
 
@@ -33,7 +34,7 @@ def assign_roles(kind: str | None, pool: Sequence[AllowedCore], local: int) -> R
     ranked = _ranked(pool, local)
     if len(cpus) < ROLES_APART:
         return _shared(kind, cpus, cpus_of(ranked))
-    if kind != "npu":
+    if not KINDS[kind].has_driver_threads:
         irq = ranked[0].cpus[:1]
         return {"irq": irq, "main": _rest(cpus, irq)}
     acl, release = _driver_cpus(ranked, whole=len(pool) >= _CORES_APART)
@@ -50,7 +51,7 @@ def _ranked(pool: Sequence[AllowedCore], local: int) -> list[AllowedCore]:
 
 
 def _shared(kind: str, cpus: tuple[int, ...], ranked: tuple[int, ...]) -> Roles:
-    if kind != "npu":
+    if not KINDS[kind].has_driver_threads:
         return {"irq": ranked[:1], "main": cpus}
     return {"irq": ranked[:2], "main": cpus, "acl": ranked[-2:-1] or ranked[-1:], "release": ranked[-1:]}
 

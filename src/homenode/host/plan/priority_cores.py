@@ -47,7 +47,7 @@ def priority_findings(host: Host, plan: Plan) -> tuple[Finding, ...]:
     told = _bound_to_them(set(fast), named)
     message = "; ".join([f"CPUs {format_cpu_list(fast)} are priority cores: {_faster(host)}", *told])
     remedy = ""
-    if drives and plan.strategy != Strategy.NUMA_BIND and host.accelerators.kind != "npu":
+    if drives and plan.strategy != Strategy.NUMA_BIND and not host.accelerators.has_own_strategies:
         remedy = "--numa-bind binds workers and engine cores to the priority cores of their node."
     return (Finding("info", "priority_cores", message, remedy),)
 

@@ -7,13 +7,14 @@ A setting is one of the flags of a plan, by its name (`reserve_cpus`), whether i
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from homenode.errors import UserError
 from homenode.host.plan.demand import Demand
 from homenode.host.plan.parallelism import world_size
 from homenode.host.plan.strategy import Strategy
 from homenode.host.plan.threads_bind import AUTO, NOBIND
+from homenode.host.topology.accelerator_kinds import KINDS
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Host
 
@@ -109,10 +110,10 @@ def host_kind(host: Host, demand: Demand) -> str:
     """Return for whom a plan is made here: "cpu" (CPU workers), "gpu" or "npu"; as it would be, where the vendor's tool
     cannot be understood.
     """
-    kind = None if demand.visible == () else host.accelerators.kind
-    if kind == "npu" or (kind is None and any(error.code.startswith("npu_") for error in host.accelerators.errors)):
-        return "npu"
-    return "cpu" if kind is None else "gpu"
+    found = host.accelerators
+    if demand.visible == ():
+        found = replace(found, chips=())
+    return "cpu" if found.likely_kind is None else KINDS[found.likely_kind].group
 
 
 def settings_read(strategy: str, kind: str, demand: Demand) -> frozenset[str]:

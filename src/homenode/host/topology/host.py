@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from homenode.errors import PlacementError
+from homenode.host.topology.accelerator_kinds import KINDS
 from homenode.host.topology.allowance import Allowance
 from homenode.host.topology.finding import Finding
 
@@ -87,7 +88,7 @@ class Interrupt:
 class Accelerator:
     """An accelerator chip.
 
-    `kind`: "npu" | "cuda" | "rocm". `id`: the logical number, the one that the visible-devices variable of its kind
+    `kind`: one of KINDS. `id`: the logical number, the one that the visible-devices variable of its kind
     means. `local_cpus`: as the vendor's tool or sysfs reports its affinity, in the order reported, not cut to the
     allowance; empty when unknown. `node`: the node whose CPUs are local to it (never a node without CPUs), None when
     unknown, as when the tool reports all CPUs of all nodes. `processes`: ids of processes running on it.
@@ -132,9 +133,23 @@ class Accelerators:
 
     @property
     def kind(self) -> str | None:
-        """The kind that plans are made for: NPUs before GPUs, as hosts hardly ever have both; None without
-        accelerators."""
-        return next((kind for kind in ("npu", "cuda", "rocm") if any(chip.kind == kind for chip in self.chips)), None)
+        """The kind that plans are made for, the first of KINDS; None without accelerators."""
+        return next((kind for kind in KINDS if any(chip.kind == kind for chip in self.chips)), None)
+
+    @property
+    def likely_kind(self) -> str | None:
+        """The same; without accelerators that of the vendor whose tool cannot be understood, if there is one."""
+        return self.kind or next(
+            (kind.name for kind in KINDS.values() if kind.trouble and self._is_troubled(kind.trouble)), None
+        )
+
+    @property
+    def has_own_strategies(self) -> bool:
+        """Return whether the kind that plans are made for is bound as its vendor documents."""
+        return self.kind is not None and KINDS[self.kind].has_own_strategies
+
+    def _is_troubled(self, codes: str) -> bool:
+        return any(error.code.startswith(codes) for error in self.errors)
 
 
 @dataclass(frozen=True)

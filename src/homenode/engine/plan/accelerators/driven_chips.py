@@ -7,6 +7,7 @@ device npu:0 is NPU 5.
 from __future__ import annotations
 
 from homenode.errors import PlacementError
+from homenode.host.topology.accelerator_kinds import KINDS
 from homenode.host.topology.accelerators.visible import visible_devices
 from homenode.host.topology.host import Accelerator, Host
 
@@ -16,7 +17,7 @@ def torch_devices(host: Host) -> dict[str, Accelerator]:
     chips = {chip.id: chip for chip in host.accelerators.chips}
     shown = _shown(host)
     kept = chips.values() if shown is None else (chips[number] for number in shown if number in chips)
-    return {f"torch:{_kind(chip)}:{number}": chip for number, chip in enumerate(kept)}
+    return {f"torch:{KINDS[chip.kind].torch}:{number}": chip for number, chip in enumerate(kept)}
 
 
 def chip_of(host: Host, device: str) -> Accelerator | None:
@@ -31,8 +32,3 @@ def _shown(host: Host) -> tuple[int, ...] | None:
         return visible_devices(host.accelerators, host.variables, None)
     except PlacementError:
         return None
-
-
-def _kind(chip: Accelerator) -> str:
-    """Torch's word for it."""
-    return "cuda" if chip.kind == "rocm" else chip.kind

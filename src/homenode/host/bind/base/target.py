@@ -7,6 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from homenode.host.plan.plan import WorkerBinding
+from homenode.host.topology.accelerator_kinds import KINDS
 from homenode.host.topology.host import Accelerator
 
 # Threads that an accelerator's driver library starts inside a worker, by role. Names are matched from the start: comm
@@ -17,8 +18,6 @@ DRIVER_THREADS = {"acl": ("acl_thread",), "release": ("release_thread",)}
 STORE_THREADS = "ucm_"
 # Interrupts of an Ascend device: submissions go to the first CPU of the irq role, completions (there may be sixteen) to
 # the second.
-SUBMIT_IRQ = "sq_send_trigger_irq"
-COMPLETE_IRQ = "cq_update_irq"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +59,7 @@ def target_of(worker: WorkerBinding, chip: Accelerator | None) -> Target:
 def _routes(cpus: tuple[int, ...], chip: Accelerator | None) -> tuple[IrqRoute, ...]:
     if not cpus or chip is None or chip.address is None:
         return ()
-    if chip.kind == "npu":
-        return (
-            IrqRoute(chip.address, SUBMIT_IRQ, cpus[:1]),
-            IrqRoute(chip.address, COMPLETE_IRQ, cpus[1:2] or cpus[:1]),
-        )
-    return (IrqRoute(chip.address, "", cpus),)
+    names = KINDS[chip.kind].interrupts
+    if not names:
+        return (IrqRoute(chip.address, "", cpus),)
+    return tuple(IrqRoute(chip.address, name, cpus[place : place + 1] or cpus[:1]) for place, name in enumerate(names))

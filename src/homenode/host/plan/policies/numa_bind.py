@@ -31,6 +31,7 @@ from homenode.host.plan.priority_cores import of_node, priority_cpus
 from homenode.host.plan.ranks import assign_ranks, given_one, offered
 from homenode.host.plan.strategy import Strategy
 from homenode.host.plan.thread_layout import ranks_on_nodes
+from homenode.host.topology.accelerator_kinds import KINDS
 from homenode.host.topology.accelerators.cells import node_of_cpus
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Accelerator, Host, Node
@@ -97,8 +98,8 @@ def plan(host: Host, demand: Demand) -> Plan:
 def _has_npus(host: Host) -> bool:
     """NPUs there are, or would be if the vendor's tool could be understood: the Ascend strategies then say what is
     wrong with it."""
-    kind = host.accelerators.kind
-    return kind == "npu" or (kind is None and any(error.code.startswith("npu_") for error in host.accelerators.errors))
+    kind = host.accelerators.likely_kind
+    return kind is not None and KINDS[kind].has_own_strategies
 
 
 def _ascend(host: Host, demand: Demand) -> Plan:

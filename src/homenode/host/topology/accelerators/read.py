@@ -14,16 +14,18 @@ from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Accelerator, Accelerators, Node, PciDevice
 from homenode.host.topology.source import Source
 
+READERS = (read_ascend, read_nvidia, read_amd)
+
 
 def read_accelerators(
     source: Source, devices: Sequence[PciDevice], nodes: Sequence[Node], online: Sequence[int]
 ) -> Accelerators:
-    """Ascend NPUs, NVIDIA and AMD GPUs. Never raises: what cannot be understood is in `errors` and `notes`.
+    """The chips of all READERS. Never raises: what cannot be understood is in `errors` and `notes`.
 
     `online`: CPUs that are online; a chip whose local CPUs all are not is noted, as such a list usually belongs to
     another machine or container.
     """
-    found = [read_ascend(source, devices, nodes), read_nvidia(source, devices, nodes), read_amd(source, devices, nodes)]
+    found = [read(source, devices, nodes) for read in READERS]
     told = tuple(chip for one in found for chip in one.chips)
     chips = tuple(_in_agreement(chip, nodes) for chip in told)
     usable = set(online)

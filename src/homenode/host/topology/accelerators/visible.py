@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from homenode.errors import PlacementError
+from homenode.host.topology.accelerator_kinds import KINDS
 from homenode.host.topology.accelerators.cells import number, quoted
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Accelerator, Accelerators
@@ -20,11 +21,6 @@ from homenode.units import format_count
 _FLAG = "--visible-devices"
 _NONE = "NoDevFiles"  # what Slurm and CUDA's own tools set for: no device
 _MOST_TEXT = 1 << 16
-_VARIABLES = {
-    "npu": ("ASCEND_RT_VISIBLE_DEVICES",),
-    "cuda": ("CUDA_VISIBLE_DEVICES",),
-    "rocm": ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +52,7 @@ def see(accelerators: Accelerators, env: Mapping[str, str], given: str | None) -
     devices = visible_devices(accelerators, env, given)
     if devices != ():
         return Visible(accelerators, devices)
-    names = _VARIABLES[_kind(accelerators) or ""]
+    names = KINDS[_kind(accelerators) or ""].variables
     hidden_by = next(name for name in names if name in env and _is_empty(env[name]))
     return Visible(Accelerators(hidden_by=hidden_by), None)
 
@@ -78,18 +74,20 @@ def visible_devices(accelerators: Accelerators, env: Mapping[str, str], given: s
     if given is not None:
         if not given.strip():
             _refuse(_FLAG, given, "the list of devices is empty")
-        return _devices(given, _FLAG, chips, strict=kind in ("cuda", "rocm"))
-    if kind == "rocm":
-        return _rocm(env, chips)
+        return _devices(given, _FLAG, chips, strict=kind is not None and KINDS[kind].is_listed)
     if kind is None:
         return None
-    return _of_variable(env, _VARIABLES[kind][0], chips, strict=kind == "cuda")
+    first, *more = KINDS[kind].variables
+    if more:
+        return _of_layers(env, first, more, chips)
+    return _of_variable(env, first, chips, strict=KINDS[kind].is_listed)
 
 
 def _kind(accelerators: Accelerators) -> str | None:
-    """The kind whose variable counts; NPUs as well where their tool is there and cannot be understood."""
-    troubled = any(error.code.startswith("npu_") or "npu-smi" in error.summary for error in accelerators.errors)
-    return accelerators.kind or ("npu" if troubled else None)
+    """The kind whose variable counts, also where its tool is there and cannot be understood."""
+    named = (kind.name for kind in KINDS.values() if kind.tool)
+    troubled = (name for name in named if any(KINDS[name].tool in error.summary for error in accelerators.errors))
+    return accelerators.likely_kind or next(troubled, None)
 
 
 def _is_empty(text: str) -> bool:
@@ -113,16 +111,19 @@ def _of_variable(
     return _devices(",".join(kept), name, chips, strict=strict) if kept else ()
 
 
-def _rocm(env: Mapping[str, str], chips: Sequence[Accelerator]) -> tuple[int, ...] | None:
-    """ROCR hides devices from the whole runtime; HIP, which also understands CUDA's variable, counts over those that
-    are left."""
-    rocr = _of_variable(env, "ROCR_VISIBLE_DEVICES", chips, strict=True)
+def _of_layers(
+    env: Mapping[str, str], first: str, more: Sequence[str], chips: Sequence[Accelerator]
+) -> tuple[int, ...] | None:
+    """The first variable hides devices from the whole runtime (ROCR); of the others that one counts which is set
+    first (HIP, which also understands CUDA's variable), over those that are left.
+    """
+    shown = _of_variable(env, first, chips, strict=True)
     by_id = {chip.id: chip for chip in chips}
-    left = chips if rocr is None else [by_id[index] for index in rocr]
-    name = "HIP_VISIBLE_DEVICES" if "HIP_VISIBLE_DEVICES" in env else "CUDA_VISIBLE_DEVICES"
+    left = chips if shown is None else [by_id[index] for index in shown]
+    name = next((name for name in more if name in env), more[-1])
     counted = [Accelerator(chip.kind, place, chip.name, uuid=chip.uuid) for place, chip in enumerate(left)]
     places = _of_variable(env, name, counted, strict=True)
-    return rocr if places is None else tuple(left[place].id for place in places)
+    return shown if places is None else tuple(left[place].id for place in places)
 
 
 def _of_unknown_gpus(text: str, chips: Sequence[Accelerator]) -> list[str]:
