@@ -13,8 +13,8 @@ from homenode.transfer.scheduler_events import KvTicket
 
 
 class Urgency(IntEnum):
-    """The class of a request in the order of prompts, before its key and its priority: prompts of one class have no part
-    in a step that has prompts of a more urgent one.
+    """The class of a request in the order of prompts, before its key and its priority: prompts of one have no part in a
+    step that has prompts of a more urgent one.
     """
 
     USUAL = 0
