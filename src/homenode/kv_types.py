@@ -7,7 +7,7 @@ from typing import Final
 
 
 @dataclass(frozen=True)
-class KvType:
+class KvFormat:
     """A way to keep keys and values: bits of an element, and bytes of the scale that a key and a value of each token
     and head have besides; 0: they have none.
     """
@@ -31,10 +31,10 @@ class KvType:
 KV_TYPES: Final = {
     kind.name: kind
     for kind in (
-        KvType("f32", 32),
-        KvType("bf16", 16),
+        KvFormat("f32", 32),
+        KvFormat("bf16", 16),
         # The nearest whole numbers of at most 127, times one float32 scale.
-        KvType("int8", 8, scale_bytes=4),
+        KvFormat("int8", 8, scale_bytes=4),
     )
 }
 KV_CHOICES: Final = ("auto", *KV_TYPES)  # of --kv-cache-dtype

@@ -7,14 +7,14 @@ import pytest
 from homenode.compute.ops import KvGeometry, LayerKv
 from homenode.engine.config import ModelConfig
 from homenode.engine.scheduler_config import SchedulerConfig
-from homenode.kv_types import KV_CHOICES, KV_TYPES, KvType
+from homenode.kv_types import KV_CHOICES, KV_TYPES, KvFormat
 from homenode.options import options_of
 
 
 def test_bytes_of_a_token() -> None:
     shape = LayerKv(2, 64, 64)
     assert {name: shape.token_bytes(name) for name in KV_TYPES} == {"f32": 1024, "bf16": 512, "int8": 2 * 2 * 68}
-    assert [KvType("q4", 4, 2).vector_bytes(elements) for elements in (64, 63)] == [34, 34]
+    assert [KvFormat("q4", 4, 2).vector_bytes(elements) for elements in (64, 63)] == [34, 34]
 
 
 @pytest.mark.parametrize("name", KV_TYPES)
