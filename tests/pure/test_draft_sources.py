@@ -76,6 +76,27 @@ def test_an_edited_copy_is_drafted(every: int) -> None:
     assert right > 0.4 * len(edited)
 
 
+@pytest.mark.parametrize("fields", [3, 6])
+def test_fields_of_a_record_follow_each_other_as_in_the_one_before(fields: int) -> None:
+    """Their values stand in another text, and between two fields stand the same three tokens each time."""
+    rng = random.Random(fields)
+    values = [[rng.randrange(1000, 9000) for _ in range(3)] for _ in range(4 * fields)]
+    prompt = [token for value in rng.sample(values, len(values)) for token in (*value, rng.randrange(500, 900))]
+    text, due, right = list(prompt), 0, 0
+    repetition = Repetition(TextIndex(text))
+    for number, value in enumerate(values):
+        text += [1, 2, 3]
+        repetition.index.read_on(len(text))
+        if number > fields:
+            due += 1
+            right += repetition.follow(text, 2) and repetition.following(2) == [10 + number % fields, 4]
+        for token in (10 + number % fields, 4, *value):
+            text.append(token)
+            repetition.index.read_on(len(text))
+            repetition.follow(text, 2)
+    assert right >= 0.6 * due, (right, due)
+
+
 def test_words_of_a_page_are_drafted_as_often_as_by_a_plain_search() -> None:
     letters = [ord(letter) for letter in __doc__ + _right.__doc__ + " ".join(dir(random)) * 2]  # type: ignore[operator]
     half = len(letters) // 2

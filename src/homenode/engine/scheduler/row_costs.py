@@ -22,6 +22,7 @@ _BELIEF: Final = 0.5  # steps that count for what is expected
 _OUTLIER: Final = 1.25  # times what is expected, beyond which a step is no further news
 _SPEED: Final = 0.15  # of a deviation, what is put down to the machine as a whole
 _FADING: Final = 0.99
+_LEAST_RISE: Final = 0.25  # of what rows take in all steps
 
 
 class _Measured:
@@ -108,6 +109,18 @@ class RowCosts:
         costs = self._costs
         return costs.of_row * (rows - fewer) + costs.of_experts * (costs.expert_share(rows) - costs.expert_share(fewer))
 
+    def _beyond(self, most: int, rows: int) -> float:
+        """Return what rows beyond the `most` that were measured should take more: as much as those up to there did, or
+        as rows do in all steps, whichever is less. Whoever tries learns.
+        """
+        more = self._step(most, rows)
+        place = bisect_left(self._rows, most)
+        fewer = next((r for r in reversed(self._rows[:place]) if self._measured[r].count >= 2.0), 0)
+        if not fewer:
+            return more
+        rise = self._of(most, self._measured[most]) - self._of(fewer, self._measured[fewer])
+        return min(more, max(_LEAST_RISE * more, rise * (rows - most) / (most - fewer)))
+
     def _expected(self, rows: int) -> float:
         """Return what follows from other numbers of rows."""
         place = bisect_left(self._rows, rows)
@@ -117,7 +130,7 @@ class RowCosts:
             low, high = self._of(below, self._measured[below]), self._of(above, self._measured[above])
             return low + (high - low) * (rows - below) / (above - below)
         if below:
-            return self._of(below, self._measured[below]) + self._step(below, rows)
+            return self._of(below, self._measured[below]) + self._beyond(below, rows)
         if above:
             seconds = self._of(above, self._measured[above])
             return max(0.5 * seconds, seconds - self._step(rows, above))

@@ -15,10 +15,11 @@ MOST_TOKENS: Final = 65536  # of a text that are kept in mind, those at its end
 SEPARATOR: Final = -1  # no token: stands between texts, and where a row takes the place of an embedding
 _LARGEST: Final = 65536  # entries of a table
 _CROWDED: Final = 3  # tokens an entry
-_TRIPLES, _PAIRS = 8, 4  # places that are compared, the latest first
+_TRIPLES, _PAIRS = 16, 8  # places that are compared, the latest first
 _LONGEST: Final = 32  # tokens that are compared
 _SURE: Final = 8  # tokens of a repetition that is not given up for another
 _NEAR: Final = 24  # tokens behind where a repetition broke off that are preferred to go on from
+_BROKEN: Final = 4  # repetitions that broke off last which are kept in mind
 _FIRST: Final = 2654435761
 _SECOND: Final = 2246822519
 
@@ -72,16 +73,16 @@ class TextIndex:
                 self._before_pair.pop()
         return at == len(tokens)
 
-    def find(self, query: Sequence[int], least: int, near: int = -1) -> tuple[int, int]:
+    def find(self, query: Sequence[int], least: int, near: Sequence[int] = ()) -> tuple[int, int]:
         """Where what the last tokens of `query` repeat goes on, and how many tokens these are; (-1, 0): they repeat
-        nothing of at least `least` tokens. Of places that repeat as much the first behind `near` is taken, if it is
-        close to that, else the latest.
+        nothing of at least `least` tokens. Of places that repeat as much the first behind one of `near` is taken, if it
+        is close to that, the first of these before the others; else the latest.
         """
         if len(query) < 3:
             return -1, 0
         two, one, token = query[-3], query[-2], query[-1]
         own = len(query) - 1 if query is self.tokens else -1
-        best, length = -1, max(1, least - 1)
+        best, length, rank = -1, max(1, least - 1), len(near)
         both = one * _FIRST + token
         triple = self._last_triple[(both + two * _SECOND) & self._mask]
         for _ in range(_TRIPLES):
@@ -89,8 +90,12 @@ class TextIndex:
                 break
             if triple != own:
                 same = self._same(query, triple)
-                if same > length or (same == length and best >= 0 and 0 <= triple + 1 - near < _NEAR):
-                    best, length = triple + 1, same
+                if same > length:
+                    best, length, rank = triple + 1, same, _rank(triple + 1, near)
+                elif same == length and best >= 0:
+                    closer = _rank(triple + 1, near)
+                    if closer <= rank and closer < len(near):
+                        best, rank = triple + 1, closer
             triple = self._before_triple[triple - self._first]
         if best >= 0 or length > 1:
             return (best, length) if best >= 0 else (-1, 0)
@@ -98,8 +103,10 @@ class TextIndex:
         for _ in range(_PAIRS):
             if pair < 0:
                 break
-            if pair != own and self._same(query, pair) >= 2 and (best < 0 or 0 <= pair + 1 - near < _NEAR):
-                best = pair + 1
+            if pair != own and self._same(query, pair) >= 2:
+                closer = _rank(pair + 1, near)
+                if best < 0 or (closer <= rank and closer < len(near)):
+                    best, rank = pair + 1, closer
             pair = self._before_pair[pair - self._first]
         return (best, 2) if best >= 0 else (-1, 0)
 
@@ -114,18 +121,26 @@ class TextIndex:
         return most
 
 
+def _rank(place: int, near: Sequence[int]) -> int:
+    """Return the number of the first of `near` which this place is close behind; how many there are where it is not."""
+    for number, each in enumerate(near):
+        if 0 <= place - each < _NEAR:
+            return number
+    return len(near)
+
+
 class Repetition:
     """What the last tokens of a growing text repeat of an indexed one, which may be itself.
 
     `at`: where that goes on, -1 where they repeat nothing; `length`: how many tokens they are.
     """
 
-    __slots__ = ("_broke_at", "_seen", "at", "index", "length")
+    __slots__ = ("_broken", "_seen", "at", "index", "length")
 
     def __init__(self, index: TextIndex) -> None:
         self.index = index
         self.at, self.length = -1, 0
-        self._seen, self._broke_at = 0, -1
+        self._seen, self._broken = 0, list[int]()  # where the last ones broke off, the latest first
 
     def follow(self, text: Sequence[int], least: int) -> bool:
         """Take in what `text` has become: whether it repeats at least `least` tokens at its end."""
@@ -135,13 +150,14 @@ class Repetition:
         if at >= 0:
             for token in text[self._seen :]:
                 if at >= len(tokens) or tokens[at] != token:
-                    self._broke_at, at = at, -1
+                    self._broken = [at, *self._broken[: _BROKEN - 1]]
+                    at = -1
                     break
                 at += 1
                 self.length += 1
         self._seen = len(text)
         if at < 0 or self.length < _SURE:
-            found, length = self.index.find(text, least, self._broke_at)
+            found, length = self.index.find(text, least, self._broken)
             if at < 0 or length > self.length:
                 at, self.length = found, length
         self.at = at
