@@ -281,3 +281,14 @@ def test_what_rows_cost_follows_as_they_choose_otherwise() -> None:
         learn(1, 1 / 8)
         learn(2, 1 / 8 + 0.01)
     assert rows.seconds(4) < 0.85 * before
+
+
+def test_rows_that_nobody_tried_are_expected_to_take_no_more_than_those_that_were() -> None:
+    costs = StepCosts()
+    rows = RowCosts(costs)
+    for number, seconds in ((1, 0.0100), (4, 0.0103)) * 4:
+        if number == 1:
+            costs.learn(_load(number), NO_LOAD, seconds)  # which knows of no step of several rows yet
+        rows.learn(_load(number), seconds)
+    assert rows.seconds(4) == pytest.approx(0.0103, rel=0.02)
+    assert rows.seconds(4) < rows.seconds(9) < 0.0103 + 0.5 * costs.of_row * 5
