@@ -61,7 +61,7 @@ def measure(running: int, steps: int, stages: int = 1, waiting: int = 0, *, draf
     scheduler = _scheduler(running, steps, stages, waiting, drafts)
     in_flight: deque[Step] = deque()
     plan, take, now, asked = [], [], 0.0, 0.0
-    for _ in range(_warm_up(running, stages) + stages * steps):
+    for _ in range(_warm_up(running, stages) + (2 if drafts else 1) * stages * steps):
         begin = time.perf_counter()
         step = scheduler.next_step()
         asked += time.perf_counter() - begin

@@ -29,7 +29,10 @@ STEP_KINDS: Final[tuple[StepKind, ...]] = ("decode", "prefill", "mixed")
 # In tokens of a prompt: what is expected of a machine before its steps have told more.
 _EXPECTED: Final = (6.0, 1.5, 1.0, 0.4, 1 / 4000, 1 / 4000, 6.0)
 _BASE, _DECODED, _PROMPT, _ROWS, _READ, _ATTENDED, _EXPERTS = range(7)
-_BELIEF = 0.05  # how many steps the expectation above counts for
+_BELIEF = 0.05  # how many steps the expectation above counts for...
+# ...and of a coefficient that is more than so many times as expected, less by the square of that: for an accelerator
+# reading its weights is a thousand rows, not four.
+_BELIEVED = 2.0
 _MEMORY = 48  # steps of a kind, after which one counts for little
 _SURPRISE = 1.15  # the factor of an expected time beyond which more is no further news...
 _EARLY_SURPRISE = 1.5  # ...and of the first steps
@@ -199,7 +202,7 @@ class StepCosts:
         spread = sum(map(mul, weights, chain.from_iterable(products)))
         token = sum(map(mul, expected, targets)) / spread
         units = [token * each for each in expected]
-        own = [products[i][i] * units[i] * units[i] + _BELIEF for i in self._used]
+        own = [products[i][i] * units[i] * units[i] for i in self._used]
         others = [list(map(mul, row, units)) for row in products]
         for i, row in enumerate(others):
             row[i] = 0.0
@@ -207,7 +210,8 @@ class StepCosts:
             moved = 0.0
             for i, row in enumerate(others):
                 before, rest = found[i], targets[i] - sum(map(mul, row, found))
-                found[i] = max(0.0, (units[i] * rest + _BELIEF) / own[i])
+                belief = _BELIEF / max(1.0, before / _BELIEVED) ** 2
+                found[i] = max(0.0, (units[i] * rest + belief) / (own[i] + belief))
                 moved = max(moved, abs(found[i] - before))
             if moved < _MOVED:
                 break
