@@ -215,7 +215,8 @@ ALWAYS: dict[str, str] = {
     "--kv-cache-dtype --numa --threads-per-core --repeat --phases --json",
     "bench nodes": "--isa --out --json",
     "bench ranks": "--ranks --threads --rows --columns --rounds --spin-us --json",
-    "bench serve": "--clients --requests --prompt-tokens --gen-tokens --vocab-size --model --seed --html --json",
+    "bench serve": "--clients --requests --prompt-tokens --gen-tokens --vocab-size --model --seed --api-key --html "
+    "--json",
     "bench speculate": "--work --acceptance --tokens --turns --at-once --threads --isa --kv-cache-memory "
     "--max-model-len --speculative --speculative-model --num-speculative-tokens --speculative-config --json",
     "bench start": "--runs --flags --json",

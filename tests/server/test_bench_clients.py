@@ -6,6 +6,7 @@ import json
 import socket
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -94,3 +95,51 @@ def test_nobody_there_and_no_address(capsys: pytest.CaptureFixture[str]) -> None
             main(["bench", "serve", url, "--clients", "1"])
         assert end.value.code == code
         assert url in " ".join(capsys.readouterr().err.split())
+
+
+def strict_server(known: set[str], usage: bool) -> tuple[str, list[dict[str, object]], Callable[[], None]]:
+    """Another program's server: it refuses fields that it does not know, wants a key, and has its API below a path."""
+    listener, asked = socket.create_server(("127.0.0.1", 0)), list[dict[str, object]]()
+
+    def answer(connection: socket.socket) -> None:
+        head, _, body = connection.recv(1 << 16).partition(b"\r\n\r\n")
+        assert head.startswith(b"POST /openai/v1/completions ") and b"Authorization: Bearer sk-1" in head
+        fields = json.loads(body)
+        asked.append(fields)
+        unknown = min(fields.keys() - known, default=None)
+        if unknown is not None:
+            text = json.dumps({"error": {"message": f"Unrecognized request argument: {unknown}"}}).encode()
+            head = f"HTTP/1.1 400 Bad Request\r\nContent-Length: {len(text)}\r\nConnection: close\r\n\r\n".encode()
+            connection.sendall(head + text)
+            return
+        pieces = ['{"choices": [{"text": "a"}]}'] * 4 + ['{"choices": [{"text": "", "finish_reason": "stop"}]}']
+        pieces += ['{"choices": [], "usage": {"completion_tokens": 4}}'] if usage else []
+        events = "".join(f"data: {piece}\n\n" for piece in [*pieces, "[DONE]"])
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n" + events.encode())
+
+    def serve() -> None:
+        with listener:
+            for _ in range(3 if usage else 4):  # two completions, and one refusal for each field
+                connection, _ = listener.accept()
+                with connection:
+                    answer(connection)
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    return f"http://127.0.0.1:{listener.getsockname()[1]}/openai/v1", asked, thread.join
+
+
+@pytest.mark.parametrize("usage", [True, False])
+def test_another_programs_server_is_measured(usage: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    known = {"prompt", "max_tokens", "temperature", "stream", "model", *(["stream_options"] if usage else [])}
+    url, asked, join = strict_server(known, usage)
+    page = tmp_path / "report.html"
+    words = ["--clients", "1", "--prompt-tokens", "3", "--gen-tokens", "9", "--model", "m", "--api-key", "sk-1"]
+    with pytest.raises(SystemExit, match=r"^0$"):
+        main(["bench", "serve", url, *words, "--html", str(page), "--json"])
+    join()
+    written = capsys.readouterr()
+    (figures,) = json.loads(written.out)["results"]
+    assert (figures["requests"], figures["tokens"]) == (2, 8)
+    assert asked[-1].keys() == known and "ignore_eos" in written.err
+    assert url in page.read_text(encoding="utf-8")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ import msgspec
 from homenode.cli.benchmarks.options import Numbers
 from homenode.cli.flags.logs import with_command_log
 from homenode.cli.flags.token_counts import TokenCount
-from homenode.cli.output.report import OUT, plain_errors
+from homenode.cli.output.report import OUT, plain_errors, print_note
 
 if TYPE_CHECKING:
     from homenode.bench.serving.served import Served
@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="Of the prompts; the same seed finds its prompts in a prefix cache.",
 )
+@click.option("--api-key", envvar="OPENAI_API_KEY", help="Key of the server. Default: OPENAI_API_KEY.")
 @click.option(
     "--html",
     "html",
@@ -77,23 +78,28 @@ def serve(
     vocab_size: int,
     model: str | None,
     seed: int,
+    api_key: str | None,
     html: Path | None,
     as_json: bool,
 ) -> None:
     """Throughput and latencies of the server at URL under several streaming clients.
 
-    Any server with /v1/completions of the OpenAI API will do that takes token ids as a prompt and the field ignore_eos.
+    Any server with /v1/completions of the OpenAI API will do that takes token ids as a prompt. Where it refuses the
+    field ignore_eos that is left out, and answers may end before --gen-tokens.
     """
     import asyncio
 
-    from homenode.bench.serving.clients import ClientLoad, run_load
+    from homenode.bench.serving.clients import ClientLoad, run_accepted_load
     from homenode.bench.serving.served import served
 
     with plain_errors():
-        results = []
+        results, load = [], ClientLoad(1, requests, prompt_tokens, gen_tokens, vocab_size, model, api_key=api_key)
         for number in clients:
-            load = ClientLoad(number, requests, prompt_tokens, gen_tokens, vocab_size, model, seed * 1000 + number)
-            results.append(served(number, prompt_tokens, asyncio.run(run_load(url, load))))
+            asked = replace(load, clients=number, seed=seed * 1000 + number)
+            load, completions = asyncio.run(run_accepted_load(url, asked))
+            results.append(served(number, prompt_tokens, completions))
+        if load.left_out:
+            print_note(f"the server refuses {' and '.join(load.left_out)}, which was left out")
         if html is not None:
             _write_page(html, url, prompt_tokens, gen_tokens, results)
         if as_json:
