@@ -17,6 +17,7 @@ from homenode.engine.request import Request, Urgency
 from homenode.engine.scheduler.draft_choice import DraftChoice
 from homenode.engine.scheduler.events import (
     Aborted,
+    CacheReset,
     DrainStarted,
     Emit,
     Event,
@@ -190,6 +191,9 @@ class Bench:
 
     def abort(self, number: int, reason: str = "abort") -> None:
         self.apply(Aborted(self.now, number, reason))
+
+    def reset(self) -> None:
+        self.apply(CacheReset(self.now))
 
     def drain(self) -> None:
         self.apply(DrainStarted(self.now))

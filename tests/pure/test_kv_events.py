@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 
 import msgspec
 import pytest
@@ -21,6 +22,7 @@ from homenode.engine.kv_events.events import (
     KvEvent,
     encode_batch,
     encode_event,
+    public_hash,
 )
 from homenode.engine.kv_events.link import KvEventsLink
 from homenode.engine.kv_events.told_events import EventForm, ToldEvents
@@ -35,6 +37,7 @@ from homenode.engine.kv_events_config import (
     read_events_config,
 )
 from homenode.errors import UserError
+from tests.pure.test_schedule_properties import make_bench, move
 
 SIZE = 2
 
@@ -58,6 +61,7 @@ class Reader:
                     self._store(stored)
 
     def _store(self, stored: BlockStored) -> None:
+        """A state needs no state before it: there is one at some blocks only."""
         assert len(stored.token_ids) == stored.block_size * len(stored.block_hashes)
         above, place = stored.parent_block_hash, (stored.medium, stored.group_idx)
         assert above is None or stored.group_idx == 1 or (*place, above) in self.held
@@ -323,3 +327,42 @@ def test_without_its_package_it_is_refused_with_what_to_install() -> None:
 def test_the_default_is_this_host_alone() -> None:
     settings = KvEventsSettings()
     assert not settings.on and not is_open_to_others(settings.endpoint) and settings.replay_endpoint is None
+
+
+class HeardBench:
+    """A scheduler in a random life, whose prefix cache somebody hears of."""
+
+    def __init__(self, rng: random.Random, states: bool) -> None:
+        self.bench = make_bench(rng, lookahead=1, faults=True, states=states)
+        self.allocator = self.bench.scheduler.allocator
+        self.publisher = Told(EventForm(self.allocator.block_size, states=states))
+        self.link = KvEventsLink(self.publisher, self.allocator)
+
+    def check(self) -> None:
+        """The reader knows of all blocks that a sequence would find, and of no others."""
+        self.link.pass_on()
+        pool, held = self.allocator.pool, self.publisher.reader.held
+        told = {key[2] for key in held if key[1] == 0}
+        assert told <= {public_hash(digest) for digest in pool.digests}
+        for sequence in self.bench.running():
+            full = len(sequence.tokens) // self.allocator.block_size
+            digests = sequence.chain.of(sequence.tokens, full)
+            found = len(pool.find(digests))
+            assert {public_hash(digest) for digest in digests[:found]} <= told
+            assert found == full or public_hash(digests[found]) not in told
+        if self.allocator.states is not None:
+            there = {public_hash(digest) for digest in self.allocator.states.snapshots}
+            assert {key[2] for key in held if key[1] == 1} == there & told
+
+
+@pytest.mark.parametrize("states", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+def test_in_any_life_of_a_scheduler_a_reader_knows_what_is_found(seed: int, states: bool) -> None:
+    rng = random.Random(seed)
+    heard = HeardBench(rng, states)
+    for _ in range(150):
+        move(heard.bench, rng, arrivals=0.15)
+        heard.check()
+    late = Reader()
+    late.hear(list(heard.publisher.told.snapshot()))
+    assert late.held == heard.publisher.reader.held

@@ -52,6 +52,8 @@ def move(bench: Bench, rng: random.Random, arrivals: float, keys: tuple[str, ...
         bench.abort(rng.randrange(len(bench.requests)), rng.choice(["abort", "stop"]))
     elif draw < arrivals + 0.04:
         bench.tick(rng.choice([1.0, 20.0]))
+    elif draw < arrivals + 0.043:
+        bench.reset()
     elif draw < 0.6:
         bench.step()
     else:

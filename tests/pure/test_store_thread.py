@@ -159,6 +159,8 @@ def test_copies_in_memory_stay_as_long_as_there_is_room(tmp_path: Path, with_dis
         moved.keep(f"out/{n}", {NAMES[n]: n})
         moved.wait(f"out/{n}", "stored")
     wait_until(lambda: moved.thread.figures().parked_bytes == 3 * SIZE)
+    copies, on_disk = moved.thread.held_names()
+    assert len(copies) == 3 and (moved.store is None or set(copies) <= set(on_disk))
     asked = BlocksIn("in", NAMES[2:5], [10, 11, 12], held=0)
     moved.thread.fetch(asked)
     moved.wait("in", "arrived")

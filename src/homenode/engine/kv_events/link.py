@@ -34,8 +34,9 @@ class Publisher(Protocol):
 class KvEventsLink:
     """Begins the journal of an engine's prefix cache, and gives the publisher what is in it."""
 
-    def __init__(self, publisher: Publisher, allocator: KvAllocator) -> None:
-        self._publisher, self._states = publisher, allocator.states
+    def __init__(self, publisher: Publisher, allocator: KvAllocator, has_store: bool = False) -> None:
+        """`has_store`: blocks are also elsewhere, and the publisher knows where to look."""
+        self._publisher, self._states, self._has_store = publisher, allocator.states, has_store
         self._journal = allocator.pool.journal = BlockJournal(allocator.block_size)
         self._told: frozenset[bytes] = frozenset()  # states
 
@@ -60,6 +61,11 @@ class KvEventsLink:
             self._told = states
             self._publisher.give(changes, states)
 
+    def look_at_stores(self) -> None:
+        """Have told what a store has written or given up. For the same thread."""
+        if self._has_store:
+            self._publisher.give([], None if self._states is None else self._told)
+
     def close(self, seconds: float) -> None:
         """Publish what is left, as far as it goes in so many seconds."""
         self.pass_on()
@@ -79,7 +85,8 @@ def open_events(
     from homenode.engine.kv_events.publisher import EventPublisher  # only who publishes needs ZeroMQ
 
     form = event_form(spec, allocator.block_size, allocator.states is not None)
-    return KvEventsLink(EventPublisher(settings, rank, form, None if store is None else store.held), allocator)
+    publisher = EventPublisher(settings, rank, form, None if store is None else store.held)
+    return KvEventsLink(publisher, allocator, store is not None)
 
 
 def event_form(spec: ModelSpec, block_size: int, states: bool) -> EventForm:

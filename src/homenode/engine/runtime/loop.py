@@ -119,6 +119,8 @@ class KvEvents(Protocol):
 
     def pass_on(self) -> None: ...
 
+    def look_at_stores(self) -> None: ...
+
 
 class _StepResult:
     """Left in the inbox when a step's result can be taken."""
@@ -256,6 +258,8 @@ class EngineCore:
                 self._apply(CacheReset(self._clock()))
             case StatsChanged():
                 self._changed = True
+                if self._events is not None:
+                    self._events.look_at_stores()
             case AgentLost(reason):
                 raise InternalError(f"the agent that hands KV over has ended: {reason}")
             case AbortFront(front):
