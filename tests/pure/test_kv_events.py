@@ -141,7 +141,7 @@ WORK = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(WORK, st.sampled_from([1, 2]))
 def test_a_reader_finds_what_the_cache_finds(work: list[tuple[str, object]], group_blocks: int) -> None:
     engine = Engine(12, group_blocks)
@@ -233,7 +233,7 @@ def test_blocks_on_disk_outlive_those_in_memory() -> None:
     assert reader.finds([1, 1, 2, 2], ON_DISK) == 1
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.lists(st.integers(0, 5), max_size=25))
 def test_what_is_left_out_changes_nothing(steps: list[int]) -> None:
     """Changes that wait are bounded by leaving out what passes; a reader ends with the same."""
