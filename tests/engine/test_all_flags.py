@@ -159,7 +159,7 @@ _PARALLEL = "--data-parallel-size --tensor-parallel-size --pipeline-parallel-siz
 # Looked at whatever else is given.
 ALWAYS: dict[str, str] = {
     "serve": f"{_HTTP} {_WEIGHTS} {_SCHEDULER} {_PARALLEL} --runner --served-model-name --api-server-count "
-    "--generation-config --enable-prompt-embeds "
+    "--generation-config --enable-prompt-embeds --mmproj --encoder-cpus "
     "--max-sequences-per-request --max-stored-responses --stored-responses-size --stored-response-age "
     "--tool-call-parser --reasoning-parser --reasoning-format --strict-requests "
     "--thoughts-secret --sse-keep-alive --health-timeout --seed --backend --numa "

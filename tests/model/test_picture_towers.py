@@ -80,7 +80,7 @@ def gemma4() -> dict[str, Any]:
     front = "model.vision_tower."
     found: dict[str, Any] = {
         f"={front}patch_embedder.input_proj.weight": (WIDTH, 48),
-        f"={front}patch_embedder.position_embedding_table": (2, 64, WIDTH),
+        f"={front}patch_embedder.position_embedding_table": (2, 128, WIDTH),
         "=model.embed_vision.embedding_projection.weight": (TEXT, WIDTH),
         f"={front}std_bias": (WIDTH,),
         f"={front}std_scale": (WIDTH,),
@@ -122,6 +122,66 @@ def internvl() -> dict[str, Any]:
     return found | {"multi_modal_projector.linear_2": (TEXT, TEXT)}
 
 
+def blocks(front: str, count: int, parts: Mapping[str, Any]) -> dict[str, Any]:
+    """Shapes of so many blocks; a name with = in front is that of a tensor."""
+    return {
+        f"={front}{n}.{name[1:]}" if name.startswith("=") else f"{front}{n}.{name}": shape
+        for n in range(count)
+        for name, shape in parts.items()
+    }
+
+
+def qwen2_plain() -> dict[str, Any]:
+    found = {name: shape for name, shape in qwen2().items() if ".blocks." not in name}
+    of = {"attn.qkv": (3 * WIDTH, WIDTH), "attn.proj": (WIDTH, WIDTH), "norm1": (WIDTH,), "norm2": (WIDTH,)}
+    return found | blocks("visual.blocks.", 3, of | {"mlp.fc1": (INNER, WIDTH), "mlp.fc2": (WIDTH, INNER)})
+
+
+def glm(places: bool) -> dict[str, Any]:
+    front = "model.visual."
+    of: dict[str, Any] = {"attn.qkv": (3 * WIDTH, WIDTH), "=attn.proj.weight": (WIDTH, WIDTH)}
+    of |= {"=norm1.weight": (WIDTH,), "=norm2.weight": (WIDTH,), "=mlp.down_proj.weight": (WIDTH, INNER)}
+    of |= {f"=mlp.{name}_proj.weight": (INNER, WIDTH) for name in ("gate", "up")}
+    if not places:
+        of |= {f"=attn.{name}_norm.weight": (WIDTH // HEADS,) for name in "qk"}
+    found = blocks(f"{front}blocks.", 3, of) | {f"{front}patch_embed.proj": (WIDTH, 3, 2, 14, 14)}
+    if places:
+        found |= {f"={front}embeddings.position_embedding.weight": (16, WIDTH)}
+        found |= {f"={front}post_conv_layernorm.weight": (WIDTH,)}
+    found |= {f"={front}post_layernorm.weight": (WIDTH,), f"{front}downsample": (TEXT, WIDTH, 2, 2)}
+    found |= {f"={front}merger.proj.weight": (TEXT, TEXT), f"{front}merger.post_projection_norm": (TEXT,)}
+    found |= {f"={front}merger.{name}_proj.weight": (INNER, TEXT) for name in ("gate", "up")}
+    return found | {f"={front}merger.down_proj.weight": (TEXT, INNER)}
+
+
+def kimi() -> dict[str, Any]:
+    front = "vision_tower."
+    of = {"norm0": (WIDTH,), "norm1": (WIDTH,), "wqkv": (3 * WIDTH, WIDTH), "wo": (WIDTH, WIDTH)}
+    found = blocks(f"{front}encoder.blocks.", 3, of | {"mlp.fc0": (INNER, WIDTH), "mlp.fc1": (WIDTH, INNER)})
+    found |= {f"{front}patch_embed.proj": (WIDTH, 3, 14, 14), f"={front}patch_embed.pos_emb.weight": (4, 6, WIDTH)}
+    found |= {f"{front}encoder.final_layernorm": (WIDTH,), "mm_projector.pre_norm": (WIDTH,)}
+    return found | {"mm_projector.proj.0": (4 * WIDTH, 4 * WIDTH), "mm_projector.proj.2": (TEXT, 4 * WIDTH)}
+
+
+def siglip2() -> dict[str, Any]:
+    front = "model.vision_tower."
+    found = siglip(front, 16, 64) | {f"{front}embeddings.patch_embedding": (WIDTH, 3 * 16 * 16)}
+    found |= {"model.multi_modal_projector.layer_norm": (4 * WIDTH,)}
+    found |= {"model.multi_modal_projector.linear_1": (INNER, 4 * WIDTH)}
+    return found | {"model.multi_modal_projector.linear_2": (TEXT, INNER)}
+
+
+def llama4() -> dict[str, Any]:
+    norms = ("input_layernorm", "post_attention_layernorm")
+    found = vit("vision_model.model.layers.", "self_attn", "mlp.fc1 mlp.fc2", "o_proj", norms)
+    found |= {"=vision_model.patch_embedding.linear.weight": (WIDTH, 3 * 14 * 14)}
+    found |= {"=vision_model.class_embedding": (WIDTH,), "=vision_model.positional_embedding_vlm": (17, WIDTH)}
+    found |= {"vision_model.layernorm_pre": (WIDTH,), "vision_model.layernorm_post": (WIDTH,)}
+    found |= {"=vision_model.vision_adapter.mlp.fc1.weight": (INNER, 4 * WIDTH)}
+    found |= {"=vision_model.vision_adapter.mlp.fc2.weight": (INNER, INNER)}
+    return found | {"=multi_modal_projector.linear_1.weight": (TEXT, INNER)}
+
+
 QWEN_SIZES = {"patch_size": 16, "size": {"shortest_edge": 4096, "longest_edge": 32768}}
 # By class: the tower's configuration, further fields of config.json, those of the processor, and shapes of tensors.
 TOWERS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], dict[str, Any]]] = {
@@ -134,6 +194,38 @@ TOWERS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], dict[str
         {"image_token_id": 5},
         {"patch_size": 14, "size": {"shortest_edge": 3136, "longest_edge": 32768}},
         qwen2(),
+    ),
+    "Qwen2VLForConditionalGeneration": (
+        {"embed_dim": WIDTH, "hidden_size": TEXT, "depth": 3, "num_heads": HEADS, "patch_size": 14},
+        {"image_token_id": 5},
+        {"patch_size": 14, "size": {"shortest_edge": 3136, "longest_edge": 32768}},
+        qwen2_plain(),
+    ),
+    "Glm4vForConditionalGeneration": (
+        DEEP | {"patch_size": 14}, {"image_token_id": 5},
+        {"patch_size": 14, "size": {"shortest_edge": 3136, "longest_edge": 65536}}, glm(places=True),
+    ),
+    "GlmOcrForConditionalGeneration": (
+        DEEP | {"patch_size": 14}, {"image_token_id": 5},
+        {"patch_size": 14, "size": {"shortest_edge": 3136, "longest_edge": 65536}}, glm(places=False),
+    ),
+    "Kimi_K25ForConditionalGeneration": (
+        VIT | {"num_hidden_layers": 3, "patch_size": 14}, {"image_token_id": 5}, {"max_patches": 24}, kimi(),
+    ),
+    "Lfm2VlForConditionalGeneration": (
+        VIT | {"patch_size": 16}, {"image_token_id": 5},
+        {"tile_size": 64, "min_image_tokens": 2, "max_image_tokens": 4, "max_pixels_tolerance": 1, "max_tiles": 4},
+        siglip2(),
+    ),
+    "Llama4ForConditionalGeneration": (
+        SQUARE, {"image_token_index": 5}, {"size": {"height": SIDE, "width": SIDE}, "max_patches": 4}, llama4(),
+    ),
+    "LlavaOnevisionForConditionalGeneration": (
+        SQUARE | {"model_type": "siglip_vision_model"},
+        {"image_token_index": 5, "vision_feature_layer": -1, "vision_feature_select_strategy": "full",
+         "vision_aspect_ratio": "anyres_max_1"},
+        {"size": {"height": SIDE, "width": SIDE}, "do_center_crop": None, "image_grid_pinpoints": PIECES},
+        siglip("vision_tower.vision_model.") | PROJECTOR | {"=image_newline": (TEXT,)},
     ),
     "Gemma4ForConditionalGeneration": (
         VIT | {"head_dim": 16, "patch_size": 4, "use_clipped_linears": True, "standardize": True},
@@ -206,7 +298,8 @@ class RandomTensors(TowerTensors):
         for key, module in names.items():
             weight = f"{front}{module}.weight"
             found[key] = self.vector(weight) if len(self._shapes[weight]) == 1 else self.matrix(weight)
-            found[f"{key}_bias"] = self.vector(f"{front}{module}.bias")
+            if f"{front}{module}.bias" in self:
+                found[f"{key}_bias"] = self.vector(f"{front}{module}.bias")
         return found
 
     def matrix(self, name: str) -> Any:
@@ -257,6 +350,15 @@ def test_native_rows_are_those_of_numpy(name: str) -> None:
 def family_grid(family: Any, prepared: Any) -> tuple[int, int]:
     grid: tuple[int, int] = family.grid(prepared.layout) if hasattr(family, "grid") else (0, 0)
     return grid
+
+
+def test_several_pictures_are_squares_with_a_row_for_their_end() -> None:
+    family, tower = loaded("LlavaOnevisionForConditionalGeneration", ReferenceBackend())
+    for picture in pictures():
+        prepared = family.prepare(picture, False)
+        rows = family.encode(tower, prepared).rows
+        assert len(rows) == (SIDE // 14) ** 2 + 1
+        assert family.written(prepared.layout, lambda token: f"<{token}>", 0) == "<5>" * len(rows)
 
 
 def test_every_class_has_its_family() -> None:

@@ -1,10 +1,15 @@
-"""The place of a matrix in a file."""
+"""The place of a matrix in a file, and the order of its rows there."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from homenode.dtypes import DType
+
+IndexArray = np.ndarray[tuple[int], np.dtype[Any]]
 
 
 @dataclass(frozen=True)
@@ -33,3 +38,11 @@ class StoredMatrix:
     def stride(self) -> int:
         """Bytes from a row to the next."""
         return self.row_bytes or self.own_row_bytes
+
+
+def canonical_rows(rows: int, heads: int) -> IndexArray:
+    """Return where each stored row belongs. In GGUF's llama order row 2j + h of each of `heads` heads is its row h *
+    half + j; with 0 heads all are in place.
+    """
+    order: IndexArray = np.arange(rows)
+    return order.reshape(heads, 2, -1).swapaxes(1, 2).reshape(-1) if heads else order

@@ -54,6 +54,11 @@ class ModelConfig:
         True,
         "Read model files that are links. Text files may only link inside of the model's folder or of the Hub cache.",
     )
+    mmproj: str | None = option(
+        None,
+        "GGUF file with the tower and projector of a GGUF model that sees, or off. Default: an mmproj*.gguf beside it.",
+        metavar="FILE",
+    )
     max_model_len: int | None = option(
         None,
         "Most tokens of a sequence, prompt and answer together, such as 8k (8192). Default: the model's own.",

@@ -251,14 +251,16 @@ EQUIVALENTS: tuple[Equivalent, ...] = (
     Equivalent("--log-file= --log-prompts-dir=", NotOffered("the log is on standard error: 2> FILE")),
     Equivalent("--log-jsonl --log-colors= --log-prefix --log-timestamps", _LOG_FORM),
     # Pictures and sound
+    Equivalent("-mm= --mmproj=", Taken("--mmproj")),
+    Equivalent("--mmproj-auto", AlwaysSo("an mmproj*.gguf beside the model is found")),
     Equivalent(
-        "-mm= --mmproj= -mmdev= --mmproj-device= -mmu= --mmproj-url= --mmproj-auto --mmproj-offload --image= --audio= "
+        "-mmdev= --mmproj-device= -mmu= --mmproj-url= --mmproj-offload --image= --audio= "
         "--video= "
         "--image-min-tokens= --image-max-tokens= --mtmd-batch-max-tokens= --video-fps= --video-timestamp-interval= "
         "--video-ffmpeg-dir=",
         _PICTURES,
     ),
-    Equivalent("--no-mmproj", AlwaysSo("of GGUF files the text is served")),
+    Equivalent("--no-mmproj", Taken("--mmproj", "off")),
     # Speculation
     Equivalent(
         "--spec-type=",

@@ -182,7 +182,7 @@ async def _start(planned: PlannedModel, client: Client, progress: Callable[[int,
     for note in notes:
         _LOG.warning("%s: %s", planned.name, with_origins(note))
     served = planned.entry.served
-    return ModelParts(client, tokenizer, served, picture_work(path, ready, served.encoder_cache_size))
+    return ModelParts(client, tokenizer, served, picture_work(path, ready, served))
 
 
 def _read_vocabulary(planned: PlannedModel, path: Path) -> tuple[Any, Any]:

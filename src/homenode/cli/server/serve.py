@@ -171,7 +171,7 @@ async def _serve(server: ServerConfig, engine: EngineConfig, text: TextConfig, s
         with watch or nullcontext():
             from homenode.server.models.picture_setup import picture_work, unread_settings
 
-            pictures = picture_work(Path(str(engine.model.path)), ready, server.encoder_cache_size)
+            pictures = picture_work(Path(str(engine.model.path)), ready, server)
             for flag in unread_settings(server) if pictures is None else ():
                 _LOG.warning("%s is ignored: no images are seen with this model", with_origins(flag))
             models = [ModelParts(client, tokenizer, server, pictures)]

@@ -14,7 +14,7 @@ import torch
 
 from homenode.compute.ops import FloatArray
 from homenode.compute.reference.formats import ByteArray, decode
-from homenode.compute.stored_matrix import StoredMatrix
+from homenode.compute.stored_matrix import StoredMatrix, canonical_rows
 from homenode.compute.torch.device import TorchDevice
 from homenode.errors import HostError, UnsupportedError
 
@@ -84,9 +84,7 @@ def in_place(rows: int, heads: int) -> np.ndarray[tuple[int], np.dtype[np.int64]
     """Return where each stored row belongs when they are in GGUF's llama order, halves of each head interleaved; None
     when they are in place.
     """
-    if not heads:
-        return None
-    return np.arange(rows).reshape(heads, 2, -1).swapaxes(1, 2).reshape(-1)
+    return canonical_rows(rows, heads) if heads else None
 
 
 def _fill(buffer: ByteArray, stored: StoredMatrix, rows: range) -> None:

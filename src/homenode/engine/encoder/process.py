@@ -57,16 +57,16 @@ class _Work:
 
     def __init__(self, told: dict[str, Any]) -> None:
         from homenode.compute.native import NativeBackend
-        from homenode.model.checkpoint.folder import read_whole_tensors
+        from homenode.engine.encoder.tower_files import tower_tensors
         from homenode.model.pictures.decoder import config_of_words
         from homenode.model.pictures.registry import family_named
-        from homenode.model.pictures.tower import Tower, TowerTensors
+        from homenode.model.pictures.tower import Tower
 
         words = told["words"]
-        self._family = family_named(str(words["family"])).make(config_of_words(words))
+        config = config_of_words(words)
+        self._family = family_named(str(words["family"])).make(config)
         backend = NativeBackend([int(cpu) for cpu in told["cpus"]], spin_us=0, level=told["isa"])
-        path = Path(str(told["model"]))
-        tensors = TowerTensors(backend, read_whole_tensors(path), str(path), told["storage"])
+        tensors = tower_tensors(backend, config, Path(str(told["model"])), told["storage"])
         form = self._family.form
         self._tower = Tower(backend, tensors, form.heads, form.head_dim)
         self._family.load(self._tower)

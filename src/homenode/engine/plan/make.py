@@ -186,7 +186,10 @@ def judge_config(assignment: EngineAssignment) -> ConfigCheck:
         return ConfigCheck([error])
     group_rank = expert_group_rank(assignment, everybody)
     common = None if group_rank is None else ExpertSharing(group_rank)
-    checkpoint, machine = open_checkpoint(Path(str(config.model.path))), _machine_now(config, devices)
+    checkpoint, machine = (
+        open_checkpoint(Path(str(config.model.path)), config.model.mmproj),
+        _machine_now(config, devices),
+    )
     checkpoint = problems.of(lambda: with_drafter(with_runner(checkpoint, config.model), config), checkpoint)
     problems.add(vocabulary_problem(checkpoint, config))
     found = told_of_settings(assignment, everybody, checkpoint)

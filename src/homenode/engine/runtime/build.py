@@ -86,7 +86,9 @@ def build_engine(
     group_rank = expert_group_rank(assignment, everybody)
     common = ExpertSharing(group_rank, dict(enumerate(experts))) if group_rank is not None and experts else None
     read_layer_split(config.parallel.layer_split)
-    checkpoint = with_drafter(with_runner(open_checkpoint(Path(str(config.model.path))), config.model), config)
+    checkpoint = with_drafter(
+        with_runner(open_checkpoint(Path(str(config.model.path)), config.model.mmproj), config.model), config
+    )
     if problem := vocabulary_problem(checkpoint, config):
         raise problem
     read_vocabulary_text(Path(str(config.model.vocabulary or config.model.path)), checkpoint.files)

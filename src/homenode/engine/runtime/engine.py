@@ -24,6 +24,7 @@ from homenode.engine.scheduler.scheduler import Scheduler
 from homenode.engine.scheduler.step_costs import StepCosts
 from homenode.engine.speculation.config import Speculation
 from homenode.engine.step import WorkerLimits
+from homenode.model.checkpoint.index import mmproj_of
 from homenode.model.facts import model_facts
 from homenode.model.weights.layout import DTYPES
 from homenode.sampling import is_open_seed
@@ -119,6 +120,7 @@ def ready_message(
             "storage": DTYPES.get(config.model.dtype, ""),
             "prefix_caching": config.kv.enable_prefix_caching,
             "kv_grows": sizes.chunk_blocks > 0,
+            "mmproj": str(mmproj_of(plan.checkpoint) or ""),
             **details,
         },
         pooling=pooling_ready(spec, config.model),

@@ -143,7 +143,7 @@ def load_part(
 def _opened(join: Join) -> OpenedCheckpoint:
     """The model and what drafts for it, as the engine has opened them."""
     config = join.config
-    checkpoint = with_runner(open_checkpoint(Path(str(config.model.path))), config.model)
+    checkpoint = with_runner(open_checkpoint(Path(str(config.model.path)), config.model.mmproj), config.model)
     return with_drafter(checkpoint, config) if join.drafts else checkpoint
 
 

@@ -24,7 +24,7 @@ from homenode.model.files_read import FilesRead, recorded_files
 from homenode.model.formats import limits
 from homenode.model.formats.bounded_files import damaged, named_in_errors
 from homenode.model.formats.gguf import GgufTensor
-from homenode.model.formats.gguf_set import find_gguf, read_gguf_set
+from homenode.model.formats.gguf_set import find_gguf, find_mmproj, read_gguf_set
 from homenode.model.formats.tensor_parts import slice_of
 from homenode.model.spec import Checkpoint, ModelSpec, PredictionSpec, TensorEntry, Tensors
 from homenode.units import format_count
@@ -37,7 +37,8 @@ _MOST_TENSORS = 2**17 + 3 * limits.MOST_EXPERTS_IN_ALL
 class OpenedCheckpoint:
     """A checkpoint whose headers were read and checked (the protocol is `model.spec.Checkpoint`). No file is
     kept open. `prediction`: its block that predicts further tokens, as a model of its own; `drafting`: what drafts for
-    it, where something does. `left_heads`: the first tensor of a block that predicts and cannot be run here.
+    it, where something does. `left_heads`: the first tensor of a block that predicts and cannot be run here. `mmproj`:
+    the file that has the tower of a GGUF model, if there is one.
     """
 
     path: Path
@@ -48,6 +49,7 @@ class OpenedCheckpoint:
     prediction: OpenedCheckpoint | None = None
     left_heads: str = ""
     drafting: OpenedCheckpoint | None = None
+    mmproj: Path | None = None
 
 
 def drafting_of(checkpoint: Checkpoint) -> OpenedCheckpoint | None:
@@ -55,13 +57,18 @@ def drafting_of(checkpoint: Checkpoint) -> OpenedCheckpoint | None:
     return checkpoint.drafting if isinstance(checkpoint, OpenedCheckpoint) else None
 
 
-def open_checkpoint(path: Path) -> OpenedCheckpoint:
+def mmproj_of(checkpoint: Checkpoint) -> Path | None:
+    """The file that has the tower of a GGUF model, if there is one."""
+    return checkpoint.mmproj if isinstance(checkpoint, OpenedCheckpoint) else None
+
+
+def open_checkpoint(path: Path, mmproj: str | None = None) -> OpenedCheckpoint:
     """Open a Hugging Face folder, one in Mistral's own form, a GGUF file (any part of a split one), or a folder that
     holds exactly one GGUF model.
 
     Reads headers only, and checks them before anything is allocated by what they say. A folder with several of these is
     read as the first of them. GGUF tensors bear their Hugging Face names; `rope_freqs.weight` is not among them, as its
-    values are in `spec.rope.factors`.
+    values are in `spec.rope.factors`. `mmproj`: the file that has its tower; None: one beside it; off: none.
 
     Raises CheckpointError for damaged or hostile files, and for one that is replaced meanwhile, UnsupportedError for
     models homenode cannot run, UserError for other paths, HostError when the machine refuses a file call or memory.
@@ -71,7 +78,24 @@ def open_checkpoint(path: Path) -> OpenedCheckpoint:
         named_in_errors(Path(path)),
         recorded_files() as files,
     ):
-        return replace(_opened(Path(path)), files=files)
+        opened = _opened(Path(path))
+        return replace(_with_tower(opened, mmproj), files=files)
+
+
+def _with_tower(opened: OpenedCheckpoint, asked: str | None) -> OpenedCheckpoint:
+    """A GGUF model with the file that has its tower, where there is one that homenode runs."""
+    if opened.path.suffix != ".gguf":
+        if asked not in (None, "off"):
+            raise UserError(f"--mmproj: the model {opened.path} is a folder, which has its tower in it", param="mmproj")
+        return opened
+    file = None if opened.spec.pooling is not None and asked is None else find_mmproj(opened.path, asked)
+    if file is None:
+        return opened
+    from homenode.model.pictures.gguf_files import gguf_picture_spec  # of models that see alone
+
+    pictures = gguf_picture_spec(file, opened.metadata, asked=asked is not None)
+    spec = opened.spec if pictures is None else replace(opened.spec, pictures=pictures)
+    return replace(opened, spec=spec, mmproj=file)
 
 
 def _opened(path: Path) -> OpenedCheckpoint:

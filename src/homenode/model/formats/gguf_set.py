@@ -38,6 +38,27 @@ def find_gguf(folder: Path) -> Path:
     return models[0]
 
 
+def find_mmproj(model: Path, asked: str | None) -> Path | None:
+    """The file that has the tower of the GGUF model at `model`: `asked`, or an mmproj*.gguf beside it, of several that
+    whose name begins most like the model's, and of these the largest. None where there is none, or `asked` is "off".
+    """
+    if asked == "off":
+        return None
+    if asked is not None:
+        if not Path(asked).is_file():
+            raise UserError(f"--mmproj {asked}: no such file; give a GGUF file, or off", param="mmproj")
+        return Path(asked)
+    found = [each for each in model.parent.glob("*.gguf") if "mmproj" in each.name.lower()]
+    return max(found, key=lambda each: (_alike(model, each), each.stat().st_size, each.name), default=None)
+
+
+def _alike(model: Path, file: Path) -> int:
+    """How many characters the names have in common at the beginning, without what says that it is of pictures."""
+    name = re.sub(r"[-_.]?mmproj[-_.]?", "", file.name.lower())
+    pairs = zip(model.name.lower(), name, strict=False)
+    return next((number for number, (a, b) in enumerate(pairs) if a != b), min(len(model.name), len(name)))
+
+
 def first_shard(path: Path) -> Path:
     """The first file of the split that `path` belongs to by its name; `path` itself when it is no part of one."""
     match = _SHARD.fullmatch(path.name)

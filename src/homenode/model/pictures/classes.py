@@ -6,7 +6,14 @@ from collections.abc import Mapping
 
 # By family: the classes of its models. Its file has its name.
 CLASSES: Mapping[str, tuple[str, ...]] = {
+    "qwen2_vl": ("Qwen2VLForConditionalGeneration",),
     "qwen2_5_vl": ("Qwen2_5_VLForConditionalGeneration",),
+    "glm4v": (
+        "Glm4vForConditionalGeneration",
+        "Glm4vMoeForConditionalGeneration",
+        "Glm46VForConditionalGeneration",
+        "GlmOcrForConditionalGeneration",
+    ),
     "qwen3_vl": (
         "Qwen3VLForConditionalGeneration",
         "Qwen3VLMoeForConditionalGeneration",
@@ -16,8 +23,32 @@ CLASSES: Mapping[str, tuple[str, ...]] = {
     "gemma3": ("Gemma3ForConditionalGeneration",),
     "gemma4": ("Gemma4ForConditionalGeneration",),
     "idefics3": ("Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration"),
+    "kimi_vl": (
+        "KimiVLForConditionalGeneration",
+        "KimiK25ForConditionalGeneration",
+        "Kimi_K25ForConditionalGeneration",
+    ),
+    "lfm2_vl": ("Lfm2VlForConditionalGeneration",),
+    "llama4": ("Llama4ForConditionalGeneration",),
     "internvl": ("InternVLForConditionalGeneration",),
     "llava": ("LlavaForConditionalGeneration", "LlavaNextForConditionalGeneration"),
+    "llava_onevision": ("LlavaOnevisionForConditionalGeneration",),
     "mistral3": ("Mistral3ForConditionalGeneration",),
 }
 FAMILY_OF_CLASS: Mapping[str, str] = {name: family for family, classes in CLASSES.items() for name in classes}
+# What the projectors of GGUF files (`clip.projector_type`) are called, and the family of each.
+PROJECTORS: Mapping[str, str] = {
+    "qwen2vl_merger": "qwen2_vl",
+    "qwen2.5vl_merger": "qwen2_5_vl",
+    "qwen3vl_merger": "qwen3_vl",
+    "glm4v": "glm4v",
+    "gemma3": "gemma3",
+    "gemma4v": "gemma4",
+    "idefics3": "idefics3",
+    "internvl": "internvl",
+    "pixtral": "mistral3",
+    "kimivl": "kimi_vl",
+    "kimik25": "kimi_vl",
+    "lfm2": "lfm2_vl",
+    "llama4": "llama4",
+}

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from homenode.model.pictures.blocks import BlockForm
+    from homenode.model.pictures.mmproj import GgufTower
     from homenode.model.pictures.tower import Tower
 
 Pixels = npt.NDArray[np.uint8]  # [height, width, 3]
@@ -74,13 +75,13 @@ Names = Callable[[int], str]  # of tokens
 
 class PictureFamily(Protocol):
     """One family, made of a model's configuration. `placeholder`: the token that stands for a row. `marker_token`: the
-    one that a chat template writes for a picture; None: the placeholder. `form`: of the tower's blocks.
+    one that a chat template writes for a picture, or its name; None: the placeholder. `form`: of the tower's blocks.
     """
 
     @property
     def placeholder(self) -> int: ...
     @property
-    def marker_token(self) -> int | None: ...
+    def marker_token(self) -> int | str | None: ...
     @property
     def form(self) -> BlockForm: ...
 
@@ -100,8 +101,9 @@ class PictureFamily(Protocol):
 @dataclass(frozen=True)
 class FamilyFormat:
     """A family as the registry knows it. `spec`: how its rows enter the text model. UnsupportedError from `make` for a
-    form of the family that homenode does not run.
+    form of the family that homenode does not run. `gguf`: how its GGUF files are; None: there are none.
     """
 
     spec: Callable[[PictureConfig], PictureSpec]
     make: Callable[[PictureConfig], PictureFamily]
+    gguf: GgufTower | None = None

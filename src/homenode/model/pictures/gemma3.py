@@ -5,7 +5,7 @@ both ways in all layers of the text.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,7 +20,8 @@ from homenode.model.pictures.family import (
     PictureRows,
     PreparedPicture,
 )
-from homenode.model.pictures.siglip import SquareTower, TakenLayers
+from homenode.model.pictures.mmproj import GgufTower, Mmproj
+from homenode.model.pictures.siglip import GGUF_NAMES, SquareTower, TakenLayers
 from homenode.model.pictures.tower import Tower
 from homenode.model.pictures.vision_config import vision_of
 from homenode.model.spec import PictureSpec
@@ -87,4 +88,25 @@ def _spec(_config: PictureConfig) -> PictureSpec:
     return PictureSpec("gemma3", sees_both_ways="all")
 
 
-FAMILY = FamilyFormat(_spec, Gemma3)
+def _gguf_config(file: Mmproj) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    tower = file.tower() | {"hidden_act": "gelu_pytorch_tanh"}
+    side = file.vision.integer("image_size")
+    kept = side // file.vision.integer("patch_size") // file.vision.integer("projector.scale_factor", 4)
+    config = {
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "vision_config": tower,
+        "mm_tokens_per_image": kept * kept,
+        "image_token_index": file.token("<image_soft_token>"),
+        "boi_token_index": file.token("<start_of_image>"),
+        "eoi_token_index": file.token("<end_of_image>"),
+    }
+    return config, file.processor(size={"height": side, "width": side}), {}
+
+
+_GGUF_NAMES = GGUF_NAMES | {
+    "mm.input_projection.weight": "multi_modal_projector.mm_input_projection_weight",
+    "mm.soft_emb_norm": "multi_modal_projector.mm_soft_emb_norm",
+}
+FAMILY = FamilyFormat(
+    _spec, Gemma3, GgufTower(_gguf_config, lambda _: _GGUF_NAMES, {"mm_soft_emb_norm.weight": lambda norm: norm - 1})
+)

@@ -21,6 +21,7 @@ from homenode.model.pictures.family import (
     PictureRows,
     PreparedPicture,
 )
+from homenode.model.pictures.mmproj import GgufTower, Mmproj
 from homenode.model.pictures.vision_config import activation_of, rope_theta, text_of, vision_of
 from homenode.model.spec import PictureSpec
 
@@ -214,4 +215,60 @@ def _spec(config: PictureConfig) -> PictureSpec:
     return PictureSpec("gemma4", sees_both_ways="windows" if both else "none", neutral_token=neutral)
 
 
-FAMILY = FamilyFormat(_spec, Gemma4)
+def _gguf_config(file: Mmproj) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    tower = file.tower() | {
+        "use_clipped_linears": file.has("v.blk.0.attn_q.input_min"),
+        "standardize": file.has("v.std_bias"),
+        "rms_norm_eps": file.vision.number("attention.layer_norm_epsilon", 1e-6),
+    }
+    tower["head_dim"] = tower["hidden_size"] // tower["num_attention_heads"]
+    config = {
+        "architectures": ["Gemma4ForConditionalGeneration"],
+        "vision_config": tower,
+        "text_config": {
+            "pad_token_id": file.text.get("tokenizer.ggml.padding_token_id", 0),
+            "use_bidirectional_attention": _both_ways(file),
+        },
+        "image_token_id": file.token("<|image|>"),
+        "boi_token_id": file.token("<|image>"),
+        "eoi_token_id": file.token("<image|>"),
+    }
+    return config, file.processor(), {}
+
+
+def _both_ways(file: Mmproj) -> str | None:
+    """Sizes without embeddings for each layer see a picture both ways."""
+    return None if file.figures.integer("embedding_length_per_layer_input", 0, minimum=0) else "vision"
+
+
+def _folder_patches(weight: FloatArray) -> FloatArray:
+    """[width, channels, rows, columns] -> [width, rows * columns * channels]."""
+    return np.ascontiguousarray(weight.transpose(0, 2, 3, 1)).reshape(len(weight), -1)
+
+
+_LAYER_NAMES = {
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_out": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ln1": "input_layernorm",
+    "attn_post_norm": "post_attention_layernorm",
+    "ln2": "pre_feedforward_layernorm",
+    "ffn_post_norm": "post_feedforward_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_GGUF_NAMES = {f"v.blk.{{n}}.{own}": f"vision_tower.encoder.layers.{{n}}.{name}" for own, name in _LAYER_NAMES.items()}
+_GGUF_NAMES |= {
+    "v.patch_embd": "vision_tower.patch_embedder.input_proj",
+    "v.position_embd.weight": "vision_tower.patch_embedder.position_embedding_table",
+    "v.std_bias": "vision_tower.std_bias",
+    "v.std_scale": "vision_tower.std_scale",
+    "mm.input_projection": "embed_vision.embedding_projection",
+}
+FAMILY = FamilyFormat(
+    _spec, Gemma4, GgufTower(_gguf_config, lambda _: _GGUF_NAMES, {"input_proj.weight": _folder_patches})
+)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,8 @@ from homenode.model.pictures.family import (
     PictureRows,
     PreparedPicture,
 )
-from homenode.model.pictures.siglip import SquareTower, TakenLayers
+from homenode.model.pictures.mmproj import GgufTower, Mmproj
+from homenode.model.pictures.siglip import GGUF_NAMES, SquareTower, TakenLayers
 from homenode.model.pictures.tower import Tower
 from homenode.model.pictures.vision_config import vision_of
 from homenode.model.spec import PictureSpec
@@ -143,4 +144,18 @@ def _spec(_config: PictureConfig) -> PictureSpec:
     return PictureSpec("idefics3")
 
 
-FAMILY = FamilyFormat(_spec, Idefics3)
+def _gguf_config(file: Mmproj) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    tile = file.vision.integer("image_size")
+    config = {
+        "architectures": ["Idefics3ForConditionalGeneration"],
+        "vision_config": file.tower() | {"hidden_act": "gelu_pytorch_tanh"},
+        "scale_factor": file.vision.integer("projector.scale_factor", 2),
+        "image_token_id": file.token("<image>"),
+    }
+    longest = file.vision.integer("preproc_image_size", 4 * tile)
+    sizes = {"size": {"longest_edge": longest}, "max_image_size": {"longest_edge": tile}}
+    return config, file.processor(**sizes), {}
+
+
+_GGUF_NAMES = GGUF_NAMES | {"mm.model.fc": "connector.modality_projection.proj"}
+FAMILY = FamilyFormat(_spec, Idefics3, GgufTower(_gguf_config, lambda _: _GGUF_NAMES))

@@ -20,6 +20,7 @@ from homenode.model.pictures.family import (
     PictureRows,
     PreparedPicture,
 )
+from homenode.model.pictures.mmproj import GgufTower, Mmproj
 from homenode.model.pictures.siglip import side_of
 from homenode.model.pictures.tower import Tower
 from homenode.model.pictures.vision_config import activation_of, vision_of
@@ -75,7 +76,7 @@ class InternVl:
         original, (high, wide) = (picture.height, picture.width), self._tile
         rows, columns = 1, 1
         if self._cuts and self._tiles[1] > 1:
-            columns, rows = _best_grid(picture.height, picture.width, high * wide, *self._tiles)
+            columns, rows = pixels.best_grid(*original, high * wide, _grids(*self._tiles))
         whole = pixels.resized(picture, high * rows, wide * columns, self._resample)
         tiles = pixels.square_tiles(whole, rows, columns, self._tile)
         if len(tiles) > 1:
@@ -142,21 +143,62 @@ class InternVl:
         return PictureRows(tower.run("projector", merged, [len(merged)]))
 
 
-def _best_grid(height: int, width: int, area: int, least: int, most: int) -> tuple[int, int]:
-    """The grid, as columns and rows, whose ratio is nearest to that of the picture; of several the largest that the
-    picture fills to more than half.
-    """
+def _grids(least: int, most: int) -> list[tuple[int, int]]:
+    """Columns and rows of grids of so many tiles."""
     grids = [(c, r) for c in range(1, most + 1) for r in range(1, most + 1) if least <= c * r <= most]
-    best, apart = (1, 1), float("inf")
-    for columns, rows in sorted(grids, key=lambda grid: grid[0] * grid[1]):
-        found = abs(width / height - columns / rows)
-        if found < apart or (found == apart and width * height > 0.5 * area * columns * rows):
-            best, apart = (columns, rows), found
-    return best
+    return sorted(grids, key=lambda grid: grid[0] * grid[1])
 
 
 def _spec(_config: PictureConfig) -> PictureSpec:
     return PictureSpec("internvl")
 
 
-FAMILY = FamilyFormat(_spec, InternVl)
+def _gguf_config(file: Mmproj) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    side, merge = file.vision.integer("image_size"), file.vision.integer("projector.scale_factor", 2)
+    tower = file.tower() | {"use_qk_norm": file.has("v.blk.0.attn_q_norm.weight")}
+    if not file.has("v.blk.0.ln1.bias"):
+        tower["norm_type"] = "rms_norm"
+    config = {
+        "architectures": ["InternVLForConditionalGeneration"],
+        "vision_config": tower,
+        "downsample_ratio": 1 / merge,
+        "image_seq_length": (side // file.vision.integer("patch_size") // merge) ** 2,
+        "image_token_id": file.token("<IMG_CONTEXT>"),
+    }
+    tiles = {"min_patches": file.vision.integer("preproc_min_tiles", 1), "crop_to_patches": True}
+    tiles["max_patches"] = file.vision.integer("preproc_max_tiles", 12)
+    return config, file.processor(size={"height": side, "width": side}, **tiles), {}
+
+
+_LAYER_NAMES = {
+    "attn_q": "attention.q_proj",
+    "attn_k": "attention.k_proj",
+    "attn_v": "attention.v_proj",
+    "attn_out": "attention.projection_layer",
+    "attn_q_norm": "attention.q_norm",
+    "attn_k_norm": "attention.k_norm",
+    "ln1": "layernorm_before",
+    "ln2": "layernorm_after",
+    "ls1.weight": "lambda_1",
+    "ls2.weight": "lambda_2",
+    "ffn_up": "mlp.fc1",
+    "ffn_down": "mlp.fc2",
+}
+_GGUF_NAMES = {f"v.blk.{{n}}.{own}": f"vision_tower.encoder.layer.{{n}}.{name}" for own, name in _LAYER_NAMES.items()}
+_GGUF_NAMES |= {
+    "v.patch_embd": "vision_tower.embeddings.patch_embeddings.projection",
+    "v.class_embd": "vision_tower.embeddings.cls_token",
+    "v.position_embd.weight": "vision_tower.embeddings.position_embeddings",
+    "mm.model.mlp.0": "multi_modal_projector.layer_norm",
+    "mm.model.mlp.1": "multi_modal_projector.linear_1",
+    "mm.model.mlp.3": "multi_modal_projector.linear_2",
+}
+FAMILY = FamilyFormat(
+    _spec,
+    InternVl,
+    GgufTower(
+        _gguf_config,
+        lambda _: _GGUF_NAMES,
+        {"position_embeddings": lambda table: table.reshape(1, -1, table.shape[-1])},
+    ),
+)

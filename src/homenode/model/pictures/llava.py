@@ -166,11 +166,15 @@ class LlavaNext(Llava):
         cut = tiles[1:].reshape(down, across, side, side, -1).transpose(0, 2, 1, 3, 4)
         whole = cut.reshape(down * side, across * side, -1)
         rows, columns, top, left = self._map(picture.layout)
-        kept = whole[top : top + rows, left : left + columns]
+        kept = self._fitted(whole[top : top + rows, left : left + columns])
         assert self._newline is not None
-        ends = np.broadcast_to(self._newline, (rows, 1, len(self._newline)))
+        ends = np.broadcast_to(self._newline, (len(kept), 1, len(self._newline)))
         lines = np.concatenate([kept, ends], axis=1).reshape(-1, kept.shape[2])
         return PictureRows(np.concatenate([tiles[0], lines]))
+
+    def _fitted(self, rows: FloatArray) -> FloatArray:
+        """The map without its padding as the text model is given it."""
+        return rows
 
     def _map(self, layout: PictureLayout) -> tuple[int, int, int, int]:
         """Rows and columns of the map of all tiles that are not padding, and the first of each."""

@@ -5,7 +5,7 @@ row and column, and patches merged two by two (Mistral 3).
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from homenode.model.pictures.family import (
     PictureRows,
     PreparedPicture,
 )
+from homenode.model.pictures.mmproj import GgufTower, Mmproj
 from homenode.model.pictures.tower import Tower
 from homenode.model.pictures.vision_config import activation_of, rope_theta, text_of, vision_of
 from homenode.model.spec import PictureSpec
@@ -131,4 +132,41 @@ def _spec(_config: PictureConfig) -> PictureSpec:
     return PictureSpec("mistral3")
 
 
-FAMILY = FamilyFormat(_spec, Mistral3)
+def _gguf_config(file: Mmproj) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    merges = file.has("mm.patch_merger.weight")
+    kind = "Mistral3ForConditionalGeneration" if merges else "LlavaForConditionalGeneration"
+    config = {
+        "architectures": [kind],
+        "vision_config": file.tower() | {"model_type": "pixtral"},
+        "image_token_index": file.token("[IMG]"),
+    }
+    if merges:
+        config["spatial_merge_size"] = file.vision.integer("spatial_merge_size", 2)
+    return config, file.processor(size={"longest_edge": file.vision.integer("image_size")}), {}
+
+
+_LAYER_NAMES = {
+    "attn_q": "attention.q_proj",
+    "attn_k": "attention.k_proj",
+    "attn_v": "attention.v_proj",
+    "attn_out": "attention.o_proj",
+    "ln1": "attention_norm",
+    "ln2": "ffn_norm",
+    "ffn_gate": "feed_forward.gate_proj",
+    "ffn_up": "feed_forward.up_proj",
+    "ffn_down": "feed_forward.down_proj",
+}
+_GGUF_NAMES = {
+    f"v.blk.{{n}}.{own}": f"vision_tower.transformer.layers.{{n}}.{name}" for own, name in _LAYER_NAMES.items()
+}
+_GGUF_NAMES |= {
+    "v.patch_embd": "vision_tower.patch_conv",
+    "v.pre_ln": "vision_tower.ln_pre",
+    "mm.1": "multi_modal_projector.linear_1",
+    "mm.2": "multi_modal_projector.linear_2",
+    "mm.input_norm": "multi_modal_projector.norm",
+    "mm.patch_merger": "multi_modal_projector.patch_merger.merging_layer",
+}
+FAMILY = FamilyFormat(
+    _spec, Mistral3, GgufTower(_gguf_config, lambda _: _GGUF_NAMES, permuted=("q_proj.weight", "k_proj.weight"))
+)

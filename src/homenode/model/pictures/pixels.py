@@ -56,7 +56,7 @@ def pixels_of(picture: Image) -> Pixels:
     return np.asarray(picture, np.uint8)
 
 
-def area_size(height: int, width: int, factor: int, least: int, most: int) -> tuple[int, int]:
+def area_size(height: int, width: int, factor: int, least: float, most: float) -> tuple[int, int]:
     """The size whose sides are multiples of `factor` and whose area is from `least` to `most`, the ratio of the sides
     being about as it was (as Qwen 2 VL has it). ValueError for a picture that is too long for its width.
     """
@@ -101,6 +101,18 @@ def square_tiles(picture: Image, rows: int, columns: int, side: tuple[int, int])
     ]
 
 
+def best_grid(height: int, width: int, area: int, grids: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    """The one of `grids`, as columns and rows of tiles of `area`, whose ratio is nearest to that of a picture; of
+    several the last that the picture fills to more than half.
+    """
+    best, apart = (1, 1), float("inf")
+    for columns, rows in grids:
+        found = abs(width / height - columns / rows)
+        if found < apart or (found == apart and width * height > 0.5 * area * columns * rows):
+            best, apart = (columns, rows), found
+    return best
+
+
 def block_places(rows: int, columns: int, merge: int) -> FloatArray:
     """The row and column [n, 2] of each patch in the order of `block_patches`."""
     grid = np.indices((rows, columns)).transpose(1, 2, 0).astype(np.float32)
@@ -139,6 +151,70 @@ def bilinear_table(table: FloatArray, rows: int, columns: int) -> FloatArray:
     below = np.minimum(down + 1, side - 1)
     lower = _mixed(grid[below[:, None], across], grid[below[:, None], np.minimum(across + 1, side - 1)], across_share)
     return np.asarray(_mixed(upper, lower, down_share[:, None]), np.float32)
+
+
+def bicubic_table(table: FloatArray, rows: int, columns: int) -> FloatArray:
+    """A table of positions [high, wide, width] read by cubics at the middles of rows x columns places that share its
+    area, its border going on outside: [rows, columns, width].
+    """
+    down, across = (_cubic_weights(side, count) for side, count in zip(table.shape, (rows, columns), strict=False))
+    return _of_weights(table, down, across)
+
+
+def _cubic_weights(side: int, count: int) -> FloatArray:
+    """The share of each of `side` values in each of `count` that are read between them, a = -0.75."""
+    places = (np.arange(count, dtype=np.float32) + np.float32(0.5)) * np.float32(side / count) - np.float32(0.5)
+    whole = np.floor(places)
+    share = places - whole
+    weights = np.zeros((count, side), np.float32)
+    for tap in range(-1, 3):
+        at = np.clip(whole.astype(np.int64) + tap, 0, side - 1)
+        np.add.at(weights, (np.arange(count), at), _cubic(np.abs(share - np.float32(tap))))
+    return weights
+
+
+def _cubic(x: FloatArray) -> FloatArray:
+    a = np.float32(-0.75)
+    near = ((a + 2) * x - (a + 3)) * x * x + 1
+    far = ((x - 5) * x + 8) * x * a - 4 * a
+    found: FloatArray = np.where(x <= 1, near, np.where(x < 2, far, np.float32(0))).astype(np.float32)
+    return found
+
+
+def read_between(table: FloatArray, rows: int, columns: int) -> FloatArray:
+    """Values [high, wide, width] read in straight lines at the middles of rows x columns places that share their area,
+    without an average of those between: [rows, columns, width].
+    """
+    down, across = (_line_weights(side, count) for side, count in zip(table.shape, (rows, columns), strict=False))
+    return _of_weights(table, down, across)
+
+
+def _line_weights(side: int, count: int) -> FloatArray:
+    places = np.maximum((np.arange(count) + 0.5) * (side / count) - 0.5, 0)
+    apart = np.abs(np.arange(side) - np.minimum(places, side - 1)[:, None])
+    return np.asarray(np.maximum(0, 1 - apart), np.float32)
+
+
+def _of_weights(table: FloatArray, down: FloatArray, across: FloatArray) -> FloatArray:
+    found: FloatArray = np.einsum("rh,hwd,cw->rcd", down, table, across, optimize=True).astype(np.float32)
+    return found
+
+
+def linear_table(table: FloatArray, rows: int, columns: int) -> FloatArray:
+    """A table of positions [high, wide, width] scaled to rows x columns as a picture is, what is made smaller being
+    averaged: [rows, columns, width].
+    """
+    down, across = (_tent_weights(side, count) for side, count in zip(table.shape, (rows, columns), strict=False))
+    return _of_weights(table, down, across)
+
+
+def _tent_weights(side: int, count: int) -> FloatArray:
+    """The share of each of `side` values in each of `count` in their place, a tent as wide as the scale."""
+    scale = side / count
+    reach = max(scale, 1.0)
+    middles = (np.arange(count) + 0.5) * scale
+    weights = np.maximum(0, 1 - np.abs(np.arange(side) + 0.5 - middles[:, None]) / reach)
+    return np.asarray(weights / weights.sum(axis=1, keepdims=True), np.float32)
 
 
 def _between(side: int, count: int) -> tuple[np.ndarray[Any, Any], FloatArray]:

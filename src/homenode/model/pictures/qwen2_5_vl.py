@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,8 +10,9 @@ import numpy.typing as npt
 
 from homenode.compute.ops import KvCache, Ops, Tensor
 from homenode.model.pictures import pixels
-from homenode.model.pictures.blocks import BlockForm, activated, block, product
+from homenode.model.pictures.blocks import BlockForm, activated, block, normed, product
 from homenode.model.pictures.family import FamilyFormat, PictureConfig, PictureRows, PreparedPicture
+from homenode.model.pictures.mmproj import GgufTower, Mmproj
 from homenode.model.pictures.qwen3_vl import QwenSizes, sections_of
 from homenode.model.pictures.vision_config import activation_of, rope_theta, vision_of
 from homenode.model.spec import PictureSpec
@@ -36,6 +38,7 @@ class Qwen25Vl(QwenSizes):
     """See `PictureFamily`."""
 
     marker_token: int | None = None
+    layer_names: Mapping[str, str] = _LAYER
 
     def __init__(self, config: PictureConfig) -> None:
         super().__init__(config, 14, pixels.CLIP)
@@ -52,15 +55,14 @@ class Qwen25Vl(QwenSizes):
         """Make the programs: a run of blocks with windows or without, one after the other, and the merger."""
         tensors = tower.tensors
         front = tensors.front("patch_embed.proj.weight", _FRONTS)
-        patch = tensors.array(f"{front}patch_embed.proj.weight")
-        first = tensors.of_array(patch.sum(axis=2).reshape(len(patch), -1))  # both frames are the same picture
+        first = tensors.of_array(tensors.still(f"{front}patch_embed.proj.weight"))
         taken = 3 * self.patch**2
         tower.add("patches", taken, lambda ops, x, _: ops.linear(x, (first,), precision="fine"), attends=False)
         for number, (begin, end, _) in enumerate(self._runs()):
-            layers = [tensors.layer(f"{front}blocks.{layer}.", _LAYER) for layer in range(begin, end)]
+            layers = [tensors.layer(f"{front}blocks.{layer}.", self.layer_names) for layer in range(begin, end)]
             tower.add(f"blocks {number}", self.width + self.form.head_dim, self._run(layers))
         merger = tensors.layer(f"{front}merger.", {"norm": "ln_q", "up": "mlp.0", "down": "mlp.2"})
-        tower.add("norm", self.width, lambda ops, x, _: ops.rms_norm(x, merger["norm"], 1e-6), attends=False)
+        tower.add("norm", self.width, lambda ops, x, _: normed(ops, self.form, x, merger, "norm"), attends=False)
 
         def merge(ops: Ops, rows: Tensor, _cache: KvCache) -> Tensor:
             return product(ops, activated(ops, product(ops, rows, merger, "up"), "gelu_erf"), merger, "down")
@@ -92,7 +94,7 @@ class Qwen25Vl(QwenSizes):
         patches, rows, columns = self.patches(picture)
         grid, side = self.grid(picture.layout), self.merge**2
         order, windows = _windows(*grid, self._window)
-        angles = pixels.rope_columns(pixels.block_places(rows, columns, self.merge), self.form.head_dim, self.theta)
+        angles = self.angles(rows, columns)
         x, angles = (part.reshape(len(order), -1)[order].reshape(part.shape) for part in (patches, angles))
         x = tower.run("patches", x, [len(x)])
         for number, (_, _, whole) in enumerate(self._runs()):
@@ -120,4 +122,35 @@ def _spec(config: PictureConfig) -> PictureSpec:
     return PictureSpec("qwen2_5_vl", sections=sections_of(config, (16, 24, 24)))
 
 
-FAMILY = FamilyFormat(_spec, Qwen25Vl)
+def _gguf_config(file: Mmproj) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    tower = file.tower(num_hidden_layers="depth", num_attention_heads="num_heads") | {"hidden_act": "silu"}
+    if period := file.vision.integer("n_wa_pattern", 0, minimum=0):
+        tower["fullatt_block_indexes"] = list(range(period - 1, tower["depth"], period))
+    config = {
+        "architectures": ["Qwen2_5_VLForConditionalGeneration"],
+        "vision_config": tower,
+        "image_token_id": file.token("<|image_pad|>"),
+    }
+    sizes = {"shortest_edge": AREAS[0], "longest_edge": AREAS[1]}
+    return config, file.processor(patch_size=tower["patch_size"], size=sizes), {}
+
+
+AREAS = (56 * 56, 28 * 28 * 16384)  # as published
+GGUF_LAYER = {
+    "attn_qkv": "attn.qkv",
+    "attn_q": "attn.q",
+    "attn_k": "attn.k",
+    "attn_v": "attn.v",
+    "attn_out": "attn.proj",
+    "ln1": "norm1",
+    "ln2": "norm2",
+}
+_LAYER_NAMES = GGUF_LAYER | {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
+GGUF_MERGER = {
+    "v.patch_embd": "visual.patch_embed.proj",
+    "v.post_ln": "visual.merger.ln_q",
+    "mm.0": "visual.merger.mlp.0",
+    "mm.2": "visual.merger.mlp.2",
+}
+_GGUF_NAMES = {f"v.blk.{{n}}.{own}": f"visual.blocks.{{n}}.{name}" for own, name in _LAYER_NAMES.items()} | GGUF_MERGER
+FAMILY = FamilyFormat(_spec, Qwen25Vl, GgufTower(_gguf_config, lambda _: _GGUF_NAMES))

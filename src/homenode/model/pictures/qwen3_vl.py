@@ -20,6 +20,7 @@ from homenode.model.pictures.family import (
     PictureRows,
     PreparedPicture,
 )
+from homenode.model.pictures.mmproj import GgufTower, Mmproj
 from homenode.model.pictures.tower import Tower
 from homenode.model.pictures.vision_config import activation_of, rope_theta, text_of, vision_of
 from homenode.model.spec import PictureSpec
@@ -38,30 +39,44 @@ _LAYER = {
 _MERGER = {"norm": "norm", "up": "linear_fc1", "down": "linear_fc2"}
 _AREAS = (56 * 56, 28 * 28 * 1280)  # of the class
 _SECTIONS = (24, 20, 20)
+_FEWEST_BLOCKS = 8  # of a picture, where a GGUF file does not say: smaller ones are enlarged, as llama.cpp does
 
 
 class QwenSizes:
     """The part that all of Qwen's families, and GLM's, have in common: sizes of pictures, and the rows in a prompt."""
 
     placeholder: int
+    form: BlockForm
+    theta: float
 
-    def __init__(self, config: PictureConfig, patch: int, usual: pixels.Usual, frames: int = 1) -> None:
-        """`patch`: where the processor does not say. `frames`: by which areas are counted."""
+    def __init__(
+        self,
+        config: PictureConfig,
+        patch: int,
+        usual: pixels.Usual,
+        frames: int = 1,
+        areas: tuple[int, int] = _AREAS,
+    ) -> None:
+        """`patch`, `areas`: where the processor does not say. `frames`: by which areas are counted."""
         processor, size = config.processor, config.processor.get("size")
         self.patch, self.merge = int(processor.get("patch_size", patch)), int(processor.get("merge_size", 2))
         self.factor = self.patch * self.merge
         least, most = processor.get("min_pixels"), processor.get("max_pixels")
-        self.least = int(least or pixels.fields_of(size, ("shortest_edge", "min_pixels"), _AREAS[0])) // frames
-        self.most = int(most or pixels.fields_of(size, ("longest_edge", "max_pixels"), _AREAS[1])) // frames
+        self.least = int(least or pixels.fields_of(size, ("shortest_edge", "min_pixels"), areas[0])) / frames
+        self.most = int(most or pixels.fields_of(size, ("longest_edge", "max_pixels"), areas[1])) / frames
         self.resample = int(processor.get("resample", pixels.BICUBIC))
         self.normalisation = pixels.Normalisation.read(processor, usual)
 
     def prepare(self, picture: Image, alone: bool) -> PreparedPicture:
         """See `PictureFamily`."""
-        high, wide = pixels.area_size(picture.height, picture.width, self.factor, self.least, self.most)
+        high, wide = self.sized(picture.height, picture.width)
         found = pixels.pixels_of(pixels.resized(picture, high, wide, self.resample))
         layout = PictureLayout((1, 1), (high, wide), (picture.height, picture.width), alone)
         return PreparedPicture([found], layout)
+
+    def sized(self, height: int, width: int) -> tuple[int, int]:
+        """The height and width that a picture is scaled to. ValueError for one that cannot be."""
+        return pixels.area_size(height, width, self.factor, self.least, self.most)
 
     def grid(self, layout: PictureLayout) -> tuple[int, int]:
         """Rows and columns of blocks."""
@@ -77,6 +92,11 @@ class QwenSizes:
         high, wide = picture.layout.size
         channels = self.normalisation.of(picture.tiles[0])
         return pixels.block_patches(channels, self.patch, self.merge), high // self.patch, wide // self.patch
+
+    def angles(self, rows: int, columns: int) -> FloatArray:
+        """cos and sin by which the heads of each patch turn: by its row, and by its column."""
+        places = pixels.block_places(rows, columns, self.merge)
+        return pixels.rope_columns(places, self.form.head_dim, self.theta)
 
 
 class Qwen3Vl(QwenSizes):
@@ -99,8 +119,7 @@ class Qwen3Vl(QwenSizes):
         """Make the programs: a run of blocks up to each layer that something is made of, and the mergers."""
         tensors = tower.tensors
         front = "model.visual." if "model.visual.pos_embed.weight" in tensors else "visual."
-        patch = tensors.array(f"{front}patch_embed.proj.weight")
-        whole = tensors.of_array(patch.sum(axis=2).reshape(len(patch), -1))  # both frames are the same picture
+        whole = tensors.of_array(tensors.still(f"{front}patch_embed.proj.weight"))
         bias = tensors.vector(f"{front}patch_embed.proj.bias")
         self._places = tensors.array(f"{front}pos_embed.weight")
         layers = [tensors.layer(f"{front}blocks.{number}.", _LAYER) for number in range(self.depth)]
@@ -142,7 +161,7 @@ class Qwen3Vl(QwenSizes):
     def encode(self, tower: Tower, picture: PreparedPicture) -> PictureRows:
         """See `PictureFamily`."""
         patches, rows, columns = self.patches(picture)
-        angles = pixels.rope_columns(pixels.block_places(rows, columns, self.merge), self.form.head_dim, self.theta)
+        angles = self.angles(rows, columns)
         assert self._places is not None
         places = pixels.bilinear_table(self._places, rows, columns).transpose(2, 0, 1)
         x = np.concatenate([patches, pixels.block_patches(places, 1, self.merge)], axis=1)
@@ -191,4 +210,49 @@ def _spec(config: PictureConfig) -> PictureSpec:
     return PictureSpec("qwen3_vl", deep_layers=deep, sections=sections_of(config, usual), interleaved=True)
 
 
-FAMILY = FamilyFormat(_spec, Qwen3Vl)
+def _gguf_config(file: Mmproj) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    tower = file.tower(num_hidden_layers="depth", num_attention_heads="num_heads")
+    tower |= {"hidden_act": "gelu_pytorch_tanh", "deepstack_visual_indexes": _marked(file)}
+    kind = "Qwen3VLForConditionalGeneration"
+    if "qwen35" in str(file.text.get("general.architecture")):
+        kind = "Qwen3_5ForConditionalGeneration"
+    config = {"architectures": [kind], "vision_config": tower, "image_token_id": file.token("<|image_pad|>")}
+    merge = file.vision.integer("spatial_merge_size", 2)
+    fewest = _FEWEST_BLOCKS * (merge * tower["patch_size"]) ** 2
+    sizes = {
+        "shortest_edge": file.vision.integer("image_min_pixels", fewest),
+        "longest_edge": file.vision.integer("image_max_pixels", 4096 * 4096),
+    }
+    return config, file.processor(patch_size=tower["patch_size"], merge_size=merge, size=sizes), {}
+
+
+def _marked(file: Mmproj) -> list[int]:
+    """The layers after which a row is made for a layer of the text."""
+    marks = file.metadata.get("clip.vision.is_deepstack_layers")
+    return [number for number, marked in enumerate(marks) if marked] if isinstance(marks, list) else []
+
+
+def _gguf_names(file: Mmproj) -> dict[str, str]:
+    layer = {
+        "attn_qkv": "attn.qkv",
+        "attn_out": "attn.proj",
+        "ln1": "norm1",
+        "ln2": "norm2",
+        "ffn_up": "mlp.linear_fc1",
+        "ffn_down": "mlp.linear_fc2",
+    }
+    names = {f"v.blk.{{n}}.{own}": f"visual.blocks.{{n}}.{name}" for own, name in layer.items()}
+    for number, marked in enumerate(_marked(file)):
+        front = f"visual.deepstack_merger_list.{number}"
+        for own, name in (("norm", "norm"), ("fc1", "linear_fc1"), ("fc2", "linear_fc2")):
+            names[f"v.deepstack.{marked}.{own}"] = f"{front}.{name}"
+    return names | {
+        "v.patch_embd": "visual.patch_embed.proj",
+        "v.position_embd": "visual.pos_embed",
+        "v.post_ln": "visual.merger.norm",
+        "mm.0": "visual.merger.linear_fc1",
+        "mm.2": "visual.merger.linear_fc2",
+    }
+
+
+FAMILY = FamilyFormat(_spec, Qwen3Vl, GgufTower(_gguf_config, _gguf_names))

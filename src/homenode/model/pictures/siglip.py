@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from homenode.compute.ops import FloatArray, KvCache, Ops, Tensor
+from homenode.compute.ops import FloatArray, KvCache, Ops, Tensor, Weight
 from homenode.model.formats.fields import Fields
 from homenode.model.pictures import pixels
 from homenode.model.pictures.blocks import BlockForm, block, normed
@@ -26,6 +26,19 @@ _LAYER = {
     "norm2": "layer_norm2",
     "up": "mlp.fc1",
     "down": "mlp.fc2",
+}
+GGUF_NAMES = {
+    "v.patch_embd": "vision_tower.embeddings.patch_embedding",
+    "v.position_embd": "vision_tower.embeddings.position_embedding",
+    "v.post_ln": "vision_tower.post_layernorm",
+    "v.blk.{n}.ln1": "vision_tower.encoder.layers.{n}.layer_norm1",
+    "v.blk.{n}.ln2": "vision_tower.encoder.layers.{n}.layer_norm2",
+    "v.blk.{n}.attn_q": "vision_tower.encoder.layers.{n}.self_attn.q_proj",
+    "v.blk.{n}.attn_k": "vision_tower.encoder.layers.{n}.self_attn.k_proj",
+    "v.blk.{n}.attn_v": "vision_tower.encoder.layers.{n}.self_attn.v_proj",
+    "v.blk.{n}.attn_out": "vision_tower.encoder.layers.{n}.self_attn.out_proj",
+    "v.blk.{n}.ffn_up": "vision_tower.encoder.layers.{n}.mlp.fc1",
+    "v.blk.{n}.ffn_down": "vision_tower.encoder.layers.{n}.mlp.fc2",
 }
 _FRONTS = ("model.vision_tower.vision_model.", "model.vision_tower.", "vision_tower.vision_model.", "vision_tower.",
            "model.vision_model.", "vision_model.")  # fmt: skip
@@ -43,8 +56,9 @@ class TakenLayers:
 class SquareTower:
     """The figures of such a tower, and its programs."""
 
-    def __init__(self, vision: Fields, *, clip: bool, usual_activation: str) -> None:
-        self.clip = clip
+    def __init__(self, vision: Fields, *, clip: bool, usual_activation: str, of_any_size: bool = False) -> None:
+        """`of_any_size`: SigLIP 2, whose patches are rows of a product, their values pixel by pixel."""
+        self.clip, self._of_any_size = clip, of_any_size
         self.width, heads = vision.integer("hidden_size", 768), vision.integer("num_attention_heads", 12)
         eps = vision.number("layer_norm_eps", 1e-5 if clip else 1e-6)
         self.form = BlockForm(heads, self.width // heads, eps, activation=activation_of(vision, usual_activation))
@@ -67,7 +81,7 @@ class SquareTower:
         """Make the programs up to the last layer that something is taken from."""
         tensors, self._taken = tower.tensors, taken
         front = tensors.front("embeddings.patch_embedding.weight", _FRONTS)
-        weight = tensors.matrix(f"{front}embeddings.patch_embedding.weight")
+        weight = self._patch_matrix(tower, f"{front}embeddings.patch_embedding.weight")
         bias = tensors.vector(f"{front}embeddings.patch_embedding.bias") if not self.clip else None
         self._table = tensors.array(f"{front}embeddings.position_embedding.weight")
         if self.clip:
@@ -87,6 +101,14 @@ class SquareTower:
         for end in sorted(set(taken.layers)):
             tower.add(f"layers to {end}", self.width, self._run(layers[begin:end], ends if end == self.layers else {}))
             begin = end
+
+    def _patch_matrix(self, tower: Tower, name: str) -> Weight:
+        """The matrix that patches are multiplied by, their values channel by channel."""
+        values = tower.tensors.array(name)
+        if not self._of_any_size or values.ndim == 4:
+            return tower.tensors.matrix(name)
+        pixel_by_pixel = values.reshape(len(values), self.patch, self.patch, 3)
+        return tower.tensors.of_array(pixel_by_pixel.transpose(0, 3, 1, 2).reshape(len(values), -1))
 
     def _run(self, layers: Sequence[dict[str, object]], ends: dict[str, dict[str, object]]) -> Callable[..., Tensor]:
         def forward(ops: Ops, rows: Tensor, cache: KvCache) -> Tensor:

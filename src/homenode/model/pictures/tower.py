@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 
 from homenode.compute.ops import Backend, FloatArray, KvCache, KvGeometry, Ops, StepArrays, StepLimits, Tensor, Weight
+from homenode.compute.stored_matrix import StoredMatrix, canonical_rows
 from homenode.errors import CheckpointError
+from homenode.model.formats.bounded_files import open_file
 from homenode.model.formats.fallback_decode import iter_decoded_rows
 from homenode.model.spec import TensorEntry
 
@@ -21,17 +23,25 @@ _BLOCK = 32  # tokens of a block of KV memory
 _LEAST_ROWS = 1024
 # From the ops, the rows that come in, and the memory for keys and values to rows.
 Forward = Callable[[Ops, Tensor, KvCache], Tensor]
+Change = Callable[[FloatArray], FloatArray]
 
 
 class TowerTensors:
     """The tensors of a tower, put into a backend as they are asked for. `storage`: what float matrices are kept as;
-    None: as they are stored, where there is a kernel for that.
+    None: as they are stored, where there is a kernel for that. `changes`: what becomes of the values of tensors whose
+    names end so, where a file has them otherwise than a folder.
     """
 
     def __init__(
-        self, backend: Backend, tensors: Mapping[str, TensorEntry], where: str, storage: str | None = None
+        self,
+        backend: Backend,
+        tensors: Mapping[str, TensorEntry],
+        where: str,
+        storage: str | None = None,
+        changes: Mapping[str, Change] | None = None,
     ) -> None:
         self._backend, self._tensors, self._where, self._storage = backend, tensors, where, storage
+        self._changes = changes or {}
 
     def __contains__(self, name: str) -> bool:
         return name in self._tensors
@@ -48,7 +58,23 @@ class TowerTensors:
         """The values of a tensor. CheckpointError where there is none of this name."""
         entry = self._entry(name)
         flat = np.concatenate([chunk.reshape(-1) for chunk in iter_decoded_rows(entry)])
-        return flat.reshape(entry.shape)
+        values = flat.reshape(entry.shape)
+        if heads := entry.permuted_heads:
+            stored, values = values, np.empty_like(values)
+            values[canonical_rows(len(values), heads)] = stored
+        change = self._change(name)
+        return values if change is None else np.ascontiguousarray(change(values), np.float32)
+
+    def still(self, name: str) -> FloatArray:
+        """The values of a convolution over two frames where both are the same picture: one matrix. Files may have each
+        frame's by itself, the second under a further number.
+        """
+        if f"{name}.1" in self:
+            values = self.array(name) + self.array(f"{name}.1")
+        else:
+            values = self.array(name)
+            values = values.sum(axis=2) if values.ndim == 5 else values
+        return np.ascontiguousarray(values.reshape(len(values), -1))
 
     def vector(self, name: str, plus: float = 0.0) -> Tensor:
         """A vector, with `plus` added to each value."""
@@ -57,8 +83,10 @@ class TowerTensors:
     def matrix(self, name: str) -> Weight:
         """A matrix; of a convolution all behind its first dimension is columns."""
         entry = self._entry(name)
+        if entry.dtype.block > 1 and len(entry.shape) == 2 and self._change(name) is None:
+            return self._of_blocks(entry)
         values = self.array(name)
-        return self.of_array(values.reshape(len(values), -1), entry.dtype.name)
+        return self.of_array(values.reshape(len(values), -1), entry.dtype.name if entry.dtype.block == 1 else "F32")
 
     def storage_of(self, name: str) -> str:
         """The format that a tensor is stored in."""
@@ -71,6 +99,19 @@ class TowerTensors:
             target = "F32"
         return self._backend.weight_from_array(np.ascontiguousarray(values, np.float32), target)
 
+    def _of_blocks(self, entry: TensorEntry) -> Weight:
+        """A matrix of a file's blocks: kept as they are where there is a kernel for them."""
+        target = entry.dtype.name if entry.dtype.name in self._backend.weight_types() else "F32"
+        with open_file(entry.file) as file:
+            rows, columns = entry.shape
+            stored = StoredMatrix(
+                file.fileno(), entry.offset, entry.dtype, rows, columns, permuted_heads=entry.permuted_heads
+            )
+            return self._backend.weight_from_file(stored, target)
+
+    def _change(self, name: str) -> Change | None:
+        return next((change for end, change in self._changes.items() if name.endswith(end)), None)
+
     def constant(self, values: FloatArray) -> Tensor:
         """A vector of these values."""
         return self._backend.vector(np.ascontiguousarray(values, np.float32).reshape(-1))
@@ -80,7 +121,7 @@ class TowerTensors:
         `bias` where there is one. `plus`: what is added to a vector.
         """
         found: dict[str, Any] = {}
-        for key, module in names.items():
+        for key, module in self._parts(front, names).items():
             weight, bias = f"{front}{module}.weight", f"{front}{module}.bias"
             if len(self._entry(weight).shape) == 1:
                 found[key] = self.vector(weight, (plus or {}).get(key, 0.0))
@@ -89,6 +130,14 @@ class TowerTensors:
             if bias in self:
                 found[f"{key}_bias"] = self.vector(bias)
         return found
+
+    def _parts(self, front: str, names: Mapping[str, str]) -> Mapping[str, str]:
+        """The modules of a block, of which a file may have q, k and v apart where a folder has one."""
+        joined = names.get("qkv")
+        if joined is None or f"{front}{joined}.weight" in self:
+            return names
+        stem = joined.removesuffix("qkv")
+        return {**{part: f"{stem}{part}" for part in "qkv"}, **{k: v for k, v in names.items() if k != "qkv"}}
 
     def _entry(self, name: str) -> TensorEntry:
         if name not in self._tensors:

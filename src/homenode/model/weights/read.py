@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from homenode.compute.ops import Backend, FloatArray, MatrixPlacement, TableBackend, Weight
-from homenode.compute.stored_matrix import StoredMatrix
+from homenode.compute.stored_matrix import StoredMatrix, canonical_rows
 from homenode.errors import CheckpointError, HostError, InternalError, UnsupportedError
 from homenode.host.bind.base.temporary import nameless_file
 from homenode.host.refusals import named_refusals
@@ -287,11 +287,3 @@ def _decode(entry: TensorEntry, rows: IndexRange, columns: IndexRange) -> FloatA
         decoded[order[filled : filled + len(chunk)]] = chunk[:, columns.first : columns.end]
         filled += len(chunk)
     return decoded if entry.times == 1.0 else decoded * np.float32(entry.times)
-
-
-def canonical_rows(rows: int, heads: int) -> IndexArray:
-    """Return where each stored row belongs. In GGUF's llama order row 2j + h of each of `heads` heads is its row h *
-    half + j; with 0 heads all are in place.
-    """
-    order: IndexArray = np.arange(rows)
-    return order.reshape(heads, 2, -1).swapaxes(1, 2).reshape(-1) if heads else order

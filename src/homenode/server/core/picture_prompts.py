@@ -62,7 +62,9 @@ def _places(
 ) -> list[tuple[int, int]]:
     """Where the template has written a picture."""
     token = work.family.marker_token
-    marker = model.tokenizer.token_text(work.family.placeholder if token is None else token)
+    if not isinstance(token, str):
+        token = model.tokenizer.token_text(work.family.placeholder if token is None else token)
+    marker = token
     places = [found.span() for found in re.finditer(re.escape(marker), text)]
     if len(places) != len(sources):
         place = sources[0].place

@@ -143,7 +143,7 @@ class _Front:
                 client,
                 tokenizer,
                 model.config,
-                picture_work(Path(model.path), client.ready, model.config.encoder_cache_size),
+                picture_work(Path(model.path), client.ready, model.config),
             )
             for client, tokenizer, model in zip(clients, tokenizers, prepare.models, strict=True)
         ]

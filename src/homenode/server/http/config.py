@@ -25,6 +25,15 @@ def _keys(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in str(text).split(","))
 
 
+def _cpus(text: str) -> tuple[int, ...]:
+    """The CPUs of a list. Raises UserError where there is none."""
+    from homenode.cpuset import parse_cpu_list
+
+    if not (cpus := parse_cpu_list(text)):
+        raise UserError("no CPU is given; give a list such as 0-7,16, or leave this setting out")
+    return cpus
+
+
 def _tool_parser(name: str) -> str:
     """Raises UserError for a name that no format of tool calls has."""
     from homenode.chat.choice import choose
@@ -201,6 +210,13 @@ class ServedModelConfig:
         "Most bytes of encoded images that are kept, so that the same image is not encoded again, such as 256MiB.",
         parse=parse_bytes,
         minimum=0,
+    )
+    encoder_cpus: tuple[int, ...] = option(
+        (),
+        "CPUs on which images are encoded, such as 0-7, one thread on each. Default: those of the text model, behind "
+        "which the encoder stands back.",
+        parse=_cpus,
+        metavar="LIST",
     )
     max_sequences_per_request: int = option(2048, "Most sequences (prompts times n) in one HTTP request.", minimum=1)
 

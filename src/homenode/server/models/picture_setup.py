@@ -4,48 +4,89 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+import os
+import threading
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from homenode.errors import HomenodeError
+from homenode.cpuset import format_cpu_list
+from homenode.errors import HomenodeError, UserError
 
 if TYPE_CHECKING:
     from homenode.engine.messages import EngineReady
+    from homenode.model.pictures.family import PictureConfig
     from homenode.server.http.config import ServedModelConfig
     from homenode.server.models.picture_work import PictureWork
 
 _LOG = logging.getLogger("homenode.server")
 _MOST_CONFIG_BYTES = 2**24
-_SETTINGS = ("limit_images", "media_path", "media_domains", "encoder_cache_size")
+_SETTINGS = ("limit_images", "media_path", "media_domains", "encoder_cache_size", "encoder_cpus")
 
 
-def picture_work(path: Path, ready: EngineReady, cache_size: int) -> PictureWork | None:
+def picture_work(path: Path, ready: EngineReady, asked: ServedModelConfig) -> PictureWork | None:
     """What encodes pictures for the model at `path`, whose engine is ready; None where the engine takes no rows or
-    homenode knows no family of its class. What of a known family cannot be run is logged.
+    homenode knows no family of its class. What of a known family cannot be run is logged. UserError for CPUs that this
+    process may not use.
     """
-    if not ready.row_columns or ready.pooling is not None or not path.is_dir():
+    _check_cpus(asked.encoder_cpus)
+    mmproj = str(ready.details.get("mmproj") or "")
+    if ready.pooling is not None or (not mmproj and not ready.row_columns):
         return None
-    if (family := _family_name(path / "config.json")) is None:
+    if not mmproj and (not path.is_dir() or _family_name(path / "config.json") is None):
         return None
     from homenode.engine.encoder.client import Encoder, EncoderSettings
-    from homenode.model.pictures.config_files import read_picture_config
     from homenode.model.pictures.decoder import PictureDecoder, family_words
     from homenode.model.pictures.registry import family_named
     from homenode.server.models.picture_work import PictureWork
 
     try:
-        config = read_picture_config(path)
+        family, config = _described(path, mmproj)
         format = family_named(family)
         made, spec = format.make(config), format.spec(config)
     except HomenodeError as error:
         _LOG.warning("this model sees, but images are refused: %s", error.message)
         return None
+    if not ready.row_columns:
+        return None
     words, compute = family_words(family, config), _compute_of(ready.details)
-    settings = EncoderSettings(str(path), compute.pop("cpus"), **compute)
+    cpus = compute.pop("cpus")
+    settings = EncoderSettings(str(path), asked.encoder_cpus or cpus, **compute)
     encoder = Encoder(words, settings, made.placeholder, together=spec.sees_both_ways != "none")
-    return PictureWork(made, PictureDecoder(words), encoder, cache_size)
+    return PictureWork(made, PictureDecoder(words), encoder, asked.encoder_cache_size)
+
+
+def _check_cpus(cpus: Sequence[int]) -> None:
+    """UserError where no thread of this process may run on one of these CPUs."""
+    refused: list[int] = []
+
+    def look() -> None:
+        for cpu in cpus:
+            try:
+                os.sched_setaffinity(0, (cpu,))  # of this thread
+            except (OSError, ValueError, OverflowError):
+                refused.append(cpu)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join()
+    if refused:
+        text = f"--encoder-cpus: CPU {format_cpu_list(refused)} is not there, or may not be used here; leave it out"
+        raise UserError(text, param="encoder_cpus")
+
+
+def _described(path: Path, mmproj: str) -> tuple[str, PictureConfig]:
+    """The family of a model, and what its files say of pictures. `mmproj`: the file that has its tower, "": it is a
+    folder.
+    """
+    if not mmproj:
+        from homenode.model.pictures.config_files import read_picture_config
+
+        return _family_name(path / "config.json") or "", read_picture_config(path)
+    from homenode.model.pictures.gguf_files import read_gguf_pictures
+
+    return read_gguf_pictures(Path(mmproj), path)
 
 
 def unread_settings(config: ServedModelConfig) -> list[str]:
