@@ -5,7 +5,9 @@ written; who waits for blocks of KV memory does not wait for the disk.
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ from homenode.engine.kv_disk.block_format import BlockFormat
 from homenode.engine.kv_disk.block_store import BlockStore, ModelNote
 from homenode.engine.kv_disk.folder import StoreFolder
 from homenode.engine.kv_disk.messages import BlocksMoved
-from homenode.engine.kv_disk.store_thread import BlocksIn, BlocksOut, StoreThread
+from homenode.engine.kv_disk.store_thread import BlocksIn, BlocksOut, StoreThread, is_slower
 from tests.waiting import wait_until
 
 SIZE, TOKENS = 100, 4
@@ -54,12 +56,12 @@ class Memory:
 class Moved:
     """A thread over a store in a folder, and what it has told."""
 
-    def __init__(self, path: Path | None, **settings: int) -> None:
+    def __init__(self, path: Path | None, *, store: type[BlockStore] = BlockStore, **settings: int) -> None:
         self.memory = Memory(16)
         self.store = None
         if path is not None:
             form = BlockFormat(b"model")
-            self.store = BlockStore(StoreFolder.make(path), MODEL, form, [SIZE, 40], 1 << 20, ModelNote("toy"))
+            self.store = store(StoreFolder.make(path), MODEL, form, [SIZE, 40], 1 << 20, ModelNote("toy"))
             self.store.start()
         self.told: list[BlocksMoved] = []
         self.thread = StoreThread(self.store, self.memory, block_tokens=TOKENS, **settings)  # type: ignore[arg-type]
@@ -141,6 +143,65 @@ def test_kv_memory_does_not_wait_for_a_disk_that_stands_still(tmp_path: Path) ->
     goes_on.set()
     moved.thread.close(10.0)
     assert stored(moved) == 3 * TOKENS
+
+
+@pytest.mark.parametrize(
+    ("rate", "computed", "read", "seconds", "left", "slower"),
+    [
+        (0.0, 4 << 20, 1 << 20, 1e9, 4 << 20, False),  # nobody knows what computing takes
+        (1e-6, 4 << 20, 1 << 19, 1e9, 4 << 20, False),  # nothing is known of the disk
+        (1e-6, 4 << 20, 1 << 20, 1.0, 4 << 20, False),
+        (1e-6, 4 << 20, 1 << 20, 1.1, 4 << 20, True),
+        (1e-6, 6 << 20, 1 << 20, 1.1, 4 << 20, False),  # all would have to be computed
+        (1e-6, 6 << 20, 1 << 20, 1.7, 4 << 20, True),
+    ],
+)
+def test_what_reading_took_says_whether_computing_is_faster(
+    rate: float, computed: int, read: int, seconds: float, left: int, slower: bool
+) -> None:
+    assert is_slower(rate, computed, read, seconds, left) == slower
+
+
+class SlowStore(BlockStore):
+    """A store on a disk that takes a while for every block."""
+
+    gets = 0
+
+    def get(self, name: str, parts: Sequence[memoryview]) -> bool:
+        self.gets += 1
+        time.sleep(0.01)
+        return super().get(name, parts)
+
+
+@pytest.mark.parametrize(
+    ("block_s", "state", "arrives", "reads"),
+    [(0.0, False, 8, 8), (1.0, False, 8, 8), (1e-4, False, 2, 2), (1e-4, True, None, 2), (1.0, True, 8, 9)],
+)
+def test_reading_ends_where_computing_is_faster(
+    tmp_path: Path,
+    block_s: float,
+    state: bool,
+    arrives: int | None,
+    reads: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What an earlier process has left tells how long computing takes; the first two blocks, what reading does. With a
+    state all that was read counts for nothing when the rest is not.
+    """
+    monkeypatch.setattr("homenode.engine.kv_disk.store_thread._MEASURED_BYTES", 2 * SIZE)
+    first = Moved(tmp_path / "kv").start()
+    first.keep("out", {name: n for n, name in enumerate(NAMES)}, {"f" * 32: 1})
+    first.wait("out", "stored")
+    assert first.store is not None
+    first.store.set_rate(block_s / SIZE)
+    first.thread.close(5.0)
+    again = Moved(tmp_path / "kv", store=SlowStore).start()
+    again.thread.fetch(BlocksIn("in", NAMES, [8 + n for n in range(8)], 0, ("f" * 32, 2) if state else None))
+    again.wait("in", *([] if arrives is None else ["arrived"]), *([] if arrives == 8 else ["failed"]))
+    tokens = [each.tokens for each in again.told if each.answer == "arrived"]
+    assert tokens == ([] if arrives is None else [TOKENS * arrives])
+    assert isinstance(again.store, SlowStore) and again.store.gets == reads
+    again.thread.close(5.0)
 
 
 def test_what_was_lost_is_not_kept(tmp_path: Path) -> None:

@@ -103,6 +103,14 @@ class _Copies:
         return self.parked.get(name) if found is None else found
 
 
+def is_slower(rate: float, computed: int, read: int, seconds: float, left: int) -> bool:
+    """Return whether reading what is left would take longer than computing, by what was read so far; all in bytes.
+    `rate`: seconds that computing a byte takes, 0: nobody knows. `computed`: what would be computed in place of
+    reading on: what is left, or all of it where what was read is of no use without the rest.
+    """
+    return read >= _MEASURED_BYTES and 0 < rate * computed < seconds / read * left
+
+
 class StoreThread:
     """`run` is the thread's; everything else may be called from any other one, and returns at once.
 
@@ -295,7 +303,7 @@ class StoreThread:
                 self._memory.fill(block, copy)
                 self._copies.use(name)
                 wanted.parked += 1
-            elif self._store is None:
+            elif self._store is None or self._is_slow(nbytes, time.monotonic() - begin, size - done, wanted):
                 break
             else:
                 if done + 1 < size:
@@ -312,6 +320,12 @@ class StoreThread:
             self._tell(BlocksMoved("failed", wanted.key))
         elif self._store is not None:
             self._store.touch([*wanted.names, *([wanted.state[0]] if wanted.state else [])])
+
+    def _is_slow(self, nbytes: int, seconds: float, left: int, wanted: BlocksIn) -> bool:
+        assert self._store is not None
+        rate = self._rate or self._store.names.rate  # the latter is what an earlier process has left
+        computed = left if wanted.state is None else len(wanted.names) - wanted.held
+        return is_slower(rate, computed * self._memory.nbytes, nbytes, seconds, left * self._memory.nbytes)
 
     def _fetch_state(self, name: str, slot: int) -> bool:
         content = self._copies.find(name)
