@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from homenode.compute.ops import KvGeometry, LayerKv
-from homenode.engine.config import ModelConfig
-from homenode.engine.scheduler_config import SchedulerConfig
+from homenode.engine.scheduler_config import KvConfig
 from homenode.kv_types import KV_CHOICES, KV_TYPES, KvFormat
 from homenode.options import options_of
 
@@ -27,6 +26,5 @@ def test_only_types_without_scales_are_cells_alike(name: str) -> None:
 def test_the_setting_has_every_type_and_every_backend_keeps_it() -> None:
     from homenode.compute.reference.kv import AS_STORED
 
-    declared = {**options_of(ModelConfig), **options_of(SchedulerConfig)}
-    assert declared["kv_cache_dtype"][1].choices == KV_CHOICES
+    assert options_of(KvConfig)["kv_cache_dtype"][1].choices == KV_CHOICES
     assert AS_STORED.keys() == KV_TYPES.keys()
