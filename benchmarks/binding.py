@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import multiprocessing
 import os
 import statistics
@@ -27,8 +26,8 @@ import click
 import numpy as np
 
 from benchmarks.contender import Command
-from benchmarks.machine import machine, own_version
 from benchmarks.servers import Server, free_port, running
+from homenode.bench.runner import in_turns, keep_record
 from homenode.bench.serving.clients import ClientLoad, run_load
 from homenode.cli.benchmarks.options import Numbers
 
@@ -132,8 +131,8 @@ def measure(model: Path, neighbours: Sequence[int], turns: int, threads: int, to
             pids[side] = stack.enter_context(running(servers[side]))
         for count in neighbours:
             with _busy(count):
-                for turn in range(turns):
-                    for side in sorted(SIDES, reverse=bool(turn % 2)):
+                for turn, order in in_turns(sorted(SIDES), turns):
+                    for side in order:
                         load = ClientLoad(1, 1, 32, tokens, seed=1000 * turn + count)
                         answer = asyncio.run(_answer(servers[side], pids[side], load))
                         found.append(Turn(count, side, *answer))
@@ -166,8 +165,7 @@ def lines_of(found: Sequence[Turn]) -> Iterator[str]:
 def main(model: Path, neighbours: tuple[int, ...], turns: int, threads: int, tokens: int, out: Path) -> None:
     """Measure both sides, without neighbours and beside as many as are given."""
     found = measure(model, (0, *neighbours), turns, threads, tokens)
-    record = {"machine": machine(), "version": own_version(), "model": model.name, "threads": threads}
-    out.write_text(json.dumps({**record, "turns": [asdict(turn) for turn in found]}, indent=1) + "\n", encoding="utf-8")
+    keep_record(out, model=model.name, threads=threads, turns=[asdict(turn) for turn in found])
     for line in lines_of(found):
         click.echo(line)
 

@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.machine import machine
+from homenode.bench.runner import Interval, in_turns, keep_record
 
 _FIGURES = ("tok_s", "best_step_tok_s", "tok_cpu_s")
 _LEAST = 0.97
@@ -61,20 +61,11 @@ def _figures_of(test: dict[str, Any]) -> dict[str, float]:
     }
 
 
-def interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """The median and a 95 % interval of it by order statistics; of fewer than six values all of them."""
-    ranked, n = sorted(values), len(values)
-    reach = 1.96 * n**0.5 / 2
-    low, high = max(0, math.floor(n / 2 - reach)), min(n - 1, math.ceil(n / 2 + reach))
-    return statistics.median(ranked), ranked[low], ranked[high]
-
-
 def compare(model: str, given: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """The ratios of one model, by test and figure."""
     ratios: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     speeds: dict[str, list[float]] = defaultdict(list)
-    for number in range(given.pairs):
-        order = ("old", "new") if number % 2 == 0 else ("new", "old")
+    for number, order in in_turns(("old", "new"), given.pairs):
         seen = {side: figures(getattr(given, side), model, given) for side in order}
         for test, new in seen["new"].items():
             speeds[test].append(new["tok_s"])
@@ -84,13 +75,23 @@ def compare(model: str, given: argparse.Namespace) -> dict[str, dict[str, Any]]:
     return {
         test: {
             "speed": statistics.median(speeds[test]),
-            **{
-                figure: dict(zip(("median", "low", "high"), interval(values), strict=True))
-                for figure, values in by.items()
-            },
+            **{figure: Interval.of(values) for figure, values in by.items()},
         }
         for test, by in ratios.items()
     }
+
+
+def _plain(by: dict[str, Any]) -> dict[str, Any]:
+    return {name: value.to_json() if isinstance(value, Interval) else value for name, value in by.items()}
+
+
+def programs_of(given: argparse.Namespace) -> dict[str, str]:
+    """The versions of both sides, as their programs tell them."""
+    told = {
+        side: subprocess.run([getattr(given, side), "--version"], capture_output=True, text=True, check=False)
+        for side in ("old", "new")
+    }
+    return {side: done.stdout.strip() for side, done in told.items()}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -111,17 +112,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     slower = False
     for model, tests in found.items():
         for test, by in tests.items():
-            words = ", ".join(
-                f"{figure} {by[figure]['median']:.3f} ({by[figure]['low']:.3f} to {by[figure]['high']:.3f})"
-                for figure in _FIGURES
-            )
+            words = ", ".join(f"{figure} {by[figure]}" for figure in _FIGURES)
             print(f"{Path(model).name}, {test}: {by['speed']:.1f} tok/s; new by old: {words}")
-            slower |= all(by[figure]["low"] < _LEAST for figure in ("tok_s", "best_step_tok_s"))
-    if given.json is not None:
-        given.json.write_text(
-            json.dumps({"machine": machine(), "pairs": given.pairs, "results": found}, indent=2) + "\n",
-            encoding="utf-8",
-        )
+            slower |= all(by[figure].low < _LEAST for figure in ("tok_s", "best_step_tok_s"))
+    results = {model: {test: _plain(by) for test, by in tests.items()} for model, tests in found.items()}
+    keep_record(given.json, programs_of(given), pairs=given.pairs, results=results)
     return int(slower)
 
 

@@ -17,17 +17,16 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import math
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from benchmarks.commits import interval
+from benchmarks.commits import programs_of
 from benchmarks.contender import Command
-from benchmarks.machine import machine
 from benchmarks.servers import Server, free_port, running
+from homenode.bench.runner import Interval, in_turns, keep_record
 from homenode.bench.serving.clients import ClientLoad, run_load
 from homenode.bench.serving.served import Served, served
 
@@ -80,10 +79,10 @@ def compare(given: argparse.Namespace, number: int) -> list[dict[str, float]]:
     """The ratios of one round."""
     found = []
     with side(given.old, given) as old, side(given.new, given) as new:
-        for pair in range(given.pairs + 1):  # the first pair warms both up
+        for pair, order in in_turns((new, old), given.pairs + 1):  # the first pair warms both up
             seed = number * (given.pairs + 1) + pair
             load = ClientLoad(given.clients, given.requests, given.prompt_tokens, given.gen_tokens, seed=seed)
-            seen = {url: ask(url, load) for url in ((old, new) if pair % 2 else (new, old))}
+            seen = {url: ask(url, load) for url in order}
             if pair:
                 found.append(ratios(seen[old], seen[new]))
     return found
@@ -114,13 +113,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for number in range(given.rounds):
         found += compare(given, number)
         print(f"round {number + 1} of {given.rounds}", file=sys.stderr, flush=True)
-    summary = {name: interval([pair[name] for pair in found]) for name in found[0]}
-    for name, (median, low, high) in summary.items():
-        print(f"{given.model.name}, {name}: new by old {median:.3f} ({low:.3f} to {high:.3f})")
-    if given.json is not None:
-        record = {"machine": machine(), "handover": given.handover, "pairs": found}
-        given.json.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-    return int(any(summary[name][1] < _LEAST for name in _JUDGED))
+    summary = {name: Interval.of([pair[name] for pair in found]) for name in found[0]}
+    for name, interval in summary.items():
+        print(f"{given.model.name}, {name}: new by old {interval}")
+    keep_record(given.json, programs_of(given), handover=given.handover, pairs=found)
+    return int(any(summary[name].low < _LEAST for name in _JUDGED))
 
 
 if __name__ == "__main__":

@@ -21,10 +21,11 @@ from benchmarks import in_python
 from benchmarks.comparison import Comparison, Pair
 from benchmarks.contender import Peer
 from benchmarks.llama_cpp import LlamaCpp
-from benchmarks.machine import machine, own_version, without_folders
+from benchmarks.machine import without_folders
 from benchmarks.tasks import Task, measured, planned, shown_commands
 from benchmarks.turns import Turns
 from benchmarks.workload import FORMATS, SHAPES, Workload
+from homenode.bench.runner import machine, own_version
 from homenode.cli.benchmarks.options import Numbers
 
 PEERS: dict[str, Callable[[Path], Peer]] = {

@@ -25,10 +25,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.commits import interval
-from benchmarks.machine import machine, own_version
 from benchmarks.others import Others, process_seconds
 from benchmarks.standing import CommandFailed, Standing
+from homenode.bench.runner import Interval, keep_record
 
 _PROGRAM = Path(__file__).resolve().parent / "programs" / "run_embeddings.py"
 _PEERS, _PEER_PRECISIONS = ("transformers", "openvino"), ("bf16", "f32")
@@ -152,13 +151,17 @@ def summary(sides: Sequence[Side]) -> list[dict[str, Any]]:
     lines: list[dict[str, Any]] = []
     for side in sides:
         line: dict[str, Any] = {"engine": side.engine, "precision": side.precision, "version": side.version}
-        line |= {"seconds": interval(side.seconds), "cpu_seconds": interval(side.cpu), "others": interval(side.others)}
+        line |= {
+            "seconds": Interval.of(side.seconds),
+            "cpu_seconds": Interval.of(side.cpu),
+            "others": Interval.of(side.others),
+        }
         line["least_cosine"] = float((np.array(side.vectors) * np.array(exact.vectors)).sum(axis=1).min())
         if side.engine != "homenode":
             line["ratios"] = {
                 own.precision: {
-                    "clock": interval([theirs / mine for theirs, mine in zip(side.seconds, own.seconds, strict=True)]),
-                    "cpu": interval([theirs / max(mine, 0.01) for theirs, mine in zip(side.cpu, own.cpu, strict=True)]),
+                    "clock": Interval.of_ratios(side.seconds, own.seconds),
+                    "cpu": Interval.of_ratios(side.cpu, [max(mine, 0.01) for mine in own.cpu]),
                 }
                 for own in ours
             }
@@ -220,10 +223,8 @@ def main() -> None:
         run(sides, given.rounds, standing, say)
     lines = summary(sides)
     print(_shown(lines))
-    if given.json:
-        shape = {"texts": given.texts, "tokens": given.tokens, "threads": given.threads, "rounds": given.rounds}
-        found = {**shape, **machine(), "homenode": own_version(), "sides": lines}
-        given.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    shape = {"texts": given.texts, "tokens": given.tokens, "threads": given.threads, "rounds": given.rounds}
+    keep_record(given.json, {line["engine"]: line["version"] for line in lines}, **shape, sides=lines)
 
 
 if __name__ == "__main__":

@@ -34,8 +34,9 @@ from urllib.parse import urlsplit
 
 from benchmarks.contender import Command, Unavailable
 from benchmarks.gap_figures import Beside, figures_of, gaps_within, table
-from benchmarks.machine import machine, own_version, without_folders
+from benchmarks.machine import without_folders
 from benchmarks.servers import Server, free_port, homenode_server, llama_server, running
+from homenode.bench.runner import keep_record
 from homenode.bench.serving.clients import ClientLoad
 
 _LEAST_GAPS = 25  # of a reader before the long prompt comes
@@ -241,17 +242,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     figures = {name: figures_of(rounds) for name, rounds in found.items()}
     print(table(figures))
-    if given.json is not None:
-        record = {
-            "machine": machine(),
-            "homenode": own_version(),
-            "model": given.model.name,
-            "load": asdict(load) | {"threads": given.threads},
-            "commands": commands,
-            "figures": {name: asdict(own) for name, own in figures.items()},
-            "rounds": {name: [each.to_json() for each in rounds] for name, rounds in found.items()},
-        }
-        given.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    keep_record(
+        given.json,
+        model=given.model.name,
+        load=asdict(load) | {"threads": given.threads},
+        commands=commands,
+        figures={name: asdict(own) for name, own in figures.items()},
+        rounds={name: [each.to_json() for each in rounds] for name, rounds in found.items()},
+    )
     return 0
 
 

@@ -12,8 +12,8 @@ import statistics
 import time
 from typing import Any
 
-from benchmarks.machine import machine, own_version
 from homenode import LLM, SamplingParams
+from homenode.bench.runner import Interval, in_turns, record
 from homenode.grammars.spec import GrammarSpec, JsonSchema
 
 # A list that goes on beyond every answer: both batches have as many tokens.
@@ -61,15 +61,16 @@ def measure(llm: LLM, batch: int, tokens: int, rounds: int) -> dict[str, Any]:
     tokens_per_second(llm, batch, 8, spec, 0)  # the vocabulary is read, the grammar prepared
     free: list[float] = []
     bound: list[float] = []
-    for number in range(1, rounds + 1):
-        turns: list[tuple[GrammarSpec | None, list[float]]] = [(None, free), (spec, bound)]
-        for output, found in turns if number % 2 else reversed(turns):
-            found.append(tokens_per_second(llm, batch, tokens, output, number))
-    cost = statistics.median(1 - b / f for b, f in zip(bound, free, strict=True))
+    sides: list[tuple[GrammarSpec | None, list[float]]] = [(None, free), (spec, bound)]
+    for number, order in in_turns(sides, rounds):
+        for output, found in order:
+            found.append(tokens_per_second(llm, batch, tokens, output, number + 1))
+    kept = Interval.of_ratios(bound, free)
     return {
         "free_tokens_s": round(statistics.median(free), 1),
         "bound_tokens_s": round(statistics.median(bound), 1),
-        "cost": round(cost, 4),
+        "cost": round(1 - kept.median, 4),
+        "ratio": kept.to_json(),
         "free": [round(value, 1) for value in free],
         "bound": [round(value, 1) for value in bound],
     }
@@ -87,7 +88,7 @@ def main() -> None:
     settings = {} if given.threads is None else {"threads": given.threads}
     with LLM(given.model, max_model_len=1024, kv_cache_memory="256MiB", **settings) as llm:
         found = measure(llm, given.batch, given.tokens, given.rounds)
-    print(json.dumps({"batch": given.batch, "tokens": given.tokens, **found, **machine(), "homenode": own_version()}))
+    print(json.dumps(record(batch=given.batch, tokens=given.tokens, **found)))
 
 
 if __name__ == "__main__":

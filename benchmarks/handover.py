@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import statistics
 import sys
 import threading
@@ -24,8 +23,8 @@ from pathlib import Path
 import click
 
 from benchmarks.contender import Command
-from benchmarks.machine import machine, own_version
 from benchmarks.servers import Server, free_port, running
+from homenode.bench.runner import keep_record
 from homenode.bench.serving.clients import ClientLoad, TimedCompletion, run_load
 from homenode.cli.benchmarks.options import Numbers
 
@@ -229,9 +228,8 @@ def main(model: Path, modes: tuple[str, ...], prompts: tuple[int, ...], out: Pat
     found: dict[str, list[Turn]] = {}
     for mode in modes:
         found[mode] = measure(model, mode, prompts, **settings)  # type: ignore[arg-type]
-        record = {"machine": machine(), "version": own_version(), "model": model.name, **settings}
-        record["modes"] = {name: [asdict(turn) for turn in turns] for name, turns in found.items()}
-        out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        turns_of = {name: [asdict(turn) for turn in turns] for name, turns in found.items()}
+        keep_record(out, model=model.name, settings=settings, modes=turns_of)
         for tokens in prompts:
             click.echo(_line(mode, tokens, found[mode]))
 

@@ -21,8 +21,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
-import math
 import mmap
 import statistics
 import sys
@@ -34,7 +32,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from benchmarks.machine import machine, own_version
+from homenode.bench.runner import Interval, keep_record
 from homenode.compute.native.kv_pages import KvPages
 from homenode.engine.api.local import LocalEngine
 from homenode.engine.config import EngineConfig
@@ -193,10 +191,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     finally:
         for side in sides:
             side.engine.close()
-    found = {"machine": machine(), "version": own_version(), "pairs": given.pairs, **_figures(given, turns)}
+    found = {"pairs": given.pairs, **_figures(given, turns)}
     _show(found)
-    if given.json is not None:
-        given.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    keep_record(given.json, **found)
     return 0
 
 
@@ -252,18 +249,8 @@ def _figures(given: argparse.Namespace, turns: Sequence[dict[str, dict[str, Turn
 
 
 def _spread(values: Sequence[float]) -> dict[str, float]:
-    """The median, a 95 % interval of the median by its order statistics (all values where there are fewer than six),
-    the least and the most."""
-    ranked, n = sorted(values), len(values)
-    reach = 1.96 * n**0.5 / 2
-    low, high = max(0, math.floor(n / 2 - reach)), min(n - 1, math.ceil(n / 2 + reach))
-    return {
-        "median": statistics.median(ranked),
-        "low": ranked[low],
-        "high": ranked[high],
-        "least": ranked[0],
-        "most": ranked[-1],
-    }
+    """The median with its interval, the least and the most."""
+    return {**Interval.of(values).to_json(), "least": min(values), "most": max(values)}
 
 
 def _show(found: dict[str, Any]) -> None:

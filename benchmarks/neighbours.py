@@ -22,7 +22,6 @@ their session (sched(7)).
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import sys
@@ -39,7 +38,7 @@ from typing import Any
 
 import httpx
 
-from benchmarks.machine import machine, own_version
+from homenode.bench.runner import Interval, keep_record
 from homenode.bench.serving.server_process import end_process
 from homenode.cpuset import format_cpu_list
 from homenode.host.bind.cpu_look import CpuLook
@@ -127,12 +126,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         after = [server.cpus() for server in pair]
     if not rounds:
         raise SystemExit("other programs had a tenth of a CPU's time or more in every round")
-    found: dict[str, Any] = {"machine": machine(), "version": own_version(), "load": vars(load), "rounds": rounds}
+    found: dict[str, Any] = {"load": vars(load), "rounds": rounds}
     found |= {"cpus": [format_cpu_list(sorted(each)) for each in after]}
     found |= {name: _spread([r[name] for r in rounds]) for name in _SHARES}
     _show(found)
-    if given.json is not None:
-        given.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    keep_record(given.json, **found)
     left_over = set(cores[2 * half :])  # where nobody computes
     return 1 if (before[0] & before[1] or after[0] & after[1]) - left_over else 0
 
@@ -250,7 +248,7 @@ def _family(pid: int) -> Iterator[int]:
 
 
 def _spread(values: Sequence[float]) -> dict[str, float]:
-    return {"median": statistics.median(values), "least": min(values), "most": max(values)}
+    return {**Interval.of(values).to_json(), "least": min(values), "most": max(values)}
 
 
 def _show(found: dict[str, Any]) -> None:
@@ -259,7 +257,7 @@ def _show(found: dict[str, Any]) -> None:
         print(f"{name:20} {statistics.median(r[name] for r in found['rounds']):9.1f} tok/s")
     for name, meaning in _SHARES.items():
         share = found[name]
-        print(f"{meaning}, of the sum: {share['median']:.3f} ({share['least']:.3f} to {share['most']:.3f})")
+        print(f"{meaning}, of the sum: {share['median']:.3f} ({share['low']:.3f} to {share['high']:.3f})")
     print(f"server 1 on CPUs {found['cpus'][0]}, server 2 on CPUs {found['cpus'][1]}")
 
 

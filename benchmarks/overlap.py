@@ -28,8 +28,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.machine import machine, own_version
 from benchmarks.others import disturbed, used_seconds
+from homenode.bench.runner import Interval, keep_record
 
 _ROOT = Path(__file__).resolve().parent.parent
 _PROGRAM = _ROOT / "benchmarks" / "programs" / "decode_turns.py"
@@ -137,7 +137,7 @@ def compare(sides: tuple[Side, Side], work: Work, turns: int, seconds: float) ->
             side.name: statistics.median(pair[at]["rate"] for pair in counted) for at, side in enumerate(sides)
         },
         "best": {side.name: max(pair[at]["rate"] for pair in counted) for at, side in enumerate(sides)},
-        "ratio": statistics.median(ratios),
+        "ratio": Interval.of(ratios).to_json(),
         "ratios": ratios,
         "stages": {side.name: counted[-1][at]["stages"] for at, side in enumerate(sides)},
     }
@@ -146,12 +146,11 @@ def compare(sides: tuple[Side, Side], work: Work, turns: int, seconds: float) ->
 def report(found: dict[str, Any]) -> str:
     """In a few lines."""
     rates = ", ".join(f"{name} {rate:.1f}" for name, rate in found["medians"].items())
-    low, high = min(found["ratios"]), max(found["ratios"])
     counted = f"{len(found['ratios'])} pairs" + ("" if found["quiet"] else ", all beside other programs")
     best = ", ".join(f"{rate:.1f}" for rate in found["best"].values())
     lines = [
         f"decode, {found['requests']} after {found['prompt']} tokens: {rates} tok/s (best {best}); ratio "
-        f"{found['ratio']:.3f} ({low:.3f} to {high:.3f}; {counted})"
+        f"{Interval(**found['ratio'])}; {counted}"
     ]
     for name, stages in found["stages"].items():
         lines += [
@@ -191,14 +190,7 @@ def main() -> None:
     if asked.before:
         now, before = Side("this tree", asked.model, {}), Side("before", asked.model, {}, tree=asked.before.resolve())
         groups.append(((now, before), [Work(requests, asked.prompt, asked.tokens) for requests in (1, asked.requests)]))
-    result = {
-        "machine": machine(),
-        "version": own_version(),
-        "model": asked.model.name,
-        "found": measured(groups, asked.turns, asked.seconds),
-    }
-    if asked.json:
-        asked.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    keep_record(asked.json, model=asked.model.name, found=measured(groups, asked.turns, asked.seconds))
 
 
 def measured(groups: list[tuple[tuple[Side, Side], list[Work]]], turns: int, seconds: float) -> list[dict[str, Any]]:

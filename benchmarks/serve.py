@@ -19,12 +19,13 @@ from pathlib import Path
 import click
 
 from benchmarks.contender import gguf_of
-from benchmarks.machine import machine, own_version, without_folders
+from benchmarks.machine import without_folders
 from benchmarks.others import disturbed
 from benchmarks.pair import last_json
 from benchmarks.served import ServedCombination, ServedComparison, ServedPair
 from benchmarks.servers import HUGE_PAGES, Server, homenode_server, llama_server
 from benchmarks.turns import Turns
+from homenode.bench.runner import machine, own_version
 from homenode.bench.serving.clients import ClientLoad
 from homenode.bench.serving.served import Served
 from homenode.cli.benchmarks.options import Names, Numbers

@@ -10,7 +10,6 @@ what single steps reach of it. The simulation is given the means; nothing is fit
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import subprocess
 import sys
@@ -22,10 +21,10 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from benchmarks.machine import machine, own_version
 from benchmarks.others import Others, disturbed
 from homenode.bench.machine.node_probe import NativeProbe
 from homenode.bench.machine.nodes import bench_teams, measure_nodes, memories
+from homenode.bench.runner import keep_record
 from homenode.engine.api.local import LocalEngine
 from homenode.engine.config import EngineConfig
 from homenode.engine.messages import Output
@@ -179,8 +178,6 @@ def compare(model: str | None, rounds: int) -> dict[str, Any]:
         }
         rows.append({**row, "quiet": bool(quiet), "runs": runs})
     return {
-        "machine": machine(),
-        "version": own_version(),
         "model": path.name,
         "weight_bytes": sum(specs[0].weights.values()),
         "steps_before_and_after": [asdict(one) for _, one in (before, after)],
@@ -219,8 +216,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
     found = compare(asked.model, asked.rounds)
-    if asked.out:
-        asked.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    keep_record(asked.out, **found)
     for row in found["results"]:
         beside = "" if row["quiet"] else "  (beside other programs)"
         both = f"measured {row['measured_tok_s']:8.2f} tok/s  simulated {row['simulated_tok_s']:8.2f}"

@@ -15,7 +15,6 @@ MiB at least) or their descriptors by more than 8 from the first third of the ti
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import re
 import shlex
@@ -32,7 +31,7 @@ from typing import Any
 
 import httpx
 
-from benchmarks.machine import machine, own_version
+from homenode.bench.runner import keep_record
 from homenode.bench.serving.server_process import end_process, pss_bytes
 from homenode.host.bind.base.threads import descendants
 
@@ -214,12 +213,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         soak.close()
     problems = soak.problems()
     found = {
-        "machine": machine(), "version": own_version(), "minutes": given.minutes, "answered": soak.answered,
-        "left": soak.left,
+        "minutes": given.minutes, "answered": soak.answered, "left": soak.left,
         "problems": problems, "samples": [asdict(each) for each in soak.samples],
     }  # fmt: skip
-    if given.json is not None:
-        given.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    keep_record(given.json, **found)
     print(
         f"{soak.answered} answered, {soak.left} left by their clients, {len(soak.samples) // 2} rounds: "
         f"{'; '.join(problems) or 'nothing wrong'}"

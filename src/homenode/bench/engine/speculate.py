@@ -11,11 +11,12 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from queue import SimpleQueue
 from typing import Any
 
 from homenode.bench.engine.draft_workloads import WORKLOADS
+from homenode.bench.runner import Interval, in_turns
 from homenode.engine.api.local import LocalEngine
 from homenode.engine.kv.sequence import Sequence as EngineSequence
 from homenode.engine.messages import Output
@@ -32,16 +33,21 @@ _PATIENCE_S = 600.0
 
 @dataclass(frozen=True)
 class SpeculationSpeed:
-    """The speed of one kind of work. Tokens a second of all answers at once; `ratio`: the median over the turns."""
+    """The speed of one kind of work. Tokens a second of all answers at once; `ratio`: over the turns."""
 
     work: str
     at_once: int
     plain_tok_s: float
     drafted_tok_s: float
-    ratio: float
+    ratio: Interval
     drafted: int
     accepted: int
     tokens_per_step: float  # of one answer
+
+    def to_json(self) -> dict[str, Any]:
+        """Return its figures by name; `ratio` is the median, within `ratio_low` and `ratio_high`."""
+        ratio = {"ratio": self.ratio.median, "ratio_low": self.ratio.low, "ratio_high": self.ratio.high}
+        return {**asdict(self), **ratio}
 
 
 class KnownAnswers(DraftChoice):
@@ -132,10 +138,10 @@ def measure_work(
     plain: list[float] = []
     drafted: list[float] = []
     counts = (0, 0)
-    for turn in range(turns + 1):
+    for turn, order in in_turns((True, False), turns + 1):
         salt = f"turn {turn} of {name}"
         told: dict[bool, list[list[int]]] = {}
-        for speculative in (False, True) if turn % 2 else (True, False):
+        for speculative in order:
             asked.ask(prompts[:1], salt, speculative=False, count=1)
             seconds, told[speculative], of_drafts = asked.ask(prompts, salt, speculative=speculative)
             if not turn:
@@ -151,7 +157,7 @@ def measure_work(
         at_once,
         (made - at_once) / statistics.median(plain),
         (made - at_once) / statistics.median(drafted),
-        statistics.median(p / d for p, d in zip(plain, drafted, strict=True)),
+        Interval.of_ratios(plain, drafted),
         *counts,
         tokens * at_once * turns / max(1, steps),
     )
@@ -199,7 +205,7 @@ def as_row(speed: SpeculationSpeed) -> Mapping[str, str]:
         "at once": str(speed.at_once),
         "plain tok/s": f"{speed.plain_tok_s:.1f}",
         "drafted tok/s": f"{speed.drafted_tok_s:.1f}",
-        "ratio": f"{speed.ratio:.2f}",
+        "ratio": str(speed.ratio),
         "drafted": str(speed.drafted),
         "accepted": str(speed.accepted),
         "tokens a step": f"{speed.tokens_per_step:.2f}",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
+from homenode.bench.runner import record
 from homenode.cli.benchmarks.options import HeadShapes, Names, meter_of, native_backend
 from homenode.cli.flags.logs import with_command_log
 from homenode.cli.flags.settings import with_some_settings
@@ -78,7 +79,8 @@ def attention(
             results = list(measure_attention(backend, meter_of(backend), plan, watch))
         statistics = backend.statistics()
         if as_json:
-            click.echo(msgspec.json.encode({"backend": statistics, "results": [asdict(r) for r in results]}).decode())
+            found = record(backend=statistics, results=[asdict(r) for r in results])
+            click.echo(msgspec.json.encode(found).decode())
         else:
             _print_table(results)
             OUT.print(

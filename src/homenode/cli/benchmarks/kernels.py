@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
+from homenode.bench.runner import record
 from homenode.cli.benchmarks.options import Names, Shapes, meter_of, native_backend
 from homenode.cli.flags.logs import with_command_log
 from homenode.cli.flags.settings import with_some_settings
@@ -80,7 +81,8 @@ def kernels(
                 plot,
             )
         if as_json:
-            click.echo(msgspec.json.encode({"backend": statistics, "results": [asdict(r) for r in results]}).decode())
+            found = record(backend=statistics, results=[asdict(r) for r in results])
+            click.echo(msgspec.json.encode(found).decode())
         else:
             _print_table(results)
             others = ", ".join(name for name in statistics["levels"] if name != statistics["level"])

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
+from homenode.bench.runner import record
 from homenode.cli.benchmarks.options import Numbers, engine_backend, meter_of
 from homenode.cli.flags.logs import with_command_log
 from homenode.cli.flags.settings import NUMA_SETTINGS, with_some_settings
@@ -110,11 +111,8 @@ def model(
         with measuring(plan.tests * (repeat + 1)) as watch:
             results = measure(loaded, backend, meter_of(backend), plan, watch)
         if as_json:
-            found = {
-                "model": str(checkpoint.path),
-                "backend": backend.statistics(),
-                "results": [asdict(r) for r in results],
-            }
+            figures = [asdict(r) for r in results]
+            found = record(model=str(checkpoint.path), backend=backend.statistics(), results=figures)
             click.echo(msgspec.json.encode(found).decode())
         else:
             _print_table(results)

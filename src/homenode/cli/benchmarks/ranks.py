@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from homenode.bench.runner import record
 from homenode.cli.flags.logs import with_command_log
 from homenode.cli.output.report import ERR, OUT, json_errors, print_json
 
@@ -51,7 +52,7 @@ def ranks(
         with ERR.status("measuring"):
             found = measure(RanksBenchPlan([(rows, columns) for rows in row_counts], ranks, threads, rounds, spin_us))
         if as_json:
-            print_json({"results": [{**asdict(row), "nbytes": row.nbytes} for row in found]})
+            print_json(record(results=[{**asdict(row), "nbytes": row.nbytes} for row in found]))
         else:
             _print(found)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
+from homenode.bench.runner import record
 from homenode.cli.benchmarks.options import Numbers
 from homenode.cli.flags.logs import with_command_log
 from homenode.cli.flags.token_counts import TokenCount
@@ -103,11 +104,8 @@ def serve(
         if html is not None:
             _write_page(html, url, prompt_tokens, gen_tokens, results)
         if as_json:
-            click.echo(
-                msgspec.json.encode(
-                    {"url": url, "gen_tokens": gen_tokens, "results": [asdict(r) for r in results]}
-                ).decode()
-            )
+            found = record(url=url, gen_tokens=gen_tokens, results=[asdict(r) for r in results])
+            click.echo(msgspec.json.encode(found).decode())
         else:
             _print_table(results)
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 
 from homenode.bench.engine.draft_workloads import WORKLOADS
+from homenode.bench.runner import record
 from homenode.cli.benchmarks.options import Numbers
 from homenode.cli.flags.logs import with_command_log
 from homenode.cli.flags.settings import with_some_settings
@@ -69,7 +69,7 @@ def speculate(
         else:
             found = _of_work(config, [_work(name) for name in work.split(",")], sizes, as_json)
         if as_json:
-            click.echo(msgspec.json.encode({"results": [asdict(speed) for speed in found]}).decode())
+            click.echo(msgspec.json.encode(record(results=[speed.to_json() for speed in found])).decode())
 
 
 def _of_work(config: EngineConfig, names: list[str], sizes: dict[str, Any], as_json: bool) -> list[SpeculationSpeed]:

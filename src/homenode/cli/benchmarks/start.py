@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from homenode.bench.runner import record
 from homenode.cli.output.report import OUT, plain_errors, print_json
 from homenode.units import format_bytes
 
@@ -44,9 +45,8 @@ def start(model: str | None, runs: int, flags: str, as_json: bool) -> None:
                 watch.ran()
         median = median_of(starts)
         if as_json:
-            print_json(
-                {"model": model, "flags": given, "median": asdict(median), "starts": [asdict(s) for s in starts]}
-            )
+            each = [asdict(one) for one in starts]
+            print_json(record(model=model, flags=given, median=asdict(median), starts=each))
         else:
             _print_table(median, starts)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from homenode.bench.runner import record
 from homenode.cli.benchmarks.options import SizeList
 from homenode.cli.flags.logs import with_command_log
 from homenode.cli.flags.suggestions import SuggestingChoice
@@ -66,7 +67,8 @@ def transfer(
                 )
             )
         if as_json:
-            print_json({"results": [{**asdict(row), "median_us": row.median_us, "gb_s": row.gb_s} for row in rows]})
+            figures = [{**asdict(row), "median_us": row.median_us, "gb_s": row.gb_s} for row in rows]
+            print_json(record(results=figures))
         else:
             _print(rows)
 
