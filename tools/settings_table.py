@@ -33,7 +33,7 @@ kv-cache-memory = "2GiB"
 
 def page() -> str:
     """The whole page as Markdown."""
-    from homenode.cli.flags.logs import LogConfig
+    from homenode.cli.flags.logs import ServiceLogConfig
     from homenode.engine.config import EngineConfig
     from homenode.model.tokenizer.config import TextConfig
     from homenode.server.http.config import ServerConfig
@@ -46,7 +46,7 @@ def page() -> str:
         ("Several models", SeveralModelsConfig),
         ("Engine", EngineConfig),
         ("Text", TextConfig),
-        ("Log", LogConfig),
+        ("Log", ServiceLogConfig),
         ("`homenode proxy`", ProxyConfig),
     )
     for title, config in sections:

@@ -118,7 +118,7 @@ def server(client: Any, keys: Any = None) -> bytes:
     recorder.tokens(2)
     recorder.end("stop")
     metrics.refuse("queue_full")
-    return metrics.render()
+    return metrics.render()[0]
 
 
 def several_models() -> bytes:
@@ -129,7 +129,7 @@ def several_models() -> bytes:
     metrics.front_begins(True)
     states = {"loaded": True, "unloaded": False}
     metrics.show_lives(lambda: [("one", LifeSnapshot(states, {"0": 3.0}, 1, 2, 3, 4))])
-    return metrics.render()
+    return metrics.render()[0]
 
 
 def proxy() -> bytes:
@@ -144,7 +144,7 @@ def proxy() -> bytes:
     metrics.released("ok")
     metrics.prefilled(0.25)
     metrics.first_byte(0.3)
-    return metrics.render()
+    return metrics.render()[0]
 
 
 SCENES = {

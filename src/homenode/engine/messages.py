@@ -27,6 +27,8 @@ STEP_TIME_BOUNDS = (
     0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.125, 0.15, 0.2, 0.25, 0.3, 0.4, 0.6, 1, 2, 5, 20,
 )  # fmt: skip
 
+STEP_TOKEN_BOUNDS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)  # by which steps are counted
+
 
 class Submit(msgspec.Struct, frozen=True, tag=True):
     """Front to engine: new requests."""
@@ -186,6 +188,7 @@ class EngineStats(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     accepted_by_position: list[int] = []  # ...by how many were drafted before them
     steps: int = 0
     step_tokens: int = 0
+    step_sizes: list[float] = []  # steps within each of `STEP_TOKEN_BOUNDS` tokens, and beyond the last
     waiting_for: dict[str, int] = {}  # of those that wait, by `WaitReason`
     waiting_for_kv: int = 0  # requests that wait for another engine: for room there, or for their KV to come
     handed_tokens: int = 0  # positions whose KV came from another engine and was used

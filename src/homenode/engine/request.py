@@ -41,6 +41,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     awaited: bool = True  # somebody waits for its tokens as they come, so that steps are to be short
     # Output tokens that another engine had given when it was lost: the sequence goes on after them.
     begun: list[int] = []
+    name: str = ""  # by which its client and the logs of others know it
     rows: list[PlacedRows] = []  # what takes the place of embeddings in the prompt, in the order of positions
 
 

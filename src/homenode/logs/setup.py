@@ -1,7 +1,8 @@
 """Beginning and end of a process's log.
 
 What serves writes dated lines, each with the name of its process; a command that ends by itself writes lines as its
-other messages are. Which lines are written is chosen by a level, which child processes inherit by a variable.
+other messages are. Which lines are written is chosen by a level, and what those of a service look like by a format;
+child processes inherit both by variables.
 """
 
 from __future__ import annotations
@@ -9,50 +10,58 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from types import TracebackType
 from typing import TextIO, cast
 
+from homenode.logs.forms import FORMATS, JSON, TEXT, CommandForm, form_of, plain_line
 from homenode.logs.held import HeldStream
 from homenode.logs.repetition import CountingHandler
 from homenode.logs.stream import drain_standard_error, queue_standard_error
 
 LEVELS = ("debug", "info", "warning", "error")
 LEVEL_VARIABLE = "HOMENODE_LOG_LEVEL"
+FORMAT_VARIABLE = "HOMENODE_LOG_FORMAT"
 _SERVICE_LEVEL = "info"
 _COMMAND_LEVEL = "warning"
 
 
-class _ServiceForm(logging.Formatter):
-    """`warning 2026-11-26 18:04:45,123 server: text`, with the name of the process."""
-
-    def __init__(self, process: str) -> None:
-        super().__init__(f"%(level)s %(asctime)s {process}: %(message)s")
-
-    def format(self, record: logging.LogRecord) -> str:
-        record.level = record.levelname.lower()
-        return super().format(record)
-
-
-class _CommandForm(logging.Formatter):
-    """`homenode: warning: text`, as the messages of a command are that are no log."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        return f"homenode: {record.levelname.lower()}: {super().format(record)}"
-
-
-def begin_service_log(process: str, level: str | None = None) -> None:
+def begin_service_log(process: str, level: str | None = None, format: str | None = None) -> None:
     """Log to standard error, dated and with the name of this process, without waiting for its reader.
 
-    `level`: one of `LEVELS`; None for the one that was inherited, else info.
+    `level`: one of `LEVELS`; None for the one that was inherited, else info. `format`: None for the one that was
+    inherited, else text.
     """
-    queue_standard_error()
-    _begin(sys.stderr, _ServiceForm(process), level, _SERVICE_LEVEL)
+    chosen = format or _inherited_format()
+    queue_standard_error(lambda text: plain_line(text, process, chosen))
+    if chosen != _inherited_format():
+        os.environ[FORMAT_VARIABLE] = chosen
+    if chosen == JSON:
+        _log_what_nobody_caught()
+    _begin(sys.stderr, form_of(process, chosen), level, _SERVICE_LEVEL)
+
+
+def _inherited_format() -> str:
+    inherited = os.environ.get(FORMAT_VARIABLE, TEXT)
+    return inherited if inherited in FORMATS else TEXT
+
+
+def _log_what_nobody_caught() -> None:
+    """Write exceptions that end the process or a thread as lines of the log, too."""
+
+    def told(kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> None:
+        if error is not None and not issubclass(kind, KeyboardInterrupt | SystemExit):
+            logging.getLogger("homenode").critical("nobody caught this", exc_info=(kind, error, trace))
+
+    sys.excepthook = told
+    threading.excepthook = lambda told_of: told(told_of.exc_type, told_of.exc_value, told_of.exc_traceback)
 
 
 def begin_command_log(level: str | None = None) -> None:
     """Log to standard error as a command speaks; `hold_log` keeps lines back. `level`: None for warning."""
-    _begin(HeldStream(sys.stderr), _CommandForm("%(message)s"), level, _COMMAND_LEVEL)
+    _begin(HeldStream(sys.stderr), CommandForm("%(message)s"), level, _COMMAND_LEVEL)
 
 
 @contextmanager

@@ -24,7 +24,7 @@ class QueuedStream(io.TextIOBase):
     """A text stream over a descriptor. `write` never waits; what finds no room is dropped, and a line says how much
     that was.
 
-    `write_bytes` stands in for `os.write` in tests.
+    `write_bytes` stands in for `os.write` in tests. `form` makes a line of what the stream itself has to say.
     """
 
     def __init__(
@@ -32,7 +32,9 @@ class QueuedStream(io.TextIOBase):
         descriptor: int,
         limit: int = _LARGEST_QUEUE,
         write_bytes: Callable[[int, bytes], int] = os.write,
+        form: Callable[[str], str] = lambda text: text,
     ) -> None:
+        self._form = form
         self._descriptor, self._limit, self._write_bytes = descriptor, limit, write_bytes
         self._changed = threading.Condition()  # over a lock that a signal handler may take again
         self._queue: deque[bytes] = deque()
@@ -105,7 +107,8 @@ class QueuedStream(io.TextIOBase):
             parts.append(self._queue.popleft())
             size += len(parts[-1])
         if self._dropped and not self._queue:
-            parts.append(b"homenode: %d lines of the log were dropped here, as nobody took them\n" % self._dropped)
+            told = self._form(f"homenode: {self._dropped} lines of the log were dropped here, as nobody took them")
+            parts.append(f"{told}\n".encode())
             self._dropped = 0
         return b"".join(parts), size
 
@@ -141,15 +144,15 @@ def open_standard_streams() -> None:
             setattr(sys, name, open(descriptor, mode, closefd=False, encoding="utf-8"))  # noqa: SIM115
 
 
-def queue_standard_error() -> None:
+def queue_standard_error(form: Callable[[str], str] = lambda text: text) -> None:
     """Put a queue before standard error, for everything that Python code of this process writes there. At the end what
-    is queued has a second.
+    is queued has a second. `form` makes a line of what the queue itself has to say.
 
     Nothing is done where standard error has been replaced already, as by a test.
     """
     if sys.stderr is not sys.__stderr__ and sys.stderr is not None:
         return
-    stream = QueuedStream(2)
+    stream = QueuedStream(2, form=form)
     sys.stderr = stream
     atexit.register(stream.drain, _LAST_S)
 

@@ -17,7 +17,6 @@ from homenode.server.core.state import ServerState
 from homenode.server.http.endpoint import json_response
 from homenode.server.http.failures import ApiError
 from homenode.server.models.served_model import ServedModel
-from homenode.server.monitoring.server_metrics import CONTENT_TYPE
 from homenode.server.page.files import page_at_root, running
 
 
@@ -127,8 +126,9 @@ async def version(state: ServerState, request: Request) -> Response:
 
 
 async def metrics(state: ServerState, request: Request) -> Response:
-    """Prometheus text."""
-    return Response(state.metrics.render(), headers={"Content-Type": CONTENT_TYPE})
+    """Prometheus text, or that of OpenMetrics for who asks for it."""
+    text, kind = state.metrics.render(request.headers.get("accept", ""))
+    return Response(text, headers={"Content-Type": kind, "Vary": "Accept"})
 
 
 API = Api(

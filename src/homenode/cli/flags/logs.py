@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from homenode.cli.flags.settings import build, with_some_settings
+from homenode.logs.forms import FORMATS, TEXT
 from homenode.logs.setup import LEVEL_VARIABLE, LEVELS, begin_command_log
 from homenode.options import option, options_of
 
@@ -33,6 +34,18 @@ class LogConfig:
     def level(self) -> str | None:
         """The level that was asked for; None where none was."""
         return "debug" if self.verbose else self.log_level
+
+
+@dataclass(frozen=True)
+class ServiceLogConfig(LogConfig):
+    """The part of a service's log that is written, and what its lines look like."""
+
+    log_format: str = option(
+        TEXT,
+        "Form of the lines of the log: text, or json, an object a line, with the ids of requests. Processes that are "
+        "started inherit it.",
+        choices=FORMATS,
+    )
 
 
 def taken_level(values: dict[str, Any]) -> str | None:

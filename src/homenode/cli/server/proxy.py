@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from homenode.cli.flags.logs import LogConfig
+from homenode.cli.flags.logs import ServiceLogConfig
 from homenode.cli.flags.many_values import spread
 from homenode.cli.flags.settings import build, given_settings, shown_settings, with_settings
 from homenode.cli.output.report import OUT, plain_errors
@@ -35,7 +35,7 @@ class _UrlsCommand(click.Command):
 
 @click.command(cls=_UrlsCommand)
 @click.option("--show-config", is_flag=True, help="Print each setting, its value and where it came from, then exit.")
-@with_settings(ProxyConfig, LogConfig)
+@with_settings(ProxyConfig, ServiceLogConfig)
 @click.pass_context
 def proxy(ctx: click.Context, /, show_config: bool, **values: Any) -> None:
     """Answer the OpenAI API with any number of prefill servers (--pd-role sender) and decode servers (--pd-role
@@ -55,7 +55,8 @@ def proxy(ctx: click.Context, /, show_config: bool, **values: Any) -> None:
         from homenode.server.proxy.upstreams import check_keys
         from homenode.server.settings_without_effect import server_settings_without_effect
 
-        begin_service_log("proxy", build(LogConfig, values).level)
+        log: ServiceLogConfig = build(ServiceLogConfig, values)
+        begin_service_log("proxy", log.level, log.log_format)
         for finding in server_settings_without_effect(config, given_settings(ctx)):
             _LOG.warning("%s", finding.text)
         raise_descriptor_limit()
@@ -87,6 +88,6 @@ def _show(ctx: click.Context) -> None:
     from rich.table import Table
 
     table = Table("setting", "value", "from")
-    for row in shown_settings(ctx, ProxyConfig, LogConfig):
+    for row in shown_settings(ctx, ProxyConfig, ServiceLogConfig):
         table.add_row(*row)
     OUT.print(table)

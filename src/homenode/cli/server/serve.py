@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from homenode.cli.flags.logs import LogConfig
+from homenode.cli.flags.logs import ServiceLogConfig
 from homenode.cli.flags.settings import build, given_settings, shown_settings, source_of, with_settings
 from homenode.cli.output.loading_progress import loading_progress
 from homenode.cli.output.report import (
@@ -67,7 +67,7 @@ _LOG = logging.getLogger("homenode.serve")
     is_flag=True,
     help="Print each setting, its value and where it came from, and the tokens that end an answer; then exit.",
 )
-@with_settings(ServerConfig, SeveralModelsConfig, EngineConfig, TextConfig, LogConfig)
+@with_settings(ServerConfig, SeveralModelsConfig, EngineConfig, TextConfig, ServiceLogConfig)
 @click.pass_context
 def serve(ctx: click.Context, /, model: str | None, check_config: bool, show_config: bool, **values: Any) -> None:
     """Serve MODEL over HTTP with the OpenAI API.
@@ -110,7 +110,8 @@ def serve(ctx: click.Context, /, model: str | None, check_config: bool, show_con
 
                 sys.exit(check_models(server, several, values))
             sys.exit(_check(server, engine, text, ignored))
-        begin_service_log("server", build(LogConfig, values).level)
+        log: ServiceLogConfig = build(ServiceLogConfig, values)
+        begin_service_log("server", log.level, log.log_format)
         for line in (*told, *(with_origins(finding.text) for finding in ignored)):
             _LOG.warning("%s", line)
         check_doors(server)
@@ -389,6 +390,6 @@ def _show(ctx: click.Context) -> None:
 
     table = Table("setting", "value", "from")
     table.add_row("MODEL", ctx.params["model"] or "(the built-in model)", source_of(ctx, "model"))
-    for row in shown_settings(ctx, ServerConfig, SeveralModelsConfig, EngineConfig, TextConfig, LogConfig):
+    for row in shown_settings(ctx, ServerConfig, SeveralModelsConfig, EngineConfig, TextConfig, ServiceLogConfig):
         table.add_row(*row)
     OUT.print(table)

@@ -386,8 +386,8 @@ class EngineCore:
                     # Requests with a ticket were refused, and nobody else tells of tickets.
                     assert self._agent is not None
                     self._agent.tell(told)
-                case Warn(message):
-                    _log.warning("%s", message)
+                case Warn(message, request):
+                    _log.warning("%s", message, extra={"request_id": request})
 
     # Giving out
 

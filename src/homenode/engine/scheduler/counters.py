@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from homenode.engine.scheduler.step_times import StepTimes
+from homenode.engine.scheduler.step_times import StepSizes, StepTimes
 
 
 @dataclass(slots=True)
@@ -25,4 +25,5 @@ class SchedulerCounters:
     handed_tokens: int = 0
     recomputed_tokens: int = 0
     step_times: StepTimes = field(default_factory=StepTimes)
+    step_sizes: StepSizes = field(default_factory=StepSizes)
     rejected: Counter[str] = field(default_factory=Counter)

@@ -132,9 +132,10 @@ class Emit(msgspec.Struct, frozen=True, tag=True):
 
 
 class Warn(msgspec.Struct, frozen=True, tag=True):
-    """Log this for the operator."""
+    """Log this for the operator. `request`: what its client calls the request that it is about, if it is about one."""
 
     message: str
+    request: str = ""
 
 
 class ToTransfer(msgspec.Struct, frozen=True, tag=True):

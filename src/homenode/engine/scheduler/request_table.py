@@ -40,7 +40,7 @@ class RequestTable:
         self._counters = counters
         self._sequences: dict[int, Sequence] = {}
         self._deadlines = Deadlines()
-        self._warnings: list[str] = []
+        self._warnings: list[Warn] = []
 
     def __len__(self) -> int:
         return len(self._sequences)
@@ -61,16 +61,17 @@ class RequestTable:
 
     def tell(self) -> list[Instruction]:
         """Warnings and outputs since the last call."""
-        instructions: list[Instruction] = [Warn(text) for text in self._warnings]
+        instructions: list[Instruction] = [*self._warnings]
         self._warnings.clear()
         if self.outputs:
             instructions.append(Emit(self.outputs))
             self.outputs = []
         return instructions
 
-    def warn(self, text: str) -> None:
-        """Warn the operator."""
-        self._warnings.append(text)
+    def warn(self, sequence: Sequence, text: str) -> None:
+        """Warn the operator of what became of a request: `text` follows its name."""
+        name = sequence.request.name
+        self._warnings.append(Warn(f"request {name or sequence.id} {text}", name))
 
     def answer(self, sequence: Sequence, **output: Any) -> None:
         """Send an output; the first one also tells how long it waited, what the cache held and, if they were asked for,

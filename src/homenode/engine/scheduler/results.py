@@ -62,6 +62,7 @@ class Results:
         self._allocator.completed_through = result.number
         self._counters.steps += 1
         self._counters.step_tokens += pending_step.num_tokens
+        self._counters.step_sizes.add(pending_step.num_tokens)
         self._requests.throughput.add(pending_step.num_tokens, result.seconds)
         self._shares.charge(pending_step, result.seconds)
         seconds = result.seconds - result.draft_seconds
@@ -138,8 +139,8 @@ class Results:
                 text = "the model's logits for this request hold a NaN, or nothing that can be drawn"
                 self._requests.fail(sequence, text, NotANumberError.__name__)
                 self._requests.warn(
-                    f"request {sequence.id}: {text}; `homenode generate` with this model says whether its "
-                    "file is at fault"
+                    sequence,
+                    f"fails: {text}; `homenode generate` with this model says whether its file is at fault",
                 )
 
     def _take_decodes(self, pending_step: PendingStep, advances: list[Advance], tokens: list[int]) -> None:
@@ -280,9 +281,10 @@ class Results:
         cut_short = reason == "length" and sequence.num_outputs < sequence.params.max_tokens
         if cut_short and sequence.max_len < self._limits.max_model_len:
             self._requests.warn(
-                f"request {sequence.id} ended at {format_count(sequence.max_len, 'token')} because the "
+                sequence,
+                f"ended at {format_count(sequence.max_len, 'token')} because the "
                 f"{format_count(self._limits.num_blocks, 'KV block')} hold no more, "
-                f"below --max-model-len {self._limits.max_model_len}; raise --kv-cache-memory"
+                f"below --max-model-len {self._limits.max_model_len}; raise --kv-cache-memory",
             )
 
 

@@ -55,6 +55,7 @@ class SchedulerStats:
             accepted_by_position=counters.accepted_by_position.copy(),
             steps=counters.steps,
             step_tokens=counters.step_tokens,
+            step_sizes=counters.step_sizes.figures(),
             rejected=dict(counters.rejected),
             step_times=counters.step_times.figures(),
             step_errors={str(kind): error for kind, error in self._planner.costs.errors.items()},

@@ -17,7 +17,7 @@ from homenode.server.http.failures import ApiError
 from homenode.server.keys.caller import caller
 from homenode.server.keys.service_tiers import ServiceTier
 from homenode.server.models.served_model import ServedModel
-from homenode.server.monitoring.server_metrics import Recorder
+from homenode.server.monitoring.recorder import Recorder
 
 _AT_ONCE = 64  # of many sequences, those that are begun or heard before others get a turn
 
@@ -164,7 +164,7 @@ class Generation:
         if output.error_kind is not None or output.finish_reason in ("error", "abort"):
             sequence.recorder.end("error")
             raise from_output(output)
-        sequence.recorder.tokens(len(output.tokens), output.queued_s)
+        sequence.recorder.tokens(len(output.tokens), output.queued_s, output.cached_tokens)
         sequence.forced_tokens += output.forced_tokens
         sequence.drafted_tokens += output.drafted_tokens
         sequence.accepted_tokens += output.accepted_tokens
@@ -176,6 +176,7 @@ class Generation:
         event = await self._text_work.run(lambda: sequence.choice.feed(output), tokens)
         self._caller.take_generated(sequence.choice.num_tokens - before)  # without those behind a stop string
         if event.finish_reason is not None:
+            sequence.recorder.computed(output.queued_s)
             sequence.recorder.end(event.finish_reason)
         return event
 

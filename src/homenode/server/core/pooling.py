@@ -16,6 +16,7 @@ from starlette.responses import Response
 
 from homenode.engine.messages import Output, PoolingReady
 from homenode.engine.request import Request
+from homenode.logs.request_mark import current_request_mark
 from homenode.sampling import SamplingParams
 from homenode.server.core.failures import from_output
 from homenode.server.core.prompts import EncodedPrompt, most_prompt_tokens
@@ -134,7 +135,7 @@ async def pool_texts(model: ServedModel, prompts: Sequence[EncodedPrompt], prior
 
 async def _pool_text(model: ServedModel, prompt: EncodedPrompt, priority: int, turns: asyncio.Semaphore) -> Output:
     async with turns:
-        recorder = model.metrics.recorder()
+        recorder = model.metrics.recorder(len(prompt.ids))
         request = Request(
             id=model.next_id(),
             prompt_ids=prompt.ids,
@@ -142,6 +143,7 @@ async def _pool_text(model: ServedModel, prompt: EncodedPrompt, priority: int, t
             params=_PARAMS,
             priority=priority,
             key=caller().name,
+            name="" if (mark := current_request_mark()) is None else mark.request_id,
             arrival=recorder.arrival,
             pools=True,
         )
@@ -153,6 +155,7 @@ async def _pool_text(model: ServedModel, prompt: EncodedPrompt, priority: int, t
                         recorder.end("error")
                         raise from_output(output)
                     if output.finish_reason is not None:
+                        recorder.computed(output.queued_s)
                         recorder.end("stop")
                         return output
             raise from_output(Output(id=0, finish_reason="abort", error="the engine stopped answering"))

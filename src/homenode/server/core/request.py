@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from homenode.engine.request import Request, Urgency, session_ticket
+from homenode.logs.request_mark import current_request_mark
 from homenode.sampling import SamplingParams
 from homenode.server.core.choice import ChoiceText, PromptEcho, echo_prompt
 from homenode.server.core.generation import GeneratedSequence, Generation
@@ -159,9 +160,12 @@ def _sequences(
     skip_special = request.skip_special_tokens
     named = model.tokenizer.special_tokens_in(stops) if stops and skip_special else {}
     hidden = {token: name for token, name in named.items() if token not in request.shown_tokens}
+    mark = current_request_mark()
+    name = "" if mark is None else mark.request_id
+    model.metrics.asked(request.sampling.n)
     made = []
     for index in range(request.sampling.n):
-        recorder = model.metrics.recorder()
+        recorder = model.metrics.recorder(len(prompt.ids), params.max_tokens or 0)
         engine_request = Request(
             id=model.next_id(),
             prompt_ids=prompt.ids,
@@ -175,6 +179,7 @@ def _sequences(
             session=session_ticket(caller().name, request.cache_salt, request.session) if request.session else "",
             arrival=recorder.arrival,
             kv=kv.ticket if kv and index == 0 else None,
+            name=name,
         )
         stream = model.tokenizer.stream(prompt.text_ids, skip_special, request.shown_tokens)
         choice = ChoiceText(

@@ -93,7 +93,7 @@ class ServerState(RequestAdmission):
         self.keys = Keyring(unnamed_keys(config.api_key)) if keys is None else keys
         self.config = config
         alone = models[0].names[0] if len(models) == 1 else ""
-        self.metrics = Metrics(alone, front.metrics, self.keys)
+        self.metrics = Metrics(alone, front.metrics, self.keys, vllm_names=config.metrics_names == "vllm")
         if front.metrics is not None:
             self.metrics.front_begins(front.replaces)
         self.history = History(self.metrics.collect)

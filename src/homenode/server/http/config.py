@@ -91,7 +91,7 @@ class HttpConfig:
     api_key: tuple[str, ...] = option(
         (),
         "Keys, separated by commas, of which clients must send one, as Authorization: Bearer KEY or x-api-key: KEY. "
-        "Only /health answers without one.",
+        "Only probes answer without one: /health, /livez, /readyz, /ping.",
         parse=_keys,
         secret=True,
     )
@@ -265,6 +265,12 @@ class ServerConfig(ServedModelConfig, HttpConfig):
         "Secret with which thoughts that clients keep (encrypted_content) are sealed. Servers of the same secret read "
         "each other's. Default: drawn at every start.",
         secret=True,
+    )
+    metrics_names: str = option(
+        "homenode",
+        "Names of figures under /metrics: homenode, or vllm, which shows those that vLLM has by its names, too, for "
+        "its dashboards, routers and scalers.",
+        choices=("homenode", "vllm"),
     )
     health_timeout: float = option(
         5.0, "How long the engine loop may take to answer before /health says 503.", parse=parse_seconds, minimum=0.1

@@ -15,6 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
+from homenode.logs.request_mark import RequestMark, reset_request_mark, set_request_mark
 from homenode.server.doors.origins import AllowedOrigins
 from homenode.server.doors.root_path import strip_root_path
 from homenode.server.http.config import HttpConfig
@@ -25,11 +26,12 @@ from homenode.server.http.protocol import FROM_RESERVE
 from homenode.server.http.unknown_path import unknown_path
 from homenode.server.keys.caller import set_caller
 from homenode.server.keys.keyring import Keyring
+from homenode.server.tracing.trace_parent import trace_id_of
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 INSIDE = "homenode.caller"  # in the scope of a request that the server makes itself: for whom
 KEY_HEADERS = ("authorization", "x-api-key")  # where clients put their key
-_OPEN_PATHS = frozenset({"/health", "/livez"})  # probes have no key
+_OPEN_PATHS = frozenset({"/health", "/livez", "/readyz", "/ping"})  # probes have no key
 
 
 class HttpApplication:
@@ -64,6 +66,15 @@ class HttpApplication:
             return
         request = Request(scope, receive)
         request.state.request_id = _request_id(request)
+        mark = RequestMark(request.state.request_id, trace_id_of(request.headers.get("traceparent", "")))
+        token = set_request_mark(mark)
+        try:
+            await self._answer(request, mark, send)
+        finally:
+            reset_request_mark(token)
+
+    async def _answer(self, request: Request, mark: RequestMark, send: Send) -> None:
+        scope, receive = request.scope, request.receive
         self._ignored.begin(request)
         scope["app"] = self  # the router raises for a wrong method only inside an application
         started = False

@@ -14,8 +14,8 @@ from pathlib import Path
 
 FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"  # as prometheus_client calls it
 # Bytes of the file for each kind of metric that a front has. Every sample is a name with its labels, of which the
-# longest is the model's name; with one of 4096 bytes the histograms take more than 1 MiB, so no file grows.
-FILE_BYTES = {"counter": 256 << 10, "histogram": 2 << 20}
+# longest is the model's name; with one of 4096 bytes the histograms take more than 4 MiB, so no file grows.
+FILE_BYTES = {"counter": 256 << 10, "histogram": 8 << 20}
 
 _log = logging.getLogger(__name__)
 

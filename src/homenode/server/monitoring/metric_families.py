@@ -5,10 +5,11 @@ objects that count as things happen.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
 
 from homenode.server.monitoring.metric import PREFIX, BucketCounts, MetricGroup, MetricRow
 
@@ -45,6 +46,20 @@ def _family(row: MetricRow[Any], names: Labels, found: Sequence[tuple[Labels, An
             else:
                 family.add_metric(labels, value)
     return family  # type: ignore[no-any-return]
+
+
+class Families(Protocol):
+    """Whatever gives families of figures."""
+
+    def collect(self) -> Iterable[Metric]: ...
+
+
+def exposition(of: Families, accept: str = "") -> tuple[bytes, str]:
+    """The text of figures for a scrape, and its content type, as the header `accept` asks for it: Prometheus text, or
+    OpenMetrics, which alone shows exemplars.
+    """
+    encode, kind = choose_encoder(accept)
+    return encode(of), kind  # type: ignore[arg-type]  # of a collector it asks for `collect` alone
 
 
 def make_counter(row: MetricRow[None], registry: CollectorRegistry, *labels: str) -> Counter:

@@ -11,6 +11,7 @@ from typing import Any, get_args
 
 from homenode.engine.messages import (
     STEP_TIME_BOUNDS,
+    STEP_TOKEN_BOUNDS,
     WAIT_REASONS,
     DiskStats,
     EngineState,
@@ -55,6 +56,11 @@ _WHOLE_REQUEST = (
     0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0,
     1920.0,
 )  # fmt: skip
+_LENGTHS = (
+    1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0, 10_000.0, 20_000.0, 50_000.0,
+    100_000.0, 200_000.0, 500_000.0, 1_000_000.0,
+)  # fmt: skip
+_FIRST_TOKEN_COARSE = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 40.0, 160.0)
 _THROUGH_PROXY = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0)
 
 
@@ -107,6 +113,12 @@ _WORK: tuple[MetricRow[EngineStats], ...] = (
         STEP_TIME_BOUNDS,
         lambda now: [((kind,), BucketCounts(counts, total)) for kind, (*counts, total) in now.step_times.items()],
         "kind",
+    ),
+    histogram(
+        "step_tokens",
+        "Tokens that a step computed: of prompts, and one of each sequence that decodes.",
+        STEP_TOKEN_BOUNDS,
+        lambda now: BucketCounts(now.step_sizes or [0.0] * (len(STEP_TOKEN_BOUNDS) + 1), now.step_tokens),
     ),
     gauge(
         "step_time_error_ratio",
@@ -390,13 +402,41 @@ LIFE: tuple[MetricGroup[LifeSnapshot, LifeSnapshot], ...] = (MetricGroup(lambda 
 
 # Each model, counted by the fronts: label model_name
 
+CACHED_SHARES = ("0", "0-0.5", "0.5-0.9", "0.9-1")  # parts of a prompt; one that is a bound belongs below it
 QUEUE_TIME = timed("request_queue_time_seconds", "From arrival to the engine.", _UP_TO_TEN_MINUTES)
+PREFILL_TIME = timed(
+    "request_prefill_time_seconds", "From the engine to the first token of a sequence that ended well.", _WHOLE_REQUEST
+)
+DECODE_TIME = timed(
+    "request_decode_time_seconds", "From the first token to the last of a sequence that ended well.", _WHOLE_REQUEST
+)
+INFERENCE_TIME = timed(
+    "request_inference_time_seconds", "From the engine to the last token of a sequence that ended well.", _WHOLE_REQUEST
+)
+TIME_PER_TOKEN = timed(
+    "request_time_per_output_token_seconds",
+    "From the first token to the last, for each behind the first; 0 of a sequence of one.",
+    _BETWEEN_TOKENS,
+)
+PROMPT_LENGTH = timed("request_prompt_tokens", "Tokens of the prompt of a sequence that ended well.", _LENGTHS)
+ANSWER_LENGTH = timed("request_generation_tokens", "Tokens of a sequence that ended well.", _LENGTHS)
+MOST_TOKENS = timed("request_params_max_tokens", "Tokens that a sequence was allowed.", _LENGTHS)
+ANSWERS = timed("request_params_n", "Sequences asked for to a prompt.", (1.0, 2.0, 5.0, 10.0, 20.0))
+FIRST_TOKEN_BY_SHARE = timed(
+    "time_to_first_token_by_cached_seconds",
+    "From arrival to the first token, by the part of the prompt whose KV was there.",
+    _FIRST_TOKEN_COARSE,
+    "cached_share",
+)
 FIRST_TOKEN = timed("time_to_first_token_seconds", "From arrival to the first token.", _UP_TO_TEN_MINUTES)
 BETWEEN_TOKENS = timed("inter_token_latency_seconds", "From one token to the next.", _BETWEEN_TOKENS)
 WHOLE_REQUEST = timed("e2e_request_latency_seconds", "From arrival to the last token.", _WHOLE_REQUEST)
 FINISHED = counted("request_success", "Sequences finished, by reason.", "finished_reason")
 FRONT_RESTARTS = counted("front_restarts", "Times a front was started again.")
-FRONT = (QUEUE_TIME, FIRST_TOKEN, BETWEEN_TOKENS, WHOLE_REQUEST, FINISHED, FRONT_RESTARTS)
+FRONT = (
+    QUEUE_TIME, PREFILL_TIME, DECODE_TIME, INFERENCE_TIME, FIRST_TOKEN, FIRST_TOKEN_BY_SHARE, BETWEEN_TOKENS,
+    TIME_PER_TOKEN, WHOLE_REQUEST, PROMPT_LENGTH, ANSWER_LENGTH, MOST_TOKENS, ANSWERS, FINISHED, FRONT_RESTARTS,
+)  # fmt: skip
 # What a front tells the others; a scrape shows it among `admission_rejections`.
 FRONT_REJECTIONS = counted("front_rejections", "Requests a front turned away.", "reason")
 

@@ -6,12 +6,11 @@ their names. One registry belongs to one application.
 
 from __future__ import annotations
 
-import time
 from collections import Counter as Counts
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
@@ -20,23 +19,39 @@ from homenode.server.interfaces.client import EngineClient
 from homenode.server.keys.keyring import Keyring
 from homenode.server.monitoring.keys import KeyMetrics
 from homenode.server.monitoring.metric import PREFIX
-from homenode.server.monitoring.metric_families import families, make_counter, make_histogram
+from homenode.server.monitoring.metric_families import exposition, families, make_counter, make_histogram
 from homenode.server.monitoring.metric_table import (
+    ANSWER_LENGTH,
+    ANSWERS,
     BETWEEN_TOKENS,
+    CACHED_SHARES,
+    DECODE_TIME,
     ENGINE,
     FINISHED,
     FIRST_TOKEN,
+    FIRST_TOKEN_BY_SHARE,
     FRONT_RESTARTS,
+    INFERENCE_TIME,
     LIFE,
     MODEL,
+    MOST_TOKENS,
+    PREFILL_TIME,
+    PROMPT_LENGTH,
     QUEUE_TIME,
     REPLICA,
+    TIME_PER_TOKEN,
     WHOLE_REQUEST,
 )
+from homenode.server.monitoring.recorder import Exemplar, Recorder, SequenceHistograms
 from homenode.server.monitoring.snapshots import EngineSnapshot, LifeSnapshot, ModelSnapshot, cache_facts
+from homenode.server.monitoring.vllm_names import with_vllm_names
 from homenode.start_phases import marked_phases, phases_since, process_began
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+# In the order of `SequenceHistograms`.
+_OF_SEQUENCES = (
+    QUEUE_TIME, PREFILL_TIME, DECODE_TIME, INFERENCE_TIME, FIRST_TOKEN, BETWEEN_TOKENS, TIME_PER_TOKEN, WHOLE_REQUEST,
+    PROMPT_LENGTH, ANSWER_LENGTH, MOST_TOKENS,
+)  # fmt: skip
 
 
 class _EngineCollector(Collector):
@@ -198,12 +213,14 @@ class _ServerRefusals(Collector):
 class Metrics:
     """The metrics of one application: those of each of its models, and of what is no model's."""
 
-    def __init__(self, model: str, folder: str | None = None, keys: Keyring | None = None) -> None:
+    def __init__(
+        self, model: str, folder: str | None = None, keys: Keyring | None = None, *, vllm_names: bool = False
+    ) -> None:
         """`model`: the name of the only model, which is the label of what is no model's as well; empty where there are
         several. `folder`: where prometheus_client keeps what several fronts count; None where there is one. `keys`:
-        whose use is shown.
+        whose use is shown. `vllm_names`: figures are shown by vLLM's names, too.
         """
-        self._model = model
+        self._model, self._vllm_names = model, vllm_names
         self._counted = _Alone() if folder is None else _Shared(folder)
         self._registry, self._own = self._counted.registry, self._counted.own
         self._models = _AllModels()
@@ -213,10 +230,9 @@ class Metrics:
         self._registry.register(self._models)
         if keys is not None:
             self._registry.register(KeyMetrics(keys, PREFIX, ("model_name",), (model,)))
-        self._times = [
-            make_histogram(row, self._own, "model_name")
-            for row in (QUEUE_TIME, FIRST_TOKEN, BETWEEN_TOKENS, WHOLE_REQUEST)
-        ]
+        self._histograms = {row.name: make_histogram(row, self._own, "model_name") for row in _OF_SEQUENCES}
+        self._by_share = make_histogram(FIRST_TOKEN_BY_SHARE, self._own, "model_name")
+        self._answers = make_histogram(ANSWERS, self._own, "model_name")
         self._finished = make_counter(FINISHED, self._own, "model_name")
 
     def add_model(self, name: str, client: EngineClient) -> ModelMetrics:
@@ -228,7 +244,11 @@ class Metrics:
             self._models.collectors.remove(earlier)
         self._engines[name] = collector
         self._models.collectors.append(collector)
-        return ModelMetrics(name, [times.labels(name) for times in self._times], self._finished)
+        histograms = SequenceHistograms(
+            *(self._histograms[row.name].labels(name) for row in _OF_SEQUENCES),
+            {share: self._by_share.labels(name, share) for share in CACHED_SHARES},
+        )
+        return ModelMetrics(name, histograms, self._answers.labels(name), self._finished)
 
     def rest_model(self, name: str, client: EngineClient) -> None:
         """The engine of a model is no more: what it has counted stays."""
@@ -249,73 +269,30 @@ class Metrics:
 
     def collect(self) -> Iterable[Metric]:
         """The families that a scrape shows, for who reads figures and no text."""
-        return self._registry.collect()
+        families = self._registry.collect()
+        return with_vllm_names(families) if self._vllm_names else families
 
-    def render(self) -> bytes:
-        """The text for a Prometheus scrape."""
-        return generate_latest(self._registry)
+    def render(self, accept: str = "") -> tuple[bytes, str]:
+        """The text for a scrape, and its content type: of OpenMetrics, which alone has exemplars, where the header
+        `accept` asks for it.
+        """
+        return exposition(self, accept)
 
 
 class ModelMetrics:
     """Figures that the front counts and times of one model."""
 
-    def __init__(self, model: str, times: Sequence[Histogram], finished: Counter) -> None:
-        """`times`: of this model, in the order in which `Recorder` takes them. `finished`: of all models."""
-        self._times = times
+    def __init__(self, model: str, histograms: SequenceHistograms, answers: Histogram, finished: Counter) -> None:
+        """`histograms`, `answers`: of this model. `finished`: of all models."""
+        self._histograms, self._answers = histograms, answers
         self._finished = {reason: finished.labels(model, reason) for reason in ("stop", "length", "abort", "error")}
 
-    def recorder(self) -> Recorder:
+    def recorder(self, prompt_tokens: int = 0, most_tokens: int = 0, exemplar: Exemplar = None) -> Recorder:
         """A stopwatch for one sequence, started now."""
-        queue, first_token, between, whole = self._times
-        return Recorder(queue, first_token, between, whole, lambda reason: self._finished[reason].inc())
+        return Recorder(
+            self._histograms, lambda reason: self._finished[reason].inc(), prompt_tokens, most_tokens, exemplar
+        )
 
-
-class Recorder:
-    """Times one sequence. `arrival`, `first_token_at`: by `time.monotonic`; the latter None before the first token."""
-
-    def __init__(
-        self,
-        queue: Histogram,
-        first_token: Histogram,
-        between: Histogram,
-        whole: Histogram,
-        finished: Callable[[str], None],
-    ) -> None:
-        self._queue = queue
-        self._first_token, self._between, self._whole, self._finished = first_token, between, whole, finished
-        self.arrival = time.monotonic()
-        self.first_token_at: float | None = None
-        self._last: float | None = None
-        self._ended = False
-
-    def tokens(self, count: int, queued_s: float = 0.0) -> None:
-        """`count` tokens arrived together. `queued_s`: with the first of them, seconds until the engine began it."""
-        if not count:
-            return
-        now = time.monotonic()
-        if self._last is None:
-            self.first_token_at = now
-            self._first_token.observe(now - self.arrival)
-            self._queue.observe(queued_s)
-        else:
-            for _ in range(count):
-                self._between.observe((now - self._last) / count)
-        self._last = now
-
-    @property
-    def prefill_s(self) -> float:
-        """Seconds from arrival to the first token, or until now."""
-        return (time.monotonic() if self.first_token_at is None else self.first_token_at) - self.arrival
-
-    @property
-    def decode_s(self) -> float:
-        """Seconds from the first token to the last one so far."""
-        return 0.0 if self.first_token_at is None or self._last is None else self._last - self.first_token_at
-
-    def end(self, reason: str) -> None:
-        """The sequence ended for `reason`; only the first call counts."""
-        if self._ended:
-            return
-        self._ended = True
-        self._whole.observe(time.monotonic() - self.arrival)
-        self._finished(reason)
+    def asked(self, answers: int) -> None:
+        """Count a prompt to which so many sequences are wanted."""
+        self._answers.observe(answers)

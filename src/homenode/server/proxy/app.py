@@ -19,7 +19,6 @@ from homenode.server.http.endpoint import Endpoint, json_response
 from homenode.server.http.exchange import read_body
 from homenode.server.http.middleware import HttpApplication
 from homenode.server.keys.caller import caller
-from homenode.server.monitoring.server_metrics import CONTENT_TYPE
 from homenode.server.page.api import page_routes
 from homenode.server.page.files import is_open, page_at_root
 from homenode.server.proxy.client_request import read_client_request
@@ -143,4 +142,5 @@ async def _livez(state: ProxyState, request: Request) -> Response:
 
 
 async def _metrics(state: ProxyState, request: Request) -> Response:
-    return Response(state.metrics.render(), headers={"Content-Type": CONTENT_TYPE})
+    text, kind = state.metrics.render(request.headers.get("accept", ""))
+    return Response(text, headers={"Content-Type": kind, "Vary": "Accept"})

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
@@ -45,9 +46,18 @@ from homenode.server.proxy.upstreams import UpstreamAnswer, UpstreamAnswerTooLon
 _LOG = logging.getLogger("homenode.proxy")
 _BUSY = frozenset({429, 502, 503, 504})  # another server may do better
 _LONGEST_BUSY_S = 5.0
+_CODE = re.compile(r"\w{1,64}")  # of an error
 _LOOK_AGAIN_S = 0.2  # pauses end without anybody telling
 
 T = TypeVar("T")
+
+
+class _ErrorCode(msgspec.Struct):
+    code: str | None = None
+
+
+class _ErrorAnswer(msgspec.Struct):
+    error: _ErrorCode
 
 
 class UpstreamSilent(Exception):
@@ -231,7 +241,7 @@ class Forwarder:
         self._state.instances[prefiller].heard_at = time.monotonic()
         if answer.status == 200:
             return None if _is_object(answer.body) else "failed"
-        self._log_fault(prefiller, f"answered {answer.status}: {answer.body[:300].decode('utf-8', 'replace')}")
+        self._log_fault(prefiller, f"answered {answer.status}{_code_of(answer.body)}")
         if answer.status in (429, 503):
             if b"kv_transfer_refused" not in answer.body:  # that one is about this hand-over; anything else about all
                 self._state.instances[prefiller].busy_until = time.monotonic() + _retry_after(answer)
@@ -460,6 +470,17 @@ def _is_object(body: bytes) -> bool:
         return isinstance(msgspec.json.decode(body), dict)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return False
+
+
+def _code_of(body: bytes) -> str:
+    """Return the code of an error, to be told behind its status. Its message may quote the request, which no log is to
+    have.
+    """
+    try:
+        code = msgspec.convert(msgspec.json.decode(body), _ErrorAnswer, strict=False).error.code or ""
+    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, RecursionError):
+        return ""
+    return f" ({code})" if _CODE.fullmatch(code) else ""
 
 
 def _retry_after(answer: UpstreamAnswer) -> float:

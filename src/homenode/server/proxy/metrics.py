@@ -6,14 +6,14 @@ import time
 from collections import Counter as Counts
 from collections.abc import Iterable, Iterator
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from homenode.server.keys.keyring import Keyring
 from homenode.server.monitoring.keys import KeyMetrics
 from homenode.server.monitoring.metric import PREFIX
-from homenode.server.monitoring.metric_families import families, make_counter, make_histogram
+from homenode.server.monitoring.metric_families import exposition, families, make_counter, make_histogram
 from homenode.server.monitoring.metric_table import (
     PROXY,
     PROXY_DIRECT,
@@ -125,6 +125,6 @@ class ProxyMetrics:
                     found[sample.labels["way"]] += int(sample.value)
         return {way: float(count) for way, count in found.items()}
 
-    def render(self) -> bytes:
-        """The text for a Prometheus scrape."""
-        return generate_latest(self._registry)
+    def render(self, accept: str = "") -> tuple[bytes, str]:
+        """The text for a scrape, and its content type, as the header `accept` asks for it."""
+        return exposition(self._registry, accept)
