@@ -134,6 +134,7 @@ class Output(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     )
     disk_tokens: int = 0  # of those, the ones whose KV came from disk (with the first output)
     queued_s: float = 0.0  # seconds until the request was first admitted (with the first output)
+    kv_came: tuple[float, float] | None = None  # see `kv.sequence.Sequence` (with the first output)
     num_preemptions: int = 0
     forced_tokens: int = 0  # of `tokens`, those that the grammar left no choice about
     drafted_tokens: int = 0  # drafted for the sequence since its last output...

@@ -8,10 +8,13 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class RequestMark:
-    """Names of a request: its own id, and that of the trace it is a part of, empty where it is of none."""
+    """Names of a request: its own id, and that of the trace it is a part of, empty where it is of none. `span`: what
+    that trace has of it, for who makes spans.
+    """
 
     request_id: str
     trace_id: str = ""
+    span: object | None = None
 
 
 _CURRENT: ContextVar[RequestMark | None] = ContextVar("homenode.request_mark", default=None)

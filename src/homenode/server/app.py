@@ -73,6 +73,8 @@ def create_app(state: ServerState, apis: Sequence[Api] | None = None) -> HttpApp
         [(route, shape) for route, shape in routes if shape is not None],
         strict=state.config.strict_requests,
         is_open=is_open if state.config.ui else lambda request: False,
+        tracing=state.tracing,
+        traced=worked_paths(apis),
     )
 
 
@@ -104,6 +106,12 @@ def batch_paths(apis: Sequence[Api]) -> frozenset[str]:
     """The paths that requests of a batch may ask: those of work that has a body."""
     operations = (operation for api in apis for operation in api.operations)
     return frozenset(each.path for each in operations if each.admits and each.body is not None)
+
+
+def worked_paths(apis: Sequence[Api]) -> frozenset[str]:
+    """The paths to which work is posted."""
+    operations = (operation for api in apis for operation in api.operations)
+    return frozenset(each.path for each in operations if each.admits and each.method == "post")
 
 
 class _PathEndpoint:

@@ -23,6 +23,10 @@ def check_doors(config: HttpConfig) -> None:
         from homenode.server.keys.named_key import unnamed_keys
 
         read_key_file(config.api_key_file, KeyRows(), unnamed_keys(config.api_key))
+    if config.otlp_traces_endpoint is not None:
+        from homenode.server.tracing.endpoint import check_packages
+
+        check_packages(config.otlp_traces_endpoint)
     if config.uds is not None:
         from homenode.host.bind.base.optional_calls import LOCAL_SOCKET, refused_needs
 

@@ -25,6 +25,7 @@ from homenode.server.http.stop_signals import StopSignals, signals
 from homenode.server.keys.counts import KeyCounts
 from homenode.server.keys.keyring import Keyring, KeySource
 from homenode.server.models.served_model import ModelParts
+from homenode.server.tracing.span import end_tracing
 
 __all__ = ["bind", "serve", "serve_state", "url_of"]
 
@@ -96,6 +97,7 @@ async def serve_state(
         for task in watching:
             task.cancel()
         state.history.end()
+        end_tracing(state.tracing)
         remove_socket_file(listener)
     return ending.exit_code
 

@@ -68,6 +68,7 @@ class Sequence:
     losses: int = 0  # how often workers were lost while it was computed
     cached_tokens: int = 0  # prompt tokens found in the prefix cache, or handed over, when it was first admitted
     disk_tokens: int = 0  # of those, the ones that a store brought
+    kv_came: tuple[float, float] | None = None  # when KV from a source began to come, and when it was there
     left: int = 0  # tokens that it had left to compute when it began to wait
     arrived: float = 0.0  # when it came, by the engine's clock
     queued_s: float = 0.0  # seconds until it was first admitted
@@ -190,6 +191,8 @@ class KvImport:
     ended: bool = False  # no more comes, and nobody writes
     # some of its pages are read where the source has them: it is to be told when they are not any more
     placed: bool = False
+    begun_at: float = 0.0  # when it was offered or asked for, by the engine's clock...
+    done_at: float = 0.0  # ...and when the last of it was there
     stopped: bool = False  # given up; the source was told to bring no more
     sequence: Sequence | None = None  # the request it is for has come
     slot: int = -1  # in which a state comes with the blocks; -1: none does

@@ -138,7 +138,9 @@ class KvCoordinator:
         found.sort(key=lambda each: -each[1].tokens)
         for source, offer in found:
             if sequence.kv_import is None and offer.tokens > cached and self._is_worth(offer, cached):
-                self.kv_imports.bind(self.kv_imports.open(source, offer), sequence, with_state)
+                kv_import = self.kv_imports.open(source, offer)
+                kv_import.begun_at = self._planner.now
+                self.kv_imports.bind(kv_import, sequence, with_state)
             else:
                 source.release(offer.key, 0)
 
@@ -224,6 +226,8 @@ class KvCoordinator:
 
     def _take_offer(self, source: BlockSource, offer: BlockOffer) -> None:
         self.kv_imports.offer(source, offer, self._offer_problem(offer), self._kept_free())
+        if (kv_import := self.kv_imports.of(offer.key)) is not None:
+            kv_import.begun_at = kv_import.begun_at or self._planner.now
         self._planner.let_followers_go()
 
     def placed(self, source: BlockSource, key: str, first: int, blocks: list[int]) -> None:
@@ -237,6 +241,7 @@ class KvCoordinator:
         if kv_import is not None:
             self.kv_imports.arrived(kv_import, tokens)
             if kv_import.done:
+                kv_import.done_at = kv_import.done_at or self._planner.now
                 self._finish(kv_import)
         self._planner.let_followers_go()
 

@@ -406,6 +406,8 @@ class Planner:
             return False
         if sequence.request.kv is not None:
             self._counters.handed_tokens += proposal.scheduled
+        if (kv_import := sequence.kv_import) is not None:
+            sequence.kv_came = (kv_import.begun_at, kv_import.done_at or self.now)
         self._kv_imports.adopt(sequence, proposal)
         self.let_followers_go()
         self._enter(sequence, proposal, handed_over=True)

@@ -80,6 +80,8 @@ class RequestTable:
         if not sequence.answered:
             sequence.answered = True
             output["cached_tokens"], output["queued_s"] = sequence.cached_tokens, sequence.queued_s
+            if sequence.kv_came is not None:
+                output["kv_came"] = sequence.kv_came
             output["disk_tokens"] = min(sequence.disk_tokens, sequence.cached_tokens)
             if sequence.params.prompt_logprobs is not None and not sequence.scoring:
                 output["prompt_logprobs"] = sequence.scores

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from homenode.server.keys.caller import caller
 from homenode.server.keys.service_tiers import ServiceTier
 from homenode.server.models.served_model import ServedModel
 from homenode.server.monitoring.recorder import Recorder
+from homenode.server.tracing.generation_spans import note_generation
+from homenode.server.tracing.span import current_span
 
 _AT_ONCE = 64  # of many sequences, those that are begun or heard before others get a turn
 
@@ -38,6 +41,8 @@ class GeneratedSequence:
     forced_tokens: int = 0  # of the answer, those that its grammar left no choice about
     drafted_tokens: int = 0  # that were drafted for it...
     accepted_tokens: int = 0  # ...and those of them that were right
+    drafted_at: tuple[float, float] | None = None  # when the first and the last of these were told
+    kv_came: tuple[float, float] | None = None  # when KV from elsewhere began to come, and when it was there
 
 
 class TokenUsage(NamedTuple):
@@ -78,6 +83,7 @@ class Generation:
         """
         self._client, self._active, self._tickets = model.client, model.active, model.tickets
         self._text_work, self._caller = model.text_work, caller()
+        self._span, self._model = current_span(), model.name
         self.top_logprobs, self._token_ids = top_logprobs, token_ids
         self.sequences = sequences
         self.kv_result, self.tier = kv_result, tier
@@ -105,12 +111,18 @@ class Generation:
                         if not left:
                             return
             raise from_output(Output(id=0, finish_reason="abort", error="the engine stopped answering"))
+        except ApiError as error:
+            if self._span is not None:
+                self._span.fail(error.body.error.code or str(error.status))
+            raise
         finally:
             self._active -= ids
             for ticket in tickets:
                 del self._tickets[ticket]
             for sequence in self.sequences:
                 sequence.recorder.end("abort")
+            if self._span is not None:
+                note_generation(self._span, self._model, self.sequences)
 
     def end(self, index: int) -> None:
         """End a choice with the event that `events` gave last: its reader wants no more."""
@@ -166,6 +178,10 @@ class Generation:
             raise from_output(output)
         sequence.recorder.tokens(len(output.tokens), output.queued_s, output.cached_tokens)
         sequence.forced_tokens += output.forced_tokens
+        if output.drafted_tokens and self._span is not None:
+            began = time.monotonic() if sequence.drafted_at is None else sequence.drafted_at[0]
+            sequence.drafted_at = (began, time.monotonic())
+        sequence.kv_came = sequence.kv_came or output.kv_came
         sequence.drafted_tokens += output.drafted_tokens
         sequence.accepted_tokens += output.accepted_tokens
         sequence.cached_tokens = max(sequence.cached_tokens, output.cached_tokens)

@@ -21,6 +21,7 @@ from homenode.server.http.failures import ApiError
 from homenode.server.keys.caller import caller
 from homenode.server.keys.service_tiers import AskedTier, ServiceRank
 from homenode.server.models.served_model import ServedModel
+from homenode.server.tracing.span import current_span, exemplar_of
 from homenode.units import format_count
 
 _PROMPTS_AT_ONCE = 16  # of many, those whose sequences are made before other requests get a turn
@@ -162,10 +163,11 @@ def _sequences(
     hidden = {token: name for token, name in named.items() if token not in request.shown_tokens}
     mark = current_request_mark()
     name = "" if mark is None else mark.request_id
+    exemplar = exemplar_of(current_span())
     model.metrics.asked(request.sampling.n)
     made = []
     for index in range(request.sampling.n):
-        recorder = model.metrics.recorder(len(prompt.ids), params.max_tokens or 0)
+        recorder = model.metrics.recorder(len(prompt.ids), params.max_tokens, exemplar)
         engine_request = Request(
             id=model.next_id(),
             prompt_ids=prompt.ids,

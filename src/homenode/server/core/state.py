@@ -26,6 +26,7 @@ from homenode.server.models.served_model import ModelParts, ServedModel
 from homenode.server.models.text_work import TextWork
 from homenode.server.monitoring.history import History
 from homenode.server.monitoring.server_metrics import Metrics
+from homenode.server.tracing.span import begin_tracing
 
 if TYPE_CHECKING:
     from homenode.server.batches.batch_folder import BatchFolder
@@ -96,6 +97,7 @@ class ServerState(RequestAdmission):
         self.metrics = Metrics(alone, front.metrics, self.keys, vllm_names=config.metrics_names == "vllm")
         if front.metrics is not None:
             self.metrics.front_begins(front.replaces)
+        self.tracing = begin_tracing(config.otlp_traces_endpoint, "homenode")
         self.history = History(self.metrics.collect)
         self.overviews: AnswersRequests | None = None  # what makes the answers of /overview, once somebody asked
         self.is_one_of_several = front.metrics is not None  # fronts, which another process has started

@@ -131,6 +131,7 @@ class _Front:
         from homenode.server.core.state import FrontIdentity, ServerState
         from homenode.server.models.picture_setup import picture_work
         from homenode.server.models.served_model import ModelParts
+        from homenode.server.tracing.span import end_tracing
 
         _keep_off_compute(begin)
         client = LinkedClient(begin.front, begin.engines, self._send)
@@ -168,6 +169,7 @@ class _Front:
             task.cancel()
         handling.cancel()
         state.history.end()
+        end_tracing(state.tracing)
         return ending.exit_code
 
     async def _handle_messages(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from homenode.errors import UserError
 from homenode.options import option
 from homenode.server.doors.setting_values import parse_origins, parse_permissions, parse_root_path
+from homenode.server.tracing.endpoint import parse_endpoint
 from homenode.units import parse_bytes, parse_seconds
 
 
@@ -123,6 +124,13 @@ class HttpConfig:
         "request aborted.",
         parse=parse_seconds,
         minimum=0.1,
+    )
+    otlp_traces_endpoint: str | None = option(
+        None,
+        "Collector of OpenTelemetry that is sent a trace of each request, as OTLP over HTTP, such as "
+        "http://127.0.0.1:4318/v1/traces. OTEL_TRACES_SAMPLER says of which; needs homenode[otel].",
+        parse=parse_endpoint,
+        metavar="URL",
     )
     access_log: bool = option(False, "Log a line for every HTTP request.")
     ui: bool = option(True, "Whether browsers get a page at `/`: chat, the machine, plans. Off: --no-ui.")

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Callable, MutableMapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, MutableMapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -28,6 +28,9 @@ from homenode.server.keys.caller import set_caller
 from homenode.server.keys.keyring import Keyring
 from homenode.server.tracing.trace_parent import trace_id_of
 
+if TYPE_CHECKING:
+    from homenode.server.tracing.open_telemetry import Tracing
+
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 INSIDE = "homenode.caller"  # in the scope of a request that the server makes itself: for whom
 KEY_HEADERS = ("authorization", "x-api-key")  # where clients put their key
@@ -47,16 +50,19 @@ class HttpApplication:
         *,
         strict: bool = False,
         is_open: Callable[[Request], bool] = lambda request: False,
+        tracing: Tracing | None = None,
+        traced: Collection[str] = (),
     ) -> None:
         """`closing`: whether connections are to end with their answer. `shapes`: of failures, by the routes of APIs
         that have one of their own. `strict`: requests are refused of which something would be ignored.
-        `is_open`: whether a request needs no key.
+        `is_open`: whether a request needs no key. `tracing`: of requests that are posted to the paths `traced`.
         """
         self._ignored = IgnoredNames(strict=strict)
         self._shapes = shapes
         self._keys = keys
         self._origins, self._root_path = AllowedOrigins(config.allowed_origins), config.root_path
         self._closing, self._is_open = closing, is_open
+        self._tracing, self._traced = tracing, frozenset(traced)
         self._router = Router(routes, redirect_slashes=False, default=self._not_found)
         self._routes = tuple(routes)
         self._paths = tuple(route.path for route in routes)
@@ -77,12 +83,12 @@ class HttpApplication:
         scope, receive = request.scope, request.receive
         self._ignored.begin(request)
         scope["app"] = self  # the router raises for a wrong method only inside an application
-        started = False
+        started, status = False, 0
 
         async def stamped(message: MutableMapping[str, Any]) -> None:
-            nonlocal started
+            nonlocal started, status
             if message["type"] == "http.response.start":
-                started = True
+                started, status = True, message["status"]
                 message["headers"] = [*message.get("headers", ()), *self._headers(request)]
             await send(message)
 
@@ -96,6 +102,7 @@ class HttpApplication:
                 await self._options(scope["path"])(scope, receive, stamped)
                 return
             self._check_key(scope["path"], request)
+            self._begin_trace(scope["path"], request, mark)
             await self._router(scope, receive, stamped)
         except ClientGone:
             return
@@ -106,6 +113,19 @@ class HttpApplication:
             )
             if not started:  # otherwise the connection is closed: a cut answer must not look whole
                 await failure.response(self._shape_of(scope["path"]))(scope, receive, stamped)
+        finally:
+            self._end_trace(mark, status)
+
+    def _begin_trace(self, path: str, request: Request, mark: RequestMark) -> None:
+        if self._tracing is None or request.method != "POST" or path not in self._traced:
+            return
+        attributes = {"http.request.method": "POST", "http.route": path, "homenode.request.id": mark.request_id}
+        span = self._tracing.begin_request(f"POST {path}", request.headers, attributes)
+        mark.span, mark.trace_id = span, span.trace_id
+
+    def _end_trace(self, mark: RequestMark, status: int) -> None:
+        if self._tracing is not None and mark.span is not None:
+            self._tracing.end_request(mark.span, status)
 
     def _options(self, path: str) -> Response:
         """The methods of a path, or of the server (`*`). Raises ApiError 404 for a path that there is not."""

@@ -59,7 +59,7 @@ def exposition(of: Families, accept: str = "") -> tuple[bytes, str]:
     OpenMetrics, which alone shows exemplars.
     """
     encode, kind = choose_encoder(accept)
-    return encode(of), kind  # type: ignore[arg-type]  # of a collector it asks for `collect` alone
+    return encode(of), kind
 
 
 def make_counter(row: MetricRow[None], registry: CollectorRegistry, *labels: str) -> Counter:

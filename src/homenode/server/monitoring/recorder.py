@@ -14,7 +14,7 @@ Exemplar = dict[str, str] | None  # labels that name one request behind a count:
 
 
 class SequenceHistograms(NamedTuple):
-    """The histograms of one model's sequences. `first_token_by_share`: by each of `CACHED_SHARES`."""
+    """The histograms of one model's sequences."""
 
     queue: Histogram
     prefill: Histogram
@@ -27,7 +27,6 @@ class SequenceHistograms(NamedTuple):
     prompt_tokens: Histogram
     generated_tokens: Histogram
     most_tokens: Histogram
-    first_token_by_share: Mapping[str, Histogram]
 
 
 class Recorder:
@@ -38,13 +37,15 @@ class Recorder:
     def __init__(
         self,
         into: SequenceHistograms,
+        first_token_by_share: Mapping[str, Histogram],
         finished: Callable[[str], None],
         prompt_tokens: int = 0,
         most_tokens: int = 0,
         exemplar: Exemplar = None,
     ) -> None:
-        """`most_tokens`: those it may generate. `exemplar`: None where no trace has it."""
-        self._into, self._finished, self._exemplar = into, finished, exemplar
+        """`first_token_by_share`: for each of `CACHED_SHARES`. `most_tokens`: those it may generate. `exemplar`: None where no trace has it."""
+        self._into, self._by_share = into, first_token_by_share
+        self._finished, self._exemplar = finished, exemplar
         self._prompt_tokens, self._most_tokens = prompt_tokens, most_tokens
         self.arrival = time.monotonic()
         self.first_token_at: float | None = None
@@ -64,7 +65,7 @@ class Recorder:
             self._begin(now, queued_s)
             share = cached_share(cached_tokens, self._prompt_tokens)
             self._into.first_token.observe(now - self.arrival, self._exemplar)
-            self._into.first_token_by_share[share].observe(now - self.arrival, self._exemplar)
+            self._by_share[share].observe(now - self.arrival, self._exemplar)
         else:
             between = (now - self.last) / count
             for _ in range(count):

@@ -244,11 +244,9 @@ class Metrics:
             self._models.collectors.remove(earlier)
         self._engines[name] = collector
         self._models.collectors.append(collector)
-        histograms = SequenceHistograms(
-            *(self._histograms[row.name].labels(name) for row in _OF_SEQUENCES),
-            {share: self._by_share.labels(name, share) for share in CACHED_SHARES},
-        )
-        return ModelMetrics(name, histograms, self._answers.labels(name), self._finished)
+        histograms = SequenceHistograms(*(self._histograms[row.name].labels(name) for row in _OF_SEQUENCES))
+        by_share = {share: self._by_share.labels(name, share) for share in CACHED_SHARES}
+        return ModelMetrics(name, histograms, by_share, self._answers.labels(name), self._finished)
 
     def rest_model(self, name: str, client: EngineClient) -> None:
         """The engine of a model is no more: what it has counted stays."""
@@ -282,15 +280,27 @@ class Metrics:
 class ModelMetrics:
     """Figures that the front counts and times of one model."""
 
-    def __init__(self, model: str, histograms: SequenceHistograms, answers: Histogram, finished: Counter) -> None:
-        """`histograms`, `answers`: of this model. `finished`: of all models."""
-        self._histograms, self._answers = histograms, answers
+    def __init__(
+        self,
+        model: str,
+        histograms: SequenceHistograms,
+        first_token_by_share: Mapping[str, Histogram],
+        answers: Histogram,
+        finished: Counter,
+    ) -> None:
+        """`histograms`, `first_token_by_share`, `answers`: of this model. `finished`: of all models."""
+        self._histograms, self._by_share, self._answers = histograms, first_token_by_share, answers
         self._finished = {reason: finished.labels(model, reason) for reason in ("stop", "length", "abort", "error")}
 
     def recorder(self, prompt_tokens: int = 0, most_tokens: int = 0, exemplar: Exemplar = None) -> Recorder:
         """A stopwatch for one sequence, started now."""
         return Recorder(
-            self._histograms, lambda reason: self._finished[reason].inc(), prompt_tokens, most_tokens, exemplar
+            self._histograms,
+            self._by_share,
+            lambda reason: self._finished[reason].inc(),
+            prompt_tokens,
+            most_tokens,
+            exemplar,
         )
 
     def asked(self, answers: int) -> None:

@@ -98,8 +98,18 @@ def create_app(state: ProxyState) -> HttpApplication:
     ]
     shapes = [(route, api.error_shape) for route, api in forwarded if api.error_shape is not None]
     routes += page_routes(state, state.config)
+    traced = {*_FORWARDED, *(path for method, path in _ASKED_OF_A_DECODER if method == "POST")}
     opens = is_open if state.config.ui else lambda request: False
-    return HttpApplication(routes, state.config, state.keys, lambda: state.draining, shapes, is_open=opens)
+    return HttpApplication(
+        routes,
+        state.config,
+        state.keys,
+        lambda: state.draining,
+        shapes,
+        is_open=opens,
+        tracing=state.tracing,
+        traced=traced,
+    )
 
 
 class _ForwardedEndpoint:

@@ -42,6 +42,7 @@ from homenode.server.proxy.proxied_request import (
 from homenode.server.proxy.routing import RoutedLoad, RouteTarget
 from homenode.server.proxy.state import ProxyState
 from homenode.server.proxy.upstreams import UpstreamAnswer, UpstreamAnswerTooLong, UpstreamError
+from homenode.server.tracing.span import Span, current_span
 
 _LOG = logging.getLogger("homenode.proxy")
 _BUSY = frozenset({429, 502, 503, 504})  # another server may do better
@@ -100,6 +101,8 @@ class Forwarder:
         self._client = ClientResponse(send, half_closed_of(request))
         self._keep_alive: asyncio.Future[None] | None = None
         self._waits_for = ""
+        self._span = current_span()
+        self._call: Span | None = None  # the request to a decode server
 
     async def run(self) -> None:
         """Carry the request to its end. Raises ApiError when nothing was sent and there is no answer, and KeyLimitError
@@ -123,6 +126,7 @@ class Forwarder:
             if self.proxied.phase != "over":  # the task was cancelled, or a bug
                 self._next(self.proxied.aborted())
             self._leave_decoder()
+            self._end_call()
             for opened in (self._opened, self._error_answer):
                 if opened is not None:
                     await opened.close()
@@ -187,6 +191,8 @@ class Forwarder:
                 break
             await self._state.watch.changes.wait(min(left, _LOOK_AGAIN_S))
         waited = time.monotonic() - began
+        if self._span is not None:
+            self._span.add_phase("choose servers", began, began + waited, {})
         if choice is None:
             return self.proxied.chosen(None, None, waited)
         if choice.short and self.proxied.handover:
@@ -206,10 +212,15 @@ class Forwarder:
 
     async def _prefill(self, step: Prefill) -> list[Action]:
         entry, began = self._state.loads.begin(RouteTarget(step.prefiller), self._prompt), time.monotonic()
+        call, fault = self._begin_call("prefill", step.prefiller), None
         try:
-            fault = await self._ask_prefiller(step)
+            fault = await self._ask_prefiller(step, call)
         finally:
             self._state.loads.end(entry)
+            if call is not None:
+                if fault is not None:
+                    call.fail(fault)
+                call.end()
         if fault is not None:
             self._failed(step.prefiller, fault)
             return self.proxied.prefill_failed(fault)
@@ -217,11 +228,11 @@ class Forwarder:
         self._state.metrics.prefilled(time.monotonic() - began)
         return self.proxied.prefilled()
 
-    async def _ask_prefiller(self, step: Prefill) -> Fault | None:
+    async def _ask_prefiller(self, step: Prefill, call: Span | None) -> Fault | None:
         """Ask a prefill server; what was wrong with its answer."""
         body = self._asked.for_prefill(step.ticket, self._peer)
         upstream = self._state.upstreams[step.prefiller]
-        headers = self._headers(step.prefiller) | {"accept": "application/json"}
+        headers = self._headers(step.prefiller, call) | {"accept": "application/json"}
         try:
             answer = await self._guarded(
                 upstream.ask("POST", self._path, headers, body), step.prefiller, step.deadline_s, 0.0, lambda: True
@@ -249,6 +260,8 @@ class Forwarder:
         return "rejected" if 400 <= answer.status < 500 and answer.status not in (401, 403) else "failed"
 
     async def _decode(self, step: Decode) -> list[Action]:
+        self._end_call()
+        self._call = self._begin_call("decode", step.decoder)
         opening = self._open(step)
         try:
             opened = await self._guarded(
@@ -280,7 +293,9 @@ class Forwarder:
 
     async def _open(self, step: Decode) -> Opened:
         body = self._asked.for_decode(step.ticket, self._engine)
-        response = await self._state.upstreams[step.decoder].send("POST", self._path, self._headers(step.decoder), body)
+        response = await self._state.upstreams[step.decoder].send(
+            "POST", self._path, self._headers(step.decoder, self._call), body
+        )
         opened = Opened(step.decoder, response)
         try:
             await opened.begin()
@@ -291,6 +306,9 @@ class Forwarder:
 
     def _decode_failed(self, decoder: str, fault: Fault, *, has_answer: bool = False) -> list[Action]:
         self._failed(decoder, fault)
+        if self._call is not None:
+            self._call.fail(fault)
+        self._end_call()
         return self.proxied.decode_failed(fault, has_answer=has_answer)
 
     async def _relay(self) -> list[Action]:
@@ -318,6 +336,8 @@ class Forwarder:
         elif isinstance(error, UpstreamSilent):
             fault, reason = "silent", "the decode server stopped answering in the middle of the answer"
         self._failed(decoder, fault)
+        if self._call is not None:
+            self._call.fail(fault)
         return self.proxied.cut(reason)
 
     async def _pump(self, opened: Opened) -> None:
@@ -435,9 +455,19 @@ class Forwarder:
     def _log_fault(self, url: str, what: str) -> None:
         _LOG.warning("request %s at %s: %s", self._id, url, what)
 
-    def _headers(self, url: str) -> dict[str, str]:
+    def _headers(self, url: str, call: Span | None) -> dict[str, str]:
         asks = {USAGE_HEADER: "?"} if caller().counted else {}
-        return self._state.upstreams[url].headers(self._request.headers.items(), self._id) | asks
+        return self._state.upstreams[url].headers(self._request.headers.items(), self._id, call) | asks
+
+    def _begin_call(self, name: str, url: str) -> Span | None:
+        """The span of a request to a server, where traces are made."""
+        return None if self._span is None else self._span.begin_call(name, {"server.address": url})
+
+    def _end_call(self) -> None:
+        """The decode server that was asked last is done with."""
+        if self._call is not None:
+            self._call.end()
+            self._call = None
 
     @property
     def _path(self) -> str:

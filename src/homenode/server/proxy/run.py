@@ -24,6 +24,7 @@ from homenode.server.keys.keyring import Keyring, KeySource
 from homenode.server.proxy.app import create_app
 from homenode.server.proxy.config import ProxyConfig
 from homenode.server.proxy.state import ProxyState
+from homenode.server.tracing.span import end_tracing
 
 __all__ = ["bind", "serve"]
 
@@ -71,5 +72,6 @@ async def serve(
         finally:
             watching.cancel()
             await state.close()
+            end_tracing(state.tracing)
             remove_socket_file(listener)
     return ending.exit_code

@@ -21,6 +21,7 @@ from homenode.server.proxy.proxied_request import Choose, ProxiedRequest
 from homenode.server.proxy.releases import Releases
 from homenode.server.proxy.routing import ChosenRoute, LoadTable, Prompt, RouteTarget
 from homenode.server.proxy.upstreams import Upstream
+from homenode.server.tracing.span import begin_tracing
 
 _LOG = logging.getLogger("homenode.proxy")
 _BODIES_AT_ONCE = 8  # bodies of the largest size that may be in memory together
@@ -40,6 +41,7 @@ class ProxyState(RequestAdmission):
         self.loads = LoadTable()
         self.proxied_requests: set[ProxiedRequest] = set()
         self.metrics = ProxyMetrics(self.instances.values(), self.loads, self.proxied_requests, self.keys)
+        self.tracing = begin_tracing(config.otlp_traces_endpoint, "homenode-proxy")
         self.watch = HealthWatch(config, self.instances, self.upstreams, self._changed)
         self.releases = Releases(self.upstreams, config.release_timeout, self.metrics.released)
         self.bodies = Bodies(_BODIES_AT_ONCE * config.max_request_body)

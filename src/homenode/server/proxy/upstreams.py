@@ -15,6 +15,7 @@ import httpx
 from homenode.server.http.middleware import KEY_HEADERS
 from homenode.server.keys.told_usage import USAGE_HEADER
 from homenode.server.proxy.config import ProxyConfig
+from homenode.server.tracing.span import Span, current_span
 
 _IDLE_S = 5.0  # less than servers keep an idle connection, so that none is used that is just being closed
 _MOST_IDLE = 256
@@ -62,11 +63,15 @@ class Upstream:
             headers={"Accept-Encoding": "identity", "User-Agent": "homenode-proxy"},
         )
 
-    def headers(self, given: Iterable[tuple[str, str]], request_id: str) -> dict[str, str]:
-        """A client's headers as they are passed on."""
+    def headers(self, given: Iterable[tuple[str, str]], request_id: str, span: Span | None = None) -> dict[str, str]:
+        """A client's headers as they are passed on; where traces are made, in place of its own place in one that of
+        `span`, or of the request that is being handled.
+        """
+        span = span or current_span()
         kept = {name: value for name, value in given if name not in _OF_A_REQUEST}
         others = {name: value for name, value in kept.items() if name not in KEY_HEADERS}
-        return {**others, **self.credentials(kept), "x-request-id": request_id}
+        traced = {} if span is None else span.headers()
+        return {**others, **self.credentials(kept), "x-request-id": request_id, **traced}
 
     def credentials(self, given: Mapping[str, str] = MappingProxyType({})) -> dict[str, str]:
         """The key for this server, else those among a client's headers `given` that hold its own."""

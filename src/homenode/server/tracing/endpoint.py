@@ -1,0 +1,34 @@
+"""The address of a collector of traces, and the packages that it takes to send some there."""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+from homenode.errors import UserError
+
+_FLAG = "otlp_traces_endpoint"
+_PATH = "/v1/traces"  # of a collector whose address has none
+
+
+def parse_endpoint(text: str) -> str:
+    """The URL that spans are posted to. Raises UserError for what is none."""
+    try:
+        parts = urlsplit(text.strip())
+        known = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        known = False
+    if not known:
+        raise UserError(f"{text!r} is no address of a collector; write http://HOST:4318/v1/traces (OTLP over HTTP)")
+    return parts.geturl() if parts.path not in ("", "/") else parts._replace(path=_PATH).geturl()
+
+
+def check_packages(endpoint: str) -> None:
+    """Raises UserError where the packages of OpenTelemetry are missing."""
+    try:
+        import homenode.server.tracing.open_telemetry  # noqa: F401
+    except ImportError as error:
+        raise UserError(
+            f"--otlp-traces-endpoint {endpoint}: the packages of OpenTelemetry cannot be imported ({error}); "
+            "pip install 'homenode[otel]', or leave the setting out",
+            param=_FLAG,
+        ) from None
