@@ -370,15 +370,20 @@ EQUIVALENTS: tuple[Equivalent, ...] = (
     ),
     Equivalent("--enable-ssl-refresh", AlwaysSo("certificates are read again when they change")),
     Equivalent("--enable-request-id-headers", AlwaysSo("answers carry the id of their request")),
-    Equivalent("--disable-fastapi-docs", AlwaysSo("there are no such pages; /openapi.json describes the API")),
-    Equivalent("--enable-offline-docs --enable-tokenizer-info-endpoint", NoEffect("/openapi.json describes the API")),
+    Equivalent(
+        "--disable-fastapi-docs",
+        NoEffect("/docs shows what /openapi.json says; nothing of it is loaded from elsewhere"),
+    ),
+    Equivalent(
+        "--enable-offline-docs --enable-tokenizer-info-endpoint", NoEffect("/docs and /openapi.json describe the API")
+    ),
     Equivalent("--h11-max-header-count= --h11-max-incomplete-event-size=", NoEffect("see --max-request-body")),
     Equivalent("--enable-prompt-tokens-details", AlwaysSo("usage has them")),
     Equivalent("--enable-per-request-metrics --enable-force-include-usage", NoEffect("requests ask for usage")),
-    Equivalent("--enable-server-load-tracking", AlwaysSo("/metrics has the figures")),
+    Equivalent("--enable-server-load-tracking", AlwaysSo("/load and /metrics have the figures")),
     Equivalent("--grpc --grpc-port=", NotOffered("homenode answers HTTP: --port")),
     Equivalent(
-        "--show-hidden-metrics-for-version= --otlp-traces-endpoint= --collect-detailed-traces=... --kv-cache-metrics "
+        "--show-hidden-metrics-for-version= --collect-detailed-traces=... --kv-cache-metrics "
         "--kv-cache-metrics-sample= --custom-histogram-buckets= --enable-mfu-metrics "
         "--enable-logging-iteration-details --aggregate-engine-logging --profiler-config=",
         _TRACES,

@@ -27,7 +27,7 @@ from homenode.server.http.failures import ErrorShape
 from homenode.server.http.middleware import HttpApplication
 from homenode.server.page import api as page
 from homenode.server.page.api import page_routes
-from homenode.server.page.files import is_open
+from homenode.server.page.files import is_open, is_reference
 
 APIS = (
     models.API,
@@ -72,7 +72,7 @@ def create_app(state: ServerState, apis: Sequence[Api] | None = None) -> HttpApp
         lambda: state.draining or state.lost is not None,
         [(route, shape) for route, shape in routes if shape is not None],
         strict=state.config.strict_requests,
-        is_open=is_open if state.config.ui else lambda request: False,
+        is_open=is_open if state.config.ui else is_reference,
         tracing=state.tracing,
         traced=worked_paths(apis),
     )

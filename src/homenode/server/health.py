@@ -1,4 +1,6 @@
-"""Endpoints that operators ask besides the work: /health, /livez, /version and /metrics."""
+"""Endpoints that operators ask besides the work: /health and other probes, /load, /version and
+/metrics.
+"""
 
 from __future__ import annotations
 
@@ -47,6 +49,12 @@ class Health(Struct):
     heartbeat_seconds: float
     engines: list[EngineHealth] | UnsetType = UNSET
     models: list[ModelHealth] | UnsetType = UNSET
+
+
+class ServerLoad(Struct):
+    """Answer of /load: requests under way, of all processes that answer together."""
+
+    server_load: int
 
 
 class Version(Struct):
@@ -115,6 +123,17 @@ async def livez(state: ServerState, request: Request) -> Response:
     return Response("ok\n", media_type="text/plain")
 
 
+async def readyz(state: ServerState, request: Request) -> Response:
+    """200 when a request would be taken: /health says so. Else its 503, with the reason."""
+    await health(state, request)
+    return Response("ok\n", media_type="text/plain")
+
+
+async def load(state: ServerState, request: Request) -> Response:
+    """How much there is to do, for who spreads requests over several servers."""
+    return json_response(ServerLoad(state.load.total()))
+
+
 async def root(state: ServerState, request: Request) -> Response:
     """The page for browsers, and words for whoever looks whether somebody is there, as clients do with HEAD."""
     return page_at_root(state.config, request) or running()
@@ -143,6 +162,26 @@ API = Api(
             failures=(405, 500, 503),
         ),
         Operation(path="/livez", method="get", summary="That this process lives.", handler=livez, answer=None),
+        Operation(
+            path="/readyz",
+            method="get",
+            summary="Whether a request would be taken.",
+            handler=readyz,
+            answer=None,
+            failures=(405, 500, 503),
+        ),
+        *(
+            Operation(
+                path="/ping",
+                method=method,
+                summary="The same, for hosts of containers that ask here.",
+                handler=readyz,
+                answer=None,
+                failures=(405, 500, 503),
+            )
+            for method in ("get", "post")
+        ),
+        Operation(path="/load", method="get", summary="Requests under way.", handler=load, answer=ServerLoad),
         Operation(path="/version", method="get", summary="The version of the server.", handler=version, answer=Version),
         Operation(path="/metrics", method="get", summary="Metrics as Prometheus text.", handler=metrics, answer=None),
     )

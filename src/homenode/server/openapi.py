@@ -14,6 +14,7 @@ from starlette.responses import Response
 from homenode import __version__
 from homenode.server.core.api import Api, Operation
 from homenode.server.core.state import ServerState
+from homenode.server.http.middleware import OPEN_PATHS
 from homenode.server.http.sse import LINES
 
 _STRANGE = re.compile(r"[^A-Za-z0-9]+")  # in a path
@@ -121,7 +122,7 @@ def _operation(operation: Operation, error_body: type, state: ServerState) -> di
     parameters += [{"name": name, "in": "query", "schema": schema} for name, schema in operation.query.items()]
     if parameters:
         entry["parameters"] = parameters
-    if state.config.asks_keys and operation.path not in ("/health", "/livez"):
+    if state.config.asks_keys and operation.path not in OPEN_PATHS:
         entry["security"] = [{"key": []}]
     return entry
 

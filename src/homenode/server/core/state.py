@@ -25,6 +25,7 @@ from homenode.server.models.model_table import ModelsByName, ModelTable
 from homenode.server.models.served_model import ModelParts, ServedModel
 from homenode.server.models.text_work import TextWork
 from homenode.server.monitoring.history import History
+from homenode.server.monitoring.request_load import RequestLoad
 from homenode.server.monitoring.server_metrics import Metrics
 from homenode.server.tracing.span import begin_tracing
 
@@ -96,6 +97,7 @@ class ServerState(RequestAdmission):
         alone = models[0].names[0] if len(models) == 1 else ""
         self.metrics = Metrics(alone, front.metrics, self.keys, vllm_names=config.metrics_names == "vllm")
         if front.metrics is not None:
+            self.load = RequestLoad(front.metrics)
             self.metrics.front_begins(front.replaces)
         self.tracing = begin_tracing(config.otlp_traces_endpoint, "homenode")
         self.history = History(self.metrics.collect)

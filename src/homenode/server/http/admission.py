@@ -12,6 +12,7 @@ from contextlib import contextmanager
 
 from homenode.server.http.failures import ApiError
 from homenode.server.keys.caller import caller
+from homenode.server.monitoring.request_load import RequestLoad
 
 
 class RequestAdmission:
@@ -21,6 +22,7 @@ class RequestAdmission:
         self.lost: str | None = None  # why the engine is gone
         self._drain_ends: float | None = None  # time.monotonic() at which a drain gives up
         self._in_flight = 0
+        self.load = RequestLoad()
         self.last_awaited = -math.inf  # time.monotonic() when somebody asked who waits for the answer
         self._idle = asyncio.Event()
         self._idle.set()
@@ -65,12 +67,14 @@ class RequestAdmission:
         if not caller().background:
             self.last_awaited = time.monotonic()
         self._in_flight += 1
+        self.load.set(self._in_flight)
         self._idle.clear()
         try:
             with caller().request():
                 yield
         finally:
             self._in_flight -= 1
+            self.load.set(self._in_flight)
             if not self._in_flight:
                 self._idle.set()
 

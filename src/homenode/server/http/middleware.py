@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 INSIDE = "homenode.caller"  # in the scope of a request that the server makes itself: for whom
 KEY_HEADERS = ("authorization", "x-api-key")  # where clients put their key
-_OPEN_PATHS = frozenset({"/health", "/livez", "/readyz", "/ping"})  # probes have no key
+OPEN_PATHS = frozenset({"/health", "/livez", "/readyz", "/ping"})  # probes have no key
 
 
 class HttpApplication:
@@ -157,7 +157,7 @@ class HttpApplication:
         if (inside := request.scope.get(INSIDE)) is not None:
             set_caller(inside)
             return
-        if not self._keys.asked or path in _OPEN_PATHS or self._is_open(request):
+        if not self._keys.asked or path in OPEN_PATHS or self._is_open(request):
             return
         who = self._keys.caller_of(_given_keys(request))
         if who is None:
@@ -170,7 +170,7 @@ def _check_connection(path: str, request: Request) -> None:
     """Raises ApiError 503 on a connection that is one too many: it is there for probes, which say that the server is
     alive.
     """
-    if getattr(request.state, FROM_RESERVE, False) and path not in _OPEN_PATHS:
+    if getattr(request.state, FROM_RESERVE, False) and path not in OPEN_PATHS:
         message = "the server has as many connections as its limit of open files allows"
         raise ApiError(503, message, code="overloaded", retry_after_s=1)
 

@@ -1,6 +1,7 @@
-"""The files of the page: served from memory, compressed, to whoever asks; nothing of the server is in them.
+"""The files of pages: served from memory, compressed, to whoever asks; nothing of the server is in them.
 
-The page is at `/` for those who take HTML, its files are below `/page/`. Their addresses are relative, so that they are
+The page of a server is at `/` for those who take HTML, its files are below `/page/`. That of its API is at `/docs`,
+with files below `/docs/`. Their addresses are relative, so that they are
 found below whatever path a reverse proxy shows the server at.
 """
 
@@ -18,6 +19,7 @@ from homenode import __version__
 from homenode.server.http.config import HttpConfig
 
 FOLDER = "/page/"
+REFERENCE = "/docs"  # the page of the API; its files are below
 _KINDS = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
@@ -67,10 +69,12 @@ class _File:
 
 
 class PageFiles:
-    """The files of the page as a server shows it at the path `root`, empty for one of its own."""
+    """The files of a page as a server shows it at the path `root`, empty for one of its own. `folder`: of the package,
+    where they lie.
+    """
 
-    def __init__(self, root: str = "") -> None:
-        contents = dict(_contents())
+    def __init__(self, root: str = "", folder: str = "static") -> None:
+        contents = dict(_contents(folder))
         if root:
             from html import escape
 
@@ -81,7 +85,7 @@ class PageFiles:
 
     @property
     def names(self) -> Sequence[str]:
-        """Return the names of the files below FOLDER."""
+        """Return the names of the files besides the page itself."""
         return [name for name in self._files if name != _PAGE]
 
     def page(self, request: Request) -> Response:
@@ -117,7 +121,13 @@ def _takes_page(request: Request) -> bool:
 def is_open(request: Request) -> bool:
     """Return whether a request is for the page or a file of it, which have nothing to hide behind a key."""
     path: str = request.scope["path"]
-    return path.startswith(FOLDER) or (path == "/" and _takes_page(request))
+    return path.startswith(FOLDER) or (path == "/" and _takes_page(request)) or is_reference(request)
+
+
+def is_reference(request: Request) -> bool:
+    """Return whether a request is for the page of the API or a file of it, as `is_open`."""
+    path: str = request.scope["path"]
+    return path == REFERENCE or path.startswith(f"{REFERENCE}/")
 
 
 def takes_gzip(asked: Headers) -> bool:
@@ -137,13 +147,19 @@ def page_files(root: str) -> PageFiles:
 
 
 @cache
-def _contents() -> tuple[tuple[str, bytes], ...]:
-    return tuple(_read_all())
+def reference_files(root: str) -> PageFiles:
+    """The same of the page of the API."""
+    return PageFiles(root, "reference")
 
 
-def _read_all() -> Iterator[tuple[str, bytes]]:
+@cache
+def _contents(folder: str) -> tuple[tuple[str, bytes], ...]:
+    return tuple(_read_all(folder))
+
+
+def _read_all(folder: str) -> Iterator[tuple[str, bytes]]:
     from importlib import resources
 
-    for file in sorted(resources.files(__package__).joinpath("static").iterdir(), key=lambda each: each.name):
+    for file in sorted(resources.files(__package__).joinpath(folder).iterdir(), key=lambda each: each.name):
         if file.name[file.name.rfind(".") :] in _KINDS:
             yield file.name, file.read_bytes()

@@ -14,13 +14,13 @@ from homenode.server.apis.ollama import embed, refused
 from homenode.server.apis.openai.embeddings import endpoint as embeddings
 from homenode.server.apis.pooling import endpoint as pooling
 from homenode.server.apis.scoring import endpoint as scoring
-from homenode.server.health import Version
+from homenode.server.health import ServerLoad, Version
 from homenode.server.http.endpoint import Endpoint, json_response
 from homenode.server.http.exchange import read_body
 from homenode.server.http.middleware import HttpApplication
 from homenode.server.keys.caller import caller
 from homenode.server.page.api import page_routes
-from homenode.server.page.files import is_open, page_at_root
+from homenode.server.page.files import is_open, is_reference, page_at_root
 from homenode.server.proxy.client_request import read_client_request
 from homenode.server.proxy.forwarded_apis import (
     CHAT_COMPLETIONS,
@@ -78,6 +78,9 @@ def create_app(state: ProxyState) -> HttpApplication:
     routes = [
         Route("/health", Endpoint(state, health), methods=["GET"]),
         Route("/livez", Endpoint(state, _livez), methods=["GET"]),
+        Route("/readyz", Endpoint(state, _readyz), methods=["GET"]),
+        Route("/ping", Endpoint(state, _readyz), methods=["GET", "POST"]),
+        Route("/load", Endpoint(state, _load), methods=["GET"]),
         Route("/version", Endpoint(state, _version), methods=["GET"]),
         Route("/metrics", Endpoint(state, _metrics), methods=["GET"]),
         Route("/", Endpoint(state, _root), methods=["GET"]),
@@ -99,7 +102,7 @@ def create_app(state: ProxyState) -> HttpApplication:
     shapes = [(route, api.error_shape) for route, api in forwarded if api.error_shape is not None]
     routes += page_routes(state, state.config)
     traced = {*_FORWARDED, *(path for method, path in _ASKED_OF_A_DECODER if method == "POST")}
-    opens = is_open if state.config.ui else lambda request: False
+    opens = is_open if state.config.ui else is_reference
     return HttpApplication(
         routes,
         state.config,
@@ -149,6 +152,16 @@ async def _version(state: ProxyState, request: Request) -> Response:
 
 async def _livez(state: ProxyState, request: Request) -> Response:
     return Response("ok\n", media_type="text/plain")
+
+
+async def _readyz(state: ProxyState, request: Request) -> Response:
+    """200 when a request would be taken, else what /health answers."""
+    answer = await health(state, request)
+    return Response("ok\n", media_type="text/plain") if answer.status_code == 200 else answer
+
+
+async def _load(state: ProxyState, request: Request) -> Response:
+    return json_response(ServerLoad(state.in_flight))
 
 
 async def _metrics(state: ProxyState, request: Request) -> Response:
