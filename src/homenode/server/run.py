@@ -25,7 +25,7 @@ from homenode.server.http.stop_signals import StopSignals, signals
 from homenode.server.keys.counts import KeyCounts
 from homenode.server.keys.keyring import Keyring, KeySource
 from homenode.server.models.served_model import ModelParts
-from homenode.server.tracing.span import end_tracing
+from homenode.server.tracing.endpoint import end_tracing
 
 __all__ = ["bind", "serve", "serve_state", "url_of"]
 

@@ -27,7 +27,7 @@ from homenode.server.models.text_work import TextWork
 from homenode.server.monitoring.history import History
 from homenode.server.monitoring.request_load import RequestLoad
 from homenode.server.monitoring.server_metrics import Metrics
-from homenode.server.tracing.span import begin_tracing
+from homenode.server.tracing.endpoint import begin_tracing
 
 if TYPE_CHECKING:
     from homenode.server.batches.batch_folder import BatchFolder

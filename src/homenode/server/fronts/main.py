@@ -131,7 +131,7 @@ class _Front:
         from homenode.server.core.state import FrontIdentity, ServerState
         from homenode.server.models.picture_setup import picture_work
         from homenode.server.models.served_model import ModelParts
-        from homenode.server.tracing.span import end_tracing
+        from homenode.server.tracing.endpoint import end_tracing
 
         _keep_off_compute(begin)
         client = LinkedClient(begin.front, begin.engines, self._send)

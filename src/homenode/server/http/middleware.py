@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Callable, Collection, MutableMapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -26,10 +26,8 @@ from homenode.server.http.protocol import FROM_RESERVE
 from homenode.server.http.unknown_path import unknown_path
 from homenode.server.keys.caller import set_caller
 from homenode.server.keys.keyring import Keyring
+from homenode.server.tracing.span import RequestTracing
 from homenode.server.tracing.trace_parent import trace_id_of
-
-if TYPE_CHECKING:
-    from homenode.server.tracing.open_telemetry import Tracing
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 INSIDE = "homenode.caller"  # in the scope of a request that the server makes itself: for whom
@@ -50,7 +48,7 @@ class HttpApplication:
         *,
         strict: bool = False,
         is_open: Callable[[Request], bool] = lambda request: False,
-        tracing: Tracing | None = None,
+        tracing: RequestTracing | None = None,
         traced: Collection[str] = (),
     ) -> None:
         """`closing`: whether connections are to end with their answer. `shapes`: of failures, by the routes of APIs

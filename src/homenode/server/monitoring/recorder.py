@@ -43,7 +43,9 @@ class Recorder:
         most_tokens: int = 0,
         exemplar: Exemplar = None,
     ) -> None:
-        """`first_token_by_share`: for each of `CACHED_SHARES`. `most_tokens`: those it may generate. `exemplar`: None where no trace has it."""
+        """`first_token_by_share`: for each of `CACHED_SHARES`. `most_tokens`: those it may generate. `exemplar`: None
+        where no trace has it.
+        """
         self._into, self._by_share = into, first_token_by_share
         self._finished, self._exemplar = finished, exemplar
         self._prompt_tokens, self._most_tokens = prompt_tokens, most_tokens

@@ -42,7 +42,7 @@ from homenode.server.proxy.proxied_request import (
 from homenode.server.proxy.routing import RoutedLoad, RouteTarget
 from homenode.server.proxy.state import ProxyState
 from homenode.server.proxy.upstreams import UpstreamAnswer, UpstreamAnswerTooLong, UpstreamError
-from homenode.server.tracing.span import Span, current_span
+from homenode.server.tracing.span import RequestSpan, current_span
 
 _LOG = logging.getLogger("homenode.proxy")
 _BUSY = frozenset({429, 502, 503, 504})  # another server may do better
@@ -102,7 +102,7 @@ class Forwarder:
         self._keep_alive: asyncio.Future[None] | None = None
         self._waits_for = ""
         self._span = current_span()
-        self._call: Span | None = None  # the request to a decode server
+        self._call: RequestSpan | None = None  # the request to a decode server
 
     async def run(self) -> None:
         """Carry the request to its end. Raises ApiError when nothing was sent and there is no answer, and KeyLimitError
@@ -228,7 +228,7 @@ class Forwarder:
         self._state.metrics.prefilled(time.monotonic() - began)
         return self.proxied.prefilled()
 
-    async def _ask_prefiller(self, step: Prefill, call: Span | None) -> Fault | None:
+    async def _ask_prefiller(self, step: Prefill, call: RequestSpan | None) -> Fault | None:
         """Ask a prefill server; what was wrong with its answer."""
         body = self._asked.for_prefill(step.ticket, self._peer)
         upstream = self._state.upstreams[step.prefiller]
@@ -455,11 +455,11 @@ class Forwarder:
     def _log_fault(self, url: str, what: str) -> None:
         _LOG.warning("request %s at %s: %s", self._id, url, what)
 
-    def _headers(self, url: str, call: Span | None) -> dict[str, str]:
+    def _headers(self, url: str, call: RequestSpan | None) -> dict[str, str]:
         asks = {USAGE_HEADER: "?"} if caller().counted else {}
         return self._state.upstreams[url].headers(self._request.headers.items(), self._id, call) | asks
 
-    def _begin_call(self, name: str, url: str) -> Span | None:
+    def _begin_call(self, name: str, url: str) -> RequestSpan | None:
         """The span of a request to a server, where traces are made."""
         return None if self._span is None else self._span.begin_call(name, {"server.address": url})
 

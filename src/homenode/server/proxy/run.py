@@ -24,7 +24,7 @@ from homenode.server.keys.keyring import Keyring, KeySource
 from homenode.server.proxy.app import create_app
 from homenode.server.proxy.config import ProxyConfig
 from homenode.server.proxy.state import ProxyState
-from homenode.server.tracing.span import end_tracing
+from homenode.server.tracing.endpoint import end_tracing
 
 __all__ = ["bind", "serve"]
 

@@ -21,7 +21,7 @@ from homenode.server.proxy.proxied_request import Choose, ProxiedRequest
 from homenode.server.proxy.releases import Releases
 from homenode.server.proxy.routing import ChosenRoute, LoadTable, Prompt, RouteTarget
 from homenode.server.proxy.upstreams import Upstream
-from homenode.server.tracing.span import begin_tracing
+from homenode.server.tracing.endpoint import begin_tracing
 
 _LOG = logging.getLogger("homenode.proxy")
 _BODIES_AT_ONCE = 8  # bodies of the largest size that may be in memory together

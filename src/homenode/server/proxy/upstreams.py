@@ -15,7 +15,7 @@ import httpx
 from homenode.server.http.middleware import KEY_HEADERS
 from homenode.server.keys.told_usage import USAGE_HEADER
 from homenode.server.proxy.config import ProxyConfig
-from homenode.server.tracing.span import Span, current_span
+from homenode.server.tracing.span import RequestSpan, current_span
 
 _IDLE_S = 5.0  # less than servers keep an idle connection, so that none is used that is just being closed
 _MOST_IDLE = 256
@@ -63,7 +63,9 @@ class Upstream:
             headers={"Accept-Encoding": "identity", "User-Agent": "homenode-proxy"},
         )
 
-    def headers(self, given: Iterable[tuple[str, str]], request_id: str, span: Span | None = None) -> dict[str, str]:
+    def headers(
+        self, given: Iterable[tuple[str, str]], request_id: str, span: RequestSpan | None = None
+    ) -> dict[str, str]:
         """A client's headers as they are passed on; where traces are made, in place of its own place in one that of
         `span`, or of the request that is being handled.
         """

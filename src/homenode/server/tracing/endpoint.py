@@ -1,10 +1,13 @@
-"""The address of a collector of traces, and the packages that it takes to send some there."""
+"""The address of a collector of traces, the packages that it takes to send some there, and the beginning and end of
+that.
+"""
 
 from __future__ import annotations
 
 from urllib.parse import urlsplit
 
 from homenode.errors import UserError
+from homenode.server.tracing.span import RequestTracing
 
 _FLAG = "otlp_traces_endpoint"
 _PATH = "/v1/traces"  # of a collector whose address has none
@@ -32,3 +35,19 @@ def check_packages(endpoint: str) -> None:
             "pip install 'homenode[otel]', or leave the setting out",
             param=_FLAG,
         ) from None
+
+
+def begin_tracing(endpoint: str | None, service: str) -> RequestTracing | None:
+    """The traces of this process, sent to `endpoint`; None: there are none. Raises UserError where packages lack."""
+    if endpoint is None:
+        return None
+    check_packages(endpoint)
+    from homenode.server.tracing.open_telemetry import Tracing
+
+    return Tracing(endpoint, service)
+
+
+def end_tracing(tracing: RequestTracing | None) -> None:
+    """Send what is left, within a bounded time."""
+    if tracing is not None:
+        tracing.close()

@@ -3,17 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from homenode.server.tracing.span import Attribute, Span
-
-if TYPE_CHECKING:
-    from homenode.server.core.generation import GeneratedSequence
+from homenode.engine.request import Request
+from homenode.server.monitoring.recorder import Recorder
+from homenode.server.tracing.span import Attribute, RequestSpan
 
 _MOST = 16  # sequences of a request that have spans of their own
 
 
-def note_generation(span: Span, model: str, sequences: Sequence[GeneratedSequence]) -> None:
+class TracedChoice(Protocol):
+    """What is told of the text of a sequence."""
+
+    finish_reason: str | None
+
+    @property
+    def num_tokens(self) -> int: ...
+
+
+class TracedSequence(Protocol):
+    """What is told of a sequence; see `core.generation.GeneratedSequence`."""
+
+    @property
+    def request(self) -> Request: ...
+    @property
+    def choice(self) -> TracedChoice: ...
+    @property
+    def recorder(self) -> Recorder: ...
+
+    first_of_prompt: bool
+    cached_tokens: int
+    disk_tokens: int
+    queued_s: float
+    drafted_tokens: int
+    accepted_tokens: int
+    drafted_at: tuple[float, float] | None
+    kv_came: tuple[float, float] | None
+
+
+def note_generation(span: RequestSpan, model: str, sequences: Sequence[TracedSequence]) -> None:
     """Add what became of the sequences of a request, which are over."""
     if not span.sampled:
         return
@@ -35,7 +63,7 @@ def note_generation(span: Span, model: str, sequences: Sequence[GeneratedSequenc
         _add_phases(span, sequence, index)
 
 
-def _add_phases(span: Span, sequence: GeneratedSequence, index: int) -> None:
+def _add_phases(span: RequestSpan, sequence: TracedSequence, index: int) -> None:
     """Queue, transfer, prefill, decode and drafts of one sequence, as far as it came."""
     recorder, own = sequence.recorder, {"homenode.sequence": index}
     begun = recorder.arrival + sequence.queued_s
@@ -59,7 +87,7 @@ def _add_phases(span: Span, sequence: GeneratedSequence, index: int) -> None:
         decode.add_phase("drafts", *sequence.drafted_at, {**own, **drafts})
 
 
-def _add_transfer(span: Span, sequence: GeneratedSequence, came: tuple[float, float]) -> None:
+def _add_transfer(span: RequestSpan, sequence: TracedSequence, came: tuple[float, float]) -> None:
     """KV that came from another engine or from disk. It may have begun before the request came here; the span has what
     the request could notice of it.
     """

@@ -66,7 +66,7 @@ class Tracing:
 
 
 class OpenTelemetrySpan:
-    """A `Span`. `clock`: nanoseconds between the time of day and `time.monotonic`, the same for a whole request."""
+    """A span. `clock`: nanoseconds between the time of day and `time.monotonic`, the same for a whole request."""
 
     def __init__(self, tracer: trace.Tracer, span: trace.Span, clock: int) -> None:
         self._tracer, self._span, self._clock = tracer, span, clock

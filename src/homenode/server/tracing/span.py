@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from homenode.logs.request_mark import current_request_mark
-
-if TYPE_CHECKING:
-    from homenode.server.tracing.open_telemetry import Tracing
 
 Attribute = str | bool | int | float | list[str]
 Attributes = Mapping[str, Attribute]
 
 
-class Span(Protocol):
+class RequestSpan(Protocol):
     """A piece of time of a request. Of a request that is not sampled nothing is kept, and every call costs nothing."""
 
     @property
@@ -31,10 +28,10 @@ class Span(Protocol):
     def fail(self, reason: str) -> None:
         """Say that it ended badly. `reason`: a word for programs."""
 
-    def add_phase(self, name: str, begin: float, end: float, attributes: Attributes) -> Span:
+    def add_phase(self, name: str, begin: float, end: float, attributes: Attributes) -> RequestSpan:
         """A span below this one that is over. `begin`, `end`: by `time.monotonic`."""
 
-    def begin_call(self, name: str, attributes: Attributes) -> Span:
+    def begin_call(self, name: str, attributes: Attributes) -> RequestSpan:
         """A span below this one for a request to another server, which begins now."""
 
     def headers(self) -> dict[str, str]:
@@ -44,31 +41,26 @@ class Span(Protocol):
         """It ends now; only the first call counts."""
 
 
-def current_span() -> Span | None:
+class RequestTracing(Protocol):
+    """The spans of a process, and where they are sent."""
+
+    def begin_request(self, name: str, headers: Mapping[str, str], attributes: Attributes) -> RequestSpan:
+        """The span of a request that came just now, below the one that its headers name."""
+
+    def end_request(self, span: object, status: int) -> None:
+        """End the span of a request, which was answered with `status`; 0: its client left before."""
+
+    def close(self) -> None:
+        """Send what is left, within a bounded time."""
+
+
+def current_span() -> RequestSpan | None:
     """The span of the request that this task handles; None where no traces are wanted, or none of this request."""
     mark = current_request_mark()
-    span: Span | None = None if mark is None else mark.span  # type: ignore[assignment]  # the log knows no spans
+    span: RequestSpan | None = None if mark is None else mark.span  # type: ignore[assignment]  # the log knows no spans
     return span
 
 
-def exemplar_of(span: Span | None) -> dict[str, str] | None:
+def exemplar_of(span: RequestSpan | None) -> dict[str, str] | None:
     """Return what names a trace in /metrics; None of a request that is not sampled."""
     return {"trace_id": span.trace_id} if span is not None and span.sampled else None
-
-
-def begin_tracing(endpoint: str | None, service: str) -> Tracing | None:
-    """The traces of this process, sent to `endpoint`; None where there is none. Raises UserError where packages lack."""
-    if endpoint is None:
-        return None
-    from homenode.server.tracing.endpoint import check_packages
-
-    check_packages(endpoint)
-    from homenode.server.tracing.open_telemetry import Tracing
-
-    return Tracing(endpoint, service)
-
-
-def end_tracing(tracing: Tracing | None) -> None:
-    """Send what is left, within a bounded time."""
-    if tracing is not None:
-        tracing.close()
