@@ -122,7 +122,8 @@ class Generation:
             for sequence in self.sequences:
                 sequence.recorder.end("abort")
             if self._span is not None:
-                note_generation(self._span, self._model, self.sequences)
+                handed = None if self.kv_result is None else self.kv_result.tokens
+                note_generation(self._span, self._model, self.sequences, handed)
 
     def end(self, index: int) -> None:
         """End a choice with the event that `events` gave last: its reader wants no more."""

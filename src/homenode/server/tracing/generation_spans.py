@@ -7,7 +7,7 @@ from typing import Protocol
 
 from homenode.engine.request import Request
 from homenode.server.monitoring.recorder import Recorder
-from homenode.server.tracing.span import Attribute, RequestSpan
+from homenode.server.tracing.span import Attribute, Attributes, RequestSpan
 
 _MOST = 16  # sequences of a request that have spans of their own
 
@@ -41,8 +41,12 @@ class TracedSequence(Protocol):
     kv_came: tuple[float, float] | None
 
 
-def note_generation(span: RequestSpan, model: str, sequences: Sequence[TracedSequence]) -> None:
-    """Add what became of the sequences of a request, which are over."""
+def note_generation(
+    span: RequestSpan, model: str, sequences: Sequence[TracedSequence], handed_tokens: int | None
+) -> None:
+    """Add what became of the sequences of a request, which are over. `handed_tokens`: those whose KV goes to another
+    engine; None: it was not to go anywhere.
+    """
     if not span.sampled:
         return
     params, prompts = sequences[0].request.params, [each for each in sequences if each.first_of_prompt]
@@ -60,18 +64,21 @@ def note_generation(span: RequestSpan, model: str, sequences: Sequence[TracedSeq
         }
     )
     for index, sequence in enumerate(sequences[:_MOST]):
-        _add_phases(span, sequence, index)
+        _add_phases(span, sequence, index, handed_tokens)
 
 
-def _add_phases(span: RequestSpan, sequence: TracedSequence, index: int) -> None:
+def _add_phases(span: RequestSpan, sequence: TracedSequence, index: int, handed_tokens: int | None) -> None:
     """Queue, transfer, prefill, decode and drafts of one sequence, as far as it came."""
     recorder, own = sequence.recorder, {"homenode.sequence": index}
     begun = recorder.arrival + sequence.queued_s
     if recorder.first_token_at is None or recorder.last is None:
         return
     span.add_phase("queue", recorder.arrival, begun, own)
-    if sequence.kv_came is not None:
-        _add_transfer(span, sequence, sequence.kv_came)
+    if handed_tokens is not None:  # its pages are told as they are computed, and taken meanwhile and afterwards
+        to: Attributes = {"homenode.kv.direction": "sent", "homenode.kv.tokens": handed_tokens}
+        span.add_phase("transfer", begun, recorder.first_token_at if handed_tokens else begun, to)
+    elif sequence.kv_came is not None or sequence.request.kv is not None:
+        _add_transfer(span, sequence, sequence.kv_came or (begun, begun))
     prompt = {"gen_ai.usage.input_tokens": len(sequence.request.prompt_ids)}
     cached = {"gen_ai.usage.cache_read.input_tokens": sequence.cached_tokens}
     span.add_phase("prefill", min(begun, recorder.first_token_at), recorder.first_token_at, {**own, **prompt, **cached})
@@ -88,15 +95,20 @@ def _add_phases(span: RequestSpan, sequence: TracedSequence, index: int) -> None
 
 
 def _add_transfer(span: RequestSpan, sequence: TracedSequence, came: tuple[float, float]) -> None:
-    """KV that came from another engine or from disk. It may have begun before the request came here; the span has what
-    the request could notice of it.
+    """KV that came from another engine or from disk, or was to. It may have begun before the request came here; the
+    span has what the request could notice of it.
     """
     begin, end = came
     arrival = sequence.recorder.arrival
     ticket = sequence.request.kv
     facts: dict[str, Attribute] = {
+        "homenode.kv.direction": "received",
         "homenode.kv.source": "disk" if ticket is None else "engine",
-        "homenode.kv.tokens": sequence.disk_tokens if ticket is None else sequence.cached_tokens,
+        "homenode.kv.tokens": 0
+        if sequence.kv_came is None
+        else sequence.disk_tokens
+        if ticket is None
+        else sequence.cached_tokens,
         "homenode.kv.seconds": round(max(0.0, end - begin), 6),
     }
     if ticket is not None:
