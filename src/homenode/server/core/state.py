@@ -19,13 +19,13 @@ from homenode.server.core.thought_seal import ThoughtSeal
 from homenode.server.http.admission import RequestAdmission
 from homenode.server.http.bodies import Bodies
 from homenode.server.http.config import ServerConfig
+from homenode.server.http.request_load import RequestLoad
 from homenode.server.keys.keyring import Keyring
 from homenode.server.keys.named_key import unnamed_keys
 from homenode.server.models.model_table import ModelsByName, ModelTable
 from homenode.server.models.served_model import ModelParts, ServedModel
 from homenode.server.models.text_work import TextWork
 from homenode.server.monitoring.history import History
-from homenode.server.monitoring.request_load import RequestLoad
 from homenode.server.monitoring.server_metrics import Metrics
 from homenode.server.tracing.endpoint import begin_tracing
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from homenode.server.http.failures import ApiError
+from homenode.server.http.request_load import RequestLoad
 from homenode.server.keys.caller import caller
-from homenode.server.monitoring.request_load import RequestLoad
 
 
 class RequestAdmission:
