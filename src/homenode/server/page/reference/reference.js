@@ -48,7 +48,8 @@ function drawn(spec, path, method, operation) {
     made("span", { class: "summary" }, operation.summary ? ` ${operation.summary}` : ""),
   );
   const details = made("details", { "data-path": path, "data-words": `${path} ${operation.summary ?? ""}` }, summary);
-  details.addEventListener("toggle", () => details.append(made("div", {}, ...parts(spec, operation))), { once: true });
+  const open = () => details.append(made("div", {}, ...parts(spec, operation)));
+  details.addEventListener("toggle", open, { once: true });
   return details;
 }
 
@@ -109,7 +110,8 @@ function field(spec, name, schema, needed, seen, place = "") {
 /** The fields of an object within another, drawn when they are opened. */
 function folded(spec, schema, seen) {
   const details = made("details", {}, made("summary", {}, schema.title ?? "fields"));
-  details.addEventListener("toggle", () => details.append(made("div", {}, ...body(spec, schema, seen))), { once: true });
+  const open = () => details.append(made("div", {}, ...body(spec, schema, seen)));
+  details.addEventListener("toggle", open, { once: true });
   return details;
 }
 
@@ -126,7 +128,8 @@ function limits(schema) {
   const from = schema.minimum ?? schema.exclusiveMinimum;
   const to = schema.maximum ?? schema.exclusiveMaximum;
   const range = from !== undefined || to !== undefined ? `${from ?? "…"} to ${to ?? "…"}` : "";
-  return [range, schema.default !== undefined ? `default ${JSON.stringify(schema.default)}` : ""].filter(Boolean).join(", ");
+  const usual = schema.default !== undefined ? `default ${JSON.stringify(schema.default)}` : "";
+  return [range, usual].filter(Boolean).join(", ");
 }
 
 at("door").addEventListener("submit", (event) => {
