@@ -25,8 +25,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--sample", metavar="N", type=int, help="run N tests of each file, drawn by lot")
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep a sample of each file, in order."""
+    """Keep a sample of each file, in order, of what marks and keywords have left."""
     if not (most := config.getoption("--sample")):
         return
     files: dict[str, list[pytest.Item]] = defaultdict(list)
