@@ -9,13 +9,17 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from homenode.engine.kv_disk import disk_source
 from homenode.engine.kv_disk.block_format import BlockFormat
 from homenode.engine.kv_disk.block_store import BlockStore, ModelNote
+from homenode.engine.kv_disk.disk_source import DiskSource
 from homenode.engine.kv_disk.folder import StoreFolder
 from homenode.engine.kv_disk.messages import BlocksMoved
+from homenode.engine.kv_disk.setup import KvDiskLink
 from homenode.engine.kv_disk.store_thread import BlocksIn, BlocksOut, StoreThread, is_slower
 from tests.waiting import wait_until
 
@@ -228,3 +232,27 @@ def test_copies_in_memory_stay_as_long_as_there_is_room(tmp_path: Path, with_dis
     assert [moved.memory.blocks[n][0] for n in (10, 11, 12)] == [2, 3, 4] and asked.parked == 3
     assert moved.thread.knows(NAMES[0]) == with_disk
     moved.thread.close(10.0)
+
+
+def test_sessions_are_kept_as_long_as_the_names_of_their_blocks_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk_source, "_MOST_NAMES", 10)
+    source = DiskSource(Moved(None, park_bytes=1 << 20).thread, TOKENS)
+    ids = [bytes([n]) * 16 for n in range(30)]
+    for session, count in (("a", 4), ("b", 4), ("a", 6), ("c", 3)):  # of a, which is longer by now, 6 count
+        source.pin(session, ids[:count])
+    assert list(source._sessions) == ["a", "c"] and source._num_names == 9
+    source.release_session("a")
+    source.release_session("never seen")
+    assert source._num_names == 3
+    source.pin("vast", ids)  # one is always kept
+    assert list(source._sessions) == ["vast"] and source._num_names == 30
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_the_folder_is_given_back_once_no_thread_uses_it(ended: bool) -> None:
+    closed: list[str] = []
+    link = object.__new__(KvDiskLink)
+    link._thread = SimpleNamespace(close=lambda seconds: ended)  # type: ignore[assignment]
+    link._folder = SimpleNamespace(close=lambda: closed.append("folder"))  # type: ignore[assignment]
+    link.close(0.0)
+    assert closed == (["folder"] if ended else [])

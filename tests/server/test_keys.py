@@ -12,7 +12,7 @@ from homenode.errors import UserError
 from homenode.server.check_files import check_doors
 from homenode.server.http.config import ServerConfig
 from tests.server.conftest import Running, Start
-from tests.server.fakes import ScriptedClient
+from tests.server.fakes import ScriptedClient, scripted
 from tests.waiting import wait_until
 
 ADA, BOB = "sk-ada-0123456789", "sk-bob-0123456789"
@@ -67,6 +67,15 @@ def test_tokens_of_a_minute(start: Start, tmp_path: Path) -> None:
     assert 1 <= int(refused.headers["retry-after"]) <= 60
     assert ask(server, ADA, prompt="x" * 5, max_tokens=40).status_code == 200  # an answer that has begun goes on
     assert ask(server, ADA, prompt="x").status_code == 429
+
+
+def test_tokens_behind_a_stop_string_count_for_nobody(start: Start, tmp_path: Path) -> None:
+    """The engine may send several tokens at once."""
+    client = ScriptedClient(lambda request: scripted(request, chunk=8))
+    server = start(client, api_key_file=written(tmp_path, table("bob", BOB)))
+    answer = ask(server, BOB, max_tokens=16, stop=["c"])
+    assert answer.json()["choices"][0]["text"] == "On" and answer.json()["usage"]["completion_tokens"] == 3
+    assert value(server, "key_tokens_total", 'key="bob"', 'kind="generated"') == 3
 
 
 def test_requests_at_once(start: Start, tmp_path: Path) -> None:

@@ -7,6 +7,10 @@ from __future__ import annotations
 import asyncio
 import base64
 import os
+import socket
+import threading
+import time
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +26,7 @@ from homenode.server.http.config import ServerConfig
 from homenode.server.http.failures import ApiError
 from homenode.server.models.picture_work import EncodedPicture, PictureWork
 from tests.server.written_answers import SignedTokenizer, Writer
+from tests.waiting import PATIENCE_S, wait_in_loop
 
 PLACE = ord("#")
 ROWS = 3
@@ -244,3 +249,63 @@ async def read_some(tmp_path: Path) -> None:
 def test_only_hosts_that_are_named_are_asked(url: str, hosts: tuple[str, ...], allowed: bool) -> None:
     parts = picture_bytes.urlsplit(url)
     assert picture_bytes._is_allowed(str(parts.hostname), parts.port, hosts) is allowed
+
+
+def test_a_host_that_drips_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether its head or its body comes a byte at a time."""
+    monkeypatch.setattr(picture_bytes, "_FETCH_S", 0.15)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port, over = server.getsockname()[1], threading.Event()
+
+        def drip(head: bytes) -> None:
+            with server.accept()[0] as sock, suppress(OSError):
+                sock.sendall(head)
+                while not over.wait(0.01):
+                    sock.sendall(b"x")
+
+        for head in (b"HTTP/1.1 200 OK\r\nX: ", b"HTTP/1.1 200 OK\r\n\r\n"):
+            threading.Thread(target=drip, args=(head,), daemon=True).start()
+            url = f"http://127.0.0.1:{port}/x.png"
+            begun = time.monotonic()
+            with pytest.raises(ApiError, match="could not be fetched"):
+                asyncio.run(fetch(url))
+            assert time.monotonic() - begun < PATIENCE_S / 2
+        over.set()
+
+
+async def fetch(url: str) -> bytes:
+    return await picture_bytes.picture_bytes(PictureSource("p", url=url), ServerConfig(media_domains=("127.0.0.1",)))
+
+
+def test_a_slow_host_holds_up_no_thread_of_other_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(picture_bytes, "_fetched", lambda source, url, hosts: threading.current_thread().name.encode())
+    assert asyncio.run(fetch("http://127.0.0.1/x.png")).startswith(b"homenode-fetch")
+
+
+def test_what_nobody_waits_for_is_not_begun() -> None:
+    asyncio.run(leave_some())
+
+
+async def leave_some() -> None:
+    calls, held = list[bytes](), threading.Event()
+
+    def decode(data: bytes, alone: bool) -> SimpleNamespace:
+        calls.append(data)
+        held.wait(PATIENCE_S)
+        return SimpleNamespace(layout=None)
+
+    rows = PromptRows(bytes(8), 1, bytes(64), PLACE)
+    encoder = SimpleNamespace(encode=lambda picture: rows)
+    work = PictureWork(None, SimpleNamespace(decode=decode), encoder, 3000)  # type: ignore[arg-type]
+    busy = [asyncio.ensure_future(work.encode(data, alone=True)) for data in (b"a", b"b")]  # all threads that decode
+    left = [asyncio.ensure_future(work.encode(b"c", alone=True)) for _ in range(2)]
+    stays = [asyncio.ensure_future(work.encode(b"d", alone=True)) for _ in range(2)]
+    await wait_in_loop(lambda: sorted(calls) == [b"a", b"b"])
+    for each in (*left, stays[0]):
+        each.cancel()
+    assert [type(e) for e in await asyncio.gather(*left, return_exceptions=True)] == [asyncio.CancelledError] * 2
+    held.set()
+    for found in await asyncio.gather(*busy, stays[1]):
+        assert found.rows is rows
+    assert sorted(calls) == [b"a", b"b", b"d"]
+    assert (await work.encode(b"c", alone=True)).rows is rows and calls[-1] == b"c"  # it can be asked for again

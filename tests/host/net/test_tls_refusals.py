@@ -3,6 +3,8 @@ certificate, something older than TLS 1.3, plain text, another protocol, a repla
 
 from __future__ import annotations
 
+import errno
+import os
 import random
 import shutil
 import socket
@@ -19,8 +21,9 @@ import pytest
 
 from homenode.engine.channels.topics import IAm, call
 from homenode.engine.executor.rendezvous import Rendezvous
-from homenode.errors import PeerError, UserError
-from homenode.net import greeting
+from homenode.errors import HostError, PeerError, UserError
+from homenode.net import accept, greeting, secure_stream
+from homenode.net.accept import CallServer
 from homenode.net.greeting import Credentials
 from homenode.net.keys import CERTIFICATE, KEY, PEERS, KeyFolder, digest_text
 from homenode.net.make_keys import AUTHORITY_KEY, make_keys
@@ -373,3 +376,48 @@ def test_plain_text_stays_on_this_host_unless_it_is_said() -> None:
     assert problem is not None and "homenode keys make" in problem.message
     assert plain_text_problem(NetConfig(peer_plain_text=True), "10.0.0.1", "KV", "x") is None
     assert contradiction(NetConfig("folder", True)) is not None and contradiction(NetConfig("folder")) is None
+
+
+def test_a_list_of_peers_that_leads_nowhere_lets_in_nobody(cluster: Path, tmp_path: Path) -> None:
+    shutil.copytree(cluster / "a", tmp_path / "a")
+    (tmp_path / "a" / PEERS).unlink(missing_ok=True)
+    assert KeyFolder(tmp_path / "a").pins() == {}
+    (tmp_path / "a" / PEERS).symlink_to(tmp_path / "gone")
+    with pytest.raises(UserError, match=PEERS):
+        KeyFolder(tmp_path / "a").pins()
+
+
+def test_a_machine_without_descriptors_refuses_a_stream_by_name(cluster: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left() -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(secure_stream, "open_socket_pair", none_left)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        caller = socket.create_connection(server.getsockname())
+        with pytest.raises(HostError, match="no connection over TLS can be made: Too many open files"):
+            secure_stream.secure_stream(
+                caller, KeyFolder(cluster / "a"), PROTOCOL, "worker", connects=True, timeout_s=PATIENCE_S
+            )
+        assert caller.fileno() == -1
+
+
+def test_a_machine_without_threads_closes_a_call_and_takes_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    start, refused, served = accept.start_thread, [1], list[socket.socket]()
+
+    def start_later(thread: threading.Thread) -> None:
+        if refused:
+            raise HostError(f"no thread can be started ({refused.pop()})")
+        start(thread)
+
+    monkeypatch.setattr(accept, "start_thread", start_later)
+    monkeypatch.setattr(accept, "_AGAIN_S", 0.01)
+    monkeypatch.setattr(accept, "_MOST_GREETINGS", 1)  # which the refused one gives back
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        CallServer(server, lambda sock, greeted: served.append(sock), lambda: False, "test-calls")
+        first = socket.create_connection(server.getsockname(), PATIENCE_S)
+        assert first.recv(1) == b""
+        second = socket.create_connection(server.getsockname(), PATIENCE_S)
+        wait_until(lambda: len(served) == 1)
+        server.shutdown(socket.SHUT_RDWR)
+    for each in (first, second, *served):
+        each.close()

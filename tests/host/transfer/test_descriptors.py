@@ -5,6 +5,7 @@ there are some again.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import resource
 import socket
@@ -14,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from homenode.net import secure_stream
+from homenode.transfer.net import acceptor
 from homenode.transfer.state.machine import Close, Connect, Connected, ConnectFailed, Input, PeerLost
 from tests.host.transfer.hostile import RawPeer
 from tests.host.transfer.rig import Side, running
@@ -92,3 +95,27 @@ def test_connections_that_cannot_be_made_are_told_of(channel: str, spare: int) -
         side.do(Connect(other.address()))
         side.machine.expect(Connected)
         assert not side.agent.statistics().broken and not other.agent.statistics().broken
+
+
+@pytest.mark.parametrize("which", [1, 2])
+def test_no_descriptor_left_when_tls_begins_is_no_end_of_all_connections(
+    which: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At either end, whichever comes first."""
+    make, made = secure_stream.open_socket_pair, list[int]()
+
+    def none_once() -> tuple[socket.socket, socket.socket]:
+        made.append(1)
+        if len(made) == which:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return make()
+
+    monkeypatch.setattr(secure_stream, "open_socket_pair", none_once)
+    monkeypatch.setattr(acceptor, "_PAUSE_S", 0.05)
+    with running("receiver", "tls") as receiver, running("sender", "tls") as sender:
+        sender.do(Connect(receiver.address()))
+        sender.machine.expect(ConnectFailed)
+        sender.do(Connect(receiver.address()))
+        sender.machine.expect(Connected)
+        receiver.machine.expect(Connected)
+        assert not sender.agent.statistics().broken and not receiver.agent.statistics().broken

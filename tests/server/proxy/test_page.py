@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+from homenode.server.proxy.upstreams import Upstream, UpstreamAnswer
 from tests.server.proxy.scripted import run, stage
 from tests.waiting import wait_in_loop
 
@@ -33,6 +36,7 @@ def test_an_overview_has_both_sides_their_states_and_requests_under_way() -> Non
     async def test() -> None:
         async with stage() as on:
             await on.complete()
+            await on.shows(1, "requests_total")
             seen: dict[str, Any] = (await on.http.get("/overview")).json()
             assert seen["kind"] == "proxy" and seen["pairs"] == 1
             states = {(each["url"], each["role"]): each["state"] for each in seen["servers"]}
@@ -46,6 +50,27 @@ def test_an_overview_has_both_sides_their_states_and_requests_under_way() -> Non
                 return any(each["url"] == servers[1][0] and each["state"] not in ("ready", "suspect") for each in told)
 
             await wait_in_loop(gone)
+
+    run(test)
+
+
+def test_an_overview_of_a_server_that_cannot_be_read_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes that are no UTF-8 among them."""
+    ask = Upstream.ask
+
+    async def damaged(upstream: Upstream, method: str, path: str, *rest: Any, **more: Any) -> Any:
+        if path.startswith("/overview"):
+            seen.append(upstream.url)
+            return UpstreamAnswer(200, [], b'{"models": [], "machine": {"fingerprint": "\xff"}}')
+        return await ask(upstream, method, path, *rest, **more)
+
+    monkeypatch.setattr(Upstream, "ask", damaged)
+    seen: list[str] = []
+
+    async def test() -> None:
+        async with stage() as on:
+            answer = await on.http.get("/overview")
+            assert answer.status_code == 200 and len(answer.json()["servers"]) == 2 == len(seen)
 
     run(test)
 
