@@ -1,4 +1,4 @@
-"""How many examples a test over random input has: a third in a usual run, and two of five random lives, all where
+"""How many examples a test over random input has: a fifth in a usual run, and a quarter of random lives, all where
 HOMENODE_FUZZ_EXAMPLES asks for many, as `make test-all` does.
 """
 
@@ -11,12 +11,12 @@ MANY = ASKED >= 1000
 
 
 def examples(count: int) -> int:
-    return count if MANY else max(20, count // 3)
+    return count if MANY else min(count, max(12, count // 5))
 
 
 def seeds(count: int) -> range:
     """Of the random lives that a test has been held to, those of this run."""
-    return range(count if MANY else max(4, count * 2 // 5))
+    return range(count if MANY else min(count, max(3, count // 4)))
 
 
 def lives(usual: int, share: int = 1) -> range:

@@ -123,16 +123,29 @@ def engine_for(split: str, silent_s: float = 30.0) -> Any:
     )
 
 
+# The other splits lose in the same way what is lost.
+BUT_SLOWLY = pytest.mark.parametrize(
+    "split", [pytest.param(split, marks=() if split == "ranks" else pytest.mark.slow) for split in SPLITS]
+)
+
+
 def last_of(split: str) -> int:
     return 2 ** len(SPLITS[split]) - 1
 
 
-# Four workers take twice as long as two, and lose nothing that two do not.
-BUT_SLOWLY = [*list(SPLITS)[:2], pytest.param("stages of ranks", marks=pytest.mark.slow)]
+def pairs(moments: tuple[str, ...], quick: dict[str, tuple[str, ...]]) -> Any:
+    """Every split with every moment. `quick`: those of a usual run, each moment once; four workers lose nothing that
+    two do not.
+    """
+    some = [
+        pytest.param(split, moment, marks=() if moment in quick.get(split, ()) else pytest.mark.slow)
+        for split in SPLITS
+        for moment in moments
+    ]
+    return pytest.mark.parametrize(("split", "moment"), some)
 
 
-@pytest.mark.parametrize("moment", IN_A_STEP)
-@pytest.mark.parametrize("split", BUT_SLOWLY)
+@pairs(IN_A_STEP, {"stages": ("decode", "again"), "ranks": ("chunk", "mixed")})
 def test_killed_in_a_step(split: str, moment: str, tmp_path: Path) -> None:
     """The first worker, then the last."""
     with engine_for(split) as engine:
@@ -145,8 +158,7 @@ def test_killed_in_a_step(split: str, moment: str, tmp_path: Path) -> None:
         assert executor_of(engine).statistics()["restarts"] == 2
 
 
-@pytest.mark.parametrize("moment", ["first", "loading", "laying"])
-@pytest.mark.parametrize("split", BUT_SLOWLY)
+@pairs(("first", "loading", "laying"), {"stages": ("laying",), "ranks": ("first", "loading")})
 def test_killed_while_another_loss_is_made_good(split: str, moment: str, tmp_path: Path) -> None:
     """In the first step afterwards, or as the one that replaces another: while it loads, and when it gets
     its channels.
@@ -161,7 +173,7 @@ def test_killed_while_another_loss_is_made_good(split: str, moment: str, tmp_pat
         assert executor_of(engine).statistics()["restarts"] == 2
 
 
-@pytest.mark.parametrize("split", BUT_SLOWLY)
+@BUT_SLOWLY
 def test_killed_at_rest(split: str) -> None:
     with engine_for(split) as engine:
         for victim in (0, last_of(split)):
@@ -173,16 +185,10 @@ def test_killed_at_rest(split: str) -> None:
 
 
 MOMENTS = ("chunk", "decode", "loading", "mixed", "again", "first", "laying")
-QUICK = {("ranks", "decode")}  # the others take as long, and a silent worker is silent
-STILL = [
-    pytest.param(split, moment, marks=() if (split, moment) in QUICK else pytest.mark.slow)
-    for split in SPLITS
-    for moment in MOMENTS
-]
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize(("split", "moment"), STILL)
+@pairs(MOMENTS, {"ranks": ("decode",)})  # the others take as long, and a silent worker is silent
 def test_standing_still(split: str, moment: str, tmp_path: Path) -> None:
     with engine_for(split, SILENT_S) as engine:
         clients, last = Clients(engine), last_of(split)
@@ -208,7 +214,7 @@ def test_standing_still_at_rest(split: str) -> None:
         assert executor_of(engine).statistics()["restarts"] == 1
 
 
-@pytest.mark.parametrize("split", ["stages", "ranks"])
+@BUT_SLOWLY
 def test_a_request_that_loses_workers_again_and_again_ends_by_name(split: str, tmp_path: Path) -> None:
     """What was told of it stays told; those who come later do not suffer."""
     with engine_for(split) as engine:
@@ -228,7 +234,7 @@ def test_a_request_that_loses_workers_again_and_again_ends_by_name(split: str, t
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("split", SPLITS)
+@BUT_SLOWLY
 def test_an_engine_serves_again_within_seconds(split: str, tmp_path: Path) -> None:
     with engine_for(split) as engine:
         clients, executor = Clients(engine), executor_of(engine)

@@ -199,7 +199,7 @@ async def test_a_frozen_engine_gets_nothing_new_and_holds_up_nobody_else(tmp_pat
 
 @sync
 async def test_one_that_stays_frozen_is_ended_and_its_requests_go_on(tmp_path: Path) -> None:
-    async with started(tmp_path, 2, replace(QUICK, lost_after_s=0.5)) as client:
+    async with started(tmp_path, 2, replace(QUICK, lost_after_s=1.5)) as client:
         asked = [request(number, LONG) for number in range(2)]
         streams = [client.submit(one) for one in asked]
         for stream in streams:

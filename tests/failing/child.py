@@ -126,9 +126,10 @@ def held_at_rest(folder: Path, before: dict[str, Any]) -> dict[str, Any]:
     """The same once it is what there was before, for which threads have a few seconds: one that ends is in the kernel's
     list for a while, and one that goes on, as an engine's does, may be reading a file right now.
     """
-    deadline = time.monotonic() + 5
+    deadline, pause_s = time.monotonic() + 5, 0.001
     while (now := held(folder)) != before and time.monotonic() < deadline:
-        time.sleep(0.001)
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, 0.1)
     return now
 
 

@@ -27,6 +27,7 @@ from homenode.host.bind.undo import recall, recorded, undo
 from homenode.host.discovery.read import read_host
 from homenode.host.topology.host import Host
 from homenode.host.topology.source import LiveSource
+from tests.examples import examples
 from tests.host.children import CPUS, ONE, OTHER, Child, child, two_cpus
 from tests.host.fake_irqbalance import fake_irqbalance
 
@@ -267,7 +268,12 @@ def test_an_interrupt_that_has_changed_hands_is_left_alone(free: list[tuple[str,
 
 
 @given(st.data())
-@settings(deadline=None, derandomize=True, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    deadline=None,
+    derandomize=True,
+    max_examples=examples(25),
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 def test_restoring_gives_back_exactly_what_was(
     free: list[tuple[str, str, int]], host: Host, running: Child, data: Any
 ) -> None:

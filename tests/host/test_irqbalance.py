@@ -122,7 +122,7 @@ def test_a_command_that_was_not_read_to_its_end_is_no_success() -> None:
 
 
 @given(st.sets(st.integers(0, 99999), max_size=60))
-@settings(deadline=None, derandomize=True, max_examples=25)
+@settings(deadline=None, derandomize=True, max_examples=examples(25))
 def test_whatever_is_set_is_read_back(irqs: set[int]) -> None:
     with fake_irqbalance(buffer=16384) as fake:
         set_bans(fake.daemon, irqs, 16384)

@@ -16,6 +16,7 @@ from homenode.compute.native.kv_pages import KvPages, RegionPages
 from homenode.compute.ops import KvGeometry
 from homenode.compute.thread_memory import ThreadMemory
 from homenode.host.bind.memory.huge_pages import residences
+from tests.examples import seeds
 
 HUGE, SMALL = 2 << 20, 4096
 POPULATE = 23
@@ -63,7 +64,7 @@ def test_all_of_it_is_there_at_once_unless_told_otherwise() -> None:
     assert _present(backend) >= cache.nbytes
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", seeds(8))
 def test_pages_hold_all_that_is_wanted_and_nothing_else(seed: int) -> None:
     """Against a plain model of pages: whatever a block that is wanted touches is there; a page that no such block
     touches is not."""

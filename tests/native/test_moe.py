@@ -15,6 +15,7 @@ from homenode.compute.native import NativeBackend
 from homenode.compute.ops import Experts, FloatArray, Ops, Routing, Tensor
 from homenode.compute.reference.moe import choose_experts
 from homenode.compute.reference.ops import EagerOps
+from tests.examples import seeds
 from tests.native.steps import Part, evaluate, limits, same_bits, step_of
 from tests.native.weights import FORMATS, load, stored
 
@@ -86,7 +87,7 @@ def test_every_format_against_numpy(backend: NativeBackend, format: str, tmp_pat
         assert error < BOUNDS.get(format, CODED_BOUND)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", seeds(8))
 def test_shapes_of_any_kind(backend: NativeBackend, seed: int, tmp_path: Path) -> None:
     rng = np.random.default_rng(seed)
     experts, tokens = int(rng.integers(1, 20)), int(rng.integers(1, 300))

@@ -15,6 +15,7 @@ import pytest
 from homenode.compute.native import NativeBackend
 from homenode.compute.ops import Backend, KvGeometry, Ops, ScoreRule, StepArrays, StepLimits, Tensor
 from homenode.compute.reference import ReferenceBackend
+from tests.examples import seeds
 from tests.native.steps import Part, evaluate, limits, same_bits, step_of
 
 VOCABULARY, WIDTH, HEAD = 40, 48, 8
@@ -67,7 +68,7 @@ def random_graph(backend: Backend, seed: int) -> Callable[[Ops], Tensor]:
     return forward
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(6))
 def test_random_graphs_compute_what_numpy_does(level: str, seed: int) -> None:
     """Wrong barriers or buffers given out too early show here as values of another op."""
     step = step_of(

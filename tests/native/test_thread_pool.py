@@ -20,6 +20,7 @@ from homenode.compute.native import NativeBackend
 from homenode.compute.ops import KvGeometry
 from homenode.engine.plan.cpu_contention import interrupted
 from homenode.errors import HostError, UserError
+from tests.examples import examples
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 4])
@@ -92,7 +93,7 @@ _names = st.integers(-1, 2)
 _shapes = st.lists(st.lists(_names, max_size=3), min_size=1, max_size=9)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(groups=_shapes, spin_us=st.sampled_from([0, 5, 100]))
 def test_groups_of_any_shape_let_nobody_through_early(groups: list[list[int]], spin_us: int) -> None:
     """Nested groups, groups of one, threads of no group; more threads than most test machines have CPUs."""

@@ -32,6 +32,7 @@ from homenode.model.formats.limits import EMBEDDING
 from homenode.model.spec import ModelSpec, TensorEntry
 from homenode.model.weights.names import match_tensors
 from tests.checkpoints import write_zeros
+from tests.examples import MANY
 from tests.memory import memory_headroom
 
 HEADROOM = 2**29
@@ -107,7 +108,7 @@ ODD = st.one_of(
         st.one_of(st.integers(-1, 9), st.text(max_size=3)), max_size=3),
 )  # fmt: skip
 FUZZ = settings(
-    max_examples=int(os.environ.get("HOMENODE_FUZZ_EXAMPLES", "25")),
+    max_examples=int(os.environ.get("HOMENODE_FUZZ_EXAMPLES", "8")),  # of each architecture, of which there are 114
     deadline=None,
     suppress_health_check=list(HealthCheck),
     derandomize=True,
@@ -168,8 +169,8 @@ def test_tensors_that_are_missing_or_of_another_shape(name: str, tmp_path: Path)
     kinds = {re.sub(r"\d+", "0", each): each for each in shapes}
     for number, each in enumerate(kinds.values()):
         shape = shapes[each]
-        others = ((*shape[:-1], shape[-1] + 2), (2, *shape), (shape[0] + 1, *shape[1:]))
-        for changed in (others[number % 3], None):
+        others = ((*shape[:-1], shape[-1] + 2), (2, *shape), (shape[0] + 1, *shape[1:]), None)
+        for changed in others if MANY else (others[number % 4],):
             rest = {key: value for key, value in shapes.items() if key != each}
             write_zeros(tmp_path / "model.safetensors", rest if changed is None else rest | {each: changed})
             with pytest.raises((CheckpointError, UnsupportedError), match=r"\w+.*(seen|missing|shape)"):

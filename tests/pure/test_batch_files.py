@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,18 @@ from homenode.errors import UserError
 from homenode.server.batches import batch_run
 from homenode.server.batches.batch_folder import BatchFolder, check_folder
 from homenode.server.batches.batch_lines import MOST_LINES, check_lines
-from homenode.server.batches.batch_store import ENDS, TRANSITIONS, BatchStatus, BatchStore, LineResult
+from homenode.server.batches.batch_runner import BatchRunner
+from homenode.server.batches.batch_store import (
+    ENDS,
+    TRANSITIONS,
+    BatchRecord,
+    BatchStatus,
+    BatchStore,
+    LineResult,
+)
 from homenode.server.batches.file_store import FileStore
 from homenode.server.keys.caller import KeyHolder
+from tests.examples import examples
 
 PATHS = ("/v1/completions", "/v1/embeddings")
 
@@ -53,7 +63,7 @@ def test_errors_of_a_file_are_bounded() -> None:
 
 
 @given(st.lists(st.sampled_from([b"\n", b" \n", line("é"), line("b" * 300)]), max_size=20))
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 def test_a_place_is_where_the_line_is(lines: list[bytes]) -> None:
     whole = b"".join(lines)
     places, _ = check_lines(lines, None, PATHS)
@@ -82,7 +92,7 @@ def test_a_status_that_does_not_follow_is_a_fault(tmp_path: Path) -> None:
 
 
 @given(st.integers(0, 400))
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 def test_results_cut_anywhere_are_those_that_were_whole(tmp_path_factory: pytest.TempPathFactory, cut: int) -> None:
     store = BatchStore(tmp_path_factory.mktemp("cut") / "b")
     batch = store.create(PATHS[0], "file", None, "")
@@ -148,3 +158,39 @@ def test_a_folder_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
     for path, word in ((tmp_path / "file", "no folder"), (tmp_path / "a" / "b", "make it first")):
         with pytest.raises(UserError, match=word):
             check_folder(str(path))
+
+
+def test_a_result_of_which_the_disk_takes_a_part_at_a_time_is_kept_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, write = BatchStore(tmp_path / "d"), os.write
+    batch = store.create("/v1/completions", "file-1", None, "")
+    monkeypatch.setattr(os, "write", lambda descriptor, raw: write(descriptor, raw[:7]))
+    for number in range(3):
+        store.append(batch.id, LineResult(line=number, good=True, result={"custom_id": f"c{number}"}))
+    assert [each.result["custom_id"] for each in store.results(batch.id).values()] == ["c0", "c1", "c2"]
+
+
+def test_a_batch_at_which_the_server_fails_has_failed_and_the_next_one_is_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = BatchFolder(str(tmp_path / "d"))
+    bad, good = (folder.batches.create("/v1/completions", f"file-{n}", None, "") for n in range(2))
+    order: list[str] = []
+
+    async def go_on(runner: BatchRunner, batch: BatchRecord) -> None:
+        order.append(batch.id)
+        if batch.id == bad.id:
+            raise ZeroDivisionError("a fault of the server")
+        batch.enter(BatchStatus.FAILED)
+        folder.batches.save(batch)
+
+    monkeypatch.setattr(BatchRunner, "_go_on", go_on)
+    monkeypatch.setattr(
+        folder.batches, "_all", lambda all=folder.batches._all: sorted(all(), key=lambda b: b.id != bad.id)
+    )
+    runner = BatchRunner(None, None, folder)  # type: ignore[arg-type]
+    assert [asyncio.run(runner._next()) for _ in range(3)] == [True, True, False] and order == [bad.id, good.id]
+    failed = folder.batches.find(bad.id, "")
+    assert failed is not None and failed.status == "failed" and failed.errors is not None
+    assert failed.errors.data[0].code == "internal_error"

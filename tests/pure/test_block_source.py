@@ -15,6 +15,7 @@ from homenode.engine.kv.block_source import BlockSource
 from homenode.engine.scheduler.peer_source import PeerSource
 from homenode.engine.scheduler_config import SchedulerConfig
 from homenode.engine.step import Step
+from tests.examples import seeds
 from tests.pure.kv_transfer_bench import KeepingExecutor
 from tests.pure.memory_store import MemoryStore
 from tests.pure.schedule_bench import Bench, limits_of
@@ -199,7 +200,7 @@ def test_states_go_out_with_their_blocks_and_come_back() -> None:
 
 
 @pytest.mark.parametrize("slots", [0, 5, 16])
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", seeds(12))
 def test_whatever_happens_every_request_has_its_own_tokens(seed: int, slots: int) -> None:
     rng = random.Random(seed)
     lost = {rng.randrange(60) for _ in range(seed % 3)}

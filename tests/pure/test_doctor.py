@@ -21,6 +21,7 @@ from homenode.host.topology.describe import fingerprint
 from homenode.host.topology.finding import SEVERITIES, Finding
 from homenode.host.topology.host import Host, Interrupt, PciDevice
 from homenode.testing.hosts.synthetic import synthetic
+from tests.examples import examples
 from tests.host_values import Shape, host_of
 
 TWO = [Shape(0, 4, smt=2), Shape(1, 4, smt=2, socket=1)]
@@ -233,7 +234,7 @@ def test_findings_name_few_devices_and_count_the_rest() -> None:
     st.sets(st.integers(0, 9)),
     st.one_of(st.none(), st.floats(0.1, 300)),
 )
-@settings(deadline=None, derandomize=True, max_examples=60)
+@settings(deadline=None, derandomize=True, max_examples=examples(60))
 def test_any_limits_give_findings_that_can_be_acted_on(
     text: str, isolated: set[int], mems: set[int], quota: float | None
 ) -> None:

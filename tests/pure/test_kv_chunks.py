@@ -10,6 +10,7 @@ from homenode.engine.kv.blocks import BlockPool
 from homenode.engine.kv.chunks import ChunkTable, PageChange, Presence
 from homenode.engine.kv.release import ChunkRelease
 from homenode.errors import InternalError
+from tests.examples import seeds
 
 
 def _pool(num_blocks: int, chunk_blocks: int) -> tuple[BlockPool, ChunkTable]:
@@ -144,7 +145,7 @@ def test_a_chunk_in_use_cannot_be_given_back() -> None:
             chunks.give_back(chunk)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", seeds(12))
 def test_any_life_adds_up_and_nothing_owned_or_cached_goes_back(seed: int) -> None:
     """Random calls against a plain model: `there` are the blocks whose pages the changes say are present."""
     rng = random.Random(seed)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from benchmarks.off_node_keys import measure
 from homenode.engine.kv.blocks import BlockPool
 from homenode.engine.kv.chunks import ChunkTable, LowestFirst
+from tests.examples import examples
 
 GROUP = 4
 
@@ -41,7 +42,7 @@ def keep(pool: BlockPool, table: list[int]) -> None:
 @pytest.mark.parametrize("chunk_blocks", [0, 1, 3, 16])
 @pytest.mark.parametrize("group", [2, 4, 16])
 @given(counts=st.lists(st.integers(1, 40), min_size=1, max_size=12))
-@settings(derandomize=True, max_examples=25, deadline=None)
+@settings(derandomize=True, max_examples=examples(25), deadline=None)
 def test_chunks_of_a_lone_sequence_are_groups(group: int, chunk_blocks: int, counts: list[int]) -> None:
     pool, table = make_pool(496, chunk_blocks, group), list[int]()
     for count in counts:
@@ -117,7 +118,7 @@ def test_of_groups_that_are_mostly_free_the_rest_is_handed_out() -> None:
     st.integers(1, 60),
     st.lists(st.tuples(st.sampled_from("anggprfmw"), st.integers(0, 1 << 16)), max_size=80),
 )
-@settings(derandomize=True, max_examples=150, deadline=None)
+@settings(derandomize=True, max_examples=examples(150), deadline=None)
 def test_any_life_hands_out_what_there_is_once(chunk_blocks: int, size: int, moves: list[tuple[str, int]]) -> None:
     """After every move each block is in one place, counts are exact, and all that is free can be had at once."""
     pool, tables = make_pool(size, chunk_blocks), list[list[int]]()

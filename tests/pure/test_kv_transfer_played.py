@@ -35,6 +35,7 @@ from homenode.sampling import SamplingParams
 from homenode.transfer.scheduler_events import KvTicket
 from homenode.transfer.state.machines import ReceiverMachine, SenderMachine
 from homenode.transfer.wire.message import Hello, Published, encode_published
+from tests.examples import examples
 from tests.pure.kv_transfer_bench import KeepingExecutor
 from tests.pure.schedule_bench import expected, limits_of
 from tests.pure.transfer.receiver_process import ReceiverProcess
@@ -315,7 +316,7 @@ def test_full_pages_are_read_in_place(mode: str, offload: bool) -> None:
 
 @pytest.mark.parametrize("channel", CHANNELS)
 @pytest.mark.parametrize("mode", MODES)
-@settings(derandomize=True, max_examples=40, deadline=None)
+@settings(derandomize=True, max_examples=examples(40), deadline=None)
 @given(
     seed=st.integers(0, 1 << 30),
     plans=st.lists(plans, min_size=1, max_size=14),

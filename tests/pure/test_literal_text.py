@@ -12,6 +12,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Library
 
 from homenode.model.tokenizer import Tokenizer
+from tests.examples import examples
 
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -67,7 +68,7 @@ def encoded(tokenizer: Tokenizer, messages: list[dict[str, Any]], *, hide: bool)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.lists(
         st.lists(st.sampled_from([*NAMES[:2], "a", " ", "\n", "<", "|>", "hi é", "猫"]), max_size=6).map("".join),

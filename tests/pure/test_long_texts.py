@@ -20,6 +20,7 @@ from homenode.model.tokenizer import Tokenizer, pieces
 from homenode.model.tokenizer.pieces import PieceEncoder
 from homenode.model.tokenizer.token_bound import TokenBound
 from homenode.model.tokenizer.vocabularies.gguf_vocab import tokenizer_from_gguf
+from tests.examples import examples
 
 CUTS = ("default", "llama-bpe", "qwen2", "deepseek-v3", "deepseek-coder", "gpt-4o", "tekken", "falcon")
 LETTERS = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -130,7 +131,7 @@ def made(kind: str) -> Library:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(TEXTS, st.booleans())
 def test_pieces_are_the_whole(kind: str, text: str, around: bool) -> None:
     library = made(kind)
@@ -179,7 +180,7 @@ def test_a_text_that_cannot_be_divided_is_refused(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(TEXTS)
 @example("▁" * 3)
 @example("▁" * 50)

@@ -14,6 +14,7 @@ from homenode.errors import UserError
 from homenode.host.discovery.read import read_host
 from homenode.host.topology.host import Host
 from homenode.testing.hosts.synthetic import synthetic
+from tests.examples import seeds
 from tests.recorded import NAMES, recorded_host
 
 GIB = 1 << 30
@@ -36,7 +37,7 @@ def node_of(host: Host, cpu: int) -> int:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(6))
 def test_whatever_the_models_each_has_its_own(shape: str, seed: int) -> None:
     host, rng = host_of(shape), random.Random(seed)
     room = {node.id: node.memory or 0 for node in host.nodes}

@@ -25,11 +25,12 @@ from homenode.host.plan.variables import RANK_VARIABLES
 from homenode.host.topology.accelerators.visible import visible_devices
 from homenode.host.topology.host import Host
 from homenode.host.topology.source import CommandResult, RecordedSource
+from tests.examples import examples
 from tests.npu_hosts import kernel_files, map_text, npu_host, process_text, single_chips, topo_text
 from tests.recorded import recording
 
 fuzz = settings(
-    max_examples=60, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(60), derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck)
 )
 NODES = {node: f"{24 * node}-{24 * node + 23}" for node in range(8)}
 CHIPS = single_chips(NODES)

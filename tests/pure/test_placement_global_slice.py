@@ -148,7 +148,7 @@ def test_slices_are_disjoint_cover_the_allowance_and_differ_by_one_cpu_at_most(
     assert sizes == sorted(sizes, reverse=True) and sizes[0] - sizes[-1] <= 1
 
 
-@settings(deadline=None, derandomize=True, max_examples=40)
+@settings(deadline=None, derandomize=True, max_examples=examples(40))
 @given(data=st.data(), spare=st.integers(0, 30), count=st.integers(2, 12))
 def test_processes_with_one_cpuset_and_other_visible_devices_never_overlap(
     data: st.DataObject, spare: int, count: int

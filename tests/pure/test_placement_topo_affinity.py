@@ -14,6 +14,7 @@ from homenode.host.plan.demand import Demand
 from homenode.host.plan.policies import topo_affinity
 from homenode.host.topology.host import Host
 from homenode.host.topology.source import CommandResult
+from tests.examples import examples
 from tests.npu_hosts import Chip, npu_host, single_chips
 from tests.pools import pools_of
 
@@ -197,7 +198,7 @@ affinities = st.lists(st.sampled_from([*FOUR_NODES.values(), "0-31", "32-63", "4
 allowances = st.sets(st.integers(0, 63), min_size=1).map(format_cpu_list)
 
 
-@settings(deadline=None, derandomize=True, max_examples=60)
+@settings(deadline=None, derandomize=True, max_examples=examples(60))
 @given(affinity=affinities, allowed=allowances)
 def test_pools_lie_within_the_allowance_and_equal_affinities_never_overlap(affinity: list[str], allowed: str) -> None:
     host = npu_host(FOUR_NODES, single_chips(dict(enumerate(affinity))), allowed=allowed)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from homenode.engine.kv.prefix import HashChain
 from homenode.engine.router.prefixes import Prefixes, cacheable
 from homenode.engine.router.router import SEQUENCE_TOKENS, EngineLoad, RoutedRequest, Router, choose
+from tests.examples import examples
 
 BLOCK = 32
 BLOCKS = 1000
@@ -136,7 +137,7 @@ def test_nobody_is_chosen_over_an_engine_that_is_better_in_everything(
         assert not better, number
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.integers(2, 6), st.lists(st.integers(1, 800), min_size=1, max_size=120), st.integers(0, 2**32))
 def test_different_prompts_are_spread_evenly(count: int, lengths: list[int], seed: int) -> None:
     """No two engines differ by more work than one request brings."""
@@ -148,7 +149,7 @@ def test_different_prompts_are_spread_evenly(count: int, lengths: list[int], see
         assert max(work) - min(work) <= most
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.integers(2, 5), st.integers(1, 40), st.integers(30, 200))
 def test_a_popular_beginning_starves_no_engine(count: int, blocks: int, requests: int) -> None:
     """However much it saves, the engine that knows it has at most that much more to do than any other."""
@@ -161,7 +162,7 @@ def test_a_popular_beginning_starves_no_engine(count: int, blocks: int, requests
         assert SEQUENCE_TOKENS * (max(loads) - min(loads)) <= len(shared) + 1 + SEQUENCE_TOKENS
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.integers(1, 4), st.integers(1, 30), st.integers(0, 2**32))
 def test_the_books_come_out_even_and_stay_small(count: int, blocks: int, seed: int) -> None:
     """Random lives: requests begin, end, are lost with their engine; nobody gets anything while it takes nothing."""

@@ -20,6 +20,7 @@ from homenode.engine.speculation.config import Speculation
 from homenode.engine.step import NO_TOKEN, Advance, StepResult, WorkerLimits, num_accepted
 from homenode.errors import InternalError
 from homenode.testing.scripted_executor import scripted_token
+from tests.examples import seeds
 from tests.pure import test_kv_transfer_properties as handover
 from tests.pure import test_schedule_properties as plain
 from tests.pure.schedule_bench import BLOCK_BYTES, Bench, limits_of
@@ -88,7 +89,7 @@ def test_tokens_count_up_to_the_first_that_nobody_guessed(
 
 @pytest.mark.parametrize(("stages", "lookahead"), [(1, 0), (1, 1), (2, 0), (3, 0)])
 @pytest.mark.parametrize("states", [False, True])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(6))
 def test_any_life_with_drafts_keeps_every_promise(seed: int, states: bool, stages: int, lookahead: int) -> None:
     """Preemption, aborts, lost steps and lost workers, prompts beside, snapshots of states, ends amid accepted tokens.
     Every answer is what its request yields alone in the world (`schedule_bench`).
@@ -134,7 +135,7 @@ def test_any_life_with_lookup_keeps_every_promise(seed: int, stages: int, lookah
 
 
 @pytest.mark.parametrize("lookahead", [0, 1])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(6))
 def test_any_life_between_engines_with_drafts_keeps_every_promise(seed: int, lookahead: int) -> None:
     """Pages that are sent, and answers that go on after pages that came."""
     rng = random.Random(seed)
@@ -146,7 +147,7 @@ def test_any_life_between_engines_with_drafts_keeps_every_promise(seed: int, loo
 
 
 @pytest.mark.parametrize("lookahead", [0, 1])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(6))
 def test_drafts_take_no_memory_from_the_machine(seed: int, lookahead: int) -> None:
     """Of memory that grows they use what is there."""
     rng = random.Random(seed)

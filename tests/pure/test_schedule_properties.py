@@ -16,7 +16,7 @@ from homenode.engine.kv.sequence import Sequence
 from homenode.engine.scheduler_config import SchedulerConfig
 from homenode.engine.step import Step
 from homenode.errors import InternalError
-from tests.examples import seeds
+from tests.examples import examples, seeds
 from tests.pure.schedule_bench import BLOCK_BYTES, Bench, limits_of
 
 _STEMS = [[random.Random(7 * n).randrange(40) for _ in range(60)] for n in range(4)]  # beginnings that prompts share
@@ -157,7 +157,7 @@ def test_any_life_with_states_keeps_every_promise(seed: int, faults: bool, looka
     bench.run()
 
 
-@settings(derandomize=True, max_examples=60, deadline=None)
+@settings(derandomize=True, max_examples=examples(60), deadline=None)
 @given(st.randoms(use_true_random=False), st.integers(0, 1), st.lists(st.sampled_from("asdtfx"), max_size=60))
 def test_short_lives_shrink_to_the_shortest_that_fails(rng: random.Random, lookahead: int, moves: list[str]) -> None:
     bench = make_bench(rng, lookahead)

@@ -9,6 +9,7 @@ import pytest
 from homenode.engine.scheduler.fair_share import AGED_S
 from homenode.engine.scheduler_config import SchedulerConfig
 from homenode.server.keys.service_tiers import PRIORITY_OF_TIER
+from tests.examples import seeds
 from tests.pure.schedule_bench import Bench, limits_of
 
 TOKEN_S = 0.002
@@ -42,7 +43,7 @@ def turn(bench: Bench) -> None:
         bench.tick(0.01)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", seeds(40))
 def test_whoever_yields_does_not_starve(seed: int) -> None:
     """Others of higher ranks come without an end. The whole machine could compute it in `own_s`; it has its answer as
     soon as it has waited for long, and as many times of that and of what others are in the midst of.
@@ -66,7 +67,7 @@ def test_whoever_yields_does_not_starve(seed: int) -> None:
     bench.run()
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", seeds(10))
 def test_a_higher_rank_goes_before_lower_ones_that_wait(seed: int) -> None:
     """With one place, whichever came first; nobody has waited for long."""
     rng = random.Random(seed)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.examples import seeds
 from tests.pure.kv_transfer_bench import HandoverBench
 from tests.pure.memory_store import MemoryStore
 from tests.pure.schedule_bench import limits_of
@@ -99,7 +100,7 @@ def test_an_engine_that_ends_meanwhile_refuses() -> None:
     bench.settle()
 
 
-@pytest.mark.parametrize("seed", range(15))
+@pytest.mark.parametrize("seed", seeds(15))
 def test_whatever_happens_every_request_gets_its_tokens(seed: int) -> None:
     rng = random.Random(seed)
     bench = ReceiverBench(seed, num_blocks=rng.choice((14, 30, 64)))

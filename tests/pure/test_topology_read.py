@@ -14,6 +14,7 @@ from homenode.host.discovery.read import read_host
 from homenode.host.topology.describe import fingerprint, host_to_dict
 from homenode.host.topology.host import Host
 from homenode.host.topology.source import LiveSource, RecordedSource, RecordingSource
+from tests.examples import examples
 
 CPU = "/sys/devices/system/cpu"
 NODE = "/sys/devices/system/node"
@@ -204,7 +205,7 @@ LINES = st.one_of(
 
 
 @given(st.dictionaries(st.sampled_from(sorted(machine())), LINES, max_size=12), st.booleans())
-@settings(deadline=None, derandomize=True, max_examples=60)
+@settings(deadline=None, derandomize=True, max_examples=examples(60))
 def test_any_text_in_any_file_is_read_and_what_makes_no_sense_is_noted(changes: dict[str, str], alone: bool) -> None:
     host = host_of(changes if alone else machine() | changes)
     assert json.dumps(host_to_dict(host))

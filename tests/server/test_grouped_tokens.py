@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from homenode.engine.messages import Output
 from homenode.engine.request import TokenLogprob
 from homenode.server.core.choice import ChoiceText, GenerationEvent, join_events
+from tests.examples import examples
 
 _STOPS = (["ab"], ["b", "aba"], ["cab", "aa"], [])
 
@@ -45,7 +46,7 @@ def _choice(outputs: list[Output], stops: list[str], shows_stop: bool) -> tuple[
     return join_events(events), choice.num_tokens
 
 
-@settings(derandomize=True, max_examples=150, deadline=None)
+@settings(derandomize=True, max_examples=examples(150), deadline=None)
 @given(
     tokens=st.lists(st.integers(0, 3), min_size=1, max_size=14),
     cuts=st.sets(st.integers(1, 13)),

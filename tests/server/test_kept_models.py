@@ -31,6 +31,7 @@ from homenode.server.models.model_host import PlannedModels
 from homenode.server.models.served_model import ModelParts
 from tests.server.fakes import ByteTokenizer, ScriptedClient, scripted
 from tests.server.test_several_models import APIS, SAID, pooled
+from tests.waiting import PATIENCE_S, wait_in_loop
 
 SIZE = 10
 ROOM_FOR_TWO = 25
@@ -110,9 +111,10 @@ class Service:
         return {each["id"]: each["status"]["value"] for each in (await self.ask("/v1/models")).json()["data"]}
 
     async def becomes(self, name: str, word: str) -> None:
-        async with asyncio.timeout(5):
-            while (await self.states()).get(name) != word:
-                await asyncio.sleep(0.01)
+        async def is_so() -> bool:
+            return (await self.states()).get(name) == word
+
+        await wait_in_loop(is_so, f"`{name}` to be {word}")
 
     async def metric(self, name: str, model: str) -> float:
         lines = (await self.ask("/metrics")).text.splitlines()
@@ -132,7 +134,7 @@ def run(work: Callable[[Service], Awaitable[None]], host: ScriptedHost, *keys: N
             await service.kept.close()
 
     async def all_of_it() -> None:
-        async with asyncio.timeout(20), serving() as service:
+        async with asyncio.timeout(2 * PATIENCE_S), serving() as service:
             await work(service)
         assert not host.running
         assert host.most <= host.total
@@ -268,8 +270,11 @@ def test_one_that_is_broken_says_why_and_is_loaded_once_it_is_mended() -> None:
         again = await service.text("one")
         assert again.status_code == 503 and int(again.headers["retry-after"]) >= 1
         service.host.broken.clear()
-        await asyncio.sleep(0.1)
-        assert (await service.text("one")).status_code == 200
+
+        async def answers() -> bool:
+            return (await service.text("one")).status_code == 200
+
+        await wait_in_loop(answers)
 
     run(work, three())
 
@@ -297,7 +302,7 @@ def test_pinned_and_busy_ones_stay() -> None:
         await held
         service.host.clients["two"].hold_after = 0
         held = asyncio.ensure_future(service.text("two"))
-        await asyncio.sleep(0.05)
+        await wait_in_loop(service.host.clients["two"].held.is_set)
         waits = asyncio.ensure_future(service.text("three"))
         await asyncio.sleep(0.05)
         assert await service.states() == {"one": "loaded", "two": "loaded", "three": "unloaded"}
@@ -317,7 +322,8 @@ def test_idle_ones_are_unloaded_in_time_and_clients_of_ollama_say_how_long_they_
         async def running() -> set[str]:
             return {each["name"] for each in (await service.ask("/api/ps")).json()["models"]}
 
-        assert (await say("one"))["load_duration"] > 0 == (await say("one"))["load_duration"]
+        assert (await say("two"))["load_duration"] > 0 == (await say("two"))["load_duration"]
+        assert (await say("one"))["load_duration"] > 0
         assert {each["name"] for each in (await service.ask("/api/tags")).json()["models"]} == {
             "one:latest",
             "two:latest",
@@ -364,9 +370,8 @@ def test_settings_change_without_a_failed_request(total: int) -> None:
         service.host.models = [changed, planned("four")]
         told = (await service.ask("/models/reload", {})).json()
         assert (told["added"], told["changed"], told["removed"]) == (["four"], ["one"], ["two", "three"])
-        async with asyncio.timeout(5):
-            while service.host.clients["one"] is before or (await service.states())["one"] != "loaded":
-                await asyncio.sleep(0.01)
+        await wait_in_loop(lambda: service.host.clients["one"] is not before)
+        await service.becomes("one", "loaded")
         count = len(answers)
         while len(answers) < count + 6:
             await asyncio.sleep(0.01)
@@ -408,7 +413,7 @@ def test_a_new_version_that_is_broken_leaves_the_old_one_until_it_is_mended() ->
         assert (await service.text("one")).status_code == 200 and service.host.clients["one"] is old
         service.host.broken.clear()
         await service.ask("/models/reload", {})
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             while service.host.clients["one"] is old:
                 assert (await service.text("one")).status_code == 200
         assert (await service.text("one")).status_code == 200
@@ -425,9 +430,7 @@ def test_a_model_that_goes_while_its_new_version_is_broken_goes_whole_and_comes_
         await asyncio.sleep(0.05)
         kept = service.host.models.pop(0)
         await service.ask("/models/reload", {})
-        async with asyncio.timeout(5):
-            while "one" in service.host.running:
-                await asyncio.sleep(0.01)
+        await wait_in_loop(lambda: "one" not in service.host.running)
         service.host.models.insert(0, kept)
         service.host.broken.clear()
         await service.ask("/models/reload", {})
@@ -445,7 +448,7 @@ def test_a_model_moves_while_it_is_idle_where_another_is_to_have_its_cores() -> 
         service.host.models = [replace(planned("one", "uno"), cpus=(0,)), replace(planned("two"), cpus=(5,)), large]
         first[0].hold_after = 0
         held = asyncio.ensure_future(service.text("one"))
-        await asyncio.sleep(0.02)
+        await wait_in_loop(first[0].held.is_set)
         assert (await service.ask("/models/reload", {})).json()["changed"] == []
         waits = asyncio.ensure_future(service.text("one"))
         await asyncio.sleep(0.02)

@@ -11,6 +11,7 @@ import httpx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.server import test_responses as of_responses
 from tests.server.test_anthropic import TOOL, events, joined, without_id
 from tests.server.test_ollama import TOOLS, lines, message_of
@@ -28,7 +29,7 @@ HELLO = [{"role": "user", "content": "hi"}]
 ENDS = ("done_reason", "eval_count", "context")
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(answers, sizes, limits)
 def test_messages(text: bytes, chunk: list[int], limit: int) -> None:
     writer = Writer(text, THINKS + CALLS, chunk)
@@ -38,7 +39,7 @@ def test_messages(text: bytes, chunk: list[int], limit: int) -> None:
     assert without_id(joined(stream)) == without_id(whole)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(answers, sizes, limits)
 def test_ollama(text: bytes, chunk: list[int], limit: int) -> None:
     writer = Writer(text, THINKS + CALLS, chunk)
@@ -61,7 +62,7 @@ def test_ollama_prompts(text: bytes, chunk: list[int], limit: int) -> None:
         assert [found[-1].get(key) for key in ENDS] == [whole.get(key) for key in ENDS]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(answers, sizes, limits)
 def test_completions(text: bytes, chunk: list[int], limit: int) -> None:
     writer = Writer(text, chunk=chunk)
@@ -72,7 +73,7 @@ def test_completions(text: bytes, chunk: list[int], limit: int) -> None:
     assert choices[-1]["finish_reason"] == whole["finish_reason"]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(answers, sizes, limits)
 def test_responses(text: bytes, chunk: list[int], limit: int) -> None:
     asked = {"input": "hi", "tools": [of_responses.TOOL], "max_output_tokens": limit}
@@ -83,7 +84,7 @@ def test_responses(text: bytes, chunk: list[int], limit: int) -> None:
     assert of_responses.without_ids(of_responses.joined(stream)) == of_responses.without_ids(whole)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(answers, sizes, limits)
 def test_chats(text: bytes, chunk: list[int], limit: int) -> None:
     writer = Writer(text, THINKS + CALLS, chunk)

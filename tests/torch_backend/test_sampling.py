@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from homenode.compute.ops import SamplingArrays
 from homenode.compute.reference import sampling as reference
 from homenode.compute.torch import sampling
+from tests.examples import examples
 
 
 def random_how(rows: int, vocabulary: int, seed: int) -> SamplingArrays:
@@ -62,7 +63,7 @@ def random_masks(random: np.random.Generator, vocabulary: int) -> Any:
     return np.stack([half, one, ends])
 
 
-@limits(max_examples=40, deadline=None)
+@limits(max_examples=examples(40), deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 9), st.sampled_from([2, 7, 80, 1000]), st.booleans())
 def test_draws_and_log_probabilities_are_the_references(seed: int, rows: int, vocabulary: int, coarse: bool) -> None:
     """`coarse` logits have many equals."""

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from homenode.chat.formats import all_formats
 from homenode.chat.syntax.reasoning import FORMS
+from tests.examples import examples
 
 from .messages import parse
 
@@ -106,7 +107,7 @@ def test_time_grows_as_random_texts_do(name: str) -> None:
         assert seconds[1] < 8 * seconds[0] + 0.2, text
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(seed=st.integers(0, 1 << 30), cuts=st.lists(st.integers(1, 9), max_size=40))
 @pytest.mark.parametrize("name", NAMES)
 def test_cuts_do_not_matter(name: str, seed: int, cuts: list[int]) -> None:

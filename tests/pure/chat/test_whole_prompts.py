@@ -22,6 +22,7 @@ from homenode.errors import UserError
 from homenode.model.sandbox.renderer import TemplateRenderer
 from homenode.model.tokenizer.chat import ChatTemplate
 from homenode.model.tokenizer.template_traits import TemplateTraits, read_traits
+from tests.examples import examples
 from tests.paths import DATA, needs_data
 from tests.pure.chat.template_kinds import KINDS
 
@@ -123,7 +124,7 @@ def test_every_mark_is_shown_by_templates_of_all_kinds(kind: str, conversation: 
 
 @needs_data
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(20), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(conversation=conversations())
 def test_every_mark_is_shown_by_templates_of_models(file: Path, conversation: Conversation) -> None:
     check(file.read_text(), conversation)

@@ -13,6 +13,7 @@ from homenode.errors import UserError
 from homenode.grammars.compile import compile_grammar
 from homenode.grammars.schema_grammar import bounded_schema
 from homenode.grammars.spec import JsonSchema
+from tests.examples import seeds
 from tests.pure.grammars.vocabularies import BYTES, fits
 
 
@@ -249,6 +250,6 @@ def by_chance(rng: random.Random, depth: int) -> Any:
     return {"enum": rng.sample(VALUES, rng.randint(1, 4))} if kind == "enum" else {"type": ["boolean", "null"]}
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", seeds(40))
 def test_schemas_by_chance_are_kept(seed: int) -> None:
     compile_grammar(JsonSchema(obj(zeppelin=by_chance(random.Random(seed), 3)), strict=bool(seed % 2)), BYTES, "schema")

@@ -16,6 +16,7 @@ from homenode.grammars.matcher import make_matcher
 from homenode.grammars.short_ends import ShortEnds
 from homenode.grammars.spec import GrammarSpec, JsonObject, JsonSchema, Lark, Regex
 from homenode.grammars.vocabulary import Vocabulary
+from tests.examples import seeds
 from tests.pure.grammars.vocabularies import BYTES, END
 
 LONGER = [b'""', b'"}', b'"}]}', b'","', b'":', b'":"', b"name", b'"name', b"00", b"aaaa", b"the", b"  ", b"\xe7\x8c"]
@@ -129,7 +130,7 @@ def written(spec: GrammarSpec, seed: int, most: int, vocabulary: Vocabulary) -> 
 
 
 @pytest.mark.parametrize("vocabulary", [BYTES, WORDS], ids=["bytes", "words"])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(6))
 def test_texts_by_chance_end_in_time(seed: int, vocabulary: Vocabulary) -> None:
     text, tokens = written(JsonSchema(FORM), seed, 80, vocabulary)
     value: Any = json.loads(text)
@@ -185,7 +186,7 @@ def test_words_in_a_text_are_not_looked_at_while_its_end_is_near() -> None:
     assert not steering.admits(watched, the, 2) and steering.end is not None and len(steering.end) == 3
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(6))
 @pytest.mark.parametrize(("spec", "most"), [(JsonSchema(FORM), 80), (JsonObject(), 150), (Regex(LOOPS[-1]), 60)])
 def test_who_takes_up_a_text_goes_on_as_it_would_have(spec: GrammarSpec, most: int, seed: int) -> None:
     _, tokens = written(spec, seed, most, WORDS)

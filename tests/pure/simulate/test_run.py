@@ -18,6 +18,7 @@ from homenode.simulate.rates import Rates
 from homenode.simulate.run import Outcome, simulate
 from homenode.simulate.stats import OutcomeStats, percentiles
 from homenode.simulate.workload import Job, Workload, synthetic
+from tests.examples import examples
 
 LIMITS = WorkerLimits(num_blocks=64, block_size=32, max_model_len=1024, vocab_size=1000, max_sampled_rows=16)
 RATES = Rates(byte=1e-9, operation=1e-9, unpacking=1e-9, exchange_layer=0.0, exchange_byte=0.0, barrier=1e-6)
@@ -37,7 +38,7 @@ def run(workload: Workload, engines: int = 1, stages: int = 1, stage: StageCost 
     return simulate([engine(stages, stage) for _ in range(engines)], [64] * engines, 32, 1000, workload)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.lists(st.tuples(st.floats(0, 1), st.integers(1, 1200), st.integers(1, 60)), min_size=1, max_size=40),
     st.integers(1, 3),
@@ -86,7 +87,7 @@ def test_clients_have_one_request_each() -> None:
     assert sum(outcome.latency) <= 3 * outcome.end * (1 + 1e-9)  # never more than three at once
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(1, 8), st.integers(1, 300), st.integers(1, 40), st.integers(1, 3), st.floats(1.0, 10.0))
 def test_faster_memory_is_never_slower(clients: int, prompt: int, output: int, stages: int, times: float) -> None:
     """With clients that all begin at once: what a faster machine could lose by other batches is not in it."""

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from homenode.errors import UserError
 from homenode.simulate.traces import read_trace
 from homenode.simulate.workload import BLOCK, Job, Workload, synthetic
+from tests.examples import examples
 
 AZURE = (
     "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,4808,10\n2023-11-16 18:17:04.0319600,3180,8\n"
@@ -112,7 +113,7 @@ def test_what_is_no_text_is_refused(tmp_path: Path) -> None:
         read_trace(str(tmp_path / "missing"))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.text(max_size=300))
 def test_any_text_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
     file = tmp_path_factory.getbasetemp() / "any"

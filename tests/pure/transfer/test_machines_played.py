@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.pure.transfer.receiver_process import ReceiverProcess
 from tests.pure.transfer.sender_process import SenderProcess
 from tests.pure.transfer.world import LIMITS, TTL, World
@@ -214,7 +215,7 @@ faults = st.builds(
 
 @pytest.mark.parametrize("channel", CHANNELS)
 @pytest.mark.parametrize("mode", MODES)
-@settings(derandomize=True, max_examples=60, deadline=None)
+@settings(derandomize=True, max_examples=examples(60), deadline=None)
 @given(
     seed=st.integers(0, 1 << 30),
     plans=st.lists(plans, min_size=1, max_size=14),
