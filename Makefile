@@ -23,7 +23,7 @@ FLAGS   ?=
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve chat check test test-all lab real-models sanitize levels docs wheels lock stubs page-picture changes release format clean
+.PHONY: help setup serve chat check test test-all coverage lab real-models sanitize levels docs wheels lock stubs page-picture changes release format clean
 
 help:  ## print these lines
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -86,6 +86,13 @@ test-all: $(VENV)/torch  ## all tests, the slow ones too, and more fuzzing
 	@echo "running all tests, with much fuzzing: several hours on two CPUs"
 	HOMENODE_FUZZ_EXAMPLES=4000 $(BIN)/pytest
 
+# Of one process, since children would have to be traced as well: what engines and servers of their own run is not
+# counted. Tracing takes a process half as long again, so `make test` does without, and a run of its own holds the floor.
+coverage: $(VENV)/tools  ## how much of the sources the tests of tests/pure and tests/host run, which has a floor: 15 minutes
+	$(BIN)/pip install --quiet --no-compile --group coverage
+	OMP_NUM_THREADS=1 $(BIN)/coverage run -m pytest -q -m "not slow and not alone" tests/pure tests/host
+	$(BIN)/coverage report --skip-covered --skip-empty
+
 lab: $(VENV)/tools  ## test placement inside small virtual machines with several NUMA nodes, with FLAGS="--quick"
 	$(BIN)/python -m tools.lab $(FLAGS)
 
@@ -133,4 +140,4 @@ format: $(VENV)/tools  ## put the code into the project's style: all Python, of 
 	$(BIN)/python tools/cpp_style.py --fix
 
 clean:  ## remove everything made here
-	rm -rf $(VENV) .lab build dist docs/_build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .lab build dist docs/_build .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage

@@ -50,10 +50,11 @@ def commands_of(job: dict[str, Any]) -> list[str]:
 def test_the_hosted_run_has_arm_sanitizers_and_the_packages_of_a_tag_by_commands_that_there_are() -> None:
     workflow = loaded(".github/workflows/ci.yml")
     jobs = workflow["jobs"]
-    assert set(jobs) == {"run", "aarch64", "sanitizers", "wheels"}
+    assert set(jobs) == {"run", "aarch64", "sanitizers", "coverage", "wheels"}
     assert workflow[True]["push"] == {"branches": ["main"], "tags": ["v*"]}
     assert jobs["aarch64"]["runs-on"].endswith("-arm") and commands_of(jobs["aarch64"]) == [".ci/run"]
     assert commands_of(jobs["sanitizers"]) == ["make sanitize levels"]
+    assert commands_of(jobs["coverage"]) == ["make coverage"]
     assert commands_of(jobs["wheels"])[0] == "make wheels"
     assert jobs["wheels"]["steps"][-1]["with"]["path"] == "dist/"
     targets = set(re.findall(r"(?m)^([a-z-]+|\$\(VENV\)/\w+):", (ROOT / "Makefile").read_text(encoding="utf-8")))
