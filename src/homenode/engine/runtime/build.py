@@ -39,8 +39,9 @@ from homenode.engine.plan.make import claimed_cpus, plan_engine, told_of_setting
 from homenode.engine.plan.pooling import with_runner
 from homenode.engine.plan.settings_without_effect import worth_telling
 from homenode.engine.plan.worker_layout import WorkerPlan, computing_cpus, cpus_of_sets
-from homenode.engine.runtime.engine import Engine, MakeDrafter, Progress, make_scheduler, ready_message
+from homenode.engine.runtime.engine import Engine, MakeDrafter, Progress
 from homenode.engine.runtime.neighbour_watch import move_of, watch_of
+from homenode.engine.runtime.planned_parts import make_scheduler, ready_message
 from homenode.host.plan.neighbours import HostNeighbours
 from homenode.host.refusals import named_refusals
 from homenode.host.topology.finding import Finding
