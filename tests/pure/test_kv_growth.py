@@ -3,9 +3,15 @@ said."""
 
 from __future__ import annotations
 
+import pytest
+
+from homenode.engine.memory import headroom
+from homenode.engine.memory.headroom import Headroom, headroom_of
 from homenode.engine.scheduler.events import Warn
 from homenode.engine.scheduler.growth import LONGEST_WAIT_S
 from homenode.engine.scheduler_config import SchedulerConfig
+from homenode.host.topology.facts import FactReader
+from homenode.host.topology.source import RecordedSource
 from tests.pure.schedule_bench import BLOCK_BYTES, Bench, limits_of
 
 _PROMPT = list(range(1, 17))  # four blocks
@@ -119,3 +125,15 @@ def test_the_prefix_cache_is_used_until_it_goes_back_and_computed_again_afterwar
     bench.submit(_PROMPT, max_tokens=1, ignore_eos=True)
     bench.run()
     assert bench.final(2).finish_reason == "length"
+
+
+def test_a_machine_that_there_is_no_memory_to_look_at_has_none_to_give(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop of the engine looks, and must not end by it."""
+
+    def refused(reader: FactReader, parts: object) -> Headroom:
+        raise MemoryError
+
+    assert headroom_of((), RecordedSource("m", {}))().nbytes == 0
+    monkeypatch.setattr(headroom, "read_headroom", refused)
+    there = headroom_of()()
+    assert there.nbytes == 0 and "memory" in there.reason

@@ -10,12 +10,22 @@ from homenode.host.topology.headroom import Headroom as Headroom
 from homenode.host.topology.headroom import read_headroom
 from homenode.host.topology.source import LiveSource, Source
 
+_NONE_AT_ALL = Headroom(0, "this process was refused the memory to read what the machine has")
+
 
 def headroom_of(parts: Sequence[Sequence[int]] = (), source: Source | None = None) -> Callable[[], Headroom]:
     """Reads it for memory that comes in equal parts from these groups of nodes, empty: from anywhere. It takes some
-    tens of microseconds for each control group."""
+    tens of microseconds for each control group. Where there is no memory even for that, nothing is to be taken: who
+    asks is the engine's loop, which goes on."""
     files = source or LiveSource()
-    return lambda: read_headroom(FactReader(files), parts)
+
+    def headroom() -> Headroom:
+        try:
+            return read_headroom(FactReader(files), parts)
+        except MemoryError:
+            return _NONE_AT_ALL
+
+    return headroom
 
 
 def memory_parts(binding: EngineBinding) -> tuple[tuple[int, ...], ...]:
