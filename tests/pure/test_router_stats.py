@@ -92,6 +92,15 @@ def test_what_all_engines_hold_and_what_one_sequence_may_have() -> None:
     assert details["free_cpus"] == [2, 6], "where no engine computes"
 
 
+def test_each_engine_tells_routers_at_an_endpoint_of_its_own() -> None:
+    parts = [ready(10), ready(10)]
+    assert all_ready(parts, []).details["kv_events"] == {}
+    for number, part in enumerate(parts):
+        part.details["kv_events"] = {str(number): {"endpoint": f"tcp://127.0.0.1:{5557 + number}"}}
+    told = all_ready(parts, []).details["kv_events"]
+    assert told == {"0": {"endpoint": "tcp://127.0.0.1:5557"}, "1": {"endpoint": "tcp://127.0.0.1:5558"}}
+
+
 def test_delays_double_and_end() -> None:
     patience = RestartPolicy(tries=5, first_delay_s=0.5, longest_delay_s=3.0)
     assert [patience.delay(failures) for failures in range(1, 7)] == [0.5, 1.0, 2.0, 3.0, 3.0, None]

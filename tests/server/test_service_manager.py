@@ -58,7 +58,9 @@ def fed(variables: dict[str, str], alive: Alive, seconds: float) -> None:
     asyncio.run(serve())
 
 
-def test_the_watchdog_is_fed_while_the_engine_answers(named: tuple[str, Heard]) -> None:
+def test_the_watchdog_is_fed_while_the_engine_answers(
+    named: tuple[str, Heard], caplog: pytest.LogCaptureFixture
+) -> None:
     name, heard = named
     answers: list[bool | Exception] = [True, PeerError("silent"), TimeoutError(), False]
 
@@ -71,6 +73,7 @@ def test_the_watchdog_is_fed_while_the_engine_answers(named: tuple[str, Heard]) 
 
     fed({"NOTIFY_SOCKET": name, "WATCHDOG_USEC": "30000", "WATCHDOG_PID": str(os.getpid())}, alive, 0.1)
     assert heard() == ["WATCHDOG=1"] and len(answers) == 1
+    assert len(caplog.records) == 1  # however long it is silent
 
 
 UNWATCHED = [{}, {"WATCHDOG_USEC": "0"}, {"WATCHDOG_USEC": "soon"}, {"WATCHDOG_USEC": "9", "WATCHDOG_PID": "1"}]

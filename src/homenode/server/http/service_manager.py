@@ -78,12 +78,16 @@ class ServiceManager:
                 feeding.cancel()
 
     async def _feed(self, alive: Alive) -> None:
+        silent = False  # and told so
         while True:
             try:
                 if await alive(self.watchdog_s / 2):
+                    silent = False
                     self._tell("WATCHDOG=1")
             except (PeerError, TimeoutError) as error:
-                _LOG.warning("the watchdog of the system is not fed: %s", error or "the engine does not answer")
+                if not silent:
+                    _LOG.warning("the watchdog of the system is not fed: %s", error or "the engine does not answer")
+                silent = True
             await asyncio.sleep(self.watchdog_s / _SHARE)
 
     def _tell(self, text: str) -> None:
