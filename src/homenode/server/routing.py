@@ -18,7 +18,7 @@ from homenode.server.keys.caller import caller
 from homenode.server.models.served_model import ServedModel
 
 _MODEL = {"model": {"type": "string"}}
-_SWITCH = {"type": "boolean", "default": False}
+_SWITCH = {"type": "boolean", "enum": [False]}  # true is refused, with what to do instead
 
 
 class ServerInfo(Struct, kw_only=True):
