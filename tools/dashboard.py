@@ -72,6 +72,34 @@ ROWS: dict[str, list[Panel]] = {
         Panel("Time to first token", "s", _quantiles("homenode:time_to_first_token_seconds")),
         Panel("Between tokens", "s", _quantiles("homenode:inter_token_latency_seconds")),
         Panel("In the queue", "s", _quantiles("homenode:request_queue_time_seconds")),
+        Panel(
+            "Where the time goes",
+            "s",
+            {
+                "queue": _quantile(0.5, "homenode:request_queue_time_seconds"),
+                "prefill": _quantile(0.5, "homenode:request_prefill_time_seconds"),
+                "decode": _quantile(0.5, "homenode:request_decode_time_seconds"),
+            },
+            about="half of the requests take at most that",
+        ),
+        Panel(
+            "First token, by the share that was cached",
+            "s",
+            {
+                "{{cached_share}}": "histogram_quantile(0.5, "
+                + _rate("homenode:time_to_first_token_by_cached_seconds_bucket", "le, cached_share")
+                + ")"
+            },
+        ),
+        Panel(
+            "Length of prompts and answers",
+            "short",
+            {
+                "prompt": _quantile(0.5, "homenode:request_prompt_tokens"),
+                "answer": _quantile(0.5, "homenode:request_generation_tokens"),
+            },
+            about="tokens, half of the requests have at most that",
+        ),
     ],
     "Tokens and cache": [
         Panel(
