@@ -4,6 +4,7 @@ text may lie.
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
@@ -18,10 +19,11 @@ from homenode.cli.main import cli
 from homenode.cli.output.report import print_error, print_note, show_controls
 from homenode.engine.config import EngineConfig
 from homenode.engine.model_path.locate import locate_model
-from homenode.errors import CheckpointError
+from homenode.errors import CheckpointError, HostError
 from homenode.model.formats.bounded_files import file_size, read_json, read_text, refuse_links
 from homenode.model.hub.locate import builtin_model
 from homenode.model.tokenizer.loader import load_tokenizer
+from homenode.model.weights.model_files import ModelFiles
 
 _TEXT = '{"secret": 1}'
 
@@ -170,3 +172,20 @@ def test_an_error_on_the_command_line_holds_nothing_that_a_terminal_would_obey(t
     ran = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert ran.returncode == 2 and r"\x1b[31m" in ran.stderr
     assert "\x1b" not in ran.stderr and "\x07" not in ran.stderr
+
+
+@pytest.mark.parametrize("moment", ["opened", "read"])
+def test_a_refused_look_at_a_file_of_weights_is_said_with_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    def refuse(descriptor: int) -> os.stat_result:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    (path := tmp_path / "model.safetensors").write_bytes(b"x")
+    with ModelFiles() as files:
+        if moment == "read":
+            files.open(path)
+        monkeypatch.setattr(os, "fstat", refuse)
+        with pytest.raises(HostError, match=str(path)):
+            files.open(path)
+            files.check()

@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from homenode.errors import CheckpointError
+from homenode.host.refusals import named_refusals
 from homenode.model.files_read import FileState, check_state, file_opened, replaced
 
 
@@ -40,14 +41,16 @@ class ModelFiles:
                     f"{path} cannot be opened: {error.strerror}; it was there when the model was looked at"
                 ) from error
             self._stack.callback(os.close, fd)
-            file_opened(path, fd)
-            self._fds[path], self._states[path] = fd, FileState.of(os.fstat(fd))
+            with named_refusals(f"reading {path}", CheckpointError):
+                file_opened(path, fd)
+                self._fds[path], self._states[path] = fd, FileState.of(os.fstat(fd))
         return self._fds[path]
 
     def check(self) -> None:
         """CheckpointError when a file was written since it was opened, or another one bears its name by now."""
         for path, fd in self._fds.items():
-            opened = os.fstat(fd)
+            with named_refusals(f"looking at {path} once more", CheckpointError):
+                opened = os.fstat(fd)
             check_state(path, self._states[path], opened)
             try:
                 named = path.stat()
