@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from itertools import chain
 from typing import Any
 
@@ -103,7 +104,7 @@ class Results:
         if (not single and [] in accepted) or (result.scored and _holds_nan(result.scored)):
             self._end_without_numbers(pending_step, result)
         if single and not pending_step.drafts and not any(advance.drafted for advance in advances):
-            self._take_decodes(pending_step, advances, tokens)
+            self._take_decodes(zip(pending_step.decoding, pending_step.allocations, tokens, advances, strict=False))
         else:
             self._take_drafted(pending_step, advances)
         if pending_step.parts:
@@ -115,6 +116,8 @@ class Results:
         """
         number = pending_step.step.number
         for advance in advances:
+            if len(advance.tokens) < 2 and not advance.drafted:
+                continue
             before = tuple(advance.tokens[:-1])
             drafted = pending_step.drafts.get(advance.seq, ())
             if before != drafted[: len(before)]:
@@ -143,40 +146,41 @@ class Results:
                     f"fails: {text}; `homenode generate` with this model says whether its file is at fault",
                 )
 
-    def _take_decodes(self, pending_step: PendingStep, advances: list[Advance], tokens: list[int]) -> None:
+    def _take_decodes(self, decodes: Iterable[tuple[Sequence, BlockAllocation, int, Advance]]) -> None:
         """Pass on the tokens of those that decode, one each. Only few of them end, or have filled a block: this is what
         a token costs.
         """
-        output, tell, apart = Output, self._requests.outputs.append, 0
-        for sequence, allocation, token, advance in zip(
-            pending_step.decoding, pending_step.allocations, tokens, advances, strict=False
-        ):
+        output, tell, count = Output, self._requests.outputs.append, 0
+        for sequence, allocation, token, advance in decodes:
             known = sequence.tokens
             if allocation.ended:
                 self._take_late(sequence, allocation, advance)
-                apart += 1
             elif token in sequence.stops or len(known) >= sequence.next_check_len:
                 self._take_advance(sequence, allocation, advance)
-                apart += 1
             else:
                 known.append(token)
+                count += 1
                 if advance.surprise_limit is not None:
                     sequence.surprise_limit = advance.surprise_limit
                 if advance.forced:
                     tell(output(sequence.id, advance.tokens, forced_tokens=1))
                 else:
                     tell(output(sequence.id, advance.tokens))
-        self._counters.generation_tokens += len(pending_step.decoding) - apart
+        self._counters.generation_tokens += count
 
     def _take_drafted(self, pending_step: PendingStep, advances: list[Advance]) -> None:
         """Pass on what was accepted of those that decode, several tokens of each or none, and cut back what was
         computed of the others.
         """
+        others: list[tuple[Sequence, BlockAllocation, int, Advance]] = []  # that go on as if nobody had drafted
         for sequence, allocation, advance in zip(
             pending_step.decoding, pending_step.allocations, advances, strict=False
         ):
             drafted = pending_step.drafts.get(allocation.seq, ())
             accepted = len(advance.tokens)
+            if not drafted and accepted == 1 and not advance.drafted and not sequence.drafted:
+                others.append((sequence, allocation, advance.tokens[0], advance))
+                continue
             if drafted:
                 self._count_drafted(sequence, drafted, max(0, accepted - 1))
             if allocation.ended:
@@ -185,6 +189,7 @@ class Results:
             if drafted:
                 self._allocator.truncate(allocation, allocation.scheduled - len(drafted) - 1 + accepted)
             self._take_advance(sequence, allocation, advance)
+        self._take_decodes(others)
 
     def _count_drafted(self, sequence: Sequence, drafted: tuple[int, ...], accepted: int) -> None:
         counters = self._counters
