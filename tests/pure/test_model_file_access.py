@@ -178,8 +178,12 @@ def test_an_error_on_the_command_line_holds_nothing_that_a_terminal_would_obey(t
 def test_a_refused_look_at_a_file_of_weights_is_said_with_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
+    look = os.fstat
+
     def refuse(descriptor: int) -> os.stat_result:
-        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+        if Path(f"/proc/self/fd/{descriptor}").readlink() == path:
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+        return look(descriptor)
 
     (path := tmp_path / "model.safetensors").write_bytes(b"x")
     with ModelFiles() as files:
