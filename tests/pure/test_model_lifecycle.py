@@ -5,10 +5,12 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 
-from homenode.server.models.lent_cores import CoreOwner, lent_cpus
+from homenode.engine.config import EngineConfig
+from homenode.server.models.lent_cores import CoreOwner, lent_alone, lent_cpus
 from homenode.server.models.lifecycle import (
     LOOK_S,
     PATIENCE_S,
@@ -22,6 +24,7 @@ from homenode.server.models.lifecycle import (
     Unload,
     decide,
 )
+from homenode.server.models.model_entry import ModelEntry, PlannedModel
 from tests.examples import seeds
 
 UNLOADED, LOADING, LOADED, UNLOADING, FAILED = ModelState
@@ -306,3 +309,19 @@ def owner(key: str, *cpus: int, loaded: bool = False, node: int | None = 0, lend
 )  # fmt: skip
 def test_cores_of_models_that_nobody_asks_for_are_dealt(owners: list[CoreOwner], lent: dict[str, set[int]]) -> None:
     assert lent_cpus(owners, 1.0) == lent_cpus(reversed(owners), 1.0) == lent
+
+
+def entry(name: str, *cpus: int, nodes: tuple[int, ...] = (0,), shares: bool = False, **rest: Any) -> PlannedModel:
+    threads = rest.pop("threads", None)
+    config = replace(EngineConfig(), compute=replace(EngineConfig().compute, threads=threads))
+    return PlannedModel(ModelEntry(name, **rest), config, {0: 1}, nodes, cpus, shares_cpus=shares)
+
+
+def test_a_model_alone_has_the_cores_of_those_that_nobody_asks_for() -> None:
+    """Those that are pinned, not on demand, on several nodes, or whose settings say where they compute, lend none."""
+    others = [
+        entry("pinned", 2, pin=True), entry("settled", 3, cpus=(3,)), entry("counted", 4, threads=1),
+        entry("wide", 5, nodes=(0, 1)), entry("turns", 6, shares=True), entry("far", 8, nodes=(1,)),
+    ]  # fmt: skip
+    assert lent_alone([entry("one", 0), entry("two", 1), *others]) == {"one": {1}, "two": {0}}
+    assert lent_alone([entry("one", 0), entry("two", 1, on_demand=False), *others]) == {"two": {0}}

@@ -97,14 +97,14 @@ def _host(flags: PlanFlags) -> tuple[Host, int | None]:
 
 def plan_json(made: ModelsPlan) -> dict[str, Any]:
     """The plan as --json prints it."""
-    from homenode.cli.several_models.models_plan import UNBOUNDED, crowding
+    from homenode.cli.several_models.models_plan import UNBOUNDED, crowding, lending
 
     problems = [{"name": name, "error": error.message} for name, error in sorted(made.problems.items())]
     return {
         "models_memory": made.budget if made.budget < UNBOUNDED else None,
         "models": [made.places[each.entry.name].to_json() | _settings(each.entry) for each in _placed(made)],
         "problems": problems,
-        "findings": crowding(made),
+        "findings": [*crowding(made), *lending(made)],
     }
 
 
@@ -119,7 +119,7 @@ def _settings(entry: Any) -> dict[str, Any]:
 def _print(made: ModelsPlan) -> None:
     from homenode.cli.output.fitted_text import FittedLine, FittedTable
     from homenode.cli.output.report import print_fitted
-    from homenode.cli.several_models.models_plan import UNBOUNDED, crowding
+    from homenode.cli.several_models.models_plan import UNBOUNDED, crowding, lending
     from homenode.cpuset import format_cpu_list
     from homenode.units import format_bytes
 
@@ -137,5 +137,5 @@ def _print(made: ModelsPlan) -> None:
         print_fitted(FittedLine(f"{each.entry.name}: {made.places[each.entry.name].reason}"))
     for name, error in sorted(made.problems.items()):
         print_fitted(FittedLine(f"{name} has no place: {error.message}"))
-    for line in crowding(made):
+    for line in (*crowding(made), *lending(made)):
         print_fitted(FittedLine(line))

@@ -15,7 +15,8 @@ from homenode.engine.scheduler_config import check_config
 from homenode.errors import CapacityError, HomenodeError, UserError
 from homenode.host.topology.host import Host
 from homenode.model.checkpoint.index import open_checkpoint
-from homenode.server.models.model_entry import ModelEntry
+from homenode.server.models.lent_cores import lent_alone
+from homenode.server.models.model_entry import ModelEntry, PlannedModel
 from homenode.units import format_bytes, format_count
 
 UNBOUNDED = 1 << 62  # bytes, on a host of which a recording does not tell how much memory it has
@@ -124,6 +125,22 @@ def _check_pinned(demands: Sequence[ModelDemand], budget: int, *, asked: bool) -
             f"{format_bytes(total - budget)} are lacking; pin fewer, or give them less KV memory (kv-cache-memory)",
             param="models_memory",
         )
+
+
+def lending(made: ModelsPlan) -> list[str]:
+    """Return what is to be told of cores that a model has while nobody asks for others."""
+    planned = [
+        PlannedModel(
+            each.entry, each.config, dict(place.memory), place.nodes, place.cpus, shares_cpus=bool(place.shared_with)
+        )
+        for each in made.measured
+        if (place := made.places.get(each.entry.name)) is not None
+    ]
+    return [
+        f"{name} computes on CPUs {format_cpu_list(sorted(cpus))}, too, while the models that these belong to are not "
+        "loaded and nobody has asked for them for --models-lend-after"
+        for name, cpus in sorted(lent_alone(planned).items())
+    ]
 
 
 def crowding(made: ModelsPlan) -> list[str]:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from homenode.cpuset import format_cpu_list
 from homenode.errors import InternalError
 from homenode.server.http.failures import ApiError
-from homenode.server.models.lent_cores import CoreOwner
+from homenode.server.models.lent_cores import CoreOwner, lending_node
 from homenode.server.models.lifecycle import TRANSITIONS, ModelSituation, ModelState
 from homenode.server.models.model_entry import PlannedModel
 from homenode.server.models.served_model import ServedModel
@@ -119,13 +119,11 @@ class KeptModel:
         """Return what is to be known of it where cores are lent. `lend_after_s`: how long nobody asked for one that
         lends.
         """
-        planned = self.planned
-        stays = planned.entry.pin or planned.entry.cpus or planned.shares_cpus or len(planned.nodes) != 1
-        lends = planned.entry.on_demand and self.state in (ModelState.UNLOADED, ModelState.FAILED)
+        lends = self.planned.entry.on_demand and self.state in (ModelState.UNLOADED, ModelState.FAILED)
         return CoreOwner(
             self.key,
-            planned.cpus,
-            None if stays or self.removed or planned.config.compute.threads is not None else planned.nodes[0],
+            self.planned.cpus,
+            None if self.removed else lending_node(self.planned),
             self.state.holds_memory or self._wanted_since is not None,
             self.last_used + lend_after_s if lends else float("inf"),
             self.lent,

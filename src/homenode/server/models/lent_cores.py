@@ -9,8 +9,10 @@ with others keeps its cores and gets none, so that it never moves for another.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+
+from homenode.server.models.model_entry import PlannedModel
 
 
 @dataclass(frozen=True)
@@ -57,3 +59,29 @@ def _deal(owners: Iterable[CoreOwner], now: float) -> dict[str, frozenset[int]]:
             )
             lent[least.key] = lent.get(least.key, frozenset()) | cpus
     return lent
+
+
+def lending_node(planned: PlannedModel) -> int | None:
+    """Return the node on which a model lends and borrows; None where it does neither."""
+    entry = planned.entry
+    stays = entry.pin or entry.cpus or planned.shares_cpus or planned.config.compute.threads is not None
+    return None if stays or len(planned.nodes) != 1 else planned.nodes[0]
+
+
+def lent_alone(models: Sequence[PlannedModel]) -> dict[str, frozenset[int]]:
+    """Return the CPUs beside its own that each model has while nobody asks for the others, where there are any."""
+    found = {}
+    for one in models:
+        owners = [
+            CoreOwner(
+                each.name,
+                each.cpus,
+                lending_node(each),
+                each is one or not each.entry.on_demand,
+                0.0 if each.entry.on_demand else float("inf"),
+            )
+            for each in models
+        ]
+        if lent := lent_cpus(owners, 0.0)[one.name]:
+            found[one.name] = lent
+    return found
