@@ -82,7 +82,7 @@ async def reset_prefix_cache(state: ServerState, request: Request) -> Response:
         ("reset_external", "`homenode cache clear` empties a folder of --kv-disk"),
         ("reset_running_requests", "requests that run keep their KV, and end like all others"),
     ):
-        if request.query_params.get(switch, "false").lower() not in ("false", "0"):
+        if request.query_params.get(switch, "false") != "false":
             raise ApiError(400, f"{switch} cannot be had here: {instead}", param=switch, code="unsupported_parameter")
     name = request.query_params.get("model")
     for model in list(state.models) if name is None else [state.models.find(name)]:
