@@ -79,7 +79,7 @@ async def reset_prefix_cache(state: ServerState, request: Request) -> Response:
         text = f"the key `{caller().name}` may not empty the prefix cache; give it `admin = true` in --api-key-file"
         raise ApiError(403, text, code="not_admin")
     for switch, instead in (
-        ("reset_external", "`homenode cache clear` empties a folder of --kv-disk"),
+        ("reset_external", "`homenode cache remove` empties a folder of --kv-disk"),
         ("reset_running_requests", "requests that run keep their KV, and end like all others"),
     ):
         if request.query_params.get(switch, "false") != "false":
