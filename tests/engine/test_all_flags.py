@@ -181,8 +181,8 @@ ALWAYS: dict[str, str] = {
     "generate": f"{_WEIGHTS} --prompt --max-tokens --temperature --seed --stop --ignore-eos --chat --threads --numa "
     "--links "
     "--threads-per-core --json",
-    "chat": f"{_WEIGHTS} --system --image --max-tokens --temperature --seed --stop --threads --numa --threads-per-core "
-    f"--tokenizer --mmproj "
+    "chat": f"{_WEIGHTS} --system --max-tokens --temperature --seed --stop --threads --numa --threads-per-core "
+    f"--tokenizer "
     "--chat-template --chat-template-timeout --links",
     "render": "--messages --tools --template --chat-template-kwargs --json",
     "parse": "--text --tools --template --format --reasoning-parser --chat-template-kwargs",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from homenode.cli.main import cli
+from homenode.engine.api import planned_weights
 from homenode.engine.config import ModelConfig
 from homenode.host.discovery.snapshot import save_recording
 from homenode.host.plan.numa.demand import Decision
-from homenode.model.weights import numa_choice
 from homenode.model.weights.layout import DTYPES, QUANTIZE
 from homenode.options import options_of
 from homenode.testing.hosts.synthetic import synthetic
@@ -75,8 +76,8 @@ def test_auto_is_the_default_and_asks_the_cost_model(monkeypatch: pytest.MonkeyP
         asked.append((batch, context, measured))
         return lambda teams: Decision("mirror", f"{len(teams)} nodes are twice as fast")
 
-    monkeypatch.setattr(numa_choice, "cost_choice", stand_in)
-    monkeypatch.setattr(numa_choice, "measured_speeds", lambda path: f"the speeds of {path}")
+    monkeypatch.setattr(planned_weights, "cost_choice", stand_in)
+    monkeypatch.setattr(planned_weights, "measured_speeds", lambda path: f"the speeds of {path}")
     code, found = as_json(
         "builtin", "--from", "2s/2n/8c", "--batch", "3", "--context", "77", "--numa-measured", "speeds.json"
     )
@@ -173,3 +174,14 @@ def test_the_example_of_the_page_is_what_is_printed(tmp_path: Path, monkeypatch:
     ((line, shown),) = re.findall(r"^\$ homenode plan --weights (.*)\n((?:.*\n)*?)```", page, re.MULTILINE)
     printed = [text.rstrip() for text in run(*line.split()).stdout.splitlines()]
     assert printed == shown.splitlines()
+
+
+def test_the_page_of_weights_has_what_json_has(tmp_path: Path) -> None:
+    file = tmp_path / "weights.html"
+    words = ["plan", "--weights", "builtin", "--from", "2s/4n/64c", "--json"]
+    result = CliRunner().invoke(cli, [*words, "--html", str(file)])
+    assert result.exit_code == 0, result.output
+    told, text = json.loads(result.stdout), file.read_text(encoding="utf-8")
+    shown = re.findall(r'data-weight-node="(-?\d+)" data-bytes="(\d+)"', text)
+    assert shown == [(node, str(kept["bytes"])) for node, kept in told["nodes"].items()]
+    assert told["policy"] in text and told["why"] in unescape(text) and "<script" not in text

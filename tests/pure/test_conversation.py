@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -30,19 +28,6 @@ def test_a_conversation_grows_by_questions_and_answers() -> None:
     ]
     conversation.take_back()
     assert conversation.messages[-1]["content"] == "two"
-
-
-def test_images_go_with_the_next_question_alone(tmp_path: Path) -> None:
-    (tmp_path / "a.png").write_bytes(b"")
-    conversation = TerminalConversation(images=["first.png"])
-    assert conversation.obey(f"/image {tmp_path / 'a.png'}") == "a.png goes with the next question"
-    assert conversation.obey("/image") == "give the file of an image: /image FILE"
-    assert conversation.obey("/image /no/such.png") == "there is no file /no/such.png"
-    images = [{"type": "image", "image": name} for name in ("first.png", str(tmp_path / "a.png"))]
-    asked = {"role": "user", "content": [*images, {"type": "text", "text": "and?"}]}
-    assert conversation.ask("and?") == [asked]
-    conversation.answered("so")
-    assert conversation.ask("why?")[-1] == {"role": "user", "content": "why?"}
 
 
 @pytest.mark.parametrize(

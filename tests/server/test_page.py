@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import urljoin
 
 import httpx
+import msgspec
 import pytest
 from click.testing import CliRunner
 
@@ -234,6 +235,20 @@ def test_a_plan_is_the_one_of_the_command(server: Running, host: str, strategy: 
     assert answer.status_code == 200, answer.text
     assert answer.json()["plan"] == json.loads(said.stdout)
     assert answer.json()["host"]["sockets"]
+
+
+def test_a_plan_for_a_model_has_its_weights_by_node_and_the_speed_of_each_policy(start: Start) -> None:
+    client = ScriptedClient()
+    client.ready = msgspec.structs.replace(client.ready, model="builtin")
+    server = start(client, served_model_name=("m",))
+    said = CliRunner().invoke(cli, ["plan", "--weights", "builtin", "--from", "2s/4n/64c", "--json"])
+    answer = server.post("/plan", {"host": "2s/4n/64c", "strategy": "fair", "model": "m"})
+    assert answer.status_code == 200, answer.text
+    wanted, weights = json.loads(said.stdout), answer.json()["weights"]
+    assert {name: wanted[name] for name in weights} == weights
+    assert set(weights["nodes"]) == {"0", "1", "2", "3"} and "tokens/s" in weights["why"]
+    assert "weights" not in server.post("/plan", {"host": "2s/4n/64c", "strategy": "fair"}).json()
+    assert server.post("/plan", {"strategy": "fair", "model": "nobody"}).status_code == 404
 
 
 @pytest.mark.parametrize(

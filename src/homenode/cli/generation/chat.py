@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from homenode.sampling import SamplingParams
 
 _SETTINGS = (
-    "mmproj",
     "threads",
     "isa",
     "quantize",
@@ -51,14 +50,6 @@ _ENDS = {"length": "cut by --max-tokens or the end of the context", "abort": "st
 @click.command(cls=EquivalentsCommand)
 @click.argument("model", required=False)
 @click.option("--system", help="System message that opens the conversation.")
-@click.option(
-    "--image",
-    "images",
-    metavar="FILE",
-    multiple=True,
-    type=click.Path(exists=True, dir_okay=False),
-    help="Show this image with the first question, where the model sees; may be given several times.",
-)
 @with_sampling_flags(
     "answer", "0 takes the likeliest token every time. Left out: what the model's generation_config.json says, else 1."
 )
@@ -68,7 +59,6 @@ _ENDS = {"length": "cut by --max-tokens or the end of the context", "abort": "st
 def chat(
     model: str | None,
     system: str | None,
-    images: tuple[str, ...],
     max_tokens: int,
     temperature: float | None,
     top_p: float | None,
@@ -116,7 +106,7 @@ def chat(
             if isinstance(sys.stdin, io.TextIOWrapper):
                 sys.stdin.reconfigure(errors="replace")  # what is no UTF-8 is asked as far as it is
             _print_aside(_banner(llm))
-            _talk(llm, params, TerminalConversation(system or "", images=list(images)))
+            _talk(llm, params, TerminalConversation(system or ""))
 
 
 def _banner(llm: LLM) -> str:

@@ -1,4 +1,4 @@
-"""A conversation in the terminal, and the commands that steer it."""
+"""A conversation in the terminal, and the commands that steer it. Pure."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ import difflib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
-Messages = list[dict[str, Any]]
+Messages = list[dict[str, str]]
 _COMMAND = re.compile(r"/[a-z]*", re.IGNORECASE)
 _OTHER_NAMES = {"/new": "/reset", "/clear": "/reset", "/quit": "/exit", "/bye": "/exit", "/?": "/help"}
 _LIKE = 0.5  # how alike a word must be to be what was meant
@@ -17,13 +15,10 @@ _LIKE = 0.5  # how alike a word must be to be what was meant
 
 @dataclass
 class TerminalConversation:
-    """`messages`: what the model is given, with the system message first, where there is one. `images`: the files that
-    go with the next question.
-    """
+    """`messages`: what the model is given, with the system message first, where there is one."""
 
     system: str = ""
     messages: Messages = field(default_factory=list)
-    images: list[str] = field(default_factory=list)
     is_over: bool = False
 
     def __post_init__(self) -> None:
@@ -35,10 +30,7 @@ class TerminalConversation:
 
     def ask(self, text: str) -> Messages:
         """Add a question; all that the model is given."""
-        parts = [{"type": "image", "image": file} for file in self.images]
-        self.images = []
-        content = [*parts, {"type": "text", "text": text}] if parts else text
-        self.messages.append({"role": "user", "content": content})
+        self.messages.append({"role": "user", "content": text})
         return self.messages
 
     def take_back(self) -> None:
@@ -86,15 +78,6 @@ def _system(conversation: TerminalConversation, rest: str) -> str:
     return f"{'the system message is set' if rest else 'there is no system message'}; a new conversation begins"
 
 
-def _image(conversation: TerminalConversation, rest: str) -> str:
-    if not rest:
-        return "give the file of an image: /image FILE"
-    if not Path(rest).expanduser().is_file():
-        return f"there is no file {rest}"
-    conversation.images.append(str(Path(rest).expanduser()))
-    return f"{Path(rest).name} goes with the next question"
-
-
 def _exit(conversation: TerminalConversation, rest: str) -> str:
     conversation.is_over = True
     return ""
@@ -104,7 +87,6 @@ _COMMANDS = {
     "/help": _Command("/help", "these lines", _help),
     "/reset": _Command("/reset", "begin a new conversation", _reset),
     "/system": _Command("/system TEXT", "begin one with this system message; without TEXT with none", _system),
-    "/image": _Command("/image FILE", "show an image with the next question, where the model sees", _image),
     "/exit": _Command("/exit", "end", _exit),
 }
 

@@ -70,7 +70,7 @@ def plan(
         if stages is not None:
             sys.exit(plan_stages(flags, stages, as_json))
         if weights is not None:
-            sys.exit(plan_weights(flags, weights, as_json))
+            sys.exit(plan_weights(flags, weights, as_json, html))
         host, demand = demand_from_flags(flags, before_start=before_start)
         if requirements:
             if html is not None:

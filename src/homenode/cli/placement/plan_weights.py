@@ -3,8 +3,8 @@ read, no weight is."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -108,7 +108,7 @@ def weight_flags(ctx: click.Context, values: dict[str, Any], with_stages: bool =
                 param=_flag(ctx, extra[0]),
             )
         return None
-    others = sorted(given - set(mine) - set(_SHARED_FLAGS) - {"as_json"})
+    others = sorted(given - set(mine) - set(_SHARED_FLAGS) - {"as_json", "html"})
     if others:
         raise UserError(
             f"{_flag(ctx, others[0])} plans workers and --weights plans where weights go; ask for one of them",
@@ -124,12 +124,19 @@ def _flag(ctx: click.Context, name: str) -> str:
     return next(param.opts[0] for param in ctx.command.params if param.name == name)
 
 
-def plan_weights(flags: PlanFlags, asked: dict[str, Any], as_json: bool) -> int:
-    """Print the layout. The result is the exit code. Raises what reading the host and the model and planning raise."""
+def plan_weights(flags: PlanFlags, asked: dict[str, Any], as_json: bool, html: Path | None = None) -> int:
+    """Print the layout, and write it as a page to `html`. The result is the exit code. Raises what reading the host and
+    the model and planning raise.
+    """
     host, reserve = _host(flags)
     made = _layout(host, asked, reserve)
     for finding in claims_on(flags, host, [cpu for team in made.plan.teams for cpu in team.cpus]):
         warn(f"{finding.severity}: {finding.text}")
+    if html is not None:
+        from homenode.cli.output.html_page import write_page
+        from homenode.cli.placement.weights_page import weights_page
+
+        write_page(html, weights_page(asked["weights"], made))
     if as_json:
         print_json(_to_json(made))
         return 0
@@ -154,33 +161,21 @@ def _host(flags: PlanFlags) -> tuple[Host, int | None]:
 
 
 def _layout(host: Host, asked: dict[str, Any], reserve: int | None) -> NumaLayout:
-    from homenode.engine.backend import make_backend
-    from homenode.engine.config import ComputeConfig
-    from homenode.engine.plan.placement import UNPINNED
-    from homenode.host.plan.numa.policy import numa_plan
-    from homenode.model.checkpoint.index import open_checkpoint
-    from homenode.model.hub.locate import locate
-    from homenode.model.part import ModelPart
-    from homenode.model.parts import check_experts
-    from homenode.model.weights.expert_share import expert_owners
-    from homenode.model.weights.load import kv_geometry_of, plan_model
-    from homenode.model.weights.numa_choice import cost_choice, measured_speeds
-    from homenode.model.weights.numa_layout import numa_layout, packed_group_bytes
+    from homenode.engine.api.planned_weights import WeightWishes, planned_weights
 
-    settings: NumaSettings = build(NumaSettings, asked)
-    named = asked["weights"]
-    checkpoint = open_checkpoint(locate(named, offline=True))
-    backend = make_backend(ComputeConfig(), (UNPINNED,))
-    layout = plan_model(checkpoint, backend, quantize=asked["quantize"], dtype=asked["dtype"])
-    geometry = kv_geometry_of(checkpoint.spec, layout, 64, asked["kv_cache_dtype"])
-    measured = measured_speeds(settings.numa_measured)
-    choose = cost_choice(host, checkpoint.spec, layout, geometry, asked["batch"], asked["context"], measured)
-    demand = settings.demand(asked["threads"], reserve)
-    owners: Mapping[str, int] = {}
-    if asked["enable_expert_parallel"]:  # of the engines of --numa replicate, one for each team
-        check_experts(checkpoint.spec, 1)
-        owners = expert_owners(layout, ModelPart.whole(checkpoint.spec), len(numa_plan(host, demand, choose).teams))
-    return numa_layout(layout, host, demand, choose, packed_group_bytes(backend), owners)
+    wishes = WeightWishes(
+        asked["weights"],
+        build(NumaSettings, asked),
+        asked["threads"],
+        reserve,
+        asked["quantize"],
+        asked["dtype"],
+        asked["kv_cache_dtype"],
+        asked["batch"],
+        asked["context"],
+        asked["enable_expert_parallel"],
+    )
+    return planned_weights(host, wishes)
 
 
 def _to_json(made: NumaLayout) -> dict[str, Any]:

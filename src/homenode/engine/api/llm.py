@@ -48,9 +48,7 @@ from homenode.sampling import SamplingParams
 from homenode.units import format_count
 
 if TYPE_CHECKING:
-    from homenode.engine.api.chat_pictures import ChatPictures, SeenPrompt
     from homenode.engine.api.pooled import FloatArray
-    from homenode.engine.inputs import PlacedRows
     from homenode.grammars.vocabulary import Vocabulary
 
 _LOG = logging.getLogger("homenode.engine")
@@ -102,7 +100,6 @@ class LLM:
             self.tokenizer = tokenizer or load_model_tokenizer(self._path, chat_template, chat_template_timeout)
         self._ids = itertools.count(1)
         self._vocabulary: Vocabulary | None = None  # for grammars
-        self._pictures: ChatPictures | None = None  # begun with the first
         with contextlib.ExitStack() as owned:
             if tokenizer is None:
                 owned.callback(self.tokenizer.close)
@@ -123,9 +120,6 @@ class LLM:
 
     def close(self) -> None:
         """End the engine. Calling it again does nothing."""
-        pictures, self._pictures = self._pictures, None
-        if pictures is not None:
-            pictures.close()
         self._closed()
 
     @cached_property
@@ -235,12 +229,11 @@ class LLM:
         **values: Any,
     ) -> CompletionStream:
         """The answer to a conversation as it is made. Closing the stream ends the request. `output`, `speculative`: see
-        `generate`. A message's content may be a list of parts, `{"type": "text", "text": ...}` and, where the model
-        sees, `{"type": "image", "image": ...}` with the path of a file or its bytes.
+        `generate`.
         """
-        seen = self._seen_prompt(messages, values)
-        (bound,) = self._bound([params or self._rest_of_context(seen.ids)], output)
-        return self._stream(seen.ids, bound, stop, speculative=speculative, rows=seen.rows)
+        ids = self._chat_prompt(messages, values)
+        (bound,) = self._bound([params or self._rest_of_context(ids)], output)
+        return self._stream(ids, bound, stop, speculative=speculative)
 
     def embed(
         self, texts: Prompt | Sequence[Prompt], *, dimensions: int | None = None, normalize: bool = True
@@ -293,19 +286,11 @@ class LLM:
         return pooled.pool(self._engine, [pooled.pooling_request(next(self._ids), ids, now, at) for ids, at in pairs])
 
     def _stream(
-        self,
-        ids: list[int],
-        params: SamplingParams,
-        stop: Sequence[str],
-        *,
-        speculative: bool,
-        rows: Sequence[PlacedRows] = (),
+        self, ids: list[int], params: SamplingParams, stop: Sequence[str], *, speculative: bool
     ) -> CompletionStream:
         _refuse_several(params)
         answer = self._answer(ids, params, stop)
         request = self._request(next(self._ids), ids, params, awaited=True, speculative=speculative)
-        if rows:
-            request = msgspec.structs.replace(request, rows=list(rows))
         return CompletionStream(self._pieces(request, answer), answer)
 
     def _pieces(self, request: Request, answer: Answer) -> Generator[str, None, None]:
@@ -422,27 +407,13 @@ class LLM:
         """Token ids of a conversation, as `chat` begins an answer to it. `values` go to the chat template."""
         return self._chat_prompt(messages, values)
 
-    def _seen_prompt(self, messages: Messages, values: Mapping[str, Any]) -> SeenPrompt:
-        """The prompt of a conversation, with rows in the places of its pictures."""
-        from homenode.engine.api.chat_pictures import ChatPictures, SeenPrompt, without_pictures
-
-        told, pictures = without_pictures(messages)
-        if not pictures:
-            return SeenPrompt(self._chat_prompt(messages, values), [])
-        if self._pictures is None:
-            self._pictures = ChatPictures(self._path, self.ready)
-        return self._pictures.see(self.tokenizer, self._chat_text(told, values), pictures)
-
     def _chat_prompt(self, messages: Messages, values: Mapping[str, Any]) -> list[int]:
-        return self._ids_of(self.tokenizer.encode_chat(self._chat_text(messages, values)))
-
-    def _chat_text(self, messages: Messages, values: Mapping[str, Any]) -> str:
         others = {name: value for name, value in values.items() if name != "tools"}
         made = chat_prompt(self.tokenizer, messages, values.get("tools") or (), others)
         for sent in made.left_out:
             if not sent.by_template:
                 _LOG.warning("the chat template does not show `%s` of a conversation", sent.name)
-        return made.text
+        return self._ids_of(self.tokenizer.encode_chat(made.text))
 
     def _rest_of_context(self, ids: list[int]) -> SamplingParams:
         return SamplingParams(max_tokens=max(1, self.ready.max_model_len - len(ids)))

@@ -5,12 +5,11 @@ and its rows stand where the placeholders are.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from homenode.engine.encoder import picture_places
-from homenode.engine.encoder.picture_places import marked_places, marker_of, with_pictures
-from homenode.engine.inputs import PlacedRows, PromptRows
+from homenode.engine.inputs import ROW_DIGEST_BYTES, PlacedRows, PromptRows
 from homenode.errors import HomenodeError
 from homenode.model.pictures.decoded import PictureError
 from homenode.server.core.content import PictureSource, refuse_media
@@ -51,17 +50,22 @@ async def see_pictures(model: ServedModel, text: str, sources: Sequence[PictureS
         if isinstance(each, BaseException):
             raise each
     pictures = [each for each in seen if isinstance(each, EncodedPicture)]
-    layouts = [picture.layout for picture in pictures]
-    whole = with_pictures(text, places, layouts, work.family, model.tokenizer.token_text)
-    return SeenText(whole, [picture.rows for picture in pictures])
+    parts, at = [], 0
+    for number, (place, picture) in enumerate(zip(places, pictures, strict=True)):
+        parts += [text[at : place[0]], work.family.written(picture.layout, model.tokenizer.token_text, number)]
+        at = place[1]
+    return SeenText("".join([*parts, text[at:]]), [picture.rows for picture in pictures])
 
 
 def _places(
     model: ServedModel, work: PictureWork, text: str, sources: Sequence[PictureSource]
 ) -> list[tuple[int, int]]:
     """Where the template has written a picture."""
-    marker = marker_of(work.family, model.tokenizer.token_text)
-    places = marked_places(text, marker)
+    token = work.family.marker_token
+    if not isinstance(token, str):
+        token = model.tokenizer.token_text(work.family.placeholder if token is None else token)
+    marker = token
+    places = [found.span() for found in re.finditer(re.escape(marker), text)]
     if len(places) != len(sources):
         place = sources[0].place
         what = f"the prompt has {format_count(len(places), 'place')} for {format_count(len(sources), 'image')}"
@@ -91,8 +95,27 @@ def placed_rows(model: ServedModel, ids: Sequence[int], rows: Sequence[PromptRow
     ApiError 400 where there are more or fewer placeholders than rows.
     """
     assert model.pictures is not None
-    found = picture_places.placed_rows(model.pictures.family.placeholder, ids, rows, first)
-    if isinstance(found, int):
-        what = f"the prompt has {format_count(found, 'place')} for {format_count(sum(map(len, rows)), 'row')} of"
+    placeholder = model.pictures.family.placeholder
+    places = [place for place in range(first, len(ids)) if ids[place] == placeholder]
+    if len(places) != sum(map(len, rows)):
+        what = f"the prompt has {format_count(len(places), 'place')} for {format_count(sum(map(len, rows)), 'row')} of"
         raise ApiError(400, f"`messages`: {what} images", param="messages", code="invalid_value")
+    found, at = [], 0
+    for own in rows:
+        mine = places[at : at + len(own)]
+        at += len(own)
+        begin = 0
+        for number in range(1, len(mine) + 1):
+            if number == len(mine) or mine[number] != mine[number - 1] + 1:
+                found.append(PlacedRows(mine[begin], _part(own, begin, number)))
+                begin = number
     return found
+
+
+def _part(rows: PromptRows, begin: int, end: int) -> PromptRows:
+    if (begin, end) == (0, len(rows)):
+        return rows
+    width = 4 * rows.columns
+    digests = rows.digests[begin * ROW_DIGEST_BYTES : end * ROW_DIGEST_BYTES]
+    data = rows.data[begin * width : end * width]
+    return PromptRows(data, rows.columns, digests, rows.placeholder, (0, 0), rows.together)

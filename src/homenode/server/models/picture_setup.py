@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from homenode.cpuset import format_cpu_list
-from homenode.engine.encoder.setup import picture_parts
 from homenode.errors import HomenodeError, UserError
 
 if TYPE_CHECKING:
     from homenode.engine.messages import EngineReady
+    from homenode.model.pictures.family import PictureConfig
     from homenode.server.http.config import ServedModelConfig
     from homenode.server.models.picture_work import PictureWork
 
 _LOG = logging.getLogger("homenode.server")
+_MOST_CONFIG_BYTES = 2**24
 _SETTINGS = ("limit_images", "media_path", "media_domains", "encoder_cache_size", "encoder_cpus")
 
 
@@ -29,16 +31,30 @@ def picture_work(path: Path, ready: EngineReady, asked: ServedModelConfig) -> Pi
     process may not use.
     """
     _check_cpus(asked.encoder_cpus)
+    mmproj = str(ready.details.get("mmproj") or "")
+    if ready.pooling is not None or (not mmproj and not ready.row_columns):
+        return None
+    if not mmproj and (not path.is_dir() or _family_name(path / "config.json") is None):
+        return None
+    from homenode.engine.encoder.client import Encoder, EncoderSettings
+    from homenode.model.pictures.decoder import PictureDecoder, family_words
+    from homenode.model.pictures.registry import family_named
+    from homenode.server.models.picture_work import PictureWork
+
     try:
-        parts = picture_parts(path, ready, asked.encoder_cpus)
+        family, config = _described(path, mmproj)
+        format = family_named(family)
+        made, spec = format.make(config), format.spec(config)
     except HomenodeError as error:
         _LOG.warning("this model sees, but images are refused: %s", error.message)
         return None
-    if parts is None:
+    if not ready.row_columns:
         return None
-    from homenode.server.models.picture_work import PictureWork
-
-    return PictureWork(parts.family, parts.decoder, parts.encoder, asked.encoder_cache_size)
+    words, compute = family_words(family, config), _compute_of(ready.details)
+    cpus = compute.pop("cpus")
+    settings = EncoderSettings(str(path), asked.encoder_cpus or cpus, **compute)
+    encoder = Encoder(words, settings, made.placeholder, together=spec.sees_both_ways != "none")
+    return PictureWork(made, PictureDecoder(words), encoder, asked.encoder_cache_size)
 
 
 def _check_cpus(cpus: Sequence[int]) -> None:
@@ -60,8 +76,48 @@ def _check_cpus(cpus: Sequence[int]) -> None:
         raise UserError(text, param="encoder_cpus")
 
 
+def _described(path: Path, mmproj: str) -> tuple[str, PictureConfig]:
+    """The family of a model, and what its files say of pictures. `mmproj`: the file that has its tower, "": it is a
+    folder.
+    """
+    if not mmproj:
+        from homenode.model.pictures.config_files import read_picture_config
+
+        return _family_name(path / "config.json") or "", read_picture_config(path)
+    from homenode.model.pictures.gguf_files import read_gguf_pictures
+
+    return read_gguf_pictures(Path(mmproj), path)
+
+
 def unread_settings(config: ServedModelConfig) -> list[str]:
     """The flags about images that were given, for a model that sees none."""
     usual = {each.name: each.default for each in fields(config)}
     given = [name for name in _SETTINGS if getattr(config, name) != usual[name]]
     return [f"--{name.replace('_', '-')}" for name in given]
+
+
+def _family_name(file: Path) -> str | None:
+    """The family of the class that a config.json names; a file that cannot be read has none, as its text has said."""
+    from homenode.model.pictures.classes import FAMILY_OF_CLASS
+
+    try:
+        with file.open("rb") as opened:
+            config: Any = json.loads(opened.read(_MOST_CONFIG_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return None
+    named = config.get("architectures") if isinstance(config, dict) else None
+    return FAMILY_OF_CLASS.get(named[0]) if isinstance(named, list) and named and isinstance(named[0], str) else None
+
+
+def _compute_of(details: Mapping[str, Any]) -> dict[str, Any]:
+    """Where and how the text model computes, which the tower does as well."""
+    compute = details.get("compute")
+    told = compute if isinstance(compute, Mapping) else {}
+    cpus = [int(cpu) for cpu in details.get("cpus") or ()]
+    threads = int(told.get("threads") or 1)
+    storage = details.get("storage")
+    return {
+        "cpus": cpus or [-1] * threads,
+        "isa": str(told["level"]) if told.get("level") else None,
+        "storage": str(storage) if storage else None,
+    }

@@ -1,7 +1,7 @@
 // Plans: who would run where on a recorded host, under each strategy. Nothing is changed by looking.
 
 import { askJson } from "./api.js";
-import { cpuList, h, parseCpus, plural, say, show } from "./dom.js";
+import { bytes, cpuList, h, parseCpus, plural, say, show } from "./dom.js";
 import { withCode } from "./machine.js";
 import { drawMap } from "./map.js";
 
@@ -16,6 +16,7 @@ export class PlansView {
   build() {
     this.strategy = h("select", { id: "strategy", onchange: () => this.plan() },
       h("option", { value: "fair" }, "fair"));
+    this.model = h("select", { id: "planned-model", onchange: () => this.plan() }, h("option", { value: "" }, "none"));
     this.input = h("input", {
       type: "file", id: "host", class: "unseen", tabindex: "-1", "aria-label": "Recorded host",
       onchange: () => this.take(this.input.files)
@@ -30,6 +31,7 @@ export class PlansView {
     show(this.root, h("div", { class: "wrap" },
       h("form", { class: "controls", onsubmit: (event) => event.preventDefault() },
         h("div", { class: "field" }, h("label", { for: "strategy" }, "Strategy"), this.strategy),
+        h("div", { class: "field" }, h("label", { for: "planned-model" }, "Model"), this.model),
         h("div", { class: "field" }, h("label", { for: "line" }, "Host in one line"), this.line),
         h("div", { class: "field" }, h("span", { class: "labelled" }, "Recorded host"),
           h("button", { type: "button", class: "plain", onclick: () => this.input.click() }, "Choose a file"),
@@ -58,7 +60,9 @@ export class PlansView {
 
   async offer() {
     try {
-      const { strategies } = await askJson("overview");
+      const { strategies, models } = await askJson("overview");
+      const names = models.map(({ name }) => h("option", { value: name }, name));
+      show(this.model, h("option", { value: "" }, "none"), names);
       const chosen = this.strategy.value;
       show(this.strategy, strategies.map((name) => h("option", { value: name }, name)));
       this.strategy.value = chosen;
@@ -86,7 +90,9 @@ export class PlansView {
   async plan() {
     const asked = (this.asked = (this.asked ?? 0) + 1);
     try {
-      const body = { strategy: this.strategy.value, ...(this.host === undefined ? {} : { host: this.host }) };
+      const body = { strategy: this.strategy.value };
+      if (this.host !== undefined) body.host = this.host;
+      if (this.model.value) body.model = this.model.value;
       const answer = await askJson("plan", { body });
       if (asked === this.asked) this.draw(answer);
     } catch (error) {
@@ -101,11 +107,11 @@ export class PlansView {
     say(this.error, message);
   }
 
-  draw({ plan, host }) {
+  draw({ plan, host, weights }) {
     this.error.hidden = true;
     const found = `${plural(plan.workers.length, "worker")}, ${plural(plan.findings.length, "finding")}`;
     say(this.title, `${this.name}, ${plan.strategy}: ${found}`);
-    show(this.result, drawPlan(plan, host));
+    show(this.result, drawPlan(plan, host), weights && drawWeights(this.model.value, weights));
   }
 }
 
@@ -145,6 +151,22 @@ function drawPlan(plan, host) {
       h("thead", {}, h("tr", {}, head.map((text) => (text ? h("th", { scope: "col" }, text) : h("td"))))),
       h("tbody", {}, plan.workers.map(row), plan.processes.map(beside)))),
   ];
+}
+
+/** Where a model's weights would lie, how fast that would be, and why. */
+function drawWeights(model, { policy, why, nodes: kept, total_bytes: total }) {
+  const row = ([node, { bytes: here, free }]) => h("tr", { data: { weightNode: node, bytes: here } },
+    h("th", { scope: "row" }, node < 0 ? "all in turn" : `node ${node}`), h("td", {}, bytes(here)),
+    h("td", {}, free ? bytes(free) : ""),
+    h("td", {}, h("meter", { min: 0, max: Math.max(total, 1), value: here, "aria-label": `Share of node ${node}` })));
+  const head = ["Node", "Weights", "Free before", "Share"];
+  return h("section", { "aria-label": "Weights", data: { policy } },
+    h("h2", {}, `Weights of ${model}: ${policy}, ${bytes(total)}`),
+    h("p", { class: "whyplan" }, ...withCode(why)),
+    h("div", { class: "wide", tabindex: "0", role: "region", "aria-label": "Weights by node" },
+      h("table", { class: "lines" },
+        h("thead", {}, h("tr", {}, head.map((text) => h("th", { scope: "col" }, text)))),
+        h("tbody", {}, Object.entries(kept).map(row)))));
 }
 
 const nodes = (list) => (list.length ? `node ${cpuList(list)}` : "");
