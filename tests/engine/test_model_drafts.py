@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from homenode.bench.engine.speculate import KnownAnswers, measure_rates
 from homenode.compute.ops import LayerState
 from homenode.engine.api.local import LocalEngine
 from homenode.engine.plan import drafting
@@ -139,6 +140,26 @@ def test_models_that_cannot_draft_are_refused_with_the_reason(
     with pytest.raises(UserError, match=why) as refused:
         drafting.with_drafter(checkpoint, config)
     assert refused.value.param == "speculative_model" and "attention layers alone" in refused.value.message
+
+
+@pytest.mark.parametrize("rate", [1.0, 0.0])
+def test_known_answers_are_drafted_when_heads_would_draft(rate: float, tmp_path: Path) -> None:
+    """The heads are asked, and awaited; the tokens that they tell are others."""
+    folder, made = make_predicting_folder(tmp_path / "m", "deepseek"), list[KnownAnswers]()
+
+    def make(*given: Any) -> KnownAnswers:
+        made.append(KnownAnswers(*given))
+        return made[0]
+
+    settings: dict[str, Any] = {**SMALL, "speculative": "mtp", "num_speculative_tokens": 2}
+    engine = LocalEngine(config_for(folder, **settings), make_drafter=make)
+    try:
+        assert made[0].asks_models
+        (speed,) = measure_rates(engine, made[0], [rate], tokens=24, turns=1, at_once=[1])
+    finally:
+        engine.close()
+    assert speed.drafted >= 6 and speed.accepted == round(rate) * speed.drafted
+    assert speed.tokens_per_step <= 3.0 and (speed.tokens_per_step > 1.4) == (rate > 0.5)
 
 
 def test_heads_of_a_kind_that_cannot_be_run_are_named(tmp_path: Path) -> None:

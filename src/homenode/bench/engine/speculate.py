@@ -59,6 +59,7 @@ class KnownAnswers(DraftChoice):
     def __init__(self, *settings: Any) -> None:
         super().__init__(*settings)
         self.rate = 0.0
+        self.words = 256  # tokens that wrong ones, and the prompt, are of
         self.answers: dict[tuple[int, ...], Sequence[int]] = {}
         self._rng = random.Random(7)
 
@@ -66,7 +67,7 @@ class KnownAnswers(DraftChoice):
         if sequence.drafts is None and (answer := self.answers.get(tuple(sequence.request.prompt_ids))):
             if not sequence.request.speculative:
                 return None
-            guess = [token if self._rng.random() < self.rate else (token + 1) % 256 for token in answer]
+            guess = [token if self._rng.random() < self.rate else (token + 1) % self.words for token in answer]
             sequence.drafts = _KnownDrafts(sequence, self, guess)
         return sequence.drafts
 
@@ -189,7 +190,8 @@ def measure_rates(
 ) -> Iterator[SpeculationSpeed]:
     """Drafts that are right at given rates, behind a random prompt."""
     rng = random.Random(3)
-    prompt = [rng.randrange(256) for _ in range(min(_CONTEXT, engine.ready.max_model_len // 4))]
+    words = choice.words = min(choice.words, engine.ready.vocab_size)
+    prompt = [rng.randrange(words) for _ in range(min(_CONTEXT, engine.ready.max_model_len // 4))]
     _, answers, _ = _AnswerSource(engine, tokens).ask([prompt], "known", speculative=False)
     for rate in rates:
         choice.rate, choice.answers = rate, {tuple(prompt): answers[0]}
