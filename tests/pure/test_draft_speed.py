@@ -20,13 +20,22 @@ from tests.pure.test_draft_choice import _sequence
 _GAP_S = 0.0002  # lost where a step waits for tokens
 _ANSWER = 72  # tokens
 
+_SHARE = 1 / 16  # of the experts of a mixture that one row reads
+
+
+def _read(rows: int) -> float:
+    """Share of the experts that rows read which choose by themselves."""
+    return 1.0 - (1.0 - _SHARE) ** rows
+
+
 # Seconds of a step by rows: where memory is read for all of them, where products begin to count, where they take most
-# of the time already, and where kernels take eight rows at a time.
+# of the time already, where kernels take eight rows at a time, and where each row reads other experts.
 COSTS: dict[str, Callable[[int], float]] = {
     "memory": lambda rows: 0.010 + 0.0005 * rows,
     "between": lambda rows: 0.010 + 0.0015 * rows,
     "products": lambda rows: 0.0032 + 0.0022 * rows,
     "by eight": lambda rows: 0.010 + 0.008 * -(-rows // 8),
+    "uniform mixture": lambda rows: 0.003 + 0.0002 * rows + 0.020 * _read(rows),
 }
 Text = tuple[list[int], list[int]]  # a prompt and its answer
 
@@ -47,8 +56,9 @@ def _texts(seed: int) -> dict[str, Text]:
 class _Clock:
     """An engine of which only the decision is there."""
 
-    def __init__(self, seconds: Callable[[int], float]) -> None:
-        self._seconds, self._costs = seconds, StepCosts()
+    def __init__(self, costs: str) -> None:
+        self._seconds, self._mixed = COSTS[costs], "mixture" in costs
+        self._costs = StepCosts(_SHARE if self._mixed else 0.0)
         self._choice = DraftChoice(Speculation("auto", None, 8, 2), self._costs)
         for _ in range(8):
             self._step(1, awaited=False)
@@ -71,7 +81,7 @@ class _Clock:
 
     def _step(self, rows: int, awaited: bool) -> float:
         took, load = self._seconds(rows), _load(rows)
-        self._costs.learn(load, NO_LOAD, took)
+        self._costs.learn(load, NO_LOAD, took, _read(rows) if self._mixed else 0.0)
         self._tell(load, took, awaited)
         return took
 
@@ -100,7 +110,7 @@ def _load(rows: int) -> StepLoad:
 
 @pytest.mark.parametrize("costs", COSTS)
 def test_nothing_is_much_slower_in_any_company(costs: str) -> None:
-    clock = _Clock(COSTS[costs])
+    clock = _Clock(costs)
     texts = _texts(1)
     company: list[list[str]] = [[name] for name in texts]
     company += [[name] * number for name in ("misleading", "free") for number in (2, 4, 8)]
@@ -112,9 +122,10 @@ def test_nothing_is_much_slower_in_any_company(costs: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("costs", "copies", "edits"), [("memory", 3.5, 2.2), ("between", 2.8, 1.6), ("products", 1.4, 1.1)]
+    ("costs", "copies", "edits"),
+    [("memory", 3.5, 2.2), ("between", 2.8, 1.6), ("products", 1.4, 1.1), ("uniform mixture", 1.8, 1.15)],
 )
 def test_copies_are_much_faster(costs: str, copies: float, edits: float) -> None:
-    clock = _Clock(COSTS[costs])
+    clock = _Clock(costs)
     found = {name: clock.answer([_texts(5)[name]]) for name in ("copy", "edit", "copy", "edit")}
     assert found["copy"] >= copies and found["edit"] >= edits, found
