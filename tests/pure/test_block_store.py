@@ -195,7 +195,7 @@ def test_damage_is_a_clean_miss(path: Path, key: bytes | None, caplog: pytest.Lo
     for seed in lives(12, 2):
         one_damaged_life(path / f"{seed}" / "kv", seed, key, caplog)
         shutil.rmtree(path)
-    assert len(os.listdir("/proc/self/fd")) == descriptors  # noqa: PTH208
+    assert len(os.listdir("/proc/self/fd")) <= descriptors  # noqa: PTH208
 
 
 def one_damaged_life(path: Path, seed: int, key: bytes | None, caplog: pytest.LogCaptureFixture) -> None:
