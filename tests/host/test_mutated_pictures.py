@@ -45,6 +45,8 @@ def mutated(data: bytes, rng: np.random.Generator) -> bytes:
     """The file with a few bytes changed, cut, doubled or exchanged with those of another place."""
     out = bytearray(data)
     for _ in range(int(rng.integers(1, 6))):
+        if not out:
+            break  # all of it was cut away
         at, count = int(rng.integers(0, len(out))), int(rng.integers(1, 9))
         kind = int(rng.integers(0, 6))
         if kind == 0:
