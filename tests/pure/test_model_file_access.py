@@ -20,6 +20,8 @@ from homenode.cli.output.report import print_error, print_note, show_controls
 from homenode.engine.config import EngineConfig
 from homenode.engine.model_path.locate import locate_model
 from homenode.errors import CheckpointError, HostError
+from homenode.model.checkpoint.vocabulary_file import read_vocabulary_text
+from homenode.model.files_read import FilesRead
 from homenode.model.formats.bounded_files import file_size, read_json, read_text, refuse_links
 from homenode.model.hub.locate import builtin_model
 from homenode.model.tokenizer.loader import load_tokenizer
@@ -178,6 +180,24 @@ def test_an_error_on_the_command_line_holds_nothing_that_a_terminal_would_obey(t
 def test_a_refused_look_at_a_file_of_weights_is_said_with_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
+    (path := tmp_path / "model.safetensors").write_bytes(b"x")
+    with ModelFiles() as files:
+        if moment == "read":
+            files.open(path)
+        refuse_looks_at(path, monkeypatch)
+        with pytest.raises(HostError, match=str(path)):
+            files.open(path)
+            files.check()
+
+
+def test_a_refused_look_at_a_vocabulary_is_said_with_its_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (path := tmp_path / "tokenizer.json").write_text("{}")
+    refuse_looks_at(path, monkeypatch)
+    with pytest.raises(HostError, match=str(tmp_path)):
+        read_vocabulary_text(tmp_path, FilesRead())
+
+
+def refuse_looks_at(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     look = os.fstat
 
     def refuse(descriptor: int) -> os.stat_result:
@@ -185,11 +205,4 @@ def test_a_refused_look_at_a_file_of_weights_is_said_with_its_name(
             raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
         return look(descriptor)
 
-    (path := tmp_path / "model.safetensors").write_bytes(b"x")
-    with ModelFiles() as files:
-        if moment == "read":
-            files.open(path)
-        monkeypatch.setattr(os, "fstat", refuse)
-        with pytest.raises(HostError, match=str(path)):
-            files.open(path)
-            files.check()
+    monkeypatch.setattr(os, "fstat", refuse)

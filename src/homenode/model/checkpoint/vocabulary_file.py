@@ -6,6 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from homenode.errors import CheckpointError
+from homenode.host.refusals import named_refusals
 from homenode.model.files_read import FilesRead, recorded_files
 from homenode.model.formats.bounded_files import is_there, read_binary
 
@@ -44,9 +45,9 @@ def gguf_vocabulary(path: Path) -> Path | None:
 
 def read_vocabulary_text(path: Path, read: FilesRead) -> None:
     """Keep in `read` which text the vocabulary at `path` has, for those who read it later to be held to. What is wrong
-    with the file is told by who needs it.
+    with the file is told by who needs it; HostError where the machine refuses to look.
     """
-    with suppress(CheckpointError):
+    with suppress(CheckpointError), named_refusals(f"reading the vocabulary of {path}", CheckpointError):
         file = vocabulary_file(path)
         if not file.is_file() or file in read.digests:
             return
