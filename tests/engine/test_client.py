@@ -139,7 +139,7 @@ async def test_a_killed_engine_is_noticed_at_once(toy: Path) -> None:
         os.kill(client.pid, signal.SIGKILL)
         begin = time.monotonic()
         ends = [(await collect(stream))[-1] for stream in streams]
-        assert time.monotonic() - begin < 2
+        assert time.monotonic() - begin < 10
         assert {o.error_kind for o in ends} == {"PeerError"}
         assert "killed (signal 9)" in str(ends[0].error)
         assert len(lost) == 1

@@ -101,7 +101,7 @@ def test_one_that_never_answers_costs_the_deadline_and_no_more() -> None:
         start = time.monotonic()
         with pytest.raises(HostError, match=r"did not answer within 0\.2 s"):
             read_bans(fake.daemon, 0.2)
-        assert 0.2 <= time.monotonic() - start < 2
+        assert 0.2 <= time.monotonic() - start < 10
 
 
 def test_one_without_a_socket_is_said_so() -> None:

@@ -195,14 +195,14 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_schema_takes_little_time(name: str) -> None:
-    begin = time.monotonic()
+    begin = time.process_time()  # CPU seconds: others may have the CPU meanwhile
     try:
         part = dict(HOSTILE[name])
         definitions = part.pop("$defs", {})
         compile_grammar(JsonSchema({**obj(order=obj(zeppelin=part)), "$defs": definitions}), BYTES, "schema")
     except UserError as error:
         assert any(word in error.message for word in ("zeppelin", "$defs", "bytes")), error.message
-    assert time.monotonic() - begin < 8
+    assert time.process_time() - begin < 8
 
 
 KEYS = ["name", "größe", "名前", "a b", 'say "x"', "type", "enum", "items"]
