@@ -123,10 +123,10 @@ def engine_for(split: str, silent_s: float = 30.0) -> Any:
     )
 
 
-# The other splits lose in the same way what is lost.
-BUT_SLOWLY = pytest.mark.parametrize(
-    "split", [pytest.param(split, marks=() if split == "ranks" else pytest.mark.slow) for split in SPLITS]
-)
+def quickly(quick: str) -> Any:
+    """Every split, of which one is for a usual run: the others lose in the same way what is lost."""
+    marks = [pytest.param(split, marks=() if split == quick else pytest.mark.slow) for split in SPLITS]
+    return pytest.mark.parametrize("split", marks)
 
 
 def last_of(split: str) -> int:
@@ -173,7 +173,7 @@ def test_killed_while_another_loss_is_made_good(split: str, moment: str, tmp_pat
         assert executor_of(engine).statistics()["restarts"] == 2
 
 
-@BUT_SLOWLY
+@quickly("ranks")
 def test_killed_at_rest(split: str) -> None:
     with engine_for(split) as engine:
         for victim in (0, last_of(split)):
@@ -214,7 +214,7 @@ def test_standing_still_at_rest(split: str) -> None:
         assert executor_of(engine).statistics()["restarts"] == 1
 
 
-@BUT_SLOWLY
+@quickly("ranks")
 def test_a_request_that_loses_workers_again_and_again_ends_by_name(split: str, tmp_path: Path) -> None:
     """What was told of it stays told; those who come later do not suffer."""
     with engine_for(split) as engine:
@@ -234,7 +234,7 @@ def test_a_request_that_loses_workers_again_and_again_ends_by_name(split: str, t
 
 
 @pytest.mark.alone
-@BUT_SLOWLY
+@quickly("stages of ranks")
 def test_an_engine_serves_again_within_seconds(split: str, tmp_path: Path) -> None:
     with engine_for(split) as engine:
         clients, executor = Clients(engine), executor_of(engine)
