@@ -147,7 +147,7 @@ CASES: dict[str, dict[str, str]] = {
 _HTTP = (
     "--host --port --api-key --shutdown-timeout --max-request-body --request-read-timeout --keep-alive-timeout "
     "--write-timeout --access-log --config --uds --ssl-certfile --ssl-keyfile --ssl-ca-certs --allowed-origins "
-    "--root-path --api-key-file --ui"
+    "--root-path --api-key-file --ui --otlp-traces-endpoint"
 )
 _WEIGHTS = "--quantize --dtype --packed-cache --max-model-len --kv-cache-dtype"
 _SCHEDULER = (
@@ -169,7 +169,7 @@ ALWAYS: dict[str, str] = {
     "--kv-transfer-config "
     "--local-cpu --disable-log-stats --tokenizer --chat-template --chat-template-timeout --links "
     "--special-tokens-in-content --limit-images --media-path --media-domains --encoder-cache-size --help-all "
-    "--batch-dir --speculative --speculative-config --kv-events-config",
+    "--batch-dir --speculative --speculative-config --kv-events-config --metrics-names",
     # The settings are those of `serve`.
     "run-batch": "--input-file --output-file",
     # Those about prefill servers are told where there are none, see the last test.
@@ -224,7 +224,7 @@ ALWAYS: dict[str, str] = {
     "bench transfer": "--page-sizes --channel --rounds --json",
 }
 _PLAN_FLAGS = {f"--{field.name.replace('_', '-')}" for field in fields(PlanFlags)} | {"--from"}
-_LOG_FLAGS = {"--log-level", "--verbose"}  # looked at before anything else by every command that has them
+_LOG_FLAGS = {"--log-level", "--log-format", "--verbose"}  # looked at first by every command that has them
 _OF_ENGINES = {f"--{name.replace('_', '-')}" for name in SETTINGS_OF_OTHERS}
 
 
