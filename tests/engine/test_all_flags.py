@@ -160,6 +160,7 @@ _PARALLEL = "--data-parallel-size --tensor-parallel-size --pipeline-parallel-siz
 ALWAYS: dict[str, str] = {
     "serve": f"{_HTTP} {_WEIGHTS} {_SCHEDULER} {_PARALLEL} --runner --served-model-name --api-server-count "
     "--generation-config --enable-prompt-embeds --mmproj --encoder-cpus "
+    "--log-format --otlp-traces-endpoint --metrics-names "
     "--max-sequences-per-request --max-stored-responses --stored-responses-size --stored-response-age "
     "--tool-call-parser --reasoning-parser --reasoning-format --strict-requests "
     "--thoughts-secret --sse-keep-alive --health-timeout --seed --backend --numa "
@@ -173,7 +174,8 @@ ALWAYS: dict[str, str] = {
     # The settings are those of `serve`.
     "run-batch": "--input-file --output-file",
     # Those about prefill servers are told where there are none, see the last test.
-    "proxy": f"{_HTTP} --show-config --prefill --decode --upstream-api-key --min-handover-tokens --prefill-tries "
+    "proxy": f"{_HTTP} --log-format --otlp-traces-endpoint "
+    "--show-config --prefill --decode --upstream-api-key --min-handover-tokens --prefill-tries "
     "--decode-tries --connect-timeout --prefill-timeout --first-byte-timeout --answer-timeout --idle-timeout "
     "--wait-timeout "
     "--sse-keep-alive --poll-interval --suspect-after --silent-after --lost-after --breaker-failures --breaker-pause "
@@ -209,7 +211,7 @@ ALWAYS: dict[str, str] = {
     "models reload": "--server --api-key --json",
     "keys make": "--days --json",
     "keys show": "--json",
-    "bench attention": "--types --shapes --contexts --batch --threads --isa --repeat --json",
+    "bench attention": "--rows --types --shapes --contexts --batch --threads --isa --repeat --json",
     "bench kernels": "--formats --shapes --tokens --threads --isa --repeat --json --plot",
     "bench model": "--prompt-tokens --gen-tokens --batch --context --threads --isa --quantize --dtype --packed-cache "
     "--kv-cache-dtype --numa --threads-per-core --repeat --phases --json",
