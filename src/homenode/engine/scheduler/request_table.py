@@ -69,9 +69,9 @@ class RequestTable:
         return instructions
 
     def warn(self, sequence: Sequence, text: str) -> None:
-        """Warn the operator of what became of a request: `text` follows its name."""
+        """Warn the operator of what became of a request: `text` follows its name at once."""
         name = sequence.request.name
-        self._warnings.append(Warn(f"request {name or sequence.id} {text}", name))
+        self._warnings.append(Warn(f"request {name or sequence.id}{text}", name))
 
     def answer(self, sequence: Sequence, **output: Any) -> None:
         """Send an output; the first one also tells how long it waited, what the cache held and, if they were asked for,

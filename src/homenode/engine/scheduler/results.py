@@ -143,7 +143,7 @@ class Results:
                 self._requests.fail(sequence, text, NotANumberError.__name__)
                 self._requests.warn(
                     sequence,
-                    f"fails: {text}; `homenode generate` with this model says whether its file is at fault",
+                    f": {text}; `homenode generate` with this model says whether its file is at fault",
                 )
 
     def _take_decodes(self, decodes: Iterable[tuple[Sequence, BlockAllocation, int, Advance]]) -> None:
@@ -287,7 +287,7 @@ class Results:
         if cut_short and sequence.max_len < self._limits.max_model_len:
             self._requests.warn(
                 sequence,
-                f"ended at {format_count(sequence.max_len, 'token')} because the "
+                f" ended at {format_count(sequence.max_len, 'token')} because the "
                 f"{format_count(self._limits.num_blocks, 'KV block')} hold no more, "
                 f"below --max-model-len {self._limits.max_model_len}; raise --kv-cache-memory",
             )
