@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from homenode.host.topology.accelerator_kinds import KINDS
+
 COMMAND_DEADLINE_S = 10.0
 _END_S = 0.5  # how long a killed tool may take to be gone
 _MOST_OUTPUT = 16 << 20  # bytes of a vendor tool's output that are looked at
@@ -29,11 +31,8 @@ _C_LOCALE = {"LC_ALL": "C", "LANG": "C", "LC_MESSAGES": "C"}
 
 # The variables that placement depends on. No other is ever read or recorded.
 VARIABLES = (
-    "ASCEND_RT_VISIBLE_DEVICES",
-    "CUDA_VISIBLE_DEVICES",
+    *dict.fromkeys(variable for kind in KINDS.values() for variable in kind.variables),
     "CUDA_DEVICE_ORDER",
-    "HIP_VISIBLE_DEVICES",
-    "ROCR_VISIBLE_DEVICES",
     "ZE_AFFINITY_MASK",
     "OMP_PROC_BIND",
     "OMP_PLACES",
