@@ -192,6 +192,7 @@ def test_check_config_and_show_config(capsys: pytest.CaptureFixture[str]) -> Non
         (("serve", "--sevred-model-name", "x"), "No such option"),
         (("sreve",), "sreve"),
         (("serve", "--chat-template", "/nowhere", "--check-config"), "--chat-template"),
+        (("serve", "--encoder-cpus", "9999", "--check-config"), "--encoder-cpus"),
     ],
 )
 def test_what_the_user_can_mend_ends_with_2_and_one_clear_sentence(

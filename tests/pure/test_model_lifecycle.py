@@ -305,6 +305,9 @@ def owner(key: str, *cpus: int, loaded: bool = False, node: int | None = 0, lend
         ([owner("a", 0, loaded=True), replace(owner("b", 1, loaded=True), lent=frozenset({2})), owner("c", 2)],
          {"a": set(), "b": {2}}),
         ([replace(owner("a", 0, loaded=True, node=None), lent=frozenset()), owner("b", 1)], {"a": set()}),
+        ([owner("a", 0, loaded=True), owner("b", 1, loaded=True), owner("b (version 1)", 1)], {"a": set(), "b": set()}),
+        ([owner("a", 0, loaded=True), owner("b", 1, 2), owner("c", 2, loaded=True, node=None), owner("d", 3)],
+         {"a": {3}, "c": set()}),
     ],
 )  # fmt: skip
 def test_cores_of_models_that_nobody_asks_for_are_dealt(owners: list[CoreOwner], lent: dict[str, set[int]]) -> None:

@@ -53,6 +53,7 @@ def test_a_table_has_keys_of_its_own_and_settings_by_their_flags(tmp_path: Path)
 
 
 WRONG = {
+    '[models.a]\npath = "a"\nencoder_cpus = "9999"': "--encoder-cpus: CPU 9999",
     "[models.a\npath": "line 1",
     "port = 3": "`port` is no table of models",
     "[models]": "there is no model",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -14,7 +16,7 @@ from openai import OpenAI
 from homenode.engine.messages import Output
 from homenode.engine.request import Request, Urgency
 from homenode.server.batches import batch_run, batch_runner
-from homenode.server.batches.batch_runner import Pauses
+from homenode.server.batches.batch_runner import BatchRunner, Pauses
 from homenode.server.http.failures import ApiError
 from homenode.server.http.form import UploadedForm
 from tests.server.conftest import Running, Start
@@ -127,6 +129,32 @@ def test_a_batch_that_gets_nowhere_is_tried_less_and_less_often() -> None:
     assert waits == sorted(waits) and waits[0] == 10.0 and waits[-1] == 300.0
     pauses.end("a")
     assert not pauses.has("a", now) and pauses.begin("a", now) == 10.0
+
+
+@pytest.mark.parametrize("first", ["put off", "answered"])
+def test_a_batch_that_got_on_before_it_was_stuck_waits_no_longer_than_at_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str
+) -> None:
+    class Run:
+        stuck, got_on = True, first == "answered"
+
+        def __init__(self, *given: object, **settings: object) -> None:
+            pass
+
+        async def compute(self, *given: object) -> bool:
+            return False
+
+    monkeypatch.setattr(batch_runner, "BatchRun", Run)
+    folder: Any = SimpleNamespace(
+        batches=SimpleNamespace(results=lambda id: {}), files=SimpleNamespace(open=lambda id: (tmp_path / "in").open())
+    )
+    (tmp_path / "in").touch()
+    batch: Any = SimpleNamespace(id="a", input_file_id="in")
+    nothing: Any = None
+    runner = BatchRunner(nothing, nothing, folder)
+    for _ in range(3):
+        assert not asyncio.run(runner._compute(batch, (), nothing))
+    assert runner._pauses.begin("a", 0.0) == (20.0 if first == "answered" else 80.0)
 
 
 def test_a_list_is_told_page_by_page(server: Running) -> None:

@@ -6,6 +6,7 @@ failed request.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -18,14 +19,16 @@ import pytest
 
 from homenode.engine.messages import PoolingReady
 from homenode.errors import CheckpointError, UserError
+from homenode.logs.request_mark import RequestMark, current_request_mark
 from homenode.server.app import create_app
 from homenode.server.core.state import ServerState
 from homenode.server.http.config import ServedModelConfig, ServerConfig
 from homenode.server.keys.keyring import Keyring
 from homenode.server.keys.named_key import NamedKey, digest_of
 from homenode.server.models import kept_model, model_exchange
+from homenode.server.models.kept_model import KeptModel
 from homenode.server.models.kept_models import KeptModels
-from homenode.server.models.lifecycle import ModelsMemory
+from homenode.server.models.lifecycle import ModelsMemory, ModelState
 from homenode.server.models.model_entry import ModelEntry, PlannedModel
 from homenode.server.models.model_host import PlannedModels
 from homenode.server.models.served_model import ModelParts
@@ -493,6 +496,56 @@ def test_cores_are_lent_and_given_back_while_nobody_computes_on_them(monkeypatch
 
     host, settings = lending()
     run(work, host, **settings)
+
+
+def test_settings_that_change_nothing_leave_one_alone_that_was_lent_cores() -> None:
+    async def work(service: Service) -> None:
+        await service.text("one")
+        client = service.host.clients["one"]
+        await service.ask("/models/reload", {})
+        for _ in range(2):
+            assert (await service.text("one")).status_code == 200
+            assert service.host.clients["one"] is client
+        assert (await service.ask("/v1/models/one")).json()["status"]["cpus"] == "0-1"
+        await service.text("two")
+        assert (await service.ask("/v1/models/one")).json()["status"]["cpus"] == "0"
+
+    host, settings = lending()
+    run(work, host, **settings)
+
+
+def test_one_that_failed_has_no_cores_of_others() -> None:
+    kept = KeptModel(planned("one"), "one")
+    kept.lent = frozenset({7})
+    kept.to(ModelState.LOADING)
+    kept.failed("its engine is gone")
+    assert not kept.owner(0.0).lent and kept.place is kept.planned
+
+
+def test_what_outlives_a_request_logs_nothing_in_its_name() -> None:
+    marks: dict[str, RequestMark | None] = {}
+
+    class Listening(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            marks[record.getMessage().split()[0]] = current_request_mark()
+
+    async def work(service: Service) -> None:
+        service.host.broken = {"two": "no config.json"}
+        for name in ("one", "two"):
+            await service.text(name)
+        service.kept.keep(service.kept.find("one"), 0.05)
+        await service.becomes("one", "unloaded")
+
+    logger, listening = logging.getLogger("homenode.models"), Listening()
+    level = logger.level
+    logger.addHandler(listening)
+    logger.setLevel(logging.INFO)
+    try:
+        run(work, three())
+    finally:
+        logger.removeHandler(listening)
+        logger.setLevel(level)
+    assert {"loading", "loaded", "unloading", "two"} <= marks.keys() and set(marks.values()) == {None}
 
 
 def test_one_that_is_idle_is_loaded_again_on_cores_that_were_freed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,9 +7,13 @@ from homenode.server.http.config import HttpConfig, ServerConfig
 
 
 def check_doors(config: HttpConfig) -> None:
-    """Raises UserError that names a certificate, its key, a file of API keys or a folder of batches that cannot be
-    used, or --uds where there are no Unix domain sockets.
+    """Raises UserError that names a certificate, its key, a file of API keys, a folder of batches or CPUs of encoders
+    that cannot be used, or --uds where there are no Unix domain sockets.
     """
+    if isinstance(config, ServerConfig) and config.encoder_cpus:
+        from homenode.server.models.picture_setup import check_encoder_cpus
+
+        check_encoder_cpus(config.encoder_cpus)
     if isinstance(config, ServerConfig) and config.batch_dir is not None:
         from homenode.server.batches.batch_folder import check_folder
 

@@ -6,6 +6,7 @@ import asyncio
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 
+from homenode.engine.messages import ReplicaStats
 from homenode.server.app import create_app, run_batches
 from homenode.server.core.state import ServerState
 from homenode.server.doors.tcp_socket import with_twins
@@ -103,11 +104,17 @@ async def serve_state(
 
 
 async def engines_alive(state: ServerState, timeout_s: float) -> bool:
-    """Return whether the loop of an engine answers in time, of any model that is loaded, or none is loaded. Raises
-    PeerError or TimeoutError otherwise.
+    """Return whether the loop of an engine answers in time, of any model that is loaded, or none can be asked: no model
+    is loaded, or the engines of those that are come back just now. Raises PeerError or TimeoutError otherwise.
     """
-    seen = await asyncio.gather(*(each.client.heartbeat(timeout_s) for each in state.models), return_exceptions=True)
+    asked = (each.client.heartbeat(timeout_s) for each in state.models if _can_be_asked(each.client.engines))
+    seen = await asyncio.gather(*asked, return_exceptions=True)
     failed = [each for each in seen if isinstance(each, BaseException)]
     if failed and len(failed) == len(seen):
         raise failed[0]
     return True
+
+
+def _can_be_asked(engines: Sequence[ReplicaStats]) -> bool:
+    """Return whether one of the engines of a model runs. `engines`: none, where it is one that nobody restarts."""
+    return not engines or any(engine.state in ("ready", "silent") for engine in engines)

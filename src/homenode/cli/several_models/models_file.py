@@ -28,6 +28,7 @@ from homenode.errors import UserError
 from homenode.model.tokenizer.config import TextConfig
 from homenode.server.http.config import ServedModelConfig, ServerConfig
 from homenode.server.models.model_entry import ModelEntry, check_names
+from homenode.server.models.picture_setup import check_encoder_cpus
 from homenode.spelling import with_suggestion
 from homenode.transfer.setup.settings import read_settings_file
 from homenode.units import parse_seconds
@@ -166,6 +167,8 @@ def _entry(name: str, table: Mapping[str, Any], file: str, folder: Path, usual: 
         engine: EngineConfig = build(EngineConfig, values)
         text: TextConfig = build(TextConfig, values)
         served: ServedModelConfig = build(ServedModelConfig, values)
+        if served.encoder_cpus:
+            check_encoder_cpus(served.encoder_cpus)
     except UserError as error:
         raise UserError(f"{where}: {error.message}", param=error.param) from error
     pin, idle_s = _switch(where, "pin", own.get("pin", False)), _seconds(where, own.get("idle_timeout_s"))

@@ -37,13 +37,13 @@ class BatchRun:
         ends: Callable[[], bool] = lambda: False,
     ) -> None:
         """`who`: for whom the lines are asked. `keep`: takes each result, as it comes. `at_once`: lines that may be
-        under way now. `ends`: whether nothing more is to be computed.
+        under way now. `ends`: whether nothing more is to be computed. `got_on`: a line was answered.
         """
         self._app, self._who, self._keep = app, who, keep
         self._at_once, self._ends = at_once, ends
         self._put_off = 0  # lines that wait, as they were told to come again
         self._answered = time.monotonic()  # when a line was answered last, or the run began
-        self.stuck = False
+        self.stuck = self.got_on = False
 
     async def compute(self, file: int, places: Sequence[LineOffset], done: Collection[int]) -> bool:
         """Ask for all lines of the file with this descriptor but those that are `done`. False: it ended before, which
@@ -91,7 +91,7 @@ class BatchRun:
             body = answer.body.decode(errors="replace")
         response = {"status_code": answer.status, "request_id": answer.request_id, "body": body}
         result = line_result(custom_id, response=response)
-        self._answered = time.monotonic()
+        self._answered, self.got_on = time.monotonic(), True
         good = answer.status == 200
         self._keep(LineResult(line=number, good=good, result=result))
 

@@ -97,6 +97,8 @@ class BatchRunner:
                 if not batch.ended:
                     batch.enter(BatchStatus.FAILED)
                 self._folder.batches.save(batch)
+            if batch.ended:
+                self._pauses.end(batch.id)
             return True
         return False
 
@@ -141,11 +143,12 @@ class BatchRunner:
         run = BatchRun(self._app, who, keep, at_once=self._at_once, ends=ends)
         with self._folder.files.open(batch.input_file_id) as file:
             await run.compute(file.fileno(), places, done)
+        if run.got_on:
+            self._pauses.end(batch.id)
         if run.stuck:
             pause_s = self._pauses.begin(batch.id, time.monotonic())
             _LOG.warning("batch %s gets no answers; it is tried again in %g s, and others go on", batch.id, pause_s)
             return False
-        self._pauses.end(batch.id)
         return not self._stopped()
 
     def _looked_through(self, batch: BatchRecord) -> tuple[list[LineOffset], list[LineError]]:

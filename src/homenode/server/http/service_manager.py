@@ -88,6 +88,10 @@ class ServiceManager:
                 if not silent:
                     _LOG.warning("the watchdog of the system is not fed: %s", error or "the engine does not answer")
                 silent = True
+            except Exception:  # a fault of ours: the next look may do without it
+                if not silent:
+                    _LOG.exception("the watchdog of the system is not fed: whether the engines live cannot be told")
+                silent = True
             await asyncio.sleep(self.watchdog_s / _SHARE)
 
     def _tell(self, text: str) -> None:

@@ -63,9 +63,11 @@ class KeptModel:
         return self.planned.name
 
     def move_out_of(self, others: Iterable[PlannedModel]) -> None:
-        """Have it move if it computes on cores that others are to have, and that it is not to share with them."""
+        """Have it move if its own cores are to be those of others, and it is not to share them. Those that it was lent
+        are given back when their owner is wanted.
+        """
         new = set(self.planned.cpus if self.next_place is None else self.next_place.cpus)
-        own = {*self.planned.cpus, *self.lent}
+        own = set(self.planned.cpus)
         self.moves = self.state is ModelState.LOADED and any(
             each.name != self.name and own & set(each.cpus) and not new & set(each.cpus) for each in others
         )
@@ -243,6 +245,7 @@ class KeptModel:
         self.to(ModelState.FAILED)
         self.served, self.reason, self.looked_at = None, reason, False
         self.wanted_by_itself = None
+        self.lent = frozenset()
         self.failures += 1
         self._failed_in_row += 1
         delay = min(_LONGEST_RETRY_S, _FIRST_RETRY_S * 2.0 ** min(10, self._failed_in_row - 1))

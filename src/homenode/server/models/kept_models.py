@@ -7,6 +7,7 @@ Everything here runs on one event loop; what blocks is done on threads.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -285,7 +286,8 @@ class KeptModels:
         looks = (made.look_again, time.monotonic() + LOOK_S if behind else None, self._settles_next(owners, lent))
         if (again := min((at for at in looks if at), default=None)) is not None:
             delay = max(0.01, again - time.monotonic())
-            self._looking = asyncio.get_running_loop().call_later(delay, self._look)
+            unmarked = contextvars.Context()  # what it logs is not of the request that is handled now
+            self._looking = asyncio.get_running_loop().call_later(delay, self._look, context=unmarked)
 
     def _settles_next(self, owners: Sequence[CoreOwner], lent: Mapping[str, frozenset[int]]) -> float | None:
         """The time when cores can be lent otherwise than they are, as far as that is known."""

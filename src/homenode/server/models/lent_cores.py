@@ -45,12 +45,14 @@ def lent_cpus(owners: Iterable[CoreOwner], now: float) -> Mapping[str, frozenset
 
 
 def _deal(owners: Iterable[CoreOwner], now: float) -> dict[str, frozenset[int]]:
+    owners = list(owners)
+    used = {cpu for each in owners if each.loaded for cpu in each.cpus}  # by versions and places that overlap, too
     known = sorted((each for each in owners if each.node is not None), key=lambda each: each.key)
     lent: dict[str, frozenset[int]] = {}
     for node in sorted({each.node for each in known if each.node is not None}):
         here = [each for each in known if each.node == node]
         takers = [each for each in here if each.loaded]
-        lenders = [each for each in here if not each.loaded and each.lends_from <= now]
+        lenders = [each for each in here if not each.loaded and each.lends_from <= now and used.isdisjoint(each.cpus)]
         for lender in sorted(lenders, key=lambda each: (-len(each.cpus), each.key)) if takers else ():
             cpus = frozenset(lender.cpus)
             least = min(

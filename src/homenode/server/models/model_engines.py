@@ -5,6 +5,7 @@ event loop; what blocks is done on threads.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import ctypes
 import gc
 import logging
@@ -70,7 +71,7 @@ class ModelEngines:
         self._begin(kept, self._unload(kept, because))
 
     def _begin(self, kept: KeptModel, work: Coroutine[object, object, None]) -> None:
-        kept.work = asyncio.ensure_future(work)
+        kept.work = _task(work)
         self._tasks.add(kept.work)
         kept.work.add_done_callback(self._tasks.discard)
 
@@ -79,7 +80,7 @@ class ModelEngines:
     async def measure(self, kept: KeptModel) -> None:
         """Look at its files again; several who want that wait for the same look."""
         if kept.measuring is None:
-            kept.measuring = asyncio.ensure_future(self._look_at_files(kept))
+            kept.measuring = _task(self._look_at_files(kept))
         await asyncio.shield(kept.measuring)
 
     async def _look_at_files(self, kept: KeptModel) -> None:
@@ -172,7 +173,7 @@ class ModelEngines:
                 kept.want()
                 self._look()
 
-        task = asyncio.ensure_future(again())
+        task = _task(again())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -234,6 +235,11 @@ def failed_error(kept: KeptModel, wait_s: float) -> ApiError:
     """Return the answer of a model that cannot be loaded. `wait_s`: until the next try."""
     text = f"the model `{kept.name}` cannot be loaded: {kept.reason}"
     return ApiError(503, text, param="model", code="modelfailed_error", retry_after_s=max(1.0, wait_s))
+
+
+def _task(work: Coroutine[object, object, None]) -> asyncio.Task[None]:
+    """Begin what outlives the request that is handled now: what it logs is not of that request."""
+    return asyncio.get_running_loop().create_task(work, context=contextvars.Context())
 
 
 def _trim_memory() -> None:

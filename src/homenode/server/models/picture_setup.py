@@ -30,7 +30,7 @@ def picture_work(path: Path, ready: EngineReady, asked: ServedModelConfig) -> Pi
     homenode knows no family of its class. What of a known family cannot be run is logged. UserError for CPUs that this
     process may not use.
     """
-    _check_cpus(asked.encoder_cpus)
+    check_encoder_cpus(asked.encoder_cpus)
     mmproj = str(ready.details.get("mmproj") or "")
     if ready.pooling is not None or (not mmproj and not ready.row_columns):
         return None
@@ -57,7 +57,7 @@ def picture_work(path: Path, ready: EngineReady, asked: ServedModelConfig) -> Pi
     return PictureWork(made, PictureDecoder(words), encoder, asked.encoder_cache_size)
 
 
-def _check_cpus(cpus: Sequence[int]) -> None:
+def check_encoder_cpus(cpus: Sequence[int]) -> None:
     """UserError where no thread of this process may run on one of these CPUs."""
     refused: list[int] = []
 
