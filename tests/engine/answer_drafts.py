@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from homenode.engine.kv.sequence import Sequence as EngineSequence
-from homenode.engine.runtime import engine
+from homenode.engine.runtime import planned_parts
 from homenode.engine.scheduler.drafts import Drafter
 from homenode.engine.scheduler.step_load import StepLoad
 
@@ -48,5 +48,5 @@ def draft_answers(
 ) -> AnswerDrafts:
     """Have engines that are made from now on guess these."""
     drafts = AnswerDrafts(dict(zip(map(tuple, prompts), answers, strict=True)), vocab_size)
-    monkeypatch.setattr(engine, "DraftChoice", lambda *settings: drafts)
+    monkeypatch.setattr(planned_parts, "DraftChoice", lambda *settings: drafts)
     return drafts

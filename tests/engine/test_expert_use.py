@@ -21,7 +21,7 @@ from homenode.engine.messages import Output
 from homenode.engine.request import Request
 from homenode.engine.scheduler.drafts import Drafter
 from homenode.engine.scheduler.step_costs import StepCosts
-from homenode.engine.scheduler.step_load import StepLoad
+from homenode.engine.scheduler.step_load import MeasuredStep
 from tests.engine.engines import config_for, greedy, run_all
 from tests.engine.test_golden import golden
 from tests.paths import STORIES_MIXTURE, needs_data
@@ -79,8 +79,8 @@ class _Listener(Drafter):
     def drafts(self, decoding: object, load: object, most: int) -> dict[int, tuple[int, ...]]:
         return {}
 
-    def took(self, answers: StepLoad, *times: Any, **more: Any) -> None:
-        self.shares.append((answers.tokens, self._costs.experts))
+    def measured(self, step: MeasuredStep) -> None:
+        self.shares.append((step.answers.tokens, self._costs.experts))
 
 
 @pytest.mark.parametrize("split", ["one rank", "experts over two ranks"])

@@ -142,6 +142,7 @@ VALUES = {  # of settings that hold several: what the flag takes, and what it me
     "pd_peer_alloc_port": ("7,8", (7, 8)),
     "pd_pull_done_port": ("7,8", (7, 8)),
     "pd_allowed_peers": ("10.0.0.0/8, 10.1.2.3", ("10.0.0.0/8", "10.1.2.3/32")),
+    "encoder_cpus": ("0-2,5", (0, 1, 2, 5)),
     "numa_bind_nodes": ("1", (1,)),
     "numa_bind_cpus": ("0-3", ("0-3",)),
     "numa_mirror_tensors": ("lm_head*", ("lm_head*",)),

@@ -34,6 +34,7 @@ NO_MESSAGES = (
     "compute/devices.py",
     "compute/torch/probe.py",
     "installation.py",
+    "bench/runner.py",
     # Names of other programs' flags; what is said of them is in tests/pure/test_equivalents.py.
     "equivalents/vllm.py",
     "equivalents/llama_cpp.py",

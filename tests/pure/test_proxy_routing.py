@@ -203,10 +203,10 @@ def test_a_server_lives_while_one_of_its_engines_does() -> None:
     server = instance("decode")
     server.looked(0.0, several("1", "2"))
     assert (
-        decode_documents(server.published("2" * 32)) == published("receiver", "2" * 32)
-        and server.published("3" * 32) == b""
+        decode_documents(server.kv(None).of("2" * 32)) == published("receiver", "2" * 32)
+        and server.kv(None).of("3" * 32) == b""
     )
-    assert server.looked(1.0, several("1", "3")) and server.lives == 1 and server.published("2" * 32) == b""
+    assert server.looked(1.0, several("1", "3")) and server.lives == 1 and server.kv(None).of("2" * 32) == b""
     assert server.looked(2.0, several("3")) and server.lives == 1
     assert server.looked(3.0, several("4", "5")) and server.lives == 2
 

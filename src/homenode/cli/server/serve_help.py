@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from homenode.cli.flags.equivalents import EquivalentsCommand
 from homenode.cli.flags.help_groups import GroupedHelpCommand, HelpGroup
-from homenode.cli.flags.logs import LogConfig
+from homenode.cli.flags.logs import ServiceLogConfig
 from homenode.cli.flags.many_values import ManyValuesCommand
 from homenode.cli.flags.settings import settings_of
 from homenode.engine.config import EngineConfig
@@ -40,7 +40,7 @@ _OF_SETTING = {
 
 
 def _groups() -> Iterator[tuple[str, HelpGroup]]:
-    for config in (ServerConfig, LogConfig):
+    for config in (ServerConfig, ServiceLogConfig):
         yield from ((setting.name, HelpGroup.SERVER) for setting in settings_of(config))
     for of_models in (SeveralModelsConfig, TextConfig):
         yield from ((setting.name, HelpGroup.MODEL) for setting in settings_of(of_models))

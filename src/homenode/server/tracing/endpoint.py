@@ -7,6 +7,7 @@ from __future__ import annotations
 from urllib.parse import urlsplit
 
 from homenode.errors import UserError
+from homenode.installation import extra_command
 from homenode.server.tracing.span import RequestTracing
 
 _FLAG = "otlp_traces_endpoint"
@@ -32,7 +33,8 @@ def check_packages(endpoint: str) -> None:
     except ImportError as error:
         raise UserError(
             f"--otlp-traces-endpoint {endpoint}: the packages of OpenTelemetry cannot be imported ({error}); "
-            "pip install 'homenode[otel]', or leave the setting out",
+            f"{extra_command('otel', 'opentelemetry-sdk opentelemetry-exporter-otlp-proto-http')}, or leave the setting "
+            "out",
             param=_FLAG,
         ) from None
 
