@@ -8,11 +8,11 @@ import gc
 import struct
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from homenode.compute.ops import KvGeometry, LayerKv
 from homenode.engine.api.local import LocalEngine
 from homenode.engine.config import EngineConfig
 from homenode.engine.devices import CPU
@@ -145,8 +145,8 @@ def test_what_several_workers_cannot_keep_is_refused_by_name(
     tmp_path: Path, state: bool, dtype: str, widths: tuple[tuple[int, int], ...], says: str | None
 ) -> None:
     """One worker keeps all of it."""
-    shapes = [SimpleNamespace(key_width=key, value_width=value) for key, value in widths]
-    geometry: Any = SimpleNamespace(state=object() if state else None, shapes=shapes, dtype=dtype)
+    of_states: Any = object() if state else None
+    geometry = KvGeometry(tuple(LayerKv(1, key, value) for key, value in widths), 16, dtype, of_states)
     config = replace(EngineConfig(), disk=DiskConfig(kv_disk=str(tmp_path)))
     assert not disk_problems(config, geometry, [CPU], inline=True)
     found = disk_problems(config, geometry, [CPU, CPU], inline=False)

@@ -33,10 +33,13 @@ def check_packages(endpoint: str) -> None:
     except ImportError as error:
         raise UserError(
             f"--otlp-traces-endpoint {endpoint}: the packages of OpenTelemetry cannot be imported ({error}); "
-            f"{extra_command('otel', 'opentelemetry-sdk opentelemetry-exporter-otlp-proto-http')}, or leave the setting "
-            "out",
+            f"{_how_to_install()}, or leave the setting out",
             param=_FLAG,
         ) from None
+
+
+def _how_to_install() -> str:
+    return extra_command("otel", "opentelemetry-sdk opentelemetry-exporter-otlp-proto-http")
 
 
 def begin_tracing(endpoint: str | None, service: str) -> RequestTracing | None:
