@@ -4,9 +4,11 @@ holds the page up to date).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from homenode.engine.config import EngineConfig, own_flags
 from homenode.equivalents.equivalent import (
     AlwaysSo,
     Equivalent,
@@ -19,6 +21,7 @@ from homenode.equivalents.equivalent import (
 )
 from homenode.equivalents.kv_transfer import ALIASES, CONNECTOR_KEYS, FAMILIES, KEYS
 from homenode.equivalents.table import PROGRAMS
+from homenode.equivalents.translation import OwnFlag
 from homenode.equivalents.variables import FLAGS
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "other-programs.md"
@@ -83,13 +86,9 @@ def _lines(row: Equivalent) -> Iterator[str]:
 def _said(meaning: Meaning) -> str:
     match meaning:
         case Taken(flag, value, note):
-            said = (
-                f"`{flag.replace('--', '--no-', 1)}`"
-                if value == "off"
-                else f"`{flag} {value}`"
-                if value
-                else f"`{flag}`"
-            )
+            opposite = flag.replace("--", "--no-", 1)
+            said = f"`{opposite}`" if value == "off" and opposite in _own() else f"`{flag} {value}`"
+            said = said if value else f"`{flag}`"
             return f"taken: {said.replace(' on`', '`')}" + (f"; told: {note}" if note else "")
         case ModelName():
             return "taken: MODEL"
@@ -99,6 +98,11 @@ def _said(meaning: Meaning) -> str:
             return f"told: {why}"
         case NotOffered(instead):
             return f"refused: {instead}"
+
+
+@functools.cache
+def _own() -> Mapping[str, OwnFlag]:
+    return own_flags(EngineConfig)
 
 
 def _keys() -> Iterator[str]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fnmatch
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +15,15 @@ import pytest
 
 from homenode.compute.ops import FloatArray
 from homenode.compute.reference import ReferenceBackend
-from homenode.engine.encoder.tower_files import tower_tensors
-from homenode.errors import CheckpointError, UnsupportedError, UserError
-from homenode.model.formats.gguf_set import find_mmproj
+from homenode.engine.encoder.client import row_digests
+from homenode.engine.encoder.tower_files import tower_digest, tower_tensors
+from homenode.errors import CheckpointError, HomenodeError, UnsupportedError, UserError
+from homenode.model.formats.gguf import read_gguf
+from homenode.model.formats.gguf_set import find_gguf, find_mmproj
+from homenode.model.formats.mmproj_names import MMPROJ_PATTERN, is_mmproj
+from homenode.model.hub.gguf_names import gguf_models
 from homenode.model.pictures.classes import PROJECTORS
+from homenode.model.pictures.decoder import family_words
 from homenode.model.pictures.gguf_files import gguf_picture_spec, read_gguf_pictures
 from homenode.model.pictures.registry import family_named, family_of_class
 from homenode.model.pictures.tower import Tower
@@ -217,6 +224,94 @@ def test_a_projector_that_is_not_known_is_refused_by_name(tmp_path: Path, monkey
     monkeypatch.undo()
     with pytest.raises(UnsupportedError, match="a projector of the type 'of_another_kind' is not supported"):
         gguf_picture_spec(file, text_of(name), asked=True)
+
+
+def _rows_known_by(folder: Path, name: str, **metadata: Any) -> tuple[bytes, Path]:
+    """The digests of a picture's rows with a tower that is written anew, and its file."""
+    folder.mkdir()
+    file, model = write(folder, name, **metadata), text_file(folder, name)
+    return _digests(file, model), file
+
+
+def _digests(file: Path, model: Path, storage: str | None = "F32") -> bytes:
+    family, config = read_gguf_pictures(file, model)
+    backend = ReferenceBackend()
+    tensors, made = tower_tensors(backend, config, model, storage), family_named(family).make(config)
+    made.load(Tower(backend, tensors, made.form.heads, made.form.head_dim))
+    return row_digests(tower_digest(family_words(family, config), tensors, storage), b"p" * 32, 2)
+
+
+def test_rows_of_another_tower_are_others(tmp_path: Path) -> None:
+    name = "SmolVLMForConditionalGeneration"
+    first, file = _rows_known_by(tmp_path / "a", name)
+    again, _ = _rows_known_by(tmp_path / "b", name)
+    assert first == again and len(first) == 64 and first[:32] != first[32:], "where the files lie does not count"
+    other_figures, _ = _rows_known_by(tmp_path / "c", name, preproc_image_size=64)
+    tensor = read_gguf(file).tensors["v.blk.0.ffn_up.weight"]
+    with file.open("r+b") as opened:
+        opened.seek(tensor.offset + tensor.nbytes - 4)
+        opened.write(np.float32(0.123).tobytes())
+    other_weight = _digests(file, file.with_name("toy.gguf"))
+    assert len({first, other_figures, other_weight}) == 3
+
+
+_KEYS = ("embedding_length", "feed_forward_length", "block_count", "attention.head_count", "patch_size", "image_size",
+         "projection_dim", "projector.scale_factor", "spatial_merge_size", "preproc_image_size", "preproc_max_tiles",
+         "image_min_pixels", "n_wa_pattern")  # fmt: skip
+
+
+@pytest.mark.parametrize("projector", PROJECTORS)
+def test_figures_that_cannot_be_never_end_the_start(
+    tmp_path: Path, projector: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each figure that a file may have left out, and as large as it can be: it is read, left alone or refused."""
+    monkeypatch.setattr("tests.model.test_mmproj.stored", lambda name: {"v.x": np.zeros(4, np.float32)})
+    name = next((each for each, parts in FILES.items() if parts[0] == projector), "Qwen3VLForConditionalGeneration")
+    monkeypatch.setitem(FILES, name, (projector, *FILES[name][1:]))
+    marks = ("<|image_pad|>", "<image>", "<|media_pad|>", "<|media_begin|>", "<|media_end|>", "<|image|>", "<|image>")
+    text = text_of(name) | {"llama.rope.dimension_sections": [2, 1, 1, 0]}
+    text["tokenizer.ggml.tokens"] = [*text["tokenizer.ggml.tokens"], *marks]
+    file = write(tmp_path, name)
+    header = read_gguf(file)
+    for key in _KEYS:
+        for value in (None, 2**31 - 1, 2**32 - 1):
+            figures = {**header.metadata, f"clip.vision.{key}": value}
+            changed = replace(header, metadata={each: said for each, said in figures.items() if said is not None})
+            monkeypatch.setattr("homenode.model.pictures.mmproj.read_gguf", lambda _, changed=changed: changed)
+            found = gguf_picture_spec(file, text, asked=False)
+            needed = key in ("embedding_length", "block_count", "attention.head_count", "patch_size")
+            if needed and (value is None or key == "block_count"):
+                assert found is None, (key, value)
+                with pytest.raises(HomenodeError):
+                    gguf_picture_spec(file, text, asked=True)
+
+
+def test_a_tower_has_no_rows_for_more_layers_than_the_text_has(tmp_path: Path) -> None:
+    name = "Qwen3VLForConditionalGeneration"
+    file, text = write(tmp_path, name), text_of(name)
+    assert gguf_picture_spec(file, text | {"llama.block_count": 2}, asked=True)
+    with pytest.raises(CheckpointError, match="at most 1, as the text has layers"):
+        gguf_picture_spec(file, text | {"llama.block_count": 1}, asked=True)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_tower_whose_axes_the_text_does_not_have_is_used_only_where_it_is_named(tmp_path: Path, name: str) -> None:
+    file, axes = write(tmp_path, name), {"llama.rope.dimension_sections": [2, 1, 1, 0]}
+    named = gguf_picture_spec(file, text_of(name), asked=True)
+    assert named is not None
+    assert (gguf_picture_spec(file, text_of(name), asked=False) is None) == bool(named.sections)
+    assert gguf_picture_spec(file, text_of(name) | axes, asked=False) is not None
+
+
+def test_a_file_is_a_tower_by_one_rule(tmp_path: Path) -> None:
+    for name in ("X.gguf", "X-mmproj.gguf", "mmproj-X.gguf", "X.MMPROJ-f16.gguf"):
+        (tmp_path / name).write_bytes(b"GGUF")
+        assert is_mmproj(name) == fnmatch.fnmatch(name, MMPROJ_PATTERN) == (name != "X.gguf")
+    (tmp_path / "mmproj-X-of-another.gguf").symlink_to(tmp_path / "gone")
+    assert find_gguf(tmp_path) == tmp_path / "X.gguf"
+    assert gguf_models(each.name for each in tmp_path.iterdir()) == ["X.gguf"]
+    found = find_mmproj(tmp_path / "X.gguf", None)
+    assert found is not None and found.is_file()
 
 
 def test_the_file_beside_a_model_is_found(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ class ModelConfig:
     )
     mmproj: str | None = option(
         None,
-        "GGUF file with the tower and projector of a GGUF model that sees, or off. Default: an mmproj*.gguf beside it.",
+        "GGUF file with the tower and projector of a GGUF model that sees, or off. Default: a *mmproj*.gguf beside it.",
         metavar="FILE",
     )
     max_model_len: int | None = option(

@@ -13,7 +13,7 @@ _MASKS = NotOffered("say which CPUs compute by --cpu-threads-bind, such as 0-15,
 _SPECULATION = NoEffect("how much is drafted follows from what is measured, and answers are those without drafts")
 _DRAFT_PLACE = NoEffect("a model that drafts is kept and placed as the one that it drafts for")
 _LOOKED_UP = Taken("--speculative", "ngram")
-_PICTURES = NoEffect("images are read with models in folders, of GGUF files the text is served (docs/pictures.md)")
+_PICTURES = NoEffect("how images are fetched, sized and encoded is said by flags of its own (docs/pictures.md)")
 _DEVICES = NoEffect("accelerators are found by themselves; --stage-devices and --layer-split say otherwise")
 _EXPERTS = NoEffect(
     "experts are computed where the layer is that they are of: see --stage-devices, --layer-split, --expert-placement"
@@ -252,7 +252,7 @@ EQUIVALENTS: tuple[Equivalent, ...] = (
     Equivalent("--log-jsonl --log-colors= --log-prefix --log-timestamps", _LOG_FORM),
     # Pictures and sound
     Equivalent("-mm= --mmproj=", Taken("--mmproj")),
-    Equivalent("--mmproj-auto", AlwaysSo("an mmproj*.gguf beside the model is found")),
+    Equivalent("--mmproj-auto", AlwaysSo("a file with mmproj in its name beside the model is found")),
     Equivalent(
         "-mmdev= --mmproj-device= -mmu= --mmproj-url= --mmproj-offload --image= --audio= "
         "--video= "

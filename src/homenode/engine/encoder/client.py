@@ -44,6 +44,7 @@ class Encoder:
         self._lock = threading.Lock()
         self._process: SandboxProcess | None = None
         self._refused: str | None = None
+        self._tower = b""  # a digest of it
 
     def encode(self, picture: DecodedPicture) -> PromptRows:
         """The rows of a picture. UnsupportedError where the tower cannot be loaded, HostError where the process was
@@ -64,10 +65,7 @@ class Encoder:
                 process.end()
                 self._process = None
                 raise HostError(f"the process that encodes pictures was lost: {error or 'it was silent'}") from None
-        digests = b"".join(
-            hashlib.blake2b(picture.digest + number.to_bytes(4, "little"), digest_size=ROW_DIGEST_BYTES).digest()
-            for number in range(count)
-        )
+            digests = row_digests(self._tower, picture.digest, count)
         rows, width = answer["grid"]
         return PromptRows(data, columns, digests, self._placeholder, (int(rows), int(width)), self._together)
 
@@ -111,5 +109,16 @@ class Encoder:
             process.end()
             self._refused = f"this model's tower cannot be loaded: {answer['failure']}"
             raise UnsupportedError(self._refused)
-        self._process = process
+        self._process, self._tower = process, bytes.fromhex(str(answer["tower"]))
         return process
+
+
+def row_digests(tower: bytes, picture: bytes, count: int) -> bytes:
+    """The digests of a picture's rows, one after the other, by those of the tower that made them and of its pixels:
+    KV of rows of another tower is none of theirs, on disk or with another server.
+    """
+    front = hashlib.blake2b(tower, digest_size=ROW_DIGEST_BYTES).digest() + picture
+    return b"".join(
+        hashlib.blake2b(front + number.to_bytes(4, "little"), digest_size=ROW_DIGEST_BYTES).digest()
+        for number in range(count)
+    )

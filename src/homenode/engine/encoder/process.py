@@ -3,7 +3,8 @@
 FD is one end of a socket pair, on which the process speaks frames: it says that it is ready, is told what to load, says
 that it has or why not, and then gives an answer for every picture.
 
-    {"words": FAMILY, "model": PATH, "cpus": [...], "isa": ..., "storage": ...} -> {"loaded": true} or {"failure": TEXT}
+    {"words": FAMILY, "model": PATH, "cpus": [...], "isa": ..., "storage": ...}
+        -> {"tower": DIGEST} or {"failure": TEXT}
     {"tiles": [[height, width], ...], "layout": [...]} and a frame with the pixels
         -> {"rows": N, "columns": C, "grid": [...]} and frames with the rows, float32, or {"failure": TEXT}
 
@@ -43,7 +44,7 @@ def main(arguments: list[str]) -> int:
     except (HomenodeError, OSError, ValueError, MemoryError) as error:
         frames.send(encode({"failure": str(error) or type(error).__name__}))
         return 0
-    frames.send(encode({"loaded": True}))
+    frames.send(encode({"tower": work.digest}))
     while (request := frames.receive()) is not None:
         pixels = frames.receive_body()
         if pixels is None:
@@ -57,7 +58,7 @@ class _Work:
 
     def __init__(self, told: dict[str, Any]) -> None:
         from homenode.compute.native import NativeBackend
-        from homenode.engine.encoder.tower_files import tower_tensors
+        from homenode.engine.encoder.tower_files import tower_digest, tower_tensors
         from homenode.model.pictures.decoder import config_of_words
         from homenode.model.pictures.registry import family_named
         from homenode.model.pictures.tower import Tower
@@ -70,6 +71,7 @@ class _Work:
         form = self._family.form
         self._tower = Tower(backend, tensors, form.heads, form.head_dim)
         self._family.load(self._tower)
+        self.digest = tower_digest(words, tensors, told["storage"]).hex()
 
     def answer(self, request: dict[str, Any], pixels: bytes) -> list[bytes]:
         import numpy as np

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from homenode.compute.ops import Backend
 from homenode.model.checkpoint.folder import read_whole_tensors
@@ -10,6 +14,8 @@ from homenode.model.pictures.family import PictureConfig
 from homenode.model.pictures.gguf_files import gguf_tower
 from homenode.model.pictures.mmproj import folder_tensors
 from homenode.model.pictures.tower import TowerTensors
+from homenode.model.weights.content_digest import tensors_digest
+from homenode.model.weights.kept_digests import KeptDigests
 
 
 def tower_tensors(backend: Backend, config: PictureConfig, model: Path, storage: str | None) -> TowerTensors:
@@ -20,3 +26,12 @@ def tower_tensors(backend: Backend, config: PictureConfig, model: Path, storage:
         return TowerTensors(backend, read_whole_tensors(model), str(model), storage)
     file, form = gguf_tower(config.path, model)
     return TowerTensors(backend, folder_tensors(file, form), str(file.path), storage, form.changes)
+
+
+def tower_digest(words: Mapping[str, Any], tensors: TowerTensors, storage: str | None) -> bytes:
+    """A digest of all that the rows of a picture depend on besides its pixels: the family and what files say of it
+    (`words`, but for where they lie), and all bytes of the tensors that were loaded. `storage`: see `TowerTensors`.
+    """
+    told = json.dumps({**words, "path": ""}, sort_keys=True, default=str)
+    content = tensors_digest(tensors.used, KeptDigests())
+    return hashlib.blake2b(f"{told}\n{storage}\n{content}".encode("utf-8", "surrogatepass"), digest_size=32).digest()

@@ -15,7 +15,7 @@ _SHARED = frozenset(
         "glusterfs", "virtiofs", "orangefs", "pvfs2", "ncpfs", "coda", "fuse",
     }
 )  # fmt: skip
-_TIMED = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "bcachefs", "zfs", "overlay"})
+_TIMED = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "bcachefs", "zfs"})
 
 
 def is_shared(kind: str) -> bool:
@@ -25,7 +25,8 @@ def is_shared(kind: str) -> bool:
 
 def tells_changes(kind: str) -> bool:
     """Return whether no byte of a file changes without the time of its last change (`ctime`), which no program can set.
-    Memory that is mapped for writing tells nothing on tmpfs, another host's clock may be any.
+    Memory that is mapped for writing tells nothing on tmpfs, another host's clock may be any, and what lies below an
+    overlay may be either.
     """
     return kind in _TIMED
 

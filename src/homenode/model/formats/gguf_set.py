@@ -12,6 +12,7 @@ from typing import Any
 from homenode.errors import UserError
 from homenode.model.formats.bounded_files import damaged, quoted
 from homenode.model.formats.gguf import GgufFile, GgufTensor, read_gguf
+from homenode.model.formats.mmproj_names import is_mmproj
 from homenode.units import format_count
 
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf")
@@ -29,9 +30,9 @@ class GgufSet:
 def find_gguf(folder: Path) -> Path:
     """The (first) file of the only GGUF model in `folder`; UserError when there is none or more than one.
 
-    Files called mmproj... hold the part of a model that sees images, never a whole model.
+    See `is_mmproj` for those that are none.
     """
-    models = sorted({first_shard(file) for file in folder.glob("*.gguf") if not file.name.startswith("mmproj")})
+    models = sorted({first_shard(file) for file in folder.glob("*.gguf") if not is_mmproj(file.name)})
     if len(models) != 1:
         names = ", ".join(model.name for model in models[:20]) or "none"
         raise UserError(f"{folder}: GGUF models seen: {names}; wanted exactly one: give the path of the file to use")
@@ -39,8 +40,9 @@ def find_gguf(folder: Path) -> Path:
 
 
 def find_mmproj(model: Path, asked: str | None) -> Path | None:
-    """The file that has the tower of the GGUF model at `model`: `asked`, or an mmproj*.gguf beside it, of several that
-    whose name begins most like the model's, and of these the largest. None where there is none, or `asked` is "off".
+    """The file that has the tower of the GGUF model at `model`: `asked`, or one beside it that `is_mmproj`, of several
+    that whose name begins most like the model's, and of these the largest. None where there is none, or `asked` is
+    "off".
     """
     if asked == "off":
         return None
@@ -48,7 +50,7 @@ def find_mmproj(model: Path, asked: str | None) -> Path | None:
         if not Path(asked).is_file():
             raise UserError(f"--mmproj {asked}: no such file; give a GGUF file, or off", param="mmproj")
         return Path(asked)
-    found = [each for each in model.parent.glob("*.gguf") if "mmproj" in each.name.lower()]
+    found = [each for each in model.parent.glob("*.gguf") if is_mmproj(each.name) and each.is_file()]
     return max(found, key=lambda each: (_alike(model, each), each.stat().st_size, each.name), default=None)
 
 

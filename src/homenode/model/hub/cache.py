@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from homenode.errors import HostError, UserError
+from homenode.model.formats.mmproj_names import is_mmproj
 from homenode.model.hub.repository import cache_folder
 
 _PART = re.compile(r"-(?P<number>[0-9]{5})-of-[0-9]{5}\.gguf")
@@ -96,7 +97,7 @@ def _models_of(repository: Any) -> Iterable[CachedModel]:
         )
     models: dict[str, list[str]] = {}
     for name in sorted(files):
-        if name.endswith(".gguf") and not Path(name).name.startswith("mmproj"):
+        if name.endswith(".gguf") and not is_mmproj(Path(name).name):
             models.setdefault(_PART.sub(".gguf", name), []).append(name)
     for names in models.values():
         parts = [files[name] for name in names]

@@ -10,6 +10,7 @@ from typing import Any
 from homenode.errors import HomenodeError, UserError
 from homenode.model.checkpoint.folder import CONFIG, spec_without_weights
 from homenode.model.checkpoint.mistral_params import MISTRAL_WEIGHTS, PARAMS, has_mistral_form
+from homenode.model.formats.mmproj_names import MMPROJ_PATTERN
 from homenode.model.hub import refusals
 from homenode.model.hub.candidate import Candidate, Choice, several_models
 from homenode.model.hub.failures import explain_failure, hub_is_offline
@@ -184,7 +185,7 @@ def _patterns(pick: str | None, *, has_config: bool) -> tuple[list[str], list[st
     if pick.endswith(".gguf"):
         return [parts_pattern(pick)], []
     spellings = dict.fromkeys((pick, pick.upper(), pick.lower()))
-    return [f"*{spelling}*.gguf" for spelling in spellings], ["mmproj*", "*/mmproj*"]
+    return [f"*{spelling}*.gguf" for spelling in spellings], [MMPROJ_PATTERN]
 
 
 def _names(candidate: Candidate) -> list[str]:

@@ -7,16 +7,20 @@ from collections.abc import Iterable, Sequence
 from pathlib import PurePosixPath
 
 from homenode.errors import UserError
+from homenode.model.formats.mmproj_names import is_mmproj
 
 _PART = re.compile(r"-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf")
-# Files of this ending that hold no model of text: parts that see pictures, and statistics for quantising.
-_NO_MODEL = re.compile(r"mmproj|imatrix", re.IGNORECASE)
 
 
 def gguf_models(names: Iterable[str]) -> list[str]:
     """The GGUF models among these files, by their names in order; of a split one the name of its first part."""
-    found = sorted(name for name in names if name.endswith(".gguf") and not _NO_MODEL.search(PurePosixPath(name).name))
+    found = sorted(name for name in names if name.endswith(".gguf") and not _is_no_model(PurePosixPath(name).name))
     return [name for name in found if (part := _PART.search(name)) is None or int(part["number"]) == 1]
+
+
+def _is_no_model(name: str) -> bool:
+    """Return whether a file holds no model of text: the part that sees, or statistics for quantising."""
+    return is_mmproj(name) or "imatrix" in name.lower()
 
 
 def parts_pattern(name: str) -> str:

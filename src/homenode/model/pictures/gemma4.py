@@ -22,7 +22,7 @@ from homenode.model.pictures.family import (
     PreparedPicture,
 )
 from homenode.model.pictures.mmproj import GgufTower, Mmproj
-from homenode.model.pictures.vision_config import activation_of, rope_theta, text_of, vision_of
+from homenode.model.pictures.vision_config import activation_of, layers_of, rope_theta, text_of, vision_of
 from homenode.model.spec import PictureSpec
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class Gemma4:
         eps = vision.number("rms_norm_eps", 1e-6)
         activation = activation_of(vision, "gelu_pytorch_tanh", "hidden_activation")
         self.form = BlockForm(heads, head_dim, eps, "rms", activation, gated=True, scale=1.0)
-        self.layers, self.theta = vision.integer("num_hidden_layers", 16), rope_theta(vision, 100.0)
+        self.layers, self.theta = layers_of(vision, 16), rope_theta(vision, 100.0)
         self.patch = int(processor.get("patch_size") or vision.integer("patch_size", 16))
         self.pool = int(processor.get("pooling_kernel_size") or vision.integer("pooling_kernel_size", 3))
         self._budget = int(processor.get("max_soft_tokens") or _BUDGET)

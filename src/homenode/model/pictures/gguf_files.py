@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from homenode.errors import HomenodeError, UnsupportedError
+from homenode.model.formats.fields import Fields
 from homenode.model.formats.gguf_set import find_gguf, read_gguf_set
 from homenode.model.pictures.family import PictureConfig
 from homenode.model.pictures.mmproj import GgufTower, Mmproj, family_of, read_mmproj
@@ -16,15 +17,22 @@ from homenode.model.spec import PictureSpec
 
 def gguf_picture_spec(file: Path, text: Mapping[str, Any], *, asked: bool) -> PictureSpec | None:
     """How the rows of the tower in `file` enter the text model whose key-value pairs are `text`. `asked`: the file was
-    named: UserError, UnsupportedError or CheckpointError where it cannot be; else None, the text being served.
+    named: UserError, UnsupportedError or CheckpointError where it cannot be; else None, the text being served, also
+    where its rope does not turn by the axes that the tower's rows want.
     """
     try:
         family, config = _described(file, text)
-        return family_named(family).spec(config)
+        found = family_named(family).spec(config)
+        return found if asked or not found.sections or _has_axes(file, text) else None
     except HomenodeError:
         if asked:
             raise
         return None
+
+
+def _has_axes(file: Path, text: Mapping[str, Any]) -> bool:
+    """Return whether a text model says how its rope turns by time, row and column."""
+    return any(Fields(file, text, f"{text.get('general.architecture')}.").integers("rope.dimension_sections"))
 
 
 def read_gguf_pictures(file: Path, model: Path) -> tuple[str, PictureConfig]:

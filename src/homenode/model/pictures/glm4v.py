@@ -16,7 +16,7 @@ from homenode.model.pictures.mmproj import GgufTower, Mmproj
 from homenode.model.pictures.qwen2_5_vl import GGUF_LAYER
 from homenode.model.pictures.qwen3_vl import QwenSizes, sections_of
 from homenode.model.pictures.tower import Tower
-from homenode.model.pictures.vision_config import activation_of, rope_theta, vision_of
+from homenode.model.pictures.vision_config import activation_of, layers_of, rope_theta, vision_of
 from homenode.model.spec import PictureSpec
 
 _LAYER = {
@@ -52,7 +52,7 @@ class Glm4v(QwenSizes):
         self.width, heads = vision.integer("hidden_size", 1536), vision.integer("num_heads", 12)
         eps = vision.number("rms_norm_eps", 1e-5)
         self.form = BlockForm(heads, self.width // heads, eps, "rms", activation_of(vision, "silu"), gated=True)
-        self.depth, self.theta = vision.integer("depth", 24), rope_theta(vision, 10000.0)
+        self.depth, self.theta = layers_of(vision, 24, "depth"), rope_theta(vision, 10000.0)
         self._table: FloatArray | None = None
 
     def sized(self, height: int, width: int) -> tuple[int, int]:

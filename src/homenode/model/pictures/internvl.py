@@ -23,7 +23,7 @@ from homenode.model.pictures.family import (
 from homenode.model.pictures.mmproj import GgufTower, Mmproj
 from homenode.model.pictures.siglip import side_of
 from homenode.model.pictures.tower import Tower
-from homenode.model.pictures.vision_config import activation_of, vision_of
+from homenode.model.pictures.vision_config import activation_of, layers_of, vision_of
 from homenode.model.spec import PictureSpec
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class InternVl:
         norm = "rms" if vision.text("norm_type") == "rms_norm" else "layer"
         eps = vision.number("layer_norm_eps", 1e-6)
         self.form = BlockForm(heads, self.width // heads, eps, norm, activation_of(vision, "gelu"))  # type: ignore[arg-type]
-        self.layers = vision.integer("num_hidden_layers", 24)
+        self.layers = layers_of(vision, 24)
         self.image, self.patch = side_of(vision, "image_size", 448), side_of(vision, "patch_size", 14)
         self._norms = vision.boolean("use_qk_norm", False)
         self.merge = round(1 / fields.number("downsample_ratio", 0.5))

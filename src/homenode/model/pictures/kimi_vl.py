@@ -22,7 +22,7 @@ from homenode.model.pictures.family import (
 )
 from homenode.model.pictures.mmproj import GgufTower, Mmproj
 from homenode.model.pictures.tower import Tower
-from homenode.model.pictures.vision_config import activation_of, rope_theta, vision_of
+from homenode.model.pictures.vision_config import activation_of, layers_of, rope_theta, vision_of
 from homenode.model.spec import PictureSpec
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class KimiVl:
         self.width, heads = vision.integer("hidden_size", 1152), vision.integer("num_attention_heads", 16)
         activation = activation_of(vision, "gelu_pytorch_tanh")
         self.form = BlockForm(heads, self.width // heads, 1e-5, "layer", activation, adjacent=True)
-        self.layers, self.patch = vision.integer("num_hidden_layers", 27), vision.integer("patch_size", 14)
+        self.layers, self.patch = layers_of(vision, 27), vision.integer("patch_size", 14)
         self.theta = rope_theta(vision, 10000.0)
         self._apart = vision.boolean("rope_apart", False)
         self.merge = int(processor.get("merge_size") or 2)

@@ -24,7 +24,7 @@ from homenode.model.pictures.family import (
 from homenode.model.pictures.mmproj import GgufTower, Mmproj
 from homenode.model.pictures.siglip import side_of
 from homenode.model.pictures.tower import Tower
-from homenode.model.pictures.vision_config import rope_theta, vision_of
+from homenode.model.pictures.vision_config import layers_of, rope_theta, vision_of
 from homenode.model.spec import PictureSpec
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Llama4:
         self.placeholder = fields.integer("image_token_index", 200092, minimum=0)
         self.width, heads = vision.integer("hidden_size", 768), vision.integer("num_attention_heads", 16)
         self.form = BlockForm(heads, self.width // heads, 1e-5, activation="gelu_erf", adjacent=True)
-        self.layers, self.theta = vision.integer("num_hidden_layers", 34), rope_theta(vision, 10000.0)
+        self.layers, self.theta = layers_of(vision, 34), rope_theta(vision, 10000.0)
         self.image, self.patch = side_of(vision, "image_size", 448), side_of(vision, "patch_size", 14)
         self.merge = round(1 / vision.number("pixel_shuffle_ratio", 0.5))
         self._tile = pixels.fields_of(processor.get("size"), ("height",), self.image)

@@ -23,7 +23,7 @@ from homenode.model.pictures.family import (
 )
 from homenode.model.pictures.mmproj import GgufTower, Mmproj
 from homenode.model.pictures.tower import Tower
-from homenode.model.pictures.vision_config import activation_of, rope_theta, text_of, vision_of
+from homenode.model.pictures.vision_config import activation_of, layers_of, rope_theta, text_of, vision_of
 from homenode.model.spec import PictureSpec
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class Mistral3:
         head = vision.integer("head_dim", self.width // heads)
         activation = activation_of(vision, "gelu" if vision.text("model_type") == "" else "silu")
         self.form = BlockForm(heads, head, 1e-5, "rms", activation, gated=True)
-        self.layers, self.patch = vision.integer("num_hidden_layers", 24), vision.integer("patch_size", 16)
+        self.layers, self.patch = layers_of(vision, 24), vision.integer("patch_size", 16)
         self.theta = rope_theta(vision, 10000.0)
         self._longest = pixels.fields_of(processor.get("size"), ("longest_edge", "height"), 1024)
         patch = pixels.fields_of(processor.get("patch_size"), ("height",), self.patch)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from homenode.errors import CheckpointError, UnsupportedError, UserError
+from homenode.model.formats import limits
 from homenode.model.formats.bounded_files import quoted
 from homenode.model.formats.fields import Fields
 from homenode.model.formats.gguf import read_gguf
@@ -24,6 +25,8 @@ from homenode.model.spec import TensorEntry
 _NUMBERED = re.compile(r"^(v\.blk|v\.deepstack)\.(\d+)\.")
 _TYPES = ("clip.vision.projector_type", "clip.projector_type")
 _TOKENS = "tokenizer.ggml.tokens"
+_NEEDED = ("embedding_length", "block_count", "attention.head_count", "patch_size")
+_MOST = {"block_count": limits.MOST_LAYERS}
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ class Mmproj:
 
     def tower(self, **names: str) -> dict[str, Any]:
         """Figures that all towers have, by the names that a config.json has for them: `hidden_size`, and as `names`
-        says, or else, those of lengths and counts.
+        says, or else, those of lengths and counts. CheckpointError where one that each needs is missing.
         """
         vision = self.vision
         usual = {
@@ -78,7 +81,9 @@ class Mmproj:
             "image_size": "image_size",
         }
         found: dict[str, Any] = {
-            names.get(own, own): vision.integer(key) for key, own in usual.items() if vision.has(key)
+            names.get(own, own): vision.integer(key, maximum=_MOST.get(key, 2**31 - 1))
+            for key, own in usual.items()
+            if key in _NEEDED or vision.has(key)
         }
         if vision.has("attention.layer_norm_epsilon"):
             found["layer_norm_eps"] = vision.number("attention.layer_norm_epsilon")

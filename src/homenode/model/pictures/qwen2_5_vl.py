@@ -14,7 +14,7 @@ from homenode.model.pictures.blocks import BlockForm, activated, block, normed, 
 from homenode.model.pictures.family import FamilyFormat, PictureConfig, PictureRows, PreparedPicture
 from homenode.model.pictures.mmproj import GgufTower, Mmproj
 from homenode.model.pictures.qwen3_vl import QwenSizes, sections_of
-from homenode.model.pictures.vision_config import activation_of, rope_theta, vision_of
+from homenode.model.pictures.vision_config import activation_of, layers_of, rope_theta, vision_of
 from homenode.model.spec import PictureSpec
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Qwen25Vl(QwenSizes):
         vision = vision_of(config)
         self.width, heads = vision.integer("hidden_size", 3584), vision.integer("num_heads", 16)
         self.form = BlockForm(heads, self.width // heads, 1e-6, "rms", activation_of(vision, "silu"), gated=True)
-        self.depth, self.theta = vision.integer("depth", 32), rope_theta(vision, 10000.0)
+        self.depth, self.theta = layers_of(vision, 32, "depth"), rope_theta(vision, 10000.0)
         whole = vision.integers("fullatt_block_indexes") if vision.has("fullatt_block_indexes") else _WHOLE_LAYERS
         self._whole = frozenset(whole)
         self._window = max(1, vision.integer("window_size", 112) // self.merge // self.patch)

@@ -22,7 +22,7 @@ from homenode.model.pictures.family import (
 )
 from homenode.model.pictures.mmproj import GgufTower, Mmproj
 from homenode.model.pictures.tower import Tower
-from homenode.model.pictures.vision_config import activation_of, rope_theta, text_of, vision_of
+from homenode.model.pictures.vision_config import activation_of, layers_of, rope_theta, text_of, vision_of
 from homenode.model.spec import PictureSpec
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class Qwen3Vl(QwenSizes):
         vision = vision_of(config)
         self.width, heads = vision.integer("hidden_size", 1152), vision.integer("num_heads", 16)
         self.form = BlockForm(heads, self.width // heads, activation=activation_of(vision, "gelu_pytorch_tanh"))
-        self.depth = vision.integer("depth", 27)
+        self.depth = layers_of(vision, 27, "depth")
         self.theta = rope_theta(vision, 10000.0)
         self.deep = deep_layers(vision) if _has_deep(config) else ()
         self._places: FloatArray | None = None
@@ -213,6 +213,7 @@ def _spec(config: PictureConfig) -> PictureSpec:
 def _gguf_config(file: Mmproj) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     tower = file.tower(num_hidden_layers="depth", num_attention_heads="num_heads")
     tower |= {"hidden_act": "gelu_pytorch_tanh", "deepstack_visual_indexes": _marked(file)}
+    _check_deep(file, len(tower["deepstack_visual_indexes"]))
     kind = "Qwen3VLForConditionalGeneration"
     if "qwen35" in str(file.text.get("general.architecture")):
         kind = "Qwen3_5ForConditionalGeneration"
@@ -230,6 +231,13 @@ def _marked(file: Mmproj) -> list[int]:
     """The layers after which a row is made for a layer of the text."""
     marks = file.metadata.get("clip.vision.is_deepstack_layers")
     return [number for number, marked in enumerate(marks) if marked] if isinstance(marks, list) else []
+
+
+def _check_deep(file: Mmproj, deep: int) -> None:
+    """CheckpointError where rows are made for more layers than the text has."""
+    layers = file.figures.integer("block_count", deep) if deep else 0
+    if deep > layers:
+        raise file.vision.wrong("is_deepstack_layers", f"{deep} marks", f"at most {layers}, as the text has layers")
 
 
 def _gguf_names(file: Mmproj) -> dict[str, str]:

@@ -15,7 +15,7 @@ from homenode.model.formats.fields import Fields
 from homenode.model.pictures import pixels
 from homenode.model.pictures.blocks import BlockForm, block, normed
 from homenode.model.pictures.tower import Tower
-from homenode.model.pictures.vision_config import activation_of
+from homenode.model.pictures.vision_config import activation_of, layers_of
 
 _LAYER = {
     "norm1": "layer_norm1",
@@ -62,7 +62,7 @@ class SquareTower:
         self.width, heads = vision.integer("hidden_size", 768), vision.integer("num_attention_heads", 12)
         eps = vision.number("layer_norm_eps", 1e-5 if clip else 1e-6)
         self.form = BlockForm(heads, self.width // heads, eps, activation=activation_of(vision, usual_activation))
-        self.layers = vision.integer("num_hidden_layers", 12)
+        self.layers = layers_of(vision, 12)
         self.image, self.patch = side_of(vision, "image_size", 224), side_of(vision, "patch_size", 32 if clip else 16)
         self._table: FloatArray | None = None
         self._first: FloatArray | None = None

@@ -42,6 +42,12 @@ class TowerTensors:
     ) -> None:
         self._backend, self._tensors, self._where, self._storage = backend, tensors, where, storage
         self._changes = changes or {}
+        self._used: dict[str, TensorEntry] = {}
+
+    @property
+    def used(self) -> Sequence[TensorEntry]:
+        """The tensors that were asked for so far."""
+        return tuple(self._used.values())
 
     def __contains__(self, name: str) -> bool:
         return name in self._tensors
@@ -142,7 +148,8 @@ class TowerTensors:
     def _entry(self, name: str) -> TensorEntry:
         if name not in self._tensors:
             raise CheckpointError(f"{self._where} has no tensor {name}, which its tower needs")
-        return self._tensors[name]
+        self._used[name] = self._tensors[name]
+        return self._used[name]
 
 
 class Tower:

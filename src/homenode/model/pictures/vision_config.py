@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from homenode.errors import UnsupportedError
+from homenode.model.formats import limits
 from homenode.model.formats.fields import Fields
 from homenode.model.pictures.blocks import ACTIVATIONS
 from homenode.model.pictures.family import PictureConfig
@@ -16,6 +17,11 @@ def vision_of(config: PictureConfig) -> Fields:
 def text_of(config: PictureConfig) -> Fields:
     """What config.json says of the text model."""
     return config.config.table("text_config") or config.config
+
+
+def layers_of(vision: Fields, usual: int, key: str = "num_hidden_layers") -> int:
+    """How many layers the tower has."""
+    return vision.integer(key, usual, maximum=limits.MOST_LAYERS)
 
 
 def activation_of(vision: Fields, usual: str, key: str = "hidden_act") -> str:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -25,7 +25,12 @@ def content_digest(checkpoint: Checkpoint, kept: KeptDigests | None = None, thre
     """Return it, in hexadecimal; where tensors lie in which files does not count. `kept`: digests of files that were
     read before. `threads`: that read and digest. CheckpointError when a file cannot be read.
     """
-    found = {(part.name, part.file, part.offset, part.nbytes): part for entry in checkpoint.tensors.values()
+    return tensors_digest(checkpoint.tensors.values(), kept, threads)
+
+
+def tensors_digest(tensors: Iterable[TensorEntry], kept: KeptDigests | None = None, threads: int = _THREADS) -> str:
+    """The same of these tensors alone."""
+    found = {(part.name, part.file, part.offset, part.nbytes): part for entry in tensors
              for part in entry.stored}  # fmt: skip
     parts = [part for _, part in sorted(found.items())]
     digest = hashlib.sha256()
@@ -56,6 +61,8 @@ def _file_digests(
 
     ranges = [(part.offset + at, size) for part, at, size in pieces]
     found = compute() if kept is None else kept.obtain(file, fd, ranges, compute)
+    if len(found) != _DIGEST_BYTES * len(pieces):  # of an entry that is none of these
+        found = compute()
     return [found[at : at + _DIGEST_BYTES] for at in range(0, len(found), _DIGEST_BYTES)]
 
 

@@ -23,7 +23,7 @@ from homenode.host.discovery.file_systems import kind_of, tells_changes
 from homenode.user_cache import own_cache_folder
 
 _FOLDER = "content-digests"
-_MAGIC = b"HNCD\x01"
+_MAGIC = b"HNCD\x02"
 _SETTLED_NS = 60_000_000_000  # dirty pages are written by then; clocks of file systems count in steps of up to 2 s
 _LONGEST_WAIT_S, _BETWEEN_LOOKS_S = 600.0, 0.05
 _MOST_ENTRIES, _MOST_BYTES = 256, 1 << 26
@@ -54,11 +54,11 @@ class KeptDigests:
             return compute()
         key = hashlib.blake2b(f"{before} {ranges}".encode(), digest_size=16).hexdigest()
         with self._entry(key) as entry:
-            if entry is not None and (found := _read(entry)) is not None:
+            if entry is not None and (found := _read(entry, key)) is not None:
                 return found
             found = compute()
             if entry is not None and self._state(path, fd) == before:
-                _write(entry, found)
+                _write(entry, key, found)
         return found
 
     def _state(self, path: Path, fd: int) -> tuple[int, ...] | None:
@@ -108,21 +108,25 @@ def _lock(entry: int) -> bool:
     return False
 
 
-def _read(entry: int) -> bytes | None:
-    """What is kept; None where nothing is, or not all that was written."""
+def _sum(key: str, found: bytes) -> bytes:
+    return hashlib.sha256(key.encode() + found).digest()
+
+
+def _read(entry: int, key: str) -> bytes | None:
+    """What is kept of a key; None where nothing is, not all that was written, or what is of another."""
     with contextlib.suppress(OSError):
         kept = os.pread(entry, min(_MOST_BYTES, os.fstat(entry).st_size), 0)
         head = len(_MAGIC) + _DIGEST_BYTES
-        if kept.startswith(_MAGIC) and hashlib.sha256(kept[head:]).digest() == kept[len(_MAGIC) : head]:
+        if kept.startswith(_MAGIC) and _sum(key, kept[head:]) == kept[len(_MAGIC) : head]:
             os.utime(entry)
             return kept[head:]
     return None
 
 
-def _write(entry: int, found: bytes) -> None:
+def _write(entry: int, key: str, found: bytes) -> None:
     with contextlib.suppress(OSError):
         os.ftruncate(entry, 0)
-        os.pwrite(entry, _MAGIC + hashlib.sha256(found).digest() + found, 0)
+        os.pwrite(entry, _MAGIC + _sum(key, found) + found, 0)
 
 
 def _remove_oldest(folder: Path) -> None:

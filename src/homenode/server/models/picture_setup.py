@@ -49,6 +49,8 @@ def picture_work(path: Path, ready: EngineReady, asked: ServedModelConfig) -> Pi
         _LOG.warning("this model sees, but images are refused: %s", error.message)
         return None
     if not ready.row_columns:
+        if mmproj:
+            _LOG.warning("images are refused: %s was found beside the model, and does not fit it", mmproj)
         return None
     words, compute = family_words(family, config), _compute_of(ready.details)
     cpus = compute.pop("cpus")
