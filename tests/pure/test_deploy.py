@@ -6,6 +6,7 @@ import configparser
 import json
 import re
 import shlex
+import tomllib
 from collections.abc import Iterator
 from typing import Any
 
@@ -105,6 +106,18 @@ def test_the_unit_waits_for_answers_and_notices_a_hang() -> None:
     assert "~@resources" not in service["SystemCallFilter"]
 
 
+def test_the_folders_of_the_unit_are_ones_that_can_be_used() -> None:
+    service = unit()
+    assert service["DynamicUser"] == "yes" and "RuntimeDirectoryPreserve" not in service  # it would be a link
+    text = (DEPLOY / "homenode.service").read_text(encoding="utf-8")
+    variables = dict(re.findall(r"(?m)^Environment=(\w+)=(.*)$", text))
+    folders = {"%C": service["CacheDirectory"], "%t": service["RuntimeDirectory"]}
+    assert {"HF_HOME", "HOMENODE_STATE_DIR", "XDG_CACHE_HOME"} == variables.keys()
+    for variable, folder in variables.items():
+        root, _, rest = folder.partition("/")
+        assert (rest or "homenode") == folders[root], variable  # homenode: what own_cache_folder adds
+
+
 def starts(words: list[str]) -> None:
     """The words of a command of homenode are ones that it knows; what they name need not be there."""
     said = CliRunner().invoke(cli, [*words, "--help"])
@@ -137,6 +150,38 @@ def test_the_container_file_has_two_stages_pinned_packages_and_no_root() -> None
     (usual,) = (json.loads(line.split(" ", 1)[1]) for line in lines if line.startswith("CMD "))
     assert entry == ["homenode"]
     starts(usual)
+
+
+EXTRAS_OF = {"--kv-events-config": "events", "--otlp-traces-endpoint": "otel"}
+MANIFESTS = [*KUBERNETES, DEPLOY / "compose.yaml"]
+
+
+def test_the_container_file_installs_what_the_flags_of_manifests_need() -> None:
+    text = (DEPLOY / "Containerfile").read_text(encoding="utf-8")
+    (lock,) = re.findall(r"/opt/homenode/bin/pip install [^&]*--requirement (\S+)", text)
+    pinned = set(re.findall(r"(?m)^([\w-]+)(?:\[\w+\])?==", (ROOT / lock).read_text(encoding="utf-8")))
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    named = {flag for path in MANIFESTS for flag in re.findall(r"--[a-z-]+", path.read_text(encoding="utf-8"))}
+    needed = {extra for flag, extra in EXTRAS_OF.items() if flag in named}
+    assert "events" in needed
+    for extra in needed:
+        assert {re.split(r"[<>=]", package)[0] for package in extras[extra]} <= pinned, (extra, lock)
+    assert "import homenode._native" in text  # a wheel whose core could not be compiled is refused
+
+
+def test_manifests_do_not_take_each_others_names_and_pods() -> None:
+    taken: dict[tuple[str, str], str] = {}
+    for path in KUBERNETES:
+        labels = set()
+        for document in yaml.safe_load_all(path.read_text(encoding="utf-8")):
+            name = (document["kind"], document["metadata"]["name"])
+            assert taken.setdefault(name, path.name) == path.name, name
+            labels.add(document["spec"].get("template", document)["metadata"].get("labels", {}).get(_NAME))
+        for label in labels - {None}:
+            assert taken.setdefault((_NAME, label), path.name) == path.name, label
+
+
+_NAME = "app.kubernetes.io/name"
 
 
 def test_compose_has_no_privileges_and_looks_whether_it_lives() -> None:

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tools.lock import LOCKS, ROOT, requirements
+from tools.lock import LOCKS, ROOT, SAME_AS, requirements
 
 
 def _pinned(text: str) -> dict[str, list[str]]:
@@ -38,9 +38,12 @@ def test_no_lock_names_where_packages_come_from(file: str) -> None:
     assert "://" not in (ROOT / file).read_text(encoding="utf-8")
 
 
-def test_tests_run_with_what_a_release_runs_with() -> None:
-    release, develop = (
-        re.findall(r"(?m)^[^ #\n]+==\S+", (ROOT / file).read_text(encoding="utf-8"))
-        for file in ("requirements-release.txt", "requirements-dev.txt")
-    )
-    assert {re.sub(r"\[.*\]", "", pin) for pin in release} <= {re.sub(r"\[.*\]", "", pin) for pin in develop}
+def _pins(file: str) -> set[str]:
+    found = re.findall(r"(?m)^[^ #\n]+==\S+", (ROOT / file).read_text(encoding="utf-8"))
+    return {re.sub(r"\[.*\]", "", pin) for pin in found}
+
+
+@pytest.mark.parametrize("purpose", SAME_AS)
+def test_tests_run_with_what_a_service_and_a_release_run_with(purpose: str) -> None:
+    (file,) = (name for name, meant in LOCKS.items() if meant == purpose)
+    assert _pins(SAME_AS[purpose]) and _pins(SAME_AS[purpose]) <= _pins(file)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import os
 import re
 import time
 from pathlib import Path
@@ -20,6 +21,7 @@ from homenode.cli.main import cli
 from homenode.engine.messages import RequestRow
 from homenode.server.monitoring import history
 from homenode.server.page.files import PageFiles, page_files
+from homenode.server.page.machine_watch import MachineWatch
 from homenode.server.page.waiting_words import waiting_words
 from tests.paths import ROOT
 from tests.server.conftest import Running, Start
@@ -268,3 +270,12 @@ def test_the_files_are_part_of_an_installation() -> None:
     assert names == {*page_files("").names, "index.html"}, "a kind of file that is not served"
     assert all(gzip.compress(file.read_bytes()) for file in STATIC.iterdir())
     assert Path(STATIC).is_relative_to(ROOT / "src/homenode")
+
+
+def test_a_folder_of_claims_that_cannot_be_trusted_hides_no_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "link").symlink_to(tmp_path)
+    monkeypatch.setenv("HOMENODE_STATE_DIR", str(tmp_path / "link"))
+    seen = MachineWatch(os.getpid()).look()
+    assert seen.fingerprint and not seen.known and seen.threads == []

@@ -34,6 +34,26 @@ def test_what_is_no_address_is_refused(given: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "given",
+    [
+        "http://user:secret@host:4318",
+        "https://secret@host",
+        "http://:secret@host/v1",
+        "user:secret@host",
+        "http://secret@[",
+    ],
+)
+def test_an_address_with_credentials_is_refused_and_not_repeated(given: str) -> None:
+    with pytest.raises(UserError, match="OTEL_EXPORTER_OTLP_HEADERS") as refused:
+        parse_endpoint(given)
+    assert "secret" not in str(refused.value)
+
+
+def test_an_at_sign_in_a_path_is_no_credential() -> None:
+    assert parse_endpoint("http://host/a@b") == "http://host/a@b"
+
+
+@pytest.mark.parametrize(
     ("header", "found"),
     [
         (f"00-{TRACE}-{SPAN}-01", TRACE),

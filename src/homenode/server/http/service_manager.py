@@ -63,10 +63,6 @@ class ServiceManager:
             self._stopping = True
             self._tell("STOPPING=1")
 
-    def show(self, status: str) -> None:
-        """Show a line in `systemctl status`."""
-        self._tell("STATUS=" + status.replace("\n", " "))
-
     @asynccontextmanager
     async def watched(self, alive: Alive) -> AsyncIterator[None]:
         """Within it the watchdog is fed as long as `alive` says so, which may raise PeerError or TimeoutError, too."""

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from homenode.errors import HostError
+from homenode.errors import HostError, UserError
 from homenode.host.bind.base.state import State, open_state
 from homenode.host.bind.engine_plan import RecordedPlan, plans_changed_at
 from homenode.host.bind.thread_places import EngineThreads, engine_plans, look_at_threads
@@ -64,7 +64,7 @@ class MachineWatch:
         try:
             state = open_state()
             self._read_plans(state)
-        except HostError:
+        except (HostError, UserError):  # a folder that is not to be had or not to be trusted
             return []
         seen = [look_at_threads(pid, plan) for pid, plan in self._plans.items()]
         return [engine for engine in seen if engine is not None]

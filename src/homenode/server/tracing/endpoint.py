@@ -15,12 +15,20 @@ _PATH = "/v1/traces"  # of a collector whose address has none
 
 
 def parse_endpoint(text: str) -> str:
-    """The URL that spans are posted to. Raises UserError for what is none."""
+    """The URL that spans are posted to. Raises UserError for what is none, and for one with a user or a password, which
+    logs would tell.
+    """
     try:
         parts = urlsplit(text.strip())
+        secret = "@" in (parts.netloc or text)
         known = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
-        known = False
+        known, secret = False, "@" in text
+    if secret:
+        raise UserError(
+            "the address of a collector has a user or a password (what is before its @), which logs would tell; leave "
+            "them out, and give credentials in OTEL_EXPORTER_OTLP_HEADERS"
+        )
     if not known:
         raise UserError(f"{text!r} is no address of a collector; write http://HOST:4318/v1/traces (OTLP over HTTP)")
     return parts.geturl() if parts.path not in ("", "/") else parts._replace(path=_PATH).geturl()
