@@ -117,6 +117,6 @@ def test_no_message_names_an_extra_of_a_package_that_no_index_has() -> None:
 
 def test_no_page_installs_homenode_by_its_name_alone() -> None:
     pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
-    wrong = re.compile(r"pip install[^\n`]*['\" ]homenode(\[[a-z]+\])?['\"]?\s")
+    wrong = re.compile(r"pip install[^\n`]*['\" ]homenode(\[[a-z,]+\])?['\"]?\s")
     found = {f"{page.name}: {match[0]}" for page in pages for match in wrong.finditer(page.read_text(encoding="utf-8"))}
     assert not found, "a wheel file, a folder or the packages themselves are named instead"
