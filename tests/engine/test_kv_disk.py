@@ -5,9 +5,11 @@ what is new; what differs in anything that counts is not found.
 from __future__ import annotations
 
 import gc
+import json
 import struct
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -19,7 +21,8 @@ from homenode.engine.devices import CPU
 from homenode.engine.disk_config import DiskConfig
 from homenode.engine.kv_disk.checks import disk_problems
 from homenode.engine.kv_disk.store_thread import BlocksIn, BlocksOut
-from homenode.errors import UnsupportedError, UserError
+from homenode.engine.runtime import build
+from homenode.errors import HostError, UnsupportedError, UserError
 from tests.checkpoints import make_folder
 from tests.engine.engines import greedy, run_all
 from tests.engine.state_engines import Bits, bits_of, engine_of, prompts_of
@@ -72,6 +75,23 @@ def test_the_next_engine_finds_what_the_last_one_left(model: Path, tmp_path: Pat
     again, cached, kept = life(model, **disk)
     assert again == alone and cached == [128, 96, 32]
     assert (kept.hit_tokens, kept.stored_tokens, kept.rejected_blocks) == (256, 0, 0)
+
+
+def test_what_was_opened_is_closed_when_the_start_fails(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next start has the same folder and the same endpoint."""
+    pytest.importorskip("zmq")
+
+    def fails(*_: object) -> None:
+        raise HostError("planted")
+
+    with TemporaryDirectory(prefix="kv") as folder:  # its path is short enough for sockets
+        events = json.dumps({"enable_kv_cache_events": True, "endpoint": f"ipc://{folder}/events"})
+        monkeypatch.setattr(build, "watch_of", fails)
+        for _ in range(2):
+            with pytest.raises(HostError, match="planted"):
+                engine_of(model, kv_disk=str(tmp_path / "kv"), kv_events_config=events)
 
 
 def test_what_counts_is_part_of_the_identity(model: Path, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -100,7 +101,8 @@ def build_engine(
     machine = read_machine(config, devices)
 
     claim = CpuClaim(f"engine of {config.model_name}")
-    try:
+    with ExitStack() as undone:  # of what was opened when something fails
+        undone.callback(claim.release)
         plan, told, neighbours = _planned(assignment, checkpoint, machine, common, claim)
         found = plan.problems()
         if found and (alone := without_spare_drafter(checkpoint, config)) is not None:
@@ -112,16 +114,12 @@ def build_engine(
         layout = plan.worker_layout
         plan = replace(plan, worker_layout=replace(layout, findings=(*findings, *told, *layout.findings)))
         workers = _workers(plan, own_process)
-        try:
-            engine = _started(plan, workers, claim, progress, lookahead, micro_batches, begin, make_drafter)
-            watch = watch_of(plan, replace(machine, neighbours=neighbours), claim, engine.executor, own_process)
-            return replace(engine, watch=watch, move=move_of(plan, engine.executor, own_process))
-        except BaseException:
-            workers.close()
-            raise
-    except BaseException:
-        claim.release()
-        raise
+        undone.callback(workers.close)
+        engine = _started(plan, workers, claim, progress, lookahead, micro_batches, begin, make_drafter, undone)
+        watch = watch_of(plan, replace(machine, neighbours=neighbours), claim, engine.executor, own_process)
+        engine = replace(engine, watch=watch, move=move_of(plan, engine.executor, own_process))
+        undone.pop_all()
+        return engine
 
 
 def _planned(
@@ -177,8 +175,11 @@ def _started(
     micro_batches: int,
     begin: float,
     make_drafter: MakeDrafter | None,
+    undone: ExitStack,
 ) -> Engine:
-    """The engine of a plan and its workers. `begin`: when the start began, by `time.monotonic`."""
+    """The engine of a plan and its workers. `begin`: when the start began, by `time.monotonic`. `undone`: gets what
+    closes each part that holds descriptors.
+    """
     fits = workers.start(progress)
     sizes = _sizes(plan, fits)
     identity = _identity(plan, fits)
@@ -188,6 +189,7 @@ def _started(
     disk = None
     if plan.config.disk.on:
         hash_seed, disk = _disk(plan, workers, executor, identity, hash_seed)
+        undone.callback(disk.close, 0.0)
     stores: Sequence[BlockSource] = () if disk is None else (disk.source,)
     scheduler = make_scheduler(plan, executor.limits(), lookahead, micro_batches, hash_seed, stores, make_drafter)
     # Who forgets to release it gives it back with the executor.
@@ -198,10 +200,12 @@ def _started(
     kv_transfer = None
     if sharing is not None:
         kv_transfer = workers.hand_over(sharing)
+        undone.callback(kv_transfer.close, 0.0)
         ready.details["kv_transfer"] = msgspec.to_builtins(kv_transfer.published)
     headroom = _headroom(plan) if sizes.chunk_blocks else None
     events = _events(plan, scheduler, disk) if plan.config.kv_events.on else None
     if events is not None:
+        undone.callback(events.close, 0.0)
         ready.details["kv_events"] = {str(plan.assignment.number): events.described}
     return Engine(scheduler, executor, ready, kv_transfer, disk, events, headroom, claim)
 
