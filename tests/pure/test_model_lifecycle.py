@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from homenode.engine.config import EngineConfig
+from homenode.errors import UserError
 from homenode.server.models.lent_cores import CoreOwner, lent_alone, lent_cpus
 from homenode.server.models.lifecycle import (
     LOOK_S,
@@ -24,7 +26,7 @@ from homenode.server.models.lifecycle import (
     Unload,
     decide,
 )
-from homenode.server.models.model_entry import ModelEntry, PlannedModel
+from homenode.server.models.model_entry import ModelEntry, PlannedModel, check_endpoints
 from tests.examples import seeds
 
 UNLOADED, LOADING, LOADED, UNLOADING, FAILED = ModelState
@@ -119,6 +121,34 @@ def test_a_new_version_takes_the_place_of_the_old_one() -> None:
     tight = ModelsMemory(15)
     assert unloaded(do([model("a", pin=True), new], tight)) == {"a"}
     assert do([model("a", pin=True, busy=True), new], tight).held == {"a"}
+
+
+def test_a_new_version_waits_for_the_endpoints_of_the_old_one() -> None:
+    """Whatever room there is: the old one ends first, also one that is still being loaded, and nobody else does."""
+    one, room = frozenset({"tcp://127.0.0.1:5557"}), ModelsMemory(100)
+    new = wanted("a2", replaces="a", endpoints=one)
+    assert unloaded(do([model("a", pin=True, endpoints=one), model("b"), new], room)) == {"a"}
+    assert do([model("a", busy=True, endpoints=one), new], room) == Decided((), frozenset({"a"}), LOOK_S)
+    for state in (LOADING, UNLOADING):
+        assert do([model("a", state, endpoints=one), new], room) == Decided()
+    assert do([model("a", UNLOADED, endpoints=one), new], room).decisions == (Load("a2"),)
+    other = frozenset({"tcp://127.0.0.1:6000"})
+    assert do([model("a", busy=True, endpoints=other), new], room).decisions == (Load("a2"),)
+
+
+def entry_with_events(name: str, engines: int = 1, **keys: str) -> ModelEntry:
+    config = json.dumps({"enable_kv_cache_events": True, **keys})
+    return ModelEntry(name, engine=EngineConfig.of("m", {"kv_events_config": config, "data_parallel_size": engines}))
+
+
+def test_two_models_have_endpoints_of_their_own() -> None:
+    first = entry_with_events("a", 2)
+    assert first.endpoints == {"tcp://127.0.0.1:5557", "tcp://127.0.0.1:5558"}
+    assert entry_with_events("b", endpoint="tcp://a-router:5557").endpoints == set()  # it is connected to
+    assert ModelEntry("c").endpoints == set()
+    check_endpoints([first, entry_with_events("b", endpoint="tcp://127.0.0.1:5559"), ModelEntry("c")])
+    with pytest.raises(UserError, match=r"models\.b: kv-events-config has tcp://127\.0\.0\.1:5558, which a has"):
+        check_endpoints([first, entry_with_events("b", replay_endpoint="tcp://127.0.0.1:5558", endpoint="ipc:///b")])
 
 
 def test_idle_ones_go_in_time() -> None:

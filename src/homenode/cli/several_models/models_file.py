@@ -27,7 +27,7 @@ from homenode.engine.config import EngineConfig
 from homenode.errors import UserError
 from homenode.model.tokenizer.config import TextConfig
 from homenode.server.http.config import ServedModelConfig, ServerConfig
-from homenode.server.models.model_entry import ModelEntry, check_names
+from homenode.server.models.model_entry import ModelEntry, check_endpoints, check_names
 from homenode.server.models.picture_setup import check_encoder_cpus
 from homenode.spelling import with_suggestion
 from homenode.transfer.setup.settings import read_settings_file
@@ -63,6 +63,7 @@ def read_models(paths: Sequence[str], usual: Mapping[str, Any]) -> tuple[ModelEn
     if len(found) > _MOST_MODELS:
         raise UserError(f"--models: there are {len(found)} models; at most {_MOST_MODELS} are taken", param="models")
     check_names(found)
+    check_endpoints(found)
     return tuple(found)
 
 

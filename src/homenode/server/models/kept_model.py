@@ -149,6 +149,7 @@ class KeptModel:
             replaces=None if self.replaces is None else self.replaces.key,
             cpus=frozenset(self.planned.cpus),
             lent=self.lent,
+            endpoints=self.planned.entry.endpoints,
             settles=lent is not None and lent != self.lent and time.monotonic() >= self.settles_from,
         )
 

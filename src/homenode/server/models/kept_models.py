@@ -31,7 +31,7 @@ from homenode.server.models.lifecycle import (
     decide,
 )
 from homenode.server.models.model_engines import ModelEngines, failed_error
-from homenode.server.models.model_entry import check_names
+from homenode.server.models.model_entry import check_endpoints, check_names
 from homenode.server.models.model_exchange import exchange_of
 from homenode.server.models.model_host import ModelHost, PlannedModels
 from homenode.server.models.model_versions import ModelChanges, ModelVersions
@@ -252,6 +252,7 @@ class KeptModels:
         async with self._reloading:
             planned = await asyncio.to_thread(self._host.read)
             check_names([model.entry for model in planned.models])
+            check_endpoints([model.entry for model in planned.models])
             changes = self._versions.change(planned)
             self._look()
             return changes

@@ -62,7 +62,8 @@ class ModelSituation:
     who wait for it; None: nobody does. `leaves`: it is to be unloaded as soon as it has no requests. `expires`: when
     it is unloaded if nobody asks for it. `replaces`: the key of the version that it takes the place of, which gives way
     even if it is pinned. `cpus`: its own; `lent`: those that it has of others; `settles`: it
-    would be lent others by now, and nobody has asked for it for some time.
+    would be lent others by now, and nobody has asked for it for some time. `endpoints`: that its engine binds, and
+    that nobody else can have as long.
     """
 
     key: str
@@ -78,6 +79,7 @@ class ModelSituation:
     cpus: frozenset[int] = frozenset()
     lent: frozenset[int] = frozenset()
     settles: bool = False
+    endpoints: frozenset[str] = frozenset()
 
     @property
     def total(self) -> int:
@@ -211,6 +213,8 @@ def _make_room(
     patience_s: float,
 ) -> _Found:
     """Decide about one that waits. Memory of those that leave is counted as taken until it is back."""
+    if having := [each for each in everybody.values() if each.state.holds_memory and each.endpoints & model.endpoints]:
+        return _give_endpoints_back(model, having, leaving, now)
     if not room.lacking(model.memory):
         return _give_cores_back(model, everybody, leaving, now, patience_s)
     coming = _Freed(room, model, leaving)
@@ -235,6 +239,17 @@ def _make_room(
     if waited < patience_s and model.replaces not in {each.key for each in chosen}:
         return _Found(look_again=_since(model) + patience_s, reserves=False)
     return _Found(held=frozenset(each.key for each in chosen), look_again=now + LOOK_S)
+
+
+def _give_endpoints_back(
+    model: ModelSituation, having: Sequence[ModelSituation], leaving: Sequence[ModelSituation], now: float
+) -> _Found:
+    """Decide about one whose endpoints others have, which are earlier versions of it: these end first."""
+    gone = {each.key for each in leaving}
+    staying = [each for each in having if each.state is ModelState.LOADED and each.key not in gone]
+    found = tuple(Unload(each.key, f"{model.key} needs its endpoints") for each in staying if not each.busy)
+    busy = frozenset(each.key for each in staying if each.busy)
+    return _Found(found, busy, now + LOOK_S if busy else None)
 
 
 def _give_cores_back(

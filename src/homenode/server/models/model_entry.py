@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from homenode.engine.config import EngineConfig
+from homenode.engine.kv_events_config import is_bound
 from homenode.errors import UserError
 from homenode.model.tokenizer.config import TextConfig
 from homenode.server.http.config import ServedModelConfig
@@ -34,6 +35,16 @@ class ModelEntry:
         """All that it answers to."""
         return (self.name, *self.aliases)
 
+    @property
+    def endpoints(self) -> frozenset[str]:
+        """All that its engines bind for events about KV blocks."""
+        events = self.engine.kv_events
+        if not events.on:
+            return frozenset()
+        ranks = [events.settings.of_rank(rank) for rank in range(self.engine.parallel.data_parallel_size)]
+        found = (endpoint for each in ranks for endpoint in (each.endpoint, each.replay_endpoint))
+        return frozenset(endpoint for endpoint in found if endpoint is not None and is_bound(endpoint))
+
 
 def check_names(entries: Sequence[ModelEntry]) -> None:
     """Raises UserError for a name of two models."""
@@ -49,6 +60,19 @@ def check_names(entries: Sequence[ModelEntry]) -> None:
                     param="models",
                 )
             owners[name] = entry.name
+
+
+def check_endpoints(entries: Sequence[ModelEntry]) -> None:
+    """Raises UserError for an endpoint of two models."""
+    owners: dict[str, str] = {}
+    for entry in entries:
+        for endpoint in sorted(entry.endpoints):
+            if (owner := owners.setdefault(endpoint, entry.name)) != entry.name:
+                raise UserError(
+                    f"models.{entry.name}: kv-events-config has {endpoint}, which {owner} has, too; give each model "
+                    "endpoints of its own",
+                    param="models",
+                )
 
 
 @dataclass(frozen=True)
