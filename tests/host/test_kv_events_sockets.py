@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
+from itertools import pairwise
+from tempfile import TemporaryDirectory
 
 import msgspec
 import pytest
 
-from homenode.engine.kv.block_journal import BlockContent, BlockGone
-from homenode.engine.kv_events.told_events import EventForm
+from homenode.engine.kv.block_journal import BlockChange, BlockContent, BlockGone
+from homenode.engine.kv_events.events import IN_KV_MEMORY, ON_DISK, KvEvent
+from homenode.engine.kv_events.told_events import EventForm, ToldEvents
 from homenode.engine.kv_events_config import KvEventsSettings
 from homenode.errors import HostError
 
@@ -32,7 +35,7 @@ def content(number: int) -> BlockContent:
 class Pair:
     """A publisher, a reader of its events and one that asks for them again."""
 
-    def __init__(self, **more: object) -> None:
+    def __init__(self, elsewhere: Callable[[], dict[str, set[bytes]]] | None = None, **more: object) -> None:
         from homenode.engine.kv_events.publisher import EventPublisher
 
         self.settings = msgspec.convert(
@@ -45,7 +48,7 @@ class Pair:
             },
             KvEventsSettings,
         )
-        self.publisher = EventPublisher(self.settings, 0, EventForm(1))
+        self.publisher = EventPublisher(self.settings, 0, EventForm(1), elsewhere)
         self.context = zmq.Context()
         self.reader = self.context.socket(zmq.SUB)
         self.reader.setsockopt(zmq.RCVHWM, 2)
@@ -148,6 +151,156 @@ def test_nonsense_is_not_answered_and_harms_nobody(pair: Pair) -> None:
             asks.send_multipart(frames)
         assert not asks.poll(200)
     assert [number for number, _ in pair.replay(b"", bytes(8))] == [0]
+
+
+def test_what_is_too_long_is_not_even_taken(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
+    """Whoever sends it is cut off; others are answered."""
+    assert pair.settings.replay_endpoint is not None
+    with closing(pair.context.socket(zmq.DEALER)) as sends:
+        sends.setsockopt(zmq.LINGER, 0)
+        heard = sends.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        sends.connect(pair.settings.replay_endpoint)
+        sends.send_multipart([bytes(1 << 20)])
+        assert heard.poll(PATIENCE_MS)
+        sends.disable_monitor()
+    assert [number for number, _ in pair.replay(b"", bytes(8))] == [0]
+    assert "is no request" not in caplog.text
+
+
+def test_a_topic_as_long_as_may_be_is_subscribed_to() -> None:
+    topic = "\u20ac" * 255
+    pair = Pair(topic=topic)
+    pair.publisher.start()
+    try:
+        pair.reader.setsockopt(zmq.SUBSCRIBE, topic.encode())
+        pair.listen()
+        pair.publisher.give([content(1)])
+        assert pair.heard()[0] == topic.encode()
+    finally:
+        pair.close()
+
+
+def told_until(pair: Pair, count: int) -> list[tuple[str, str | None]]:
+    """Kinds and media of all events, once there are so many of them."""
+    end = time.monotonic() + PATIENCE_MS / 1000
+    while True:
+        batches = [batch[1] for _, batch in pair.replay(b"", bytes(8))]
+        told = [(event["type"], event.get("medium")) for batch in batches for event in batch]  # type: ignore[attr-defined]
+        if len(told) >= count:
+            return told
+        assert time.monotonic() < end
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looks elsewhere at once."""
+    from homenode.engine.kv_events import publisher
+
+    monkeypatch.setattr(publisher, "_LOOK_EVERY_S", 0.01)
+
+
+def test_an_error_elsewhere_ends_what_is_told_of_that_alone(hasty: None, caplog: pytest.LogCaptureFixture) -> None:
+    looks: list[int] = []
+
+    def elsewhere() -> dict[str, set[bytes]]:
+        looks.append(len(looks))
+        if len(looks) > 1:
+            raise RuntimeError("planted")
+        return {ON_DISK: {content(1).digest}}
+
+    pair = Pair(elsewhere)
+    pair.publisher.start()
+    try:
+        pair.publisher.give([content(1)])
+        told_until(pair, 3)  # cleared; stored in memory; on disk
+        pair.publisher.give([content(2)])
+        told_until(pair, 5)
+        pair.publisher.give([content(3)])
+        assert told_until(pair, 6)[2:] == [
+            ("BlockStored", ON_DISK),
+            ("BlockStored", IN_KV_MEMORY),
+            ("BlockRemoved", ON_DISK),
+            ("BlockStored", IN_KV_MEMORY),
+        ]
+        assert len(looks) == 2 and caplog.text.count("RuntimeError: planted") == 1
+    finally:
+        pair.close()
+
+
+def plant(monkeypatch: pytest.MonkeyPatch, errors: list[Exception]) -> None:
+    """Have the next changes fail with these once they are half taken."""
+    take = ToldEvents.take
+
+    def failing(told: ToldEvents, changes: list[BlockChange], states: frozenset[bytes] | None = None) -> list[KvEvent]:
+        if errors and changes:
+            take(told, changes[:1], states)
+            raise errors.pop()
+        return take(told, changes, states)
+
+    monkeypatch.setattr(ToldEvents, "take", failing)
+
+
+def test_after_an_error_all_that_is_held_is_told_anew(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch, [MemoryError()])
+    pair.publisher.give([content(1), content(2), BlockGone(content(1).digest)])
+    wait_for(pair, 2)
+    pair.publisher.give([content(3)])
+    wait_for(pair, 3)
+    (_, again), (_, later) = pair.replay(b"", (1).to_bytes(8, "big"))
+    assert kinds(again) == ["AllBlocksCleared", "BlockStored"]
+    assert again[1][1]["token_ids"] == [2]  # type: ignore[index]
+    assert kinds(later) == ["BlockStored"] and not pair.publisher.ended
+
+
+def test_after_an_error_that_stays_nothing_is_kept(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch, [RuntimeError("planted"), RuntimeError("planted")])
+    pair.publisher.give([content(1), content(2)])
+    pair.publisher._thread.join(PATIENCE_MS / 1000)
+    assert pair.publisher.ended
+    pair.publisher.give([content(3)])
+    assert pair.publisher._waiting == []
+    ((_, last),) = pair.publisher._kept
+    assert kinds(msgspec.msgpack.decode(last)) == ["AllBlocksCleared"]  # who reads believes nothing any more
+
+
+def test_a_look_that_takes_long_is_made_seldom(hasty: None) -> None:
+    looks: list[float] = []
+
+    def elsewhere() -> dict[str, set[bytes]]:
+        looks.append(time.monotonic())
+        time.sleep(0.002)
+        return {}
+
+    pair = Pair(elsewhere)
+    pair.publisher.start()
+    try:
+        end = time.monotonic() + 0.25
+        while time.monotonic() < end and len(looks) < 3:
+            pair.publisher.give([content(len(looks))])
+            time.sleep(0.001)
+        assert all(later - earlier >= 0.1 for earlier, later in pairwise(looks)) and looks
+    finally:
+        pair.close()
+
+
+@pytest.fixture
+def folder() -> Iterator[str]:
+    """One whose path is short enough for sockets."""
+    with TemporaryDirectory(prefix="kv") as made:
+        yield made
+
+
+def test_a_path_in_use_is_not_taken_from_its_owner(folder: str) -> None:
+    endpoint = f"ipc://{folder}/events"
+    first = Pair(endpoint=endpoint)
+    try:
+        with pytest.raises(HostError, match="events cannot be had"):
+            Pair(endpoint=endpoint)
+    finally:
+        first.close()
+    with closing(socket.socket(socket.AF_UNIX)) as left_over:
+        left_over.bind(f"{folder}/left-over")  # by somebody who has died
+    Pair(endpoint=f"ipc://{folder}/left-over").close()
 
 
 def test_a_reader_that_does_not_read_is_not_waited_for() -> None:

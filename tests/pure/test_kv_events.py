@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 
@@ -10,8 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from homenode.engine.inputs import PlacedRows, PromptRows
 from homenode.engine.kv.allocator import KvAllocator
-from homenode.engine.kv.block_journal import AllGone, BlockChange, BlockContent, BlockGone, without_passing
+from homenode.engine.kv.block_journal import (
+    AllGone,
+    BlockChange,
+    BlockContent,
+    BlockGone,
+    BlockJournal,
+    without_passing,
+)
 from homenode.engine.kv.prefix import HashChain
 from homenode.engine.kv_events.events import (
     IN_KV_MEMORY,
@@ -88,6 +97,7 @@ class Told:
     def __init__(self, form: EventForm) -> None:
         self.told, self.reader = ToldEvents(form), Reader()
         self.described: dict[str, object] = {}
+        self.ended = False
 
     def start(self) -> None:
         """Nothing is to be begun."""
@@ -171,6 +181,51 @@ def test_a_salt_is_told_with_the_first_block_only() -> None:
     events = list(engine.publisher.told.snapshot())
     assert isinstance(stored := events[1], BlockStored) and stored.extra_keys == [("pepper",), None]
     assert (stored.parent_block_hash, stored.medium, stored.group_idx) == (None, "GPU", 0)
+
+
+def test_rows_are_told_by_their_digests() -> None:
+    """However they are placed: each block has the digests of the rows in it, behind its salt."""
+    digests = [hashlib.sha256(bytes([number])).digest() for number in range(3)]
+    rows = [PlacedRows(1, PromptRows(bytes(3 * 4), 1, b"".join(digests)))]  # at positions 1, 2, 3 of 6
+    chain, tokens = HashChain(b"seed", SIZE, "mine", rows), [7, -1, -1, -1, 8, 9]
+    journal, hashes = BlockJournal(SIZE), chain.of(tokens, 3)
+    for digest in hashes:
+        journal.note_published(digest)
+    journal.describe(hashes, tokens, chain.salt, chain.row_digests)
+    (event,) = ToldEvents(EventForm(SIZE)).take(journal.take())
+    assert isinstance(event, BlockStored)
+    first, second, third = (digest.hex() for digest in digests)
+    assert event.extra_keys == [("mine", first), (second, third), None]
+
+
+def test_what_is_built_again_is_what_is_held() -> None:
+    """After changes of which any part was taken, and whatever readers had been told."""
+    changes: list[BlockChange] = [
+        BlockGone(block(2, 1).digest),
+        block(3, 1),
+        block(4, 3),
+        BlockGone(block(4, 3).digest),
+    ]
+    for taken in range(len(changes) + 1):
+        told, reader = ToldEvents(EventForm(SIZE)), Reader()
+        told.take([block(1), block(2, 1)])
+        told.look_at_stores({ON_DISK: {block(1).digest}})
+        told.take(changes[:taken])
+        reader.hear(list(told.built_again(changes, None).snapshot()))
+        assert reader.finds([1, 1, 3, 3]) == 2 and reader.finds([1, 1, 2, 2]) == 1
+        assert reader.finds([1, 1], ON_DISK) == 1 and len(reader.held) == 3
+
+
+def test_without_its_publisher_there_is_no_journal() -> None:
+    engine = Engine(8)
+    engine.publisher.ended = True
+    engine.begin([1, 1])
+    engine.link.pass_on()
+    assert engine.allocator.pool.journal is None
+    engine.begin([2, 2])
+    engine.end(0)
+    engine.link.pass_on()
+    assert not engine.reader.held
 
 
 def test_what_a_store_brought_ahead_is_told_when_its_request_comes() -> None:

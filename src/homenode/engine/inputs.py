@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 ROW_DIGEST_BYTES = 32
 _ELEMENT = 4  # bytes of a float32
+_ROWS, _PLACE_BYTES = b"rows", 8  # what `digests_between` begins with; a place in it
 
 
 class PromptRows(msgspec.Struct, frozen=True, array_like=True):
@@ -171,4 +172,10 @@ def digests_between(rows: Sequence[PlacedRows], start: int, end: int) -> bytes:
             places += range(first - start, past - start)
             own = slice((first - placed.first) * ROW_DIGEST_BYTES, (past - placed.first) * ROW_DIGEST_BYTES)
             digests += placed.rows.digests[own]
-    return b"rows" + struct.pack(f"{len(places)}q", *places) + digests if places else b""
+    return _ROWS + struct.pack(f"{len(places)}q", *places) + digests if places else b""
+
+
+def row_digests_in(told: bytes) -> bytes:
+    """Return the digests alone, one behind the other, of what `digests_between` has returned."""
+    count = max(0, len(told) - len(_ROWS)) // (_PLACE_BYTES + ROW_DIGEST_BYTES)
+    return told[len(told) - count * ROW_DIGEST_BYTES :]

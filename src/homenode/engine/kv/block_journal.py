@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 class BlockContent(NamedTuple):
     """The tokens of a full block and what else it is known by. `parent`: the block before it; None: it is the first of
-    its sequence, and `salt` counts. `rows`: digests of rows among its positions.
+    its sequence, and `salt` counts. `rows`: what tells the rows among its positions from others (`digests_between`).
     """
 
     digest: bytes
@@ -72,8 +72,8 @@ class BlockJournal:
         first: int = 0,
     ) -> None:
         """Say what the blocks of a sequence are of from block `first` on, those of them that can be found and were not
-        described yet. `digests`: of its first blocks, all of them full; `row_digests`: digests of the rows from one
-        position to before another.
+        described yet. `digests`: of its first blocks, all of them full; `row_digests`: what tells the rows from
+        one position to before another from others.
         """
         for index in range(first, len(digests)):
             if (digest := digests[index]) in self._unnamed:

@@ -75,7 +75,9 @@ class HashChain:
         return _bytes_of(tokens[start:end]) + self.row_digests(start, end)
 
     def row_digests(self, start: int, end: int) -> bytes:
-        """Return the digests of rows at positions start .. end - 1, one behind the other."""
+        """Return what tells the rows at positions start .. end - 1 from others, as `digests_between` has it: their
+        places among these positions, and their digests.
+        """
         return digests_between(self._rows, start, end) if self._rows else b""
 
 

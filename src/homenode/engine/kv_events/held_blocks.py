@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
-from homenode.engine.inputs import ROW_DIGEST_BYTES
+from homenode.engine.inputs import ROW_DIGEST_BYTES, row_digests_in
 from homenode.engine.kv.block_journal import BlockContent
 from homenode.engine.kv_events.events import BlockRemoved, BlockStored, public_hash
 
@@ -40,6 +40,11 @@ class HeldBlocks:
     def digests(self) -> Collection[bytes]:
         """Return those of all blocks, told or not."""
         return self._blocks.keys()
+
+    @property
+    def blocks(self) -> Collection[BlockContent]:
+        """Return all blocks, told or not."""
+        return self._blocks.values()
 
     def content(self, digest: bytes) -> BlockContent | None:
         """Return what a block is of, if it is here."""
@@ -127,5 +132,6 @@ def _stored(run: list[BlockContent], place: BlockPlace) -> BlockStored:
 
 def _extra_keys(block: BlockContent) -> tuple[str, ...] | None:
     """The salt of a first block, and the digests of rows in it."""
-    rows = (block.rows[at : at + ROW_DIGEST_BYTES].hex() for at in range(0, len(block.rows), ROW_DIGEST_BYTES))
+    digests = row_digests_in(block.rows)
+    rows = (digests[at : at + ROW_DIGEST_BYTES].hex() for at in range(0, len(digests), ROW_DIGEST_BYTES))
     return (*((block.salt,) if block.salt else ()), *rows) or None

@@ -28,6 +28,9 @@ class Publisher(Protocol):
     @property
     def described(self) -> dict[str, object]: ...
 
+    @property
+    def ended(self) -> bool: ...
+
     def close(self, seconds: float) -> None: ...
 
 
@@ -37,6 +40,7 @@ class KvEventsLink:
     def __init__(self, publisher: Publisher, allocator: KvAllocator, has_store: bool = False) -> None:
         """`has_store`: blocks are also elsewhere, and the publisher knows where to look."""
         self._publisher, self._states, self._has_store = publisher, allocator.states, has_store
+        self._pool = allocator.pool
         self._journal = allocator.pool.journal = BlockJournal(allocator.block_size)
         self._told: frozenset[bytes] = frozenset()  # states
 
@@ -51,6 +55,9 @@ class KvEventsLink:
 
     def pass_on(self) -> None:
         """Give what has changed. For the thread of the engine's loop."""
+        if self._publisher.ended:
+            self._pool.journal = None  # nobody reads it any more
+            return
         changes = self._journal.take()
         if self._states is None:
             if changes:

@@ -10,17 +10,20 @@ No reader is waited for: what a slow one has not taken is bounded (`hwm`), and l
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
+import socket
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 
 import zmq
 
 from homenode.engine.kv.block_journal import BlockChange, without_passing
-from homenode.engine.kv_events.events import AllBlocksCleared, KvEvent, encode_batch, encode_event
+from homenode.engine.kv_events.events import IN_COPIES, ON_DISK, AllBlocksCleared, KvEvent, encode_batch, encode_event
 from homenode.engine.kv_events.told_events import EventForm, ToldEvents
 from homenode.engine.kv_events_config import KvEventsSettings, is_bound, is_open_to_others
 from homenode.errors import HostError
@@ -29,8 +32,10 @@ from homenode.host.refusals import start_thread
 _log = logging.getLogger(__name__)
 _END = (-1).to_bytes(8, "big", signed=True)
 _NUMBER_BYTES = 8
-_REQUEST_BYTES = 64  # a request is a number; nothing longer is read
+_LONGEST_READ = 2048  # a request is a number, a subscription a topic of up to 255 characters; nothing longer is read
+_REQUESTS_WAITING = 64  # of one reader
 _LOOK_EVERY_S = 1.0
+_LOOK_SHARE = 50  # a look at many blocks takes no more than one part of so many of the time
 _LINGER_MS = 200
 Elsewhere = Callable[[], Mapping[str, Collection[bytes]]]
 
@@ -42,8 +47,8 @@ class EventPublisher:
         self, settings: KvEventsSettings, rank: int, form: EventForm, elsewhere: Elsewhere | None = None
     ) -> None:
         """`rank`: of one of several engines, whose endpoints are its own. `elsewhere`: digests of the blocks that lie
-        outside of KV memory, by medium; looked at once a second while things change. HostError names the endpoint that
-        cannot be had.
+        outside of KV memory, by medium; looked at once a second while things change, or less often if that takes long.
+        HostError names the endpoint that cannot be had.
         """
         self._settings, self._rank, self._elsewhere = settings.of_rank(rank), rank, elsewhere
         self._told = ToldEvents(form)
@@ -54,7 +59,9 @@ class EventPublisher:
         self._waiting: list[BlockChange] = []
         self._states: frozenset[bytes] | None = None
         self._closing = False
-        self._look_at = 0.0
+        self._look_at = self._look_took = 0.0
+        self._taking: list[BlockChange] = []  # what `_told` is being changed by
+        self._ended = False
         self._context = zmq.Context()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         try:
@@ -63,7 +70,6 @@ class EventPublisher:
             if self._settings.replay_endpoint is not None:
                 most = settings.buffer_steps + 2  # of one answer
                 self._asked = self._open(zmq.ROUTER, "replay_endpoint", self._settings.replay_endpoint, most)
-                self._asked.setsockopt(zmq.MAXMSGSIZE, _REQUEST_BYTES)
         except BaseException:
             self._give_back()
             raise
@@ -73,9 +79,14 @@ class EventPublisher:
         opened = self._context.socket(kind)
         opened.setsockopt(zmq.LINGER, _LINGER_MS)
         opened.setsockopt(zmq.SNDHWM, most)
+        opened.setsockopt(zmq.MAXMSGSIZE, _LONGEST_READ)  # as all of these it counts only before `bind`
+        if kind == zmq.ROUTER:
+            opened.setsockopt(zmq.RCVHWM, _REQUESTS_WAITING)
         opened.setsockopt(zmq.IPV6, int("[" in endpoint))
         try:
             if is_bound(endpoint):
+                if _is_served(endpoint):  # `bind` would take it from its owner, who does not notice
+                    raise zmq.ZMQError(errno.EADDRINUSE)
                 opened.bind(endpoint.replace("//localhost:", "//127.0.0.1:"))
             else:
                 opened.connect(endpoint)
@@ -109,8 +120,15 @@ class EventPublisher:
         """Begin to publish what is given; first that nothing is held, for who knew an earlier process."""
         start_thread(self._thread)
 
+    @property
+    def ended(self) -> bool:
+        """Return whether nothing is published any more, since an error that was logged."""
+        return self._ended
+
     def give(self, changes: Sequence[BlockChange], states: frozenset[bytes] | None = None) -> None:
         """Tell of what has changed. `states`: see `ToldEvents.take`."""
+        if self._ended:
+            return
         with self._lock:
             self._waiting += changes
             if len(self._waiting) > self._settings.max_queue_size:
@@ -134,37 +152,81 @@ class EventPublisher:
     # The thread's own
 
     def _run(self) -> None:
+        try:
+            self._work()
+        except Exception:
+            _log.exception(
+                "KV events have ended with this error: routers hear no more of this engine, which goes on without; "
+                "restart the server to have events again, and report the error"
+            )
+            with self._lock:
+                self._ended, self._waiting = True, []
+            self._kept.clear()
+            with suppress(Exception):  # who reads is not to believe for ever what was told so far
+                self._send([AllBlocksCleared()])
+
+    def _work(self) -> None:
         poller = zmq.Poller()
         poller.register(self._wake, zmq.POLLIN)
         if self._asked is not None:
             poller.register(self._asked, zmq.POLLIN)
-        self._publish([AllBlocksCleared()])
+        self._send([AllBlocksCleared()])
         while True:
             due = None if not self._look_at else max(0, int(1000 * (self._look_at - time.monotonic())) + 1)
             ready = dict(poller.poll(due))
             ending = self._closing
             try:
-                self._publish(self._changed() if self._wake in ready else [])
-                if self._asked is not None and self._asked in ready:
-                    self._answer(self._asked)
-            except (zmq.ZMQError, MemoryError) as error:
+                self._send([*(self._changed() if self._wake in ready else []), *self._seen_elsewhere()])
+            except zmq.ZMQError as error:  # the batch is kept
                 _log.warning("KV events: %s: %s; readers ask again for what they lack", type(error).__name__, error)
+            except Exception:
+                self._begin_again()
+            if self._asked is not None and self._asked in ready:
+                try:
+                    self._answer(self._asked)
+                except Exception as error:  # whatever it is: it has changed nothing
+                    _log.warning("KV events: no replay for a reader: %s: %s", type(error).__name__, error)
             if ending:
                 return
+
+    def _begin_again(self) -> None:
+        """Tell all that is held anew, after an error that left open what readers know."""
+        _log.exception("KV events: an error, after which all that is held is told anew; report it if it comes again")
+        with self._lock:
+            states = self._states
+        self._told = self._told.built_again(self._taking, states)
+        self._taking = []
+        self._send(list(self._told.snapshot()))
 
     def _changed(self) -> list[KvEvent]:
         """Events of all that waits; from here on what lies elsewhere is looked at, too."""
         os.eventfd_read(self._wake)
         with self._lock:
             changes, self._waiting, states = self._waiting, [], self._states
+        self._taking = changes
         if self._elsewhere is not None and not self._look_at:
-            self._look_at = time.monotonic() + _LOOK_EVERY_S
+            self._look_at = time.monotonic() + max(_LOOK_EVERY_S, _LOOK_SHARE * self._look_took)
         return self._told.take(changes, states)
 
-    def _publish(self, events: list[KvEvent]) -> None:
-        if self._look_at and self._elsewhere is not None and (self._look_at <= time.monotonic() or self._closing):
-            self._look_at = 0.0
-            events += self._told.look_at_stores(self._elsewhere())
+    def _seen_elsewhere(self) -> list[KvEvent]:
+        """Events of what lies elsewhere, when it is time to look."""
+        begin = time.monotonic()
+        if not self._look_at or self._elsewhere is None or (begin < self._look_at and not self._closing):
+            return []
+        self._look_at = 0.0
+        try:
+            found = self._elsewhere()
+        except Exception:
+            _log.exception(
+                "KV events: where blocks lie outside of KV memory is not told any more, since this error; restart the "
+                "server to have it told again, and report the error"
+            )
+            self._elsewhere, found = None, dict.fromkeys((IN_COPIES, ON_DISK), frozenset())
+        events = self._told.look_at_stores(found)
+        self._look_took = time.monotonic() - begin
+        return events
+
+    def _send(self, events: Sequence[KvEvent]) -> None:
         if not events:
             return
         payload = encode_batch(time.time(), [encode_event(event) for event in events], self._rank)
@@ -189,3 +251,15 @@ class EventPublisher:
             return [each for each in self._kept if each[0] >= first]
         events = [encode_event(event) for event in self._told.snapshot()]
         return [(self._next - 1, encode_batch(time.time(), events, self._rank))]
+
+
+def _is_served(endpoint: str) -> bool:
+    """Return whether somebody listens at the path of an endpoint."""
+    if not endpoint.startswith("ipc:///"):
+        return False
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as tried:
+        tried.setblocking(False)
+        try:
+            return tried.connect_ex(endpoint.removeprefix("ipc://")) in (0, errno.EAGAIN)
+        except OSError:  # no path for a socket, which `bind` says
+            return False

@@ -36,7 +36,7 @@ class ToldEvents:
     """What readers know of one engine: blocks in KV memory, states at their ends, copies, and blocks on disk."""
 
     def __init__(self, form: EventForm) -> None:
-        size = form.block_size
+        self._form, size = form, form.block_size
         self._memory, self._place = HeldBlocks(), BlockPlace(IN_KV_MEMORY, size, 0, form.kind, form.window)
         self._states: dict[bytes, BlockContent] = {}
         self._state_place = BlockPlace(IN_KV_MEMORY, size, 1, "mamba")
@@ -45,6 +45,20 @@ class ToldEvents:
             for medium in (IN_COPIES, ON_DISK)
         }
         self._left: OrderedDict[bytes, BlockContent] = OrderedDict()
+
+    def built_again(self, changes: Sequence[BlockChange], states: Collection[bytes] | None) -> ToldEvents:
+        """The same from what is held, whatever readers were told, after changes of which any part may have been taken:
+        the last one of a block counts.
+        """
+        made = ToldEvents(self._form)
+        for block in self._memory.blocks:
+            made._memory.add(block)
+        for medium, (held, _) in self._stores.items():
+            for block in held.blocks:
+                made._stores[medium][0].add(block)
+        made._left.update(self._left)
+        made.take(changes, states)
+        return made
 
     def take(self, changes: Sequence[BlockChange], states: Collection[bytes] | None = None) -> list[KvEvent]:
         """Events of what changed in KV memory. `states`: digests of all blocks behind which there is a state now; None:
