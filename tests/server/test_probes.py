@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from homenode.server.http.request_load import RequestLoad
+from homenode.server.http.request_load import RequestLoad, forget_load
 from tests.paths import ROOT
 from tests.server.conftest import Running, Start
 from tests.server.test_page import BROWSER, all_files
@@ -55,6 +55,9 @@ def test_the_load_is_that_of_all_fronts_that_live(tmp_path: Path) -> None:
     (tmp_path / "load_999999999").write_bytes((100).to_bytes(8, "little"))  # of a process that has ended
     (tmp_path / "load_strange").write_bytes(b"")
     assert mine.total() == 7
+    for _ in range(2):
+        forget_load(tmp_path, 999999999)
+    assert not (tmp_path / "load_999999999").exists()
     mine.set(0)
     assert mine.total() == 4
 

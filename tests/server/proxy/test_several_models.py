@@ -52,8 +52,10 @@ def test_a_request_goes_where_its_model_is(model: str, prefill: set[int], decode
 def test_what_is_listed_is_of_all_decode_servers() -> None:
     async def test() -> None:
         async with several() as on:
-            listed = (await on.http.get("/v1/models")).json()["data"]
-            assert {each["id"] for each in listed} == {"one", "two", "alone"}
+            told = (await on.http.get("/v1/models")).json()
+            ids = [each["id"] for each in told["data"]]
+            assert sorted(ids) == ["alone", "one", "two"]
+            assert (told["first_id"], told["last_id"], told["has_more"]) == (ids[0], ids[-1], False)
             health = await on.health()
             assert health["pairs"] == 3 and not health.get("obstacles")
 

@@ -52,6 +52,19 @@ def test_a_request_goes_to_who_keeps_what_is_before() -> None:
     run(test)
 
 
+def test_who_keeps_what_is_before_answers_whatever_models_it_has() -> None:
+    async def test() -> None:
+        decoders = [keeper(), keeper(ID)]
+        for server, name in zip(decoders, ("asked", "other"), strict=True):
+            server.models = {name: {}}
+        async with stage(decoders=decoders) as on:
+            body = {"input": "x", "previous_response_id": ID, "model": "asked"}
+            assert (await on.http.post("/v1/responses", json=body)).status_code == 200
+            assert [paths(server).count("/v1/responses") for server in decoders] == [0, 1]
+
+    run(test)
+
+
 def test_a_prompt_of_items_is_handed_over() -> None:
     async def test() -> None:
         async with stage(decoders=[keeper()]) as on:

@@ -56,6 +56,7 @@ from homenode.server.fronts.process import FrontProcess
 from homenode.server.fronts.supervisor import FrontSupervisor
 from homenode.server.http.config import ServerConfig
 from homenode.server.http.listener import url_of
+from homenode.server.http.request_load import forget_load
 from homenode.server.http.service_manager import ServiceManager
 from homenode.server.http.stop_signals import StopSignals, signals
 from homenode.server.keys.counts import KeyCounts
@@ -291,6 +292,8 @@ class Coordinator:
     def front_left(self, front: FrontProcess) -> None:
         """Engines see its streams end; the other fronts are told."""
         self._waiting.pop(front.number, None)
+        if front.pid is not None:
+            forget_load(self.metrics_folder.path, front.pid)
         left = FrontLeft(front.number)
         self._loads.take(left)
         self.fronts.broadcast(left)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import mmap
 import os
+from contextlib import suppress
 from pathlib import Path
 
 _LOG = logging.getLogger(__name__)
@@ -48,6 +49,12 @@ class RequestLoad:
         if self._folder is None:
             return self._own[0]
         return sum(map(_count_in, self._folder.glob(f"{_PREFIX}*")))
+
+
+def forget_load(folder: Path, pid: int) -> None:
+    """Remove the number of a front that has ended: its process id may be another one's from now on."""
+    with suppress(OSError):
+        (folder / f"{_PREFIX}{pid}").unlink()
 
 
 def _count_in(path: Path) -> int:

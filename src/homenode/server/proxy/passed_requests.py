@@ -20,6 +20,7 @@ from homenode.server.proxy.server_models import listed_models, model_in
 from homenode.server.proxy.state import ProxyState
 from homenode.server.proxy.upstreams import UpstreamAnswer, UpstreamAnswerTooLong, UpstreamError
 
+_ASKED_AT_ONCE = 8  # servers that are asked for their models
 _LARGEST_ANSWER = 256 << 20  # bytes; token ids take more room than the text they are of
 
 
@@ -64,21 +65,36 @@ async def passed_models(state: ProxyState, request: Request) -> Response:
     """The list of models of a decode server; where one has several, of all of them: each as its first server tells."""
     if all(instance.models is None for instance in state.of("decode")):
         return await passed(state, request)
-    found: dict[str, msgspec.Raw] = {}
-    for url in state.usable("decode"):
+    found = await unless_gone(request.receive, _models_of_all(state, request))
+    if not found:
+        raise ApiError(503, "no decode server tells its models", code="no_decoder", retry_after_s=2)
+    ids = list(found)
+    return json_response(
+        {"object": "list", "data": list(found.values()), "first_id": ids[0], "last_id": ids[-1], "has_more": False}
+    )
+
+
+async def _models_of_all(state: ProxyState, request: Request) -> dict[str, msgspec.Raw]:
+    """The models of all decode servers, some of which are asked at a time."""
+    places = asyncio.Semaphore(_ASKED_AT_ONCE)
+
+    async def models_of(url: str) -> dict[str, msgspec.Raw]:
         upstream = state.upstreams[url]
         headers = upstream.headers(request.headers.items(), str(request.state.request_id))
         try:
-            async with asyncio.timeout(state.config.idle_timeout):
+            async with places, asyncio.timeout(state.config.idle_timeout):
                 answer = await upstream.ask("GET", "/v1/models", headers, None, _LARGEST_ANSWER)
-            found = (listed_models(answer.body) if answer.status == 200 else {}) | found
+            return listed_models(answer.body) if answer.status == 200 else {}
         except UpstreamError:
             state.watch.broke(url)
         except (UpstreamAnswerTooLong, TimeoutError, msgspec.DecodeError):
-            continue  # others tell theirs
-    if not found:
-        raise ApiError(503, "no decode server tells its models", code="no_decoder", retry_after_s=2)
-    return json_response({"object": "list", "data": list(found.values())})
+            pass  # others tell theirs
+        return {}
+
+    found: dict[str, msgspec.Raw] = {}
+    for models in await asyncio.gather(*map(models_of, state.usable("decode"))):
+        found |= {id: entry for id, entry in models.items() if id not in found}
+    return found
 
 
 async def _answer(state: ProxyState, request: Request, body: bytes) -> UpstreamAnswer:

@@ -84,10 +84,12 @@ class ProxyState(RequestAdmission):
     def choose(
         self, prompt: Prompt, step: Choose, holder: str | None = None, model: str | None = None
     ) -> ChosenRoute | None:
-        """Servers for a request; None while there is no decode server for it. `holder`: the only one that can answer.
-        `model`: that it names.
+        """Servers for a request; None while there is no decode server for it. `holder`: the only one that can answer,
+        whatever models it has. `model`: that it names.
         """
-        usable = [url for url in self.usable("decode", model) if holder in (None, url)]
+        usable = self.usable("decode", model if holder is None else None)
+        if holder is not None:
+            usable = [holder] if holder in usable else []
         fresh = [url for url in usable if url not in step.avoid]
         decoders = [
             target for url in (fresh if fresh or step.strict else usable) for target in self.targets(url, model)
