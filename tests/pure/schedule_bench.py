@@ -33,6 +33,7 @@ from homenode.engine.scheduler.events import (
 from homenode.engine.scheduler.fair_share import AGED_S
 from homenode.engine.scheduler.scheduler import Scheduler
 from homenode.engine.scheduler.step_costs import StepCosts
+from homenode.engine.scheduler.step_load import StepLoad
 from homenode.engine.scheduler.time_bound import ALIGNMENT, LEAST_PIECE
 from homenode.engine.scheduler_config import KvConfig, SchedulerConfig
 from homenode.engine.speculation.config import Speculation
@@ -446,9 +447,13 @@ class Bench:
         if not bounded or not costs.known or prompts <= LEAST_PIECE:
             return
         answering = answers > 0 or self.stages > 1
-        alone, bound = costs.seconds(pending.answers), config.step_time / 1000
+        drafted = [StepLoad.of_drafts(item.start + 1, len(item.drafted)) for item in step.items if item.drafted]
+        rows, read = (sum(getattr(load, field) for load in drafted) for field in ("tokens", "read"))
+        plain = msgspec.structs.replace(pending.answers, tokens=answers - rows, read=pending.answers.read - read)
+        alone, bound = costs.seconds(plain), config.step_time / 1000  # guesses make no step longer
         limit = max(bound, 2 * alone) if answering else 2 * max(bound, alone)
-        token = (pending.seconds - alone) / prompts if prompts < 2 * ALIGNMENT else 0.0  # of which half may be too much
+        own = pending.seconds - costs.seconds(pending.answers)
+        token = own / prompts if prompts < 2 * ALIGNMENT else 0.0  # of which half may be too much
         allowed = 1.0001 * limit + 0.6 * token
         assert pending.seconds <= allowed, f"step {step.number} is to take {pending.seconds} of {limit} s"
 

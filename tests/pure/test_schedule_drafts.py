@@ -181,6 +181,45 @@ def test_lives_accept_tokens_and_reject_tokens() -> None:
     assert statistics.generation_tokens >= sum(len(bench.tokens(number)) for number in bench.requests)
 
 
+@pytest.mark.parametrize("step_time", [150.0, 60.0])
+@pytest.mark.parametrize("readers", [1, 8])
+def test_drafts_beside_a_prompt_leave_the_step_its_time_and_the_prompt_most_of_it(
+    readers: int, step_time: float
+) -> None:
+    """A millisecond a token, and guesses of as many as anybody takes, all of which are right."""
+    taken = {}
+    for drafter in (None, _right_tokens):
+        limits = limits_of(num_blocks=400, block_size=16, max_model_len=3000)
+        bench = Bench(
+            SchedulerConfig(step_time=step_time, max_num_batched_tokens=512, max_num_seqs=16),
+            limits=msgspec.structs.replace(limits, max_drafted=64, max_sampled_rows=600),
+            token_s=0.001,
+            drafter=drafter,
+        )
+        for number in range(readers):
+            bench.submit([1 + number] * 16, max_tokens=2900, ignore_eos=True)
+        for _ in range(8):
+            bench.fill()
+            bench.finish_step()
+        prompt, drafted, begun = bench.submit([30] * 1000, max_tokens=1), 0, bench.now
+        while not bench.outputs.get(prompt):
+            step = bench.step()
+            assert step is not None
+            drafted += sum(len(item.drafted) for item in step.items)
+            assert step.num_tokens <= 1.35 * step_time, step.num_tokens  # a first piece before costs are known better
+            bench.finish_step()
+        taken[drafter is not None] = bench.now - begun
+        assert (drafted > 0) == (drafter is not None)
+    assert taken[True] <= 1.25 * taken[False], taken
+
+
+def _right_tokens(tokens: Sequence[int], count: int = 64) -> list[int]:
+    known = list(tokens)
+    for _ in range(count):
+        known.append(scripted_token(known, _VOCAB))
+    return known[len(tokens) :]
+
+
 def _check_blocks(bench: Bench) -> None:
     """Between steps a sequence that decodes owns the blocks of what was computed and counts, and those it was started
     with.

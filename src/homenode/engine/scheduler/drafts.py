@@ -1,19 +1,26 @@
 """Drafted tokens of a step: guesses of what follows the tokens of sequences, as far as it has room for them. Pure.
 
-A guess costs a row, and brings a token where it is right; nobody is preempted, nothing cached is given up and no prompt
-is kept from getting on for the sake of one. Sources of guesses are behind `Drafter`.
+A guess costs a row, and brings a token where it is right; nobody is preempted and nothing cached is given up for the
+sake of one. A row beside a prompt costs as much as a token of it, so guesses have a small share of what prompts could
+have, in tokens and in seconds: a step is as long as without them, and the prompt is there nearly as soon. Sources of
+guesses are behind `Drafter`.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from collections.abc import Sequence as List
-from typing import Protocol
+from typing import Final, Protocol
 
 from homenode.engine.kv.allocator import KvAllocator
 from homenode.engine.kv.sequence import Sequence
 from homenode.engine.scheduler.budget import StepPlan
+from homenode.engine.scheduler.step_costs import StepCosts
 from homenode.engine.scheduler.step_load import MeasuredStep, StepLoad
+from homenode.engine.scheduler.time_bound import FIRST_PIECE
+
+BESIDE_PROMPTS: Final = 1 / 8  # of what the decodes of a step leave to prompts, the share of guesses
 
 
 class Drafter(Protocol):
@@ -70,6 +77,16 @@ class WorkerDrafts(Drafter):
         for index in found:
             decoding[index].drafted = ()
         return found
+
+
+def most_beside_prompts(plan: StepPlan, costs: StepCosts, left_s: float) -> int:
+    """Return how many guesses a step that has its decodes may hold beside prompts. `left_s`: seconds that are left of
+    its bound; infinite: it has none.
+    """
+    most = math.ceil(BESIDE_PROMPTS * min(plan.tokens_left, plan.rows_left))
+    if not costs.known:
+        return min(most, int(BESIDE_PROMPTS * FIRST_PIECE))
+    return costs.rows_fitting(plan.answers, most, BESIDE_PROMPTS * left_s)
 
 
 def plan_expected(plan: StepPlan, drafter: Drafter) -> None:

@@ -5,6 +5,7 @@ preemption when blocks run out.
 from __future__ import annotations
 
 import bisect
+import math
 from collections.abc import Collection
 
 from homenode.engine.kv.allocator import KvAllocator
@@ -13,7 +14,7 @@ from homenode.engine.kv.sequence import BlockAllocation, Sequence, allocations_o
 from homenode.engine.messages import WaitReason
 from homenode.engine.scheduler.budget import StepPlan, prefill_count
 from homenode.engine.scheduler.counters import SchedulerCounters
-from homenode.engine.scheduler.drafts import Drafter, plan_drafts, plan_expected
+from homenode.engine.scheduler.drafts import Drafter, most_beside_prompts, plan_drafts, plan_expected
 from homenode.engine.scheduler.fair_share import KeyShares
 from homenode.engine.scheduler.micro_batching import MicroBatching
 from homenode.engine.scheduler.preemption import choose_victim, growth_preemption_warning, preemption_warning
@@ -78,8 +79,9 @@ class Planner:
         decoding = self._planned_decodes(plan, stopped)
         plan.decode(decoding, allocations_of(decoding), self._allocator.block_size, self._allocator.states)
         prompts = [s for s in stopped if (r := s.allocation) and not r.decoding]
+        alone_s = self.costs.seconds(plan.answers)  # guesses add to it, and do not make prompts wait longer
         if self._drafter is not None and decoding and not plan.short:
-            plan_drafts(plan, self._drafter, self._allocator, self._most_drafted(plan, prompts))
+            plan_drafts(plan, self._drafter, self._allocator, self._most_drafted(plan, prompts, alone_s))
         if self._drafter is not None and self._drafter.asks_workers:
             plan_expected(plan, self._drafter)
         if self._config.enable_chunked_prefill and self._batching.stages > 1:
@@ -89,7 +91,7 @@ class Planner:
             plan.keep_prefill_to(self._batching.prefill(waiting, prefill_in_flight, plan.tokens_left))
         self._held_by = "turn"
         if prompts or (self._slots_left > 0 and self.num_waiting):
-            self._plan_prompts(plan, prompts, in_flight_s)
+            self._plan_prompts(plan, prompts, alone_s, in_flight_s)
         if plan.short:
             self._held_by = "blocks"
         if self._drafter is not None:
@@ -99,14 +101,16 @@ class Planner:
             self._allocator.take_ahead(len(self.running))
         return plan
 
-    def _most_drafted(self, plan: StepPlan, begun: list[Sequence]) -> int:
-        """Drafted tokens that the step has room for. Prompts have at least half of what decodes leave, and all of it
-        where they are not cut.
+    def _most_drafted(self, plan: StepPlan, begun: list[Sequence], alone_s: float) -> int:
+        """Drafted tokens that the step has room for: none beside prompts that are not cut. `alone_s`: seconds that its
+        decodes take by themselves.
         """
-        most = min(plan.tokens_left, plan.rows_left)
         if not begun and not self.num_waiting:
-            return most
-        return most // 2 if self._config.enable_chunked_prefill else 0
+            return min(plan.tokens_left, plan.rows_left)
+        if not self._config.enable_chunked_prefill:
+            return 0
+        bounded = self._step_s and self.num_awaited
+        return most_beside_prompts(plan, self.costs, max(self._step_s - alone_s, alone_s) if bounded else math.inf)
 
     def _planned_decodes(self, plan: StepPlan, stopped: list[Sequence]) -> list[Sequence]:
         """A micro-batch's share of the decoding sequences, the first of those whose last token is known; with one
@@ -152,11 +156,12 @@ class Planner:
 
     # Prompts
 
-    def _plan_prompts(self, plan: StepPlan, begun: list[Sequence], in_flight_s: float) -> None:
-        """Go on with prompts that were begun, and begin others, by their turns."""
+    def _plan_prompts(self, plan: StepPlan, begun: list[Sequence], alone_s: float, in_flight_s: float) -> None:
+        """Go on with prompts that were begun, and begin others, by their turns. `alone_s`: what the decodes of the step
+        take without guesses.
+        """
         begun, left_out = self._turns.most_urgent(begun)
         if self._step_s and self.num_awaited:
-            alone_s = self.costs.seconds(plan.answers)
             limit = time_limit(
                 alone_s,
                 self._step_s,

@@ -133,6 +133,14 @@ class StepCosts:
         root = math.sqrt(each * each + 4.0 * half * left)
         return min(most, int(2.0 * left / (each + root)))
 
+    def rows_fitting(self, decodes: StepLoad, most: int, seconds: float) -> int:
+        """Return how many guesses, at most `most`, can be verified beside what decodes in so many seconds more."""
+        costs, tokens = self._costs, decodes.tokens
+        # As above: what all of them read of the experts is more than a few do, for each.
+        left = seconds - costs[_EXPERTS] * (self.expert_share(tokens + most) - self.expert_share(tokens))
+        each = costs[_DECODED] + costs[_READ]
+        return most if each * most <= left else max(0, int(left / each))
+
     def learn(self, decodes: StepLoad, prompts: StepLoad, seconds: float, experts: float = 0.0) -> None:
         """Take in that a step of this load took so long. `experts`: the share of them that it read; 0: what is expected
         of its tokens.
