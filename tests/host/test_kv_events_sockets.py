@@ -6,7 +6,6 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from itertools import pairwise
 from tempfile import TemporaryDirectory
 
 import msgspec
@@ -14,7 +13,7 @@ import pytest
 
 from homenode.engine.kv.block_journal import BlockChange, BlockContent, BlockGone
 from homenode.engine.kv_events.events import IN_KV_MEMORY, ON_DISK, KvEvent
-from homenode.engine.kv_events.told_events import EventForm, ToldEvents
+from homenode.engine.kv_events.told_events import EventForm, StoreChanges, ToldEvents
 from homenode.engine.kv_events_config import KvEventsSettings
 from homenode.errors import HostError
 
@@ -35,7 +34,7 @@ def content(number: int) -> BlockContent:
 class Pair:
     """A publisher, a reader of its events and one that asks for them again."""
 
-    def __init__(self, elsewhere: Callable[[], dict[str, set[bytes]]] | None = None, **more: object) -> None:
+    def __init__(self, elsewhere: Callable[[], StoreChanges] | None = None, **more: object) -> None:
         from homenode.engine.kv_events.publisher import EventPublisher
 
         self.settings = msgspec.convert(
@@ -202,11 +201,11 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_error_elsewhere_ends_what_is_told_of_that_alone(hasty: None, caplog: pytest.LogCaptureFixture) -> None:
     looks: list[int] = []
 
-    def elsewhere() -> dict[str, set[bytes]]:
+    def elsewhere() -> StoreChanges:
         looks.append(len(looks))
         if len(looks) > 1:
             raise RuntimeError("planted")
-        return {ON_DISK: {content(1).digest}}
+        return {ON_DISK: {content(1).digest: True}}
 
     pair = Pair(elsewhere)
     pair.publisher.start()
@@ -263,22 +262,23 @@ def test_after_an_error_that_stays_nothing_is_kept(pair: Pair, monkeypatch: pyte
     assert kinds(msgspec.msgpack.decode(last)) == ["AllBlocksCleared"]  # who reads believes nothing any more
 
 
-def test_a_look_that_takes_long_is_made_seldom(hasty: None) -> None:
-    looks: list[float] = []
+def test_after_an_error_what_lies_elsewhere_is_told_as_well(hasty: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where that was just being taken, which is told by its journal once only."""
+    changes: list[StoreChanges] = [{ON_DISK: {content(1).digest: True}}]
+    errors = [RuntimeError("planted")]
+    take = ToldEvents.take_stores
 
-    def elsewhere() -> dict[str, set[bytes]]:
-        looks.append(time.monotonic())
-        time.sleep(0.002)
-        return {}
+    def failing(told: ToldEvents, stores: StoreChanges) -> list[KvEvent]:
+        if errors:
+            raise errors.pop()
+        return take(told, stores)
 
-    pair = Pair(elsewhere)
+    monkeypatch.setattr(ToldEvents, "take_stores", failing)
+    pair = Pair(lambda: changes.pop() if changes else {})
     pair.publisher.start()
     try:
-        end = time.monotonic() + 0.25
-        while time.monotonic() < end and len(looks) < 3:
-            pair.publisher.give([content(len(looks))])
-            time.sleep(0.001)
-        assert all(later - earlier >= 0.1 for earlier, later in pairwise(looks)) and looks
+        pair.publisher.give([content(1)])
+        assert ("BlockStored", ON_DISK) in told_until(pair, 5)  # cleared; stored; then all of it once more
     finally:
         pair.close()
 

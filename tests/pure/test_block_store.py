@@ -16,9 +16,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from homenode.engine.kv_disk.block_format import HEADER_BYTES, BlockFormat, DamagedBlockError
-from homenode.engine.kv_disk.block_index import ModelBlocks, choose_evicted, stored_size
+from homenode.engine.kv_disk.block_index import ModelBlocks, StoredBlock, choose_evicted, stored_size
 from homenode.engine.kv_disk.block_store import BlockStore, ModelNote
 from homenode.engine.kv_disk.folder import DESCRIPTION, StoreFolder
 from tests.examples import lives
@@ -413,3 +415,36 @@ def test_every_byte_of_a_block_counts() -> None:
             form.check_header(header, bytes(16), 40)
         with pytest.raises(DamagedBlockError):
             BlockFormat(b"model", key).check_header(header[:-1], name, 40)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["add", "drop", "touch", "take over", "read"]), st.sets(st.integers(0, 5))),
+        max_size=30,
+    )
+)
+def test_a_journal_tells_of_every_name_that_came_or_went(steps: list[tuple[str, set[int]]]) -> None:
+    """Whoever takes its changes, whenever he does, knows what is there, and is told of nothing twice."""
+    wanted, known = names(6), set[str]()
+    blocks = ModelBlocks()
+    blocks.add(wanted[0], SIZE, 1.0)
+    journal = blocks.begin_journal()
+    for number, (what, some) in enumerate([*steps, ("read", set[int]())]):
+        chosen = [wanted[each] for each in sorted(some)]
+        match what:
+            case "add":
+                for name in chosen:
+                    blocks.add(name, SIZE, float(number))
+            case "drop":
+                for name in chosen:
+                    blocks.drop(name)
+            case "touch":
+                blocks.touch(chosen, float(number))
+            case "take over":
+                blocks.take_over({name: StoredBlock(SIZE, float(number)) for name in chosen})
+            case _:
+                for name, there in journal.take().items():
+                    assert there == (name not in known)
+                    (known.add if there else known.discard)(name)
+                assert known == set(blocks.blocks)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import random
 
@@ -209,9 +210,9 @@ def test_what_is_built_again_is_what_is_held() -> None:
     for taken in range(len(changes) + 1):
         told, reader = ToldEvents(EventForm(SIZE)), Reader()
         told.take([block(1), block(2, 1)])
-        told.look_at_stores({ON_DISK: {block(1).digest}})
+        told.take_stores({ON_DISK: {block(1).digest: True, block(4, 3).digest: True}})
         told.take(changes[:taken])
-        reader.hear(list(told.built_again(changes, None).snapshot()))
+        reader.hear(list(told.built_again(changes, None, {ON_DISK: {block(4, 3).digest: False}}).snapshot()))
         assert reader.finds([1, 1, 3, 3]) == 2 and reader.finds([1, 1, 2, 2]) == 1
         assert reader.finds([1, 1], ON_DISK) == 1 and len(reader.held) == 3
 
@@ -278,14 +279,40 @@ def test_blocks_on_disk_outlive_those_in_memory() -> None:
     told, reader = ToldEvents(EventForm(SIZE)), Reader()
     first, second = block(1), block(2, 1)
     reader.hear(told.take([first, second]))
-    on_disk = {ON_DISK: {first.digest, second.digest, b"of an earlier process"}}
+    on_disk = {ON_DISK: dict.fromkeys((first.digest, second.digest, b"of an earlier process"), True)}
     reader.hear(told.take([BlockGone(second.digest)]))  # before anybody has looked at the disk
-    reader.hear(told.look_at_stores(on_disk))
+    reader.hear(told.take_stores(on_disk))
     assert reader.finds([1, 1, 2, 2]) == 1 and reader.finds([1, 1, 2, 2], ON_DISK) == 2
     reader.hear(told.take([AllGone()]))
     assert reader.finds([1, 1]) == 0 and reader.finds([1, 1, 2, 2], ON_DISK) == 2
-    reader.hear(told.look_at_stores({ON_DISK: {first.digest}}))
+    reader.hear(told.take_stores({ON_DISK: {second.digest: False}}))
     assert reader.finds([1, 1, 2, 2], ON_DISK) == 1
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(["memory", "stored", "gone", "all gone", "forget"]), st.integers(1, 4))))
+def test_what_lies_on_disk_is_told_once_it_is_known_what_it_is_of(steps: list[tuple[str, int]]) -> None:
+    """Whichever comes first: what a block is of, or that it lies there."""
+    chain = [block(number, number - 1 or None) for number in range(1, 5)]
+    told, reader, known, on_disk = ToldEvents(EventForm(SIZE)), Reader(), set[bytes](), set[bytes]()
+    for what, number in steps:
+        each = chain[number - 1]
+        match what:
+            case "memory":
+                known.add(each.digest)
+                reader.hear(told.take([each]))
+            case "gone" | "stored":
+                there = what == "stored"
+                (on_disk.add if there else on_disk.discard)(each.digest)
+                reader.hear(told.take_stores({ON_DISK: {each.digest: there}}))
+            case "forget":
+                reader.hear(told.take([BlockGone(each.digest)]))
+            case _:
+                reader.hear(told.take([AllGone()]))
+        found = itertools.takewhile(lambda block: block.digest in known & on_disk, chain)
+        assert reader.finds([token for block in chain for token in block.tokens], ON_DISK) == len(list(found))
+    reader.hear(told.forget_stores())
+    assert reader.finds([1, 1], ON_DISK) == 0
 
 
 @settings(max_examples=20, deadline=None)

@@ -219,13 +219,15 @@ def test_what_was_lost_is_not_kept(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("with_disk", [False, True])
 def test_copies_in_memory_stay_as_long_as_there_is_room(tmp_path: Path, with_disk: bool) -> None:
-    moved = Moved(tmp_path / "kv" if with_disk else None, park_bytes=3 * SIZE).start()
+    moved = Moved(tmp_path / "kv" if with_disk else None, park_bytes=3 * SIZE)
+    journals = moved.thread.begin_journals()
+    moved.start()
     for n in range(5):
         moved.keep(f"out/{n}", {NAMES[n]: n})
         moved.wait(f"out/{n}", "stored")
     wait_until(lambda: moved.thread.figures().parked_bytes == 3 * SIZE)
-    copies, on_disk = moved.thread.held_names()
-    assert len(copies) == 3 and (moved.store is None or set(copies) <= set(on_disk))
+    copies, on_disk = ({name for name, there in each.take().items() if there} for each in journals)
+    assert copies == set(NAMES[2:5]) and on_disk == (set(NAMES[:5]) if with_disk else set())
     asked = BlocksIn("in", NAMES[2:5], [10, 11, 12], held=0)
     moved.thread.fetch(asked)
     moved.wait("in", "arrived")

@@ -11,6 +11,8 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from homenode.engine.kv_disk.name_journal import NameJournal
+
 _PAGE = 4096
 _LEAST_AGE_S = 1.0
 
@@ -35,10 +37,13 @@ class StoredBlock:
 
 @dataclass(eq=False)
 class ModelBlocks:
-    """The blocks of one model, by name. `rate`: seconds that computing a byte of them takes; 0: nobody knows."""
+    """The blocks of one model, by name. `rate`: seconds that computing a byte of them takes; 0: nobody knows.
+    `journal`: of the names, where somebody wants to know what comes and goes.
+    """
 
     blocks: OrderedDict[str, StoredBlock] = field(default_factory=OrderedDict)
     rate: float = 0.0
+    journal: NameJournal | None = None
 
     def __contains__(self, name: str) -> bool:
         return name in self.blocks
@@ -50,13 +55,29 @@ class ModelBlocks:
 
     def add(self, name: str, nbytes: int, used: float) -> None:
         """Add a block that has just been found or written."""
+        if name not in self.blocks:
+            self._note(name, True)
         self.blocks[name] = StoredBlock(nbytes, used)
         self.blocks.move_to_end(name)
 
     def drop(self, name: str) -> int:
         """Forget a block that is not there any more. Bytes that it took."""
         block = self.blocks.pop(name, None)
-        return 0 if block is None else block.size
+        if block is None:
+            return 0
+        self._note(name, False)
+        return block.size
+
+    def begin_journal(self) -> NameJournal:
+        """Note from now on what comes and goes; first that all names came that are there."""
+        self.journal = NameJournal()
+        for name in self.blocks:
+            self.journal.note(name, True)
+        return self.journal
+
+    def _note(self, name: str, there: bool) -> None:
+        if self.journal is not None:
+            self.journal.note(name, there)
 
     def touch(self, names: Sequence[str], now: float) -> list[str]:
         """Note that the blocks of a beginning are used, which are given from the first on. Those that were there, the
@@ -71,9 +92,11 @@ class ModelBlocks:
     def take_over(self, there: dict[str, StoredBlock]) -> None:
         """Take in what was found in the folder: others may have written, used and removed blocks since."""
         for name in [name for name in self.blocks if name not in there]:
-            del self.blocks[name]
+            self.drop(name)
         for name, block in there.items():
             mine = self.blocks.get(name)
+            if mine is None:
+                self._note(name, True)
             if mine is None or mine.used < block.used:
                 self.blocks[name] = block
         self.blocks = OrderedDict(sorted(self.blocks.items(), key=lambda item: item[1].used))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import secrets
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from homenode.engine.disk_config import DiskConfig
@@ -118,10 +118,12 @@ class KvDiskLink:
         """Let the blocks of a session be given up like all others. For the thread of the engine's loop."""
         self.source.release_session(session)
 
-    def held(self) -> Mapping[str, Collection[bytes]]:
-        """Identities of the blocks that are there now: of copies in memory, and on disk. From any thread."""
-        copies, stored = self._thread.held_names()
-        return {IN_COPIES: _identities(copies), ON_DISK: _identities(stored)}
+    def begin_journal(self) -> Callable[[], Mapping[str, Mapping[bytes, bool]]]:
+        """Note from now on what comes and goes. To be called before `start`. Returns what takes the changes, from any
+        thread: by medium, of each block whether it is there now; the first time those that are there.
+        """
+        copies, stored = self._thread.begin_journals()
+        return lambda: {IN_COPIES: _by_identity(copies.take()), ON_DISK: _by_identity(stored.take())}
 
     def figures(self) -> DiskStats:
         """Counters since the start, and gauges of now."""
@@ -133,6 +135,6 @@ class KvDiskLink:
             self._folder.close()
 
 
-def _identities(names: Iterable[str]) -> frozenset[bytes]:
+def _by_identity(names: Mapping[str, bool]) -> dict[bytes, bool]:
     """Names are identities of blocks, and those of states, which are like none."""
-    return frozenset(map(bytes.fromhex, names))
+    return {bytes.fromhex(name): there for name, there in names.items()}

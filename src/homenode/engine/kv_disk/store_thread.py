@@ -17,6 +17,7 @@ from typing import Protocol
 
 from homenode.engine.kv_disk.block_store import BlockStore
 from homenode.engine.kv_disk.messages import BlocksMoved
+from homenode.engine.kv_disk.name_journal import NameJournal
 from homenode.engine.kv_transfer.agent import StatsChanged
 from homenode.engine.messages import DiskStats
 from homenode.host.refusals import start_thread
@@ -93,10 +94,15 @@ class _Copies:
 
     unwritten: OrderedDict[str, bytearray] = field(default_factory=OrderedDict)
     parked: OrderedDict[str, bytearray] = field(default_factory=OrderedDict)
+    journal: NameJournal | None = None  # of those that are parked
 
     def use(self, name: str) -> None:
         if name in self.parked:
             self.parked.move_to_end(name)
+
+    def note(self, name: str, there: bool) -> None:
+        if self.journal is not None:
+            self.journal.note(name, there)
 
     def find(self, name: str) -> bytearray | None:
         found = self.unwritten.get(name)
@@ -156,10 +162,12 @@ class StoreThread:
         """Return whether a block is there, or will be soon."""
         return self._copies.find(name) is not None or (self._store is not None and name in self._store.names)
 
-    def held_names(self) -> tuple[list[str], list[str]]:
-        """Names of what is there as a copy in memory, and of what is on disk."""
-        stored = [] if self._store is None else list(self._store.names.blocks)
-        return list(self._copies.parked), stored
+    def begin_journals(self) -> tuple[NameJournal, NameJournal]:
+        """Note from now on which copies stay in memory, and which blocks are on disk, those first that are there. To be
+        called before the thread is started.
+        """
+        copies = self._copies.journal = NameJournal()
+        return copies, NameJournal() if self._store is None else self._store.names.begin_journal()
 
     def seconds_for(self, blocks: int) -> float:
         """Return what reading so many blocks would probably take; 0: nobody knows yet."""
@@ -387,7 +395,10 @@ class StoreThread:
 
     def _park(self, name: str, content: bytearray) -> None:
         parked = self._copies.parked
+        self._copies.note(name, True)
         parked[name] = content
         self._parked_bytes += len(content)
         while parked and self._parked_bytes > self._park_bytes:
-            self._parked_bytes -= len(parked.popitem(last=False)[1])
+            gone, dropped = parked.popitem(last=False)
+            self._copies.note(gone, False)
+            self._parked_bytes -= len(dropped)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from homenode.engine.kv.allocator import KvAllocator
 from homenode.engine.kv.block_journal import BlockChange, BlockJournal
-from homenode.engine.kv_events.told_events import EventForm
+from homenode.engine.kv_events.told_events import EventForm, StoreChanges
 from homenode.engine.kv_events_config import KvEventsSettings
 from homenode.model.spec import ModelSpec
 
@@ -15,7 +15,7 @@ from homenode.model.spec import ModelSpec
 class StoreContents(Protocol):
     """The part of a store that events need (`kv_disk.setup.KvDiskLink`)."""
 
-    def held(self) -> Mapping[str, Collection[bytes]]: ...
+    def begin_journal(self) -> Callable[[], StoreChanges]: ...
 
 
 class Publisher(Protocol):
@@ -92,7 +92,7 @@ def open_events(
     from homenode.engine.kv_events.publisher import EventPublisher  # only who publishes needs ZeroMQ
 
     form = event_form(spec, allocator.block_size, allocator.states is not None)
-    publisher = EventPublisher(settings, rank, form, None if store is None else store.held)
+    publisher = EventPublisher(settings, rank, form, None if store is None else store.begin_journal())
     return KvEventsLink(publisher, allocator, store is not None)
 
 

@@ -17,14 +17,14 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import zmq
 
 from homenode.engine.kv.block_journal import BlockChange, without_passing
-from homenode.engine.kv_events.events import IN_COPIES, ON_DISK, AllBlocksCleared, KvEvent, encode_batch, encode_event
-from homenode.engine.kv_events.told_events import EventForm, ToldEvents
+from homenode.engine.kv_events.events import AllBlocksCleared, KvEvent, encode_batch, encode_event
+from homenode.engine.kv_events.told_events import EventForm, StoreChanges, ToldEvents
 from homenode.engine.kv_events_config import KvEventsSettings, is_bound, is_open_to_others
 from homenode.errors import HostError
 from homenode.host.refusals import start_thread
@@ -35,9 +35,8 @@ _NUMBER_BYTES = 8
 _LONGEST_READ = 2048  # a request is a number, a subscription a topic of up to 255 characters; nothing longer is read
 _REQUESTS_WAITING = 64  # of one reader
 _LOOK_EVERY_S = 1.0
-_LOOK_SHARE = 50  # a look at many blocks takes no more than one part of so many of the time
 _LINGER_MS = 200
-Elsewhere = Callable[[], Mapping[str, Collection[bytes]]]
+Elsewhere = Callable[[], StoreChanges]
 
 
 class EventPublisher:
@@ -46,9 +45,9 @@ class EventPublisher:
     def __init__(
         self, settings: KvEventsSettings, rank: int, form: EventForm, elsewhere: Elsewhere | None = None
     ) -> None:
-        """`rank`: of one of several engines, whose endpoints are its own. `elsewhere`: digests of the blocks that lie
-        outside of KV memory, by medium; looked at once a second while things change, or less often if that takes long.
-        HostError names the endpoint that cannot be had.
+        """`rank`: of one of several engines, whose endpoints are its own. `elsewhere`: takes what has
+        changed outside of KV memory; asked once a second while things change. HostError names the endpoint that cannot
+        be had.
         """
         self._settings, self._rank, self._elsewhere = settings.of_rank(rank), rank, elsewhere
         self._told = ToldEvents(form)
@@ -59,8 +58,9 @@ class EventPublisher:
         self._waiting: list[BlockChange] = []
         self._states: frozenset[bytes] | None = None
         self._closing = False
-        self._look_at = self._look_took = 0.0
+        self._look_at = 0.0
         self._taking: list[BlockChange] = []  # what `_told` is being changed by
+        self._taking_stores: StoreChanges = {}
         self._ended = False
         self._context = zmq.Context()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -194,8 +194,8 @@ class EventPublisher:
         _log.exception("KV events: an error, after which all that is held is told anew; report it if it comes again")
         with self._lock:
             states = self._states
-        self._told = self._told.built_again(self._taking, states)
-        self._taking = []
+        self._told = self._told.built_again(self._taking, states, self._taking_stores)
+        self._taking, self._taking_stores = [], {}
         self._send(list(self._told.snapshot()))
 
     def _changed(self) -> list[KvEvent]:
@@ -205,26 +205,24 @@ class EventPublisher:
             changes, self._waiting, states = self._waiting, [], self._states
         self._taking = changes
         if self._elsewhere is not None and not self._look_at:
-            self._look_at = time.monotonic() + max(_LOOK_EVERY_S, _LOOK_SHARE * self._look_took)
+            self._look_at = time.monotonic() + _LOOK_EVERY_S
         return self._told.take(changes, states)
 
     def _seen_elsewhere(self) -> list[KvEvent]:
         """Events of what lies elsewhere, when it is time to look."""
-        begin = time.monotonic()
-        if not self._look_at or self._elsewhere is None or (begin < self._look_at and not self._closing):
+        if not self._look_at or self._elsewhere is None or (time.monotonic() < self._look_at and not self._closing):
             return []
         self._look_at = 0.0
         try:
-            found = self._elsewhere()
+            self._taking_stores = self._elsewhere()
         except Exception:
             _log.exception(
                 "KV events: where blocks lie outside of KV memory is not told any more, since this error; restart the "
                 "server to have it told again, and report the error"
             )
-            self._elsewhere, found = None, dict.fromkeys((IN_COPIES, ON_DISK), frozenset())
-        events = self._told.look_at_stores(found)
-        self._look_took = time.monotonic() - begin
-        return events
+            self._elsewhere, self._taking_stores = None, {}
+            return self._told.forget_stores()
+        return self._told.take_stores(self._taking_stores)
 
     def _send(self, events: Sequence[KvEvent]) -> None:
         if not events:

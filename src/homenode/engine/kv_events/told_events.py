@@ -17,6 +17,8 @@ from homenode.engine.kv_events.events import (
 )
 from homenode.engine.kv_events.held_blocks import BlockPlace, HeldBlocks, removed_event, stored_events
 
+# Blocks that came to a place outside of KV memory, or went from it, by medium: whether each is there now.
+StoreChanges = Mapping[str, Mapping[bytes, bool]]
 _REMEMBERED = 4096  # blocks that left KV memory and may still be found elsewhere a moment later
 
 
@@ -44,11 +46,14 @@ class ToldEvents:
             medium: (HeldBlocks(), BlockPlace(medium, size, 0, form.kind, form.window))
             for medium in (IN_COPIES, ON_DISK)
         }
+        self._unknown: dict[str, set[bytes]] = {medium: set() for medium in self._stores}  # nobody has said what of
         self._left: OrderedDict[bytes, BlockContent] = OrderedDict()
 
-    def built_again(self, changes: Sequence[BlockChange], states: Collection[bytes] | None) -> ToldEvents:
+    def built_again(
+        self, changes: Sequence[BlockChange], states: Collection[bytes] | None, stores: StoreChanges
+    ) -> ToldEvents:
         """The same from what is held, whatever readers were told, after changes of which any part may have been taken:
-        the last one of a block counts.
+        the last one of a block counts. `stores`: such changes elsewhere.
         """
         made = ToldEvents(self._form)
         for block in self._memory.blocks:
@@ -56,8 +61,10 @@ class ToldEvents:
         for medium, (held, _) in self._stores.items():
             for block in held.blocks:
                 made._stores[medium][0].add(block)
+            made._unknown[medium] |= self._unknown[medium]
         made._left.update(self._left)
         made.take(changes, states)
+        made.take_stores(stores)
         return made
 
     def take(self, changes: Sequence[BlockChange], states: Collection[bytes] | None = None) -> list[KvEvent]:
@@ -85,6 +92,7 @@ class ToldEvents:
         events += stored_events(stored, self._place)
         if gone:
             events.append(removed_event(gone, self._place))
+        events += self._named_elsewhere(change for change in changes if isinstance(change, BlockContent))
         return events if states is None else [*events, *self._state_changes(states)]
 
     def _clear(self) -> list[KvEvent]:
@@ -111,20 +119,37 @@ class ToldEvents:
         )
         self._states = there
 
-    def look_at_stores(self, found: Mapping[str, Collection[bytes]]) -> list[KvEvent]:
-        """Events of what lies elsewhere now, by medium. A block is told once it is known what it is of: those of an
-        earlier process when they have been brought back.
+    def take_stores(self, changes: StoreChanges) -> list[KvEvent]:
+        """Events of what changed elsewhere. A block is told once it is known what it is of: those of an earlier process
+        when they have been brought back.
         """
         events: list[KvEvent] = []
-        for medium, digests in found.items():
+        for medium, digests in changes.items():
             held, place = self._stores[medium]
-            gone = [each for digest in list(held.digests) if digest not in digests for each in held.remove(digest)]
-            if gone:
-                events.append(removed_event(gone, place))
-            news = [block for digest in digests if digest not in held and (block := self._known(digest)) is not None]
-            told = [each for block in news for each in held.add(block)]
+            gone = [digest for digest, there in digests.items() if not there]
+            self._unknown[medium].difference_update(gone)
+            if removed := [each for digest in gone for each in held.remove(digest)]:
+                events.append(removed_event(removed, place))
+            came = {digest: self._known(digest) for digest, there in digests.items() if there}
+            self._unknown[medium].update(digest for digest, block in came.items() if block is None)
+            told = [each for block in came.values() if block is not None for each in held.add(block)]
             events += stored_events(told, place)
         return events
+
+    def _named_elsewhere(self, blocks: Iterable[BlockContent]) -> Iterator[KvEvent]:
+        """Events of blocks that lie elsewhere, and of which it is known only now what they are of."""
+        named = list(blocks)
+        for medium, (held, place) in self._stores.items():
+            unknown = self._unknown[medium]
+            found = [block for block in named if block.digest in unknown]
+            unknown.difference_update(block.digest for block in found)
+            yield from stored_events([each for block in found for each in held.add(block)], place)
+
+    def forget_stores(self) -> list[KvEvent]:
+        """Events after which nothing is told to lie elsewhere."""
+        return self.take_stores(
+            {medium: dict.fromkeys(held.digests, False) for medium, (held, _) in self._stores.items()}
+        )
 
     def _known(self, digest: bytes) -> BlockContent | None:
         block = self._memory.content(digest)
