@@ -20,7 +20,7 @@ from click.testing import CliRunner
 from homenode.cli.main import cli
 from homenode.engine.messages import RequestRow
 from homenode.server.monitoring import history
-from homenode.server.page.files import PageFiles, page_files
+from homenode.server.page.files import PageFiles, _version, page_files
 from homenode.server.page.machine_watch import MachineWatch
 from homenode.server.page.waiting_words import waiting_words
 from tests.paths import ROOT
@@ -56,10 +56,22 @@ def test_the_page_and_its_files_are_small_compressed_and_all_there(server: Runni
     assert "content-encoding" not in plain.headers and plain.text == found["/"].text
 
 
-def test_a_file_that_the_browser_has_is_not_sent_again(server: Running) -> None:
-    tag = server.http.get("/page/page.css").headers["etag"]
-    again = server.http.get("/page/page.css", headers={"If-None-Match": f'"other", {tag}'})
-    assert again.status_code == 304 and not again.content
+@pytest.mark.parametrize("at", ["/", "/docs"])
+def test_a_browser_keeps_files_and_asks_for_the_page_that_names_their_version(server: Running, at: str) -> None:
+    found = all_files(server, at)
+    page = found.pop(at)
+    assert page.headers["cache-control"] == "no-cache"
+    files = [answer for path, answer in found.items() if not path.endswith(".json")]
+    assert files and {answer.headers["cache-control"] for answer in files} == {"public, max-age=31536000, immutable"}
+    assert not any("etag" in answer.headers or "last-modified" in answer.headers for answer in (page, *files))
+
+
+def test_the_version_of_files_changes_with_any_of_them() -> None:
+    contents = {"index.html": b"<head>", "a.js": b"1", "b.css": b"2"}
+    versions = {_version({**contents, name: change}) for name in contents for change in (contents[name], b"", b"3")} | {
+        _version({**contents, "c.js": b""})
+    }
+    assert len(versions) == 1 + 2 * len(contents) + 1
 
 
 def test_nothing_runs_or_comes_from_elsewhere(server: Running) -> None:
@@ -86,10 +98,13 @@ def test_nothing_runs_or_comes_from_elsewhere(server: Running) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    ["/page/", "/page/index.html", "/page/nothing.js", "/page/../health.py", "/page/%2e%2e%2ffiles.py", "/page/a/b.js"],
-)
+    [
+        "/page/", "/page/index.html", "/page/app.js", "/page/0123456789abcdef/app.js", "/page/VERSION/index.html",
+        "/page/VERSION/nothing.js", "/page/VERSION/../health.py", "/page/VERSION/%2e%2e%2ffiles.py", "/page/a/b/c.js",
+    ],
+)  # fmt: skip
 def test_what_is_no_file_of_the_page_is_not_found(server: Running, path: str) -> None:
-    answer = server.http.get(path, headers=BROWSER)
+    answer = server.http.get(path.replace("VERSION", page_files("").version), headers=BROWSER)
     assert answer.status_code == 404 and answer.json()["error"]["code"] == "unknown_path"
 
 
@@ -125,7 +140,7 @@ def test_behind_a_root_path_all_is_found_below_it(start: Start) -> None:
 def test_no_ui_leaves_the_rest_as_it_is(start: Start) -> None:
     server = start(ui=False)
     assert "is running" in server.http.get("/", headers=BROWSER).text
-    assert server.http.get("/page/app.js").status_code == 404
+    assert server.http.get(f"/page/{page_files('').version}/app.js").status_code == 404
     assert server.http.get("/overview").status_code == 200
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from homenode.server.page.files import page_files
 from homenode.server.proxy.upstreams import Upstream, UpstreamAnswer
 from tests.server.proxy.scripted import run, stage
 from tests.waiting import wait_in_loop
@@ -20,14 +21,14 @@ def test_a_proxy_has_a_page_and_never_that_of_its_servers() -> None:
             front = await on.http.get("/", headers=BROWSER)
             assert front.status_code == 200 and "<html" in front.text
             assert "default-src 'none'" in front.headers["content-security-policy"]
-            script = await on.http.get("/page/app.js")
+            script = await on.http.get(f"/page/{page_files('').version}/app.js")
             assert script.status_code == 200 and script.headers["content-type"].startswith("text/javascript")
             assert len(on.decoders[0].asked) == asked, "nobody else was asked"
             await on.http.get("/", headers={"Accept": "*/*"})
             assert len(on.decoders[0].asked) == asked + 1, "programs get a decode server's answer"
         async with stage(ui=False) as on:
             assert "<html" not in (await on.http.get("/", headers=BROWSER)).text
-            assert (await on.http.get("/page/app.js")).status_code == 404
+            assert (await on.http.get(f"/page/{page_files('').version}/app.js")).status_code == 404
 
     run(test)
 

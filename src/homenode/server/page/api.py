@@ -35,9 +35,9 @@ def page_routes(state: RequestAdmission, config: HttpConfig) -> list[Route]:
 def _file_route(state: RequestAdmission, folder: str, files: Callable[[], PageFiles]) -> Route:
     async def file(state: RequestAdmission, request: Request) -> Response:
         name = request.path_params["name"]
-        found = files().file(name, request)
+        found = files().file(request.path_params["version"], name, request)
         if found is None:
             raise ApiError(404, f"the page has no file {name[:80]!r}", code="unknown_path")
         return found
 
-    return Route(f"{folder}{{name}}", Endpoint(state, file), methods=["GET"])
+    return Route(f"{folder}{{version}}/{{name}}", Endpoint(state, file), methods=["GET"])

@@ -1,8 +1,10 @@
 """The files of pages: served from memory, compressed, to whoever asks; nothing of the server is in them.
 
-The page of a server is at `/` for those who take HTML, its files are below `/page/`. That of its API is at `/docs`,
-with files below `/docs/`. Their addresses are relative, so that they are
-found below whatever path a reverse proxy shows the server at.
+The page of a server is at `/` for those who take HTML, its files are below `/page/VERSION/`. That of its API is at
+`/docs`, with files below `/docs/VERSION/`. Their addresses are relative, so that they are found below whatever path a
+reverse proxy shows the server at. The version is of their content: a browser keeps them and never asks again, and the
+page itself, which names the version, is sent anew each time. So no answer is a 304, which some proxies between get
+wrong, and a page never runs with files of another version.
 """
 
 from __future__ import annotations
@@ -37,49 +39,46 @@ _ALWAYS = {
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
-    "Cache-Control": "no-cache",
 }
+_ASK_ANEW = "no-cache"
+_KEEP = "public, max-age=31536000, immutable"
 
 
 @dataclass(frozen=True)
 class _File:
-    """A file as it is sent, plain and packed. `tag`: changes with its content."""
+    """A file as it is sent, plain and packed."""
 
     kind: str
     plain: bytes
     packed: bytes
-    tag: str
 
     @classmethod
     def of(cls, name: str, content: bytes) -> _File:
-        import gzip  # none of these is imported before somebody asks for the page: no start waits for them
-        import hashlib
+        import gzip  # not imported before somebody asks for the page: no start waits for it
 
-        suffix = name[name.rindex(".") :]
-        tag = hashlib.sha256(content).hexdigest()[:20]
-        return cls(_KINDS[suffix], content, gzip.compress(content, 9, mtime=0), f'W/"{tag}"')
+        return cls(_KINDS[name[name.rindex(".") :]], content, gzip.compress(content, 9, mtime=0))
 
     def response(self, asked: Headers, more: Mapping[str, str]) -> Response:
-        headers = {**_ALWAYS, **more, "ETag": self.tag}
-        if self.tag in [each.strip() for each in asked.get("if-none-match", "").split(",")]:
-            return Response(status_code=304, headers=headers)
+        headers = {**_ALWAYS, **more}
         if not takes_gzip(asked):
             return Response(self.plain, headers=headers, media_type=self.kind)
         return Response(self.packed, headers={**headers, "Content-Encoding": "gzip"}, media_type=self.kind)
 
 
 class PageFiles:
-    """The files of a page as a server shows it at the path `root`, empty for one of its own. `folder`: of the package,
-    where they lie.
+    """The files of a page as a server shows it at the path `root`, empty for one of its own. `place`: what the page
+    calls their folder, `folder`: where they lie in the package. `version`: the folder below `place`.
     """
 
-    def __init__(self, root: str = "", folder: str = "static") -> None:
+    def __init__(self, root: str = "", place: str = FOLDER, folder: str = "static") -> None:
         contents = dict(_contents(folder))
+        self.version = _version(contents)
+        page = contents[_PAGE].decode().replace(f'="{place[1:]}', f'="{place[1:]}{self.version}/')
         if root:
             from html import escape
 
-            place = f'{_BASE}<base href="{escape(root, quote=True)}/">'.encode()
-            contents[_PAGE] = contents[_PAGE].replace(_BASE.encode(), place, 1)
+            page = page.replace(_BASE, f'{_BASE}<base href="{escape(root, quote=True)}/">', 1)
+        contents[_PAGE] = page.encode()
         self._files = {name: _File.of(name, content) for name, content in contents.items()}
         self._policy = _POLICY.format(base="'self'" if root else "'none'")
 
@@ -90,14 +89,18 @@ class PageFiles:
 
     def page(self, request: Request) -> Response:
         """The page itself."""
-        own = {"Content-Security-Policy": self._policy, "Vary": "Accept, Accept-Encoding"}
+        own = {
+            "Content-Security-Policy": self._policy,
+            "Vary": "Accept, Accept-Encoding",
+            "Cache-Control": _ASK_ANEW,
+        }
         return self._files[_PAGE].response(request.headers, own)
 
-    def file(self, name: str, request: Request) -> Response | None:
-        """The file of this name; None where there is none."""
-        if name not in self.names:
+    def file(self, version: str, name: str, request: Request) -> Response | None:
+        """The file of this name; None where there is none of this version."""
+        if version != self.version or name not in self.names:
             return None
-        return self._files[name].response(request.headers, {"Vary": "Accept-Encoding"})
+        return self._files[name].response(request.headers, {"Vary": "Accept-Encoding", "Cache-Control": _KEEP})
 
 
 def page_at_root(config: HttpConfig, request: Request) -> Response | None:
@@ -149,7 +152,17 @@ def page_files(root: str) -> PageFiles:
 @cache
 def reference_files(root: str) -> PageFiles:
     """The same of the page of the API."""
-    return PageFiles(root, "reference")
+    return PageFiles(root, f"{REFERENCE}/", "reference")
+
+
+def _version(contents: Mapping[str, bytes]) -> str:
+    """Return a word that changes with any of the files."""
+    import hashlib  # as late as gzip
+
+    digest = hashlib.sha256()
+    for name, content in contents.items():
+        digest.update(f"{name} {len(content)} ".encode() + content)
+    return digest.hexdigest()[:16]
 
 
 @cache
