@@ -235,7 +235,9 @@ async def test_nobody_is_answered_before_the_loss_of_any_front_is_borne(tmp_path
         await to.wait_for(replaced)
 
 
-@pytest.mark.parametrize(("obstacle", "error"), [("unreadable", CheckpointError), ("broken", HostError)])
+@pytest.mark.parametrize(
+    ("obstacle", "error"), [("unreadable", CheckpointError), ("broken", HostError), ("unmade", HostError)]
+)
 @sync
 async def test_what_keeps_a_front_or_an_engine_from_starting_is_named(
     tmp_path: Path, obstacle: str, error: type[Exception]

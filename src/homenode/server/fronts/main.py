@@ -17,8 +17,9 @@ import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from homenode.engine.child_process import call_itself, die_with_parent, in_words, show_crashes
 from homenode.engine.fronts.messages import Way
@@ -30,7 +31,6 @@ from homenode.logs.setup import begin_service_log, end_log
 from homenode.model.files_read import recorded_files
 from homenode.net.descriptors import receive_fd
 from homenode.net.message_frames import FrameDecoder, decode_body, encode_frame
-from homenode.server.doors.certificate import Certificate
 from homenode.server.fronts.messages import (
     Begin,
     FromFront,
@@ -48,6 +48,11 @@ from homenode.server.interfaces.tokenizer import TokenizerLike
 from homenode.server.keys.counts import KeyCounts
 from homenode.server.keys.keyring import Keyring
 from homenode.server.monitoring.files import reserve_metrics_files
+
+if TYPE_CHECKING:
+    from homenode.server.core.state import ServerState
+    from homenode.server.http.middleware import HttpApplication
+    from homenode.server.models.served_model import ModelParts
 
 _log = logging.getLogger(__name__)
 _CHUNK = 256 * 1024
@@ -84,6 +89,18 @@ class SharedListener(socket.socket):
         """Nothing: it does."""
 
 
+@dataclass(frozen=True)
+class _Made:
+    """What a front takes connections with."""
+
+    client: LinkedClient
+    keys: Keyring
+    state: ServerState
+    app: HttpApplication
+    server: Server
+    ending: Ending
+
+
 class _Front:
     """A front, from the first frame to the end."""
 
@@ -105,81 +122,59 @@ class _Front:
         reader, self._writer = await asyncio.open_unix_connection(sock=self._control)
         messages = _messages(reader)
         try:
-            prepare = await _next(messages, Prepare)
-            with recorded_files() as read:
-                tokenizers = [await asyncio.to_thread(self._load, model) for model in prepare.models]
-            certificate = certificate_of(prepare.server)
-            self._send(Prepared(read.texts))
-            begin = await _next(messages, Begin)
+            made = await self._make(messages)
         except Exception as error:
             if not isinstance(error, HomenodeError):
                 _log.exception("the front could not begin")
             self._send(Fatal(*in_words(error)))
             return 1
-        return await self._serve(prepare, begin, tokenizers, certificate, messages)
+        return await self._serve(made, messages)
 
-    async def _serve(
-        self,
-        prepare: Prepare,
-        begin: Begin,
-        tokenizers: Sequence[TokenizerLike],
-        certificate: Certificate | None,
-        messages: AsyncIterator[ToFront],
-    ) -> int:
+    async def _make(self, messages: AsyncIterator[ToFront]) -> _Made:
+        """Make all that connections are taken with, as the coordinator says."""
+        prepare = await _next(messages, Prepare)
+        with recorded_files() as read:
+            tokenizers = [await asyncio.to_thread(self._load, model) for model in prepare.models]
+        certificate = certificate_of(prepare.server)
+        self._send(Prepared(read.texts))
+        begin = await _next(messages, Begin)
         # These import prometheus_client, for which files had to be reserved first.
-        from homenode.server.app import create_app, run_batches
+        from homenode.server.app import create_app
         from homenode.server.core.state import FrontIdentity, ServerState
-        from homenode.server.models.picture_setup import picture_work
-        from homenode.server.models.served_model import ModelParts
-        from homenode.server.tracing.endpoint import end_tracing
 
         _keep_off_compute(begin)
         client = LinkedClient(begin.front, begin.engines, self._send)
         identity = FrontIdentity(begin.front, begin.fronts, prepare.metrics, begin.started)
         counts = KeyCounts(begin.fronts, begin.slot, self._key_counts) if self._key_counts >= 0 else None
         keys = Keyring(begin.keys, counts)
-        clients = (client,)  # of the coordinator's engines, which are those of one model
-        parts = [
-            ModelParts(
-                client,
-                tokenizer,
-                model.config,
-                picture_work(Path(model.path), client.ready, model.config),
-            )
-            for client, tokenizer, model in zip(clients, tokenizers, prepare.models, strict=True)
-        ]
-        state = ServerState(parts, prepare.server, identity, keys=keys)
+        state = ServerState(_parts(client, tokenizers, prepare.models), prepare.server, identity, keys=keys)
         app = create_app(state)
-        server = Server(
-            uvicorn_config(app, prepare.server, backlog=_ACCEPTED_AT_ONCE),
-            certificate=certificate,
-        )
+        server = Server(uvicorn_config(app, prepare.server, backlog=_ACCEPTED_AT_ONCE), certificate=certificate)
         ending = Ending(state, server, prepare.server.shutdown_timeout)
         state.watch_engines(ending.engine_lost)
-        state.history.begin()
-        self._take_engines(client)
+        return _Made(client, keys, state, app, server, ending)
+
+    async def _serve(self, made: _Made, messages: AsyncIterator[ToFront]) -> int:
+        from homenode.server.app import run_batches
+        from homenode.server.tracing.endpoint import end_tracing
+
+        made.state.history.begin()
+        self._take_engines(made.client)
         listens = asyncio.Event()
-        handling = asyncio.ensure_future(self._handle_messages(messages, client, keys, ending, listens))
+        handling = asyncio.ensure_future(self._handle_messages(messages, made, listens))
         self._send(FrontReady())
         await listens.wait()
         gc.freeze()  # what is there now stays: collections of cycles need not walk through it while requests wait
-        batches = run_batches(state, app)
-        await server.serve(sockets=list(self._listeners))
+        batches = run_batches(made.state, made.app)
+        await made.server.serve(sockets=list(self._listeners))
         for task in batches:
             task.cancel()
         handling.cancel()
-        state.history.end()
-        end_tracing(state.tracing)
-        return ending.exit_code
+        made.state.history.end()
+        end_tracing(made.state.tracing)
+        return made.ending.exit_code
 
-    async def _handle_messages(
-        self,
-        messages: AsyncIterator[ToFront],
-        client: LinkedClient,
-        keys: Keyring,
-        ending: Ending,
-        listens: asyncio.Event,
-    ) -> None:
+    async def _handle_messages(self, messages: AsyncIterator[ToFront], made: _Made, listens: asyncio.Event) -> None:
         try:
             async for message in messages:
                 match message:
@@ -188,15 +183,15 @@ class _Front:
                     case FreeCpusChanged(cpus):
                         move_process_threads(tuple(cpus))
                     case KeysChanged(changed):
-                        keys.replace(changed)
+                        made.keys.replace(changed)
                     case Serve():
                         listens.set()
                     case Stop():
-                        ending.drain()
+                        made.ending.drain()
                     case Prepare() | Begin():
                         _log.error("a %s came twice", type(message).__name__)
                     case _:
-                        client.take(message)
+                        made.client.take(message)
         except Exception:
             _log.exception("what the coordinator said could not be taken")
         end_log()
@@ -243,6 +238,17 @@ async def _next(messages: AsyncIterator[ToFront], kind: type[Any]) -> Any:
     if not isinstance(message, kind):
         raise PeerError(f"the coordinator said {type(message).__name__} in place of {kind.__name__}")
     return message
+
+
+def _parts(client: LinkedClient, tokenizers: Sequence[TokenizerLike], models: Sequence[FrontModel]) -> list[ModelParts]:
+    """The parts of each model. `client`: of the coordinator's engines, which are those of one."""
+    from homenode.server.models.picture_setup import picture_work
+    from homenode.server.models.served_model import ModelParts
+
+    return [
+        ModelParts(one, tokenizer, model.config, picture_work(Path(model.path), one.ready, model.config))
+        for one, tokenizer, model in zip((client,), tokenizers, models, strict=True)
+    ]
 
 
 def _keep_off_compute(begin: Begin) -> None:
