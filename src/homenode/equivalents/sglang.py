@@ -26,7 +26,9 @@ _STATES = NoEffect("states of such layers are kept as the model needs (--state-s
 _EXPERTS = NoEffect("--expert-counts keeps what experts are used, and --expert-placement FILE places by it")
 _CPU_EXPERTS = NoEffect("experts are computed where the layer is that they are of: see --stage-devices")
 _FIGURES = NoEffect("figures are under /metrics, and the log has a line every ten seconds while it is busy")
-_LOG = NoEffect("requests and answers are not logged; --access-log has a line for each HTTP request")
+_LOG = NoEffect(
+    "--log-requests and --log-outputs have a line for each prompt and answer, --access-log for each HTTP request"
+)
 _DEBUG = NoEffect("it is of finding faults in SGLang")
 _LOADING = NoEffect("weights are mapped from their files and read ahead")
 _FROM_OTHERS = NotOffered("weights are read from files: MODEL is a folder, a file or an id of the Hub")
@@ -275,8 +277,7 @@ EQUIVALENTS: tuple[Equivalent, ...] = (
         },
     ),
     Equivalent(
-        "--log-requests --log-requests-level= --log-requests-format= --log-requests-target=... "
-        "--uvicorn-access-log-exclude-prefixes=... --crash-dump-folder= --show-time-cost "
+        "--log-requests-level= --log-requests-format= --log-requests-target=... --uvicorn-access-log-exclude-prefixes=... --crash-dump-folder= --show-time-cost "
         "--enable-request-time-stats-logging",
         _LOG,
     ),

@@ -33,7 +33,7 @@ _PLUGINS = NotOffered("no code of others is loaded into the server")
 _REMOTE_CODE = NoEffect("remote code is never run: architectures are homenode's own (docs/models.md)")
 _FORMATS = NoEffect("the model's files say how they are quantised, and are read as what they are")
 _PYTORCH = NoEffect("it is of the start of PyTorch's processes; --worker-timeout is the one of workers")
-_LOG = NoEffect("requests and answers are not logged; --access-log has a line for each HTTP request")
+_LOG = NoEffect("--access-log has a line for each HTTP request")
 _PAGES = NoEffect("answers to browsers are those of --allowed-origins")
 _ELASTIC = NotOffered("engines are as many as at the start: --data-parallel-size")
 
@@ -342,8 +342,14 @@ EQUIVALENTS: tuple[Equivalent, ...] = (
         NoEffect("the APIs are as docs/server.md has them"),
     ),
     # The server
-    Equivalent("--disable-log-requests --no-enable-log-requests", AlwaysSo("requests are not logged")),
-    Equivalent("--enable-log-requests --enable-log-outputs --enable-log-deltas --max-log-len= --log-error-stack", _LOG),
+    Equivalent(
+        "--disable-log-requests --no-enable-log-requests",
+        AlwaysSo("requests are not logged unless --log-requests is given"),
+    ),
+    Equivalent("--enable-log-requests", Taken("--log-requests")),
+    Equivalent("--enable-log-outputs", Taken("--log-outputs")),
+    Equivalent("--enable-log-deltas", NoEffect("an answer is logged when it is over: --log-outputs")),
+    Equivalent("--log-error-stack", AlwaysSo("an error of the server itself is logged with its place in the code")),
     Equivalent("--disable-uvicorn-access-log", AlwaysSo("it is off unless --access-log is given")),
     Equivalent("--disable-access-log-for-endpoints=", _LOG),
     Equivalent(

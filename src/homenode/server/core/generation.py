@@ -84,6 +84,7 @@ class Generation:
         self._client, self._active, self._tickets = model.client, model.active, model.tickets
         self._text_work, self._caller = model.text_work, caller()
         self._span, self._model = current_span(), model.name
+        self._log, self._answers = model.request_log, model.request_log.answers()
         self.top_logprobs, self._token_ids = top_logprobs, token_ids
         self.sequences = sequences
         self.kv_result, self.tier = kv_result, tier
@@ -97,6 +98,9 @@ class Generation:
         ids = {sequence.request.id for sequence in self.sequences}
         tickets = self._take_tickets()
         self._active |= ids
+        for sequence in self.sequences:
+            if sequence.first_of_prompt:
+                self._log.write_prompt(sequence.request)
         try:
             async with aclosing(self._outputs()) as outputs:
                 async for index, output in outputs:
@@ -121,6 +125,9 @@ class Generation:
                 del self._tickets[ticket]
             for sequence in self.sequences:
                 sequence.recorder.end("abort")
+                if self._answers is not None:
+                    choice = sequence.choice
+                    self._answers.end(sequence.request, choice.num_tokens, choice.finish_reason or "cut off")
             if self._span is not None:
                 handed = None if self.kv_result is None else self.kv_result.tokens
                 note_generation(self._span, self._model, self.sequences, handed)
@@ -191,6 +198,8 @@ class Generation:
         tokens = len(output.tokens) + len(output.prompt_logprobs or ())
         before = sequence.choice.num_tokens
         event = await self._text_work.run(lambda: sequence.choice.feed(output), tokens)
+        if self._answers is not None:
+            self._answers.add(sequence.request, event.text)
         self._caller.take_generated(sequence.choice.num_tokens - before)  # without those behind a stop string
         if event.finish_reason is not None:
             sequence.recorder.computed(output.queued_s)

@@ -147,6 +147,7 @@ async def _pool_text(model: ServedModel, prompt: EncodedPrompt, priority: int, t
             arrival=recorder.arrival,
             pools=True,
         )
+        model.request_log.write_prompt(request)
         model.active.add(request.id)
         try:
             async with aclosing(model.client.submit(request)) as outputs:

@@ -90,7 +90,7 @@ class SharedListener(socket.socket):
 
 
 @dataclass(frozen=True)
-class _Made:
+class _FrontParts:
     """What a front takes connections with."""
 
     client: LinkedClient
@@ -130,7 +130,7 @@ class _Front:
             return 1
         return await self._serve(made, messages)
 
-    async def _make(self, messages: AsyncIterator[ToFront]) -> _Made:
+    async def _make(self, messages: AsyncIterator[ToFront]) -> _FrontParts:
         """Make all that connections are taken with, as the coordinator says."""
         prepare = await _next(messages, Prepare)
         with recorded_files() as read:
@@ -152,9 +152,9 @@ class _Front:
         server = Server(uvicorn_config(app, prepare.server, backlog=_ACCEPTED_AT_ONCE), certificate=certificate)
         ending = Ending(state, server, prepare.server.shutdown_timeout)
         state.watch_engines(ending.engine_lost)
-        return _Made(client, keys, state, app, server, ending)
+        return _FrontParts(client, keys, state, app, server, ending)
 
-    async def _serve(self, made: _Made, messages: AsyncIterator[ToFront]) -> int:
+    async def _serve(self, made: _FrontParts, messages: AsyncIterator[ToFront]) -> int:
         from homenode.server.app import run_batches
         from homenode.server.tracing.endpoint import end_tracing
 
@@ -174,7 +174,9 @@ class _Front:
         end_tracing(made.state.tracing)
         return made.ending.exit_code
 
-    async def _handle_messages(self, messages: AsyncIterator[ToFront], made: _Made, listens: asyncio.Event) -> None:
+    async def _handle_messages(
+        self, messages: AsyncIterator[ToFront], made: _FrontParts, listens: asyncio.Event
+    ) -> None:
         try:
             async for message in messages:
                 match message:

@@ -227,6 +227,13 @@ class ServedModelConfig:
         metavar="LIST",
     )
     max_sequences_per_request: int = option(2048, "Most sequences (prompts times n) in one HTTP request.", minimum=1)
+    log_requests: bool = option(
+        False, "Log the prompt of every request and how it is sampled; else no text of a request is logged."
+    )
+    log_outputs: bool = option(False, "Log the answers to requests.")
+    max_log_len: int = option(
+        2048, "Most characters of a prompt, and of an answer, that are logged.", minimum=1, maximum=2**24
+    )
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from homenode.server.interfaces.client import EngineClient
 from homenode.server.interfaces.tokenizer import TokenizerLike
 from homenode.server.models.grammar_work import GrammarWork
 from homenode.server.models.model_formats import ModelFormats
+from homenode.server.models.request_log import RequestLog
 from homenode.server.models.text_work import TextWork
 from homenode.server.monitoring.server_metrics import Metrics
 from homenode.transfer.wire.message import Published
@@ -60,6 +61,7 @@ class ServedModel:
         self.ready, self.names = parts.client.ready, parts.names
         self.pictures = parts.pictures if parts.client.ready.pooling is None else None
         self.text_work = text_work
+        self.request_log = RequestLog(self.config, self.tokenizer)
         self.metrics = metrics.add_model(self.name, parts.client)
         self.fingerprint = _fingerprint(self.ready)
         self.kv_transfer = _published(self.ready)
