@@ -1,4 +1,4 @@
-"""No text of a request is in the log unless it is asked for; then prompts and answers of every API are, cut as asked."""
+"""No text of a request is in the log unless it is asked for; then prompts and answers of every API are."""
 
 from __future__ import annotations
 

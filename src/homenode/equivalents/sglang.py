@@ -277,7 +277,8 @@ EQUIVALENTS: tuple[Equivalent, ...] = (
         },
     ),
     Equivalent(
-        "--log-requests-level= --log-requests-format= --log-requests-target=... --uvicorn-access-log-exclude-prefixes=... --crash-dump-folder= --show-time-cost "
+        "--log-requests-level= --log-requests-format= --log-requests-target=... "
+        "--uvicorn-access-log-exclude-prefixes=... --crash-dump-folder= --show-time-cost "
         "--enable-request-time-stats-logging",
         _LOG,
     ),
