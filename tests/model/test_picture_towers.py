@@ -182,6 +182,16 @@ def llama4() -> dict[str, Any]:
     return found | {"=multi_modal_projector.linear_1.weight": (TEXT, INNER)}
 
 
+def minicpm() -> dict[str, Any]:
+    front = "model.vision_tower."
+    found = siglip(front, side=112) | {f"{front}vit_merger.layer_norm1": (WIDTH,)}
+    found |= {f"{front}vit_merger.self_attn.{part}_proj": (WIDTH, WIDTH) for part in "qkv"}
+    found |= {f"{front}vit_merger.self_attn.out_proj": (WIDTH, WIDTH), f"{front}vit_merger.pre_norm": (4 * WIDTH,)}
+    found |= {f"{front}vit_merger.linear_1": (INNER, 4 * WIDTH), f"{front}vit_merger.linear_2": (WIDTH, INNER)}
+    found |= {"model.merger.mlp.0.pre_norm": (4 * WIDTH,), "model.merger.mlp.0.linear_1": (4 * WIDTH, 4 * WIDTH)}
+    return found | {"model.merger.mlp.0.linear_2": (TEXT, 4 * WIDTH)}
+
+
 QWEN_SIZES = {"patch_size": 16, "size": {"shortest_edge": 4096, "longest_edge": 32768}}
 # By class: the tower's configuration, further fields of config.json, those of the processor, and shapes of tensors.
 TOWERS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], dict[str, Any]]] = {
@@ -250,6 +260,10 @@ TOWERS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], dict[str
     "InternVLForConditionalGeneration": (
         SQUARE, {"image_token_id": 5, "image_seq_length": 4},
         {"size": {"height": SIDE, "width": SIDE}, "crop_to_patches": True, "max_patches": 4}, internvl(),
+    ),
+    "MiniCPMV4_6ForConditionalGeneration": (
+        SQUARE | {"image_size": 112}, {"image_token_id": 5, "insert_layer_id": 0},
+        {"max_slice_nums": 4, "scale_resolution": 56}, minicpm(),
     ),
     "LlavaForConditionalGeneration": (
         SQUARE | {"model_type": "clip_vision_model"}, {"image_token_index": 5},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,8 @@ import pytest
 from homenode.engine.inputs import PictureGrid, PlacedRows, PromptRows, grids_of, rows_problem, spans_of
 from homenode.engine.scheduler.budget import _with_whole_pictures
 from homenode.engine.worker.picture_places import PicturePlaces
-from homenode.model.pictures.qwen2_5_vl import _windows
+from homenode.model.pictures import pixels
+from homenode.model.pictures.families.qwen2_5_vl import _windows
 
 
 def positions_of(length: int, grids: list[PictureGrid]) -> np.ndarray:
@@ -92,3 +94,13 @@ def test_windows_hold_every_block_once(rows: int, columns: int, side: int) -> No
         places = {(n // columns // side, n % columns // side) for n in order[begin : begin + length].tolist()}
         assert len(places) == 1
         begin += length
+
+
+@pytest.mark.parametrize("table", [pixels.nearest_table, pixels.nearest_table_of_quotients])
+@pytest.mark.parametrize("side", [4, 7, 10, 14, 24, 26, 28, 30, 32, 70])
+def test_a_tile_as_large_as_the_table_has_each_position_once(table: Any, side: int) -> None:
+    """Boundaries that drift in float32 give places of whole squares the position before theirs."""
+    rows = np.arange(side * side, dtype=np.float32).reshape(-1, 1)
+    assert np.array_equal(table(rows, side, side), rows)
+    if side % 2 == 0:
+        assert np.array_equal(table(rows, side, side // 2)[: side // 2, 0], np.arange(0, side, 2))

@@ -33,6 +33,7 @@ CLASSES: Mapping[str, tuple[str, ...]] = {
     "internvl": ("InternVLForConditionalGeneration",),
     "llava": ("LlavaForConditionalGeneration", "LlavaNextForConditionalGeneration"),
     "llava_onevision": ("LlavaOnevisionForConditionalGeneration",),
+    "minicpm_v4_6": ("MiniCPMV4_6ForConditionalGeneration",),
     "mistral3": ("Mistral3ForConditionalGeneration",),
 }
 FAMILY_OF_CLASS: Mapping[str, str] = {name: family for family, classes in CLASSES.items() for name in classes}
@@ -51,4 +52,5 @@ PROJECTORS: Mapping[str, str] = {
     "kimik25": "kimi_vl",
     "lfm2": "lfm2_vl",
     "llama4": "llama4",
+    "minicpmv4_6": "minicpm_v4_6",
 }

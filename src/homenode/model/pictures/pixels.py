@@ -217,6 +217,33 @@ def _tent_weights(side: int, count: int) -> FloatArray:
     return np.asarray(weights / weights.sum(axis=1, keepdims=True), np.float32)
 
 
+def nearest_table(table: FloatArray, rows: int, columns: int) -> FloatArray:
+    """A table of positions [side * side, width] read at the shares of its sides at which rows x columns places begin:
+    [rows * columns, width]. Shares are multiples of one step below 1.
+    """
+    steps = (_multiples(count) for count in (rows, columns))
+    return _of_shares(table, *(np.minimum(shares, np.float32(1 - 1e-6)) for shares in steps))
+
+
+def nearest_table_of_quotients(table: FloatArray, rows: int, columns: int) -> FloatArray:
+    """The same where each share is a quotient, which may be rounded otherwise than a multiple."""
+    return _of_shares(table, *(np.arange(count, dtype=np.float32) / np.float32(count) for count in (rows, columns)))
+
+
+def _multiples(count: int) -> FloatArray:
+    return np.arange(count, dtype=np.float32) * np.float32(1.0 / count)
+
+
+def _of_shares(table: FloatArray, down: FloatArray, across: FloatArray) -> FloatArray:
+    """The rows of a table of which each share is behind the beginning, and before the next one's. Beginnings are
+    rounded once, as torch has them: steps of NumPy in float32 drift, so that a place would be the one before it.
+    """
+    side = math.isqrt(len(table))
+    ends = (1 / side + np.arange(len(np.arange(1 / side, 1.0, 1 / side))) * (1 / side)).astype(np.float32)
+    places = (np.searchsorted(ends, shares, side="right") for shares in (down, across))
+    return table.reshape(side, side, -1)[np.ix_(*places)].reshape(len(down) * len(across), -1)
+
+
 def _between(side: int, count: int) -> tuple[np.ndarray[Any, Any], FloatArray]:
     places = np.linspace(0, side - 1, count, dtype=np.float32)
     whole = places.astype(np.int64)

@@ -19,5 +19,5 @@ def family_named(name: str) -> FamilyFormat:
     """The family of this name. KeyError for another."""
     if name not in CLASSES:
         raise KeyError(name)
-    found: FamilyFormat = importlib.import_module(f"homenode.model.pictures.{name}").FAMILY
+    found: FamilyFormat = importlib.import_module(f"homenode.model.pictures.families.{name}").FAMILY
     return found

@@ -40,7 +40,7 @@ GGUF_NAMES = {
     "v.blk.{n}.ffn_up": "vision_tower.encoder.layers.{n}.mlp.fc1",
     "v.blk.{n}.ffn_down": "vision_tower.encoder.layers.{n}.mlp.fc2",
 }
-_FRONTS = ("model.vision_tower.vision_model.", "model.vision_tower.", "vision_tower.vision_model.", "vision_tower.",
+FRONTS = ("model.vision_tower.vision_model.", "model.vision_tower.", "vision_tower.vision_model.", "vision_tower.",
            "model.vision_model.", "vision_model.")  # fmt: skip
 Places = Callable[[FloatArray, int, int], FloatArray]  # a table of positions for a tile of so many rows and columns
 
@@ -80,7 +80,7 @@ class SquareTower:
     def load(self, tower: Tower, taken: TakenLayers) -> None:
         """Make the programs up to the last layer that something is taken from."""
         tensors, self._taken = tower.tensors, taken
-        front = tensors.front("embeddings.patch_embedding.weight", _FRONTS)
+        front = tensors.front("embeddings.patch_embedding.weight", FRONTS)
         weight = self._patch_matrix(tower, f"{front}embeddings.patch_embedding.weight")
         bias = tensors.vector(f"{front}embeddings.patch_embedding.bias") if not self.clip else None
         self._table = tensors.array(f"{front}embeddings.position_embedding.weight")
@@ -123,6 +123,16 @@ class SquareTower:
         """For each layer that something is taken from, the rows of all tiles one after the other, class tokens among
         them. `tiles`: [3, height, width], normalised. `places`: of tiles that are no whole squares.
         """
+        x, lengths = self.placed(tower, tiles, places)
+        made = {}
+        for end in sorted(set(self._taken.layers)):
+            x = made[end] = self.through(tower, end, x, lengths)
+        return [made[layer] for layer in self._taken.layers]
+
+    def placed(
+        self, tower: Tower, tiles: Sequence[FloatArray], places: Places | None = None
+    ) -> tuple[FloatArray, list[int]]:
+        """The rows that go into the first layer, and how many each tile has."""
         rows, lengths = [], []
         for tile in tiles:
             patches = pixels.block_patches(tile, self.patch, 1)
@@ -138,11 +148,11 @@ class SquareTower:
                 table[0] += self._first
             rows.append(np.concatenate([patches, table], axis=1))
             lengths.append(len(patches))
-        x = tower.run("patches", np.concatenate(rows), lengths)
-        made = {}
-        for end in sorted(set(self._taken.layers)):
-            x = made[end] = tower.run(f"layers to {end}", x, lengths)
-        return [made[layer] for layer in self._taken.layers]
+        return tower.run("patches", np.concatenate(rows), lengths), lengths
+
+    def through(self, tower: Tower, end: int, rows: FloatArray, lengths: Sequence[int]) -> FloatArray:
+        """Rows through the layers up to `end`, behind those of the layer before that something is taken from."""
+        return tower.run(f"layers to {end}", rows, lengths)
 
 
 def side_of(vision: Fields, key: str, usual: int) -> int:

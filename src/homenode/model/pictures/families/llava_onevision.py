@@ -11,6 +11,7 @@ import numpy as np
 
 from homenode.compute.ops import FloatArray
 from homenode.model.pictures import pixels
+from homenode.model.pictures.families.llava import LlavaNext
 from homenode.model.pictures.family import (
     FamilyFormat,
     Names,
@@ -19,7 +20,6 @@ from homenode.model.pictures.family import (
     PictureRows,
     PreparedPicture,
 )
-from homenode.model.pictures.llava import LlavaNext
 from homenode.model.pictures.tower import Tower
 from homenode.model.spec import PictureSpec
 

@@ -11,10 +11,10 @@ import numpy as np
 from homenode.compute.ops import FloatArray, KvCache, Ops, Tensor
 from homenode.model.pictures import pixels
 from homenode.model.pictures.blocks import BlockForm, activated, block, inner, normed, product
+from homenode.model.pictures.families.qwen2_5_vl import GGUF_LAYER
+from homenode.model.pictures.families.qwen3_vl import QwenSizes, sections_of
 from homenode.model.pictures.family import FamilyFormat, PictureConfig, PictureRows, PreparedPicture
 from homenode.model.pictures.mmproj import GgufTower, Mmproj
-from homenode.model.pictures.qwen2_5_vl import GGUF_LAYER
-from homenode.model.pictures.qwen3_vl import QwenSizes, sections_of
 from homenode.model.pictures.tower import Tower
 from homenode.model.pictures.vision_config import activation_of, layers_of, rope_theta, vision_of
 from homenode.model.spec import PictureSpec

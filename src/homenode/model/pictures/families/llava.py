@@ -14,6 +14,7 @@ from homenode.compute.ops import FloatArray, KvCache, Ops, Tensor
 from homenode.errors import UnsupportedError
 from homenode.model.pictures import pixels
 from homenode.model.pictures.blocks import activated, product
+from homenode.model.pictures.families.mistral3 import Mistral3
 from homenode.model.pictures.family import (
     FamilyFormat,
     Names,
@@ -23,7 +24,6 @@ from homenode.model.pictures.family import (
     PictureRows,
     PreparedPicture,
 )
-from homenode.model.pictures.mistral3 import Mistral3
 from homenode.model.pictures.siglip import SquareTower, TakenLayers
 from homenode.model.pictures.tower import Tower
 from homenode.model.pictures.vision_config import activation_of, vision_of

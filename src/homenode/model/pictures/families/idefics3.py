@@ -6,9 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
-from homenode.compute.ops import FloatArray
 from homenode.model.pictures import pixels
 from homenode.model.pictures.blocks import product
 from homenode.model.pictures.family import (
@@ -30,7 +28,6 @@ if TYPE_CHECKING:
 
 _FAKE, _WHOLE = "<fake_token_around_image>", "<global-img>"
 _MOST_SIDE = 4096
-IndexArray = npt.NDArray[np.intp]
 
 
 class Idefics3:
@@ -88,7 +85,7 @@ class Idefics3:
     def encode(self, tower: Tower, picture: PreparedPicture) -> PictureRows:
         """See `PictureFamily`."""
         tiles = [self._normalisation.of(tile) for tile in picture.tiles]
-        (rows,) = self.tower.hidden(tower, tiles, _bucketed)
+        (rows,) = self.tower.hidden(tower, tiles, pixels.nearest_table)
         side = self._tile // self.tower.patch
         merged = [
             pixels.merged_blocks(one, side, side, self._merge) for one in rows.reshape(len(tiles), side * side, -1)
@@ -124,20 +121,6 @@ def _whole_tiles(height: int, width: int, tile: int) -> tuple[int, int]:
         return math.ceil(int(width / ratio) / tile) * tile, width
     height = math.ceil(height / tile) * tile
     return height, math.ceil(int(height * ratio) / tile) * tile
-
-
-def _bucketed(table: FloatArray, down: int, across: int) -> FloatArray:
-    """The positions of a tile by the shares of its sides at which patches begin."""
-    side = math.isqrt(len(table))
-    found = table.reshape(side, side, -1)[np.ix_(_buckets(side, down), _buckets(side, across))]
-    return found.reshape(down * across, -1)
-
-
-def _buckets(side: int, count: int) -> IndexArray:
-    boundaries = np.arange(1 / side, 1.0, 1 / side, dtype=np.float32)
-    shares = np.arange(count, dtype=np.float32) * np.float32(1.0 / count)
-    found: IndexArray = np.searchsorted(boundaries, np.minimum(shares, np.float32(1 - 1e-6)), side="right")
-    return found
 
 
 def _spec(_config: PictureConfig) -> PictureSpec:

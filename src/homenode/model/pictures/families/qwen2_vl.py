@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from homenode.model.pictures.blocks import BlockForm
+from homenode.model.pictures.families.qwen2_5_vl import AREAS, GGUF_LAYER, GGUF_MERGER, Qwen25Vl
+from homenode.model.pictures.families.qwen3_vl import sections_of
 from homenode.model.pictures.family import FamilyFormat, PictureConfig
 from homenode.model.pictures.mmproj import GgufTower, Mmproj
-from homenode.model.pictures.qwen2_5_vl import AREAS, GGUF_LAYER, GGUF_MERGER, Qwen25Vl
-from homenode.model.pictures.qwen3_vl import sections_of
 from homenode.model.pictures.vision_config import activation_of, vision_of
 from homenode.model.spec import PictureSpec
 

@@ -11,9 +11,9 @@ import numpy.typing as npt
 from homenode.compute.ops import KvCache, Ops, Tensor
 from homenode.model.pictures import pixels
 from homenode.model.pictures.blocks import BlockForm, activated, block, normed, product
+from homenode.model.pictures.families.qwen3_vl import QwenSizes, sections_of
 from homenode.model.pictures.family import FamilyFormat, PictureConfig, PictureRows, PreparedPicture
 from homenode.model.pictures.mmproj import GgufTower, Mmproj
-from homenode.model.pictures.qwen3_vl import QwenSizes, sections_of
 from homenode.model.pictures.vision_config import activation_of, layers_of, rope_theta, vision_of
 from homenode.model.spec import PictureSpec
 
