@@ -10,6 +10,7 @@ from collections.abc import Sequence as List
 import msgspec
 
 from homenode.engine.errors import StepError, StepsLostError
+from homenode.engine.inputs import PlacedRows
 from homenode.engine.kv.block_source import BlockSource
 from homenode.engine.kv.sequence import BlockAllocation, Sequence
 from homenode.engine.messages import Output
@@ -57,6 +58,7 @@ def limits_of(
     state_interval: int = 8,
     state_pages: int = 0,
     group_blocks: int = 1,
+    row_columns: int = 0,
 ) -> WorkerLimits:
     return WorkerLimits(
         num_blocks=num_blocks,
@@ -70,6 +72,7 @@ def limits_of(
         state_interval=state_interval if state_slots else 0,
         state_pages=state_pages,
         group_blocks=group_blocks,
+        row_columns=row_columns,
     )
 
 
@@ -170,6 +173,7 @@ class Bench:
         kv: KvTicket | None = None,
         awaited: bool = True,
         urgency: Urgency = Urgency.USUAL,
+        rows: List[PlacedRows] = (),
         **params: object,
     ) -> int:
         """A request arrives; returns its id."""
@@ -186,6 +190,7 @@ class Bench:
             kv=kv,
             awaited=awaited,
             urgency=urgency,
+            rows=tuple(rows),
         )
         self.apply(RequestArrived(self.now, self.requests[number]))
         return number
@@ -420,10 +425,11 @@ class Bench:
 
     def _check_turns(self, step: Step, begun: dict[int, tuple[Sequence, int]]) -> None:
         """Of prompts of one key and priority that were begun the one with the least left is computed before others,
-        but for the one that came first, which has a fourth of what they have or all that it lacks.
+        but for the one that came first, which has a fourth of what they have or all that it lacks. Pictures wait
+        until a step holds one whole, and others go on meanwhile.
         """
         counts = {item.seq: item.count for item in step.items}
-        scored = any(sequence.scoring for sequence, _ in begun.values())  # rows of logits are scarce, too
+        scored = any(s.scoring or s.request.rows for s, _ in begun.values())  # rows of logits are scarce, too
         still = {seq: each for seq, each in begun.items() if each[0].allocation and each[0].allocation.seq == seq}
         kinds = {(s.request.key, s.request.priority) for s, _ in still.values()}
         for kind in kinds if not (scored or self._has_aged()) else ():
@@ -439,12 +445,14 @@ class Bench:
                 assert counts.get(oldest, 0) >= min(left, others // 3 - ALIGNMENT), "a prompt was passed over"
 
     def _check_time(self, step: Step) -> None:
-        """The step is expected to take no longer than it may, but for the few tokens that always get on."""
+        """The step is expected to take no longer than it may, but for the few tokens that always get on, and for
+        pictures, which are not cut.
+        """
         pending, config = self.scheduler.pending_steps.newest, self.config
         answers, prompts = pending.answers.tokens, pending.prompts.tokens
         costs = self.scheduler.costs
         bounded = config.step_time and config.enable_chunked_prefill and self.scheduler.planner.num_awaited
-        if not bounded or not costs.known or prompts <= LEAST_PIECE:
+        if not bounded or not costs.known or prompts <= LEAST_PIECE or any(item.rows for item in step.items):
             return
         answering = answers > 0 or self.stages > 1
         drafted = [StepLoad.of_drafts(item.start + 1, len(item.drafted)) for item in step.items if item.drafted]

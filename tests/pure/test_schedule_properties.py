@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from homenode.engine.inputs import PlacedRows, PromptRows
 from homenode.engine.kv.allocator import KvAllocator
 from homenode.engine.kv.blocks import BlockPool
 from homenode.engine.kv.sequence import Sequence
@@ -143,6 +144,45 @@ def test_any_life_keeps_every_promise(seed: int, faults: bool, lookahead: int) -
         bench.drain()
         submit(bench, rng)
         assert bench.outputs[len(bench.requests) - 1][-1].finish_reason == "error"
+    bench.run()
+
+
+def pictured(rng: random.Random, most: int) -> list[PlacedRows]:
+    """A picture or two whose rows see each other, of up to `most` rows each."""
+    found, at = [], rng.randrange(4)
+    for _ in range(rng.choice([1, 1, 2])):
+        count = rng.randrange(1, most + 1)
+        digests = b"".join(bytes([at, rng.randrange(3)]) * 16 for _ in range(count))
+        found.append(PlacedRows(at, PromptRows(bytes(4 * count), 1, digests, 7, together=True)))
+        at = found[-1].past + rng.randrange(3)
+    return found
+
+
+@pytest.mark.parametrize(("stages", "lookahead"), [(1, 0), (2, 0)])
+@pytest.mark.parametrize("seed", seeds(40))
+def test_any_life_with_pictures_keeps_every_promise(seed: int, lookahead: int, stages: int) -> None:
+    """No step cuts a picture whose rows see each other, and none has more tokens for its sake than a step may have,
+    whatever share of it others were to have: the scripted worker counts them.
+    """
+    rng = random.Random(seed)
+    bench = make_bench(rng, lookahead, False, stages, token_s=rng.choice([0.0, 0.05]))
+    bench = Bench(
+        bench.config,
+        limits=msgspec.structs.replace(bench.limits, row_columns=1),
+        lookahead=lookahead,
+        stages=stages,
+        token_s=rng.choice([0.0, 0.05]),
+    )
+    most = min(bench.config.max_num_batched_tokens, bench.limits.max_model_len // 3)
+    for _ in range(200):
+        if rng.random() < 0.1:
+            rows = pictured(rng, most)
+            prompt = [rng.randrange(40) for _ in range(rows[-1].past + rng.randrange(5))]
+            for each in rows:
+                prompt[each.first : each.past] = [7] * len(each.rows)
+            bench.submit(prompt, key=rng.choice(["", "ada", "bob"]), rows=rows, max_tokens=rng.choice([1, 8, 30]))
+        else:
+            move(bench, rng, arrivals=0.05, keys=("", "ada", "bob"))
     bench.run()
 
 

@@ -10,6 +10,7 @@ import os
 import socket
 import threading
 import time
+from array import array
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +19,8 @@ from typing import Any
 import pytest
 
 from homenode.engine.inputs import PromptRows
+from homenode.engine.messages import Output, PoolingReady
+from homenode.engine.request import Request
 from homenode.model.pictures.decoded import PictureError
 from homenode.model.pictures.family import PictureLayout
 from homenode.server.core import picture_bytes
@@ -131,6 +134,42 @@ def test_images_of_every_api_are_rows_at_their_places(path: str) -> None:
     usage = answer.json().get("usage", {"prompt_tokens": answer.json().get("prompt_eval_count")})
     counted = usage.get("prompt_tokens", usage.get("input_tokens", 0)) + usage.get("cache_read_input_tokens", 0)
     assert counted == len(request.prompt_ids)
+
+
+def embedding(writer: Writer, **more: Any) -> Any:
+    """The answer to a request for the vector of a conversation. The engine's is as long as its prompt, twice."""
+
+    def script(request: Request) -> list[Output]:
+        assert request.pools
+        return [Output(request.id, finish_reason="stop", pooled=array("f", [len(request.prompt_ids)] * 2).tobytes())]
+
+    writer._script, writer.pooling = script, PoolingReady("last", 2)
+    return writer.ask("/v1/embeddings", {**more, "normalize": False})
+
+
+def test_a_conversation_with_images_becomes_one_vector() -> None:
+    writer = seeing()
+    answer = embedding(writer, **body_of(CHAT, b"first", b"second"))
+    assert answer.status_code == 200, answer.text
+    (request,) = writer.requests
+    assert [placed.rows.digests[:1] for placed in request.rows] == [b"f", b"s"]
+    assert sum(token == PLACE for token in request.prompt_ids) == 2 * ROWS
+    (one,) = answer.json()["data"]
+    assert one["embedding"] == [len(request.prompt_ids)] * 2 == [answer.json()["usage"]["prompt_tokens"]] * 2
+
+
+@pytest.mark.parametrize(
+    ("more", "named"),
+    [
+        ({}, "`input`"),
+        ({**body_of(CHAT, b"x"), "input": "x"}, "`messages`"),
+        ({**body_of(CHAT, b"x"), "truncate_prompt_tokens": 3}, "truncate_prompt_tokens"),
+        ({**body_of(CHAT, b"good", b"bad")}, "messages[0].content[2]"),
+    ],
+)
+def test_a_conversation_is_refused_by_name(more: dict[str, Any], named: str) -> None:
+    answer = embedding(seeing(), **more)
+    assert answer.status_code == 400 and named in answer.text
 
 
 @pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])

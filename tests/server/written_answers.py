@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from homenode.engine.messages import EngineReady, Output
+from homenode.engine.messages import EngineReady, Output, PoolingReady
 from homenode.engine.request import Request
 from homenode.server.app import create_app
 from homenode.server.core.state import ServerState
@@ -75,6 +75,7 @@ class Writer:
         self.details: dict[str, Any] = {}
         self.row_columns = 0
         self.pictures: Any = None  # what encodes images; None: it sees none
+        self.pooling: PoolingReady | None = None  # how vectors are made; None: it writes
         self.requests: list[Request] = []
 
     def ask(self, path: str, body: Any = None, method: str = "POST", **headers: str) -> httpx.Response:
@@ -92,6 +93,7 @@ class Writer:
             True,
             details=self.details,
             row_columns=self.row_columns,
+            pooling=self.pooling,
         )
         client.requests = self.requests
 

@@ -114,7 +114,7 @@ def resolve(config: EngineConfig, spec: ModelSpec, geometry: KvGeometry, memory_
 
 def row_columns(config: EngineConfig, spec: ModelSpec) -> int:
     """Columns of rows that prompts may have in places of embeddings; 0: they have none."""
-    if spec.pictures is not None and spec.pooling is None:
+    if spec.pictures is not None:
         return spec.pictures.columns(spec.hidden_size)
     return spec.hidden_size if config.model.enable_prompt_embeds else 0
 

@@ -109,7 +109,9 @@ class StepPlan:
         """Compute the next `count` positions of a prompt."""
         rows = rows_of(sequence, allocation, count)
         self.parts.append((sequence, allocation, count))
-        self.tokens_left = max(0, self.tokens_left - count)  # a picture may be more than what prompts are to have
+        beyond = max(0, count - self.tokens_left)  # a picture may be more than what prompts are to have
+        self.tokens_left -= count - beyond
+        self._kept_tokens = max(0, self._kept_tokens - beyond)
         self.rows_left -= rows
         self.prefill += count
         self.prompts = self.prompts.plus(StepLoad.of_sequence(allocation.scheduled, count, rows))
@@ -175,7 +177,8 @@ def prefill_count(
         return 0
     if sequence.request.rows and 0 < count < remaining:
         left = max_tokens - sum(item.count for item in plan.decodes) - plan.prefill
-        return _with_whole_pictures(spans_of(sequence.request.rows), allocation.scheduled, count, left)
+        count = _with_whole_pictures(spans_of(sequence.request.rows), allocation.scheduled, count, left)
+        return count if rows_of(sequence, allocation, count) <= plan.rows_left else 0
     return count
 
 

@@ -88,8 +88,7 @@ def _with_tower(opened: OpenedCheckpoint, asked: str | None) -> OpenedCheckpoint
         if asked not in (None, "off"):
             raise UserError(f"--mmproj: the model {opened.path} is a folder, which has its tower in it", param="mmproj")
         return opened
-    file = None if opened.spec.pooling is not None and asked is None else find_mmproj(opened.path, asked)
-    if file is None:
+    if (file := find_mmproj(opened.path, asked)) is None:
         return opened
     from homenode.model.pictures.gguf_files import gguf_picture_spec  # of models that see alone
 

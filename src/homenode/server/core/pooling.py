@@ -140,6 +140,7 @@ async def _pool_text(model: ServedModel, prompt: EncodedPrompt, priority: int, t
             id=model.next_id(),
             prompt_ids=prompt.ids,
             second_from=prompt.second_from,
+            rows=list(prompt.rows),
             params=_PARAMS,
             priority=priority,
             key=caller().name,

@@ -15,8 +15,10 @@ def tighten_kept_tokens(schema: dict[str, Any], limits: ModelLimits) -> None:
     kept |= {"maximum": limits.most_prompt_tokens, "not": {"const": 0}}
 
 
-def tighten_input(schema: dict[str, Any], limits: ModelLimits) -> None:
-    """The forms of `input`. A text may be empty where there are special tokens around it."""
+def tighten_input(schema: dict[str, Any], limits: ModelLimits, *, optional: bool = False) -> None:
+    """The forms of `input`. A text may be empty where there are special tokens around it. `optional`: it may be null,
+    as a conversation may be there instead.
+    """
 
     def forms(shortest: int) -> dict[str, Any]:
         text = {"type": "string", "minLength": shortest}
@@ -24,7 +26,7 @@ def tighten_input(schema: dict[str, Any], limits: ModelLimits) -> None:
         ids = {"type": "array", "items": token, "minItems": 1, "maxItems": limits.most_prompt_tokens}
         most = limits.most_sequences
         several = ({"type": "array", "items": each, "minItems": 1, "maxItems": most} for each in (text, ids))
-        return {"anyOf": [text, ids, *several]}
+        return {"anyOf": [text, ids, *several, *([{"type": "null"}] if optional else [])]}
 
     surrounded = limits.takes_empty_text
     schema["properties"]["input"] = forms(0 if surrounded else 1)

@@ -32,7 +32,7 @@ def picture_work(path: Path, ready: EngineReady, asked: ServedModelConfig) -> Pi
     """
     check_encoder_cpus(asked.encoder_cpus)
     mmproj = str(ready.details.get("mmproj") or "")
-    if ready.pooling is not None or (not mmproj and not ready.row_columns):
+    if not mmproj and not ready.row_columns:
         return None
     if not mmproj and (not path.is_dir() or _family_name(path / "config.json") is None):
         return None

@@ -59,7 +59,7 @@ class ServedModel:
         self.parts = parts
         self.client, self.tokenizer, self.config = parts.client, parts.tokenizer, parts.config
         self.ready, self.names = parts.client.ready, parts.names
-        self.pictures = parts.pictures if parts.client.ready.pooling is None else None
+        self.pictures = parts.pictures
         self.text_work = text_work
         self.request_log = RequestLog(self.config, self.tokenizer)
         self.metrics = metrics.add_model(self.name, parts.client)
