@@ -15,6 +15,7 @@ import pytest
 pytest.importorskip("homenode._native", reason="the compiled core is not built; `make build` builds it")
 
 from homenode.compute.native import NativeBackend, NativeProgram, available_levels
+from homenode.compute.native.barrier_watch import BarrierWatch
 from homenode.compute.ops import FloatArray, Ops, StepLimits, Tensor
 from homenode.model.spec import ModelSpec
 from homenode.model.weights.load import load_model
@@ -237,3 +238,27 @@ def test_phases_are_timed_by_name(tmp_path: Path) -> None:
     assert all(0 <= p.waited <= p.seconds and p.seconds > 0 for p in times.values())
     program.measure_phases(False)
     assert program.phase_times() == []
+
+
+def test_a_step_now_and_then_tells_how_long_threads_wait_for_each_other(tmp_path: Path) -> None:
+    for threads in (1, 2):
+        backend = NativeBackend([-1] * threads, spin_us=0)
+        program = program_of(backend, tmp_path / f"{threads}", spec_of("qwen2"), "q8_0", "bf16", fuse=True)
+        assert backend.statistics()["barrier_wait_share"] is None
+        run_steps(program)
+        seen = backend.statistics()["barrier_wait_share"]
+        assert seen is None if threads == 1 else 0 < seen < 1
+        assert program.phase_times() == [], "nobody asked for these"
+
+
+def test_the_share_of_waiting_is_of_recent_steps() -> None:
+    now = [100.0]
+    watch = BarrierWatch(2, lambda: now[0])
+    assert watch.is_due() and watch.share is None and not BarrierWatch(1, lambda: now[0]).is_due()
+    watch.take(0.010, 0.004)
+    assert not watch.is_due() and watch.share == pytest.approx(0.4)
+    for _ in range(30):
+        now[0] += 0.51
+        assert watch.is_due()
+        watch.take(0.010, 0.001)
+    assert watch.share == pytest.approx(0.1, rel=0.01)

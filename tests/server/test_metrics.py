@@ -49,6 +49,7 @@ COMPUTE = {
     "stages": [{"stage": 0, "busy_s": 1.5, "wait_s": 0.5}, {"stage": 1, "busy_s": 1.0, "wait_s": 1.0}],
     "workers": [{"state": "ready"}, {"state": "starting"}, {"state": "ready"}],
     "restarts": 2,
+    "barrier_wait_share": 0.125,
     "experts": {"tokens": [5, 7], "imbalance": [[1, 1.2]], "layers": [[0, 0], [5, 7]]},
     "weight_bytes": 100,
     "shared_weight_bytes": 50,

@@ -159,10 +159,12 @@ def overview(server: Running, **query: object) -> dict[str, Any]:
 
 def test_an_overview_has_the_figures_of_metrics_and_every_request(start: Start) -> None:
     client = ScriptedClient()
+    client.statistics.compute["barrier_wait_share"] = 0.125
     client.rows = [RequestRow(7, 100, 60, 0, 32, 1.5, None, 0), RequestRow(8, 20, 0, 0, 0, 0.25, "slots", 1)]
     server = start(client)
     seen = overview(server)
     (model,) = seen["models"]
+    assert model["barrier_wait"] == server.metric("homenode:barrier_wait_ratio") == 0.125
     assert seen["kind"] == "server" and model["name"] == "story-teller" and model["state"] == "ok"
     assert model["gauges"]["running"] == server.metric("homenode:num_requests_running")
     assert model["gauges"]["waiting"] == server.metric("homenode:num_requests_waiting")

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from homenode import _native
 from homenode.compute.kv_memory import KvLayout
+from homenode.compute.native.barrier_watch import BarrierWatch
 from homenode.compute.native.capability import available_levels, choose_level
 from homenode.compute.native.kv_layers import NativeKvLayers
 from homenode.compute.native.kv_memory import NativeKvMemory, map_memory, native_shape, pool
@@ -88,6 +89,7 @@ class NativeBackend:
         # The CPUs that each thread is bound to.
         self._places: list[tuple[int, ...]] = [(cpu,) if cpu >= 0 else () for cpu in cpus]
         self._sampler = _native.NativeSampler(self._pool, self._level)
+        self._barriers = BarrierWatch(len(cpus))
         self._memory = memory
         self._arena = self._make_arena()
         self._kv_ranges: list[tuple[int, int, int]] = []
@@ -391,7 +393,7 @@ class NativeBackend:
             program = recorder.finish(forward(recorder))
         self._program_bytes += program.nbytes
         self._own_ranges, self._residency = program.ranges, None
-        return NativeProgram(program)
+        return NativeProgram(program, self._barriers)
 
     def sample(self, logits: _native.NativeOutput, how: SamplingArrays, num_logprobs: int = -1) -> SampledRows:
         """See `Backend.sample`."""
@@ -411,11 +413,11 @@ class NativeBackend:
         without them.
 
         `lost_cpu_shares`: of the time each thread recently computed or watched for the others, the share in which it
-        did not have its CPU. `spin_us`: how long threads watch for each other, less than asked for where there are more
-        of them than CPUs. `kv_shared`: whether the last KV memory made lies in a memfd.
-        `scratch_bytes`: of the last program, what threads of several homes have for themselves. `weight_pages`,
-        `shared_pages` and `kv_pages`: bytes of weights that are this process's alone, of those that others map as well,
-        and of the last KV memory made that were in memory, `present`, and of them on huge pages,
+        did not have its CPU. `barrier_wait_share`: see `BarrierWatch`. `spin_us`: how long threads watch for each
+        other, less than asked for where there are more of them than CPUs. `kv_shared`: whether the last KV memory made
+        lies in a memfd. `scratch_bytes`: of the last program, what threads of several homes have for themselves.
+        `weight_pages`, `shared_pages` and `kv_pages`: bytes of weights that are this process's alone, of those that
+        others map as well, and of the last KV memory made that were in memory, `present`, and of them on huge pages,
         `huge`, when this was first asked for after the last of them was made, or, of KV memory that grows, now; None
         where the kernel does not tell. `residency`: see there; at most some seconds old, of a sample of the pages.
         """
@@ -426,6 +428,7 @@ class NativeBackend:
             "threads": len(self._pool.cpus),
             "cpus": list(self._pool.cpus),
             "lost_cpu_shares": [round(share, 3) for share in self._pool.lost_shares],
+            "barrier_wait_share": self._barriers.share,
             "spin_us": self._pool.spin_us,
             "weight_bytes": self._weight_bytes,
             "shared_weight_bytes": self._shared_weight_bytes,
@@ -574,8 +577,9 @@ class NativeProgram:
     take turns.
     """
 
-    def __init__(self, program: _native.ProgramHandle) -> None:
-        self._program = program
+    def __init__(self, program: _native.ProgramHandle, barriers: BarrierWatch) -> None:
+        self._program, self._barriers = program, barriers
+        self._measured = False  # by who asked for the times of phases
 
     def run(self, arrays: StepArrays) -> _native.NativeOutput:
         """See `Program.run`. ValueError, naming the value, when the arrays contradict each other, the limits, the
@@ -584,6 +588,18 @@ class NativeProgram:
         The result is overwritten by the next run; `numpy()` copies it. After a PeerError, every further run fails at
         once.
         """
+        if self._measured or not self._barriers.is_due():
+            return self._run(arrays)
+        self._program.measure_phases(True)
+        try:
+            output = self._run(arrays)
+            phases = self._program.phase_times()
+        finally:
+            self._program.measure_phases(False)
+        self._barriers.take(sum(seconds for _, _, seconds, _ in phases), sum(waited for *_, waited in phases))
+        return output
+
+    def _run(self, arrays: StepArrays) -> _native.NativeOutput:
         a = arrays
         pictures: dict[str, Any] = {"rope_positions": a.rope_positions, "seen_spans": a.seen_spans}
         with peer_errors():
@@ -615,6 +631,7 @@ class NativeProgram:
 
     def measure_phases(self, on: bool) -> None:
         """Add up, from the next run on, the time each phase takes (see `phase_times`); False forgets the times."""
+        self._measured = on
         self._program.measure_phases(on)
 
     def phase_times(self) -> list[PhaseTime]:

@@ -25,6 +25,8 @@ def combined_stats(
     found: dict[str, Any] = {key: first[key] for key in ("backend", "level", "levels", "spin_us") if key in first}
     found["cpus"] = [cpu for figures in each for cpu in figures.get("cpus", ())]
     found["lost_cpu_shares"] = [share for figures in each for share in figures.get("lost_cpu_shares", ())]
+    waits = [share for figures in each if (share := figures.get("barrier_wait_share")) is not None]
+    found["barrier_wait_share"] = max(waits, default=None)
     found |= {key: sum(int(figures.get(key) or 0) for figures in each) for key in _SUMS}
     found |= {key: _pages([figures[key] for figures in each if figures.get(key)]) for key in _PAGES}
     found["residency"] = _residency([figures["residency"] for figures in each if figures.get("residency")])

@@ -251,6 +251,14 @@ _WORKERS: tuple[MetricRow[WorkerStates], ...] = (
     gauge("workers", "Workers, by state.", lambda now: now.by_state(), "state"),
     counter("worker_restarts", "Times a worker was replaced.", lambda now: now.restarts),
 )
+_BARRIERS: tuple[MetricRow[float], ...] = (
+    gauge(
+        "barrier_wait_ratio",
+        "Share of the time of recent steps in which the first compute thread waited for the others; of several workers "
+        "the largest.",
+        lambda share: share,
+    ),
+)
 _EXPERTS: tuple[MetricRow[ExpertCounts], ...] = (
     counter(
         "expert_tokens",
@@ -317,6 +325,7 @@ ENGINE: tuple[MetricGroup[EngineSnapshot, Any], ...] = (
     MetricGroup(lambda engine: engine.transfer, _TRANSFER),
     MetricGroup(lambda engine: engine.stats if engine.hands_kv_over else None, _RECOMPUTED),
     MetricGroup(lambda engine: engine.workers, _WORKERS),
+    MetricGroup(lambda engine: engine.barrier_wait, _BARRIERS),
     MetricGroup(lambda engine: engine.experts, _EXPERTS),
     MetricGroup(lambda engine: engine.experts if engine.experts and engine.experts.layers else None, _EXPERTS_BY_LAYER),
     MetricGroup(lambda engine: engine.stats.states, _STATES),

@@ -70,6 +70,12 @@ class EngineSnapshot:
         return msgspec.convert(self.stats.compute, WeightBytes)
 
     @property
+    def barrier_wait(self) -> float | None:
+        """The share of steps in which threads wait for each other; None where nobody does, or it is not known."""
+        share = self.stats.compute.get("barrier_wait_share")
+        return share if isinstance(share, float) else None
+
+    @property
     def workers(self) -> WorkerStates | None:
         """Stages and workers; None where the engine's process computes alone."""
         compute = self.stats.compute

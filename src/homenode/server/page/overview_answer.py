@@ -49,8 +49,9 @@ class EngineShown(Struct):
 class ModelShown(Struct):
     """A served model. `state`: `ok`, or the reason in a word, with `why` in words. `counters` and `gauges` are those of
     /metrics; `memory` where the kernel tells it. `lost_cpu`: by CPU, the share of the time in which its compute thread
-    did not have it. `stages`: seconds that each computed, and did not although steps were in flight (bubbles).
-    `transfer`: of an engine that hands KV over, bytes, hand-overs that ended well and badly, and those that wait.
+    did not have it. `barrier_wait`: the share of steps in which threads waited for each other, where that is known.
+    `stages`: seconds that each computed, and did not although steps were in flight (bubbles). `transfer`: of an engine
+    that hands KV over, bytes, hand-overs that ended well and badly, and those that wait.
     """
 
     name: str
@@ -68,6 +69,7 @@ class ModelShown(Struct):
     waiting_for: dict[str, int]
     memory: list[NodeMemory]
     lost_cpu: dict[int, float]
+    barrier_wait: float | None
     stages: list[dict[str, Any]]
     transfer: dict[str, int] | None
     engines: list[EngineShown]

@@ -22,6 +22,7 @@ from homenode.host.plan.select import STRATEGIES
 from homenode.server.core.state import ServerState
 from homenode.server.http.failures import ApiError
 from homenode.server.models.served_model import ServedModel
+from homenode.server.monitoring.snapshots import EngineSnapshot
 from homenode.server.page.machine_watch import MachineWatch
 from homenode.server.page.overview_answer import EngineShown, ModelShown, NodeMemory, Overview, RequestShown
 from homenode.server.page.packed_json import packed_json, packed_response
@@ -125,6 +126,7 @@ async def _see_model(model: ServedModel) -> ModelShown:
         waiting_for={str(reason): count for reason, count in now.waiting_for.items()},
         memory=_memory(now.compute),
         lost_cpu=_lost_cpu(now.compute),
+        barrier_wait=EngineSnapshot(now).barrier_wait,
         stages=_stages(now.compute),
         transfer=_transfer(now.transfer),
         engines=[EngineShown(each.number, each.node, each.state, each.restarts) for each in model.client.engines],

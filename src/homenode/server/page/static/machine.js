@@ -212,6 +212,8 @@ export class MachineView {
       ["CPU quota", throttled ? quotaWords(throttled, recent, now.count - before.count) : "none, or never used up"],
       shares.length > 0 && ["Threads lack their CPU",
         `${share(worst)} of the time at worst, ${share(mean)} on average`],
+      ...models.filter(({ barrier_wait: wait }) => wait !== null).map(({ name, barrier_wait: wait }) => [
+        "Barrier wait", `${share(wait)} of a step threads wait for each other${models.length > 1 ? `, ${name}` : ""}`]),
       ...models.flatMap(({ stages }) => stages.map((stage) => [`Stage ${stage.stage}`,
         `${share(stage.wait_s / Math.max(1e-9, stage.wait_s + stage.busy_s))} of the time a bubble`])),
       ["Preempted", plural(models.reduce((sum, { counters }) => sum + counters.preemptions, 0), "time")],
