@@ -23,11 +23,11 @@ from homenode.engine.messages import Output, PoolingReady
 from homenode.engine.request import Request
 from homenode.model.pictures.decoded import PictureError
 from homenode.model.pictures.family import PictureLayout
-from homenode.server.core import picture_bytes
-from homenode.server.core.content import PictureSource
+from homenode.server.core import media_bytes
+from homenode.server.core.content import MediaSource
 from homenode.server.http.config import ServerConfig
 from homenode.server.http.failures import ApiError
-from homenode.server.models.picture_work import EncodedPicture, PictureWork
+from homenode.server.models.media_work import EncodedMedia, MediaWork
 from tests.server.written_answers import SignedTokenizer, Writer
 from tests.waiting import PATIENCE_S, wait_in_loop
 
@@ -67,18 +67,18 @@ class Eyes:
             placeholder=PLACE, marker_token=None, written=lambda layout, names, number: names(PLACE) * ROWS
         )
 
-    async def encode(self, data: bytes, *, alone: bool) -> EncodedPicture:
+    async def encode(self, data: bytes, *, alone: bool) -> EncodedMedia:
         self.seen.append((data, alone))
         if data == b"bad":
             raise PictureError("it is damaged")
         rows = PromptRows(data[:1] * 4 * ROWS, 1, data[:1] * 32 * ROWS, PLACE)
-        return EncodedPicture(PictureLayout((1, 1), (1, 1), (1, 1)), rows)
+        return EncodedMedia(PictureLayout((1, 1), (1, 1), (1, 1)), rows)
 
 
 def seeing(**settings: Any) -> Writer:
     writer = Writer("so it was", **settings)
     writer.tokenizer = Showing()
-    writer.pictures, writer.row_columns = Eyes(), 1
+    writer.media, writer.row_columns = {"image": Eyes()}, 1
     return writer
 
 
@@ -130,7 +130,7 @@ def test_images_of_every_api_are_rows_at_their_places(path: str) -> None:
     for placed in request.rows:
         assert request.prompt_ids[placed.first : placed.past] == [PLACE] * ROWS
     assert sum(token == PLACE for token in request.prompt_ids) == 2 * ROWS
-    assert set(writer.pictures.seen) == {(b"first", False), (b"second", False)}
+    assert set(writer.media["image"].seen) == {(b"first", False), (b"second", False)}
     usage = answer.json().get("usage", {"prompt_tokens": answer.json().get("prompt_eval_count")})
     counted = usage.get("prompt_tokens", usage.get("input_tokens", 0)) + usage.get("cache_read_input_tokens", 0)
     assert counted == len(request.prompt_ids)
@@ -177,7 +177,7 @@ def test_what_a_tool_shows_is_seen(path: str) -> None:
     writer = seeing()
     answer = writer.ask(path, body_of(path, b"x", tool=True))
     assert answer.status_code == 200 and len(writer.requests[0].rows) == 1, answer.text
-    assert set(writer.pictures.seen) == {(b"x", True)}
+    assert set(writer.media["image"].seen) == {(b"x", True)}
 
 
 @pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
@@ -242,7 +242,7 @@ async def encode_some() -> None:
     calls: list[bytes] = []
     decoder = SimpleNamespace(decode=lambda data, alone: (calls.append(data), SimpleNamespace(layout=None))[1])
     rows = PromptRows(bytes(8), 1, bytes(64), PLACE)
-    work = PictureWork(None, decoder, SimpleNamespace(encode=lambda picture: rows), 3000)  # type: ignore[arg-type]
+    work = MediaWork(None, decoder, SimpleNamespace(encode=lambda picture: rows), 3000)  # type: ignore[arg-type]
     first = await work.encode(b"a", alone=True)
     assert await work.encode(b"a", alone=True) is first and calls == [b"a"]
     await work.encode(b"a", alone=False)  # another picture, where families tell them apart
@@ -261,14 +261,14 @@ async def read_some(tmp_path: Path) -> None:
     (tmp_path / "secret").write_bytes(b"secret")
     (inside / "link").symlink_to(tmp_path / "secret")
     config = ServerConfig(media_path=str(inside))
-    source = PictureSource("p", url=f"file://{inside}/x.png")
-    assert await picture_bytes.picture_bytes(source, config) == b"seen"
+    source = MediaSource("image", "p", url=f"file://{inside}/x.png")
+    assert await media_bytes.media_bytes(source, config) == b"seen"
     outside = ("../secret", "%2e%2e/secret", "link", "", "missing")
     read, written = os.pipe()  # whose name is no path
     others = ["file://other/x", f"file://{tmp_path}/secret", f"file:///proc/self/fd/{read}"]
     for url in [f"file://{inside}/{name}" for name in outside] + others:
         with pytest.raises(ApiError, match="p"):
-            await picture_bytes.picture_bytes(PictureSource("p", url=url), config)
+            await media_bytes.media_bytes(MediaSource("image", "p", url=url), config)
     os.close(read)
     os.close(written)
 
@@ -286,13 +286,13 @@ async def read_some(tmp_path: Path) -> None:
     ],
 )
 def test_only_hosts_that_are_named_are_asked(url: str, hosts: tuple[str, ...], allowed: bool) -> None:
-    parts = picture_bytes.urlsplit(url)
-    assert picture_bytes._is_allowed(str(parts.hostname), parts.port, hosts) is allowed
+    parts = media_bytes.urlsplit(url)
+    assert media_bytes._is_allowed(str(parts.hostname), parts.port, hosts) is allowed
 
 
 def test_a_host_that_drips_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether its head or its body comes a byte at a time."""
-    monkeypatch.setattr(picture_bytes, "_FETCH_S", 0.15)
+    monkeypatch.setattr(media_bytes, "_FETCH_S", 0.15)
     with socket.create_server(("127.0.0.1", 0)) as server:
         port, over = server.getsockname()[1], threading.Event()
 
@@ -313,11 +313,11 @@ def test_a_host_that_drips_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def fetch(url: str) -> bytes:
-    return await picture_bytes.picture_bytes(PictureSource("p", url=url), ServerConfig(media_domains=("127.0.0.1",)))
+    return await media_bytes.media_bytes(MediaSource("image", "p", url=url), ServerConfig(media_domains=("127.0.0.1",)))
 
 
 def test_a_slow_host_holds_up_no_thread_of_other_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(picture_bytes, "_fetched", lambda source, url, hosts: threading.current_thread().name.encode())
+    monkeypatch.setattr(media_bytes, "_fetched", lambda source, url, hosts: threading.current_thread().name.encode())
     assert asyncio.run(fetch("http://127.0.0.1/x.png")).startswith(b"homenode-fetch")
 
 
@@ -335,7 +335,7 @@ async def leave_some() -> None:
 
     rows = PromptRows(bytes(8), 1, bytes(64), PLACE)
     encoder = SimpleNamespace(encode=lambda picture: rows)
-    work = PictureWork(None, SimpleNamespace(decode=decode), encoder, 3000)  # type: ignore[arg-type]
+    work = MediaWork(None, SimpleNamespace(decode=decode), encoder, 3000)  # type: ignore[arg-type]
     busy = [asyncio.ensure_future(work.encode(data, alone=True)) for data in (b"a", b"b")]  # all threads that decode
     left = [asyncio.ensure_future(work.encode(b"c", alone=True)) for _ in range(2)]
     stays = [asyncio.ensure_future(work.encode(b"d", alone=True)) for _ in range(2)]

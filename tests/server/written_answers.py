@@ -74,7 +74,7 @@ class Writer:
         self._settings = settings
         self.details: dict[str, Any] = {}
         self.row_columns = 0
-        self.pictures: Any = None  # what encodes images; None: it sees none
+        self.media: dict[Any, Any] = {}  # what encodes files, by medium
         self.pooling: PoolingReady | None = None  # how vectors are made; None: it writes
         self.requests: list[Request] = []
 
@@ -99,7 +99,7 @@ class Writer:
 
         async def run() -> httpx.Response:
             config = ServerConfig(port=0, **self._settings)
-            state = ServerState([ModelParts(client, self.tokenizer, config, self.pictures)], config)
+            state = ServerState([ModelParts(client, self.tokenizer, config, self.media)], config)
             transport = httpx.ASGITransport(create_app(state))
             async with httpx.AsyncClient(transport=transport, base_url="http://server") as asking:
                 content = body if isinstance(body, bytes) else json.dumps(body).encode()

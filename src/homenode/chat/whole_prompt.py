@@ -89,7 +89,7 @@ def render_whole(
         changed = best.given
         for step in change:
             changed = step(changed)
-        if _images(changed.messages) < _images(given.messages):
+        if _media(changed.messages) < _media(given.messages):
             continue  # where texts are joined, which an image cannot be
         if changed != best.given and (found := trials.of(changed)).missing < best.missing:
             best = found
@@ -98,11 +98,11 @@ def render_whole(
     return RenderedPrompt(best.text, tuple({each.name: each for each in best.lost}.values()))
 
 
-def _images(messages: Messages) -> int:
-    """The number of parts of messages that are images."""
+def _media(messages: Messages) -> int:
+    """The number of parts of messages that are no text."""
     contents = [message.get("content") for message in messages]
     parts = [part for content in contents if isinstance(content, list) for part in content]
-    return sum(isinstance(part, dict) and part.get("type") == "image" for part in parts)
+    return sum(isinstance(part, dict) and part.get("type") != "text" for part in parts)
 
 
 def _changes(rearrangements: Sequence[Rearrange]) -> Iterator[tuple[Rearrange, ...]]:

@@ -179,7 +179,7 @@ async def _prompt_text(model: ServedModel, request: Request, body: TokenizeReque
         return prompts.PromptText(body.prompt or body.content or "")
     assert body.messages is not None
     asked = ConversationRequest(
-        messages=template_messages(request, body.messages, sees=model.sees),
+        messages=template_messages(request, body.messages, taken=model.taken),
         offer=offer,
         template_kwargs=body.chat_template_kwargs,
         add_generation_prompt=body.add_generation_prompt,
@@ -188,10 +188,10 @@ async def _prompt_text(model: ServedModel, request: Request, body: TokenizeReque
     )
     text = await conversation_text(model, asked)
     note_left_out(request, text.left_out)
-    if text.pictures:
-        from homenode.server.core.picture_prompts import see_pictures
+    if text.media:
+        from homenode.server.core.media_prompts import encode_media
 
-        text = text._replace(text=(await see_pictures(model, text.text, text.pictures)).text)
+        text = text._replace(text=(await encode_media(model, text.text, text.media)).text)
     return text
 
 

@@ -32,9 +32,9 @@ from homenode.model.checkpoint.index import open_checkpoint
 from homenode.model.files_read import recorded_files
 from homenode.model.identity import refuse_other_texts
 from homenode.server.models.lifecycle import ModelsMemory
+from homenode.server.models.media import media_works
 from homenode.server.models.model_entry import PlannedModel
 from homenode.server.models.model_host import PlannedModels
-from homenode.server.models.picture_setup import picture_work
 from homenode.server.models.served_model import ModelParts
 
 _LOG = logging.getLogger("homenode.models")
@@ -124,8 +124,8 @@ class EngineHost:
                 await client.close()
         finally:
             self._release(client)
-            if parts.pictures is not None:
-                await parts.pictures.close()
+            for work in parts.media.values():
+                await work.close()
             close = getattr(parts.tokenizer, "close", None)
             if close is not None:
                 await asyncio.to_thread(close)
@@ -182,7 +182,7 @@ async def _start(planned: PlannedModel, client: Client, progress: Callable[[int,
     for note in notes:
         _LOG.warning("%s: %s", planned.name, with_origins(note))
     served = planned.entry.served
-    return ModelParts(client, tokenizer, served, picture_work(path, ready, served))
+    return ModelParts(client, tokenizer, served, media_works(path, ready, served))
 
 
 def _read_vocabulary(planned: PlannedModel, path: Path) -> tuple[Any, Any]:

@@ -170,12 +170,12 @@ async def _serve(server: ServerConfig, engine: EngineConfig, text: TextConfig, s
         gc.freeze()  # what is there now stays: collections of cycles need not walk through it while requests wait
         watch = _watch(claimed, getattr(client, "supervisors", ()), _move_to)
         with watch or nullcontext():
-            from homenode.server.models.picture_setup import picture_work, unread_settings
+            from homenode.server.models.media import media_works, unread_settings
 
-            pictures = picture_work(Path(str(engine.model.path)), ready, server)
-            for flag in unread_settings(server) if pictures is None else ():
-                _LOG.warning("%s is ignored: no images are seen with this model", with_origins(flag))
-            models = [ModelParts(client, tokenizer, server, pictures)]
+            media = media_works(Path(str(engine.model.path)), ready, server)
+            for flag, kind in unread_settings(server, media):
+                _LOG.warning("%s is ignored: this model takes no %ss", with_origins(flag), kind)
+            models = [ModelParts(client, tokenizer, server, media)]
             return await serve(
                 models, server, listener=listener, on_listening=lambda url: _announce(url, ready), stop=stop
             )

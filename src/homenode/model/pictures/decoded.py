@@ -11,6 +11,8 @@ import io
 import warnings
 from typing import TYPE_CHECKING
 
+from homenode.model.sandbox.frames import RefusedFileError
+
 if TYPE_CHECKING:
     from PIL.Image import Image
 
@@ -20,7 +22,7 @@ _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 _WHITE = (255, 255, 255, 255)
 
 
-class PictureError(ValueError):
+class PictureError(RefusedFileError):
     """A picture that cannot be read, or is too large. The text says why."""
 
 

@@ -21,6 +21,10 @@ class SandboxFrameError(Exception):
     """An error of a frame: what is to be sent is no JSON, or too large; or what came is no frame."""
 
 
+class RefusedFileError(ValueError):
+    """A file that a sandboxed process could not read, or that took too much there. The text says why."""
+
+
 class FrameStream:
     """Frames over a connected socket, used by one thread at a time.
 

@@ -1,45 +1,21 @@
 """Parts of messages that are no text: of which kind each is, how every API refuses what the served model cannot take,
-the word that stands for it in what a tool gave back, and the part that stands for a picture which the model can see.
+the word that stands for it in what a tool gave back, and the part that stands for what the model can take.
 
-The APIs call the same thing by different types; `_KINDS` is the one table of them.
+The APIs call the same thing by different types; `server/models/media.py` has the one table of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from homenode.server.http.failures import ApiError
+from homenode.server.models.media import MEDIA, MediaKind, Taken, media_input
 
-MediaKind = Literal["image", "audio", "video", "file"]
 # Tells that something is left out: a word of the client's own, and its place in the body.
 Note = Callable[[str, str], None]
 
-_KINDS: dict[str, MediaKind] = {
-    "image": "image",
-    "image_url": "image",
-    "input_image": "image",
-    "output_image": "image",
-    "image_embeds": "image",
-    "computer_screenshot": "image",
-    "audio": "audio",
-    "audio_url": "audio",
-    "input_audio": "audio",
-    "output_audio": "audio",
-    "video": "video",
-    "video_url": "video",
-    "input_video": "video",
-    "file": "file",
-    "input_file": "file",
-    "document": "file",
-    "container_upload": "file",
-}
-_REFUSALS: dict[MediaKind, str] = {
-    "image": "an image, which this model cannot see; leave it out",
-    "audio": "sound, which this model cannot hear; send what is said as text",
-    "video": "a video, which this model cannot see; leave it out",
-    "file": "a file that is not plain text, which this model cannot read; send its text",
-}
+_KINDS: dict[str, MediaKind] = {name: kind for kind, medium in MEDIA.items() for name in medium.types}
 MEDIA_TYPES = frozenset(_KINDS)  # types of parts that are no text
 _LONGEST_TYPE = 100  # characters of a client's own word that are repeated
 
@@ -49,60 +25,67 @@ def media_kind(part_type: str) -> MediaKind | None:
     return _KINDS.get(part_type)
 
 
+def taken_kind(part_type: str, taken: Taken) -> MediaKind | None:
+    """The kind of a part of this type, if the served model takes it."""
+    kind = media_kind(part_type)
+    return kind if kind in taken else None
+
+
 def refuse_media(kind: MediaKind, place: str) -> NoReturn:
     """Raises ApiError 400 for a part at `place` of the body, such as `messages[0].content[1]`, that the served model
     cannot take. Every API answers so, each in the shape of its errors.
     """
-    raise ApiError(400, f"`{place}` is {_REFUSALS[kind]}", param=place, code="unsupported_parameter")
+    raise ApiError(400, f"`{place}` is {MEDIA[kind].refusal}", param=place, code="unsupported_parameter")
 
 
-class PictureSource(NamedTuple):
-    """The origin of a picture: an address, or base64 of its bytes. `place`: of its part in the body."""
+class MediaSource(NamedTuple):
+    """The origin of a medium: an address, or base64 of its bytes. `place`: of its part in the body."""
 
+    kind: MediaKind
     place: str
     url: str = ""
     data: str = ""
 
 
-_PICTURE = "picture"  # the key of a part for templates under which its source is
+_SOURCE = "media_source"  # the key of a part for templates under which its source is
 
 
-def is_seen(part_type: str, sees: bool) -> bool:
-    """Return whether a part of this type is a picture, and the served model sees those."""
-    return sees and media_kind(part_type) == "image"
-
-
-def picture_part(place: str, *, url: Any = None, data: Any = None) -> dict[str, Any]:
-    """The part that stands for a picture at `place` of the body until its prompt is made: of an address, which may be
-    in a table as `url`, or of base64. Raises ApiError 400 where neither is a text.
+def media_part(kind: MediaKind, place: str, part: object) -> dict[str, Any]:
+    """The part that stands for a medium at `place` of the body until its prompt is made, of a part as an API has it:
+    its address or base64 of its bytes is in a field of the medium, or in a `source`, as the Messages API has it.
+    Raises ApiError 400 where neither is a text.
     """
-    if isinstance(url, Mapping):
-        url = url.get("url")
+    given = next((own for name in media_input(kind).fields if (own := getattr(part, name, None)) is not None), None)
+    if given is None and (source := getattr(part, "source", None)) is not None:
+        given, place = source, f"{place}.source"
+    url = given if isinstance(given, str) else _entry(given, "url")
     if isinstance(url, str):
-        return {"type": "image", _PICTURE: PictureSource(place, url=url)}
+        return {"type": kind, _SOURCE: MediaSource(kind, place, url=url)}
+    return data_part(kind, place, _entry(given, "data"))
+
+
+def data_part(kind: MediaKind, place: str, data: object) -> dict[str, Any]:
+    """The same of base64 of its bytes."""
     if isinstance(data, str):
-        return {"type": "image", _PICTURE: PictureSource(place, data=data)}
-    text = f"`{place}` is an image without its address: a data: URL, or one that this server may read"
+        return {"type": kind, _SOURCE: MediaSource(kind, place, data=data)}
+    one = f"an {kind}" if kind[0] in "aeiou" else f"a {kind}"
+    text = f"`{place}` is {one} without its address: a data: URL, or one that this server may read"
     raise ApiError(400, text, param=place, code="invalid_value")
 
 
-def source_part(place: str, source: Any) -> dict[str, Any]:
-    """The same of a picture as the Messages API has it: a table that says of what type it is."""
-    given = source if isinstance(source, Mapping) else {}
-    if given.get("type") == "url":
-        return picture_part(f"{place}.source", url=given.get("url"))
-    return picture_part(f"{place}.source", data=given.get("data"))
+def _entry(given: object, name: str) -> object:
+    return given.get(name) if isinstance(given, Mapping) else getattr(given, name, None)
 
 
-def take_pictures(messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[PictureSource]]:
-    """The messages as a chat template is given them, and the sources of their pictures in order."""
-    found: list[PictureSource] = []
+def take_media(messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[MediaSource]]:
+    """The messages as a chat template is given them, and the sources of their media in order."""
+    found: list[MediaSource] = []
     told = []
     for message in messages:
         content = message.get("content")
-        if isinstance(content, list) and any(_PICTURE in part for part in content):
-            found += [part[_PICTURE] for part in content if _PICTURE in part]
-            parts = [{k: v for k, v in part.items() if k != _PICTURE} for part in content]
+        if isinstance(content, list) and any(_SOURCE in part for part in content):
+            found += [part[_SOURCE] for part in content if _SOURCE in part]
+            parts = [{k: v for k, v in part.items() if k != _SOURCE} for part in content]
             message = {**message, "content": parts}
         told.append(dict(message))
     return told, found

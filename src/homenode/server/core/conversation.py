@@ -20,7 +20,7 @@ from homenode.grammars.compile import CompiledGrammar
 from homenode.grammars.field_path import FieldPath
 from homenode.grammars.spec import GrammarSpec
 from homenode.sampling import SamplingParams
-from homenode.server.core.content import take_pictures
+from homenode.server.core.content import take_media
 from homenode.server.core.generation import Generation
 from homenode.server.core.kv_transfer import KvTransferParams
 from homenode.server.core.message_grammar import message_grammar
@@ -208,11 +208,11 @@ async def conversation_text(model: ServedModel, request: ConversationRequest) ->
     """Return what the model sees of a conversation. Raises ApiError 400, and UserError as `begin_conversation`."""
     formats = model.formats.of(with_tools=bool(request.tools))
     template = formats.template
-    messages, pictures = take_pictures(request.messages)
-    if pictures:
-        from homenode.server.core.picture_prompts import check_pictures
+    messages, media = take_media(request.messages)
+    if media:
+        from homenode.server.core.media_prompts import check_media
 
-        check_pictures(model, pictures)
+        check_media(model, media)
     asked = thinking_values(template, thinking=request.thinking, effort=request.reasoning_effort)
     text = await chat_text(
         model,
@@ -221,7 +221,7 @@ async def conversation_text(model: ServedModel, request: ConversationRequest) ->
         add_generation_prompt=request.add_generation_prompt,
         continue_final=request.continue_final,
     )
-    return text._replace(pictures=tuple(pictures)) if pictures else text
+    return text._replace(media=tuple(media)) if media else text
 
 
 def _check_offer(offer: ToolOffer | None) -> None:

@@ -14,7 +14,7 @@ from homenode.chat.sent_texts import SentText
 from homenode.engine.inputs import PlacedRows, PromptPart, PromptRows, flatten
 from homenode.model.tokenizer.literal_text import HiddenNames
 from homenode.model.tokenizer.surrounding_tokens import beginning
-from homenode.server.core.content import PictureSource
+from homenode.server.core.content import MediaSource
 from homenode.server.core.prompt_cut import PromptCut, cut_tokens
 from homenode.server.http.failures import CONTEXT_LENGTH_EXCEEDED, ApiError
 from homenode.server.models.served_model import ServedModel
@@ -53,14 +53,14 @@ class EncodedPrompt(NamedTuple):
 
 class PromptText(NamedTuple):
     """A text to encode. `hidden`: the names of control tokens that were hidden in it, where they are to stay text.
-    `left_out`: what of a conversation it does not show. `pictures`: those that the chat template has written a name
-    for, in order.
+    `left_out`: what of a conversation it does not show. `media`: those that the chat template has written a name for,
+    in order.
     """
 
     text: str
     hidden: HiddenNames | None = None
     left_out: tuple[SentText, ...] = ()
-    pictures: tuple[PictureSource, ...] = ()
+    media: tuple[MediaSource, ...] = ()
 
     @property
     def shown(self) -> str:
@@ -145,15 +145,15 @@ async def encode_chat_text(
     """A conversation that its chat template has rendered. `earlier_ids`: tokens before it, which begin a text already.
     `cut`: how it is cut where it is too long, for an answer of at most `max_tokens`; None: it is refused.
 
-    What `add_special_tokens` does to it is told by `homenode.model.tokenizer.surrounding_tokens`. One with pictures is
+    What `add_special_tokens` does to it is told by `homenode.model.tokenizer.surrounding_tokens`. One with media is
     never cut.
     """
     rows: Sequence[PromptRows] = ()
-    if prompt.pictures:
-        from homenode.server.core.picture_prompts import see_pictures
+    if prompt.media:
+        from homenode.server.core.media_prompts import encode_media
 
-        seen = await see_pictures(model, prompt.text, prompt.pictures)
-        prompt, rows, cut = prompt._replace(text=seen.text), seen.rows, None
+        encoded = await encode_media(model, prompt.text, prompt.media)
+        prompt, rows, cut = prompt._replace(text=encoded.text), encoded.rows, None
     async with model.text_work.reserve(memory_of(prompt.text)):
         ids = await fitting_ids(model, prompt, "messages", False, inline=len(prompt.text) <= SHORT_TEXT, cut=cut)
     ids = model.tokenizer.chat_prompt(ids, add_special_tokens)
@@ -162,10 +162,10 @@ async def encode_chat_text(
         begins = before and tuple(ids[:before]) == model.tokenizer.surrounding.before
         ids = [*earlier_ids, *(ids[before:] if begins else ids)]
     if rows:
-        from homenode.server.core.picture_prompts import placed_rows
+        from homenode.server.core.media_prompts import placed_rows
 
         check_prompt(model, ids, "messages")
-        return EncodedPrompt(ids, rows=placed_rows(model, ids, rows, len(earlier_ids)))
+        return EncodedPrompt(ids, rows=placed_rows(ids, rows, len(earlier_ids)))
     return cut_prompt(model, ids, "messages", cut, max_tokens)
 
 

@@ -244,11 +244,11 @@ async def _next(messages: AsyncIterator[ToFront], kind: type[Any]) -> Any:
 
 def _parts(client: LinkedClient, tokenizers: Sequence[TokenizerLike], models: Sequence[FrontModel]) -> list[ModelParts]:
     """The parts of each model. `client`: of the coordinator's engines, which are those of one."""
-    from homenode.server.models.picture_setup import picture_work
+    from homenode.server.models.media import media_works
     from homenode.server.models.served_model import ModelParts
 
     return [
-        ModelParts(one, tokenizer, model.config, picture_work(Path(model.path), one.ready, model.config))
+        ModelParts(one, tokenizer, model.config, media_works(Path(model.path), one.ready, model.config))
         for one, tokenizer, model in zip((client,), tokenizers, models, strict=True)
     ]
 

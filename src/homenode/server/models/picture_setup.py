@@ -7,7 +7,6 @@ import logging
 import os
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,14 +17,13 @@ if TYPE_CHECKING:
     from homenode.engine.messages import EngineReady
     from homenode.model.pictures.family import PictureConfig
     from homenode.server.http.config import ServedModelConfig
-    from homenode.server.models.picture_work import PictureWork
+    from homenode.server.models.media_work import MediaWork
 
 _LOG = logging.getLogger("homenode.server")
 _MOST_CONFIG_BYTES = 2**24
-_SETTINGS = ("limit_images", "media_path", "media_domains", "encoder_cache_size", "encoder_cpus")
 
 
-def picture_work(path: Path, ready: EngineReady, asked: ServedModelConfig) -> PictureWork | None:
+def picture_work(path: Path, ready: EngineReady, asked: ServedModelConfig) -> MediaWork | None:
     """What encodes pictures for the model at `path`, whose engine is ready; None where the engine takes no rows or
     homenode knows no family of its class. What of a known family cannot be run is logged. UserError for CPUs that this
     process may not use.
@@ -39,7 +37,7 @@ def picture_work(path: Path, ready: EngineReady, asked: ServedModelConfig) -> Pi
     from homenode.engine.encoder.client import Encoder, EncoderSettings
     from homenode.model.pictures.decoder import PictureDecoder, family_words
     from homenode.model.pictures.registry import family_named
-    from homenode.server.models.picture_work import PictureWork
+    from homenode.server.models.media_work import MediaWork
 
     try:
         family, config = _described(path, mmproj)
@@ -56,7 +54,7 @@ def picture_work(path: Path, ready: EngineReady, asked: ServedModelConfig) -> Pi
     cpus = compute.pop("cpus")
     settings = EncoderSettings(str(path), asked.encoder_cpus or cpus, **compute)
     encoder = Encoder(words, settings, made.placeholder, together=spec.sees_both_ways != "none")
-    return PictureWork(made, PictureDecoder(words), encoder, asked.encoder_cache_size)
+    return MediaWork(made, PictureDecoder(words), encoder, asked.encoder_cache_size)
 
 
 def check_encoder_cpus(cpus: Sequence[int]) -> None:
@@ -89,13 +87,6 @@ def _described(path: Path, mmproj: str) -> tuple[str, PictureConfig]:
     from homenode.model.pictures.gguf_files import read_gguf_pictures
 
     return read_gguf_pictures(Path(mmproj), path)
-
-
-def unread_settings(config: ServedModelConfig) -> list[str]:
-    """The flags about images that were given, for a model that sees none."""
-    usual = {each.name: each.default for each in fields(config)}
-    given = [name for name in _SETTINGS if getattr(config, name) != usual[name]]
-    return [f"--{name.replace('_', '-')}" for name in given]
 
 
 def _family_name(file: Path) -> str | None:

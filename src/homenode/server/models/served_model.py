@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -24,7 +24,7 @@ from homenode.server.monitoring.server_metrics import Metrics
 from homenode.transfer.wire.message import Published
 
 if TYPE_CHECKING:
-    from homenode.server.models.picture_work import PictureWork
+    from homenode.server.models.media import Taken, Works
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class ModelParts:
     client: EngineClient
     tokenizer: TokenizerLike
     config: ServedModelConfig
-    pictures: PictureWork | None = None  # None: it sees none
+    media: Works = field(default_factory=dict)  # the kinds that it takes
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -59,7 +59,7 @@ class ServedModel:
         self.parts = parts
         self.client, self.tokenizer, self.config = parts.client, parts.tokenizer, parts.config
         self.ready, self.names = parts.client.ready, parts.names
-        self.pictures = parts.pictures
+        self.media = parts.media
         self.text_work = text_work
         self.request_log = RequestLog(self.config, self.tokenizer)
         self.metrics = metrics.add_model(self.name, parts.client)
@@ -78,9 +78,9 @@ class ServedModel:
         return self.names[0]
 
     @property
-    def sees(self) -> bool:
-        """Return whether it takes pictures."""
-        return self.pictures is not None
+    def taken(self) -> Taken:
+        """The kinds of media that it takes."""
+        return frozenset(self.media)
 
     @cached_property
     def token_rules(self) -> TokenRules:

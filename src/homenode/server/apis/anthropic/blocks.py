@@ -7,11 +7,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
-import msgspec
 from msgspec import Struct
 
-from homenode.server.core.content import Note, is_seen, media_kind, media_word, refuse_media, source_part
+from homenode.server.core.content import Note, media_kind, media_part, media_word, refuse_media, taken_kind
 from homenode.server.http.failures import ApiError
+from homenode.server.models.media import Taken
 
 T = TypeVar("T")
 
@@ -100,12 +100,12 @@ def needed(value: T | None, place: str, field: str) -> T:
     return value
 
 
-def user_part(block: MessagesBlock, place: str, note: Note, sees: bool) -> str | dict[str, Any] | None:
-    """The text or picture that a block of the user is; None where it is left out. `sees`: the model takes pictures.
-    Raises ApiError 400 for what it cannot read.
+def user_part(block: MessagesBlock, place: str, note: Note, taken: Taken) -> str | dict[str, Any] | None:
+    """The text or other medium that a block of the user is; None where it is left out. `taken`: the media that the
+    model takes. Raises ApiError 400 for what it cannot read.
     """
-    if is_seen(block.type, sees):
-        return source_part(place, _source_of(block))
+    if (kind := taken_kind(block.type, taken)) is not None:
+        return media_part(kind, place, block)
     if block.type == "text":
         return needed(block.text, place, "text")
     if block.type == "search_result":
@@ -118,28 +118,23 @@ def user_part(block: MessagesBlock, place: str, note: Note, sees: bool) -> str |
     return None
 
 
-def result_content(block: MessagesBlock, place: str, note: Note, sees: bool) -> str | list[dict[str, Any]]:
-    """The text of a tool's result, or its parts where pictures are among them. What the model cannot read in it becomes
+def result_content(block: MessagesBlock, place: str, note: Note, taken: Taken) -> str | list[dict[str, Any]]:
+    """The text of a tool's result, or its parts where media are among them. What the model cannot read in it becomes
     a word, and is noted.
     """
     content = block.content
     if content is None or isinstance(content, str):
         return content or ""
     parts = content if isinstance(content, list) else [content]
-    found = [_result_part(part, f"{place}.content[{number}]", note, sees) for number, part in enumerate(parts)]
+    found = [_result_part(part, f"{place}.content[{number}]", note, taken) for number, part in enumerate(parts)]
     if not all(isinstance(each, str) for each in found):
         return [{"type": "text", "text": each} if isinstance(each, str) else each for each in found if each]
     return "\n".join(text for text in found if isinstance(text, str) and text)
 
 
-def _source_of(block: MessagesBlock) -> dict[str, Any]:
-    source = block.source
-    return msgspec.to_builtins(source) if isinstance(source, MessagesSource) else {}
-
-
-def _result_part(part: MessagesBlock, place: str, note: Note, sees: bool) -> str | dict[str, Any]:
-    if is_seen(part.type, sees):
-        return source_part(place, _source_of(part))
+def _result_part(part: MessagesBlock, place: str, note: Note, taken: Taken) -> str | dict[str, Any]:
+    if (kind := taken_kind(part.type, taken)) is not None:
+        return media_part(kind, place, part)
     if part.type == "text":
         return needed(part.text, place, "text")
     if part.type == "search_result":

@@ -11,20 +11,21 @@ from homenode.server.apis.anthropic.tools import tool_offer
 from homenode.server.core.content import Note
 from homenode.server.core.conversation import ConversationRequest
 from homenode.server.core.thought_seal import ThoughtSeal
+from homenode.server.models.media import NO_MEDIA, Taken
 
 _THINKS = {"enabled": True, "adaptive": True, "between_tools": True, "disabled": False}
 _CLEARS_THOUGHTS = "clear_thinking_20251015"  # which chat templates do by themselves
 
 
 def prompt_request(
-    body: MessagesPrompt, seal: ThoughtSeal, note: Note, *, sees: bool = False, **rest: Any
+    body: MessagesPrompt, seal: ThoughtSeal, note: Note, *, taken: Taken = NO_MEDIA, **rest: Any
 ) -> ConversationRequest:
     """Return what the prompt is made of, with `rest` for the other fields. `seal`: of thoughts that were not shown.
-    `sees`: the model takes pictures.
+    `taken`: the media that the model takes.
 
     Raises ApiError 400.
     """
-    history = HistoryReader(seal, note, sees=sees)
+    history = HistoryReader(seal, note, taken=taken)
     history.system(body.system)
     history.messages(body.messages)
     return ConversationRequest(
@@ -39,7 +40,9 @@ def prompt_request(
     )
 
 
-def answer_request(body: MessagesRequest, seal: ThoughtSeal, note: Note, *, sees: bool = False) -> ConversationRequest:
+def answer_request(
+    body: MessagesRequest, seal: ThoughtSeal, note: Note, *, taken: Taken = NO_MEDIA
+) -> ConversationRequest:
     """The whole request. Raises ApiError 400."""
     _note_edits(body.context_management, note)
     output, output_param = _output(body)
@@ -48,7 +51,7 @@ def answer_request(body: MessagesRequest, seal: ThoughtSeal, note: Note, *, sees
         body,
         seal,
         note,
-        sees=sees,
+        taken=taken,
         output=output,
         output_param=output_param,
         thinking_budget=budget if body.thinking_token_budget is None else body.thinking_token_budget,

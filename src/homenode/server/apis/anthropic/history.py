@@ -18,6 +18,7 @@ from homenode.server.apis.anthropic.blocks import (
 from homenode.server.apis.anthropic.request import MessagesMessage, MessagesSystemBlock
 from homenode.server.core.content import Note
 from homenode.server.core.thought_seal import ThoughtSeal
+from homenode.server.models.media import NO_MEDIA, Taken
 
 # A line that agents put before their instructions. It is another one in each request, and meant for the bill alone: in
 # the prompt it would keep the rest from being found in the prefix cache.
@@ -62,9 +63,11 @@ class HistoryReader:
     one. What is left out is told to `note`.
     """
 
-    def __init__(self, seal: ThoughtSeal, note: Note, *, sees: bool = False) -> None:
-        """`seal`: of thoughts that were not shown, which their signatures hold. `sees`: the model takes pictures."""
-        self._seal, self._note, self._sees = seal, note, sees
+    def __init__(self, seal: ThoughtSeal, note: Note, *, taken: Taken = NO_MEDIA) -> None:
+        """`seal`: of thoughts that were not shown, which their signatures hold. `taken`: the media that the model
+        takes.
+        """
+        self._seal, self._note, self._taken = seal, note, taken
         self._read: list[_Turn | dict[str, Any]] = []
         self._names: dict[str, str] = {}  # of called tools, by the id of the call
 
@@ -112,7 +115,7 @@ class HistoryReader:
             return
         for number, block in enumerate(content):
             check_block(block, f"{place}[{number}]")
-            text = user_part(block, f"{place}[{number}]", self._note, sees=False)
+            text = user_part(block, f"{place}[{number}]", self._note, NO_MEDIA)
             if isinstance(text, str):
                 yield text
 
@@ -125,7 +128,7 @@ class HistoryReader:
             check_block(block, where)
             if block.type == "tool_result":
                 results.append(self._result(block, where))
-            elif (part := user_part(block, where, self._note, self._sees)) is not None:
+            elif (part := user_part(block, where, self._note, self._taken)) is not None:
                 said.append(part)
         self._read.extend(results)
         if isinstance(content, str):
@@ -135,7 +138,7 @@ class HistoryReader:
 
     def _result(self, block: MessagesBlock, place: str) -> dict[str, Any]:
         id = needed(block.tool_use_id, place, "tool_use_id")
-        content = result_content(block, place, self._note, self._sees)
+        content = result_content(block, place, self._note, self._taken)
         if block.is_error and isinstance(content, str):
             content = f"Error: {content}"
         elif block.is_error:

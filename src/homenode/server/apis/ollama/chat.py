@@ -42,7 +42,7 @@ async def chat(state: ServerState, request: Request) -> Response:
         body,
         continue_final=goes_on,
         add_generation_prompt=False if goes_on else None,
-        messages=await beside_loop(request, lambda: template_messages(said, note, sees=model.sees)),
+        messages=await beside_loop(request, lambda: template_messages(said, note, taken=model.taken)),
         offer=_offer(body.tools),
         cut=prompt_cut(body, "messages"),
     )

@@ -57,7 +57,7 @@ async def generate(state: ServerState, request: Request) -> Response:
         refuse(body.suffix, "suffix", f'"{body.model[:200]}" does not support insert: it cannot fill in the middle')
     _check_goes_with(body)
     check_token_ids(model, body.context or [], "context")
-    if not model.sees or body.raw or body.suffix or body.template:
+    if "image" not in model.taken or body.raw or body.suffix or body.template:
         refuse_images(body.images, "images")
     if not body.prompt:
         return json_response(loaded(generate_line, body.model))

@@ -6,21 +6,24 @@ from collections.abc import Sequence
 from typing import Any
 
 from homenode.server.apis.ollama.request import OllamaCall, OllamaMessage
-from homenode.server.core.content import Note, media_word, picture_part, refuse_media
+from homenode.server.core.content import Note, data_part, media_word, refuse_media
+from homenode.server.models.media import NO_MEDIA, Taken
 
 
-def template_messages(messages: Sequence[OllamaMessage], note: Note, *, sees: bool = False) -> list[dict[str, Any]]:
+def template_messages(
+    messages: Sequence[OllamaMessage], note: Note, *, taken: Taken = NO_MEDIA
+) -> list[dict[str, Any]]:
     """The messages of a template. Results of tools, which need not say what call they are of, answer the earliest that
-    is open. `sees`: the model takes pictures; else raises ApiError 400 for them.
+    is open. `taken`: the media that the model takes; else raises ApiError 400 for images.
     """
     said: list[dict[str, Any]] = []
     open_calls: list[dict[str, Any]] = []
     for number, message in enumerate(messages):
         place = f"messages[{number}]"
         if message.role == "tool":
-            said.append(_result(message, open_calls, place, note, sees))
+            said.append(_result(message, open_calls, place, note, taken))
             continue
-        if not sees:
+        if "image" not in taken:
             refuse_images(message.images, f"{place}.images")
         role = "system" if message.role == "developer" else message.role
         content = with_images(message.content or "", message.images, f"{place}.images")
@@ -51,7 +54,7 @@ def with_images(content: str, images: list[str] | None, place: str) -> str | lis
     """A text with the pictures of its message, which stand before it as Ollama has them."""
     if not images:
         return content
-    parts = [picture_part(f"{place}[{number}]", data=image) for number, image in enumerate(images)]
+    parts = [data_part("image", f"{place}[{number}]", image) for number, image in enumerate(images)]
     return [*parts, {"type": "text", "text": content}] if content else parts
 
 
@@ -62,7 +65,7 @@ def _call(call: OllamaCall, id: str) -> dict[str, Any]:
 
 
 def _result(
-    message: OllamaMessage, open_calls: list[dict[str, Any]], place: str, note: Note, sees: bool
+    message: OllamaMessage, open_calls: list[dict[str, Any]], place: str, note: Note, taken: Taken
 ) -> dict[str, Any]:
     name = message.tool_name or message.name
     fitting = [
@@ -71,7 +74,7 @@ def _result(
         if message.tool_call_id in (None, call["id"]) and name in (None, call["function"]["name"])
     ]
     content: Any = message.content or ""
-    if sees:
+    if "image" in taken:
         content = with_images(content, message.images, f"{place}.images")
     elif message.images:
         word = media_word("image", f"{place}.images", note)

@@ -14,15 +14,15 @@ from starlette.requests import Request
 from homenode.chat.custom_tools import arguments_of
 from homenode.server.core.content import (
     Note,
-    is_seen,
     media_kind,
+    media_part,
     media_word,
-    picture_part,
     refuse_media,
-    source_part,
+    taken_kind,
 )
 from homenode.server.http.failures import ApiError
 from homenode.server.http.ignored import note_ignored
+from homenode.server.models.media import NO_MEDIA, Taken
 
 ToolName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.:/-]{1,256}$")]
 
@@ -175,27 +175,27 @@ def goes_on(messages: Messages, *, turn_begins: bool | None) -> bool:
     return not turn_begins and isinstance(last, AssistantMessage) and bool(last.prefix or last.partial)
 
 
-def template_messages(request: Request, messages: Messages, *, sees: bool = False) -> list[dict[str, Any]]:
+def template_messages(request: Request, messages: Messages, *, taken: Taken = NO_MEDIA) -> list[dict[str, Any]]:
     """The messages as chat templates know them. What tools gave back that the model cannot take is told as ignored.
-    `sees`: it takes pictures. Raises ApiError 400.
+    `taken`: the media that it takes. Raises ApiError 400.
     """
     note = partial(note_ignored, request)
-    return [_template_message(number, message, note, sees) for number, message in enumerate(messages)]
+    return [_template_message(number, message, note, taken) for number, message in enumerate(messages)]
 
 
-def _template_message(number: int, message: Message, note: Note, sees: bool) -> dict[str, Any]:
+def _template_message(number: int, message: Message, note: Note, taken: Taken) -> dict[str, Any]:
     """A message as templates know it. A function's is a tool's under its older name."""
     if isinstance(message, AssistantMessage):
         return _assistant(number, message)
     place = f"messages[{number}].content"
     if isinstance(message, ToolMessage):
-        said = {"role": "tool", "content": _result(message.content, place, note, sees)}
+        said = {"role": "tool", "content": _result(message.content, place, note, taken)}
         if message.tool_call_id:
             said["tool_call_id"] = message.tool_call_id
     elif isinstance(message, FunctionMessage):
-        said = {"role": "tool", "content": _result(message.content, place, note, sees)}
+        said = {"role": "tool", "content": _result(message.content, place, note, taken)}
     else:
-        said = {"role": str(message.__struct_config__.tag), "content": _said(message.content, place, sees)}
+        said = {"role": str(message.__struct_config__.tag), "content": _said(message.content, place, taken)}
     return said | {"name": message.name} if message.name else said
 
 
@@ -236,24 +236,16 @@ def _call(call_id: str, function: CalledFunction) -> dict[str, Any]:
     return {"id": call_id, "type": "function", "function": {"name": function.name, "arguments": arguments}}
 
 
-def _said(content: Content, place: str, sees: bool) -> str | list[dict[str, Any]]:
+def _said(content: Content, place: str, taken: Taken) -> str | list[dict[str, Any]]:
     if isinstance(content, str):
         return content
-    return _parts(
-        _picture(part, f"{place}[{number}]") if is_seen(part.type, sees) else _said_text(part, f"{place}[{number}]")
-        for number, part in enumerate(content)
-    )
+    return _parts(_said_part(part, f"{place}[{number}]", taken) for number, part in enumerate(content))
 
 
-def _picture(part: MessagePart, place: str) -> dict[str, Any]:
-    """Raises ApiError 400 where it has no address."""
-    if part.image_url is None and part.source is not None:
-        return source_part(place, part.source)
-    return picture_part(place, url=part.image_url)
-
-
-def _said_text(part: SaidPart, place: str) -> str:
+def _said_part(part: SaidPart, place: str, taken: Taken) -> str | dict[str, Any]:
     """Raises ApiError 400 for what the model cannot take, and for text without a text."""
+    if (kind := taken_kind(part.type, taken)) is not None:
+        return media_part(kind, place, part)
     if (kind := media_kind(part.type)) is not None:
         refuse_media(kind, place)
     if part.text is None:
@@ -262,15 +254,15 @@ def _said_text(part: SaidPart, place: str) -> str:
     return part.text
 
 
-def _result(content: ResultContent | None, place: str, note: Note, sees: bool) -> str | list[dict[str, Any]]:
+def _result(content: ResultContent | None, place: str, note: Note, taken: Taken) -> str | list[dict[str, Any]]:
     if not isinstance(content, list):
         return content or ""
-    return _parts(_result_part(part, f"{place}[{number}]", note, sees) for number, part in enumerate(content))
+    return _parts(_result_part(part, f"{place}[{number}]", note, taken) for number, part in enumerate(content))
 
 
-def _result_part(part: ResultPart, place: str, note: Note, sees: bool) -> str | dict[str, Any]:
-    if is_seen(part.type, sees):
-        return _picture(part, place)
+def _result_part(part: ResultPart, place: str, note: Note, taken: Taken) -> str | dict[str, Any]:
+    if (kind := taken_kind(part.type, taken)) is not None:
+        return media_part(kind, place, part)
     return (part.text or "") if media_kind(part.type) is None else media_word(part.type, place, note)
 
 
@@ -281,7 +273,7 @@ def _answer(content: str | list[AssistantPart] | None) -> str | list[dict[str, A
 
 
 def _parts(parts: Iterable[str | dict[str, Any]]) -> str | list[dict[str, Any]]:
-    """The form the client sent, texts or pictures; the tokenizer knows which one the template takes. Nothing is an
+    """The form the client sent, texts or media; the tokenizer knows which one the template takes. Nothing is an
     empty text.
     """
     given = list(parts)

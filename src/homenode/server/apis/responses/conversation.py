@@ -34,6 +34,7 @@ from homenode.server.core.prompts import encode_chat_text
 from homenode.server.core.request import check_limits
 from homenode.server.core.state import ServerState
 from homenode.server.http.failures import ApiError
+from homenode.server.models.media import Taken
 from homenode.server.models.served_model import ServedModel
 
 SEALED = "reasoning.encrypted_content"
@@ -207,12 +208,12 @@ def _sampling(body: ResponsesRequest) -> SamplingParams:
 
 
 def written_messages(
-    state: ServerState, body: ResponsesRequest, history: ItemHistory, tools: OfferedTools, note: Note, *, sees: bool
+    state: ServerState, body: ResponsesRequest, history: ItemHistory, tools: OfferedTools, note: Note, *, taken: Taken
 ) -> list[dict[str, Any]]:
-    """The conversation as chat templates know it. `sees`: the model takes pictures. Raises ApiError 400, which names
-    the item and its field.
+    """The conversation as chat templates know it. `taken`: the media that the model takes. Raises ApiError 400, which
+    names the item and its field.
     """
-    writer = ConversationWriter(tools, state.thought_seal, note, sees=sees)
+    writer = ConversationWriter(tools, state.thought_seal, note, taken=taken)
     if body.instructions:
         writer.messages.append({"role": "system", "content": body.instructions})
     writer.write(history.items)

@@ -137,8 +137,8 @@ async def _read(
     tools = await state.text_work.run(
         lambda: OfferedTools([*read_tools(body.tools or (), "tools", note), *more_tools(history.items, note)]), cost
     )
-    sees = model.sees
-    messages = await state.text_work.run(lambda: written_messages(state, body, history, tools, note, sees=sees), cost)
+    taken = model.taken
+    messages = await state.text_work.run(lambda: written_messages(state, body, history, tools, note, taken=taken), cost)
     return AskedConversation(body, messages, await offer_of(model, body, tools)), history, tools
 
 

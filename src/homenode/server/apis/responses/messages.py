@@ -20,9 +20,10 @@ from homenode.server.apis.responses.items import (
     Thoughts,
 )
 from homenode.server.apis.responses.tools import OfferedTools
-from homenode.server.core.content import Note, is_seen, media_kind, media_word, picture_part, refuse_media
+from homenode.server.core.content import Note, media_kind, media_part, media_word, refuse_media, taken_kind
 from homenode.server.core.thought_seal import ThoughtSeal
 from homenode.server.http.failures import ApiError
+from homenode.server.models.media import NO_MEDIA, Taken
 
 TEXT_PARTS = frozenset({"input_text", "output_text", "text", "summary_text", "reasoning_text"})
 
@@ -37,9 +38,9 @@ class PlacedItem(NamedTuple):
 class ConversationWriter:
     """Writes messages. `messages`: those written so far."""
 
-    def __init__(self, tools: OfferedTools, seal: ThoughtSeal, note: Note, *, sees: bool = False) -> None:
-        """`note` hears of what is left out. `sees`: the model takes pictures."""
-        self._tools, self._seal, self._note, self._sees = tools, seal, note, sees
+    def __init__(self, tools: OfferedTools, seal: ThoughtSeal, note: Note, *, taken: Taken = NO_MEDIA) -> None:
+        """`note` hears of what is left out. `taken`: the media that the model takes."""
+        self._tools, self._seal, self._note, self._taken = tools, seal, note, taken
         self.messages: list[dict[str, Any]] = []
         self._turn: dict[str, Any] | None = None  # the assistant's message that the next item may be a part of
         self._calls: dict[str, str] = {}  # names of the functions called so far, by the ids of the calls
@@ -130,8 +131,8 @@ class ConversationWriter:
         return parts or ""
 
     def _part(self, part: ResponsesPart, place: str, *, in_words: bool) -> dict[str, Any]:
-        if is_seen(part.type, self._sees):
-            return picture_part(place, url=part.image_url)
+        if (kind := taken_kind(part.type, self._taken)) is not None:
+            return media_part(kind, place, part)
         return {"type": "text", "text": self._part_text(part, place, in_words=in_words)}
 
     def _part_text(self, part: ResponsesPart, place: str, *, in_words: bool) -> str:

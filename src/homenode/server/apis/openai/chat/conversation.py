@@ -38,7 +38,7 @@ async def conversation_of(
     offer = _offer(body, tools)
     await check_inputs(model, tools, offer)
     return ConversationRequest(
-        messages=template_messages(request, body.messages, sees=model.sees),
+        messages=template_messages(request, body.messages, taken=model.taken),
         offer=offer,
         reasoning_effort=effort_of(body),
         thinking=thinking_of(body),

@@ -79,11 +79,10 @@ async def _applied(model: ServedModel, request: Request, asked: ConversationRequ
     note_left_out(request, text.left_out)
     grammar = await conversation_grammar(model, asked, text.text)  # what a chat would refuse is refused here, too
     note_not_kept(request, grammar.left_out if grammar else ())
-    if text.pictures:
-        from homenode.server.core.picture_prompts import see_pictures
+    if text.media:
+        from homenode.server.core.media_prompts import encode_media
 
-        seen = await see_pictures(model, text.text, text.pictures)
-        text = text._replace(text=seen.text)
+        text = text._replace(text=(await encode_media(model, text.text, text.media)).text)
     ids: list[int] = []
     async with model.text_work.reserve(memory_of(text.text)):
         encoded = model.tokenizer.encode_chat_pieces(text.text, asked.add_special_tokens, text.hidden)

@@ -133,7 +133,7 @@ async def _conversation(model: ServedModel, request: Request, body: EmbeddingReq
         text = f"`{_CUT}` goes with `input`; a conversation is taken whole"
         raise ApiError(400, text, param=_CUT, code="invalid_value")
     asked = ConversationRequest(
-        messages=template_messages(request, body.messages, sees=model.sees),
+        messages=template_messages(request, body.messages, taken=model.taken),
         template_kwargs=body.chat_template_kwargs,
         add_generation_prompt=bool(body.add_generation_prompt),
         continue_final=bool(body.continue_final_message),
