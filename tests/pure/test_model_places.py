@@ -18,7 +18,7 @@ from tests.examples import seeds
 from tests.recorded import NAMES, recorded_host
 
 GIB = 1 << 30
-SHAPES = ("1s/1n/2c", "1s/1n/4c", "2s/2n/32c/smt2", "2s/4n/32c", "2s/8n/64c", "1s/4n/16c")
+SHAPES = ("1s/1n/2c", "1s/1n/4c", "2s/2n/4c", "2s/4n/8c", "2s/2n/32c/smt2", "2s/4n/32c", "2s/8n/64c", "1s/4n/16c")
 
 
 def host_of(shape: str) -> Host:
@@ -56,14 +56,15 @@ def test_whatever_the_models_each_has_its_own(shape: str, seed: int) -> None:
             continue
         place = found[demand.name]
         assert place.cpus and place.reason and place.total == demand.memory
-        assert {node_of(host, cpu) for cpu in place.cpus} <= set(place.memory)
+        assert {node_of(host, cpu) for cpu in place.cpus} == set(place.memory)  # nobody else's threads take it there
         assert all(size <= room[node] for node, size in place.memory.items())
         if demand.memory <= LARGE and len(place.memory) > 1:
             assert "no single node has room" in place.reason
     for one in found.values():
         for other in found.values():
             if one.name < other.name and set(one.cpus) & set(other.cpus):
-                assert len(found) > len(cores) and other.name in one.shared_with and "share" in one.reason
+                assert sum(len(place.memory) for place in found.values()) > len(cores)
+                assert other.name in one.shared_with and "share" in one.reason
     for node, size in room.items():
         pinned = [found[each.name] for each in demands if each.pin and each.name in found]
         assert sum(place.memory.get(node, 0) for place in pinned) <= size
@@ -123,3 +124,14 @@ def test_every_recorded_host_has_places_for_three() -> None:
         found = places(host, [ModelDemand(name, GIB // 16) for name in "abc"])
         if len({cpu.core for cpu in host.cpus if cpu.id in host.allowance.cpus}) >= 3 and found:
             assert not any(place.shared_with for place in found.values()), recording
+
+
+def test_no_model_loses_its_only_core_of_a_node_to_the_server() -> None:
+    """Its memory lies on all of its nodes, and only its threads there could have it there."""
+    host = host_of("2s/2n/4c")
+    size = int(1.1 * max(node.memory or 0 for node in host.nodes))
+    found = places(host, [ModelDemand("large", size), ModelDemand("small", GIB)])
+    assert sorted({node_of(host, cpu) for cpu in found["large"].cpus}) == [0, 1] == sorted(found["large"].memory)
+    assert len(found["large"].cpus) == 2 and len(found["small"].cpus) == 1  # the one that is left is the server's
+    with pytest.raises(UserError, match="--reserve-cpus 2: .* leave 1"):
+        place_models(host, [ModelDemand("large", size), ModelDemand("small", GIB)], 2)

@@ -269,25 +269,21 @@ def _pools(
     chosen: Mapping[str, tuple[tuple[int, ...], str]],
     reserve: int | None,
 ) -> dict[str, tuple[int, ...]]:
-    """The CPUs of each model: of every node even runs for the models there, the smallest model's first."""
+    """The CPUs of each model: of every node even runs for the models there, the smallest model's first. Each model has
+    a core of every node that its memory lies on: what nobody there computes with could not lie there.
+    """
     found: dict[str, list[AllowedCore]] = {demand.name: [] for demand in order}
     crowded = False
     for node, own in cores.items():
         here = [demand for demand in reversed(order) if node in chosen[demand.name][0]]
-        spread = [demand for demand in here if len(chosen[demand.name][0]) > 1]
-        if len(own) < len(here) and len(spread) < len(here):
-            here = [demand for demand in here if demand not in spread]  # these have cores elsewhere, too
         crowded = crowded or len(own) < len(here)
         runs = deal_in_turn(own, len(here)) if len(own) < len(here) else deal(own, len(here))
         for demand, run in zip(here, runs, strict=True):
             found[demand.name].extend(run)
-    for demand in order:
-        if not found[demand.name]:  # its nodes have fewer cores than models
-            found[demand.name] = [cores[chosen[demand.name][0][0]][0]]
     total = sum(map(len, cores.values()))
+    spare = sum(len(pool) - len({core.node for core in pool}) for pool in found.values())
     if reserve is None:
-        reserve = 1 if not crowded and total > max(2, len(order)) else 0
-    spare = sum(max(0, len(pool) - 1) for pool in found.values())
+        reserve = 1 if spare and not crowded and total > max(2, len(order)) else 0
     if not crowded and reserve and found:
         if reserve > spare:
             raise UserError(
@@ -295,9 +291,23 @@ def _pools(
                 f"leave {spare}; give {spare} or less",
                 param="reserve_cpus",
             )
-        left, _ = set_aside(dict(enumerate(found.values())), reserve, {})
-        found = dict(zip(found, left.values(), strict=True))
+        _keep_back(found, reserve)
     return {name: tuple(sorted(cpus_of(pool))) for name, pool in found.items()}
+
+
+def _keep_back(found: Mapping[str, list[AllowedCore]], count: int) -> None:
+    """Take so many cores from the models that have most, but from none its last core of a node."""
+    for _ in range(count):
+        several = {name: _beside_others(pool) for name, pool in found.items()}
+        name = max((name for name in found if several[name]), key=lambda name: len(found[name]))
+        _, (core,) = set_aside({0: several[name]}, 1, {})
+        found[name].remove(core)
+
+
+def _beside_others(pool: Sequence[AllowedCore]) -> list[AllowedCore]:
+    """Return the cores of a pool whose nodes have other cores of it, too."""
+    nodes = [core.node for core in pool]
+    return [core for core in pool if nodes.count(core.node) > 1]
 
 
 def _place(
