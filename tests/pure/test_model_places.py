@@ -32,6 +32,13 @@ def places(host: Host, demands: Sequence[ModelDemand]) -> dict[str, ModelPlace]:
     return dict(made.places)
 
 
+def cut_by_threads(host: Host, place: ModelPlace) -> dict[int, float]:
+    """The bytes by node that its threads would have there."""
+    cores = {host.cpu_by_id[cpu].core: node_of(host, cpu) for cpu in place.cpus}
+    on = list(cores.values())
+    return {node: place.total * on.count(node) / len(on) for node in set(on)}
+
+
 def node_of(host: Host, cpu: int) -> int:
     return host.cpu_by_id[cpu].node or 0
 
@@ -58,6 +65,7 @@ def test_whatever_the_models_each_has_its_own(shape: str, seed: int) -> None:
         assert place.cpus and place.reason and place.total == demand.memory
         assert {node_of(host, cpu) for cpu in place.cpus} == set(place.memory)  # nobody else's threads take it there
         assert all(size <= room[node] for node, size in place.memory.items())
+        assert place.memory == pytest.approx(cut_by_threads(host, place), abs=8)
         if demand.memory <= LARGE and len(place.memory) > 1:
             assert "no single node has room" in place.reason
     for one in found.values():
@@ -100,6 +108,8 @@ def test_named_cpus_and_nodes_are_taken_as_they_are_and_others_keep_clear() -> N
     found = places(host, [ModelDemand("a", GIB, cpus=(0, 1)), ModelDemand("b", GIB), ModelDemand("c", GIB, nodes=(0,))])
     assert found["a"].cpus == (0, 1) and found["c"].nodes == (0,)
     assert not {0, 1} & {*found["b"].cpus, *found["c"].cpus}
+    apart = places(host, [ModelDemand("a", GIB, cpus=(0, 1, 2, 7))])["a"]
+    assert apart.memory == {0: 3 * GIB // 4, 1: GIB // 4} == cut_by_threads(host, apart)
     for wrong in (ModelDemand("a", GIB, cpus=(99,)), ModelDemand("a", GIB, nodes=(5,))):
         with pytest.raises(UserError, match=r"models\.a: (cpus|nodes)"):
             place_models(host, [wrong])
@@ -133,5 +143,5 @@ def test_no_model_loses_its_only_core_of_a_node_to_the_server() -> None:
     found = places(host, [ModelDemand("large", size), ModelDemand("small", GIB)])
     assert sorted({node_of(host, cpu) for cpu in found["large"].cpus}) == [0, 1] == sorted(found["large"].memory)
     assert len(found["large"].cpus) == 2 and len(found["small"].cpus) == 1  # the one that is left is the server's
-    with pytest.raises(UserError, match="--reserve-cpus 2: .* leave 1"):
+    with pytest.raises(UserError, match=r"--reserve-cpus 2: .* leave 1"):
         place_models(host, [ModelDemand("large", size), ModelDemand("small", GIB)], 2)

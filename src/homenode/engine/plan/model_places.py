@@ -94,12 +94,13 @@ class _Nodes:
         for node in nodes:
             self.models[node] = self.models.get(node, 0) + 1
 
-    def parts(self, nodes: Sequence[int], memory: int) -> dict[int, int]:
-        """The bytes of whom runs on some nodes by where they lie, in proportion to cores, as weights are cut by
-        threads.
+    def parts(self, nodes: Sequence[int], memory: int, cores: Sequence[int] = ()) -> dict[int, int]:
+        """The bytes of whom runs on some nodes by where they lie, in proportion to its cores of each, as weights are
+        cut by threads; while these are not known, to all that the nodes have.
         """
+        cores = cores or [len(self.cores[node]) for node in nodes]
         found: dict[int, int] = {}
-        for node, size in zip(nodes, in_proportion(memory, [len(self.cores[node]) for node in nodes]), strict=True):
+        for node, size in zip(nodes, in_proportion(memory, cores), strict=True):
             found[self.homes[node]] = found.get(self.homes[node], 0) + size
         return found
 
@@ -150,8 +151,40 @@ def place_models(host: Host, demands: Sequence[ModelDemand], reserve_cores: int 
         nodes.take(chosen[demand.name][0], demand)
     placed = [demand for demand in order if demand.name in chosen]
     pools = _pools(nodes.cores, [each for each in placed if not each.cpus], chosen, reserve_cores)
-    pools |= {each.name: tuple(sorted(each.cpus)) for each in placed if each.cpus}
-    return PlacedModels({each.name: _place(nodes, each, chosen, pools) for each in placed}, refused)
+    pools |= _named_pools(host, placed)
+    memory = {each.name: _fit_memory(nodes, each, chosen[each.name][0], pools[each.name]) for each in placed}
+    cpus = {name: tuple(sorted(cpus_of(pool))) for name, pool in pools.items()}
+    cpus |= {each.name: tuple(sorted(each.cpus)) for each in placed if each.cpus}
+    return PlacedModels({each.name: _place(each, chosen, cpus, memory[each.name]) for each in placed}, refused)
+
+
+def _named_pools(host: Host, demands: Sequence[ModelDemand]) -> dict[str, list[AllowedCore]]:
+    """The cores of the models whose CPUs settings name."""
+    every = {core.id: core for own in allowed_cores(host).values() for core in own}
+    named = {each.name: sorted({host.cpu_by_id[cpu].core for cpu in each.cpus}) for each in demands if each.cpus}
+    return {name: [every[core] for core in cores] for name, cores in named.items()}
+
+
+def _fit_memory(nodes: _Nodes, demand: ModelDemand, group: Sequence[int], pool: list[AllowedCore]) -> dict[int, int]:
+    """The bytes of a model by where they lie, in proportion to its own cores of each node, as its threads cut them.
+    Cores of a node that has no room for so much are taken out of the pool, unless settings name them.
+    """
+    taken = nodes.parts(group, demand.memory) if demand.pin else {}
+    while pool and len(group) > 1:
+        own = {node: [core for core in pool if core.node == node] for node in group}
+        found = nodes.parts(group, demand.memory, [len(own[node]) for node in group])
+        beyond = {
+            node: found[home] - nodes.free(home, beside_pinned=True) - taken.get(home, 0)
+            for node in group
+            if len(own[node]) > 1 and (home := nodes.homes[node]) in found
+        }
+        worst = max(beyond, key=lambda node: beyond[node], default=None)
+        if worst is None or beyond[worst] <= 0 or demand.cpus:
+            for home, size in found.items() if demand.pin else ():
+                nodes.pinned[home] += size - taken.get(home, 0)
+            return found
+        pool.remove(own[worst][-1])
+    return nodes.parts(group, demand.memory)
 
 
 def _room(host: Host, node: int) -> int | None:
@@ -268,8 +301,8 @@ def _pools(
     order: Sequence[ModelDemand],
     chosen: Mapping[str, tuple[tuple[int, ...], str]],
     reserve: int | None,
-) -> dict[str, tuple[int, ...]]:
-    """The CPUs of each model: of every node even runs for the models there, the smallest model's first. Each model has
+) -> dict[str, list[AllowedCore]]:
+    """The cores of each model: of every node even runs for the models there, the smallest model's first. Each model has
     a core of every node that its memory lies on: what nobody there computes with could not lie there.
     """
     found: dict[str, list[AllowedCore]] = {demand.name: [] for demand in order}
@@ -292,7 +325,7 @@ def _pools(
                 param="reserve_cpus",
             )
         _keep_back(found, reserve)
-    return {name: tuple(sorted(cpus_of(pool))) for name, pool in found.items()}
+    return found
 
 
 def _keep_back(found: Mapping[str, list[AllowedCore]], count: int) -> None:
@@ -311,15 +344,14 @@ def _beside_others(pool: Sequence[AllowedCore]) -> list[AllowedCore]:
 
 
 def _place(
-    nodes: _Nodes,
     demand: ModelDemand,
     everybody: Mapping[str, tuple[tuple[int, ...], str]],
     pools: Mapping[str, tuple[int, ...]],
+    memory: Mapping[int, int],
 ) -> ModelPlace:
     group, why = everybody[demand.name]
     cpus = pools[demand.name]
     shared = tuple(sorted(name for name, own in pools.items() if name != demand.name and set(own) & set(cpus)))
-    memory = {max(0, home): size for home, size in nodes.parts(group, demand.memory).items()}
     text = f"{why}; CPUs {format_cpu_list(cpus)}"
     if beside := sum(
         name != demand.name and not set(other).isdisjoint(group) for name, (other, _) in everybody.items()
@@ -328,4 +360,5 @@ def _place(
     if shared:
         because = "settings say" if demand.cpus else "there are more models than cores"
         text += f"; shares CPUs with {', '.join(shared)}, as {because}: they take turns"
-    return ModelPlace(demand.name, tuple(max(0, node) for node in group), cpus, memory, text, shared)
+    lies = {max(0, home): size for home, size in memory.items()}
+    return ModelPlace(demand.name, tuple(max(0, node) for node in group), cpus, lies, text, shared)
