@@ -533,7 +533,7 @@ def test_what_outlives_a_request_logs_nothing_in_its_name() -> None:
         service.host.broken = {"two": "no config.json"}
         for name in ("one", "two"):
             await service.text(name)
-        service.kept.keep(service.kept.find("one"), 0.05)
+        service.kept.keep(service.kept.find("one").model, 0.05)
         await service.becomes("one", "unloaded")
 
     logger, listening = logging.getLogger("homenode.models"), Listening()

@@ -22,6 +22,7 @@ from homenode.model.tokenizer.surrounding_tokens import SurroundingTokens
 from homenode.server.app import create_app
 from homenode.server.core.state import ServerState
 from homenode.server.http.config import ServedModelConfig, ServerConfig
+from homenode.server.http.failures import ApiError
 from homenode.server.models.served_model import ModelParts
 from tests.server.fakes import EOS, VOCAB, ByteStream, ByteTokenizer, ScriptedClient
 
@@ -312,11 +313,20 @@ def test_a_request_under_way_ends_with_the_engine_of_its_model_alone(table: Tabl
 
 
 def test_what_the_server_ends_is_ended_with_every_engine(table: Table) -> None:
-    first, second = (table.state.models.find(name) for name in ("teller", "shifted"))
+    first, second = (table.state.models.find(name).model for name in ("teller", "shifted"))
     first.active.add(1)
     second.active.add(2)
     asyncio.run(table.state.abort_all())
     assert (table.teller.aborts, table.shifted.aborts) == ([(1, "abort")], [(2, "abort")])
+
+
+def test_a_model_is_found_with_the_name_to_answer_under(table: Table) -> None:
+    models = table.state.models
+    own = models.find("teller").model
+    assert models.find("teller:latest", ":latest") == (own, "teller:latest")
+    assert models.find(None) == (models.first, models.first.name)
+    with pytest.raises(ApiError, match="`model` is `teller:latest`"):
+        models.find("teller:latest")
 
 
 def test_two_models_of_one_name_are_refused() -> None:

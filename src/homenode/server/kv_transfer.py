@@ -48,7 +48,7 @@ async def kv_transfer(state: ServerState, request: Request) -> Response:
     if name is None and state.models.changes:
         text = "each of several models hands KV over for itself; ask for one of them, as /kv_transfer?model=NAME"
         raise ApiError(404, text, param="model", code="kv_transfer_off")
-    model = state.models.find(name)  # who only looks has nothing loaded
+    model = state.models.find(name).model  # who only looks has nothing loaded
     document = published_of(model)
     state.check_available()
     if not (engines := model.client.engines):

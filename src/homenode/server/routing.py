@@ -47,13 +47,13 @@ class CacheEmptied(Struct):
 async def kv_event_sources(state: ServerState, request: Request) -> Response:
     """Where each engine of a model tells which blocks it holds, by its number; empty where none does."""
     name = request.query_params.get("model")
-    models = list(state.models) if name is None and state.models.changes else [state.models.find(name)]
+    models = list(state.models) if name is None and state.models.changes else [state.models.find(name).model]
     return json_response(_sources(models[0]) if len(models) == 1 else {})
 
 
 async def server_info(state: ServerState, request: Request) -> Response:
     """The facts about a model that a router goes by."""
-    model = state.models.find(request.query_params.get("model"))
+    model = state.models.find(request.query_params.get("model")).model
     ready = model.ready
     return json_response(
         ServerInfo(
@@ -85,7 +85,7 @@ async def reset_prefix_cache(state: ServerState, request: Request) -> Response:
         if request.query_params.get(switch, "false") != "false":
             raise ApiError(400, f"{switch} cannot be had here: {instead}", param=switch, code="unsupported_parameter")
     name = request.query_params.get("model")
-    for model in list(state.models) if name is None else [state.models.find(name)]:
+    for model in list(state.models) if name is None else [state.models.find(name).model]:
         await model.client.reset_prefix_cache()
         try:
             await model.client.heartbeat(state.config.health_timeout)  # its loop has taken that up, too

@@ -80,7 +80,7 @@ _decode_detokenize = decode_as(DetokenizeRequest, HINTS)
 
 async def tokenize(state: ServerState, request: Request) -> Response:
     """Token ids of a text or of a conversation."""
-    body, model = await read_for_model(state, request, _decode_tokenize)
+    body, (model, _) = await read_for_model(state, request, _decode_tokenize)
     answer = await unless_gone_early(request, _tokenized(model, request, body))
     return Response(answer, media_type="application/json")
 
@@ -110,7 +110,7 @@ def _encoded(model: ServedModel, body: TokenizeRequest, prompt: prompts.PromptTe
 
 async def detokenize(state: ServerState, request: Request) -> Response:
     """Text of token ids, special tokens included unless they are to be skipped."""
-    body, model = await read_for_model(state, request, _decode_detokenize)
+    body, (model, _) = await read_for_model(state, request, _decode_detokenize)
 
     def answer() -> bytes:
         prompts.check_token_ids(model, body.tokens, "tokens")
@@ -125,7 +125,7 @@ async def detokenize(state: ServerState, request: Request) -> Response:
 
 async def tokenizer_info(state: ServerState, request: Request) -> Response:
     """Special tokens, chat template and sizes of the model that the query names."""
-    model = await state.models.obtain(request, request.query_params.get("model"))
+    model, _ = await state.models.obtain(request, request.query_params.get("model"))
     facts = {
         "bos_token": None,
         "eos_token": None,

@@ -35,7 +35,7 @@ from homenode.server.models.model_entry import check_endpoints, check_names
 from homenode.server.models.model_exchange import exchange_of
 from homenode.server.models.model_host import ModelHost, PlannedModels
 from homenode.server.models.model_versions import ModelChanges, ModelVersions
-from homenode.server.models.served_model import ServedModel
+from homenode.server.models.served_model import AskedModel, ServedModel
 from homenode.server.models.text_work import TextWork
 from homenode.server.monitoring.server_metrics import Metrics
 from homenode.units import format_bytes
@@ -123,22 +123,22 @@ class KeptModels:
         """The model of this name, loaded or not. Raises as `ModelVersions.find`."""
         return self._versions.find(name, tag)
 
-    def find(self, name: str | None, tag: str = "") -> ServedModel:
+    def find(self, name: str | None, tag: str = "") -> AskedModel:
         """The loaded model of this name. Raises as `find_kept`, and ApiError 503 where it is not loaded."""
         kept = self.find_kept(name, tag)
         if kept.served is None:
             text = f"the model `{kept.name}` is not loaded; ask it something, or POST /models/load"
             raise ApiError(503, text, param="model", code="model_not_loaded", retry_after_s=1)
-        return kept.served
+        return AskedModel.by(kept.served, name)
 
     @property
     def first(self) -> ServedModel:
         """The model of requests that name none. Raises ApiError 503 where none is loaded."""
-        return self.find(None)
+        return self.find(None).model
 
     # Use
 
-    async def obtain(self, request: Request, name: str | None, tag: str = "", *, stream: bool = False) -> ServedModel:
+    async def obtain(self, request: Request, name: str | None, tag: str = "", *, stream: bool = False) -> AskedModel:
         """The model of this name, loaded for this request. `stream`: its answer is one, whose client hears that it
         waits. Raises as `find_kept`, ApiError 503 where it cannot be loaded, and ClientGone.
         """
@@ -153,7 +153,7 @@ class KeptModels:
             lease = await unless_gone(request.receive, self._wait(name, tag))
         exchange.add(lease)
         assert lease.kept.served is not None  # it is usable
-        return lease.kept.served
+        return AskedModel.by(lease.kept.served, name)
 
     def _usable(self, kept: KeptModel) -> bool:
         return (

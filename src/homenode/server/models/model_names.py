@@ -1,11 +1,22 @@
-"""Refusals of models that are not served, or not to this key."""
+"""The entry of a table that a request's name means, and refusals of models that are not served, or not to this key."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 from homenode.server.http.failures import ApiError
 from homenode.server.keys.caller import caller
+
+M = TypeVar("M")
+
+
+def named(table: Mapping[str, M], name: str, tag: str, known: Sequence[str]) -> M:
+    """The entry of this name, behind which `tag` may stand. Raises ApiError 404, which tells the names `known`."""
+    found = table.get(name) or table.get(name.removesuffix(tag))
+    if found is None:
+        raise unknown_model(name.removesuffix(tag), known)
+    return found
 
 
 def unknown_model(name: str, known: Sequence[str]) -> ApiError:

@@ -11,8 +11,8 @@ from homenode.errors import UserError
 from homenode.server.http.decoding import BodyDecoder
 from homenode.server.http.exchange import BodyLimits, read_json
 from homenode.server.http.failures import ApiError
-from homenode.server.models.model_names import check_key, unknown_model
-from homenode.server.models.served_model import ServedModel
+from homenode.server.models.model_names import check_key, named
+from homenode.server.models.served_model import AskedModel, ServedModel
 
 
 class NamesModel(Protocol):
@@ -47,11 +47,11 @@ class ModelsByName(Protocol):
     @property
     def first(self) -> ServedModel: ...
 
-    def find(self, name: str | None, tag: str = "") -> ServedModel: ...
+    def find(self, name: str | None, tag: str = "") -> AskedModel: ...
 
     async def obtain(
         self, request: Request, name: str | None, tag: str = "", *, stream: bool = False
-    ) -> ServedModel: ...
+    ) -> AskedModel: ...
 
     def keep(self, served: ServedModel, seconds: float | None) -> None: ...
 
@@ -97,24 +97,18 @@ class ModelTable:
         """The model of requests that name none."""
         return self._models[0]
 
-    def find(self, name: str | None, tag: str = "") -> ServedModel:
+    def find(self, name: str | None, tag: str = "") -> AskedModel:
         """The model of this name, behind which `tag` may stand. Raises ApiError 404 for a name that is not served, and
         503 where the engine of the model is gone.
         """
-        model = self.first if name is None else self._named(name, tag)
+        model = self.first if name is None else named(self._by_name, name, tag, self.names)
         check_key(model.name, model.names)
         if model.lost is not None:
             text = f"the engine of the model `{model.name}` is gone"
             raise ApiError(503, text, param="model", code="engine_lost", retry_after_s=5)
-        return model
+        return AskedModel.by(model, name)
 
-    def _named(self, name: str, tag: str) -> ServedModel:
-        model = self._by_name.get(name) or self._by_name.get(name.removesuffix(tag))
-        if model is not None:
-            return model
-        raise unknown_model(name.removesuffix(tag), self.names)
-
-    async def obtain(self, request: Request, name: str | None, tag: str = "", *, stream: bool = False) -> ServedModel:
+    async def obtain(self, request: Request, name: str | None, tag: str = "", *, stream: bool = False) -> AskedModel:
         """The same for a request, which never waits: all are loaded."""
         return self.find(name, tag)
 
@@ -127,7 +121,7 @@ class ModelTable:
 
 async def read_for_model(
     state: ServesModels, request: Request, decode: BodyDecoder[B], *, any_type: bool = False, tag: str = ""
-) -> tuple[B, ServedModel]:
+) -> tuple[B, AskedModel]:
     """The body of a request, as `read_json` has it, and the model that it asks for. `tag`: may stand behind its name.
 
     A stream is one unless it says no where names have a tag, and if it says so elsewhere. Raises as `read_json` and
@@ -137,7 +131,7 @@ async def read_for_model(
     return body, await model_for(state, request, body, tag=tag)
 
 
-async def model_for(state: ServesModels, request: Request, body: NamesModel, *, tag: str = "") -> ServedModel:
+async def model_for(state: ServesModels, request: Request, body: NamesModel, *, tag: str = "") -> AskedModel:
     """The model that a body which was read asks for. Raises as `read_for_model`."""
     stream = getattr(body, "stream", False)
     return await state.models.obtain(request, body.model, tag, stream=stream or (stream is None and bool(tag)))

@@ -12,7 +12,7 @@ from homenode.server.models.kept_model import KeptModel
 from homenode.server.models.lifecycle import ModelState
 from homenode.server.models.model_entry import PlannedModel
 from homenode.server.models.model_host import PlannedModels
-from homenode.server.models.model_names import check_key, unknown_model
+from homenode.server.models.model_names import check_key, named
 from homenode.units import format_count
 
 _LOG = logging.getLogger("homenode.models")
@@ -66,9 +66,7 @@ class ModelVersions:
         """The model of this name, behind which `tag` may stand, loaded or not. A request that names none means the
         first. Raises ApiError 404, and 403 for a model that its key may not use.
         """
-        kept = self._first() if name is None else self._by_name.get(name) or self._by_name.get(name.removesuffix(tag))
-        if kept is None:
-            raise unknown_model(str(name).removesuffix(tag), self.names)
+        kept = self._first() if name is None else named(self._by_name, name, tag, self.names)
         check_key(kept.name, kept.planned.entry.names)
         return self._current(kept)
 

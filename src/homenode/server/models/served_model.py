@@ -6,7 +6,7 @@ import hashlib
 import itertools
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -91,10 +91,6 @@ class ServedModel:
         """A request id that this model's engine was never given before."""
         return next(self._ids)
 
-    def answer_name(self, asked: str | None) -> str:
-        """The name to answer under: the one that was asked for, if any."""
-        return asked or self.name
-
     def close(self) -> None:
         """End the threads that work for it alone."""
         self.grammars.close()
@@ -103,6 +99,18 @@ class ServedModel:
         """Ask the engine to forget everything that runs; each request is then answered with 503."""
         for id in tuple(self.active):
             self.client.abort(id, "abort")
+
+
+class AskedModel(NamedTuple):
+    """A model as a request asks for it. `name`: the one to answer under, which is what it was asked by, if any."""
+
+    model: ServedModel
+    name: str
+
+    @classmethod
+    def by(cls, model: ServedModel, asked: str | None) -> AskedModel:
+        """The model, asked for by this name; None: by none, which means its first."""
+        return cls(model, asked or model.name)
 
 
 def _public_name(model: str) -> str:

@@ -45,7 +45,7 @@ _decode = decode_as(PlanRequest, FieldHints({"strategy": f"there are {', '.join(
 async def plan(state: ServerState, request: Request) -> Response:
     """Plan for a recorded host; nothing is changed."""
     asked = await read_json(state, request, _decode)
-    model = None if asked.model is None else state.models.find(asked.model).ready.model
+    model = None if asked.model is None else state.models.find(asked.model).model.ready.model
     return json_response(await state.text_work.run(lambda: _planned(asked, model)))
 
 

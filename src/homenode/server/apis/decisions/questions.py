@@ -132,7 +132,7 @@ _decode = decode_strictly(DecisionsRequest)
 
 async def decisions(state: ServerState, request: Request) -> Response:
     """Answer the questions."""
-    body, model = await read_for_model(state, request, _decode)
+    body, (model, name) = await read_for_model(state, request, _decode)
     asked = DecisionRequest(
         about=_about(body.input),
         questions=[_question(question, f"questions[{number}]") for number, question in enumerate(body.questions)],
@@ -144,7 +144,7 @@ async def decisions(state: ServerState, request: Request) -> Response:
     shown, usage = bool(body.return_prompt_token_ids), made.usage
     return json_response(
         DecisionAnswers(
-            model=model.answer_name(body.model),
+            model=name,
             answers=[_answer(*each) for each in zip(body.questions, made.decisions, strict=True)],
             usage=DecisionsUsage(
                 input_tokens=usage.prompt_tokens,

@@ -59,13 +59,12 @@ class InfillAnswer(msgspec.Struct, kw_only=True):
 
 async def infill(state: ServerState, request: Request) -> Response:
     """Fill in the middle."""
-    body, model = await read_for_model(state, request, _decode)
+    body, (model, name) = await read_for_model(state, request, _decode)
     tokens = middle_tokens_of(model, "input_prefix")
     prompt, truncated = await unless_gone_early(request, _prompt(model, body, tokens))
     generation = await _begin(model, body, prompt, tokens)
     limit = body.t_max_predict_ms
     middle = InfillText(body.n_indent or 0, None if limit is None or limit <= 0 else limit / 1000)
-    name = model.answer_name(body.model)
 
     def answer(content: str) -> Any:
         return _selected(_answer(generation, middle, content, name, truncated), body.response_fields)

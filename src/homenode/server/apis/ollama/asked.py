@@ -84,7 +84,7 @@ async def model_asked(state: ServerState, request: Request, body: OllamaAsked, *
         check_admin()
         kept_models(state).unload(kept_models(state).find_kept(body.model, TAG).name)
         return None
-    model = await model_for(state, request, body, tag=TAG)
+    model, _ = await model_for(state, request, body, tag=TAG)
     keep_as_asked(state, request, model, body.keep_alive)
     return model
 

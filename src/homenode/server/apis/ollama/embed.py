@@ -77,7 +77,7 @@ _decode_older = decode_as(OllamaEmbeddingsRequest, HINTS)
 async def embed(state: ServerState, request: Request) -> Response:
     """A vector of each text, of length 1."""
     begin = time.monotonic_ns()
-    body, model = await read_for_model(state, request, _decode, any_type=True, tag=TAG)
+    body, (model, _) = await read_for_model(state, request, _decode, any_type=True, tag=TAG)
     keep_as_asked(state, request, model, body.keep_alive)
     texts = [body.input] if isinstance(body.input, str) else body.input
     pooled = _pooled(model, texts, "input", body.dimensions, truncate=body.truncate is not False)
@@ -95,7 +95,7 @@ async def embed(state: ServerState, request: Request) -> Response:
 
 async def embeddings(state: ServerState, request: Request) -> Response:
     """The vector of one text, as the model gives it."""
-    body, model = await read_for_model(state, request, _decode_older, any_type=True, tag=TAG)
+    body, (model, _) = await read_for_model(state, request, _decode_older, any_type=True, tag=TAG)
     keep_as_asked(state, request, model, body.keep_alive)
     texts = [body.prompt] if body.prompt else []
     found = await unless_gone(request.receive, _pooled(model, texts, "prompt", None, truncate=True))

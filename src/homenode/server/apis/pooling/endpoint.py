@@ -78,9 +78,9 @@ _decode = decode_as(PoolingRequest, FieldHints({}, {}))
 
 async def pooling(state: ServerState, request: Request) -> Response:
     """Return what the model makes of each text."""
-    body, model = await read_for_model(state, request, _decode)
+    body, (model, name) = await read_for_model(state, request, _decode)
     found = await unless_gone(request.receive, _pooled(model, body))
-    return await json_of(model, found, lambda: _answer(body, model.answer_name(body.model), found))
+    return await json_of(model, found, lambda: _answer(body, name, found))
 
 
 async def _pooled(model: ServedModel, body: PoolingRequest) -> PooledTexts:

@@ -40,7 +40,7 @@ from homenode.server.http.ignored import note_ignored
 from homenode.server.http.sse import STREAM_HEADERS
 from homenode.server.keys.caller import caller
 from homenode.server.models.model_table import read_for_model
-from homenode.server.models.served_model import ServedModel
+from homenode.server.models.served_model import AskedModel, ServedModel
 
 _LOG = logging.getLogger("homenode.server")
 
@@ -57,15 +57,15 @@ _decode = decode_as(ResponsesRequest, HINTS)
 
 async def create_response(state: ServerState, request: Request) -> Response:
     """Answer a conversation."""
-    body, model = await read_for_model(state, request, _decode)
+    body, served = await read_for_model(state, request, _decode)
     _check_background(state, body)
     try:
-        answer, history = await unless_gone_early(request, _begin(state, model, request, body))
+        answer, history = await unless_gone_early(request, _begin(state, served, request, body))
     except ApiError as error:
         if not body.stream or error.body.error.code != CONTEXT_LENGTH_EXCEEDED:
             raise
         # Agents know a conversation that is too long by the end of a stream, and not by a status.
-        return _failed_response(_response(state, model, body), error)
+        return _failed_response(_response(state, served, body), error)
 
     if body.background:
         note_conversation(request, answer.conversation)
@@ -110,7 +110,7 @@ def _check_background(state: ServerState, body: ResponsesRequest) -> None:
 
 async def count_input_tokens(state: ServerState, request: Request) -> Response:
     """Return how many tokens the prompt of a request has."""
-    body, model = await read_for_model(state, request, _decode)
+    body, (model, _) = await read_for_model(state, request, _decode)
     return json_response(
         ResponsesInputTokens(input_tokens=await unless_gone_early(request, _count(state, model, request, body)))
     )
@@ -143,12 +143,13 @@ async def _read(
 
 
 async def _begin(
-    state: ServerState, model: ServedModel, request: Request, body: ResponsesRequest
+    state: ServerState, served: AskedModel, request: Request, body: ResponsesRequest
 ) -> tuple[ResponsesFormat, ItemHistory]:
     """Raises ApiError 400 and 404, and UserError when the chat template refuses the messages."""
+    model = served.model
     asked, history, tools = await _read(state, model, request, body)
     conversation = await asked.begin(model)
-    response = _response(state, model, body)
+    response = _response(state, served, body)
     options = body.reasoning
     builder = OutputBuilder(
         response.id.partition("_")[2],
@@ -163,8 +164,9 @@ async def _begin(
     return answer, history
 
 
-def _response(state: ServerState, model: ServedModel, body: ResponsesRequest) -> ResponseObject:
+def _response(state: ServerState, served: AskedModel, body: ResponsesRequest) -> ResponseObject:
     """The response before anything has come of it."""
+    model, name = served
     defaults = model.ready.sampling_defaults if model.config.generation_config == "auto" else {}
     sampling = {"temperature": 1.0, "top_p": 1.0, **defaults, **given_settings(body)}
     choice: Any = "auto" if body.tool_choice is None else _told_choice(msgspec.to_builtins(body.tool_choice))
@@ -177,7 +179,7 @@ def _response(state: ServerState, model: ServedModel, body: ResponsesRequest) ->
         max_output_tokens=body.max_output_tokens,
         max_tool_calls=body.max_tool_calls,
         metadata=body.metadata or {},
-        model=model.answer_name(body.model),
+        model=name,
         output=[],
         parallel_tool_calls=body.parallel_tool_calls is not False,
         previous_response_id=body.previous_response_id,

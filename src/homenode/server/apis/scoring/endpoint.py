@@ -37,22 +37,20 @@ _decode_rerank = decode_as(RerankRequest, HINTS)
 
 async def score(state: ServerState, request: Request) -> Response:
     """The scores of pairs."""
-    body, model = await read_for_model(state, request, _decode_score)
+    body, (model, name) = await read_for_model(state, request, _decode_score)
     first, second = ([text] if isinstance(text, str) else text for text in (body.text_1, body.text_2))
     asked = TextsToScore(
         first, second, "text_1", "text_2", body.truncate_prompt_tokens, body.priority, body.activation is False
     )
     found = await unless_gone(request.receive, score_texts(model, asked))
     data = [Score(index=number, score=value) for number, value in enumerate(found.values)]
-    name, created = f"score-{secrets.token_hex(12)}", int(time.time())
-    return json_response(
-        ScoreList(id=name, created=created, model=model.answer_name(body.model), data=data, usage=_usage(found))
-    )
+    id, created = f"score-{secrets.token_hex(12)}", int(time.time())
+    return json_response(ScoreList(id=id, created=created, model=name, data=data, usage=_usage(found)))
 
 
 async def rerank(state: ServerState, request: Request) -> Response:
     """The documents that are nearest to a query."""
-    body, model = await read_for_model(state, request, _decode_rerank)
+    body, (model, name) = await read_for_model(state, request, _decode_rerank)
     texts = [each if isinstance(each, str) else each.text for each in body.documents]
     asked = TextsToScore(
         [body.query],
@@ -77,7 +75,7 @@ async def rerank(state: ServerState, request: Request) -> Response:
     return json_response(
         RankedList(
             id=f"rerank-{secrets.token_hex(12)}",
-            model=model.answer_name(body.model),
+            model=name,
             results=results,
             usage=_usage(found),
         )

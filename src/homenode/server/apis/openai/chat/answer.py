@@ -193,11 +193,12 @@ class ChatFormat:
     def __init__(
         self,
         model: ServedModel,
+        name: str,
         body: ChatRequest,
         conversation: Conversation,
         custom: Collection[str] = (),
     ) -> None:
-        """`custom`: the names of the tools that take a text."""
+        """`name`: of the model, as it was asked for. `custom`: the names of the tools that take a text."""
         self._custom = custom
         self._inputs: dict[tuple[int, int], CustomInput] = {}  # of calls of these, by choice and number
         self._tokenizer, self._body, self._conversation = model.tokenizer, body, conversation
@@ -206,7 +207,7 @@ class ChatFormat:
         self._id, self._created, self._model = (
             f"chatcmpl-{secrets.token_hex(12)}",
             int(time.time()),
-            model.answer_name(body.model),
+            name,
         )
         self._fingerprint, self._options = model.fingerprint, body.stream_options or StreamOptions()
         self._tier: ServiceTier | UnsetType = self._generation.tier if body.service_tier else UNSET

@@ -75,12 +75,13 @@ class TextCompletion(Struct, kw_only=True):
 class CompletionFormat:
     """A `TextFormat`: text completions."""
 
-    def __init__(self, model: ServedModel, body: CompletionRequest, generation: Generation) -> None:
+    def __init__(self, model: ServedModel, name: str, body: CompletionRequest, generation: Generation) -> None:
+        """`name`: of the model, as it was asked for."""
         self._tokenizer, self._body, self._generation = model.tokenizer, body, generation
         self._id, self._created, self._model = (
             f"cmpl-{secrets.token_hex(12)}",
             int(time.time()),
-            model.answer_name(body.model),
+            name,
         )
         self._fingerprint, self._options = model.fingerprint, body.stream_options or StreamOptions()
         self._tier: ServiceTier | UnsetType = generation.tier if body.service_tier else UNSET

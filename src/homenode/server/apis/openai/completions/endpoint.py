@@ -38,10 +38,10 @@ _decode = decode_as(CompletionRequest, HINTS)
 
 async def completions(state: ServerState, request: Request) -> Response:
     """Continue one or several prompts."""
-    body, model = await read_for_model(state, request, _decode)
+    body, (model, name) = await read_for_model(state, request, _decode)
     generation = await unless_gone_early(request, _begin(model, request, body))
     return await respond(
-        state, request, generation, CompletionFormat(model, body, generation), stream=bool(body.stream)
+        state, request, generation, CompletionFormat(model, name, body, generation), stream=bool(body.stream)
     )
 
 

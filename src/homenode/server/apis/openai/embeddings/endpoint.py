@@ -99,9 +99,9 @@ _decode = decode_as(EmbeddingRequest, HINTS)
 
 async def embeddings(state: ServerState, request: Request) -> Response:
     """A vector of each text, or of the conversation."""
-    body, model = await read_for_model(state, request, _decode)
+    body, (model, name) = await read_for_model(state, request, _decode)
     found = await unless_gone(request.receive, _pooled(model, request, body))
-    return await json_of(model, found, lambda: _answer(body, model.answer_name(body.model), found))
+    return await json_of(model, found, lambda: _answer(body, name, found))
 
 
 async def _pooled(model: ServedModel, request: Request, body: EmbeddingRequest) -> PooledTexts:
