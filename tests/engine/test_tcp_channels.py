@@ -19,7 +19,7 @@ from homenode.engine.channels.tcp import TcpInlet, TcpOutlet
 from homenode.engine.channels.topics import Ask, IAm, Key, Rows, RowsOffer, accept_call, call
 from homenode.engine.executor.rendezvous import Rendezvous
 from homenode.errors import PeerError
-from homenode.net.greeting import MAGIC, Credentials
+from homenode.net.greeting import MAGIC, VERSION, Credentials
 from homenode.net.settings import NetConfig
 from tests.peer_keys import shared_keys
 from tests.waiting import PATIENCE_S
@@ -191,6 +191,26 @@ def test_a_stranger_is_sent_away(words: bytes) -> None:
                 ours.shutdown(socket.SHUT_WR)
         with pytest.raises(PeerError):
             told.result(PATIENCE_S)
+
+
+def test_both_ends_say_which_versions_they_are() -> None:
+    other, both = MAGIC[:-1] + b"9", f"speaks version 9 .* this is version {VERSION}; run the same version"
+    ours, theirs = _connection()
+    with ours, theirs, ThreadPoolExecutor(1) as pool:
+        told = pool.submit(accept_call, theirs, SECRET, PATIENCE_S)
+        ours.sendall(other + bytes(32))
+        ours.settimeout(PATIENCE_S)
+        assert ours.recv(64, socket.MSG_WAITALL) == MAGIC.ljust(64, b"\0")
+        with pytest.raises(PeerError, match=f"a caller {both}"):
+            told.result(PATIENCE_S)
+    with socket.create_server((HOST, 0)) as server, ThreadPoolExecutor(1) as pool:
+        address = f"{HOST}:{server.getsockname()[1]}"
+        calling = pool.submit(call, address, SECRET, Rows(KEY), PATIENCE_S)
+        called, _ = server.accept()
+        with called:
+            called.sendall(other.ljust(64, b"\0"))
+            with pytest.raises(PeerError, match=f"{address} {both}"):
+                calling.result(PATIENCE_S)
 
 
 def test_whoever_answers_without_the_secret_hears_no_topic() -> None:

@@ -5,6 +5,9 @@ ways, and what the caller comes for.
     <- nonce, HMAC(secret, "called", nonces)               whoever was called knows the secret
     -> HMAC(secret, "caller", nonces, topic), length of the topic, topic
 
+MAGIC ends in a version. Whoever is called by another one answers with its own MAGIC in place of that, so that both ends
+can say which two they are.
+
 HMAC-SHA256 (RFC 2104), tags compared in constant time; the nonces are fresh, so nothing that was recorded counts again.
 Nothing else is read from a stranger. Where `Credentials` have keys all of it is said inside of TLS
 (`net.secure_stream`); without, what follows is plain text, which `net.settings` allows on this host only, or where the
@@ -29,8 +32,10 @@ from homenode.net.secure_stream import secure_stream
 from homenode.net.settings import REMEDY, is_loopback
 from homenode.net.tls import is_tls
 
-MAGIC = b"homenode-worker-2"
-PROTOCOL = "homenode-worker/2"
+VERSION = "2"
+_WORD = b"homenode-worker-"
+MAGIC = _WORD + VERSION.encode()
+PROTOCOL = f"homenode-worker/{VERSION}"
 _NONCE, _TAG, _MOST_TOPIC = 32, 32, 1024
 
 
@@ -125,7 +130,16 @@ def _read_answer(sock: socket.socket, address: str, deadline: float) -> bytes:
     first = read_exactly(sock, 2, deadline)
     if is_tls(first):
         raise PeerError(f"whoever answers at {address} speaks TLS, and this host has no --peer-keys")
-    return first + read_exactly(sock, _NONCE + _TAG - len(first), deadline)
+    said = first + read_exactly(sock, _NONCE + _TAG - len(first), deadline)
+    if said.startswith(_WORD):
+        raise _other_version(f"whoever answers at {address}", said)
+    return said
+
+
+def _other_version(who: str, said: bytes) -> PeerError:
+    version = said[len(_WORD) : len(MAGIC)].decode("ascii", "backslashreplace")
+    what = f"{who} speaks version {version} of the greeting of workers, and this is version {VERSION}"
+    return PeerError(f"{what}; run the same version of homenode on both")
 
 
 def answer(sock: socket.socket, secret: bytes, deadline: float) -> bytes:
@@ -137,6 +151,9 @@ def answer(sock: socket.socket, secret: bytes, deadline: float) -> bytes:
     if is_tls(hello):
         raise PeerError("a caller speaks TLS, and this host has no --peer-keys")
     if hello[: len(MAGIC)] != MAGIC:
+        if hello.startswith(_WORD):
+            write_all(sock, MAGIC.ljust(_NONCE + _TAG, b"\0"), deadline)
+            raise _other_version("a caller", hello)
         raise PeerError("a stranger called: these are no words of a worker")
     mine = secrets.token_bytes(_NONCE)
     nonces = hello[len(MAGIC) :] + mine
