@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from homenode.engine.messages import Output
-from homenode.server.core.choice import ChoiceText
+from homenode.server.core.choice import ChoiceText, join_events, single_token_outputs
 from tests.server.fakes import BOS, EOS, ByteTokenizer
 
 SEVERAL = [*b"ab", EOS, *b"cd", BOS, *b"ef"]
@@ -39,3 +39,23 @@ def test_a_stop_string_may_name_special_tokens(case: str, size: int) -> None:
         if choice.finish_reason is not None:
             break
     assert (shown, choice.finish_reason, taken) == (text, reason, count)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_tokens_that_came_together_are_read_one_by_one(case: str) -> None:
+    tokens, stops, text, reason, count = CASES[case]
+    tokenizer = ByteTokenizer()
+    choice = ChoiceText(tokenizer.stream(), stops=stops, hidden=tokenizer.special_tokens_in(stops))
+    events = []
+    for output in single_token_outputs(Output(1, tokens, finish_reason="length")):
+        assert len(output.tokens) == 1 and choice.finish_reason is None
+        events.append(choice.feed(output))
+        if choice.finish_reason is not None:
+            break
+    whole = join_events(events)
+    assert (whole.text, whole.finish_reason, len(whole.token_ids)) == (text, reason, count)
+
+
+def test_an_output_without_or_with_one_token_stays_what_it_is() -> None:
+    for output in (Output(1, finish_reason="stop"), Output(1, [7], finish_reason="stop", stop_token=7, queued_s=2.0)):
+        assert single_token_outputs(output) == [output]

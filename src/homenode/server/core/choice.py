@@ -63,6 +63,26 @@ def join_events(events: list[GenerationEvent]) -> GenerationEvent:
     )
 
 
+def single_token_outputs(output: Output) -> list[Output]:
+    """Return the outputs that bring the tokens of `output` one by one: what goes with its first token is in the first,
+    and its end in the last.
+    """
+    last = len(output.tokens) - 1
+    if last < 1:
+        return [output]
+    return [
+        Output(
+            output.id,
+            [token],
+            output.logprobs[i : i + 1],
+            output.prompt_logprobs if i == 0 else None,
+            output.finish_reason if i == last else None,
+            output.stop_token if i == last else None,
+        )
+        for i, token in enumerate(output.tokens)
+    ]
+
+
 @dataclass(frozen=True)
 class PromptEcho:
     """The prompt as the beginning of the choice. `offsets`: characters before each of its tokens; empty when no

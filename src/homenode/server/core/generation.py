@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from homenode.engine.messages import Output
 from homenode.engine.request import Request
-from homenode.server.core.choice import ChoiceText, GenerationEvent
+from homenode.server.core.choice import ChoiceText, GenerationEvent, single_token_outputs
 from homenode.server.core.failures import from_output
 from homenode.server.core.kv_transfer import KvTransferResult
 from homenode.server.http.failures import ApiError
@@ -90,7 +90,9 @@ class Generation:
         self.kv_result, self.tier = kv_result, tier
 
     async def events(self) -> AsyncGenerator[GenerationEvent, None]:
-        """The events of all choices as they come. Raises ApiError when the engine ends a sequence without a result.
+        """The events of all choices as they come, each token in one of its own: also where a step brought several,
+        answers end at the same token as if it had brought one, and clients that count events count tokens. Raises
+        ApiError when the engine ends a sequence without a result.
 
         Closing the generator early, or a failure of one sequence, aborts all that are still running.
         """
@@ -107,7 +109,11 @@ class Generation:
                     sequence = self.sequences[index]
                     if sequence.choice.finish_reason is not None:
                         continue  # a stop string matched before the engine heard of it
-                    yield await self._event(sequence, output)
+                    self._count(sequence, output)
+                    for part in single_token_outputs(output):
+                        yield await self._event(sequence, part)
+                        if sequence.choice.finish_reason is not None:
+                            break
                     if sequence.choice.finish_reason is not None:
                         if output.finish_reason is None:
                             self._client.abort(sequence.request.id, "stop")
@@ -180,7 +186,8 @@ class Generation:
         """Prompt tokens that the answer shows as ids."""
         return sum(len(sequence.request.prompt_ids) for sequence in self.sequences) if self._token_ids else 0
 
-    async def _event(self, sequence: GeneratedSequence, output: Output) -> GenerationEvent:
+    def _count(self, sequence: GeneratedSequence, output: Output) -> None:
+        """Take in what an output tells besides its tokens."""
         if output.error_kind is not None or output.finish_reason in ("error", "abort"):
             sequence.recorder.end("error")
             raise from_output(output)
@@ -195,6 +202,8 @@ class Generation:
         sequence.cached_tokens = max(sequence.cached_tokens, output.cached_tokens)
         sequence.disk_tokens = max(sequence.disk_tokens, output.disk_tokens)
         sequence.queued_s = max(sequence.queued_s, output.queued_s)
+
+    async def _event(self, sequence: GeneratedSequence, output: Output) -> GenerationEvent:
         tokens = len(output.tokens) + len(output.prompt_logprobs or ())
         before = sequence.choice.num_tokens
         event = await self._text_work.run(lambda: sequence.choice.feed(output), tokens)
@@ -202,7 +211,7 @@ class Generation:
             self._answers.add(sequence.request, event.text)
         self._caller.take_generated(sequence.choice.num_tokens - before)  # without those behind a stop string
         if event.finish_reason is not None:
-            sequence.recorder.computed(output.queued_s)
+            sequence.recorder.computed(sequence.queued_s)
             sequence.recorder.end(event.finish_reason)
         return event
 
