@@ -67,6 +67,9 @@ FILES: dict[str, tuple[str, str, tuple[str, ...], dict[str, Any], Changes]] = {
     ),
     "Glm4vForConditionalGeneration": ("glm4v", "<|image|>", (), {"block_count": 3}, {}),
     "Llama4ForConditionalGeneration": ("llama4", "<|patch|>", (), {"projector.scale_factor": 2}, {}),
+    "MiniCPMV4_6ForConditionalGeneration": (
+        "minicpmv4_6", "<|image_pad|>", (), {"wa_layer_indexes": [0], "projector.scale_factor": 4}, {},
+    ),
     "InternVLForConditionalGeneration": (
         "internvl", "<IMG_CONTEXT>", (), {"projector.scale_factor": 2, "preproc_max_tiles": 4}, {},
     ),
@@ -185,6 +188,20 @@ def test_rows_are_those_of_the_folder(tmp_path: Path, name: str) -> None:
         prepared = made.prepare(picture, True)
         found, wanted = made.encode(tower, prepared).rows, _folder_rows(name, folder, prepared)
         np.testing.assert_allclose(found, wanted, atol=1e-4 * np.abs(wanted).max())
+
+
+def test_a_picture_that_fits_is_left_as_it_is_where_a_file_says_no_budget(tmp_path: Path) -> None:
+    """Folders of Gemma 4 say how many rows a picture is made to have; files do not, and blocks are 12 wide here."""
+    name = "Gemma4ForConditionalGeneration"
+    family, config = read_gguf_pictures(write(tmp_path, name), text_file(tmp_path, name))
+    made, (picture, *_) = family_named(family).make(config), pictures()
+    sizes = {size: made.prepare(picture.resize(size), True).layout.size for size in ((84, 120), (120, 84), (240, 168))}
+    assert sizes == {size: size[::-1] for size in sizes}
+    for size in ((84, 108), (84, 121), (252, 168)):  # too small, no whole blocks, too large
+        high, wide = made.prepare(picture.resize(size), True).layout.size
+        assert (high, wide) != size[::-1] and 250 <= high // 12 * (wide // 12) <= 280
+    folder, _ = loaded(name, ReferenceBackend())
+    assert folder.prepare(picture.resize((60, 60)), True).layout.size != (60, 60)
 
 
 def _folder_rows(name: str, tower: Tower, prepared: Any) -> FloatArray:

@@ -48,6 +48,8 @@ _NORMS = {
     "fed": "post_feedforward_layernorm",
 }
 _BUDGET = 280  # rows of a picture
+_FEWEST = "min_soft_tokens"  # of a picture that is left as it is
+_FEWEST_ROWS = 70  # the same, of GGUF files, which say no budget: llama.cpp enlarges smaller ones
 
 
 class Gemma4:
@@ -70,6 +72,7 @@ class Gemma4:
         self.patch = int(processor.get("patch_size") or vision.integer("patch_size", 16))
         self.pool = int(processor.get("pooling_kernel_size") or vision.integer("pooling_kernel_size", 3))
         self._budget = int(processor.get("max_soft_tokens") or _BUDGET)
+        self._fewest = int(processor.get(_FEWEST) or 0)
         self._clips = vision.boolean("use_clipped_linears", False)
         self._standardizes = vision.boolean("standardize", False)
         self._resample = int(processor.get("resample", pixels.BICUBIC))
@@ -78,11 +81,19 @@ class Gemma4:
     def prepare(self, picture: Image, alone: bool) -> PreparedPicture:
         """See `PictureFamily`."""
         original = (picture.height, picture.width)
-        size = _budgeted(*original, self.patch * self.pool, self._budget)
+        size = original if self._fits(*original) else _budgeted(*original, self.patch * self.pool, self._budget)
         if max(size) // self.patch > 10240:
             raise ValueError("one side of it is too long for the other")
         found = pixels.pixels_of(pixels.resized(picture, *size, self._resample))
         return PreparedPicture([found], PictureLayout((1, 1), size, original, alone))
+
+    def _fits(self, height: int, width: int) -> bool:
+        """Return whether a picture of whole blocks has as many rows as it may have without being enlarged, where files
+        say that there are such.
+        """
+        side = self.patch * self.pool
+        whole = not (height % side or width % side)
+        return whole and 0 < self._fewest <= height // side * (width // side) <= self._budget
 
     def written(self, layout: PictureLayout, names: Names, number: int) -> str:
         """See `PictureFamily`."""
@@ -233,7 +244,7 @@ def _gguf_config(file: Mmproj) -> tuple[dict[str, Any], dict[str, Any], dict[str
         "boi_token_id": file.token("<|image>"),
         "eoi_token_id": file.token("<image|>"),
     }
-    return config, file.processor(), {}
+    return config, file.processor(**{_FEWEST: _FEWEST_ROWS}), {}
 
 
 def _both_ways(file: Mmproj) -> str | None:
