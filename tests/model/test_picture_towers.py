@@ -192,6 +192,13 @@ def minicpm() -> dict[str, Any]:
     return found | {"model.merger.mlp.0.linear_2": (TEXT, 4 * WIDTH)}
 
 
+def resampler() -> dict[str, Any]:
+    found = siglip("vpm.", side=112) | {"resampler.kv_proj": (128, WIDTH), "resampler.attn.out_proj": (128, 128)}
+    found |= {f"resampler.{norm}": (128,) for norm in ("ln_q", "ln_kv", "ln_post")}
+    found |= {"=resampler.query": (4, 128), "=resampler.proj": (128, 128)}
+    return found | {"=resampler.attn.in_proj_weight": (384, 128), "=resampler.attn.in_proj_bias": (384,)}
+
+
 QWEN_SIZES = {"patch_size": 16, "size": {"shortest_edge": 4096, "longest_edge": 32768}}
 # By class: the tower's configuration, further fields of config.json, those of the processor, and shapes of tensors.
 TOWERS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], dict[str, Any]]] = {
@@ -261,6 +268,10 @@ TOWERS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], dict[str
         SQUARE, {"image_token_id": 5, "image_seq_length": 4},
         {"size": {"height": SIDE, "width": SIDE}, "crop_to_patches": True, "max_patches": 4}, internvl(),
     ),
+    "MiniCPMV": (
+        SQUARE | {"image_size": 112}, {"version": 2.6, "query_num": 4, "text_config": {"hidden_size": 128}},
+        {"max_slice_nums": 4, "scale_resolution": 56}, resampler(),
+    ),
     "MiniCPMV4_6ForConditionalGeneration": (
         SQUARE | {"image_size": 112}, {"image_token_id": 5, "insert_layer_id": 0},
         {"max_slice_nums": 4, "scale_resolution": 56}, minicpm(),
@@ -326,7 +337,7 @@ def made(name: str) -> Any:
     raw = {"architectures": [name], "vision_config": vision, "text_config": CHATTER, **fields}
     format = family_of_class(name)
     assert format is not None
-    return format.make(PictureConfig(Path("config.json"), raw, processor, {}))
+    return format.make(PictureConfig(Path("config.json"), raw, processor, {"tokens": {"<unk>": 5}}))
 
 
 def loaded(name: str, backend: Backend) -> tuple[Any, Tower]:

@@ -63,6 +63,7 @@ class Eyes:
     def __init__(self) -> None:
         self.seen: list[tuple[bytes, bool]] = []
         self.files = asyncio.Semaphore(16)
+        self.text_marker: str | None = None
         self.family = SimpleNamespace(
             placeholder=PLACE, marker_token=None, written=lambda layout, names, number: names(PLACE) * ROWS
         )
@@ -170,6 +171,15 @@ def test_a_conversation_with_images_becomes_one_vector() -> None:
 def test_a_conversation_is_refused_by_name(more: dict[str, Any], named: str) -> None:
     answer = embedding(seeing(), **more)
     assert answer.status_code == 400 and named in answer.text
+
+
+def test_a_template_for_texts_is_given_the_text_that_stands_for_an_image() -> None:
+    writer = seeing()
+    writer.media["image"].text_marker = "(here)"
+    answer = writer.ask(CHAT, body_of(CHAT, b"first", b"second"))
+    assert answer.status_code == 200, answer.text
+    assert writer.seen()[0]["content"] == "what is this?\n(here)\n(here)"
+    assert sum(token == PLACE for token in writer.requests[0].prompt_ids) == 2 * ROWS
 
 
 @pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])

@@ -47,7 +47,7 @@ _MOST_INDEX_BYTES = 2**26
 _MOST_SHARDS = 10_000
 # How the names of tensors end that only quantised folders have.
 _OF_CODED_MATRICES = (".qweight", ".qzeros", ".weight_packed", ".weight_scale", "_scale_inv", "_proj_blocks")
-_OF_TOWER = re.compile(r"(?:^|\.)(?:visual|vision_tower|vision_model)\.")
+_OF_TOWER = re.compile(r"(?:^|\.)(?:visual|vision_tower|vision_model|vpm)\.")
 _PLAIN_FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 _JSON_FILES = (CONFIG, GENERATION, "tokenizer_config.json", "special_tokens_map.json", "chat_template.json")
 

@@ -33,10 +33,13 @@ CLASSES: Mapping[str, tuple[str, ...]] = {
     "internvl": ("InternVLForConditionalGeneration",),
     "llava": ("LlavaForConditionalGeneration", "LlavaNextForConditionalGeneration"),
     "llava_onevision": ("LlavaOnevisionForConditionalGeneration",),
+    "minicpm_v": ("MiniCPMV",),
     "minicpm_v4_6": ("MiniCPMV4_6ForConditionalGeneration",),
     "mistral3": ("Mistral3ForConditionalGeneration",),
 }
 FAMILY_OF_CLASS: Mapping[str, str] = {name: family for family, classes in CLASSES.items() for name in classes}
+# By family: tokens that stand for pictures, and that config.json does not name.
+TOKENS: Mapping[str, tuple[str, ...]] = {"minicpm_v": ("<unk>",)}
 # What the projectors of GGUF files (`clip.projector_type`) are called, and the family of each.
 PROJECTORS: Mapping[str, str] = {
     "qwen2vl_merger": "qwen2_vl",
@@ -53,4 +56,5 @@ PROJECTORS: Mapping[str, str] = {
     "lfm2": "lfm2_vl",
     "llama4": "llama4",
     "minicpmv4_6": "minicpm_v4_6",
+    "resampler": "minicpm_v",
 }

@@ -101,9 +101,11 @@ class PictureFamily(Protocol):
 @dataclass(frozen=True)
 class FamilyFormat:
     """A family as the registry knows it. `spec`: how its rows enter the text model. UnsupportedError from `make` for a
-    form of the family that homenode does not run. `gguf`: how its GGUF files are; None: there are none.
+    form of the family that homenode does not run. `gguf`: how its GGUF files are; None: there are none. `text_marker`:
+    what stands in the text of a message for a picture, of families whose chat templates know no parts.
     """
 
     spec: Callable[[PictureConfig], PictureSpec]
     make: Callable[[PictureConfig], PictureFamily]
     gguf: GgufTower | None = None
+    text_marker: str | None = None

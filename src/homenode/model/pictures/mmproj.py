@@ -140,7 +140,7 @@ def read_mmproj(path: Path, text: Mapping[str, Any]) -> Mmproj:
 def _check_width(file: Mmproj) -> None:
     """UserError for a projector whose rows are not as wide as those of the text model."""
     wide = file.figures.integer("embedding_length")
-    made = file.vision.integer("projection_dim", wide)
+    made = file.vision.optional_integer("projection_dim", minimum=0) or wide  # 0: the file does not say
     if made != wide:
         raise UserError(
             f"--mmproj {file.path}: its projector makes rows of {made} columns, and the text model has {wide}; give "

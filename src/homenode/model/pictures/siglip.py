@@ -41,7 +41,7 @@ GGUF_NAMES = {
     "v.blk.{n}.ffn_down": "vision_tower.encoder.layers.{n}.mlp.fc2",
 }
 FRONTS = ("model.vision_tower.vision_model.", "model.vision_tower.", "vision_tower.vision_model.", "vision_tower.",
-           "model.vision_model.", "vision_model.")  # fmt: skip
+           "model.vision_model.", "vision_model.", "vpm.")  # fmt: skip
 Places = Callable[[FloatArray, int, int], FloatArray]  # a table of positions for a tile of so many rows and columns
 
 

@@ -77,18 +77,30 @@ def _entry(given: object, name: str) -> object:
     return given.get(name) if isinstance(given, Mapping) else getattr(given, name, None)
 
 
-def take_media(messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[MediaSource]]:
-    """The messages as a chat template is given them, and the sources of their media in order."""
+def take_media(
+    messages: Sequence[Mapping[str, Any]], text_markers: Mapping[MediaKind, str] | None = None
+) -> tuple[list[dict[str, Any]], list[MediaSource]]:
+    """The messages as a chat template is given them, and the sources of their media in order. `text_markers`: the texts
+    that stand for media of which the template knows no parts.
+    """
     found: list[MediaSource] = []
     told = []
     for message in messages:
         content = message.get("content")
         if isinstance(content, list) and any(_SOURCE in part for part in content):
             found += [part[_SOURCE] for part in content if _SOURCE in part]
-            parts = [{k: v for k, v in part.items() if k != _SOURCE} for part in content]
+            parts = [_told(part, text_markers or {}) for part in content]
             message = {**message, "content": parts}
         told.append(dict(message))
     return told, found
+
+
+def _told(part: Mapping[str, Any], text_markers: Mapping[MediaKind, str]) -> dict[str, Any]:
+    """A part as a chat template is given it."""
+    source = part.get(_SOURCE)
+    if source is not None and (marker := text_markers.get(source.kind)) is not None:
+        return {"type": "text", "text": marker}
+    return {k: v for k, v in part.items() if k != _SOURCE}
 
 
 def media_word(part_type: str, place: str, note: Note) -> str:

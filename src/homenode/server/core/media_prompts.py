@@ -83,8 +83,8 @@ def _by_kind(sources: Sequence[MediaSource]) -> dict[MediaKind, list[MediaSource
 
 def _places(model: ServedModel, kind: MediaKind, text: str, sources: Sequence[MediaSource]) -> list[_Marker]:
     """The places where the template has written files of this medium, which are the sources in order."""
-    family = model.media[kind].family
-    marker = family.marker_token
+    work = model.media[kind]
+    family, marker = work.family, work.text_marker or work.family.marker_token
     if not isinstance(marker, str):
         marker = model.tokenizer.token_text(family.placeholder if marker is None else marker)
     places = [found.span() for found in re.finditer(re.escape(marker), text)]

@@ -67,9 +67,18 @@ class EncodedMedia:
 class MediaWork:
     """Decodes and encodes files off the event loop; the same file at the same time once."""
 
-    def __init__(self, family: MediaFamily, decoder: MediaDecoder, encoder: MediaEncoder, cache_size: int) -> None:
-        """`cache_size`: bytes of rows that are kept of files seen before."""
-        self.family = family
+    def __init__(
+        self,
+        family: MediaFamily,
+        decoder: MediaDecoder,
+        encoder: MediaEncoder,
+        cache_size: int,
+        text_marker: str | None = None,
+    ) -> None:
+        """`cache_size`: bytes of rows that are kept of files seen before. `text_marker`: what stands in the text of a
+        message for a file, where chat templates of the family know no parts.
+        """
+        self.family, self.text_marker = family, text_marker
         self._decoder, self._encoder = decoder, encoder
         self._room = cache_size
         self._kept: OrderedDict[bytes, EncodedMedia] = OrderedDict()

@@ -54,7 +54,7 @@ def picture_work(path: Path, ready: EngineReady, asked: ServedModelConfig) -> Me
     cpus = compute.pop("cpus")
     settings = EncoderSettings(str(path), asked.encoder_cpus or cpus, **compute)
     encoder = Encoder(words, settings, made.placeholder, together=spec.sees_both_ways != "none")
-    return MediaWork(made, PictureDecoder(words), encoder, asked.encoder_cache_size)
+    return MediaWork(made, PictureDecoder(words), encoder, asked.encoder_cache_size, format.text_marker)
 
 
 def check_encoder_cpus(cpus: Sequence[int]) -> None:

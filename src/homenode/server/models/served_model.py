@@ -24,7 +24,7 @@ from homenode.server.monitoring.server_metrics import Metrics
 from homenode.transfer.wire.message import Published
 
 if TYPE_CHECKING:
-    from homenode.server.models.media import Taken, Works
+    from homenode.server.models.media import MediaKind, Taken, Works
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,11 @@ class ServedModel:
     def taken(self) -> Taken:
         """The kinds of media that it takes."""
         return frozenset(self.media)
+
+    @property
+    def text_markers(self) -> dict[MediaKind, str]:
+        """The texts that stand for media of which its chat template knows no parts."""
+        return {kind: marker for kind, work in self.media.items() if (marker := work.text_marker) is not None}
 
     @cached_property
     def token_rules(self) -> TokenRules:
