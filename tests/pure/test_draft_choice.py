@@ -15,6 +15,7 @@ from homenode.engine.scheduler.step_costs import StepCosts
 from homenode.engine.scheduler.step_load import NO_LOAD, MeasuredStep, StepLoad
 from homenode.engine.scheduler_config import SchedulerConfig
 from homenode.engine.speculation.config import Speculation
+from homenode.engine.speculation.sequence_drafts import SequenceDrafts
 from homenode.testing.scripted_executor import scripted_token
 from tests.pure.schedule_bench import Bench, limits_of
 
@@ -102,16 +103,23 @@ def _follow(
     seconds: Callable[[int], float],
     steps: int = 70,
 ) -> list[int]:
-    """How much is drafted step by step where each drafted token is right by chance. The text goes round."""
-    found = []
+    """How much is drafted step by step where each token that was to follow does by chance, and where it does not,
+    another of the same text.
+    """
+    found, words = [], sorted(set(sequence.tokens))
     for _ in range(steps):
         sequence.drafted = ()
         drafted = choice.drafts([sequence], _load(1), 64).get(0, ())
         found.append(len(drafted))
-        accepted = next((n for n, _ in enumerate(drafted) if not right()), len(drafted))
-        choice.learn(sequence, drafted, accepted)
-        following = [sequence.tokens[-4 * 7 + n % 28] for n in range(accepted)]
-        sequence.tokens += [*following, sequence.tokens[-28 + accepted % 28]]
+        assert sequence.drafts is not None
+        guess, came = sequence.drafts.drafted(1 + len(drafted)).tokens, list[int]()
+        for number in range(1 + len(drafted)):
+            there = guess[number] if number < len(guess) else words[0]
+            came.append(there if right() else words[words.index(there) - 1])
+            if number < len(drafted) and came[-1] != drafted[number]:
+                break
+        choice.learn(sequence, drafted, len(came) - 1)
+        sequence.tokens += came
         load = _load(1 + len(drafted))
         choice.measured(MeasuredStep(load, NO_LOAD, seconds(load.rows), awaited=True))
     return found
@@ -130,11 +138,44 @@ def test_where_drafts_are_wrong_auto_leaves_them_and_a_method_that_was_named_doe
     for speculation in (AUTO, NAMED):
         choice = DraftChoice(speculation, StepCosts())
         _learned(choice, _middling)
-        counts[speculation.method] = _follow(
-            choice, _sequence([*range(28)] * 3), lambda: rng.random() < 0.05, _middling
-        )
+        prompt = [rng.randrange(4) for _ in range(80)]
+        counts[speculation.method] = _follow(choice, _sequence(prompt), lambda: rng.random() < 0.05, _middling)
     assert sum(counts["auto"][50:]) <= 8
     assert min(counts["ngram"]) >= 1
+
+
+def test_what_is_looked_up_is_measured_without_being_drafted() -> None:
+    """An answer for which nothing is drafted tells how often what was looked up would have been right."""
+    for chance in (0.1, 0.95):
+        rng, choice = random.Random(3), DraftChoice(AUTO, StepCosts())
+        _learned(choice, _middling)
+        sequence = _sequence([rng.randrange(4) for _ in range(80)])
+        looked_up, words = SequenceDrafts(sequence.tokens, choice.acceptance, 2, None), [*range(4)]
+        for _ in range(120):
+            there = looked_up.drafted(1).tokens[0]
+            sequence.tokens.append(there if rng.random() < chance else words[there - 1])
+        told = [
+            share for (_, number), (share, count) in choice.acceptance.shares().items() if count > 10 and number < 8
+        ]
+        assert told and all(abs(share - chance) < 0.2 for share in told), (chance, told)
+        assert bool(choice.drafts([sequence], _load(1), 64)) == (chance > 0.5)
+
+
+def test_a_text_that_repeats_nothing_is_looked_at_seldom_and_its_copies_are_found() -> None:
+    rng, choice = random.Random(8), DraftChoice(AUTO, StepCosts())
+    _learned(choice, _cheap)
+    sequence, looks = _sequence([*range(40)]), 0
+    for _ in range(400):
+        choice.awaits([sequence])
+        assert sequence.drafts is not None
+        looks += not sequence.drafts.rests()
+        sequence.tokens.append(1000 + rng.randrange(1 << 20))
+    assert looks < 150
+    drafted = 0
+    for token in range(40):  # now it repeats its prompt
+        sequence.tokens.append(token)
+        drafted += bool(choice.awaits([sequence]))
+    assert drafted >= 30
 
 
 def test_where_rows_cost_what_they_are_worth_nothing_is_drafted() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from homenode.engine.speculation.acceptance import Acceptance, OwnAcceptance, place_of
+from homenode.engine.speculation.acceptance import LOOKUPS, SOURCES, Acceptance, OwnAcceptance, Source, place_of
 from homenode.engine.speculation.past_answers import PastAnswers
 from homenode.engine.speculation.sequence_drafts import SequenceDrafts
 from homenode.engine.speculation.text_index import SEPARATOR, Repetition, TextIndex
@@ -168,14 +168,30 @@ def test_acceptance_is_measured_for_all_and_for_each() -> None:
     assert new.share(("answers", 3)) == Acceptance().share(("answers", 3))
 
 
-def test_what_nobody_tries_is_forgotten() -> None:
+@pytest.mark.parametrize("source", SOURCES)
+def test_what_nobody_tries_is_forgotten_unless_it_is_measured_all_the_same(source: Source) -> None:
     of_all = Acceptance()
     for _ in range(100):
-        of_all.learn(("prompt", 2), accepted=False)
-    assert of_all.share(("prompt", 2)) < 0.1
+        of_all.learn((source, 2), accepted=False)
+    assert of_all.share((source, 2)) < 0.1
     for _ in range(1000):
-        of_all.fade(("prompt", 2))
-    assert of_all.share(("prompt", 2)) > 0.4
+        of_all.fade((source, 2))
+    assert (of_all.share((source, 2)) > 0.4) == (source not in LOOKUPS)
+
+
+def test_what_followed_a_repetition_is_told_token_by_token() -> None:
+    text = [1, 2, 3, 4, 5, 9, 1, 2]
+    repetition = Repetition(TextIndex(text))
+    repetition.index.read_on(100)
+    assert repetition.follow(text, 2) and repetition.outcomes == []
+    text += [3, 4]
+    repetition.index.read_on(100)
+    repetition.follow(text, 2)
+    assert repetition.outcomes == [(2, True), (3, True)]
+    text += [7, 8]
+    repetition.index.read_on(100)
+    assert not repetition.follow(text, 2)
+    assert repetition.outcomes[2:] == [(4, False)]
 
 
 def test_an_answer_that_grows_long_is_read_anew_with_larger_tables() -> None:

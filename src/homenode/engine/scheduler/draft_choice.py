@@ -28,6 +28,7 @@ from homenode.engine.speculation.sequence_drafts import SequenceDrafts
 _MARGIN: Final = 1.03  # times as fast, below which nothing is drafted
 _LEAST_CHANCE: Final = 0.02
 _GAP_SHARE: Final = 0.1  # of a measured gap, what counts of a new one
+_MAY_PAY_STEPS: Final = 8  # for which it holds that drafts may pay, or may not
 _MOST_INDEXED: Final = 1 << 20  # tokens of all sequences together that are indexed
 
 
@@ -45,6 +46,8 @@ class DraftChoice(Drafter):
         # Seconds between a result and the step after it: by whether that was planned ahead or waited.
         self._gaps = {False: 0.0, True: 0.0}
         self._came: float | None = None  # when the last result did
+        self._asked_of = self._asked = 0  # sequences of which it was looked whether drafts may pay, and how often since
+        self._pays = True
         self._depth_s = 0.0  # what a model takes to draft one token more for everybody
 
     @property
@@ -63,19 +66,27 @@ class DraftChoice(Drafter):
         """Tell whether drafts behind the tokens that steps in flight draw are worth waiting for these."""
         if not running or not self._may_pay(len(running)):
             return False
-        found, first = [], []
+        found, first, asked = [], [], []
         for sequence in running:
-            if (drafts := self._drafts_of(sequence)) is not None:
+            if (drafts := self._drafts_of(sequence)) is not None and not self._rests(sequence, drafts):
                 if sequence.expected and (chances := drafts.expected_chances(self._speculation.most)):
                     found.append(chances)
+                    asked.append(drafts)
                     continue
                 drafted = drafts.drafted(1 + self._speculation.most)
                 if len(drafted.tokens) > 1:
                     found.append(drafts.chances(drafted)[1:])
+                    asked.append(drafts)
                     first.append(drafted.places[0])
         if not found:
             return False
-        if self._named or self._best(len(running), found, len(found) * self._speculation.most, self._waits_s):
+        if self._named:
+            return True
+        counts = self._best(len(running), found, len(found) * self._speculation.most, self._waits_s)
+        for drafts, count in zip(asked, counts, strict=False):
+            if count:
+                drafts.found_worth()
+        if counts:
             return True
         for place in first:
             self.acceptance.fade(place)
@@ -87,7 +98,7 @@ class DraftChoice(Drafter):
             return {}
         indices, found, chances = [], [], []
         for index, sequence in enumerate(decoding):
-            if (drafts := self._drafts_of(sequence)) is None:
+            if (drafts := self._drafts_of(sequence)) is None or self._rests(sequence, drafts):
                 continue
             room = min(self._speculation.most, sequence.last - len(sequence.tokens) - 1)
             if sequence.expected:
@@ -109,6 +120,7 @@ class DraftChoice(Drafter):
                 drafts = decoding[index].drafts
                 assert drafts is not None
                 drafts.places = drafted.places[:count]
+                drafts.found_worth()
                 chosen[index] = tuple(drafted.tokens[:count])
             else:
                 self.acceptance.fade(drafted.places[0])
@@ -180,10 +192,23 @@ class DraftChoice(Drafter):
             self._bound += sequence.params.grammar is not None
         return sequence.drafts
 
+    def _rests(self, sequence: Sequence, drafts: SequenceDrafts) -> bool:
+        """Return whether this one is not looked at now. Those for which workers draft are, and all where a method was
+        named.
+        """
+        return not self._named and not sequence.expected and drafts.rests()
+
     def _may_pay(self, sequences: int) -> bool:
-        """Return whether drafts could pay if all of them were right."""
+        """Return whether drafts could pay if all of them were right: looked at every few steps."""
         if self._named or not self.rows.known:
             return True
+        if self._asked_of != sequences or self._asked >= _MAY_PAY_STEPS:
+            self._asked_of, self._asked = sequences, 0
+            self._pays = self._could_pay(sequences)
+        self._asked += 1
+        return self._pays
+
+    def _could_pay(self, sequences: int) -> bool:
         alone = self.rows.seconds(sequences)
         most = sequences * (1 + self._speculation.most)
         tried = {sequences + 1, sequences + self._speculation.most, 2 * sequences, most}

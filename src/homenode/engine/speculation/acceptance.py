@@ -11,10 +11,12 @@ from typing import Final, Literal
 
 Source = Literal["prompt", "answers", "model", "grammar"]
 SOURCES: Final[tuple[Source, ...]] = ("prompt", "answers", "model", "grammar")
+LOOKUPS: Final[tuple[Source, ...]] = ("prompt", "answers")  # of which each token of a text tells whether it was right
 Place = tuple[Source, int]
 
 _LONGEST: Final = 14
-_BELIEF: Final = 4.0  # drafted tokens that what is usual counts for
+_BELIEF: Final = 4.0  # tokens that what is usual counts for
+_BELIEF_OF_ALL: Final = 2.0  # tokens that what all requests say counts for in one that is measured with each token
 _KEPT: Final = 0.985  # of what all requests say, from one drafted token to the next...
 _KEPT_OF_ONE: Final = 0.9  # ...and of what one says
 _FADING: Final = 0.995
@@ -41,8 +43,8 @@ class _AcceptanceCounts:
         self.drafted = kept * self.drafted + 1.0
         self.accepted = kept * self.accepted + accepted
 
-    def estimate(self, usual: float) -> float:
-        return (self.accepted + _BELIEF * usual) / (self.drafted + _BELIEF)
+    def estimate(self, usual: float, belief: float) -> float:
+        return (self.accepted + belief * usual) / (self.drafted + belief)
 
 
 class Acceptance:
@@ -55,10 +57,10 @@ class Acceptance:
         """Return what is expected of a drafted token."""
         source, number = place
         usual = _USUAL[source]
-        if source in ("prompt", "answers"):
+        if source in LOOKUPS:
             usual += (0.97 - usual) * number / _LONGEST
         known = self._shares.get(place)
-        return usual if known is None else known.estimate(usual)
+        return usual if known is None else known.estimate(usual, _BELIEF)
 
     def learn(self, place: Place, accepted: bool) -> None:
         """Take in what became of one."""
@@ -67,8 +69,10 @@ class Acceptance:
         self._shares[place].add(accepted, _KEPT)
 
     def fade(self, place: Place) -> None:
-        """A token could have been drafted there and was not: what is known grows old, so that it is tried again."""
-        if (known := self._shares.get(place)) is not None:
+        """A token could have been drafted there and was not: what is known grows old, so that it is tried again. What
+        is looked up is measured all the same.
+        """
+        if place[0] not in LOOKUPS and (known := self._shares.get(place)) is not None:
             known.drafted *= _FADING
             known.accepted *= _FADING
 
@@ -90,7 +94,7 @@ class OwnAcceptance:
         """Return what is expected of a drafted token."""
         usual = self._all.share(place)
         known = self._own.get((place[0], place[1] > 5))
-        return usual if known is None else known.estimate(usual)
+        return usual if known is None else known.estimate(usual, _BELIEF_OF_ALL if place[0] in LOOKUPS else _BELIEF)
 
     def learn(self, place: Place, accepted: bool) -> None:
         """Take in what became of one."""

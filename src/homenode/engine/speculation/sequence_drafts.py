@@ -6,11 +6,13 @@ import math
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from homenode.engine.speculation.acceptance import Acceptance, OwnAcceptance, Place, Source, place_of
+from homenode.engine.speculation.acceptance import LOOKUPS, Acceptance, OwnAcceptance, Place, Source, place_of
 from homenode.engine.speculation.text_index import MOST_TOKENS, Repetition, TextIndex
 
 _READ_AT_ONCE: Final = 2048  # tokens of a prompt that are looked at in one step
 _SMALL: Final = 4096  # tokens of a text that are looked at where there are very many
+_LONG: Final = 24  # tokens without anything worth drafting, after which a text is looked at...
+_SELDOM: Final = 4  # ...once in so many tokens
 
 
 class DraftedTokens(NamedTuple):
@@ -32,7 +34,18 @@ class SequenceDrafts:
     whoever made it counts it.
     """
 
-    __slots__ = ("_answers", "_least", "_prompt", "_shares", "_source", "_tokens", "_told", "counted", "places")
+    __slots__ = (
+        "_answers",
+        "_least",
+        "_prompt",
+        "_shares",
+        "_source",
+        "_tokens",
+        "_told",
+        "_worth",
+        "counted",
+        "places",
+    )
 
     def __init__(
         self,
@@ -54,6 +67,7 @@ class SequenceDrafts:
             self._prompt = None
         self._answers = Repetition(answers) if answers is not None else None
         self._source, self._told = source, 1.0
+        self._worth = len(tokens)  # when anything was worth drafting
         self.places: list[Place] = []
         self.counted = 0
 
@@ -69,6 +83,16 @@ class SequenceDrafts:
                 self._prompt.index.read_on(max(count, _READ_AT_ONCE))
         except MemoryError:
             self._prompt = None
+
+    def found_worth(self) -> None:
+        """Be told that what was found now is worth drafting."""
+        self._worth = len(self._tokens)
+
+    def rests(self) -> bool:
+        """Return whether nothing is looked up now: in a text of which long nothing was worth drafting that is done
+        every few tokens, since each look takes a little of the time of a step.
+        """
+        return len(self._tokens) - self._worth > _LONG and len(self._tokens) % _SELDOM != 0
 
     def drafted(self, most: int, expected: Sequence[int] = (), forced: int = 0) -> DraftedTokens:
         """Return at most `most` tokens that should follow those of the sequence. `expected`: those that workers
@@ -123,9 +147,12 @@ class SequenceDrafts:
         return found
 
     def learn(self, drafted: int, accepted: int) -> None:
-        """Take in that the first `accepted` of `drafted` tokens, those that were drafted last, were right."""
+        """Take in that the first `accepted` of `drafted` tokens, those that were drafted last, were right. What was
+        looked up tells that itself, whether it was drafted or not.
+        """
         for number, place in enumerate(self.places[: min(drafted, accepted + 1)]):
-            self._shares.learn(place, number < accepted)
+            if place[0] not in LOOKUPS:
+                self._shares.learn(place, number < accepted)
 
     def _looked_up(self, most: int) -> DraftedTokens:
         """Return what followed where the most tokens of the end of the text stood before."""
@@ -134,14 +161,23 @@ class SequenceDrafts:
         if self._prompt is not None and self._prompt.index.is_crowded:
             self._prompt = Repetition(TextIndex(self._tokens, len(self._tokens)))
         own, others = self._prompt, self._answers
-        if own is not None and own.index.read_on(_READ_AT_ONCE) and own.follow(self._tokens, self._least):
-            best = own
+        if own is not None and own.index.read_on(_READ_AT_ONCE):
+            if own.follow(self._tokens, self._least):
+                best = own
+            self._take_outcomes("prompt", own)
         if others is not None:
             others.index.read_on(_READ_AT_ONCE)
         repeated = others is not None and others.follow(self._tokens, max(_LEAST_OF_OTHERS, self._least))
+        if others is not None:
+            self._take_outcomes("answers", others)
         if others is not None and repeated and (best is None or others.length > best.length + 2):
             best, source = others, "answers"
         if best is None:
             return _NOTHING
         found = best.following(most)
         return DraftedTokens(found, [place_of(source, best.length + n) for n in range(len(found))])
+
+    def _take_outcomes(self, source: Source, repetition: Repetition) -> None:
+        for number, right in repetition.outcomes:
+            self._shares.learn(place_of(source, number), right)
+        repetition.outcomes.clear()

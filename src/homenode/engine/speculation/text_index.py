@@ -132,24 +132,29 @@ def _rank(place: int, near: Sequence[int]) -> int:
 class Repetition:
     """What the last tokens of a growing text repeat of an indexed one, which may be itself.
 
-    `at`: where that goes on, -1 where they repeat nothing; `length`: how many tokens they are.
+    `at`: where that goes on, -1 where they repeat nothing; `length`: how many tokens they are. `outcomes`: of each
+    token that came behind a repetition how many tokens that had, and whether it was the one that follows them there.
     """
 
-    __slots__ = ("_broken", "_seen", "at", "index", "length")
+    __slots__ = ("_broken", "_seen", "at", "index", "length", "outcomes")
 
     def __init__(self, index: TextIndex) -> None:
         self.index = index
         self.at, self.length = -1, 0
         self._seen, self._broken = 0, list[int]()  # where the last ones broke off, the latest first
+        self.outcomes: list[tuple[int, bool]] = []
 
     def follow(self, text: Sequence[int], least: int) -> bool:
-        """Take in what `text` has become: whether it repeats at least `least` tokens at its end."""
+        """Take in what `text` has become, `outcomes` too: whether it repeats at least `least` tokens at its end."""
         tokens, at = self.index.tokens, self.at
         if self._seen == len(text):
             return at >= 0
         if at >= 0:
             for token in text[self._seen :]:
-                if at >= len(tokens) or tokens[at] != token:
+                expected = tokens[at] if at < len(tokens) else SEPARATOR
+                if expected != SEPARATOR:
+                    self.outcomes.append((self.length, expected == token))
+                if expected != token:
                     self._broken = [at, *self._broken[: _BROKEN - 1]]
                     at = -1
                     break
