@@ -318,6 +318,8 @@ def test_a_tower_whose_axes_the_text_does_not_have_is_used_only_where_it_is_name
     assert named is not None
     assert (gguf_picture_spec(file, text_of(name), asked=False) is None) == bool(named.sections)
     assert gguf_picture_spec(file, text_of(name) | axes, asked=False) is not None
+    seeing = {"general.architecture": "qwen3vl", "qwen3vl.embedding_length": TEXT}  # there is no other use for it
+    assert gguf_picture_spec(file, text_of(name) | seeing, asked=False) == named
 
 
 def test_a_file_is_a_tower_by_one_rule(tmp_path: Path) -> None:

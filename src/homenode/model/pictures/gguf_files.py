@@ -14,6 +14,8 @@ from homenode.model.pictures.mmproj import GgufTower, Mmproj, family_of, read_mm
 from homenode.model.pictures.registry import family_named
 from homenode.model.spec import PictureSpec
 
+_SEEING = frozenset({"qwen2vl", "qwen3vl", "qwen3vlmoe"})  # architectures of texts that see
+
 
 def gguf_picture_spec(file: Path, text: Mapping[str, Any], *, asked: bool) -> PictureSpec | None:
     """How the rows of the tower in `file` enter the text model whose key-value pairs are `text`. `asked`: the file was
@@ -31,7 +33,11 @@ def gguf_picture_spec(file: Path, text: Mapping[str, Any], *, asked: bool) -> Pi
 
 
 def _has_axes(file: Path, text: Mapping[str, Any]) -> bool:
-    """Return whether a text model says how its rope turns by time, row and column."""
+    """Return whether a text model says how its rope turns by time, row and column, or is of an architecture that there
+    is for models that see alone, some of whose files leave it out.
+    """
+    if text.get("general.architecture") in _SEEING:
+        return True
     return any(Fields(file, text, f"{text.get('general.architecture')}.").integers("rope.dimension_sections"))
 
 
