@@ -332,10 +332,8 @@ void bind_weights(nb::module_& m) {
   nb::enum_<Sharing>(m, "Sharing", "What other processes may do with a memfd of ours.")
       .value("readable", Sharing::readable)
       .value("writable", Sharing::writable);
-  nb::enum_<KvType>(m, "KvType", "How keys and values are stored.")
-      .value("f32", KvType::f32)
-      .value("bf16", KvType::bf16)
-      .value("int8", KvType::int8);
+  nb::enum_<KvType> kv_types(m, "KvType", "How keys and values are stored.");
+  for (const KvCoding& coding : kKvCodings) kv_types.value(coding.name, coding.type);
   nb::class_<KvShape>(m, "KvShape", "What a block of keys and values holds.")
       .def(
           "__init__",

@@ -34,14 +34,16 @@ int sequence_of(const Step& step, int token) {
 }
 
 void copy_key(KvType type, int64_t width, const std::byte* from, int of, int key, std::byte* to, int to_of, int place) {
-  switch (type) {
-    case KvType::f32: return copy_units<uint32_t>(from, of, key, to, to_of, place, width);
-    case KvType::bf16: return copy_units<uint32_t>(from, of, key, to, to_of, place, width / 2);
-    case KvType::int8: break;
+  const KvCoding& coding = coding_of(type);
+  const int64_t units = width / coding.elements, codes = units * coding.unit;
+  switch (coding.unit) {
+    case 4: copy_units<uint32_t>(from, of, key, to, to_of, place, units); break;
+    case 2: copy_units<uint16_t>(from, of, key, to, to_of, place, units); break;
+    default: copy_units<uint8_t>(from, of, key, to, to_of, place, units);
   }
-  copy_units<uint16_t>(from, of, key, to, to_of, place, width / 2);
-  constexpr int64_t kScale = sizeof(float);  // those of a key by itself may lie anywhere
-  std::memcpy(to + to_of * width + place * kScale, from + of * width + key * kScale, kScale);
+  // The scales of a key by itself may lie anywhere.
+  std::memcpy(to + to_of * codes + place * coding.scale, from + of * codes + key * coding.scale,
+              static_cast<size_t>(coding.scale));
 }
 
 bool WindowRows::fit() const {

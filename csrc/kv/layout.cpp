@@ -1,7 +1,9 @@
 #include "kv/layout.h"
 
 #include <algorithm>
+#include <iterator>
 #include <string>
+#include <type_traits>
 
 #include "kernels/kernels.h"
 
@@ -11,6 +13,7 @@ namespace {
 using std::to_string;
 
 constexpr int64_t kMostCells = 1 << 20;
+static_assert(std::size(kKvCodings) == std::extent_v<decltype(Kernels::kv)>, "each type has kernels");
 
 Error wrong(const std::string& what) { return Error{Fault::user, 0, "layout of KV memory: " + what}; }
 
@@ -83,12 +86,8 @@ std::optional<Error> check_cover(const KvLayout& layout) {
 }  // namespace
 
 int64_t key_bytes_of(KvType type, int64_t width) {
-  switch (type) {
-    case KvType::f32: return 4 * width;
-    case KvType::bf16: return 2 * width;
-    case KvType::int8: break;
-  }
-  return width + static_cast<int64_t>(sizeof(float));
+  const KvCoding& coding = coding_of(type);
+  return width / coding.elements * coding.unit + coding.scale;
 }
 
 int64_t tile_bytes_of(const KvShape& shape) { return kTileKeys * key_bytes_of(shape.type, shape.head_dim); }

@@ -12,6 +12,21 @@ namespace homenode {
 // one vector of lanes, and nothing is rounded twice; at a head of 64 they are 6 % of the memory.
 enum class KvType { f32, bf16, int8 };
 
+// How a key (or a value) of a type lies: `elements` of it in `unit` bytes beside each other, the units of 16 tokens
+// side by side in a tile; `scale`: bytes of the scale that each has besides, behind the tile's codes. In the order of
+// KvType.
+struct KvCoding {
+  KvType type;
+  const char* name;
+  int elements, unit, scale;
+};
+constexpr KvCoding kKvCodings[] = {
+    {KvType::f32, "f32", 1, 4, 0},
+    {KvType::bf16, "bf16", 2, 4, 0},
+    {KvType::int8, "int8", 2, 2, 4},
+};
+constexpr const KvCoding& coding_of(KvType type) { return kKvCodings[static_cast<int>(type)]; }
+
 // sides: 2 where values are kept behind keys, 1 where there are keys alone, whose first elements may be read as values.
 struct KvShape {
   int layers, kv_heads, head_dim, block_size;

@@ -97,6 +97,7 @@ T taken(Result<T> result) {
 void check_linear(Random&);  // products and embeddings, of every format
 void check_attention(Random&);  // norms and rotations where heads are loaded, keys and values written in parts
 void check_chosen(Random&);  // indexers' scores, the highest of them, and attention over chosen tokens
+void check_coded(Random&);  // attention over codes of four bits, which the core has none of
 void check_copy(Random&);  // KV memory from one layout into another, and layouts that are made up
 void check_delta(Random&);  // short convolutions, the gated delta rule and the recurrence of Mamba 2
 void check_elements(Random&);  // the kernels of kernels.h, one by one

@@ -9,6 +9,7 @@ int main(int count, char** words) {
   const std::map<std::string, std::function<void(Random&)>> all = {
       {"attention", check_attention},
       {"chosen", check_chosen},
+      {"coded", check_coded},
       {"copy", check_copy},
       {"delta", check_delta},
       {"elements", check_elements},

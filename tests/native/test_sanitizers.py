@@ -30,6 +30,7 @@ CHECKS = [
         for check, rounds in (
             ("attention", 20),
             ("chosen", 20),
+            ("coded", 20),
             ("copy", 40),
             ("delta", 40),
             ("elements", 40),

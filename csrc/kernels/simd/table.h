@@ -1,7 +1,7 @@
 // The table of one level. Include that level's lanes first.
 #pragma once
 #include "kernels/simd/attention.h"
-#include "kernels/simd/attention_int8.h"
+#include "kernels/simd/attention_coded.h"
 #include "kernels/simd/delta.h"
 #include "kernels/simd/elements.h"
 #include "kernels/simd/kv_copy.h"
@@ -23,7 +23,7 @@ constexpr Kernels kTable = {
     .soft_cap = soft_cap,
     .kv = {{4, load_query_floats, put_key_f32, put_values_f32, attend<StoredF32>, score<StoredF32>},
            {4, load_query_floats, put_key_bf16, put_values_bf16, attend<StoredBf16>, score<StoredBf16>},
-           {2, load_query_codes, put_key_int8, put_values_int8, attend_int8, score_int8}},
+           {2, load_query_codes, put_key_int8, put_values_int8, attend_coded<StoredInt8>, score_coded<StoredInt8>}},
     .merge = merge_rows,
     .divide = divide_row,
     .find_largest = find_largest,
