@@ -64,6 +64,7 @@ def test_every_api_refuses_alike(kind: str, path: str, part: dict[str, Any]) -> 
     answer = Writer("x").ask(path, body)
     message = message_of(answer)
     assert answer.status_code == 400 and message.startswith(f"`{place}` is ") and WORDS[kind] in message
+    assert kind in message.removeprefix(f"`{place}`"), "by the word that its name in the API has"
     if path in (CHAT, RESPONSES):
         assert (answer.json()["error"]["param"], answer.json()["error"]["code"]) == (place, "unsupported_parameter")
 

@@ -63,7 +63,7 @@ MEDIA: dict[MediaKind, Medium] = {
     ),
     "audio": Medium(
         ("audio", "audio_url", "input_audio"),
-        "sound, which this model cannot hear; send what is said as text",
+        "audio, which this model cannot hear; send what is said as text",
     ),
     "video": Medium(
         ("video", "video_url", "input_video"),
