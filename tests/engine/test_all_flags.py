@@ -22,7 +22,7 @@ from click.testing import CliRunner
 from homenode.cli.main import cli
 from homenode.cli.placement.plan_flags import PlanFlags
 from homenode.cli.server.proxy import _announce
-from homenode.engine.plan.settings_without_effect import SETTINGS_OF_OTHERS
+from homenode.engine.plan.rules.settings_without_effect import SETTINGS_OF_OTHERS
 from homenode.server.proxy.config import ProxyConfig
 
 SIMULATE = "simulate --from 2s/2n/8c --model builtin --workload closed:clients=1,in=8,out=2,n=1 --json"

@@ -14,12 +14,11 @@ import pytest
 from homenode.engine.assignment import EngineAssignment
 from homenode.engine.binding import EngineBinding, Replica
 from homenode.engine.config import EngineConfig
-from homenode.engine.devices import is_accelerator
+from homenode.engine.devices import executor_kind, is_accelerator
 from homenode.engine.plan.placement import UNPINNED, core_of, place_engine
 from homenode.engine.plan.replica_bindings import replica_places
-from homenode.engine.plan.settings_without_effect import settings_without_effect
+from homenode.engine.plan.rules.settings_without_effect import settings_without_effect
 from homenode.engine.plan.worker_bindings import places_elsewhere, worker_places
-from homenode.engine.plan.worker_layout import executor_kind
 from homenode.errors import UserError
 from homenode.host.discovery.read import read_host
 from homenode.host.topology.finding import Finding
@@ -118,7 +117,7 @@ def place(case: Case, **given: Any) -> Placed:
             EngineAssignment(config, Replica(number, case.engines, binding)) for number, binding in enumerate(bindings)
         ]
         told += tuple(finding for binding in bindings for finding in binding.findings)
-    if executor_kind(config, case.devices) == "inline" and case.engines == 1:
+    if executor_kind(config.parallel.executor, case.devices) == "inline" and case.engines == 1:
         binding = place_engine(config.placement, config.compute.threads, host)
         return Placed(host, (("cpu", binding),), (*told, *binding.findings))
     made = [worker_places(host, assignment, case.devices) for assignment in assignments]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from homenode.engine.config import EngineConfig
-from homenode.engine.plan.settings_without_effect import SETTINGS_OF_OTHERS, settings_without_effect
+from homenode.engine.plan.rules.settings_without_effect import SETTINGS_OF_OTHERS, settings_without_effect
 
 CPU, GPU, TORCH = ("cpu",), ("torch:cuda:0",), ("torch:cpu",)
 SENDER, RECEIVER = {"pd_role": "sender"}, {"pd_role": "receiver"}

@@ -14,7 +14,7 @@ from homenode.compute.ops import KvGeometry
 from homenode.engine.assignment import EngineAssignment
 from homenode.engine.binding import EngineBinding, Replica
 from homenode.engine.config import EngineConfig
-from homenode.engine.devices import worker_devices
+from homenode.engine.devices import executor_kind, worker_devices
 from homenode.engine.memory.sizing import step_bytes
 from homenode.engine.plan.placement import UNPINNED
 from homenode.engine.plan.stages.layer_capacity import Needs, layer_capacities, weight_needs, with_the_rest
@@ -22,7 +22,7 @@ from homenode.engine.plan.stages.layer_seconds import keep_seconds, read_seconds
 from homenode.engine.plan.stages.layers import LayerCapacity, StageTime, balanced_layers
 from homenode.engine.plan.stages.stage_cost import stage_costs
 from homenode.engine.plan.worker_bindings import WorkerBindings, worker_places
-from homenode.engine.plan.worker_layout import WorkerLayout, WorkerPlan, executor_kind, with_memory
+from homenode.engine.plan.worker_layout import WorkerLayout, WorkerPlan, with_memory
 from homenode.errors import CapacityError, PlacementError, UserError
 from homenode.host.discovery.read import read_host
 from homenode.host.plan.numa.demand import Decision
@@ -452,8 +452,7 @@ def test_memory_is_counted_once(
 
 
 def test_one_cpu_worker_stays_in_its_engines_process() -> None:
-    auto, inline = EngineConfig.of(None, {}), EngineConfig.of(None, {"executor": "inline"})
-    assert executor_kind(auto, ["cpu"]) == "inline" and executor_kind(auto, ["cpu", "cpu"]) == "processes"
-    assert executor_kind(auto, ["torch:cpu"]) == "processes"
+    assert executor_kind("auto", ["cpu"]) == "inline" and executor_kind("auto", ["cpu", "cpu"]) == "processes"
+    assert executor_kind("auto", ["torch:cpu"]) == "processes"
     with pytest.raises(UserError, match="--executor inline has one CPU worker; this engine has cpu, cpu"):
-        executor_kind(inline, ["cpu", "cpu"])
+        executor_kind("inline", ["cpu", "cpu"])

@@ -74,3 +74,17 @@ def _check_apart(devices: Sequence[str]) -> None:
 
 def _refusal(text: str) -> UserError:
     return UserError(f"--stage-devices: {text}", param="stage_devices")
+
+
+def executor_kind(wanted: str, devices: Sequence[str]) -> str:
+    """inline, processes or ray: `--executor`, or what auto comes to. UserError where inline cannot do it."""
+    alone = list(devices) == ["cpu"]
+    if wanted == "auto":
+        return "inline" if alone else "processes"
+    if wanted == "inline" and not alone:
+        raise UserError(
+            f"--executor inline has one CPU worker; this engine has {', '.join(devices)}. Give --executor "
+            "processes, or leave it out",
+            param="executor",
+        )
+    return wanted

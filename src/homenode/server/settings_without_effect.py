@@ -1,6 +1,6 @@
 """The settings of a server that were given and have no effect as its others are. Pure.
 
-Settings of engines are in `engine.plan.settings_without_effect`; what contradicts another setting is refused
+Settings of engines are in `engine.plan.rules.settings_without_effect`; what contradicts another setting is refused
 (`HttpConfig`).
 """
 

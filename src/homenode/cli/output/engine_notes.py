@@ -17,7 +17,7 @@ from homenode.engine.config import EngineConfig
 def tell_unused_settings(config: EngineConfig, devices: Sequence[str] = ("cpu",), engines: int | None = None) -> None:
     """`devices`: of the engine's workers, as `workers.devices` has them; one CPU worker where nothing else is said.
     `engines`: of the service, where that is known."""
-    from homenode.engine.plan.settings_without_effect import settings_without_effect
+    from homenode.engine.plan.rules.settings_without_effect import settings_without_effect
 
     for line in told_of_equivalents():
         ERR.print(f"homenode: note: {line}", markup=False, highlight=False)

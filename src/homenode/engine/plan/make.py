@@ -13,7 +13,7 @@ from pathlib import Path
 from homenode.engine.assignment import EngineAssignment
 from homenode.engine.config import EngineConfig
 from homenode.engine.cpu_claims import claims_of_others
-from homenode.engine.devices import is_accelerator
+from homenode.engine.devices import executor_kind, is_accelerator
 from homenode.engine.experts.group import expert_group_rank, not_in_common
 from homenode.engine.experts.sizing import ExpertSharing
 from homenode.engine.model_path.locate import locate_model
@@ -29,9 +29,9 @@ from homenode.engine.plan.pooling import for_runner, with_runner
 from homenode.engine.plan.problems.needed_calls import needed_call_problems
 from homenode.engine.plan.problems.net_problems import net_problems
 from homenode.engine.plan.quota_sets import takes_sets, with_cpus_of_sets, with_sets
-from homenode.engine.plan.settings_without_effect import settings_without_effect, worth_telling
+from homenode.engine.plan.rules.settings_without_effect import settings_without_effect, worth_telling
 from homenode.engine.plan.unbound import unbound_layout
-from homenode.engine.plan.worker_layout import computing_cpus, executor_kind
+from homenode.engine.plan.worker_layout import computing_cpus
 from homenode.engine.problems import SettingProblems
 from homenode.errors import UserError
 from homenode.host.plan.neighbours import HostNeighbours
@@ -107,7 +107,7 @@ def _plan_on(
     problems.add(*net_problems(assignment.config))
     needs = machine.refused_needs
     problems.add(*needed_call_problems(assignment.config, experts_in_common=common is not None, refused=needs))
-    if executor_kind(assignment.config, machine.devices) == "inline":
+    if executor_kind(assignment.config.parallel.executor, machine.devices) == "inline":
         plan = plan_inline(assignment, checkpoint, machine, problems, common)
     else:
         from homenode.engine.plan.workers import plan_workers  # an inline engine starts sooner without
@@ -180,7 +180,7 @@ def judge_config(assignment: EngineAssignment) -> ConfigCheck:
     try:
         everybody = devices_of_service(assignment)
         devices = everybody[assignment.number]
-        executor_kind(config, devices)
+        executor_kind(config.parallel.executor, devices)
         read_layer_split(config.parallel.layer_split)
     except UserError as error:
         return ConfigCheck([error])

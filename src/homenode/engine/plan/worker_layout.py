@@ -12,7 +12,6 @@ from homenode.engine.config import EngineConfig
 from homenode.engine.devices import is_accelerator
 from homenode.engine.plan.placement import UNPINNED
 from homenode.engine.plan.worker_bindings import WorkerBindings
-from homenode.errors import UserError
 from homenode.host.topology.finding import Finding
 from homenode.model.part import ModelPart
 
@@ -113,18 +112,3 @@ def with_memory(
 def config_of_workers(config: EngineConfig, layout: WorkerLayout) -> EngineConfig:
     """The engine's settings as they are for its workers: those that share cores watch for nothing."""
     return replace(config, compute=replace(config.compute, spin_us=0)) if layout.shared else config
-
-
-def executor_kind(config: EngineConfig, devices: Sequence[str]) -> str:
-    """inline, processes or ray: `--executor`, or what auto comes to. UserError where inline cannot do it."""
-    alone = list(devices) == ["cpu"]
-    wanted = config.parallel.executor
-    if wanted == "auto":
-        return "inline" if alone else "processes"
-    if wanted == "inline" and not alone:
-        raise UserError(
-            f"--executor inline has one CPU worker; this engine has {', '.join(devices)}. Give --executor "
-            "processes, or leave it out",
-            param="executor",
-        )
-    return wanted

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from homenode.engine.assignment import EngineAssignment
 from homenode.engine.backend import make_backend
 from homenode.engine.config import EngineConfig
-from homenode.engine.devices import is_accelerator
+from homenode.engine.devices import executor_kind, is_accelerator
 from homenode.engine.experts.group import expert_settings_problem
 from homenode.engine.experts.sizing import ExpertSharing, missing_layout
 from homenode.engine.kv_transfer.checks import transfer_problems
@@ -24,7 +24,7 @@ from homenode.engine.plan.placement import UNPINNED
 from homenode.engine.plan.replica_bindings import share_nodes
 from homenode.engine.plan.stages.layer_capacity import layer_capacities, weight_needs, with_the_rest
 from homenode.engine.plan.worker_bindings import worker_places
-from homenode.engine.plan.worker_layout import executor_kind, lay_out, with_memory
+from homenode.engine.plan.worker_layout import lay_out, with_memory
 from homenode.engine.problems import SettingProblems
 from homenode.host.topology.allowance import Allowance
 from homenode.host.topology.host import Host
@@ -104,7 +104,7 @@ def plan_workers(
         memory,
         capacities,
         common,
-        executor_kind(config, devices),
+        executor_kind(config.parallel.executor, devices),
         drafting=drafting,
     )
 

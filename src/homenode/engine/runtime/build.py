@@ -38,7 +38,7 @@ from homenode.engine.plan.free_cores import NEIGHBOUR
 from homenode.engine.plan.machine import MachineFacts, busy_where_it_counts, read_machine
 from homenode.engine.plan.make import claimed_cpus, plan_engine, told_of_settings
 from homenode.engine.plan.pooling import with_runner
-from homenode.engine.plan.settings_without_effect import worth_telling
+from homenode.engine.plan.rules.settings_without_effect import worth_telling
 from homenode.engine.plan.worker_layout import WorkerPlan, computing_cpus, cpus_of_sets
 from homenode.engine.runtime.engine import Engine, MakeDrafter, Progress
 from homenode.engine.runtime.neighbour_watch import move_of, watch_of

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 
-from homenode.engine.plan.setting_rules import Rule
+from homenode.engine.plan.rules.setting_rules import Rule
 from homenode.transfer.setup.settings import TransferConfig
 
 

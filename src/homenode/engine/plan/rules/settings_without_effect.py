@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from homenode.engine.config import EngineConfig
-from homenode.engine.plan.setting_rules import RULES, Situation
-from homenode.engine.plan.transfer_rules import TRANSFER_SETTINGS_OF_OTHERS, rules_of_transfer
+from homenode.engine.plan.rules.setting_rules import RULES, Situation
+from homenode.engine.plan.rules.transfer_rules import TRANSFER_SETTINGS_OF_OTHERS, rules_of_transfer
 from homenode.host.topology.finding import Finding
 from homenode.options import options_of
 

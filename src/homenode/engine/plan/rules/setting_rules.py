@@ -9,9 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from homenode.engine.config import EngineConfig
-from homenode.engine.devices import CPU, is_accelerator, is_torch
+from homenode.engine.devices import CPU, executor_kind, is_accelerator, is_torch
 from homenode.engine.memory.growth import taken_whole_because
-from homenode.engine.plan.worker_layout import executor_kind
 from homenode.host.plan.threads_bind import AUTO, NOBIND
 from homenode.host.plan.variables import threads_bind
 from homenode.model.hub.locate import BUILTIN_NAME
@@ -69,7 +68,7 @@ class Situation:
     @property
     def has_processes(self) -> bool:
         """Return whether workers live apart from the engine's own process."""
-        return executor_kind(self.config, self.devices) != "inline"
+        return executor_kind(self.config.parallel.executor, self.devices) != "inline"
 
     @property
     def kv_grows(self) -> bool:
