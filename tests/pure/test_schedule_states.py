@@ -4,6 +4,7 @@ worker finds out whoever goes on from another state than that of its own tokens.
 
 from __future__ import annotations
 
+import random
 from collections import OrderedDict
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from homenode.engine.kv.states import SlotAllocation, StatePool
 from homenode.engine.messages import StateStats
 from homenode.engine.scheduler_config import SchedulerConfig
+from homenode.engine.speculation.config import Speculation
 from homenode.errors import InternalError
 from tests.pure.schedule_bench import Bench, limits_of
 
@@ -163,6 +165,24 @@ def test_without_prefix_cache_there_are_no_snapshots() -> None:
     for _ in range(2):
         assert _ask(bench, _PROMPT[:20], tokens=12) == 0
     assert _figures(bench) == StateStats(slots=3)
+
+
+@pytest.mark.parametrize("slots", [4, 8, 16, 40])
+def test_snapshots_leave_slots_to_drafts(slots: int) -> None:
+    """However many prompts have left states, the next one is drafted for."""
+    config = SchedulerConfig(max_num_batched_tokens=32, max_num_seqs=2)
+    limits = limits_of(200, state_slots=slots, state_interval=_BLOCK, vocab_size=4)
+    bench = Bench(config, limits=limits, lookahead=1, speculation=Speculation("ngram", None, 4, 2))
+    states = bench.scheduler.allocator.states
+    assert states is not None and states.reserved == min(4, slots // 4)
+    rng = random.Random(slots)
+    for _ in range(12):
+        _ask(bench, [rng.randrange(4) for _ in range(24)])
+        assert len(states.free) >= states.reserved
+    assert states.num_snapshots + states.reserved >= min(slots - 1, 12)
+    before = bench.scheduler.statistics().drafted_tokens
+    _ask(bench, [rng.randrange(4) for _ in range(24)], tokens=24)
+    assert bench.scheduler.statistics().drafted_tokens > before
 
 
 def test_the_last_slot_is_taken_in_place() -> None:

@@ -56,11 +56,12 @@ class SlotAllocation:
 
 class StatePool:
     """Slots 0 .. num_slots - 1. `interval`: positions between two snapshots of one sequence, a multiple of the block
-    size; 0: no snapshots are taken.
+    size; 0: no snapshots are taken. `reserved`: free slots that snapshots leave to checkpoints of drafted tokens.
     """
 
-    def __init__(self, num_slots: int, interval: int, block_size: int) -> None:
+    def __init__(self, num_slots: int, interval: int, block_size: int, reserved: int = 0) -> None:
         self.num_slots = num_slots
+        self.reserved = reserved
         self.interval = interval
         self._block_size = block_size
         self.hits = 0  # stays that began with a snapshot
@@ -120,7 +121,8 @@ class StatePool:
         needed = sum(digest not in stay.spare for _, digest in passed)  # slots, of which spare ones take none
         for at, digest in passed:
             spare = digest in stay.spare
-            slot = self._write(stay, at) if at > start and not (spare and len(self.free) <= needed) else -1
+            lacks = spare and len(self.free) - self.reserved <= needed
+            slot = self._write(stay, at) if at > start and not lacks else -1
             needed -= not spare
             if slot < 0:
                 self._end_waits([digest])
@@ -216,7 +218,7 @@ class StatePool:
 
     def begin_filling(self) -> int | None:
         """A slot that a store may write to; None: there is none."""
-        slot = self._take()
+        slot = self._take(self.reserved)
         if slot is not None:
             self._filled.add(slot)
         return slot
@@ -252,15 +254,15 @@ class StatePool:
             raise InternalError("a snapshot of a state can be found, and the KV block at its end cannot")
 
     def _write(self, stay: SlotAllocation, at: int) -> int:
-        slot = self._take()
+        slot = self._take(self.reserved)
         if slot is None:
             return -1
         stay.writing.append((at, slot))
         return slot
 
-    def _take(self) -> int | None:
-        """A free slot, or that of the least recently used snapshot."""
-        if self.free:
+    def _take(self, left: int = 0) -> int | None:
+        """A free slot, if more than `left` are, or that of the least recently used snapshot."""
+        if len(self.free) > left:
             return self.free.pop()
         digest = next((digest for digest, slot in self.snapshots.items() if slot not in self._read), None)
         return None if digest is None else self.snapshots.pop(digest)

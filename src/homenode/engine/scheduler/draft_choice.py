@@ -51,6 +51,11 @@ class DraftChoice(Drafter):
         self._depth_s = 0.0  # what a model takes to draft one token more for everybody
 
     @property
+    def most(self) -> int:
+        """Return how many tokens are drafted for one sequence in one step, at most."""
+        return self._speculation.most
+
+    @property
     def asks_workers(self) -> bool:
         """Return whether workers may be asked for drafts: of models that draft, and of grammars."""
         return self._max_drafted > 0 or self._bound > 0

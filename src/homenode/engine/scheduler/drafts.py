@@ -27,6 +27,11 @@ class Drafter(Protocol):
     """Source of guesses."""
 
     @property
+    def most(self) -> int:
+        """Return how many guesses there are of one sequence in one step, at most."""
+        return 0
+
+    @property
     def asks_workers(self) -> bool:
         """Return whether there may be sequences for which workers are to guess."""
         return False
