@@ -165,6 +165,8 @@ def test_a_conversation_with_images_becomes_one_vector() -> None:
         ({}, "`input`"),
         ({**body_of(CHAT, b"x"), "input": "x"}, "`messages`"),
         ({**body_of(CHAT, b"x"), "truncate_prompt_tokens": 3}, "truncate_prompt_tokens"),
+        ({"input": "x", "chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
+        ({"input": "x", "continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
         ({**body_of(CHAT, b"good", b"bad")}, "messages[0].content[2]"),
     ],
 )

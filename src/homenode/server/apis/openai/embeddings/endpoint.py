@@ -32,6 +32,7 @@ from homenode.server.core.pooling_openapi import tighten_input, tighten_kept_tok
 from homenode.server.core.prompts import (
     EncodedPrompt,
     check_ending,
+    check_template_values,
     encode_chat_text,
     encode_prompts,
     split_prompts,
@@ -109,6 +110,8 @@ async def _pooled(model: ServedModel, request: Request, body: EmbeddingRequest) 
     if body.dimensions is not None and body.dimensions > width:
         text = f"`dimensions` is {body.dimensions}; the vectors of this model have {width}"
         raise ApiError(400, text, param="dimensions", code="invalid_value")
+    check_ending(body.continue_final_message, body.add_generation_prompt)  # looked at beside a text as well
+    check_template_values(body.chat_template_kwargs)
     if (body.input is None) == (body.messages is None):
         text = "give one of `input` (texts or token ids) and `messages` (a conversation)"
         raise ApiError(400, text, param="input", code="invalid_value")
@@ -128,7 +131,6 @@ async def _pooled(model: ServedModel, request: Request, body: EmbeddingRequest) 
 async def _conversation(model: ServedModel, request: Request, body: EmbeddingRequest) -> EncodedPrompt:
     """The prompt of `messages`, of which nothing is cut."""
     assert body.messages is not None
-    check_ending(body.continue_final_message, body.add_generation_prompt)
     if body.truncate_prompt_tokens is not None:
         text = f"`{_CUT}` goes with `input`; a conversation is taken whole"
         raise ApiError(400, text, param=_CUT, code="invalid_value")
