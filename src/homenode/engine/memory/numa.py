@@ -4,7 +4,6 @@ and whether it came true.
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import chain
@@ -21,6 +20,7 @@ from homenode.host.bind.memory.pages import bring_home
 from homenode.host.bind.memory.residency import PlannedRange
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Host
+from homenode.model.weights.node_placement import matrix_policy
 from homenode.model.weights.read import MatrixPolicyOf
 from homenode.numa_policy import MATRIX_POLICIES, NumaPolicy
 from homenode.units import format_bytes
@@ -65,10 +65,10 @@ def matrix_policy_of(binding: EngineBinding) -> MatrixPolicyOf:
     usual = binding.numa if binding.numa in MATRIX_POLICIES else NumaPolicy.SHARD
 
     def policy_of(name: str) -> NumaPolicy:
-        mirrored = binding.numa == NumaPolicy.SHARD and any(
-            fnmatch.fnmatchcase(name, pattern) for pattern in binding.mirror_tensors
-        )
-        return NumaPolicy.MIRROR if mirrored else usual
+        if binding.numa is None:
+            return usual
+        found = matrix_policy(name, binding.numa, binding.mirror_tensors)
+        return found if found in MATRIX_POLICIES else usual
 
     return policy_of
 

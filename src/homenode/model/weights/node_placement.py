@@ -142,14 +142,12 @@ def plan_weight_nodes(
         raise InternalError(
             f"a layout was asked for with policy {policy} and {len(teams)} teams; auto and local are settled before"
         )
-    mirrored = _matching(mirror_patterns, [*(m.name for m in layout.matrices), *layout.other_parts.names])
+    _check_patterns(mirror_patterns, [*(m.name for m in layout.matrices), *layout.other_parts.names])
     in_common = owners if policy == NumaPolicy.REPLICATE else {}
     matrices = tuple(
         _matrix(m, [teams[in_common[m.name]]], NumaPolicy.LOCAL, group_bytes)
         if m.name in in_common
-        else _matrix(
-            m, teams, NumaPolicy.MIRROR if policy == NumaPolicy.SHARD and m.name in mirrored else policy, group_bytes
-        )
+        else _matrix(m, teams, matrix_policy(m.name, policy, mirror_patterns), group_bytes)
         for m in layout.matrices
     )
     nodes = dict.fromkeys([*(team.memory_node for team in teams), *(team.node for team in teams)], 0)
@@ -164,19 +162,21 @@ def plan_weight_nodes(
     )
 
 
-def _matching(patterns: Sequence[str], names: Sequence[str]) -> frozenset[str]:
-    found: set[str] = set()
+def matrix_policy(name: str, policy: NumaPolicy, mirror_patterns: Sequence[str]) -> NumaPolicy:
+    """Return how a matrix lies in a model that lies by `policy`. Plans and loading both ask here."""
+    mirrored = policy == NumaPolicy.SHARD and any(fnmatch.fnmatchcase(name, pattern) for pattern in mirror_patterns)
+    return NumaPolicy.MIRROR if mirrored else policy
+
+
+def _check_patterns(patterns: Sequence[str], names: Sequence[str]) -> None:
     for pattern in patterns:
-        matching = fnmatch.filter(names, pattern)
-        if not matching:
+        if not any(fnmatch.fnmatchcase(name, pattern) for name in names):
             raise UserError(
                 f"--numa-mirror-tensors {pattern!r} matches none of the "
                 f"{format_count(len(names), 'matrix', 'matrices')} of this model; they are called like {names[0]} "
                 f"and {names[-1]}, and * stands for any text",
                 param="numa_mirror_tensors",
             )
-        found.update(matching)
-    return frozenset(found)
 
 
 def _matrix(
