@@ -56,6 +56,11 @@ def test_tokens_that_came_together_are_read_one_by_one(case: str) -> None:
     assert (whole.text, whole.finish_reason, len(whole.token_ids)) == (text, reason, count)
 
 
-def test_an_output_without_or_with_one_token_stays_what_it_is() -> None:
-    for output in (Output(1, finish_reason="stop"), Output(1, [7], finish_reason="stop", stop_token=7, queued_s=2.0)):
+def test_an_output_without_or_with_one_token_or_with_very_many_stays_what_it_is() -> None:
+    many = Output(1, [7] * 10_000, finish_reason="length")  # no step brings as many
+    for output in (
+        many,
+        Output(1, finish_reason="stop"),
+        Output(1, [7], finish_reason="stop", stop_token=7, queued_s=2.0),
+    ):
         assert single_token_outputs(output) == [output]

@@ -13,6 +13,7 @@ from homenode.engine.sequence_text import SequenceText, TextStream
 from homenode.server.interfaces.tokenizer import TokenizerLike
 
 _ITEMS_OF_AN_EVENT = 8  # what it costs besides its tokens
+_MOST_OF_STEP = 256  # tokens: more than one step brings to a sequence
 
 
 class ScoredToken(NamedTuple):
@@ -65,10 +66,11 @@ def join_events(events: list[GenerationEvent]) -> GenerationEvent:
 
 def single_token_outputs(output: Output) -> list[Output]:
     """Return the outputs that bring the tokens of `output` one by one: what goes with its first token is in the first,
-    and its end in the last.
+    and its end in the last. One of more tokens than a step brings stays as it is: one by one these would keep the event
+    loop for too long.
     """
     last = len(output.tokens) - 1
-    if last < 1:
+    if not 1 <= last < _MOST_OF_STEP:
         return [output]
     return [
         Output(
