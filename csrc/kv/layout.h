@@ -1,6 +1,7 @@
 // What KV memory holds and where: see kv/cache.h for what is in a tile.
 #pragma once
 #include <cstdint>
+#include <iterator>
 #include <optional>
 #include <vector>
 
@@ -25,6 +26,12 @@ constexpr KvCoding kKvCodings[] = {
     {KvType::bf16, "bf16", 2, 4, 0},
     {KvType::int8, "int8", 2, 2, 4},
 };
+constexpr bool in_order_of_types() {
+  for (int i = 0; i < static_cast<int>(std::size(kKvCodings)); ++i)
+    if (kKvCodings[i].type != static_cast<KvType>(i)) return false;
+  return true;
+}
+static_assert(in_order_of_types());
 constexpr const KvCoding& coding_of(KvType type) { return kKvCodings[static_cast<int>(type)]; }
 
 // sides: 2 where values are kept behind keys, 1 where there are keys alone, whose first elements may be read as values.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -13,8 +14,12 @@ from hypothesis import strategies as st
 
 from homenode.engine.kv.allocator import KvAllocator
 from homenode.engine.kv.states import StatePool
+from homenode.engine.scheduler.budget import StepPlan
 from homenode.engine.scheduler.draft_choice import DraftChoice
+from homenode.engine.scheduler.drafts import most_beside_prompts
 from homenode.engine.scheduler.events import StepDone
+from homenode.engine.scheduler.step_costs import StepCosts
+from homenode.engine.scheduler.step_load import NO_LOAD, StepLoad
 from homenode.engine.scheduler_config import SchedulerConfig
 from homenode.engine.speculation.config import Speculation
 from homenode.engine.step import NO_TOKEN, Advance, StepResult, WorkerLimits, num_accepted
@@ -211,6 +216,54 @@ def test_drafts_beside_a_prompt_leave_the_step_its_time_and_the_prompt_most_of_i
         taken[drafter is not None] = bench.now - begun
         assert (drafted > 0) == (drafter is not None)
     assert taken[True] <= 1.25 * taken[False], taken
+
+
+def test_those_who_cannot_begin_take_no_drafts_from_those_who_run() -> None:
+    """Prompts that wait for a slot are in no step."""
+    drafted = {}
+    for queued in (0, 3):
+        limits = limits_of(num_blocks=400, block_size=16, max_model_len=3000)
+        bench = Bench(
+            SchedulerConfig(max_num_batched_tokens=512, max_num_seqs=2),
+            limits=msgspec.structs.replace(limits, max_drafted=_MOST, max_sampled_rows=600),
+            token_s=0.02,
+            drafter=lambda tokens: _right_tokens(tokens, _MOST),
+        )
+        for number in range(2 + queued):
+            bench.submit([1 + number] * 16, max_tokens=2900, ignore_eos=True)
+        for _ in range(12):
+            step = bench.step()
+            assert step is not None
+            bench.finish_step()
+        drafted[queued] = sum(len(item.drafted) for item in step.items)
+    assert drafted[3] == drafted[0] == 2 * _MOST
+
+
+@pytest.mark.parametrize("tokens", [1, 8])
+def test_drafts_beside_prompts_pay_for_the_experts_that_these_do_not_read(tokens: int) -> None:
+    """A piece of a prompt reads nearly all experts of a mixture, so that guesses beside it cost what rows cost."""
+    costs = StepCosts(expert_share=8 / 128)
+    draw = random.Random(1)
+
+    def took(decodes: StepLoad, prompts: StepLoad) -> float:
+        return (
+            0.002
+            + 0.001 * (decodes.tokens + prompts.tokens)
+            + 0.06 * costs.expert_share(decodes.tokens + prompts.tokens)
+        )
+
+    for _ in range(300):
+        decoding, piece = draw.randrange(9), draw.choice([0, 0, 16, 64])
+        loads = StepLoad(decoding, decoding, 0, 0, decoding), StepLoad(piece, 1, piece, 0, 1) if piece else NO_LOAD
+        if decoding or piece:
+            costs.learn(*loads, took(*loads))
+    plan = StepPlan(1, 512, 600)
+    plan.decoding, plan.answers = [None] * tokens, StepLoad(tokens, tokens, 0, 0, tokens)  # type: ignore[list-item]
+    left = 0.15 - costs.seconds(plan.answers)
+    most = most_beside_prompts(plan, costs, left, 64)
+    assert 0.4 * left / 8 / 0.001 <= most <= 1.2 * left / 8 / 0.001
+    assert most_beside_prompts(plan, costs, left, 1) == tokens  # no more than there are
+    assert most_beside_prompts(plan, costs, math.inf, 64) == 64
 
 
 def _right_tokens(tokens: Sequence[int], count: int = 64) -> list[int]:

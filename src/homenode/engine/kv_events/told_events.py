@@ -146,7 +146,9 @@ class ToldEvents:
             yield from stored_events([each for block in found for each in held.add(block)], place)
 
     def forget_stores(self) -> list[KvEvent]:
-        """Events after which nothing is told to lie elsewhere."""
+        """Events after which nothing is told to lie elsewhere, also of what is not known yet."""
+        for unknown in self._unknown.values():
+            unknown.clear()
         return self.take_stores(
             {medium: dict.fromkeys(held.digests, False) for medium, (held, _) in self._stores.items()}
         )

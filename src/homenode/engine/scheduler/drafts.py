@@ -17,7 +17,7 @@ from homenode.engine.kv.allocator import KvAllocator
 from homenode.engine.kv.sequence import Sequence
 from homenode.engine.scheduler.budget import StepPlan
 from homenode.engine.scheduler.step_costs import StepCosts
-from homenode.engine.scheduler.step_load import MeasuredStep, StepLoad
+from homenode.engine.scheduler.step_load import NO_LOAD, MeasuredStep, StepLoad
 from homenode.engine.scheduler.time_bound import FIRST_PIECE
 
 BESIDE_PROMPTS: Final = 1 / 8  # of what the decodes of a step leave to prompts, the share of guesses
@@ -72,6 +72,15 @@ class Drafter(Protocol):
 class WorkerDrafts(Drafter):
     """Guesses that come with each `Advance`."""
 
+    def __init__(self, most: int) -> None:
+        """`most`: of one sequence."""
+        self._most = most
+
+    @property
+    def most(self) -> int:
+        """Return how many come at most."""
+        return self._most
+
     def awaits(self, running: List[Sequence]) -> bool:
         """Always: every result has some."""
         return True
@@ -84,14 +93,19 @@ class WorkerDrafts(Drafter):
         return found
 
 
-def most_beside_prompts(plan: StepPlan, costs: StepCosts, left_s: float) -> int:
+def most_beside_prompts(plan: StepPlan, costs: StepCosts, left_s: float, of_sequence: int) -> int:
     """Return how many guesses a step that has its decodes may hold beside prompts. `left_s`: seconds that are left of
-    its bound; infinite: it has none.
+    its bound; infinite: it has none. `of_sequence`: guesses that one sequence may have.
     """
-    most = math.ceil(BESIDE_PROMPTS * min(plan.tokens_left, plan.rows_left))
+    room = min(plan.tokens_left, plan.rows_left)
+    most = min(math.ceil(BESIDE_PROMPTS * room), of_sequence * len(plan.decoding))
     if not costs.known:
         return min(most, int(BESIDE_PROMPTS * FIRST_PIECE))
-    return costs.rows_fitting(plan.answers, most, BESIDE_PROMPTS * left_s)
+    # Of a mixture the prompts read experts anyway: guesses are given what they read besides.
+    prompts = costs.fitting(
+        plan.answers, NO_LOAD, 0, plan.tokens_left, costs.seconds(plan.answers) + left_s, scored=False
+    )
+    return costs.rows_fitting(plan.answers, prompts, most, BESIDE_PROMPTS * left_s)
 
 
 def plan_expected(plan: StepPlan, drafter: Drafter) -> None:

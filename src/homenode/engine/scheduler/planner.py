@@ -79,9 +79,11 @@ class Planner:
         decoding = self._planned_decodes(plan, stopped)
         plan.decode(decoding, allocations_of(decoding), self._allocator.block_size, self._allocator.states)
         prompts = [s for s in stopped if (r := s.allocation) and not r.decoding]
+        may_begin = bool(prompts) or (self._slots_left > 0 and self.num_waiting > 0)
         alone_s = self.costs.seconds(plan.answers)  # guesses add to it, and do not make prompts wait longer
         if self._drafter is not None and decoding and not plan.short:
-            plan_drafts(plan, self._drafter, self._allocator, self._most_drafted(plan, prompts, alone_s))
+            most = self._most_drafted(plan, self._drafter, alone_s, beside_prompts=may_begin)
+            plan_drafts(plan, self._drafter, self._allocator, most)
         if self._drafter is not None and self._drafter.asks_workers:
             plan_expected(plan, self._drafter)
         if self._config.enable_chunked_prefill and self._batching.stages > 1:
@@ -90,7 +92,7 @@ class Planner:
             )
             plan.keep_prefill_to(self._batching.prefill(waiting, prefill_in_flight, plan.tokens_left))
         self._held_by = "turn"
-        if prompts or (self._slots_left > 0 and self.num_waiting):
+        if may_begin:
             self._plan_prompts(plan, prompts, alone_s, in_flight_s)
         if plan.short:
             self._held_by = "blocks"
@@ -101,16 +103,18 @@ class Planner:
             self._allocator.take_ahead(len(self.running))
         return plan
 
-    def _most_drafted(self, plan: StepPlan, begun: list[Sequence], alone_s: float) -> int:
+    def _most_drafted(self, plan: StepPlan, drafter: Drafter, alone_s: float, *, beside_prompts: bool) -> int:
         """Drafted tokens that the step has room for: none beside prompts that are not cut. `alone_s`: seconds that its
-        decodes take by themselves.
+        decodes take by themselves. `beside_prompts`: prompts may be in the step.
         """
-        if not begun and not self.num_waiting:
-            return min(plan.tokens_left, plan.rows_left)
+        most = min(plan.tokens_left, plan.rows_left)
+        if not beside_prompts:
+            return most
         if not self._config.enable_chunked_prefill:
             return 0
         bounded = self._step_s and self.num_awaited
-        return most_beside_prompts(plan, self.costs, max(self._step_s - alone_s, alone_s) if bounded else math.inf)
+        left_s = max(self._step_s - alone_s, alone_s) if bounded else math.inf
+        return min(most_beside_prompts(plan, self.costs, left_s, drafter.most), most)
 
     def _planned_decodes(self, plan: StepPlan, stopped: list[Sequence]) -> list[Sequence]:
         """A micro-batch's share of the decoding sequences, the first of those whose last token is known; with one

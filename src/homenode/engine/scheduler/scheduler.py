@@ -119,7 +119,7 @@ class Scheduler:
         self._peers = PeerSource()
         kv_imports = KvImports(allocator)
         self.costs = costs or StepCosts()
-        self._drafter = drafter = drafter or (WorkerDrafts() if limits.max_drafted else None)
+        self._drafter = drafter = drafter or (WorkerDrafts(limits.max_drafted) if limits.max_drafted else None)
         self.planner = planner = Planner(
             config, limits.max_sampled_rows, batching, allocator, kv_imports, counters, self.costs, drafter
         )

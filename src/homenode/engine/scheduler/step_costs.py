@@ -133,9 +133,11 @@ class StepCosts:
         root = math.sqrt(each * each + 4.0 * half * left)
         return min(most, int(2.0 * left / (each + root)))
 
-    def rows_fitting(self, decodes: StepLoad, most: int, seconds: float) -> int:
-        """Return how many guesses, at most `most`, can be verified beside what decodes in so many seconds more."""
-        costs, tokens = self._costs, decodes.tokens
+    def rows_fitting(self, decodes: StepLoad, prompts: int, most: int, seconds: float) -> int:
+        """Return how many guesses, at most `most`, can be verified in so many seconds more beside what decodes and so
+        many tokens of prompts.
+        """
+        costs, tokens = self._costs, decodes.tokens + prompts
         # As above: what all of them read of the experts is more than a few do, for each.
         left = seconds - costs[_EXPERTS] * (self.expert_share(tokens + most) - self.expert_share(tokens))
         each = costs[_DECODED] + costs[_READ]
