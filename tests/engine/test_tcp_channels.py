@@ -5,6 +5,7 @@ stand for hosts.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import socket
 import threading
 import time
@@ -19,7 +20,7 @@ from homenode.engine.channels.tcp import TcpInlet, TcpOutlet
 from homenode.engine.channels.topics import Ask, IAm, Key, Rows, RowsOffer, accept_call, call
 from homenode.engine.executor.rendezvous import Rendezvous
 from homenode.errors import PeerError
-from homenode.net.greeting import MAGIC, VERSION, Credentials
+from homenode.net.greeting import MAGIC, VERSION, Credentials, answer, introduce
 from homenode.net.settings import NetConfig
 from tests.peer_keys import shared_keys
 from tests.waiting import PATIENCE_S
@@ -211,6 +212,24 @@ def test_both_ends_say_which_versions_they_are() -> None:
             called.sendall(other.ljust(64, b"\0"))
             with pytest.raises(PeerError, match=f"{address} {both}"):
                 calling.result(PATIENCE_S)
+
+
+@pytest.mark.parametrize("begins", [b"\x16\x03\x01", b"\x15\x03", MAGIC])
+def test_no_answer_begins_as_something_else(monkeypatch: pytest.MonkeyPatch, begins: bytes) -> None:
+    """Nonces are random: one in 30,000 began as a record of TLS does."""
+    draws = itertools.count()
+
+    def drawn(count: int) -> bytes:
+        """The second and the third begin so, which who answers would send."""
+        number = next(draws)
+        return begins.ljust(count, b"x") if number in (1, 2) else bytes([number]) * count
+
+    monkeypatch.setattr("homenode.net.greeting.secrets.token_bytes", drawn)
+    ours, theirs = _connection()
+    with contextlib.closing(ours), contextlib.closing(theirs), ThreadPoolExecutor(1) as pool:
+        called = pool.submit(answer, theirs, b"s", time.monotonic() + PATIENCE_S)
+        introduce(ours, HOST, b"s", b"topic", time.monotonic() + PATIENCE_S)
+        assert called.result(PATIENCE_S) == b"topic" and next(draws) == 4
 
 
 def test_whoever_answers_without_the_secret_hears_no_topic() -> None:

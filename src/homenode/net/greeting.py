@@ -155,7 +155,7 @@ def answer(sock: socket.socket, secret: bytes, deadline: float) -> bytes:
             write_all(sock, MAGIC.ljust(_NONCE + _TAG, b"\0"), deadline)
             raise _other_version("a caller", hello)
         raise PeerError("a stranger called: these are no words of a worker")
-    mine = secrets.token_bytes(_NONCE)
+    mine = _draw_nonce()
     nonces = hello[len(MAGIC) :] + mine
     write_all(sock, mine + _tag(secret, b"called", nonces), deadline)
     head = read_exactly(sock, _TAG + 2, deadline)
@@ -167,6 +167,16 @@ def answer(sock: socket.socket, secret: bytes, deadline: float) -> bytes:
         raise PeerError("a stranger called, who does not know the secret of this start")
     sock.settimeout(None)
     return topic
+
+
+def _draw_nonce() -> bytes:
+    """A random nonce with which an answer can begin: callers take what begins as TLS or the word of this greeting for
+    that, and one answer in 30,000 began so.
+    """
+    while True:
+        drawn = secrets.token_bytes(_NONCE)
+        if not is_tls(drawn) and not drawn.startswith(_WORD):
+            return drawn
 
 
 def _send_at_once(sock: socket.socket) -> None:
