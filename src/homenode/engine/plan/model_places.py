@@ -9,33 +9,20 @@ take turns there, too. The order in which models are named changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 from homenode.cpuset import format_cpu_list
+from homenode.engine.plan.model_cores import ModelCores, share_cores
+from homenode.engine.plan.model_nodes import ModelDemand, NodeUse, no_room
 from homenode.errors import PlacementError, UserError
-from homenode.host.plan.core_order import in_proportion, without_low_power
-from homenode.host.plan.cores import NO_NODE, AllowedCore, allowed_cores, cpus_of, deal, deal_in_turn
+from homenode.host.plan.core_order import without_low_power
+from homenode.host.plan.cores import NO_NODE, AllowedCore, allowed_cores, cpus_of
 from homenode.host.plan.memory_nodes import memory_nodes
-from homenode.host.plan.share import set_aside
 from homenode.host.topology.host import Host
 from homenode.units import format_bytes, format_count
 
 LARGE = 4 << 30  # bytes of a model that are worth another node, where nodes are to be had
-
-
-@dataclass(frozen=True)
-class ModelDemand:
-    """A model that wants a place. `memory`: bytes it takes while it is loaded. `pin`: it is never unloaded. `nodes`,
-    `cpus`: those that settings name; empty: any. `least_cores`: as many engines and workers as it has.
-    """
-
-    name: str
-    memory: int
-    pin: bool = False
-    nodes: tuple[int, ...] = ()
-    cpus: tuple[int, ...] = ()
-    least_cores: int = 1
 
 
 @dataclass(frozen=True)
@@ -67,56 +54,6 @@ class ModelPlace:
         }
 
 
-@dataclass
-class _Nodes:
-    """The nodes of a host while models are given places: cores, and `homes`, where the memory of those on them comes
-    from; of these the room (None: not known), and what is taken of it, by pinned models and by all; models on each.
-    """
-
-    cores: Mapping[int, Sequence[AllowedCore]]
-    homes: Mapping[int, int]
-    room: Mapping[int, int | None]
-    sockets: Mapping[int, int]
-    pinned: dict[int, int] = field(default_factory=dict)
-    taken: dict[int, int] = field(default_factory=dict)
-    models: dict[int, int] = field(default_factory=dict)
-
-    def free(self, home: int, *, beside_pinned: bool = False) -> float:
-        """Bytes that are left of a node's memory, where only pinned models count, or all."""
-        room, taken = self.room[home], self.pinned if beside_pinned else self.taken
-        return float("inf") if room is None else room - taken.get(home, 0)
-
-    def take(self, nodes: Sequence[int], demand: ModelDemand) -> None:
-        for home, size in self.parts(nodes, demand.memory).items():
-            self.taken[home] = self.taken.get(home, 0) + size
-            if demand.pin:
-                self.pinned[home] = self.pinned.get(home, 0) + size
-        for node in nodes:
-            self.models[node] = self.models.get(node, 0) + 1
-
-    def parts(self, nodes: Sequence[int], memory: int, cores: Sequence[int] = ()) -> dict[int, int]:
-        """The bytes of whom runs on some nodes by where they lie, in proportion to its cores of each, as weights are
-        cut by threads; while these are not known, to all that the nodes have.
-        """
-        cores = cores or [len(self.cores[node]) for node in nodes]
-        found: dict[int, int] = {}
-        for node, size in zip(nodes, in_proportion(memory, cores), strict=True):
-            found[self.homes[node]] = found.get(self.homes[node], 0) + size
-        return found
-
-    def holds(self, nodes: Sequence[int], memory: int, *, beside_pinned: bool) -> bool:
-        return all(
-            size <= self.free(home, beside_pinned=beside_pinned) for home, size in self.parts(nodes, memory).items()
-        )
-
-    def standing(self, nodes: Sequence[int]) -> tuple[float, float, tuple[int, ...]]:
-        """How much these nodes are used already: models for each core, memory in use, and their numbers."""
-        cores, models = sum(len(self.cores[node]) for node in nodes), sum(self.models.get(node, 0) for node in nodes)
-        homes = [self.homes[node] for node in nodes]
-        known = [(self.taken.get(home, 0), room) for home in homes if (room := self.room[home])]
-        return models / max(1, cores), max((taken / room for taken, room in known), default=0.0), tuple(nodes)
-
-
 @dataclass(frozen=True)
 class PlacedModels:
     """`places`: by name; `refused`: of models that have no room on any of their nodes, why."""
@@ -133,7 +70,7 @@ def place_models(host: Host, demands: Sequence[ModelDemand], reserve_cores: int 
     named = _named_cores(host, demands, cores)
     free = {node: tuple(core for core in own if core.id not in named) for node, own in cores.items()}
     homes = {node: next(iter(memory_nodes(host, (node,))), node) for node in cores}
-    nodes = _Nodes(
+    nodes = NodeUse(
         {node: own or cores[node] for node, own in free.items()},
         homes,
         {home: _room(host, home) for home in homes.values()},
@@ -150,12 +87,14 @@ def place_models(host: Host, demands: Sequence[ModelDemand], reserve_cores: int 
             continue
         nodes.take(chosen[demand.name][0], demand)
     placed = [demand for demand in order if demand.name in chosen]
-    pools = _pools(nodes.cores, [each for each in placed if not each.cpus], chosen, reserve_cores)
-    pools |= _named_pools(host, placed)
-    memory = {each.name: _fit_memory(nodes, each, chosen[each.name][0], pools[each.name]) for each in placed}
-    cpus = {name: tuple(sorted(cpus_of(pool))) for name, pool in pools.items()}
+    groups = {name: group for name, (group, _) in chosen.items()}
+    made = share_cores(nodes, placed, groups, _named_pools(host, placed), reserve_cores)
+    if made.refused:
+        others = place_models(host, [each for each in demands if each.name not in made.refused], reserve_cores)
+        return PlacedModels(others.places, {**others.refused, **made.refused})
+    cpus = {name: tuple(sorted(cpus_of(pool))) for name, pool in made.pools.items()}
     cpus |= {each.name: tuple(sorted(each.cpus)) for each in placed if each.cpus}
-    return PlacedModels({each.name: _place(each, chosen, cpus, memory[each.name]) for each in placed}, refused)
+    return PlacedModels({each.name: _place(each, chosen, cpus, made) for each in placed}, refused)
 
 
 def _named_pools(host: Host, demands: Sequence[ModelDemand]) -> dict[str, list[AllowedCore]]:
@@ -163,28 +102,6 @@ def _named_pools(host: Host, demands: Sequence[ModelDemand]) -> dict[str, list[A
     every = {core.id: core for own in allowed_cores(host).values() for core in own}
     named = {each.name: sorted({host.cpu_by_id[cpu].core for cpu in each.cpus}) for each in demands if each.cpus}
     return {name: [every[core] for core in cores] for name, cores in named.items()}
-
-
-def _fit_memory(nodes: _Nodes, demand: ModelDemand, group: Sequence[int], pool: list[AllowedCore]) -> dict[int, int]:
-    """The bytes of a model by where they lie, in proportion to its own cores of each node, as its threads cut them.
-    Cores of a node that has no room for so much are taken out of the pool, unless settings name them.
-    """
-    taken = nodes.parts(group, demand.memory) if demand.pin else {}
-    while pool and len(group) > 1:
-        own = {node: [core for core in pool if core.node == node] for node in group}
-        found = nodes.parts(group, demand.memory, [len(own[node]) for node in group])
-        beyond = {
-            node: found[home] - nodes.free(home, beside_pinned=True) - taken.get(home, 0)
-            for node in group
-            if len(own[node]) > 1 and (home := nodes.homes[node]) in found
-        }
-        worst = max(beyond, key=lambda node: beyond[node], default=None)
-        if worst is None or beyond[worst] <= 0 or demand.cpus:
-            for home, size in found.items() if demand.pin else ():
-                nodes.pinned[home] += size - taken.get(home, 0)
-            return found
-        pool.remove(own[worst][-1])
-    return nodes.parts(group, demand.memory)
 
 
 def _room(host: Host, node: int) -> int | None:
@@ -215,7 +132,7 @@ def _named_cores(host: Host, demands: Sequence[ModelDemand], cores: Mapping[int,
     return {host.cpu_by_id[cpu].core for demand in demands for cpu in demand.cpus}
 
 
-def _choose_nodes(host: Host, nodes: _Nodes, demand: ModelDemand, count: int) -> tuple[tuple[int, ...], str]:
+def _choose_nodes(host: Host, nodes: NodeUse, demand: ModelDemand, count: int) -> tuple[tuple[int, ...], str]:
     """The nodes of a model, and why these."""
     if demand.cpus:
         found = [host.cpu_by_id[at].node for at in demand.cpus]
@@ -224,7 +141,7 @@ def _choose_nodes(host: Host, nodes: _Nodes, demand: ModelDemand, count: int) ->
     if demand.nodes:
         named = tuple(sorted(node for node in nodes.cores if max(0, node) in demand.nodes))
         if not nodes.holds(named, demand.memory, beside_pinned=True):
-            raise _no_room(nodes, demand, named)
+            raise no_room(nodes, demand, named)
         return named, "on nodes that settings name"
     everywhere = tuple(nodes.cores)
     fair = max(1, min(len(everywhere) // count, -(-demand.memory // LARGE)))
@@ -243,16 +160,16 @@ def _choose_nodes(host: Host, nodes: _Nodes, demand: ModelDemand, count: int) ->
             if groups:
                 best = min(groups, key=nodes.standing)
                 return best, _why(nodes, best, demand, fair, beside_pinned=beside_pinned)
-    raise _no_room(nodes, demand, everywhere)
+    raise no_room(nodes, demand, everywhere)
 
 
-def _has_cores(nodes: _Nodes, group: Sequence[int], demand: ModelDemand) -> bool:
+def _has_cores(nodes: NodeUse, group: Sequence[int], demand: ModelDemand) -> bool:
     """Return whether each node of a group has a core for this model beside those that are there."""
     left = [len(nodes.cores[node]) - nodes.models.get(node, 0) for node in group]
     return min(left) > 0 and sum(left) >= demand.least_cores
 
 
-def _groups(host: Host, nodes: _Nodes, size: int) -> list[tuple[int, ...]]:
+def _groups(host: Host, nodes: NodeUse, size: int) -> list[tuple[int, ...]]:
     """Groups of so many nodes that lie near each other: around each node the nearest, and those of its socket that are
     used least or have most room.
     """
@@ -268,7 +185,7 @@ def _groups(host: Host, nodes: _Nodes, size: int) -> list[tuple[int, ...]]:
     return list(found)
 
 
-def _why(nodes: _Nodes, group: Sequence[int], demand: ModelDemand, fair: int, *, beside_pinned: bool) -> str:
+def _why(nodes: NodeUse, group: Sequence[int], demand: ModelDemand, fair: int, *, beside_pinned: bool) -> str:
     at, takes = format_cpu_list([max(0, node) for node in group]), format_bytes(demand.memory)
     if len(group) == 1:
         room = nodes.room[nodes.homes[group[0]]]
@@ -283,71 +200,11 @@ def _why(nodes: _Nodes, group: Sequence[int], demand: ModelDemand, fair: int, *,
     return text
 
 
-def _no_room(nodes: _Nodes, demand: ModelDemand, among: Sequence[int]) -> PlacementError:
-    homes = sorted({nodes.homes[node] for node in among})
-    free = {home: nodes.free(home, beside_pinned=True) for home in homes}
-    seen = ", ".join(f"node {max(0, node)}: {format_bytes(max(0, int(size)))}" for node, size in free.items())
-    return PlacementError(
-        "insufficient_memory",
-        f"the model {demand.name} has no room on this host",
-        seen=f"it takes {format_bytes(demand.memory)}; beside pinned models there are {seen}",
-        wanted="nodes that hold it together",
-        remedy="Give it less KV memory (kv-cache-memory, max-model-len), or pin fewer models.",
-    )
-
-
-def _pools(
-    cores: Mapping[int, Sequence[AllowedCore]],
-    order: Sequence[ModelDemand],
-    chosen: Mapping[str, tuple[tuple[int, ...], str]],
-    reserve: int | None,
-) -> dict[str, list[AllowedCore]]:
-    """The cores of each model: of every node even runs for the models there, the smallest model's first. Each model has
-    a core of every node that its memory lies on: what nobody there computes with could not lie there.
-    """
-    found: dict[str, list[AllowedCore]] = {demand.name: [] for demand in order}
-    crowded = False
-    for node, own in cores.items():
-        here = [demand for demand in reversed(order) if node in chosen[demand.name][0]]
-        crowded = crowded or len(own) < len(here)
-        runs = deal_in_turn(own, len(here)) if len(own) < len(here) else deal(own, len(here))
-        for demand, run in zip(here, runs, strict=True):
-            found[demand.name].extend(run)
-    total = sum(map(len, cores.values()))
-    spare = sum(len(pool) - len({core.node for core in pool}) for pool in found.values())
-    if reserve is None:
-        reserve = 1 if spare and not crowded and total > max(2, len(order)) else 0
-    if not crowded and reserve and found:
-        if reserve > spare:
-            raise UserError(
-                f"--reserve-cpus {reserve}: {format_count(len(order), 'model')} and {format_count(total, 'core')} "
-                f"leave {spare}; give {spare} or less",
-                param="reserve_cpus",
-            )
-        _keep_back(found, reserve)
-    return found
-
-
-def _keep_back(found: Mapping[str, list[AllowedCore]], count: int) -> None:
-    """Take so many cores from the models that have most, but from none its last core of a node."""
-    for _ in range(count):
-        several = {name: _beside_others(pool) for name, pool in found.items()}
-        name = max((name for name in found if several[name]), key=lambda name: len(found[name]))
-        _, (core,) = set_aside({0: several[name]}, 1, {})
-        found[name].remove(core)
-
-
-def _beside_others(pool: Sequence[AllowedCore]) -> list[AllowedCore]:
-    """Return the cores of a pool whose nodes have other cores of it, too."""
-    nodes = [core.node for core in pool]
-    return [core for core in pool if nodes.count(core.node) > 1]
-
-
 def _place(
     demand: ModelDemand,
     everybody: Mapping[str, tuple[tuple[int, ...], str]],
     pools: Mapping[str, tuple[int, ...]],
-    memory: Mapping[int, int],
+    made: ModelCores,
 ) -> ModelPlace:
     group, why = everybody[demand.name]
     cpus = pools[demand.name]
@@ -357,8 +214,18 @@ def _place(
         name != demand.name and not set(other).isdisjoint(group) for name, (other, _) in everybody.items()
     ):
         text += f", a fair share beside {format_count(beside, 'model')} there"
+    text = "; ".join((text, *made.notes.get(demand.name, ())))
     if shared:
-        because = "settings say" if demand.cpus else "there are more models than cores"
+        because = "settings say" if demand.cpus else _why_shared(group, made.crowded)
         text += f"; shares CPUs with {', '.join(shared)}, as {because}: they take turns"
-    lies = {max(0, home): size for home, size in memory.items()}
+    lies = {max(0, home): size for home, size in made.memory[demand.name].items()}
     return ModelPlace(demand.name, tuple(max(0, node) for node in group), cpus, lies, text, shared)
+
+
+def _why_shared(group: Sequence[int], crowded: Collection[int]) -> str:
+    nodes = [max(0, node) for node in group if node in crowded]
+    if not nodes:
+        return "settings name all others of its nodes"
+    if len(nodes) == 1:
+        return f"node {nodes[0]} has fewer cores than models"
+    return f"nodes {format_cpu_list(nodes)} have fewer cores than models"
