@@ -7,10 +7,12 @@ from __future__ import annotations
 import asyncio
 import base64
 import os
+import re
 import socket
 import threading
 import time
 from array import array
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +25,8 @@ from homenode.engine.messages import Output, PoolingReady
 from homenode.engine.request import Request
 from homenode.model.pictures.decoded import PictureError
 from homenode.model.pictures.family import PictureLayout
+from homenode.model.pictures.registry import family_named
+from homenode.model.tokenizer.literal_text import HiddenNames
 from homenode.server.core import media_bytes
 from homenode.server.core.content import MediaSource
 from homenode.server.http.config import ServerConfig
@@ -63,7 +67,7 @@ class Eyes:
     def __init__(self) -> None:
         self.seen: list[tuple[bytes, bool]] = []
         self.files = asyncio.Semaphore(16)
-        self.text_marker: str | None = None
+        self.marked_in_text = False
         self.family = SimpleNamespace(
             placeholder=PLACE, marker_token=None, written=lambda layout, names, number: names(PLACE) * ROWS
         )
@@ -175,13 +179,78 @@ def test_a_conversation_is_refused_by_name(more: dict[str, Any], named: str) -> 
     assert answer.status_code == 400 and named in answer.text
 
 
-def test_a_template_for_texts_is_given_the_text_that_stands_for_an_image() -> None:
-    writer = seeing()
-    writer.media["image"].text_marker = "(here)"
-    answer = writer.ask(CHAT, body_of(CHAT, b"first", b"second"))
+class Marking(Showing):
+    """A chat template for texts alone, and a vocabulary in which marks of images are control tokens."""
+
+    def hidden_names(self) -> HiddenNames:
+        return HiddenNames(["<image>", "</image>", chr(PLACE)])
+
+    def encode_pieces(
+        self, text: str, add_special_tokens: bool = True, hidden: HiddenNames | None = None
+    ) -> Iterator[list[int]]:
+        assert hidden is not None  # what it hid stays so, to be told from what the family wrote
+        return super().encode_pieces(text, add_special_tokens, hidden)
+
+
+def marking(**settings: Any) -> Writer:
+    """What sees as MiniCPM-V 2.6 does."""
+    writer = seeing(**settings)
+    writer.tokenizer, eyes = Marking(), writer.media["image"]
+    eyes.marked_in_text = family_named("minicpm_v").marked_in_text
+    eyes.family.written = lambda layout, names, number: f"<image>{names(PLACE) * ROWS}</image>"
+    return writer
+
+
+def with_history(*images: bytes) -> dict[str, Any]:
+    """A question with an image, its answer, and another such question."""
+    first, second = (body_of(CHAT, image)["messages"] for image in images)
+    return {"messages": [*first, {"role": "assistant", "content": "a cat"}, *second]}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "seen"),
+    [
+        (CHAT, body_of(CHAT, b"first"), b"f"),
+        (CHAT, body_of(CHAT, b"first", b"second"), b"fs"),
+        (CHAT, with_history(b"first", b"second"), b"fs"),
+        (RESPONSES, body_of(RESPONSES, b"first", b"second"), b"fs"),
+        (OLLAMA, body_of(OLLAMA, b"first", b"second"), b"fs"),
+        *((path, body_of(path, b"first", tool=True), b"f") for path in (CHAT, RESPONSES, MESSAGES)),
+    ],
+)
+def test_a_template_for_texts_is_given_marks_for_images(path: str, body: dict[str, Any], seen: bytes) -> None:
+    """Although names of control tokens are hidden in all that it is given."""
+    writer = marking()
+    answer = writer.ask(path, body)
     assert answer.status_code == 200, answer.text
-    assert writer.seen()[0]["content"] == "what is this?\n(here)\n(here)"
-    assert sum(token == PLACE for token in writer.requests[0].prompt_ids) == 2 * ROWS
+    (request,) = writer.requests
+    assert b"".join(placed.rows.digests[:1] for placed in request.rows) == seen
+    written = bytes(token for token in request.prompt_ids if token < 256).decode()
+    assert written.count(f"<image>{chr(PLACE) * ROWS}</image>") == len(seen) == len(request.rows)
+    marks = re.findall(r"image[0-9a-f]{32}", writer.tokenizer.rendered[-1])
+    assert len(marks) == len(seen) and len(set(marks)) == 1 and marks[0] not in written
+    assert '"type"' not in writer.tokenizer.rendered[-1]  # it knows no parts
+
+
+def test_no_text_collides_with_a_mark_of_an_image() -> None:
+    """Whatever a client has seen of marks, and of what families write."""
+    writer = marking()
+    said = body_of(CHAT, b"first")
+    assert writer.ask(CHAT, said).status_code == 200
+    old = re.findall(r"image[0-9a-f]{32}", writer.tokenizer.rendered[-1])[0]
+    for settings in ({}, {"special_tokens_in_content": True}):
+        said["messages"][0]["content"][0]["text"] = f"(<image>./</image>) {old}"
+        writer = marking(**settings)
+        answer = writer.ask(CHAT, said)
+        assert answer.status_code == 200, answer.text
+        assert len(writer.requests[0].rows) == 1 and old.encode() in bytes(writer.requests[0].prompt_ids[1:])
+
+
+def test_an_image_that_no_template_shows_is_refused_by_its_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Marking, "render_chat", lambda *given, **values: "nothing")
+    answer = marking().ask(CHAT, body_of(CHAT, b"x"))
+    assert answer.status_code == 400 and "`messages[0].content[1]`: the prompt has 0 places for 1 image" in answer.text
+    assert "leave images out of messages" in answer.text and not re.search(r"image[0-9a-f]{32}", answer.text)
 
 
 @pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])

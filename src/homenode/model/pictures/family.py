@@ -101,11 +101,12 @@ class PictureFamily(Protocol):
 @dataclass(frozen=True)
 class FamilyFormat:
     """A family as the registry knows it. `spec`: how its rows enter the text model. UnsupportedError from `make` for a
-    form of the family that homenode does not run. `gguf`: how its GGUF files are; None: there are none. `text_marker`:
-    what stands in the text of a message for a picture, of families whose chat templates know no parts.
+    form of the family that homenode does not run. `gguf`: how its GGUF files are; None: there are none.
+    `marked_in_text`: chat templates of the family know no parts, so that a mark stands for a picture in the text of its
+    message.
     """
 
     spec: Callable[[PictureConfig], PictureSpec]
     make: Callable[[PictureConfig], PictureFamily]
     gguf: GgufTower | None = None
-    text_marker: str | None = None
+    marked_in_text: bool = False

@@ -6,11 +6,12 @@ The APIs call the same thing by different types; `server/models/media.py` has th
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from homenode.server.http.failures import ApiError
-from homenode.server.models.media import MEDIA, MediaKind, Taken, media_input
+from homenode.server.models.media import MEDIA, NO_MEDIA, MediaKind, Taken, media_input
 
 # Tells that something is left out: a word of the client's own, and its place in the body.
 Note = Callable[[str, str], None]
@@ -39,12 +40,15 @@ def refuse_media(kind: MediaKind, place: str) -> NoReturn:
 
 
 class MediaSource(NamedTuple):
-    """The origin of a medium: an address, or base64 of its bytes. `place`: of its part in the body."""
+    """The origin of a medium: an address, or base64 of its bytes. `place`: of its part in the body. `mark`: the text
+    that stands for it in its prompt; empty: the one that the chat template writes for its part.
+    """
 
     kind: MediaKind
     place: str
     url: str = ""
     data: str = ""
+    mark: str = ""
 
 
 _SOURCE = "media_source"  # the key of a part for templates under which its source is
@@ -78,28 +82,31 @@ def _entry(given: object, name: str) -> object:
 
 
 def take_media(
-    messages: Sequence[Mapping[str, Any]], text_markers: Mapping[MediaKind, str] | None = None
+    messages: Sequence[Mapping[str, Any]], marked: Taken = NO_MEDIA
 ) -> tuple[list[dict[str, Any]], list[MediaSource]]:
-    """The messages as a chat template is given them, and the sources of their media in order. `text_markers`: the texts
-    that stand for media of which the template knows no parts.
+    """The messages as a chat template is given them, and the sources of their media in order. `marked`: the media of
+    which the template knows no parts: marks stand for them in texts. Nobody outside can guess a mark, and it has no
+    name of a control token in it, which would be hidden as those of other texts are.
     """
+    key = secrets.token_hex(16)
+    marks = {kind: f"{kind}{key}" for kind in marked}
     found: list[MediaSource] = []
     told = []
     for message in messages:
         content = message.get("content")
         if isinstance(content, list) and any(_SOURCE in part for part in content):
-            found += [part[_SOURCE] for part in content if _SOURCE in part]
-            parts = [_told(part, text_markers or {}) for part in content]
-            message = {**message, "content": parts}
+            sources = [part[_SOURCE] for part in content if _SOURCE in part]
+            found += [source._replace(mark=marks.get(source.kind, "")) for source in sources]
+            message = {**message, "content": [_told(part, marks) for part in content]}
         told.append(dict(message))
     return told, found
 
 
-def _told(part: Mapping[str, Any], text_markers: Mapping[MediaKind, str]) -> dict[str, Any]:
+def _told(part: Mapping[str, Any], marks: Mapping[MediaKind, str]) -> dict[str, Any]:
     """A part as a chat template is given it."""
     source = part.get(_SOURCE)
-    if source is not None and (marker := text_markers.get(source.kind)) is not None:
-        return {"type": "text", "text": marker}
+    if source is not None and (mark := marks.get(source.kind)) is not None:
+        return {"type": "text", "text": mark}
     return {k: v for k, v in part.items() if k != _SOURCE}
 
 

@@ -208,7 +208,7 @@ async def conversation_text(model: ServedModel, request: ConversationRequest) ->
     """Return what the model sees of a conversation. Raises ApiError 400, and UserError as `begin_conversation`."""
     formats = model.formats.of(with_tools=bool(request.tools))
     template = formats.template
-    messages, media = take_media(request.messages, model.text_markers)
+    messages, media = take_media(request.messages, model.media_marked_in_text)
     if media:
         from homenode.server.core.media_prompts import check_media
 

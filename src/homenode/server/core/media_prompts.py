@@ -55,7 +55,7 @@ def check_media(model: ServedModel, sources: Sequence[MediaSource]) -> None:
 
 async def encode_media(model: ServedModel, text: str, sources: Sequence[MediaSource]) -> EncodedText:
     """The text of a prompt as its chat template wrote it, with its media. Raises ApiError 400 for a file that cannot be
-    read, and for a text that names the place of one where none is.
+    read, for one that the text has no place for, and for a text that names the place of one where none is.
     """
     by_kind = _by_kind(sources)  # `check_media` has looked that the model takes them
     places = sorted(place for kind, own in by_kind.items() for place in _places(model, kind, text, own))
@@ -83,19 +83,25 @@ def _by_kind(sources: Sequence[MediaSource]) -> dict[MediaKind, list[MediaSource
 
 def _places(model: ServedModel, kind: MediaKind, text: str, sources: Sequence[MediaSource]) -> list[_Marker]:
     """The places where the template has written files of this medium, which are the sources in order."""
-    work = model.media[kind]
-    family, marker = work.family, work.text_marker or work.family.marker_token
-    if not isinstance(marker, str):
-        marker = model.tokenizer.token_text(family.placeholder if marker is None else marker)
+    mark = sources[0].mark  # of all of them
+    marker = mark or _written_marker(model, kind)
     places = [found.span() for found in re.finditer(re.escape(marker), text)]
     if len(places) != len(sources):
         place = sources[0].place
         what = f"the prompt has {format_count(len(places), 'place')} for {format_count(len(sources), kind)}"
-        why = (
-            f"leave `{marker}` out of texts, and {kind}s out of messages in which the model's chat template shows none"
-        )
+        texts = "" if mark else f"`{marker}` out of texts, and "
+        why = f"leave {texts}{kind}s out of messages in which the model's chat template shows none"
         raise ApiError(400, f"`{place}`: {what}; {why}", param=place, code="invalid_value")
     return [_Marker(*span, kind, number) for number, span in enumerate(places)]
+
+
+def _written_marker(model: ServedModel, kind: MediaKind) -> str:
+    """The name that a chat template writes for a part of this medium."""
+    family = model.media[kind].family
+    marker = family.marker_token
+    if isinstance(marker, str):
+        return marker
+    return model.tokenizer.token_text(family.placeholder if marker is None else marker)
 
 
 async def _encoded(work: MediaWork, model: ServedModel, source: MediaSource, alone: bool) -> EncodedMedia:

@@ -73,12 +73,13 @@ class MediaWork:
         decoder: MediaDecoder,
         encoder: MediaEncoder,
         cache_size: int,
-        text_marker: str | None = None,
+        *,
+        marked_in_text: bool = False,
     ) -> None:
-        """`cache_size`: bytes of rows that are kept of files seen before. `text_marker`: what stands in the text of a
-        message for a file, where chat templates of the family know no parts.
+        """`cache_size`: bytes of rows that are kept of files seen before. `marked_in_text`: chat templates of the
+        family know no parts, so that a mark stands for a file in the text of its message.
         """
-        self.family, self.text_marker = family, text_marker
+        self.family, self.marked_in_text = family, marked_in_text
         self._decoder, self._encoder = decoder, encoder
         self._room = cache_size
         self._kept: OrderedDict[bytes, EncodedMedia] = OrderedDict()

@@ -54,7 +54,8 @@ def picture_work(path: Path, ready: EngineReady, asked: ServedModelConfig) -> Me
     cpus = compute.pop("cpus")
     settings = EncoderSettings(str(path), asked.encoder_cpus or cpus, **compute)
     encoder = Encoder(words, settings, made.placeholder, together=spec.sees_both_ways != "none")
-    return MediaWork(made, PictureDecoder(words), encoder, asked.encoder_cache_size, format.text_marker)
+    decoder, room, marked = PictureDecoder(words), asked.encoder_cache_size, format.marked_in_text
+    return MediaWork(made, decoder, encoder, room, marked_in_text=marked)
 
 
 def check_encoder_cpus(cpus: Sequence[int]) -> None:

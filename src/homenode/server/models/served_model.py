@@ -24,7 +24,7 @@ from homenode.server.monitoring.server_metrics import Metrics
 from homenode.transfer.wire.message import Published
 
 if TYPE_CHECKING:
-    from homenode.server.models.media import MediaKind, Taken, Works
+    from homenode.server.models.media import Taken, Works
 
 
 @dataclass(frozen=True)
@@ -83,9 +83,9 @@ class ServedModel:
         return frozenset(self.media)
 
     @property
-    def text_markers(self) -> dict[MediaKind, str]:
-        """The texts that stand for media of which its chat template knows no parts."""
-        return {kind: marker for kind, work in self.media.items() if (marker := work.text_marker) is not None}
+    def media_marked_in_text(self) -> Taken:
+        """The kinds of media of which its chat template knows no parts."""
+        return frozenset(kind for kind, work in self.media.items() if work.marked_in_text)
 
     @cached_property
     def token_rules(self) -> TokenRules:
