@@ -122,7 +122,9 @@ def test_a_process_that_was_killed_is_replaced() -> None:
 
 
 def test_it_has_limits_no_secrets_and_no_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And from its start no more than one thread of any library."""
     monkeypatch.setenv("HOMENODE_API_KEY", "a secret")
+    monkeypatch.setenv("OMP_NUM_THREADS", "64")
     before = children()
     with Path("/dev/null").open() as file:
         os.set_inheritable(file.fileno(), True)
@@ -131,7 +133,10 @@ def test_it_has_limits_no_secrets_and_no_descriptors(monkeypatch: pytest.MonkeyP
         limits = Path(f"/proc/{pid}/limits").read_text()
         assert f"Max address space         {MEMORY_BYTES}" in limits
         assert "Max core file size        0" in limits
-        assert "a secret" not in Path(f"/proc/{pid}/environ").read_text()
+        variables = Path(f"/proc/{pid}/environ").read_text().split("\0")
+        assert "a secret" not in "".join(variables)
+        for library in ("OPENBLAS", "OMP", "MKL", "RAYON"):
+            assert [v for v in variables if v.startswith(f"{library}_NUM_")] == [f"{library}_NUM_THREADS=1"]
         assert len(list(Path(f"/proc/{pid}/fd").iterdir())) == 4  # the three standard ones, and its socket
     assert template.render(HI) == "x"
 

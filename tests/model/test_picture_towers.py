@@ -332,12 +332,16 @@ class RandomTensors(TowerTensors):
         return self.of_array(values.reshape(len(values), -1))
 
 
-def made(name: str) -> Any:
+def described(name: str) -> PictureConfig:
     vision, fields, processor, _ = TOWERS[name]
     raw = {"architectures": [name], "vision_config": vision, "text_config": CHATTER, **fields}
+    return PictureConfig(Path("config.json"), raw, processor, {"tokens": {"<unk>": 5}})
+
+
+def made(name: str) -> Any:
     format = family_of_class(name)
     assert format is not None
-    return format.make(PictureConfig(Path("config.json"), raw, processor, {"tokens": {"<unk>": 5}}))
+    return format.make(described(name))
 
 
 def loaded(name: str, backend: Backend) -> tuple[Any, Tower]:

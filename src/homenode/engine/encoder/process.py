@@ -66,7 +66,10 @@ class _Work:
         words = told["words"]
         config = config_of_words(words)
         self._family = family_named(str(words["family"])).make(config)
-        backend = NativeBackend([int(cpu) for cpu in told["cpus"]], spin_us=0, level=told["isa"])
+        cpus = [int(cpu) for cpu in told["cpus"]]
+        backend = NativeBackend(cpus, spin_us=0, level=told["isa"])
+        if min(cpus) >= 0:  # between runs, where NumPy computes, this thread is not pinned by the backend
+            os.sched_setaffinity(0, cpus)
         tensors = tower_tensors(backend, config, Path(str(told["model"])), told["storage"])
         form = self._family.form
         self._tower = Tower(backend, tensors, form.heads, form.head_dim)

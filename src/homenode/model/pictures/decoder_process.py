@@ -14,7 +14,6 @@ S is the processor time that the kernel allows for the request.
 from __future__ import annotations
 
 import hashlib
-import os
 import socket
 import sys
 from typing import Any
@@ -30,7 +29,6 @@ _LONGEST_MESSAGE = 300
 def main(arguments: list[str]) -> int:
     """Answer requests until the stream ends; the exit code."""
     confine(MEMORY_BYTES)
-    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # before NumPy is imported, whose threads would take address space
     frames = FrameStream(socket.socket(fileno=int(arguments[0])))
     frames.send(encode({"ready": True}))
     told = frames.receive()

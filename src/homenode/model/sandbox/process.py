@@ -28,6 +28,9 @@ _NOT_A_REASON = re.compile(r"panicked at|^note: |^Traceback|^\s+File ")  # lines
 # model's code.
 _KEPT_VARIABLES = ("PATH", "HOME", "TZ", "LANG", "LANGUAGE", "VIRTUAL_ENV", "TMPDIR")
 _KEPT_BEGINNINGS = ("LC_", "PYTHON", "LD_", "ASAN_", "UBSAN_", "TSAN_", "LSAN_")
+# Libraries such as NumPy's start threads when they are imported, which would take address space, and leave the CPUs and
+# the niceness that a process gives itself.
+_THREAD_COUNTS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS")
 
 
 class ProcessLostError(Exception):
@@ -157,4 +160,4 @@ def _signal_name(number: int) -> str:
 
 def _environment() -> dict[str, str]:
     kept = {k: v for k, v in os.environ.items() if k in _KEPT_VARIABLES or k.startswith(_KEPT_BEGINNINGS)}
-    return kept | {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1", "RUST_BACKTRACE": "0"}
+    return kept | dict.fromkeys(_THREAD_COUNTS, "1") | {"TOKENIZERS_PARALLELISM": "false", "RUST_BACKTRACE": "0"}
