@@ -14,6 +14,7 @@ import pytest
 from homenode.engine.kv.block_source import BlockSource
 from homenode.engine.scheduler.peer_source import PeerSource
 from homenode.engine.scheduler_config import SchedulerConfig
+from homenode.engine.speculation.config import Speculation
 from homenode.engine.step import Step
 from tests.examples import seeds
 from tests.pure.kv_transfer_bench import KeepingExecutor
@@ -36,6 +37,8 @@ class StoreBench(Bench):
         lookahead: int = 1,
         lost: set[int] | None = None,
         state_slots: int = 0,
+        sequences: int = 4,
+        speculation: Speculation | None = None,
     ) -> None:
         def fault(step: Step) -> Exception | None:
             return RuntimeError("lost") if lost and step.number in lost else None
@@ -51,12 +54,13 @@ class StoreBench(Bench):
             slots=lambda: self.executor._slots,
         )
         super().__init__(
-            SchedulerConfig(max_num_batched_tokens=32, max_num_seqs=4),
+            SchedulerConfig(max_num_batched_tokens=32, max_num_seqs=sequences),
             limits=limits_of(num_blocks, SIZE, state_slots=state_slots, state_interval=4 * SIZE),
             lookahead=lookahead,
             stores=[self.store],
+            speculation=speculation,
         )
-        self.executor = KeepingExecutor(self.limits, max_tokens=32, max_sequences=4, fault=fault)
+        self.executor = KeepingExecutor(self.limits, max_tokens=32, max_sequences=sequences, fault=fault)
 
     def _read(self, block: int) -> list[Any]:
         return list(self.executor.memory[block])
@@ -199,13 +203,38 @@ def test_states_go_out_with_their_blocks_and_come_back() -> None:
     assert bench.cached(third) == 20  # its blocks are in the cache in part, and its state comes from the store
 
 
+@pytest.mark.parametrize("running", [5, 6, 7])
+def test_a_state_comes_into_a_slot_that_was_left_to_drafts(running: int) -> None:
+    """Of eight slots two are, all but one to three are in use, and there are no snapshots to give up."""
+    bench = StoreBench(state_slots=8, sequences=8, speculation=Speculation("ngram", None, 8, 2))
+    first = bench.submit(PROMPT, max_tokens=1)
+    bench.settle()
+    bench.empty_cache()
+    states = bench.scheduler.allocator.states
+    assert states is not None and states.reserved == 2
+    for number in range(running):
+        bench.submit([30 + number], max_tokens=20, ignore_eos=True)
+    bench.step()
+    assert (len(states.free), states.num_snapshots) == (8 - running, 0)
+    again = bench.submit(PROMPT, max_tokens=1)
+    bench.finish_step()
+    bench.step()
+    while bench.store.busy:  # before anybody is at the end of a block, and leaves a snapshot of an answer
+        bench.work()
+    bench.finish_step()
+    bench.settle()
+    assert bench.tokens(again) == bench.tokens(first) and bench.cached(again) == 20
+
+
 @pytest.mark.parametrize("slots", [0, 5, 16])
 @pytest.mark.parametrize("seed", seeds(12))
 def test_whatever_happens_every_request_has_its_own_tokens(seed: int, slots: int) -> None:
     rng = random.Random(seed)
     lost = {rng.randrange(60) for _ in range(seed % 3)}
     most = rng.choice((12, 10_000))
-    bench = StoreBench(seed, num_blocks=rng.choice((24, 40)), most=most, lost=lost, state_slots=slots)
+    speculation = Speculation("ngram", None, 4, 2) if seed % 2 else None
+    blocks = rng.choice((24, 40))
+    bench = StoreBench(seed, num_blocks=blocks, most=most, lost=lost, state_slots=slots, speculation=speculation)
     beginnings = [[rng.randrange(1, 40) for _ in range(24)] for _ in range(3)]
     for _ in range(300):
         move = rng.random()

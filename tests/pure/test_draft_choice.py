@@ -186,6 +186,34 @@ def test_where_rows_cost_what_they_are_worth_nothing_is_drafted() -> None:
     assert not choice.awaits([sequence])
 
 
+def test_it_is_looked_at_every_eight_steps_whether_drafts_may_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often that is asked, and of how many: all that run, and those of them that decode."""
+    looks, honest = [], DraftChoice._could_pay
+
+    def look(choice: DraftChoice, sequences: int) -> bool:
+        looks.append(sequences)
+        return honest(choice, sequences)
+
+    monkeypatch.setattr(DraftChoice, "_could_pay", look)
+    choice, sequences = DraftChoice(AUTO, StepCosts()), [_sequence([1, 2, 3]), _sequence([1, 2, 4])]
+    _learned(choice, _dear)
+    for _ in range(32):
+        choice.awaits(sequences)
+        choice.drafts(sequences[:1], _load(1), 64)
+        choice.measured(MeasuredStep(_load(1), NO_LOAD, _dear(1)))
+    assert looks.count(1) == looks.count(2) == 5  # the first look is in the middle of eight steps
+
+
+def test_drafts_that_come_to_pay_are_waited_for_again() -> None:
+    """Where nothing is waited for steps are planned ahead, and nobody asks for drafts."""
+    choice, sequence = DraftChoice(AUTO, StepCosts()), _sequence([*range(28)] * 3)
+    _learned(choice, _dear)
+    assert not choice.awaits([sequence])
+    for _ in range(10):
+        _learned(choice, _cheap)
+    assert choice.awaits([sequence])
+
+
 def test_waiting_for_tokens_has_to_pay_as_well() -> None:
     """A step that waits for the one before it loses what planning takes."""
     choice = DraftChoice(AUTO, StepCosts())

@@ -185,6 +185,74 @@ def test_snapshots_leave_slots_to_drafts(slots: int) -> None:
     assert bench.scheduler.statistics().drafted_tokens > before
 
 
+@pytest.mark.parametrize(("slots", "at_once"), [(16, 4), (40, 10)])
+def test_sequences_that_begin_leave_slots_to_drafts(slots: int, at_once: int) -> None:
+    """However many begin behind those that left states, and take each other's places."""
+    config = SchedulerConfig(max_num_batched_tokens=32, max_num_seqs=at_once)
+    limits = limits_of(600, state_slots=slots, state_interval=_BLOCK, vocab_size=4, max_sampled_rows=100)
+    bench = Bench(config, limits=limits, lookahead=1, speculation=Speculation("ngram", None, 8, 2))
+    states, rng = bench.scheduler.allocator.states, random.Random(slots)
+    assert states is not None and states.reserved == min(8, slots // 4)
+    for _ in range(slots // 4):
+        _ask(bench, [rng.randrange(4) for _ in range(24)])
+    assert len(states.free) + states.num_snapshots == slots
+    for turn in range(3 * at_once):
+        bench.submit([rng.randrange(4) for _ in range(12)], max_tokens=8 + turn % 5, ignore_eos=True)
+    drafted, crowded = bench.scheduler.statistics().drafted_tokens, 0
+    while bench.fill() or bench.finish_step():
+        checkpoints = [s.allocation.state.checkpoints for s in bench.running() if s.allocation and s.allocation.state]
+        assert len(states.free) + sum(map(len, checkpoints)) >= states.reserved
+        crowded += len(bench.running()) == at_once and bench.scheduler.statistics().drafted_tokens > drafted
+        drafted = bench.scheduler.statistics().drafted_tokens
+        bench.finish_step()
+    assert crowded >= 5
+    bench.run()
+
+
+def test_slots_are_reserved_for_as_many_as_are_drafted() -> None:
+    limits = limits_of(state_slots=64)
+    for speculation, reserved in (
+        (None, 0),
+        (Speculation("auto", None, 3, 2), 3),
+        (Speculation("auto", None, 99, 2), 16),
+    ):
+        states = Bench(limits=limits, speculation=speculation).scheduler.allocator.states
+        assert states is not None and states.reserved == reserved
+
+
+@pytest.mark.parametrize("reserved", [0, 1, 3])
+@pytest.mark.parametrize("read", [0, 1, 3])
+@pytest.mark.parametrize("snapshots", [0, 1, 3])
+@pytest.mark.parametrize("free", [0, 1, 2, 5])
+def test_whatever_can_be_handed_out_is(free: int, snapshots: int, read: int, reserved: int) -> None:
+    """To stores and to stays, that begin with nothing or behind the oldest snapshot: of the reserved slots only where no
+    other snapshot can be given up.
+    """
+    digests = [bytes([n]) for n in range(snapshots)]
+    for origin in (None, *digests[:1]):
+        for filled in (True, False):
+            states = StatePool(free + snapshots, 4, 4, reserved)
+            for digest in digests:
+                states.snapshots[digest] = states.free.pop()
+            for digest in digests[max(0, snapshots - read) :]:
+                states.begin_reading(digest)
+            available, others = states.num_available, max(0, snapshots - read)
+            if origin is not None and not filled:
+                others -= read < snapshots
+            if not available:
+                assert not free and not others
+                continue
+            stay = SlotAllocation(origin=None if filled else origin)
+            if filled:
+                assert states.begin_filling() is not None
+            else:
+                states.begin(stay)
+            assert states.num_available == available - 1
+            assert len(states.free) == free - (free > reserved or (free > 0 and not others))
+            if free:
+                assert filled or origin is None or origin in states.snapshots
+
+
 def test_the_last_slot_is_taken_in_place() -> None:
     states = StatePool(1, 4, 4)
     first = SlotAllocation(wanted=[])

@@ -56,7 +56,8 @@ class SlotAllocation:
 
 class StatePool:
     """Slots 0 .. num_slots - 1. `interval`: positions between two snapshots of one sequence, a multiple of the block
-    size; 0: no snapshots are taken. `reserved`: free slots that snapshots leave to checkpoints of drafted tokens.
+    size; 0: no snapshots are taken. `reserved`: free slots that are left to checkpoints of drafted tokens: snapshots
+    take none of them, sequences and stores only where no snapshot can be given up.
     """
 
     def __init__(self, num_slots: int, interval: int, block_size: int, reserved: int = 0) -> None:
@@ -102,7 +103,7 @@ class StatePool:
             self.snapshots.move_to_end(stay.origin)
             stay.source = self.snapshots[stay.origin]
             self.hits += 1
-        slot = self._take()
+        slot = self._take_surely(stay.origin)
         if slot is None:
             raise InternalError("a slot of the state memory is wanted, and all are in use")
         stay.slot = slot
@@ -217,8 +218,8 @@ class StatePool:
                 self.free.append(slot)
 
     def begin_filling(self) -> int | None:
-        """A slot that a store may write to; None: there is none."""
-        slot = self._take(self.reserved)
+        """A slot that a store may write to; None: there is none, and `num_available` is 0."""
+        slot = self._take_surely()
         if slot is not None:
             self._filled.add(slot)
         return slot
@@ -260,11 +261,19 @@ class StatePool:
         stay.writing.append((at, slot))
         return slot
 
-    def _take(self, left: int = 0) -> int | None:
-        """A free slot, if more than `left` are, or that of the least recently used snapshot."""
+    def _take_surely(self, kept: bytes | None = None) -> int | None:
+        """A slot for whoever cannot do without: the last free ones, and then that of the snapshot `kept`, only where no
+        other snapshot can be given up. None: `num_available` is 0.
+        """
+        slot = self._take(self.reserved, kept)
+        return self._take() if slot is None else slot
+
+    def _take(self, left: int = 0, kept: bytes | None = None) -> int | None:
+        """A free slot, if more than `left` are, or that of the least recently used snapshot but for `kept`."""
         if len(self.free) > left:
             return self.free.pop()
-        digest = next((digest for digest, slot in self.snapshots.items() if slot not in self._read), None)
+        given_up = (d for d, slot in self.snapshots.items() if slot not in self._read and d != kept)
+        digest = next(given_up, None)
         return None if digest is None else self.snapshots.pop(digest)
 
     def _end_waits(self, digests: Iterable[bytes]) -> None:

@@ -46,8 +46,8 @@ class DraftChoice(Drafter):
         # Seconds between a result and the step after it: by whether that was planned ahead or waited.
         self._gaps = {False: 0.0, True: 0.0}
         self._came: float | None = None  # when the last result did
-        self._asked_of = self._asked = 0  # sequences of which it was looked whether drafts may pay, and how often since
-        self._pays = True
+        self._pays: dict[int, bool] = {}  # by number of sequences whether drafts could pay, as it was looked at...
+        self._looked_at = 0  # ...in so many steps
         self._depth_s = 0.0  # what a model takes to draft one token more for everybody
 
     @property
@@ -155,6 +155,10 @@ class DraftChoice(Drafter):
 
     def measured(self, step: MeasuredStep) -> None:
         """Take in what a step took, and how long it was waited for."""
+        self._looked_at += 1
+        if self._looked_at >= _MAY_PAY_STEPS:
+            self._looked_at = 0
+            self._pays.clear()
         alone = step.seconds > 0.0 and not step.prompts.tokens
         if self._came is not None and alone:
             gap = min(max(0.0, step.came - self._came - step.seconds - step.draft_seconds), 0.5 * step.seconds)
@@ -207,11 +211,9 @@ class DraftChoice(Drafter):
         """Return whether drafts could pay if all of them were right: looked at every few steps."""
         if self._named or not self.rows.known:
             return True
-        if self._asked_of != sequences or self._asked >= _MAY_PAY_STEPS:
-            self._asked_of, self._asked = sequences, 0
-            self._pays = self._could_pay(sequences)
-        self._asked += 1
-        return self._pays
+        if (pays := self._pays.get(sequences)) is None:
+            pays = self._pays[sequences] = self._could_pay(sequences)
+        return pays
 
     def _could_pay(self, sequences: int) -> bool:
         alone = self.rows.seconds(sequences)
