@@ -95,6 +95,8 @@ class MemoryStore:
         assert not coming.fetched and not coming.stopped and len(blocks) == len(coming.identities)
         coming.blocks, coming.done, coming.fetched = blocks, held, True
         self._scribble(coming)
+        if slot >= 0 and self._rubbish is not None:
+            self._slots()[slot] = (-1, -1)  # of other tokens than any
 
     def stop(self, key: str) -> None:
         self.coming[key].stopped = True

@@ -226,6 +226,23 @@ def test_a_state_comes_into_a_slot_that_was_left_to_drafts(running: int) -> None
     assert bench.tokens(again) == bench.tokens(first) and bench.cached(again) == 20
 
 
+def test_a_state_comes_into_no_slot_that_is_still_to_be_copied() -> None:
+    """One of two slots has the snapshot that a sequence begins with in the step in which a state is to come."""
+    bench = StoreBench(state_slots=2)
+    first = bench.submit(PROMPT[:6], max_tokens=1)
+    bench.settle()
+    bench.empty_cache()
+    prompt = [*range(30, 36)]
+    bench.submit(prompt, max_tokens=1)
+    bench.settle()
+    states = bench.scheduler.allocator.states
+    assert states is not None and states.num_snapshots == 1
+    longer = bench.submit([*prompt, 7], max_tokens=9, ignore_eos=True)
+    again = bench.submit(PROMPT[:6], max_tokens=1)
+    bench.settle()
+    assert bench.cached(longer) == 4 and bench.tokens(again) == bench.tokens(first)
+
+
 @pytest.mark.parametrize("slots", [0, 5, 16])
 @pytest.mark.parametrize("seed", seeds(12))
 def test_whatever_happens_every_request_has_its_own_tokens(seed: int, slots: int) -> None:

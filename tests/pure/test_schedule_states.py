@@ -225,8 +225,8 @@ def test_slots_are_reserved_for_as_many_as_are_drafted() -> None:
 @pytest.mark.parametrize("snapshots", [0, 1, 3])
 @pytest.mark.parametrize("free", [0, 1, 2, 5])
 def test_whatever_can_be_handed_out_is(free: int, snapshots: int, read: int, reserved: int) -> None:
-    """To stores and to stays, that begin with nothing or behind the oldest snapshot: of the reserved slots only where no
-    other snapshot can be given up.
+    """To stores and to stays, which begin with nothing or behind the oldest snapshot: of the reserved slots only where
+    no other snapshot can be given up.
     """
     digests = [bytes([n]) for n in range(snapshots)]
     for origin in (None, *digests[:1]):
@@ -251,6 +251,27 @@ def test_whatever_can_be_handed_out_is(free: int, snapshots: int, read: int, res
             assert len(states.free) == free - (free > reserved or (free > 0 and not others))
             if free:
                 assert filled or origin is None or origin in states.snapshots
+
+
+@pytest.mark.parametrize("forgotten", [False, True])
+def test_stores_get_no_slot_that_is_still_to_be_copied(forgotten: bool) -> None:
+    """Neither while it has a snapshot nor when that is forgotten, until the step is done or the stay is over."""
+    for end in (StatePool.end_copying, StatePool.release):
+        states = StatePool(3, 4, 4)
+        states.snapshots[b"end"] = states.free.pop()
+        first, second = (SlotAllocation(origin=b"end", snapshot_at=4) for _ in range(2))
+        states.begin(first)
+        assert states.can_fill  # the last free slot
+        states.begin(second)
+        if forgotten:
+            states.forget_all()
+        assert states.num_available == 1
+        for stay in (first, second):
+            assert not states.can_fill and states.begin_filling() is None
+            end(states, stay)
+            if end is StatePool.release:
+                states.free.remove(stay.slot)  # somebody else has it
+        assert states.can_fill and states.begin_filling() == first.source
 
 
 def test_the_last_slot_is_taken_in_place() -> None:

@@ -264,9 +264,13 @@ class KvAllocator:
         allocation.published = self.cache.publish(
             sequence.chain, sequence.tokens, allocation.blocks, allocation.published, allocation.computed
         )
-        if self.states is not None and allocation.state is not None and allocation.state.writing:
+        if self.states is None or (state := allocation.state) is None:
+            return
+        if state.copying and allocation.started:
+            self.states.end_copying(state)
+        if state.writing:
             digests = sequence.chain.of(sequence.tokens, allocation.published)
-            self.states.publish(allocation.state, digests, allocation.prefill_target, self.pool.digests)
+            self.states.publish(state, digests, allocation.prefill_target, self.pool.digests)
 
     def num_returning(self) -> int:
         """Blocks that steps in flight will bring back."""

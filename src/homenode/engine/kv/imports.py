@@ -134,7 +134,7 @@ class KvImports:
         """Have the KV of a request without reservation brought, into blocks taken now. False: there are not enough."""
         kv_import, states = sequence.kv_import, self._allocator.states
         assert kv_import is not None and not kv_import.blocks
-        if not kv_import.state_there and (states is None or not states.num_available):
+        if not kv_import.state_there and (states is None or not states.can_fill):
             return False
         if not self._reservations.take(kv_import, sequence, spare):
             return False

@@ -11,7 +11,9 @@ sequence goes on in the slot of the right one. A slot is in exactly one of three
     snapshot  it can be found; given up least recently used first, and when the KV block at its end is given up
     free      nothing in it is worth keeping
 
-A snapshot that a store reads is not given up meanwhile.
+A snapshot that a store reads is not given up meanwhile. Workers copy, compute and keep states in the order of steps, so
+one that a sequence begins with may be given up to another sequence at once; but stores write when they like, and get no
+slot that is still to be copied.
 
 Besides the snapshots that are likely to be of use there are spare ones early in a prompt, where its tokens are a power
 of two of blocks: another prompt that parts from it finds a state after more than half of what both have in common. They
@@ -36,6 +38,7 @@ class SlotAllocation:
 
     slot: int = -1
     source: int = -1  # the slot of a snapshot that is copied to `slot` before the first step; -1: nothing is
+    copying: bool = False  # the step that copies it is not done
     origin: bytes | None = None  # the digest that its state is found under at the start; None: it begins with nothing
     snapshot_at: int = 0  # the newest position up to which a later stay need not compute again
     uncovered: int = 0  # positions that are computed again, as their KV was found, but no state after them
@@ -73,6 +76,7 @@ class StatePool:
         self._read: Counter[int] = Counter()  # slots that stores read, and how many
         self._left: set[int] = set()  # of those the ones that are no snapshots any more
         self._filled: set[int] = set()  # slots that stores fill
+        self._copied: Counter[int] = Counter()  # slots that steps in flight copy, or the next one, and how often
 
     @property
     def num_available(self) -> int:
@@ -103,14 +107,27 @@ class StatePool:
             self.snapshots.move_to_end(stay.origin)
             stay.source = self.snapshots[stay.origin]
             self.hits += 1
-        slot = self._take_surely(stay.origin)
+        slot = self._take_surely((stay.source,))
+        if slot is None:
+            slot = self._take()
         if slot is None:
             raise InternalError("a slot of the state memory is wanted, and all are in use")
         stay.slot = slot
         if stay.source == slot:  # no other could be had: the stay goes on where the snapshot was
             stay.source = -1
+        elif stay.source >= 0:
+            stay.copying = True
+            self._copied[stay.source] += 1
         self.uncovered += stay.uncovered
         self.coming.update(digest for _, digest in stay.wanted)
+
+    def end_copying(self, stay: SlotAllocation) -> None:
+        """A step of a stay is done: whatever it began with was copied."""
+        if stay.copying:
+            stay.copying = False
+            self._copied[stay.source] -= 1
+            if not self._copied[stay.source]:
+                del self._copied[stay.source]
 
     def write(self, stay: SlotAllocation, start: int, end: int) -> tuple[tuple[int, int], ...]:
         """Slots for the snapshots in the step that computes positions start .. end - 1 of a prompt, and the position
@@ -185,6 +202,7 @@ class StatePool:
 
     def release(self, stay: SlotAllocation) -> None:
         """A stay is over, and no step in flight contains it."""
+        self.end_copying(stay)
         self.free += stay.slots
         self._end_waits([*stay.coming, *(digest for _, digest in stay.wanted)])
         stay.writing, stay.checkpoints, stay.coming, stay.wanted = [], [], [], []
@@ -217,9 +235,15 @@ class StatePool:
                 self._left.remove(slot)
                 self.free.append(slot)
 
+    @property
+    def can_fill(self) -> bool:
+        """There is a slot that a store may write to."""
+        busy = self._read.keys() | self._copied.keys()
+        return any(s not in self._copied for s in self.free) or any(s not in busy for s in self.snapshots.values())
+
     def begin_filling(self) -> int | None:
-        """A slot that a store may write to; None: there is none, and `num_available` is 0."""
-        slot = self._take_surely()
+        """A slot that a store may write to at once; None: there is none, as `can_fill` tells."""
+        slot = self._take_surely(self._copied)
         if slot is not None:
             self._filled.add(slot)
         return slot
@@ -242,6 +266,7 @@ class StatePool:
 
     def audit(self, stays: Iterable[SlotAllocation], findable: Collection[bytes]) -> None:
         """Check every slot against the stays that there are. InternalError names the first in the wrong place."""
+        stays = list(stays)
         places = Counter(slot for stay in stays for slot in stay.slots)
         places.update(self.free)
         places.update(self.snapshots.values())
@@ -251,6 +276,8 @@ class StatePool:
             if places[slot] != 1:
                 where = f"{format_count(places[slot], 'place')} of owned, free and snapshots"
                 raise InternalError(f"slot {slot} of the state memory is in {where}", slot=slot)
+        if self._copied != Counter(stay.source for stay in stays if stay.copying):
+            raise InternalError("slots of the state memory are kept from stores for other sequences than there are")
         if any(digest not in findable for digest in self.snapshots):
             raise InternalError("a snapshot of a state can be found, and the KV block at its end cannot")
 
@@ -261,18 +288,18 @@ class StatePool:
         stay.writing.append((at, slot))
         return slot
 
-    def _take_surely(self, kept: bytes | None = None) -> int | None:
-        """A slot for whoever cannot do without: the last free ones, and then that of the snapshot `kept`, only where no
-        other snapshot can be given up. None: `num_available` is 0.
-        """
+    def _take_surely(self, kept: Collection[int]) -> int | None:
+        """A slot, none of `kept`, for whoever needs one: a reserved one only where no snapshot can be given up."""
         slot = self._take(self.reserved, kept)
-        return self._take() if slot is None else slot
+        return self._take(0, kept) if slot is None else slot
 
-    def _take(self, left: int = 0, kept: bytes | None = None) -> int | None:
-        """A free slot, if more than `left` are, or that of the least recently used snapshot but for `kept`."""
+    def _take(self, left: int = 0, kept: Collection[int] = ()) -> int | None:
+        """A slot, none of `kept`: a free one, if more than `left` are, or that of the least recently used snapshot."""
         if len(self.free) > left:
-            return self.free.pop()
-        given_up = (d for d, slot in self.snapshots.items() if slot not in self._read and d != kept)
+            for index in range(len(self.free) - 1, -1, -1):
+                if self.free[index] not in kept:
+                    return self.free.pop(index)
+        given_up = (d for d, slot in self.snapshots.items() if slot not in self._read and slot not in kept)
         digest = next(given_up, None)
         return None if digest is None else self.snapshots.pop(digest)
 
