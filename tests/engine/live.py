@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import httpx
@@ -62,22 +62,26 @@ class LiveServer:
         their names.
         """
         found = {}
-        for task in Path(f"/proc/{self.process.pid}/task").iterdir():
-            for pid in (task / "children").read_text().split():
-                with contextlib.suppress(FileNotFoundError, ProcessLookupError, IndexError):  # it has just ended
-                    if Path(f"/proc/{pid}/comm").read_text().startswith(kind):
-                        found[Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[-2].decode()] = int(pid)
+        for pid in self._children():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError, IndexError):  # it has just ended
+                if Path(f"/proc/{pid}/comm").read_text().startswith(kind):
+                    found[Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[-2].decode()] = pid
         return dict(sorted(found.items()))
 
     def engines(self) -> list[int]:
         """Process ids of the engines that are the server's own children; others render chat templates."""
         found = []
-        for task in Path(f"/proc/{self.process.pid}/task").iterdir():
-            for pid in (task / "children").read_text().split():
-                with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
-                    if b"homenode.engine.runtime.process" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
-                        found.append(int(pid))
+        for pid in self._children():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+                if b"homenode.engine.runtime.process" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
+                    found.append(pid)
         return found
+
+    def _children(self) -> Iterator[int]:
+        """Processes that threads of the server have started."""
+        for task in Path(f"/proc/{self.process.pid}/task").iterdir():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has just ended
+                yield from map(int, (task / "children").read_text().split())
 
     def wait_for(self, holds: Callable[[], object]) -> None:
         """Return once it holds, asked again and again. An error of the connection, as of a front that was just killed,
