@@ -34,6 +34,10 @@ CASES: dict[str, dict[str, str]] = {
     "serve": {
         "--show-config": "serve --show-config --check-config",
         "--models": "serve builtin --check-config --models x",
+        "--log-requests": "serve --check-config --log-level warning --log-requests",
+        "--log-outputs": "serve --check-config --log-level error --log-outputs",
+        "--access-log": "serve --check-config --log-level warning --access-log",
+        "--max-log-len": "serve --check-config --max-log-len 100",
         "--batch-file-size": "serve --check-config --batch-file-size 1MiB",
         "--models-memory": "serve --check-config --models-memory 1GiB",
         "--model-wait-timeout": "serve --check-config --model-wait-timeout 5s",

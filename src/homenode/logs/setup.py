@@ -43,6 +43,21 @@ def begin_service_log(process: str, level: str | None = None, format: str | None
     _begin(sys.stderr, form_of(process, chosen), level, _SERVICE_LEVEL)
 
 
+def service_level(level: str | None) -> str:
+    """Return the level of a service's log that is asked for `level`: without one it is the inherited one, else info."""
+    return _chosen_level(level, _SERVICE_LEVEL)
+
+
+def command_level(level: str | None) -> str:
+    """Return the same of the log of a command that ends by itself: without any it is warning."""
+    return _chosen_level(level, _COMMAND_LEVEL)
+
+
+def _chosen_level(level: str | None, usual: str) -> str:
+    inherited = os.environ.get(LEVEL_VARIABLE)
+    return level or (inherited if inherited in LEVELS else usual)
+
+
 def _inherited_format() -> str:
     inherited = os.environ.get(FORMAT_VARIABLE, TEXT)
     return inherited if inherited in FORMATS else TEXT
@@ -87,7 +102,7 @@ def _begin(stream: TextIO | HeldStream, form: logging.Formatter, level: str | No
     if root.handlers:
         return
     inherited = os.environ.get(LEVEL_VARIABLE)
-    chosen = level or (inherited if inherited in LEVELS else usual)
+    chosen = _chosen_level(level, usual)
     if chosen != (inherited or _SERVICE_LEVEL):  # else those that are started choose it by themselves
         os.environ[LEVEL_VARIABLE] = chosen
     number = logging.getLevelNamesMapping()[chosen.upper()]

@@ -14,7 +14,7 @@ from homenode.cli.flags.logs import ServiceLogConfig
 from homenode.cli.flags.many_values import spread
 from homenode.cli.flags.settings import build, given_settings, shown_settings, with_settings
 from homenode.cli.output.report import OUT, plain_errors
-from homenode.logs.setup import begin_service_log
+from homenode.logs.setup import begin_service_log, service_level
 from homenode.server.check_files import check_doors
 from homenode.server.proxy.config import ProxyConfig
 from homenode.units import format_count
@@ -57,7 +57,7 @@ def proxy(ctx: click.Context, /, show_config: bool, **values: Any) -> None:
 
         log: ServiceLogConfig = build(ServiceLogConfig, values)
         begin_service_log("proxy", log.level, log.log_format)
-        for finding in server_settings_without_effect(config, given_settings(ctx)):
+        for finding in server_settings_without_effect(config, given_settings(ctx), service_level(log.level)):
             _LOG.warning("%s", finding.text)
         raise_descriptor_limit()
         check_doors(config)

@@ -14,14 +14,16 @@ import click
 import msgspec
 
 from homenode.cli.flags.equivalents import EquivalentsCommand
-from homenode.cli.flags.logs import with_command_log
+from homenode.cli.flags.logs import taken_level, with_command_log
 from homenode.cli.flags.settings import build, given_settings, with_settings
 from homenode.cli.output.loading_progress import loading_progress
-from homenode.cli.output.report import plain_errors, print_note
+from homenode.cli.output.report import plain_errors, print_note, with_origins
 from homenode.engine.config import EngineConfig
 from homenode.errors import UserError
+from homenode.logs.setup import command_level
 from homenode.model.tokenizer.config import TextConfig
 from homenode.server.http.config import ServedModelConfig, ServerConfig
+from homenode.server.settings_without_effect import server_settings_without_effect
 from homenode.units import format_count
 
 if TYPE_CHECKING:
@@ -52,6 +54,9 @@ def run_batch(ctx: click.Context, /, model: str | None, input_file: str, output_
         if "step_time" not in given_settings(ctx):  # nobody waits for single answers: steps are as long as is best
             engine = dataclasses.replace(engine, scheduler=dataclasses.replace(engine.scheduler, step_time=0))
         server = ServerConfig(**{f.name: getattr(served, f.name) for f in dataclasses.fields(ServedModelConfig)})
+        level = command_level(taken_level(dict(ctx.params)))
+        for finding in server_settings_without_effect(server, given_settings(ctx), level):
+            print_note(with_origins(finding.text))
         files = _BatchFiles(Path(input_file), Path(output_file))
         sys.exit(asyncio.run(_run(files, server, engine, text)))
 

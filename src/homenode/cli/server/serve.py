@@ -30,7 +30,7 @@ from homenode.cli.server.serve_help import ServeCommand
 from homenode.cli.server.transfer_file import take_transfer_file
 from homenode.engine.config import EngineConfig
 from homenode.errors import HomenodeError, UserError
-from homenode.logs.setup import begin_service_log
+from homenode.logs.setup import begin_service_log, service_level
 from homenode.model.files_read import recorded_files
 from homenode.model.identity import refuse_other_texts
 from homenode.model.tokenizer.config import TextConfig
@@ -101,16 +101,19 @@ def serve(ctx: click.Context, /, model: str | None, check_config: bool, show_con
 
             print_text_side(engine.model, text, server)
             return
-        ignored = server_settings_without_effect(server, given_settings(ctx))
+        log: ServiceLogConfig = build(ServiceLogConfig, values)
+        ignored = server_settings_without_effect(
+            server, given_settings(ctx), service_level(log.level), beside_tables=bool(several.models)
+        )
         if check_config:
             for line in told:
                 print_note(line)
             if several.models:
                 from homenode.cli.server.serve_models import check_models
 
+                _tell(ignored)
                 sys.exit(check_models(server, several, values))
             sys.exit(_check(server, engine, text, ignored))
-        log: ServiceLogConfig = build(ServiceLogConfig, values)
         begin_service_log("server", log.level, log.log_format)
         for line in (*told, *(with_origins(finding.text) for finding in ignored)):
             _LOG.warning("%s", line)
@@ -359,11 +362,15 @@ def _check(server: ServerConfig, engine: EngineConfig, text: TextConfig, ignored
             problems.append(error)
     for remark in (*remarks_on_settings(engine), *remarks_on_model(engine)):
         print_note(remark)
-    for finding in (*ignored, *checked.findings, *([] if problems else _crowded_fronts(server, engine))):
-        print_labelled(f"{finding.severity}: ", with_origins(finding.text), fg="yellow")
+    _tell((*ignored, *checked.findings, *([] if problems else _crowded_fronts(server, engine))))
     if not problems:
         print_labelled("all settings are fine", "", fg="green")
     return _print_problems(problems)
+
+
+def _tell(findings: Sequence[Finding]) -> None:
+    for finding in findings:
+        print_labelled(f"{finding.severity}: ", with_origins(finding.text), fg="yellow")
 
 
 def _crowded_fronts(server: ServerConfig, engine: EngineConfig) -> Sequence[Finding]:
