@@ -85,6 +85,34 @@ def test_a_stream_makes_the_whole_answer(text: str, chunk: int) -> None:
     assert plain(whole["message"]) == again
 
 
+@pytest.mark.parametrize("chunk", [1, 8, 256])
+def test_a_stream_has_an_event_for_each_token_however_they_came(chunk: int) -> None:
+    text = "Many tokens of one step are events each."
+    writer = Writer(text, chunk=chunk)
+    chunks = events(ask(writer, stream=True, stream_options={"include_usage": True}))
+    pieces = [part["delta"].get("content") for each in chunks for part in each["choices"]]
+    assert [piece for piece in pieces if piece] == list(text)
+    assert chunks[-1]["usage"]["completion_tokens"] == len(text) + 1  # and the end
+
+
+TWICE = f"{CALL}\n{CALL}\n" + " and much behind it" * 8
+
+
+@pytest.mark.parametrize("chunk", [1, 8, 200])
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_comes_with_a_second_call_that_is_not_wanted_counts_nowhere(chunk: int, stream: bool) -> None:
+    fields = {"tools": [TOOL, OTHER], "parallel_tool_calls": False}
+    alone = ask(Writer(TWICE, CALLS), **fields).json()["usage"]["completion_tokens"]
+    assert len(CALL.encode()) < alone <= len(f"{CALL}\n{CALL}".encode())
+    writer = Writer(TWICE, CALLS, chunk)
+    answer = ask(writer, stream=stream, stream_options={"include_usage": True}, **fields)
+    made = joined(answer) if stream else choice(answer)
+    usage = events(answer)[-1]["usage"] if stream else answer.json()["usage"]
+    assert made["finish_reason"] == "tool_calls" and len(made["message"]["tool_calls"]) == 1
+    assert usage["completion_tokens"] == alone
+    assert writer.aborts[0] == (writer.requests[-1].id, "stop")
+
+
 def test_a_call_and_the_text_before_it() -> None:
     message = choice(ask(Writer(f"Let me look.\n{CALL}", CALLS), tools=[TOOL]))["message"]
     (call,) = message["tool_calls"]

@@ -77,6 +77,7 @@ class Writer:
         self.media: dict[Any, Any] = {}  # what encodes files, by medium
         self.pooling: PoolingReady | None = None  # how vectors are made; None: it writes
         self.requests: list[Request] = []
+        self.aborts: list[tuple[int, str]] = []
 
     def ask(self, path: str, body: Any = None, method: str = "POST", **headers: str) -> httpx.Response:
         """The answer of an application of its own."""
@@ -95,7 +96,7 @@ class Writer:
             row_columns=self.row_columns,
             pooling=self.pooling,
         )
-        client.requests = self.requests
+        client.requests, client.aborts = self.requests, self.aborts
 
         async def run() -> httpx.Response:
             config = ServerConfig(port=0, **self._settings)
