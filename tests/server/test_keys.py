@@ -69,13 +69,15 @@ def test_tokens_of_a_minute(start: Start, tmp_path: Path) -> None:
     assert ask(server, ADA, prompt="x").status_code == 429
 
 
-def test_tokens_behind_a_stop_string_count_for_nobody(start: Start, tmp_path: Path) -> None:
+def test_tokens_behind_a_stop_string_count_nowhere(start: Start, tmp_path: Path) -> None:
     """The engine may send several tokens at once."""
     client = ScriptedClient(lambda request: scripted(request, chunk=8))
     server = start(client, api_key_file=written(tmp_path, table("bob", BOB)))
     answer = ask(server, BOB, max_tokens=16, stop=["c"])
     assert answer.json()["choices"][0]["text"] == "On" and answer.json()["usage"]["completion_tokens"] == 3
     assert value(server, "key_tokens_total", 'key="bob"', 'kind="generated"') == 3
+    assert value(server, "request_generation_tokens_sum") == 3 and value(server, "request_generation_tokens_count") == 1
+    assert [reason for _, reason in client.aborts] == ["stop", "closed"]
 
 
 def test_requests_at_once(start: Start, tmp_path: Path) -> None:

@@ -139,6 +139,11 @@ class ChoiceText:
         self.num_tokens = 0
         self.finish_reason: str | None = None
 
+    @property
+    def echo_left(self) -> int:
+        """Characters of the prompt with which the next event begins."""
+        return 0 if self._echo is None else self._echo_length
+
     def feed(self, output: Output) -> GenerationEvent:
         """Return what `output` adds. After a stop string, `finish_reason` is set although the engine may not have
         finished.

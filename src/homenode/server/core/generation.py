@@ -17,6 +17,7 @@ from homenode.server.core.kv_transfer import KvTransferResult
 from homenode.server.http.failures import ApiError
 from homenode.server.keys.caller import caller
 from homenode.server.keys.service_tiers import ServiceTier
+from homenode.server.models.request_log import AnswerEnd
 from homenode.server.models.served_model import ServedModel
 from homenode.server.monitoring.recorder import Recorder
 from homenode.server.tracing.generation_spans import note_generation
@@ -43,6 +44,15 @@ class GeneratedSequence:
     accepted_tokens: int = 0  # ...and those of them that were right
     drafted_at: tuple[float, float] | None = None  # when the first and the last of these were told
     kv_came: tuple[float, float] | None = None  # when KV from elsewhere began to come, and when it was there
+
+    def end(self, reason: str) -> None:
+        """Count it as ended with the tokens of its choice: an output may have brought more, behind its end."""
+        self.recorder.generated = self.choice.num_tokens
+        self.recorder.end(reason)
+
+    def answer_end(self) -> AnswerEnd:
+        """Return how its answer ended, for the log."""
+        return AnswerEnd(self.request, self.choice.num_tokens, self.choice.finish_reason or "cut off")
 
 
 class TokenUsage(NamedTuple):
@@ -84,15 +94,17 @@ class Generation:
         self._client, self._active, self._tickets = model.client, model.active, model.tickets
         self._text_work, self._caller = model.text_work, caller()
         self._span, self._model = current_span(), model.name
-        self._log, self._answers = model.request_log, model.request_log.answers()
+        self._log = model.request_log
+        self._answers = self._log.answers([sequence.request for sequence in sequences])
         self.top_logprobs, self._token_ids = top_logprobs, token_ids
         self.sequences = sequences
         self.kv_result, self.tier = kv_result, tier
 
     async def events(self) -> AsyncGenerator[GenerationEvent, None]:
         """The events of all choices as they come, each token in one of its own: also where a step brought several,
-        answers end at the same token as if it had brought one, and clients that count events count tokens. Raises
-        ApiError when the engine ends a sequence without a result.
+        answers end at the same token as if it had brought one, and clients that count events count tokens. Outputs of
+        more tokens than a step brings stay whole (`single_token_outputs`). Raises ApiError when the engine ends a
+        sequence without a result.
 
         Closing the generator early, or a failure of one sequence, aborts all that are still running.
         """
@@ -100,10 +112,8 @@ class Generation:
         ids = {sequence.request.id for sequence in self.sequences}
         tickets = self._take_tickets()
         self._active |= ids
-        for sequence in self.sequences:
-            if sequence.first_of_prompt:
-                self._log.write_prompt(sequence.request)
         try:
+            await self._log.write_prompts([each.request for each in self.sequences if each.first_of_prompt])
             async with aclosing(self._outputs()) as outputs:
                 async for index, output in outputs:
                     sequence = self.sequences[index]
@@ -131,9 +141,8 @@ class Generation:
                 del self._tickets[ticket]
             for sequence in self.sequences:
                 sequence.recorder.end("abort")
-                if self._answers is not None:
-                    choice = sequence.choice
-                    self._answers.end(sequence.request, choice.num_tokens, choice.finish_reason or "cut off")
+            if self._answers is not None:
+                self._answers.write([sequence.answer_end() for sequence in self.sequences])
             if self._span is not None:
                 handed = None if self.kv_result is None else self.kv_result.tokens
                 note_generation(self._span, self._model, self.sequences, handed)
@@ -142,7 +151,7 @@ class Generation:
         """End a choice with the event that `events` gave last: its reader wants no more."""
         sequence = self.sequences[index]
         sequence.choice.finish_reason = "stop"
-        sequence.recorder.end("stop")
+        sequence.end("stop")
 
     def _take_tickets(self) -> dict[str, int]:
         """Raises ApiError 400 when another request has one of them now."""
@@ -206,13 +215,14 @@ class Generation:
     async def _event(self, sequence: GeneratedSequence, output: Output) -> GenerationEvent:
         tokens = len(output.tokens) + len(output.prompt_logprobs or ())
         before = sequence.choice.num_tokens
+        echoed = sequence.choice.echo_left
         event = await self._text_work.run(lambda: sequence.choice.feed(output), tokens)
         if self._answers is not None:
-            self._answers.add(sequence.request, event.text)
+            self._answers.add(sequence.request, event.text[echoed:])
         self._caller.take_generated(sequence.choice.num_tokens - before)  # without those behind a stop string
         if event.finish_reason is not None:
             sequence.recorder.computed(sequence.queued_s)
-            sequence.recorder.end(event.finish_reason)
+            sequence.end(event.finish_reason)
         return event
 
     async def _outputs(self) -> AsyncGenerator[tuple[int, Output], None]:

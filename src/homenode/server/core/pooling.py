@@ -122,7 +122,9 @@ async def pool_texts(model: ServedModel, prompts: Sequence[EncodedPrompt], prior
     rank = caller().rank(None, priority).priority
     caller().take_prompt(tokens)
     turns = asyncio.Semaphore(model.ready.max_num_seqs)
-    tasks = [asyncio.create_task(_pool_text(model, prompt, rank, turns)) for prompt in prompts]
+    requests = [_request(model, prompt, rank) for prompt in prompts]
+    await model.request_log.write_prompts(requests)
+    tasks = [asyncio.create_task(_pool_text(model, request, turns)) for request in requests]
     try:
         outputs = await asyncio.gather(*tasks)
     finally:
@@ -133,22 +135,24 @@ async def pool_texts(model: ServedModel, prompts: Sequence[EncodedPrompt], prior
     return PooledTexts(vectors, tokens, sum(output.cached_tokens for output in outputs))
 
 
-async def _pool_text(model: ServedModel, prompt: EncodedPrompt, priority: int, turns: asyncio.Semaphore) -> Output:
+def _request(model: ServedModel, prompt: EncodedPrompt, priority: int) -> Request:
+    return Request(
+        id=model.next_id(),
+        prompt_ids=prompt.ids,
+        second_from=prompt.second_from,
+        rows=list(prompt.rows),
+        params=_PARAMS,
+        priority=priority,
+        key=caller().name,
+        name="" if (mark := current_request_mark()) is None else mark.request_id,
+        pools=True,
+    )
+
+
+async def _pool_text(model: ServedModel, request: Request, turns: asyncio.Semaphore) -> Output:
     async with turns:
-        recorder = model.metrics.recorder(len(prompt.ids))
-        request = Request(
-            id=model.next_id(),
-            prompt_ids=prompt.ids,
-            second_from=prompt.second_from,
-            rows=list(prompt.rows),
-            params=_PARAMS,
-            priority=priority,
-            key=caller().name,
-            name="" if (mark := current_request_mark()) is None else mark.request_id,
-            arrival=recorder.arrival,
-            pools=True,
-        )
-        model.request_log.write_prompt(request)
+        recorder = model.metrics.recorder(len(request.prompt_ids))
+        request = msgspec.structs.replace(request, arrival=recorder.arrival)
         model.active.add(request.id)
         try:
             async with aclosing(model.client.submit(request)) as outputs:

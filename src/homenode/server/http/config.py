@@ -232,7 +232,7 @@ class ServedModelConfig:
     )
     log_outputs: bool = option(False, "Log the answers to requests.")
     max_log_len: int = option(
-        2048, "Most characters of a prompt, and of an answer, that are logged.", minimum=1, maximum=2**24
+        2048, "Most characters of a prompt, and of an answer, that are logged.", minimum=1, maximum=2**18
     )
 
 

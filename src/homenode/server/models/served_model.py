@@ -61,7 +61,7 @@ class ServedModel:
         self.ready, self.names = parts.client.ready, parts.names
         self.media = parts.media
         self.text_work = text_work
-        self.request_log = RequestLog(self.config, self.tokenizer)
+        self.request_log = RequestLog(self.config, self.tokenizer, text_work)
         self.metrics = metrics.add_model(self.name, parts.client)
         self.fingerprint = _fingerprint(self.ready)
         self.kv_transfer = _published(self.ready)
