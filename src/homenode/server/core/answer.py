@@ -130,10 +130,11 @@ def told_usage(generation: Generation) -> ToldUsage:
 async def _whole(state: ServerState, source: _Source[Event, Whole], answer: AnswerFormat[Event, Whole]) -> bytes:
     generation = source.generation
     gathered: list[list[Event]] = [[] for _ in generation.sequences]
+    items = 0  # summed up as they come: of many answers there are more events than one call of the loop may look at
     async with aclosing(source.events()) as events:
         async for event in events:
             gathered[event.choice].append(event)
-    items = sum(event.items(generation.top_logprobs) for parts in gathered for event in parts)
+            items += event.items(generation.top_logprobs)
     return await state.text_work.run(
         lambda: answer.whole([source.join(parts) for parts in gathered]), items + generation.prompt_items()
     )

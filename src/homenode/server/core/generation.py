@@ -24,6 +24,7 @@ from homenode.server.tracing.generation_spans import note_generation
 from homenode.server.tracing.span import current_span
 
 _AT_ONCE = 64  # of many sequences, those that are begun or heard before others get a turn
+_EVENTS_AT_ONCE = 256  # events of a token each that are given before others get a turn
 
 
 @dataclass(slots=True)
@@ -108,7 +109,7 @@ class Generation:
 
         Closing the generator early, or a failure of one sequence, aborts all that are still running.
         """
-        left = len(self.sequences)
+        left, given = len(self.sequences), 0
         ids = {sequence.request.id for sequence in self.sequences}
         tickets = self._take_tickets()
         self._active |= ids
@@ -122,6 +123,9 @@ class Generation:
                     self._count(sequence, output)
                     for part in single_token_outputs(output):
                         yield await self._event(sequence, part)
+                        given += 1
+                        if given % _EVENTS_AT_ONCE == 0:
+                            await asyncio.sleep(0)
                         if sequence.choice.finish_reason is not None:
                             break
                     if sequence.choice.finish_reason is not None:
