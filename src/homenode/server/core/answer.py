@@ -65,7 +65,7 @@ async def respond(
     """The response with texts. Raises ApiError when a sequence ends without a result, and ClientGone when nobody is
     left to answer.
     """
-    source = _Source(generation, generation.events, join_events)
+    source = _Source(generation, partial(generation.events, by_token=stream), join_events)
     return await _respond(state, request, source, answer, stream=stream)
 
 

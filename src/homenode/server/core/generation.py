@@ -101,11 +101,12 @@ class Generation:
         self.sequences = sequences
         self.kv_result, self.tier = kv_result, tier
 
-    async def events(self) -> AsyncGenerator[GenerationEvent, None]:
+    async def events(self, *, by_token: bool = True) -> AsyncGenerator[GenerationEvent, None]:
         """The events of all choices as they come, each token in one of its own: also where a step brought several,
         answers end at the same token as if it had brought one, and clients that count events count tokens. Outputs of
-        more tokens than a step brings stay whole (`single_token_outputs`). Raises ApiError when the engine ends a
-        sequence without a result.
+        more tokens than a step brings stay whole (`single_token_outputs`), and all do without `by_token`, for whoever
+        looks at nothing before the end: hundreds of thousands of events are much to keep. Raises ApiError when the
+        engine ends a sequence without a result.
 
         Closing the generator early, or a failure of one sequence, aborts all that are still running.
         """
@@ -121,7 +122,7 @@ class Generation:
                     if sequence.choice.finish_reason is not None:
                         continue  # a stop string matched before the engine heard of it
                     self._count(sequence, output)
-                    for part in single_token_outputs(output):
+                    for part in single_token_outputs(output) if by_token else (output,):
                         yield await self._event(sequence, part)
                         given += 1
                         if given % _EVENTS_AT_ONCE == 0:
