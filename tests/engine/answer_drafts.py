@@ -25,6 +25,10 @@ class AnswerDrafts(Drafter):
         self.share = 0.7
         self.accepted = self.rejected = 0
 
+    @property
+    def most(self) -> int:
+        return _MOST
+
     def awaits(self, running: Sequence[EngineSequence]) -> bool:
         return self._rng.random() < self.share
 
