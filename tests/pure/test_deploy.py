@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import configparser
 import json
+import os
 import re
 import shlex
 import shutil
 import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +27,7 @@ from homenode.units import parse_seconds
 from tests.paths import ROOT
 from tools.dashboard import ALERTS, DASHBOARD, ROWS, RULES, written
 
+_CMAKE = shutil.which("cmake", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
 DEPLOY = ROOT / "deploy"
 KUBERNETES = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
 _METRIC = re.compile(r"\b(?:homenode|vllm):\w+")
@@ -223,12 +226,12 @@ def test_pods_have_whole_cpus_and_both_probes(path: Any) -> None:
         assert re.search(word, text, re.IGNORECASE), word
 
 
-@pytest.mark.skipif(shutil.which("cmake") is None, reason="there is no cmake")
+@pytest.mark.skipif(_CMAKE is None, reason="there is no cmake")
 @pytest.mark.parametrize("cpus", [0, 1, 2, 64])
 def test_the_core_is_configured_wherever_a_container_is_made(cpus: int, tmp_path: Path) -> None:
     """CMake finds no CPU where there is no /proc, as in the root of an image."""
     (asked,) = re.findall(r"^cmake_host_system_information\(.*\n(?:.*\n)*", (ROOT / "CMakeLists.txt").read_text(), re.M)
     script = tmp_path / "told.cmake"
     script.write_text(f"set(HOMENODE_CPUS {cpus})\n{asked.partition(chr(10))[2]}")
-    seen = subprocess.run(["cmake", "-P", script], capture_output=True, text=True, timeout=60)
+    seen = subprocess.run([str(_CMAKE), "-P", script], capture_output=True, text=True, timeout=60)
     assert seen.returncode == 0 and f"on {max(1, cpus)} CPUs" in seen.stdout, seen.stderr
