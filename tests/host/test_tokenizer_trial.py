@@ -15,6 +15,7 @@ from homenode.errors import CheckpointError, UnsupportedError
 from homenode.model.hub.locate import builtin_model
 from homenode.model.tokenizer import load_tokenizer, trial_run
 from homenode.model.tokenizer.loader import begin_trial, load_untried
+from tests.checkpoints import ARRAY, STRING, gguf_bytes
 from tests.tokenizer_files import HOSTILE, folder_of, model, tokenizer_json, with_changes
 from tests.waiting import wait_until
 
@@ -24,6 +25,7 @@ TEXT = "hello é Z 中 the end"
 @pytest.fixture(autouse=True)
 def nothing_was_tried_before(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial_run, "_USABLE", set())
+    monkeypatch.setattr(trial_run, "_HEADERS", set())
 
 
 def test_a_sound_file_is_loaded_and_knows_its_texts(tmp_path: Path) -> None:
@@ -60,12 +62,18 @@ def test_a_trial_may_take_some_memory_and_processor_time_and_no_more(tmp_path: P
     begun.wait()
 
 
-def test_the_same_content_is_tried_once_wherever_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun: list[Path] = []
+@pytest.fixture
+def begun(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The models whose vocabulary is tried from now on."""
+    found: list[Path] = []
     start = trial_run.TokenizerTrial.__init__
     monkeypatch.setattr(
-        trial_run.TokenizerTrial, "__init__", lambda self, path, file: (begun.append(path), start(self, path, file))[1]
+        trial_run.TokenizerTrial, "__init__", lambda self, path, file: (found.append(path), start(self, path, file))[1]
     )
+    return found
+
+
+def test_the_same_content_is_tried_once_wherever_it_is(tmp_path: Path, begun: list[Path]) -> None:
     text = json.dumps(tokenizer_json())
     first, second = folder_of(tmp_path / "first", text), folder_of(tmp_path / "second", text)
     for folder in (first, first, second):
@@ -88,6 +96,42 @@ def test_a_hang_is_refused_at_its_deadline(tmp_path: Path, monkeypatch: pytest.M
     new = json.dumps(tokenizer_json()) + blank
     with pytest.raises(CheckpointError, match="did not come to an end within"):
         load_tokenizer(folder_of(tmp_path, new))
+
+
+def gguf_file(path: Path, token: str, tensor_bytes: int) -> Path:
+    """A GGUF file with a vocabulary, and so many bytes of tensors behind it, of which most are a hole."""
+    long = "more than is read at a time, " * 40_000
+    vocabulary = [("tokenizer.ggml.tokens", ARRAY, (STRING, [*"the", token])), ("tokenizer.ggml.model", STRING, "gpt2")]
+    merges = ("tokenizer.ggml.merges", ARRAY, (STRING, [" ".join(token)]))
+    path.write_bytes(gguf_bytes([("general.description", STRING, long), *vocabulary, merges]))
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size + tensor_bytes)
+    return path
+
+
+def test_a_gguf_file_is_known_by_its_header_however_large_it_is(tmp_path: Path) -> None:
+    first, larger = gguf_file(tmp_path / "a.gguf", "he", 80 << 20), gguf_file(tmp_path / "b.gguf", "he", 300 << 20)
+    other = gguf_file(tmp_path / "c.gguf", "th", 80 << 20)
+    assert [is_tried(file) for file in (first, first, larger, other, larger, other)] == [1, 0, 0, 1, 0, 0]
+    with first.open("r+b") as opened:
+        opened.seek(1 << 20)  # behind what is read at first
+        opened.write(b"MORE")
+    assert is_tried(first) and not is_tried(larger)
+
+
+def is_tried(file: Path) -> bool:
+    """Return whether the file had to be tried, which is done now."""
+    trial = begin_trial(file)
+    if trial is not None:
+        trial.wait()
+    return trial is not None
+
+
+@pytest.mark.parametrize("length", [None, True, -1, 0, 1 << 40, "24", 1.5])
+def test_a_length_that_cannot_be_is_not_remembered(length: object, tmp_path: Path) -> None:
+    file = gguf_file(tmp_path / "a.gguf", "he", 0)
+    trial_run._remember_header(file, length)
+    assert not trial_run._USABLE and not trial_run.is_usable(file, file)
 
 
 @pytest.mark.parametrize("dropout", [0.5, 1.0])

@@ -31,20 +31,22 @@ class FileState:
 @dataclass
 class FilesRead:
     """`states`: of every file that was opened. `digests`: of what was read of those whose text counts, in
-    hexadecimal.
+    hexadecimal; `lengths`: its bytes, from the beginning of each file.
     """
 
     states: dict[Path, FileState] = field(default_factory=dict)
     digests: dict[Path, str] = field(default_factory=dict)
+    lengths: dict[Path, int] = field(default_factory=dict)
 
     def opened(self, path: Path, status: os.stat_result) -> None:
         """The file was opened. CheckpointError where it is another one than it was before."""
         check_state(path, self.states.setdefault(path, FileState.of(status)), status)
 
-    def took(self, path: Path, digest: str) -> None:
-        """Text of this digest was read. CheckpointError where it was another one before."""
+    def took(self, path: Path, digest: str, length: int) -> None:
+        """Text of this digest and so many bytes was read. CheckpointError where it was another one before."""
         if self.digests.setdefault(path, digest) != digest:
             raise replaced(path)
+        self.lengths[path] = length
 
     @property
     def texts(self) -> dict[str, str]:
@@ -69,6 +71,7 @@ def recorded_files(before: FilesRead | None = None) -> Iterator[FilesRead]:
     if around is not None:
         around.states |= read.states
         around.digests |= read.digests
+        around.lengths |= read.lengths
 
 
 def file_opened(path: Path, descriptor: int) -> None:
@@ -83,16 +86,18 @@ class TextDigest:
     def __init__(self) -> None:
         self._read = _recording.get()
         self._digest = hashlib.sha256()  # which processors compute
+        self._length = 0
 
     def add(self, data: bytes) -> None:
         """The next bytes."""
         if self._read is not None:
             self._digest.update(data)
+            self._length += len(data)
 
     def keep(self, path: Path) -> None:
         """Note that those were all that is read of `path`."""
         if self._read is not None:
-            self._read.took(path, self._digest.hexdigest())
+            self._read.took(path, self._digest.hexdigest(), self._length)
 
 
 def text_taken(path: Path, data: bytes) -> None:

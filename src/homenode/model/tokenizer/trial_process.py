@@ -1,8 +1,8 @@
 """The process of a tokenizer's trial: `python -m homenode.model.tokenizer.trial_process FD PATH MEMORY SECONDS`.
 
 It loads the tokenizer of the model at PATH as the program itself would, uses it on samples, and says over the socket
-FD that all is well, {}, or what is wrong, {"failure": KIND OF ERROR, "message": TEXT}. MEMORY is the address space it
-may use, SECONDS its processor time.
+FD that all is well and how many bytes it has read of the file with the vocabulary, {"read": BYTES}, or what is wrong,
+{"failure": KIND OF ERROR, "message": TEXT}. MEMORY is the address space it may use, SECONDS its processor time.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 
 from homenode.errors import CheckpointError, UserError
 from homenode.model.checkpoint.vocabulary_file import vocabulary_file
+from homenode.model.files_read import recorded_files
 from homenode.model.sandbox.frames import FrameStream, encode
 from homenode.model.sandbox.limits import allow_cpu, confine
 from homenode.model.tokenizer.loader import load_untried
@@ -41,7 +42,7 @@ def try_tokenizer(path: Path) -> dict[str, Any]:
     """The answer of a trial of the model at `path`."""
     file = vocabulary_file(path)
     try:
-        with named_faults(f"{file} is not a usable tokenizer"):
+        with named_faults(f"{file} is not a usable tokenizer"), recorded_files() as read:
             tokenizer = load_untried(path)
         try:
             examine(tokenizer)
@@ -50,7 +51,7 @@ def try_tokenizer(path: Path) -> dict[str, Any]:
     except UserError as error:
         named = error.message if file.name in error.message else f"{file}: {error.message}"
         return _failure(type(error).__name__, named)
-    return {}
+    return {"read": read.lengths.get(file, 0)}
 
 
 def _failure(kind: str, message: str) -> dict[str, Any]:

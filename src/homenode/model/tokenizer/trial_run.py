@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -32,6 +34,7 @@ _BESIDE = ("tokenizer_config.json", "special_tokens_map.json")  # what a trial r
 _LARGEST_BYTES = 64 << 20  # of all files together; reading more takes as long as a trial
 _MOST_DIGESTS = 4096
 _USABLE: set[bytes] = set()  # digests of what trials have found usable in this process
+_HEADERS: set[int] = set()  # bytes at the beginning of GGUF files that such trials have read
 
 
 class TokenizerTrial:
@@ -55,7 +58,8 @@ class TokenizerTrial:
 
         Raises what loading it raised, and CheckpointError for any other end.
         """
-        digest = digest_content(self._path, self._file)  # while the other process is at work
+        in_header = self._file.suffix == ".gguf"
+        digest = None if in_header else digest_content(self._path, self._file)  # while the other process is at work
         try:
             answer = self._process.receive(self._deadline)
         except TimeoutError:
@@ -69,7 +73,10 @@ class TokenizerTrial:
             self._process.end()
         if (kind := answer.get("failure")) is not None:
             raise _ERRORS.get(str(kind), CheckpointError)(str(answer.get("message")))
-        remember_usable(digest)
+        if in_header:
+            _remember_header(self._file, answer.get("read"))
+        else:
+            _remember(digest)
 
     def _refuse(self, why: str) -> NoReturn:
         raise CheckpointError(f"{self._file} is not a usable tokenizer: {why}")
@@ -83,14 +90,13 @@ def _size(file: Path) -> int:
 
 
 def digest_content(path: Path, file: Path) -> bytes | None:
-    """A digest of all that a trial reads of the model at `path`, whose vocabulary is in `file`.
+    """A digest of all that a trial reads of the model in a folder at `path`, whose vocabulary is in `file`.
 
     None where that is too much, or cannot be read: what is wrong with it is for the trial to say.
     """
-    files = [file] if file.suffix == ".gguf" else [file, *(path / name for name in _BESIDE)]
     digest, left = hashlib.blake2b(digest_size=32), _LARGEST_BYTES
     try:
-        for each in files:
+        for each in (file, *(path / name for name in _BESIDE)):
             if not is_there(each):
                 digest.update(b"missing")
                 continue
@@ -105,12 +111,44 @@ def digest_content(path: Path, file: Path) -> bytes | None:
     return digest.digest()
 
 
+def digest_headers(file: Path, lengths: Iterable[int]) -> Iterator[bytes]:
+    """The digest of so many bytes at the beginning of a GGUF file, for each of the lengths that it has, the shortest
+    first. All that a trial reads of such a file is there, however many bytes of tensors follow.
+    """
+    digest, at = hashlib.blake2b(digest_size=32, person=b"GGUF header"), 0
+    with suppress(CheckpointError, OSError, MemoryError), open_file(file) as opened:
+        for length in sorted(lengths):
+            data = opened.read(length - at)
+            digest.update(data)
+            at += len(data)
+            if at < length:
+                return
+            yield digest.digest()
+
+
 def is_usable(path: Path, file: Path) -> bool:
     """Return whether a trial of what the model's files hold now has come to a good end before."""
-    return bool(_USABLE) and digest_content(path, file) in _USABLE
+    if not _USABLE:
+        return False
+    if file.suffix == ".gguf":
+        return any(digest in _USABLE for digest in digest_headers(file, _HEADERS))
+    return digest_content(path, file) in _USABLE
 
 
-def remember_usable(digest: bytes | None) -> None:
+def _remember_header(file: Path, length: object) -> None:
+    """A trial of so many bytes at the beginning of a GGUF file has come to a good end."""
+    if (
+        isinstance(length, int)
+        and length is not True
+        and 0 < length <= _LARGEST_BYTES
+        and len(_HEADERS) < _MOST_DIGESTS
+    ):
+        for digest in digest_headers(file, (length,)):
+            _HEADERS.add(length)
+            _remember(digest)
+
+
+def _remember(digest: bytes | None) -> None:
     """A trial of this content has come to a good end."""
     if digest is not None and len(_USABLE) < _MOST_DIGESTS:
         _USABLE.add(digest)
