@@ -170,6 +170,16 @@ def test_cores_are_given_back_before_their_owner_is_loaded() -> None:
     assert do([replace(lent, lent=frozenset()), owner]).decisions == (Load("two"),)
 
 
+def test_one_is_not_loaded_on_cores_that_another_has_yet_to_leave() -> None:
+    both = frozenset({0, 1})
+    large, small = wanted("large", cpus=both), model("small", cpus=frozenset({0}), moves=True, leaves=True)
+    assert do([small, large]).decisions == (Unload("small", "it was asked for"),)
+    for state, busy in ((LOADED, True), (LOADING, False), (UNLOADING, False)):
+        assert not do([replace(small, state=state, busy=busy), large]).decisions
+    for elsewhere in (replace(small, state=UNLOADED), replace(small, cpus=frozenset({2})), model("b", cpus=both)):
+        assert Load("large") in do([elsewhere, large]).decisions
+
+
 def test_one_is_loaded_on_other_cores_while_nobody_wants_anything() -> None:
     settling = model("one", settles=True)
     assert do([settling]).decisions == (Unload("one", "it is lent other cores by now", again=True),)
@@ -208,6 +218,7 @@ class World:
         self.works: dict[str, float] = {}
         self.held: frozenset[str] = frozenset()
         self.again: dict[str, float] = {}
+        self.places: dict[str, frozenset[int]] = {}  # of those that are to move
         self.lent = 0
 
     def to(self, key: str, state: ModelState) -> None:
@@ -227,17 +238,42 @@ class World:
                     self.waiting[key] = []  # refused
                 if not loading:
                     self.models[key] = replace(self.models[key], lent=frozenset())
-                elif key in self.again:
+                if not (loading and not failed):
+                    self.move(key)
+                if loading and key in self.again:
                     del self.again[key]
         if self.rng.random() < 0.7:
             key = self.rng.choice(sorted(self.models))
             self.waiting.setdefault(key, []).append(self.now)
+        if self.rng.random() < 0.03:
+            self.plan_anew()
         self.admit()
         self.decide()
 
+    def plan_anew(self) -> None:
+        """Two models have each other's cores from now on."""
+        pair = self.rng.sample(sorted(self.models), 2)
+        cpus = [self.places.get(key, self.models[key].cpus) for key in pair]
+        for key, new in zip(pair, reversed(cpus), strict=True):
+            self.places[key] = new
+            one = self.models[key]
+            moves = one.state in (LOADED, LOADING) and new != one.cpus
+            self.models[key] = replace(one, moves=moves, leaves=moves)
+            if one.state in (UNLOADED, FAILED):
+                self.move(key)
+
+    def move(self, key: str) -> None:
+        """It is where it is to be from its next load on; one that has left for that is loaded again."""
+        one = self.models[key]
+        if one.moves and one.state is UNLOADED:
+            self.again.setdefault(key, self.now)
+        cpus = self.places.pop(key, one.cpus)
+        self.models[key] = replace(one, cpus=cpus, moves=False, leaves=False)
+
     def admit(self) -> None:
         for key, since in self.waiting.items():
-            if since and self.models[key].state is LOADED and key not in self.held:
+            moves = self.models[key].moves
+            if since and self.models[key].state is LOADED and key not in self.held and not moves:
                 self.longest = max(self.longest, self.now - min(since))
                 self.running.setdefault(key, []).extend(self.now + self.rng.uniform(0.1, 6.0) for _ in since)
                 self.waiting[key] = []
@@ -290,7 +326,8 @@ class World:
                 self.lent += bool(lent)
                 self.works[decision.key] = self.now + self.rng.uniform(0.1, 2.0)
             elif isinstance(decision, Unload):
-                assert not one.pin and not self.running.get(decision.key), "a pinned or busy model was unloaded"
+                assert one.moves or not one.pin, "a pinned model was unloaded"
+                assert not self.running.get(decision.key), "a busy model was unloaded"
                 self.to(decision.key, UNLOADING)
                 if decision.again:
                     self.again[decision.key] = self.now
@@ -313,7 +350,7 @@ def test_over_random_histories_memory_is_never_exceeded_no_core_is_shared_and_no
         world.step()
     since = [at for waits in world.waiting.values() for at in waits]
     # A round for each model before it, of patience, of the longest request, and of an unload and a load; as many again
-    # for those that are loaded again as they give cores back.
+    # for those that are loaded again as they give cores back, or move.
     most = 2 * len(world.models) * (PATIENCE_S + 6.0 + 3.0 + 2.0)
     assert max(world.longest, *(world.now - at for at in since), 0.0) <= most
 

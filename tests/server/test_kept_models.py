@@ -453,17 +453,33 @@ def test_a_model_moves_while_it_is_idle_where_another_is_to_have_its_cores() -> 
         held = asyncio.ensure_future(service.text("one"))
         await wait_in_loop(first[0].held.is_set)
         assert (await service.ask("/models/reload", {})).json()["changed"] == []
-        waits = asyncio.ensure_future(service.text("one"))
+        waits = [asyncio.ensure_future(service.text(name)) for name in ("one", "large")]
         await asyncio.sleep(0.02)
-        assert service.host.clients["one"] is first[0] and not waits.done()
+        assert service.host.clients["one"] is first[0] and not any(each.done() for each in waits)
+        assert "large" not in service.host.clients  # nobody else computes on those cores
         first[0].release()
-        assert (await held).status_code == (await waits).status_code == 200
+        assert {(await each).status_code for each in (held, *waits)} == {200}
         assert service.host.clients["one"] is not first[0] and service.host.clients["two"] is first[1]
         seen = {each["id"]: each["status"]["cpus"] for each in (await service.ask("/v1/models")).json()["data"]}
         assert seen == {"one": "0", "two": "2-3", "large": "1"}
 
     host = ScriptedHost(planned("one", "uno"), replace(planned("two"), cpus=(2, 3)), total=100)
     run(work, host)
+
+
+def test_one_that_was_loading_when_another_was_given_its_cores_moves_once_it_is_loaded() -> None:
+    async def work(service: Service) -> None:
+        service.host.slow = 0.05
+        asked = asyncio.ensure_future(service.text("one"))
+        await wait_in_loop(lambda: service.kept.find_kept("one").state is ModelState.LOADING)
+        service.host.models = [replace(planned("one", "uno"), cpus=(0,)), replace(planned("large"), cpus=(1,))]
+        await service.ask("/models/reload", {})
+        assert (await asked).status_code == (await service.text("large")).status_code == 200
+        await service.text("one")
+        seen = {each["id"]: each["status"]["cpus"] for each in (await service.ask("/v1/models")).json()["data"]}
+        assert seen == {"one": "0", "large": "1"}
+
+    run(work, ScriptedHost(planned("one", "uno"), total=100))
 
 
 def lending(**settings: float) -> tuple[ScriptedHost, dict[str, float]]:

@@ -68,7 +68,7 @@ class KeptModel:
         """
         new = set(self.planned.cpus if self.next_place is None else self.next_place.cpus)
         own = set(self.planned.cpus)
-        self.moves = self.state is ModelState.LOADED and any(
+        self.moves = self.state in (ModelState.LOADED, ModelState.LOADING) and any(
             each.name != self.name and own & set(each.cpus) and not new & set(each.cpus) for each in others
         )
 
@@ -150,6 +150,7 @@ class KeptModel:
             cpus=frozenset(self.planned.cpus),
             lent=self.lent,
             endpoints=self.planned.entry.endpoints,
+            moves=self.moves,
             settles=lent is not None and lent != self.lent and time.monotonic() >= self.settles_from,
         )
 

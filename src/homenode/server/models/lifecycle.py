@@ -11,7 +11,8 @@ is to be on or in all, those are unloaded that were used longest ago, as far as 
 that is pinned, and never one that has requests. One that has waited for some time for others that are always busy
 stops these from taking new requests: they end what they have, and their own newcomers wait in turn. So nobody waits
 for ever. What can never fit is refused, with the bytes that lack and who has them. Cores that others were lent are
-given back in the same way: those are unloaded, and loaded again on fewer.
+given back in the same way: those are unloaded, and loaded again on fewer. So are cores of one that is to be elsewhere
+since settings have changed.
 """
 
 from __future__ import annotations
@@ -62,8 +63,8 @@ class ModelSituation:
     who wait for it; None: nobody does. `leaves`: it is to be unloaded as soon as it has no requests. `expires`: when
     it is unloaded if nobody asks for it. `replaces`: the key of the version that it takes the place of, which gives way
     even if it is pinned. `cpus`: its own; `lent`: those that it has of others; `settles`: it
-    would be lent others by now, and nobody has asked for it for some time. `endpoints`: that its engine binds, and
-    that nobody else can have as long.
+    would be lent others by now, and nobody has asked for it for some time; `moves`: its own are to be those of others,
+    and it leaves for that. `endpoints`: that its engine binds, and that nobody else can have as long.
     """
 
     key: str
@@ -79,12 +80,18 @@ class ModelSituation:
     cpus: frozenset[int] = frozenset()
     lent: frozenset[int] = frozenset()
     settles: bool = False
+    moves: bool = False
     endpoints: frozenset[str] = frozenset()
 
     @property
     def total(self) -> int:
         """Bytes on all nodes."""
         return sum(self.memory.values())
+
+    @property
+    def cpus_of_others(self) -> frozenset[int]:
+        """Return those of its CPUs that it gives back when their owner is loaded."""
+        return self.lent | self.cpus if self.moves else self.lent
 
 
 @dataclass(frozen=True)
@@ -261,7 +268,7 @@ def _give_cores_back(
 ) -> _Found:
     """Decide about one for which there is memory: it is loaded when nobody computes on its cores any more."""
     gone = {each.key for each in leaving}
-    having = [each for each in everybody.values() if each.state.holds_memory and each.lent & model.cpus]
+    having = [each for each in everybody.values() if each.state.holds_memory and each.cpus_of_others & model.cpus]
     if not having:
         return _Found((Load(model.key),))
     staying = [each for each in having if each.state is ModelState.LOADED and each.key not in gone]
