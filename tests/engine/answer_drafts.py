@@ -26,13 +26,13 @@ class AnswerDrafts(Drafter):
         self.accepted = self.rejected = 0
 
     @property
-    def most(self) -> int:
+    def max_drafted(self) -> int:
         return _MOST
 
     def awaits(self, running: Sequence[EngineSequence]) -> bool:
         return self._rng.random() < self.share
 
-    def drafts(self, decoding: Sequence[EngineSequence], load: StepLoad, most: int) -> dict[int, tuple[int, ...]]:
+    def drafts(self, decoding: Sequence[EngineSequence], load: StepLoad, room: int) -> dict[int, tuple[int, ...]]:
         return {
             index: self._guess(sequence) for index, sequence in enumerate(decoding) if self._rng.random() < self.share
         }

@@ -73,10 +73,14 @@ class _Listener(Drafter):
         self._costs = costs
         self.shares: list[tuple[int, float]] = []  # of tokens that decode, and of experts
 
+    @property
+    def max_drafted(self) -> int:
+        return 0
+
     def awaits(self, running: object) -> bool:
         return False
 
-    def drafts(self, decoding: object, load: object, most: int) -> dict[int, tuple[int, ...]]:
+    def drafts(self, decoding: object, load: object, room: int) -> dict[int, tuple[int, ...]]:
         return {}
 
     def measured(self, step: MeasuredStep) -> None:

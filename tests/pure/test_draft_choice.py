@@ -273,7 +273,7 @@ def test_a_life_with_lookup_gives_the_tokens_of_one_without() -> None:
 
 def _depths(seconds: Callable[[int], float], draft_s: float, chance: float, sequences: int = 1) -> list[int]:
     """How many tokens a model is asked to draft, turn by turn, where each is right by chance."""
-    rng, choice = random.Random(5), DraftChoice(AUTO, StepCosts(), max_drafted=8)
+    rng, choice = random.Random(5), DraftChoice(AUTO, StepCosts(), by_workers=8)
     _learned(choice, seconds, (sequences, 2 * sequences, 5 * sequences, 9 * sequences))
     sequence, found = _sequence([1, 2, 3]), []
     for _ in range(150):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -16,10 +15,11 @@ from homenode.engine.kv.allocator import KvAllocator
 from homenode.engine.kv.states import StatePool
 from homenode.engine.scheduler.budget import StepPlan
 from homenode.engine.scheduler.draft_choice import DraftChoice
-from homenode.engine.scheduler.drafts import most_beside_prompts
+from homenode.engine.scheduler.drafts import drafts_room
 from homenode.engine.scheduler.events import StepDone
 from homenode.engine.scheduler.step_costs import StepCosts
 from homenode.engine.scheduler.step_load import NO_LOAD, StepLoad
+from homenode.engine.scheduler.time_bound import TimeBound
 from homenode.engine.scheduler_config import SchedulerConfig
 from homenode.engine.speculation.config import Speculation
 from homenode.engine.step import NO_TOKEN, Advance, StepResult, WorkerLimits, num_accepted
@@ -260,10 +260,12 @@ def test_drafts_beside_prompts_pay_for_the_experts_that_these_do_not_read(tokens
     plan = StepPlan(1, 512, 600)
     plan.decoding, plan.answers = [None] * tokens, StepLoad(tokens, tokens, 0, 0, tokens)  # type: ignore[list-item]
     left = 0.15 - costs.seconds(plan.answers)
-    most = most_beside_prompts(plan, costs, left, 64)
-    assert 0.4 * left / 8 / 0.001 <= most <= 1.2 * left / 8 / 0.001
-    assert most_beside_prompts(plan, costs, left, 1) == tokens  # no more than there are
-    assert most_beside_prompts(plan, costs, math.inf, 64) == 64
+    plan.bound = TimeBound(costs, 0.15, whole=False)
+    assert 0.4 * left / 8 / 0.001 <= drafts_room(plan, costs, 64, beside_prompts=True) <= 1.2 * left / 8 / 0.001
+    assert drafts_room(plan, costs, 1, beside_prompts=True) == tokens  # no more than there are
+    plan.bound = None
+    assert drafts_room(plan, costs, 64, beside_prompts=True) == 64
+    assert drafts_room(plan, costs, 64, beside_prompts=False) == 512  # tokens of a step
 
 
 def _right_tokens(tokens: Sequence[int], count: int = 64) -> list[int]:

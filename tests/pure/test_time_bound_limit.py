@@ -79,7 +79,7 @@ def test_the_first_prompt_s_piece_is_as_near_to_the_bound_as_tokens_are(
     """A long context makes tokens dear: then pieces are of fewer tokens than kernels like best, not of more time."""
     costs, decodes = learned(token_s, weights_s), StepLoad(1, 1, 100, 100, 1)
     limit = time_limit(costs.seconds(decodes), step_s, answering=True, in_flight_s=0.0, stages=1)
-    count = TimeBound(costs, decodes, limit, whole=False).fitting(NO_LOAD, start, 9000, scored=False)
+    count = TimeBound(costs, limit, whole=False).fitting(decodes, NO_LOAD, start, 9000, scored=False)
     seconds = [costs.seconds(decodes, StepLoad.of_sequence(start, n, 1)) for n in (count, count + 1, count + ALIGNMENT)]
     token = seconds[1] - seconds[0]
     assert count >= LEAST_PIECE

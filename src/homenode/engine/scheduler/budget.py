@@ -131,7 +131,7 @@ class StepPlan:
         self.tokens_left -= self._kept_tokens
         self.rows_left -= self._kept_rows
         if self.bound is not None:
-            self.bound.keep(share, self.prompts)
+            self.bound.keep(share, self.answers, self.prompts)
 
     def keep_all_but(self, tokens: int) -> None:
         """Limit the step: what is added from here on has so many tokens at most, until `release`."""
@@ -144,7 +144,7 @@ class StepPlan:
         self.rows_left += self._kept_rows
         self._kept_tokens = self._kept_rows = 0
         if self.bound is not None:
-            self.bound.keep(0.0, self.prompts)
+            self.bound.keep(0.0, self.answers, self.prompts)
 
 
 def rows_of(sequence: Sequence, allocation: BlockAllocation, count: int) -> int:
@@ -172,7 +172,8 @@ def prefill_count(
         count -= 1
     if plan.bound is not None:
         scored = allocation.first_unscored < sequence.num_prompt - 1
-        count = plan.bound.fitting(plan.prompts, allocation.scheduled, count, scored=scored) if count > 0 else count
+        if count > 0:
+            count = plan.bound.fitting(plan.answers, plan.prompts, allocation.scheduled, count, scored=scored)
     if count < remaining and not chunked and allocation.prefill_target <= max_tokens:
         return 0
     if sequence.request.rows and 0 < count < remaining:

@@ -35,9 +35,9 @@ _MOST_INDEXED: Final = 1 << 20  # tokens of all sequences together that are inde
 class DraftChoice(Drafter):
     """Drafts from prompts, answers and workers; see `Drafter` for what is asked."""
 
-    def __init__(self, speculation: Speculation, costs: StepCosts, max_drafted: int = 0) -> None:
-        """`max_drafted`: tokens that workers draft at most."""
-        self._speculation, self._max_drafted = speculation, max_drafted
+    def __init__(self, speculation: Speculation, costs: StepCosts, by_workers: int = 0) -> None:
+        """`by_workers`: tokens that models in the workers draft at most; 0: there are none."""
+        self._speculation, self._by_workers = speculation, by_workers
         self._bound = 0  # sequences with a grammar
         self._named = speculation.method != "auto"
         self.acceptance, self.rows = Acceptance(), RowCosts(costs)
@@ -51,19 +51,19 @@ class DraftChoice(Drafter):
         self._depth_s = 0.0  # what a model takes to draft one token more for everybody
 
     @property
-    def most(self) -> int:
+    def max_drafted(self) -> int:
         """Return how many tokens are drafted for one sequence in one step, at most."""
         return self._speculation.most
 
     @property
     def asks_workers(self) -> bool:
         """Return whether workers may be asked for drafts: of models that draft, and of grammars."""
-        return self._max_drafted > 0 or self._bound > 0
+        return self._by_workers > 0 or self._bound > 0
 
     @property
     def asks_models(self) -> bool:
         """Return whether a model that drafts, or heads of the model, are in the workers."""
-        return self._max_drafted > 0
+        return self._by_workers > 0
 
     # Asked while a step is planned
 
@@ -97,18 +97,18 @@ class DraftChoice(Drafter):
             self.acceptance.fade(place)
         return False
 
-    def drafts(self, decoding: List[Sequence], load: StepLoad, most: int) -> Mapping[int, tuple[int, ...]]:
-        """Drafted tokens of those that decode, by index, `most` at all."""
-        if most <= 0 or not self._may_pay(len(decoding)):
+    def drafts(self, decoding: List[Sequence], load: StepLoad, room: int) -> Mapping[int, tuple[int, ...]]:
+        """Drafted tokens of those that decode, by index, as many as there is `room` for."""
+        if room <= 0 or not self._may_pay(len(decoding)):
             return {}
         indices, found, chances = [], [], []
         for index, sequence in enumerate(decoding):
             if (drafts := self._drafts_of(sequence)) is None or self._rests(sequence, drafts):
                 continue
-            room = min(self._speculation.most, sequence.last - len(sequence.tokens) - 1)
+            longest = min(self._speculation.most, sequence.last - len(sequence.tokens) - 1)
             if sequence.expected:
                 drafts.told(len(sequence.drafted))
-            drafted = drafts.drafted(room, sequence.drafted, sequence.forced_drafts)
+            drafted = drafts.drafted(longest, sequence.drafted, sequence.forced_drafts)
             sequence.drafted = ()
             if drafted.tokens:
                 indices.append(index)
@@ -116,9 +116,9 @@ class DraftChoice(Drafter):
                 chances.append(drafts.chances(drafted))
         if not found:
             return {}
-        counts = self._best(len(decoding), chances, most)
+        counts = self._best(len(decoding), chances, room)
         if self._named:
-            counts = _at_least_some(counts, chances, most)
+            counts = _at_least_some(counts, chances, room)
         chosen = {}
         for index, drafted, count in zip(indices, found, counts or [0] * len(found), strict=True):
             if count:
@@ -135,9 +135,9 @@ class DraftChoice(Drafter):
         """Return how many tokens a worker is to draft behind the one that this sequence draws, one of so many that
         decode.
         """
-        if not (self._max_drafted or sequence.params.grammar) or (drafts := self._drafts_of(sequence)) is None:
+        if not (self._by_workers or sequence.params.grammar) or (drafts := self._drafts_of(sequence)) is None:
             return 0
-        if not self._max_drafted:
+        if not self._by_workers:
             return self._speculation.most if drafts.is_worth_asking() else 0
         return max(self._depth(drafts, sequences), int(self._named))
 
@@ -194,7 +194,7 @@ class DraftChoice(Drafter):
             lookup_min = self._speculation.lookup_min if self._speculation.looks_up else 0
             answers = self._answers.of(sequence.request.cache_salt) if lookup_min else None
             small = self._indexed > _MOST_INDEXED
-            source: Source = "model" if self._max_drafted else "grammar"
+            source: Source = "model" if self._by_workers else "grammar"
             sequence.drafts = SequenceDrafts(sequence.tokens, self.acceptance, lookup_min, answers, source, small=small)
             sequence.drafts.counted = sequence.drafts.capacity
             self._indexed += sequence.drafts.counted
@@ -239,17 +239,17 @@ class DraftChoice(Drafter):
             self.rows.fade(2 * sequences)
         return depth
 
-    def _best(self, sequences: int, chances: List[List[float]], most: int, gap: float = 0.0) -> list[int]:
+    def _best(self, sequences: int, chances: List[List[float]], room: int, gap: float = 0.0) -> list[int]:
         """Return how many to draft for each of those with these chances; an empty list where nothing pays."""
         flat = sorted(((q, i) for i, own in enumerate(chances) for q in own if q > _LEAST_CHANCE), reverse=True)
         seconds = self.rows.seconds
         alone = seconds(sequences)
         if alone <= 0.0:
-            taken = flat[:most]
+            taken = flat[:room]
         else:
             best, number, tokens = _MARGIN * sequences / alone, 0, float(sequences)
-            left = min(most, len(flat))
-            for count, (q, _) in enumerate(flat[:most], 1):
+            left = min(room, len(flat))
+            for count, (q, _) in enumerate(flat[:room], 1):
                 tokens += q
                 left -= 1
                 took = max(seconds(sequences + count) + gap, alone)
@@ -266,10 +266,10 @@ class DraftChoice(Drafter):
         return counts if taken else []
 
 
-def _at_least_some(counts: list[int], chances: List[List[float]], most: int) -> list[int]:
+def _at_least_some(counts: list[int], chances: List[List[float]], room: int) -> list[int]:
     """Return the same with something for everybody, as far as there is room."""
     counts = counts or [0] * len(chances)
-    left = most - sum(counts)
+    left = room - sum(counts)
     for index, own in enumerate(chances):
         least = min(len(own), 2 if own[0] > 0.3 else 1)
         if (lacking := min(left, least - counts[index])) > 0:

@@ -9,6 +9,7 @@ guesses are behind `Drafter`.
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Mapping
 from collections.abc import Sequence as List
 from typing import Final, Protocol
@@ -27,9 +28,9 @@ class Drafter(Protocol):
     """Source of guesses."""
 
     @property
-    def most(self) -> int:
+    @abstractmethod
+    def max_drafted(self) -> int:
         """Return how many guesses there are of one sequence in one step, at most."""
-        return 0
 
     @property
     def asks_workers(self) -> bool:
@@ -41,9 +42,9 @@ class Drafter(Protocol):
         can hold guesses of what follows these.
         """
 
-    def drafts(self, decoding: List[Sequence], load: StepLoad, most: int) -> Mapping[int, tuple[int, ...]]:
+    def drafts(self, decoding: List[Sequence], load: StepLoad, room: int) -> Mapping[int, tuple[int, ...]]:
         """Guesses for a step in which these sequences decode, which asks so much of the workers without: of the tokens
-        behind the last one of each, by the index of the sequence. The step has room for `most` at all.
+        behind the last one of each, by the index of the sequence. `room`: that of the step, for guesses of all of them.
         """
 
     def expected(self, sequence: Sequence, sequences: int) -> int:
@@ -72,20 +73,20 @@ class Drafter(Protocol):
 class WorkerDrafts(Drafter):
     """Guesses that come with each `Advance`."""
 
-    def __init__(self, most: int) -> None:
-        """`most`: of one sequence."""
-        self._most = most
+    def __init__(self, max_drafted: int) -> None:
+        """`max_drafted`: of one sequence."""
+        self._max_drafted = max_drafted
 
     @property
-    def most(self) -> int:
-        """Return how many come at most."""
-        return self._most
+    def max_drafted(self) -> int:
+        """Return how many come of one sequence, at most."""
+        return self._max_drafted
 
     def awaits(self, running: List[Sequence]) -> bool:
         """Always: every result has some."""
         return True
 
-    def drafts(self, decoding: List[Sequence], load: StepLoad, most: int) -> Mapping[int, tuple[int, ...]]:
+    def drafts(self, decoding: List[Sequence], load: StepLoad, room: int) -> Mapping[int, tuple[int, ...]]:
         """All that came."""
         found = {index: sequence.drafted for index, sequence in enumerate(decoding) if sequence.drafted}
         for index in found:
@@ -93,19 +94,25 @@ class WorkerDrafts(Drafter):
         return found
 
 
-def most_beside_prompts(plan: StepPlan, costs: StepCosts, left_s: float, of_sequence: int) -> int:
-    """Return how many guesses a step that has its decodes may hold beside prompts. `left_s`: seconds that are left of
-    its bound; infinite: it has none. `of_sequence`: guesses that one sequence may have.
+def drafts_room(
+    plan: StepPlan, costs: StepCosts, max_drafted: int, *, beside_prompts: bool, whole: bool = False
+) -> int:
+    """Return how many guesses a step has room for that has its decodes and its bound of time. `max_drafted`: guesses
+    that one sequence may have. `beside_prompts`: prompts may be in the step, `whole`: which are not cut.
     """
     room = min(plan.tokens_left, plan.rows_left)
-    most = min(math.ceil(BESIDE_PROMPTS * room), of_sequence * len(plan.decoding))
+    if not beside_prompts:
+        return room
+    if whole:
+        return 0
+    share = min(room, math.ceil(BESIDE_PROMPTS * room), max_drafted * len(plan.decoding))
     if not costs.known:
-        return min(most, int(BESIDE_PROMPTS * FIRST_PIECE))
+        return min(share, int(BESIDE_PROMPTS * FIRST_PIECE))
+    if plan.bound is None:
+        return share
     # Of a mixture the prompts read experts anyway: guesses are given what they read besides.
-    prompts = costs.fitting(
-        plan.answers, NO_LOAD, 0, plan.tokens_left, costs.seconds(plan.answers) + left_s, scored=False
-    )
-    return costs.rows_fitting(plan.answers, prompts, most, BESIDE_PROMPTS * left_s)
+    prompts = plan.bound.fitting(plan.answers, NO_LOAD, 0, plan.tokens_left, scored=False)
+    return costs.rows_fitting(plan.answers, prompts, share, BESIDE_PROMPTS * plan.bound.left(plan.answers, NO_LOAD))
 
 
 def plan_expected(plan: StepPlan, drafter: Drafter) -> None:
@@ -116,20 +123,20 @@ def plan_expected(plan: StepPlan, drafter: Drafter) -> None:
             plan.expect(index, sequence.expected)
 
 
-def plan_drafts(plan: StepPlan, drafter: Drafter, allocator: KvAllocator, most: int) -> None:
-    """Add guesses, `most` at all, to a step that has its decodes. Where a step in flight draws the last token of each,
-    nobody is asked: nobody knows what guesses are to follow.
+def plan_drafts(plan: StepPlan, drafter: Drafter, allocator: KvAllocator, room: int) -> None:
+    """Add guesses to a step that has its decodes and room for so many. Where a step in flight draws the last token of
+    each, nobody is asked: nobody knows what guesses are to follow.
     """
     known = (r.scheduled == len(s.tokens) for s, r in zip(plan.decoding, plan.allocations, strict=False))
     if not any(known):
         return
-    for index, guessed in drafter.drafts(plan.decoding, plan.answers, most).items():
+    for index, guessed in drafter.drafts(plan.decoding, plan.answers, room).items():
         sequence, allocation = plan.decoding[index], plan.allocations[index]
         if allocation.scheduled != len(sequence.tokens):
             continue  # a step in flight draws its last token
-        count = min(len(guessed), most, sequence.last - len(sequence.tokens) - 1)
+        count = min(len(guessed), room, sequence.last - len(sequence.tokens) - 1)
         if allocator.states is not None and count > 0:
             count = allocator.states.num_checkpoints(allocation.scheduled, count)
         if count > 0 and (count := allocator.extend(allocation, count)) > 0:
             plan.draft(index, guessed[:count], allocator.states)
-            most -= count
+            room -= count

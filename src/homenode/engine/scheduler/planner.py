@@ -5,7 +5,6 @@ preemption when blocks run out.
 from __future__ import annotations
 
 import bisect
-import math
 from collections.abc import Collection
 
 from homenode.engine.kv.allocator import KvAllocator
@@ -14,7 +13,7 @@ from homenode.engine.kv.sequence import BlockAllocation, Sequence, allocations_o
 from homenode.engine.messages import WaitReason
 from homenode.engine.scheduler.budget import StepPlan, prefill_count
 from homenode.engine.scheduler.counters import SchedulerCounters
-from homenode.engine.scheduler.drafts import Drafter, most_beside_prompts, plan_drafts, plan_expected
+from homenode.engine.scheduler.drafts import Drafter, drafts_room, plan_drafts, plan_expected
 from homenode.engine.scheduler.fair_share import KeyShares
 from homenode.engine.scheduler.micro_batching import MicroBatching
 from homenode.engine.scheduler.preemption import choose_victim, growth_preemption_warning, preemption_warning
@@ -80,20 +79,25 @@ class Planner:
         plan.decode(decoding, allocations_of(decoding), self._allocator.block_size, self._allocator.states)
         prompts = [s for s in stopped if (r := s.allocation) and not r.decoding]
         may_begin = bool(prompts) or (self._slots_left > 0 and self.num_waiting > 0)
-        alone_s = self.costs.seconds(plan.answers)  # guesses add to it, and do not make prompts wait longer
+        begun, left_out = self._turns.most_urgent(prompts) if may_begin else (prompts, prompts)
+        if may_begin:  # before guesses, which add to what decodes take and do not make prompts wait longer
+            may_begin = self._bound_time(plan, begun, in_flight_s)
+        whole = not self._config.enable_chunked_prefill
         if self._drafter is not None and decoding and not plan.short:
-            most = self._most_drafted(plan, self._drafter, alone_s, beside_prompts=may_begin)
-            plan_drafts(plan, self._drafter, self._allocator, most)
+            room = drafts_room(plan, self.costs, self._drafter.max_drafted, beside_prompts=may_begin, whole=whole)
+            plan_drafts(plan, self._drafter, self._allocator, room)
         if self._drafter is not None and self._drafter.asks_workers:
             plan_expected(plan, self._drafter)
-        if self._config.enable_chunked_prefill and self._batching.stages > 1:
+        if not whole and self._batching.stages > 1:
             waiting = self.waiting.num_prompt_tokens + sum(
                 r.prefill_target - r.scheduled for r in allocations_of(prompts)
             )
             plan.keep_prefill_to(self._batching.prefill(waiting, prefill_in_flight, plan.tokens_left))
         self._held_by = "turn"
         if may_begin:
-            self._plan_prompts(plan, prompts, alone_s, in_flight_s)
+            self._plan_by_turns(plan, begun)
+            if left_out and not plan.parts:  # the more urgent ones do not get on, perhaps for what these hold
+                self._plan_turns(plan, self._turns.sorted(left_out), None, closed=True)
         if plan.short:
             self._held_by = "blocks"
         if self._drafter is not None:
@@ -103,18 +107,22 @@ class Planner:
             self._allocator.take_ahead(len(self.running))
         return plan
 
-    def _most_drafted(self, plan: StepPlan, drafter: Drafter, alone_s: float, *, beside_prompts: bool) -> int:
-        """Drafted tokens that the step has room for: none beside prompts that are not cut. `alone_s`: seconds that its
-        decodes take by themselves. `beside_prompts`: prompts may be in the step.
+    def _bound_time(self, plan: StepPlan, begun: list[Sequence], in_flight_s: float) -> bool:
+        """Bound the time that a step takes which has its decodes, where somebody waits for tokens. Returns whether
+        prompts, of which these were begun, may be in it.
         """
-        most = min(plan.tokens_left, plan.rows_left)
-        if not beside_prompts:
-            return most
-        if not self._config.enable_chunked_prefill:
-            return 0
-        bounded = self._step_s and self.num_awaited
-        left_s = max(self._step_s - alone_s, alone_s) if bounded else math.inf
-        return min(most_beside_prompts(plan, self.costs, left_s, drafter.most), most)
+        if not self._step_s or not self.num_awaited:
+            return True
+        limit = time_limit(
+            self.costs.seconds(plan.answers),
+            self._step_s,
+            urgency=self._turns.urgency,
+            answering=len(self.running) > len(begun),
+            in_flight_s=in_flight_s,
+            stages=self._batching.stages,
+        )
+        plan.bound = TimeBound(self.costs, limit, whole=not self._config.enable_chunked_prefill) if limit else None
+        return limit > 0.0
 
     def _planned_decodes(self, plan: StepPlan, stopped: list[Sequence]) -> list[Sequence]:
         """A micro-batch's share of the decoding sequences, the first of those whose last token is known; with one
@@ -160,28 +168,8 @@ class Planner:
 
     # Prompts
 
-    def _plan_prompts(self, plan: StepPlan, begun: list[Sequence], alone_s: float, in_flight_s: float) -> None:
-        """Go on with prompts that were begun, and begin others, by their turns. `alone_s`: what the decodes of the step
-        take without guesses.
-        """
-        begun, left_out = self._turns.most_urgent(begun)
-        if self._step_s and self.num_awaited:
-            limit = time_limit(
-                alone_s,
-                self._step_s,
-                urgency=self._turns.urgency,
-                answering=len(self.running) > len(begun),
-                in_flight_s=in_flight_s,
-                stages=self._batching.stages,
-            )
-            if not limit:
-                return
-            plan.bound = TimeBound(self.costs, plan.answers, limit, whole=not self._config.enable_chunked_prefill)
-        self._plan_by_turns(plan, begun)
-        if left_out and not plan.parts:  # the more urgent ones do not get on, perhaps for what these hold
-            self._plan_turns(plan, self._turns.sorted(left_out), None, closed=True)
-
     def _plan_by_turns(self, plan: StepPlan, begun: list[Sequence]) -> None:
+        """Go on with prompts that were begun, and begin others, by their turns."""
         begun = self._turns.sorted(begun)
         passed_over = self._turns.passed_over(begun, self.now, begins=self._slots_left > 0)
         closed = self._turns.closed_for(passed_over)

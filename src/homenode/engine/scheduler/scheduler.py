@@ -99,7 +99,7 @@ class Scheduler:
         states = None
         if limits.state_slots:
             interval = limits.state_interval if kv.enable_prefix_caching else 0
-            most = max(limits.max_drafted, drafter.most if drafter is not None else 0)
+            most = max(limits.max_drafted, drafter.max_drafted if drafter is not None else 0)
             states = StatePool(limits.state_slots, interval, limits.block_size, min(most, limits.state_slots // 4))
         self.allocator = allocator = KvAllocator(
             limits.num_blocks,

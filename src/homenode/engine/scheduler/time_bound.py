@@ -28,9 +28,9 @@ _LEAST_READINGS = 4.0  # ...and those that leave less than so many times what a 
 class TimeBound:
     """The bound of the step that is being planned. `keep` leaves a share of what prompts may have to one of them."""
 
-    def __init__(self, costs: StepCosts, decodes: StepLoad, limit: float, *, whole: bool) -> None:
-        """`decodes`: what the step holds already. `limit`: seconds of the whole step. `whole`: prompts are not cut."""
-        self._costs, self._decodes, self._limit, self._whole = costs, decodes, limit, whole
+    def __init__(self, costs: StepCosts, limit: float, *, whole: bool) -> None:
+        """`limit`: seconds of the whole step. `whole`: prompts are not cut."""
+        self._costs, self._limit, self._whole = costs, limit, whole
         self._kept = 0.0
 
     @property
@@ -38,19 +38,23 @@ class TimeBound:
         """No prompt at all may be in this step."""
         return self._limit <= 0.0
 
-    def keep(self, share: float, prompts: StepLoad) -> None:
-        """Leave this share of what is left beside `prompts`; 0: nothing is kept any more."""
-        self._kept = share * max(0.0, self._limit - self._costs.seconds(self._decodes, prompts))
+    def left(self, decodes: StepLoad, prompts: StepLoad) -> float:
+        """Return the seconds that are left beside what the step has."""
+        return max(0.0, self._limit - self._costs.seconds(decodes, prompts))
 
-    def fitting(self, prompts: StepLoad, start: int, count: int, *, scored: bool) -> int:
-        """Return how many of `count` positions of a prompt from `start` on fit beside `prompts`, which are in the step
-        already; some of the first prompt always do. `scored`: the logits of each are wanted.
+    def keep(self, share: float, decodes: StepLoad, prompts: StepLoad) -> None:
+        """Leave this share of what is left beside these; 0: nothing is kept any more."""
+        self._kept = share * self.left(decodes, prompts) if share else 0.0
+
+    def fitting(self, decodes: StepLoad, prompts: StepLoad, start: int, count: int, *, scored: bool) -> int:
+        """Return how many of `count` positions of a prompt from `start` on fit beside `decodes` and `prompts`, which are
+        in the step already; some of the first prompt always do. `scored`: the logits of each are wanted.
         """
         first = not prompts.tokens
         if not self._costs.known:
             fits = FIRST_PIECE - prompts.tokens
         else:
-            fits = self._costs.fitting(self._decodes, prompts, start, count, self._limit - self._kept, scored=scored)
+            fits = self._costs.fitting(decodes, prompts, start, count, self._limit - self._kept, scored=scored)
         if fits >= count:
             return count
         if self._whole:
@@ -58,14 +62,14 @@ class TimeBound:
         aligned = (start + fits) // ALIGNMENT * ALIGNMENT - start
         if fits >= ALIGNMENT and (2 * aligned >= fits or not first):
             return aligned
-        return min(count, max(LEAST_PIECE, self._nearest(start, fits, scored=scored))) if first else 0
+        return min(count, max(LEAST_PIECE, self._nearest(decodes, start, fits, scored=scored))) if first else 0
 
-    def _nearest(self, start: int, fits: int, *, scored: bool) -> int:
+    def _nearest(self, decodes: StepLoad, start: int, fits: int, *, scored: bool) -> int:
         """`fits`, or one token more where that comes nearer to the limit: of so few tokens one is a large part."""
         limit, costs = self._limit - self._kept, self._costs
         rows = (fits, fits + 1) if scored else (1, 1)
         loads = (StepLoad.of_sequence(start, n, r) for n, r in zip((fits, fits + 1), rows, strict=True))
-        less, more = (costs.seconds(self._decodes, load) for load in loads)
+        less, more = (costs.seconds(decodes, load) for load in loads)
         return fits + 1 if more - limit < limit - less else fits
 
 
