@@ -16,7 +16,7 @@ from starlette.responses import Response
 from homenode.server.core.choice import GenerationEvent, join_events
 from homenode.server.core.conversation import Conversation
 from homenode.server.core.generation import Generation
-from homenode.server.core.message_reader import JoinedMessage, MessageEvent, join_message
+from homenode.server.core.message_reader import JoinedMessage, MessageEvent, join_message, merge_messages
 from homenode.server.core.state import ServerState
 from homenode.server.http.exchange import unless_gone
 from homenode.server.http.failures import ApiError
@@ -26,6 +26,7 @@ from homenode.server.keys.told_usage import USAGE_HEADER, ToldUsage
 
 Event = TypeVar("Event", GenerationEvent, MessageEvent)
 Whole = TypeVar("Whole", GenerationEvent, JoinedMessage)
+_MERGED = 16  # events of a choice, as many as are merged at a time
 _Event = TypeVar("_Event", bound=GenerationEvent | MessageEvent, contravariant=True)
 _Whole = TypeVar("_Whole", bound=GenerationEvent | JoinedMessage)
 
@@ -50,12 +51,32 @@ TextFormat = AnswerFormat[GenerationEvent, GenerationEvent]
 MessageFormat = AnswerFormat[MessageEvent, JoinedMessage]
 
 
+class GatheredEvents(Generic[Event]):
+    """The events of one choice until all are there. Where each token has one they would be hundreds of thousands, at
+    which every collection of garbage looks: those of a run become one.
+    """
+
+    def __init__(self, merge: Callable[[list[Event]], list[Event]]) -> None:
+        """`merge`: makes fewer of them that say the same."""
+        self.events: list[Event] = []
+        self._merge, self._new = merge, 0
+
+    def add(self, event: Event) -> None:
+        """Take in the next."""
+        self.events.append(event)
+        self._new += 1
+        if self._new == _MERGED:
+            self.events[-_MERGED:] = self._merge(self.events[-_MERGED:])
+            self._new = 0
+
+
 @dataclass(frozen=True)
 class _Source(Generic[Event, Whole]):
-    """The source that events come from, and what all events of a choice are together."""
+    """The source that events come from, how many of a choice become few, and what all of them are together."""
 
     generation: Generation
     events: Callable[[], AsyncGenerator[Event, None]]
+    merge: Callable[[list[Event]], list[Event]]
     join: Callable[[list[Event]], Whole]
 
 
@@ -65,7 +86,9 @@ async def respond(
     """The response with texts. Raises ApiError when a sequence ends without a result, and ClientGone when nobody is
     left to answer.
     """
-    source = _Source(generation, partial(generation.events, by_token=stream), join_events)
+    source = _Source(
+        generation, partial(generation.events, by_token=stream), lambda each: [join_events(each)], join_events
+    )
     return await _respond(state, request, source, answer, stream=stream)
 
 
@@ -84,7 +107,7 @@ async def respond_conversation(
     `before_end`: awaited when the whole answer is written, before the last of it is sent. Raises as `respond`.
     """
     note_conversation(request, conversation)
-    source = _Source(conversation.generation, conversation.events, join_message)
+    source = _Source(conversation.generation, conversation.events, merge_messages, join_message)
     return await _respond(
         state, request, source, answer, stream=stream, form=form, before_end=before_end, opening=opening
     )
@@ -129,14 +152,14 @@ def told_usage(generation: Generation) -> ToldUsage:
 
 async def _whole(state: ServerState, source: _Source[Event, Whole], answer: AnswerFormat[Event, Whole]) -> bytes:
     generation = source.generation
-    gathered: list[list[Event]] = [[] for _ in generation.sequences]
+    gathered = [GatheredEvents(source.merge) for _ in generation.sequences]
     items = 0  # summed up as they come: of many answers there are more events than one call of the loop may look at
     async with aclosing(source.events()) as events:
         async for event in events:
-            gathered[event.choice].append(event)
+            gathered[event.choice].add(event)
             items += event.items(generation.top_logprobs)
     return await state.text_work.run(
-        lambda: answer.whole([source.join(parts) for parts in gathered]), items + generation.prompt_items()
+        lambda: answer.whole([source.join(each.events) for each in gathered]), items + generation.prompt_items()
     )
 
 

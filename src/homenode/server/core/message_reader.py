@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from homenode.chat.choice import ChosenFormats
@@ -66,6 +67,50 @@ def join_message(events: list[MessageEvent]) -> JoinedMessage:
         events[-1].stop_text,
         events,
     )
+
+
+def merge_messages(events: list[MessageEvent]) -> list[MessageEvent]:
+    """The same message in fewer events: one for each run of those that go on with the same part of it."""
+    runs: list[list[MessageEvent]] = []
+    part: object = None
+    for event in events:
+        own = _part_of(event)
+        if runs and (own == part if event.deltas and own is not None else not (event.deltas or event.scored)):
+            runs[-1].append(event)
+        else:
+            runs.append([event])
+            part = own
+    return [run[0] if len(run) == 1 else _joined_run(run) for run in runs]
+
+
+def _part_of(event: MessageEvent) -> object:
+    """Return the part of the message that an event goes on with; None where it is not one."""
+    if len(event.deltas) != 1:
+        return None
+    delta = event.deltas[0]
+    return delta.index if isinstance(delta, CallDelta) else type(delta)
+
+
+def _joined_run(run: list[MessageEvent]) -> MessageEvent:
+    deltas = [delta for event in run for delta in event.deltas]
+    if len(deltas) > 1 and len(run[0].deltas) == 1:
+        deltas = [_joined_delta(deltas)]
+    return MessageEvent(
+        run[0].choice,
+        deltas,
+        [token for event in run for token in event.token_ids],
+        [scored for event in run for scored in event.scored],
+        run[-1].finish_reason,
+        run[-1].stop_text,
+    )
+
+
+def _joined_delta(deltas: list[Delta]) -> Delta:
+    """One of several that go on with the same part."""
+    first = deltas[0]
+    if isinstance(first, CallDelta):
+        return replace(first, arguments="".join(d.arguments for d in deltas if isinstance(d, CallDelta)))
+    return replace(first, text="".join(d.text for d in deltas if not isinstance(d, CallDelta)))
 
 
 class MessageReader:

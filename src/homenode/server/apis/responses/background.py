@@ -17,7 +17,8 @@ from starlette.background import BackgroundTask
 from starlette.responses import Response
 
 from homenode.server.apis.responses.answer import ResponsesFormat
-from homenode.server.core.message_reader import MessageEvent, join_message
+from homenode.server.core.answer import GatheredEvents
+from homenode.server.core.message_reader import join_message, merge_messages
 from homenode.server.core.response_store import StoredResponse
 from homenode.server.core.state import ServerState
 from homenode.server.http.failures import ApiError, failure_of
@@ -73,12 +74,12 @@ async def _make(state: ServerState, answer: ResponsesFormat, items: list[Raw], k
 
 async def _generate(state: ServerState, answer: ResponsesFormat, request_id: str) -> None:
     """Up to the whole response, or one that has failed."""
-    parts: list[MessageEvent] = []
+    gathered = GatheredEvents(merge_messages)
     try:
         async with aclosing(answer.conversation.events()) as events:
             async for event in events:
-                parts.append(event)
-        await state.text_work.run(lambda: answer.whole([join_message(parts)]))
+                gathered.add(event)
+        await state.text_work.run(lambda: answer.whole([join_message(gathered.events)]))
     except Exception as error:  # nobody waits for this task: the response says that it has failed, the log why
         answer.failure(failure_of(error, request_id))
 
