@@ -13,13 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from homenode.model.pictures.decoded import PictureError
-from homenode.model.pictures.decoder import PictureDecoder, family_words
-from homenode.model.pictures.family import PictureConfig
+from homenode.model.media.decoder import FileDecoder
+from homenode.model.pictures.family import PictureConfig, PictureLayout
+from homenode.model.pictures.reader import family_words
+from homenode.model.sandbox.frames import RefusedFileError
 
 images = pytest.importorskip("PIL.Image")
 EXAMPLES = int(os.environ.get("HOMENODE_FUZZ_EXAMPLES", "40"))
 SIDE = 28
+TILES = [["|u1", SIDE, SIDE, 3]]
 MOST_GROWTH = 48 << 20  # bytes, once each format has been read
 
 
@@ -65,16 +67,17 @@ def mutated(data: bytes, rng: np.random.Generator) -> bytes:
 
 
 @pytest.fixture
-def decoder() -> Iterator[PictureDecoder]:
+def decoder() -> Iterator[FileDecoder]:
     vision = {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1, "image_size": SIDE, "patch_size": 14}
     raw: dict[str, Any] = {"architectures": ["Gemma3ForConditionalGeneration"], "vision_config": vision}
     size = {"size": {"height": SIDE, "width": SIDE}}
-    found = PictureDecoder(family_words("gemma3", PictureConfig(Path("config.json"), raw, size)))
+    words = family_words("gemma3", PictureConfig(Path("config.json"), raw, size))
+    found = FileDecoder("image", words, PictureLayout.of)
     yield found
     found.close()
 
 
-def resident(decoder: PictureDecoder) -> dict[int, int]:
+def resident(decoder: FileDecoder) -> dict[int, int]:
     """Bytes in memory of the processes that do nothing, by their numbers."""
     found = {}
     for process in decoder._idle:
@@ -83,21 +86,21 @@ def resident(decoder: PictureDecoder) -> dict[int, int]:
     return found
 
 
-def test_mutated_pictures_are_read_or_refused(decoder: PictureDecoder) -> None:
+def test_mutated_pictures_are_read_or_refused(decoder: FileDecoder) -> None:
     kinds = files()
     for data in kinds:
-        assert decoder.decode(data, alone=True).tiles == [(SIDE, SIDE)]
+        assert decoder.decode(data, alone=True).arrays == TILES
     before, rng = resident(decoder), np.random.default_rng(11)
     read = refused = 0
     for number in range(EXAMPLES):
         try:
-            assert decoder.decode(mutated(kinds[number % len(kinds)], rng), alone=True).tiles == [(SIDE, SIDE)]
+            assert decoder.decode(mutated(kinds[number % len(kinds)], rng), alone=True).arrays == TILES
             read += 1
-        except PictureError as error:
+        except RefusedFileError as error:
             assert str(error)
             refused += 1
     assert read and refused
     for data in kinds:
-        assert decoder.decode(data, alone=True).tiles == [(SIDE, SIDE)]
+        assert decoder.decode(data, alone=True).arrays == TILES
     for pid, size in resident(decoder).items():
         assert size - before.get(pid, size) < MOST_GROWTH

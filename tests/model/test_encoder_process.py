@@ -7,13 +7,12 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from homenode.compute.ops import Backend
-from homenode.engine.encoder import process, tower_files
-from homenode.engine.encoder.frames import layout_words
-from homenode.model.pictures.decoder import family_words
+from homenode.engine.encoder import picture_tower, process
+from homenode.model.media.prepared import array_bytes, array_words
+from homenode.model.pictures.reader import family_words
 from homenode.model.sandbox.process import SandboxProcess
 from tests.model.test_picture_towers import TOWERS, RandomTensors, described, made, pictures
 
@@ -36,21 +35,20 @@ def test_numpy_has_no_threads_besides() -> None:
 
 @pytest.mark.parametrize("bound", [True, False])
 def test_what_numpy_computes_stays_on_the_cpus_of_the_encoder(bound: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tower_files, "tower_tensors", tensors)
-    monkeypatch.setattr(tower_files, "tower_digest", lambda *given: b"digest")
+    monkeypatch.setattr(picture_tower, "tower_tensors", tensors)
+    monkeypatch.setattr(picture_tower, "tower_digest", lambda *given: b"digest")
     allowed = os.sched_getaffinity(0)
     seen: list[set[int]] = []
 
     def compute() -> None:
         told = {"words": family_words(FAMILY, described(NAME)), "model": "", "isa": None, "storage": None}
-        work = process._Work({**told, "cpus": [max(allowed) if bound else -1]})
-        encode = work._family.encode
-        monkeypatch.setattr(
-            work._family, "encode", lambda *given: (encode(*given), seen.append(os.sched_getaffinity(0)))[0]
-        )
+        work = process._Work({**told, "medium": "image", "cpus": [max(allowed) if bound else -1]})
+        family = work.tower.family
+        encode = family.encode
+        monkeypatch.setattr(family, "encode", lambda *given: (encode(*given), seen.append(os.sched_getaffinity(0)))[0])
         prepared = made(NAME).prepare(next(pictures()), True)
-        shapes, data = [tile.shape[:2] for tile in prepared.tiles], b"".join(map(np.ndarray.tobytes, prepared.tiles))
-        _, *rows = work.answer({"tiles": shapes, "layout": layout_words(prepared.layout)}, data)
+        request = {"arrays": array_words(prepared.tiles), "layout": prepared.layout}
+        _, *rows = work.answer(request, array_bytes(prepared.tiles))
         assert len(b"".join(rows))
 
     thread = threading.Thread(target=compute)  # which alone is bound

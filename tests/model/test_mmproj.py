@@ -16,15 +16,15 @@ import pytest
 from homenode.compute.ops import FloatArray
 from homenode.compute.reference import ReferenceBackend
 from homenode.engine.encoder.client import row_digests
-from homenode.engine.encoder.tower_files import tower_digest, tower_tensors
+from homenode.engine.encoder.picture_tower import tower_digest, tower_tensors
 from homenode.errors import CheckpointError, HomenodeError, UnsupportedError, UserError
 from homenode.model.formats.gguf import read_gguf
 from homenode.model.formats.gguf_set import find_gguf, find_mmproj
 from homenode.model.formats.mmproj_names import MMPROJ_PATTERN, is_mmproj
 from homenode.model.hub.gguf_names import gguf_models
 from homenode.model.pictures.classes import PROJECTORS
-from homenode.model.pictures.decoder import family_words
 from homenode.model.pictures.gguf_files import gguf_picture_spec, read_gguf_pictures
+from homenode.model.pictures.reader import family_words
 from homenode.model.pictures.registry import family_named, family_of_class
 from homenode.model.pictures.tower import Tower
 from tests.model.test_picture_towers import HEADS, INNER, SIDE, TEXT, TOWERS, WIDTH, RandomTensors, loaded, pictures

@@ -24,8 +24,8 @@ from homenode.engine.inputs import PromptRows
 from homenode.engine.messages import Output, PoolingReady
 from homenode.engine.request import Request
 from homenode.model.pictures.decoded import PictureError
+from homenode.model.pictures.families.minicpm_v import MiniCpmV
 from homenode.model.pictures.family import PictureLayout
-from homenode.model.pictures.registry import family_named
 from homenode.model.tokenizer.literal_text import HiddenNames
 from homenode.server.core import media_bytes
 from homenode.server.core.content import MediaSource
@@ -67,7 +67,6 @@ class Eyes:
     def __init__(self) -> None:
         self.seen: list[tuple[bytes, bool]] = []
         self.files = asyncio.Semaphore(16)
-        self.marked_in_text = False
         self.family = SimpleNamespace(
             placeholder=PLACE, marker_token=None, written=lambda layout, names, number: names(PLACE) * ROWS
         )
@@ -196,7 +195,7 @@ def marking(**settings: Any) -> Writer:
     """What sees as MiniCPM-V 2.6 does."""
     writer = seeing(**settings)
     writer.tokenizer, eyes = Marking(), writer.media["image"]
-    eyes.marked_in_text = family_named("minicpm_v").marked_in_text
+    eyes.family.marker_token = MiniCpmV.marker_token
     eyes.family.written = lambda layout, names, number: f"<image>{names(PLACE) * ROWS}</image>"
     return writer
 

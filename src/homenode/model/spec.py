@@ -300,6 +300,11 @@ class ModelSpec:
         """Columns of a row that a stage hands on to the next."""
         return self.streams * self.hidden_size
 
+    @property
+    def media_columns(self) -> int:
+        """Columns of rows of media, which stand in places of embeddings; 0: the model takes none."""
+        return 0 if self.pictures is None else self.pictures.columns(self.hidden_size)
+
     def state_of(self, layer: int) -> LayerState | None:
         """Return what a layer of the model keeps of a sequence besides keys and values, None where it keeps nothing."""
         return self.layer_states[layer] if self.layer_states else None

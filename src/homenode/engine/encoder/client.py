@@ -1,5 +1,5 @@
 """The parent's side of the process that a tower computes in. Safe to use from several threads, and blocks the one that
-calls; pictures are encoded one after the other.
+calls; files are encoded one after the other.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from homenode.engine.encoder.frames import PIECE, layout_words
+from homenode.engine.encoder.process import PIECE
 from homenode.engine.inputs import ROW_DIGEST_BYTES, PromptRows
 from homenode.errors import HostError, UnsupportedError
-from homenode.model.pictures.decoder import DecodedPicture
+from homenode.model.media.decoder import DecodedFile
 from homenode.model.sandbox.frames import encode
 from homenode.model.sandbox.process import ProcessLostError, SandboxProcess
 
@@ -35,37 +35,41 @@ class EncoderSettings:
 
 
 class Encoder:
-    """A tower in a process of its own, which is started with the first picture, and again when it was lost."""
+    """A tower in a process of its own, which is started with the first file, and again when it was lost."""
 
-    def __init__(self, words: dict[str, Any], settings: EncoderSettings, placeholder: int, *, together: bool) -> None:
-        """`words`: the family, as `family_words` has it. `together`: the rows of a picture see each other."""
-        self._words, self._settings = words, settings
+    def __init__(
+        self, medium: str, words: dict[str, Any], settings: EncoderSettings, placeholder: int, *, together: bool
+    ) -> None:
+        """`words`: the family, as the reader of the medium takes it. `together`: the rows of a file see each other."""
+        self._medium, self._words, self._settings = medium, words, settings
         self._placeholder, self._together = placeholder, together
         self._lock = threading.Lock()
         self._process: SandboxProcess | None = None
         self._refused: str | None = None
         self._tower = b""  # a digest of it
 
-    def encode(self, picture: DecodedPicture) -> PromptRows:
-        """The rows of a picture. UnsupportedError where the tower cannot be loaded, HostError where the process was
+    def encode(self, decoded: DecodedFile) -> PromptRows:
+        """The rows of a file. UnsupportedError where the tower cannot be loaded, HostError where the process was
         lost.
         """
         with self._lock:
             process = self._running()
-            request = {"tiles": [list(tile) for tile in picture.tiles], "layout": layout_words(picture.layout)}
+            request = {"arrays": decoded.arrays, "layout": decoded.layout}
             deadline = time.monotonic() + _ENCODE_S
             try:
-                process.send(encode(request), picture.pixels, deadline=deadline)
+                process.send(encode(request), decoded.data, deadline=deadline)
                 answer = process.receive(deadline)
                 if "failure" in answer:
-                    raise HostError(f"a picture could not be encoded: {answer['failure']}")
+                    raise HostError(f"{self._medium}: it could not be encoded: {answer['failure']}")
                 count, columns = int(answer["rows"]), int(answer["columns"])
                 data = b"".join(self._pieces(process, 4 * count * columns, deadline))
             except (TimeoutError, ProcessLostError) as error:
                 process.end()
                 self._process = None
-                raise HostError(f"the process that encodes pictures was lost: {error or 'it was silent'}") from None
-            digests = row_digests(self._tower, picture.digest, count)
+                raise HostError(
+                    f"{self._medium}: the process that encodes such files was lost: {error or 'it was silent'}"
+                ) from None
+            digests = row_digests(self._tower, decoded.digest, count)
         rows, width = answer["grid"]
         return PromptRows(data, columns, digests, self._placeholder, (int(rows), int(width)), self._together)
 
@@ -92,6 +96,7 @@ class Encoder:
         process = SandboxProcess(_MODULE)
         process.wait_ready()
         told = {
+            "medium": self._medium,
             "words": self._words,
             "model": settings.model,
             "cpus": list(settings.cpus),
@@ -113,11 +118,11 @@ class Encoder:
         return process
 
 
-def row_digests(tower: bytes, picture: bytes, count: int) -> bytes:
-    """The digests of a picture's rows, one after the other, by those of the tower that made them and of its pixels:
+def row_digests(tower: bytes, decoded: bytes, count: int) -> bytes:
+    """The digests of a file's rows, one after the other, by those of the tower that made them and of what was decoded:
     KV of rows of another tower is none of theirs, on disk or with another server.
     """
-    front = hashlib.blake2b(tower, digest_size=ROW_DIGEST_BYTES).digest() + picture
+    front = hashlib.blake2b(tower, digest_size=ROW_DIGEST_BYTES).digest() + decoded
     return b"".join(
         hashlib.blake2b(front + number.to_bytes(4, "little"), digest_size=ROW_DIGEST_BYTES).digest()
         for number in range(count)

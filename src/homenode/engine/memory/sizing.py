@@ -114,9 +114,7 @@ def resolve(config: EngineConfig, spec: ModelSpec, geometry: KvGeometry, memory_
 
 def row_columns(config: EngineConfig, spec: ModelSpec) -> int:
     """Columns of rows that prompts may have in places of embeddings; 0: they have none."""
-    if spec.pictures is not None:
-        return spec.pictures.columns(spec.hidden_size)
-    return spec.hidden_size if config.model.enable_prompt_embeds else 0
+    return spec.media_columns or (spec.hidden_size if config.model.enable_prompt_embeds else 0)
 
 
 def problems(config: EngineConfig, spec: ModelSpec, geometry: KvGeometry, memory_available: int) -> list[UserError]:
@@ -156,7 +154,7 @@ def _rows_problem(config: EngineConfig, spec: ModelSpec) -> UserError | None:
     """Return why prompts cannot have rows in place of embeddings; None where they can. A step takes those that it
     computes to every worker.
     """
-    if spec.pictures is not None and spec.pictures.deep_layers:
+    if spec.media_columns > spec.hidden_size:
         why = "its rows of pictures are wider than its embeddings"
         return UserError(f"--enable-prompt-embeds does not go with this model: {why}", param="enable_prompt_embeds")
     if reason := rows_refusal(spec):

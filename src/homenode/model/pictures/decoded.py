@@ -2,7 +2,7 @@
 says, laid on white where it is transparent, and the first frame alone of those that move.
 
 Only PNG, JPEG, WebP, GIF and BMP are looked at; the size is judged before anything of the pixels is decoded. This runs
-in a process of its own (`decoder_process`).
+in a process of its own (`model.media.decoder_process`).
 """
 
 from __future__ import annotations

@@ -34,6 +34,12 @@ class PictureLayout(NamedTuple):
     original: tuple[int, int]
     alone: bool = True  # no other picture is in the same request
 
+    @classmethod
+    def of(cls, words: Sequence[Any]) -> PictureLayout:
+        """The layout that JSON has as these. ValueError and TypeError for what is none."""
+        (rows, columns), (high, wide), (height, width), alone = words
+        return cls((int(rows), int(columns)), (int(high), int(wide)), (int(height), int(width)), bool(alone))
+
 
 @dataclass(frozen=True)
 class PreparedPicture:
@@ -75,7 +81,8 @@ Names = Callable[[int], str]  # of tokens
 
 class PictureFamily(Protocol):
     """One family, made of a model's configuration. `placeholder`: the token that stands for a row. `marker_token`: the
-    one that a chat template writes for a picture, or its name; None: the placeholder. `form`: of the tower's blocks.
+    one that a chat template writes for a picture, or its name; None: the placeholder; empty: no template writes one, as
+    `written` is all that stands for a picture, so that it may stand in any text. `form`: of the tower's blocks.
     """
 
     @property
@@ -102,11 +109,8 @@ class PictureFamily(Protocol):
 class FamilyFormat:
     """A family as the registry knows it. `spec`: how its rows enter the text model. UnsupportedError from `make` for a
     form of the family that homenode does not run. `gguf`: how its GGUF files are; None: there are none.
-    `marked_in_text`: chat templates of the family know no parts, so that a mark stands for a picture in the text of its
-    message.
     """
 
     spec: Callable[[PictureConfig], PictureSpec]
     make: Callable[[PictureConfig], PictureFamily]
     gguf: GgufTower | None = None
-    marked_in_text: bool = False

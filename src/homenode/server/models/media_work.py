@@ -22,7 +22,8 @@ _OF_AN_ENTRY = 1024  # bytes of an entry that is kept, besides its rows
 
 class MediaFamily(Protocol):
     """A medium in the words of one model's prompts. `placeholder`: the token that stands for a row. `marker_token`: the
-    one that a chat template writes for a picture or a sound, or its name; None: the placeholder.
+    one that a chat template writes for a picture or a sound, or its name; None: the placeholder; empty: none, as
+    `written` is all that stands for a file, and a mark holds its place in the text of its message.
     """
 
     @property
@@ -73,13 +74,9 @@ class MediaWork:
         decoder: MediaDecoder,
         encoder: MediaEncoder,
         cache_size: int,
-        *,
-        marked_in_text: bool = False,
     ) -> None:
-        """`cache_size`: bytes of rows that are kept of files seen before. `marked_in_text`: chat templates of the
-        family know no parts, so that a mark stands for a file in the text of its message.
-        """
-        self.family, self.marked_in_text = family, marked_in_text
+        """`cache_size`: bytes of rows that are kept of files seen before."""
+        self.family = family
         self._decoder, self._encoder = decoder, encoder
         self._room = cache_size
         self._kept: OrderedDict[bytes, EncodedMedia] = OrderedDict()

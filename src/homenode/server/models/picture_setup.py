@@ -35,7 +35,9 @@ def picture_work(path: Path, ready: EngineReady, asked: ServedModelConfig) -> Me
     if not mmproj and (not path.is_dir() or _family_name(path / "config.json") is None):
         return None
     from homenode.engine.encoder.client import Encoder, EncoderSettings
-    from homenode.model.pictures.decoder import PictureDecoder, family_words
+    from homenode.model.media.decoder import FileDecoder
+    from homenode.model.pictures.family import PictureLayout
+    from homenode.model.pictures.reader import family_words
     from homenode.model.pictures.registry import family_named
     from homenode.server.models.media_work import MediaWork
 
@@ -53,9 +55,9 @@ def picture_work(path: Path, ready: EngineReady, asked: ServedModelConfig) -> Me
     words, compute = family_words(family, config), _compute_of(ready.details)
     cpus = compute.pop("cpus")
     settings = EncoderSettings(str(path), asked.encoder_cpus or cpus, **compute)
-    encoder = Encoder(words, settings, made.placeholder, together=spec.sees_both_ways != "none")
-    decoder, room, marked = PictureDecoder(words), asked.encoder_cache_size, format.marked_in_text
-    return MediaWork(made, decoder, encoder, room, marked_in_text=marked)
+    encoder = Encoder("image", words, settings, made.placeholder, together=spec.sees_both_ways != "none")
+    decoder = FileDecoder("image", words, PictureLayout.of)
+    return MediaWork(made, decoder, encoder, asked.encoder_cache_size)
 
 
 def check_encoder_cpus(cpus: Sequence[int]) -> None:

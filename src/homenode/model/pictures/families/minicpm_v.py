@@ -36,7 +36,7 @@ _THETA = 10000.0
 class MiniCpmV:
     """See `PictureFamily`. Marks of slices are tokens by their names."""
 
-    marker_token: int | str | None = None
+    marker_token: int | str | None = ""  # its templates are given texts alone
 
     def __init__(self, config: PictureConfig) -> None:
         fields, processor = config.config, config.processor
@@ -178,4 +178,4 @@ def _gguf_config(file: Mmproj) -> tuple[dict[str, Any], dict[str, Any], dict[str
 _GGUF_NAMES = GGUF_NAMES | {"resampler.kv": "resampler.kv_proj", "resampler.attn.out": "resampler.attn.out_proj"}
 _GGUF_NAMES |= {name: name for name in ("resampler.query", "resampler.proj", "resampler.ln_q", "resampler.ln_kv")}
 _GGUF_NAMES |= {name: name for name in ("resampler.ln_post", *(f"resampler.attn.{key}" for key in "qkv"))}
-FAMILY = FamilyFormat(_spec, MiniCpmV, GgufTower(_gguf_config, lambda _: _GGUF_NAMES), marked_in_text=True)
+FAMILY = FamilyFormat(_spec, MiniCpmV, GgufTower(_gguf_config, lambda _: _GGUF_NAMES))
