@@ -74,10 +74,11 @@ _decode = decode_as(LinesRequest, FieldHints({}, {"rhyme": "the model does not r
 
 async def lines(state: ServerState, request: Request) -> Response:
     body = await read_json(state, request, _decode)
-    prompts = await encode_prompts(state.models.first, [body.start], "start", add_special_tokens=True, n=body.count)
+    asked_model = state.models.find(None)
+    prompts = await encode_prompts(asked_model.model, [body.start], "start", add_special_tokens=True, n=body.count)
     sampling = SamplingParams(n=body.count, temperature=0, stop=body.until or [])
     asked = GenerationRequest(prompts=prompts, sampling=sampling, max_tokens=body.tokens, stream=body.live)
-    generation = await begin(state.models.first, asked)
+    generation = await begin(asked_model, asked)
     return await respond(state, request, generation, LinesFormat(generation), stream=body.live)
 
 

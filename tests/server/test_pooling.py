@@ -5,6 +5,7 @@ scripted engine.
 from __future__ import annotations
 
 import base64
+import json
 from array import array
 from typing import Any
 
@@ -12,11 +13,12 @@ import msgspec
 import pytest
 
 from homenode.engine.messages import Output, PoolingReady
-from homenode.engine.request import Request
+from homenode.engine.request import Request, Urgency
 from homenode.model.pooling import TextForm
 from homenode.model.tokenizer.surrounding_tokens import SurroundingTokens
 from tests.server.conftest import Running, Start
 from tests.server.fakes import BOS, EOS, MAX_MODEL_LEN, VOCAB, ByteTokenizer, ScriptedClient
+from tests.waiting import wait_until
 
 WIDTH = 4
 
@@ -52,8 +54,9 @@ def client_of(script: Any, ready: PoolingReady) -> ScriptedClient:
 
 
 @pytest.fixture(scope="module")
-def vectors(start: Start) -> Running:
-    return start(client_of(pooled, PoolingReady("mean", WIDTH)), PairTokenizer())
+def vectors(start: Start, tmp_path_factory: pytest.TempPathFactory) -> Running:
+    batches = str(tmp_path_factory.mktemp("batches") / "d")
+    return start(client_of(pooled, PoolingReady("mean", WIDTH)), PairTokenizer(), batch_dir=batches)
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +70,17 @@ def embed(server: Running, what: Any, **more: Any) -> list[Any]:
     body = answer.json()
     assert body["object"] == "list" and [each["index"] for each in body["data"]] == list(range(len(body["data"])))
     return [each["embedding"] for each in body["data"]]
+
+
+def test_texts_of_a_batch_run_behind_everybody(vectors: Running) -> None:
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/embeddings", "body": {"input": "batch"}}
+    upload = {"file": ("in.jsonl", json.dumps(line).encode())}
+    sent = vectors.http.post("/v1/files", data={"purpose": "batch"}, files=upload).json()
+    asked = {"input_file_id": sent["id"], "endpoint": "/v1/embeddings", "completion_window": "24h"}
+    batch = vectors.post("/v1/batches", asked).json()["id"]
+    wait_until(lambda: vectors.http.get(f"/v1/batches/{batch}").json()["status"] == "completed", 20)
+    request = vectors.client.requests[-1]
+    assert request.urgency is Urgency.BACKGROUND and bytes(request.prompt_ids[1:-1]) == b"batch"
 
 
 def test_the_answer_of_the_openai_api(vectors: Running) -> None:

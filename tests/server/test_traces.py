@@ -80,7 +80,7 @@ def traced(start: Start, collector: Collector) -> Iterator[Running]:
     """A server whose address of a collector has no path."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "20")
-        running = start(otlp_traces_endpoint=collector.url + "/v1/traces", served_model_name=("m",))
+        running = start(otlp_traces_endpoint=collector.url + "/v1/traces", served_model_name=("m", "alias"))
     yield running
 
 
@@ -93,7 +93,7 @@ def test_a_request_is_a_span_below_its_clients_with_one_for_each_phase(
     traced: Running, collector: Collector, stream: bool
 ) -> None:
     trace = f"{int(stream) + 1:032x}"
-    body = {"prompt": "a secret", "max_tokens": 6, "stream": stream}
+    body = {"model": "alias", "prompt": "a secret", "max_tokens": 6, "stream": stream}
     assert traced.post("/v1/completions", body, headers=traceparent(trace)).status_code == 200
     root, queue, prefill, decode = collector.named(trace, "POST /v1/completions", "queue", "prefill", "decode")
     assert (root.parent_span_id.hex(), root.kind) == (PARENT, 2)
@@ -105,7 +105,8 @@ def test_a_request_is_a_span_below_its_clients_with_one_for_each_phase(
     assert all(early <= late + 1_000_000 for early, late in itertools.pairwise(edges)), edges
     told = facts(root)
     assert told["gen_ai.usage.input_tokens"] == len("a secret") + 1 and told["gen_ai.usage.output_tokens"] == 6
-    assert (told["gen_ai.request.model"], told["http.response.status_code"]) == ("m", 200)
+    assert (told["gen_ai.request.model"], told["gen_ai.response.model"]) == ("alias", "m")
+    assert told["http.response.status_code"] == 200
     assert not any("secret" in str(value) for span in collector.of(trace) for value in facts(span).values())
 
 

@@ -80,7 +80,8 @@ _decode_detokenize = decode_as(DetokenizeRequest, HINTS)
 
 async def tokenize(state: ServerState, request: Request) -> Response:
     """Token ids of a text or of a conversation."""
-    body, (model, _) = await read_for_model(state, request, _decode_tokenize)
+    body, asked_model = await read_for_model(state, request, _decode_tokenize)
+    model = asked_model.model
     answer = await unless_gone_early(request, _tokenized(model, request, body))
     return Response(answer, media_type="application/json")
 
@@ -110,7 +111,8 @@ def _encoded(model: ServedModel, body: TokenizeRequest, prompt: prompts.PromptTe
 
 async def detokenize(state: ServerState, request: Request) -> Response:
     """Text of token ids, special tokens included unless they are to be skipped."""
-    body, (model, _) = await read_for_model(state, request, _decode_detokenize)
+    body, asked_model = await read_for_model(state, request, _decode_detokenize)
+    model = asked_model.model
 
     def answer() -> bytes:
         prompts.check_token_ids(model, body.tokens, "tokens")
@@ -125,7 +127,7 @@ async def detokenize(state: ServerState, request: Request) -> Response:
 
 async def tokenizer_info(state: ServerState, request: Request) -> Response:
     """Special tokens, chat template and sizes of the model that the query names."""
-    model, _ = await state.models.obtain(request, request.query_params.get("model"))
+    model = (await state.models.obtain(request, request.query_params.get("model"))).model
     facts = {
         "bos_token": None,
         "eos_token": None,

@@ -31,7 +31,7 @@ from homenode.server.core.request import GenerationRequest, begin, check_limits
 from homenode.server.http.failures import ApiError
 from homenode.server.keys.service_tiers import AskedTier
 from homenode.server.models.model_formats import ConversationFormats
-from homenode.server.models.served_model import ServedModel
+from homenode.server.models.served_model import AskedModel, ServedModel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,10 +121,11 @@ class Conversation:
                 yield read
 
 
-async def begin_conversation(model: ServedModel, request: ConversationRequest) -> Conversation:
+async def begin_conversation(asked_model: AskedModel, request: ConversationRequest) -> Conversation:
     """Nothing runs before `Conversation.events`. Raises ApiError 400, and UserError when the chat template refuses the
     messages.
     """
+    model = asked_model.model
     _check_offer(request.offer)
     check_limits(model, 1, request.sampling)
     formats = model.formats.of(with_tools=bool(request.tools))
@@ -136,7 +137,7 @@ async def begin_conversation(model: ServedModel, request: ConversationRequest) -
     )
     reads = bool(request.callable_tools) or formats.has_thoughts or formats.chosen.tools.without_tools
     generation = await begin(
-        model,
+        asked_model,
         GenerationRequest(
             prompts=(prompt,),
             sampling=msgspec.structs.replace(request.sampling, grammar=grammar and grammar.text),

@@ -22,7 +22,7 @@ from homenode.server.core.message_reader import MessageReader
 from homenode.server.core.prompts import EncodedPrompt, PromptText, encode_chat_text
 from homenode.server.core.request import GenerationRequest, begin, check_limits
 from homenode.server.http.failures import ApiError
-from homenode.server.models.served_model import ServedModel
+from homenode.server.models.served_model import AskedModel, ServedModel
 
 MOST_QUESTIONS = 64
 _THOUGHTS = ("enable_thinking", "thinking", "thinking_budget", "reasoning_effort", "thinking_mode")
@@ -92,8 +92,9 @@ class Decisions:
     usage: TokenUsage
 
 
-async def decide(model: ServedModel, asked: DecisionRequest) -> Decisions:
+async def decide(asked_model: AskedModel, asked: DecisionRequest) -> Decisions:
     """Answer all questions. Raises ApiError 400 for a model that cannot be asked, and for prompts that do not fit."""
+    model = asked_model.model
     _check(model, asked)
     prompts: list[EncodedPrompt] = []
     labels: list[tuple[int, ...]] = []
@@ -102,7 +103,7 @@ async def decide(model: ServedModel, asked: DecisionRequest) -> Decisions:
         prompts.append(await encode_chat_text(model, text))
         labels.append(_label_ids(model, text, question))
     generation = await begin(
-        model,
+        asked_model,
         GenerationRequest(
             prompts=prompts,
             sampling=_PLAIN,

@@ -18,7 +18,7 @@ from homenode.server.http.failures import ApiError
 from homenode.server.keys.caller import caller
 from homenode.server.keys.service_tiers import ServiceTier
 from homenode.server.models.request_log import AnswerEnd
-from homenode.server.models.served_model import ServedModel
+from homenode.server.models.served_model import AskedModel
 from homenode.server.monitoring.recorder import Recorder
 from homenode.server.tracing.generation_spans import note_generation
 from homenode.server.tracing.span import current_span
@@ -82,7 +82,7 @@ class Generation:
 
     def __init__(
         self,
-        model: ServedModel,
+        asked_model: AskedModel,
         sequences: list[GeneratedSequence],
         top_logprobs: int,
         token_ids: bool,
@@ -92,9 +92,10 @@ class Generation:
         """`top_logprobs`: log-probabilities of other tokens that the answer shows for each token. `token_ids`: it shows
         ids. `kv_result`: what it tells of the prompt's KV. `tier`: the one that the request has.
         """
+        model = asked_model.model
         self._client, self._active, self._tickets = model.client, model.active, model.tickets
         self._text_work, self._caller = model.text_work, caller()
-        self._span, self._model = current_span(), model.name
+        self._span, self._asked_model = current_span(), asked_model
         self._log = model.request_log
         self._answers = self._log.answers([sequence.request for sequence in sequences])
         self.top_logprobs, self._token_ids = top_logprobs, token_ids
@@ -150,7 +151,8 @@ class Generation:
                 self._answers.write([sequence.answer_end() for sequence in self.sequences])
             if self._span is not None:
                 handed = None if self.kv_result is None else self.kv_result.tokens
-                note_generation(self._span, self._model, self.sequences, handed)
+                names = (self._asked_model.name, self._asked_model.model.name)
+                note_generation(self._span, names, self.sequences, handed)
 
     def end(self, index: int) -> None:
         """End a choice with the event that `events` gave last: its reader wants no more."""

@@ -16,13 +16,13 @@ from starlette.responses import Response
 
 from homenode.engine.messages import Output, PoolingReady
 from homenode.engine.request import Request
-from homenode.logs.request_mark import current_request_mark
 from homenode.sampling import SamplingParams
+from homenode.server.core.engine_request import engine_request
 from homenode.server.core.failures import from_output
 from homenode.server.core.prompts import EncodedPrompt, most_prompt_tokens
 from homenode.server.http.failures import CONTEXT_LENGTH_EXCEEDED, ApiError
 from homenode.server.keys.caller import caller
-from homenode.server.models.served_model import ServedModel
+from homenode.server.models.served_model import AskedModel, ServedModel
 from homenode.units import format_count
 
 _PARAMS = SamplingParams(max_tokens=0)
@@ -112,17 +112,19 @@ def check_texts(model: ServedModel, count: int, param: str) -> None:
         raise ApiError(400, text, param=param, code="invalid_value")
 
 
-async def pool_texts(model: ServedModel, prompts: Sequence[EncodedPrompt], priority: int | None = None) -> PooledTexts:
+async def pool_texts(
+    asked_model: AskedModel, prompts: Sequence[EncodedPrompt], priority: int | None = None
+) -> PooledTexts:
     """Have the engine make a vector of each text, which `check_prompt_tokens` lets through. Raises ApiError for the
     first that fails, and ServiceTierError; none is left running then.
 
     Of many texts as many are with the engine at a time as it computes together.
     """
-    tokens = sum(len(prompt.ids) for prompt in prompts)
+    model, tokens = asked_model.model, sum(len(prompt.ids) for prompt in prompts)
     rank = caller().rank(None, priority).priority
     caller().take_prompt(tokens)
     turns = asyncio.Semaphore(model.ready.max_num_seqs)
-    requests = [_request(model, prompt, rank) for prompt in prompts]
+    requests = [engine_request(asked_model, prompt, _PARAMS, rank, pools=True) for prompt in prompts]
     await model.request_log.write_prompts(requests)
     tasks = [asyncio.create_task(_pool_text(model, request, turns)) for request in requests]
     try:
@@ -133,20 +135,6 @@ async def pool_texts(model: ServedModel, prompts: Sequence[EncodedPrompt], prior
         await asyncio.gather(*tasks, return_exceptions=True)
     vectors = [array("f", output.pooled) for output in outputs]
     return PooledTexts(vectors, tokens, sum(output.cached_tokens for output in outputs))
-
-
-def _request(model: ServedModel, prompt: EncodedPrompt, priority: int) -> Request:
-    return Request(
-        id=model.next_id(),
-        prompt_ids=prompt.ids,
-        second_from=prompt.second_from,
-        rows=list(prompt.rows),
-        params=_PARAMS,
-        priority=priority,
-        key=caller().name,
-        name="" if (mark := current_request_mark()) is None else mark.request_id,
-        pools=True,
-    )
 
 
 async def _pool_text(model: ServedModel, request: Request, turns: asyncio.Semaphore) -> Output:

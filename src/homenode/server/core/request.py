@@ -10,17 +10,17 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from homenode.engine.request import Request, Urgency, session_ticket
-from homenode.logs.request_mark import current_request_mark
+from homenode.engine.request import session_ticket
 from homenode.sampling import SamplingParams
 from homenode.server.core.choice import ChoiceText, PromptEcho, echo_prompt
+from homenode.server.core.engine_request import engine_request
 from homenode.server.core.generation import GeneratedSequence, Generation
 from homenode.server.core.kv_transfer import KvTransferParams, RequestKvTransfer, kv_transfer_of
 from homenode.server.core.prompts import EncodedPrompt, check_prompt_tokens
 from homenode.server.http.failures import ApiError
 from homenode.server.keys.caller import caller
 from homenode.server.keys.service_tiers import AskedTier, ServiceRank
-from homenode.server.models.served_model import ServedModel
+from homenode.server.models.served_model import AskedModel, ServedModel
 from homenode.server.tracing.span import current_span, exemplar_of
 from homenode.units import format_count
 
@@ -89,11 +89,12 @@ def check_limits(model: ServedModel, num_prompts: int, sampling: SamplingParams)
             )
 
 
-async def begin(model: ServedModel, request: GenerationRequest) -> Generation:
+async def begin(asked_model: AskedModel, request: GenerationRequest) -> Generation:
     """The sequences of a request: every prompt `n` times, in that order. Nothing runs before `Generation.events`.
 
     Raises ApiError 400, ServiceTierError, and KeyLimitError when the key has no tokens left.
     """
+    model = asked_model.model
     check_limits(model, len(request.prompts), request.sampling)
     tokens = sum(len(prompt.ids) for prompt in request.prompts)
     check_prompt_tokens(tokens, "prompt", request.sampling.n)
@@ -110,9 +111,9 @@ async def begin(model: ServedModel, request: GenerationRequest) -> Generation:
         echo = await _echo(model, request, prompt)
         if request.logprob_token_ids:
             request = _with_logprobs_of(request, request.logprob_token_ids[number])
-        sequences += _sequences(model, request, rank, prompt, echo, kv, first_index=len(sequences))
+        sequences += _sequences(asked_model, request, rank, prompt, echo, kv, first_index=len(sequences))
     kv_result = kv.result if kv else None
-    return Generation(model, sequences, request.sampling.logprobs or 0, request.token_ids, kv_result, rank.tier)
+    return Generation(asked_model, sequences, request.sampling.logprobs or 0, request.token_ids, kv_result, rank.tier)
 
 
 def _with_logprobs_of(request: GenerationRequest, tokens: tuple[int, ...]) -> GenerationRequest:
@@ -144,7 +145,7 @@ async def _echo(model: ServedModel, request: GenerationRequest, prompt: EncodedP
 
 
 def _sequences(
-    model: ServedModel,
+    asked_model: AskedModel,
     request: GenerationRequest,
     rank: ServiceRank,
     prompt: EncodedPrompt,
@@ -156,32 +157,28 @@ def _sequences(
     """The n sequences of one prompt. The i-th gets `seed` + i, or all would say the same. Of `kv` the first has the
     ticket.
     """
+    model = asked_model.model
     params = _engine_params(model, request, len(prompt.ids), computes_only=kv is not None and kv.result is not None)
     stops = request.sampling.stop_strings
     skip_special = request.skip_special_tokens
     named = model.tokenizer.special_tokens_in(stops) if stops and skip_special else {}
     hidden = {token: name for token, name in named.items() if token not in request.shown_tokens}
-    mark = current_request_mark()
-    name = "" if mark is None else mark.request_id
+    session = session_ticket(caller().name, request.cache_salt, request.session) if request.session else ""
     exemplar = exemplar_of(current_span())
     model.metrics.asked(request.sampling.n)
     made = []
     for index in range(request.sampling.n):
         recorder = model.metrics.recorder(len(prompt.ids), params.max_tokens, exemplar)
-        engine_request = Request(
-            id=model.next_id(),
-            prompt_ids=prompt.ids,
-            rows=list(prompt.rows),
-            params=params.of_answer(index),
-            priority=rank.priority,
-            urgency=Urgency.BACKGROUND if caller().background else Urgency.USUAL,
-            key=caller().name,
+        of_engine = engine_request(
+            asked_model,
+            prompt,
+            params.of_answer(index),
+            rank.priority,
             cache_salt=request.cache_salt,
             speculative=request.speculative,
-            session=session_ticket(caller().name, request.cache_salt, request.session) if request.session else "",
+            session=session,
             arrival=recorder.arrival,
             kv=kv.ticket if kv and index == 0 else None,
-            name=name,
         )
         stream = model.tokenizer.stream(prompt.text_ids, skip_special, request.shown_tokens)
         choice = ChoiceText(
@@ -193,7 +190,7 @@ def _sequences(
             logprobs=params.logprobs is not None,
             shows_stop=request.shows_stop,
         )
-        made.append(GeneratedSequence(engine_request, choice, recorder, first_of_prompt=index == 0))
+        made.append(GeneratedSequence(of_engine, choice, recorder, first_of_prompt=index == 0))
     return made
 
 

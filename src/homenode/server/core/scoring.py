@@ -23,7 +23,7 @@ from homenode.server.core.prompts import (
     texts_memory,
 )
 from homenode.server.http.failures import ApiError
-from homenode.server.models.served_model import ServedModel
+from homenode.server.models.served_model import AskedModel, ServedModel
 from homenode.server.models.text_work import SHORT_TEXT
 
 Item = TypeVar("Item")
@@ -52,8 +52,9 @@ class Scores:
     prompt_tokens: int
 
 
-async def score_texts(model: ServedModel, asked: TextsToScore) -> Scores:
+async def score_texts(asked_model: AskedModel, asked: TextsToScore) -> Scores:
     """The score of each pair. Raises ApiError 400 for texts that do not fit each other or the model."""
+    model = asked_model.model
     pooling = pooling_of(model)
     for texts, param in ((asked.first, asked.first_param), (asked.second, asked.second_param)):
         if not texts:
@@ -72,26 +73,28 @@ async def score_texts(model: ServedModel, asked: TextsToScore) -> Scores:
         )
         raise ApiError(400, text, param="model", code="unsupported_model")
     async with model.text_work.reserve(texts_memory([*asked.first, *asked.second])):
-        return await (_by_model(model, asked) if pooling.labels else _by_vectors(model, asked))
+        return await (_by_model(asked_model, asked) if pooling.labels else _by_vectors(asked_model, asked))
 
 
-async def _by_vectors(model: ServedModel, asked: TextsToScore) -> Scores:
+async def _by_vectors(asked_model: AskedModel, asked: TextsToScore) -> Scores:
+    model = asked_model.model
     most = kept_tokens(model, asked.truncate)
     prompts: list[EncodedPrompt] = []
     for texts, param in ((asked.first, asked.first_param), (asked.second, asked.second_param)):
         prompts += await encode_prompts(model, list(texts), param, add_special_tokens=True, n=1, most=most)
         check_prompt_tokens(sum(len(prompt.ids) for prompt in prompts), param)
-    found = await pool_texts(model, prompts, asked.priority)
+    found = await pool_texts(asked_model, prompts, asked.priority)
     first, second = found.vectors[: len(asked.first)], found.vectors[len(asked.first) :]
     pairs = _pairs(first, second)
     values = await model.text_work.run(lambda: list(starmap(cosine, pairs)), sum(map(len, found.vectors)))
     return Scores(values, found.prompt_tokens)
 
 
-async def _by_model(model: ServedModel, asked: TextsToScore) -> Scores:
+async def _by_model(asked_model: AskedModel, asked: TextsToScore) -> Scores:
+    model = asked_model.model
     template = pooling_of(model).template
     prompts = await (_in_template(model, asked, template) if template else _joined(model, asked))
-    found = await pool_texts(model, prompts, asked.priority)
+    found = await pool_texts(asked_model, prompts, asked.priority)
     return Scores([v[0] if asked.logits else sigmoid(v[0]) for v in found.vectors], found.prompt_tokens)
 
 

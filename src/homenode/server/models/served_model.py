@@ -6,7 +6,7 @@ import hashlib
 import itertools
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -84,8 +84,8 @@ class ServedModel:
 
     @property
     def media_marked_in_text(self) -> Taken:
-        """The kinds of media of which its chat template knows no parts."""
-        return frozenset(kind for kind, work in self.media.items() if work.marked_in_text)
+        """The kinds of media for which marks stand in texts, as no chat template writes anything for them."""
+        return frozenset(kind for kind, work in self.media.items() if work.family.marker_token == "")
 
     @cached_property
     def token_rules(self) -> TokenRules:
@@ -106,8 +106,11 @@ class ServedModel:
             self.client.abort(id, "abort")
 
 
-class AskedModel(NamedTuple):
-    """A model as a request asks for it. `name`: the one to answer under, which is what it was asked by, if any."""
+@dataclass(frozen=True, slots=True)
+class AskedModel:
+    """A model as a request asks for it, from the table of models to the requests that the engine gets for it
+    (`core.engine_request`). `name`: the one to answer under, which is what it was asked by, if any.
+    """
 
     model: ServedModel
     name: str

@@ -42,10 +42,10 @@ class TracedSequence(Protocol):
 
 
 def note_generation(
-    span: RequestSpan, model: str, sequences: Sequence[TracedSequence], handed_tokens: int | None
+    span: RequestSpan, model: tuple[str, str], sequences: Sequence[TracedSequence], handed_tokens: int | None
 ) -> None:
-    """Add what became of the sequences of a request, which are over. `handed_tokens`: those whose KV goes to another
-    engine; None: it was not to go anywhere.
+    """Add what became of the sequences of a request, which are over. `model`: the name that was asked for, and the one
+    that it is known by. `handed_tokens`: those whose KV goes to another engine; None: it was not to go anywhere.
     """
     if not span.sampled:
         return
@@ -54,7 +54,8 @@ def note_generation(
     span.note(
         {
             "gen_ai.provider.name": "homenode",
-            "gen_ai.request.model": model,
+            "gen_ai.request.model": model[0],
+            "gen_ai.response.model": model[1],
             "gen_ai.request.max_tokens": params.max_tokens,
             "gen_ai.request.choice.count": len(sequences),
             "gen_ai.usage.input_tokens": sum(len(each.request.prompt_ids) for each in prompts),

@@ -47,12 +47,12 @@ _decode_count = decode_as(MessagesCountRequest, HINTS)
 
 async def messages(state: ServerState, request: Request) -> Response:
     """Answer a conversation."""
-    body, (model, name) = await read_for_model(state, request, _decode)
-    note = partial(note_ignored, request)
-    asked = await beside_loop(request, lambda: answer_request(body, state.thought_seal, note, taken=model.taken))
-    conversation = await unless_gone_early(request, begin_conversation(model, asked))
+    body, asked_model = await read_for_model(state, request, _decode)
+    note, taken = partial(note_ignored, request), asked_model.model.taken
+    asked = await beside_loop(request, lambda: answer_request(body, state.thought_seal, note, taken=taken))
+    conversation = await unless_gone_early(request, begin_conversation(asked_model, asked))
     seal = None if shows_thoughts(body.thinking) else state.thought_seal.seal
-    answer = MessagesFormat(name, conversation, seal, cached_apart=body.marks_cache())
+    answer = MessagesFormat(asked_model.name, conversation, seal, cached_apart=body.marks_cache())
     return await respond_conversation(
         state, request, conversation, answer, stream=bool(body.stream), form=EVENTS._replace(keep_alive=PING)
     )
@@ -60,7 +60,8 @@ async def messages(state: ServerState, request: Request) -> Response:
 
 async def count_tokens(state: ServerState, request: Request) -> Response:
     """Return how many tokens the prompt of a request has."""
-    body, (model, _) = await read_for_model(state, request, _decode_count)
+    body, asked_model = await read_for_model(state, request, _decode_count)
+    model = asked_model.model
     note = partial(note_ignored, request)
     asked = await beside_loop(request, lambda: prompt_request(body, state.thought_seal, note, taken=model.taken))
     count = await unless_gone_early(request, _count(model, request, asked))

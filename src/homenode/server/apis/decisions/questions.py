@@ -132,7 +132,7 @@ _decode = decode_strictly(DecisionsRequest)
 
 async def decisions(state: ServerState, request: Request) -> Response:
     """Answer the questions."""
-    body, (model, name) = await read_for_model(state, request, _decode)
+    body, asked_model = await read_for_model(state, request, _decode)
     asked = DecisionRequest(
         about=_about(body.input),
         questions=[_question(question, f"questions[{number}]") for number, question in enumerate(body.questions)],
@@ -140,11 +140,11 @@ async def decisions(state: ServerState, request: Request) -> Response:
         priority=body.priority,
         cache_salt=body.cache_salt or "",
     )
-    made = await unless_gone(request.receive, decide(model, asked))
+    made = await unless_gone(request.receive, decide(asked_model, asked))
     shown, usage = bool(body.return_prompt_token_ids), made.usage
     return json_response(
         DecisionAnswers(
-            model=name,
+            model=asked_model.name,
             answers=[_answer(*each) for each in zip(body.questions, made.decisions, strict=True)],
             usage=DecisionsUsage(
                 input_tokens=usage.prompt_tokens,

@@ -100,7 +100,7 @@ _decode = decode_strictly(SystemOneRequest)
 
 async def systemone(state: ServerState, request: Request) -> Response:
     """Answer the questions."""
-    body, (model, name) = await read_for_model(state, request, _decode)
+    body, asked_model = await read_for_model(state, request, _decode)
     about = body.state if isinstance(body.state, str) else json.dumps(body.state, ensure_ascii=False)
     asked = DecisionRequest(
         about=f"{body.instructions}\n\n{about}" if body.instructions else about,
@@ -109,14 +109,14 @@ async def systemone(state: ServerState, request: Request) -> Response:
         priority=body.priority,
         cache_salt=body.cache_salt or "",
     )
-    made = await unless_gone(request.receive, decide(model, asked))
+    made = await unless_gone(request.receive, decide(asked_model, asked))
     by_name = dict(zip(body.questions, made.decisions, strict=True))
     shown = bool(body.return_prompt_token_ids)
     return json_response(
         SystemAnswers(
             id=f"decision-{secrets.token_hex(12)}",
             created=int(time.time()),
-            model=name,
+            model=asked_model.name,
             answers={name: _answer(body.questions[name], decision) for name, decision in by_name.items()},
             usage=SystemUsage(made.usage.prompt_tokens, made.usage.completion_tokens),
             diagnostics={name: SystemDiagnostics(each.label_mass, each.is_label) for name, each in by_name.items()},

@@ -30,7 +30,7 @@ from homenode.server.http.failures import CONTEXT_LENGTH_EXCEEDED, ApiError
 from homenode.server.http.sse import EventStream
 from homenode.server.keys.told_usage import USAGE_HEADER
 from homenode.server.models.model_table import read_for_model
-from homenode.server.models.served_model import ServedModel
+from homenode.server.models.served_model import AskedModel, ServedModel
 from homenode.server.models.text_work import SHORT_TEXT, memory_of
 from homenode.units import format_count
 
@@ -59,15 +59,16 @@ class InfillAnswer(msgspec.Struct, kw_only=True):
 
 async def infill(state: ServerState, request: Request) -> Response:
     """Fill in the middle."""
-    body, (model, name) = await read_for_model(state, request, _decode)
+    body, asked_model = await read_for_model(state, request, _decode)
+    model = asked_model.model
     tokens = middle_tokens_of(model, "input_prefix")
     prompt, truncated = await unless_gone_early(request, _prompt(model, body, tokens))
-    generation = await _begin(model, body, prompt, tokens)
+    generation = await _begin(asked_model, body, prompt, tokens)
     limit = body.t_max_predict_ms
     middle = InfillText(body.n_indent or 0, None if limit is None or limit <= 0 else limit / 1000)
 
     def answer(content: str) -> Any:
-        return _selected(_answer(generation, middle, content, name, truncated), body.response_fields)
+        return _selected(_answer(generation, middle, content, asked_model.name, truncated), body.response_fields)
 
     tells = USAGE_HEADER in request.headers
     if body.stream:
@@ -81,9 +82,9 @@ async def infill(state: ServerState, request: Request) -> Response:
 
 
 async def _begin(
-    model: ServedModel, body: InfillRequest, prompt: EncodedPrompt, tokens: FillInMiddleTokens
+    asked_model: AskedModel, body: InfillRequest, prompt: EncodedPrompt, tokens: FillInMiddleTokens
 ) -> Generation:
-    given = given_settings(body)
+    model, given = asked_model.model, given_settings(body)
     if body.repeat_penalty is not None:
         given.setdefault("repetition_penalty", body.repeat_penalty)
     ends = tuple(token for token in tokens.ends if token < model.ready.vocab_size)
@@ -94,7 +95,7 @@ async def _begin(
     most = body.most_tokens
     # A prompt alone is computed with one token, which nobody sees.
     return await begin(
-        model,
+        asked_model,
         GenerationRequest(
             prompts=[prompt],
             sampling=sampling,

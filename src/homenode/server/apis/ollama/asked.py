@@ -24,7 +24,7 @@ from homenode.server.http.failures import ApiError
 from homenode.server.http.ignored import note_ignored
 from homenode.server.http.sse import LINES
 from homenode.server.models.model_table import model_for
-from homenode.server.models.served_model import ServedModel
+from homenode.server.models.served_model import AskedModel, ServedModel
 
 _KEPT = 4  # tokens at the beginning of a prompt that is cut, as in Ollama
 
@@ -74,7 +74,7 @@ def streams(body: OllamaAsked) -> bool:
     return body.stream is not False
 
 
-async def model_asked(state: ServerState, request: Request, body: OllamaAsked, *, empty: bool) -> ServedModel | None:
+async def model_asked(state: ServerState, request: Request, body: OllamaAsked, *, empty: bool) -> AskedModel | None:
     """The model of a request, kept for as long as it says; None where the request unloads it. `empty`: there is nothing
     to answer. Raises as `read_for_model`.
     """
@@ -84,9 +84,9 @@ async def model_asked(state: ServerState, request: Request, body: OllamaAsked, *
         check_admin()
         kept_models(state).unload(kept_models(state).find_kept(body.model, TAG).name)
         return None
-    model, _ = await model_for(state, request, body, tag=TAG)
-    keep_as_asked(state, request, model, body.keep_alive)
-    return model
+    asked_model = await model_for(state, request, body, tag=TAG)
+    keep_as_asked(state, request, asked_model.model, body.keep_alive)
+    return asked_model
 
 
 def check_asked(model: ServedModel, request: Request, body: OllamaAsked) -> None:

@@ -22,7 +22,7 @@ from homenode.server.http.endpoint import json_response
 from homenode.server.http.exchange import beside_loop, read_json, unless_gone_early
 from homenode.server.http.failures import ApiError
 from homenode.server.http.ignored import note_ignored, note_left_out
-from homenode.server.models.served_model import ServedModel
+from homenode.server.models.served_model import AskedModel
 
 _decode = decode_as(OllamaChatRequest, HINTS)
 
@@ -30,9 +30,10 @@ _decode = decode_as(OllamaChatRequest, HINTS)
 async def chat(state: ServerState, request: Request) -> Response:
     """Answer a conversation; without messages there is nothing to do, as the model is loaded."""
     body = await read_json(state, request, _decode, any_type=True)
-    model = await model_asked(state, request, body, empty=not body.messages)
-    if model is None:
+    asked_model = await model_asked(state, request, body, empty=not body.messages)
+    if asked_model is None:
         return json_response(loaded(chat_line, body.model, "unload"))
+    model = asked_model.model
     check_asked(model, request, body)
     said = body.messages
     if not said:
@@ -46,19 +47,19 @@ async def chat(state: ServerState, request: Request) -> Response:
         offer=_offer(body.tools),
         cut=prompt_cut(body, "messages"),
     )
-    conversation = await unless_gone_early(request, _begin(model, request, body, asked))
+    conversation = await unless_gone_early(request, _begin(asked_model, request, body, asked))
     return await answered(state, model, request, body, conversation, chat_line)
 
 
 async def _begin(
-    model: ServedModel, request: Request, body: OllamaChatRequest, asked: ConversationRequest
+    asked_model: AskedModel, request: Request, body: OllamaChatRequest, asked: ConversationRequest
 ) -> Conversation:
     """Raises ApiError 400. Dropped turns are told as `messages`."""
     if body.truncate is not False:
-        whole, asked = asked, await truncated(model, asked)
+        whole, asked = asked, await truncated(asked_model.model, asked)
         if asked is not whole:
             note_left_out(request, [SentText("messages", "", by_template=True)])
-    return await begin_conversation(model, asked)
+    return await begin_conversation(asked_model, asked)
 
 
 def _offer(tools: list[OllamaTool] | None) -> ToolOffer | None:

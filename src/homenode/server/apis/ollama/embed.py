@@ -31,7 +31,7 @@ from homenode.server.http.endpoint import json_response
 from homenode.server.http.exchange import unless_gone
 from homenode.server.http.failures import ApiError
 from homenode.server.models.model_table import read_for_model
-from homenode.server.models.served_model import ServedModel
+from homenode.server.models.served_model import AskedModel
 
 
 class OllamaEmbedRequest(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -77,10 +77,10 @@ _decode_older = decode_as(OllamaEmbeddingsRequest, HINTS)
 async def embed(state: ServerState, request: Request) -> Response:
     """A vector of each text, of length 1."""
     begin = time.monotonic_ns()
-    body, (model, _) = await read_for_model(state, request, _decode, any_type=True, tag=TAG)
-    keep_as_asked(state, request, model, body.keep_alive)
+    body, asked_model = await read_for_model(state, request, _decode, any_type=True, tag=TAG)
+    keep_as_asked(state, request, asked_model.model, body.keep_alive)
     texts = [body.input] if isinstance(body.input, str) else body.input
-    pooled = _pooled(model, texts, "input", body.dimensions, truncate=body.truncate is not False)
+    pooled = _pooled(asked_model, texts, "input", body.dimensions, truncate=body.truncate is not False)
     found = await unless_gone(request.receive, pooled)
     taken = time.monotonic_ns() - begin
 
@@ -90,21 +90,22 @@ async def embed(state: ServerState, request: Request) -> Response:
             model=body.model, embeddings=vectors, total_duration=taken, prompt_eval_count=found.prompt_tokens
         )
 
-    return await json_of(model, found, answer)
+    return await json_of(asked_model.model, found, answer)
 
 
 async def embeddings(state: ServerState, request: Request) -> Response:
     """The vector of one text, as the model gives it."""
-    body, (model, _) = await read_for_model(state, request, _decode_older, any_type=True, tag=TAG)
-    keep_as_asked(state, request, model, body.keep_alive)
+    body, asked_model = await read_for_model(state, request, _decode_older, any_type=True, tag=TAG)
+    keep_as_asked(state, request, asked_model.model, body.keep_alive)
     texts = [body.prompt] if body.prompt else []
-    found = await unless_gone(request.receive, _pooled(model, texts, "prompt", None, truncate=True))
+    found = await unless_gone(request.receive, _pooled(asked_model, texts, "prompt", None, truncate=True))
     return json_response(OllamaEmbedding(list(found.vectors[0]) if found.vectors else []))
 
 
 async def _pooled(
-    model: ServedModel, texts: list[str], param: str, dimensions: int | None, *, truncate: bool
+    asked_model: AskedModel, texts: list[str], param: str, dimensions: int | None, *, truncate: bool
 ) -> PooledTexts:
+    model = asked_model.model
     width = vectors_of(model).width
     if dimensions is not None and dimensions > width:
         text = f"`dimensions` is {dimensions}; the vectors of this model have {width}"
@@ -114,7 +115,7 @@ async def _pooled(
     async with model.text_work.reserve(texts_memory(texts)):
         prompts = await encode_prompts(model, texts, param, add_special_tokens=True, n=1, most=most)
         refuse_uncounted(model, prompts, param)
-        return await pool_texts(model, prompts)
+        return await pool_texts(asked_model, prompts)
 
 
 OPERATIONS = tuple(

@@ -40,7 +40,7 @@ from homenode.server.http.endpoint import json_response
 from homenode.server.http.exchange import read_json, unless_gone_early
 from homenode.server.http.failures import ApiError
 from homenode.server.http.ignored import note_ignored
-from homenode.server.models.served_model import ServedModel
+from homenode.server.models.served_model import AskedModel, ServedModel
 from homenode.server.models.text_work import SHORT_TEXT
 
 _decode = decode_as(OllamaGenerateRequest, HINTS)
@@ -49,9 +49,10 @@ _decode = decode_as(OllamaGenerateRequest, HINTS)
 async def generate(state: ServerState, request: Request) -> Response:
     """Answer a prompt; without one there is nothing to do, as the model is loaded."""
     body = await read_json(state, request, _decode, any_type=True)
-    model = await model_asked(state, request, body, empty=not body.prompt)
-    if model is None:
+    asked_model = await model_asked(state, request, body, empty=not body.prompt)
+    if asked_model is None:
         return json_response(loaded(generate_line, body.model, "unload"))
+    model = asked_model.model
     check_asked(model, request, body)
     if model.tokenizer.fill_in_middle is None:
         refuse(body.suffix, "suffix", f'"{body.model[:200]}" does not support insert: it cannot fill in the middle')
@@ -64,7 +65,7 @@ async def generate(state: ServerState, request: Request) -> Response:
     raw = body.raw or bool(body.suffix)
     if body.suffix and body.system:
         note_ignored(request, "system", "system")
-    begun = _raw(model, body, body.prompt) if raw else _message(model, body, body.prompt)
+    begun = _raw(asked_model, body, body.prompt) if raw else _message(asked_model, body, body.prompt)
     conversation = await unless_gone_early(request, begun)
     return await answered(state, model, request, body, conversation, generate_line, context=not raw)
 
@@ -78,7 +79,8 @@ def _check_goes_with(body: OllamaGenerateRequest) -> None:
             refuse(name, name, "`suffix` does not go with `template` and `context`")
 
 
-async def _message(model: ServedModel, body: OllamaGenerateRequest, prompt: str) -> Conversation:
+async def _message(asked_model: AskedModel, body: OllamaGenerateRequest, prompt: str) -> Conversation:
+    model = asked_model.model
     messages: list[dict[str, Any]] = [{"role": "system", "content": body.system}] if body.system else []
     messages.append({"role": "user", "content": with_images(prompt, body.images, "images")})
     text = await asyncio.to_thread(lambda: _templated(model, body, messages)) if body.template else None
@@ -91,7 +93,7 @@ async def _message(model: ServedModel, body: OllamaGenerateRequest, prompt: str)
         token_ids=True,
         cut=prompt_cut(body, "prompt"),
     )
-    return await begin_conversation(model, asked)
+    return await begin_conversation(asked_model, asked)
 
 
 def _templated(model: ServedModel, body: OllamaGenerateRequest, messages: list[dict[str, Any]]) -> PromptText:
@@ -117,9 +119,9 @@ def _templated(model: ServedModel, body: OllamaGenerateRequest, messages: list[d
     return PromptText(text, hidden)
 
 
-async def _raw(model: ServedModel, body: OllamaGenerateRequest, prompt: str) -> Conversation:
+async def _raw(asked_model: AskedModel, body: OllamaGenerateRequest, prompt: str) -> Conversation:
     """The prompt as the model sees it, or what comes before a middle; all that it writes is the response."""
-    sampling = sampling_of(body)
+    model, sampling = asked_model.model, sampling_of(body)
     not_kept: Sequence[FieldPath] = ()
     if (output := output_of(body)) is not None:
         grammar = await grammar_of(model, output, "format")
@@ -135,7 +137,7 @@ async def _raw(model: ServedModel, body: OllamaGenerateRequest, prompt: str) -> 
             ids = await fitting_ids(model, PromptText(prompt), "prompt", True, inline=inline, cut=cut)
             prompts = [cut_prompt(model, ids, "prompt", cut, max_tokens)]
     generation = await begin(
-        model,
+        asked_model,
         GenerationRequest(
             prompts=prompts,
             sampling=sampling,

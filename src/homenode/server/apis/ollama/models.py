@@ -153,7 +153,7 @@ async def show(state: ServerState, request: Request) -> Response:
     name = body.model or body.name
     if not name:
         raise ApiError(400, "the required field `model` is missing", param="model", code="missing_required_parameter")
-    model, _ = await state.models.obtain(request, name, TAG)
+    model = (await state.models.obtain(request, name, TAG)).model
     return json_response(ModelFacts(model).shown(name if name in model.names else name.removesuffix(TAG)))
 
 

@@ -69,7 +69,8 @@ async def model(state: ServerState, request: Request) -> Response:
         from homenode.server.core.kept import kept_models  # a server of one model starts sooner without
 
         return json_response(_kept(kept_models(state).find_kept(name), name, state.started))
-    return json_response(_model(*state.models.find(name), state.started))
+    found = state.models.find(name)
+    return json_response(_model(found.model, found.name, state.started))
 
 
 def _list_kept(state: ServerState) -> ModelList:

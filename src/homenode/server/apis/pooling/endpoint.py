@@ -27,7 +27,7 @@ from homenode.server.core.state import ServerState
 from homenode.server.http.decoding import FieldHints, decode_as
 from homenode.server.http.exchange import unless_gone
 from homenode.server.models.model_table import read_for_model
-from homenode.server.models.served_model import ServedModel
+from homenode.server.models.served_model import AskedModel
 
 _Id = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
@@ -78,12 +78,13 @@ _decode = decode_as(PoolingRequest, FieldHints({}, {}))
 
 async def pooling(state: ServerState, request: Request) -> Response:
     """Return what the model makes of each text."""
-    body, (model, name) = await read_for_model(state, request, _decode)
-    found = await unless_gone(request.receive, _pooled(model, body))
-    return await json_of(model, found, lambda: _answer(body, name, found))
+    body, asked_model = await read_for_model(state, request, _decode)
+    found = await unless_gone(request.receive, _pooled(asked_model, body))
+    return await json_of(asked_model.model, found, lambda: _answer(body, asked_model.name, found))
 
 
-async def _pooled(model: ServedModel, body: PoolingRequest) -> PooledTexts:
+async def _pooled(asked_model: AskedModel, body: PoolingRequest) -> PooledTexts:
+    model = asked_model.model
     pooling_of(model)
     most = kept_tokens(model, body.truncate_prompt_tokens)
     texts = await model.text_work.run(lambda: split_prompts(body.input, "input"), len(body.input))
@@ -91,7 +92,7 @@ async def _pooled(model: ServedModel, body: PoolingRequest) -> PooledTexts:
     special = body.add_special_tokens is not False
     async with model.text_work.reserve(texts_memory(texts)):
         prompts = await encode_prompts(model, texts, "input", add_special_tokens=special, n=1, most=most)
-        return await pool_texts(model, prompts, body.priority)
+        return await pool_texts(asked_model, prompts, body.priority)
 
 
 def _answer(body: PoolingRequest, model: str, found: PooledTexts) -> PooledList:

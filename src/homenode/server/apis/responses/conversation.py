@@ -35,7 +35,7 @@ from homenode.server.core.request import check_limits
 from homenode.server.core.state import ServerState
 from homenode.server.http.failures import ApiError
 from homenode.server.models.media import Taken
-from homenode.server.models.served_model import ServedModel
+from homenode.server.models.served_model import AskedModel, ServedModel
 
 SEALED = "reasoning.encrypted_content"
 LOGPROBS = "message.output_text.logprobs"
@@ -162,10 +162,11 @@ class AskedConversation:
         except ApiError as error:
             raise _about_input(error) from None
 
-    async def begin(self, model: ServedModel) -> Conversation:
+    async def begin(self, asked_model: AskedModel) -> Conversation:
         """Raises ApiError 400. Where the request says so, the oldest turns are dropped until the others fit."""
         try:
-            return await begin_conversation(model, await self._fitting(model, self._request()))
+            request = await self._fitting(asked_model.model, self._request())
+            return await begin_conversation(asked_model, request)
         except ApiError as error:
             raise _about_input(error) from None
 

@@ -57,15 +57,15 @@ _decode = decode_as(ResponsesRequest, HINTS)
 
 async def create_response(state: ServerState, request: Request) -> Response:
     """Answer a conversation."""
-    body, served = await read_for_model(state, request, _decode)
+    body, asked_model = await read_for_model(state, request, _decode)
     _check_background(state, body)
     try:
-        answer, history = await unless_gone_early(request, _begin(state, served, request, body))
+        answer, history = await unless_gone_early(request, _begin(state, asked_model, request, body))
     except ApiError as error:
         if not body.stream or error.body.error.code != CONTEXT_LENGTH_EXCEEDED:
             raise
         # Agents know a conversation that is too long by the end of a stream, and not by a status.
-        return _failed_response(_response(state, served, body), error)
+        return _failed_response(_response(state, asked_model, body), error)
 
     if body.background:
         note_conversation(request, answer.conversation)
@@ -110,10 +110,9 @@ def _check_background(state: ServerState, body: ResponsesRequest) -> None:
 
 async def count_input_tokens(state: ServerState, request: Request) -> Response:
     """Return how many tokens the prompt of a request has."""
-    body, (model, _) = await read_for_model(state, request, _decode)
-    return json_response(
-        ResponsesInputTokens(input_tokens=await unless_gone_early(request, _count(state, model, request, body)))
-    )
+    body, asked_model = await read_for_model(state, request, _decode)
+    count = await unless_gone_early(request, _count(state, asked_model.model, request, body))
+    return json_response(ResponsesInputTokens(input_tokens=count))
 
 
 async def _count(state: ServerState, model: ServedModel, request: Request, body: ResponsesRequest) -> int:
@@ -143,13 +142,13 @@ async def _read(
 
 
 async def _begin(
-    state: ServerState, served: AskedModel, request: Request, body: ResponsesRequest
+    state: ServerState, asked_model: AskedModel, request: Request, body: ResponsesRequest
 ) -> tuple[ResponsesFormat, ItemHistory]:
     """Raises ApiError 400 and 404, and UserError when the chat template refuses the messages."""
-    model = served.model
+    model = asked_model.model
     asked, history, tools = await _read(state, model, request, body)
-    conversation = await asked.begin(model)
-    response = _response(state, served, body)
+    conversation = await asked.begin(asked_model)
+    response = _response(state, asked_model, body)
     options = body.reasoning
     builder = OutputBuilder(
         response.id.partition("_")[2],
@@ -164,9 +163,9 @@ async def _begin(
     return answer, history
 
 
-def _response(state: ServerState, served: AskedModel, body: ResponsesRequest) -> ResponseObject:
+def _response(state: ServerState, asked_model: AskedModel, body: ResponsesRequest) -> ResponseObject:
     """The response before anything has come of it."""
-    model, name = served
+    model = asked_model.model
     defaults = model.ready.sampling_defaults if model.config.generation_config == "auto" else {}
     sampling = {"temperature": 1.0, "top_p": 1.0, **defaults, **given_settings(body)}
     choice: Any = "auto" if body.tool_choice is None else _told_choice(msgspec.to_builtins(body.tool_choice))
@@ -179,7 +178,7 @@ def _response(state: ServerState, served: AskedModel, body: ResponsesRequest) ->
         max_output_tokens=body.max_output_tokens,
         max_tool_calls=body.max_tool_calls,
         metadata=body.metadata or {},
-        model=name,
+        model=asked_model.name,
         output=[],
         parallel_tool_calls=body.parallel_tool_calls is not False,
         previous_response_id=body.previous_response_id,

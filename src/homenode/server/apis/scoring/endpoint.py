@@ -37,20 +37,20 @@ _decode_rerank = decode_as(RerankRequest, HINTS)
 
 async def score(state: ServerState, request: Request) -> Response:
     """The scores of pairs."""
-    body, (model, name) = await read_for_model(state, request, _decode_score)
+    body, asked_model = await read_for_model(state, request, _decode_score)
     first, second = ([text] if isinstance(text, str) else text for text in (body.text_1, body.text_2))
     asked = TextsToScore(
         first, second, "text_1", "text_2", body.truncate_prompt_tokens, body.priority, body.activation is False
     )
-    found = await unless_gone(request.receive, score_texts(model, asked))
+    found = await unless_gone(request.receive, score_texts(asked_model, asked))
     data = [Score(index=number, score=value) for number, value in enumerate(found.values)]
     id, created = f"score-{secrets.token_hex(12)}", int(time.time())
-    return json_response(ScoreList(id=id, created=created, model=name, data=data, usage=_usage(found)))
+    return json_response(ScoreList(id=id, created=created, model=asked_model.name, data=data, usage=_usage(found)))
 
 
 async def rerank(state: ServerState, request: Request) -> Response:
     """The documents that are nearest to a query."""
-    body, (model, name) = await read_for_model(state, request, _decode_rerank)
+    body, asked_model = await read_for_model(state, request, _decode_rerank)
     texts = [each if isinstance(each, str) else each.text for each in body.documents]
     asked = TextsToScore(
         [body.query],
@@ -61,7 +61,7 @@ async def rerank(state: ServerState, request: Request) -> Response:
         body.priority,
         body.activation is False,
     )
-    found = await unless_gone(request.receive, score_texts(model, asked))
+    found = await unless_gone(request.receive, score_texts(asked_model, asked))
     order = sorted(range(len(texts)), key=lambda number: -found.values[number])
     shown = body.return_documents is not False
     results = [
@@ -75,7 +75,7 @@ async def rerank(state: ServerState, request: Request) -> Response:
     return json_response(
         RankedList(
             id=f"rerank-{secrets.token_hex(12)}",
-            model=name,
+            model=asked_model.name,
             results=results,
             usage=_usage(found),
         )

@@ -57,17 +57,20 @@ _decode = decode_as(ChatRequest, HINTS)
 
 async def chat_completions(state: ServerState, request: Request) -> Response:
     """Answer the last message of a conversation."""
-    body, (model, name) = await read_for_model(state, request, _decode)
+    body, asked_model = await read_for_model(state, request, _decode)
+    model = asked_model.model
     tools = chat_tools(request, body)
     asked = await unless_gone_early(request, conversation_of(model, request, body, tools))
-    conversation = await unless_gone_early(request, begin_conversation(model, asked))
-    answer = ChatFormat(model, name, body, conversation, frozenset(n for n, tool in tools.items() if tool.custom))
+    conversation = await unless_gone_early(request, begin_conversation(asked_model, asked))
+    custom = frozenset(name for name, tool in tools.items() if tool.custom)
+    answer = ChatFormat(model, asked_model.name, body, conversation, custom)
     return await respond_conversation(state, request, conversation, answer, stream=bool(body.stream))
 
 
 async def apply_template(state: ServerState, request: Request) -> Response:
     """Return what the model would see of a conversation, text and tokens; nothing is generated."""
-    body, (model, _) = await read_for_model(state, request, _decode)
+    body, asked_model = await read_for_model(state, request, _decode)
+    model = asked_model.model
     asked = await unless_gone_early(request, conversation_of(model, request, body, chat_tools(request, body)))
     check_limits(model, 1, asked.sampling)
     answer = await unless_gone_early(request, _applied(model, request, asked))

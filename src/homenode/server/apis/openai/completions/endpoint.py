@@ -30,7 +30,7 @@ from homenode.server.http.exchange import unless_gone_early
 from homenode.server.http.failures import ApiError
 from homenode.server.http.ignored import note_not_kept
 from homenode.server.models.model_table import read_for_model
-from homenode.server.models.served_model import ServedModel
+from homenode.server.models.served_model import AskedModel, ServedModel
 
 _DEFAULT_MAX_TOKENS = 16
 _decode = decode_as(CompletionRequest, HINTS)
@@ -38,14 +38,14 @@ _decode = decode_as(CompletionRequest, HINTS)
 
 async def completions(state: ServerState, request: Request) -> Response:
     """Continue one or several prompts."""
-    body, (model, name) = await read_for_model(state, request, _decode)
-    generation = await unless_gone_early(request, _begin(model, request, body))
-    return await respond(
-        state, request, generation, CompletionFormat(model, name, body, generation), stream=bool(body.stream)
-    )
+    body, asked_model = await read_for_model(state, request, _decode)
+    generation = await unless_gone_early(request, _begin(asked_model, request, body))
+    answer = CompletionFormat(asked_model.model, asked_model.name, body, generation)
+    return await respond(state, request, generation, answer, stream=bool(body.stream))
 
 
-async def _begin(model: ServedModel, request: Request, body: CompletionRequest) -> Generation:
+async def _begin(asked_model: AskedModel, request: Request, body: CompletionRequest) -> Generation:
+    model = asked_model.model
     if body.best_of not in (None, 1, body.n):
         text = (
             f"`best_of` is {body.best_of} and `n` is {body.n or 1}: ask for several choices with `n` and pick one "
@@ -87,7 +87,7 @@ async def _begin(model: ServedModel, request: Request, body: CompletionRequest) 
             echo=bool(body.echo),
             shows_stop=bool(body.include_stop_str_in_output),
         )
-        return await begin(model, asked)
+        return await begin(asked_model, asked)
 
 
 async def _prompts(model: ServedModel, body: CompletionRequest) -> list[str | list[int]]:

@@ -44,7 +44,7 @@ from homenode.server.http.exchange import unless_gone
 from homenode.server.http.failures import ApiError
 from homenode.server.http.ignored import note_left_out
 from homenode.server.models.model_table import read_for_model
-from homenode.server.models.served_model import ServedModel
+from homenode.server.models.served_model import AskedModel, ServedModel
 
 
 class EmbeddingRequest(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -100,12 +100,13 @@ _decode = decode_as(EmbeddingRequest, HINTS)
 
 async def embeddings(state: ServerState, request: Request) -> Response:
     """A vector of each text, or of the conversation."""
-    body, (model, name) = await read_for_model(state, request, _decode)
-    found = await unless_gone(request.receive, _pooled(model, request, body))
-    return await json_of(model, found, lambda: _answer(body, name, found))
+    body, asked_model = await read_for_model(state, request, _decode)
+    found = await unless_gone(request.receive, _pooled(asked_model, request, body))
+    return await json_of(asked_model.model, found, lambda: _answer(body, asked_model.name, found))
 
 
-async def _pooled(model: ServedModel, request: Request, body: EmbeddingRequest) -> PooledTexts:
+async def _pooled(asked_model: AskedModel, request: Request, body: EmbeddingRequest) -> PooledTexts:
+    model = asked_model.model
     width = vectors_of(model).width
     if body.dimensions is not None and body.dimensions > width:
         text = f"`dimensions` is {body.dimensions}; the vectors of this model have {width}"
@@ -116,7 +117,7 @@ async def _pooled(model: ServedModel, request: Request, body: EmbeddingRequest) 
         text = "give one of `input` (texts or token ids) and `messages` (a conversation)"
         raise ApiError(400, text, param="input", code="invalid_value")
     if body.messages is not None:
-        return await pool_texts(model, [await _conversation(model, request, body)], body.priority)
+        return await pool_texts(asked_model, [await _conversation(model, request, body)], body.priority)
     assert body.input is not None
     given = body.input
     most = kept_tokens(model, body.truncate_prompt_tokens)
@@ -125,7 +126,7 @@ async def _pooled(model: ServedModel, request: Request, body: EmbeddingRequest) 
     special = body.add_special_tokens is not False
     async with model.text_work.reserve(texts_memory(texts)):
         prompts = await encode_prompts(model, texts, "input", add_special_tokens=special, n=1, most=most)
-        return await pool_texts(model, prompts, body.priority)
+        return await pool_texts(asked_model, prompts, body.priority)
 
 
 async def _conversation(model: ServedModel, request: Request, body: EmbeddingRequest) -> EncodedPrompt:
