@@ -73,8 +73,7 @@ _decode = decode_as(LinesRequest, FieldHints({}, {"rhyme": "the model does not r
 
 
 async def lines(state: ServerState, request: Request) -> Response:
-    body = await read_json(state, request, _decode)
-    asked_model = state.models.find(None)
+    asked_model, body = state.models.find(None), await read_json(state, request, _decode)
     prompts = await encode_prompts(asked_model.model, [body.start], "start", add_special_tokens=True, n=body.count)
     sampling = SamplingParams(n=body.count, temperature=0, stop=body.until or [])
     asked = GenerationRequest(prompts=prompts, sampling=sampling, max_tokens=body.tokens, stream=body.live)

@@ -69,6 +69,13 @@ def test_every_line_is_answered_in_order_and_behind_everybody(server: Running) -
     assert batch.id in [each.id for each in client.batches.list()]
 
 
+def test_the_document_tells_what_every_operation_may_answer(server: Running) -> None:
+    document = server.http.get("/openapi.json").json()
+    assert "409" in document["paths"]["/v1/batches/{batch_id}/cancel"]["post"]["responses"]
+    operations = [each for path in document["paths"].values() for each in path.values()]
+    assert all(answer["description"] for each in operations for answer in each["responses"].values())
+
+
 @pytest.mark.parametrize(
     ("raw", "word"),
     [(b"{oops\n", "line 1"), (lines(1) * 2, "c0"), (lines(1).replace(b"completions", b"nowhere"), "nowhere")],

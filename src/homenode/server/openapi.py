@@ -27,6 +27,7 @@ _FAILURES = {
     404: "There is no such model or path.",
     405: "The path does not take this method.",
     408: "The body did not arrive in time.",
+    409: "It is no longer, or not yet, in the state that this needs.",
     413: "The body is too large.",
     415: "The body is not sent as application/json.",
     429: "The key has used what it may use in a minute; Retry-After says when to come again.",

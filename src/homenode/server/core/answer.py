@@ -59,7 +59,8 @@ class GatheredEvents(Generic[Event]):
     def __init__(self, merge: Callable[[list[Event]], list[Event]]) -> None:
         """`merge`: makes fewer of them that say the same."""
         self.events: list[Event] = []
-        self._merge, self._new = merge, 0
+        self._merge: Callable[[list[Event]], list[Event]] = merge
+        self._new = 0
 
     def add(self, event: Event) -> None:
         """Take in the next."""
