@@ -1,4 +1,4 @@
-"""The towers that make rows of media, and the module that has each: it is imported in the process where one computes."""
+"""The towers that make rows of media, and the module that has each, which is imported in the process of its tower."""
 
 from __future__ import annotations
 

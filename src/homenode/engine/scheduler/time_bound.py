@@ -47,8 +47,8 @@ class TimeBound:
         self._kept = share * self.left(decodes, prompts) if share else 0.0
 
     def fitting(self, decodes: StepLoad, prompts: StepLoad, start: int, count: int, *, scored: bool) -> int:
-        """Return how many of `count` positions of a prompt from `start` on fit beside `decodes` and `prompts`, which are
-        in the step already; some of the first prompt always do. `scored`: the logits of each are wanted.
+        """Return how many of `count` positions of a prompt from `start` on fit beside what the step has already; some
+        of the first prompt always do. `scored`: the logits of each are wanted.
         """
         first = not prompts.tokens
         if not self._costs.known:
