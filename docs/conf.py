@@ -13,5 +13,8 @@ suppress_warnings = ["myst.xref_missing"]
 
 
 def setup(app: Sphinx) -> None:
-    """Show diagrams as their text, which code hosts draw."""
+    """Show diagrams as their text, which code hosts draw, and queries, since the lexer there is knows no colon in the
+    name of a metric.
+    """
     app.add_lexer("mermaid", TextLexer)
+    app.add_lexer("promql", TextLexer)
