@@ -73,7 +73,7 @@ def start() -> Iterator[Start]:
         thread = threading.Thread(target=lambda: asyncio.run(run()))
         thread.start()
         assert listening.wait(20)
-        running = Running(found[0], scripted, found[1], httpx.Client(base_url=found[0], timeout=20))
+        running = Running(found[0], scripted, found[1], httpx.Client(base_url=found[0], timeout=20, verify=False))
         threads.append((thread, running))
         return running
 

@@ -381,7 +381,8 @@ async def stage(
     listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     serving = asyncio.create_task(serve(config, listener=bind(config), on_listening=listening.set_result))
     url = await listening
-    async with httpx.AsyncClient(base_url=url, timeout=120, limits=httpx.Limits(max_connections=None)) as http:
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(base_url=url, timeout=120, limits=limits, verify=False) as http:
         made = Stage(url, http, prefillers, decoders)
         if ready:
 
