@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 from homenode.model.architectures.architecture import Architecture
@@ -296,6 +297,7 @@ def _not_supported(architecture: Architecture) -> tuple[str, ...]:
     return (*pictures, *LIMITS.get(architecture.name, ()))
 
 
+@cache
 def _tests() -> list[str]:
     return [file.read_text(encoding="utf-8") for file in sorted((ROOT / "tests" / "model").glob("*.py"))]
 

@@ -26,13 +26,15 @@ ADJECTIVES = (
 ).split()
 # A plural behind a value, at once or behind adjectives; rates such as tokens/s are no counts.
 _COUNTED = re.compile(rf" (?:(?:{'|'.join(ADJECTIVES)}) )*(?:{'|'.join(NOUNS)})\b(?!/)")
+# Where a file has none of these, not even over several parts of a text, it need not be parsed.
+_PERHAPS = re.compile(r"""\}(?:["'\s()fFrR\\]|#.*)*""" + _COUNTED.pattern)
 # Values that are no numbers.
 ALLOWED = {"architecture", "name", "told"}
 
 
 def plurals(source: str) -> Iterator[tuple[int, str]]:
     """(line, `{value} noun`) of each f-string in which a plural stands behind a value."""
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(ast.parse(source)) if _PERHAPS.search(source) else ():
         if not isinstance(node, ast.JoinedStr):
             continue
         for value, text in zip(node.values, node.values[1:], strict=False):
@@ -54,6 +56,9 @@ def plurals(source: str) -> Iterator[tuple[int, str]]:
         ("f\"{format_count(n, 'thread')} run\"", []),
         ('f"{_MOST_CPUS} CPUs are taken"', []),
         ('f"{rate:.1f} tokens/s"', []),
+        ('(f"{a:>{width}}"\n f" more threads")', ["{a} more threads"]),
+        ('(f"{n}"  # of it\n " threads")', ["{n} threads"]),
+        ("f'{n}' rf' CPUs'", ["{n} CPUs"]),
         ('f"{n} of the threads"', []),
         ('f"{threads}: CPUs"', []),
     ],

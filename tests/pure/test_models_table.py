@@ -25,9 +25,9 @@ def test_notes_are_of_families_that_are_told_of() -> None:
 
 def test_the_lists_tell_of_every_model_once_and_by_the_registry() -> None:
     lists = read_lists()
+    cells = "\n".join(line for line in page().splitlines() if line.startswith("| "))
     for title, models in lists.items():
         assert len({model.name for model in models}) == len(models), title
-        cells = "\n".join(line for line in page().splitlines() if line.startswith("| "))
         assert all(model.name in cells for model in models), title
     curated = lists["Lemonade's curated GGUF models (August 2026)"]
     assert len(curated) == 90
