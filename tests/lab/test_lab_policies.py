@@ -21,6 +21,7 @@ def plans_weights() -> bool:
     return "--weights" in homenode("plan", "--help").out
 
 
+@cache
 def layout(policy: str) -> dict[str, Any]:
     if not plans_weights():
         pytest.skip("`homenode plan` has no option --weights yet")

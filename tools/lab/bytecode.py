@@ -13,6 +13,7 @@ from tools.lab.folder import ROOT
 
 _COMPILE_S = 120.0
 _FOLDERS = ("src", "tests", "tools")
+_TESTS = r"/test_\w+\.py$"  # pytest writes bytecode of its own for those that it collects
 
 
 def make_bytecode(options: Sequence[str]) -> None:
@@ -22,7 +23,8 @@ def make_bytecode(options: Sequence[str]) -> None:
     env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH"))))
     env["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
-    for words in (["compileall", "-q", *_FOLDERS], ["pytest", *options, "--quiet", "--collect-only", "tests/lab"]):
+    compile_all = ["compileall", "-q", "-x", _TESTS, *_FOLDERS]
+    for words in (compile_all, ["pytest", *options, "--quiet", "--collect-only", "tests/lab"]):
         subprocess.run(
             [sys.executable, "-m", *words], cwd=ROOT, env=env, capture_output=True, timeout=_COMPILE_S, check=False
         )
