@@ -6,6 +6,7 @@ asserts of 700 files, and compiles these, the sources and the packages that it i
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import py_compile
 import subprocess
@@ -18,21 +19,15 @@ import pytest
 
 from tests.paths import ROOT
 
-# Of those with most files; some may be missing.
-_IMPORTS = """
-for name in ("torch", "transformers", "hypothesis", "openai", "numpy"):
-    try:
-        __import__(name)
-    except ImportError:
-        pass
-"""
+_LARGE = ("torch", "transformers", "hypothesis", "openai", "numpy")  # those with most files
 
 
 def make_bytecode(config: pytest.Config) -> None:
     """Write what is missing, with all CPUs; nothing where Python is not to write bytecode."""
     if sys.dont_write_bytecode:
         return
-    packages = subprocess.Popen([sys.executable, "-c", _IMPORTS])
+    imports = "\n".join(f"import {name}" for name in _LARGE if not has_bytecode(name))
+    packages = subprocess.Popen([sys.executable, "-c", imports], stderr=subprocess.DEVNULL)
     files = [path for folder in ("tests", "src") for path in sorted((ROOT / folder).rglob("*.py"))]
     processes = os.cpu_count() or 1
     workers = [
@@ -43,6 +38,12 @@ def make_bytecode(config: pytest.Config) -> None:
     for worker in workers:
         worker.join()
     packages.wait()
+
+
+def has_bytecode(package: str) -> bool:
+    """Whether a package was imported before, or is not there to be imported."""
+    spec = importlib.util.find_spec(package)
+    return spec is None or not spec.origin or Path(importlib.util.cache_from_source(spec.origin)).exists()
 
 
 def _make(config: pytest.Config, files: Iterable[Path]) -> None:
