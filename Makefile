@@ -16,6 +16,11 @@ NATIVE  := $(shell find csrc -type f 2>/dev/null) CMakeLists.txt pyproject.toml
 # Processes of tests that bear others beside them, and of those that do not.
 AT_ONCE ?= $(shell n=$$(nproc); echo $$((n < 4 ? n + 1 : 4)))
 ALONE_AT_ONCE ?= 3
+PURE_AT_ONCE ?= $(shell n=$$(nproc); echo $$((n < 4 ? n : 4)))
+# How a process takes only the CPU time that nobody else wants.
+IDLE    := $(shell chrt --idle 0 true 2>/dev/null && echo chrt --idle 0 || echo nice -n 19)
+QUICK   := -m "not slow and not alone"
+PURE    := $(QUICK) -o cache_dir=.pytest_cache/pure tests/pure
 MODEL   ?=
 FLAGS   ?=
 
@@ -71,15 +76,22 @@ check: $(VENV)/tools  ## style, types and import contracts; of C++ the lines tha
 	$(BIN)/python -m tools.stubs --check
 	$(BIN)/python tools/cpp_style.py
 
-# Side by side, and then what has to be alone. One thread for each library. A part of the former waits, and most of the
-# latter: the 37 tests of dying peers take 3 CPU seconds of 21, those of killed workers 14 of 41. So there is one process
-# more than CPUs, and three of the latter. What fails beside another is decided alone.
+# Side by side, and then what has to be alone. One thread for each library. A part of the former waits, so there is one
+# process more than CPUs. The latter wait for most of their time, for deadlines and for processes that start: three of
+# them at once leave CPU time, and tests/pure, which knows no deadline, takes that, at a priority at which nobody waits
+# for it. What fails beside another is decided alone.
 test: $(VENV)/torch  ## all tests that take seconds each
 	@echo "running the tests that take seconds each: about 15 minutes on two CPUs, less on more; make test-all runs the slow ones as well"
 	@failed=0; \
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(AT_ONCE) --dist worksteal --durations=40 -m "not slow and not alone" || $(BIN)/pytest --last-failed -m "not slow and not alone" || failed=1; \
-	alone=$$(grep -rl mark.alone tests --include='test_*.py'); \
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(AT_ONCE) --dist worksteal --durations=40 $(QUICK) --ignore=tests/pure \
+	  || $(BIN)/pytest --last-failed $(QUICK) --ignore=tests/pure || failed=1; \
+	echo "those that have to be alone, and beside them those of tests/pure, whose output follows at the end"; \
+	OMP_NUM_THREADS=1 $(IDLE) $(BIN)/pytest -n $(PURE_AT_ONCE) --dist worksteal --durations=40 $(PURE) >$(VENV)/pure.log 2>&1 & \
+	beside=$$!; trap "kill $$beside 2>/dev/null" EXIT; \
+	alone=$$(grep -rlF mark.alone tests --include='test_*.py'); \
 	$(BIN)/pytest -n $(ALONE_AT_ONCE) --dist worksteal --durations=20 -m "alone and not slow" $$alone || $(BIN)/pytest --last-failed -m "alone and not slow" $$alone || failed=1; \
+	wait $$beside || rest=1; cat $(VENV)/pure.log; \
+	[ -z "$$rest" ] || $(BIN)/pytest --last-failed $(PURE) || failed=1; \
 	exit $$failed
 
 test-all: $(VENV)/torch  ## all tests, the slow ones too, and more fuzzing
