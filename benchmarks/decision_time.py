@@ -18,11 +18,11 @@ from collections import deque
 from dataclasses import dataclass
 
 from homenode.engine.request import Request
-from homenode.engine.scheduler.draft_choice import DraftChoice
+from homenode.engine.scheduler.drafts.draft_choice import DraftChoice
 from homenode.engine.scheduler.events import RequestArrived, StepDone
 from homenode.engine.scheduler.scheduler import Scheduler
-from homenode.engine.scheduler.step_costs import StepCosts
-from homenode.engine.scheduler.step_load import NO_LOAD, StepLoad
+from homenode.engine.scheduler.steps.step_costs import StepCosts
+from homenode.engine.scheduler.steps.step_load import NO_LOAD, StepLoad
 from homenode.engine.scheduler_config import KvConfig, SchedulerConfig
 from homenode.engine.speculation.config import SpeculationConfig
 from homenode.engine.step import Advance, Step, StepItem, StepResult, WorkerLimits, num_accepted

@@ -25,9 +25,9 @@ from homenode.engine.kv.prefix import HashChain
 from homenode.engine.kv.sequence import Sequence as EngineSequence
 from homenode.engine.messages import Output
 from homenode.engine.request import Request
-from homenode.engine.scheduler.draft_choice import DraftChoice
-from homenode.engine.scheduler.step_costs import StepCosts
-from homenode.engine.scheduler.step_load import NO_LOAD, StepLoad
+from homenode.engine.scheduler.drafts.draft_choice import DraftChoice
+from homenode.engine.scheduler.steps.step_costs import StepCosts
+from homenode.engine.scheduler.steps.step_load import NO_LOAD, StepLoad
 from homenode.engine.speculation.config import Speculation
 from homenode.sampling import SamplingParams
 

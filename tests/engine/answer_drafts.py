@@ -9,8 +9,8 @@ import pytest
 
 from homenode.engine.kv.sequence import Sequence as EngineSequence
 from homenode.engine.runtime import planned_parts
-from homenode.engine.scheduler.drafts import Drafter
-from homenode.engine.scheduler.step_load import StepLoad
+from homenode.engine.scheduler.drafts.drafter import Drafter
+from homenode.engine.scheduler.steps.step_load import StepLoad
 
 _MOST = 5
 

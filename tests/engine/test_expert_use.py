@@ -19,9 +19,9 @@ from homenode.engine.executor.processes import ProcessExecutor
 from homenode.engine.executor.worker_process import WorkerProcess
 from homenode.engine.messages import Output
 from homenode.engine.request import Request
-from homenode.engine.scheduler.drafts import Drafter
-from homenode.engine.scheduler.step_costs import StepCosts
-from homenode.engine.scheduler.step_load import MeasuredStep
+from homenode.engine.scheduler.drafts.drafter import Drafter
+from homenode.engine.scheduler.steps.step_costs import StepCosts
+from homenode.engine.scheduler.steps.step_load import MeasuredStep
 from tests.engine.engines import config_for, greedy, run_all
 from tests.engine.test_golden import golden
 from tests.paths import STORIES_MIXTURE, needs_data

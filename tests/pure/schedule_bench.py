@@ -15,7 +15,7 @@ from homenode.engine.kv.block_source import BlockSource
 from homenode.engine.kv.sequence import BlockAllocation, Sequence
 from homenode.engine.messages import Output
 from homenode.engine.request import Request, Urgency
-from homenode.engine.scheduler.draft_choice import DraftChoice
+from homenode.engine.scheduler.drafts.draft_choice import DraftChoice
 from homenode.engine.scheduler.events import (
     Aborted,
     CacheReset,
@@ -31,11 +31,11 @@ from homenode.engine.scheduler.events import (
     WorkersBack,
     WorkersLost,
 )
-from homenode.engine.scheduler.fair_share import AGED_S
+from homenode.engine.scheduler.order.fair_share import AGED_S
 from homenode.engine.scheduler.scheduler import Scheduler
-from homenode.engine.scheduler.step_costs import StepCosts
-from homenode.engine.scheduler.step_load import StepLoad
-from homenode.engine.scheduler.time_bound import ALIGNMENT, LEAST_PIECE
+from homenode.engine.scheduler.steps.step_costs import StepCosts
+from homenode.engine.scheduler.steps.step_load import StepLoad
+from homenode.engine.scheduler.steps.time_bound import ALIGNMENT, LEAST_PIECE
 from homenode.engine.scheduler_config import KvConfig, SchedulerConfig
 from homenode.engine.speculation.config import Speculation
 from homenode.engine.step import Step, WorkerLimits
@@ -336,7 +336,7 @@ class Bench:
     # Invariants
 
     def running(self) -> list[Sequence]:
-        return self.scheduler.planner.running
+        return self.scheduler.lists.running
 
     def _expected(self, number: int) -> tuple[list[int], str, int | None]:
         if number not in self.answers:
@@ -404,7 +404,7 @@ class Bench:
         first = running[0]
         if (
             first.allocation
-            and not self.scheduler.planner.shares.several  # a key that had less goes before it
+            and not self.scheduler.lists.shares.several  # a key that had less goes before it
             and not (self.lookahead and self.stages == 1)
             and not (self.stages > 1 and self._is_held_up(first.allocation))
             and not self._has_aged()
@@ -420,7 +420,7 @@ class Bench:
     def _has_aged(self) -> bool:
         """Whether somebody has waited for so long that the part of whoever is passed over is its."""
         prompts = [s for s in self.running() if s.allocation and not s.allocation.decoding]
-        oldest = self.scheduler.planner.waiting.oldest()
+        oldest = self.scheduler.lists.waiting.oldest()
         return any(s.arrived + AGED_S <= self.now for s in (*prompts, *([oldest] if oldest else [])))
 
     def _check_turns(self, step: Step, begun: dict[int, tuple[Sequence, int]]) -> None:
@@ -440,7 +440,7 @@ class Bench:
             for shorter, longer in itertools.pairwise(turns):
                 assert longer not in counts or counts.get(shorter) == alike[shorter][1], "a longer prompt went before"
             others = sum(counts.get(seq, 0) for seq in turns)
-            if others and not (self.scheduler.planner.shares.several or self.stages > 1):
+            if others and not (self.scheduler.lists.shares.several or self.stages > 1):
                 left = alike[oldest][1]
                 assert counts.get(oldest, 0) >= min(left, others // 3 - ALIGNMENT), "a prompt was passed over"
 
@@ -451,7 +451,7 @@ class Bench:
         pending, config = self.scheduler.pending_steps.newest, self.config
         answers, prompts = pending.answers.tokens, pending.prompts.tokens
         costs = self.scheduler.costs
-        bounded = config.step_time and config.enable_chunked_prefill and self.scheduler.planner.num_awaited
+        bounded = config.step_time and config.enable_chunked_prefill and self.scheduler.lists.num_awaited
         if not bounded or not costs.known or prompts <= LEAST_PIECE or any(item.rows for item in step.items):
             return
         answering = answers > 0 or self.stages > 1

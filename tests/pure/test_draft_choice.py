@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 from homenode.engine.kv.sequence import Sequence as EngineSequence
-from homenode.engine.scheduler.draft_choice import DraftChoice
-from homenode.engine.scheduler.row_costs import RowCosts
-from homenode.engine.scheduler.step_costs import StepCosts
-from homenode.engine.scheduler.step_load import NO_LOAD, MeasuredStep, StepLoad
+from homenode.engine.scheduler.drafts.draft_choice import DraftChoice
+from homenode.engine.scheduler.steps.row_costs import RowCosts
+from homenode.engine.scheduler.steps.step_costs import StepCosts
+from homenode.engine.scheduler.steps.step_load import NO_LOAD, MeasuredStep, StepLoad
 from homenode.engine.scheduler_config import SchedulerConfig
 from homenode.engine.speculation.config import Speculation
 from homenode.engine.speculation.sequence_drafts import SequenceDrafts
@@ -90,7 +90,7 @@ def _sequence(prompt: list[int], **more: object) -> EngineSequence:
     bench.submit(prompt, max_tokens=1000, ignore_eos=True)
     bench.step()
     bench.finish_step()
-    (sequence,) = bench.scheduler.planner.running
+    (sequence,) = bench.scheduler.lists.running
     if more:
         sequence.request = msgspec.structs.replace(sequence.request, **more)
     return sequence

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from homenode.engine.kv.sequence import Sequence as EngineSequence
-from homenode.engine.scheduler.draft_choice import DraftChoice
-from homenode.engine.scheduler.step_costs import StepCosts
-from homenode.engine.scheduler.step_load import NO_LOAD, StepLoad
+from homenode.engine.scheduler.drafts.draft_choice import DraftChoice
+from homenode.engine.scheduler.steps.step_costs import StepCosts
+from homenode.engine.scheduler.steps.step_load import NO_LOAD, StepLoad
 from homenode.engine.speculation.config import Speculation
 from tests.pure.test_draft_choice import _sequence
 

@@ -7,7 +7,7 @@ import statistics
 import pytest
 
 from homenode.engine.scheduler.events import Emit
-from homenode.engine.scheduler.fair_share import AGED_S, EQUAL_S, KeyShares
+from homenode.engine.scheduler.order.fair_share import AGED_S, EQUAL_S, KeyShares
 from homenode.engine.scheduler_config import SchedulerConfig
 from tests.pure.schedule_bench import Bench, limits_of
 
@@ -60,7 +60,7 @@ def test_the_key_that_had_least_goes_first_whenever_it_comes() -> None:
 def test_a_minute_later_nothing_counts_any_more() -> None:
     bench = bench_of()
     spend(bench, "ada", 2.0)
-    shares = bench.scheduler.planner.shares
+    shares = bench.scheduler.lists.shares
     bench.submit(prompt(8), key="bob", max_tokens=1)
     assert shares.ahead("bob", "ada") and shares.yields("ada") and not shares.yields("bob")
     bench.run()
@@ -170,6 +170,6 @@ def test_costs_go_to_keys_by_their_tokens() -> None:
     bench.submit(prompt(300), key="ada", max_tokens=1, ignore_eos=True)
     bench.submit(prompt(100), key="bob", max_tokens=1, ignore_eos=True)
     bench.run()
-    shares = bench.scheduler.planner.shares
+    shares = bench.scheduler.lists.shares
     assert shares.cost("ada") == pytest.approx(0.3) and shares.cost("bob") == pytest.approx(0.1)
     assert not KeyShares().several and KeyShares().cost("ada") == 0.0

@@ -17,7 +17,7 @@ pytest.importorskip("importlinter")
 
 PLANTS = {
     "a lower floor imports a higher one": ("compute/ops.py", "import homenode.engine.request"),
-    "the scheduler reads the clock": ("engine/scheduler/queue.py", "import time"),
+    "the scheduler reads the clock": ("engine/scheduler/order/queue.py", "import time"),
     "the scheduler knows who runs it": ("engine/scheduler/planner.py", "import homenode.engine.executor.base"),
     "the accounting of blocks knows hand-overs": (
         "engine/kv/imports.py",

@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from homenode.engine.kv.prefix import HashChain
-from homenode.engine.scheduler.step_load import NO_LOAD, StepLoad
+from homenode.engine.scheduler.steps.step_load import NO_LOAD, StepLoad
 from homenode.engine.scheduler_config import SchedulerConfig
 from homenode.engine.step import Step
 from homenode.transfer import scheduler_events
@@ -259,7 +259,7 @@ def test_a_preempted_request_tells_of_no_page_twice(caching: bool) -> None:
     bench.finish_step()
     before = dict(bench.going[ticket].blocks)
     assert list(before) == [0]
-    bench.scheduler.planner.requeue(bench.running()[0])
+    bench.scheduler.lists.requeue(bench.running()[0])
     bench.scheduler.audit()
     bench.submit([9] * 20, max_tokens=8, priority=-1)
     bench.settle()  # which checks that pages are told of in order, each once

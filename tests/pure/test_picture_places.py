@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from homenode.engine.inputs import PictureGrid, PlacedRows, PromptRows, grids_of, rows_problem, spans_of
-from homenode.engine.scheduler.budget import _with_whole_pictures
+from homenode.engine.scheduler.steps.budget import _with_whole_pictures
 from homenode.engine.worker.picture_places import PicturePlaces
 from homenode.model.pictures import pixels
 from homenode.model.pictures.families.qwen2_5_vl import _windows

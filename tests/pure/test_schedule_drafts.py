@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from homenode.engine.kv.allocator import KvAllocator
 from homenode.engine.kv.states import StatePool
-from homenode.engine.scheduler.budget import StepPlan
-from homenode.engine.scheduler.draft_choice import DraftChoice
-from homenode.engine.scheduler.drafts import drafts_room
+from homenode.engine.scheduler.drafts.draft_choice import DraftChoice
+from homenode.engine.scheduler.drafts.drafter import drafts_room
 from homenode.engine.scheduler.events import StepDone
-from homenode.engine.scheduler.step_costs import StepCosts
-from homenode.engine.scheduler.step_load import NO_LOAD, StepLoad
-from homenode.engine.scheduler.time_bound import TimeBound
+from homenode.engine.scheduler.steps.budget import StepPlan
+from homenode.engine.scheduler.steps.step_costs import StepCosts
+from homenode.engine.scheduler.steps.step_load import NO_LOAD, StepLoad
+from homenode.engine.scheduler.steps.time_bound import TimeBound
 from homenode.engine.scheduler_config import SchedulerConfig
 from homenode.engine.speculation.config import Speculation
 from homenode.engine.step import NO_TOKEN, Advance, StepResult, WorkerLimits, num_accepted

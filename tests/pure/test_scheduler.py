@@ -8,9 +8,9 @@ import pytest
 
 from homenode.engine.kv.sequence import BlockAllocation
 from homenode.engine.request import Request, Urgency
-from homenode.engine.scheduler.budget import StepPlan, prefill_count
 from homenode.engine.scheduler.events import Emit, RequestArrived, StepDone, Warn
 from homenode.engine.scheduler.scheduler import Scheduler
+from homenode.engine.scheduler.steps.budget import StepPlan, prefill_count
 from homenode.engine.scheduler_config import KvConfig, SchedulerConfig
 from homenode.engine.step import Advance, Step, StepResult
 from homenode.errors import InternalError, UserError

@@ -6,7 +6,7 @@ import pytest
 
 from homenode.engine.kv.sequence import BlockAllocation, Sequence
 from homenode.engine.scheduler.events import Warn
-from homenode.engine.scheduler.preemption import choose_victim
+from homenode.engine.scheduler.order.preemption import choose_victim
 from homenode.engine.scheduler_config import SchedulerConfig
 from homenode.engine.step import Step
 from tests.pure.schedule_bench import Bench, limits_of
@@ -26,7 +26,7 @@ def _until_preemption(bench: Bench) -> Step:
 
 
 def _running(bench: Bench) -> list[int]:
-    return [s.id for s in bench.scheduler.planner.running]
+    return [s.id for s in bench.scheduler.lists.running]
 
 
 def test_the_cheapest_to_compute_again_gives_way_not_the_last() -> None:
@@ -74,7 +74,7 @@ def test_a_preempted_request_keeps_its_place_and_goes_on_under_a_new_handle() ->
     (victim,) = {0, 1, 2} - set(_running(bench))
     assert not step.starts, "nobody is admitted in a step that preempted"
     assert victim in step.ends
-    first = bench.scheduler.planner.waiting.first()
+    first = bench.scheduler.lists.waiting.first()
     assert first is not None and first.id == victim
     bench.finish_step()
     bench.run()
@@ -109,7 +109,7 @@ def test_the_bound_holds_but_for_the_sake_of_the_first(bound: int, lookahead: in
     counted: dict[int, int] = {}
     seen = 0
     while not bench.scheduler.idle():
-        first = bench.scheduler.planner.running[0].id if bench.scheduler.planner.running else None
+        first = bench.scheduler.lists.running[0].id if bench.scheduler.lists.running else None
         bench.step()
         bench.finish_step()
         warnings = [i.message for i in bench.instructions if isinstance(i, Warn)]

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from homenode.engine.scheduler.fair_share import AGED_S
+from homenode.engine.scheduler.order.fair_share import AGED_S
 from homenode.engine.scheduler_config import SchedulerConfig
 from homenode.server.keys.service_tiers import PRIORITY_OF_TIER
 from tests.examples import seeds

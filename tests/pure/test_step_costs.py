@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from homenode.engine.scheduler.row_costs import RowCosts
-from homenode.engine.scheduler.step_costs import StepCosts
-from homenode.engine.scheduler.step_load import NO_LOAD, StepLoad
+from homenode.engine.scheduler.steps.row_costs import RowCosts
+from homenode.engine.scheduler.steps.step_costs import StepCosts
+from homenode.engine.scheduler.steps.step_load import NO_LOAD, StepLoad
 
 Machine = tuple[float, float, float, float, float]  # seconds of a step, and of its unit of load each
 USUAL: Machine = (0.010, 0.003, 0.0022, 6e-7, 7e-7)

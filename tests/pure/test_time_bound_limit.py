@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from homenode.engine.request import Urgency
-from homenode.engine.scheduler.step_costs import StepCosts
-from homenode.engine.scheduler.step_load import NO_LOAD, StepLoad
-from homenode.engine.scheduler.time_bound import ALIGNMENT, LEAST_PIECE, TimeBound, time_limit
+from homenode.engine.scheduler.steps.step_costs import StepCosts
+from homenode.engine.scheduler.steps.step_load import NO_LOAD, StepLoad
+from homenode.engine.scheduler.steps.time_bound import ALIGNMENT, LEAST_PIECE, TimeBound, time_limit
 
 SECONDS = st.floats(0.001, 2.0)
 

@@ -28,7 +28,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     prompt_ids: list[int]
     params: SamplingParams
     priority: int = 0  # lower runs first
-    key: str = ""  # the name of the API key it came with: keys share the machine (`scheduler.fair_share`)
+    key: str = ""  # the name of the API key it came with: keys share the machine (`scheduler.order.fair_share`)
     cache_salt: str = ""  # requests share cached prefixes only within one salt
     arrival: float = 0.0  # time.monotonic() of the front, same clock on one host
     deadline: float | None = None  # time.monotonic() after which it is aborted

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from homenode.engine.scheduler.step_load import StepLoad
+from homenode.engine.scheduler.steps.step_load import StepLoad
 from homenode.host.plan.numa.weight_cost import ModelWork
 from homenode.simulate.rates import Rates
 

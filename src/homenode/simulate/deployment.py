@@ -27,9 +27,9 @@ from homenode.engine.plan.replica_assignments import node_places
 from homenode.engine.plan.replica_bindings import memory_shares, replica_places
 from homenode.engine.plan.worker_layout import with_memory
 from homenode.engine.plan.workers import plan_workers
-from homenode.engine.scheduler.draft_choice import DraftChoice
+from homenode.engine.scheduler.drafts.draft_choice import DraftChoice
 from homenode.engine.scheduler.scheduler import Scheduler
-from homenode.engine.scheduler.step_costs import StepCosts
+from homenode.engine.scheduler.steps.step_costs import StepCosts
 from homenode.errors import CapacityError, UserError
 from homenode.host.plan.numa.demand import Decision
 from homenode.host.plan.numa.policy import numa_plan

@@ -13,7 +13,7 @@ from homenode.engine.messages import EngineStats, Output
 from homenode.engine.request import Request
 from homenode.engine.scheduler.events import Emit, Event, RequestArrived, StepDone, Ticked
 from homenode.engine.scheduler.scheduler import Scheduler
-from homenode.engine.scheduler.step_load import StepLoad
+from homenode.engine.scheduler.steps.step_load import StepLoad
 from homenode.engine.step import Advance, Step, StepItem, StepResult, num_accepted
 from homenode.simulate.costs import StageCost
 from homenode.simulate.disk import SimulatedDisk

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from homenode.engine.scheduler.step_load import StepLoad
+from homenode.engine.scheduler.steps.step_load import StepLoad
 from homenode.engine.step import Step, StepItem
 from homenode.host.plan.numa.machine_speed import MachineSpeed, NodeSpeed
 from homenode.host.plan.numa.step_cost import OWN, StepWork, at_home, round_robin, step_time

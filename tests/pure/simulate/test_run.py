@@ -70,7 +70,7 @@ def test_one_request_by_hand() -> None:
     """100 tokens in one step, and 4 more tokens, each read at 10 MB and its context; nothing else runs."""
     outcome = run(Workload("", [Job(2.0, 100, 5)]))
     cost = WorkerCost(RATES, WORK)
-    from homenode.engine.scheduler.step_load import StepLoad
+    from homenode.engine.scheduler.steps.step_load import StepLoad
 
     first = cost.seconds(StepLoad(100, 1, 100, 100 * 101 // 2))
     rest = [cost.seconds(StepLoad(1, 1, n, n)) for n in range(101, 105)]

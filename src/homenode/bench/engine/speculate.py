@@ -21,7 +21,7 @@ from homenode.engine.api.local import LocalEngine
 from homenode.engine.kv.sequence import Sequence as EngineSequence
 from homenode.engine.messages import Output
 from homenode.engine.request import Request
-from homenode.engine.scheduler.draft_choice import DraftChoice
+from homenode.engine.scheduler.drafts.draft_choice import DraftChoice
 from homenode.engine.speculation.acceptance import place_of
 from homenode.engine.speculation.sequence_drafts import DraftedTokens, SequenceDrafts
 from homenode.errors import InternalError

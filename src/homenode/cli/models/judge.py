@@ -11,7 +11,7 @@ from homenode.engine.backend import make_backend
 from homenode.engine.config import EngineConfig
 from homenode.engine.memory.sizing import model_length
 from homenode.engine.plan.placement import UNPINNED
-from homenode.engine.scheduler.step_load import StepLoad
+from homenode.engine.scheduler.steps.step_load import StepLoad
 from homenode.errors import HomenodeError, UnsupportedError, UserError
 from homenode.host.topology.host import Host
 from homenode.model.checkpoint.index import open_checkpoint

@@ -12,9 +12,9 @@ from homenode.engine.binding import EngineBinding
 from homenode.engine.cpu_claims import CpuClaim
 from homenode.engine.executor.base import Executor
 from homenode.engine.messages import EngineReady
-from homenode.engine.scheduler.drafts import Drafter
+from homenode.engine.scheduler.drafts.drafter import Drafter
 from homenode.engine.scheduler.scheduler import Scheduler
-from homenode.engine.scheduler.step_costs import StepCosts
+from homenode.engine.scheduler.steps.step_costs import StepCosts
 from homenode.engine.speculation.config import Speculation
 
 if TYPE_CHECKING:

@@ -12,10 +12,10 @@ from homenode.engine.messages import EngineReady
 from homenode.engine.plan.engine_plan import EnginePlan
 from homenode.engine.plan.pooling import pooling_ready
 from homenode.engine.runtime.engine import MakeDrafter
-from homenode.engine.scheduler.draft_choice import DraftChoice
-from homenode.engine.scheduler.drafts import Drafter
+from homenode.engine.scheduler.drafts.draft_choice import DraftChoice
+from homenode.engine.scheduler.drafts.drafter import Drafter
 from homenode.engine.scheduler.scheduler import Scheduler
-from homenode.engine.scheduler.step_costs import StepCosts
+from homenode.engine.scheduler.steps.step_costs import StepCosts
 from homenode.engine.step import WorkerLimits
 from homenode.model.checkpoint.index import mmproj_of
 from homenode.model.facts import model_facts

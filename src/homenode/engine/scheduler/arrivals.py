@@ -12,8 +12,8 @@ from homenode.engine.kv.sequence import Sequence
 from homenode.engine.request import Request
 from homenode.engine.scheduler.admission import longest_sequence, overload, refusal
 from homenode.engine.scheduler.kv_coordinator import KvCoordinator
-from homenode.engine.scheduler.planner import Planner
 from homenode.engine.scheduler.request_table import RequestTable
+from homenode.engine.scheduler.sequence_lists import SequenceLists
 from homenode.engine.scheduler_config import SchedulerConfig
 from homenode.engine.step import WorkerLimits
 from homenode.errors import CapacityError, InternalError, OverloadedError
@@ -35,7 +35,7 @@ class Arrivals:
         seeds: random.Random,
         *,
         allocator: KvAllocator,
-        planner: Planner,
+        lists: SequenceLists,
         coordinator: KvCoordinator,
         requests: RequestTable,
     ) -> None:
@@ -44,7 +44,7 @@ class Arrivals:
         self._eos = frozenset(eos_token_ids)
         self._seeds = seeds
         self._allocator = allocator
-        self._planner = planner
+        self._lists = lists
         self._coordinator = coordinator
         self._requests = requests
         self._draining = False
@@ -58,14 +58,14 @@ class Arrivals:
         """Let a request in, or tell its client why not. InternalError when its id is in use."""
         if request.id in self._requests:
             raise InternalError(f"request id {request.id} is in use", id=request.id)
-        self._planner.shares.arrived(request.key)
+        self._lists.shares.arrived(request.key)
         error = refusal(request, self._config, self._limits)
         if not error and request.kv is not None:
             error = self._coordinator.refusal(request.kv, request.params.max_tokens)
         if error:
             self._requests.refuse(request, error, "capacity" if isinstance(error, CapacityError) else "invalid")
             return
-        reason = self._overload(request, self._planner.num_waiting, self._planner.num_waiting_tokens)
+        reason = self._overload(request, self._lists.num_waiting, self._lists.num_waiting_tokens)
         if reason and not self._has_share_left(request):
             self._requests.refuse(request, reason[1], reason[0])
             return
@@ -78,7 +78,7 @@ class Arrivals:
             draining=self._draining,
             waiting=waiting,
             waiting_tokens=waiting_tokens,
-            free_slots=self._config.max_num_seqs - len(self._planner.running),
+            free_slots=self._config.max_num_seqs - len(self._lists.running),
             retry_after_s=self._requests.retry_after(),
         )
 
@@ -86,7 +86,7 @@ class Arrivals:
         """Return whether a full queue is full of other keys' requests: one has room for as many of each key as if all
         keys had as many there.
         """
-        waiting, tokens, keys = self._planner.waiting.of_key(request.key)
+        waiting, tokens, keys = self._lists.waiting.of_key(request.key)
         return keys > 1 and self._overload(request, waiting * keys, tokens * keys) is None
 
     def _new_sequence(self, request: Request, now: float) -> Sequence:
@@ -124,4 +124,4 @@ class Arrivals:
             self._coordinator.arrive(sequence)
         else:
             self._coordinator.seek(sequence)
-            self._planner.waiting.push(sequence)
+            self._lists.waiting.push(sequence)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from homenode.engine.scheduler.step_times import StepSizes, StepTimes
+from homenode.engine.scheduler.steps.step_times import StepSizes, StepTimes
 
 
 @dataclass(slots=True)

@@ -11,9 +11,9 @@ from homenode.engine.kv.exports import KvExports
 from homenode.engine.kv.imports import KvImports
 from homenode.engine.kv.sequence import BlockAllocation, KvImport, Sequence
 from homenode.engine.scheduler.admission import longest_sequence
-from homenode.engine.scheduler.planner import Planner
-from homenode.engine.scheduler.step_costs import StepCosts
-from homenode.engine.scheduler.step_load import NO_LOAD, StepLoad
+from homenode.engine.scheduler.sequence_lists import SequenceLists
+from homenode.engine.scheduler.steps.step_costs import StepCosts
+from homenode.engine.scheduler.steps.step_load import NO_LOAD, StepLoad
 from homenode.engine.step import WorkerLimits
 from homenode.errors import UserError
 from homenode.transfer.scheduler_events import KvTicket
@@ -30,13 +30,13 @@ class KvRefusal:
 
 
 class KvCoordinator:
-    """Takes sequences aside while they wait for a source of blocks, and gives them back to the planner."""
+    """Takes sequences aside while they wait for a source of blocks, and gives them back to the lists."""
 
     def __init__(
         self,
         limits: WorkerLimits,
         allocator: KvAllocator,
-        planner: Planner,
+        lists: SequenceLists,
         kv_imports: KvImports,
         costs: StepCosts,
         peers: BlockSource,
@@ -46,7 +46,7 @@ class KvCoordinator:
         which requests that have a ticket exchange KV. `stores`: where blocks of all others are kept and found again.
         """
         self._limits = limits
-        self._planner = planner
+        self._lists = lists
         self.kv_imports = kv_imports
         self.kv_exports = KvExports(allocator)
         self._allocator = allocator
@@ -78,7 +78,7 @@ class KvCoordinator:
         kv = sequence.request.kv
         assert kv is not None
         if kv.sends:
-            self._planner.waiting_for_kv[sequence.id] = sequence
+            self._lists.waiting_for_kv[sequence.id] = sequence
             prompt = StepLoad.of_sequence(0, len(sequence.tokens), 0)
             held = self.kv_exports.open(self._peers, sequence, self._costs.seconds(NO_LOAD, prompt))
             if held is not None:
@@ -88,18 +88,18 @@ class KvCoordinator:
         if kv_import is not None and kv_import.sequence is None:
             self._bind(kv_import, sequence)
         elif kv_import is not None and self.kv_imports.follow(kv_import, sequence):
-            self._planner.waiting_for_kv[sequence.id] = sequence
+            self._lists.waiting_for_kv[sequence.id] = sequence
             return
         if sequence.kv_import is None or not sequence.kv_import.blocks:
-            self._planner.waiting.push(sequence)
+            self._lists.waiting.push(sequence)
         elif not sequence.kv_import.done:
-            self._planner.waiting_for_kv[sequence.id] = sequence
+            self._lists.waiting_for_kv[sequence.id] = sequence
 
     def _bind(self, kv_import: KvImport, sequence: Sequence) -> None:
         """Bind a request to its import, if the tokens are the same and it has a use for their KV."""
         if not self.kv_imports.is_for(kv_import, sequence):
             ticket = kv_import.offer.key
-            self._planner.warnings.append(
+            self._lists.warnings.append(
                 f"request {sequence.id} came with ticket {ticket}, but the KV of that ticket is of other tokens: "
                 "its prompt is computed here. "
                 f"Both engines must be given the same prompt and cache salt, and have the same pd_secret."
@@ -113,7 +113,7 @@ class KvCoordinator:
         """A request has ended; it is neither running nor waiting any more."""
         if sequence.kv_import is not None:
             self.kv_imports.give_up(sequence.kv_import)
-            self._planner.let_followers_go()
+            self._lists.let_followers_go()
         self.kv_exports.end(sequence, reason)
 
     def computed(self, sequence: Sequence, allocation: BlockAllocation) -> None:
@@ -139,7 +139,7 @@ class KvCoordinator:
         for source, offer in found:
             if sequence.kv_import is None and offer.tokens > cached and self._is_worth(offer, cached):
                 kv_import = self.kv_imports.open(source, offer)
-                kv_import.begun_at = self._planner.now
+                kv_import.begun_at = self._lists.now
                 self.kv_imports.bind(kv_import, sequence, with_state)
             else:
                 source.release(offer.key, 0)
@@ -178,9 +178,9 @@ class KvCoordinator:
             return
         kv_export.admitted = True
         kv_export.reported = max(0, min(held, self._allocator.blocks_for(kv_export.tokens)))
-        del self._planner.waiting_for_kv[kv_export.sequence.id]
-        self._planner.waiting.push(kv_export.sequence)
-        self._planner.let_followers_go()
+        del self._lists.waiting_for_kv[kv_export.sequence.id]
+        self._lists.waiting.push(kv_export.sequence)
+        self._lists.let_followers_go()
 
     def refused(self, key: str, reason: str, retry_after_s: float | None = None) -> KvRefusal | None:
         """Close the export that a source has no room for. Returns the request that is to be ended."""
@@ -227,8 +227,8 @@ class KvCoordinator:
     def _take_offer(self, source: BlockSource, offer: BlockOffer) -> None:
         self.kv_imports.offer(source, offer, self._offer_problem(offer), self._kept_free())
         if (kv_import := self.kv_imports.of(offer.key)) is not None:
-            kv_import.begun_at = kv_import.begun_at or self._planner.now
-        self._planner.let_followers_go()
+            kv_import.begun_at = kv_import.begun_at or self._lists.now
+        self._lists.let_followers_go()
 
     def placed(self, source: BlockSource, key: str, first: int, blocks: list[int]) -> None:
         """Read pages first, first + 1, ... in these blocks, where the source has them."""
@@ -241,14 +241,14 @@ class KvCoordinator:
         if kv_import is not None:
             self.kv_imports.arrived(kv_import, tokens)
             if kv_import.done:
-                kv_import.done_at = kv_import.done_at or self._planner.now
+                kv_import.done_at = kv_import.done_at or self._lists.now
                 self._finish(kv_import)
-        self._planner.let_followers_go()
+        self._lists.let_followers_go()
 
     def failed(self, key: str, forgotten: bool = False) -> None:
         """End an import: no more will come, and nothing writes to the blocks. `forgotten`: nobody has a use for it."""
         self._end_import(key, forgotten)
-        self._planner.let_followers_go()
+        self._lists.let_followers_go()
 
     def forgotten(self, key: str) -> None:
         """End an import that no request came for in time, or that was in quarantine."""
@@ -267,9 +267,9 @@ class KvCoordinator:
             sequence = kv_import.sequence
             self.kv_imports.quarantine(kv_import)
             if sequence is not None:
-                self._planner.waiting_for_kv.pop(sequence.id, None)
-                self._planner.waiting.push(sequence)
-        self._planner.let_followers_go()
+                self._lists.waiting_for_kv.pop(sequence.id, None)
+                self._lists.waiting.push(sequence)
+        self._lists.let_followers_go()
 
     def _offer_problem(self, offer: BlockOffer) -> str:
         """Return why an offer cannot be taken, however long one waits; empty if it can."""
@@ -302,9 +302,9 @@ class KvCoordinator:
         """Blocks a reservation must leave: for those who run or will, and for the first in the queue, who was here
         before.
         """
-        first = self._planner.waiting.first()
+        first = self._lists.waiting.first()
         wanted = self._allocator.blocks_for(len(first.tokens) + 1) if first is not None else 0
-        return wanted + (self._planner.spare or int(self.kv_imports.hold_blocks()))
+        return wanted + (self._lists.spare or int(self.kv_imports.hold_blocks()))
 
     def _end_import(self, key: str, forgotten: bool = False) -> None:
         self._waiting_offers.pop(key, None)
@@ -334,8 +334,8 @@ class KvCoordinator:
         """There are no blocks for the rest of it now: its request, if it is here, waits for its turn like any other."""
         sequence = kv_import.sequence
         self.kv_imports.give_up(kv_import)
-        if sequence is not None and self._planner.waiting_for_kv.pop(sequence.id, None) is not None:
-            self._planner.waiting.push(sequence)
+        if sequence is not None and self._lists.waiting_for_kv.pop(sequence.id, None) is not None:
+            self._lists.waiting.push(sequence)
 
     def _finish(self, kv_import: KvImport) -> None:
         """An import is done: its request goes on, if it waits for that; one that was given up frees its blocks."""
@@ -349,9 +349,9 @@ class KvCoordinator:
         elif kv_import.slot >= 0:
             assert sequence is not None  # a store is asked for a request
             self.kv_imports.publish(kv_import)
-            if self._planner.waiting_for_kv.pop(sequence.id, None) is not None:
-                self._planner.waiting.push(sequence)
-        elif sequence is not None and self._planner.waiting_for_kv.pop(sequence.id, None) is not None:
+            if self._lists.waiting_for_kv.pop(sequence.id, None) is not None:
+                self._lists.waiting.push(sequence)
+        elif sequence is not None and self._lists.waiting_for_kv.pop(sequence.id, None) is not None:
             self.kv_imports.make_ready(sequence)
 
     # The engine
@@ -373,13 +373,13 @@ class KvCoordinator:
         for kv_import in self.kv_imports.claimed():
             sequence = kv_import.sequence
             if sequence is not None and kv_import.blocks:
-                self._planner.waiting_for_kv.pop(sequence.id, None)
+                self._lists.waiting_for_kv.pop(sequence.id, None)
                 self.kv_imports.give_up(kv_import)
-                self._planner.waiting.push(sequence)
+                self._lists.waiting.push(sequence)
         for kv_import in self.kv_imports.unclaimed():
             if kv_import.blocks:
                 self.kv_imports.give_up(kv_import)
-        self._planner.let_followers_go()
+        self._lists.let_followers_go()
 
     def stuck_for(self) -> str:
         """Return why requests may wait for ever, if the agent may never free blocks; empty if it cannot be blamed."""
@@ -392,7 +392,7 @@ class KvCoordinator:
 
     def awaits(self) -> bool:
         """A source will tell something, in bounded time, that lets a request go on or frees blocks."""
-        return bool(self._planner.waiting_for_kv) or self.kv_exports.hold_blocks() or self.kv_imports.await_news()
+        return bool(self._lists.waiting_for_kv) or self.kv_exports.hold_blocks() or self.kv_imports.await_news()
 
     def holds_blocks(self) -> bool:
         """Blocks are lent, or kept for KV that comes."""

@@ -4,40 +4,30 @@ preemption when blocks run out.
 
 from __future__ import annotations
 
-import bisect
-from collections.abc import Collection
-
 from homenode.engine.kv.allocator import KvAllocator
 from homenode.engine.kv.imports import KvImports
 from homenode.engine.kv.sequence import BlockAllocation, Sequence, allocations_of
-from homenode.engine.messages import WaitReason
-from homenode.engine.scheduler.budget import StepPlan, prefill_count
+from homenode.engine.scheduler.block_claims import BlockClaims
 from homenode.engine.scheduler.counters import SchedulerCounters
-from homenode.engine.scheduler.drafts import Drafter, drafts_room, plan_drafts, plan_expected
-from homenode.engine.scheduler.fair_share import KeyShares
+from homenode.engine.scheduler.drafts.drafter import Drafter, drafts_room, plan_drafts, plan_expected
 from homenode.engine.scheduler.micro_batching import MicroBatching
-from homenode.engine.scheduler.preemption import choose_victim, growth_preemption_warning, preemption_warning
-from homenode.engine.scheduler.prompt_turns import PASSED_SHARE, PromptTurns
-from homenode.engine.scheduler.queue import WaitingQueue
-from homenode.engine.scheduler.step_costs import StepCosts
-from homenode.engine.scheduler.time_bound import TimeBound, time_limit
+from homenode.engine.scheduler.order.prompt_turns import PASSED_SHARE, PromptTurns
+from homenode.engine.scheduler.sequence_lists import SequenceLists
+from homenode.engine.scheduler.steps.budget import StepPlan, prefill_count
+from homenode.engine.scheduler.steps.step_costs import StepCosts
+from homenode.engine.scheduler.steps.time_bound import TimeBound, time_limit
 from homenode.engine.scheduler_config import SchedulerConfig
-
-_KEPT = 8  # parts of the slots and KV blocks, of which one is left to keys that go first
 
 
 class Planner:
-    """Moves sequences between the waiting queue and the running list, which is kept in order of priority and arrival.
-
-    Those that wait for another engine are `waiting_for_kv`, out of the queue. Those whose KV has come from one are
-    ready in `kv_imports`.
-    """
+    """Chooses what the next step computes, and moves sequences between the lists of `SequenceLists` on the way."""
 
     def __init__(
         self,
         config: SchedulerConfig,
         max_rows: int,
         batching: MicroBatching,
+        lists: SequenceLists,
         allocator: KvAllocator,
         kv_imports: KvImports,
         counters: SchedulerCounters,
@@ -45,26 +35,12 @@ class Planner:
         drafter: Drafter | None = None,
     ) -> None:
         """`drafter`: guesses tokens; None: nobody does."""
-        self._drafter = drafter
-        self._config = config
+        self._config, self._max_rows, self._batching = config, max_rows, batching
         self._step_s = config.step_time / 1000.0
-        self.costs = costs
-        self._batching = batching
-        self._max_rows = max_rows
-        self._allocator = allocator
-        self._kv_imports = kv_imports
-        self._counters = counters
-        self.now = 0.0  # when the newest event happened
-        self.running: list[Sequence] = []
-        self.shares = KeyShares()
-        self.waiting = WaitingQueue(self.shares, allocator.left_of)
-        self._turns = PromptTurns(self.shares, self.waiting, whole=not config.enable_chunked_prefill)
-        self.num_awaited = 0  # requests for whose tokens somebody waits
-        self.waiting_for_kv: dict[int, Sequence] = {}  # by request id
-        # Admitted, but all it is to compute is in the cache; the scheduler ends it.
-        self.nothing_left: list[Sequence] = []
-        self._held_by: WaitReason = "turn"  # why the first of the queue has not begun
-        self.warnings: list[str] = []  # for the operator; the scheduler passes them on
+        self._lists, self._allocator, self._kv_imports = lists, allocator, kv_imports
+        self._counters, self._costs, self._drafter = counters, costs, drafter
+        self._claims = BlockClaims(lists, allocator, kv_imports, counters, config.max_preemptions)
+        self._turns = PromptTurns(lists.shares, lists.waiting, whole=not config.enable_chunked_prefill)
 
     def plan(self, number: int, prefill_in_flight: int = 0, in_flight_s: float = 0.0) -> StepPlan:
         """Choose what the next step computes. Sequences that are admitted or preempted on the way change places at
@@ -74,54 +50,54 @@ class Planner:
         expected to take.
         """
         plan = StepPlan(number, self._config.max_num_batched_tokens, self._max_rows)
-        stopped = [s for s in self.running if s.allocation.scheduled >= s.allocation.unchecked_until]  # type: ignore[union-attr]
+        stopped = [s for s in self._lists.running if s.allocation.scheduled >= s.allocation.unchecked_until]  # type: ignore[union-attr]
         decoding = self._planned_decodes(plan, stopped)
         plan.decode(decoding, allocations_of(decoding), self._allocator.block_size, self._allocator.states)
         prompts = [s for s in stopped if (r := s.allocation) and not r.decoding]
-        may_begin = bool(prompts) or (self._slots_left > 0 and self.num_waiting > 0)
+        may_begin = bool(prompts) or (self._lists.slots_left > 0 and self._lists.num_waiting > 0)
         begun, left_out = self._turns.most_urgent(prompts) if may_begin else (prompts, prompts)
         if may_begin:  # before guesses, which add to what decodes take and do not make prompts wait longer
             may_begin = self._bound_time(plan, begun, in_flight_s)
         whole = not self._config.enable_chunked_prefill
         if self._drafter is not None and decoding and not plan.short:
-            room = drafts_room(plan, self.costs, self._drafter.max_drafted, beside_prompts=may_begin, whole=whole)
+            room = drafts_room(plan, self._costs, self._drafter.max_drafted, beside_prompts=may_begin, whole=whole)
             plan_drafts(plan, self._drafter, self._allocator, room)
         if self._drafter is not None and self._drafter.asks_workers:
             plan_expected(plan, self._drafter)
         if not whole and self._batching.stages > 1:
-            waiting = self.waiting.num_prompt_tokens + sum(
+            waiting = self._lists.waiting.num_prompt_tokens + sum(
                 r.prefill_target - r.scheduled for r in allocations_of(prompts)
             )
             plan.keep_prefill_to(self._batching.prefill(waiting, prefill_in_flight, plan.tokens_left))
-        self._held_by = "turn"
+        self._lists.lacks = "turn"
         if may_begin:
             self._plan_by_turns(plan, begun)
             if left_out and not plan.parts:  # the more urgent ones do not get on, perhaps for what these hold
                 self._plan_turns(plan, self._turns.sorted(left_out), None, closed=True)
         if plan.short:
-            self._held_by = "blocks"
+            self._lists.lacks = "blocks"
         if self._drafter is not None:
             for sequence, _, count in plan.parts:
                 self._drafter.prepare(sequence, count)
         if not plan.empty:
-            self._allocator.take_ahead(len(self.running))
+            self._allocator.take_ahead(len(self._lists.running))
         return plan
 
     def _bound_time(self, plan: StepPlan, begun: list[Sequence], in_flight_s: float) -> bool:
         """Bound the time that a step takes which has its decodes, where somebody waits for tokens. Returns whether
         prompts, of which these were begun, may be in it.
         """
-        if not self._step_s or not self.num_awaited:
+        if not self._step_s or not self._lists.num_awaited:
             return True
         limit = time_limit(
-            self.costs.seconds(plan.answers),
+            self._costs.seconds(plan.answers),
             self._step_s,
             urgency=self._turns.urgency,
-            answering=len(self.running) > len(begun),
+            answering=len(self._lists.running) > len(begun),
             in_flight_s=in_flight_s,
             stages=self._batching.stages,
         )
-        plan.bound = TimeBound(self.costs, limit, whole=not self._config.enable_chunked_prefill) if limit else None
+        plan.bound = TimeBound(self._costs, limit, whole=not self._config.enable_chunked_prefill) if limit else None
         return limit > 0.0
 
     def _planned_decodes(self, plan: StepPlan, stopped: list[Sequence]) -> list[Sequence]:
@@ -132,7 +108,7 @@ class Planner:
         first with those that come back next, unless they are before it in order; as long as nobody joins or leaves,
         none is left out any more once each micro-batch was filled anew.
         """
-        able = self.running
+        able = self._lists.running
         lacking = [s for s in stopped if (r := s.allocation) and r.decoding and not s.exhausted]
         left = len(able) - len(stopped) + len(lacking)
         if len(stopped) > len(lacking):
@@ -160,7 +136,7 @@ class Planner:
                 break
             # Preemption takes some out while we go.
             allocation, preemptions = (sequence.allocation, self._counters.preemptions)
-            if allocation and self._secure_block(sequence, allocation, plan):
+            if allocation and self._claims.secure_block(sequence, allocation, plan):
                 chosen.append(sequence)
             if self._counters.preemptions > preemptions:
                 chosen = [s for s in chosen if s.allocation]
@@ -171,7 +147,7 @@ class Planner:
     def _plan_by_turns(self, plan: StepPlan, begun: list[Sequence]) -> None:
         """Go on with prompts that were begun, and begin others, by their turns."""
         begun = self._turns.sorted(begun)
-        passed_over = self._turns.passed_over(begun, self.now, begins=self._slots_left > 0)
+        passed_over = self._turns.passed_over(begun, self._lists.now, begins=self._lists.slots_left > 0)
         closed = self._turns.closed_for(passed_over)
         if passed_over is None:
             self._plan_turns(plan, begun, None, closed)
@@ -198,7 +174,7 @@ class Planner:
         of those that were begun goes on, which hold what it waits for.
         """
         if sequence.allocation is None:
-            if not plan.short and self._has_slot(sequence.request.key) and self._start(sequence, plan):
+            if not plan.short and self._lists.has_slot(sequence.request.key) and self._start(sequence, plan):
                 return True
             if not begun:
                 return False
@@ -224,25 +200,8 @@ class Planner:
         if allocation is None:  # it had to give way meanwhile
             return
         count = self._prefill_count(sequence, allocation, plan)
-        if count > 0 and self._secure_memory(sequence, allocation, count, plan):
+        if count > 0 and self._claims.secure_memory(sequence, allocation, count, plan):
             plan.add(sequence, allocation, count)
-
-    @property
-    def _slots_left(self) -> int:
-        """Sequences that may begin to run."""
-        return self._config.max_num_seqs - len(self.running) - len(self._kv_imports.fetching)
-
-    def _has_slot(self, key: str) -> bool:
-        """Return whether one more sequence of `key` may run. Keys that yield leave some slots to those that
-        go first.
-        """
-        kept = self._config.max_num_seqs // _KEPT if self.running and self.shares.yields(key) else 0
-        return self._slots_left > kept
-
-    def _spare_for(self, key: str) -> int:
-        """Blocks that a newcomer of `key` leaves: `spare`, and where it yields some for those that go first."""
-        spare = self.spare
-        return max(spare, self._allocator.pool.num_blocks // _KEPT) if spare and self.shares.yields(key) else spare
 
     def _next_waiting(self, passed_over: Sequence | None, ahead_of: Sequence | None) -> Sequence | None:
         """The first of the queue, if it may begin now: not the one that was passed over, whose part is kept, and only
@@ -253,79 +212,10 @@ class Planner:
             return None
         if ahead_of is not None and not self._turns.before(first, ahead_of):
             return None
-        if self._has_slot(first.request.key):
+        if self._lists.has_slot(first.request.key):
             return first
-        self._held_by = "slots"
+        self._lists.lacks = "slots"
         return None
-
-    def _victims(self, needy: Sequence) -> list[Sequence]:
-        """Return who may give way: among several keys those that had more, else none that had less; all for the sake of
-        the first in order.
-        """
-        if not self.shares.several or needy is self.running[0]:
-            return self.running
-        key, ahead = needy.request.key, self.shares.ahead
-        return [s for s in self.running if ahead(key, s.request.key)] or [
-            s for s in self.running if not ahead(s.request.key, key)
-        ]
-
-    def let_followers_go(self) -> None:
-        """Let those who waited for another one's KV join the queue, unless they have ended meanwhile."""
-        for sequence in self._kv_imports.released:
-            if self.waiting_for_kv.pop(sequence.id, None) is not None:
-                self.waiting.push(sequence)
-        self._kv_imports.released.clear()
-
-    def stop(self, sequence: Sequence) -> None:
-        """Take a sequence out of the running list or the queue, wherever it is, and end its allocation on
-        the worker.
-        """
-        if sequence.allocation:
-            self.running.remove(sequence)
-            self._allocator.end(sequence)
-        elif sequence in self.waiting:
-            self.waiting.remove(sequence)
-        else:
-            self.waiting_for_kv.pop(sequence.id, None)
-
-    def requeue(self, sequence: Sequence) -> None:
-        """Send a running sequence back to its place in the queue; all its tokens will be computed again."""
-        self.stop(sequence)
-        self.waiting.push(sequence)
-
-    @property
-    def num_waiting(self) -> int:
-        """Sequences that do not run, for whatever reason."""
-        return len(self.waiting) + len(self.waiting_for_kv) + len(self._kv_imports.ready)
-
-    @property
-    def waiting_for(self) -> dict[str, int]:
-        """Return how many of them wait for what: those of the queue for what its first one lacks."""
-        apart = len(self.waiting_for_kv) + len(self._kv_imports.ready)
-        return {reason: number for reason, number in ((self.held_by, len(self.waiting)), ("kv", apart)) if number}
-
-    @property
-    def held_by(self) -> WaitReason:
-        """Return what the first of the queue lacks."""
-        return self._held_by if self._slots_left > 0 else "slots"
-
-    @property
-    def ready_kv(self) -> Collection[Sequence]:
-        """Return those whose KV has come, and that do not run yet."""
-        return self._kv_imports.ready
-
-    @property
-    def num_waiting_tokens(self) -> int:
-        """Their prompt tokens."""
-        apart = (*self.waiting_for_kv.values(), *self._kv_imports.ready)
-        return self.waiting.num_prompt_tokens + sum(sequence.num_prompt for sequence in apart)
-
-    @property
-    def spare(self) -> int:
-        """Blocks to keep free for the others to grow into: without them a newcomer takes the last block and is
-        preempted at the next block boundary.
-        """
-        return max(1, self._allocator.pool.num_blocks // 100) if self.running else 0
 
     def _prefill_count(self, sequence: Sequence, allocation: BlockAllocation, plan: StepPlan) -> int:
         config = self._config
@@ -343,7 +233,7 @@ class Planner:
         """Start waiting sequences, by their turns: where one does not fit yet, none of those behind it begins. For the
         arguments see `_next_waiting`; `closed`: only those whose KV has come.
         """
-        while not plan.short and plan.tokens_left > 0 and self._slots_left > 0:
+        while not plan.short and plan.tokens_left > 0 and self._lists.slots_left > 0:
             waiting = None if closed else self._next_waiting(passed_over, ahead_of)
             ready = self._kv_imports.ready
             if waiting is not None and not (ready and ready[0].order < waiting.order) and self._start(waiting, plan):
@@ -362,20 +252,20 @@ class Planner:
             return self._start_fetching(sequence)
         proposal = self._allocator.propose(sequence)
         if self._allocator.leads_soon(sequence, proposal):
-            self._held_by = "prefix"
+            self._lists.lacks = "prefix"
             return False
         count = self._prefill_count(sequence, proposal, plan)
         nothing_left = proposal.scheduled >= proposal.prefill_target  # it is computed for another engine only
         if count <= 0 and not nothing_left:
             return False
-        if not self._allocator.admit(sequence, proposal, self._spare_for(sequence.request.key)):
-            self._held_by = "blocks"
+        if not self._allocator.admit(sequence, proposal, self._lists.spare_for(sequence.request.key)):
+            self._lists.lacks = "blocks"
             return False
-        self.waiting.admit(sequence)
+        self._lists.waiting.admit(sequence)
         self._enter(sequence, proposal)
         if nothing_left:
-            self.nothing_left.append(sequence)
-        elif not self._secure_memory(sequence, proposal, count, plan):
+            self._lists.nothing_left.append(sequence)
+        elif not self._claims.secure_memory(sequence, proposal, count, plan):
             return False
         else:
             plan.add(sequence, proposal, count)
@@ -385,11 +275,11 @@ class Planner:
         """Admit one whose KV is to be fetched now. It has its place, and goes on when the KV is there, or no more of it
         comes.
         """
-        if not self._kv_imports.fetch(sequence, self._spare_for(sequence.request.key)):
+        if not self._kv_imports.fetch(sequence, self._lists.spare_for(sequence.request.key)):
             return False
-        self.waiting.admit(sequence)
+        self._lists.waiting.admit(sequence)
         if sequence.id in self._kv_imports.fetching:
-            self.waiting_for_kv[sequence.id] = sequence
+            self._lists.waiting_for_kv[sequence.id] = sequence
         return True
 
     def _start_ready(self, sequence: Sequence, plan: StepPlan) -> bool:
@@ -404,18 +294,15 @@ class Planner:
         if sequence.request.kv is not None:
             self._counters.handed_tokens += proposal.scheduled
         if (kv_import := sequence.kv_import) is not None:
-            sequence.kv_came = (kv_import.begun_at, kv_import.done_at or self.now)
+            sequence.kv_came = (kv_import.begun_at, kv_import.done_at or self._lists.now)
         self._kv_imports.adopt(sequence, proposal)
-        self.let_followers_go()
+        self._lists.let_followers_go()
         self._enter(sequence, proposal, handed_over=True)
         plan.add(sequence, proposal, count)
         return True
 
     def _enter(self, sequence: Sequence, allocation: BlockAllocation, handed_over: bool = False) -> None:
-        bisect.insort(self.running, sequence, key=lambda s: s.order)
-        if not sequence.admitted:
-            sequence.admitted = True
-            sequence.queued_s = max(0.0, self.now - sequence.arrived)
+        if self._lists.run(sequence):
             self._count_admission(sequence, allocation, handed_over)
 
     def _count_admission(self, sequence: Sequence, allocation: BlockAllocation, handed_over: bool) -> None:
@@ -428,73 +315,3 @@ class Planner:
             sequence.cached_tokens = allocation.scheduled
             self._counters.prefix_queries += sequence.num_prompt
             self._counters.prefix_hits += allocation.scheduled
-
-    def _secure_block(self, sequence: Sequence, allocation: BlockAllocation, plan: StepPlan) -> bool:
-        """See that the next position has a block, preempting others if it must. False: the sequence is not part of this
-        step.
-        """
-        while not self._allocator.grow(allocation):
-            plan.short = True
-            if self._num_returning() > plan.claims:
-                plan.claims += 1
-                return False
-            victim = choose_victim(
-                sequence,
-                self._victims(sequence),
-                self.running[0],
-                self._config.max_preemptions,
-                self._allocator.recompute_cost,
-            )
-            if victim is None:
-                if sequence is self.running[0] and self._take_from_ready():
-                    continue
-                return False
-            self._preempt(victim, sequence)
-            if victim is sequence:
-                return False
-        return True
-
-    def _secure_memory(self, sequence: Sequence, allocation: BlockAllocation, count: int, plan: StepPlan) -> bool:
-        """See that the next positions of a prompt have memory. False: the machine has none, and the sequence waits
-        until there is some in the blocks that others give back. Nobody else gives way: what it has computed stays in
-        the prefix cache, and the memory there is in use.
-        """
-        if self._allocator.secure(allocation, count):
-            return True
-        plan.short = True
-        self._send_back(sequence)
-        self.warnings.append(growth_preemption_warning(sequence, self._counters.preemptions))
-        return False
-
-    def _take_from_ready(self) -> bool:
-        """The first in order always advances: those who hold blocks without running give way. False: what they hold
-        comes back later, if at all.
-
-        Nobody writes to the blocks of a ready one, and those of a reservation come back when the agent says so. All
-        others are bound to requests that wait for the rest of their KV: the agent ends that wait in bounded time, and
-        then they are ready.
-        """
-        sequence = self._kv_imports.give_way()
-        if sequence is None:
-            return self._kv_imports.give_up_newest()
-        self.waiting.push(sequence)
-        self.let_followers_go()
-        return True
-
-    def _num_returning(self) -> int:
-        """Blocks that come back with the steps in flight: of sequences that ended, and of those whose last token is
-        being drawn.
-        """
-        last = (s.allocation for s in self.running if s.pending and s.exhausted)
-        return self._allocator.num_returning() + sum(self._allocator.num_exclusive(r) for r in last if r)
-
-    def _preempt(self, victim: Sequence, needy: Sequence) -> None:
-        cost = self._allocator.recompute_cost(victim)
-        self._send_back(victim)
-        num_blocks = self._allocator.pool.num_blocks
-        self.warnings.append(preemption_warning(victim, needy, num_blocks, cost, self._counters.preemptions))
-
-    def _send_back(self, victim: Sequence) -> None:
-        self.requeue(victim)
-        victim.preemptions += 1
-        self._counters.preemptions += 1

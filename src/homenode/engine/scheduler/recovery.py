@@ -10,9 +10,9 @@ from homenode.engine.kv.allocator import KvAllocator
 from homenode.engine.kv.sequence import Sequence
 from homenode.engine.scheduler.kv_coordinator import KvCoordinator, KvRefusal
 from homenode.engine.scheduler.micro_batching import MicroBatching
-from homenode.engine.scheduler.pending_steps import PendingStep, PendingSteps
-from homenode.engine.scheduler.planner import Planner
 from homenode.engine.scheduler.request_table import RequestTable
+from homenode.engine.scheduler.sequence_lists import SequenceLists
+from homenode.engine.scheduler.steps.pending_steps import PendingStep, PendingSteps
 from homenode.errors import InternalError
 from homenode.units import format_count
 
@@ -28,7 +28,7 @@ class WorkerRecovery:
         *,
         pending: PendingSteps,
         allocator: KvAllocator,
-        planner: Planner,
+        lists: SequenceLists,
         coordinator: KvCoordinator,
         requests: RequestTable,
     ) -> None:
@@ -36,7 +36,7 @@ class WorkerRecovery:
         self._batching = batching
         self._pending_steps = pending
         self._allocator = allocator
-        self._planner = planner
+        self._lists = lists
         self._coordinator = coordinator
         self._requests = requests
 
@@ -66,7 +66,7 @@ class WorkerRecovery:
         """Let everybody wait, but for those under whom workers were lost too often, and those whose KV another engine
         was to have.
         """
-        lost = {sequence.id: sequence for sequence in self._planner.running}
+        lost = {sequence.id: sequence for sequence in self._lists.running}
         for pending_step in self._pending_steps.take_all():
             lost |= self._land(pending_step)
         self.workers_are_lost = self._coordinator.workers_are_lost = True
@@ -90,8 +90,8 @@ class WorkerRecovery:
 
     def _forget_kv(self) -> None:
         """Nothing that was computed is of use any more: everybody who runs goes back into the queue."""
-        for sequence in self._planner.running.copy():
-            self._planner.requeue(sequence)
+        for sequence in self._lists.running.copy():
+            self._lists.requeue(sequence)
         self._coordinator.step_failed()
         self._allocator.pool.forget_all()
 

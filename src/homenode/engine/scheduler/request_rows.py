@@ -7,25 +7,25 @@ from itertools import islice
 
 from homenode.engine.kv.sequence import Sequence
 from homenode.engine.messages import RequestList, RequestRow, WaitReason
-from homenode.engine.scheduler.planner import Planner
+from homenode.engine.scheduler.sequence_lists import SequenceLists
 
 
-def list_requests(planner: Planner, number: int, most: int, now: float) -> RequestList:
+def list_requests(lists: SequenceLists, number: int, most: int, now: float) -> RequestList:
     """The answer to the question of this number: those that run before those that wait, at most `most` of each."""
-    running = [_row(each, now) for each in islice(planner.running, most)]
-    waiting = [_row(each, now, why) for each, why in islice(_waiting(planner), most)]
-    left_out = len(planner.running) - len(running) + planner.num_waiting - len(waiting)
+    running = [_row(each, now) for each in islice(lists.running, most)]
+    waiting = [_row(each, now, why) for each, why in islice(_waiting(lists), most)]
+    left_out = len(lists.running) - len(running) + lists.num_waiting - len(waiting)
     return RequestList(number, [*running, *waiting], left_out)
 
 
-def _waiting(planner: Planner) -> Iterator[tuple[Sequence, WaitReason]]:
+def _waiting(lists: SequenceLists) -> Iterator[tuple[Sequence, WaitReason]]:
     """Those that wait in the order of their arrival, with what each waits for: those of the queue for what its first
     one lacks, as they are counted.
     """
-    held_by = planner.held_by
-    for sequence in planner.waiting:
+    held_by = lists.held_by
+    for sequence in lists.waiting:
         yield sequence, held_by
-    for sequence in (*planner.waiting_for_kv.values(), *planner.ready_kv):
+    for sequence in (*lists.waiting_for_kv.values(), *lists.ready_kv):
         yield sequence, "kv"
 
 

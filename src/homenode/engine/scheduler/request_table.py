@@ -13,11 +13,11 @@ from homenode.engine.messages import Output
 from homenode.engine.request import Request
 from homenode.engine.scheduler.admission import Throughput
 from homenode.engine.scheduler.counters import SchedulerCounters
-from homenode.engine.scheduler.drafts import Drafter
+from homenode.engine.scheduler.drafts.drafter import Drafter
 from homenode.engine.scheduler.events import Emit, Instruction, Warn
 from homenode.engine.scheduler.kv_coordinator import KvCoordinator, KvRefusal
-from homenode.engine.scheduler.planner import Planner
-from homenode.engine.scheduler.queue import Deadlines
+from homenode.engine.scheduler.order.queue import Deadlines
+from homenode.engine.scheduler.sequence_lists import SequenceLists
 from homenode.errors import HomenodeError, OverloadedError
 from homenode.units import format_count
 
@@ -27,7 +27,7 @@ class RequestTable:
 
     def __init__(
         self,
-        planner: Planner,
+        lists: SequenceLists,
         coordinator: KvCoordinator,
         counters: SchedulerCounters,
         drafter: Drafter | None = None,
@@ -35,7 +35,7 @@ class RequestTable:
         self._drafter = drafter
         self.throughput = Throughput()
         self.outputs: list[Output] = []
-        self._planner = planner
+        self._lists = lists
         self._coordinator = coordinator
         self._counters = counters
         self._sequences: dict[int, Sequence] = {}
@@ -55,7 +55,7 @@ class RequestTable:
         """A request that was let in, under an id that is not in use."""
         self._sequences[sequence.id] = sequence
         self._deadlines.add(sequence)
-        self._planner.num_awaited += sequence.request.awaited
+        self._lists.num_awaited += sequence.request.awaited
 
     # What is told
 
@@ -102,19 +102,19 @@ class RequestTable:
 
     def retry_after(self) -> float:
         """Seconds until the queue of now should have drained."""
-        return self.throughput.retry_after(self._planner.num_waiting_tokens)
+        return self.throughput.retry_after(self._lists.num_waiting_tokens)
 
     # Ends
 
     def finish(self, sequence: Sequence, **output: Any) -> None:
         """End a request in whatever state it is, give back all it holds, and send its last output."""
         self._coordinator.keep(sequence)
-        self._planner.stop(sequence)
+        self._lists.stop(sequence)
         self._coordinator.end(sequence, output.get("error") or output["finish_reason"])
         self._deadlines.remove(sequence)
         sequence.finished = True
         del self._sequences[sequence.id]
-        self._planner.num_awaited -= sequence.request.awaited
+        self._lists.num_awaited -= sequence.request.awaited
         if self._drafter is not None:
             self._drafter.ended(sequence)
         self.answer(sequence, num_preemptions=sequence.preemptions, **output)

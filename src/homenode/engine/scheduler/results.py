@@ -12,13 +12,13 @@ from homenode.engine.kv.sequence import BlockAllocation, Sequence
 from homenode.engine.messages import Output
 from homenode.engine.request import TokenLogprob
 from homenode.engine.scheduler.counters import SchedulerCounters
-from homenode.engine.scheduler.drafts import Drafter
-from homenode.engine.scheduler.fair_share import KeyShares
+from homenode.engine.scheduler.drafts.drafter import Drafter
 from homenode.engine.scheduler.kv_coordinator import KvCoordinator
-from homenode.engine.scheduler.pending_steps import PendingStep, PendingSteps
+from homenode.engine.scheduler.order.fair_share import KeyShares
 from homenode.engine.scheduler.request_table import RequestTable
-from homenode.engine.scheduler.step_costs import StepCosts, step_kind
-from homenode.engine.scheduler.step_load import MeasuredStep
+from homenode.engine.scheduler.steps.pending_steps import PendingStep, PendingSteps
+from homenode.engine.scheduler.steps.step_costs import StepCosts, step_kind
+from homenode.engine.scheduler.steps.step_load import MeasuredStep
 from homenode.engine.step import Advance, PromptScores, StepItem, StepResult, WorkerLimits
 from homenode.errors import InternalError, NotANumberError, UserError
 from homenode.units import format_count

@@ -29,7 +29,7 @@ from homenode.engine.kv.states import StatePool
 from homenode.engine.messages import EngineStats, RequestList
 from homenode.engine.scheduler.arrivals import Arrivals
 from homenode.engine.scheduler.counters import SchedulerCounters
-from homenode.engine.scheduler.drafts import Drafter, WorkerDrafts
+from homenode.engine.scheduler.drafts.drafter import Drafter, WorkerDrafts
 from homenode.engine.scheduler.events import (
     Aborted,
     BlocksArrived,
@@ -53,14 +53,15 @@ from homenode.engine.scheduler.growth import Growth
 from homenode.engine.scheduler.kv_coordinator import KvCoordinator
 from homenode.engine.scheduler.micro_batching import MicroBatching
 from homenode.engine.scheduler.peer_source import PeerSource
-from homenode.engine.scheduler.pending_steps import PendingSteps
 from homenode.engine.scheduler.planner import Planner
 from homenode.engine.scheduler.recovery import WorkerRecovery
 from homenode.engine.scheduler.request_table import RequestTable
 from homenode.engine.scheduler.results import Results
+from homenode.engine.scheduler.sequence_lists import SequenceLists
 from homenode.engine.scheduler.stats import SchedulerStats
 from homenode.engine.scheduler.step_builder import StepBuilder
-from homenode.engine.scheduler.step_costs import StepCosts
+from homenode.engine.scheduler.steps.pending_steps import PendingSteps
+from homenode.engine.scheduler.steps.step_costs import StepCosts
 from homenode.engine.scheduler_config import KvConfig, SchedulerConfig
 from homenode.engine.step import Step, WorkerLimits
 from homenode.errors import InternalError, UserError
@@ -120,15 +121,15 @@ class Scheduler:
         kv_imports = KvImports(allocator)
         self.costs = costs or StepCosts()
         self._drafter = drafter = drafter or (WorkerDrafts(limits.max_drafted) if limits.max_drafted else None)
-        self.planner = planner = Planner(
-            config, limits.max_sampled_rows, batching, allocator, kv_imports, counters, self.costs, drafter
-        )
-        self._shares = planner.shares
+        self.lists = lists = SequenceLists(config.max_num_seqs, allocator, kv_imports)
+        rows = limits.max_sampled_rows
+        self._planner = Planner(config, rows, batching, lists, allocator, kv_imports, counters, self.costs, drafter)
+        self._shares = lists.shares
         self.coordinator = coordinator = KvCoordinator(
-            limits, allocator, planner, kv_imports, self.costs, self._peers, stores
+            limits, allocator, lists, kv_imports, self.costs, self._peers, stores
         )
         self.pending_steps = pending = PendingSteps()
-        self.requests = requests = RequestTable(planner, coordinator, counters, drafter)
+        self.requests = requests = RequestTable(lists, coordinator, counters, drafter)
         seeds = seeds or random.Random(secrets.randbits(128))
         self._arrivals = Arrivals(
             config,
@@ -136,7 +137,7 @@ class Scheduler:
             eos_token_ids,
             seeds,
             allocator=allocator,
-            planner=planner,
+            lists=lists,
             coordinator=coordinator,
             requests=requests,
         )
@@ -148,21 +149,21 @@ class Scheduler:
             coordinator=coordinator,
             requests=requests,
             counters=counters,
-            shares=planner.shares,
+            shares=lists.shares,
             costs=self.costs,
             drafter=drafter,
         )
         self._losses = WorkerRecovery(
-            batching, pending=pending, allocator=allocator, planner=planner, coordinator=coordinator, requests=requests
+            batching, pending=pending, allocator=allocator, lists=lists, coordinator=coordinator, requests=requests
         )
-        self._stats = SchedulerStats(planner, allocator, coordinator, requests, counters, self._growth)
+        self._stats = SchedulerStats(lists, allocator, coordinator, requests, counters, self.costs, self._growth)
 
     def apply(self, event: Event) -> list[Instruction]:
         """Take in what happened. Returns everything to be told since the last call.
 
         InternalError if the event cannot have happened, such as the result of a step that was never sent.
         """
-        self.planner.now = event.now
+        self.lists.now = event.now
         self._shares.now = event.now
         if self._growth is not None:
             self._growth.advance(event.now)
@@ -213,9 +214,9 @@ class Scheduler:
         if self._growth is not None and self._growth.warnings:
             instructions += map(Warn, self._growth.warnings)
             self._growth.warnings.clear()
-        if self.planner.warnings or self._peers.messages:
-            instructions += [*map(Warn, self.planner.warnings), *map(ToTransfer, self._peers.messages)]
-            self.planner.warnings.clear()
+        if self.lists.warnings or self._peers.messages:
+            instructions += [*map(Warn, self.lists.warnings), *map(ToTransfer, self._peers.messages)]
+            self.lists.warnings.clear()
             self._peers.messages.clear()
         return instructions
 
@@ -230,8 +231,8 @@ class Scheduler:
         if self._drafter is not None and self.pending_steps and self._awaits_tokens(self._drafter):
             return None
         withheld = self._withholds()
-        plan = self.planner.plan(self._step_builder.number, self.pending_steps.prefill, self.pending_steps.seconds)
-        ended = self.planner.nothing_left and self._end_with_nothing_left()
+        plan = self._planner.plan(self._step_builder.number, self.pending_steps.prefill, self.pending_steps.seconds)
+        ended = self.lists.nothing_left and self._end_with_nothing_left()
         if not plan.empty:
             return self._step_builder.send(plan)
         if self._withholds() and not withheld and not self.pending_steps:
@@ -247,7 +248,7 @@ class Scheduler:
         if self._batching.waits_for_tokens:
             return False
         pending = self.pending_steps
-        return pending.drafted or (pending.draw and drafter.awaits(self.planner.running))
+        return pending.drafted or (pending.draw and drafter.awaits(self.lists.running))
 
     def _withholds(self) -> bool:
         return self._growth is not None and self._growth.withholds
@@ -268,7 +269,7 @@ class Scheduler:
 
     def _end_with_nothing_left(self) -> bool:
         """End the requests that were only to compute what the cache holds already."""
-        sequences, self.planner.nothing_left = self.planner.nothing_left, []
+        sequences, self.lists.nothing_left = self.lists.nothing_left, []
         for sequence in sequences:
             if sequence.allocation is not None:
                 self.coordinator.computed(sequence, sequence.allocation)
@@ -282,7 +283,7 @@ class Scheduler:
         reason: str | None = self.coordinator.stuck_for()
         if not reason and self._growth is not None and (reason := self._growth.refuses()) == "":
             return False
-        first = self.planner.running[0] if self.planner.running else self.planner.waiting.first()
+        first = self.lists.running[0] if self.lists.running else self.lists.waiting.first()
         if not reason or first is None:
             raise InternalError(
                 f"{format_count(len(self.requests), 'request is', 'requests are')} there, but none of them can run",

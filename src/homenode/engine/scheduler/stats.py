@@ -7,9 +7,10 @@ from homenode.engine.messages import EngineStats, RequestList, StateStats
 from homenode.engine.scheduler.counters import SchedulerCounters
 from homenode.engine.scheduler.growth import Growth, GrowthStats
 from homenode.engine.scheduler.kv_coordinator import KvCoordinator
-from homenode.engine.scheduler.planner import Planner
 from homenode.engine.scheduler.request_rows import list_requests
 from homenode.engine.scheduler.request_table import RequestTable
+from homenode.engine.scheduler.sequence_lists import SequenceLists
+from homenode.engine.scheduler.steps.step_costs import StepCosts
 from homenode.errors import InternalError
 from homenode.units import format_count
 
@@ -19,18 +20,20 @@ class SchedulerStats:
 
     def __init__(
         self,
-        planner: Planner,
+        lists: SequenceLists,
         allocator: KvAllocator,
         coordinator: KvCoordinator,
         requests: RequestTable,
         counters: SchedulerCounters,
+        costs: StepCosts,
         growth: Growth | None = None,
     ) -> None:
-        self._planner = planner
+        self._lists = lists
         self._allocator = allocator
         self._coordinator = coordinator
         self._requests = requests
         self._counters = counters
+        self._costs = costs
         self._growth = growth
 
     def statistics(self) -> EngineStats:
@@ -38,10 +41,10 @@ class SchedulerStats:
         counters = self._counters
         growth = GrowthStats() if self._growth is None else self._growth.stats()
         return EngineStats(
-            num_running=len(self._planner.running),
-            num_waiting=self._planner.num_waiting,
-            waiting_for=self._planner.waiting_for,
-            waiting_for_kv=len(self._planner.waiting_for_kv),
+            num_running=len(self._lists.running),
+            num_waiting=self._lists.num_waiting,
+            waiting_for=self._lists.waiting_for,
+            waiting_for_kv=len(self._lists.waiting_for_kv),
             handed_tokens=counters.handed_tokens,
             recomputed_tokens=counters.recomputed_tokens,
             kv_usage=self._allocator.usage,
@@ -58,7 +61,7 @@ class SchedulerStats:
             step_sizes=counters.step_sizes.figures(),
             rejected=dict(counters.rejected),
             step_times=counters.step_times.figures(),
-            step_errors={str(kind): error for kind, error in self._planner.costs.errors.items()},
+            step_errors={str(kind): error for kind, error in self._costs.errors.items()},
             kv_released_bytes=growth.released,
             kv_growths_refused=growth.refused,
             states=self._of_states(),
@@ -66,7 +69,7 @@ class SchedulerStats:
 
     def requests(self, number: int, most: int, now: float) -> RequestList:
         """The requests one by one: see `list_requests`."""
-        return list_requests(self._planner, number, most, now)
+        return list_requests(self._lists, number, most, now)
 
     def _of_states(self) -> StateStats | None:
         """Return figures of the state memory, of a model with one."""
@@ -79,7 +82,7 @@ class SchedulerStats:
         O(blocks).
         """
         pool = self._allocator.pool
-        staying = [s.allocation for s in self._planner.running if s.allocation]
+        staying = [s.allocation for s in self._lists.running if s.allocation]
         tables = [each.blocks + each.state_pages for each in (*staying, *self._allocator.leaving())]
         pool.audit(map(pool.own, [*tables, *self._coordinator.tables()]))
         if (states := self._allocator.states) is not None:
@@ -91,7 +94,7 @@ class SchedulerStats:
             raise InternalError(
                 "a request reads another engine's KV blocks under no ticket", statistics=self.statistics()
             )
-        if len(self._requests) != len(self._planner.running) + self._planner.num_waiting:
+        if len(self._requests) != len(self._lists.running) + self._lists.num_waiting:
             raise InternalError(
                 f"{format_count(len(self._requests), 'requests request')}, but not as many running and waiting",
                 statistics=self.statistics(),

@@ -5,10 +5,10 @@ from __future__ import annotations
 from homenode.engine.inputs import grids_of, rows_between, spans_of
 from homenode.engine.kv.allocator import KvAllocator
 from homenode.engine.kv.sequence import BlockAllocation, Sequence
-from homenode.engine.scheduler.budget import StepPlan
-from homenode.engine.scheduler.drafts import Drafter
-from homenode.engine.scheduler.pending_steps import PendingStep, PendingSteps
-from homenode.engine.scheduler.step_costs import StepCosts
+from homenode.engine.scheduler.drafts.drafter import Drafter
+from homenode.engine.scheduler.steps.budget import StepPlan
+from homenode.engine.scheduler.steps.pending_steps import PendingStep, PendingSteps
+from homenode.engine.scheduler.steps.step_costs import StepCosts
 from homenode.engine.step import StartSequence, Step, StepItem
 
 

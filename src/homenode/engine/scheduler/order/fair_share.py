@@ -11,7 +11,7 @@ import math
 from collections import Counter, deque
 from typing import Final
 
-from homenode.engine.scheduler.pending_steps import PendingStep
+from homenode.engine.scheduler.steps.pending_steps import PendingStep
 
 EQUAL_S: Final = 0.25
 AGED_S: Final = 20.0  # who waits longer has a fourth of what prompts have, whatever its key has had

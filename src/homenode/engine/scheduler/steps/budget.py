@@ -9,8 +9,8 @@ from msgspec import structs
 from homenode.engine.inputs import spans_of
 from homenode.engine.kv.sequence import BlockAllocation, Sequence
 from homenode.engine.kv.states import StatePool
-from homenode.engine.scheduler.step_load import NO_LOAD, StepLoad
-from homenode.engine.scheduler.time_bound import TimeBound
+from homenode.engine.scheduler.steps.step_load import NO_LOAD, StepLoad
+from homenode.engine.scheduler.steps.time_bound import TimeBound
 from homenode.engine.step import StepItem
 
 _NO_BLOCKS: list[int] = []

@@ -15,9 +15,9 @@ from typing import Final
 
 from homenode.engine.kv.sequence import Sequence
 from homenode.engine.request import Urgency
-from homenode.engine.scheduler.fair_share import AGED_S, KeyShares
-from homenode.engine.scheduler.queue import WaitingQueue, rank_of
-from homenode.engine.scheduler.time_bound import ALIGNMENT
+from homenode.engine.scheduler.order.fair_share import AGED_S, KeyShares
+from homenode.engine.scheduler.order.queue import WaitingQueue, rank_of
+from homenode.engine.scheduler.steps.time_bound import ALIGNMENT
 
 PASSED_SHARE: Final = 0.25  # of the prompts' part of a step, for one that was passed over
 _MOST_OWED = 2.0  # pieces: steps that have room for more of them have one for it

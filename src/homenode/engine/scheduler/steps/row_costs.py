@@ -12,8 +12,8 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from typing import Final
 
-from homenode.engine.scheduler.step_costs import StepCosts
-from homenode.engine.scheduler.step_load import NO_LOAD, StepLoad
+from homenode.engine.scheduler.steps.step_costs import StepCosts
+from homenode.engine.scheduler.steps.step_load import NO_LOAD, StepLoad
 
 _EXACT: Final = 16  # rows that are told apart; of more, groups
 _GROUP: Final = 8

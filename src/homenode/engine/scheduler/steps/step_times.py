@@ -6,7 +6,7 @@ import bisect
 
 from homenode.engine.messages import STEP_TIME_BOUNDS as BOUNDS
 from homenode.engine.messages import STEP_TOKEN_BOUNDS
-from homenode.engine.scheduler.step_costs import STEP_KINDS, StepKind
+from homenode.engine.scheduler.steps.step_costs import STEP_KINDS, StepKind
 
 
 class StepTimes:

@@ -22,7 +22,7 @@ from itertools import chain
 from operator import mul
 from typing import Final, Literal
 
-from homenode.engine.scheduler.step_load import NO_LOAD, StepLoad
+from homenode.engine.scheduler.steps.step_load import NO_LOAD, StepLoad
 
 StepKind = Literal["decode", "prefill", "mixed"]
 STEP_KINDS: Final[tuple[StepKind, ...]] = ("decode", "prefill", "mixed")

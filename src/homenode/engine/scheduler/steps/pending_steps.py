@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from homenode.engine.kv.sequence import BlockAllocation, Sequence
-from homenode.engine.scheduler.step_load import StepLoad
+from homenode.engine.scheduler.steps.step_load import StepLoad
 from homenode.engine.step import Step, StepItem
 
 

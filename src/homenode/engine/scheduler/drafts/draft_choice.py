@@ -16,10 +16,10 @@ from collections.abc import Sequence as List
 from typing import Final
 
 from homenode.engine.kv.sequence import Sequence
-from homenode.engine.scheduler.drafts import Drafter
-from homenode.engine.scheduler.row_costs import RowCosts
-from homenode.engine.scheduler.step_costs import StepCosts
-from homenode.engine.scheduler.step_load import MeasuredStep, StepLoad
+from homenode.engine.scheduler.drafts.drafter import Drafter
+from homenode.engine.scheduler.steps.row_costs import RowCosts
+from homenode.engine.scheduler.steps.step_costs import StepCosts
+from homenode.engine.scheduler.steps.step_load import MeasuredStep, StepLoad
 from homenode.engine.speculation.acceptance import Acceptance, Source
 from homenode.engine.speculation.config import Speculation
 from homenode.engine.speculation.past_answers import PastAnswers

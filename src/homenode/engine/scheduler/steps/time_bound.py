@@ -13,8 +13,8 @@ from __future__ import annotations
 from typing import Final
 
 from homenode.engine.request import Urgency
-from homenode.engine.scheduler.step_costs import StepCosts
-from homenode.engine.scheduler.step_load import StepLoad
+from homenode.engine.scheduler.steps.step_costs import StepCosts
+from homenode.engine.scheduler.steps.step_load import StepLoad
 
 FIRST_PIECE: Final = 64  # tokens of a prompt in a step, while nothing is known of what they cost
 ALIGNMENT: Final = 16  # positions at a multiple of which a piece ends: a tile of keys, and rows that kernels like

@@ -16,10 +16,10 @@ from typing import Final, Protocol
 
 from homenode.engine.kv.allocator import KvAllocator
 from homenode.engine.kv.sequence import Sequence
-from homenode.engine.scheduler.budget import StepPlan
-from homenode.engine.scheduler.step_costs import StepCosts
-from homenode.engine.scheduler.step_load import NO_LOAD, MeasuredStep, StepLoad
-from homenode.engine.scheduler.time_bound import FIRST_PIECE
+from homenode.engine.scheduler.steps.budget import StepPlan
+from homenode.engine.scheduler.steps.step_costs import StepCosts
+from homenode.engine.scheduler.steps.step_load import NO_LOAD, MeasuredStep, StepLoad
+from homenode.engine.scheduler.steps.time_bound import FIRST_PIECE
 
 BESIDE_PROMPTS: Final = 1 / 8  # of what the decodes of a step leave to prompts, the share of guesses
 

@@ -9,7 +9,7 @@ from typing import Generic, TypeAlias, TypeVar
 
 from homenode.engine.kv.sequence import Sequence
 from homenode.engine.request import Urgency
-from homenode.engine.scheduler.fair_share import EQUAL_S, QUANTUM, KeyShares
+from homenode.engine.scheduler.order.fair_share import EQUAL_S, QUANTUM, KeyShares
 
 _Key = TypeVar("_Key", bound=tuple[float, ...])
 Rank: TypeAlias = tuple[Urgency, int]  # and the priority

@@ -1,0 +1,1 @@
+"""Drafted tokens: who drafts, how many, and the room that a step has for them. Pure."""

@@ -1,0 +1,1 @@
+"""The order of requests: whose turn it is, and who gives way. Pure."""
