@@ -1,5 +1,6 @@
 #include "sampling/sampling.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <limits>

@@ -3,6 +3,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
+
 #include "host/arena.h"
 #include "quant/checksum.h"
 #include "quant/coding.h"

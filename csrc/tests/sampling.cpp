@@ -1,5 +1,6 @@
 #include "sampling/sampling.h"
 
+#include <algorithm>
 #include <limits>
 
 #include "tests/cases.h"
