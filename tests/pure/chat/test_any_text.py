@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from homenode.chat.formats import all_formats
 from homenode.chat.syntax.reasoning import FORMS
-from tests.examples import examples
+from tests.examples import examples, lives
 
 from .messages import parse
 
@@ -74,7 +74,7 @@ def words(source: random.Random, most: int) -> str:
 def test_thousands_of_random_texts(name: str) -> None:
     source = random.Random(name)
     begun = time.process_time()
-    for _ in range(500):
+    for _ in lives(150, share=8):
         text = words(source, 30)
         message = parse(text, name, thoughts=source.choice(list(FORMS)), raw=source.random() < 0.2)
         for call in message.calls:
