@@ -120,11 +120,11 @@ def _spared(pools: Pools, free: dict[int, list[AllowedCore]], node: int, device:
         fastest = max(nobodys, key=lambda core: core.standing)
         free[node].remove(fastest)
         return fastest
-    for other in sorted(pools, key=lambda other: -_count(pools[other])):
-        here = [core for core in pools[other] if core.node == node]
-        if other != device and here and _count(pools[other]) - len(here[-1].cpus) >= FEW:
-            pools[other].remove(here[-1])
-            return here[-1]
+    last = {other: core for other, pool in pools.items() for core in pool if core.node == node and other != device}
+    for other in sorted(last, key=lambda other: -_count(pools[other])):  # few, of many pools, have a core there
+        if _count(pools[other]) - len(last[other].cpus) >= FEW:
+            pools[other].remove(last[other])
+            return last[other]
     return None
 
 
