@@ -16,6 +16,7 @@ from homenode.chat.choice import choose
 from homenode.chat.formats import ToolFormat, all_formats
 from homenode.chat.offer import ToolOffer, ToolUse
 from homenode.chat.parser import MessageParser, parse_message
+from tests.examples import examples, lives
 from tests.pure.chat.vocabularies import ByteVocabulary, random_text
 
 jsonschema_rs = pytest.importorskip("jsonschema_rs")
@@ -67,13 +68,19 @@ TOOLS = {
 BINDABLE = [known for known in all_formats() if known.describe_calls or known.describe_message]
 
 
-@pytest.mark.parametrize("special", [False, True], ids=["marks as text", "marks as tokens"])
 @pytest.mark.parametrize("known", BINDABLE, ids=[known.name for known in BINDABLE])
-@settings(max_examples=12, deadline=None)
-@given(seed=st.integers(0, 2**32), tools=st.sampled_from(sorted(TOOLS)), parallel=st.booleans(), auto=st.booleans())
+@settings(max_examples=examples(60), deadline=None)
+@given(
+    special=st.booleans(),
+    seed=st.integers(0, 2**32),
+    tools=st.sampled_from(sorted(TOOLS)),
+    parallel=st.booleans(),
+    auto=st.booleans(),
+)
 def test_texts_of_the_grammar_are_calls_that_fit(
     known: ToolFormat, special: bool, seed: int, tools: str, parallel: bool, auto: bool
 ) -> None:
+    """`special`: the marks are tokens, else text."""
     offered, vocabulary = TOOLS[tools], ByteVocabulary(known.marks if special else ())
     if auto:
         offered = [{**one, "function": {**one["function"], "strict": True}} for one in offered]
@@ -117,7 +124,7 @@ def test_inputs_keep_their_grammar(known: ToolFormat, special: bool, grammar: st
     offer = ToolOffer(offered, named="apply", parallel=False, inputs={"apply": grammar})
     bound = call_grammar(chosen, offer, special_tokens=vocabulary.ids)
     assert bound is not None
-    for seed in range(4):
+    for seed in lives(2, share=1000):
         text = random_text(bound, vocabulary, random.Random(seed), [*MARKS, "*** End Patch\n", "*** End Patch\\n"])
         calls = parse_message(MessageParser(chosen, "", offered, eager=True), text).calls
         assert [call.name for call in calls] == ["apply"]
