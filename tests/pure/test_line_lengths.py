@@ -17,7 +17,7 @@ EXCEPTIONS = {
     "tools/builtin_model/corpus/": "texts that a model is trained on",
     "tests/pure/test_comparison.py": "what other programs wrote",
     "tests/pure/test_lab.py": "what pytest wrote",
-    "tests/pure/test_topology_ascend.py": "what npu-smi wrote",
+    "tests/pure/topology/test_ascend.py": "what npu-smi wrote",
     "tests/host/test_vendor_tools.py": "what npu-smi wrote",
     "tests/pure/chat/test_formats.py": "what a model wrote",
     "src/homenode/model/tokenizer/vocabularies/pretokenizers.py": "patterns of tokenizers",

@@ -12,9 +12,10 @@ import pytest
 from tests.paths import ROOT
 
 ENGINE = ("engine", "transfer", "model", "compute", "server", "bench", "simulate", "grammars", "chat", "_native")
-NAMES = ("test_topology_", "test_placement_", "test_binding_")
+PURE = ROOT / "tests" / "pure"
+OF_TOOLKIT = ("topology/test_*.py", "plan/test_*.py", "test_binding_*.py")
 # These hold the toolkit and the engine to each other.
-BOTH = {"test_placement_matrix", "test_placement_requirements"}
+BOTH = {PURE / "plan/test_matrix.py", PURE / "plan/test_requirements.py"}
 
 
 @cache
@@ -56,17 +57,17 @@ def reached(path: Path) -> set[str]:
     return seen
 
 
-FILES = sorted(path for path in (ROOT / "tests" / "pure").glob("test_*.py") if path.name.startswith(NAMES))
+FILES = sorted(path for pattern in OF_TOOLKIT for path in PURE.glob(pattern))
 LIVE = ("apply", "follow", "irq", "launch", "live_facts", "pages", "state", "syscalls", "threads", "verify", "watch")
 FILES += [ROOT / "tests" / "host" / f"test_{name}.py" for name in LIVE]
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_a_test_of_the_toolkit_leads_to_no_engine_unless_it_is_about_both(path: Path) -> None:
     modules = {name.removeprefix("homenode.") for name in reached(path) if name.startswith("homenode.")}
     assert modules
     engine = {name for name in modules if name.split(".")[0] in ENGINE}
-    assert bool(engine) == (path.stem in BOTH), f"{path.relative_to(ROOT)} needs {', '.join(sorted(engine))}"
+    assert bool(engine) == (path in BOTH), f"{path.relative_to(ROOT)} needs {', '.join(sorted(engine))}"
 
 
 def test_the_toolkit_itself_leads_to_no_engine() -> None:

@@ -23,8 +23,9 @@ from homenode.cli.output.fitted_text import FittedLine, FittedTable, column_widt
 from homenode.host.discovery import read, snapshot
 from homenode.host.topology.host import Host
 from homenode.host.topology.source import Source
+from tests.paths import ROOT
 
-HOSTS = sorted(path for path in (Path(__file__).parent.parent / "hosts").glob("*.json") if path.stem != "expected")
+HOSTS = sorted(path for path in (ROOT / "tests" / "hosts").glob("*.json") if path.stem != "expected")
 SHAPE = "shape:layers=24,hidden=896,heads=14,kv_heads=2,intermediate=4864,vocab=151936,format=Q4_0,tied=1"
 WORKLOAD = "closed:clients=2,in=64,out=4,n=2"
 COMMANDS = {
