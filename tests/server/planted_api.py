@@ -12,7 +12,7 @@ from starlette.responses import Response
 from homenode.sampling import SamplingParams
 from homenode.server.core.answer import respond
 from homenode.server.core.api import POST_FAILURES, Api, Operation
-from homenode.server.core.choice import GenerationEvent
+from homenode.server.core.choices.choice import GenerationEvent
 from homenode.server.core.generation import Generation
 from homenode.server.core.prompts import encode_prompts
 from homenode.server.core.request import GenerationRequest, begin

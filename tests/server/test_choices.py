@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from homenode.engine.messages import Output
-from homenode.server.core.choice import ChoiceText, join_events, single_token_outputs
+from homenode.server.core.choices.choice import ChoiceText, join_events, single_token_outputs
 from tests.server.fakes import BOS, EOS, ByteTokenizer
 
 SEVERAL = [*b"ab", EOS, *b"cd", BOS, *b"ef"]

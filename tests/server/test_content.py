@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from homenode.server.apis.openai.chat_messages import PartType
-from homenode.server.core.content import MEDIA_TYPES, media_kind
+from homenode.server.core.media.content import MEDIA_TYPES, media_kind
 from tests.server.written_answers import CALLS, Writer
 
 TEXT = {"type": "text", "text": "what is this?"}

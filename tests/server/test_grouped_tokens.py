@@ -11,8 +11,8 @@ from homenode.chat.syntax.parts import CallDelta, ContentDelta, Delta, Reasoning
 from homenode.engine.messages import Output
 from homenode.engine.request import TokenLogprob
 from homenode.server.core.answer import GatheredEvents
-from homenode.server.core.choice import ChoiceText, GenerationEvent, ScoredToken, join_events
-from homenode.server.core.message_reader import MessageEvent, join_message, merge_messages
+from homenode.server.core.choices.choice import ChoiceText, GenerationEvent, ScoredToken, join_events
+from homenode.server.core.choices.message_reader import MessageEvent, join_message, merge_messages
 from tests.examples import examples
 
 _STOPS = (["ab"], ["b", "aba"], ["cab", "aa"], [])

@@ -14,7 +14,7 @@ import pytest
 from homenode.engine.inputs import PromptRows
 from homenode.errors import HostError
 from homenode.model.sandbox.frames import RefusedFileError
-from homenode.server.core.media_prompts import placed_rows
+from homenode.server.core.media.media_prompts import placed_rows
 from homenode.server.http.config import ServerConfig
 from homenode.server.http.failures import ApiError
 from homenode.server.models.media import MEDIA, MediaInput, media_works, unread_settings

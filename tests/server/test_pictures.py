@@ -27,8 +27,8 @@ from homenode.model.pictures.decoded import PictureError
 from homenode.model.pictures.families.minicpm_v import MiniCpmV
 from homenode.model.pictures.family import PictureLayout
 from homenode.model.tokenizer.literal_text import HiddenNames
-from homenode.server.core import media_bytes
-from homenode.server.core.content import MediaSource
+from homenode.server.core.media import media_bytes
+from homenode.server.core.media.content import MediaSource
 from homenode.server.http.config import ServerConfig
 from homenode.server.http.failures import ApiError
 from homenode.server.models.media_work import EncodedMedia, MediaWork

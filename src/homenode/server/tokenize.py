@@ -191,7 +191,7 @@ async def _prompt_text(model: ServedModel, request: Request, body: TokenizeReque
     text = await conversation_text(model, asked)
     note_left_out(request, text.left_out)
     if text.media:
-        from homenode.server.core.media_prompts import encode_media
+        from homenode.server.core.media.media_prompts import encode_media
 
         text = text._replace(text=(await encode_media(model, text.text, text.media)).text)
     return text

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from homenode.errors import UserError
 from homenode.server.apis.openai.models import ModelList, models
 from homenode.server.core.api import POST_FAILURES, Api, Operation
-from homenode.server.core.kept import check_admin, kept_models, status_of
+from homenode.server.core.several_models.kept import check_admin, kept_models, status_of
 from homenode.server.core.state import ServerState
 from homenode.server.http.decoding import FieldHints, decode_as
 from homenode.server.http.endpoint import json_response

@@ -13,10 +13,10 @@ from typing import Generic, Protocol, TypeVar
 from starlette.requests import Request
 from starlette.responses import Response
 
-from homenode.server.core.choice import GenerationEvent, join_events
+from homenode.server.core.choices.choice import GenerationEvent, join_events
+from homenode.server.core.choices.message_reader import JoinedMessage, MessageEvent, join_message, merge_messages
 from homenode.server.core.conversation import Conversation
 from homenode.server.core.generation import Generation
-from homenode.server.core.message_reader import JoinedMessage, MessageEvent, join_message, merge_messages
 from homenode.server.core.state import ServerState
 from homenode.server.http.exchange import unless_gone
 from homenode.server.http.failures import ApiError

@@ -20,11 +20,11 @@ from homenode.grammars.compile import CompiledGrammar
 from homenode.grammars.field_path import FieldPath
 from homenode.grammars.spec import GrammarSpec
 from homenode.sampling import SamplingParams
-from homenode.server.core.content import take_media
+from homenode.server.core.choices.message_grammar import message_grammar
+from homenode.server.core.choices.message_reader import MessageEvent, MessageReader
 from homenode.server.core.generation import Generation
 from homenode.server.core.kv_transfer import KvTransferParams
-from homenode.server.core.message_grammar import message_grammar
-from homenode.server.core.message_reader import MessageEvent, MessageReader
+from homenode.server.core.media.content import take_media
 from homenode.server.core.prompt_cut import PromptCut
 from homenode.server.core.prompts import EncodedPrompt, PromptText, chat_text, encode_chat_text
 from homenode.server.core.request import GenerationRequest, begin, check_limits
@@ -211,7 +211,7 @@ async def conversation_text(model: ServedModel, request: ConversationRequest) ->
     template = formats.template
     messages, media = take_media(request.messages, model.media_marked_in_text)
     if media:
-        from homenode.server.core.media_prompts import check_media
+        from homenode.server.core.media.media_prompts import check_media
 
         check_media(model, media)
     asked = thinking_values(template, thinking=request.thinking, effort=request.reasoning_effort)

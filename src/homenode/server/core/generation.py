@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from homenode.engine.messages import Output
 from homenode.engine.request import Request
-from homenode.server.core.choice import ChoiceText, GenerationEvent, single_token_outputs
+from homenode.server.core.choices.choice import ChoiceText, GenerationEvent, single_token_outputs
 from homenode.server.core.failures import from_output
 from homenode.server.core.kv_transfer import KvTransferResult
 from homenode.server.http.failures import ApiError

@@ -14,7 +14,7 @@ from homenode.chat.sent_texts import SentText
 from homenode.engine.inputs import PlacedRows, PromptPart, PromptRows, flatten
 from homenode.model.tokenizer.literal_text import HiddenNames
 from homenode.model.tokenizer.surrounding_tokens import beginning
-from homenode.server.core.content import MediaSource
+from homenode.server.core.media.content import MediaSource
 from homenode.server.core.prompt_cut import PromptCut, cut_tokens
 from homenode.server.http.failures import CONTEXT_LENGTH_EXCEEDED, ApiError
 from homenode.server.models.served_model import ServedModel
@@ -150,7 +150,7 @@ async def encode_chat_text(
     """
     rows: Sequence[PromptRows] = ()
     if prompt.media:
-        from homenode.server.core.media_prompts import encode_media
+        from homenode.server.core.media.media_prompts import encode_media
 
         encoded = await encode_media(model, prompt.text, prompt.media)
         prompt, rows, cut = prompt._replace(text=encoded.text), encoded.rows, None
@@ -162,7 +162,7 @@ async def encode_chat_text(
         begins = before and tuple(ids[:before]) == model.tokenizer.surrounding.before
         ids = [*earlier_ids, *(ids[before:] if begins else ids)]
     if rows:
-        from homenode.server.core.media_prompts import placed_rows
+        from homenode.server.core.media.media_prompts import placed_rows
 
         check_prompt(model, ids, "messages")
         return EncodedPrompt(ids, rows=placed_rows(ids, rows, len(earlier_ids)))

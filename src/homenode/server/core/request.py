@@ -12,7 +12,7 @@ import msgspec
 
 from homenode.engine.request import session_ticket
 from homenode.sampling import SamplingParams
-from homenode.server.core.choice import ChoiceText, PromptEcho, echo_prompt
+from homenode.server.core.choices.choice import ChoiceText, PromptEcho, echo_prompt
 from homenode.server.core.engine_request import engine_request
 from homenode.server.core.generation import GeneratedSequence, Generation
 from homenode.server.core.kv_transfer import KvTransferParams, RequestKvTransfer, kv_transfer_of

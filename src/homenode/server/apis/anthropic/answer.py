@@ -11,8 +11,8 @@ from msgspec import UNSET, Struct, UnsetType
 
 from homenode.server.apis.anthropic.content import AnswerBlock, BlockEvent, BlockWriter, Seal, whole_blocks
 from homenode.server.apis.anthropic.errors import MessagesErrorDetail, messages_error
+from homenode.server.core.choices.message_reader import JoinedMessage, MessageEvent
 from homenode.server.core.conversation import Conversation
-from homenode.server.core.message_reader import JoinedMessage, MessageEvent
 from homenode.server.http.failures import ApiError
 from homenode.server.keys.service_tiers import ServiceTier
 

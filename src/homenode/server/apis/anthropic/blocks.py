@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from msgspec import Struct
 
-from homenode.server.core.content import Note, media_kind, media_part, media_word, refuse_media, taken_kind
+from homenode.server.core.media.content import Note, media_kind, media_part, media_word, refuse_media, taken_kind
 from homenode.server.http.failures import ApiError
 from homenode.server.models.media import Taken
 

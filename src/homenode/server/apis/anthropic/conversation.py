@@ -8,8 +8,8 @@ from homenode.grammars.spec import GrammarSpec, JsonSchema
 from homenode.server.apis.anthropic.history import HistoryReader
 from homenode.server.apis.anthropic.request import MessagesPrompt, MessagesRequest, MessagesThinking
 from homenode.server.apis.anthropic.tools import tool_offer
-from homenode.server.core.content import Note
 from homenode.server.core.conversation import ConversationRequest
+from homenode.server.core.media.content import Note
 from homenode.server.core.thought_seal import ThoughtSeal
 from homenode.server.models.media import NO_MEDIA, Taken
 

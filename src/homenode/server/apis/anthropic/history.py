@@ -16,7 +16,7 @@ from homenode.server.apis.anthropic.blocks import (
     user_part,
 )
 from homenode.server.apis.anthropic.request import MessagesMessage, MessagesSystemBlock
-from homenode.server.core.content import Note
+from homenode.server.core.media.content import Note
 from homenode.server.core.thought_seal import ThoughtSeal
 from homenode.server.models.media import NO_MEDIA, Taken
 

@@ -7,7 +7,7 @@ from typing import Any
 from homenode.chat.offer import ToolOffer, ToolUse, takes_several
 from homenode.server.apis.anthropic.blocks import needed
 from homenode.server.apis.anthropic.request import MessagesTool, MessagesToolChoice
-from homenode.server.core.content import Note
+from homenode.server.core.media.content import Note
 from homenode.server.http.failures import ApiError
 
 _OWN_TYPES = (None, "custom", "function")

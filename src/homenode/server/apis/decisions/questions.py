@@ -18,8 +18,14 @@ from homenode.server.apis.decisions.wording import (
     level_question,
     yes_or_no_question,
 )
-from homenode.server.core.content import media_kind, refuse_media
-from homenode.server.core.decisions import MOST_QUESTIONS, DecisionRequest, LabelDecision, LabelledQuestion, decide
+from homenode.server.core.media.content import media_kind, refuse_media
+from homenode.server.core.scores.decisions import (
+    MOST_QUESTIONS,
+    DecisionRequest,
+    LabelDecision,
+    LabelledQuestion,
+    decide,
+)
 from homenode.server.core.state import ServerState
 from homenode.server.http.endpoint import json_response
 from homenode.server.http.exchange import unless_gone

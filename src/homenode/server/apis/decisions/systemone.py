@@ -21,7 +21,13 @@ from homenode.server.apis.decisions.wording import (
     level_question,
     yes_or_no_question,
 )
-from homenode.server.core.decisions import MOST_QUESTIONS, DecisionRequest, LabelDecision, LabelledQuestion, decide
+from homenode.server.core.scores.decisions import (
+    MOST_QUESTIONS,
+    DecisionRequest,
+    LabelDecision,
+    LabelledQuestion,
+    decide,
+)
 from homenode.server.core.state import ServerState
 from homenode.server.http.endpoint import json_response
 from homenode.server.http.exchange import unless_gone

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from homenode.server.core.decisions import LabelledQuestion
+from homenode.server.core.scores.decisions import LabelledQuestion
 
 LETTERS = tuple("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
 DIGITS = tuple("0123456789")

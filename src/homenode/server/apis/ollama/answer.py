@@ -12,9 +12,9 @@ from msgspec import UNSET, Struct, UnsetType
 
 from homenode.chat.syntax.parts import CallDelta, ContentDelta, Delta, Message, ReasoningDelta
 from homenode.server.apis.ollama.errors import ollama_error
-from homenode.server.core.choice import ScoredToken
+from homenode.server.core.choices.choice import ScoredToken
+from homenode.server.core.choices.message_reader import JoinedMessage, MessageEvent
 from homenode.server.core.conversation import Conversation
-from homenode.server.core.message_reader import JoinedMessage, MessageEvent
 from homenode.server.http.failures import ApiError
 from homenode.server.interfaces.tokenizer import TokenizerLike
 

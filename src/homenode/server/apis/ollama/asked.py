@@ -79,7 +79,10 @@ async def model_asked(state: ServerState, request: Request, body: OllamaAsked, *
     to answer. Raises as `read_for_model`.
     """
     if empty and state.models.changes and keep_alive_seconds(body.keep_alive) == 0:
-        from homenode.server.core.kept import check_admin, kept_models  # a server of one model starts sooner without
+        from homenode.server.core.several_models.kept import (  # a server of one model starts sooner without
+            check_admin,
+            kept_models,
+        )
 
         check_admin()
         kept_models(state).unload(kept_models(state).find_kept(body.model, TAG).name)

@@ -28,9 +28,9 @@ from homenode.server.apis.ollama.go_template import GoTemplate
 from homenode.server.apis.ollama.history import refuse_images, with_images
 from homenode.server.apis.ollama.options import OllamaOptions
 from homenode.server.apis.ollama.request import HINTS, OllamaGenerateRequest
+from homenode.server.core.choices.grammars import grammar_of
+from homenode.server.core.choices.message_reader import MessageReader
 from homenode.server.core.conversation import Conversation, begin_conversation, told_cut
-from homenode.server.core.grammars import grammar_of
-from homenode.server.core.message_reader import MessageReader
 from homenode.server.core.prompt_forms.fill_in_middle import encode_middles, ended_by_middle
 from homenode.server.core.prompts import PromptText, check_token_ids, cut_prompt, fitting_ids, texts_memory
 from homenode.server.core.request import GenerationRequest, begin, check_limits

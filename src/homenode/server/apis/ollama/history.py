@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from homenode.server.apis.ollama.request import OllamaCall, OllamaMessage
-from homenode.server.core.content import Note, data_part, media_word, refuse_media
+from homenode.server.core.media.content import Note, data_part, media_word, refuse_media
 from homenode.server.models.media import NO_MEDIA, Taken
 
 

@@ -120,7 +120,7 @@ async def ps(state: ServerState, request: Request) -> Response:
 
 
 def _all_kept(state: ServerState) -> Sequence[KeptModel]:
-    from homenode.server.core.kept import kept_models  # a server of one model starts sooner without
+    from homenode.server.core.several_models.kept import kept_models  # a server of one model starts sooner without
 
     return kept_models(state).kept
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from msgspec import Meta, defstruct
 
 from homenode.sampling import SETTINGS, SamplingParams
-from homenode.server.core.content import Note
 from homenode.server.core.generation_fields import MOST_STOPS
+from homenode.server.core.media.content import Note
 from homenode.server.core.setting_fields import SettingFields, given_settings, setting_field_type
 
 _INT32, _INT64 = 2**31 - 1, 2**63 - 1

@@ -12,7 +12,7 @@ from msgspec import Meta, Struct
 from starlette.requests import Request
 
 from homenode.chat.custom_tools import arguments_of
-from homenode.server.core.content import (
+from homenode.server.core.media.content import (
     Note,
     media_kind,
     media_part,
@@ -27,7 +27,7 @@ from homenode.server.models.media import NO_MEDIA, Taken
 ToolName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.:/-]{1,256}$")]
 
 
-# Types of parts of text, and of those that `homenode.server.core.content` has a kind for.
+# Types of parts of text, and of those that `homenode.server.core.media.content` has a kind for.
 PartType = Literal[
     "text", "input_text", "output_text", "image_url", "image", "input_image", "image_embeds", "input_audio",
     "audio_url", "audio", "video_url", "input_video", "video", "file", "input_file", "document",
@@ -52,8 +52,8 @@ class AssistantPart(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class MessagePart(Struct, forbid_unknown_fields=True, kw_only=True):
-    """One piece of a message: text, or what `homenode.server.core.content` has a kind for. `type` says which of the
-    other fields it has.
+    """One piece of a message: text, or what `homenode.server.core.media.content` has a kind for. `type` says which of
+    the other fields it has.
     """
 
     type: PartType

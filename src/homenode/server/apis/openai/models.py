@@ -66,7 +66,7 @@ async def model(state: ServerState, request: Request) -> Response:
     """One of these names, with what is known of its model."""
     name = request.path_params["model"]
     if state.models.changes:
-        from homenode.server.core.kept import kept_models  # a server of one model starts sooner without
+        from homenode.server.core.several_models.kept import kept_models  # a server of one model starts sooner without
 
         return json_response(_kept(kept_models(state).find_kept(name), name, state.started))
     found = state.models.find(name)
@@ -74,7 +74,7 @@ async def model(state: ServerState, request: Request) -> Response:
 
 
 def _list_kept(state: ServerState) -> ModelList:
-    from homenode.server.core.kept import kept_models  # a server of one model starts sooner without
+    from homenode.server.core.several_models.kept import kept_models  # a server of one model starts sooner without
 
     allowed = set(caller().models)
     all_kept = kept_models(state).kept
@@ -84,7 +84,7 @@ def _list_kept(state: ServerState) -> ModelList:
 
 
 def _kept(kept: KeptModel, name: str, started: int) -> Model:
-    from homenode.server.core.kept import status_of  # as above
+    from homenode.server.core.several_models.kept import status_of  # as above
 
     began = datetime.datetime.fromtimestamp(started, datetime.UTC)
     return Model(

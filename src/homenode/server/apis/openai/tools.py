@@ -10,7 +10,7 @@ from starlette.requests import Request
 from homenode.chat.custom_tools import Syntax, custom_function, input_lark
 from homenode.chat.offer import ToolOffer, ToolUse, takes_several
 from homenode.server.apis.openai.chat_messages import ToolName, plain
-from homenode.server.core.grammars import check_input
+from homenode.server.core.choices.grammars import check_input
 from homenode.server.http.failures import ApiError
 from homenode.server.http.ignored import note_ignored
 from homenode.server.models.served_model import ServedModel

@@ -21,9 +21,9 @@ from homenode.server.apis.responses.output import (
     ResponsesUsage,
 )
 from homenode.server.apis.responses.output_builder import OutputBuilder
-from homenode.server.core.choice import ScoredToken
+from homenode.server.core.choices.choice import ScoredToken
+from homenode.server.core.choices.message_reader import JoinedMessage, MessageEvent
 from homenode.server.core.conversation import Conversation
-from homenode.server.core.message_reader import JoinedMessage, MessageEvent
 from homenode.server.core.timings import timings_of
 from homenode.server.http.failures import CONTEXT_LENGTH_EXCEEDED, ApiError
 from homenode.server.interfaces.tokenizer import TokenizerLike

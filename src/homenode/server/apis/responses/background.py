@@ -18,7 +18,7 @@ from starlette.responses import Response
 
 from homenode.server.apis.responses.answer import ResponsesFormat
 from homenode.server.core.answer import GatheredEvents
-from homenode.server.core.message_reader import join_message, merge_messages
+from homenode.server.core.choices.message_reader import join_message, merge_messages
 from homenode.server.core.response_store import StoredResponse
 from homenode.server.core.state import ServerState
 from homenode.server.http.failures import ApiError, failure_of

@@ -26,9 +26,9 @@ from homenode.server.apis.responses.request import (
     ResponsesSchemaFormat,
 )
 from homenode.server.apis.responses.tools import OfferedTool, OfferedTools, ResponsesCustomTool, ResponsesGrammarSyntax
-from homenode.server.core.content import Note
+from homenode.server.core.choices.grammars import check_input
 from homenode.server.core.conversation import Conversation, ConversationRequest, begin_conversation, conversation_text
-from homenode.server.core.grammars import check_input
+from homenode.server.core.media.content import Note
 from homenode.server.core.prompt_forms.truncation import truncated
 from homenode.server.core.prompts import encode_chat_text
 from homenode.server.core.request import check_limits

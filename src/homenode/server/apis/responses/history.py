@@ -15,7 +15,7 @@ from homenode.server.apis.responses.background import UNFINISHED, status_of
 from homenode.server.apis.responses.input import check_number, item_kind, read_items
 from homenode.server.apis.responses.messages import PlacedItem
 from homenode.server.apis.responses.request import ResponsesRequest
-from homenode.server.core.content import Note
+from homenode.server.core.media.content import Note
 from homenode.server.core.response_store import StoredResponse
 from homenode.server.core.state import ServerState
 from homenode.server.http.failures import ApiError

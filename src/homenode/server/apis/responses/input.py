@@ -10,7 +10,7 @@ from homenode.server.apis.responses.items import ITEM_KINDS, MOST_ITEMS, Respons
 from homenode.server.apis.responses.messages import PlacedItem
 from homenode.server.apis.responses.request import HINTS
 from homenode.server.apis.responses.tools import TOOL_KINDS, GivenTool, ResponsesNamespace
-from homenode.server.core.content import Note
+from homenode.server.core.media.content import Note
 from homenode.server.http.decoding import convert_as
 from homenode.server.http.failures import ApiError
 

@@ -20,7 +20,7 @@ from homenode.server.apis.responses.items import (
     Thoughts,
 )
 from homenode.server.apis.responses.tools import OfferedTools
-from homenode.server.core.content import Note, media_kind, media_part, media_word, refuse_media, taken_kind
+from homenode.server.core.media.content import Note, media_kind, media_part, media_word, refuse_media, taken_kind
 from homenode.server.core.thought_seal import ThoughtSeal
 from homenode.server.http.failures import ApiError
 from homenode.server.models.media import NO_MEDIA, Taken

@@ -24,7 +24,7 @@ from homenode.server.apis.scoring.request import (
 from homenode.server.core.api import POST_FAILURES, Api, Operation
 from homenode.server.core.pooling import pools
 from homenode.server.core.pooling_openapi import tighten_kept_tokens
-from homenode.server.core.scoring import Scores, TextsToScore, score_texts
+from homenode.server.core.scores.scoring import Scores, TextsToScore, score_texts
 from homenode.server.core.state import ServerState
 from homenode.server.http.decoding import decode_as
 from homenode.server.http.endpoint import json_response

@@ -21,10 +21,10 @@ from homenode.server.apis.openai.usage import (
     usage_of,
     wants_timings,
 )
-from homenode.server.core.choice import ScoredToken
+from homenode.server.core.choices.choice import ScoredToken
+from homenode.server.core.choices.message_reader import JoinedMessage, MessageEvent
 from homenode.server.core.conversation import Conversation
 from homenode.server.core.kv_transfer import KvTransferResult
-from homenode.server.core.message_reader import JoinedMessage, MessageEvent
 from homenode.server.core.timings import AnswerTimings, timings_of
 from homenode.server.http.failures import ApiError
 from homenode.server.http.sse import DONE, event

@@ -83,7 +83,7 @@ async def _applied(model: ServedModel, request: Request, asked: ConversationRequ
     grammar = await conversation_grammar(model, asked, text.text)  # what a chat would refuse is refused here, too
     note_not_kept(request, grammar.left_out if grammar else ())
     if text.media:
-        from homenode.server.core.media_prompts import encode_media
+        from homenode.server.core.media.media_prompts import encode_media
 
         text = text._replace(text=(await encode_media(model, text.text, text.media)).text)
     ids: list[int] = []

@@ -17,7 +17,7 @@ from homenode.server.apis.openai.usage import (
     usage_of,
     wants_timings,
 )
-from homenode.server.core.choice import GenerationEvent, ScoredToken
+from homenode.server.core.choices.choice import GenerationEvent, ScoredToken
 from homenode.server.core.generation import Generation
 from homenode.server.core.kv_transfer import KvTransferResult
 from homenode.server.core.timings import AnswerTimings, timings_of

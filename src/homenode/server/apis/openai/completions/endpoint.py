@@ -17,8 +17,8 @@ from homenode.server.apis.openai.structured import output_of
 from homenode.server.apis.openai.structured_openapi import tighten_structured
 from homenode.server.core.answer import respond
 from homenode.server.core.api import POST_FAILURES, Api, Operation
+from homenode.server.core.choices.grammars import grammar_of
 from homenode.server.core.generation import Generation
-from homenode.server.core.grammars import grammar_of
 from homenode.server.core.pooling import generates
 from homenode.server.core.prompt_forms.fill_in_middle import encode_middles, ended_by_middle
 from homenode.server.core.prompt_forms.prompt_rows import check_rows_taken, encode_rows

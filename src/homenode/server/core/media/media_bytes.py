@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import unquote, urljoin, urlsplit
 
-from homenode.server.core.content import MediaSource
+from homenode.server.core.media.content import MediaSource
 from homenode.server.http.config import ServedModelConfig
 from homenode.server.http.failures import ApiError
 from homenode.server.models.media import media_input

@@ -16,9 +16,9 @@ from typing import Any
 from homenode.chat.syntax.parts import ReasoningDelta
 from homenode.engine.request import TokenLogprob
 from homenode.sampling import SamplingParams
+from homenode.server.core.choices.message_reader import MessageReader
 from homenode.server.core.conversation import ConversationRequest, conversation_text
 from homenode.server.core.generation import TokenUsage
-from homenode.server.core.message_reader import MessageReader
 from homenode.server.core.prompts import EncodedPrompt, PromptText, encode_chat_text
 from homenode.server.core.request import GenerationRequest, begin, check_limits
 from homenode.server.http.failures import ApiError

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from homenode.chat.choice import ChosenFormats
 from homenode.chat.parser import MessageParser
 from homenode.chat.syntax.parts import CallDelta, ContentDelta, Delta, Message, ReasoningDelta, join_deltas
-from homenode.server.core.choice import GenerationEvent, ScoredToken
+from homenode.server.core.choices.choice import GenerationEvent, ScoredToken
 
 _PROMPT_END = 4096  # characters of a prompt that tell whether thoughts are open
 _DELTA_ITEMS = 8  # what it costs to write one

@@ -13,8 +13,8 @@ from typing import NamedTuple
 from homenode.engine.inputs import ROW_DIGEST_BYTES, PlacedRows, PromptRows
 from homenode.errors import HomenodeError
 from homenode.model.sandbox.frames import RefusedFileError
-from homenode.server.core.content import MediaSource, refuse_media
-from homenode.server.core.media_bytes import bad_media, media_bytes
+from homenode.server.core.media.content import MediaSource, refuse_media
+from homenode.server.core.media.media_bytes import bad_media, media_bytes
 from homenode.server.http.failures import ApiError
 from homenode.server.models.media import MediaKind, media_input
 from homenode.server.models.media_work import EncodedMedia, MediaWork

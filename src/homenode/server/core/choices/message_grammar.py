@@ -14,7 +14,7 @@ from homenode.grammars.compile import CompiledGrammar
 from homenode.grammars.field_path import FieldPath
 from homenode.grammars.schema_grammar import bounded_schema
 from homenode.grammars.spec import GrammarSpec, JsonSchema
-from homenode.server.core.grammars import grammar_of
+from homenode.server.core.choices.grammars import grammar_of
 from homenode.server.http.failures import ApiError
 from homenode.server.models.model_formats import ConversationFormats
 from homenode.server.models.served_model import ServedModel

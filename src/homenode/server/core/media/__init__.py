@@ -1,0 +1,1 @@
+"""Pictures and other media of messages: what parts are, their bytes, and the prompts that have them."""
