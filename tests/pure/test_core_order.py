@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from homenode.cpuset import parse_cpu_list
 from homenode.engine.memory.sizing import choose_cpus
-from homenode.host.plan.core_order import fastest_cores, fastest_cpus, without_low_power
-from homenode.host.plan.cores import AllowedCore, allowed_cores
 from homenode.host.plan.numa.node_teams import node_teams
+from homenode.host.plan.resources.core_order import fastest_cores, fastest_cpus, without_low_power
+from homenode.host.plan.resources.cores import AllowedCore, allowed_cores
 from homenode.host.topology.host import Host
 from tests.placement_hosts import host
 from tests.recorded import NAMES, recorded_host

@@ -52,7 +52,7 @@ OF_ENGINES = {
     "host/plan/numa_bind_lists.py": set(),
     "host/plan/numa/node_teams.py": set(),
     "host/plan/numa/policy.py": set(),
-    "host/plan/nodes.py": set(),
+    "host/plan/resources/nodes.py": set(),
     # Where the number of workers, or the devices of a plan for GPUs, are not given.
     "host/plan/policies/numa_bind.py": {"--workers", "--devices"},
     "host/plan/check.py": {"--strategy"},  # where devices are placed

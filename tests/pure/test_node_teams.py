@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from homenode.errors import PlacementError, UserError
-from homenode.host.plan.core_order import in_proportion
 from homenode.host.plan.numa.node_teams import NodeTeam, node_teams, parse_node_list
+from homenode.host.plan.resources.core_order import in_proportion
 from homenode.host.topology.host import Host
 from tests.host_values import Shape, host_of
 from tests.placement_hosts import host

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from homenode.compute.ops import KvGeometry
 from homenode.engine.binding import EngineBinding
 from homenode.errors import UserError
-from homenode.host.plan.memory_nodes import memory_nodes
 from homenode.host.plan.numa.machine_speed import MachineSpeed, machine_speed
 from homenode.host.plan.numa.node_teams import NodeTeam
 from homenode.host.plan.numa.step_cost import Spread, at_home, round_robin
+from homenode.host.plan.resources.memory_nodes import memory_nodes
 from homenode.host.topology.host import Host
 from homenode.model.part import ModelPart
 from homenode.model.spec import ModelSpec

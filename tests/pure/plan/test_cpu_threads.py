@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from homenode.cpuset import format_cpu_list
 from homenode.errors import PlacementError
 from homenode.host.plan.demand import Demand, Parallelism
-from homenode.host.plan.nodes import working_nodes
 from homenode.host.plan.plan import Plan
 from homenode.host.plan.policies import numa_bind
 from homenode.host.plan.policies.cpu_threads import plan
 from homenode.host.plan.reserve_rule import cpus_kept
+from homenode.host.plan.resources.nodes import working_nodes
 from homenode.host.plan.thread_layout import ranks_on_nodes
 from homenode.host.plan.threads_bind import parse_threads_bind
 from homenode.host.topology.host import Accelerators

@@ -14,10 +14,10 @@ from homenode.errors import PlacementError
 from homenode.host.discovery.read import read_host
 from homenode.host.plan.check import check
 from homenode.host.plan.demand import Demand
-from homenode.host.plan.device_nodes import local_nodes
 from homenode.host.plan.plan import Plan
 from homenode.host.plan.policies import fair
-from homenode.host.plan.share import FEW
+from homenode.host.plan.resources.device_nodes import local_nodes
+from homenode.host.plan.resources.share import FEW
 from homenode.host.topology.host import Accelerator, Accelerators, Host
 from homenode.host.topology.source import CommandResult, RecordedSource
 from tests.host_values import Shape, host_of

@@ -18,13 +18,13 @@ from homenode.cpuset import format_cpu_list
 from homenode.errors import PlacementError
 from homenode.host.discovery.read import read_host
 from homenode.host.plan.check import check
-from homenode.host.plan.cores import NO_NODE, allowed_cores
 from homenode.host.plan.demand import Claim, Demand
-from homenode.host.plan.device_nodes import gap, local_nodes
 from homenode.host.plan.explain import explain
 from homenode.host.plan.plan import Plan
 from homenode.host.plan.policies import fair, topo_affinity
-from homenode.host.plan.share import FEW
+from homenode.host.plan.resources.cores import NO_NODE, allowed_cores
+from homenode.host.plan.resources.device_nodes import gap, local_nodes
+from homenode.host.plan.resources.share import FEW
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Accelerator, Accelerators, Host
 from homenode.testing.hosts.synthetic import synthetic

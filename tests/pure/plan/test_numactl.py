@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from homenode.cpuset import format_cpu_list
 from homenode.errors import PlacementError
-from homenode.host.plan.numactl import check_memory_nodes, left_out, parse_cpus, parse_nodes
+from homenode.host.plan.resources.numactl import check_memory_nodes, left_out, parse_cpus, parse_nodes
 from homenode.host.topology.host import PciDevice
 from tests.examples import examples
 from tests.placement_hosts import host

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Protocol
 
 from homenode.bench.machine.repetition import Meter, take_reading
-from homenode.host.plan.memory_nodes import memory_nodes
+from homenode.host.plan.resources.memory_nodes import memory_nodes
 from homenode.host.topology.host import Host
 from homenode.host.topology.measured import FORMAT, MeasuredNode
 

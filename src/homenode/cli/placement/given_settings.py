@@ -56,8 +56,8 @@ def check_settings(flags: PlanFlags, host: Host, demand: Demand, strategy: str) 
     and UserError.
     """
     from homenode.host.plan.additional_config import cpu_binding_enabled
-    from homenode.host.plan.numactl import check_memory_nodes
     from homenode.host.plan.parallelism import check_sizes
+    from homenode.host.plan.resources.numactl import check_memory_nodes
     from homenode.host.plan.settings_read import host_kind, refuse_contradictions
     from homenode.host.plan.threads_bind import parse_threads_bind
 

@@ -23,9 +23,9 @@ from homenode.engine.memory.state_sizing import (
 from homenode.engine.scheduler_config import check_config as check_scheduler
 from homenode.engine.step import WorkerLimits
 from homenode.errors import CapacityError, UserError
-from homenode.host.plan.core_order import fastest_cores, fastest_cpus, without_low_power
-from homenode.host.plan.cores import allowed_cores
 from homenode.host.plan.numa.node_teams import spare_cores
+from homenode.host.plan.resources.core_order import fastest_cores, fastest_cpus, without_low_power
+from homenode.host.plan.resources.cores import allowed_cores
 from homenode.host.plan.variables import kv_cache_memory
 from homenode.host.topology.host import Host
 from homenode.model.architectures.input_rows import rows_refusal

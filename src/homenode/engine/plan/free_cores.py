@@ -16,11 +16,11 @@ from dataclasses import dataclass, replace
 from homenode.cpuset import format_cpu_list
 from homenode.engine.config import EngineConfig, PlacementConfig
 from homenode.engine.plan.placement import core_of, cut, reserved_cores
-from homenode.host.plan.core_order import regular_cores
-from homenode.host.plan.cores import allowed_cores
 from homenode.host.plan.demand import Claim
 from homenode.host.plan.neighbours import CoreUse, HostNeighbours, claimed_cores, core_uses, least_used, title
 from homenode.host.plan.numa.node_teams import spare_cores
+from homenode.host.plan.resources.core_order import regular_cores
+from homenode.host.plan.resources.cores import allowed_cores
 from homenode.host.plan.threads_bind import AUTO
 from homenode.host.plan.variables import memory_nodes, threads_bind
 from homenode.host.topology.finding import Finding

@@ -13,13 +13,13 @@ from homenode.engine.binding import EngineBinding
 from homenode.engine.devices import is_accelerator, is_npu
 from homenode.engine.plan.accelerators.driven_chips import chip_of
 from homenode.engine.plan.placement import core_of, cut
-from homenode.host.plan.cores import AllowedCore, allowed_cores
-from homenode.host.plan.fair_roles import ROLES_APART
-from homenode.host.plan.memory_nodes import memory_nodes
-from homenode.host.plan.nodes import allowed_cpus, nodes_of
 from homenode.host.plan.policies.numa_bind import device_node
 from homenode.host.plan.priority_cores import of_node
-from homenode.host.plan.share import set_aside
+from homenode.host.plan.resources.cores import AllowedCore, allowed_cores
+from homenode.host.plan.resources.fair_roles import ROLES_APART
+from homenode.host.plan.resources.memory_nodes import memory_nodes
+from homenode.host.plan.resources.nodes import allowed_cpus, nodes_of
+from homenode.host.plan.resources.share import set_aside
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Accelerator, Host
 from homenode.units import format_count

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 
 from homenode.engine.plan.model_nodes import ModelDemand, NodeUse, no_room
 from homenode.errors import PlacementError, UserError
-from homenode.host.plan.cores import AllowedCore, deal_in_turn
-from homenode.host.plan.share import set_aside
+from homenode.host.plan.resources.cores import AllowedCore, deal_in_turn
+from homenode.host.plan.resources.share import set_aside
 from homenode.units import format_count
 
 Pools = dict[str, list[AllowedCore]]

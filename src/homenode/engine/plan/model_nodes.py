@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from homenode.errors import PlacementError
-from homenode.host.plan.core_order import in_proportion
-from homenode.host.plan.cores import AllowedCore
+from homenode.host.plan.resources.core_order import in_proportion
+from homenode.host.plan.resources.cores import AllowedCore
 from homenode.units import format_bytes, format_count
 
 NOTHING: Mapping[int, int] = {}

@@ -16,9 +16,9 @@ from homenode.cpuset import format_cpu_list
 from homenode.engine.plan.model_cores import ModelCores, share_cores
 from homenode.engine.plan.model_nodes import ModelDemand, NodeUse, no_room
 from homenode.errors import PlacementError, UserError
-from homenode.host.plan.core_order import without_low_power
-from homenode.host.plan.cores import NO_NODE, AllowedCore, allowed_cores, cpus_of
-from homenode.host.plan.memory_nodes import memory_nodes
+from homenode.host.plan.resources.core_order import without_low_power
+from homenode.host.plan.resources.cores import NO_NODE, AllowedCore, allowed_cores, cpus_of
+from homenode.host.plan.resources.memory_nodes import memory_nodes
 from homenode.host.topology.host import Host
 from homenode.units import format_bytes, format_count
 

@@ -16,12 +16,12 @@ from homenode.engine.devices import is_npu
 from homenode.engine.plan.accelerators.driven_chips import chip_of
 from homenode.engine.plan.placement import core_of, cut
 from homenode.errors import PlacementError
-from homenode.host.plan.cores import AllowedCore, allowed_cores
 from homenode.host.plan.demand import Demand
-from homenode.host.plan.fair_roles import ROLES_APART, assign_roles
 from homenode.host.plan.plan import Plan, WorkerBinding
 from homenode.host.plan.policies.ascend import log_lines
 from homenode.host.plan.policies.ascend_plan import arm_gate
+from homenode.host.plan.resources.cores import AllowedCore, allowed_cores
+from homenode.host.plan.resources.fair_roles import ROLES_APART, assign_roles
 from homenode.host.plan.select import make_plan
 from homenode.host.plan.strategy import Strategy
 from homenode.host.topology.finding import Finding

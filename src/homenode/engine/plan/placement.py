@@ -16,15 +16,15 @@ from homenode.engine.memory.sizing import choose_cpus
 from homenode.errors import UserError
 from homenode.host.bind.base.syscalls import MPOL_DEFAULT, MPOL_LOCAL
 from homenode.host.bind.memory.mempolicy_fallback import MemoryPolicy
-from homenode.host.plan.core_order import fastest_cores, without_low_power
-from homenode.host.plan.cores import allowed_cores, cpus_of
 from homenode.host.plan.demand import Demand
-from homenode.host.plan.memory_nodes import has_memory
-from homenode.host.plan.nodes import permitted_nodes
 from homenode.host.plan.numa.demand import Decision
 from homenode.host.plan.numa.policy import Chosen, Teams, home_team, numa_plan
 from homenode.host.plan.plan import Plan, WorkerBinding
 from homenode.host.plan.requirements import requirements
+from homenode.host.plan.resources.core_order import fastest_cores, without_low_power
+from homenode.host.plan.resources.cores import allowed_cores, cpus_of
+from homenode.host.plan.resources.memory_nodes import has_memory
+from homenode.host.plan.resources.nodes import permitted_nodes
 from homenode.host.plan.select import make_plan
 from homenode.host.plan.strategy import Strategy
 from homenode.host.plan.threads_bind import AUTO

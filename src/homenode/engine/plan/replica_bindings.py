@@ -27,11 +27,11 @@ from homenode.engine.plan.placement import (
     too_few_cores,
 )
 from homenode.errors import UserError
-from homenode.host.plan.core_order import regular_cores
-from homenode.host.plan.cores import AllowedCore, allowed_cores, cpus_of, deal, deal_in_turn
-from homenode.host.plan.nodes import memory_of_cpus
 from homenode.host.plan.plan import Plan
-from homenode.host.plan.share import set_aside
+from homenode.host.plan.resources.core_order import regular_cores
+from homenode.host.plan.resources.cores import AllowedCore, allowed_cores, cpus_of, deal, deal_in_turn
+from homenode.host.plan.resources.nodes import memory_of_cpus
+from homenode.host.plan.resources.share import set_aside
 from homenode.host.plan.strategy import Strategy
 from homenode.host.plan.thread_layout import ranks_on_nodes
 from homenode.host.plan.threads_bind import AUTO, parse_threads_bind

@@ -30,8 +30,8 @@ from homenode.engine.plan.node_policy import divided_host, over_own_nodes
 from homenode.engine.plan.placement import UNPINNED, core_of, cut, plan_workers, reserved_cores, too_few_cores
 from homenode.engine.plan.replica_bindings import divided_places, names_cpus
 from homenode.errors import UserError
-from homenode.host.plan.nodes import allowed_cpus
 from homenode.host.plan.priority_cores import device_finding, of_node
+from homenode.host.plan.resources.nodes import allowed_cpus
 from homenode.host.plan.variables import memory_nodes, threads_bind, threads_bind_origin
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Accelerators, Host

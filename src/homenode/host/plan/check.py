@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from homenode.cpuset import format_cpu_list
-from homenode.host.plan.device_nodes import gap, local_nodes
 from homenode.host.plan.plan import Plan, WorkerBinding
 from homenode.host.plan.priority_cores import priority_findings
+from homenode.host.plan.resources.device_nodes import gap, local_nodes
 from homenode.host.plan.strategy import Strategy
 from homenode.host.topology.accelerators.cells import noted
 from homenode.host.topology.finding import Finding

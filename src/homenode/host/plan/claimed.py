@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from homenode.cpuset import format_cpu_list
 from homenode.errors import PlacementError
-from homenode.host.plan.cores import AllowedCore, cpus_of
 from homenode.host.plan.demand import Claim
 from homenode.host.plan.neighbours import title
+from homenode.host.plan.resources.cores import AllowedCore, cpus_of
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Host
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from homenode.cpuset import format_cpu_list
 from homenode.host.plan.check import chips_by_device, places_devices
-from homenode.host.plan.device_nodes import local_nodes
 from homenode.host.plan.plan import ROLES, Plan, ProcessBinding, WorkerBinding
+from homenode.host.plan.resources.device_nodes import local_nodes
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Accelerator, Host
 from homenode.units import format_bytes, format_count

@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from homenode.host.plan.cores import AllowedCore, allowed_cores
 from homenode.host.plan.demand import Claim
+from homenode.host.plan.resources.cores import AllowedCore, allowed_cores
 from homenode.host.topology.host import Host
 
 BUSY = 0.5  # of a short look: what a quiet machine does by itself stays well below

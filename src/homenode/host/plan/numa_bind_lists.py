@@ -9,8 +9,8 @@ from typing import TypeVar
 from homenode.cpuset import format_cpu_list
 from homenode.errors import PlacementError
 from homenode.host.plan.demand import Demand
-from homenode.host.plan.nodes import nodes_of, permitted_nodes
-from homenode.host.plan.numactl import left_out, parse_cpus, refused_node
+from homenode.host.plan.resources.nodes import nodes_of, permitted_nodes
+from homenode.host.plan.resources.numactl import left_out, parse_cpus, refused_node
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Host
 from homenode.units import format_count

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from homenode.cpuset import format_cpu_list
 from homenode.errors import PlacementError
-from homenode.host.plan.cores import AllowedCore, allowed_cores, deal_in_turn
+from homenode.host.plan.resources.cores import AllowedCore, allowed_cores, deal_in_turn
 from homenode.host.plan.variables import THREADS_BIND_FLAG
 from homenode.host.topology.host import Host, Node
 from homenode.units import format_count

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from homenode.cpuset import format_cpu_list, parse_cpu_list
 from homenode.errors import PlacementError, UserError
-from homenode.host.plan.core_order import fastest_cores, fastest_cpus, without_low_power
-from homenode.host.plan.cores import NO_NODE, AllowedCore, allowed_cores
-from homenode.host.plan.memory_nodes import memory_nodes
+from homenode.host.plan.resources.core_order import fastest_cores, fastest_cpus, without_low_power
+from homenode.host.plan.resources.cores import NO_NODE, AllowedCore, allowed_cores
+from homenode.host.plan.resources.memory_nodes import memory_nodes
 from homenode.host.topology.host import Host
 from homenode.units import format_count
 

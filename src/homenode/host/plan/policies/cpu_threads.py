@@ -16,15 +16,15 @@ from dataclasses import dataclass
 
 from homenode.cpuset import format_cpu_list
 from homenode.errors import PlacementError
-from homenode.host.plan.cores import AllowedCore
 from homenode.host.plan.demand import Demand
-from homenode.host.plan.memory_nodes import memory_nodes
-from homenode.host.plan.nodes import memory_of_cpus, nodes_of, working_nodes
-from homenode.host.plan.numactl import check_memory_nodes
 from homenode.host.plan.parallelism import check_sizes, worker_index, world_size
 from homenode.host.plan.plan import Plan, ProcessBinding, WorkerBinding
 from homenode.host.plan.ranks import assign_ranks
 from homenode.host.plan.reserve_rule import cpus_kept, parts_kept
+from homenode.host.plan.resources.cores import AllowedCore
+from homenode.host.plan.resources.memory_nodes import memory_nodes
+from homenode.host.plan.resources.nodes import memory_of_cpus, nodes_of, working_nodes
+from homenode.host.plan.resources.numactl import check_memory_nodes
 from homenode.host.plan.strategy import Strategy
 from homenode.host.plan.thread_layout import (
     computing_nodes,

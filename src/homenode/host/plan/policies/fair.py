@@ -18,15 +18,15 @@ from dataclasses import dataclass
 from homenode.cpuset import format_cpu_list
 from homenode.errors import PlacementError
 from homenode.host.plan.claimed import kept_clear, without_claims
-from homenode.host.plan.core_order import regular_cores
-from homenode.host.plan.cores import NO_NODE, AllowedCore, allowed_cores, cpus_of
 from homenode.host.plan.demand import Demand
-from homenode.host.plan.device_nodes import assign_nodes, in_local_order, local_nodes, taking_part
-from homenode.host.plan.fair_roles import ROLES_APART, assign_roles
-from homenode.host.plan.memory_nodes import memory_nodes
 from homenode.host.plan.plan import Plan, ProcessBinding, WorkerBinding
 from homenode.host.plan.ranks import assign_ranks, given_one, npu_inventory, offered
-from homenode.host.plan.share import Shares, set_aside, share
+from homenode.host.plan.resources.core_order import regular_cores
+from homenode.host.plan.resources.cores import NO_NODE, AllowedCore, allowed_cores, cpus_of
+from homenode.host.plan.resources.device_nodes import assign_nodes, in_local_order, local_nodes, taking_part
+from homenode.host.plan.resources.fair_roles import ROLES_APART, assign_roles
+from homenode.host.plan.resources.memory_nodes import memory_nodes
+from homenode.host.plan.resources.share import Shares, set_aside, share
 from homenode.host.plan.strategy import Strategy
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Accelerator, Host

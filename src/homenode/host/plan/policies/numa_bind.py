@@ -20,15 +20,15 @@ from itertools import accumulate
 
 from homenode.cpuset import format_cpu_list
 from homenode.errors import PlacementError
-from homenode.host.plan.cores import allowed_cores, cpus_of, deal_in_turn
 from homenode.host.plan.demand import Demand
-from homenode.host.plan.memory_nodes import memory_nodes
-from homenode.host.plan.nodes import allowed_cpus, memory_of_cpus, nodes_of, working_nodes
 from homenode.host.plan.numa_bind_lists import CPUS, NODES, BindLists, read_lists
 from homenode.host.plan.parallelism import check_sizes, engines, sizes_in_words, worker_index, world_size
 from homenode.host.plan.plan import Plan, ProcessBinding, WorkerBinding
 from homenode.host.plan.priority_cores import of_node, priority_cpus
 from homenode.host.plan.ranks import assign_ranks, given_one, offered
+from homenode.host.plan.resources.cores import allowed_cores, cpus_of, deal_in_turn
+from homenode.host.plan.resources.memory_nodes import memory_nodes
+from homenode.host.plan.resources.nodes import allowed_cpus, memory_of_cpus, nodes_of, working_nodes
 from homenode.host.plan.strategy import Strategy
 from homenode.host.plan.thread_layout import ranks_on_nodes
 from homenode.host.topology.accelerator_kinds import KINDS

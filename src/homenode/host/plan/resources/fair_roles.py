@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from homenode.host.plan.cores import AllowedCore, cpus_of
+from homenode.host.plan.resources.cores import AllowedCore, cpus_of
 from homenode.host.topology.accelerator_kinds import KINDS
 
 Roles = dict[str, tuple[int, ...]]

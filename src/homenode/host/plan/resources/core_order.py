@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from homenode.host.plan.cores import AllowedCore
+from homenode.host.plan.resources.cores import AllowedCore
 
 _Taken = dict[int, list[tuple[AllowedCore, int]]]  # by node, cores and CPUs of them
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from homenode.host.plan.memory_nodes import has_memory, memory_nodes
+from homenode.host.plan.resources.memory_nodes import has_memory, memory_nodes
 from homenode.host.topology.host import Host, Node
 
 

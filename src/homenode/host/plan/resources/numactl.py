@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from homenode.cpuset import format_cpu_list
 from homenode.errors import PlacementError
-from homenode.host.plan.nodes import permitted_nodes
+from homenode.host.plan.resources.nodes import permitted_nodes
 from homenode.host.topology.host import Host
 
 _LONGEST = 32768  # characters of a list: 2048 CPUs one by one take about 10 000

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from homenode.host.plan.core_order import regular_cores
-from homenode.host.plan.cores import AllowedCore, cpus_of, deal
-from homenode.host.plan.device_nodes import DeviceNodes, gap, step
+from homenode.host.plan.resources.core_order import regular_cores
+from homenode.host.plan.resources.cores import AllowedCore, cpus_of, deal
+from homenode.host.plan.resources.device_nodes import DeviceNodes, gap, step
 from homenode.host.topology.host import Host
 
 # CPUs that a device's work takes: two for interrupts, one each for the process, its submit and its release thread.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from homenode.host.plan.cores import AllowedCore
+from homenode.host.plan.resources.cores import AllowedCore
 from homenode.host.topology.host import Accelerator, Host
 from homenode.host.topology.nodes import tells_place
 
