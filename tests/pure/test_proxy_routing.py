@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from homenode.server.proxy.breaker import LONGEST_PAUSE_S, CircuitBreaker
 from homenode.server.proxy.instances import Instance, Role, Sight, obstacle
-from homenode.server.proxy.routing import ChosenRoute, LoadTable, Prompt, RouteTarget
+from homenode.server.proxy.pace import WorkKind
+from homenode.server.proxy.routing import TRY_AGAIN, ChosenRoute, LoadTable, Prompt, RouteTarget
 from homenode.transfer.wire.message import Published, decode_documents, encode_documents, encode_published
 
 P, Q, R, D, E = map(RouteTarget, "PQRDE")
@@ -99,7 +100,7 @@ def test_little_that_is_lacking_is_not_handed_over() -> None:
 def test_the_books_come_out_even(history: list[tuple[RouteTarget, int, bool, bool]]) -> None:
     loads, open_ = LoadTable(KEY), []
     for server, tokens, answered, handed in history:
-        entry = loads.begin(server, Prompt(tokens), handed_over=handed)
+        entry = loads.begin(server, Prompt(tokens), WorkKind.HANDED_OVER if handed else WorkKind.WHOLE)
         if answered:
             loads.answered(entry)
         open_.append(entry)
@@ -115,7 +116,7 @@ def test_each_engine_of_a_decode_server_is_a_place_of_its_own() -> None:
     prompt = loads.prompt(list(range(2000)), 2000, "")
     loads.end(loads.begin(second, prompt))
     assert loads.choose(prompt, (P,), (first, second), fits) == ChosenRoute(second, P)
-    held = [loads.begin(second, Prompt(9000), handed_over=True) for _ in range(3)]
+    held = [loads.begin(second, Prompt(9000), WorkKind.HANDED_OVER) for _ in range(3)]
     assert loads.choose(prompt, (P,), (first, second), fits) == ChosenRoute(first, P), (
         "what waits there is more than what is saved"
     )
@@ -136,6 +137,71 @@ def test_what_waits_at_a_prefill_server_is_divided_among_its_engines() -> None:
     assert loads.choose(Prompt(100), (P, Q), (D,), fits) == ChosenRoute(D, P)
     loads.divide("P", 1)
     assert loads.choose(Prompt(100), (P, Q), (D,), fits) == ChosenRoute(D, Q)
+
+
+def _served(loads: LoadTable, seconds: dict[RouteTarget, float], tokens: int = 100) -> list[RouteTarget]:
+    """One request: the servers that it went to, which took so many seconds each."""
+    prompt = loads.prompt([], tokens, "")
+    choice = loads.choose(prompt, (P, Q), (D, E), fits)
+    assert choice is not None and choice.prefiller is not None
+    kinds = ((choice.prefiller, WorkKind.PREFILL), (choice.decoder, WorkKind.HANDED_OVER))
+    for server, kind in kinds:
+        entry = loads.begin(server, prompt, kind)
+        loads.learn(entry, seconds[server])
+        loads.end(entry)
+    return [server for server, _ in kinds]
+
+
+@pytest.mark.parametrize(("slow", "times"), [(P, 3.0), (Q, 1000.0), (D, 10.0), (E, 3.0)])
+def test_a_slow_server_gets_one_request_in_a_hundred_and_work_again_when_it_is_fast(
+    slow: RouteTarget, times: float
+) -> None:
+    loads = LoadTable(KEY)
+    equal = dict.fromkeys((P, Q, D, E), 0.1)
+    for _ in range(8):
+        _served(loads, equal)
+    begun = [slow in _served(loads, equal | {slow: 0.1 * times}) for _ in range(1000)]
+    assert sum(begun[:20]) <= 4 and sum(begun) <= 10
+    assert loads.slowness(slow.server, "PQ" if slow in (P, Q) else "DE") >= 2
+    again = [slow in _served(loads, equal) for _ in range(TRY_AGAIN // 2 + 40)]
+    assert sum(again[-40:]) >= 20, "it had fewer than the other"
+
+
+@given(st.lists(st.floats(0.06, 0.1), min_size=40, max_size=40), st.floats(1, 50))
+def test_noise_and_a_machine_that_is_slower_as_a_whole_change_no_turns(noise: list[float], later: float) -> None:
+    loads, found = LoadTable(KEY), []
+    for number, seconds in enumerate(noise):
+        found.append(_served(loads, dict.fromkeys((P, Q, D, E), seconds * (later if number >= 20 else 1.0))))
+    for part in (found[:20], found[-8:]):  # it is seen at the first server, a moment later at the other
+        assert sum(P in each for each in part) == sum(D in each for each in part) == len(part) / 2
+
+
+def test_a_slow_server_is_used_where_others_have_as_much_more_to_do() -> None:
+    loads = LoadTable(KEY)
+    for _ in range(6):
+        _served(loads, {P: 0.4, Q: 0.1, D: 0.1, E: 0.1})
+    entries = []
+    for _ in range(10):
+        choice = loads.choose(Prompt(100), (P, Q), (D,), fits)
+        assert choice is not None and choice.prefiller is not None
+        entries.append((choice.prefiller, loads.begin(choice.prefiller, Prompt(100), WorkKind.PREFILL)))
+    assert [server for server, _ in entries].count(P) == 2
+    loads.forget("P")
+    assert loads.choose(Prompt(100), (P, Q), (D,), fits) == ChosenRoute(D, P), "it is another life"
+
+
+def test_servers_are_compared_by_works_of_one_kind_and_size() -> None:
+    loads = LoadTable(KEY)
+    for tokens, seconds in ((10_000, 30.0), (10, 0.01)) * 3:
+        for server in (P, Q):
+            entry = loads.begin(server, Prompt(tokens), WorkKind.PREFILL)
+            loads.learn(entry, seconds)
+            loads.end(entry)
+    for kind in (WorkKind.WHOLE, WorkKind.HANDED_OVER):
+        entry = loads.begin(P, Prompt(10), kind)
+        loads.learn(entry, 5.0)
+        loads.end(entry)
+    assert loads.slowness("P", "PQ") == loads.slowness("Q", "PQ") == 1
 
 
 def test_a_breaker_opens_after_failures_in_a_row_and_lets_one_probe_through() -> None:

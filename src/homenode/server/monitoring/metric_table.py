@@ -494,6 +494,11 @@ PROXY_SERVER: tuple[MetricGroup[ServerSnapshot, ServerSnapshot], ...] = (
                 "Prompt tokens, estimated, that wait at a server.",
                 lambda server: server.waiting_tokens,
             ),
+            gauge(
+                "proxy_server_slowness",
+                "Times as long as the fastest of its role that a server takes for as much work, from 2 on; else 1.",
+                lambda server: server.slowness,
+            ),
         ),
     ),
 )

@@ -135,6 +135,7 @@ class ServerSnapshot:
     lives: int
     requests: int
     waiting_tokens: float
+    slowness: float
 
 
 def memory_pages(now: EngineStats) -> Labelled:

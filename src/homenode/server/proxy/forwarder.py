@@ -25,6 +25,7 @@ from homenode.server.proxy.client_request import ClientRequest
 from homenode.server.proxy.client_response import ClientResponse
 from homenode.server.proxy.events import Events, event_of
 from homenode.server.proxy.opened import Opened
+from homenode.server.proxy.pace import WorkKind
 from homenode.server.proxy.proxied_request import (
     Action,
     Choose,
@@ -207,11 +208,13 @@ class Forwarder:
             self._state.instances[decoder].kv(self._asked.model).of(choice.decoder.engine),
             choice.decoder.engine,
         )
-        self._at_decoder = self._state.loads.begin(choice.decoder, self._prompt, handed_over=prefiller is not None)
+        kind = WorkKind.WHOLE if prefiller is None else WorkKind.HANDED_OVER
+        self._at_decoder = self._state.loads.begin(choice.decoder, self._prompt, kind)
         return self.proxied.chosen(prefiller, decoder, waited)
 
     async def _prefill(self, step: Prefill) -> list[Action]:
-        entry, began = self._state.loads.begin(RouteTarget(step.prefiller), self._prompt), time.monotonic()
+        entry = self._state.loads.begin(RouteTarget(step.prefiller), self._prompt, WorkKind.PREFILL)
+        began = time.monotonic()
         call, fault = self._begin_call("prefill", step.prefiller), None
         try:
             fault = await self._ask_prefiller(step, call)
@@ -225,6 +228,7 @@ class Forwarder:
             self._failed(step.prefiller, fault)
             return self.proxied.prefill_failed(fault)
         self._judge(step.prefiller, True)
+        self._state.loads.learn(entry, time.monotonic() - began)
         self._state.metrics.prefilled(time.monotonic() - began)
         return self.proxied.prefilled()
 
@@ -262,7 +266,7 @@ class Forwarder:
     async def _decode(self, step: Decode) -> list[Action]:
         self._end_call()
         self._call = self._begin_call("decode", step.decoder)
-        opening = self._open(step)
+        opening, began = self._open(step), time.monotonic()
         try:
             opened = await self._guarded(
                 opening,
@@ -286,6 +290,8 @@ class Forwarder:
         self._judge(step.decoder, opened.status < 500)
         if self._at_decoder is not None:
             self._state.loads.answered(self._at_decoder)
+            if opened.is_stream and opened.status == 200:  # of any other answer the end was waited for
+                self._state.loads.learn(self._at_decoder, time.monotonic() - began)
         self._lease.give_back()
         self._asked = self._asked.forgotten()
         self._state.metrics.first_byte(time.monotonic() - self._arrival)

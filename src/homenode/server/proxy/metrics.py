@@ -28,7 +28,7 @@ from homenode.server.monitoring.metric_table import (
     PROXY_WHOLE,
 )
 from homenode.server.monitoring.snapshots import ServerSnapshot
-from homenode.server.proxy.instances import STATES, Instance
+from homenode.server.proxy.instances import STATES, Instance, Role
 from homenode.server.proxy.proxied_request import PHASES, Fault, Outcome, ProxiedRequest, Way
 from homenode.server.proxy.routing import LoadTable
 
@@ -52,7 +52,11 @@ class _Now(Collector):
             lives=instance.lives,
             requests=self._loads.requests(instance.url),
             waiting_tokens=self._loads.waiting(instance.url),
+            slowness=self._loads.slowness(instance.url, self._ready(instance.role)),
         )
+
+    def _ready(self, role: Role) -> list[str]:
+        return [each.url for each in self._instances if each.role == role and each.state == "ready"]
 
 
 class ProxyMetrics:

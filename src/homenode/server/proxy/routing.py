@@ -5,6 +5,9 @@ less what its prefix cache probably holds; a decode server the same, but a token
 of one that is computed. What a cache holds is guessed from the prompts that were sent there; a wrong guess costs time
 only.
 
+A server that takes twice as long as others, or longer, for as much work costs so many times as much (`pace.py`). As
+nobody is sent there then while others are free, it is tried again after so many requests, and at once in another life.
+
 Of a decode server of several engines each is a target of its own, as the KV of a prompt goes to one of them. Which
 engine of a prefill server computes a prompt is that server's business: what waits there is divided among its engines.
 """
@@ -17,9 +20,13 @@ from dataclasses import dataclass, field
 
 from homenode.engine.router.prefixes import Prefixes, prompt_digests
 from homenode.engine.router.router import SEQUENCE_TOKENS
+from homenode.server.proxy.pace import Pace, WorkKind, work_of
 
 BLOCK_TOKENS = 64
 REMEMBERED_BLOCKS = 1 << 15  # of each server
+TRY_AGAIN = (
+    512  # requests to servers since a slow one had any: one at 256 handed over, so that it is no 99th percentile
+)
 _HANDED_OVER = 1 / 16  # of the work of computing a token
 
 
@@ -54,9 +61,13 @@ class ChosenRoute:
 
 @dataclass(eq=False)
 class TargetLoad:
-    """The work that one target has, and what its prefix cache probably holds. `engines`: how many share the work."""
+    """The work that one target has, and what its prefix cache probably holds. `engines`: how many share the work.
+    `sent`: the number of the last request, among those to all.
+    """
 
     prefixes: Prefixes = field(default_factory=lambda: Prefixes(REMEMBERED_BLOCKS))
+    pace: Pace = field(default_factory=Pace)
+    sent: int = 0
     requests: int = 0
     waiting: float = 0.0
     given: int = 0
@@ -66,11 +77,15 @@ class TargetLoad:
 @dataclass(eq=False)
 class RoutedLoad:
     """A request that was sent to a target, and the part of the target's load that it is. `waiting`: its work as long as
-    it has no answer.
+    it has no answer; `ahead`: all the work until its answer, this one's included; `afresh`: the target had no other for
+    long.
     """
 
     load: TargetLoad
     waiting: float
+    ahead: float
+    kind: WorkKind
+    afresh: bool
 
 
 @dataclass
@@ -81,6 +96,7 @@ class LoadTable:
 
     key: bytes = field(default_factory=lambda: secrets.token_bytes(32))
     _loads: dict[RouteTarget, TargetLoad] = field(default_factory=dict)
+    _sent: int = 0
 
     def prompt(self, units: Sequence[int], tokens: int, salt: str) -> Prompt:
         """`units`: token ids, or numbers that stand for pieces of text, from the beginning; `tokens`: of the whole
@@ -101,29 +117,41 @@ class LoadTable:
         """
         if not decoders:
             return None
+        slow = self._slowness(prefillers) | self._slowness(decoders)
+
+        def cost(target: RouteTarget, share: float = 1.0) -> tuple[float, int]:
+            work, turn = self._cost(target, prompt, share)
+            return (work + SEQUENCE_TOKENS) * slow[target], turn
+
         near = [target for target in decoders if prompt.tokens - self._match(target, prompt) < min_handover]
         if near:
-            return ChosenRoute(min(near, key=lambda target: self._cost(target, prompt, 1.0)), short=True)
-        ranked = sorted(prefillers, key=lambda target: self._cost(target, prompt, 1.0))
+            return ChosenRoute(min(near, key=cost), short=True)
+        ranked = sorted(prefillers, key=cost)
         pairs = [
             (first, decoder)
             for decoder in decoders
             if (first := next((p for p in ranked if fits(p, decoder)), None)) is not None
         ]
         if not pairs:
-            return ChosenRoute(min(decoders, key=lambda target: self._cost(target, prompt, 1.0)))
-        prefiller, decoder = min(
-            pairs, key=lambda pair: _sum(self._cost(pair[0], prompt, 1.0), self._cost(pair[1], prompt, _HANDED_OVER))
-        )
+            return ChosenRoute(min(decoders, key=cost))
+        prefiller, decoder = min(pairs, key=lambda pair: _sum(cost(pair[0]), cost(pair[1], _HANDED_OVER)))
         return ChosenRoute(decoder, prefiller)
 
-    def begin(self, target: RouteTarget, prompt: Prompt, *, handed_over: bool = False) -> RoutedLoad:
+    def begin(self, target: RouteTarget, prompt: Prompt, kind: WorkKind = WorkKind.WHOLE) -> RoutedLoad:
         """A request goes to a target, which will have its prompt in the cache."""
         load = self._load(target)
-        work = (prompt.tokens - self._match(target, prompt)) * (_HANDED_OVER if handed_over else 1.0)
+        share = _HANDED_OVER if kind is WorkKind.HANDED_OVER else 1.0
+        ahead = self._cost(target, prompt, share)[0] + SEQUENCE_TOKENS
+        work = (prompt.tokens - self._match(target, prompt)) * share
         load.requests, load.waiting, load.given = load.requests + 1, load.waiting + work, load.given + 1
+        afresh = self._sent - load.sent >= TRY_AGAIN
+        load.sent = self._sent = self._sent + 1
         load.prefixes.add(prompt.digests)
-        return RoutedLoad(load, work)
+        return RoutedLoad(load, work, ahead, kind, afresh)
+
+    def learn(self, entry: RoutedLoad, seconds: float) -> None:
+        """The target took so long until its answer began."""
+        entry.load.pace.learn(work_of(entry.kind, entry.ahead), entry.ahead, seconds, afresh=entry.afresh)
 
     def answered(self, entry: RoutedLoad) -> None:
         """Its prompt is done with."""
@@ -141,6 +169,7 @@ class LoadTable:
         """The server lost its memory."""
         for load in self._of(server):
             load.prefixes.forget()
+            load.pace = Pace()
 
     def divide(self, server: str, engines: int) -> None:
         """`engines` engines of the server share the work that is sent there."""
@@ -162,6 +191,20 @@ class LoadTable:
     def waiting(self, server: str) -> float:
         """Tokens it has to compute, or as much work."""
         return sum(load.waiting for load in self._of(server))
+
+    def slowness(self, server: str, others: Collection[str]) -> float:
+        """Return how many times as long as the fastest of others it takes, from twice on; else 1."""
+        theirs = [load.pace for each in others if each != server for load in self._of(each)]
+        return max((load.pace.slowness(theirs) for load in self._of(server)), default=1.0)
+
+    def _slowness(self, targets: Collection[RouteTarget]) -> dict[RouteTarget, float]:
+        """The same of each of these targets; 1 for one that is to be tried again."""
+        loads = {target: self._load(target) for target in targets}
+        paces = [load.pace for load in loads.values()]
+        return {
+            target: 1.0 if self._sent - load.sent >= TRY_AGAIN else load.pace.slowness(paces)
+            for target, load in loads.items()
+        }
 
     def _of(self, server: str) -> list[TargetLoad]:
         return [load for target, load in self._loads.items() if target.server == server]
