@@ -394,7 +394,7 @@ def test_two_hundred_at_once() -> None:
 @pytest.mark.parametrize("role", ["sender", "receiver"])
 def test_a_slow_server_is_left_alone_while_another_is_free(role: str) -> None:
     async def slowly(server: by.Scripted, asked: by.Asked, connection: by.Connection) -> None:
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(0.15)
         await (by.computes if role == "sender" else by.tells)(server, asked, connection)
 
     async def test() -> None:
