@@ -135,7 +135,7 @@ def several_models() -> bytes:
 
 def proxy() -> bytes:
     servers = [Instance(f"http://{role}", role, CircuitBreaker(3, 1.0)) for role in ("prefill", "decode")]  # type: ignore[arg-type]
-    loads: Any = SimpleNamespace(requests=len, waiting=lambda url: 2 * len(url))
+    loads: Any = SimpleNamespace(requests=len, waiting=lambda url: 2 * len(url), slowness=lambda url, others: 1)
     under_way: Any = [SimpleNamespace(phase="choosing"), SimpleNamespace(phase="decoding")]
     metrics = ProxyMetrics(servers, loads, under_way, KEYS)
     metrics.finished("local", "ok", 1.5)
